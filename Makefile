@@ -1,0 +1,61 @@
+# make demo | test | test-slow | check | bench | clean
+#
+# Every target first makes .venv when it is missing. The exact versions come from constraints.txt.
+
+PYTHON ?= python3
+# Worker processes of the quick suite.
+JOBS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Inside .venv, so that removing .venv also removes the claim that it is complete.
+INSTALLED := $(VENV)/.installed
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+# Compiled kernels are kept between runs; without this each run compiles them anew.
+export NUMBA_CACHE_DIR ?= $(CURDIR)/.numba_cache
+
+.DEFAULT_GOAL := check
+.PHONY: install demo test test-slow check lint types layers quick bench clean
+
+install: $(INSTALLED)
+
+# torch comes first and alone: the other packages then accept the build that is there and fetch no second one.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "zeropoint needs Python 3.11 or newer (this is %s); pass PYTHON=python3.11" % sys.version.split()[0])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt $(TORCH)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,demo]'
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/python examples/demo.py
+
+# What CI runs. The order is from quick to slow, so that a slip shows early.
+check: lint types layers quick
+
+test: check
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+layers: $(INSTALLED)
+	$(BIN)/lint-imports
+
+quick: $(INSTALLED)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+
+test-slow: $(INSTALLED)
+	$(BIN)/python -m pytest -q -m slow
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/kernels.py
+
+# Removes what tools left behind and keeps .venv; `rm -r .venv` removes that as well.
+clean:
+	rm -rf build dist .numba_cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
