@@ -10,7 +10,7 @@ import ast
 import re
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -267,6 +267,20 @@ def crowded_public_page(name: str, source: str) -> list[str]:
     return [f"{name}: {count} public names, at most {MAX_PUBLIC_NAMES}"] if count > MAX_PUBLIC_NAMES else []
 
 
+def folders_without_init(files: Iterable[PurePosixPath]) -> list[str]:
+    """Return the folders that hold modules but no ``__init__.py``.
+
+    Such a folder is a namespace package: pytest then imports its modules under a second name, so that an exception
+    or a value object of one copy is not that of the other.
+    """
+    folders: dict[PurePosixPath, set[str]] = {}
+    for file in files:
+        folders.setdefault(file.parent, set()).add(file.name)
+    return [
+        f"{folder}: needs an __init__.py" for folder, names in folders.items() if "__init__.py" not in names
+    ]
+
+
 def not_allowed(rule: str, violations: Iterable[str]) -> list[str]:
     """Return the violations that no exception excuses."""
     return [violation for violation in violations if violation.partition(": ")[0] not in ALLOWED[rule]]
@@ -415,6 +429,15 @@ def test_every_rule_has_a_planted_violation_and_a_clean_text() -> None:
     assert {rule for rule, _ in PLANTED} == rules
     assert {rule for rule, _ in CLEAN} == rules
     assert len(rules) == len(TREE)
+
+
+def test_every_folder_of_the_source_is_a_package() -> None:
+    assert folders_without_init(PurePosixPath(path.relative_to(ROOT)) for path in SOURCES) == []
+
+
+def test_a_folder_without_init_is_found() -> None:
+    files = [PurePosixPath(name) for name in ("p/__init__.py", "p/a.py", "p/q/b.py")]
+    assert folders_without_init(files) == ["p/q: needs an __init__.py"]
 
 
 def test_an_unused_exception_is_found() -> None:
