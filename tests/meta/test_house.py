@@ -270,8 +270,8 @@ def crowded_public_page(name: str, source: str) -> list[str]:
 def folders_without_init(files: Iterable[PurePosixPath]) -> list[str]:
     """Return the folders that hold modules but no ``__init__.py``.
 
-    Such a folder is a namespace package: pytest then imports its modules under a second name, so that an exception
-    or a value object of one copy is not that of the other.
+    Such a folder is a namespace package: pytest then imports its modules under a second name, so that an
+    exception or a value object of one copy is not that of the other.
     """
     folders: dict[PurePosixPath, set[str]] = {}
     for file in files:
