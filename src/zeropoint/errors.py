@@ -1,0 +1,67 @@
+"""The exceptions of zeropoint: one small tree, each message one sentence that names place, value, rule and remedy.
+
+This module owns the exception classes and the way names from untrusted files are printed. It knows nothing of
+tensors, formats or files.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ZeropointError(ValueError):
+    """Base of every error that zeropoint raises on purpose."""
+
+
+class FormatError(ZeropointError):
+    """A number format is unknown or its definition is contradictory."""
+
+
+class SchemeError(ZeropointError):
+    """A quantization scheme is unknown, malformed or contradictory."""
+
+
+class ShapeError(ZeropointError):
+    """A tensor's shape does not fit what is asked of it."""
+
+
+class DtypeError(ZeropointError):
+    """A tensor's dtype, layout or device does not fit what is asked of it."""
+
+
+class RangeError(ZeropointError):
+    """A scale, zero point or calibration range lies outside what the scheme allows."""
+
+
+class NonFiniteError(ZeropointError):
+    """A tensor holds NaN or Inf where only finite numbers can be quantized."""
+
+
+class UnsupportedError(ZeropointError):
+    """What is asked for is well formed, but no backend, codec or file layout here can do it."""
+
+
+class CheckpointError(ZeropointError):
+    """A checkpoint on disk is damaged, hostile, incomplete or in the way."""
+
+
+def printable(name: str, *, limit: int = 200) -> str:
+    """Return ``name`` quoted and escaped, so that a hostile tensor name cannot drive a terminal.
+
+    >>> printable("a\\x1b[31mb")
+    "'a\\\\x1b[31mb'"
+    """
+    text = ascii(name)
+    return text if len(text) <= limit else f"{text[:limit]}...' ({len(name)} characters)"
+
+
+def near_misses(name: str, known: Iterable[str]) -> str:
+    """Return a clause that lists the known names closest to ``name``, or all of them when none is close.
+
+    >>> near_misses("flaot8", ["float8", "int8"])
+    'did you mean float8?'
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(names)}"

@@ -1,0 +1,145 @@
+"""The formats that have a name: one row each, with the source of its definition. Everything else is derived.
+
+This is the only place in the library where a numeric fact of a format is written down.
+"""
+
+from __future__ import annotations
+
+import re
+from types import MappingProxyType
+
+from ..errors import FormatError, near_misses
+from .spec import CodebookFormat, FloatFormat, Format, IntFormat, Specials
+
+_IEEE, _FN, _FNUZ, _FINITE = Specials.IEEE, Specials.FN, Specials.FNUZ, Specials.FINITE
+
+
+def _float(
+    exponent: int, mantissa: int, bias: int, specials: Specials, *, signed: bool = True
+) -> FloatFormat:
+    return FloatFormat(
+        exponent_bits=exponent, mantissa_bits=mantissa, bias=bias, specials=specials, signed=signed,
+        subnormals=mantissa > 0,
+    )  # fmt: skip
+
+
+_NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023,
+    1.0,
+)  # fmt: skip
+_FP4_BNB_MAGNITUDES = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
+
+_ROWS: tuple[tuple[str, Format, str], ...] = (
+    *((f"int{b}", IntFormat(bits=b, signed=True), "two's complement") for b in (*range(2, 17), 32)),
+    *((f"uint{b}", IntFormat(bits=b, signed=False), "unsigned binary") for b in (*range(2, 17), 32)),
+    ("int8_mx", IntFormat(bits=8, signed=True, fraction_bits=6), "OCP MX 1.0, section 5.3.4"),
+    ("binary", CodebookFormat((-1.0, 1.0)), "BinaryConnect, arXiv:1511.00363"),
+    ("ternary", CodebookFormat((-1.0, 0.0, 1.0)), "Ternary Weight Networks, arXiv:1605.04711"),
+    ("float64", _float(11, 52, 1023, _IEEE), "IEEE 754-2019 binary64"),
+    ("float32", _float(8, 23, 127, _IEEE), "IEEE 754-2019 binary32"),
+    ("bfloat16", _float(8, 7, 127, _IEEE), "binary32 without its lower 16 bits"),
+    ("float16", _float(5, 10, 15, _IEEE), "IEEE 754-2019 binary16"),
+    ("float8_e5m2", _float(5, 2, 15, _IEEE), "OCP OFP8 1.0, table 1"),
+    ("float8_e4m3fn", _float(4, 3, 7, _FN), "OCP OFP8 1.0, table 1"),
+    ("float8_e5m2fnuz", _float(5, 2, 16, _FNUZ), "arXiv:2206.02915"),
+    ("float8_e4m3fnuz", _float(4, 3, 8, _FNUZ), "arXiv:2206.02915"),
+    ("float8_e8m0fnu", _float(8, 0, 127, _FN, signed=False), "OCP MX 1.0, section 5.4.1"),
+    ("float8_ue4m3fn", _float(4, 3, 7, _FN, signed=False), "NVFP4 block scales: e4m3fn without the sign"),
+    ("float8_ue5m3fn", _float(5, 3, 15, _FN, signed=False), "CUDA math API, __nv_fp8_ue5m3"),
+    ("float6_e3m2fn", _float(3, 2, 3, _FINITE), "OCP MX 1.0, section 5.3.2"),
+    ("float6_e2m3fn", _float(2, 3, 1, _FINITE), "OCP MX 1.0, section 5.3.2"),
+    ("float4_e2m1fn", _float(2, 1, 1, _FINITE), "OCP MX 1.0, section 5.3.3"),
+    ("mx9_element", _float(0, 7, 0, _FINITE), "arXiv:2302.08007, table 2: sign and 7 magnitude bits"),
+    ("mx6_element", _float(0, 4, 0, _FINITE), "arXiv:2302.08007, table 2: sign and 4 magnitude bits"),
+    ("mx4_element", _float(0, 2, 0, _FINITE), "arXiv:2302.08007, table 2: sign and 2 magnitude bits"),
+    ("microexponent", CodebookFormat((1.0, 0.5)), "arXiv:2302.08007: one bit that halves the step of a pair"),
+    ("nf4", CodebookFormat(_NF4), "QLoRA, arXiv:2305.14314, appendix E"),
+    (
+        "fp4_bnb",
+        CodebookFormat(
+            tuple(m / 12.0 for m in _FP4_BNB_MAGNITUDES) + tuple(0.0 - m / 12.0 for m in _FP4_BNB_MAGNITUDES)
+        ),
+        "bitsandbytes fp4, normalized to 1",
+    ),
+)  # fmt: skip
+
+CATALOG: MappingProxyType[str, Format] = MappingProxyType({name: fmt for name, fmt, _ in _ROWS})
+"""Name to format, in the order of the table in the documentation."""
+
+SOURCES: MappingProxyType[str, str] = MappingProxyType({name: source for name, _, source in _ROWS})
+"""Name to the document that defines the format."""
+
+ALIASES: MappingProxyType[str, str] = MappingProxyType({
+    "fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16",
+    "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "e4m3": "float8_e4m3fn", "e4m3fn": "float8_e4m3fn",
+    "float8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "e5m2": "float8_e5m2",
+    "e4m3fnuz": "float8_e4m3fnuz", "e5m2fnuz": "float8_e5m2fnuz",
+    "e8m0": "float8_e8m0fnu", "e8m0fnu": "float8_e8m0fnu", "ue8m0": "float8_e8m0fnu",
+    "ue4m3": "float8_ue4m3fn", "ue4m3fn": "float8_ue4m3fn",
+    "ue5m3": "float8_ue5m3fn", "fp8_e5m3": "float8_ue5m3fn",
+    "fp6_e3m2": "float6_e3m2fn", "e3m2": "float6_e3m2fn", "float6_e3m2": "float6_e3m2fn",
+    "fp6_e2m3": "float6_e2m3fn", "e2m3": "float6_e2m3fn", "float6_e2m3": "float6_e2m3fn",
+    "fp4": "float4_e2m1fn", "e2m1": "float4_e2m1fn",
+    "fp4_e2m1": "float4_e2m1fn", "float4_e2m1": "float4_e2m1fn",
+})  # fmt: skip
+"""Short names in common use, to catalog names."""
+
+_NAMES = {fmt: name for name, fmt, _ in reversed(_ROWS)}
+_INT = re.compile(r"(u?)int(\d{1,2})(?:f(\d{1,2}))?", re.ASCII)
+_FLOAT = re.compile(r"(u?)e(\d{1,2})m(\d{1,2})(?:b(-?\d{1,4}))?(ieee|fnuz|fn|finite)?(ns)?", re.ASCII)
+_CODEBOOK = re.compile(r"codebook\[([^\]]*)\]")
+
+
+def get_format(name: str | Format) -> Format:
+    """Return the format called ``name``: a catalog name, an alias, or the spelling of a format of one's own.
+
+    Spellings are ``int<bits>[f<fraction bits>]``, ``uint...``, ``codebook[v0,v1,...]`` and
+    ``[u]e<E>m<M>[b<bias>][ieee|fn|fnuz|finite][ns]``: the bias defaults to ``2 ** (E - 1) - 1`` (0 for
+    ``E = 0``), the specials to ``finite``; ``ns`` means no subnormals. An alias wins: ``e4m3`` and ``e5m2`` are
+    the OCP formats.
+
+    Raises FormatError, with the closest names, when there is no such format.
+
+    >>> get_format("e4m3") is get_format("float8_e4m3fn")
+    True
+    >>> get_format("e3m4").max
+    Fraction(31, 1)
+    """
+    if not isinstance(name, str):
+        return name
+    key = name.strip().lower()
+    named = CATALOG.get(ALIASES.get(key, key))
+    if named is not None:
+        return named
+    if match := _INT.fullmatch(key):
+        sign, bits, fraction = match.groups()
+        return IntFormat(bits=int(bits), signed=not sign, fraction_bits=int(fraction or 0))
+    if match := _FLOAT.fullmatch(key):
+        sign, exponent, mantissa, bias, specials, flat = match.groups()
+        width = int(exponent)
+        return FloatFormat(
+            exponent_bits=width, mantissa_bits=int(mantissa), signed=not sign, subnormals=not flat,
+            bias=int(bias) if bias is not None else max(0, (1 << width >> 1) - 1),
+            specials=Specials(specials or "finite"),
+        )  # fmt: skip
+    if match := _CODEBOOK.fullmatch(key):
+        return CodebookFormat(_numbers(match.group(1)))
+    raise FormatError(f"format {name!r} is unknown; {near_misses(name, [*CATALOG, *ALIASES])}")
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(v) for v in text.split(","))
+    except ValueError as error:
+        raise FormatError(f"values {text!r} of a codebook must be numbers separated by commas") from error
+
+
+def format_name(fmt: Format) -> str:
+    """Return the catalog name of a format, or its canonical spelling; ``get_format`` reads both back.
+
+    >>> format_name(FloatFormat(exponent_bits=3, mantissa_bits=4, bias=3, specials=Specials.FINITE))
+    'e3m4b3finite'
+    """
+    return _NAMES.get(fmt, fmt.spelling)

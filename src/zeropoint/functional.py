@@ -1,0 +1,131 @@
+"""The public operators: from tensors to quantized tensors and back."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .errors import DtypeError, ShapeError
+from .formats.torch_dtypes import INPUT_DTYPES, wide_dtype
+from .layout.blocks import reduce_blocks
+from .ops import library, reference, registry
+from .params import QuantizationParams
+from .schemes import Scheme
+from .tensor import QuantizedTensor
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+@torch.compiler.assume_constant_result
+def _scheme_text(scheme: str | Scheme) -> str:
+    return str(Scheme.parse(scheme))
+
+
+def choose_params(x: torch.Tensor, scheme: str | Scheme) -> QuantizationParams:
+    """Return the parameters that ``x`` gives under ``scheme``, with its observed extremes.
+
+    x: float64, float32, float16 or bfloat16; any shape and stride; finite.
+    Raises NonFiniteError for NaN and Inf with the first index, DtypeError and ShapeError for tensors that cannot be quantized.
+
+    >>> choose_params(torch.tensor([-1.0, 3.0]), "uint8:tensor:asym").zero_point
+    tensor([64], dtype=torch.int32)
+    """
+    _check(x)
+    parsed = Scheme.parse(scheme)
+    wide = wide_dtype(x.dtype)
+    source = x.detach()
+    scales, zero_point = reference.choose_params(source, parsed)
+    low = reduce_blocks(source, parsed.granularity, "amin", math.inf).to(wide)
+    high = reduce_blocks(source, parsed.granularity, "amax", -math.inf).to(wide)
+    return QuantizationParams(
+        scheme=parsed, shape=tuple(x.shape), scales=scales, zero_point=zero_point, dtype=x.dtype, minimum=low, maximum=high
+    )
+
+
+def quantize(x: torch.Tensor, scheme: str | Scheme | QuantizationParams) -> QuantizedTensor:
+    """Return ``x`` in codes, with parameters computed from ``x`` or given.
+
+    x: float64, float32, float16 or bfloat16; any shape and stride; finite; never modified.
+    Raises NonFiniteError, DtypeError or ShapeError.
+
+    >>> quantize(torch.tensor([[1.0, -2.0, 4.0]]), "int8:channel:narrow").codes
+    tensor([[ 32, -64, 127]], dtype=torch.int8)
+    """
+    _check(x)
+    source = x.detach()
+    if isinstance(scheme, QuantizationParams):
+        params = _fitted(scheme, x)
+        text = _scheme_text(params.scheme)
+        data = library.quantize(source, list(params.scales), params.zero_point, text)
+        return QuantizedTensor(data=data, params=params, shape=tuple(x.shape), dtype=x.dtype)
+    parsed = Scheme.parse(scheme)
+    data, *rest = library.quantize_dynamic(source, _scheme_text(parsed))
+    count = len(parsed.scales)
+    params = QuantizationParams(
+        scheme=parsed, shape=tuple(x.shape), scales=tuple(rest[:count]), dtype=x.dtype,
+        zero_point=rest[count] if len(rest) > count else None,
+    )  # fmt: skip
+    return QuantizedTensor(data=data, params=params, shape=tuple(x.shape), dtype=x.dtype)
+
+
+def dequantize(q: QuantizedTensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return the values of ``q``, in its original dtype unless another is given.
+
+    >>> dequantize(quantize(torch.tensor([0.5, -1.0]), "int8:narrow"))
+    tensor([ 0.5039, -1.0000])
+    """
+    return q.dequantize(dtype)
+
+
+def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) -> torch.Tensor:
+    """Return ``dequantize(quantize(x, params))``, bit for bit, differentiable in ``x``.
+
+    The gradient is the straight-through estimator: 1 where ``x``, rounded, lies within the codes (ends included), else 0.
+    A scheme instead of parameters takes them from ``x`` itself.
+    """
+    _check(x)
+    if not isinstance(params, QuantizationParams):
+        params = quantize(x, params).params
+    fitted = _fitted(params, x)
+    return library.fake_quantize(x, list(fitted.scales), fitted.zero_point, _scheme_text(fitted.scheme))
+
+
+def explain(x: torch.Tensor, scheme: str | Scheme, op: str = "quantize_dynamic") -> registry.Explanation:
+    """Return which backend would run ``op`` on ``x`` and why the others would not.
+
+    >>> explain(torch.zeros(4, dtype=torch.float64), "int8", op="dequantize").chosen
+    'reference'
+    """
+    return registry.explain(library.request(registry.Op(op), x, Scheme.parse(scheme)))
+
+
+def _fitted(params: QuantizationParams, x: torch.Tensor) -> QuantizationParams:
+    """Return parameters whose tensors lie on the grid of ``x``: one number serves any shape, a list one axis."""
+    if params.shape == tuple(x.shape) and params.dtype == x.dtype:
+        return params
+    shape = tuple(x.shape)
+    grids = [level.granularity.grid(shape) for level in params.scheme.scales]
+    if any(scale.numel() != math.prod(grid) for scale, grid in zip(params.scales, grids, strict=True)):
+        have = [tuple(scale.shape) for scale in params.scales]
+        raise ShapeError(f"parameters for shape {params.shape} (scales {have}) do not fit a tensor of shape {shape}")
+    zero = params.zero_point
+    return QuantizationParams(
+        scheme=params.scheme, shape=shape, dtype=params.dtype,
+        scales=tuple(s.reshape(g) for s, g in zip(params.scales, grids, strict=True)),
+        zero_point=None if zero is None else zero.reshape(params.scheme.granularity.grid(shape)),
+    )  # fmt: skip
+
+
+def _check(x: torch.Tensor) -> None:
+    """Raise DtypeError for anything but a dense, strided tensor of a dtype that can be quantized."""
+    if not isinstance(x, torch.Tensor):
+        raise DtypeError(f"x (a {type(x).__name__}) must be a torch.Tensor")
+    if x.layout is not torch.strided or x.is_quantized or x.is_nested:
+        raise DtypeError(f"x (layout {x.layout}, {x.dtype}) must be a dense tensor; call to_dense() or dequantize() first")
+    if x.dtype not in INPUT_DTYPES:
+        known = ", ".join(str(dtype) for dtype in INPUT_DTYPES)
+        raise DtypeError(f"x (dtype {x.dtype}) must be one of {known}; convert it first")
+
+
+__all__ = ["choose_params", "dequantize", "explain", "fake_quantize", "quantize"]

@@ -1,0 +1,51 @@
+"""Blocks of a tensor: reduce over each, and spread one value a block back over its elements. Plain torch, any device."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import ShapeError
+from ..schemes import Granularity
+
+
+def reduce_blocks(x: torch.Tensor, granularity: Granularity, kind: str, fill: float) -> torch.Tensor:
+    """Return the ``kind`` ("amax" or "amin") of each block of ``x``, shaped like the granularity's grid.
+
+    ``fill`` pads the last, short block of an axis and must be neutral for ``kind``.
+    """
+    shape = tuple(x.shape)
+    extents, grid = granularity.block_shape(shape), granularity.grid(shape)
+    padding = [extent * count - length for length, extent, count in zip(shape, extents, grid, strict=True)]
+    if any(padding):
+        x = torch.nn.functional.pad(x, [p for pad in reversed(padding) for p in (0, pad)], value=fill)
+    split = [side for count, extent in zip(grid, extents, strict=True) for side in (count, extent)]
+    axes = tuple(range(1, 2 * len(shape), 2))
+    reduced = x.reshape(split)
+    if not axes or reduced.numel() == 0:
+        return reduced.reshape(grid)
+    return torch.amax(reduced, axes) if kind == "amax" else torch.amin(reduced, axes)
+
+
+def spread_blocks(values: torch.Tensor, granularity: Granularity, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return ``values`` (one a block of a tensor of ``shape``) in a form that broadcasts against that tensor."""
+    extents, grid = granularity.block_shape(shape), granularity.grid(shape)
+    result = values.reshape(grid)
+    for axis, (length, extent, count) in enumerate(zip(shape, extents, grid, strict=True)):
+        if extent > 1 and count > 1:
+            result = result.repeat_interleave(extent, axis).narrow(axis, 0, length)
+    return result
+
+
+def spread_grid(values: torch.Tensor, coarse: Granularity, fine: Granularity, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return one value a fine block, taken from the coarse block that holds it.
+
+    Raises ShapeError unless coarse blocks are unions of fine ones.
+    """
+    result = values.reshape(coarse.grid(shape))
+    wide, narrow, counts = coarse.block_shape(shape), fine.block_shape(shape), fine.grid(shape)
+    for axis, (big, small, count) in enumerate(zip(wide, narrow, counts, strict=True)):
+        if result.shape[axis] > 1:
+            if big % small:
+                raise ShapeError(f"blocks of {coarse} must be made of whole blocks of {fine} in a tensor of shape {shape}")
+            result = result.repeat_interleave(-(-big // small), axis).narrow(axis, 0, count)
+    return result.expand(counts)

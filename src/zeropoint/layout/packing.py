@@ -1,0 +1,98 @@
+"""Codes to bytes and back: little-endian, low bits first, each row along the last axis padded to whole bytes.
+
+Plain torch, any device. A code of ``b`` bits at position ``i`` of its row occupies bits ``i * b .. i * b + b - 1`` of the
+row's bit stream; bit ``k`` of the stream is bit ``k % 8`` of byte ``k // 8``. For 4 bits, the low nibble comes first.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import ShapeError
+from ..formats import Format, IntFormat
+from ..formats.torch_dtypes import code_dtype
+
+
+def row_length(shape: tuple[int, ...]) -> int:
+    """Return how many codes a row holds; a scalar is a row of one."""
+    return shape[-1] if shape else 1
+
+
+def packed_length(count: int, bits: int) -> int:
+    """Return the bytes that a row of ``count`` codes takes."""
+    return -(-count * bits // 8)
+
+
+def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the bytes of ``codes``, an integer tensor; only the low ``bits`` bits of each code count.
+
+    Returns uint8 of shape ``(*codes.shape[:-1], ceil(codes.shape[-1] * bits / 8))``; a scalar packs like a row of one.
+
+    >>> pack(torch.tensor([1, 2, 3]), 4)
+    tensor([33,  3], dtype=torch.uint8)
+    """
+    rows = codes.reshape(1) if codes.ndim == 0 else codes
+    if bits in (8, 16, 32):
+        return _whole_bytes(rows, bits)
+    per = 8 // bits if bits in (1, 2, 4) else 8
+    padding = -rows.shape[-1] % per
+    if padding:
+        rows = torch.nn.functional.pad(rows, (0, padding))
+    lanes = rows.unflatten(-1, (-1, per)).to(torch.int64) & ((1 << bits) - 1)
+    group_bytes = per * bits // 8
+    out = torch.zeros((*lanes.shape[:-1], group_bytes), dtype=torch.int64, device=codes.device)
+    for lane in range(per):
+        first, shift = divmod(lane * bits, 8)
+        value = lanes[..., lane] << shift
+        for byte in range(first, min(group_bytes, first + 1 + (shift + bits - 1) // 8)):
+            out[..., byte] |= (value >> (8 * (byte - first))) & 0xFF
+    length = packed_length(codes.shape[-1] if codes.ndim else 1, bits)
+    return out.to(torch.uint8).flatten(-2)[..., :length].contiguous()
+
+
+def _whole_bytes(rows: torch.Tensor, bits: int) -> torch.Tensor:
+    if bits == 8:
+        return (rows.to(torch.int16) & 0xFF).to(torch.uint8) if rows.dtype != torch.uint8 else rows.contiguous()
+    wide = rows.to(torch.int64) & ((1 << bits) - 1)
+    parts = [(wide >> (8 * n)) & 0xFF for n in range(bits // 8)]
+    return torch.stack(parts, -1).to(torch.uint8).flatten(-2)
+
+
+def unpack(data: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    """Return ``count`` code patterns a row from bytes that :func:`pack` wrote: uint8, int32 or int64 by width.
+
+    Raises ShapeError when the rows have another length than ``count`` codes take.
+    """
+    if data.shape[-1] != packed_length(count, bits):
+        raise ShapeError(
+            f"data (shape {tuple(data.shape)}) must have {packed_length(count, bits)} bytes a row for {count} codes of "
+            f"{bits} bits"
+        )
+    if bits == 8:
+        return data
+    if bits in (16, 32):
+        parts = data.unflatten(-1, (-1, bits // 8)).to(torch.int64)
+        return sum((parts[..., n] << (8 * n) for n in range(bits // 8)), parts[..., 0] * 0).to(code_dtype(bits))
+    per = 8 // bits if bits in (1, 2, 4) else 8
+    group_bytes = per * bits // 8
+    padding = -data.shape[-1] % group_bytes
+    rows = torch.nn.functional.pad(data, (0, padding)) if padding else data
+    groups = rows.unflatten(-1, (-1, group_bytes)).to(torch.int64)
+    lanes = []
+    for lane in range(per):
+        first, shift = divmod(lane * bits, 8)
+        span = range(first, min(group_bytes, first + 1 + (shift + bits - 1) // 8))
+        value = sum((groups[..., byte] << (8 * (byte - first)) for byte in span), groups[..., 0] * 0)
+        lanes.append((value >> shift) & ((1 << bits) - 1))
+    return torch.stack(lanes, -1).flatten(-2)[..., :count].to(code_dtype(bits)).contiguous()
+
+
+def as_values(patterns: torch.Tensor, fmt: Format) -> torch.Tensor:
+    """Return code patterns as the integers they stand for when ``fmt`` is a signed integer format, else as they are."""
+    if not isinstance(fmt, IntFormat) or not fmt.signed:
+        return patterns
+    if fmt.bits == 8:
+        return patterns.view(torch.int8)
+    wide = patterns.to(torch.int64)
+    signed = wide - ((wide >> (fmt.bits - 1)) << fmt.bits)
+    return signed.to(torch.int8 if fmt.bits < 8 else torch.int16 if fmt.bits <= 16 else torch.int32)

@@ -1,0 +1,1 @@
+"""The operators on raw tensors: reference, backends, and their registration with torch."""

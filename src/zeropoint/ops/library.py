@@ -1,0 +1,172 @@
+"""The operators as torch.library custom operators: schemes travel as text, parameters as tensors.
+
+Fake kernels give shapes and dtypes without data, so that torch.compile and torch.export trace through; the gradient of
+fake_quantize is the straight-through estimator with the inclusive mask on the rounded value.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import contextmanager
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import torch
+
+from ..formats.torch_dtypes import format_of, storage_dtype, wide_dtype
+from ..layout import packing
+from ..params.arithmetic import zero_point_dtype
+from ..schemes import Scheme, ZeroPoint
+from .registry import Op, Request, choose
+
+_ONLY: ContextVar[str | None] = ContextVar("zeropoint_backend", default=None)
+
+
+@contextmanager
+def only_backend(name: str) -> Iterator[None]:
+    """Run every operator inside the block on the backend called ``name``, or raise UnsupportedError.
+
+    >>> with only_backend("reference"):
+    ...     pass
+    """
+    token = _ONLY.set(name)
+    try:
+        yield
+    finally:
+        _ONLY.reset(token)
+
+
+@functools.lru_cache(maxsize=4096)
+def parsed(text: str) -> Scheme:
+    """Return the scheme that ``text`` spells; the operators' hot path parses each text once."""
+    return Scheme.parse(text)
+
+
+def request(op: Op, x: torch.Tensor, scheme: Scheme) -> Request:
+    """Return the request that a call of ``op`` on ``x`` makes."""
+    return Request(op=op, scheme=scheme, shape=tuple(x.shape), dtype=x.dtype, own_dtype=x.dtype, device=x.device)
+
+
+@torch.library.custom_op("zeropoint::quantize_dynamic", mutates_args=())
+def quantize_dynamic(x: torch.Tensor, scheme: str) -> list[torch.Tensor]:
+    """Return ``[data, scale_1, ..., zero_point]`` of ``x``; the zero point only for affine schemes."""
+    value = parsed(scheme)
+    backend = choose(request(Op.QUANTIZE_DYNAMIC, x, value), _ONLY.get())
+    data, (scales, zero_point) = backend.quantize_dynamic(x, value)
+    return [data, *scales, *([] if zero_point is None else [zero_point])]
+
+
+@quantize_dynamic.register_fake
+def _(x: torch.Tensor, scheme: str) -> list[torch.Tensor]:
+    value = parsed(scheme)
+    own = format_of(x.dtype)
+    shape = tuple(x.shape)
+    out = [_fake_data(x, value)]
+    out += [
+        x.new_empty(level.granularity.grid(shape), dtype=storage_dtype(level.format_for(own))) for level in value.scales
+    ]
+    if value.zero_point is not ZeroPoint.NONE:
+        integer = value.zero_point is ZeroPoint.INTEGER
+        dtype = zero_point_dtype(value) if integer else wide_dtype(x.dtype)
+        out.append(x.new_empty(value.granularity.grid(shape), dtype=dtype))
+    return out
+
+
+def _fake_data(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    length = packing.packed_length(x.shape[-1] if x.ndim else 1, scheme.bits)
+    return x.new_empty((*x.shape[:-1], length), dtype=torch.uint8)
+
+
+@torch.library.custom_op("zeropoint::quantize", mutates_args=())
+def quantize(
+    x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str
+) -> torch.Tensor:
+    """Return the packed codes of ``x`` under given parameters."""
+    value = parsed(scheme)
+    return choose(request(Op.QUANTIZE, x, value), _ONLY.get()).quantize(x, value, (tuple(scales), zero_point))
+
+
+@quantize.register_fake
+def _(x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str) -> torch.Tensor:
+    return _fake_data(x, parsed(scheme))
+
+
+@torch.library.custom_op("zeropoint::dequantize", mutates_args=())
+def dequantize(
+    data: torch.Tensor,
+    scales: list[torch.Tensor],
+    zero_point: torch.Tensor | None,
+    scheme: str,
+    shape: list[int],
+    dtype: torch.dtype,
+    own_dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return the values of packed codes in ``dtype``."""
+    wanted = Request(
+        op=Op.DEQUANTIZE, scheme=parsed(scheme), shape=tuple(shape), dtype=dtype, own_dtype=own_dtype, device=data.device
+    )
+    return choose(wanted, _ONLY.get()).dequantize(data, (tuple(scales), zero_point), wanted)
+
+
+@dequantize.register_fake
+def _(
+    data: torch.Tensor,
+    scales: list[torch.Tensor],
+    zero_point: torch.Tensor | None,
+    scheme: str,
+    shape: list[int],
+    dtype: torch.dtype,
+    own_dtype: torch.dtype,
+) -> torch.Tensor:
+    return data.new_empty(shape, dtype=dtype)
+
+
+@torch.library.custom_op("zeropoint::fake_quantize", mutates_args=())
+def fake_quantize(
+    x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str
+) -> torch.Tensor:
+    """Return ``x`` quantized and dequantized, in its own dtype."""
+    value = parsed(scheme)
+    backend = choose(request(Op.FAKE_QUANTIZE, x, value), _ONLY.get())
+    return backend.fake_quantize(x, value, (tuple(scales), zero_point))
+
+
+@fake_quantize.register_fake
+def _(x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("zeropoint::fake_quantize_backward", mutates_args=())
+def fake_quantize_backward(
+    grad: torch.Tensor, x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str
+) -> torch.Tensor:
+    """Return ``grad`` where the rounded ``x`` lies within the codes, else zero."""
+    value = parsed(scheme)
+    backend = choose(request(Op.FAKE_QUANTIZE_BACKWARD, x, value), _ONLY.get())
+    return backend.fake_quantize_backward(grad, x, value, (tuple(scales), zero_point))
+
+
+@fake_quantize_backward.register_fake
+def _(
+    grad: torch.Tensor, x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str
+) -> torch.Tensor:
+    return grad.new_empty(grad.shape)
+
+
+def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[object, ...], output: torch.Tensor) -> None:
+    x, scales, zero_point, ctx.scheme = inputs  # type: ignore[attr-defined]
+    ctx.count = len(scales)  # type: ignore[attr-defined,arg-type]
+    extra = [] if zero_point is None else [zero_point]
+    ctx.save_for_backward(x, *scales, *extra)  # type: ignore[arg-type,misc]
+
+
+def _straight_through(
+    ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor
+) -> tuple[torch.Tensor, list[None], None, None]:
+    x, *rest = ctx.saved_tensors  # type: ignore[attr-defined]
+    scales, zeros = rest[: ctx.count], rest[ctx.count :]  # type: ignore[attr-defined]
+    gradient = fake_quantize_backward(grad, x, scales, zeros[0] if zeros else None, ctx.scheme)  # type: ignore[attr-defined]
+    return gradient, [None] * ctx.count, None, None  # type: ignore[attr-defined]
+
+
+fake_quantize.register_autograd(_straight_through, setup_context=_keep)

@@ -1,0 +1,178 @@
+"""Which backend runs an operator: registration, choice, and the reasons.
+
+A backend states what it cannot do; of those that can, the one with the highest rank runs. Backends live in
+``zeropoint.kernels`` and are loaded by name the first time an operator is called, so that importing zeropoint stays cheap
+and a missing optional dependency is a reason, not an error.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ..errors import UnsupportedError
+from ..schemes import Scheme
+from . import reference
+
+
+class Op(enum.Enum):
+    """The operators that a backend may offer."""
+
+    QUANTIZE_DYNAMIC = "quantize_dynamic"
+    """Parameters and codes from one read of the data."""
+    QUANTIZE = "quantize"
+    DEQUANTIZE = "dequantize"
+    FAKE_QUANTIZE = "fake_quantize"
+    FAKE_QUANTIZE_BACKWARD = "fake_quantize_backward"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One call, without its data.
+
+    dtype: dtype of the values, in or out. own_dtype: dtype of the tensor that the parameters belong to.
+    """
+
+    op: Op
+    scheme: Scheme
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    own_dtype: torch.dtype
+    device: torch.device
+
+
+Params = tuple[tuple[torch.Tensor, ...], torch.Tensor | None]
+
+
+class Backend(Protocol):
+    """What a backend offers. Tensors may have any stride; packed data is uint8 with rows padded to bytes."""
+
+    name: str
+    rank: int
+
+    def refusal(self, request: Request) -> str | None:
+        """Return why the backend cannot run ``request``, or None when it can."""
+
+    def quantize_dynamic(self, x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, Params]:
+        """Return packed codes and the parameters that ``x`` gives; raise NonFiniteError for NaN and Inf."""
+
+    def quantize(self, x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
+        """Return packed codes of ``x`` under ``params``."""
+
+    def dequantize(self, data: torch.Tensor, params: Params, request: Request) -> torch.Tensor:
+        """Return values in ``request.dtype``."""
+
+    def fake_quantize(self, x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
+        """Return quantized and dequantized ``x``."""
+
+    def fake_quantize_backward(
+        self, grad: torch.Tensor, x: torch.Tensor, scheme: Scheme, params: Params
+    ) -> torch.Tensor:
+        """Return ``grad`` where ``x`` was not clipped, else zero."""
+
+
+class Reference:
+    """Plain torch; runs everything everywhere."""
+
+    name = "reference"
+    rank = 0
+
+    def refusal(self, request: Request) -> str | None:
+        """The reference refuses nothing."""
+        return None
+
+    def quantize_dynamic(self, x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, Params]:
+        """See :class:`Backend`."""
+        params = reference.choose_params(x, scheme)
+        return reference.quantize(x, scheme, *params), params
+
+    def quantize(self, x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
+        """See :class:`Backend`."""
+        return reference.quantize(x, scheme, *params)
+
+    def dequantize(self, data: torch.Tensor, params: Params, request: Request) -> torch.Tensor:
+        """See :class:`Backend`."""
+        return reference.dequantize(
+            data, request.scheme, *params, shape=request.shape, dtype=request.dtype, own_dtype=request.own_dtype
+        )
+
+    def fake_quantize(self, x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
+        """See :class:`Backend`."""
+        return reference.fake_quantize(x, scheme, *params)
+
+    def fake_quantize_backward(
+        self, grad: torch.Tensor, x: torch.Tensor, scheme: Scheme, params: Params
+    ) -> torch.Tensor:
+        """See :class:`Backend`."""
+        return torch.where(reference.inside(x, scheme, *params), grad, torch.zeros_like(grad))
+
+
+_BACKENDS: dict[str, Backend] = {"reference": Reference()}
+_ABSENT: dict[str, str] = {}
+_KERNELS = ("cpu",)
+
+
+def register(backend: Backend) -> None:
+    """Offer a backend under its name; a later one of the same name replaces the earlier."""
+    _BACKENDS[backend.name] = backend
+
+
+def _load_kernels() -> None:
+    for name in _KERNELS:
+        if name not in _BACKENDS and name not in _ABSENT:
+            try:
+                module = importlib.import_module(f"zeropoint.kernels.{name}")
+            except ImportError as error:
+                _ABSENT[name] = f"cannot be imported: {error}"
+            else:
+                register(module.BACKEND)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Which backend would run a request, and why the others would not.
+
+    chosen: its name. reasons: name of each other backend to the reason.
+    """
+
+    chosen: str
+    reasons: dict[str, str]
+
+    def __str__(self) -> str:
+        rest = "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
+        return f"{self.chosen} runs" + (f" ({rest})" if rest else "")
+
+
+def explain(request: Request, only: str | None = None) -> Explanation:
+    """Return the choice for ``request``; ``only`` names the one backend that may run.
+
+    Raises UnsupportedError when ``only`` is unknown or cannot run the request.
+    """
+    _load_kernels()
+    reasons = dict(_ABSENT)
+    able: list[Backend] = []
+    for backend in _BACKENDS.values():
+        reason = backend.refusal(request)
+        if reason is not None:
+            reasons[backend.name] = reason
+        else:
+            able.append(backend)
+    if only is not None:
+        if only not in {backend.name for backend in able}:
+            known = ", ".join({*_BACKENDS, *_ABSENT})
+            raise UnsupportedError(f"backend {only!r} cannot run {request.op.value}: {reasons.get(only, f'known are {known}')}")
+        able = [backend for backend in able if backend.name == only]
+    best = max(able, key=lambda backend: backend.rank)
+    for backend in able:
+        if backend is not best:
+            reasons[backend.name] = f"slower than {best.name}"
+    return Explanation(chosen=best.name, reasons=reasons)
+
+
+def choose(request: Request, only: str | None = None) -> Backend:
+    """Return the backend that runs ``request``."""
+    return _BACKENDS[explain(request, only).chosen]

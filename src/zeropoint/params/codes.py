@@ -1,0 +1,189 @@
+"""Numbers to codes and back, for whole tensors, in plain torch: the reference that kernels are compared with.
+
+It knows formats and rounding; scales and zero points have been applied before and are applied after. All arithmetic is
+done in float64, where every step on float32 (and narrower) input is exact up to the one rounding that is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from ..errors import RangeError, UnsupportedError
+from ..formats import CodebookFormat, FloatFormat, Format, IntFormat, Overflow, RoundingMode
+from ..formats.torch_dtypes import code_dtype
+
+
+def round_steps(x: torch.Tensor, mode: RoundingMode, noise: torch.Tensor | None = None) -> torch.Tensor:
+    """Round to integers. ``noise`` in [0, 1), of the shape of ``x``, decides stochastic rounding."""
+    match mode:
+        case RoundingMode.HALF_EVEN:
+            return torch.round(x)
+        case RoundingMode.FLOOR:
+            return torch.floor(x)
+        case RoundingMode.CEIL:
+            return torch.ceil(x)
+        case RoundingMode.TOWARD_ZERO:
+            return torch.trunc(x)
+        case RoundingMode.STOCHASTIC:
+            assert noise is not None
+            low = torch.floor(x)
+            return low + (x - low > noise).to(x.dtype)
+        case _:
+            return _round_half(x, mode)
+
+
+def _round_half(x: torch.Tensor, mode: RoundingMode) -> torch.Tensor:
+    """Round to nearest with ties away from zero, up or down; adding 0.5 would round once too often."""
+    low = torch.floor(x)
+    part = x - low
+    up = part > 0.5
+    if mode is RoundingMode.HALF_UP:
+        up = up | (part == 0.5)
+    elif mode is RoundingMode.HALF_AWAY:
+        up = up | ((part == 0.5) & (x > 0))
+    return low + up.to(x.dtype)
+
+
+def uniform_noise(seed: int, first: int, count: int, device: torch.device) -> torch.Tensor:
+    """Return ``count`` float64 numbers in [0, 1), of the elements with flat index ``first`` and on.
+
+    A counter-based hash (the 32-bit finalizer of MurmurHash3, twice) of seed and index: tiles and threads do not matter.
+    """
+    index = torch.arange(first, first + count, dtype=torch.int64, device=device)
+    low, high = index & _MASK, index >> 32
+    mixed = _mix32(low ^ _mix32(high ^ _mix32(torch.full_like(index, seed & _MASK))))
+    return mixed.to(torch.float64) * 2.0**-32
+
+
+_MASK = 0xFFFFFFFF
+
+
+def _mix32(h: torch.Tensor) -> torch.Tensor:
+    h = h ^ (h >> 16)
+    h = _mul32(h, 0x85EBCA6B)
+    h = h ^ (h >> 13)
+    h = _mul32(h, 0xC2B2AE35)
+    return h ^ (h >> 16)
+
+
+def _mul32(h: torch.Tensor, factor: int) -> torch.Tensor:
+    """Multiply modulo 2**32 without leaving the range of int64."""
+    low, high = factor & 0xFFFF, factor >> 16
+    return (h * low + (((h * high) & 0xFFFF) << 16)) & _MASK
+
+
+def times_power_of_two(x: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
+    """Return float64 ``x * 2 ** exponent`` with powers built from bits; torch.ldexp goes through pow, which may be inexact."""
+    half = exponent >> 1
+    return x * _power_of_two(half) * _power_of_two(exponent - half)
+
+
+def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
+    return ((exponent.clamp(-1022, 1023) + 1023) << 52).view(torch.float64)
+
+
+def encode_nearest(x: torch.Tensor, fmt: Format, mode: RoundingMode) -> torch.Tensor:
+    """Return code patterns of finite ``x`` with saturation: uint8, int32 or int64 by the width of ``fmt``."""
+    if isinstance(fmt, FloatFormat):
+        return encode_float(x, fmt, mode)
+    if isinstance(fmt, CodebookFormat):
+        return encode_codebook(x, fmt)
+    steps = round_steps(x.to(torch.float64) * 2.0**fmt.fraction_bits, mode)
+    return int_patterns(steps.clamp(fmt.qmin, fmt.qmax), fmt)
+
+
+def int_patterns(steps: torch.Tensor, fmt: IntFormat) -> torch.Tensor:
+    """Return integer-valued ``steps`` in range as code patterns."""
+    return (steps.to(torch.int64) & (fmt.code_count - 1)).to(code_dtype(fmt.bits))
+
+
+def encode_float(
+    x: torch.Tensor,
+    fmt: FloatFormat,
+    mode: RoundingMode = RoundingMode.HALF_EVEN,
+    overflow: Overflow = Overflow.SATURATE,
+    noise: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return code patterns of ``x``; NaN becomes the format's NaN, or code 0 where it has none.
+
+    Raises RangeError on overflow under Overflow.ERROR, UnsupportedError for Overflow.SPECIAL without special codes.
+    """
+    wide = x.to(torch.float64)
+    negative = torch.signbit(wide) & ~torch.isnan(wide)
+    magnitude = torch.where(torch.isfinite(wide), wide.abs(), 0.0)
+    exponent = torch.clamp(torch.frexp(magnitude).exponent.to(torch.int64) - 1, min=fmt.emin)
+    exponent = torch.where(magnitude == 0, fmt.emin, exponent)
+    scaled = times_power_of_two(magnitude, fmt.mantissa_bits - exponent)
+    signed = torch.where(negative, -scaled, scaled)
+    steps = round_steps(signed, mode, noise).abs().to(torch.int64)
+    lead = 0 if fmt.subnormals else 1 << fmt.mantissa_bits
+    codes = (((exponent - fmt.emin) << fmt.mantissa_bits) + steps - lead).clamp(min=0)
+    codes = torch.where(torch.isinf(wide), fmt.max_code + 1, codes)
+    codes = _past_max(codes, fmt, overflow)
+    if fmt.signed:
+        drop = (codes == 0) if not fmt.has_negative_zero else torch.zeros_like(negative)
+        codes = torch.where(negative & ~drop, codes | fmt.sign_bit, codes)
+    else:
+        codes = torch.where(negative, 0, codes)
+    codes = torch.where(torch.isnan(wide), fmt.nan_code or 0, codes)
+    return codes.to(code_dtype(fmt.bits))
+
+
+def _past_max(codes: torch.Tensor, fmt: FloatFormat, overflow: Overflow) -> torch.Tensor:
+    past = codes > fmt.max_code
+    if overflow is Overflow.SATURATE:
+        return codes.clamp(max=fmt.max_code)
+    if overflow is Overflow.ERROR:
+        if bool(past.any()):
+            raise RangeError(f"{int(past.sum())} values exceed the largest of {fmt.spelling}; use overflow=saturate")
+        return codes
+    special = fmt.inf_code if fmt.inf_code is not None else fmt.nan_code
+    if special is None:
+        raise UnsupportedError(f"overflow=special needs a format with Inf or NaN, got {fmt.spelling}; use saturate")
+    return torch.where(past, special, codes)
+
+
+def encode_codebook(x: torch.Tensor, fmt: CodebookFormat) -> torch.Tensor:
+    """Return the codes of the nearest values; a value on a boundary goes down."""
+    bounds, order = _codebook_tables(fmt)
+    slots = torch.bucketize(x.to(torch.float64), bounds.to(x.device))
+    return order.to(x.device)[slots]
+
+
+@functools.lru_cache(maxsize=64)
+def _codebook_tables(fmt: CodebookFormat) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor(fmt.thresholds, dtype=torch.float64), torch.tensor(fmt.order, dtype=torch.uint8)
+
+
+def decode(codes: torch.Tensor, fmt: Format, dtype: torch.dtype) -> torch.Tensor:
+    """Return the numbers that code patterns stand for, in ``dtype`` (float32 or float64)."""
+    if isinstance(fmt, CodebookFormat):
+        table = torch.tensor([*fmt.values, *[0.0] * ((1 << fmt.bits) - len(fmt.values))], device=codes.device)
+        return table.to(dtype)[codes.to(torch.int64)]
+    if isinstance(fmt, IntFormat):
+        wide = codes.to(torch.int64)
+        if fmt.signed:
+            wide = wide - ((wide >> (fmt.bits - 1)) << fmt.bits)
+        return (wide.to(torch.float64) * float(fmt.step)).to(dtype)
+    return _decode_float(codes, fmt).to(dtype)
+
+
+def _decode_float(codes: torch.Tensor, fmt: FloatFormat) -> torch.Tensor:
+    wide = codes.to(torch.int64)
+    magnitude = wide & ((1 << fmt.magnitude_bits) - 1)
+    field, mantissa = magnitude >> fmt.mantissa_bits, magnitude & ((1 << fmt.mantissa_bits) - 1)
+    normal = (field > 0) if fmt.subnormals else torch.ones_like(field, dtype=torch.bool)
+    steps = torch.where(normal, mantissa + (1 << fmt.mantissa_bits), mantissa)
+    exponent = torch.where(normal, field - fmt.bias, fmt.emin) - fmt.mantissa_bits
+    value = times_power_of_two(steps.to(torch.float64), exponent)
+    if fmt.nan_code is not None:
+        special = magnitude > fmt.max_code
+        inf = torch.where(magnitude == fmt.inf_code, torch.inf, torch.nan) if fmt.inf_code is not None else torch.nan
+        value = torch.where(special, inf, value)
+    negative = (wide & fmt.sign_bit) != 0
+    value = torch.where(negative, -value, value)
+    if fmt.signed and fmt.nan_code == fmt.sign_bit:
+        value = torch.where(wide == fmt.sign_bit, torch.nan, value)
+    return value

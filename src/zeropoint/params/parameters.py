@@ -1,0 +1,280 @@
+"""QuantizationParams: a scheme with the scales and zero points that one tensor, or one range, gives it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..errors import RangeError, SchemeError, ShapeError
+from ..formats.torch_dtypes import format_of, storage_dtype, wide_dtype
+from ..schemes import Granularity, Scheme, ZeroPoint
+from . import arithmetic
+from .bounds import block_bounds
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QuantizationParams:
+    """Everything that turns codes of a tensor of ``shape`` into numbers.
+
+    scheme: how the tensor is quantized.
+    shape: shape of the tensor.
+    scales: one tensor a level, finest first, shaped like the level's grid, in the dtype of the level's format (uint8
+        codes where torch has no such dtype).
+    zero_point: int32 (or wide real) tensor shaped like the finest grid, or None for symmetric schemes.
+    dtype: dtype of the tensor, which a scale format of ``input`` takes.
+    minimum, maximum: observed extremes of each finest block, or None.
+    """
+
+    scheme: Scheme
+    shape: tuple[int, ...]
+    scales: tuple[torch.Tensor, ...]
+    zero_point: torch.Tensor | None = None
+    dtype: torch.dtype = torch.float32
+    minimum: torch.Tensor | None = None
+    maximum: torch.Tensor | None = None
+
+    @staticmethod
+    def from_range(
+        scheme: str | Scheme,
+        minimum: float | torch.Tensor,
+        maximum: float | torch.Tensor,
+        *,
+        shape: tuple[int, ...] = (1,),
+        dtype: torch.dtype = torch.float32,
+    ) -> QuantizationParams:
+        """Return the parameters for data in ``minimum..maximum``, scalars or one number a finest block.
+
+        Coarser levels take the extremes over their blocks. Raises RangeError when a minimum exceeds its maximum,
+        NonFiniteError when one is not finite.
+
+        >>> QuantizationParams.from_range("uint8:tensor:asym", -1.0, 3.0).zero_point
+        tensor([64], dtype=torch.int32)
+        """
+        parsed, wide = Scheme.parse(scheme), wide_dtype(dtype)
+        grid = parsed.granularity.grid(shape)
+        low = torch.as_tensor(minimum, dtype=wide).expand(grid) if not _has_grid(minimum) else _on_grid(minimum, grid, wide)
+        high = torch.as_tensor(maximum, dtype=wide).expand(grid) if not _has_grid(maximum) else _on_grid(maximum, grid, wide)
+        if bool((low > high).any()):
+            where = tuple(torch.nonzero(low > high)[0].tolist())
+            raise RangeError(f"minimum (={float(low[where])}) must not exceed maximum (={float(high[where])}) of block {where}")
+        lows, highs = [low], [high]
+        for level in parsed.scales[1:]:
+            coarse = level.granularity.grid(shape)
+            lows.append(low.amin().expand(coarse) if math.prod(coarse) == 1 else _coarsen(low, coarse, "amin"))
+            highs.append(high.amax().expand(coarse) if math.prod(coarse) == 1 else _coarsen(high, coarse, "amax"))
+        ranges = arithmetic.Ranges(minimum=tuple(lows), maximum=tuple(highs), dtype=dtype, shape=shape)
+        scales, zero_point = arithmetic.scales_from_ranges(parsed, ranges)
+        return QuantizationParams(
+            scheme=parsed, shape=shape, scales=scales, zero_point=zero_point, dtype=dtype, minimum=low, maximum=high
+        )
+
+    @staticmethod
+    def new(scale: float, zero_point: int = 0, scheme: str | Scheme = "int8:tensor") -> QuantizationParams:
+        """Return per-tensor parameters with this scale and zero point, validated.
+
+        A zero point other than 0 makes a symmetric scheme affine.
+        """
+        parsed = Scheme.parse(scheme)
+        if zero_point and parsed.zero_point is ZeroPoint.NONE:
+            parsed = replace(parsed, zero_point=ZeroPoint.INTEGER)
+        zeros = None
+        if parsed.zero_point is not ZeroPoint.NONE:
+            zeros = torch.tensor([zero_point], dtype=arithmetic.zero_point_dtype(parsed))
+        params = QuantizationParams(scheme=parsed, shape=(1,), scales=(torch.tensor([scale]),), zero_point=zeros)
+        params.validate()
+        return params
+
+    @staticmethod
+    def int8_symmetric() -> QuantizationParams:
+        """Return int8 per-tensor parameters with scale 1 and no zero point, to be replaced by observed ones."""
+        return QuantizationParams.new(1.0)
+
+    @staticmethod
+    def uint8_asymmetric() -> QuantizationParams:
+        """Return uint8 per-tensor parameters with scale 1 and zero point 128."""
+        return QuantizationParams.new(1.0, 128, "uint8:tensor:asym")
+
+    @staticmethod
+    def int4_symmetric() -> QuantizationParams:
+        """Return int4 per-tensor parameters with scale 1."""
+        return QuantizationParams.new(1.0, 0, "int4:tensor")
+
+    @staticmethod
+    def channel_wise(count: int, element: str = "int8") -> QuantizationParams:
+        """Return parameters with scale 1 for each of ``count`` channels along axis 0 of a (count, 1) tensor."""
+        return _ones(Scheme.parse(f"{element}:channel"), (count, 1))
+
+    @staticmethod
+    def block_wise(size: int, element: str = "int8") -> QuantizationParams:
+        """Return parameters with scale 1 for one block of ``size`` consecutive elements."""
+        return _ones(Scheme.parse(f"{element}:g{size}"), (size,))
+
+    def from_statistics(self, minimum: float | torch.Tensor, maximum: float | torch.Tensor) -> QuantizationParams:
+        """Return these parameters for newly observed extremes; see :meth:`from_range`."""
+        return QuantizationParams.from_range(self.scheme, minimum, maximum, shape=self.shape, dtype=self.dtype)
+
+    def validate(self) -> None:
+        """Check shapes, dtypes and values.
+
+        Raises ShapeError for a tensor off its grid, SchemeError for a missing or surplus zero point, RangeError for a scale
+        that is not positive and finite or whose reciprocal overflows, or a zero point outside the codes.
+        """
+        levels = self.scheme.scales
+        if len(self.scales) != len(levels):
+            raise SchemeError(f"scales (length {len(self.scales)}) must number {len(levels)}, as many as {self.scheme} has")
+        for number, (scale, level) in enumerate(zip(self.scales, levels, strict=True), 1):
+            _check_grid(f"scale {number}", scale, level.granularity, self.shape)
+            fmt = level.format_for(format_of(self.dtype))
+            if scale.dtype != storage_dtype(fmt):
+                raise SchemeError(f"scale {number} (dtype {scale.dtype}) must be {storage_dtype(fmt)} for level {level}")
+            values = arithmetic.load_scale(scale, fmt, torch.float64)
+            _check_scale(number, values, zero_allowed=number < len(levels))
+        self._validate_zero_point()
+
+    def _validate_zero_point(self) -> None:
+        wanted = self.scheme.zero_point
+        if (self.zero_point is None) != (wanted is ZeroPoint.NONE):
+            raise SchemeError(f"zero_point must be {'absent' if wanted is ZeroPoint.NONE else 'given'} for scheme {self.scheme}")
+        if self.zero_point is None:
+            return
+        _check_grid("zero_point", self.zero_point, self.scheme.granularity, self.shape)
+        low, high = self.scheme.qmin, self.scheme.qmax
+        outside = (self.zero_point < low) | (self.zero_point > high) | ~torch.isfinite(self.zero_point.double())
+        if wanted is ZeroPoint.INTEGER and bool(outside.any()):
+            where = tuple(torch.nonzero(outside)[0].tolist())
+            raise RangeError(f"zero_point (={self.zero_point[where].item()}) of block {where} must lie in {low}..{high}")
+
+    @property
+    def num_parameter_sets(self) -> int:
+        """Number of finest blocks."""
+        return self.scheme.granularity.block_count(self.shape)
+
+    @property
+    def is_per_channel(self) -> bool:
+        """Whether each index of one axis, and nothing finer, has parameters of its own."""
+        extents, rank = self.scheme.granularity.extents, len(self.shape)
+        named = self.scheme.granularity in {Granularity.channel(axis) for axis in range(-rank, rank)}
+        return bool(extents) and named
+
+    @property
+    def block_size(self) -> tuple[int, ...]:
+        """Shape of a full finest block."""
+        return self.scheme.granularity.block_shape(self.shape)
+
+    @property
+    def compression_ratio(self) -> float:
+        """Bits of float32 over bits a value, scales and zero points counted."""
+        return 32 / self.scheme.bits_per_value(self.shape)
+
+    def effective_scale(self) -> torch.Tensor | None:
+        """Return the product of all levels, one factor a finest block, in the wide dtype; None without scales."""
+        return arithmetic.effective_scale(self.scheme, self.scales, self.shape, self.dtype)
+
+    def error_bound(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return, for each finest block, a proven bound on ``|x - dequantize(quantize(x))|``, float64.
+
+        It holds for data whose parameters these are: within the observed range, or the range that the scale rule implies.
+        dtype: that of the dequantized values, the tensor's own unless given.
+        """
+        return block_bounds(
+            self.scheme, self.scales, self.zero_point, shape=self.shape, dtype=self.dtype, out_dtype=dtype or self.dtype
+        )
+
+    def to(self, device: torch.device | str) -> QuantizationParams:
+        """Return the parameters on another device."""
+        moved = {
+            name: None if value is None else value.to(device)
+            for name, value in (("zero_point", self.zero_point), ("minimum", self.minimum), ("maximum", self.maximum))
+        }
+        return replace(self, scales=tuple(s.to(device) for s in self.scales), **moved)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors under the names that :meth:`from_tensors` reads."""
+        named = {f"scale{n}": s.contiguous() for n, s in enumerate(self.scales, 1)}
+        return named if self.zero_point is None else {**named, "zero_point": self.zero_point.contiguous()}
+
+    @staticmethod
+    def from_tensors(
+        scheme: Scheme, shape: tuple[int, ...], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype = torch.float32
+    ) -> QuantizationParams:
+        """Return validated parameters from the tensors that :meth:`tensors` names."""
+        missing = [f"scale{n}" for n in range(1, len(scheme.scales) + 1) if f"scale{n}" not in tensors]
+        if missing:
+            raise SchemeError(f"tensors {missing} are missing for scheme {scheme}")
+        params = QuantizationParams(
+            scheme=scheme, shape=shape, scales=tuple(tensors[f"scale{n}"] for n in range(1, len(scheme.scales) + 1)),
+            zero_point=tensors.get("zero_point"), dtype=dtype,
+        )  # fmt: skip
+        params.validate()
+        return params
+
+    def __eq__(self, other: object) -> bool:
+        """Compare scheme, shape, dtype and every tensor."""
+        if not isinstance(other, QuantizationParams):
+            return NotImplemented
+        same = (self.scheme, self.shape, self.dtype) == (other.scheme, other.shape, other.dtype)
+        mine, theirs = self.tensors(), other.tensors()
+        return same and mine.keys() == theirs.keys() and all(_same(mine[k], theirs[k]) for k in mine)
+
+    __hash__ = None  # type: ignore[assignment]  # tensors are compared by value and may change
+
+    def __repr__(self) -> str:
+        zero = "" if self.zero_point is None else f", zero_point {_brief(self.zero_point)}"
+        scales = ", ".join(_brief(s.float() if s.is_floating_point() else s) for s in self.scales)
+        return f"QuantizationParams({self.scheme}, shape={self.shape}, scales {scales}{zero})"
+
+
+def _ones(scheme: Scheme, shape: tuple[int, ...]) -> QuantizationParams:
+    params = QuantizationParams(scheme=scheme, shape=shape, scales=(torch.ones(scheme.granularity.grid(shape)),))
+    params.validate()
+    return params
+
+
+def _has_grid(value: float | torch.Tensor) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() > 1
+
+
+def _on_grid(value: float | torch.Tensor, grid: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    tensor = torch.as_tensor(value, dtype=dtype)
+    if tensor.numel() != math.prod(grid):
+        raise ShapeError(f"range (shape {tuple(tensor.shape)}) must hold one number for each block of grid {grid}")
+    return tensor.reshape(grid)
+
+
+def _coarsen(values: torch.Tensor, grid: tuple[int, ...], kind: str) -> torch.Tensor:
+    factors = [-(-n // g) for n, g in zip(values.shape, grid, strict=True)]
+    padded = torch.nn.functional.pad(
+        values, [p for n, g, f in reversed(list(zip(values.shape, grid, factors, strict=True))) for p in (0, g * f - n)],
+        value=math.inf if kind == "amin" else -math.inf,
+    )  # fmt: skip
+    split = padded.reshape([side for g, f in zip(grid, factors, strict=True) for side in (g, f)])
+    axes = tuple(range(1, 2 * len(grid), 2))
+    return torch.amin(split, axes) if kind == "amin" else torch.amax(split, axes)
+
+
+def _check_grid(what: str, tensor: torch.Tensor, granularity: Granularity, shape: tuple[int, ...]) -> None:
+    grid = granularity.grid(shape)
+    if tuple(tensor.shape) != grid:
+        raise ShapeError(f"{what} (shape {tuple(tensor.shape)}) must have shape {grid} for {granularity} of a tensor {shape}")
+
+
+def _check_scale(number: int, values: torch.Tensor, *, zero_allowed: bool) -> None:
+    # Below 2**-128 the float32 reciprocal overflows and every code would saturate.
+    good = torch.isfinite(values) & ((values >= 2.0**-128) | (zero_allowed & (values == 0)))
+    if not bool(good.all()):
+        where = tuple(torch.nonzero(~good)[0].tolist())
+        raise RangeError(f"scale {number} (={float(values[where])}) of block {where} must be finite and at least 2**-128")
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    bits = (a.view(torch.uint8), b.view(torch.uint8)) if a.dtype == b.dtype and a.element_size() == 1 else (a, b)
+    return a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(*bits))
+
+
+def _brief(tensor: torch.Tensor) -> str:
+    if tensor.numel() == 1:
+        return f"{tensor.item():.6g}"
+    return f"{tensor.min().item():.6g}..{tensor.max().item():.6g} x {tuple(tensor.shape)}"

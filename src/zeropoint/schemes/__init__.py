@@ -1,0 +1,27 @@
+"""How a tensor is quantized: value objects and their text form. Nothing here touches a tensor."""
+
+from .dialects import DIALECTS, Arithmetic, Dialect, Scaling, TensorScale, ZeroPointPlace, get_dialect
+from .granularity import Granularity
+from .presets import LAYER_PRESETS, TENSOR_PRESETS, LayerPreset
+from .scales import ScaleLevel, ScaleRule
+from .scheme import RangeRule, Rounding, Scheme, ZeroPoint
+
+__all__ = [
+    "DIALECTS",
+    "LAYER_PRESETS",
+    "TENSOR_PRESETS",
+    "Arithmetic",
+    "Dialect",
+    "Granularity",
+    "LayerPreset",
+    "RangeRule",
+    "Rounding",
+    "ScaleLevel",
+    "ScaleRule",
+    "Scaling",
+    "Scheme",
+    "TensorScale",
+    "ZeroPoint",
+    "ZeroPointPlace",
+    "get_dialect",
+]

@@ -1,0 +1,125 @@
+"""The small choices on which implementations of one format differ, under the names of those implementations.
+
+A scheme names one dialect; operators read its fields and never its name.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from ..errors import SchemeError, near_misses
+from ..formats import RoundingMode
+
+
+class Arithmetic(enum.Enum):
+    """The precision of the intermediates."""
+
+    WIDE = "wide"
+    """float32, or float64 for float64 input: one rounding an operation."""
+    INPUT = "input"
+    """Each intermediate is rounded to the input's dtype, as eager torch does on bfloat16 tensors."""
+
+
+class Scaling(enum.Enum):
+    """How an element is brought to the scale of its block."""
+
+    DIVIDE = "divide"
+    """``x / scale``, IEEE division."""
+    RECIPROCAL = "reciprocal"
+    """``x * (1 / scale)``: two roundings, as torch.fake_quantize computes it."""
+
+
+class ZeroPointPlace(enum.Enum):
+    """When the zero point is added."""
+
+    AFTER_ROUNDING = "after_rounding"
+    INSIDE_ROUNDING = "inside_rounding"
+
+
+class TensorScale(enum.Enum):
+    """How the coarsest of several scale levels is kept."""
+
+    DIRECT = "direct"
+    """As the factor it is; the scale of a block is ``scale_1 * scale_2``."""
+    RECIPROCAL = "reciprocal"
+    """As its reciprocal, ``max_2 / amax``; the scale of a block is ``scale_1 / scale_2``."""
+
+
+LEAST_NORMAL = 2.0**-126
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """One implementation's small choices; the defaults are zeropoint's own.
+
+    arithmetic: precision of intermediates.
+    scaling: division, or multiplication by a reciprocal.
+    zero_point_place: whether the zero point is added before or after rounding.
+    zero_point_rounding: how ``qmin - minimum / scale`` becomes an integer.
+    widen_to_zero: whether the range of an affine scheme is widened to contain 0.
+    zero_scale: the linear scale of a block whose range is zero; None means the machine epsilon of the input's dtype.
+    minimum_scale: the smallest linear scale, where the scale's format reaches it; the least normal float32 keeps
+        reciprocals finite and results independent of flush-to-zero modes.
+    rounding: the rounding of elements when the scheme does not say.
+    even_mantissa_bits: mantissa width to which the even scale rule rounds; None means that of the elements.
+    tensor_scale: whether the coarsest of several levels is kept as itself or as its reciprocal.
+    zero_block_scale: the finest of several levels where it would be zero; 0 keeps the zero.
+    positive_zero_bits: float elements of at most this many bits write a negative zero as code 0.
+    """
+
+    name: str
+    arithmetic: Arithmetic = Arithmetic.WIDE
+    scaling: Scaling = Scaling.DIVIDE
+    zero_point_place: ZeroPointPlace = ZeroPointPlace.AFTER_ROUNDING
+    zero_point_rounding: RoundingMode = RoundingMode.HALF_EVEN
+    widen_to_zero: bool = True
+    zero_scale: float | None = 1.0
+    minimum_scale: float = LEAST_NORMAL
+    rounding: RoundingMode = RoundingMode.HALF_EVEN
+    even_mantissa_bits: int | None = None
+    tensor_scale: TensorScale = TensorScale.DIRECT
+    zero_block_scale: float = 0.0
+    positive_zero_bits: int = 0
+
+
+ZEROPOINT = Dialect(name="zeropoint")
+_EPSILON32 = 2.0**-23
+
+_DIALECTS = (
+    ZEROPOINT,
+    # torch.fake_quantize_per_*_affine and torch.ao MinMaxObserver, torch 2.13.
+    Dialect(name="torch", scaling=Scaling.RECIPROCAL, zero_scale=_EPSILON32, minimum_scale=_EPSILON32),
+    # QuantizeLinear-25 and DynamicQuantizeLinear-11: the same formula as ours.
+    Dialect(name="onnx"),
+    # compressed-tensors 0.19 and 0.20 as llm-compressor 0.14 calls it. Its MX rule takes FP4's mantissa width
+    # for every element; its FP4 cast takes the sign from torch.sign, which has none for zero.
+    Dialect(
+        name="compressed-tensors",
+        arithmetic=Arithmetic.INPUT,
+        zero_point_place=ZeroPointPlace.INSIDE_ROUNDING,
+        zero_scale=None,
+        even_mantissa_bits=1,
+        tensor_scale=TensorScale.RECIPROCAL,
+        zero_block_scale=2.0**-3,
+        positive_zero_bits=4,
+    ),
+    # burn v0.16, QuantizationScheme::compute_q_params; f32::round rounds half away from zero.
+    Dialect(
+        name="burn",
+        zero_point_place=ZeroPointPlace.INSIDE_ROUNDING,
+        zero_point_rounding=RoundingMode.TOWARD_ZERO,
+        zero_scale=0.1,
+        rounding=RoundingMode.HALF_AWAY,
+    ),
+)
+DIALECTS: MappingProxyType[str, Dialect] = MappingProxyType({d.name: d for d in _DIALECTS})
+"""Name to dialect."""
+
+
+def get_dialect(name: str) -> Dialect:
+    """Return the dialect called ``name``; raises SchemeError with the closest names."""
+    if name not in DIALECTS:
+        raise SchemeError(f"dialect {name!r} is unknown; {near_misses(name, DIALECTS)}")
+    return DIALECTS[name]

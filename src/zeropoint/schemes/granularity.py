@@ -1,0 +1,142 @@
+"""Which elements of a tensor share parameters: blocks of one shape, aligned to the first or to the last axes."""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from dataclasses import dataclass
+
+from ..errors import SchemeError, ShapeError
+
+WHOLE = 0
+"""Extent that means the whole axis."""
+
+
+class Anchor(enum.Enum):
+    """Which end of the shape the extents are aligned to."""
+
+    FIRST = "first"
+    LAST = "last"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Granularity:
+    """A block shape: ``extents`` cover the first or the last axes, ``rest`` every other axis; 0 means the whole axis.
+
+    The last block along an axis may be short: it is a block like any other, with parameters of its own.
+
+    Raises SchemeError for a negative extent, or a ``rest`` other than 0 and 1.
+
+    >>> Granularity.group(32).grid((4, 70))
+    (4, 3)
+    """
+
+    extents: tuple[int, ...] = ()
+    rest: int = WHOLE
+    anchor: Anchor = Anchor.LAST
+
+    def __post_init__(self) -> None:
+        if any(extent < 0 for extent in self.extents):
+            raise SchemeError(f"extents (={self.extents}) of a block must be positive, or 0 for a whole axis")
+        if self.rest not in (WHOLE, 1):
+            raise SchemeError(f"rest (={self.rest}) must be 0 (whole axes) or 1")
+
+    @classmethod
+    def tensor(cls) -> Granularity:
+        """One block: the tensor."""
+        return cls()
+
+    @classmethod
+    def channel(cls, axis: int = 0) -> Granularity:
+        """One block for each index of ``axis``, which may be negative."""
+        if axis < 0:
+            return cls(extents=(1, *[WHOLE] * (-axis - 1)), anchor=Anchor.LAST)
+        return cls(extents=(*[WHOLE] * axis, 1), anchor=Anchor.FIRST)
+
+    @classmethod
+    def token(cls) -> Granularity:
+        """One block for each row along the last axis."""
+        return cls(extents=(WHOLE,), rest=1)
+
+    @classmethod
+    def group(cls, size: int) -> Granularity:
+        """Blocks of ``size`` consecutive elements of the last axis."""
+        if size < 1:
+            raise SchemeError(f"group size (={size}) must be at least 1; use token for one group a row")
+        return cls(extents=(size,), rest=1)
+
+    @classmethod
+    def block(cls, *shape: int) -> Granularity:
+        """Blocks of ``shape`` over the last axes."""
+        if not shape or min(shape) < 1:
+            raise SchemeError(f"block shape (={shape}) must name at least one positive extent")
+        return cls(extents=shape, rest=1)
+
+    def block_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the extent of a full block along each axis of a tensor of ``shape``.
+
+        Raises ShapeError when the tensor has fewer axes than the granularity names.
+        """
+        rank = len(shape)
+        if len(self.extents) > rank:
+            raise ShapeError(f"granularity {self} needs at least {len(self.extents)} axes, got shape {shape}")
+        rest = [self.rest] * (rank - len(self.extents))
+        extents = [*self.extents, *rest] if self.anchor is Anchor.FIRST else [*rest, *self.extents]
+        return tuple(
+            max(1, length) if extent == WHOLE else extent
+            for extent, length in zip(extents, shape, strict=True)
+        )
+
+    def grid(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return how many blocks there are along each axis of a tensor of ``shape``; an empty axis has none."""
+        return tuple(
+            -(-length // extent) for length, extent in zip(shape, self.block_shape(shape), strict=True)
+        )
+
+    def block_count(self, shape: tuple[int, ...]) -> int:
+        """Return the number of blocks in a tensor of ``shape``."""
+        return math.prod(self.grid(shape))
+
+    def __str__(self) -> str:
+        for text, value in _NAMED.items():
+            if self == value:
+                return text
+        if self.anchor is Anchor.LAST and self.rest == 1 and self.extents and min(self.extents) > 0:
+            sizes = "x".join(map(str, self.extents))
+            return f"g{sizes}" if len(self.extents) == 1 else f"block{sizes}"
+        axis = self._channel_axis()
+        if axis is not None:
+            return f"channel{axis}"
+        return f"{self.anchor.value}[{','.join(map(str, self.extents))}]rest{self.rest}"
+
+    def _channel_axis(self) -> int | None:
+        first = self.anchor is Anchor.FIRST
+        position = len(self.extents) - 1 if first else 0
+        axis = position if first else -len(self.extents)
+        return axis if self.extents and self == Granularity.channel(axis) else None
+
+    @classmethod
+    def parse(cls, text: str) -> Granularity | None:
+        """Return the granularity that ``text`` spells, or None when it spells none."""
+        if text in _NAMED:
+            return _NAMED[text]
+        if match := re.fullmatch(r"g(\d+)", text):
+            return cls.group(int(match.group(1)))
+        if match := re.fullmatch(r"block(\d+(?:x\d+)*)", text):
+            return cls.block(*map(int, match.group(1).split("x")))
+        if match := re.fullmatch(r"channel(-?\d{1,2})", text):
+            return cls.channel(int(match.group(1)))
+        if match := re.fullmatch(r"(first|last)\[([\d,]*)\]rest([01])", text):
+            anchor, extents, rest = match.groups()
+            return cls(
+                extents=tuple(int(e) for e in extents.split(",") if e), rest=int(rest), anchor=Anchor(anchor)
+            )
+        return None
+
+
+_NAMED = {
+    "tensor": Granularity.tensor(),
+    "channel": Granularity.channel(0),
+    "token": Granularity.token(),
+}

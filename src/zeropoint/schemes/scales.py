@@ -1,0 +1,109 @@
+"""One level of scales: which elements share one, which numbers it may be, and the rule that picks it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from ..errors import SchemeError
+from ..formats import CodebookFormat, FloatFormat, Format, format_name, get_format
+from .granularity import Granularity
+
+
+class ScaleRule(enum.Enum):
+    """How the scale of a block follows from its largest magnitude ``amax``.
+
+    ``emax`` and ``max`` are those of the element format; exponents come from the bits of ``amax``, never from a float log2.
+    """
+
+    LINEAR = "linear"
+    """``amax / divisor``, rounded to nearest in the scale's format; the divisor is the largest element."""
+    LINEAR_UP = "linear_up"
+    """``amax / divisor``, rounded up in the scale's format, so that nothing is clipped."""
+    FLOOR = "floor"
+    """``2 ** (floor(log2 amax) - emax)``: OCP MX 1.0, section 6.3. Clips up to a quarter of the largest value."""
+    EVEN = "even"
+    """As floor, after rounding ``amax`` half up to the mantissa width of the elements."""
+    CEIL = "ceil"
+    """``2 ** (ceil(log2 amax) - emax)``."""
+    RCEIL = "rceil"
+    """The smallest power of two with ``amax / scale <= max``: nothing is clipped."""
+
+    @property
+    def power_of_two(self) -> bool:
+        """Whether the rule yields powers of two."""
+        return self not in (ScaleRule.LINEAR, ScaleRule.LINEAR_UP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleLevel:
+    """One factor of ``value = (decode(code) - zero_point) * scale_1 * scale_2 * ...``.
+
+    granularity: which elements share the scale.
+    format: the numbers it may be; None means those of the quantized tensor's own dtype.
+    rule: how it follows from the data.
+
+    Raises SchemeError when the rule yields powers of two that the format cannot hold exactly.
+    """
+
+    granularity: Granularity
+    format: Format | None
+    rule: ScaleRule = ScaleRule.LINEAR
+
+    def __post_init__(self) -> None:
+        fits = isinstance(self.format, FloatFormat | CodebookFormat) and self.format.mantissa_bits == 0
+        if self.rule.power_of_two and not fits:
+            raise SchemeError(
+                f"scale format {_name(self.format)} does not fit rule {self.rule.value}; use e8m0, or a linear rule"
+            )
+        if not self.rule.power_of_two and not isinstance(self.format, FloatFormat | None):
+            raise SchemeError(
+                f"rule {self.rule.value} needs a floating-point scale format, got {_name(self.format)}"
+            )
+
+    def format_for(self, input_format: Format) -> Format:
+        """Return the format of the scales of a tensor whose own numbers are of ``input_format``."""
+        return input_format if self.format is None else self.format
+
+    def __str__(self) -> str:
+        return f"{choice_text(self)}@{self.granularity}"
+
+
+_E8M0 = get_format("e8m0")
+INPUT = "input"
+"""Spelling of the scale format that is the input's own."""
+
+
+def _name(fmt: Format | None) -> str:
+    return INPUT if fmt is None else format_name(fmt)
+
+
+def _format(text: str) -> Format | None:
+    return None if text == INPUT else get_format(text)
+
+
+def choice_text(level: ScaleLevel) -> str:
+    """Return the text form of a level without its granularity: ``float32``, ``floor``, ``linear_up/bfloat16``."""
+    fmt, rule = level.format, level.rule
+    if rule.power_of_two and fmt == _E8M0:
+        return rule.value
+    return _name(fmt) if rule is ScaleRule.LINEAR else f"{rule.value}/{_name(fmt)}"
+
+
+def parse_choice(text: str) -> tuple[Format | None, ScaleRule]:
+    """Return the format and rule that ``text`` spells.
+
+    >>> parse_choice("even")[1]
+    <ScaleRule.EVEN: 'even'>
+    """
+    rules = {rule.value: rule for rule in ScaleRule}
+    rule_text, slash, format_text = text.partition("/")
+    if slash:
+        if rule_text not in rules:
+            raise SchemeError(f"scale rule {rule_text!r} is unknown; known are {', '.join(rules)}")
+        return _format(format_text), rules[rule_text]
+    if text in rules:
+        rule = rules[text]
+        return (_E8M0 if rule.power_of_two else get_format("float32")), rule
+    fmt = _format(text)
+    return fmt, (ScaleRule.FLOOR if fmt == _E8M0 else ScaleRule.LINEAR)

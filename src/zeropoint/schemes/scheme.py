@@ -1,0 +1,284 @@
+"""How a tensor is quantized, as one value: element format, scale levels, zero point, range, rounding, dialect."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import TypeVar
+
+from ..errors import SchemeError
+from ..formats import CodebookFormat, Format, IntFormat, Overflow, RoundingMode, format_name, get_format
+from .dialects import ZEROPOINT, Dialect, get_dialect
+from .granularity import Granularity
+from .scales import ScaleLevel, choice_text, parse_choice
+from .text import join, words
+
+E = TypeVar("E", bound=enum.Enum)
+
+
+class ZeroPoint(enum.Enum):
+    """What is subtracted from a code before scaling."""
+
+    NONE = "none"
+    """Nothing: symmetric."""
+    INTEGER = "integer"
+    """An integer in the code range, so that 0.0 has a code of its own."""
+    REAL = "real"
+    """A float32: the range is met exactly, 0.0 is not."""
+
+
+class RangeRule(enum.Enum):
+    """Which codes of a signed integer format are used."""
+
+    FULL = "full"
+    """All of them; the symmetric divisor is half the number of steps, ``(2 ** bits - 1) / 2``."""
+    NARROW = "narrow"
+    """Without the most negative one; the symmetric divisor is ``2 ** (bits - 1) - 1``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounding:
+    """A rounding mode, with the seed that makes stochastic rounding repeatable.
+
+    Stochastic rounding draws its bits from the seed and the element's flat index, so tiles and threads do not matter.
+    """
+
+    mode: RoundingMode = RoundingMode.HALF_EVEN
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.seed and self.mode is not RoundingMode.STOCHASTIC:
+            raise SchemeError(f"seed (={self.seed}) belongs to stochastic rounding, not to {self.mode.value}")
+        if not 0 <= self.seed < 1 << 31:
+            raise SchemeError(f"seed (={self.seed}) must lie in 0..2**31-1")
+
+    @classmethod
+    def parse(cls, text: str) -> Rounding:
+        """Return the rounding that ``text`` spells: a mode, or ``stochastic(SEED)``."""
+        if match := re.fullmatch(r"stochastic\((\d{1,10})\)", text):
+            return cls(mode=RoundingMode.STOCHASTIC, seed=int(match.group(1)))
+        if text == RoundingMode.STOCHASTIC.value:
+            raise SchemeError("stochastic rounding needs a seed, as in round=stochastic(7)")
+        return cls(mode=_choice(RoundingMode, text))
+
+    def __str__(self) -> str:
+        return f"stochastic({self.seed})" if self.mode is RoundingMode.STOCHASTIC else self.mode.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """How a tensor becomes codes and parameters.
+
+    ``value[i] = (decode(code[i]) - zero_point[b(i)]) * scale_1[b1(i)] * scale_2[b2(i)] * ...``
+
+    element: the format of the codes.
+    scales: the levels, finest first; empty means codes stand for themselves.
+    zero_point: none, integer or real; blocks are those of the finest level.
+    range_rule: full or narrow codes of a signed integer format.
+    rounding, overflow: what happens between codes and past the largest.
+    dialect: whose small choices are followed.
+
+    Raises SchemeError for combinations without meaning, such as a zero point on a float format.
+
+    >>> Scheme.parse("int4:g128").divisor
+    7.5
+    """
+
+    element: Format
+    scales: tuple[ScaleLevel, ...] = ()
+    zero_point: ZeroPoint = ZeroPoint.NONE
+    range_rule: RangeRule = RangeRule.FULL
+    rounding: Rounding = Rounding()
+    overflow: Overflow = Overflow.SATURATE
+    dialect: Dialect = ZEROPOINT
+
+    def __post_init__(self) -> None:
+        self._check_element()
+        if len(self.scales) > 1 and self.zero_point is not ZeroPoint.NONE:
+            raise SchemeError(f"{self.element_name} with two scale levels takes no zero point")
+        if self.zero_point is not ZeroPoint.NONE and self.scales and self.scales[0].rule.power_of_two:
+            raise SchemeError(
+                "a zero point needs a linear scale rule; leave out asym or the power-of-two rule"
+            )
+
+        for fine, coarse in zip(self.scales, self.scales[1:], strict=False):
+            if fine.rule.power_of_two and not coarse.rule.power_of_two:
+                raise SchemeError(
+                    f"scale level {fine} is a power of two and needs a coarser level that is one, got {coarse}"
+                )
+
+    def _check_element(self) -> None:
+        integer = isinstance(self.element, IntFormat)
+        if self.zero_point is not ZeroPoint.NONE and (not integer or not self.scales):
+            raise SchemeError(
+                f"zero_point (={self.zero_point.value}) needs a scaled integer format, got {self.element_name}"
+            )
+        if self.range_rule is RangeRule.NARROW and not (
+            isinstance(self.element, IntFormat) and self.element.signed
+        ):
+            raise SchemeError(f"range (=narrow) needs a signed integer format, got {self.element_name}")
+        if isinstance(self.element, CodebookFormat) and self.rounding.mode is not RoundingMode.HALF_EVEN:
+            raise SchemeError(
+                f"rounding (={self.rounding}) has no meaning for a codebook, which takes the nearest value"
+            )
+
+    @property
+    def element_name(self) -> str:
+        """Name of the element format."""
+        return format_name(self.element)
+
+    @property
+    def granularity(self) -> Granularity:
+        """Blocks of the finest parameters."""
+        return self.scales[0].granularity if self.scales else Granularity.tensor()
+
+    @property
+    def qmin(self) -> int:
+        """Smallest integer code in use; RangeRule decides about the most negative one."""
+        element = self._integer()
+        return -element.qmax if self.range_rule is RangeRule.NARROW else element.qmin
+
+    @property
+    def qmax(self) -> int:
+        """Largest integer code in use."""
+        return self._integer().qmax
+
+    @property
+    def element_step(self) -> Fraction:
+        """Distance between the values of neighboring integer codes."""
+        return self._integer().step
+
+    def _integer(self) -> IntFormat:
+        if not isinstance(self.element, IntFormat):
+            raise SchemeError(f"{self.element_name} has no integer code range")
+        return self.element
+
+    @cached_property
+    def divisor(self) -> float:
+        """What the largest magnitude of a block is divided by to give its symmetric scale; exact in float32."""
+        element = self.element
+        if isinstance(element, IntFormat):
+            half_steps = element.qmax - element.qmin if element.signed else 2 * element.qmax
+            steps = 2 * element.qmax if self.range_rule is RangeRule.NARROW else half_steps
+            return float(steps * element.step / 2)
+        return float(max(element.max, -element.min))
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return self.element.bits
+
+    def bits_per_value(self, shape: tuple[int, ...]) -> float:
+        """Return the average bits an element of a tensor of ``shape`` takes, scales and zero points counted."""
+        total = self.bits * _product(shape)
+        total += sum(
+            (level.format.bits if level.format else 16) * level.granularity.block_count(shape)
+            for level in self.scales
+        )
+        if self.zero_point is not ZeroPoint.NONE:
+            width = self.bits if self.zero_point is ZeroPoint.INTEGER else 32
+            total += width * self.granularity.block_count(shape)
+        return total / max(1, _product(shape))
+
+    @staticmethod
+    def parse(text: str | Scheme) -> Scheme:
+        """Return the scheme that ``text`` spells: ``ELEMENT[:GRANULARITY][:OPTION...]`` or a preset with options.
+
+        The grammar is that of :mod:`zeropoint.schemes.text`. Raises SchemeError or FormatError that names the wrong part.
+
+        >>> str(Scheme.parse("mxfp4:scale=even"))
+        'float4_e2m1fn:g32:scale=even'
+        """
+        if isinstance(text, Scheme):
+            return text
+        parts = words(text)
+        granularity = _granularity(parts.get("granularity", "tensor"))
+        dialect = get_dialect(parts.get("dialect", ZEROPOINT.name))
+        rounding = Rounding.parse(parts["round"]) if "round" in parts else Rounding(mode=dialect.rounding)
+        return Scheme(
+            element=get_format(parts["element"]),
+            scales=() if _switch(parts.get("cast", "no")) else _levels(parts, granularity),
+            zero_point=_choice(ZeroPoint, parts.get("asym", "none")),
+            range_rule=RangeRule.NARROW if _switch(parts.get("narrow", "no")) else RangeRule.FULL,
+            rounding=rounding,
+            overflow=_choice(Overflow, parts.get("overflow", "saturate")),
+            dialect=dialect,
+        )
+
+    def __str__(self) -> str:
+        parts = {"element": self.element_name}
+        if self.scales:
+            first, *coarser = self.scales
+            parts["granularity"] = str(first.granularity)
+            parts |= {f"scale{n}": str(level) for n, level in enumerate(coarser, 2)}
+            if choice_text(first) != "float32":
+                parts["scale"] = choice_text(first)
+        else:
+            parts["cast"] = "yes"
+        if self.zero_point is not ZeroPoint.NONE:
+            parts["asym"] = self.zero_point.value
+        if self.range_rule is RangeRule.NARROW:
+            parts["narrow"] = "yes"
+        if self.rounding != Rounding(mode=self.dialect.rounding):
+            parts["round"] = str(self.rounding)
+        if self.overflow is not Overflow.SATURATE:
+            parts["overflow"] = self.overflow.value
+        if self.dialect != ZEROPOINT:
+            parts["dialect"] = self.dialect.name
+        return join(parts)
+
+    def with_dialect(self, dialect: Dialect) -> Scheme:
+        """Return the scheme in another dialect, with that dialect's rounding unless this one's was special."""
+        special = self.rounding.mode is not self.dialect.rounding
+        return replace(
+            self, dialect=dialect, rounding=self.rounding if special else Rounding(mode=dialect.rounding)
+        )
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    result = 1
+    for length in shape:
+        result *= length
+    return result
+
+
+def _levels(parts: Mapping[str, str], granularity: Granularity) -> tuple[ScaleLevel, ...]:
+    fmt, rule = parse_choice(parts.get("scale", "float32"))
+    levels = [ScaleLevel(granularity=granularity, format=fmt, rule=rule)]
+    for key in ("scale2", "scale3"):
+        if key in parts:
+            choice, at, blocks = parts[key].partition("@")
+            if not at:
+                raise SchemeError(
+                    f"{key} (={parts[key]!r}) must say where it applies, as in {key}=float32@tensor"
+                )
+            fmt, rule = parse_choice(choice)
+            levels.append(ScaleLevel(granularity=_granularity(blocks), format=fmt, rule=rule))
+    return tuple(levels)
+
+
+def _granularity(text: str) -> Granularity:
+    granularity = Granularity.parse(text)
+    if granularity is None:
+        raise SchemeError(
+            f"granularity {text!r} is unknown; known are tensor, channel, token, g<N>, block<R>x<C>"
+        )
+    return granularity
+
+
+def _switch(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise SchemeError(f"{text!r} must be yes or no")
+    return text == "yes"
+
+
+def _choice(kind: type[E], text: str) -> E:
+    for member in kind:
+        if member.value == text:
+            return member
+    known = ", ".join(str(member.value) for member in kind)
+    raise SchemeError(f"{kind.__name__} {text!r} is unknown; known are {known}")

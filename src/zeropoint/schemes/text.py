@@ -1,0 +1,74 @@
+"""The text form of schemes, as words: what a spelling names, before anything is made of it.
+
+    ELEMENT[:GRANULARITY][:OPTION...]      or      PRESET[:GRANULARITY][:OPTION...]
+
+ELEMENT is a format (``int4``, ``float8_e4m3fn``, ``e3m4``). GRANULARITY is ``tensor`` (default), ``channel[AXIS]``,
+``token``, ``g<N>`` or ``block<R>x<C>``. Options:
+
+    asym | asym=real            integer or real zero point (``asym=none`` takes a preset's away)
+    scale=CHOICE                the finest scales: a format (``float32``, ``bfloat16``, ``input``, ``ue4m3``), a power-of-two
+                                rule (``floor``, ``even``, ``ceil``, ``rceil``), or ``RULE/FORMAT``
+    scale2=CHOICE@GRANULARITY   a coarser level; then scale3
+    cast                        no scale at all
+    narrow | narrow=no          leave out the most negative integer
+    round=MODE                  half_even, half_away, half_up, half_down, floor, ceil, toward_zero, stochastic(SEED)
+    overflow=MODE               saturate, special, error
+    dialect=NAME                whose small choices to follow
+
+A later option overrides an earlier one and a preset's own. This module owns the words; :class:`.scheme.Scheme` their meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..errors import SchemeError, near_misses
+from .granularity import Granularity
+from .presets import TENSOR_PRESETS
+
+OPTIONS = ("asym", "scale", "scale2", "scale3", "cast", "narrow", "round", "overflow", "dialect")
+_SWITCHES = {"asym": "integer", "cast": "yes", "narrow": "yes"}
+
+
+def words(text: str) -> dict[str, str]:
+    """Return the parts of a scheme's text: ``element``, ``granularity`` and options, presets expanded.
+
+    Raises SchemeError for an empty text, an unknown option, or an option without its value.
+
+    >>> words("mxfp4:scale=even")
+    {'element': 'float4_e2m1fn', 'granularity': 'g32', 'scale': 'even'}
+    """
+    head, *rest = [part.strip() for part in text.strip().split(":")]
+    if not head:
+        raise SchemeError(
+            f"scheme {text!r} is empty; write ELEMENT[:GRANULARITY][:OPTION...], for example int4:g128"
+        )
+    element, *defaults = TENSOR_PRESETS.get(head.lower(), head).split(":")
+    parts = {"element": element}
+    for part in (*defaults, *rest):
+        key, value = _option(part, text)
+        parts[key] = value
+    return parts
+
+
+def _option(part: str, text: str) -> tuple[str, str]:
+    if Granularity.parse(part) is not None:
+        return "granularity", part
+    key, equals, value = part.partition("=")
+    if key not in OPTIONS:
+        raise SchemeError(f"option {part!r} of scheme {text!r} is unknown; {near_misses(key, OPTIONS)}")
+    if not equals and key not in _SWITCHES:
+        raise SchemeError(f"option {key!r} of scheme {text!r} needs a value, as in {key}=...")
+    return key, value if equals else _SWITCHES[key]
+
+
+def join(parts: Mapping[str, str]) -> str:
+    """Return the text of ``words``: the inverse of :func:`words` for parts without presets."""
+    options = [parts["element"]]
+    if "granularity" in parts:
+        options.append(parts["granularity"])
+    for key in OPTIONS:
+        if key in parts:
+            value = parts[key]
+            options.append(key if _SWITCHES.get(key) == value else f"{key}={value}")
+    return ":".join(options)

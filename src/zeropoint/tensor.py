@@ -1,0 +1,128 @@
+"""QuantizedTensor: packed codes with the parameters that give them meaning."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from .errors import CheckpointError
+from .formats import IntFormat
+from .formats.torch_dtypes import format_of
+from .layout import packing
+from .ops import library
+from .params import QuantizationParams
+from .schemes import Scheme, ZeroPoint
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QuantizedTensor:
+    """A tensor in codes.
+
+    data: uint8, shape ``(*shape[:-1], ceil(shape[-1] * bits / 8))``; codes packed low bits first, rows padded to bytes.
+    params: scheme, scales and zero points.
+    shape: shape of the tensor that was quantized.
+    dtype: its dtype, which ``dequantize`` returns.
+    """
+
+    data: torch.Tensor
+    params: QuantizationParams
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def scheme(self) -> Scheme:
+        """How the tensor was quantized."""
+        return self.params.scheme
+
+    @property
+    def scales(self) -> tuple[torch.Tensor, ...]:
+        """Scales, finest level first."""
+        return self.params.scales
+
+    @property
+    def zero_point(self) -> torch.Tensor | None:
+        """Zero points, or None."""
+        return self.params.zero_point
+
+    @property
+    def device(self) -> torch.device:
+        """Where the codes are."""
+        return self.data.device
+
+    @property
+    def codes(self) -> torch.Tensor:
+        """Unpacked codes of ``shape``: signed for signed integer formats, else code patterns."""
+        patterns = packing.unpack(self.data, self.scheme.bits, packing.row_length(self.shape)).reshape(self.shape)
+        return packing.as_values(patterns, self.scheme.element)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, scales and zero points as a file would hold them."""
+        shape, scheme = self.shape, self.scheme
+        own = format_of(self.dtype)
+        bits = sum(lv.format_for(own).bits * lv.granularity.block_count(shape) for lv in scheme.scales)
+        if scheme.zero_point is not ZeroPoint.NONE:
+            width = scheme.bits if scheme.zero_point is ZeroPoint.INTEGER else 32
+            bits += width * scheme.granularity.block_count(shape)
+        return self.data.numel() + -(-bits // 8)
+
+    @property
+    def bits_per_value(self) -> float:
+        """Average bits an element takes, scales and zero points counted."""
+        return 8 * self.nbytes / max(1, math.prod(self.shape))
+
+    @property
+    def compression_ratio(self) -> float:
+        """Bytes of the original over bytes now."""
+        return math.prod(self.shape) * self.dtype.itemsize / max(1, self.nbytes)
+
+    def error_bound(self) -> torch.Tensor:
+        """Return the proven bound on ``|x - dequantize(x)|`` of each finest block, float64, shaped like its grid."""
+        return self.params.error_bound(self.dtype)
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return the values, in the original dtype unless another is given."""
+        return library.dequantize(
+            self.data, list(self.scales), self.zero_point, str(self.scheme), list(self.shape), dtype or self.dtype, self.dtype
+        )
+
+    def to(self, device: torch.device | str) -> QuantizedTensor:
+        """Return the tensor on another device."""
+        return QuantizedTensor(
+            data=self.data.to(device), params=self.params.to(device), shape=self.shape, dtype=self.dtype
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the tensor to a safetensors file, which :meth:`load` reads back without executing code."""
+        header = {"scheme": str(self.scheme), "shape": list(self.shape), "dtype": str(self.dtype).removeprefix("torch.")}
+        save_file(
+            {"data": self.data.contiguous(), **self.params.tensors()}, path, metadata={"zeropoint": json.dumps(header)}
+        )
+
+    @staticmethod
+    def load(path: str | Path) -> QuantizedTensor:
+        """Read a tensor that :meth:`save` wrote; raises CheckpointError when the file holds something else."""
+        with safe_open(path, "pt") as file:
+            header = (file.metadata() or {}).get("zeropoint")
+            if header is None:
+                raise CheckpointError(f"{path} holds no zeropoint tensor; its metadata has no key 'zeropoint'")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        facts = json.loads(header)
+        shape = tuple(facts["shape"])
+        params = QuantizationParams.from_tensors(Scheme.parse(facts["scheme"]), shape, tensors)
+        return QuantizedTensor(
+            data=tensors["data"], params=params, shape=shape, dtype=getattr(torch, facts["dtype"])
+        )
+
+    def __repr__(self) -> str:
+        kind = "integers" if isinstance(self.scheme.element, IntFormat) else "codes"
+        return (
+            f"QuantizedTensor({self.scheme}, shape={self.shape}, dtype={self.dtype}, {kind} in {self.nbytes} bytes, "
+            f"{self.bits_per_value:.3f} bits a value)"
+        )
