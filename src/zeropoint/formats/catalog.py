@@ -97,8 +97,8 @@ def get_format(name: str | Format) -> Format:
 
     Spellings are ``int<bits>[f<fraction bits>]``, ``uint...``, ``codebook[v0,v1,...]`` and
     ``[u]e<E>m<M>[b<bias>][ieee|fn|fnuz|finite][ns]``: the bias defaults to ``2 ** (E - 1) - 1`` (0 for
-    ``E = 0``), the specials to ``finite``; ``ns`` means no subnormals. An alias wins: ``e4m3`` and ``e5m2`` are
-    the OCP formats.
+    ``E = 0``), the specials to ``finite``; ``ns`` means no subnormals. An alias wins: ``e4m3`` and ``e5m2``
+    are the OCP formats.
 
     Raises FormatError, with the closest names, when there is no such format.
 

@@ -59,9 +59,10 @@ class Dialect:
     zero_point_place: whether the zero point is added before or after rounding.
     zero_point_rounding: how ``qmin - minimum / scale`` becomes an integer.
     widen_to_zero: whether the range of an affine scheme is widened to contain 0.
-    zero_scale: the linear scale of a block whose range is zero; None means the machine epsilon of the input's dtype.
-    minimum_scale: the smallest linear scale, where the scale's format reaches it; the least normal float32 keeps
-        reciprocals finite and results independent of flush-to-zero modes.
+    zero_scale: the linear scale of a block whose range is zero; None means the machine epsilon of the input's
+        dtype.
+    minimum_scale: the smallest linear scale, where the scale's format reaches it; the least normal float32
+        keeps reciprocals finite and results independent of flush-to-zero modes.
     rounding: the rounding of elements when the scheme does not say.
     even_mantissa_bits: mantissa width to which the even scale rule rounds; None means that of the elements.
     tensor_scale: whether the coarsest of several levels is kept as itself or as its reciprocal.
@@ -100,6 +101,7 @@ _DIALECTS = (
         arithmetic=Arithmetic.INPUT,
         zero_point_place=ZeroPointPlace.INSIDE_ROUNDING,
         zero_scale=None,
+        minimum_scale=0.0,
         even_mantissa_bits=1,
         tensor_scale=TensorScale.RECIPROCAL,
         zero_block_scale=2.0**-3,

@@ -1,4 +1,4 @@
-"""Which elements of a tensor share parameters: blocks of one shape, aligned to the first or to the last axes."""
+"""Which elements of a tensor share parameters: blocks of one shape, aligned to the first or the last axes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from ..errors import SchemeError, ShapeError
 
 WHOLE = 0
 """Extent that means the whole axis."""
+MAX_RANK = 64
+"""Most axes a torch tensor can have."""
 
 
 class Anchor(enum.Enum):
@@ -22,7 +24,7 @@ class Anchor(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Granularity:
-    """A block shape: ``extents`` cover the first or the last axes, ``rest`` every other axis; 0 means the whole axis.
+    """A block shape: ``extents`` cover the first or last axes, ``rest`` every other; 0 means a whole axis.
 
     The last block along an axis may be short: it is a block like any other, with parameters of its own.
 
@@ -49,7 +51,12 @@ class Granularity:
 
     @classmethod
     def channel(cls, axis: int = 0) -> Granularity:
-        """One block for each index of ``axis``, which may be negative."""
+        """One block for each index of ``axis``, which may be negative.
+
+        Raises SchemeError for an axis that no tensor has.
+        """
+        if not -MAX_RANK <= axis < MAX_RANK:
+            raise SchemeError(f"channel axis (={axis}) must lie in {-MAX_RANK}..{MAX_RANK - 1}")
         if axis < 0:
             return cls(extents=(1, *[WHOLE] * (-axis - 1)), anchor=Anchor.LAST)
         return cls(extents=(*[WHOLE] * axis, 1), anchor=Anchor.FIRST)
@@ -89,7 +96,7 @@ class Granularity:
         )
 
     def grid(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return how many blocks there are along each axis of a tensor of ``shape``; an empty axis has none."""
+        """Return how many blocks lie along each axis of a tensor of ``shape``; an empty axis has none."""
         return tuple(
             -(-length // extent) for length, extent in zip(shape, self.block_shape(shape), strict=True)
         )
@@ -121,13 +128,14 @@ class Granularity:
         """Return the granularity that ``text`` spells, or None when it spells none."""
         if text in _NAMED:
             return _NAMED[text]
-        if match := re.fullmatch(r"g(\d+)", text):
+        # [0-9]: \d takes other scripts' digits. Eighteen of them hold every extent below the limit of int64.
+        if match := re.fullmatch(r"g([0-9]{1,18})", text):
             return cls.group(int(match.group(1)))
-        if match := re.fullmatch(r"block(\d+(?:x\d+)*)", text):
+        if match := re.fullmatch(r"block([0-9]{1,18}(?:x[0-9]{1,18})*)", text):
             return cls.block(*map(int, match.group(1).split("x")))
-        if match := re.fullmatch(r"channel(-?\d{1,2})", text):
+        if match := re.fullmatch(r"channel(-?[0-9]{1,2})", text):
             return cls.channel(int(match.group(1)))
-        if match := re.fullmatch(r"(first|last)\[([\d,]*)\]rest([01])", text):
+        if match := re.fullmatch(r"(first|last)\[((?:[0-9]{1,18},?)*)\]rest([01])", text):
             anchor, extents, rest = match.groups()
             return cls(
                 extents=tuple(int(e) for e in extents.split(",") if e), rest=int(rest), anchor=Anchor(anchor)

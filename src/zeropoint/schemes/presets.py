@@ -1,7 +1,7 @@
 """Schemes that have a name: each is one line of the text form.
 
-Two tables: how one tensor is quantized, and how a linear layer is deployed (its weight, and its input where that needs no
-calibration), under the names that compressed-tensors users know, in lower case.
+Two tables: how one tensor is quantized, and how a linear layer is deployed (its weight, and its input where
+that needs no calibration), under the names that compressed-tensors users know, in lower case.
 """
 
 from __future__ import annotations

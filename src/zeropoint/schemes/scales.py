@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 
 from ..errors import SchemeError
@@ -13,7 +14,8 @@ from .granularity import Granularity
 class ScaleRule(enum.Enum):
     """How the scale of a block follows from its largest magnitude ``amax``.
 
-    ``emax`` and ``max`` are those of the element format; exponents come from the bits of ``amax``, never from a float log2.
+    ``emax`` and ``max`` are those of the element format; exponents come from the bits of ``amax``, never from
+    a float log2.
     """
 
     LINEAR = "linear"
@@ -21,7 +23,7 @@ class ScaleRule(enum.Enum):
     LINEAR_UP = "linear_up"
     """``amax / divisor``, rounded up in the scale's format, so that nothing is clipped."""
     FLOOR = "floor"
-    """``2 ** (floor(log2 amax) - emax)``: OCP MX 1.0, section 6.3. Clips up to a quarter of the largest value."""
+    """``2 ** (floor(log2 amax) - emax)``: OCP MX 1.0, section 6.3. Clips up to a quarter of the largest."""
     EVEN = "even"
     """As floor, after rounding ``amax`` half up to the mantissa width of the elements."""
     CEIL = "ceil"
@@ -51,10 +53,10 @@ class ScaleLevel:
     rule: ScaleRule = ScaleRule.LINEAR
 
     def __post_init__(self) -> None:
-        fits = isinstance(self.format, FloatFormat | CodebookFormat) and self.format.mantissa_bits == 0
-        if self.rule.power_of_two and not fits:
+        if self.rule.power_of_two and not _holds_only_powers_of_two(self.format):
             raise SchemeError(
-                f"scale format {_name(self.format)} does not fit rule {self.rule.value}; use e8m0, or a linear rule"
+                f"scale format {_name(self.format)} does not fit rule {self.rule.value}; use e8m0, "
+                "or a linear rule"
             )
         if not self.rule.power_of_two and not isinstance(self.format, FloatFormat | None):
             raise SchemeError(
@@ -67,6 +69,12 @@ class ScaleLevel:
 
     def __str__(self) -> str:
         return f"{choice_text(self)}@{self.granularity}"
+
+
+def _holds_only_powers_of_two(fmt: Format | None) -> bool:
+    if isinstance(fmt, CodebookFormat):
+        return all(math.frexp(value)[0] == 0.5 for value in fmt.values)
+    return isinstance(fmt, FloatFormat) and fmt.mantissa_bits == 0
 
 
 _E8M0 = get_format("e8m0")
@@ -83,11 +91,13 @@ def _format(text: str) -> Format | None:
 
 
 def choice_text(level: ScaleLevel) -> str:
-    """Return the text form of a level without its granularity: ``float32``, ``floor``, ``linear_up/bfloat16``."""
+    """Return the text form of a level without its blocks: ``float32``, ``floor``, ``linear_up/bfloat16``."""
     fmt, rule = level.format, level.rule
     if rule.power_of_two and fmt == _E8M0:
         return rule.value
-    return _name(fmt) if rule is ScaleRule.LINEAR else f"{rule.value}/{_name(fmt)}"
+    # e8m0 alone means the floor rule, so its linear rule is spelled out.
+    plain = rule is ScaleRule.LINEAR and fmt != _E8M0
+    return _name(fmt) if plain else f"{rule.value}/{_name(fmt)}"
 
 
 def parse_choice(text: str) -> tuple[Format | None, ScaleRule]:

@@ -1,4 +1,4 @@
-"""How a tensor is quantized, as one value: element format, scale levels, zero point, range, rounding, dialect."""
+"""How a tensor is quantized, as one value: element format, scales, zero point, range, rounding, dialect."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from typing import TypeVar
 
 from ..errors import SchemeError
@@ -18,6 +19,9 @@ from .scales import ScaleLevel, choice_text, parse_choice
 from .text import join, words
 
 E = TypeVar("E", bound=enum.Enum)
+
+MAX_LEVELS = 3
+"""Most scale levels; the text form names as many."""
 
 
 class ZeroPoint(enum.Enum):
@@ -44,7 +48,8 @@ class RangeRule(enum.Enum):
 class Rounding:
     """A rounding mode, with the seed that makes stochastic rounding repeatable.
 
-    Stochastic rounding draws its bits from the seed and the element's flat index, so tiles and threads do not matter.
+    Stochastic rounding draws its bits from the seed and the element's flat index, so tiles and threads do not
+    matter.
     """
 
     mode: RoundingMode = RoundingMode.HALF_EVEN
@@ -63,7 +68,7 @@ class Rounding:
             return cls(mode=RoundingMode.STOCHASTIC, seed=int(match.group(1)))
         if text == RoundingMode.STOCHASTIC.value:
             raise SchemeError("stochastic rounding needs a seed, as in round=stochastic(7)")
-        return cls(mode=_choice(RoundingMode, text))
+        return cls(mode=_choice(RoundingMode, "round", text))
 
     def __str__(self) -> str:
         return f"stochastic({self.seed})" if self.mode is RoundingMode.STOCHASTIC else self.mode.value
@@ -104,18 +109,24 @@ class Scheme:
             raise SchemeError(
                 "a zero point needs a linear scale rule; leave out asym or the power-of-two rule"
             )
+        self._check_levels()
 
-        for fine, coarse in zip(self.scales, self.scales[1:], strict=False):
+    def _check_levels(self) -> None:
+        if len(self.scales) > MAX_LEVELS:
+            raise SchemeError(f"scales ({len(self.scales)} levels) must number at most {MAX_LEVELS}")
+        for fine, coarse in pairwise(self.scales):
             if fine.rule.power_of_two and not coarse.rule.power_of_two:
                 raise SchemeError(
-                    f"scale level {fine} is a power of two and needs a coarser level that is one, got {coarse}"
+                    f"scale level {fine} is a power of two and needs a coarser level that is one, "
+                    f"got {coarse}"
                 )
 
     def _check_element(self) -> None:
         integer = isinstance(self.element, IntFormat)
         if self.zero_point is not ZeroPoint.NONE and (not integer or not self.scales):
             raise SchemeError(
-                f"zero_point (={self.zero_point.value}) needs a scaled integer format, got {self.element_name}"
+                f"zero_point (={self.zero_point.value}) needs a scaled integer format, "
+                f"got {self.element_name}"
             )
         if self.range_rule is RangeRule.NARROW and not (
             isinstance(self.element, IntFormat) and self.element.signed
@@ -159,7 +170,10 @@ class Scheme:
 
     @cached_property
     def divisor(self) -> float:
-        """What the largest magnitude of a block is divided by to give its symmetric scale; exact in float32."""
+        """What the largest magnitude of a block is divided by to give its symmetric scale.
+
+        Exact in float64, and in float32 for elements of at most 24 bits.
+        """
         element = self.element
         if isinstance(element, IntFormat):
             half_steps = element.qmax - element.qmin if element.signed else 2 * element.qmax
@@ -173,7 +187,10 @@ class Scheme:
         return self.element.bits
 
     def bits_per_value(self, shape: tuple[int, ...]) -> float:
-        """Return the average bits an element of a tensor of ``shape`` takes, scales and zero points counted."""
+        """Return the average bits of an element of a tensor of ``shape``, scales and zero points counted.
+
+        Scales of the input's own format count 16 bits. An empty tensor has 0.
+        """
         total = self.bits * _product(shape)
         total += sum(
             (level.format.bits if level.format else 16) * level.granularity.block_count(shape)
@@ -186,9 +203,10 @@ class Scheme:
 
     @staticmethod
     def parse(text: str | Scheme) -> Scheme:
-        """Return the scheme that ``text`` spells: ``ELEMENT[:GRANULARITY][:OPTION...]`` or a preset with options.
+        """Return the scheme that ``text`` spells: ``ELEMENT[:GRANULARITY][:OPTION...]``, or a preset's name.
 
-        The grammar is that of :mod:`zeropoint.schemes.text`. Raises SchemeError or FormatError that names the wrong part.
+        The grammar is that of :mod:`zeropoint.schemes.text`. Raises SchemeError or FormatError that names the
+        wrong part.
 
         >>> str(Scheme.parse("mxfp4:scale=even"))
         'float4_e2m1fn:g32:scale=even'
@@ -201,11 +219,11 @@ class Scheme:
         rounding = Rounding.parse(parts["round"]) if "round" in parts else Rounding(mode=dialect.rounding)
         return Scheme(
             element=get_format(parts["element"]),
-            scales=() if _switch(parts.get("cast", "no")) else _levels(parts, granularity),
-            zero_point=_choice(ZeroPoint, parts.get("asym", "none")),
-            range_rule=RangeRule.NARROW if _switch(parts.get("narrow", "no")) else RangeRule.FULL,
+            scales=() if _switch("cast", parts) else _levels(parts, granularity),
+            zero_point=_choice(ZeroPoint, "asym", parts.get("asym", "none")),
+            range_rule=RangeRule.NARROW if _switch("narrow", parts) else RangeRule.FULL,
             rounding=rounding,
-            overflow=_choice(Overflow, parts.get("overflow", "saturate")),
+            overflow=_choice(Overflow, "overflow", parts.get("overflow", "saturate")),
             dialect=dialect,
         )
 
@@ -232,7 +250,7 @@ class Scheme:
         return join(parts)
 
     def with_dialect(self, dialect: Dialect) -> Scheme:
-        """Return the scheme in another dialect, with that dialect's rounding unless this one's was special."""
+        """Return the scheme in another dialect, with its rounding unless this one's was special."""
         special = self.rounding.mode is not self.dialect.rounding
         return replace(
             self, dialect=dialect, rounding=self.rounding if special else Rounding(mode=dialect.rounding)
@@ -270,15 +288,16 @@ def _granularity(text: str) -> Granularity:
     return granularity
 
 
-def _switch(text: str) -> bool:
+def _switch(option: str, parts: Mapping[str, str]) -> bool:
+    text = parts.get(option, "no")
     if text not in ("yes", "no"):
-        raise SchemeError(f"{text!r} must be yes or no")
+        raise SchemeError(f"{option} (={text!r}) must be yes or no")
     return text == "yes"
 
 
-def _choice(kind: type[E], text: str) -> E:
+def _choice(kind: type[E], option: str, text: str) -> E:
     for member in kind:
         if member.value == text:
             return member
     known = ", ".join(str(member.value) for member in kind)
-    raise SchemeError(f"{kind.__name__} {text!r} is unknown; known are {known}")
+    raise SchemeError(f"{option} (={text!r}) is unknown; known are {known}")

@@ -2,20 +2,23 @@
 
     ELEMENT[:GRANULARITY][:OPTION...]      or      PRESET[:GRANULARITY][:OPTION...]
 
-ELEMENT is a format (``int4``, ``float8_e4m3fn``, ``e3m4``). GRANULARITY is ``tensor`` (default), ``channel[AXIS]``,
-``token``, ``g<N>`` or ``block<R>x<C>``. Options:
+ELEMENT is a format (``int4``, ``float8_e4m3fn``, ``e3m4``). GRANULARITY is ``tensor`` (default), ``token``,
+``channel[AXIS]``, ``g<N>`` or ``block<R>x<C>``. Options:
 
     asym | asym=real            integer or real zero point (``asym=none`` takes a preset's away)
-    scale=CHOICE                the finest scales: a format (``float32``, ``bfloat16``, ``input``, ``ue4m3``), a power-of-two
-                                rule (``floor``, ``even``, ``ceil``, ``rceil``), or ``RULE/FORMAT``
+    scale=CHOICE                the finest scales: a format (``float32``, ``bfloat16``, ``input``, ``ue4m3``),
+                                a power-of-two rule (``floor``, ``even``, ``ceil``, ``rceil``), or
+                                ``RULE/FORMAT``
     scale2=CHOICE@GRANULARITY   a coarser level; then scale3
     cast                        no scale at all
     narrow | narrow=no          leave out the most negative integer
-    round=MODE                  half_even, half_away, half_up, half_down, floor, ceil, toward_zero, stochastic(SEED)
+    round=MODE                  half_even, half_away, half_up, half_down, floor, ceil, toward_zero,
+                                stochastic(SEED)
     overflow=MODE               saturate, special, error
     dialect=NAME                whose small choices to follow
 
-A later option overrides an earlier one and a preset's own. This module owns the words; :class:`.scheme.Scheme` their meaning.
+A later option overrides an earlier one and a preset's own. This module owns the words, and
+:class:`.scheme.Scheme` their meaning.
 """
 
 from __future__ import annotations
