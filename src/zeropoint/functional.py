@@ -17,9 +17,13 @@ from .tensor import QuantizedTensor
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-@torch.compiler.assume_constant_result
-def _scheme_text(scheme: str | Scheme) -> str:
-    return str(Scheme.parse(scheme))
+def _resolve(scheme: str | Scheme) -> tuple[Scheme, str]:
+    parsed = Scheme.parse(scheme)
+    return parsed, str(parsed)
+
+
+# Parsing is Python on strings: torch.compile takes its result as a constant instead of tracing through it.
+torch.compiler.assume_constant_result(_resolve)  # type: ignore[no-untyped-call]
 
 
 def choose_params(x: torch.Tensor, scheme: str | Scheme) -> QuantizationParams:
@@ -39,7 +43,13 @@ def choose_params(x: torch.Tensor, scheme: str | Scheme) -> QuantizationParams:
     low = reduce_blocks(source, parsed.granularity, "amin", math.inf).to(wide)
     high = reduce_blocks(source, parsed.granularity, "amax", -math.inf).to(wide)
     return QuantizationParams(
-        scheme=parsed, shape=tuple(x.shape), scales=scales, zero_point=zero_point, dtype=x.dtype, minimum=low, maximum=high
+        scheme=parsed,
+        shape=tuple(x.shape),
+        scales=scales,
+        zero_point=zero_point,
+        dtype=x.dtype,
+        minimum=low,
+        maximum=high,
     )
 
 
@@ -56,11 +66,10 @@ def quantize(x: torch.Tensor, scheme: str | Scheme | QuantizationParams) -> Quan
     source = x.detach()
     if isinstance(scheme, QuantizationParams):
         params = _fitted(scheme, x)
-        text = _scheme_text(params.scheme)
-        data = library.quantize(source, list(params.scales), params.zero_point, text)
+        data = library.quantize(source, list(params.scales), params.zero_point, params.text)
         return QuantizedTensor(data=data, params=params, shape=tuple(x.shape), dtype=x.dtype)
-    parsed = Scheme.parse(scheme)
-    data, *rest = library.quantize_dynamic(source, _scheme_text(parsed))
+    parsed, text = _resolve(scheme)
+    data, *rest = library.quantize_dynamic(source, text)
     count = len(parsed.scales)
     params = QuantizationParams(
         scheme=parsed, shape=tuple(x.shape), scales=tuple(rest[:count]), dtype=x.dtype,
@@ -88,7 +97,8 @@ def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) ->
     if not isinstance(params, QuantizationParams):
         params = quantize(x, params).params
     fitted = _fitted(params, x)
-    return library.fake_quantize(x, list(fitted.scales), fitted.zero_point, _scheme_text(fitted.scheme))
+    result: torch.Tensor = library.fake_quantize(x, list(fitted.scales), fitted.zero_point, fitted.text)
+    return result
 
 
 def explain(x: torch.Tensor, scheme: str | Scheme, op: str = "quantize_dynamic") -> registry.Explanation:
@@ -108,7 +118,9 @@ def _fitted(params: QuantizationParams, x: torch.Tensor) -> QuantizationParams:
     grids = [level.granularity.grid(shape) for level in params.scheme.scales]
     if any(scale.numel() != math.prod(grid) for scale, grid in zip(params.scales, grids, strict=True)):
         have = [tuple(scale.shape) for scale in params.scales]
-        raise ShapeError(f"parameters for shape {params.shape} (scales {have}) do not fit a tensor of shape {shape}")
+        raise ShapeError(
+            f"parameters for shape {params.shape} (scales {have}) do not fit a tensor of shape {shape}"
+        )
     zero = params.zero_point
     return QuantizationParams(
         scheme=params.scheme, shape=shape, dtype=params.dtype,
@@ -122,7 +134,9 @@ def _check(x: torch.Tensor) -> None:
     if not isinstance(x, torch.Tensor):
         raise DtypeError(f"x (a {type(x).__name__}) must be a torch.Tensor")
     if x.layout is not torch.strided or x.is_quantized or x.is_nested:
-        raise DtypeError(f"x (layout {x.layout}, {x.dtype}) must be a dense tensor; call to_dense() or dequantize() first")
+        raise DtypeError(
+            f"x (layout {x.layout}, {x.dtype}) must be a dense tensor; call to_dense() or dequantize() first"
+        )
     if x.dtype not in INPUT_DTYPES:
         known = ", ".join(str(dtype) for dtype in INPUT_DTYPES)
         raise DtypeError(f"x (dtype {x.dtype}) must be one of {known}; convert it first")

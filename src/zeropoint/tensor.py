@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch.utils import _pytree as pytree
 
 from .errors import CheckpointError
 from .formats import IntFormat
@@ -24,7 +26,7 @@ from .schemes import Scheme, ZeroPoint
 class QuantizedTensor:
     """A tensor in codes.
 
-    data: uint8, shape ``(*shape[:-1], ceil(shape[-1] * bits / 8))``; codes packed low bits first, rows padded to bytes.
+    data: uint8, shape ``(*shape[:-1], ceil(shape[-1] * bits / 8))``; codes low bits first, rows padded to bytes.
     params: scheme, scales and zero points.
     shape: shape of the tensor that was quantized.
     dtype: its dtype, which ``dequantize`` returns.
@@ -58,7 +60,9 @@ class QuantizedTensor:
     @property
     def codes(self) -> torch.Tensor:
         """Unpacked codes of ``shape``: signed for signed integer formats, else code patterns."""
-        patterns = packing.unpack(self.data, self.scheme.bits, packing.row_length(self.shape)).reshape(self.shape)
+        patterns = packing.unpack(self.data, self.scheme.bits, packing.row_length(self.shape)).reshape(
+            self.shape
+        )
         return packing.as_values(patterns, self.scheme.element)
 
     @property
@@ -83,14 +87,16 @@ class QuantizedTensor:
         return math.prod(self.shape) * self.dtype.itemsize / max(1, self.nbytes)
 
     def error_bound(self) -> torch.Tensor:
-        """Return the proven bound on ``|x - dequantize(x)|`` of each finest block, float64, shaped like its grid."""
+        """Return the proven bound on ``|x - dequantize(x)|`` of each finest block, float64, on its grid."""
         return self.params.error_bound(self.dtype)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the values, in the original dtype unless another is given."""
-        return library.dequantize(
-            self.data, list(self.scales), self.zero_point, str(self.scheme), list(self.shape), dtype or self.dtype, self.dtype
+        wanted = dtype or self.dtype
+        values: torch.Tensor = library.dequantize(
+            self.data, list(self.scales), self.zero_point, self.params.text, list(self.shape), wanted, self.dtype
         )
+        return values
 
     def to(self, device: torch.device | str) -> QuantizedTensor:
         """Return the tensor on another device."""
@@ -100,18 +106,26 @@ class QuantizedTensor:
 
     def save(self, path: str | Path) -> None:
         """Write the tensor to a safetensors file, which :meth:`load` reads back without executing code."""
-        header = {"scheme": str(self.scheme), "shape": list(self.shape), "dtype": str(self.dtype).removeprefix("torch.")}
+        header = {
+            "scheme": str(self.scheme),
+            "shape": list(self.shape),
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
         save_file(
-            {"data": self.data.contiguous(), **self.params.tensors()}, path, metadata={"zeropoint": json.dumps(header)}
+            {"data": self.data.contiguous(), **self.params.tensors()},
+            path,
+            metadata={"zeropoint": json.dumps(header)},
         )
 
     @staticmethod
     def load(path: str | Path) -> QuantizedTensor:
-        """Read a tensor that :meth:`save` wrote; raises CheckpointError when the file holds something else."""
+        """Read a tensor that :meth:`save` wrote; raises CheckpointError for any other file."""
         with safe_open(path, "pt") as file:
             header = (file.metadata() or {}).get("zeropoint")
             if header is None:
-                raise CheckpointError(f"{path} holds no zeropoint tensor; its metadata has no key 'zeropoint'")
+                raise CheckpointError(
+                    f"{path} holds no zeropoint tensor; its metadata has no key 'zeropoint'"
+                )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         facts = json.loads(header)
         shape = tuple(facts["shape"])
@@ -123,6 +137,29 @@ class QuantizedTensor:
     def __repr__(self) -> str:
         kind = "integers" if isinstance(self.scheme.element, IntFormat) else "codes"
         return (
-            f"QuantizedTensor({self.scheme}, shape={self.shape}, dtype={self.dtype}, {kind} in {self.nbytes} bytes, "
-            f"{self.bits_per_value:.3f} bits a value)"
+            f"QuantizedTensor({self.scheme}, shape={self.shape}, dtype={self.dtype}, {kind} in "
+            f"{self.nbytes} bytes, {self.bits_per_value:.3f} bits a value)"
         )
+
+
+def _flatten(q: QuantizedTensor) -> tuple[list[torch.Tensor], tuple[object, ...]]:
+    params = q.params
+    zeros = [] if params.zero_point is None else [params.zero_point]
+    return [q.data, *params.scales, *zeros], (params.scheme, q.shape, q.dtype, len(params.scales))
+
+
+def _unflatten(leaves: Iterable[torch.Tensor], context: tuple[Scheme, tuple[int, ...], torch.dtype, int]) -> QuantizedTensor:
+    scheme, shape, dtype, count = context
+    data, *rest = leaves
+    params = QuantizationParams(
+        scheme=scheme,
+        shape=shape,
+        scales=tuple(rest[:count]),
+        zero_point=rest[count] if len(rest) > count else None,
+        dtype=dtype,
+    )
+    return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
+
+
+# torch.utils._pytree is where torch itself registers containers; it is what vmap, export and checkpointing walk.
+pytree.register_pytree_node(QuantizedTensor, _flatten, _unflatten, serialized_type_name="zeropoint.QuantizedTensor")  # type: ignore[arg-type]

@@ -36,7 +36,9 @@ def spread_blocks(values: torch.Tensor, granularity: Granularity, shape: tuple[i
     return result
 
 
-def spread_grid(values: torch.Tensor, coarse: Granularity, fine: Granularity, shape: tuple[int, ...]) -> torch.Tensor:
+def spread_grid(
+    values: torch.Tensor, coarse: Granularity, fine: Granularity, shape: tuple[int, ...]
+) -> torch.Tensor:
     """Return one value a fine block, taken from the coarse block that holds it.
 
     Raises ShapeError unless coarse blocks are unions of fine ones.
@@ -46,6 +48,8 @@ def spread_grid(values: torch.Tensor, coarse: Granularity, fine: Granularity, sh
     for axis, (big, small, count) in enumerate(zip(wide, narrow, counts, strict=True)):
         if result.shape[axis] > 1:
             if big % small:
-                raise ShapeError(f"blocks of {coarse} must be made of whole blocks of {fine} in a tensor of shape {shape}")
+                raise ShapeError(
+                    f"blocks of {coarse} must be made of whole blocks of {fine} in a tensor of shape {shape}"
+                )
             result = result.repeat_interleave(-(-big // small), axis).narrow(axis, 0, count)
     return result.expand(counts)

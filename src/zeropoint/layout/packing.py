@@ -38,7 +38,7 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     padding = -rows.shape[-1] % per
     if padding:
         rows = torch.nn.functional.pad(rows, (0, padding))
-    lanes = rows.unflatten(-1, (-1, per)).to(torch.int64) & ((1 << bits) - 1)
+    lanes = _split(rows, per) & ((1 << bits) - 1)
     group_bytes = per * bits // 8
     out = torch.zeros((*lanes.shape[:-1], group_bytes), dtype=torch.int64, device=codes.device)
     for lane in range(per):
@@ -52,7 +52,9 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 def _whole_bytes(rows: torch.Tensor, bits: int) -> torch.Tensor:
     if bits == 8:
-        return (rows.to(torch.int16) & 0xFF).to(torch.uint8) if rows.dtype != torch.uint8 else rows.contiguous()
+        return (
+            (rows.to(torch.int16) & 0xFF).to(torch.uint8) if rows.dtype != torch.uint8 else rows.contiguous()
+        )
     wide = rows.to(torch.int64) & ((1 << bits) - 1)
     parts = [(wide >> (8 * n)) & 0xFF for n in range(bits // 8)]
     return torch.stack(parts, -1).to(torch.uint8).flatten(-2)
@@ -71,20 +73,32 @@ def unpack(data: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     if bits == 8:
         return data
     if bits in (16, 32):
-        parts = data.unflatten(-1, (-1, bits // 8)).to(torch.int64)
-        return sum((parts[..., n] << (8 * n) for n in range(bits // 8)), parts[..., 0] * 0).to(code_dtype(bits))
+        parts = _split(data, bits // 8)
+        return sum((parts[..., n] << (8 * n) for n in range(bits // 8)), parts[..., 0] * 0).to(
+            code_dtype(bits)
+        )
     per = 8 // bits if bits in (1, 2, 4) else 8
     group_bytes = per * bits // 8
     padding = -data.shape[-1] % group_bytes
     rows = torch.nn.functional.pad(data, (0, padding)) if padding else data
-    groups = rows.unflatten(-1, (-1, group_bytes)).to(torch.int64)
+    groups = _split(rows, group_bytes)
     lanes = []
     for lane in range(per):
         first, shift = divmod(lane * bits, 8)
         span = range(first, min(group_bytes, first + 1 + (shift + bits - 1) // 8))
-        value = sum((groups[..., byte] << (8 * (byte - first)) for byte in span), groups[..., 0] * 0)
-        lanes.append((value >> shift) & ((1 << bits) - 1))
+        lanes.append((_join(groups, span) >> shift) & ((1 << bits) - 1))
     return torch.stack(lanes, -1).flatten(-2)[..., :count].to(code_dtype(bits)).contiguous()
+
+
+def _split(rows: torch.Tensor, size: int) -> torch.Tensor:
+    return rows.reshape(*rows.shape[:-1], rows.shape[-1] // size, size).to(torch.int64)
+
+
+def _join(parts: torch.Tensor, span: range) -> torch.Tensor:
+    value = torch.zeros_like(parts[..., 0])
+    for byte in span:
+        value |= parts[..., byte] << (8 * (byte - span.start))
+    return value
 
 
 def as_values(patterns: torch.Tensor, fmt: Format) -> torch.Tensor:

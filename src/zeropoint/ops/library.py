@@ -44,7 +44,9 @@ def parsed(text: str) -> Scheme:
 
 def request(op: Op, x: torch.Tensor, scheme: Scheme) -> Request:
     """Return the request that a call of ``op`` on ``x`` makes."""
-    return Request(op=op, scheme=scheme, shape=tuple(x.shape), dtype=x.dtype, own_dtype=x.dtype, device=x.device)
+    return Request(
+        op=op, scheme=scheme, shape=tuple(x.shape), dtype=x.dtype, own_dtype=x.dtype, device=x.device
+    )
 
 
 @torch.library.custom_op("zeropoint::quantize_dynamic", mutates_args=())
@@ -63,7 +65,8 @@ def _(x: torch.Tensor, scheme: str) -> list[torch.Tensor]:
     shape = tuple(x.shape)
     out = [_fake_data(x, value)]
     out += [
-        x.new_empty(level.granularity.grid(shape), dtype=storage_dtype(level.format_for(own))) for level in value.scales
+        x.new_empty(level.granularity.grid(shape), dtype=storage_dtype(level.format_for(own)))
+        for level in value.scales
     ]
     if value.zero_point is not ZeroPoint.NONE:
         integer = value.zero_point is ZeroPoint.INTEGER
@@ -87,7 +90,9 @@ def quantize(
 
 
 @quantize.register_fake
-def _(x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str) -> torch.Tensor:
+def _(
+    x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str
+) -> torch.Tensor:
     return _fake_data(x, parsed(scheme))
 
 
@@ -103,7 +108,12 @@ def dequantize(
 ) -> torch.Tensor:
     """Return the values of packed codes in ``dtype``."""
     wanted = Request(
-        op=Op.DEQUANTIZE, scheme=parsed(scheme), shape=tuple(shape), dtype=dtype, own_dtype=own_dtype, device=data.device
+        op=Op.DEQUANTIZE,
+        scheme=parsed(scheme),
+        shape=tuple(shape),
+        dtype=dtype,
+        own_dtype=own_dtype,
+        device=data.device,
     )
     return choose(wanted, _ONLY.get()).dequantize(data, (tuple(scales), zero_point), wanted)
 
@@ -132,13 +142,19 @@ def fake_quantize(
 
 
 @fake_quantize.register_fake
-def _(x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str) -> torch.Tensor:
+def _(
+    x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str
+) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
 @torch.library.custom_op("zeropoint::fake_quantize_backward", mutates_args=())
 def fake_quantize_backward(
-    grad: torch.Tensor, x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    scales: list[torch.Tensor],
+    zero_point: torch.Tensor | None,
+    scheme: str,
 ) -> torch.Tensor:
     """Return ``grad`` where the rounded ``x`` lies within the codes, else zero."""
     value = parsed(scheme)
@@ -148,7 +164,11 @@ def fake_quantize_backward(
 
 @fake_quantize_backward.register_fake
 def _(
-    grad: torch.Tensor, x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    scales: list[torch.Tensor],
+    zero_point: torch.Tensor | None,
+    scheme: str,
 ) -> torch.Tensor:
     return grad.new_empty(grad.shape)
 

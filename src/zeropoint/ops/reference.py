@@ -1,7 +1,7 @@
 """The operators in plain torch, on any device: the yardstick that every other backend is compared with, byte for byte.
 
-    quantize     code = encode(x / S + zero_point),   S = scale_1 * scale_2 * ...
-    dequantize   value = (decode(code) - zero_point) * S
+quantize     code = encode(x / S + zero_point),   S = scale_1 * scale_2 * ...
+dequantize   value = (decode(code) - zero_point) * S
 """
 
 from __future__ import annotations
@@ -120,10 +120,14 @@ def _encode(
 
 def _refuse_overflow(steps: torch.Tensor, scheme: Scheme) -> None:
     if scheme.overflow is Overflow.SPECIAL:
-        raise UnsupportedError(f"overflow=special needs a format with Inf or NaN, got {scheme.element_name}; use saturate")
+        raise UnsupportedError(
+            f"overflow=special needs a format with Inf or NaN, got {scheme.element_name}; use saturate"
+        )
     past = (steps < scheme.qmin) | (steps > scheme.qmax)
     if bool(past.any()):
-        raise RangeError(f"{int(past.sum())} values exceed the range of {scheme.element_name}; use overflow=saturate")
+        raise RangeError(
+            f"{int(past.sum())} values exceed the range of {scheme.element_name}; use overflow=saturate"
+        )
 
 
 def integer_steps(
@@ -138,7 +142,10 @@ def integer_steps(
     steps = ratio * 2.0**scheme.element.fraction_bits
     if zero_point is None:
         return round_steps(steps.double(), scheme.rounding.mode, noise)
-    inside = scheme.zero_point is ZeroPoint.REAL or scheme.dialect.zero_point_place is ZeroPointPlace.INSIDE_ROUNDING
+    inside = (
+        scheme.zero_point is ZeroPoint.REAL
+        or scheme.dialect.zero_point_place is ZeroPointPlace.INSIDE_ROUNDING
+    )
     if inside:
         shifted = through(steps + zero_point.to(steps.dtype), scaled_rounder(scheme, dtype))
         return round_steps(shifted.double(), scheme.rounding.mode, noise)
@@ -186,7 +193,9 @@ def inside(
     """
     shape = tuple(x.shape)
     scale = effective_scale(scheme, scales, shape, x.dtype)
-    ratio = scaled(x, scheme, None if scale is None else spread_blocks(scale, scheme.granularity, shape)).double()
+    ratio = scaled(
+        x, scheme, None if scale is None else spread_blocks(scale, scheme.granularity, shape)
+    ).double()
     element, mode = scheme.element, scheme.rounding.mode
     noise = None
     if mode is RoundingMode.STOCHASTIC:
@@ -197,7 +206,9 @@ def inside(
         return (steps >= scheme.qmin) & (steps <= scheme.qmax)
     if isinstance(element, CodebookFormat):
         return (ratio >= float(element.min)) & (ratio <= float(element.max))
-    half = float(element.max) + 2.0 ** (element.emax - element.mantissa_bits) * (0.5 if mode.to_nearest else 1.0)
+    half = float(element.max) + 2.0 ** (element.emax - element.mantissa_bits) * (
+        0.5 if mode.to_nearest else 1.0
+    )
     # A tie at the upper end rounds to the largest code only when that code is even.
     tie_in = mode is RoundingMode.HALF_EVEN and element.max_code % 2 == 0
     upper = (ratio <= half) if tie_in else (ratio < half)

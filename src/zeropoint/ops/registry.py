@@ -97,7 +97,12 @@ class Reference:
     def dequantize(self, data: torch.Tensor, params: Params, request: Request) -> torch.Tensor:
         """See :class:`Backend`."""
         return reference.dequantize(
-            data, request.scheme, *params, shape=request.shape, dtype=request.dtype, own_dtype=request.own_dtype
+            data,
+            request.scheme,
+            *params,
+            shape=request.shape,
+            dtype=request.dtype,
+            own_dtype=request.own_dtype,
         )
 
     def fake_quantize(self, x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
@@ -164,7 +169,9 @@ def explain(request: Request, only: str | None = None) -> Explanation:
     if only is not None:
         if only not in {backend.name for backend in able}:
             known = ", ".join({*_BACKENDS, *_ABSENT})
-            raise UnsupportedError(f"backend {only!r} cannot run {request.op.value}: {reasons.get(only, f'known are {known}')}")
+            raise UnsupportedError(
+                f"backend {only!r} cannot run {request.op.value}: {reasons.get(only, f'known are {known}')}"
+            )
         able = [backend for backend in able if backend.name == only]
     best = max(able, key=lambda backend: backend.rank)
     for backend in able:

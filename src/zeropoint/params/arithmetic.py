@@ -49,7 +49,9 @@ class Ranges:
         return torch.maximum(self.maximum[level].abs(), self.minimum[level].abs())
 
 
-def scales_from_ranges(scheme: Scheme, ranges: Ranges) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
+def scales_from_ranges(
+    scheme: Scheme, ranges: Ranges
+) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
     """Return the scales of each level (in their storage dtype, finest first) and the zero point or None.
 
     Raises NonFiniteError when a range is not finite, RangeError when a scale does not fit its format.
@@ -65,7 +67,9 @@ def scales_from_ranges(scheme: Scheme, ranges: Ranges) -> tuple[tuple[torch.Tens
     for index in reversed(range(len(scheme.scales))):
         level = scheme.scales[index]
         if coarser is not None:
-            coarser = spread_grid(coarser, scheme.scales[index + 1].granularity, level.granularity, ranges.shape)
+            coarser = spread_grid(
+                coarser, scheme.scales[index + 1].granularity, level.granularity, ranges.shape
+            )
         amax = ranges.magnitude(index, scheme)
         if level.rule.power_of_two:
             values = _power_of_two(scheme, level, amax, coarser, ranges.dtype)
@@ -84,7 +88,9 @@ def require_finite_range(low: torch.Tensor, high: torch.Tensor) -> None:
     good = torch.isfinite(low) & torch.isfinite(high)
     if not bool(good.all()):
         where = tuple(torch.nonzero(~good)[0].tolist())
-        raise NonFiniteError(f"range of block {where} is {float(low[where])}..{float(high[where])}; it must be finite")
+        raise NonFiniteError(
+            f"range of block {where} is {float(low[where])}..{float(high[where])}; it must be finite"
+        )
 
 
 def rounder(scheme: Scheme, dtype: torch.dtype) -> torch.dtype | None:
@@ -115,7 +121,9 @@ def _linear(ideal: torch.Tensor, scheme: Scheme, level: ScaleLevel, dtype: torch
         raise RangeError(
             f"scale of block {where} (={float(ideal[where])}) does not fit {level}; use scale=float32 or a coarser block"
         )
-    return torch.where(ideal == 0, _round_to(torch.full_like(ideal, zero_scale(scheme, dtype)), fmt, up=False), values)
+    return torch.where(
+        ideal == 0, _round_to(torch.full_like(ideal, zero_scale(scheme, dtype)), fmt, up=False), values
+    )
 
 
 def _top(fmt: Format) -> float:
@@ -176,17 +184,23 @@ def _power_of_two(
     low, high = _exponents(fmt)
     exponent = scale_exponent(amax, scheme, level.rule, dtype)
     if coarser is None:
-        # An f16 tensor whose block is subnormal has scale 0 in its own dtype, which compressed-tensors replaces by 1.
+        # compressed-tensors reads exponents from the bits of the input's dtype: a float16 block below the normal numbers has
+        # scale 0 there, which it replaces by 1.
         lost = rounder(scheme, dtype) is torch.float16
         quiet = _is_quiet(amax, dtype) if lost else torch.zeros_like(amax, dtype=torch.bool)
-        exponent = torch.where(quiet, 0, exponent)
+        least = -14 - scheme.element.emax if lost else -(1 << 14)
+        exponent = torch.where(quiet, 0, exponent.clamp(min=least))
     else:
         exponent = exponent.clamp(min=-127 - scheme.element.emax)
         _, shift = torch.frexp(coarser)
         exponent = exponent - torch.maximum(shift.to(torch.int64) - 1, torch.tensor(-127))
     if coarser is None and bool((exponent > high).any()):
-        raise RangeError(f"a block needs scale 2**{int(exponent.max())}, past the largest of {level}; scale the tensor down")
-    return times_power_of_two(torch.ones_like(amax, dtype=torch.float64), exponent.clamp(low, high)).to(amax.dtype)
+        raise RangeError(
+            f"a block needs scale 2**{int(exponent.max())}, past the largest of {level}; scale the tensor down"
+        )
+    return times_power_of_two(torch.ones_like(amax, dtype=torch.float64), exponent.clamp(low, high)).to(
+        amax.dtype
+    )
 
 
 def _exponents(fmt: Format) -> tuple[int, int]:
@@ -285,4 +299,3 @@ def effective_scale(
         inverse = scheme.dialect.tensor_scale is TensorScale.RECIPROCAL and not level.rule.power_of_two
         result = fine / coarse if inverse else fine * coarse
     return result
-

@@ -71,13 +71,19 @@ def block_bounds(
     extent = _extent(scheme, scales, shape, dtype)
     short = min(top, -low) if low < 0 else top
     clipped = (extent - short * scale.double()).clamp(min=0)
-    return torch.maximum(scale.double() * gap, clipped) + slack * torch.maximum(extent, largest * scale.double())
+    return torch.maximum(scale.double() * gap, clipped) + slack * torch.maximum(
+        extent, largest * scale.double()
+    )
 
 
-def _extent(scheme: Scheme, scales: tuple[torch.Tensor, ...], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _extent(
+    scheme: Scheme, scales: tuple[torch.Tensor, ...], shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
     """Return the largest magnitude that a block with these scales can have held."""
     own, first = format_of(dtype), scheme.scales[0]
-    values = load_scale(scales[0], first.format_for(own), torch.float64).reshape(first.granularity.grid(shape))
+    values = load_scale(scales[0], first.format_for(own), torch.float64).reshape(
+        first.granularity.grid(shape)
+    )
     limit = float(reach(scheme))
     if first.rule.power_of_two:
         scale = effective_scale(scheme, scales, shape, dtype)
@@ -107,5 +113,3 @@ def _rounding_ceiling(values: torch.Tensor, fmt: Format, *, exact_up: bool) -> t
     exponent = torch.clamp(exponent.to(torch.int64) - 1, min=fmt.emin)
     half = torch.pow(2.0, (exponent - fmt.mantissa_bits - 1).to(torch.float64))
     return values + half * (1 + 2.0**-20)
-
-

@@ -137,11 +137,15 @@ def _past_max(codes: torch.Tensor, fmt: FloatFormat, overflow: Overflow) -> torc
         return codes.clamp(max=fmt.max_code)
     if overflow is Overflow.ERROR:
         if bool(past.any()):
-            raise RangeError(f"{int(past.sum())} values exceed the largest of {fmt.spelling}; use overflow=saturate")
+            raise RangeError(
+                f"{int(past.sum())} values exceed the largest of {fmt.spelling}; use overflow=saturate"
+            )
         return codes
     special = fmt.inf_code if fmt.inf_code is not None else fmt.nan_code
     if special is None:
-        raise UnsupportedError(f"overflow=special needs a format with Inf or NaN, got {fmt.spelling}; use saturate")
+        raise UnsupportedError(
+            f"overflow=special needs a format with Inf or NaN, got {fmt.spelling}; use saturate"
+        )
     return torch.where(past, special, codes)
 
 
@@ -180,7 +184,11 @@ def _decode_float(codes: torch.Tensor, fmt: FloatFormat) -> torch.Tensor:
     value = times_power_of_two(steps.to(torch.float64), exponent)
     if fmt.nan_code is not None:
         special = magnitude > fmt.max_code
-        inf = torch.where(magnitude == fmt.inf_code, torch.inf, torch.nan) if fmt.inf_code is not None else torch.nan
+        inf = (
+            torch.where(magnitude == fmt.inf_code, torch.inf, torch.nan)
+            if fmt.inf_code is not None
+            else torch.nan
+        )
         value = torch.where(special, inf, value)
     negative = (wide & fmt.sign_bit) != 0
     value = torch.where(negative, -value, value)

@@ -55,20 +55,40 @@ class QuantizationParams:
         """
         parsed, wide = Scheme.parse(scheme), wide_dtype(dtype)
         grid = parsed.granularity.grid(shape)
-        low = torch.as_tensor(minimum, dtype=wide).expand(grid) if not _has_grid(minimum) else _on_grid(minimum, grid, wide)
-        high = torch.as_tensor(maximum, dtype=wide).expand(grid) if not _has_grid(maximum) else _on_grid(maximum, grid, wide)
+        low = (
+            torch.as_tensor(minimum, dtype=wide).expand(grid)
+            if not _has_grid(minimum)
+            else _on_grid(minimum, grid, wide)
+        )
+        high = (
+            torch.as_tensor(maximum, dtype=wide).expand(grid)
+            if not _has_grid(maximum)
+            else _on_grid(maximum, grid, wide)
+        )
         if bool((low > high).any()):
             where = tuple(torch.nonzero(low > high)[0].tolist())
-            raise RangeError(f"minimum (={float(low[where])}) must not exceed maximum (={float(high[where])}) of block {where}")
+            raise RangeError(
+                f"minimum (={float(low[where])}) must not exceed maximum (={float(high[where])}) of block {where}"
+            )
         lows, highs = [low], [high]
         for level in parsed.scales[1:]:
             coarse = level.granularity.grid(shape)
-            lows.append(low.amin().expand(coarse) if math.prod(coarse) == 1 else _coarsen(low, coarse, "amin"))
-            highs.append(high.amax().expand(coarse) if math.prod(coarse) == 1 else _coarsen(high, coarse, "amax"))
+            lows.append(
+                low.amin().expand(coarse) if math.prod(coarse) == 1 else _coarsen(low, coarse, "amin")
+            )
+            highs.append(
+                high.amax().expand(coarse) if math.prod(coarse) == 1 else _coarsen(high, coarse, "amax")
+            )
         ranges = arithmetic.Ranges(minimum=tuple(lows), maximum=tuple(highs), dtype=dtype, shape=shape)
         scales, zero_point = arithmetic.scales_from_ranges(parsed, ranges)
         return QuantizationParams(
-            scheme=parsed, shape=shape, scales=scales, zero_point=zero_point, dtype=dtype, minimum=low, maximum=high
+            scheme=parsed,
+            shape=shape,
+            scales=scales,
+            zero_point=zero_point,
+            dtype=dtype,
+            minimum=low,
+            maximum=high,
         )
 
     @staticmethod
@@ -83,7 +103,9 @@ class QuantizationParams:
         zeros = None
         if parsed.zero_point is not ZeroPoint.NONE:
             zeros = torch.tensor([zero_point], dtype=arithmetic.zero_point_dtype(parsed))
-        params = QuantizationParams(scheme=parsed, shape=(1,), scales=(torch.tensor([scale]),), zero_point=zeros)
+        params = QuantizationParams(
+            scheme=parsed, shape=(1,), scales=(torch.tensor([scale]),), zero_point=zeros
+        )
         params.validate()
         return params
 
@@ -112,9 +134,13 @@ class QuantizationParams:
         """Return parameters with scale 1 for one block of ``size`` consecutive elements."""
         return _ones(Scheme.parse(f"{element}:g{size}"), (size,))
 
-    def from_statistics(self, minimum: float | torch.Tensor, maximum: float | torch.Tensor) -> QuantizationParams:
+    def from_statistics(
+        self, minimum: float | torch.Tensor, maximum: float | torch.Tensor
+    ) -> QuantizationParams:
         """Return these parameters for newly observed extremes; see :meth:`from_range`."""
-        return QuantizationParams.from_range(self.scheme, minimum, maximum, shape=self.shape, dtype=self.dtype)
+        return QuantizationParams.from_range(
+            self.scheme, minimum, maximum, shape=self.shape, dtype=self.dtype
+        )
 
     def validate(self) -> None:
         """Check shapes, dtypes and values.
@@ -124,12 +150,16 @@ class QuantizationParams:
         """
         levels = self.scheme.scales
         if len(self.scales) != len(levels):
-            raise SchemeError(f"scales (length {len(self.scales)}) must number {len(levels)}, as many as {self.scheme} has")
+            raise SchemeError(
+                f"scales (length {len(self.scales)}) must number {len(levels)}, as many as {self.scheme} has"
+            )
         for number, (scale, level) in enumerate(zip(self.scales, levels, strict=True), 1):
             _check_grid(f"scale {number}", scale, level.granularity, self.shape)
             fmt = level.format_for(format_of(self.dtype))
             if scale.dtype != storage_dtype(fmt):
-                raise SchemeError(f"scale {number} (dtype {scale.dtype}) must be {storage_dtype(fmt)} for level {level}")
+                raise SchemeError(
+                    f"scale {number} (dtype {scale.dtype}) must be {storage_dtype(fmt)} for level {level}"
+                )
             values = arithmetic.load_scale(scale, fmt, torch.float64)
             _check_scale(number, values, zero_allowed=number < len(levels))
         self._validate_zero_point()
@@ -137,15 +167,21 @@ class QuantizationParams:
     def _validate_zero_point(self) -> None:
         wanted = self.scheme.zero_point
         if (self.zero_point is None) != (wanted is ZeroPoint.NONE):
-            raise SchemeError(f"zero_point must be {'absent' if wanted is ZeroPoint.NONE else 'given'} for scheme {self.scheme}")
+            raise SchemeError(
+                f"zero_point must be {'absent' if wanted is ZeroPoint.NONE else 'given'} for scheme {self.scheme}"
+            )
         if self.zero_point is None:
             return
         _check_grid("zero_point", self.zero_point, self.scheme.granularity, self.shape)
         low, high = self.scheme.qmin, self.scheme.qmax
-        outside = (self.zero_point < low) | (self.zero_point > high) | ~torch.isfinite(self.zero_point.double())
+        outside = (
+            (self.zero_point < low) | (self.zero_point > high) | ~torch.isfinite(self.zero_point.double())
+        )
         if wanted is ZeroPoint.INTEGER and bool(outside.any()):
             where = tuple(torch.nonzero(outside)[0].tolist())
-            raise RangeError(f"zero_point (={self.zero_point[where].item()}) of block {where} must lie in {low}..{high}")
+            raise RangeError(
+                f"zero_point (={self.zero_point[where].item()}) of block {where} must lie in {low}..{high}"
+            )
 
     @property
     def num_parameter_sets(self) -> int:
@@ -169,6 +205,11 @@ class QuantizationParams:
         """Bits of float32 over bits a value, scales and zero points counted."""
         return 32 / self.scheme.bits_per_value(self.shape)
 
+    @property
+    def text(self) -> str:
+        """Text form of the scheme, the spelling that operators take."""
+        return scheme_text(self.scheme)
+
     def effective_scale(self) -> torch.Tensor | None:
         """Return the product of all levels, one factor a finest block, in the wide dtype; None without scales."""
         return arithmetic.effective_scale(self.scheme, self.scales, self.shape, self.dtype)
@@ -180,16 +221,26 @@ class QuantizationParams:
         dtype: that of the dequantized values, the tensor's own unless given.
         """
         return block_bounds(
-            self.scheme, self.scales, self.zero_point, shape=self.shape, dtype=self.dtype, out_dtype=dtype or self.dtype
+            self.scheme,
+            self.scales,
+            self.zero_point,
+            shape=self.shape,
+            dtype=self.dtype,
+            out_dtype=dtype or self.dtype,
         )
 
     def to(self, device: torch.device | str) -> QuantizationParams:
         """Return the parameters on another device."""
-        moved = {
-            name: None if value is None else value.to(device)
-            for name, value in (("zero_point", self.zero_point), ("minimum", self.minimum), ("maximum", self.maximum))
-        }
-        return replace(self, scales=tuple(s.to(device) for s in self.scales), **moved)
+        def moved(value: torch.Tensor | None) -> torch.Tensor | None:
+            return None if value is None else value.to(device)
+
+        return replace(
+            self,
+            scales=tuple(scale.to(device) for scale in self.scales),
+            zero_point=moved(self.zero_point),
+            minimum=moved(self.minimum),
+            maximum=moved(self.maximum),
+        )
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors under the names that :meth:`from_tensors` reads."""
@@ -198,7 +249,10 @@ class QuantizationParams:
 
     @staticmethod
     def from_tensors(
-        scheme: Scheme, shape: tuple[int, ...], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype = torch.float32
+        scheme: Scheme,
+        shape: tuple[int, ...],
+        tensors: Mapping[str, torch.Tensor],
+        dtype: torch.dtype = torch.float32,
     ) -> QuantizationParams:
         """Return validated parameters from the tensors that :meth:`tensors` names."""
         missing = [f"scale{n}" for n in range(1, len(scheme.scales) + 1) if f"scale{n}" not in tensors]
@@ -227,8 +281,18 @@ class QuantizationParams:
         return f"QuantizationParams({self.scheme}, shape={self.shape}, scales {scales}{zero})"
 
 
+def scheme_text(scheme: Scheme) -> str:
+    """Return ``str(scheme)``; a function of its own so that torch.compile takes the result as a constant."""
+    return str(scheme)
+
+
+torch.compiler.assume_constant_result(scheme_text)  # type: ignore[no-untyped-call]
+
+
 def _ones(scheme: Scheme, shape: tuple[int, ...]) -> QuantizationParams:
-    params = QuantizationParams(scheme=scheme, shape=shape, scales=(torch.ones(scheme.granularity.grid(shape)),))
+    params = QuantizationParams(
+        scheme=scheme, shape=shape, scales=(torch.ones(scheme.granularity.grid(shape)),)
+    )
     params.validate()
     return params
 
@@ -240,7 +304,9 @@ def _has_grid(value: float | torch.Tensor) -> bool:
 def _on_grid(value: float | torch.Tensor, grid: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     tensor = torch.as_tensor(value, dtype=dtype)
     if tensor.numel() != math.prod(grid):
-        raise ShapeError(f"range (shape {tuple(tensor.shape)}) must hold one number for each block of grid {grid}")
+        raise ShapeError(
+            f"range (shape {tuple(tensor.shape)}) must hold one number for each block of grid {grid}"
+        )
     return tensor.reshape(grid)
 
 
@@ -258,7 +324,9 @@ def _coarsen(values: torch.Tensor, grid: tuple[int, ...], kind: str) -> torch.Te
 def _check_grid(what: str, tensor: torch.Tensor, granularity: Granularity, shape: tuple[int, ...]) -> None:
     grid = granularity.grid(shape)
     if tuple(tensor.shape) != grid:
-        raise ShapeError(f"{what} (shape {tuple(tensor.shape)}) must have shape {grid} for {granularity} of a tensor {shape}")
+        raise ShapeError(
+            f"{what} (shape {tuple(tensor.shape)}) must have shape {grid} for {granularity} of a tensor {shape}"
+        )
 
 
 def _check_scale(number: int, values: torch.Tensor, *, zero_allowed: bool) -> None:
@@ -266,11 +334,15 @@ def _check_scale(number: int, values: torch.Tensor, *, zero_allowed: bool) -> No
     good = torch.isfinite(values) & ((values >= 2.0**-128) | (zero_allowed & (values == 0)))
     if not bool(good.all()):
         where = tuple(torch.nonzero(~good)[0].tolist())
-        raise RangeError(f"scale {number} (={float(values[where])}) of block {where} must be finite and at least 2**-128")
+        raise RangeError(
+            f"scale {number} (={float(values[where])}) of block {where} must be finite and at least 2**-128"
+        )
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    bits = (a.view(torch.uint8), b.view(torch.uint8)) if a.dtype == b.dtype and a.element_size() == 1 else (a, b)
+    bits = (
+        (a.view(torch.uint8), b.view(torch.uint8)) if a.dtype == b.dtype and a.element_size() == 1 else (a, b)
+    )
     return a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(*bits))
 
 
