@@ -30,7 +30,8 @@ def choose_params(x: torch.Tensor, scheme: str | Scheme) -> QuantizationParams:
     """Return the parameters that ``x`` gives under ``scheme``, with its observed extremes.
 
     x: float64, float32, float16 or bfloat16; any shape and stride; finite.
-    Raises NonFiniteError for NaN and Inf with the first index, DtypeError and ShapeError for tensors that cannot be quantized.
+    Raises NonFiniteError for NaN and Inf with the first index, DtypeError and ShapeError for tensors that
+    cannot be quantized.
 
     >>> choose_params(torch.tensor([-1.0, 3.0]), "uint8:tensor:asym").zero_point
     tensor([64], dtype=torch.int32)
@@ -90,8 +91,8 @@ def dequantize(q: QuantizedTensor, dtype: torch.dtype | None = None) -> torch.Te
 def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) -> torch.Tensor:
     """Return ``dequantize(quantize(x, params))``, bit for bit, differentiable in ``x``.
 
-    The gradient is the straight-through estimator: 1 where ``x``, rounded, lies within the codes (ends included), else 0.
-    A scheme instead of parameters takes them from ``x`` itself.
+    The gradient is the straight-through estimator: 1 where ``x``, rounded, lies within the codes (ends
+    included), else 0. A scheme instead of parameters takes them from ``x`` itself.
     """
     _check(x)
     if not isinstance(params, QuantizationParams):
@@ -111,7 +112,7 @@ def explain(x: torch.Tensor, scheme: str | Scheme, op: str = "quantize_dynamic")
 
 
 def _fitted(params: QuantizationParams, x: torch.Tensor) -> QuantizationParams:
-    """Return parameters whose tensors lie on the grid of ``x``: one number serves any shape, a list one axis."""
+    """Return parameters whose tensors lie on the grid of ``x``; one number serves any shape."""
     if params.shape == tuple(x.shape) and params.dtype == x.dtype:
         return params
     shape = tuple(x.shape)

@@ -26,7 +26,8 @@ from .schemes import Scheme, ZeroPoint
 class QuantizedTensor:
     """A tensor in codes.
 
-    data: uint8, shape ``(*shape[:-1], ceil(shape[-1] * bits / 8))``; codes low bits first, rows padded to bytes.
+    data: uint8, shape ``(*shape[:-1], ceil(shape[-1] * bits / 8))``; codes low bits first, rows padded to
+        bytes.
     params: scheme, scales and zero points.
     shape: shape of the tensor that was quantized.
     dtype: its dtype, which ``dequantize`` returns.
@@ -94,7 +95,13 @@ class QuantizedTensor:
         """Return the values, in the original dtype unless another is given."""
         wanted = dtype or self.dtype
         values: torch.Tensor = library.dequantize(
-            self.data, list(self.scales), self.zero_point, self.params.text, list(self.shape), wanted, self.dtype
+            self.data,
+            list(self.scales),
+            self.zero_point,
+            self.params.text,
+            list(self.shape),
+            wanted,
+            self.dtype,
         )
         return values
 
@@ -148,7 +155,9 @@ def _flatten(q: QuantizedTensor) -> tuple[list[torch.Tensor], tuple[object, ...]
     return [q.data, *params.scales, *zeros], (params.scheme, q.shape, q.dtype, len(params.scales))
 
 
-def _unflatten(leaves: Iterable[torch.Tensor], context: tuple[Scheme, tuple[int, ...], torch.dtype, int]) -> QuantizedTensor:
+def _unflatten(
+    leaves: Iterable[torch.Tensor], context: tuple[Scheme, tuple[int, ...], torch.dtype, int]
+) -> QuantizedTensor:
     scheme, shape, dtype, count = context
     data, *rest = leaves
     params = QuantizationParams(
@@ -161,5 +170,8 @@ def _unflatten(leaves: Iterable[torch.Tensor], context: tuple[Scheme, tuple[int,
     return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
 
 
-# torch.utils._pytree is where torch itself registers containers; it is what vmap, export and checkpointing walk.
-pytree.register_pytree_node(QuantizedTensor, _flatten, _unflatten, serialized_type_name="zeropoint.QuantizedTensor")  # type: ignore[arg-type]
+# torch.utils._pytree is where torch itself registers containers; it is what vmap, export and checkpointing
+# walk.
+pytree.register_pytree_node(
+    QuantizedTensor, _flatten, _unflatten, serialized_type_name="zeropoint.QuantizedTensor"
+)

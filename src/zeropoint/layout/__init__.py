@@ -1,1 +1,1 @@
-"""Where elements lie: blocks of a tensor, codes in bytes. Plain torch, no number formats beyond their width."""
+"""Where elements lie: blocks of a tensor, codes in bytes. It knows no number formats beyond their width."""

@@ -1,4 +1,7 @@
-"""Blocks of a tensor: reduce over each, and spread one value a block back over its elements. Plain torch, any device."""
+"""Blocks of a tensor: reduce over each, and spread one value a block back over its elements.
+
+Plain torch, any device. This module knows granularities and nothing of what the values mean.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def reduce_blocks(x: torch.Tensor, granularity: Granularity, kind: str, fill: fl
 
 
 def spread_blocks(values: torch.Tensor, granularity: Granularity, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return ``values`` (one a block of a tensor of ``shape``) in a form that broadcasts against that tensor."""
+    """Return ``values`` (one a block of a tensor of ``shape``) so that they broadcast against it."""
     extents, grid = granularity.block_shape(shape), granularity.grid(shape)
     result = values.reshape(grid)
     for axis, (length, extent, count) in enumerate(zip(shape, extents, grid, strict=True)):

@@ -1,7 +1,8 @@
 """Codes to bytes and back: little-endian, low bits first, each row along the last axis padded to whole bytes.
 
-Plain torch, any device. A code of ``b`` bits at position ``i`` of its row occupies bits ``i * b .. i * b + b - 1`` of the
-row's bit stream; bit ``k`` of the stream is bit ``k % 8`` of byte ``k // 8``. For 4 bits, the low nibble comes first.
+Plain torch, any device. A code of ``b`` bits at position ``i`` of its row occupies bits ``i * b`` to
+``i * b + b - 1`` of the row's bit stream; bit ``k`` of the stream is bit ``k % 8`` of byte ``k // 8``. For 4
+bits, the low nibble comes first.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def packed_length(count: int, bits: int) -> int:
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Return the bytes of ``codes``, an integer tensor; only the low ``bits`` bits of each code count.
 
-    Returns uint8 of shape ``(*codes.shape[:-1], ceil(codes.shape[-1] * bits / 8))``; a scalar packs like a row of one.
+    Returns uint8 of shape ``(*codes.shape[:-1], ceil(codes.shape[-1] * bits / 8))``; a scalar packs like a
+    row of one.
 
     >>> pack(torch.tensor([1, 2, 3]), 4)
     tensor([33,  3], dtype=torch.uint8)
@@ -61,14 +63,14 @@ def _whole_bytes(rows: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack(data: torch.Tensor, bits: int, count: int) -> torch.Tensor:
-    """Return ``count`` code patterns a row from bytes that :func:`pack` wrote: uint8, int32 or int64 by width.
+    """Return ``count`` code patterns a row from the bytes of :func:`pack`: uint8, int32 or int64 by width.
 
     Raises ShapeError when the rows have another length than ``count`` codes take.
     """
     if data.shape[-1] != packed_length(count, bits):
         raise ShapeError(
-            f"data (shape {tuple(data.shape)}) must have {packed_length(count, bits)} bytes a row for {count} codes of "
-            f"{bits} bits"
+            f"data (shape {tuple(data.shape)}) must have {packed_length(count, bits)} bytes a row for "
+            f"{count} codes of {bits} bits"
         )
     if bits == 8:
         return data
@@ -102,7 +104,7 @@ def _join(parts: torch.Tensor, span: range) -> torch.Tensor:
 
 
 def as_values(patterns: torch.Tensor, fmt: Format) -> torch.Tensor:
-    """Return code patterns as the integers they stand for when ``fmt`` is a signed integer format, else as they are."""
+    """Return patterns of a signed integer format as the integers they stand for, others as they are."""
     if not isinstance(fmt, IntFormat) or not fmt.signed:
         return patterns
     if fmt.bits == 8:

@@ -1,4 +1,4 @@
-"""The operators in plain torch, on any device: the yardstick that every other backend is compared with, byte for byte.
+"""The operators in plain torch, on any device: the yardstick, to which others are equal byte for byte.
 
 quantize     code = encode(x / S + zero_point),   S = scale_1 * scale_2 * ...
 dequantize   value = (decode(code) - zero_point) * S
@@ -31,8 +31,8 @@ def require_finite(x: torch.Tensor) -> None:
         where = tuple(torch.nonzero(~good)[0].tolist()) if x.ndim else ()
         count = int((~good).sum())
         raise NonFiniteError(
-            f"tensor (shape {tuple(x.shape)}, {x.dtype}) holds {float(x[where])} at index {where} and {count} non-finite "
-            f"values in all; replace them before quantizing"
+            f"tensor (shape {tuple(x.shape)}, {x.dtype}) holds {float(x[where])} at index {where} and "
+            f"{count} non-finite values in all; replace them before quantizing"
         )
 
 
@@ -46,7 +46,10 @@ def ranges(x: torch.Tensor, scheme: Scheme) -> Ranges:
 
 
 def choose_params(x: torch.Tensor, scheme: Scheme) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
-    """Return scales, finest first, and the zero point that ``x`` gives; raises NonFiniteError for NaN and Inf."""
+    """Return scales, finest first, and the zero point that ``x`` gives.
+
+    Raises NonFiniteError for NaN and Inf, RangeError for a scale that its format cannot hold.
+    """
     require_finite(x)
     return arithmetic.scales_from_ranges(scheme, ranges(x, scheme))
 
@@ -93,7 +96,8 @@ def scaled(x: torch.Tensor, scheme: Scheme, scale: torch.Tensor | None) -> torch
 def scaled_rounder(scheme: Scheme, dtype: torch.dtype) -> torch.dtype | None:
     """Return the dtype that ``x / scale`` is rounded to, or None.
 
-    A scheme with several levels has a float32 tensor scale, to which torch promotes, so nothing is rounded there.
+    A scheme with several levels has a float32 tensor scale, to which torch promotes, so nothing is rounded
+    there.
     """
     return rounder(scheme, dtype) if len(scheme.scales) == 1 else None
 
@@ -162,7 +166,7 @@ def dequantize(
     dtype: torch.dtype,
     own_dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return the values of packed codes in ``dtype``; ``own_dtype`` is that of the tensor that was quantized."""
+    """Return the values of packed codes in ``dtype``; ``own_dtype`` is that of the tensor quantized."""
     patterns = packing.unpack(data, scheme.bits, packing.row_length(shape)).reshape(shape)
     wide = torch.float64 if torch.float64 in (dtype, own_dtype) else torch.float32
     values = decode(patterns, scheme.element, torch.float64 if zero_point is not None else wide)
@@ -187,7 +191,7 @@ def fake_quantize(
 def inside(
     x: torch.Tensor, scheme: Scheme, scales: tuple[torch.Tensor, ...], zero_point: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return where ``x``, rounded, needs no clipping: the mask of the straight-through gradient, bounds included.
+    """Return where ``x``, rounded, needs no clipping: the mask of the gradient, bounds included.
 
     NaN and Inf are outside.
     """

@@ -1,4 +1,4 @@
-"""Parameters: range or statistics to scales and zero points, and the codes they give. The only home of that arithmetic."""
+"""Parameters: from ranges to scales and zero points, and the codes they give: the home of that arithmetic."""
 
 from .parameters import QuantizationParams
 

@@ -4,8 +4,8 @@
     power of two   scale = 2 ** (e(amax) - emax), e by the rule, from the bits of amax
     asymmetric     scale = round_F((max - min) / (qmax - qmin)),  zero_point = round(qmin - min / scale)
 
-This module owns the order of the operations and where each is rounded. Kernels repeat it fused and are compared with it
-bit for bit.
+This module owns the order of the operations and where each is rounded. Kernels repeat it fused and are
+compared with it bit for bit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ LEAST_NORMAL = torch.finfo(torch.float32).tiny
 class Ranges:
     """What is known of the data: the extremes of each block of each level, finest first, in the wide dtype.
 
-    minimum, maximum: one tensor a level, shaped like the level's grid. Symmetric schemes use the larger magnitude.
+    minimum, maximum: one tensor a level, shaped like the level's grid. Symmetric schemes use the larger
+        magnitude.
     dtype: dtype of the data itself, which the compressed-tensors dialect computes in.
     """
 
@@ -119,7 +120,8 @@ def _linear(ideal: torch.Tensor, scheme: Scheme, level: ScaleLevel, dtype: torch
     if bool(bad.any()):
         where = tuple(torch.nonzero(bad)[0].tolist())
         raise RangeError(
-            f"scale of block {where} (={float(ideal[where])}) does not fit {level}; use scale=float32 or a coarser block"
+            f"scale of block {where} (={float(ideal[where])}) does not fit {level}; "
+            "use scale=float32 or a coarser block"
         )
     return torch.where(
         ideal == 0, _round_to(torch.full_like(ideal, zero_scale(scheme, dtype)), fmt, up=False), values
@@ -127,7 +129,7 @@ def _linear(ideal: torch.Tensor, scheme: Scheme, level: ScaleLevel, dtype: torch
 
 
 def _top(fmt: Format) -> float:
-    """Return the middle between the largest finite value of ``fmt`` and what would follow it, for minifloats."""
+    """Return the middle between the largest value of a minifloat and the one that would follow it."""
     if dtype_of(fmt) in _IEEE:
         return math.inf  # torch's own casts yield Inf past that point
     return float(fmt.max + power_of_two(fmt.emax - fmt.mantissa_bits - 1))
@@ -150,7 +152,7 @@ def _round_to(values: torch.Tensor, fmt: Format, *, up: bool) -> torch.Tensor:
 
 
 def _coarsest(scheme: Scheme, index: int, amax: torch.Tensor, ranges: Ranges) -> torch.Tensor:
-    """Return the coarsest linear scale; with finer levels it is shared out so that they use their whole format."""
+    """Return the coarsest linear scale; with finer levels, the one that lets them use their whole format."""
     level, narrow = scheme.scales[index], rounder(scheme, ranges.dtype)
     if index == 0:
         return _linear(through(amax / scheme.divisor, narrow), scheme, level, ranges.dtype)
@@ -169,7 +171,7 @@ def _coarsest(scheme: Scheme, index: int, amax: torch.Tensor, ranges: Ranges) ->
 def _fine_linear(
     scheme: Scheme, level: ScaleLevel, amax: torch.Tensor, coarser: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return a linear scale relative to a coarser one; it may round to zero, which loses the block and is reported."""
+    """Return a linear scale relative to a coarser one; where it rounds to zero, the block becomes zeros."""
     ideal = through(amax / scheme.divisor, rounder(scheme, dtype))
     inverse = scheme.dialect.tensor_scale is TensorScale.RECIPROCAL
     relative = ideal * coarser if inverse else ideal / coarser
@@ -182,10 +184,10 @@ def _power_of_two(
 ) -> torch.Tensor:
     fmt = level.format_for(format_of(dtype))
     low, high = _exponents(fmt)
-    exponent = scale_exponent(amax, scheme, level.rule, dtype)
+    exponent = scale_exponent(amax, scheme, level.rule)
     if coarser is None:
-        # compressed-tensors reads exponents from the bits of the input's dtype: a float16 block below the normal numbers has
-        # scale 0 there, which it replaces by 1.
+        # compressed-tensors reads exponents from the bits of the input's dtype: a float16 block below the
+        # normal numbers has scale 0 there, which it replaces by 1.
         lost = rounder(scheme, dtype) is torch.float16
         quiet = _is_quiet(amax, dtype) if lost else torch.zeros_like(amax, dtype=torch.bool)
         least = -14 - scheme.element.emax if lost else -(1 << 14)
@@ -196,7 +198,8 @@ def _power_of_two(
         exponent = exponent - torch.maximum(shift.to(torch.int64) - 1, torch.tensor(-127))
     if coarser is None and bool((exponent > high).any()):
         raise RangeError(
-            f"a block needs scale 2**{int(exponent.max())}, past the largest of {level}; scale the tensor down"
+            f"a block needs scale 2**{int(exponent.max())}, past the largest of {level}; "
+            "scale the tensor down"
         )
     return times_power_of_two(torch.ones_like(amax, dtype=torch.float64), exponent.clamp(low, high)).to(
         amax.dtype
@@ -216,7 +219,7 @@ def _is_quiet(amax: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return amax + 2.0**-16 < torch.finfo(dtype).tiny
 
 
-def scale_exponent(amax: torch.Tensor, scheme: Scheme, rule: ScaleRule, dtype: torch.dtype) -> torch.Tensor:
+def scale_exponent(amax: torch.Tensor, scheme: Scheme, rule: ScaleRule) -> torch.Tensor:
     """Return the exponent of the power-of-two scale of each ``amax``, int64, before it is fitted to a format.
 
     Zero gives a number below every exponent that a format has.
@@ -260,7 +263,7 @@ def _affine(scheme: Scheme, ranges: Ranges) -> tuple[tuple[torch.Tensor, ...], t
 
 
 def zero_point_dtype(scheme: Scheme) -> torch.dtype:
-    """Return the dtype of integer zero points: int32, as torch and ONNX runtimes take them, int64 for 32-bit codes."""
+    """Return the dtype of integer zero points: int32, as torch takes them, or int64 for 32-bit codes."""
     return torch.int64 if scheme.bits > 31 else torch.int32
 
 
@@ -282,10 +285,10 @@ def load_scale(stored: torch.Tensor, fmt: Format, dtype: torch.dtype) -> torch.T
 def effective_scale(
     scheme: Scheme, scales: tuple[torch.Tensor, ...], shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor | None:
-    """Return the one factor of each finest block, in the wide dtype of ``dtype``, or None for a scheme without scales.
+    """Return the one factor of each finest block, in the wide dtype of ``dtype``; None without scales.
 
-    Levels are combined coarse to fine: ``scale_1 * scale_2``, or ``scale_1 / scale_2`` where the dialect keeps the
-    coarsest as its reciprocal.
+    Levels are combined coarse to fine: ``scale_1 * scale_2``, or ``scale_1 / scale_2`` where the dialect
+    keeps the coarsest as its reciprocal.
     """
     if not scales:
         return None

@@ -1,23 +1,24 @@
 """How far a dequantized value can be from the original: bounds that follow from format and scale rule alone.
 
-For a block with effective scale S, a value inside the range of the codes is off by at most ``S * gap``, where gap is half the
-largest distance between neighboring codes (the whole distance when rounding is not to nearest). A value outside is clipped:
-the scale rule bounds the largest magnitude of the block by ``S * reach``, so it is off by at most ``S * (reach - max)``.
-Each rounded operation adds its unit roundoff.
+For a block with effective scale S, a value inside the range of the codes is off by at most ``S * gap``, where
+gap is half the largest distance between neighboring codes (the whole distance when rounding is not to
+nearest). A value outside is clipped: the scale rule bounds the largest magnitude of the block by ``S *
+reach``, so it is off by at most ``S * (reach - max)``. Each rounded operation adds its unit roundoff.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 
 import torch
 
 from ..formats import CodebookFormat, FloatFormat, Format, IntFormat
 from ..formats.spec import power_of_two
 from ..formats.torch_dtypes import format_of, wide_dtype
+from ..layout.blocks import spread_grid
 from ..schemes import ScaleRule, Scheme, TensorScale
 from .arithmetic import effective_scale, load_scale, rounder
-from ..layout.blocks import spread_grid
 
 
 def largest_gap(fmt: Format) -> Fraction:
@@ -27,11 +28,11 @@ def largest_gap(fmt: Format) -> Fraction:
     if isinstance(fmt, FloatFormat):
         return power_of_two(max(fmt.emax, fmt.emin) - fmt.mantissa_bits)
     ordered = [Fraction(fmt.values[code]) for code in fmt.order]
-    return max(b - a for a, b in zip(ordered, ordered[1:], strict=False))
+    return max(b - a for a, b in pairwise(ordered))
 
 
 def reach(scheme: Scheme) -> Fraction:
-    """Return the largest ``amax / scale`` that the finest scale rule allows, rounding of the scale itself aside."""
+    """Return the largest ``amax / scale`` that the finest rule allows, before the scale is rounded."""
     rule, emax = scheme.scales[0].rule, scheme.element.emax
     if rule in (ScaleRule.FLOOR, ScaleRule.EVEN):
         return power_of_two(emax + 1)
@@ -65,7 +66,8 @@ def block_bounds(
     scale = effective_scale(scheme, scales, shape, dtype)
     assert scale is not None
     if zero_point is not None:
-        # Rounding the zero point moves the range by up to half a step, and the last code may fall short by another half.
+        # Rounding the zero point moves the range by up to half a step, and the last code may fall short by
+        # another half.
         steps = float(scheme.element_step)
         return scale.double() * (gap + steps + slack * (scheme.qmax - scheme.qmin) * steps)
     extent = _extent(scheme, scales, shape, dtype)

@@ -1,7 +1,8 @@
 """Numbers to codes and back, for whole tensors, in plain torch: the reference that kernels are compared with.
 
-It knows formats and rounding; scales and zero points have been applied before and are applied after. All arithmetic is
-done in float64, where every step on float32 (and narrower) input is exact up to the one rounding that is asked for.
+It knows formats and rounding; scales and zero points have been applied before and are applied after. All
+arithmetic is done in float64, where every step on float32 (and narrower) input is exact up to the one
+rounding that is asked for.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def _round_half(x: torch.Tensor, mode: RoundingMode) -> torch.Tensor:
 def uniform_noise(seed: int, first: int, count: int, device: torch.device) -> torch.Tensor:
     """Return ``count`` float64 numbers in [0, 1), of the elements with flat index ``first`` and on.
 
-    A counter-based hash (the 32-bit finalizer of MurmurHash3, twice) of seed and index: tiles and threads do not matter.
+    A counter-based hash (the 32-bit finalizer of MurmurHash3, twice) of seed and index: tiles and threads do
+    not matter.
     """
     index = torch.arange(first, first + count, dtype=torch.int64, device=device)
     low, high = index & _MASK, index >> 32
@@ -75,7 +77,10 @@ def _mul32(h: torch.Tensor, factor: int) -> torch.Tensor:
 
 
 def times_power_of_two(x: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
-    """Return float64 ``x * 2 ** exponent`` with powers built from bits; torch.ldexp goes through pow, which may be inexact."""
+    """Return float64 ``x * 2 ** exponent``, exact but for subnormal results.
+
+    Powers are built from bits: torch.ldexp goes through pow, which may be inexact.
+    """
     half = exponent >> 1
     return x * _power_of_two(half) * _power_of_two(exponent - half)
 
@@ -108,7 +113,8 @@ def encode_float(
 ) -> torch.Tensor:
     """Return code patterns of ``x``; NaN becomes the format's NaN, or code 0 where it has none.
 
-    Raises RangeError on overflow under Overflow.ERROR, UnsupportedError for Overflow.SPECIAL without special codes.
+    Raises RangeError on overflow under Overflow.ERROR, UnsupportedError for Overflow.SPECIAL without special
+    codes.
     """
     wide = x.to(torch.float64)
     negative = torch.signbit(wide) & ~torch.isnan(wide)

@@ -21,8 +21,8 @@ class QuantizationParams:
 
     scheme: how the tensor is quantized.
     shape: shape of the tensor.
-    scales: one tensor a level, finest first, shaped like the level's grid, in the dtype of the level's format (uint8
-        codes where torch has no such dtype).
+    scales: one tensor a level, finest first, shaped like the level's grid, in the dtype of the level's format
+        (uint8 codes where torch has no such dtype).
     zero_point: int32 (or wide real) tensor shaped like the finest grid, or None for symmetric schemes.
     dtype: dtype of the tensor, which a scale format of ``input`` takes.
     minimum, maximum: observed extremes of each finest block, or None.
@@ -47,8 +47,8 @@ class QuantizationParams:
     ) -> QuantizationParams:
         """Return the parameters for data in ``minimum..maximum``, scalars or one number a finest block.
 
-        Coarser levels take the extremes over their blocks. Raises RangeError when a minimum exceeds its maximum,
-        NonFiniteError when one is not finite.
+        Coarser levels take the extremes over their blocks. Raises RangeError when a minimum exceeds its
+        maximum, NonFiniteError when one is not finite.
 
         >>> QuantizationParams.from_range("uint8:tensor:asym", -1.0, 3.0).zero_point
         tensor([64], dtype=torch.int32)
@@ -68,7 +68,8 @@ class QuantizationParams:
         if bool((low > high).any()):
             where = tuple(torch.nonzero(low > high)[0].tolist())
             raise RangeError(
-                f"minimum (={float(low[where])}) must not exceed maximum (={float(high[where])}) of block {where}"
+                f"minimum (={float(low[where])}) must not exceed maximum (={float(high[where])}) "
+                f"of block {where}"
             )
         lows, highs = [low], [high]
         for level in parsed.scales[1:]:
@@ -111,7 +112,7 @@ class QuantizationParams:
 
     @staticmethod
     def int8_symmetric() -> QuantizationParams:
-        """Return int8 per-tensor parameters with scale 1 and no zero point, to be replaced by observed ones."""
+        """Return int8 per-tensor parameters with scale 1 and no zero point."""
         return QuantizationParams.new(1.0)
 
     @staticmethod
@@ -126,7 +127,7 @@ class QuantizationParams:
 
     @staticmethod
     def channel_wise(count: int, element: str = "int8") -> QuantizationParams:
-        """Return parameters with scale 1 for each of ``count`` channels along axis 0 of a (count, 1) tensor."""
+        """Return parameters with scale 1 for each of ``count`` channels, axis 0 of a (count, 1) tensor."""
         return _ones(Scheme.parse(f"{element}:channel"), (count, 1))
 
     @staticmethod
@@ -145,8 +146,9 @@ class QuantizationParams:
     def validate(self) -> None:
         """Check shapes, dtypes and values.
 
-        Raises ShapeError for a tensor off its grid, SchemeError for a missing or surplus zero point, RangeError for a scale
-        that is not positive and finite or whose reciprocal overflows, or a zero point outside the codes.
+        Raises ShapeError for a tensor off its grid, SchemeError for a missing or surplus zero point,
+        RangeError for a scale that is not positive and finite or whose reciprocal overflows, or a zero point
+        outside the codes.
         """
         levels = self.scheme.scales
         if len(self.scales) != len(levels):
@@ -167,9 +169,8 @@ class QuantizationParams:
     def _validate_zero_point(self) -> None:
         wanted = self.scheme.zero_point
         if (self.zero_point is None) != (wanted is ZeroPoint.NONE):
-            raise SchemeError(
-                f"zero_point must be {'absent' if wanted is ZeroPoint.NONE else 'given'} for scheme {self.scheme}"
-            )
+            rule = "absent" if wanted is ZeroPoint.NONE else "given"
+            raise SchemeError(f"zero_point must be {rule} for scheme {self.scheme}")
         if self.zero_point is None:
             return
         _check_grid("zero_point", self.zero_point, self.scheme.granularity, self.shape)
@@ -211,13 +212,14 @@ class QuantizationParams:
         return scheme_text(self.scheme)
 
     def effective_scale(self) -> torch.Tensor | None:
-        """Return the product of all levels, one factor a finest block, in the wide dtype; None without scales."""
+        """Return the product of all levels, one factor a finest block, wide dtype; None without scales."""
         return arithmetic.effective_scale(self.scheme, self.scales, self.shape, self.dtype)
 
     def error_bound(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return, for each finest block, a proven bound on ``|x - dequantize(quantize(x))|``, float64.
 
-        It holds for data whose parameters these are: within the observed range, or the range that the scale rule implies.
+        It holds for data whose parameters these are: within the observed range, or the range that the scale
+        rule implies.
         dtype: that of the dequantized values, the tensor's own unless given.
         """
         return block_bounds(
@@ -231,6 +233,7 @@ class QuantizationParams:
 
     def to(self, device: torch.device | str) -> QuantizationParams:
         """Return the parameters on another device."""
+
         def moved(value: torch.Tensor | None) -> torch.Tensor | None:
             return None if value is None else value.to(device)
 
@@ -259,8 +262,8 @@ class QuantizationParams:
         if missing:
             raise SchemeError(f"tensors {missing} are missing for scheme {scheme}")
         params = QuantizationParams(
-            scheme=scheme, shape=shape, scales=tuple(tensors[f"scale{n}"] for n in range(1, len(scheme.scales) + 1)),
-            zero_point=tensors.get("zero_point"), dtype=dtype,
+            scheme=scheme, shape=shape, zero_point=tensors.get("zero_point"), dtype=dtype,
+            scales=tuple(tensors[f"scale{n}"] for n in range(1, len(scheme.scales) + 1)),
         )  # fmt: skip
         params.validate()
         return params
@@ -312,10 +315,9 @@ def _on_grid(value: float | torch.Tensor, grid: tuple[int, ...], dtype: torch.dt
 
 def _coarsen(values: torch.Tensor, grid: tuple[int, ...], kind: str) -> torch.Tensor:
     factors = [-(-n // g) for n, g in zip(values.shape, grid, strict=True)]
-    padded = torch.nn.functional.pad(
-        values, [p for n, g, f in reversed(list(zip(values.shape, grid, factors, strict=True))) for p in (0, g * f - n)],
-        value=math.inf if kind == "amin" else -math.inf,
-    )  # fmt: skip
+    missing = [g * f - n for n, g, f in zip(values.shape, grid, factors, strict=True)]
+    fill = math.inf if kind == "amin" else -math.inf
+    padded = torch.nn.functional.pad(values, [p for m in reversed(missing) for p in (0, m)], value=fill)
     split = padded.reshape([side for g, f in zip(grid, factors, strict=True) for side in (g, f)])
     axes = tuple(range(1, 2 * len(grid), 2))
     return torch.amin(split, axes) if kind == "amin" else torch.amax(split, axes)
@@ -325,7 +327,8 @@ def _check_grid(what: str, tensor: torch.Tensor, granularity: Granularity, shape
     grid = granularity.grid(shape)
     if tuple(tensor.shape) != grid:
         raise ShapeError(
-            f"{what} (shape {tuple(tensor.shape)}) must have shape {grid} for {granularity} of a tensor {shape}"
+            f"{what} (shape {tuple(tensor.shape)}) must have shape {grid} for {granularity} "
+            f"of a tensor {shape}"
         )
 
 
