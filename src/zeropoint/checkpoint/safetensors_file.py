@@ -1,0 +1,479 @@
+"""Read and lay out one safetensors file: the strict parse of its header, and the header bytes of a new one.
+
+Byte layout: 8 bytes, the header's length N as an unsigned little-endian integer; N bytes of JSON,
+`{"__metadata__": {str: str}, NAME: {"dtype": str, "shape": [int], "data_offsets": [begin, end]}, ...}`;
+then the data, with the offsets counted from its first byte. The tensors cover the data from end to end,
+without hole or overlap.
+
+This module owns what one file may say. It knows nothing of directories, torch or quantization; it never
+maps a file into memory, because a file that is truncated while mapped kills the process.
+
+It accepts what safetensors 0.8.0 accepts, but for these, which that library takes and this module refuses:
+a tensor name or metadata key that stands twice (it keeps the last), keys of a tensor beside the three (their
+meaning is unknown), a tensor written as an array or a dtype written as an object, a shape whose overflow of
+63 bits is hidden by a 0, and a name above `MAX_NAME_BYTES`.
+
+Source: https://github.com/huggingface/safetensors, README (section Format) and safetensors/src/tensor.rs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import reprlib
+import stat
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from zeropoint.errors import CheckpointError, near_misses, printable
+
+# The library's own limit (MAX_HEADER_SIZE in tensor.rs); a larger header would load nowhere.
+MAX_HEADER_BYTES = 100_000_000
+# Ten times the longest name seen in published models; a longer one only floods logs and reports.
+MAX_NAME_BYTES = 4096
+# Linux reads at most this many bytes a call (man 2 read); other systems fail above 2**31 - 1.
+MAX_READ_BYTES = 0x7FFF_F000
+# File offsets are signed 64-bit integers, and so are torch's sizes.
+_MAX_BYTES = 2**63 - 1
+
+DTYPE_BITS: Mapping[str, int] = MappingProxyType(
+    {
+        name: bits
+        for bits, names in (
+            (4, "F4"),
+            (6, "F6_E2M3 F6_E3M2"),
+            (8, "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ"),
+            (16, "I16 U16 F16 BF16"),
+            (32, "I32 U32 F32"),
+            (64, "C64 F64 I64 U64"),
+        )
+        for name in names.split()
+    }
+)
+"""Bits an element, for each dtype of safetensors 0.8.0 (`enum Dtype` in tensor.rs)."""
+
+_TENSOR_KEYS = frozenset(("dtype", "shape", "data_offsets"))
+_CONVERT = "convert it to safetensors first, with software that you trust; zeropoint never unpickles"
+LFS_MAGIC = b"version https://git-lfs"
+_LFS = (
+    "Git LFS pointer, the small text that stands for a file",
+    "run `git lfs pull`, or download the real file",
+)
+# The first bytes of what people pass by mistake: (magic, what it is, remedy).
+_MAGICS: tuple[tuple[bytes, str, str], ...] = (
+    (LFS_MAGIC, *_LFS),
+    *((bytes((0x80, p)), "Python pickle (.bin, .pt or .ckpt)", _CONVERT) for p in range(2, 6)),
+    (
+        b"PK\x03\x04",
+        "zip archive, such as torch.save and numpy.savez write (.bin, .pt, .ckpt, .npz)",
+        _CONVERT,
+    ),
+    (b"PK\x05\x06", "empty zip archive", "pass a safetensors file"),
+    (b"GGUF", "GGUF file", "pass the safetensors checkpoint that it was made from"),
+    (b"\x1f\x8b", "gzip archive", "unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "zstd archive", "unpack it first"),
+    (b"\xfd7zXZ\x00", "xz archive", "unpack it first"),
+    (b"BZh", "bzip2 archive", "unpack it first"),
+    (b"\x93NUMPY", "numpy array file", _CONVERT),
+    (b"\x89HDF\r\n\x1a\n", "HDF5 file", "convert it to safetensors first"),
+    (b"<!DOCTYPE", "HTML page, perhaps a download's error message", "download the file again"),
+    (b"<html", "HTML page, perhaps a download's error message", "download the file again"),
+)
+# Long enough for each magic above.
+_MAGIC_BYTES = 32
+_DAMAGED = "the file is damaged or was not written as safetensors; download or export it again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    """Say where one tensor lies: `nbytes` bytes of `file` from the absolute offset `begin`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    nbytes: int
+    file: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """Identify the state of a file: two equal stamps mean that nobody replaced, resized or rewrote it."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+    device: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """Hold what one file says: tensors in file order, metadata, and the state of the file."""
+
+    entries: tuple[TensorEntry, ...]
+    metadata: Mapping[str, str]
+    data_begin: int
+    file_size: int
+    stamp: Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class _NotACount:
+    """Stand for a JSON number that is no unsigned integer, in its own spelling, until its place is known."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def shown(path: Path | str) -> str:
+    """Return a path for a message: quoted, escaped and of bounded length.
+
+    >>> shown("a/model.safetensors")
+    "'a/model.safetensors'"
+    """
+    return printable(os.fspath(path), limit=1000)
+
+
+def foreign_magic(head: bytes) -> tuple[str, str] | None:
+    """Return what a file that begins with `head` is and the remedy, or None where no known magic matches.
+
+    >>> foreign_magic(b"GGUF" + bytes(28))
+    ('GGUF file', 'pass the safetensors checkpoint that it was made from')
+    """
+    return next(((what, remedy) for magic, what, remedy in _MAGICS if head.startswith(magic)), None)
+
+
+def open_regular(path: Path) -> int:
+    """Open a regular file for reading and return its descriptor, which the caller closes.
+
+    Raises CheckpointError where the file is missing, unreadable, or not a regular file: a FIFO would block
+    for ever, and a device may act on being opened. The kind is asked before the open, and again of the open
+    descriptor, since another process may have replaced the file in between.
+    """
+    try:
+        _require_regular(path, os.stat(path).st_mode)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        if isinstance(error, CheckpointError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise CheckpointError(
+            f"{shown(path)} cannot be opened: {reason}; check the path and its permissions"
+        ) from error
+    try:
+        _require_regular(path, os.fstat(descriptor).st_mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _require_regular(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "directory", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
+        kind = kinds.get(stat.S_IFMT(mode), "device")
+        raise CheckpointError(
+            f"{shown(path)} is a {kind}, but must be a regular file; remove it or pass another path"
+        )
+
+
+def stamp_of(result: os.stat_result) -> Stamp:
+    """Return the stamp of an `os.stat` result."""
+    return Stamp(size=result.st_size, mtime_ns=result.st_mtime_ns, inode=result.st_ino, device=result.st_dev)
+
+
+def read_into(fd: int, buffer: memoryview, offset: int, *, path: Path | str = "the file") -> None:
+    """Fill `buffer`, of bytes, with the file's bytes from the absolute `offset` on.
+
+    Short reads and interrupted calls are resumed. `path` is for messages. Raises CheckpointError where the
+    file ends before the buffer is full, which means that it changed after its header was read, or where the
+    device fails.
+    """
+    place = shown(path)
+    done = 0
+    while done < len(buffer):
+        try:
+            count = os.preadv(fd, [buffer[done : done + MAX_READ_BYTES]], offset + done)
+        except InterruptedError:
+            continue
+        except OSError as error:
+            problem = f"{place} cannot be read at byte {offset + done}: {error.strerror}"
+            raise CheckpointError(f"{problem}; check the disk or mount, and retry") from error
+        if count == 0:
+            raise CheckpointError(
+                f"{place} ends at byte {offset + done}, but {len(buffer)} bytes from byte {offset} on were "
+                "there when its header was read: the file changed while reading; stop what writes to it and "
+                "start again"
+            )
+        done += count
+
+
+def parse_header(path: Path | str) -> Header:
+    """Read and validate the header of the safetensors file at `path`; the data itself is not read.
+
+    The time is linear in the header, and nothing is allocated for a length that the file does not have.
+    Raises CheckpointError, with the tensor and the remedy, where the file is no well-formed safetensors file.
+    """
+    path = Path(path)
+    descriptor = open_regular(path)
+    try:
+        result = os.fstat(descriptor)
+        raw = _read_raw_header(descriptor, path, result.st_size)
+    finally:
+        os.close(descriptor)
+    data_begin = 8 + len(raw)
+    table = _decode(raw, path)
+    metadata = _check_metadata(table.pop("__metadata__", None), path)
+    entries = [_entry(name, spec, path, data_begin) for name, spec in table.items()]
+    # An empty tensor comes before the tensor with bytes that begins at the same offset, as in the library.
+    entries.sort(key=lambda entry: (entry.begin, entry.nbytes))
+    _check_cover(entries, path, data_begin, file_size=result.st_size)
+    return Header(
+        entries=tuple(entries),
+        metadata=metadata,
+        data_begin=data_begin,
+        file_size=result.st_size,
+        stamp=stamp_of(result),
+    )
+
+
+def _not_safetensors(path: Path, head: bytes, problem: str) -> CheckpointError:
+    """Build the error of an unreadable header, which names the format where the first bytes tell it.
+
+    The magic is asked only after the header failed: `80 02` and others also begin a valid header's length.
+    """
+    foreign = foreign_magic(head)
+    if foreign is None:
+        return CheckpointError(f"{shown(path)} is not a safetensors file: {problem}; {_DAMAGED}")
+    what, remedy = foreign
+    return CheckpointError(f"{shown(path)} is not a safetensors file but a {what}; {remedy}")
+
+
+def _read(descriptor: int, size: int, offset: int, *, path: Path) -> bytes:
+    buffer = bytearray(size)
+    read_into(descriptor, memoryview(buffer), offset, path=path)
+    return bytes(buffer)
+
+
+def _read_raw_header(descriptor: int, path: Path, size: int) -> bytes:
+    """Return the JSON bytes of the header, after its length was compared with the limit and the file."""
+    head = _read(descriptor, min(size, _MAGIC_BYTES), 0, path=path)
+    if size < 8:
+        raise _not_safetensors(
+            path, head, f"{size} bytes are too small for a header, which takes 8 bytes or more"
+        )
+    length = int.from_bytes(head[:8], "little")
+    if length > MAX_HEADER_BYTES:
+        rule = (
+            f"its first 8 bytes say that the header has {length} bytes, above the limit of {MAX_HEADER_BYTES}"
+        )
+        raise _not_safetensors(path, head, rule)
+    if length > size - 8:
+        rule = f"the header has {length} bytes, but only {size - 8} follow its length: the file is truncated"
+        raise _not_safetensors(path, head, rule)
+    return _read(descriptor, length, 8, path=path)
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a JSON object's dict, for `object_pairs_hook`; raises ValueError where a key stands twice."""
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"{printable(twice)} stands twice in one object")
+    return table
+
+
+def _count(text: str) -> int | _NotACount:
+    # 20 digits hold 2**64 - 1. Python's int() is quadratic in the digits and itself refuses above 4300.
+    return int(text) if len(text) <= 20 and text[0] != "-" else _NotACount(text)
+
+
+def _decode(raw: bytes, path: Path) -> dict[str, Any]:
+    """Parse the JSON of a header; numbers that are no counts come back as `_NotACount`, for later refusal."""
+    head = len(raw).to_bytes(8, "little") + raw[:_MAGIC_BYTES]
+    try:
+        table = json.loads(
+            raw.decode("utf-8"),
+            object_pairs_hook=unique_keys,
+            parse_int=_count,
+            parse_float=_NotACount,
+            parse_constant=_NotACount,
+        )
+    except UnicodeDecodeError as error:
+        raise _not_safetensors(path, head, f"the header is not UTF-8 at its byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        problem = f"the header is not JSON: {error.msg} at its character {error.pos}"
+        raise _not_safetensors(path, head, problem) from error
+    except RecursionError as error:
+        raise _not_safetensors(path, head, "the header is nested deeper than 3 levels") from error
+    except ValueError as error:
+        raise CheckpointError(
+            f"{shown(path)}: in the header, {error}, but each name must be unique; {_DAMAGED}"
+        ) from error
+    if not isinstance(table, dict):
+        raise _not_safetensors(
+            path, head, f"the header is a JSON {type(table).__name__}, but must be an object"
+        )
+    return table
+
+
+def _check_metadata(metadata: object, path: Path) -> Mapping[str, str]:
+    if metadata is None:  # absent, or null, which the library takes as absent
+        return MappingProxyType({})
+    place = f"{shown(path)}: __metadata__"
+    if not isinstance(metadata, dict):
+        raise CheckpointError(f"{place} is {_brief(metadata)}, but must be an object of strings; {_DAMAGED}")
+    for key, value in metadata.items():
+        if not isinstance(value, str):
+            raise CheckpointError(
+                f"{place}: {printable(key)} is {_brief(value)}, but must be a string; {_DAMAGED}"
+            )
+        if not _is_unicode(key) or not _is_unicode(value):
+            raise CheckpointError(f"{place}: {printable(key)} holds half a surrogate pair; {_DAMAGED}")
+    return MappingProxyType(metadata)
+
+
+def _is_unicode(text: str) -> bool:
+    """Say whether `text` can be written as UTF-8, which half a surrogate pair from an escape cannot."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _brief(value: object) -> str:
+    # reprlib bounds depth and length: repr() of what a hostile header nests would recurse or fill the memory.
+    text = printable(value, limit=80) if isinstance(value, str) else reprlib.repr(value)
+    return text.encode("ascii", "backslashreplace").decode()
+
+
+def _tensor_error(path: Path | None, name: str, problem: str, *, remedy: str = _DAMAGED) -> CheckpointError:
+    place = "" if path is None else f"{shown(path)}: "
+    return CheckpointError(f"{place}tensor {printable(name)} {problem}; {remedy}")
+
+
+def _check_name(path: Path | None, name: str) -> None:
+    """Refuse a name that no file can hold or no log should; any other is fine, and never becomes a path."""
+    if not name.isascii() and not _is_unicode(name):
+        raise _tensor_error(path, name, "has half a surrogate pair in its name, which is no Unicode text")
+    size = len(name) if name.isascii() else len(name.encode("utf-8"))
+    if size > MAX_NAME_BYTES:
+        problem = f"has a name of {size} bytes, above the limit of {MAX_NAME_BYTES}"
+        raise _tensor_error(path, name, problem, remedy="rename it")
+
+
+def _data_bytes(path: Path | None, name: str, dtype: object, shape: Sequence[object]) -> int:
+    """Return the bytes that dtype and shape ask for; raises CheckpointError where no tensor can have them."""
+    bits = DTYPE_BITS.get(dtype) if isinstance(dtype, str) else None
+    if bits is None:
+        known = near_misses(_brief(dtype), DTYPE_BITS)
+        problem = f"has the unknown dtype {_brief(dtype)}, so its bytes cannot be read or copied"
+        raise _tensor_error(path, name, problem, remedy=known)
+    # Zeros count as 1 here: a reader that multiplies in another order overflows before it meets the 0.
+    extent, empty = bits, False
+    for size in shape:
+        if type(size) is not int or size < 0:
+            problem = f"has the shape {_brief(shape)}, but each size must be an unsigned integer"
+            raise _tensor_error(path, name, problem)
+        extent *= size or 1
+        empty = empty or size == 0
+        if extent > 8 * _MAX_BYTES:
+            problem = f"has the shape {_brief(shape)}, whose size in bytes overflows 63 bits"
+            raise _tensor_error(path, name, problem)
+    if empty:
+        return 0
+    if extent % 8:
+        problem = f"takes {extent} bits ({dtype} of shape {_brief(shape)}), but must end on a whole byte"
+        raise _tensor_error(path, name, problem)
+    return extent // 8
+
+
+def _entry(name: str, spec: object, path: Path, data_begin: int) -> TensorEntry:
+    """Validate one tensor of the header, all but its place among the others."""
+    _check_name(path, name)
+    if not isinstance(spec, dict):
+        raise _tensor_error(path, name, f"is {_brief(spec)}, but must be an object")
+    if spec.keys() != _TENSOR_KEYS:
+        missing, unknown = sorted(_TENSOR_KEYS - spec.keys()), sorted(spec.keys() - _TENSOR_KEYS)
+        problem = f"lacks the keys {missing}" if missing else f"has the unknown keys {_brief(unknown)}"
+        raise _tensor_error(path, name, f"{problem}, but must have exactly dtype, shape and data_offsets")
+    dtype, shape, offsets = spec["dtype"], spec["shape"], spec["data_offsets"]
+    if not isinstance(shape, list):
+        raise _tensor_error(path, name, f"has the shape {_brief(shape)}, but it must be an array")
+    nbytes = _data_bytes(path, name, dtype, shape)
+    if not isinstance(offsets, list) or [type(offset) for offset in offsets] != [int, int]:
+        problem = f"has the data_offsets {_brief(offsets)}, but they must be two unsigned integers"
+        raise _tensor_error(path, name, problem)
+    begin, end = offsets
+    if end < begin:
+        raise _tensor_error(path, name, f"has the data_offsets [{begin}, {end}], which end before they begin")
+    if end - begin != nbytes:
+        problem = f"has {end - begin} bytes of data, but {dtype} of shape {_brief(shape)} takes {nbytes}"
+        raise _tensor_error(path, name, problem)
+    return TensorEntry(
+        name=name, dtype=dtype, shape=tuple(shape), begin=data_begin + begin, nbytes=nbytes, file=path
+    )
+
+
+def _check_cover(entries: Sequence[TensorEntry], path: Path, data_begin: int, *, file_size: int) -> None:
+    """Refuse tensors that overlap, leave a hole, or do not end where the file ends."""
+    expected = data_begin
+    for index, entry in enumerate(entries):
+        if entry.begin != expected:
+            gap = entry.begin - expected
+            before = f"tensor {printable(entries[index - 1].name)}" if index else "the header"
+            what = f"leaves a hole of {gap} bytes after" if gap > 0 else f"overlaps by {-gap} bytes with"
+            problem = f"begins at data offset {entry.begin - data_begin}, which {what} {before}"
+            raise _tensor_error(path, entry.name, problem)
+        expected = entry.begin + entry.nbytes
+        if expected > file_size:
+            problem = f"ends at byte {expected}, but the file has {file_size}: it is truncated"
+            raise _tensor_error(path, entry.name, problem, remedy="download it again")
+    if expected < file_size:
+        trailing = f"{file_size - expected} trailing bytes after the data of its last tensor"
+        raise CheckpointError(f"{shown(path)} has {trailing}, but must end there; {_DAMAGED}")
+
+
+def header_bytes(
+    entries: Sequence[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]
+) -> bytes:
+    r"""Return the length and header of a file whose tensors lie one after the other in the given order.
+
+    `entries`: (name, dtype, shape, nbytes) of each tensor. The header is padded with spaces to a multiple of
+    8, so that the data begins aligned; tensors stay aligned among themselves where the caller orders them by
+    falling dtype size. Empty metadata is left out. Raises CheckpointError where a name stands twice or is
+    `__metadata__`, where dtype, shape and nbytes contradict each other, and where the header would exceed the
+    limit that loaders set.
+
+    >>> header_bytes([("w", "BF16", (2, 2), 8)], {})[8:]
+    b'{"w":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}}       '
+    """
+    table: dict[str, object] = {}
+    if metadata:
+        table["__metadata__"] = dict(_check_metadata(dict(metadata), Path("output")))
+    begin = 0
+    for name, dtype, shape, nbytes in entries:
+        _check_name(None, name)
+        if name == "__metadata__" or name in table:
+            rule = "is reserved for the metadata" if name == "__metadata__" else "stands twice in one file"
+            raise _tensor_error(None, name, f"cannot be written: the name {rule}", remedy="rename the tensor")
+        expected = _data_bytes(None, name, dtype, shape)
+        if expected != nbytes:
+            problem = f"has {nbytes} bytes, but {dtype} of shape {list(shape)} takes {expected}"
+            raise _tensor_error(None, name, problem, remedy="pass matching ones")
+        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, begin + nbytes]}
+        begin += nbytes
+    text = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER_BYTES:
+        problem = f"the header of {len(entries)} tensors has {len(text)} bytes"
+        rule = f"above the limit of {MAX_HEADER_BYTES} that loaders set"
+        raise CheckpointError(f"{problem}, {rule}; write more, smaller shards")
+    return len(text).to_bytes(8, "little") + text

@@ -1,0 +1,462 @@
+"""Open a checkpoint to read: a Hugging Face style directory, or one safetensors file.
+
+This module owns which files belong to a checkpoint and that they agree with each other. It knows nothing of
+what one file says (safetensors_file.py), of torch or of quantization, and it executes nothing that it finds.
+
+Which weights are read, in this order, as transformers 5.23 chooses (`_get_resolved_checkpoint_files`):
+`model.safetensors`; the shards of `model.safetensors.index.json`; and, which transformers does not try, a
+single other `*.safetensors.index.json` or `*.safetensors`. Weights that are not chosen are never copied,
+because vLLM prefers the index and would load them beside ours: they are in `Source.left_out` and named in
+`Source.notes`.
+
+No name from a file becomes a path before it is checked: a shard is a plain name of a regular file inside the
+directory. Symbolic links may not leave the directory, but for the cache of huggingface_hub, whose
+`snapshots/REVISION/NAME` all point into `blobs` of the same model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from zeropoint.checkpoint.safetensors_file import (
+    LFS_MAGIC,
+    Header,
+    Stamp,
+    TensorEntry,
+    foreign_magic,
+    open_regular,
+    parse_header,
+    read_into,
+    shown,
+    stamp_of,
+    unique_keys,
+)
+from zeropoint.errors import CheckpointError, printable
+
+SINGLE_FILE = "model.safetensors"
+INDEX_SUFFIX = ".safetensors.index.json"
+CONFIG = "config.json"
+# As for a safetensors header: the largest published index has about 10 MB.
+MAX_JSON_BYTES = 100_000_000
+# So many names of each kind are spelled out in one message.
+_LISTED = 50
+_WEIGHT_SUFFIXES = frozenset(
+    (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".npz")
+)
+# Version control and download caches: they describe the source, not the copy.
+_UNCOPIED_DIRECTORIES = frozenset((".git", ".cache", "__pycache__"))
+_INDEX = re.compile(r"\.index(\.[^.]+)?\.json$")
+_NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{1,9})-of-(?P<count>\d{1,9})\.safetensors", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Hold a validated checkpoint: where each tensor lies, and all that is to be copied beside them.
+
+    `root`: the directory, without symbolic links. `entries`: by name; shards by name, file order in each.
+    `shards`: file names in `root`. `metadata`: by shard. `config`: config.json parsed, with its text as it
+    stands, or None for weights only. `companions`: relative paths of the files to copy. `left_out`: relative
+    paths of weights not chosen and of directories such as `.git`. `notes`: sentences for the report.
+    `stamps`: the state of shards, index and config at opening.
+    """
+
+    root: Path
+    entries: Mapping[str, TensorEntry]
+    shards: tuple[str, ...]
+    metadata: Mapping[str, Mapping[str, str]]
+    index: str | None
+    config: dict[str, Any] | None
+    config_text: str | None
+    companions: tuple[Path, ...]
+    left_out: tuple[Path, ...]
+    notes: tuple[str, ...]
+    stamps: Mapping[Path, Stamp]
+
+    def check_unchanged(self) -> None:
+        """Raise CheckpointError, naming each file, where shards, index or config changed since opening."""
+        changed = []
+        for path, stamp in self.stamps.items():
+            try:
+                now = stamp_of(os.stat(path))
+            except OSError as error:
+                changed.append(f"{shown(path)} ({error.strerror})")
+                continue
+            if now != stamp:
+                fields = ("size", "mtime_ns", "inode", "device")
+                moved = [field for field in fields if getattr(now, field) != getattr(stamp, field)]
+                changed.append(f"{shown(path)} ({', '.join(moved)})")
+        if changed:
+            rule = "changed since the checkpoint was opened; stop what writes there and start again"
+            raise CheckpointError(f"{_listed(changed)} {rule}")
+
+
+def open_source(path: Path | str) -> Source:
+    """Open the checkpoint at `path`, a directory or one .safetensors file, and validate all of its headers.
+
+    A single file is taken alone, without companions: its directory may hold anything. Raises CheckpointError
+    where a file is missing, damaged, hostile, or contradicts the index; contradictions are listed at once.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        if path.name.endswith(INDEX_SUFFIX):
+            rule = f"is an index, but a checkpoint is its directory; pass {shown(path.parent)}"
+            raise CheckpointError(f"{shown(path)} {rule}")
+        return _single(path)
+    return _directory(Path(os.path.realpath(path)))
+
+
+def _single(path: Path) -> Source:
+    header = parse_header(path)
+    # The file keeps the name by which it was given: a link in a cache points to a nameless blob.
+    entries = {entry.name: entry for entry in header.entries}
+    return Source(
+        root=Path(os.path.realpath(path.parent)),
+        entries=MappingProxyType(entries),
+        shards=(path.name,),
+        metadata=MappingProxyType({path.name: header.metadata}),
+        index=None,
+        config=None,
+        config_text=None,
+        companions=(),
+        left_out=(),
+        notes=(f"{shown(path)} was given as one file: what lies beside it, config.json too, is not read",),
+        stamps=MappingProxyType({path: header.stamp}),
+    )
+
+
+def _directory(root: Path) -> Source:
+    """Open a directory; `root` has no symbolic link in it."""
+    notes: list[str] = []
+    stamps: dict[Path, Stamp] = {}
+    names = sorted(entry.name for entry in _scan(root))
+    index = _choose_index(root, names, notes)
+    if index is None:
+        headers = _read_headers(root, [_choose_single(root, names)])
+        entries = _merge(headers)
+    else:
+        weight_map, total_size = _read_index(root, index, stamps)
+        headers = _read_headers(root, sorted(set(weight_map.values())))
+        entries = _merge(headers)
+        _check_index(root / index, weight_map, headers, entries)
+        found = sum(entry.nbytes for entry in entries.values())
+        if total_size != found:
+            place = shown(root / index)
+            notes.append(f"{place} says total_size {total_size!r:.40}, but the tensors have {found} bytes")
+    config, config_text = _read_config(root, names, notes, stamps)
+    companions, left_out = _companions(root, headers.keys() | {index}, notes)
+    stamps.update((root / shard, header.stamp) for shard, header in headers.items())
+    return Source(
+        root=root,
+        entries=MappingProxyType(entries),
+        shards=tuple(headers),
+        metadata=MappingProxyType({shard: header.metadata for shard, header in headers.items()}),
+        index=index,
+        config=config,
+        config_text=config_text,
+        companions=companions,
+        left_out=left_out,
+        notes=tuple(notes),
+        stamps=MappingProxyType(stamps),
+    )
+
+
+def _scan(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except OSError as error:
+        problem = f"{shown(folder)} cannot be listed: {error.strerror}"
+        raise CheckpointError(f"{problem}; check the path and its permissions") from error
+
+
+def _listed(items: Sequence[str]) -> str:
+    rest = len(items) - _LISTED
+    return ", ".join(items[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return _listed([printable(name) for name in names])
+
+
+def _inside(root: Path, name: Path | str) -> Path:
+    """Return `root / name` where it, with its links followed, stays in the checkpoint; nothing is opened."""
+    path = root / name
+    real = Path(os.path.realpath(path))
+    in_cache = root.parent.name == "snapshots" and real.parent == root.parent.parent / "blobs"
+    if not real.is_relative_to(root) and not in_cache:
+        raise CheckpointError(
+            f"{shown(path)} is a symbolic link to {shown(real)}, outside of the checkpoint's directory; put "
+            "the file itself there, or pass the directory that holds it"
+        )
+    return path
+
+
+def _choose_index(root: Path, names: Sequence[str], notes: list[str]) -> str | None:
+    """Return the index to read, or None where the weights are one file."""
+    found = [name for name in names if name.endswith(INDEX_SUFFIX)]
+    if SINGLE_FILE in names:
+        if found:
+            notes.append(
+                f"{shown(root)} holds both {SINGLE_FILE} and {_quoted(found)}: "
+                f"{SINGLE_FILE} is read, as transformers does"
+            )
+        return None
+    if SINGLE_FILE + ".index.json" in found:
+        return SINGLE_FILE + ".index.json"
+    if len(found) > 1:
+        listed = _quoted(found)
+        raise CheckpointError(
+            f"{shown(root)} holds {len(found)} indexes ({listed}), but one is read; keep one"
+        )
+    return found[0] if found else None
+
+
+def _choose_single(root: Path, names: Sequence[str]) -> str:
+    """Return the one safetensors file of a directory without an index."""
+    if SINGLE_FILE in names:
+        return SINGLE_FILE
+    found = [name for name in names if name.endswith(".safetensors")]
+    numbered = _NUMBERED.fullmatch(found[0]) if found else None
+    if len(found) == 1 and (numbered is None or int(numbered["count"]) == 1):
+        return found[0]
+    if found:
+        raise CheckpointError(
+            f"{shown(root)} holds {_quoted(found)}, but no {SINGLE_FILE}.index.json that "
+            "says which belong together; download the index, or pass one .safetensors file"
+        )
+    others = [name for name in names if Path(name).suffix in _WEIGHT_SUFFIXES]
+    if others:
+        raise CheckpointError(
+            f"{shown(root)} holds weights only as {_quoted(others)}, but only safetensors "
+            "files are read and nothing is ever unpickled; convert to safetensors first, in a sandbox"
+        )
+    raise CheckpointError(
+        f"{shown(root)} holds no {SINGLE_FILE}, {SINGLE_FILE}.index.json or other .safetensors file; "
+        "pass the directory of a checkpoint or one .safetensors file"
+    )
+
+
+def _read_headers(root: Path, shards: Iterable[str]) -> dict[str, Header]:
+    """Parse the headers of those shards that exist; `_check_index` names the others."""
+    paths = {shard: _inside(root, shard) for shard in shards if os.path.lexists(root / shard)}
+    return {shard: parse_header(path) for shard, path in paths.items()}
+
+
+def _merge(headers: Mapping[str, Header]) -> dict[str, TensorEntry]:
+    """Join the shards' tensors; raises CheckpointError where two shards hold the same one."""
+    entries: dict[str, TensorEntry] = {}
+    twice = []
+    for header in headers.values():
+        for entry in header.entries:
+            first = entries.setdefault(entry.name, entry)
+            if first is not entry:
+                where = f"{printable(first.file.name)} and {printable(entry.file.name)}"
+                twice.append(f"tensor {printable(entry.name)} stands in both {where}")
+    if twice:
+        raise CheckpointError(f"{_listed(twice)}, but a tensor may stand once; download the shards again")
+    return entries
+
+
+def _read_bytes(root: Path, name: str, stamps: dict[Path, Stamp]) -> bytes:
+    """Read a JSON file of bounded size; raises CheckpointError where it is a Git LFS pointer or the like."""
+    path = _inside(root, name)
+    descriptor = open_regular(path)
+    try:
+        result = os.fstat(descriptor)
+        if result.st_size > MAX_JSON_BYTES:
+            rule = f"has {result.st_size} bytes, above the limit of {MAX_JSON_BYTES} for a JSON file"
+            raise CheckpointError(f"{shown(path)} {rule}; check that it is the right file")
+        raw = bytearray(result.st_size)
+        read_into(descriptor, memoryview(raw), 0, path=path)
+    finally:
+        os.close(descriptor)
+    foreign = foreign_magic(bytes(raw[:64]))
+    if foreign is not None:
+        what, remedy = foreign
+        raise CheckpointError(f"{shown(path)} is not JSON but a {what}; {remedy}")
+    stamps[path] = stamp_of(result)
+    return bytes(raw)
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _read_index(root: Path, index: str, stamps: dict[Path, Stamp]) -> tuple[dict[str, str], object]:
+    """Return an index's weight_map, tensor to shard, with every shard's name checked, and its total_size."""
+    path = root / index
+    raw = _read_bytes(root, index, stamps)
+    try:
+        table = json.loads(
+            raw.decode("utf-8"), object_pairs_hook=unique_keys, parse_constant=_refuse_constant
+        )
+    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, a key that stands twice
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise CheckpointError(f"{shown(path)} is no valid index: {reason}; download it again") from error
+    weight_map = table.get("weight_map") if isinstance(table, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        rule = "must be a JSON object whose weight_map names the shard of each tensor"
+        raise CheckpointError(f"{shown(path)} {rule}; download it again")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str):
+            place = f"{shown(path)}: weight_map says of tensor {printable(name)} a {type(shard).__name__}"
+            raise CheckpointError(f"{place}, but must name a shard; download it again")
+    shards = sorted(set(weight_map.values()))
+    _check_names(path, shards)
+    _check_numbering(path, shards)
+    metadata = table.get("metadata")
+    return weight_map, metadata.get("total_size") if isinstance(metadata, dict) else None
+
+
+def _check_names(path: Path, shards: Sequence[str]) -> None:
+    """Refuse a shard's name that would, or on another system could, lead out of the directory."""
+    bad = []
+    for shard in shards:
+        try:
+            long = len(os.fsencode(shard)) > 255
+        except UnicodeEncodeError:
+            long = True
+        if long or shard in ("", ".", "..") or any(character in shard for character in "/\\\0"):
+            bad.append(printable(shard))
+    if bad:
+        raise CheckpointError(
+            f"{shown(path)}: weight_map names {_listed(bad)}, but a shard must be the plain name of a file "
+            "in the same directory; do not trust this checkpoint, or correct the index"
+        )
+
+
+def _check_numbering(path: Path, shards: Sequence[str]) -> None:
+    """Refuse shards named NUMBER-of-COUNT that are not COUNT numbers without a gap."""
+    sets: dict[str, tuple[set[int], set[int]]] = {}
+    for match in filter(None, map(_NUMBERED.fullmatch, shards)):
+        numbers, counts = sets.setdefault(match["stem"], (set(), set()))
+        numbers.add(int(match["number"]))
+        counts.add(int(match["count"]))
+    for stem, (numbers, counts) in sets.items():
+        count = max(counts)
+        # Some exporters count from 0.
+        if len(counts) > 1 or len(numbers) != count or max(numbers) - min(numbers) != count - 1:
+            found = f"{_listed(list(map(str, sorted(numbers))))} of {_listed(list(map(str, sorted(counts))))}"
+            raise CheckpointError(
+                f"{shown(path)}: weight_map names of {printable(stem)} the shards {found}, but all {count} "
+                "must be there under one count; download the index again"
+            )
+
+
+def _check_index(
+    path: Path,
+    weight_map: Mapping[str, str],
+    headers: Mapping[str, Header],
+    entries: Mapping[str, TensorEntry],
+) -> None:
+    """Compare the index with the shards; raises one CheckpointError that lists every contradiction."""
+    missing = Counter(shard for shard in weight_map.values() if shard not in headers)
+    absent, moved = [], []
+    for name, shard in weight_map.items():
+        entry = entries.get(name)
+        if entry is not None and entry.file.name != shard:
+            where = f"{printable(entry.file.name)}, not {printable(shard)}"
+            moved.append(f"{printable(name)} lies in {where}")
+        elif entry is None and shard in headers:
+            absent.append(f"{printable(name)} (of {printable(shard)})")
+    extra = [
+        f"{printable(name)} (in {printable(entry.file.name)})"
+        for name, entry in entries.items()
+        if name not in weight_map
+    ]
+    shards = [f"{printable(shard)} ({count} tensors)" for shard, count in missing.items()]
+    kinds = {
+        "missing shards": shards,
+        "missing tensors": absent,
+        "tensors in another shard": moved,
+        "tensors that the index does not name": extra,
+    }
+    problems = [f"{len(found)} {kind}: {_listed(found)}" for kind, found in kinds.items() if found]
+    if problems:
+        rule = f"the index and its shards contradict each other: {'; '.join(problems)}"
+        raise CheckpointError(f"{shown(path)}: {rule}; download the checkpoint again")
+
+
+def _read_config(
+    root: Path, names: Sequence[str], notes: list[str], stamps: dict[Path, Stamp]
+) -> tuple[dict[str, Any] | None, str | None]:
+    """Return config.json parsed, and its text; a missing or invalid one is noted, and only weights remain."""
+    if CONFIG not in names:
+        notes.append(f"{shown(root)} has no {CONFIG}: weights only")
+        return None, None
+    twice: list[str] = []
+
+    def last_wins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) != len(pairs):
+            counts = Counter(key for key, _ in pairs)
+            twice.extend(printable(key) for key, count in counts.items() if count > 1)
+        return table
+
+    text, reason = None, "it is no JSON object"
+    raw = _read_bytes(root, CONFIG, stamps)
+    try:
+        text = raw.decode("utf-8")
+        # NaN and Infinity stay allowed: published configs hold them, such as Mamba's time_step_limit.
+        config = json.loads(text, object_pairs_hook=last_wins)
+    except (ValueError, RecursionError) as error:
+        config, reason = None, str(error)
+    if twice:
+        rule = "has keys that stand twice, the last of which counts"
+        notes.append(f"{shown(root / CONFIG)} {rule}: {_listed(twice)}")
+    if not isinstance(config, dict):
+        notes.append(f"{shown(root / CONFIG)} is no valid configuration ({reason}): weights only")
+        return None, text
+    return config, text
+
+
+def _companions(
+    root: Path, taken: Container[str | None], notes: list[str]
+) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Return what is to be copied beside the weights, and what is left out, both as sorted relative paths."""
+    companions: list[Path] = []
+    left_out: list[Path] = []
+    pending = [Path()]
+    while pending:
+        folder = pending.pop()
+        for found in _scan(root / folder):
+            relative = folder / found.name
+            if found.is_dir(follow_symlinks=False):
+                (left_out if found.name in _UNCOPIED_DIRECTORIES else pending).append(relative)
+            elif folder != Path() or not _is_weights(found.name):
+                companions.append(relative)
+            elif found.name not in taken:
+                left_out.append(relative)
+    for relative in companions:
+        _check_companion(root, relative, notes)
+    if left_out:
+        listed = _listed(sorted(printable(str(path)) for path in left_out))
+        notes.append(f"not copied from {shown(root)}: {listed}")
+    return tuple(sorted(companions)), tuple(sorted(left_out))
+
+
+def _is_weights(name: str) -> bool:
+    return Path(name).suffix in _WEIGHT_SUFFIXES or _INDEX.search(name) is not None
+
+
+def _check_companion(root: Path, relative: Path, notes: list[str]) -> None:
+    """Refuse a companion that is no regular file of this directory, and note a Git LFS pointer."""
+    path = _inside(root, relative)
+    descriptor = open_regular(path)
+    try:
+        head = bytearray(min(os.fstat(descriptor).st_size, 64))
+        read_into(descriptor, memoryview(head), 0, path=path)
+    finally:
+        os.close(descriptor)
+    if head.startswith(LFS_MAGIC):
+        notes.append(
+            f"{shown(path)} is a Git LFS pointer and is copied as such; run `git lfs pull` for the file"
+        )
