@@ -17,7 +17,15 @@ from ..layout import packing
 from ..layout.blocks import reduce_blocks, spread_blocks
 from ..params import arithmetic
 from ..params.arithmetic import Ranges, effective_scale, rounder, through
-from ..params.codes import decode, encode_codebook, encode_float, int_patterns, round_steps, uniform_noise
+from ..params.codes import (
+    decode,
+    encode_codebook,
+    encode_float,
+    int_patterns,
+    magnitude_codes,
+    round_steps,
+    uniform_noise,
+)
 from ..schemes import Scaling, Scheme, ZeroPoint, ZeroPointPlace
 
 CHUNK = 1 << 22
@@ -85,12 +93,14 @@ def codes(
 
 
 def scaled(x: torch.Tensor, scheme: Scheme, scale: torch.Tensor | None) -> torch.Tensor:
-    """Return ``x`` in units of its scale, in the wide dtype; where the scale is zero, zero."""
+    """Return ``x`` in units of its scale, in the wide dtype; where the scale is zero, a zero of its sign."""
     wide = x.to(wide_dtype(x.dtype))
     if scale is None:
         return wide
-    ratio = wide * (1.0 / scale) if scheme.dialect.scaling is Scaling.RECIPROCAL else wide / scale
-    return torch.where(scale == 0, torch.zeros_like(wide), through(ratio, scaled_rounder(scheme, x.dtype)))
+    # A block whose scale was lost holds zeros, with the signs of its values.
+    divisor = torch.where(scale == 0, torch.inf, scale)
+    ratio = wide * (1.0 / divisor) if scheme.dialect.scaling is Scaling.RECIPROCAL else wide / divisor
+    return through(ratio, scaled_rounder(scheme, x.dtype))
 
 
 def scaled_rounder(scheme: Scheme, dtype: torch.dtype) -> torch.dtype | None:
@@ -119,7 +129,9 @@ def _encode(
     steps = integer_steps(ratio, scheme, zero_point, noise, dtype)
     if scheme.overflow is not Overflow.SATURATE:
         _refuse_overflow(steps, scheme)
-    return int_patterns(steps.clamp(scheme.qmin, scheme.qmax), element)
+    # A NaN takes the lowest code, as in torch.fake_quantize; converting it to an integer would be undefined.
+    clamped = steps.clamp(scheme.qmin, scheme.qmax).nan_to_num(nan=float(scheme.qmin))
+    return int_patterns(clamped, element)
 
 
 def _refuse_overflow(steps: torch.Tensor, scheme: Scheme) -> None:
@@ -197,9 +209,9 @@ def inside(
     """
     shape = tuple(x.shape)
     scale = effective_scale(scheme, scales, shape, x.dtype)
-    ratio = scaled(
-        x, scheme, None if scale is None else spread_blocks(scale, scheme.granularity, shape)
-    ).double()
+    spread = None if scale is None else spread_blocks(scale, scheme.granularity, shape)
+    # Where the scale is zero the ratio is zero too, also that of Inf.
+    ratio = torch.where(torch.isfinite(x), scaled(x, scheme, spread), torch.nan).double()
     element, mode = scheme.element, scheme.rounding.mode
     noise = None
     if mode is RoundingMode.STOCHASTIC:
@@ -210,11 +222,19 @@ def inside(
         return (steps >= scheme.qmin) & (steps <= scheme.qmax)
     if isinstance(element, CodebookFormat):
         return (ratio >= float(element.min)) & (ratio <= float(element.max))
-    half = float(element.max) + 2.0 ** (element.emax - element.mantissa_bits) * (
-        0.5 if mode.to_nearest else 1.0
-    )
-    # A tie at the upper end rounds to the largest code only when that code is even.
-    tie_in = mode is RoundingMode.HALF_EVEN and element.max_code % 2 == 0
-    upper = (ratio <= half) if tie_in else (ratio < half)
-    lower = ((ratio >= -half) if tie_in else (ratio > -half)) if element.signed else (ratio >= 0)
-    return upper & lower & torch.isfinite(ratio)
+    magnitude, negative = magnitude_codes(ratio, element, mode, noise)
+    fits = (magnitude <= element.max_code) & ~torch.isnan(ratio)
+    return fits if element.signed else fits & ~(negative & (magnitude > 0))
+
+
+def float_bounds(scheme: Scheme) -> tuple[float, float, bool]:
+    """Return the interval of scaled values that need no clipping, and whether its ends belong to it.
+
+    A codebook ends at its extremes. A float format ends half a step past its largest value; a tie there rounds to that value
+    only when its code is even. Rounding is to nearest even.
+    """
+    element = scheme.element
+    if not isinstance(element, FloatFormat):
+        return float(element.min), float(element.max), True
+    high = float(element.max) + 2.0 ** (max(element.emax, element.emin) - element.mantissa_bits - 1)
+    return (-high if element.signed else 0.0), high, element.max_code % 2 == 0

@@ -84,6 +84,13 @@ def scales_from_ranges(
     return tuple(reversed(scales)), None
 
 
+def coarsest_scale(scheme: Scheme, ranges: Ranges) -> torch.Tensor:
+    """Return the coarsest linear scale alone, in its storage dtype: what a pass over the whole tensor is needed for."""
+    index = len(scheme.scales) - 1
+    values = _coarsest(scheme, index, ranges.magnitude(index, scheme), ranges)
+    return store(values, scheme.scales[index].format_for(format_of(ranges.dtype)))
+
+
 def require_finite_range(low: torch.Tensor, high: torch.Tensor) -> None:
     """Raise NonFiniteError unless every extreme is finite."""
     good = torch.isfinite(low) & torch.isfinite(high)

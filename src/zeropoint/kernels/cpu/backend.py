@@ -1,0 +1,334 @@
+"""The host side: tensors to flat arrays, the choice of one pass or two, threads over rows, and errors with their place."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...errors import NonFiniteError
+from ...formats import CodebookFormat, FloatFormat, IntFormat
+from ...formats.torch_dtypes import format_of, storage_dtype
+from ...layout import packing
+from ...layout.blocks import reduce_blocks
+from ...ops import reference
+from ...ops.registry import Params, Request
+from ...ops.threads import over_rows
+from ...params import arithmetic
+from ...params.arithmetic import Ranges, effective_scale, load_scale, zero_point_dtype
+from ...params.codes import decode as decode_reference
+from ...schemes import Granularity, Scheme, ZeroPoint
+from . import layout as k
+from .decode import dequantize_rows
+from .fake import fake_quantize_backward_rows, fake_quantize_rows
+from .layout import Layout
+from .layout import ScaleRule as Rule
+from .lowering import KINDS, View, element_of, element_refusal, given_rule, rule_of, rule_refusal, view_of
+from .quantize import amax_rows, quantize_rows, range_rows
+
+_NO_FLOATS = np.zeros(1, np.float32)
+_NO_BYTES = np.zeros(1, np.uint8)
+
+
+class CpuBackend:
+    """Numba kernels for float32, bfloat16 and float16 tensors in the memory of the host."""
+
+    name = "cpu"
+    rank = 10
+
+    def refusal(self, request: Request) -> str | None:
+        """Return why the kernels cannot run ``request``, or None."""
+        if request.device.type != "cpu":
+            return f"the data is on {request.device}"
+        if request.dtype not in KINDS or request.own_dtype not in KINDS:
+            return f"{request.dtype} is computed in float64"
+        reason = element_refusal(request.scheme)
+        if reason is not None:
+            return reason
+        view = view_of(request.scheme, request.shape, request.dtype)
+        return view if isinstance(view, str) else None
+
+    def quantize_dynamic(self, x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, Params]:
+        """See :class:`zeropoint.ops.registry.Backend`."""
+        if x.numel() == 0 or rule_refusal(scheme, x.dtype) is not None:
+            params = self._params_from_statistics(x, scheme)
+            return self.quantize(x, scheme, params), params
+        return self._one_pass(x, scheme)
+
+    def quantize(self, x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
+        """See :class:`zeropoint.ops.registry.Backend`."""
+        view = _view(scheme, x)
+        out = _packed_like(x, scheme)
+        if x.numel() == 0:
+            return out
+        source, target = _flat(x), out.numpy().reshape(-1)
+        factors, zeros = _factors(scheme, params, tuple(x.shape), x.dtype, dividing=True)
+        element, order = element_of(scheme, x.dtype, multiply=False), _order(scheme)
+
+        def work(first: int, last: int) -> int:
+            return int(quantize_rows(
+                source, view.layout, element, given_rule(), order, factors, _NO_BYTES, zeros, target,
+                np.uint64(first), np.uint64(last),
+            ))  # fmt: skip
+
+        if over_rows(view.rows, x.numel(), work) == k.BAD_VALUE:
+            reference.require_finite(x)
+        return out
+
+    def _one_pass(self, x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, Params]:
+        """Choose scales and codes in one pass; on any trouble let the reference find it and say where."""
+        view, rule, coarse = _view(scheme, x), rule_of(scheme, x.dtype), None
+        shape = tuple(x.shape)
+        if len(scheme.scales) > 1:
+            coarse = self._coarse_scale(x, scheme)
+            rule = rule._replace(coarse=np.float32(coarse.reshape(-1)[0].item()))
+        multiply = rule.how == k.POWER and isinstance(scheme.element, FloatFormat)
+        element, order = element_of(scheme, x.dtype, multiply=multiply), _order(scheme)
+        grid = scheme.granularity.grid(shape)
+        floats = rule.how in (k.LINEAR, k.AFFINE)
+        scales = np.empty(math.prod(grid), np.float32) if floats else _NO_FLOATS
+        bytes_ = _NO_BYTES if floats else np.empty(math.prod(grid), np.uint8)
+        zeros = np.empty(math.prod(grid), np.float32) if rule.how == k.AFFINE else _NO_FLOATS
+        out = _packed_like(x, scheme)
+        source, target = _flat(x), out.numpy().reshape(-1)
+
+        def work(first: int, last: int) -> int:
+            return int(quantize_rows(
+                source, view.layout, element, rule, order, scales, bytes_, zeros, target, np.uint64(first), np.uint64(last)
+            ))  # fmt: skip
+
+        if over_rows(view.rows, x.numel(), work) != k.OK:
+            reference.choose_params(x, scheme)
+            raise AssertionError(f"the kernel refused scales of {scheme} that the reference accepts")
+        stored = storage_dtype(scheme.scales[0].format_for(format_of(x.dtype)))
+        fine = torch.from_numpy(scales).to(stored) if floats else torch.from_numpy(bytes_).view(stored)
+        levels = (fine.reshape(grid),) if coarse is None else (fine.reshape(grid), coarse)
+        if rule.how != k.AFFINE:
+            return out, (levels, None)
+        integer = scheme.zero_point is ZeroPoint.INTEGER
+        points = torch.from_numpy(zeros).to(zero_point_dtype(scheme) if integer else torch.float32)
+        return out, (levels, points.reshape(grid))
+
+    def _coarse_scale(self, x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+        """Return the tensor's own scale of a scheme with two levels."""
+        amax = self._block_amax(x, Granularity.tensor())
+        _require(x, amax)
+        ranges = Ranges(minimum=(amax, amax), maximum=(amax, amax), dtype=x.dtype, shape=tuple(x.shape))
+        return arithmetic.coarsest_scale(scheme, ranges)
+
+    def _params_from_statistics(self, x: torch.Tensor, scheme: Scheme) -> Params:
+        """Return parameters from a pass of its own over the data."""
+        if x.numel() == 0 or not scheme.scales:
+            return reference.choose_params(x, scheme)
+        ranged = scheme.zero_point is not ZeroPoint.NONE or not _signed(scheme)
+        lows, highs = [], []
+        for level in scheme.scales:
+            if ranged:
+                low, high = self._block_range(x, level.granularity)
+            else:
+                high = self._block_amax(x, level.granularity)
+                low = high
+            lows.append(low)
+            highs.append(high)
+        _require(x, highs[0])
+        ranges = Ranges(minimum=tuple(lows), maximum=tuple(highs), dtype=x.dtype, shape=tuple(x.shape))
+        return arithmetic.scales_from_ranges(scheme, ranges)
+
+    def _block_amax(self, x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
+        """Return the largest magnitude of each block, float32; NaN and Inf show as such."""
+        view, width = _row_view(x, granularity)
+        out = np.empty(view.rows * width, np.float32)
+        source = _flat(x)
+        over_rows(
+            view.rows, x.numel(), lambda a, b: amax_rows(source, view.layout, out, np.uint64(a), np.uint64(b))
+        )
+        return _over_lead(torch.from_numpy(out), x, granularity, width, "amax", -math.inf)
+
+    def _block_range(self, x: torch.Tensor, granularity: Granularity) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the smallest and largest value of each block, float32; raises NonFiniteError for NaN."""
+        _require(x, self._block_amax(x, granularity))
+        view, width = _row_view(x, granularity)
+        low, high = np.empty(view.rows * width, np.float32), np.empty(view.rows * width, np.float32)
+        source = _flat(x)
+        over_rows(
+            view.rows, x.numel(), lambda a, b: range_rows(source, view.layout, low, high, np.uint64(a), np.uint64(b))
+        )
+        return (
+            _over_lead(torch.from_numpy(low), x, granularity, width, "amin", math.inf),
+            _over_lead(torch.from_numpy(high), x, granularity, width, "amax", -math.inf),
+        )
+
+    def dequantize(self, data: torch.Tensor, params: Params, request: Request) -> torch.Tensor:
+        """See :class:`zeropoint.ops.registry.Backend`."""
+        scheme, shape = request.scheme, request.shape
+        view = view_of(scheme, shape, request.dtype)
+        assert isinstance(view, View)
+        out = torch.empty(shape, dtype=request.dtype)
+        if out.numel() == 0:
+            return out
+        source, target = data.contiguous().numpy().reshape(-1), _flat(out)
+        rule, scales, codes, zeros = _stored(scheme, params, shape, request.own_dtype)
+        element, table = element_of(scheme, request.own_dtype, multiply=False), _table(scheme)
+
+        def work(first: int, last: int) -> None:
+            dequantize_rows(
+                source, view.layout, element, rule, table, scales, codes, zeros, target, np.uint64(first), np.uint64(last)
+            )
+
+        over_rows(view.rows, out.numel(), work)
+        return out
+
+    def fake_quantize(self, x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
+        """See :class:`zeropoint.ops.registry.Backend`."""
+        view, out = _view(scheme, x), torch.empty(x.shape, dtype=x.dtype)
+        if x.numel() == 0:
+            return out
+        source, target = _flat(x), _flat(out)
+        shape = tuple(x.shape)
+        factors, zeros = _factors(scheme, params, shape, x.dtype, dividing=True)
+        back, _ = _factors(scheme, params, shape, x.dtype, dividing=False)
+        element, order, table = element_of(scheme, x.dtype, multiply=False), _order(scheme), _table(scheme)
+
+        def work(first: int, last: int) -> None:
+            fake_quantize_rows(
+                source, view.layout, element, order, table, factors, back, zeros, target, np.uint64(first), np.uint64(last)
+            )
+
+        over_rows(view.rows, x.numel(), work)
+        return out
+
+    def fake_quantize_backward(
+        self, grad: torch.Tensor, x: torch.Tensor, scheme: Scheme, params: Params
+    ) -> torch.Tensor:
+        """See :class:`zeropoint.ops.registry.Backend`."""
+        view, out = _view(scheme, x), torch.empty(x.shape, dtype=grad.dtype)
+        if x.numel() == 0:
+            return out
+        slope, source, target = _flat(grad), _flat(x), _flat(out)
+        factors, zeros = _factors(scheme, params, tuple(x.shape), x.dtype, dividing=True)
+        element, bounds = element_of(scheme, x.dtype, multiply=False), _bounds(scheme)
+
+        def work(first: int, last: int) -> None:
+            fake_quantize_backward_rows(
+                slope, source, view.layout, element, bounds, factors, zeros, target, np.uint64(first), np.uint64(last)
+            )
+
+        over_rows(view.rows, x.numel(), work)
+        return out
+
+
+def _view(scheme: Scheme, x: torch.Tensor) -> View:
+    view = view_of(scheme, tuple(x.shape), x.dtype)
+    assert isinstance(view, View)
+    return view
+
+
+def _flat(x: torch.Tensor) -> Any:
+    """Return the elements as a flat numpy array: float32, or the bits of 16-bit floats as uint16."""
+    dense = x.detach().contiguous().reshape(-1)
+    return dense.numpy() if x.dtype == torch.float32 else dense.view(torch.int16).numpy().view(np.uint16)
+
+
+def _packed_like(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    length = packing.packed_length(packing.row_length(tuple(x.shape)), scheme.bits)
+    return torch.empty((*x.shape[:-1], length), dtype=torch.uint8)
+
+
+def _signed(scheme: Scheme) -> bool:
+    return not isinstance(scheme.element, IntFormat) or scheme.element.signed
+
+
+def _require(x: torch.Tensor, amax: torch.Tensor) -> None:
+    """Raise NonFiniteError with the place in ``x`` when a block's magnitude is not finite."""
+    if not bool(torch.isfinite(amax).all()):
+        reference.require_finite(x)
+        raise NonFiniteError("statistics of a finite tensor are not finite")
+
+
+def _row_view(x: torch.Tensor, granularity: Granularity) -> tuple[View, int]:
+    """Return ``x`` as rows with blocks of the granularity's last extent, and the number of blocks a row."""
+    shape = tuple(x.shape)
+    cols = shape[-1] if shape else 1
+    block = min(granularity.block_shape(shape)[-1], cols) if shape else 1
+    width = -(-cols // block)
+    layout = Layout(
+        cols=np.uint64(cols), block=np.uint64(block), row_blocks=np.uint64(width), row_bytes=np.uint64(0),
+        bits=np.uint64(8), kind=KINDS[x.dtype], row_div=np.uint64(1), row_mod=np.uint64(1),
+    )  # fmt: skip
+    return View(rows=math.prod(shape[:-1]), layout=layout), width
+
+
+def _over_lead(
+    values: torch.Tensor, x: torch.Tensor, granularity: Granularity, width: int, kind: str, fill: float
+) -> torch.Tensor:
+    """Reduce row-wise statistics over the leading axes of each block."""
+    shape = tuple(x.shape)
+    if not shape:
+        return values.reshape(())
+    lead = Granularity.block(*granularity.block_shape(shape)[:-1], 1)
+    return reduce_blocks(values.reshape(*shape[:-1], width), lead, kind, fill)
+
+
+def _factors(
+    scheme: Scheme, params: Params, shape: tuple[int, ...], dtype: torch.dtype, *, dividing: bool
+) -> tuple[Any, Any]:
+    """Return one float32 factor a block, the element's step included, and zero points as float32.
+
+    dividing: whether a zero scale becomes Inf, by which every value divides to zero.
+    """
+    scales, zero_point = params
+    scale = effective_scale(scheme, scales, shape, dtype)
+    if scale is None:
+        factors = torch.ones(1)
+    else:
+        factors = scale.to(torch.float32)
+        if dividing and len(scales) > 1:
+            factors = torch.where(factors == 0, torch.inf, factors)
+    if isinstance(scheme.element, IntFormat) and scheme.element.fraction_bits:
+        factors = factors * float(scheme.element_step)
+    zeros = _NO_FLOATS if zero_point is None else zero_point.to(torch.float32).contiguous().numpy().reshape(-1)
+    return factors.contiguous().numpy().reshape(-1), zeros
+
+
+def _stored(
+    scheme: Scheme, params: Params, shape: tuple[int, ...], own_dtype: torch.dtype
+) -> tuple[Rule, Any, Any, Any]:
+    """Return how stored scales are read: bytes in the kernel where it knows them, else as factors."""
+    scales, zero_point = params
+    known = len(scales) > 0 and rule_refusal(scheme, own_dtype) is None
+    rule = rule_of(scheme, own_dtype) if known else given_rule()
+    if known and rule.how in (k.POWER, k.MINIFLOAT):
+        if len(scales) > 1:
+            fmt = scheme.scales[1].format_for(format_of(own_dtype))
+            rule = rule._replace(coarse=np.float32(load_scale(scales[1], fmt, torch.float32).reshape(-1)[0].item()))
+        return rule, _NO_FLOATS, scales[0].contiguous().view(torch.uint8).numpy().reshape(-1), _NO_FLOATS
+    factors, zeros = _factors(scheme, (scales, zero_point), shape, own_dtype, dividing=False)
+    return given_rule(), factors, _NO_BYTES, zeros
+
+
+def _order(scheme: Scheme) -> Any:
+    """Return the code of each rank of a codebook, or the identity."""
+    order = np.arange(k.THRESHOLDS + 1, dtype=np.uint8)
+    if isinstance(scheme.element, CodebookFormat):
+        order[: len(scheme.element.order)] = scheme.element.order
+    return order
+
+
+def _table(scheme: Scheme) -> Any:
+    """Return the values of all codes of a codebook or float format as 256 float32."""
+    table = np.zeros(256, np.float32)
+    if not isinstance(scheme.element, IntFormat):
+        count = 1 << scheme.element.bits
+        table[:count] = decode_reference(torch.arange(count, dtype=torch.int32), scheme.element, torch.float32).numpy()
+    return table
+
+
+def _bounds(scheme: Scheme) -> tuple[np.float32, np.float32, np.float32]:
+    low, high, closed = (0.0, 0.0, True) if isinstance(scheme.element, IntFormat) else reference.float_bounds(scheme)
+    return np.float32(low), np.float32(high), np.float32(closed)
+
+
+BACKEND = CpuBackend()
+

@@ -1,0 +1,194 @@
+"""Codes to values, one tile at a time, and the driver that dequantizes in one pass over memory."""
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from .emit import stream_bytes
+from .intrinsics import bits32, float32_of, kernel, narrow_half, shl32, shr32, stream_fence
+from .layout import FLOAT, GIVEN, INTEGER, POWER, ZERO_NONE
+from .pack import load_codes
+from .quantize import parameter_row
+from .scales import combined, minifloat_value
+from .tile import BFLOAT16, TILE, fetch_ahead, spread
+
+
+@kernel
+def decode_int(codes: Any, count: Any, sign: Any, factors: Any, tile: Any) -> None:
+    """Set ``tile[i] = code * factors[i]`` for integers in two's complement (``sign`` is the sign bit) or unsigned."""
+    for i in range(count):
+        c = np.int32(codes[i])
+        q = np.int32(np.int32(c ^ np.int32(sign)) - np.int32(sign))
+        tile[i] = np.float32(q) * factors[i]
+
+
+@kernel
+def decode_int_zero(codes: Any, count: Any, sign: Any, zeros: Any, factors: Any, tile: Any) -> None:
+    """Set ``tile[i] = (code - zeros[i]) * factors[i]``."""
+    for i in range(count):
+        c = np.int32(codes[i])
+        q = np.int32(np.int32(c ^ np.int32(sign)) - np.int32(sign))
+        tile[i] = (np.float32(q) - zeros[i]) * factors[i]
+
+
+@kernel
+def decode_float(codes: Any, count: Any, element: Any, factors: Any, tile: Any) -> None:
+    """Set ``tile[i] = value(code) * factors[i]`` with value = n * 2**k from the code's integer fields.
+
+    With e the exponent field, k follows max(e, 1) and n is the significand with its hidden bit: no lookup, and no subnormal
+    float32 on the way, so flush-to-zero modes cannot change it.
+    """
+    mantissa, magnitude, sign_shift = element.mantissa, element.magnitude, element.sign_shift
+    base = np.uint32(shl32(np.uint32(element.emin - mantissa), np.uint32(23)))
+    for i in range(count):
+        c = np.uint32(codes[i])
+        a = np.uint32(c & magnitude)
+        e = np.uint32(max(shr32(a, mantissa), np.uint32(1)) - np.uint32(1))
+        n = np.int32(np.uint32(a - shl32(e, mantissa)))
+        power = float32_of(np.uint32(shl32(e, np.uint32(23)) + base))
+        value = bits32(np.float32(n) * power) | shl32(np.uint32(c & np.uint32(~magnitude)), sign_shift)
+        tile[i] = float32_of(np.uint32(value)) * factors[i]
+
+
+@kernel
+def decode_table(codes: Any, count: Any, table: Any, factors: Any, tile: Any) -> None:
+    """Set ``tile[i] = table[code] * factors[i]``; table: (256,) float32."""
+    for i in range(count):
+        tile[i] = table[np.uint64(codes[i])] * factors[i]
+
+
+@kernel
+def decode(codes: Any, count: Any, element: Any, table: Any, factors: Any, zeros: Any, tile: Any) -> None:
+    """Turn a tile of codes into values times ``factors``.
+
+    A table serves codebooks and the formats with NaN or Inf codes, which arithmetic would take for numbers.
+    """
+    if element.kind == INTEGER:
+        if element.zero_place == ZERO_NONE:
+            decode_int(codes, count, element.sign, factors, tile)
+        else:
+            decode_int_zero(codes, count, element.sign, zeros, factors, tile)
+    elif element.kind == FLOAT and not has_special(codes, count, element):
+        decode_float(codes, count, element, factors, tile)
+    else:
+        decode_table(codes, count, table, factors, tile)
+
+
+@kernel
+def has_special(codes: Any, count: Any, element: Any) -> Any:
+    """Return whether a code lies past the largest finite one (or is fnuz's NaN, in the place of negative zero)."""
+    mask, limit = np.uint8(element.magnitude), np.uint8(element.max_code)
+    if limit == mask and not element.negative_nan:
+        return False
+    worst = np.uint8(0)
+    for i in range(count):
+        worst = max(worst, np.uint8(codes[i] & mask))
+    if element.negative_nan:
+        hits = np.uint8(0)
+        for i in range(count):
+            hits |= np.uint8(codes[i] == np.uint8(mask + np.uint8(1)))
+        return hits > np.uint8(0)
+    return worst > limit
+
+
+@kernel
+def narrow(tile: Any, count: Any, kind: Any, halves: Any) -> None:
+    """Round the tile to bfloat16 or float16 bits, half to even; NaN must be canonical."""
+    if kind == BFLOAT16:
+        for i in range(count):
+            u = bits32(tile[i])
+            u = np.uint32(u + np.uint32(0x7FFF) + np.uint32(shr32(u, np.uint32(16)) & np.uint32(1)))
+            halves[i] = np.uint16(shr32(u, np.uint32(16)))
+    else:
+        for i in range(count):
+            halves[i] = narrow_half(tile[i])
+
+
+def _emit_values(tile: Any, count: Any, kind: Any, halves: Any, target: Any, at: Any) -> None:
+    """Stream a float32 tile to a float32 or uint16 target."""
+
+
+@overload(_emit_values, inline="never")
+def _emit_values_overload(tile: Any, count: Any, kind: Any, halves: Any, target: Any, at: Any) -> Any:
+    if target.dtype == types.float32:
+
+        def run(tile: Any, count: Any, kind: Any, halves: Any, target: Any, at: Any) -> None:
+            stream_bytes(tile.view(np.uint8), np.uint64(4) * count, target.view(np.uint8), np.uint64(4) * at)
+
+        return run
+
+    def run_half(tile: Any, count: Any, kind: Any, halves: Any, target: Any, at: Any) -> None:
+        narrow(tile, count, kind, halves)
+        stream_bytes(halves.view(np.uint8), np.uint64(2) * count, target.view(np.uint8), np.uint64(2) * at)
+
+    return run_half
+
+
+@kernel
+def emit_values(tile: Any, count: Any, kind: Any, halves: Any, target: Any, at: Any) -> None:
+    """Round a float32 tile to the target's dtype and stream it."""
+    _emit_values(tile, count, kind, halves, target, at)
+
+
+@kernel
+def stored_scales(rule: Any, scales: Any, codes: Any, at: Any, count: Any, out: Any) -> None:
+    """Set ``out[b]`` to the factor of block ``at + b``; byte 0 of E8M0 is 2 ** -127, byte 255 NaN."""
+    if rule.how == POWER:
+        for b in range(count):
+            x = np.uint32(codes[at + b])
+            u = shl32(x, np.uint32(23)) if x > np.uint32(0) else np.uint32(0x00400000)
+            out[b] = float32_of(u if x < np.uint32(255) else np.uint32(0x7FC00000)) * rule.unit
+    elif rule.how == GIVEN:
+        for b in range(count):
+            out[b] = scales[at + b]
+    else:
+        for b in range(count):
+            out[b] = combined(minifloat_value(np.uint32(codes[at + b]), rule), rule) * rule.unit
+
+
+@kernel
+def dequantize_rows(
+    source: Any, layout: Any, element: Any, rule: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any, out: Any,
+    first: Any, last: Any,
+) -> None:  # fmt: skip
+    """Dequantize rows ``first`` to ``last``: ``(value(code) - zero) * scale`` in float32, one pass over memory.
+
+    out: (rows * cols,) float32, or uint16 for bfloat16 or float16 bits (``layout.kind``).
+    """
+    step = np.uint64(TILE)
+    tile, factors, offsets = np.empty(TILE, np.float32), np.empty(TILE, np.float32), np.zeros(TILE, np.float32)
+    codes, halves = np.empty(TILE, np.uint8), np.empty(TILE, np.uint16)
+    per_block = np.empty(TILE, np.float32)
+    flat = layout.row_div == np.uint64(1) and layout.row_mod >= last
+    regular = flat and layout.cols % layout.block == 0 and layout.cols * layout.bits % np.uint64(8) == 0
+    rows = np.uint64(1) if regular else last - first
+    width = layout.cols * (last - first) if regular else layout.cols
+    fit = max(step // layout.block, np.uint64(1))
+    fit = fit // np.uint64(8) * np.uint64(8) if fit >= np.uint64(8) else fit
+    for r in range(rows):
+        at = (first + r) * layout.cols
+        end = at + width
+        block_at = parameter_row(layout, first + r)
+        byte_at = (first + r) * layout.row_bytes
+        while at < end:
+            span = min(end - at, fit * layout.block)
+            blocks = (span + layout.block - np.uint64(1)) // layout.block
+            stored_scales(rule, scales, scale_codes, block_at, blocks, per_block)
+            spread(per_block, min(span, step), layout.block, factors)
+            if element.zero_place != ZERO_NONE:
+                for b in range(blocks):
+                    per_block[b] = zeros[block_at + b]
+                spread(per_block, min(span, step), layout.block, offsets)
+            for chunk in range(np.uint64(0), span, step):
+                n = min(step, span - chunk)
+                load_codes(source, byte_at, n, layout.bits, codes)
+                size = (n * layout.bits + np.uint64(7)) // np.uint64(8)
+                fetch_ahead(source, byte_at + size, size)
+                decode(codes, n, element, table, factors, offsets, tile)
+                emit_values(tile, n, layout.kind, halves, out, at + chunk)
+                byte_at += size
+            at += span
+            block_at += blocks
+    stream_fence()

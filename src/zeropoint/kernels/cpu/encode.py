@@ -1,0 +1,140 @@
+"""Values to codes, one tile at a time: integers, small float formats by run-time parameters, codebooks.
+
+Float formats: for a magnitude ``a`` with exponent ``e = max(exponent(a), emin)``, adding ``c = 2 ** (e + 23 - m)`` rounds ``a``
+to m mantissa bits, half to even, and leaves the integer significand ``n`` in the low bits of the sum's bits. The code is
+``((e - emin) << m) + n``: a carry in ``n`` moves into the exponent field by itself, and subnormals need no case. Only the
+low byte is kept, so bits(c), a multiple of 2 ** 23, need not be subtracted; and ``-(emin << m)`` rides along in c's own low
+mantissa bits, which keeps ties right because it is even (except for m = 0, which is put right after).
+"""
+
+from typing import Any
+
+import numpy as np
+
+from .intrinsics import bits32, count_above, float32_of, kernel, shl32, shr32
+from .layout import FLOAT, INTEGER, MULTIPLY, NO_ROUNDING, RECIPROCAL, TO_BFLOAT16, ZERO_AFTER, ZERO_NONE
+
+MAGIC = np.float32(12582912.0)
+"""1.5 * 2 ** 23: adding it rounds to an integer, half to even; its low byte is 0, so the sum's low byte is the code."""
+EXPONENT = np.uint32(0x7F800000)
+SIGN = np.uint32(0x80000000)
+
+
+@kernel
+def scale_tile(tile: Any, factors: Any, count: Any, scaling: Any) -> None:
+    """Bring a tile to units of its scale: IEEE division, an exact multiplication, or one by a rounded reciprocal."""
+    if scaling == MULTIPLY:
+        for i in range(count):
+            tile[i] = tile[i] * factors[i]
+    elif scaling == RECIPROCAL:
+        for i in range(count):
+            tile[i] = tile[i] * (np.float32(1) / factors[i])
+    else:
+        for i in range(count):
+            tile[i] = tile[i] / factors[i]
+
+
+@kernel
+def round_tile(tile: Any, count: Any, to: Any) -> None:
+    """Round the tile to bfloat16 or float16 precision, half to even: the quotient's dtype in some dialects."""
+    if to == NO_ROUNDING:
+        return
+    if to == TO_BFLOAT16:
+        for i in range(count):
+            u = bits32(tile[i])
+            u = np.uint32(u + np.uint32(0x7FFF) + np.uint32(shr32(u, np.uint32(16)) & np.uint32(1)))
+            tile[i] = float32_of(np.uint32(u & np.uint32(0xFFFF0000)))
+    else:
+        for i in range(count):
+            a = abs(tile[i])
+            e = max(np.uint32(bits32(a) & EXPONENT), np.uint32((127 - 14) << 23))
+            c = float32_of(np.uint32(e + np.uint32(13 << 23)))
+            rounded = bits32((a + c) - c) | (bits32(tile[i]) & SIGN)
+            tile[i] = float32_of(np.uint32(rounded))
+
+
+@kernel
+def encode_int(tile: Any, zeros: Any, count: Any, element: Any, codes: Any) -> None:
+    """Set ``codes[i] = clamp(rint(tile[i]) + zero)`` as a byte, the zero point before or after rounding.
+
+    Clamping first is exact because bounds and zero points are integers and rounding is monotone; it keeps MAGIC in range.
+    """
+    low, high = element.low, element.high
+    if element.zero_place == ZERO_NONE:
+        for i in range(count):
+            t = tile[i]
+            t = t if t > low else low
+            t = t if t < high else high
+            codes[i] = np.uint8(bits32(t + MAGIC))
+    elif element.zero_place == ZERO_AFTER:
+        for i in range(count):
+            z = zeros[i]
+            a = low - z
+            b = high - z
+            t = tile[i]
+            t = t if t > a else a
+            t = t if t < b else b
+            codes[i] = np.uint8(bits32((t + MAGIC) + z))
+    else:
+        for i in range(count):
+            tile[i] = tile[i] + zeros[i]
+        round_tile(tile, count, element.quotient)
+        for i in range(count):
+            t = tile[i]
+            t = t if t > low else low
+            t = t if t < high else high
+            codes[i] = np.uint8(bits32(t + MAGIC))
+
+
+@kernel
+def encode_float(tile: Any, count: Any, element: Any, codes: Any) -> None:
+    """Round the tile to a small float format, saturating, and set its codes."""
+    emin, mantissa, maximum, sign_shift = element.emin, element.mantissa, element.maximum, element.sign_shift
+    low = shl32(emin, np.uint32(23))
+    offset = shl32(emin, mantissa)
+    even = np.uint32(offset & np.uint32(0xFE))
+    lift = np.uint32(shl32(np.uint32(np.uint32(23) - mantissa), np.uint32(23)) + np.uint32(np.uint32(256) - even))
+    drop = np.uint32(np.uint32(23) - mantissa)
+    for i in range(count):
+        t = tile[i]
+        a = abs(t)
+        a = a if a < maximum else maximum
+        e = max(np.uint32(bits32(a) & EXPONENT), low)
+        rounded = bits32(a + float32_of(np.uint32(e + lift)))
+        code = np.uint32(rounded + shr32(e, drop))
+        codes[i] = np.uint8(np.uint32(code + shr32(np.uint32(bits32(t) & SIGN), sign_shift)))
+    if offset & np.uint32(1):
+        for i in range(count):
+            codes[i] = np.uint8(codes[i] - np.uint8(1))
+    if element.positive_zero:
+        for i in range(count):
+            codes[i] = np.uint8(0) if tile[i] == np.float32(0) else codes[i]
+
+
+@kernel
+def encode_codebook(tile: Any, count: Any, thresholds: Any, codes: Any) -> None:
+    """Set ``codes[i]`` to the number of thresholds strictly below ``tile[i]``; a tie takes the lower code.
+
+    Counting 15 compares beats a binary search: no gathers, no branches.
+    """
+    for i in range(count):
+        codes[i] = np.uint8(bits32(count_above(tile[i], thresholds) + MAGIC))
+
+
+@kernel
+def encode(tile: Any, factors: Any, zeros: Any, count: Any, element: Any, order: Any, codes: Any) -> None:
+    """Turn a tile of values into codes; the tile is left in units of its scale.
+
+    order: (16,) uint8, the code of each rank of a codebook.
+    """
+    scale_tile(tile, factors, count, element.scaling)
+    round_tile(tile, count, element.quotient)
+    if element.kind == INTEGER:
+        encode_int(tile, zeros, count, element, codes)
+    elif element.kind == FLOAT:
+        encode_float(tile, count, element, codes)
+    else:
+        encode_codebook(tile, count, element.thresholds, codes)
+        if order[0] != 0 or order[1] != 1 or order[15] != 15:
+            for i in range(count):
+                codes[i] = order[codes[i]]

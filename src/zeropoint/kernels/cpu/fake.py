@@ -1,0 +1,162 @@
+"""Fake quantization, one pass over memory each way: quantize and dequantize in cache, and the straight-through gradient."""
+
+from typing import Any
+
+import numpy as np
+
+from .decode import decode, emit_values
+from .encode import MAGIC, encode, round_tile, scale_tile
+from .intrinsics import kernel, stream_fence
+from .layout import INTEGER, ZERO_INSIDE, ZERO_NONE
+from .quantize import parameter_row
+from .tile import TILE, fetch_ahead, load
+
+
+@kernel
+def fill_blocks(values: Any, base: Any, column: Any, count: Any, block: Any, out: Any) -> None:
+    """Set ``out[i] = values[base + (column + i) // block]`` without a division an element."""
+    at = np.uint64(0)
+    while at < count:
+        b = (column + at) // block
+        end = min((b + np.uint64(1)) * block - column, count)
+        v = values[base + b]
+        for i in range(at, end):
+            out[i] = v
+        at = end
+
+
+@kernel
+def fake_integers(tile: Any, factors: Any, zeros: Any, count: Any, element: Any) -> None:
+    """Replace a tile of scaled values by ``(clamp(rint(t) + z) - z) * s`` without going through codes.
+
+    Clamping before rounding is exact: bounds and zero points are integers below 2 ** 22.
+    """
+    low, high = element.low, element.high
+    if element.zero_place == ZERO_NONE:
+        for i in range(count):
+            t = tile[i]
+            t = t if t > low else low
+            t = t if t < high else high
+            tile[i] = ((t + MAGIC) - MAGIC) * factors[i]
+    elif element.zero_place == ZERO_INSIDE:
+        for i in range(count):
+            tile[i] = tile[i] + zeros[i]
+        round_tile(tile, count, element.quotient)
+        for i in range(count):
+            t = tile[i]
+            t = t if t > low else low
+            t = t if t < high else high
+            tile[i] = (((t + MAGIC) - MAGIC) - zeros[i]) * factors[i]
+    else:
+        for i in range(count):
+            z = zeros[i]
+            a = low - z
+            b = high - z
+            t = tile[i]
+            t = t if t > a else a
+            t = t if t < b else b
+            tile[i] = ((t + MAGIC) - MAGIC) * factors[i]
+
+
+@kernel
+def fake_quantize_rows(
+    x: Any, layout: Any, element: Any, order: Any, table: Any, scales: Any, back: Any, zeros: Any, out: Any,
+    first: Any, last: Any,
+) -> None:  # fmt: skip
+    """Fake-quantize rows ``first`` to ``last``: the values of dequantize(quantize(x)).
+
+    x, out: (rows * cols,) float32 or uint16 (bfloat16, float16 by ``layout.kind``). scales: float32 factors to divide by;
+    back: factors to multiply codes by (they differ only where a scale is zero). zeros: float32 zero points.
+    """
+    step = np.uint64(TILE)
+    tile, factors, offsets = np.empty(TILE, np.float32), np.empty(TILE, np.float32), np.zeros(TILE, np.float32)
+    codes, halves = np.empty(TILE, np.uint8), np.empty(TILE, np.uint16)
+    for r in range(first, last):
+        base = parameter_row(layout, r)
+        for c in range(np.uint64(0), layout.cols, step):
+            n = min(step, layout.cols - c)
+            at = r * layout.cols + c
+            load(x, at, n, layout.kind, tile)
+            fetch_ahead(x, at + n, n)
+            fill_blocks(scales, base, c, n, layout.block, factors)
+            if element.zero_place != ZERO_NONE:
+                fill_blocks(zeros, base, c, n, layout.block, offsets)
+            if element.kind == INTEGER:
+                scale_tile(tile, factors, n, element.scaling)
+                round_tile(tile, n, element.quotient)
+                fake_integers(tile, factors, offsets, n, element)
+            else:
+                encode(tile, factors, offsets, n, element, order, codes)
+                fill_blocks(back, base, c, n, layout.block, factors)
+                decode(codes, n, element, table, factors, offsets, tile)
+            emit_values(tile, n, layout.kind, halves, out, at)
+    stream_fence()
+
+
+@kernel
+def gate_integers(tile: Any, zeros: Any, count: Any, element: Any, grad: Any) -> None:
+    """Zero the gradient where the rounded quotient in ``tile`` lies outside the codes; NaN is outside."""
+    low, high = element.low, element.high
+    one = np.float32(1)
+    if element.zero_place == ZERO_INSIDE:
+        for i in range(count):
+            tile[i] = tile[i] + zeros[i]
+        round_tile(tile, count, element.quotient)
+    after = np.float32(0) if element.zero_place == ZERO_INSIDE else np.float32(1)
+    for i in range(count):
+        z = zeros[i] * after
+        a = low - z
+        b = high - z
+        t = tile[i]
+        inside = (t >= a - one) & (t <= b + one)
+        t = t if t > a - one else a - one
+        t = t if t < b + one else b + one
+        q = (t + MAGIC) - MAGIC
+        keep = inside & (q >= a) & (q <= b)
+        grad[i] = grad[i] if keep else np.float32(0)
+
+
+@kernel
+def gate_bounds(tile: Any, count: Any, low: Any, high: Any, closed: Any, grad: Any) -> None:
+    """Zero the gradient where ``tile`` lies outside ``low..high``; the ends belong to it when ``closed``."""
+    if closed:
+        for i in range(count):
+            grad[i] = grad[i] if (tile[i] >= low) & (tile[i] <= high) else np.float32(0)
+    else:
+        for i in range(count):
+            grad[i] = grad[i] if (tile[i] > low) & (tile[i] < high) else np.float32(0)
+
+
+@kernel
+def fake_quantize_backward_rows(
+    grad: Any, x: Any, layout: Any, element: Any, bounds: Any, scales: Any, zeros: Any, out: Any, first: Any, last: Any
+) -> None:
+    """Set ``out = grad`` where the rounded ``x`` lies within the codes and 0 elsewhere, rows ``first`` to ``last``.
+
+    bounds: (low, high, closed) of the scaled value, for formats other than integers.
+    """
+    step = np.uint64(TILE)
+    tile, factors, offsets = np.empty(TILE, np.float32), np.empty(TILE, np.float32), np.zeros(TILE, np.float32)
+    slope, halves = np.empty(TILE, np.float32), np.empty(TILE, np.uint16)
+    for r in range(first, last):
+        base = parameter_row(layout, r)
+        for c in range(np.uint64(0), layout.cols, step):
+            n = min(step, layout.cols - c)
+            at = r * layout.cols + c
+            load(x, at, n, layout.kind, tile)
+            load(grad, at, n, layout.kind, slope)
+            fetch_ahead(x, at + n, n)
+            fetch_ahead(grad, at + n, n)
+            fill_blocks(scales, base, c, n, layout.block, factors)
+            if element.zero_place != ZERO_NONE:
+                fill_blocks(zeros, base, c, n, layout.block, offsets)
+            scale_tile(tile, factors, n, element.scaling)
+            round_tile(tile, n, element.quotient)
+            if element.kind == INTEGER:
+                gate_integers(tile, offsets, n, element, slope)
+            else:
+                gate_bounds(tile, n, bounds[0], bounds[1], bounds[2] != np.float32(0), slope)
+            emit_values(slope, n, layout.kind, halves, out, at)
+    stream_fence()
+
+

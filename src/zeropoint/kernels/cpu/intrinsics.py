@@ -1,0 +1,197 @@
+"""The few instructions that Numba does not spell: bit casts, half conversion, prefetch, streaming stores.
+
+Everything here is portable LLVM IR; nothing names an instruction set. This module also decides how kernels are compiled and
+where their machine code is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from .cache import cache_directory
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+F32 = ir.FloatType()
+F16 = ir.HalfType()
+I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
+LINE = 64
+"""Bytes of a cache line; a wrong value costs speed, never bytes."""
+_CACHE = cache_directory()
+
+
+def kernel(function: F) -> F:
+    """Compile one kernel or device function: no GIL, no fast-math, no contraction, cached on disk."""
+    theirs = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = _CACHE
+    # Unrolled short loops, such as block maxima, vectorize only in this pass, which Numba leaves off.
+    numba.config.SLP_VECTORIZE = 1
+    try:
+        compiled: F = njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)(function)
+    finally:
+        numba.config.CACHE_DIR = theirs
+    return compiled
+
+
+@intrinsic
+def bits32(typingctx, x):
+    """Return the bits of a float32 as uint32."""
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], I32)
+    return types.uint32(types.float32), codegen
+
+
+@intrinsic
+def float32_of(typingctx, x):
+    """Return the float32 whose bits are the given uint32."""
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], F32)
+    return types.float32(types.uint32), codegen
+
+
+@intrinsic
+def widen_half(typingctx, x):
+    """Return the float16 with the given uint16 bits as float32 (exact)."""
+    def codegen(context, builder, signature, args):
+        return builder.fpext(builder.bitcast(args[0], F16), F32)
+    return types.float32(types.uint16), codegen
+
+
+@intrinsic
+def narrow_half(typingctx, x):
+    """Round a float32 to float16, half to even, and return its bits as uint16."""
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(builder.fptrunc(args[0], F16), I16)
+    return types.uint16(types.float32), codegen
+
+
+def _address(context, builder, array_type, array, index, bits=I8):
+    """Return the address of `array[index]` as a pointer to `bits`."""
+    view = context.make_array(array_type)(context, builder, array)
+    return builder.bitcast(builder.gep(view.data, [index]), bits.as_pointer())
+
+
+@intrinsic
+def prefetch(typingctx, array, index):
+    """Ask for the cache line of `array[index]`; reading past the end is harmless."""
+    def codegen(context, builder, signature, args):
+        address = _address(context, builder, signature.args[0], args[0], args[1])
+        kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [address, I32(0), I32(3), I32(1)])
+        return context.get_dummy_value()
+    return types.void(array, types.uint64), codegen
+
+
+@intrinsic
+def stream32(typingctx, target, at, source, start):
+    """Copy 32 bytes from `source[start]` to `target[at]` past the cache; the target must be 32-byte aligned."""
+    def codegen(context, builder, signature, args):
+        vector = ir.VectorType(I64, 4)
+        to = _address(context, builder, signature.args[0], args[0], args[1], vector)
+        origin = _address(context, builder, signature.args[2], args[2], args[3], vector)
+        value = builder.load(origin)
+        value.align = 1  # scratch alignment is not promised
+        store = builder.store(value, to, align=32)
+        store.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
+        return context.get_dummy_value()
+    return types.void(target, types.uint64, source, types.uint64), codegen
+
+
+@intrinsic
+def stream_fence(typingctx):
+    """Make earlier streamed stores visible to other threads."""
+    def codegen(context, builder, signature, args):
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+    return types.void(), codegen
+
+
+def _shift(name, bits):
+    """Build a shift on `bits`-bit lanes; Numba's own operators widen to 64 bits and halve the vector width."""
+    kind = types.uint32 if bits == 32 else types.uint16
+
+    @intrinsic
+    def shift(typingctx, x, by):
+        def codegen(context, builder, signature, args):
+            return getattr(builder, name)(args[0], args[1])
+        return kind(kind, kind), codegen
+    return shift
+
+
+shl32, shr32 = _shift("shl", 32), _shift("lshr", 32)
+shl16, shr16 = _shift("shl", 16), _shift("lshr", 16)
+
+
+@intrinsic
+def count_above(typingctx, t, thresholds):
+    """Return how many of a tuple of float32 thresholds lie strictly below `t`, as a float32.
+
+    Counted in one expression of 32-bit masks and handed on as a float: an integer result would be narrowed to bytes
+    and the sum turned sideways by the SLP vectorizer, at a tenth of the speed.
+    """
+    def codegen(context, builder, signature, args):
+        total = I32(0)
+        for k in range(signature.args[1].count):
+            above = builder.fcmp_ordered(">", args[0], builder.extract_value(args[1], k))
+            total = builder.sub(total, builder.sext(above, I32))
+        return builder.sitofp(total, F32)
+    return types.float32(types.float32, thresholds), codegen
+
+
+@intrinsic
+def store64(typingctx, target, at, word):
+    """Store the 8 bytes of a uint64 at `target[at]`, any alignment, lowest byte first on every host."""
+    def codegen(context, builder, signature, args):
+        store = builder.store(args[2], _address(context, builder, signature.args[0], args[0], args[1], I64))
+        store.align = 1
+        return context.get_dummy_value()
+    return types.void(target, types.uint64, types.uint64), codegen
+
+
+@intrinsic
+def address_of(typingctx, array, index):
+    """Return the address of `array[index]` as uint64, to find where aligned stores may begin."""
+    def codegen(context, builder, signature, args):
+        return builder.ptrtoint(_address(context, builder, signature.args[0], args[0], args[1]), I64)
+    return types.uint64(array, types.uint64), codegen
+
+
+@intrinsic
+def load64(typingctx, source, at):
+    """Load the 8 bytes at `source[at]`, any alignment, as uint64."""
+    def codegen(context, builder, signature, args):
+        word = builder.load(_address(context, builder, signature.args[0], args[0], args[1], I64))
+        word.align = 1
+        return word
+    return types.uint64(source, types.uint64), codegen
+
+
+def _unit_amax(lanes):
+    """Build the largest magnitude of `lanes` neighbours, as an explicit vector: the loop vectorizer misses it."""
+    @intrinsic
+    def unit_amax(typingctx, array, index):
+        width = array.dtype.bitwidth
+        kind = types.uint32 if width == 32 else types.uint16
+
+        def codegen(context, builder, signature, args):
+            lane = ir.IntType(width)
+            vector = ir.VectorType(lane, lanes)
+            value = builder.load(_address(context, builder, signature.args[0], args[0], args[1], vector))
+            value.align = 1  # any element may begin a block
+            value = builder.and_(value, vector([(1 << (width - 1)) - 1] * lanes))
+            reduce = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(lane, [vector]), f"llvm.vector.reduce.umax.v{lanes}i{width}")
+            return builder.call(reduce, [value])
+        return kind(array, types.uint64), codegen
+    return unit_amax
+
+
+amax16, amax32 = _unit_amax(16), _unit_amax(32)

@@ -1,0 +1,100 @@
+"""What a kernel is told: the shape of the data, the element, the scale rule, as flat tuples of run-time numbers.
+
+Formats and rules are parameters, not specializations: one compiled kernel serves every format, also one just invented.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Layout(NamedTuple):
+    """Rows of ``cols`` elements in blocks of ``block`` along the row; ``kind`` tells uint16 encodings apart.
+
+    Row ``r`` has its parameters in row ``(r // row_div) % row_mod`` of a (rows, row_blocks) array.
+    """
+
+    cols: np.uint64
+    block: np.uint64
+    row_blocks: np.uint64
+    row_bytes: np.uint64
+    bits: np.uint64
+    kind: np.uint8
+    row_div: np.uint64
+    row_mod: np.uint64
+
+
+INTEGER, FLOAT, CODEBOOK = np.uint8(0), np.uint8(1), np.uint8(2)
+NO_ROUNDING, TO_BFLOAT16, TO_FLOAT16 = np.uint8(0), np.uint8(1), np.uint8(2)
+ZERO_NONE, ZERO_AFTER, ZERO_INSIDE = np.uint8(0), np.uint8(1), np.uint8(2)
+DIVIDE, MULTIPLY, RECIPROCAL = np.uint8(0), np.uint8(1), np.uint8(2)
+THRESHOLDS = 15
+
+
+class Element(NamedTuple):
+    """A format's parameters; each kind reads its own.
+
+    low, high: integer clamp bounds. zero_place: when a zero point is added. sign: sign bit of a two's complement code.
+    mantissa, emin (biased like float32), maximum, sign_shift (31 minus the sign's place), magnitude (mask of the bits below
+    the sign), max_code (of the largest finite value), negative_nan (whether negative zero's code is NaN): of a float format.
+    positive_zero: whether a zero quotient loses its sign. quotient: what the quotient is rounded to first.
+    thresholds: ascending boundaries of a codebook, padded with Inf.
+    """
+
+    kind: np.uint8
+    low: np.float32
+    high: np.float32
+    zero_place: np.uint8
+    sign: np.uint32
+    mantissa: np.uint32
+    emin: np.uint32
+    maximum: np.float32
+    sign_shift: np.uint32
+    magnitude: np.uint32
+    max_code: np.uint32
+    negative_nan: np.uint8
+    positive_zero: np.uint8
+    quotient: np.uint8
+    scaling: np.uint8
+    thresholds: tuple[np.float32, ...]
+
+
+GIVEN, LINEAR, POWER, MINIFLOAT, AFFINE = (np.uint8(n) for n in range(5))
+
+
+class ScaleRule(NamedTuple):
+    """How scales come about, and how stored ones are read.
+
+    GIVEN: float32 factors. LINEAR: ``amax / divisor``, through ``narrow``, rounded to ``stored``. POWER: E8M0 bytes from
+    ``exponent(bits(amax) + addend) - emax``; magnitudes below ``quiet`` take byte ``quiet_byte``. MINIFLOAT: a small float
+    format, relative to ``coarse`` (multiplied or, if ``inverse``, divided). AFFINE: from the range, with zero points.
+    unit: step of the element's codes. offset_truncates, real_offset: how a zero point becomes a number.
+    """
+
+    how: np.uint8
+    divisor: np.float32
+    narrow: np.uint8
+    stored: np.uint8
+    zero_scale: np.float32
+    least: np.float32
+    addend: np.uint32
+    emax: np.uint32
+    quiet: np.float32
+    quiet_byte: np.uint8
+    unit: np.float32
+    coarse: np.float32
+    inverse: np.uint8
+    lossy: np.uint8
+    mantissa: np.uint32
+    emin: np.uint32
+    maximum: np.float32
+    low: np.float32
+    high: np.float32
+    unsigned: np.uint8
+    widen: np.uint8
+    offset_truncates: np.uint8
+    real_offset: np.uint8
+
+
+OK, BAD_VALUE, BAD_SCALE = np.uint8(0), np.uint8(1), np.uint8(2)
+"""What a kernel returns: fine, NaN or Inf in the data, a scale that does not fit its format."""

@@ -1,0 +1,229 @@
+"""From schemes to kernel parameters: which schemes the kernels know, and the flat tuples that tell them.
+
+Refusals are sentences for :func:`zeropoint.explain`; what is refused here runs on the reference.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...formats import CodebookFormat, FloatFormat, IntFormat, Overflow, RoundingMode
+from ...formats.torch_dtypes import dtype_of, format_of
+from ...params.arithmetic import rounder, zero_scale
+from ...schemes import ScaleRule, Scaling, Scheme, TensorScale, ZeroPoint, ZeroPointPlace
+from . import layout as k
+from .layout import Element, Layout
+from .layout import ScaleRule as Rule
+from .tile import BFLOAT16, FLOAT16, FLOAT32, TILE
+
+KINDS = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16, torch.float32: FLOAT32}
+_ROUNDING = {None: k.NO_ROUNDING, torch.float32: k.NO_ROUNDING, torch.bfloat16: k.TO_BFLOAT16, torch.float16: k.TO_FLOAT16}
+_OPEN = np.float32(0)
+
+
+@functools.lru_cache(maxsize=1024)
+def element_refusal(scheme: Scheme) -> str | None:
+    """Return why the kernels cannot encode and decode the scheme's elements, or None."""
+    element = scheme.element
+    if element.bits > 8:
+        return f"codes of {element.bits} bits are wider than a byte"
+    if scheme.rounding.mode is not RoundingMode.HALF_EVEN:
+        return f"rounding {scheme.rounding} is not to nearest even"
+    if scheme.overflow is not Overflow.SATURATE:
+        return f"overflow {scheme.overflow.value} is not saturate"
+    if isinstance(element, CodebookFormat) and len(element.order) > k.THRESHOLDS + 1:
+        return f"codebooks of more than {k.THRESHOLDS + 1} values are searched by the reference"
+    if isinstance(element, FloatFormat):
+        known = element.subnormals and element.mantissa_bits <= 7 and -126 <= element.emin and element.emax <= 120
+        if not known or not element.signed or element.magnitude_bits == 0:
+            return f"{scheme.element_name} is not a signed float format inside the range of float32"
+        if element.emin - element.mantissa_bits < -126:
+            return f"{scheme.element_name} reaches below the normal numbers of float32"
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def element_of(scheme: Scheme, dtype: torch.dtype, *, multiply: bool) -> Element:
+    """Return the kernel parameters of the scheme's elements.
+
+    multiply: whether factors are exact reciprocals (powers of two).
+    """
+    fmt = scheme.element
+    scaling = k.RECIPROCAL if scheme.dialect.scaling is Scaling.RECIPROCAL else k.DIVIDE
+    narrow = rounder(scheme, dtype) if len(scheme.scales) == 1 else None
+    base = Element(
+        kind=k.INTEGER, low=_OPEN, high=_OPEN, zero_place=k.ZERO_NONE, sign=np.uint32(0), mantissa=np.uint32(0),
+        emin=np.uint32(0), maximum=_OPEN, sign_shift=np.uint32(0), magnitude=np.uint32(0), max_code=np.uint32(0),
+        negative_nan=np.uint8(0), positive_zero=np.uint8(fmt.bits <= scheme.dialect.positive_zero_bits),
+        quotient=_ROUNDING[narrow], scaling=k.MULTIPLY if multiply else scaling,
+        thresholds=(np.float32(math.inf),) * k.THRESHOLDS,
+    )  # fmt: skip
+    if isinstance(fmt, IntFormat):
+        return base._replace(
+            low=np.float32(scheme.qmin), high=np.float32(scheme.qmax), zero_place=_zero_place(scheme),
+            sign=np.uint32(1 << (fmt.bits - 1)) if fmt.signed else np.uint32(0), positive_zero=np.uint8(0),
+        )  # fmt: skip
+    if isinstance(fmt, FloatFormat):
+        return base._replace(
+            kind=k.FLOAT, mantissa=np.uint32(fmt.mantissa_bits), emin=np.uint32(fmt.emin + 127),
+            maximum=np.float32(float(fmt.max)), sign_shift=np.uint32(31 - fmt.magnitude_bits),
+            magnitude=np.uint32((1 << fmt.magnitude_bits) - 1), max_code=np.uint32(fmt.max_code),
+            negative_nan=np.uint8(fmt.nan_code == fmt.sign_bit),
+        )  # fmt: skip
+    bounds = [np.float32(t) for t in fmt.thresholds]
+    padding = [np.float32(math.inf)] * (k.THRESHOLDS - len(bounds))
+    return base._replace(kind=k.CODEBOOK, thresholds=tuple(bounds + padding), positive_zero=np.uint8(0))
+
+
+def _zero_place(scheme: Scheme) -> np.uint8:
+    if scheme.zero_point is ZeroPoint.NONE:
+        return k.ZERO_NONE
+    real = scheme.zero_point is ZeroPoint.REAL
+    inside = real or scheme.dialect.zero_point_place is ZeroPointPlace.INSIDE_ROUNDING
+    return k.ZERO_INSIDE if inside else k.ZERO_AFTER
+
+
+@functools.lru_cache(maxsize=1024)
+def rule_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
+    """Return why the scales cannot be chosen in the pass that quantizes, or None."""
+    if not scheme.scales:
+        return "there is no scale to choose"
+    first, coarser = scheme.scales[0], scheme.scales[1:]
+    if first.rule is ScaleRule.LINEAR_UP:
+        return "scales that are rounded up are chosen by the reference"
+    if first.granularity.rest != 1 or len(first.granularity.extents) != 1:
+        return "blocks that span rows take a pass of their own for statistics"
+    fmt = first.format_for(format_of(dtype))
+    if first.rule.power_of_two:
+        fits = dtype_of(fmt) is torch.float8_e8m0fnu and not coarser and scheme.element.emax >= 0
+        return None if fits else f"power-of-two scales of level {first} are chosen by the reference"
+    if coarser:
+        simple = len(coarser) == 1 and not coarser[0].rule.power_of_two and coarser[0].granularity.extents == ()
+        if not simple or coarser[0].granularity.rest != 0 or dtype_of(coarser[0].format_for(format_of(dtype))) != torch.float32:
+            return f"scales relative to level {coarser[-1]} are chosen by the reference"
+        return None if dtype_of(fmt) is torch.float8_e4m3fn else f"scales of level {first} are chosen by the reference"
+    if dtype_of(fmt) not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"scales of level {first} are chosen by the reference"
+    if scheme.zero_point is not ZeroPoint.NONE and scheme.element_step != 1:
+        return "zero points of fixed-point integers are chosen by the reference"
+    return None
+
+
+_NO_RULE = Rule(
+    how=k.GIVEN, divisor=np.float32(1), narrow=k.NO_ROUNDING, stored=k.NO_ROUNDING, zero_scale=np.float32(1),
+    least=np.float32(0), addend=np.uint32(0), emax=np.uint32(0), quiet=np.float32(0), quiet_byte=np.uint8(0),
+    unit=np.float32(1), coarse=np.float32(1), inverse=np.uint8(0), lossy=np.uint8(0), mantissa=np.uint32(0),
+    emin=np.uint32(0), maximum=np.float32(0), low=_OPEN, high=_OPEN, unsigned=np.uint8(0), widen=np.uint8(0),
+    offset_truncates=np.uint8(0), real_offset=np.uint8(0),
+)  # fmt: skip
+
+
+def given_rule() -> Rule:
+    """Return the rule of factors that are given."""
+    return _NO_RULE
+
+
+@functools.lru_cache(maxsize=1024)
+def rule_of(scheme: Scheme, dtype: torch.dtype) -> Rule:
+    """Return the kernel parameters of the finest scale level, with a coarse scale of 1."""
+    first, fmt = scheme.scales[0], scheme.scales[0].format_for(format_of(dtype))
+    step = float(scheme.element.step) if isinstance(scheme.element, IntFormat) else 1.0
+    unsigned = isinstance(scheme.element, IntFormat) and not scheme.element.signed
+    rule = _NO_RULE._replace(
+        divisor=np.float32(scheme.divisor), narrow=_ROUNDING[rounder(scheme, dtype)], unit=np.float32(step),
+        unsigned=np.uint8(unsigned and scheme.zero_point is ZeroPoint.NONE),
+    )  # fmt: skip
+    if first.rule.power_of_two:
+        return _power_rule(scheme, dtype, rule)
+    if len(scheme.scales) > 1:
+        assert isinstance(fmt, FloatFormat)
+        return rule._replace(
+            how=k.MINIFLOAT, mantissa=np.uint32(fmt.mantissa_bits), emin=np.uint32(fmt.emin + 127),
+            maximum=np.float32(float(fmt.max)), zero_scale=np.float32(scheme.dialect.zero_block_scale),
+            inverse=np.uint8(scheme.dialect.tensor_scale is TensorScale.RECIPROCAL),
+        )  # fmt: skip
+    least = scheme.dialect.minimum_scale
+    assert isinstance(fmt, FloatFormat)
+    rule = rule._replace(
+        how=k.LINEAR, stored=_ROUNDING[dtype_of(fmt)], zero_scale=np.float32(zero_scale(scheme, dtype)),
+        least=np.float32(least if least >= float(fmt.smallest) else 0.0),
+    )  # fmt: skip
+    if scheme.zero_point is ZeroPoint.NONE:
+        return rule
+    return rule._replace(
+        how=k.AFFINE, low=np.float32(scheme.qmin), high=np.float32(scheme.qmax),
+        widen=np.uint8(scheme.dialect.widen_to_zero), real_offset=np.uint8(scheme.zero_point is ZeroPoint.REAL),
+        offset_truncates=np.uint8(scheme.dialect.zero_point_rounding is RoundingMode.TOWARD_ZERO),
+    )  # fmt: skip
+
+
+def _power_rule(scheme: Scheme, dtype: torch.dtype, rule: Rule) -> Rule:
+    """Turn the rule's rounding of amax into one addition to its bits, whose carry moves the exponent."""
+    full = (1 << 23) - 1
+    top = round((scheme.divisor / 2.0**scheme.element.emax - 1.0) * (1 << 23))
+    width = scheme.dialect.even_mantissa_bits
+    bits = scheme.element.mantissa_bits if width is None else width
+    addend = {
+        ScaleRule.FLOOR: 0, ScaleRule.EVEN: 1 << (22 - bits), ScaleRule.CEIL: full, ScaleRule.RCEIL: full - top
+    }[scheme.scales[0].rule]  # fmt: skip
+    rule = rule._replace(how=k.POWER, addend=np.uint32(addend), emax=np.uint32(scheme.element.emax))
+    if rounder(scheme, dtype) is torch.float16:
+        # Below this a float16 block has a scale of 0 in its own dtype, which the dialect replaces by 1.
+        rule = rule._replace(quiet=np.float32(2.0**-14 - 2.0**-16), quiet_byte=np.uint8(127))
+    return rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """How a tensor's elements are seen as rows: their number and the layout of codes and parameters."""
+
+    rows: int
+    layout: Layout
+
+
+def view_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> View | str:
+    """Return the tensor as rows whose blocks lie along the row, or why that cannot be done."""
+    cols = shape[-1] if shape else 1
+    rows = math.prod(shape[:-1])
+    granularity = scheme.granularity
+    extents = granularity.block_shape(shape) if shape else (1,)
+    grid = granularity.grid(shape) if shape else (1,)
+    block = min(extents[-1], max(cols, 1))
+    if block * scheme.bits % 8 and block < cols and block > TILE // 8:
+        return f"blocks of {block} codes of {scheme.bits} bits do not end on bytes"
+    mapping = _row_mapping(shape[:-1], extents[:-1], grid[:-1])
+    if mapping is None:
+        return f"blocks of {granularity} in a tensor of shape {shape} span rows unevenly"
+    div, mod = mapping
+    row_blocks = grid[-1]
+    return View(
+        rows=rows,
+        layout=Layout(
+            cols=np.uint64(cols), block=np.uint64(block), row_blocks=np.uint64(row_blocks),
+            row_bytes=np.uint64(-(-cols * scheme.bits // 8)), bits=np.uint64(scheme.bits), kind=KINDS[dtype],
+            row_div=np.uint64(div), row_mod=np.uint64(mod),
+        ),
+    )  # fmt: skip
+
+
+def _row_mapping(
+    lead: tuple[int, ...], extents: tuple[int, ...], grid: tuple[int, ...]
+) -> tuple[int, int] | None:
+    """Return (div, mod) with parameter row = row // div % mod, or None when no such pair exists."""
+    rows = math.prod(lead)
+    shared = [axis for axis, count in enumerate(grid) if count > 1]
+    if not shared:
+        return max(1, rows), 1
+    first, last = shared[0], shared[-1]
+    for axis in range(first, last + 1):
+        split = extents[axis] > 1
+        if split and (axis != last or (lead[axis] % extents[axis] and axis != 0 and math.prod(lead[:axis]) > 1)):
+            return None
+    return math.prod(lead[last + 1 :]) * extents[last], math.prod(grid[first : last + 1])
+
+

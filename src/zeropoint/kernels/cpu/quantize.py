@@ -1,0 +1,151 @@
+"""The drivers that read values: quantize in one pass over memory, and the extremes of blocks for coarser statistics."""
+
+from typing import Any
+
+import numpy as np
+
+from .emit import emit_codes
+from .encode import encode
+from .intrinsics import float32_of, kernel, stream_fence
+from .layout import AFFINE, BAD_VALUE, GIVEN, MULTIPLY, OK, ZERO_NONE
+from .scales import block_scales
+from .tile import NOT_FINITE, TILE, block_amax, fetch_ahead, load, lower_upper, run_amax, spread, widen_magnitude
+
+INFINITE = np.float32(np.inf)
+
+
+@kernel
+def tile_span(block: Any, left: Any) -> Any:
+    """Return how many of the ``left`` elements one step takes: whole blocks that fill a tile, at least one block.
+
+    A multiple of 8 blocks where several fit, so that packed codes of any width end on a byte.
+    """
+    fit = np.uint64(TILE) // block
+    if fit >= np.uint64(8):
+        fit = fit // np.uint64(8) * np.uint64(8)
+    return min(left, max(fit, np.uint64(1)) * block)
+
+
+@kernel
+def parameter_row(layout: Any, row: Any) -> Any:
+    """Return the first parameter index of a row."""
+    return (row // layout.row_div) % layout.row_mod * layout.row_blocks
+
+
+@kernel
+def block_extremes(x: Any, at: Any, span: Any, layout: Any, tile: Any, lows: Any, highs: Any) -> None:
+    """Set the smallest and largest value of each block of ``x[at : at + span]``, loading it tile by tile."""
+    blocks = (span + layout.block - np.uint64(1)) // layout.block
+    for b in range(blocks):
+        lows[b] = INFINITE
+        highs[b] = -INFINITE
+    step = np.uint64(TILE)
+    for chunk in range(np.uint64(0), span, step):
+        n = min(step, span - chunk)
+        load(x, at + chunk, n, layout.kind, tile)
+        begin = np.uint64(0)
+        while begin < n:
+            b = (chunk + begin) // layout.block
+            end = min(n, (b + np.uint64(1)) * layout.block - chunk)
+            lows[b], highs[b] = lower_upper(tile, begin, end, lows[b], highs[b])
+            begin = end
+
+
+@kernel
+def quantize_rows(
+    x: Any, layout: Any, element: Any, rule: Any, order: Any, scales: Any, scale_codes: Any, zeros: Any, out: Any,
+    first: Any, last: Any,
+) -> Any:  # fmt: skip
+    """Quantize rows ``first`` to ``last`` of ``x`` in one pass over memory.
+
+    x: (rows * cols,) float32, or uint16 bits of bfloat16 or float16 (``layout.kind``).
+    scales: float32 factors, read (GIVEN) or written; scale_codes: uint8, written by POWER and MINIFLOAT.
+    zeros: float32 zero points, read (GIVEN) or written (AFFINE); one element long when there are none.
+    out: (rows * row_bytes,) uint8. Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the bytes mean nothing.
+    """
+    tile = np.empty(TILE, np.float32)
+    factors = np.empty(TILE, np.float32)
+    offsets = np.zeros(TILE, np.float32)
+    codes = np.empty(TILE, np.uint8)
+    packed = np.empty(TILE + 8, np.uint8)
+    amax = np.empty(TILE, np.uint32)
+    lows, highs = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
+    per_block, per_block_zero = np.empty(TILE, np.float32), np.zeros(TILE, np.float32)
+    step = np.uint64(TILE)
+    worst, state = np.uint32(0), OK
+    flat = layout.row_div == np.uint64(1) and layout.row_mod >= last
+    regular = flat and layout.cols % layout.block == 0 and layout.cols * layout.bits % np.uint64(8) == 0
+    rows = np.uint64(1) if regular else last - first
+    width = layout.cols * (last - first) if regular else layout.cols
+    ranged = rule.how == AFFINE or rule.unsigned
+    zeroed = element.zero_place != ZERO_NONE
+    for r in range(rows):
+        at = (first + r) * layout.cols
+        end = at + width
+        block_at = parameter_row(layout, first + r)
+        byte_at = (first + r) * layout.row_bytes
+        while at < end:
+            span = tile_span(layout.block, end - at)
+            blocks = (span + layout.block - np.uint64(1)) // layout.block
+            whole = span <= step
+            if whole:
+                fetch_ahead(x, at + span, span)
+            block_amax(x, at, span, layout.block, layout.kind, amax)
+            for b in range(blocks):
+                worst = max(worst, amax[b])
+            if rule.how == GIVEN:
+                for b in range(blocks):
+                    per_block[b] = scales[block_at + b]
+                if zeroed:
+                    for b in range(blocks):
+                        per_block_zero[b] = zeros[block_at + b]
+            else:
+                if ranged:
+                    block_extremes(x, at, span, layout, tile, lows, highs)
+                found = block_scales(amax, lows, highs, blocks, rule, element.scaling == MULTIPLY, block_at, scales,
+                                     scale_codes, zeros, per_block, per_block_zero)  # fmt: skip
+                state = max(state, found)
+            spread(per_block, min(span, step), layout.block, factors)
+            if zeroed:
+                spread(per_block_zero, min(span, step), layout.block, offsets)
+            for chunk in range(np.uint64(0), span, step):
+                n = min(step, span - chunk)
+                load(x, at + chunk, n, layout.kind, tile)
+                if not whole:
+                    fetch_ahead(x, at + chunk + span, n)
+                encode(tile, factors, offsets, n, element, order, codes)
+                emit_codes(codes, n, layout.bits, packed, out, byte_at)
+                byte_at += (n * layout.bits + np.uint64(7)) // np.uint64(8)
+            at += span
+            block_at += blocks
+    stream_fence()
+    return BAD_VALUE if worst >= NOT_FINITE else state
+
+
+@kernel
+def amax_rows(x: Any, layout: Any, out: Any, first: Any, last: Any) -> None:
+    """Set ``out[r * row_blocks + b]`` to the largest magnitude of block ``b`` of row ``r``; NaN and Inf win."""
+    for r in range(first, last):
+        for b in range(layout.row_blocks):
+            at = r * layout.cols + b * layout.block
+            end = min(at + layout.block, (r + np.uint64(1)) * layout.cols)
+            bits = widen_magnitude(run_amax(x, at, end), layout.kind)
+            out[r * layout.row_blocks + b] = float32_of(np.uint32(bits))
+
+
+@kernel
+def range_rows(x: Any, layout: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
+    """Set the smallest and largest value of each block of each row; NaN is not seen here."""
+    tile = np.empty(TILE, np.float32)
+    for r in range(first, last):
+        for b in range(layout.row_blocks):
+            at = r * layout.cols + b * layout.block
+            end = min(at + layout.block, (r + np.uint64(1)) * layout.cols)
+            low, high = INFINITE, -INFINITE
+            while at < end:
+                n = min(np.uint64(TILE), end - at)
+                load(x, at, n, layout.kind, tile)
+                low, high = lower_upper(tile, np.uint64(0), n, low, high)
+                at += n
+            lows[r * layout.row_blocks + b] = low
+            highs[r * layout.row_blocks + b] = high

@@ -1,0 +1,150 @@
+"""Scales of blocks inside a kernel: the arithmetic of :mod:`zeropoint.params.arithmetic`, repeated fused, bit for bit."""
+
+from typing import Any
+
+import numpy as np
+
+from .intrinsics import bits32, float32_of, kernel, narrow_half, shl32, shr32, widen_half
+from .layout import AFFINE, BAD_SCALE, LINEAR, MINIFLOAT, OK, POWER, TO_BFLOAT16, TO_FLOAT16
+
+INFINITE = np.float32(np.inf)
+LEAST_POWER = np.uint32(0x00400000)
+"""Bits of 2 ** -127, a subnormal float32: built from bits, never by exp2."""
+
+
+@kernel
+def rounded(x: Any, to: Any) -> Any:
+    """Return a float32 rounded to bfloat16 or float16 and widened again, or as it is."""
+    if to == TO_BFLOAT16:
+        u = bits32(x)
+        u = np.uint32(u + np.uint32(0x7FFF) + np.uint32(shr32(u, np.uint32(16)) & np.uint32(1)))
+        return float32_of(np.uint32(u & np.uint32(0xFFFF0000)))
+    if to == TO_FLOAT16:
+        return widen_half(narrow_half(x))
+    return x
+
+
+@kernel
+def linear_scale(ideal: Any, rule: Any) -> Any:
+    """Return the stored value of ``amax / divisor`` and whether it fits."""
+    if ideal == np.float32(0):
+        return rounded(rule.zero_scale, rule.stored), True
+    s = rounded(ideal if ideal > rule.least else rule.least, rule.stored)
+    return s, (s > np.float32(0)) & (s < INFINITE)
+
+
+@kernel
+def power_code(amax: Any, rule: Any) -> Any:
+    """Return the E8M0 byte of a block's magnitude; 255 and more do not fit."""
+    if amax < rule.quiet:
+        return np.uint32(rule.quiet_byte)
+    e = shr32(np.uint32(bits32(amax) + rule.addend), np.uint32(23))
+    return np.uint32(e - rule.emax) if e > rule.emax else np.uint32(0)
+
+
+@kernel
+def power_of(byte: Any) -> Any:
+    """Return ``2 ** (byte - 127)``."""
+    return float32_of(shl32(byte, np.uint32(23)) if byte > np.uint32(0) else LEAST_POWER)
+
+
+@kernel
+def inverse_power_of(byte: Any) -> Any:
+    """Return ``2 ** (127 - byte)``."""
+    return float32_of(shl32(np.uint32(np.uint32(254) - byte), np.uint32(23)) if byte < np.uint32(254) else LEAST_POWER)
+
+
+@kernel
+def minifloat_code(x: Any, rule: Any) -> Any:
+    """Return the code of a non-negative float32 in the rule's small float format, half to even, saturating."""
+    low = shl32(rule.emin, np.uint32(23))
+    a = min(x, rule.maximum)
+    e = max(np.uint32(bits32(a) & np.uint32(0x7F800000)), low)
+    c = np.uint32(e + shl32(np.uint32(np.uint32(23) - rule.mantissa), np.uint32(23)))
+    n = np.uint32(bits32(a + float32_of(c)) - c)
+    return np.uint32(n + shr32(np.uint32(e - low), np.uint32(np.uint32(23) - rule.mantissa)))
+
+
+@kernel
+def minifloat_value(code: Any, rule: Any) -> Any:
+    """Return the value of an unsigned code; NaN above the largest finite one."""
+    e = np.uint32(max(shr32(code, rule.mantissa), np.uint32(1)) - np.uint32(1))
+    n = np.uint32(code - shl32(e, rule.mantissa))
+    power = float32_of(shl32(np.uint32(np.uint32(e + rule.emin) - rule.mantissa), np.uint32(23)))
+    value = np.float32(np.int32(n)) * power
+    return value if value <= rule.maximum else np.float32(np.nan)
+
+
+@kernel
+def combined(fine: Any, rule: Any) -> Any:
+    """Return the factor of a block from its own scale and the coarse one."""
+    return fine / rule.coarse if rule.inverse else fine * rule.coarse
+
+
+@kernel
+def affine(low: Any, high: Any, rule: Any) -> Any:
+    """Return scale, zero point and whether the scale fits, of a block with extremes ``low``, ``high``."""
+    if rule.widen:
+        low = min(low, np.float32(0))
+        high = max(high, np.float32(0))
+    steps = rule.high - rule.low
+    width = rounded(high - low, rule.narrow)
+    ideal = rounded(width / steps, rule.narrow)
+    if width == INFINITE:
+        ideal = high / steps - low / steps
+    s, fits = linear_scale(ideal, rule)
+    offset = rounded(rule.low - rounded(low / s, rule.narrow), rule.narrow)
+    if ideal == np.float32(0):
+        offset = max(rule.low, np.float32(0))
+    if not rule.real_offset:
+        offset = np.trunc(offset) if rule.offset_truncates else np.rint(offset)
+        offset = min(max(offset, rule.low), rule.high)
+    return s, offset, fits
+
+
+@kernel
+def block_scales(
+    amax: Any, lows: Any, highs: Any, count: Any, rule: Any, multiply: Any, at: Any, scales: Any, codes: Any, zeros: Any,
+    factors: Any, offsets: Any,
+) -> Any:  # fmt: skip
+    """Choose the scales of ``count`` blocks and store them from index ``at`` on.
+
+    factors: what each block is divided by, or multiplied by where ``multiply``. Returns OK or BAD_SCALE.
+    """
+    state = OK
+    if rule.how == LINEAR:
+        for b in range(count):
+            a = max(highs[b], np.float32(0)) if rule.unsigned else float32_of(amax[b])
+            s, fits = linear_scale(rounded(a / rule.divisor, rule.narrow), rule)
+            state = state if fits else BAD_SCALE
+            scales[at + b] = s
+            factors[b] = s * rule.unit
+    elif rule.how == POWER:
+        for b in range(count):
+            byte = power_code(max(highs[b], np.float32(0)) if rule.unsigned else float32_of(amax[b]), rule)
+            state = state if byte < np.uint32(255) else BAD_SCALE
+            byte = min(byte, np.uint32(254))
+            codes[at + b] = np.uint8(byte)
+            factors[b] = inverse_power_of(byte) if multiply else power_of(byte) * rule.unit
+    elif rule.how == MINIFLOAT:
+        for b in range(count):
+            a = max(highs[b], np.float32(0)) if rule.unsigned else float32_of(amax[b])
+            ideal = rounded(a / rule.divisor, rule.narrow)
+            relative = ideal * rule.coarse if rule.inverse else ideal / rule.coarse
+            code = minifloat_code(relative, rule)
+            value = minifloat_value(code, rule)
+            if value == np.float32(0) and (rule.zero_scale > np.float32(0)):
+                value = rule.zero_scale
+                code = minifloat_code(value, rule)
+            codes[at + b] = np.uint8(code)
+            f = combined(value, rule)
+            factors[b] = f * rule.unit if f > np.float32(0) else INFINITE
+    elif rule.how == AFFINE:
+        for b in range(count):
+            s, offset, fits = affine(lows[b], highs[b], rule)
+            state = state if fits else BAD_SCALE
+            scales[at + b] = s
+            zeros[at + b] = offset
+            factors[b] = s
+            offsets[b] = offset
+    return state

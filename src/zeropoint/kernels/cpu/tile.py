@@ -1,0 +1,162 @@
+"""The tile: loading and widening, block extremes, spreading of block values over elements.
+
+A tile is TILE elements, widened to float32. Every stage is one plain loop over a tile, because short loops over scratch that
+stays in L1 vectorize reliably, compose freely, and cost less than the memory traffic they hide. Loop indices are unsigned:
+a signed index brings Numba's wrap-around branch, which stops the vectorizer.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from .intrinsics import LINE, amax16, amax32, bits32, float32_of, kernel, prefetch, widen_half
+
+TILE = 2048
+"""Elements; float32 tile, spread scales and codes take 18 KiB, less than every L1 data cache."""
+UNIT = 16
+"""Elements that are spread at once; divides the group sizes that occur in practice."""
+NOT_FINITE = np.uint32(0x7F800000)
+BFLOAT16, FLOAT16, FLOAT32 = np.uint8(0), np.uint8(1), np.uint8(2)
+
+
+def _load(source: Any, start: Any, count: Any, kind: Any, tile: Any) -> None:
+    """Widen ``source[start : start + count]`` into ``tile``; ``kind`` tells the two uint16 encodings apart."""
+
+
+@overload(_load, inline="never")
+def _load_overload(source: Any, start: Any, count: Any, kind: Any, tile: Any) -> Any:
+    if source.dtype == types.float32:
+
+        def load(source: Any, start: Any, count: Any, kind: Any, tile: Any) -> None:
+            for i in range(count):
+                tile[i] = source[start + i]
+
+        return load
+
+    def load_half(source: Any, start: Any, count: Any, kind: Any, tile: Any) -> None:
+        if kind == BFLOAT16:
+            for i in range(count):
+                tile[i] = float32_of(np.uint32(source[start + i]) << np.uint32(16))
+        else:
+            for i in range(count):
+                tile[i] = widen_half(source[start + i])
+
+    return load_half
+
+
+@kernel
+def load(source: Any, start: Any, count: Any, kind: Any, tile: Any) -> None:
+    """Widen ``source[start : start + count]`` exactly into the float32 ``tile``."""
+    _load(source, start, count, kind, tile)
+
+
+@kernel
+def fetch_ahead(source: Any, start: Any, count: Any) -> None:
+    """Prefetch ``count`` elements of ``source`` from ``start``, one request a cache line."""
+    step = np.uint64(LINE // source.itemsize)
+    for i in range(np.uint64(0), count, step):
+        prefetch(source, start + i)
+
+
+def _magnitude(x: Any) -> Any:
+    """Clear the sign of a float32 or of 16-bit float bits."""
+
+
+@overload(_magnitude, inline="always")
+def _magnitude_overload(x: Any) -> Any:
+    if x == types.float32:
+
+        def clear(x: Any) -> Any:
+            return np.uint32(bits32(x) & np.uint32(0x7FFFFFFF))
+
+        return clear
+
+    def clear_half(x: Any) -> Any:
+        return np.uint16(x & np.uint16(0x7FFF))
+
+    return clear_half
+
+
+@kernel
+def magnitude(x: Any) -> Any:
+    """Return the bits of |x|: uint32 of a float32, uint16 of 16-bit float bits; they order as the values do."""
+    return _magnitude(x)
+
+
+@kernel
+def widen_magnitude(bits: Any, kind: Any) -> Any:
+    """Return magnitude bits of the source as the uint32 bits of the same float32 value."""
+    if kind == FLOAT32:
+        return np.uint32(bits)
+    if kind == BFLOAT16:
+        return np.uint32(np.uint32(bits) << np.uint32(16))
+    return bits32(widen_half(np.uint16(bits)))
+
+
+@kernel
+def run_amax(source: Any, at: Any, end: Any) -> Any:
+    """Return the largest magnitude bits of ``source[at:end]``, on the source's own 16- or 32-bit lanes."""
+    m = np.uint32(0)
+    while at + np.uint64(32) <= end:
+        m = max(m, np.uint32(amax32(source, at)))
+        at += np.uint64(32)
+    while at < end:
+        m = max(m, np.uint32(magnitude(source[at])))
+        at += np.uint64(1)
+    return m
+
+
+@kernel
+def block_amax(source: Any, start: Any, count: Any, block: Any, kind: Any, amax: Any) -> None:
+    """Set ``amax[b]`` to the largest magnitude of each block of ``block`` elements, as float32 bits.
+
+    NaN and Inf compare largest. Blocks of 16 and 32 are single vectors; others are runs of them.
+    """
+    blocks = (count + block - np.uint64(1)) // block
+    full = np.uint64(0)
+    if block == np.uint64(16):
+        full = count // block
+        for b in range(full):
+            amax[b] = np.uint32(amax16(source, start + b * block))
+    elif block == np.uint64(32):
+        full = count // block
+        for b in range(full):
+            amax[b] = np.uint32(amax32(source, start + b * block))
+    for b in range(full, blocks):
+        at = start + b * block
+        amax[b] = run_amax(source, at, min(at + block, start + count))
+    for b in range(blocks):
+        amax[b] = widen_magnitude(amax[b], kind)
+
+
+@kernel
+def lower_upper(tile: Any, begin: Any, end: Any, low: Any, high: Any) -> Any:
+    """Return the extremes of ``tile[begin:end]`` and of ``low``, ``high``."""
+    for i in range(begin, end):
+        v = tile[i]
+        low = v if v < low else low
+        high = v if v > high else high
+    return low, high
+
+
+@kernel
+def spread(values: Any, count: Any, block: Any, out: Any) -> None:
+    """Repeat ``values[b]`` over the elements of block ``b``, so that later stages are one long loop."""
+    full = count // block
+    if block % np.uint64(UNIT) == 0:
+        units = block // np.uint64(UNIT)
+        for b in range(full):
+            v = values[b]
+            for u in range(units):
+                base = b * block + u * np.uint64(UNIT)
+                for i in range(np.uint64(UNIT)):
+                    out[base + i] = v
+    else:
+        for b in range(full):
+            v = values[b]
+            for i in range(b * block, (b + np.uint64(1)) * block):
+                out[i] = v
+    for i in range(full * block, count):
+        out[i] = values[full]
