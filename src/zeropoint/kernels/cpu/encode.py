@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .intrinsics import bits32, count_above, float32_of, kernel, shl32, shr32
-from .layout import FLOAT, INTEGER, MULTIPLY, NO_ROUNDING, RECIPROCAL, TO_BFLOAT16, ZERO_AFTER, ZERO_NONE
+from .layout import CODE_ZERO, FLOAT, INTEGER, MULTIPLY, NO_ROUNDING, QUOTIENT_ZERO, RECIPROCAL, TO_BFLOAT16, ZERO_AFTER, ZERO_NONE
 
 MAGIC = np.float32(12582912.0)
 """1.5 * 2 ** 23: adding it rounds to an integer, half to even; its low byte is 0, so the sum's low byte is the code."""
@@ -106,9 +106,13 @@ def encode_float(tile: Any, count: Any, element: Any, codes: Any) -> None:
     if offset & np.uint32(1):
         for i in range(count):
             codes[i] = np.uint8(codes[i] - np.uint8(1))
-    if element.positive_zero:
+    if element.positive_zero == QUOTIENT_ZERO:
         for i in range(count):
             codes[i] = np.uint8(0) if tile[i] == np.float32(0) else codes[i]
+    elif element.positive_zero == CODE_ZERO:
+        negative_zero = np.uint8(element.magnitude + np.uint32(1))
+        for i in range(count):
+            codes[i] = np.uint8(0) if codes[i] == negative_zero else codes[i]
 
 
 @kernel

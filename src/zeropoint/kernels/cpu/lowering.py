@@ -59,25 +59,26 @@ def element_of(scheme: Scheme, dtype: torch.dtype, *, multiply: bool) -> Element
     base = Element(
         kind=k.INTEGER, low=_OPEN, high=_OPEN, zero_place=k.ZERO_NONE, sign=np.uint32(0), mantissa=np.uint32(0),
         emin=np.uint32(0), maximum=_OPEN, sign_shift=np.uint32(0), magnitude=np.uint32(0), max_code=np.uint32(0),
-        negative_nan=np.uint8(0), positive_zero=np.uint8(fmt.bits <= scheme.dialect.positive_zero_bits),
+        negative_nan=np.uint8(0), positive_zero=k.KEEP_SIGN,
         quotient=_ROUNDING[narrow], scaling=k.MULTIPLY if multiply else scaling,
         thresholds=(np.float32(math.inf),) * k.THRESHOLDS,
     )  # fmt: skip
     if isinstance(fmt, IntFormat):
         return base._replace(
             low=np.float32(scheme.qmin), high=np.float32(scheme.qmax), zero_place=_zero_place(scheme),
-            sign=np.uint32(1 << (fmt.bits - 1)) if fmt.signed else np.uint32(0), positive_zero=np.uint8(0),
+            sign=np.uint32(1 << (fmt.bits - 1)) if fmt.signed else np.uint32(0),
         )  # fmt: skip
     if isinstance(fmt, FloatFormat):
+        drop = k.QUOTIENT_ZERO if fmt.bits <= scheme.dialect.positive_zero_bits else k.KEEP_SIGN
         return base._replace(
-            kind=k.FLOAT, mantissa=np.uint32(fmt.mantissa_bits), emin=np.uint32(fmt.emin + 127),
+            kind=k.FLOAT, positive_zero=drop if fmt.has_negative_zero else k.CODE_ZERO, mantissa=np.uint32(fmt.mantissa_bits), emin=np.uint32(fmt.emin + 127),
             maximum=np.float32(float(fmt.max)), sign_shift=np.uint32(31 - fmt.magnitude_bits),
             magnitude=np.uint32((1 << fmt.magnitude_bits) - 1), max_code=np.uint32(fmt.max_code),
             negative_nan=np.uint8(fmt.nan_code == fmt.sign_bit),
         )  # fmt: skip
     bounds = [np.float32(t) for t in fmt.thresholds]
     padding = [np.float32(math.inf)] * (k.THRESHOLDS - len(bounds))
-    return base._replace(kind=k.CODEBOOK, thresholds=tuple(bounds + padding), positive_zero=np.uint8(0))
+    return base._replace(kind=k.CODEBOOK, thresholds=tuple(bounds + padding))
 
 
 def _zero_place(scheme: Scheme) -> np.uint8:
