@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .errors import DtypeError, ShapeError
 from .formats.torch_dtypes import INPUT_DTYPES, wide_dtype
@@ -13,8 +15,6 @@ from .ops import library, reference, registry
 from .params import QuantizationParams
 from .schemes import Scheme
 from .tensor import QuantizedTensor
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _resolve(scheme: str | Scheme) -> tuple[Scheme, str]:
@@ -37,10 +37,14 @@ def choose_params(x: torch.Tensor, scheme: str | Scheme) -> QuantizationParams:
     tensor([64], dtype=torch.int32)
     """
     _check(x)
-    parsed = Scheme.parse(scheme)
+    parsed, text = _resolve(scheme)
     wide = wide_dtype(x.dtype)
     source = x.detach()
-    scales, zero_point = reference.choose_params(source, parsed)
+    if x.is_meta:
+        _, *rest = library.quantize_dynamic(source, text)
+        scales, zero_point = _split(parsed, rest)
+    else:
+        scales, zero_point = reference.choose_params(source, parsed)
     low = reduce_blocks(source, parsed.granularity, "amin", math.inf).to(wide)
     high = reduce_blocks(source, parsed.granularity, "amax", -math.inf).to(wide)
     return QuantizationParams(
@@ -71,11 +75,10 @@ def quantize(x: torch.Tensor, scheme: str | Scheme | QuantizationParams) -> Quan
         return QuantizedTensor(data=data, params=params, shape=tuple(x.shape), dtype=x.dtype)
     parsed, text = _resolve(scheme)
     data, *rest = library.quantize_dynamic(source, text)
-    count = len(parsed.scales)
+    scales, zero_point = _split(parsed, rest)
     params = QuantizationParams(
-        scheme=parsed, shape=tuple(x.shape), scales=tuple(rest[:count]), dtype=x.dtype,
-        zero_point=rest[count] if len(rest) > count else None,
-    )  # fmt: skip
+        scheme=parsed, shape=tuple(x.shape), scales=scales, zero_point=zero_point, dtype=x.dtype
+    )
     return QuantizedTensor(data=data, params=params, shape=tuple(x.shape), dtype=x.dtype)
 
 
@@ -111,13 +114,23 @@ def explain(x: torch.Tensor, scheme: str | Scheme, op: str = "quantize_dynamic")
     return registry.explain(library.request(registry.Op(op), x, Scheme.parse(scheme)))
 
 
+def _split(scheme: Scheme, rest: list[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
+    count = len(scheme.scales)
+    return tuple(rest[:count]), rest[count] if len(rest) > count else None
+
+
 def _fitted(params: QuantizationParams, x: torch.Tensor) -> QuantizationParams:
-    """Return parameters whose tensors lie on the grid of ``x``; one number serves any shape."""
+    """Return parameters whose tensors lie on the grid of ``x``; one number serves any shape.
+
+    Otherwise the grids must agree but for axes of length 1: a list of channels fits the axis it is for.
+    """
     if params.shape == tuple(x.shape) and params.dtype == x.dtype:
         return params
     shape = tuple(x.shape)
     grids = [level.granularity.grid(shape) for level in params.scheme.scales]
-    if any(scale.numel() != math.prod(grid) for scale, grid in zip(params.scales, grids, strict=True)):
+    if any(
+        _long_axes(scale.shape) != _long_axes(grid) for scale, grid in zip(params.scales, grids, strict=True)
+    ):
         have = [tuple(scale.shape) for scale in params.scales]
         raise ShapeError(
             f"parameters for shape {params.shape} (scales {have}) do not fit a tensor of shape {shape}"
@@ -130,10 +143,19 @@ def _fitted(params: QuantizationParams, x: torch.Tensor) -> QuantizationParams:
     )  # fmt: skip
 
 
+def _long_axes(shape: Iterable[int]) -> tuple[int, ...]:
+    return tuple(side for side in shape if side != 1)
+
+
 def _check(x: torch.Tensor) -> None:
     """Raise DtypeError for anything but a dense, strided tensor of a dtype that can be quantized."""
     if not isinstance(x, torch.Tensor):
         raise DtypeError(f"x (a {type(x).__name__}) must be a torch.Tensor")
+    wrapper: bool = is_traceable_wrapper_subclass(x)
+    if wrapper:
+        raise DtypeError(
+            f"x (a {type(x).__name__}) must be a plain tensor; take its local or dequantized tensor first"
+        )
     if x.layout is not torch.strided or x.is_quantized or x.is_nested:
         raise DtypeError(
             f"x (layout {x.layout}, {x.dtype}) must be a dense tensor; call to_dense() or dequantize() first"

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.utils import _pytree as pytree
 
-from .errors import CheckpointError
+from .errors import CheckpointError, printable
 from .formats import IntFormat
-from .formats.torch_dtypes import format_of
+from .formats.torch_dtypes import INPUT_DTYPES
 from .layout import packing
 from .ops import library
 from .params import QuantizationParams
-from .schemes import Scheme, ZeroPoint
+from .schemes import Scheme
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,13 +69,7 @@ class QuantizedTensor:
     @property
     def nbytes(self) -> int:
         """Bytes of codes, scales and zero points as a file would hold them."""
-        shape, scheme = self.shape, self.scheme
-        own = format_of(self.dtype)
-        bits = sum(lv.format_for(own).bits * lv.granularity.block_count(shape) for lv in scheme.scales)
-        if scheme.zero_point is not ZeroPoint.NONE:
-            width = scheme.bits if scheme.zero_point is ZeroPoint.INTEGER else 32
-            bits += width * scheme.granularity.block_count(shape)
-        return self.data.numel() + -(-bits // 8)
+        return self.data.numel() + -(-self.params.parameter_bits // 8)
 
     @property
     def bits_per_value(self) -> float:
@@ -117,6 +111,7 @@ class QuantizedTensor:
             "scheme": str(self.scheme),
             "shape": list(self.shape),
             "dtype": str(self.dtype).removeprefix("torch."),
+            "params_dtype": str(self.params.dtype).removeprefix("torch."),
         }
         save_file(
             {"data": self.data.contiguous(), **self.params.tensors()},
@@ -126,20 +121,29 @@ class QuantizedTensor:
 
     @staticmethod
     def load(path: str | Path) -> QuantizedTensor:
-        """Read a tensor that :meth:`save` wrote; raises CheckpointError for any other file."""
-        with safe_open(path, "pt") as file:
-            header = (file.metadata() or {}).get("zeropoint")
-            if header is None:
-                raise CheckpointError(
-                    f"{path} holds no zeropoint tensor; its metadata has no key 'zeropoint'"
-                )
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        facts = json.loads(header)
-        shape = tuple(facts["shape"])
-        params = QuantizationParams.from_tensors(Scheme.parse(facts["scheme"]), shape, tensors)
-        return QuantizedTensor(
-            data=tensors["data"], params=params, shape=shape, dtype=getattr(torch, facts["dtype"])
-        )
+        """Read a tensor that :meth:`save` wrote.
+
+        Raises CheckpointError for any other file, and the errors of :meth:`QuantizationParams.validate` for
+        parameters that were damaged.
+        """
+        try:
+            with safe_open(path, "pt") as file:
+                header = (file.metadata() or {}).get("zeropoint")
+                if header is None:
+                    raise CheckpointError(
+                        f"{path} holds no zeropoint tensor; its metadata has no key 'zeropoint'"
+                    )
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        except SafetensorError as error:
+            raise CheckpointError(f"{path} is no safetensors file: {error}") from error
+        facts = _facts(header, path)
+        params = QuantizationParams.from_tensors(facts.scheme, facts.shape, tensors, dtype=facts.params_dtype)
+        data, length = tensors.get("data"), packing.row_length(facts.shape)
+        wanted = (*facts.shape[:-1], packing.packed_length(length, facts.scheme.bits))
+        if data is None or data.dtype != torch.uint8 or tuple(data.shape) != wanted:
+            have = "absent" if data is None else f"{data.dtype}, shape {tuple(data.shape)}"
+            raise CheckpointError(f"tensor 'data' of {path} ({have}) must be torch.uint8 of shape {wanted}")
+        return QuantizedTensor(data=data, params=params, shape=facts.shape, dtype=facts.dtype)
 
     def __repr__(self) -> str:
         kind = "integers" if isinstance(self.scheme.element, IntFormat) else "codes"
@@ -147,6 +151,35 @@ class QuantizedTensor:
             f"QuantizedTensor({self.scheme}, shape={self.shape}, dtype={self.dtype}, {kind} in "
             f"{self.nbytes} bytes, {self.bits_per_value:.3f} bits a value)"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Facts:
+    """What the header of a saved tensor says."""
+
+    scheme: Scheme
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    params_dtype: torch.dtype
+
+
+def _facts(header: str, path: str | Path) -> _Facts:
+    names = {str(dtype).removeprefix("torch."): dtype for dtype in INPUT_DTYPES}
+    try:
+        read = json.loads(header)
+        shape = tuple(read["shape"])
+        if not all(type(side) is int and side >= 0 for side in shape):
+            raise ValueError(f"shape {shape} is none")
+        return _Facts(
+            scheme=Scheme.parse(str(read["scheme"])),
+            shape=shape,
+            dtype=names[read["dtype"]],
+            params_dtype=names[read["params_dtype"]],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"metadata 'zeropoint' of {path} (={printable(header)}) is damaged: {error}"
+        ) from error
 
 
 def _flatten(q: QuantizedTensor) -> tuple[list[torch.Tensor], tuple[object, ...]]:

@@ -261,7 +261,8 @@ def _affine(scheme: Scheme, ranges: Ranges) -> tuple[tuple[torch.Tensor, ...], t
     unit = float(scheme.element_step)
     offset = scheme.qmin * unit - through(low / scale, narrow)
     offset = through(offset, narrow) / unit
-    offset = torch.where(ideal == 0, float(max(scheme.qmin, 0)), offset)
+    if not scheme.dialect.formula_zero_point:
+        offset = torch.where(ideal == 0, float(max(scheme.qmin, 0)), offset)
     stored = store(scale, level.format_for(format_of(ranges.dtype)))
     if scheme.zero_point is ZeroPoint.REAL:
         return (stored,), offset.to(wide_dtype(ranges.dtype))

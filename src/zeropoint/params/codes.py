@@ -113,8 +113,37 @@ def encode_float(
 ) -> torch.Tensor:
     """Return code patterns of ``x``; NaN becomes the format's NaN, or code 0 where it has none.
 
-    Raises RangeError on overflow under Overflow.ERROR, UnsupportedError for Overflow.SPECIAL without special
-    codes.
+    A negative number overflows an unsigned format unless it rounds to zero. Raises RangeError on overflow
+    under Overflow.ERROR, UnsupportedError for Overflow.SPECIAL without special codes.
+    """
+    codes, negative = magnitude_codes(x, fmt, mode, noise)
+    below = negative & (codes > 0) & (not fmt.signed)
+    past = (codes > fmt.max_code) | below
+    nan = torch.isnan(x)
+    if overflow is Overflow.ERROR and bool(past.any()):
+        raise RangeError(
+            f"{int(past.sum())} values exceed the range of {fmt.spelling}; use overflow=saturate"
+        )
+    if overflow is Overflow.SPECIAL:
+        if not (fmt.has_inf or fmt.has_nan):
+            raise UnsupportedError(
+                f"overflow=special needs a format with Inf or NaN, got {fmt.spelling}; use saturate"
+            )
+        nan = nan | (past if fmt.inf_code is None else below)
+    top = fmt.max_code if overflow is not Overflow.SPECIAL or fmt.inf_code is None else fmt.inf_code
+    codes = torch.where(below, 0, codes.clamp(max=top))
+    if fmt.signed:
+        keep = negative if fmt.has_negative_zero else negative & (codes > 0)
+        codes = torch.where(keep, codes | fmt.sign_bit, codes)
+    return torch.where(nan, fmt.nan_code or 0, codes).to(code_dtype(fmt.bits))
+
+
+def magnitude_codes(
+    x: torch.Tensor, fmt: FloatFormat, mode: RoundingMode, noise: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the int64 codes of ``|x|`` on the grid of ``fmt`` continued past its end, and where ``x < 0``.
+
+    A code past ``fmt.max_code`` means overflow; Inf has such a code. NaN has code 0 and no sign.
     """
     wide = x.to(torch.float64)
     negative = torch.signbit(wide) & ~torch.isnan(wide)
@@ -126,33 +155,7 @@ def encode_float(
     steps = round_steps(signed, mode, noise).abs().to(torch.int64)
     lead = 0 if fmt.subnormals else 1 << fmt.mantissa_bits
     codes = (((exponent - fmt.emin) << fmt.mantissa_bits) + steps - lead).clamp(min=0)
-    codes = torch.where(torch.isinf(wide), fmt.max_code + 1, codes)
-    codes = _past_max(codes, fmt, overflow)
-    if fmt.signed:
-        drop = (codes == 0) if not fmt.has_negative_zero else torch.zeros_like(negative)
-        codes = torch.where(negative & ~drop, codes | fmt.sign_bit, codes)
-    else:
-        codes = torch.where(negative, 0, codes)
-    codes = torch.where(torch.isnan(wide), fmt.nan_code or 0, codes)
-    return codes.to(code_dtype(fmt.bits))
-
-
-def _past_max(codes: torch.Tensor, fmt: FloatFormat, overflow: Overflow) -> torch.Tensor:
-    past = codes > fmt.max_code
-    if overflow is Overflow.SATURATE:
-        return codes.clamp(max=fmt.max_code)
-    if overflow is Overflow.ERROR:
-        if bool(past.any()):
-            raise RangeError(
-                f"{int(past.sum())} values exceed the largest of {fmt.spelling}; use overflow=saturate"
-            )
-        return codes
-    special = fmt.inf_code if fmt.inf_code is not None else fmt.nan_code
-    if special is None:
-        raise UnsupportedError(
-            f"overflow=special needs a format with Inf or NaN, got {fmt.spelling}; use saturate"
-        )
-    return torch.where(past, special, codes)
+    return torch.where(torch.isinf(wide), fmt.max_code + 1, codes), negative
 
 
 def encode_codebook(x: torch.Tensor, fmt: CodebookFormat) -> torch.Tensor:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..errors import RangeError, SchemeError, ShapeError
+from ..formats import Format, format_name
 from ..formats.torch_dtypes import format_of, storage_dtype, wide_dtype
 from ..schemes import Granularity, Scheme, ZeroPoint
 from . import arithmetic
@@ -55,16 +56,7 @@ class QuantizationParams:
         """
         parsed, wide = Scheme.parse(scheme), wide_dtype(dtype)
         grid = parsed.granularity.grid(shape)
-        low = (
-            torch.as_tensor(minimum, dtype=wide).expand(grid)
-            if not _has_grid(minimum)
-            else _on_grid(minimum, grid, wide)
-        )
-        high = (
-            torch.as_tensor(maximum, dtype=wide).expand(grid)
-            if not _has_grid(maximum)
-            else _on_grid(maximum, grid, wide)
-        )
+        low, high = _on_grid(minimum, grid, wide), _on_grid(maximum, grid, wide)
         if bool((low > high).any()):
             where = tuple(torch.nonzero(low > high)[0].tolist())
             raise RangeError(
@@ -93,12 +85,18 @@ class QuantizationParams:
         )
 
     @staticmethod
-    def new(scale: float, zero_point: int = 0, scheme: str | Scheme = "int8:tensor") -> QuantizationParams:
+    def new(scale: float, zero_point: int = 0, scheme: str | Scheme | None = None) -> QuantizationParams:
         """Return per-tensor parameters with this scale and zero point, validated.
 
-        A zero point other than 0 makes a symmetric scheme affine.
+        scheme: int8 per tensor unless given, or uint8 for a zero point above the codes of int8. A zero point
+        other than 0 makes a symmetric scheme affine. Raises what :meth:`validate` raises.
+
+        >>> QuantizationParams.new(255.0, 128)
+        QuantizationParams(uint8:tensor:asym, shape=(1,), scales 255, zero_point 128)
         """
-        parsed = Scheme.parse(scheme)
+        parsed = Scheme.parse(scheme or "int8:tensor")
+        if scheme is None and zero_point > parsed.qmax:
+            parsed = Scheme.parse("uint8:tensor")
         if zero_point and parsed.zero_point is ZeroPoint.NONE:
             parsed = replace(parsed, zero_point=ZeroPoint.INTEGER)
         zeros = None
@@ -146,9 +144,10 @@ class QuantizationParams:
     def validate(self) -> None:
         """Check shapes, dtypes and values.
 
-        Raises ShapeError for a tensor off its grid, SchemeError for a missing or surplus zero point,
-        RangeError for a scale that is not positive and finite or whose reciprocal overflows, or a zero point
-        outside the codes.
+        Raises ShapeError for a tensor off its grid, SchemeError for a tensor too many, too few or of another
+        dtype, RangeError for a scale that is not positive and finite or whose reciprocal overflows (finer
+        levels of several may be zero), or a zero point outside the codes. Of meta tensors, values are not
+        checked.
         """
         levels = self.scheme.scales
         if len(self.scales) != len(levels):
@@ -162,6 +161,9 @@ class QuantizationParams:
                 raise SchemeError(
                     f"scale {number} (dtype {scale.dtype}) must be {storage_dtype(fmt)} for level {level}"
                 )
+            if scale.is_meta:
+                continue
+            _check_codes(number, scale, fmt)
             values = arithmetic.load_scale(scale, fmt, torch.float64)
             _check_scale(number, values, zero_allowed=number < len(levels))
         self._validate_zero_point()
@@ -174,11 +176,22 @@ class QuantizationParams:
         if self.zero_point is None:
             return
         _check_grid("zero_point", self.zero_point, self.scheme.granularity, self.shape)
+        real = wanted is ZeroPoint.REAL
+        dtype = wide_dtype(self.dtype) if real else arithmetic.zero_point_dtype(self.scheme)
+        if self.zero_point.dtype != dtype:
+            raise SchemeError(
+                f"zero_point (dtype {self.zero_point.dtype}) must be {dtype} for scheme {self.scheme}"
+            )
+        if self.zero_point.is_meta:
+            return
         low, high = self.scheme.qmin, self.scheme.qmax
-        outside = (
-            (self.zero_point < low) | (self.zero_point > high) | ~torch.isfinite(self.zero_point.double())
-        )
-        if wanted is ZeroPoint.INTEGER and bool(outside.any()):
+        values = self.zero_point.double()
+        if real:
+            if not bool(torch.isfinite(values).all()):
+                raise RangeError("zero_point must be finite in every block")
+            return
+        outside = ~((values >= low) & (values <= high))
+        if bool(outside.any()):
             where = tuple(torch.nonzero(outside)[0].tolist())
             raise RangeError(
                 f"zero_point (={self.zero_point[where].item()}) of block {where} must lie in {low}..{high}"
@@ -204,7 +217,18 @@ class QuantizationParams:
     @property
     def compression_ratio(self) -> float:
         """Bits of float32 over bits a value, scales and zero points counted."""
-        return 32 / self.scheme.bits_per_value(self.shape)
+        values = math.prod(self.shape)
+        return 32 * values / max(1, self.scheme.bits * values + self.parameter_bits)
+
+    @property
+    def parameter_bits(self) -> int:
+        """Bits of all scales and zero points: integer zero points as wide as codes, real ones float32."""
+        own, scheme = format_of(self.dtype), self.scheme
+        bits = sum(lv.format_for(own).bits * lv.granularity.block_count(self.shape) for lv in scheme.scales)
+        if scheme.zero_point is not ZeroPoint.NONE:
+            width = scheme.bits if scheme.zero_point is ZeroPoint.INTEGER else 32
+            bits += width * self.num_parameter_sets
+        return bits
 
     @property
     def text(self) -> str:
@@ -300,12 +324,10 @@ def _ones(scheme: Scheme, shape: tuple[int, ...]) -> QuantizationParams:
     return params
 
 
-def _has_grid(value: float | torch.Tensor) -> bool:
-    return isinstance(value, torch.Tensor) and value.numel() > 1
-
-
 def _on_grid(value: float | torch.Tensor, grid: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     tensor = torch.as_tensor(value, dtype=dtype)
+    if tensor.numel() == 1:
+        return tensor.reshape(()).expand(grid)
     if tensor.numel() != math.prod(grid):
         raise ShapeError(
             f"range (shape {tuple(tensor.shape)}) must hold one number for each block of grid {grid}"
@@ -332,6 +354,19 @@ def _check_grid(what: str, tensor: torch.Tensor, granularity: Granularity, shape
         )
 
 
+def _check_codes(number: int, scale: torch.Tensor, fmt: Format) -> None:
+    """Refuse bytes of a narrow scale format that are none of its codes, such as a negative unsigned e4m3."""
+    if scale.element_size() > 1:
+        return
+    codes = scale.view(torch.uint8).to(torch.int32)
+    if bool((codes >= fmt.code_count).any()):
+        where = tuple(torch.nonzero(codes >= fmt.code_count)[0].tolist())
+        raise RangeError(
+            f"scale {number} (byte {int(codes[where])}) of block {where} must be one of the {fmt.code_count} "
+            f"codes of {format_name(fmt)}"
+        )
+
+
 def _check_scale(number: int, values: torch.Tensor, *, zero_allowed: bool) -> None:
     # Below 2**-128 the float32 reciprocal overflows and every code would saturate.
     good = torch.isfinite(values) & ((values >= 2.0**-128) | (zero_allowed & (values == 0)))
@@ -350,6 +385,8 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _brief(tensor: torch.Tensor) -> str:
+    if tensor.is_meta or tensor.numel() == 0:
+        return f"of shape {tuple(tensor.shape)}"
     if tensor.numel() == 1:
         return f"{tensor.item():.6g}"
     return f"{tensor.min().item():.6g}..{tensor.max().item():.6g} x {tuple(tensor.shape)}"

@@ -61,6 +61,8 @@ class Dialect:
     widen_to_zero: whether the range of an affine scheme is widened to contain 0.
     zero_scale: the linear scale of a block whose range is zero; None means the machine epsilon of the input's
         dtype.
+    formula_zero_point: whether the zero point of a block whose range is zero follows from the formula, which
+        gives the smallest code; otherwise it is 0.
     minimum_scale: the smallest linear scale, where the scale's format reaches it; the least normal float32
         keeps reciprocals finite and results independent of flush-to-zero modes.
     rounding: the rounding of elements when the scheme does not say.
@@ -77,6 +79,7 @@ class Dialect:
     zero_point_rounding: RoundingMode = RoundingMode.HALF_EVEN
     widen_to_zero: bool = True
     zero_scale: float | None = 1.0
+    formula_zero_point: bool = False
     minimum_scale: float = LEAST_NORMAL
     rounding: RoundingMode = RoundingMode.HALF_EVEN
     even_mantissa_bits: int | None = None
@@ -91,7 +94,13 @@ _EPSILON32 = 2.0**-23
 _DIALECTS = (
     ZEROPOINT,
     # torch.fake_quantize_per_*_affine and torch.ao MinMaxObserver, torch 2.13.
-    Dialect(name="torch", scaling=Scaling.RECIPROCAL, zero_scale=_EPSILON32, minimum_scale=_EPSILON32),
+    Dialect(
+        name="torch",
+        scaling=Scaling.RECIPROCAL,
+        zero_scale=_EPSILON32,
+        formula_zero_point=True,
+        minimum_scale=_EPSILON32,
+    ),
     # QuantizeLinear-25 and DynamicQuantizeLinear-11: the same formula as ours.
     Dialect(name="onnx"),
     # compressed-tensors 0.19 and 0.20 as llm-compressor 0.14 calls it. Its MX rule takes FP4's mantissa width
@@ -113,6 +122,7 @@ _DIALECTS = (
         zero_point_place=ZeroPointPlace.INSIDE_ROUNDING,
         zero_point_rounding=RoundingMode.TOWARD_ZERO,
         zero_scale=0.1,
+        formula_zero_point=True,
         rounding=RoundingMode.HALF_AWAY,
     ),
 )
