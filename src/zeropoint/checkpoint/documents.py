@@ -1,0 +1,108 @@
+"""The small files beside the shards: the index, and the configuration that says what is quantized."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..codecs.compressed_tensors_config import LINEAR, Group, LayerScheme, quantization_config
+from .decisions import Decision
+from .selection import Why, is_fused_experts, module_of
+from .source import CONFIG, INDEX_SUFFIX, SINGLE_FILE, Source
+
+CONFIG_KEY = "quantization_config"
+WEIGHTS_ONLY_CONFIG = "quantization_config.json"
+"""Where the configuration goes when the source has no config.json that it could join."""
+
+
+def index_and_config(
+    source: Source, decisions: Sequence[Decision], places: Mapping[str, tuple[str, int]], layer: LayerScheme
+) -> dict[str, str]:
+    """Return the index and the configuration, by file name.
+
+    places: the shard and the bytes of each output tensor by name.
+    """
+    index = {
+        "metadata": {"total_size": sum(nbytes for _, nbytes in places.values())},
+        "weight_map": {name: places[name][0] for name in sorted(places)},
+    }
+    targets = [LINEAR, *_odd_targets(decisions)]
+    config = quantization_config([Group(layer=layer, targets=tuple(targets))], _ignored(source, decisions))
+    index_name = source.index or SINGLE_FILE + ".index.json"
+    assert index_name.endswith(INDEX_SUFFIX)
+    texts = {index_name: json.dumps(index, indent=2) + "\n"}
+    if source.config is None or source.config_text is None:
+        texts[WEIGHTS_ONLY_CONFIG] = json.dumps({CONFIG_KEY: config}, indent=2) + "\n"
+    else:
+        texts[CONFIG] = insert_config(source.config_text, source.config, config)
+    return texts
+
+
+def insert_config(text: str, config: Mapping[str, Any], addition: Mapping[str, Any]) -> str:
+    """Return the text of a JSON object with ``quantization_config`` added at its end, all else untouched.
+
+    >>> print(insert_config('{"a": 1e-05}', {"a": 1e-05}, {}))
+    {"a": 1e-05,
+      "quantization_config": {}
+    }
+    """
+    if CONFIG_KEY in config:  # only as null; a value was refused
+        merged = {**config, CONFIG_KEY: addition}
+        return json.dumps(merged, indent=2) + "\n"
+    end = text.rindex("}")
+    head = text[:end].rstrip()
+    comma = "," if config else ""
+    body = json.dumps(addition, indent=2).replace("\n", "\n  ")
+    return f'{head}{comma}\n  "{CONFIG_KEY}": {body}\n}}{text[end + 1 :]}'
+
+
+def _odd_targets(decisions: Iterable[Decision]) -> list[str]:
+    """Return quantized modules that are no Linear layers, which loaders find only by name."""
+    return [
+        module_of(d.entry.name)
+        for d in decisions
+        if d.quantized and d.choice.why is Why.USER and re.search(r"embed|wte|wpe", d.entry.name)
+    ]
+
+
+def _ignored(source: Source, decisions: Iterable[Decision]) -> list[str]:
+    """Return the modules that a loader must not take for quantized: kept matrices and tied heads.
+
+    A Linear layer that is neither quantized nor listed is left uninitialized by transformers, without an
+    error.
+    """
+    names: dict[str, None] = {}
+    for decision in decisions:
+        entry = decision.entry
+        if not decision.quantized and len(entry.shape) == 2 and entry.name.endswith(".weight"):
+            names[module_of(entry.name)] = None
+        elif not decision.quantized and is_fused_experts(entry):
+            names[module_of(entry.name).rpartition(".")[0]] = None
+    for head in tied_heads(source):
+        names[head] = None
+    return list(names)
+
+
+_HEADS = (
+    ("ForCausalLM", "lm_head"), ("LMHeadModel", "lm_head"), ("ForConditionalGeneration", "lm_head"),
+    ("ForMaskedLM", "cls.predictions.decoder"), ("ForMaskedLM", "lm_head.decoder"),
+    ("ForPreTraining", "cls.predictions.decoder"),
+)  # fmt: skip
+
+
+def tied_heads(source: Source) -> list[str]:
+    """Return heads that the model has and the checkpoint has not, since they are tied to an embedding."""
+    config = source.config or {}
+    found = config.get("architectures")
+    architectures = [a for a in found if isinstance(a, str)] if isinstance(found, list) else []
+    heads = [head for ending, head in _HEADS if any(a.endswith(ending) for a in architectures)]
+    if config.get("tie_word_embeddings") is True and not heads and architectures:
+        heads = ["lm_head"]
+    present = {module_of(name) for name in source.entries}
+    return [
+        head
+        for head in dict.fromkeys(heads)
+        if not any(name == head or name.endswith("." + head) for name in present)
+    ]

@@ -1,0 +1,81 @@
+"""How much a run may use: worker threads and memory, and how large its tiles are therefore."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import CheckpointError
+
+BASE_MEMORY = 400 << 20
+"""Resident memory of Python with torch, numba and the compiled kernels, before the first tile."""
+BYTES_PER_VALUE = 96
+"""What the slowest path, the plain torch reference, holds in temporaries for each number of a tile."""
+TILE_VALUES = 1 << 20
+"""Numbers in a tile: so many that calls cost little, so few that the error is measured in cache."""
+DEFAULT_MEMORY = 2 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits of a run; they change speed, never bytes.
+
+    workers: threads. max_memory: bytes of the whole process. tile_values: numbers in a tile, memory
+    permitting.
+
+    Raises CheckpointError for limits under which nothing can run.
+    """
+
+    workers: int
+    max_memory: int = DEFAULT_MEMORY
+    tile_values: int = TILE_VALUES
+    base_memory: int = BASE_MEMORY
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise CheckpointError(f"workers (={self.workers}) must be at least 1")
+        if self.tile_values < 1:
+            raise CheckpointError(f"tile_values (={self.tile_values}) must be at least 1")
+        if self.max_memory <= self.base_memory:
+            raise CheckpointError(
+                f"max_memory (={self.max_memory}) must exceed {self.base_memory}, which Python and torch "
+                "take by themselves"
+            )
+
+    @staticmethod
+    def default(workers: int | None = None, max_memory: int | None = None) -> Limits:
+        """Return limits with a worker for each core and 2 GiB, where nothing else is said."""
+        return Limits(workers=workers or available_cores(), max_memory=max_memory or DEFAULT_MEMORY)
+
+    def tile_bytes(self, values: int, dtype: torch.dtype) -> int:
+        """Return the memory that a tile of so many numbers of ``dtype`` needs while it is worked on."""
+        return values * (dtype.itemsize + BYTES_PER_VALUE)
+
+    def rows(self, columns: int, alignment: int, dtype: torch.dtype) -> int:
+        """Return the rows of a tile of a matrix with ``columns`` columns: a multiple of ``alignment``.
+
+        Raises CheckpointError when not even ``alignment`` rows fit into a worker's share of the memory.
+        """
+        share = (self.max_memory - self.base_memory) // self.workers
+        values = min(self.tile_values, share // self.tile_bytes(1, dtype))
+        rows = values // max(1, columns) // alignment * alignment
+        if rows:
+            return rows
+        needed = self.tile_bytes(alignment * columns, dtype)
+        if needed > share:
+            least = self.base_memory + needed
+            raise CheckpointError(
+                f"max_memory (={self.max_memory}) with {self.workers} workers is too little for {alignment} "
+                f"rows of {columns} "
+                f"columns; use at least {self.base_memory + self.workers * needed}, or one worker and {least}"
+            )
+        return alignment
+
+
+def available_cores() -> int:
+    """Return the cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

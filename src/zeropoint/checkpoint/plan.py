@@ -1,0 +1,293 @@
+"""Decide everything before anything is read or written: each tensor's fate, each output byte's place.
+
+A plan is a value: what is quantized and how, what is kept and why, which files come out with which headers
+and offsets, how much memory and disk it takes. Running it (run.py) makes no more decisions. This module reads
+no weights.
+
+Output shards have the names of the input's, and each tensor stays in its shard. Inside a file, tensors lie in
+the order that safetensors' own writer gives them: falling dtype, then name.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..codecs.compressed_tensors import TensorSpec, row_alignment, tensor_specs
+from ..codecs.compressed_tensors_config import LayerScheme, layer_scheme
+from ..codecs.safetensors_dtypes import TORCH_DTYPES
+from ..errors import CheckpointError, UnsupportedError, printable
+from ..formats import RoundingMode
+from .decisions import Decision, decide, fate, fused_sets, nothing_selected, split_sets
+from .documents import WEIGHTS_ONLY_CONFIG, index_and_config, tied_heads
+from .experts import matrices
+from .limits import Limits
+from .safetensors_file import DTYPE_BITS, TensorEntry, header_bytes
+from .selection import Selection, Why, check_patterns, module_of, require_unquantized
+from .source import Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """An output tensor and its place: ``nbytes`` bytes of ``shard`` from the absolute offset ``begin``."""
+
+    name: str
+    spec: TensorSpec
+    shard: str
+    begin: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """A matrix to quantize: its bytes in the source, and the tensors that it becomes.
+
+    begin: absolute offset in the source's file, which for one of several fused experts lies inside
+    ``source``.
+    share: name of the set whose members take one tensor scale together, or None.
+    """
+
+    module: str
+    source: TensorEntry
+    begin: int
+    shape: tuple[int, int]
+    layer: LayerScheme
+    outputs: tuple[Placed, ...]
+    share: str | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the source."""
+        return TORCH_DTYPES[self.source.dtype]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in the source."""
+        return self.shape[1] * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A tensor that is copied as it is."""
+
+    source: TensorEntry
+    placed: Placed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputShard:
+    """A file to write: its name, its first bytes and its size."""
+
+    name: str
+    header: bytes
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that a run does; see the module.
+
+    texts: name to content of the small files that are written, the index and the configuration. notes:
+    sentences for the report.
+    """
+
+    source: Source
+    layer: LayerScheme
+    decisions: tuple[Decision, ...]
+    weights: tuple[Weight, ...]
+    kept: tuple[Kept, ...]
+    shards: tuple[OutputShard, ...]
+    texts: Mapping[str, str]
+    companions: tuple[Path, ...]
+    companion_bytes: int
+    notes: tuple[str, ...]
+    limits: Limits
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of all tensors of the source."""
+        return sum(entry.nbytes for entry in self.source.entries.values())
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of all files that are written."""
+        return (
+            sum(shard.size for shard in self.shards)
+            + self.companion_bytes
+            + sum(map(len, self.texts.values()))
+        )
+
+    @property
+    def quantized_values(self) -> int:
+        """Numbers that are quantized."""
+        return sum(math.prod(weight.shape) for weight in self.weights)
+
+    @property
+    def bits_per_value(self) -> float:
+        """Average bits that a quantized number takes, scales and zero points counted."""
+        return 8 * sum(p.nbytes for w in self.weights for p in w.outputs) / max(1, self.quantized_values)
+
+    @property
+    def peak_memory(self) -> int:
+        """Estimate of the largest memory of a run, interpreter and libraries included."""
+        tiles = [(w.shape[1], slab_rows(w, self.limits), w.dtype) for w in self.weights]
+        largest = max(
+            (self.limits.tile_bytes(columns * rows, dtype) for columns, rows, dtype in tiles), default=0
+        )
+        return self.limits.base_memory + self.limits.workers * largest
+
+    @property
+    def unfit(self) -> tuple[Decision, ...]:
+        """Linear weights that are kept although nobody asked for it."""
+        return tuple(d for d in self.decisions if d.choice.why is Why.UNFIT)
+
+
+def slab_rows(weight: Weight, limits: Limits) -> int:
+    """Return how many rows of ``weight`` are quantized at once."""
+    return limits.rows(weight.shape[1], row_alignment(weight.layer.weight), weight.dtype)
+
+
+def make_plan(
+    source: Source, to: str | LayerScheme, *, selection: Selection | None = None, limits: Limits | None = None
+) -> Plan:
+    """Return the plan that quantizes ``source`` to a layer preset or weight scheme.
+
+    Raises CheckpointError when the source is quantized already, a pattern matches nothing, two output tensors
+    would have one name, nothing would be quantized or (under ``selection.strict``) a linear weight cannot be;
+    UnsupportedError when no layout holds the scheme; CheckpointError when ``limits`` are too small for one
+    part of a weight.
+    """
+    layer, selection, limits = layer_scheme(to), selection or Selection(), limits or Limits.default()
+    if layer.weight.rounding.mode is RoundingMode.STOCHASTIC:
+        raise UnsupportedError(
+            f"{layer} draws random bits by the place in a tensor, but weights are quantized in parts; use "
+            "half_even"
+        )
+    require_unquantized(list(source.entries.values()), source.config, printable(str(source.root)))
+    check_patterns(selection, source.entries)
+    decisions = decide(source, layer, selection)
+    drafts = [(d, m) for d in decisions if d.quantized for m in matrices(d.entry)]
+    if not drafts:
+        raise CheckpointError(nothing_selected(decisions))
+    members = _members(decisions, layer)
+    shards, places = _lay_out(source, members)
+    shares = fused_sets([m.module for _, m in drafts]) if layer.layout.value.startswith("nvfp4") else {}
+    weights = tuple(
+        Weight(
+            module=m.module, source=d.entry, begin=m.begin, shape=m.shape, layer=layer,
+            outputs=tuple(places[name] for name in _names(m.module, layer, m.shape, d.entry)),
+            share=shares.get(m.module),
+        )
+        for d, m in drafts
+    )  # fmt: skip
+    kept = tuple(Kept(source=d.entry, placed=places[d.entry.name]) for d in decisions if not d.quantized)
+    located = {name: (placed.shard, placed.nbytes) for name, placed in places.items()}
+    texts = index_and_config(source, decisions, located, layer)
+    companions = tuple(path for path in source.companions if str(path) not in texts)
+    plan = Plan(
+        source=source, layer=layer, decisions=decisions, weights=weights, kept=kept, shards=shards,
+        texts=texts,
+        companions=companions, notes=(*source.notes, *_notes(source, decisions)), limits=limits,
+        companion_bytes=sum(os.stat(source.root / path).st_size for path in companions),
+    )  # fmt: skip
+    for weight in weights:
+        slab_rows(weight, limits)
+    return plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    """An output tensor before it has a place."""
+
+    name: str
+    spec: TensorSpec
+    shard: str
+    origin: str
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.spec.shape) * DTYPE_BITS[self.spec.dtype] // 8
+
+
+def _members(decisions: Iterable[Decision], layer: LayerScheme) -> list[_Member]:
+    """Return all output tensors; raises CheckpointError when two would have one name."""
+    members = []
+    for decision in decisions:
+        entry = decision.entry
+        shard = entry.file.name
+        if not decision.quantized:
+            spec = TensorSpec(suffix="", dtype=entry.dtype, shape=entry.shape)
+            members.append(_Member(name=entry.name, spec=spec, shard=shard, origin=entry.name))
+            continue
+        for m in matrices(entry):
+            specs = tensor_specs(layer.weight, layer.layout, m.shape, TORCH_DTYPES[entry.dtype])
+            members += [
+                _Member(name=f"{m.module}.{spec.suffix}", spec=spec, shard=shard, origin=entry.name)
+                for spec in specs
+            ]
+    seen: dict[str, _Member] = {}
+    for member in members:
+        first = seen.setdefault(member.name, member)
+        if first is not member:
+            raise CheckpointError(
+                f"tensor {printable(member.name)} would come out twice, of {printable(first.origin)} and of "
+                f"{printable(member.origin)}; rename one, or ignore the weight"
+            )
+    return members
+
+
+def _names(module: str, layer: LayerScheme, shape: tuple[int, int], entry: TensorEntry) -> list[str]:
+    return [
+        f"{module}.{s.suffix}"
+        for s in tensor_specs(layer.weight, layer.layout, shape, TORCH_DTYPES[entry.dtype])
+    ]
+
+
+_DTYPE_ORDER = {name: order for order, name in enumerate(DTYPE_BITS)}
+
+
+def _lay_out(source: Source, members: Sequence[_Member]) -> tuple[tuple[OutputShard, ...], dict[str, Placed]]:
+    """Return the output files and the place of each tensor by name."""
+    by_shard: dict[str, list[_Member]] = {name: [] for name in source.shards}
+    for member in members:
+        by_shard[member.shard].append(member)
+    shards, places = [], {}
+    for name, group in by_shard.items():
+        group.sort(key=lambda m: (-_DTYPE_ORDER[m.spec.dtype], m.name))
+        header = header_bytes(
+            [(m.name, m.spec.dtype, m.spec.shape, _size(m, source)) for m in group], source.metadata[name]
+        )
+        begin = len(header)
+        for m in group:
+            nbytes = _size(m, source)
+            places[m.name] = Placed(name=m.name, spec=m.spec, shard=name, begin=begin, nbytes=nbytes)
+            begin += nbytes
+        shards.append(OutputShard(name=name, header=header, size=begin))
+    return tuple(shards), places
+
+
+def _size(member: _Member, source: Source) -> int:
+    """Return the bytes of a tensor; those of a kept one are in its header, whatever its dtype."""
+    return source.entries[member.origin].nbytes if not member.spec.suffix else member.nbytes
+
+
+def _notes(source: Source, decisions: Sequence[Decision]) -> list[str]:
+    notes = []
+    heads = tied_heads(source)
+    if heads:
+        notes.append(f"the head ({', '.join(heads)}) is tied to the embedding and stays as that is")
+    if (source.config or {}).get("tie_word_embeddings") is True:
+        notes += [
+            f"{printable(d.entry.name)} is quantized, but config.json ties it to the embedding"
+            for d in decisions
+            if d.quantized and module_of(d.entry.name).endswith("lm_head")
+        ]
+    notes += [f"kept {fate(d)}" for d in decisions if d.choice.why is Why.UNFIT]
+    if source.config is None:
+        notes.append(f"no config.json: the configuration is written to {WEIGHTS_ONLY_CONFIG}")
+    return notes + split_sets(decisions)

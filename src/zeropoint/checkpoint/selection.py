@@ -1,0 +1,258 @@
+"""Which tensors are quantized: the default rules by name, shape and dtype, and the user's patterns.
+
+This module decides from names, dtypes and shapes alone; it reads no data and knows no file layout. Rules are
+tried in order, the first that applies gives the reason, and every tensor gets one.
+"""
+
+from __future__ import annotations
+
+import enum
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import CheckpointError, near_misses, printable
+from .safetensors_file import TensorEntry
+
+WEIGHT_DTYPES = ("F32", "BF16", "F16")
+"""Dtypes of weights that are quantized, as safetensors spells them."""
+_FLOATS = (*WEIGHT_DTYPES, "F64")
+WEIGHT = ".weight"
+GATE_UP, DOWN = "gate_up_proj", "down_proj"
+
+
+class Why(enum.Enum):
+    """Whose wish a decision follows."""
+
+    LINEAR = "linear"
+    """The weight of a linear layer, which is what the job is about."""
+    DEFAULT = "default"
+    """Kept by the default rules: not a linear weight, or one that is better left alone."""
+    USER = "user"
+    """The user's pattern said so."""
+    UNFIT = "unfit"
+    """A linear weight that cannot be quantized as asked; the user did not ask to keep it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Whether a tensor is quantized, on whose wish, and the reason in words."""
+
+    quantize: bool
+    why: Why
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What the user asked for.
+
+    include: patterns of tensors to quantize although the default rules keep them.
+    ignore: patterns of tensors to keep; it wins over include.
+    strict: whether a linear weight that cannot be quantized is an error.
+
+    A pattern is a glob, or ``re:`` and a regular expression that must match from the start; it is tried on
+    the tensor's name and on its module's name (without ``.weight``). Raises CheckpointError for a malformed
+    regular expression.
+    """
+
+    include: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    strict: bool = False
+    _compiled: dict[str, re.Pattern[str]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "_compiled", {text: _compile(text) for text in (*self.include, *self.ignore)}
+        )
+
+    def included(self, name: str) -> bool:
+        """Return whether an include pattern names the tensor."""
+        return any(self.named(pattern, name) for pattern in self.include)
+
+    def ignored(self, name: str) -> str | None:
+        """Return the first ignore pattern that names the tensor, or None."""
+        return next((pattern for pattern in self.ignore if self.named(pattern, name)), None)
+
+    def named(self, pattern: str, name: str) -> bool:
+        """Return whether ``pattern``, one of ours, names the tensor."""
+        compiled = self._compiled[pattern]
+        return compiled.match(name) is not None or compiled.match(module_of(name)) is not None
+
+
+def _compile(text: str) -> re.Pattern[str]:
+    source = text[3:] if text.startswith("re:") else fnmatch.translate(text)
+    try:
+        return re.compile(source)
+    except re.error as error:
+        raise CheckpointError(
+            f"pattern {printable(text)} is no regular expression: {error}; correct it"
+        ) from error
+
+
+def module_of(name: str) -> str:
+    """Return the module that a tensor belongs to as its weight.
+
+    >>> module_of("model.layers.0.mlp.up_proj.weight")
+    'model.layers.0.mlp.up_proj'
+    """
+    return name.removesuffix(WEIGHT)
+
+
+# Each rule is (what stands in the last part of a module's name, what stands in the part before it, reason).
+_EMBEDDING = re.compile(
+    r"embed|position|token_type|^(wte|wpe|shared|relative_attention_bias)$", re.IGNORECASE
+)
+_NORM = re.compile(r"norm$|^ln(_\w*)?$|^layer_?norm", re.IGNORECASE)
+_ROUTER = re.compile(r"router|^(gate|gating|wg)$|expert_gate$", re.IGNORECASE)
+_HEAD = re.compile(r"(^|_)(lm_head|classifier|score|qa_outputs|head)$", re.IGNORECASE)
+_HEAD_PARENT = re.compile(r"(^|_)(lm_head|classifier|score)$", re.IGNORECASE)
+# Mistral's own checkpoints call the head `output`; BERT's heads live under `cls`.
+_TOP_HEAD = re.compile(r"^(output$|cls\.)")
+# transformers' Conv1D stores (in, out), and compressed-tensors' target Linear does not name it.
+_CONV1D_MODELS = frozenset(("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp"))
+_CONV1D = re.compile(r"(^|\.)(c_attn|c_proj|c_fc|q_attn)$")
+
+
+def _by_name(module: str, model_type: object) -> str | None:
+    """Return why the default rules keep a matrix of this name, or None."""
+    *before, last = module.split(".")
+    parent = before[-1] if before else ""
+    if _EMBEDDING.search(last) or (_EMBEDDING.search(parent) and not last.endswith("proj")):
+        return "an embedding"
+    if _NORM.search(last):
+        return "a norm"
+    if _ROUTER.search(last) or parent == "router":
+        return "a router"
+    if _HEAD.search(last) or _HEAD_PARENT.search(parent) or _TOP_HEAD.match(module):
+        return "a head"
+    if model_type in _CONV1D_MODELS and _CONV1D.search(module):
+        return "a transposed Conv1D weight"
+    return None
+
+
+def is_fused_experts(entry: TensorEntry) -> bool:
+    """Return whether a tensor has the name and rank of all experts of a layer in one."""
+    return len(entry.shape) == 3 and module_of(entry.name).rpartition(".")[2] in (GATE_UP, DOWN)
+
+
+def _experts_problem(entry: TensorEntry, entries: Mapping[str, TensorEntry]) -> str | None:
+    """Return why fused experts cannot be split into one matrix a projection and expert, or None.
+
+    The split takes (experts, out, in), with the gate's rows before those of up. Other layouts, as in gpt-oss
+    and Llama 4, have the same names; the two shapes together tell them apart.
+    """
+    is_down = module_of(entry.name).endswith(DOWN)
+    mine, other = (DOWN, GATE_UP) if is_down else (GATE_UP, DOWN)
+    head, _, tail = entry.name.rpartition(mine)
+    partner = entries.get(head + other + tail)
+    if partner is None or len(partner.shape) != 3:
+        return f"fused experts without {head}{other}{tail}, which would show their layout"
+    gate_up, down = (partner, entry) if is_down else (entry, partner)
+    stem = module_of(entry.name)
+    if f"{stem}_bias" in entries or f"{stem}.bias" in entries:
+        return "fused experts with a bias, which cannot be split"
+    expected = (down.shape[0], 2 * down.shape[2], down.shape[1])
+    if gate_up.shape != expected:
+        return "fused experts that are not laid out as (experts, out, in)"
+    return None
+
+
+def choose(
+    entry: TensorEntry, entries: Mapping[str, TensorEntry], selection: Selection, config: Mapping[str, Any]
+) -> Choice:
+    """Return what happens to one tensor of a checkpoint, its shape's fit to the blocks aside."""
+    pattern = selection.ignored(entry.name)
+    if pattern is not None:
+        return Choice(quantize=False, why=Why.USER, reason=f"ignored by {printable(pattern)}")
+    included = selection.included(entry.name)
+    problem = _no_weight(entry)
+    if problem is None and is_fused_experts(entry):
+        problem = _experts_problem(entry, entries)
+        if problem is not None:
+            return Choice(quantize=False, why=Why.UNFIT, reason=problem)
+    if problem is not None:
+        return Choice(quantize=False, why=Why.UNFIT if included else Why.DEFAULT, reason=problem)
+    if included:
+        return Choice(quantize=True, why=Why.USER, reason="included by a pattern")
+    model_type = config.get("model_type")
+    if isinstance(config.get("text_config"), dict) and model_type not in _CONV1D_MODELS:
+        model_type = config["text_config"].get("model_type")
+    kept = _by_name(module_of(entry.name), model_type)
+    if kept is not None:
+        return Choice(quantize=False, why=Why.DEFAULT, reason=kept)
+    if entry.dtype == "F64":
+        return Choice(
+            quantize=False,
+            why=Why.UNFIT,
+            reason="float64, which no engine reads in this layout; convert it first",
+        )
+    fused = "fused experts" if is_fused_experts(entry) else "a linear weight"
+    return Choice(quantize=True, why=Why.LINEAR, reason=fused)
+
+
+def _no_weight(entry: TensorEntry) -> str | None:
+    """Return why a tensor is no matrix of floats that belongs to a module, or None."""
+    if entry.dtype not in _FLOATS:
+        return f"{entry.dtype}, not a float"
+    if is_fused_experts(entry):
+        return None
+    if len(entry.shape) != 2:
+        return f"{len(entry.shape)} axes, not a matrix"
+    if not entry.name.endswith(WEIGHT):
+        return "not named *.weight"
+    return None
+
+
+def check_patterns(selection: Selection, names: Iterable[str]) -> None:
+    """Raise CheckpointError, with near misses, for each pattern that names no tensor: most likely a slip."""
+    known = list(names)
+    idle = [
+        p
+        for p in (*selection.include, *selection.ignore)
+        if not any(selection.named(p, name) for name in known)
+    ]
+    if idle:
+        modules = sorted(
+            {part for name in known for part in (module_of(name), module_of(name).rpartition(".")[2])}
+        )
+        word = idle[0].removeprefix("re:").strip(".*^$")
+        hint = near_misses(word, modules) if len(modules) <= _HINT_LIMIT else ""
+        listed = ", ".join(printable(pattern) for pattern in idle)
+        hint = hint if hint.startswith("did you mean") else "zeropoint inspect lists the names"
+        raise CheckpointError(f"pattern {listed} matches no tensor of the checkpoint; {hint}")
+
+
+# The closest name is found by comparing with each, at some microseconds a name.
+_HINT_LIMIT = 20_000
+
+# What other tools leave beside quantized weights, as the last part of a name.
+_COMPANIONS = (
+    "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_zero_point",
+    "weight_global_scale", "qweight", "qzeros", "quant_state", "weight_format", "absmax", "SCB",
+)  # fmt: skip
+_CONFIG_KEYS = ("quantization_config", "compression_config")
+
+
+def require_unquantized(entries: Sequence[TensorEntry], config: Mapping[str, Any] | None, place: str) -> None:
+    """Raise CheckpointError when a checkpoint is quantized already: doing so again would destroy it."""
+    for key in _CONFIG_KEYS:
+        found = (config or {}).get(key)
+        if found is not None:
+            method = found.get("quant_method") if isinstance(found, dict) else found
+            raise CheckpointError(f"{place} is quantized already ({key} says {method!r}); {_ORIGINAL}")
+    for entry in entries:
+        last = entry.name.rpartition(".")[2]
+        if (
+            last in _COMPANIONS
+            or last.endswith(("_blocks", "_scales"))
+            or entry.dtype.startswith(("F8", "F6", "F4"))
+        ):
+            raise CheckpointError(
+                f"{place} is quantized already (it holds {printable(entry.name)}, {entry.dtype}); {_ORIGINAL}"
+            )
+
+
+_ORIGINAL = "pass the original checkpoint, or dequantize this one first"

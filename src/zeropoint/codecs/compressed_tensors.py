@@ -1,0 +1,405 @@
+"""The layouts of compressed-tensors: which tensors a quantized weight becomes, byte for byte.
+
+For the weight ``X.weight`` of shape (N, K), with D its dtype and G = ceil(K / group) scales a row (all
+little-endian, rows one after the other):
+
+    pack-quantized
+        X.weight_packed        I32 [N, ceil(K * b / 32)]: a row is one stream of b-bit fields
+                               ``code + 2 ** (b - 1)``, low bits first; the rest of the last word is 0
+        X.weight_scale         D or the scale's own dtype; [N, G], [N, 1] or [1]
+        X.weight_zero_point    I32 [ceil(N * b / 32), G]: as above, packed along axis 0; asymmetric only
+        X.weight_shape         I64 [2] = N, K
+    int-quantized
+        X.weight               I8 [N, K]
+        X.weight_scale         as above; [N, 1] or [1]
+    float-quantized, naive-quantized
+        X.weight               F8_E4M3 [N, K]
+        X.weight_scale         as above; [N, G], [N, 1], [1]; blocks of r x c: [ceil(N / r), ceil(K / c)]
+    mxfp8-quantized
+        X.weight               F8_E4M3 [N, K]
+        X.weight_scale         U8 [N, K / 32]: exponent + 127
+    mxfp4-pack-quantized
+        X.weight_packed        U8 [N, K / 2]: even element in the low nibble
+        X.weight_scale         U8 [N, K / 32]: exponent + 127
+    nvfp4-pack-quantized
+        X.weight_packed        U8 [N, K / 2]: as above
+        X.weight_scale         F8_E4M3 [N, K / 16]
+        X.weight_global_scale  F32 [1]: the factor by which the block scales were enlarged
+
+Source: compressed-tensors 0.20 (compressors/*/base.py, quantization/utils/helpers.py) and the files that
+llm-compressor 0.14 writes with them. This module knows tensors and schemes; it opens no file and decides
+nothing about which tensor is quantized.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import CheckpointError, UnsupportedError
+from ..formats import FloatFormat, IntFormat, get_format
+from ..formats.torch_dtypes import dtype_of, format_of, storage_dtype
+from ..layout import packing
+from ..params import QuantizationParams
+from ..params.arithmetic import zero_point_dtype
+from ..schemes import Scheme, TensorScale, ZeroPoint
+from ..tensor import QuantizedTensor
+from .safetensors_dtypes import FILE_DTYPES
+
+WORD_BITS = 32
+"""Bits of a word of pack-quantized; zero points of so many rows come out in whole words."""
+MAX_PACKED_BITS = 8
+
+PACKED, WEIGHT, SCALE, ZERO_POINT, SHAPE, GLOBAL_SCALE = (
+    "weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_shape", "weight_global_scale",
+)  # fmt: skip
+SUFFIXES = (PACKED, WEIGHT, SCALE, ZERO_POINT, SHAPE, GLOBAL_SCALE)
+"""Last parts of the names of all tensors that these layouts write."""
+
+
+class Layout(enum.Enum):
+    """The layouts, under the names that stand in ``quantization_config``."""
+
+    PACK = "pack-quantized"
+    INT = "int-quantized"
+    FLOAT = "float-quantized"
+    NAIVE = "naive-quantized"
+    """As float-quantized, for weights whose inputs are not quantized."""
+    MXFP8 = "mxfp8-quantized"
+    MXFP4 = "mxfp4-pack-quantized"
+    NVFP4 = "nvfp4-pack-quantized"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """One tensor of a layout.
+
+    suffix: last part of its name. dtype: as safetensors spells it. shape: its shape.
+    lines, rows: each ``rows`` rows of the weight give ``lines`` lines along the tensor's first axis;
+    ``lines=0`` means
+        that the tensor is the same whatever part of the weight is looked at.
+    """
+
+    suffix: str
+    dtype: str
+    shape: tuple[int, ...]
+    lines: int = 1
+    rows: int = 1
+
+
+def blocks(scheme: Scheme) -> tuple[int, int]:
+    """Return the extents of the finest blocks of a matrix under ``scheme``, with 0 for a whole axis.
+
+    >>> blocks(Scheme.parse("int4:g128")), blocks(Scheme.parse("int8:channel"))
+    ((1, 128), (1, 0))
+    """
+    rows, columns = scheme.granularity.block_shape((_LARGE, _LARGE))
+    return rows % _LARGE, columns % _LARGE
+
+
+_LARGE = 1 << 40
+
+
+def strategy(scheme: Scheme) -> str:
+    """Return compressed-tensors' word for the granularity: tensor, channel, group, tensor_group or block.
+
+    Raises UnsupportedError for a granularity that it has no word for.
+    """
+    rows, columns = blocks(scheme)
+    if len(scheme.scales) > 1:
+        return "tensor_group"
+    words = {(0, 0): "tensor", (1, 0): "channel"}
+    if (rows, columns) in words:
+        return words[rows, columns]
+    if rows and columns:
+        return "group" if rows == 1 else "block"
+    raise UnsupportedError(
+        f"granularity {scheme.granularity} of {scheme} has no place in compressed-tensors; use tensor, "
+        "channel, g<N> or "
+        "block<R>x<C>"
+    )
+
+
+def layout_of(weight: Scheme, input: Scheme | None = None) -> Layout:  # noqa: A002 (the layer's input)
+    """Return the layout of weights of a layer whose inputs are quantized under ``input``, or not at all.
+
+    Raises UnsupportedError with the reason when no layout can hold them.
+
+    >>> layout_of(Scheme.parse("int4:g128")).value
+    'pack-quantized'
+    """
+    if not weight.scales:
+        raise _refused(weight, "has no scales, and every layout needs them; leave out cast")
+    element = weight.element
+    if isinstance(element, IntFormat):
+        return _integer_layout(weight, element, input)
+    if element == get_format("float8_e4m3fn"):
+        return _float8_layout(weight, input)
+    if element == get_format("float4_e2m1fn"):
+        return _float4_layout(weight)
+    raise _refused(
+        weight, "has elements that no layout stores; use int2..int8, float8_e4m3fn or float4_e2m1fn"
+    )
+
+
+def _refused(scheme: Scheme, why: str) -> UnsupportedError:
+    return UnsupportedError(f"scheme {scheme} {why}")
+
+
+def _integer_layout(weight: Scheme, element: IntFormat, input_: Scheme | None) -> Layout:
+    if not element.signed:
+        raise _refused(
+            weight,
+            f"has unsigned codes, and the layouts store signed ones; use int{element.bits}, with asym or not",
+        )
+    if element.bits > MAX_PACKED_BITS or element.fraction_bits:
+        raise _refused(weight, f"has elements that no layout stores; use int2..int{MAX_PACKED_BITS}")
+    _require_linear(weight)
+    if weight.zero_point is ZeroPoint.REAL:
+        raise _refused(weight, "has real zero points, and the layout stores integers; use asym")
+    if weight.zero_point is not ZeroPoint.NONE and strategy(weight) == "tensor":
+        raise _refused(
+            weight, "has one zero point for the tensor, which the layout does not pack; use channel or g<N>"
+        )
+    if strategy(weight) == "block":
+        raise _refused(
+            weight, "has two-dimensional blocks, which engines read for float8 only; use g<N> or channel"
+        )
+    if input_ is None:
+        return Layout.PACK
+    if element.bits != MAX_PACKED_BITS or weight.zero_point is not ZeroPoint.NONE:
+        raise _refused(weight, "with quantized inputs needs symmetric int8 weights")
+    return Layout.INT
+
+
+def _require_linear(weight: Scheme) -> None:
+    if len(weight.scales) > 1 or weight.scales[0].rule.power_of_two:
+        raise _refused(weight, "needs one level of linear scales in this layout; use scale=input")
+    if storage_dtype(weight.scales[0].format_for(get_format("float32"))) not in _SCALE_DTYPES:
+        raise _refused(
+            weight,
+            "has scales that this layout does not store; use scale=input, float32, bfloat16 or float16",
+        )
+
+
+_SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _float8_layout(weight: Scheme, input_: Scheme | None) -> Layout:
+    if weight.scales[0].rule.power_of_two:
+        return _mx(weight, Layout.MXFP8)
+    _require_linear(weight)
+    strategy(weight)
+    return Layout.NAIVE if input_ is None else Layout.FLOAT
+
+
+def _mx(weight: Scheme, layout: Layout) -> Layout:
+    if (
+        len(weight.scales) > 1
+        or blocks(weight) != (1, 32)
+        or dtype_of(_finest(weight)) != torch.float8_e8m0fnu
+    ):
+        raise _refused(
+            weight,
+            f"does not fit {layout.value}, which has one e8m0 scale for each group of 32 (g32:scale=even)",
+        )
+    return layout
+
+
+def _finest(weight: Scheme) -> FloatFormat:
+    fmt = weight.scales[0].format_for(get_format("float32"))
+    assert isinstance(fmt, FloatFormat)
+    return fmt
+
+
+def _float4_layout(weight: Scheme) -> Layout:
+    if weight.scales[0].rule.power_of_two:
+        return _mx(weight, Layout.MXFP4)
+    two = len(weight.scales) == 2 and blocks(weight) == (1, 16) and _finest(weight) == get_format("ue4m3")
+    if (
+        not two
+        or weight.scales[1].format != get_format("float32")
+        or str(weight.scales[1].granularity) != "tensor"
+    ):
+        raise _refused(weight, "does not fit the layouts of 4-bit floats, mxfp4 and nvfp4; use one of these")
+    if weight.dialect.tensor_scale is not TensorScale.RECIPROCAL:
+        raise _refused(
+            weight,
+            "keeps its tensor scale as a factor, and the layout stores the reciprocal; use "
+            "dialect=compressed-tensors",
+        )
+    return Layout.NVFP4
+
+
+def unfit(weight: Scheme, layout: Layout, shape: tuple[int, ...]) -> str | None:
+    """Return why a weight of ``shape`` cannot be written in ``layout``, or None when it can.
+
+    compressed-tensors has no ragged groups: its compressors and the engines' kernels take whole ones only.
+    """
+    if len(shape) != 2:
+        return f"has {len(shape)} axes, and the layout stores matrices"
+    if 0 in shape:
+        return "is empty"
+    group = blocks(weight)[1]
+    if strategy(weight) in ("group", "tensor_group") and shape[1] % group:
+        return f"last axis {shape[1]} is not a multiple of the group, {group}"
+    if layout in (Layout.MXFP4, Layout.NVFP4) and shape[1] % 2:
+        return f"last axis {shape[1]} is odd, and codes are stored in pairs"
+    return None
+
+
+def row_alignment(weight: Scheme) -> int:
+    """Return the rows of which a part of a weight must hold a multiple to be quantized and written alone."""
+    rows = blocks(weight)[0] or 1
+    if weight.zero_point is not ZeroPoint.NONE:
+        return rows * WORD_BITS
+    return rows
+
+
+def tensor_specs(
+    weight: Scheme, layout: Layout, shape: tuple[int, ...], dtype: torch.dtype
+) -> tuple[TensorSpec, ...]:
+    """Return the tensors that a weight of ``shape`` and ``dtype`` becomes.
+
+    >>> [s.suffix for s in tensor_specs(Scheme.parse("int4:g32"), Layout.PACK, (8, 64), torch.float32)]
+    ['weight_packed', 'weight_scale', 'weight_shape']
+    """
+    rows, columns = shape
+    if layout is Layout.PACK:
+        specs = [TensorSpec(suffix=PACKED, dtype="I32", shape=(rows, -(-columns * weight.bits // WORD_BITS)))]
+    elif layout in (Layout.MXFP4, Layout.NVFP4):
+        specs = [TensorSpec(suffix=PACKED, dtype="U8", shape=(rows, columns // 2))]
+    else:
+        specs = [TensorSpec(suffix=WEIGHT, dtype="I8" if layout is Layout.INT else "F8_E4M3", shape=shape)]
+    grid = weight.granularity.grid(shape)
+    scale = storage_dtype(weight.scales[0].format_for(format_of(dtype)))
+    name = "U8" if layout in (Layout.MXFP4, Layout.MXFP8) else FILE_DTYPES[scale]
+    if strategy(weight) == "tensor":
+        specs.append(TensorSpec(suffix=SCALE, dtype=name, shape=(1,), lines=0))
+    else:
+        specs.append(TensorSpec(suffix=SCALE, dtype=name, shape=grid, rows=blocks(weight)[0]))
+    if layout is Layout.NVFP4:
+        specs.append(TensorSpec(suffix=GLOBAL_SCALE, dtype="F32", shape=(1,), lines=0))
+    if layout is Layout.PACK:
+        if weight.zero_point is not ZeroPoint.NONE:
+            packed = (-(-grid[0] * weight.bits // WORD_BITS), grid[1])
+            specs.append(
+                TensorSpec(suffix=ZERO_POINT, dtype="I32", shape=packed, lines=weight.bits, rows=WORD_BITS)
+            )
+        specs.append(TensorSpec(suffix=SHAPE, dtype="I64", shape=(2,), lines=0))
+    return tuple(specs)
+
+
+@functools.lru_cache(maxsize=64)
+def _offset_row(count: int, bits: int) -> torch.Tensor:
+    """Return the packed row whose exclusive or adds ``2 ** (bits - 1)`` to ``count`` codes, and undoes it."""
+    return packing.pack(torch.full((count,), 1 << (bits - 1)), bits)
+
+
+def _to_words(rows: torch.Tensor) -> torch.Tensor:
+    """Return rows of bytes as rows of 32-bit words, filled up with zero bytes."""
+    padding = -rows.shape[-1] % (WORD_BITS // 8)
+    padded = torch.nn.functional.pad(rows, (0, padding)) if padding else rows
+    return padded.contiguous().view(torch.int32)
+
+
+def _pack_zero_point(zero: torch.Tensor, bits: int) -> torch.Tensor:
+    fields = (zero + (1 << (bits - 1))).t().contiguous()
+    return _to_words(packing.pack(fields, bits)).t().contiguous()
+
+
+def _unpack_zero_point(words: torch.Tensor, bits: int, rows: int) -> torch.Tensor:
+    stream = words.t().contiguous().view(torch.uint8)[:, : packing.packed_length(rows, bits)]
+    fields = packing.unpack(stream, bits, rows)
+    return fields.t().to(torch.int32) - (1 << (bits - 1))
+
+
+def encode_part(layout: Layout, q: QuantizedTensor) -> dict[str, torch.Tensor]:
+    """Return, by suffix, the lines that ``q``, a whole weight or some rows of it, contributes to each tensor.
+
+    Tensors that are the same for every part are left to :func:`encode_constants`.
+    """
+    scheme = q.scheme
+    if layout is Layout.PACK:
+        offset = _offset_row(q.shape[1], scheme.bits)
+        lines = {PACKED: _to_words(q.data ^ offset)}
+    elif layout in (Layout.MXFP4, Layout.NVFP4):
+        lines = {PACKED: q.data}
+    else:
+        lines = {WEIGHT: q.data.view(torch.int8 if layout is Layout.INT else torch.float8_e4m3fn)}
+    if strategy(scheme) != "tensor":
+        scale = q.scales[0]
+        lines[SCALE] = scale.view(torch.uint8) if scale.dtype is torch.float8_e8m0fnu else scale
+    if q.zero_point is not None:
+        lines[ZERO_POINT] = _pack_zero_point(q.zero_point, scheme.bits)
+    return lines
+
+
+def encode_constants(
+    layout: Layout, params: QuantizationParams, shape: tuple[int, ...]
+) -> dict[str, torch.Tensor]:
+    """Return, by suffix, the tensors that are the same for every part of a weight of ``shape``."""
+    constants: dict[str, torch.Tensor] = {}
+    if strategy(params.scheme) == "tensor":
+        constants[SCALE] = params.scales[0].reshape(1)
+    if layout is Layout.NVFP4:
+        constants[GLOBAL_SCALE] = params.scales[1].reshape(1)
+    if layout is Layout.PACK:
+        constants[SHAPE] = torch.tensor(shape, dtype=torch.int64)
+    return constants
+
+
+def encode(layout: Layout, q: QuantizedTensor) -> dict[str, torch.Tensor]:
+    """Return the tensors of a whole weight by suffix; :func:`decode` is the inverse."""
+    return {**encode_part(layout, q), **encode_constants(layout, q.params, q.shape)}
+
+
+def decode(
+    layout: Layout,
+    tensors: Mapping[str, torch.Tensor],
+    scheme: Scheme,
+    *,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> QuantizedTensor:
+    """Return the quantized tensor of ``shape`` that the tensors of a layout, by suffix, stand for.
+
+    dtype: that of the weight before it was quantized. Scales and zero points are not judged here;
+    ``params.validate()`` does. Raises CheckpointError where a tensor is missing, or has another dtype or
+    shape than the layout says.
+    """
+    for spec in tensor_specs(scheme, layout, shape, dtype):
+        found = tensors.get(spec.suffix)
+        if found is None:
+            raise CheckpointError(
+                f"{spec.suffix} is missing, which {layout.value} needs; the file is incomplete"
+            )
+        if tuple(found.shape) != spec.shape or FILE_DTYPES.get(found.dtype) != spec.dtype:
+            raise CheckpointError(
+                f"{spec.suffix} ({FILE_DTYPES.get(found.dtype)}, shape {tuple(found.shape)}) must be "
+                f"{spec.dtype} of shape "
+                f"{spec.shape} in {layout.value} for a weight of shape {shape}"
+            )
+    if layout is Layout.PACK:
+        stream = tensors[PACKED].view(torch.uint8)[:, : packing.packed_length(shape[1], scheme.bits)]
+        data = stream ^ _offset_row(shape[1], scheme.bits)
+    else:
+        name = PACKED if layout in (Layout.MXFP4, Layout.NVFP4) else WEIGHT
+        data = tensors[name].view(torch.uint8)
+    finest = storage_dtype(scheme.scales[0].format_for(format_of(dtype)))
+    grid = scheme.granularity.grid(shape)
+    scale = tensors[SCALE]
+    scales = [(scale.view(finest) if finest is torch.float8_e8m0fnu else scale).reshape(grid)]
+    if layout is Layout.NVFP4:
+        scales.append(tensors[GLOBAL_SCALE].reshape(scheme.scales[1].granularity.grid(shape)))
+    zero = None
+    if scheme.zero_point is not ZeroPoint.NONE:
+        zero = _unpack_zero_point(tensors[ZERO_POINT], scheme.bits, grid[0]).to(zero_point_dtype(scheme))
+    params = QuantizationParams(
+        scheme=scheme, shape=shape, scales=tuple(scales), zero_point=zero, dtype=dtype
+    )
+    return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)

@@ -1,0 +1,254 @@
+"""``quantization_config`` of compressed-tensors: what a model's config.json says about its quantized layers.
+
+    {"quant_method": "compressed-tensors", "format": LAYOUT, "ignore": [MODULE, ...], "config_groups": {NAME:
+    {
+       "targets": ["Linear"], "format": LAYOUT, "weights": {ARGUMENTS}, "input_activations": {ARGUMENTS} or
+       null}}}
+
+Written as llm-compressor 0.14 writes it (compressed-tensors 0.19, all 13 arguments spelled out), which 0.20
+reads too. This module turns schemes into that JSON and back; it opens no file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import CheckpointError, SchemeError, UnsupportedError, near_misses
+from ..formats import IntFormat
+from ..schemes import LAYER_PRESETS, Scheme, ZeroPoint, get_dialect
+from ..schemes.text import words
+from .compressed_tensors import Layout, blocks, layout_of, strategy
+
+QUANT_METHOD = "compressed-tensors"
+DIALECT = "compressed-tensors"
+VERSION = "0.19.0"
+"""The compressed-tensors whose form of the configuration is written."""
+LINEAR = "Linear"
+_E8M0, _E4M3 = "torch.uint8", "torch.float8_e4m3fn"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerScheme:
+    """What happens to a linear layer in a checkpoint.
+
+    name: the preset's name, or the weight scheme's text. weight: how its weight is quantized. input: how its
+    inputs are quantized at run time, or None.
+
+    Raises UnsupportedError when no layout can hold such a layer.
+    """
+
+    name: str
+    weight: Scheme
+    input: Scheme | None = None
+
+    def __post_init__(self) -> None:
+        assert self.layout is not None
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of its tensors."""
+        return layout_of(self.weight, self.input)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def layer_scheme(text: str | LayerScheme) -> LayerScheme:
+    """Return what ``text`` asks for: a layer preset with options, or a scheme for weights alone.
+
+    A weight scheme takes dialect compressed-tensors and scales in the weight's own dtype unless it says
+    otherwise. Raises SchemeError, FormatError or UnsupportedError; the latter for presets that need
+    calibration, with the reason.
+
+    >>> str(layer_scheme("int4:g64").weight)
+    'int4:g64:scale=input:dialect=compressed-tensors'
+    >>> layer_scheme("w8a8").layout.value
+    'int-quantized'
+    """
+    if isinstance(text, LayerScheme):
+        return text
+    head, colon, options = text.strip().partition(":")
+    preset = LAYER_PRESETS.get(head.lower())
+    if preset is not None:
+        if preset.needs_calibration is not None:
+            raise UnsupportedError(f"preset {head.lower()!r} is refused: {preset.needs_calibration}")
+        return LayerScheme(
+            name=head.lower() + colon + options,
+            weight=Scheme.parse(preset.weight + colon + options),
+            input=None if preset.input is None else Scheme.parse(preset.input),
+        )
+    parts = words(text)
+    extra = "" if "dialect" in parts else f":dialect={DIALECT}"
+    if "scale" not in parts and "cast" not in parts:
+        extra = ":scale=input" + extra
+    try:
+        weight = Scheme.parse(text + extra)
+    except SchemeError as error:
+        raise type(error)(f"{error}; presets are {', '.join(LAYER_PRESETS)}") from error
+    return LayerScheme(name=str(weight), weight=weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Layers of one kind: their scheme, and what names them (a class, modules, ``re:`` patterns)."""
+
+    layer: LayerScheme
+    targets: tuple[str, ...] = (LINEAR,)
+
+
+def quantization_config(groups: Sequence[Group], ignore: Sequence[str]) -> dict[str, Any]:
+    """Return the JSON object for layers of ``groups``; ``ignore`` must name all other matrices' modules.
+
+    A loader takes the first group that fits. Groups are named after their presets, or ``group_<n>``.
+    """
+    table: dict[str, Any] = {}
+    for number, group in enumerate(groups):
+        preset = group.layer.name.upper()
+        known = group.layer.name in LAYER_PRESETS and preset not in table
+        table[preset if known else f"group_{number}"] = {
+            "targets": list(group.targets),
+            "weights": _arguments(group.layer.weight),
+            "input_activations": None
+            if group.layer.input is None
+            else _arguments(group.layer.input, dynamic=True),
+            "output_activations": None,
+            "format": group.layer.layout.value,
+        }
+    layouts = {group.layer.layout.value for group in groups}
+    return {
+        "config_groups": table,
+        "format": layouts.pop() if len(layouts) == 1 else "mixed-precision",
+        "global_compression_ratio": None,
+        "ignore": list(ignore),
+        "kv_cache_scheme": None,
+        "quant_method": QUANT_METHOD,
+        "quantization_status": "compressed",
+        "transform_config": {},
+        "version": VERSION,
+    }
+
+
+def _arguments(scheme: Scheme, *, dynamic: bool = False) -> dict[str, Any]:
+    """Return the thirteen arguments of weights, or of inputs that are quantized at run time."""
+    rows, columns = blocks(scheme)
+    word = strategy(scheme)
+    if dynamic and word == "channel":
+        word = "token"
+    affine = scheme.zero_point is not ZeroPoint.NONE
+    scale_dtype = _E4M3 if word == "tensor_group" else _E8M0 if scheme.scales[0].rule.power_of_two else None
+    return {
+        "actorder": None,
+        "block_structure": [rows, columns] if word == "block" else None,
+        "dynamic": dynamic,
+        "group_size": columns if word in ("group", "tensor_group") else None,
+        "num_bits": scheme.bits,
+        "observer": None,
+        "observer_kwargs": {},
+        "scale_dtype": scale_dtype,
+        "strategy": word,
+        "symmetric": not affine,
+        "type": "int" if isinstance(scheme.element, IntFormat) else "float",
+        "zp_dtype": "torch.int8" if affine else None,
+    }
+
+
+def _scheme(arguments: Mapping[str, Any], *, e8m0: bool) -> Scheme:
+    """Return the weight scheme of ``arguments``, with linear scales in the weight's dtype."""
+    bits, kind = arguments.get("num_bits"), str(arguments.get("type"))
+    elements = {("float", 4): "float4_e2m1fn", ("float", 8): "float8_e4m3fn"} | {
+        ("int", b): f"int{b}" for b in range(2, 9)
+    }
+    if not isinstance(bits, int) or (kind, bits) not in elements:
+        raise UnsupportedError(
+            f"quantized weights of type {kind!r} with {bits!r} bits cannot be read; known are "
+            f"{_known(elements)}"
+        )
+    group, shape = arguments.get("group_size"), arguments.get("block_structure")
+    word = arguments.get("strategy") or ("group" if isinstance(group, int) and group > 0 else "tensor")
+    parts = [elements[kind, bits]]
+    if word in ("tensor", "channel"):
+        parts.append(word)
+    elif word in ("group", "tensor_group") and isinstance(group, int):
+        parts.append(f"g{group}" if group > 0 else "channel")
+    elif word == "block" and isinstance(shape, list):
+        parts.append("block" + "x".join(str(extent) for extent in shape))
+    else:
+        raise UnsupportedError(
+            f"strategy {word!r} of quantized weights cannot be read; known are tensor, channel, group, block"
+        )
+    if word == "tensor_group":
+        parts.append("scale=float8_ue4m3fn:scale2=float32@tensor")
+    else:
+        parts.append("scale=even" if e8m0 else "scale=input")
+    if arguments.get("symmetric") is False:
+        parts.append("asym")
+    return Scheme.parse(":".join([*parts, f"dialect={DIALECT}"]))
+
+
+def _known(elements: Mapping[tuple[str, int], str]) -> str:
+    return ", ".join(elements.values())
+
+
+def read_config(config: Mapping[str, Any]) -> tuple[tuple[Group, ...], tuple[str, ...]]:
+    """Return the groups and the ignored modules of a ``quantization_config``; inputs are not read.
+
+    Raises CheckpointError for another quantization method or a malformed object, UnsupportedError for what
+    these layouts do not cover.
+    """
+    method = config.get("quant_method")
+    if method != QUANT_METHOD:
+        raise CheckpointError(f"quant_method is {method!r}, but only {QUANT_METHOD} is read here")
+    found = config.get("config_groups")
+    if not isinstance(found, dict) or not all(isinstance(group, dict) for group in found.values()):
+        raise CheckpointError(
+            "config_groups of quantization_config must be an object of objects; the file is damaged"
+        )
+    groups = []
+    for group in found.values():
+        text = group.get("format") or config.get("format")
+        layouts = {layout.value: layout for layout in Layout}
+        if text not in layouts:
+            raise UnsupportedError(f"layout {text!r} cannot be read; {near_misses(str(text), layouts)}")
+        arguments, targets = group.get("weights"), group.get("targets")
+        if not isinstance(arguments, dict) or not isinstance(targets, list):
+            raise CheckpointError(
+                "a group of quantization_config lacks weights or targets; the file is damaged"
+            )
+        layout = layouts[text]
+        weight = _scheme(arguments, e8m0=layout in (Layout.MXFP4, Layout.MXFP8))
+        dynamic = None if layout in (Layout.PACK, Layout.NAIVE) else _any_input(weight, layout)
+        layer = LayerScheme(name=str(weight), weight=weight, input=dynamic)
+        if layer.layout is not layout:
+            raise CheckpointError(
+                f"layout {text!r} does not fit {weight}, which takes {layer.layout.value}; the file is "
+                "damaged"
+            )
+        groups.append(Group(layer=layer, targets=tuple(map(str, targets))))
+    ignore = config.get("ignore") or []
+    if not isinstance(ignore, list):
+        raise CheckpointError("ignore of quantization_config must be a list; the file is damaged")
+    return tuple(groups), tuple(map(str, ignore))
+
+
+def _any_input(weight: Scheme, layout: Layout) -> Scheme | None:
+    """Return some input scheme for layouts with quantized inputs; how inputs are treated is not read."""
+    if layout in (Layout.INT, Layout.FLOAT):
+        return replace(Scheme.parse("int8:token"), element=weight.element, dialect=get_dialect("zeropoint"))
+    return None
+
+
+def matches(module: str, targets: Sequence[str], *, linear: bool = False) -> bool:
+    """Return whether one of ``targets`` names ``module``; ``linear`` says that it counts as a Linear layer.
+
+    >>> matches("model.layers.0.mlp.gate", ["re:.*mlp.gate$"])
+    True
+    """
+    return any(
+        re.match(target[3:], module) is not None
+        if target.startswith("re:")
+        else module == target or (linear and target == LINEAR)
+        for target in targets
+    )
