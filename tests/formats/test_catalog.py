@@ -1,4 +1,4 @@
-"""Names: catalog, aliases, spellings of formats without a name, and what is said of names that mean nothing."""
+"""Names: catalog, aliases, spellings of formats without a name, and errors for names that mean nothing."""
 
 from __future__ import annotations
 

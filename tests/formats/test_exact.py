@@ -45,8 +45,8 @@ def test_ties_of_float4_go_to_the_even_code(tie: float, value: float) -> None:
     assert len(sides) == (1 if tie == 7 else 2)
 
 
-# The point at which rounding passes the largest value, whether the tie itself passes it, and the largest number
-# that rounds to zero. OCP OFP8 1.0, section 5, for E4M3 and E5M2.
+# The point at which rounding passes the largest value, whether the tie itself passes it, and the largest
+# number that rounds to zero. OCP OFP8 1.0, section 5, for E4M3 and E5M2.
 EDGES = [
     ("float8_e4m3fn", 464, False, 2**-10),
     ("float8_e5m2", 61440, True, 2**-17),

@@ -1,4 +1,4 @@
-"""Facts that follow from a definition, against the tables of the standards, and definitions that contradict."""
+"""Facts that follow from a definition, against the tables of the standards; contradictory definitions."""
 
 from __future__ import annotations
 

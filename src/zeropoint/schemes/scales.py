@@ -67,6 +67,14 @@ class ScaleLevel:
         """Return the format of the scales of a tensor whose own numbers are of ``input_format``."""
         return input_format if self.format is None else self.format
 
+    @property
+    def bits(self) -> int:
+        """Bits that one scale takes: whole bytes, but for those of a table; 16 for the input's own format."""
+        if self.format is None:
+            return 16
+        bits = self.format.bits
+        return bits if isinstance(self.format, CodebookFormat) else -(-bits // 8) * 8
+
     def __str__(self) -> str:
         return f"{choice_text(self)}@{self.granularity}"
 

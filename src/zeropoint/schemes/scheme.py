@@ -64,7 +64,7 @@ class Rounding:
     @classmethod
     def parse(cls, text: str) -> Rounding:
         """Return the rounding that ``text`` spells: a mode, or ``stochastic(SEED)``."""
-        if match := re.fullmatch(r"stochastic\((\d{1,10})\)", text):
+        if match := re.fullmatch(r"stochastic\(([0-9]{1,18})\)", text):
             return cls(mode=RoundingMode.STOCHASTIC, seed=int(match.group(1)))
         if text == RoundingMode.STOCHASTIC.value:
             raise SchemeError("stochastic rounding needs a seed, as in round=stochastic(7)")
@@ -189,13 +189,11 @@ class Scheme:
     def bits_per_value(self, shape: tuple[int, ...]) -> float:
         """Return the average bits of an element of a tensor of ``shape``, scales and zero points counted.
 
-        Scales of the input's own format count 16 bits. An empty tensor has 0.
+        Scales take whole bytes, but for those of a table, which are packed like codes; scales of the input's
+        own format count 16 bits. An empty tensor has 0.
         """
         total = self.bits * _product(shape)
-        total += sum(
-            (level.format.bits if level.format else 16) * level.granularity.block_count(shape)
-            for level in self.scales
-        )
+        total += sum(level.bits * level.granularity.block_count(shape) for level in self.scales)
         if self.zero_point is not ZeroPoint.NONE:
             width = self.bits if self.zero_point is ZeroPoint.INTEGER else 32
             total += width * self.granularity.block_count(shape)
