@@ -85,7 +85,7 @@ def scales_from_ranges(
 
 
 def coarsest_scale(scheme: Scheme, ranges: Ranges) -> torch.Tensor:
-    """Return the coarsest linear scale alone, in its storage dtype: what a pass over the whole tensor is needed for."""
+    """Return the coarsest linear scale alone, in its storage dtype: it alone needs the whole tensor."""
     index = len(scheme.scales) - 1
     values = _coarsest(scheme, index, ranges.magnitude(index, scheme), ranges)
     return store(values, scheme.scales[index].format_for(format_of(ranges.dtype)))

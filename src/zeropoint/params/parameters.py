@@ -10,7 +10,8 @@ import torch
 
 from ..errors import RangeError, SchemeError, ShapeError
 from ..formats import Format, format_name
-from ..formats.torch_dtypes import format_of, storage_dtype, wide_dtype
+from ..formats.torch_dtypes import dtype_of, format_of, storage_dtype, wide_dtype
+from ..layout.blocks import reduce_blocks
 from ..schemes import Granularity, Scheme, ZeroPoint
 from . import arithmetic
 from .bounds import block_bounds
@@ -65,13 +66,9 @@ class QuantizationParams:
             )
         lows, highs = [low], [high]
         for level in parsed.scales[1:]:
-            coarse = level.granularity.grid(shape)
-            lows.append(
-                low.amin().expand(coarse) if math.prod(coarse) == 1 else _coarsen(low, coarse, "amin")
-            )
-            highs.append(
-                high.amax().expand(coarse) if math.prod(coarse) == 1 else _coarsen(high, coarse, "amax")
-            )
+            blocks = _fine_blocks(level.granularity, parsed.granularity, shape)
+            lows.append(reduce_blocks(low, blocks, "amin", math.inf))
+            highs.append(reduce_blocks(high, blocks, "amax", -math.inf))
         ranges = arithmetic.Ranges(minimum=tuple(lows), maximum=tuple(highs), dtype=dtype, shape=shape)
         scales, zero_point = arithmetic.scales_from_ranges(parsed, ranges)
         return QuantizationParams(
@@ -224,7 +221,10 @@ class QuantizationParams:
     def parameter_bits(self) -> int:
         """Bits of all scales and zero points: integer zero points as wide as codes, real ones float32."""
         own, scheme = format_of(self.dtype), self.scheme
-        bits = sum(lv.format_for(own).bits * lv.granularity.block_count(self.shape) for lv in scheme.scales)
+        bits = sum(
+            _stored_bits(level.format_for(own)) * level.granularity.block_count(self.shape)
+            for level in scheme.scales
+        )
         if scheme.zero_point is not ZeroPoint.NONE:
             width = scheme.bits if scheme.zero_point is ZeroPoint.INTEGER else 32
             bits += width * self.num_parameter_sets
@@ -335,14 +335,16 @@ def _on_grid(value: float | torch.Tensor, grid: tuple[int, ...], dtype: torch.dt
     return tensor.reshape(grid)
 
 
-def _coarsen(values: torch.Tensor, grid: tuple[int, ...], kind: str) -> torch.Tensor:
-    factors = [-(-n // g) for n, g in zip(values.shape, grid, strict=True)]
-    missing = [g * f - n for n, g, f in zip(values.shape, grid, factors, strict=True)]
-    fill = math.inf if kind == "amin" else -math.inf
-    padded = torch.nn.functional.pad(values, [p for m in reversed(missing) for p in (0, m)], value=fill)
-    split = padded.reshape([side for g, f in zip(grid, factors, strict=True) for side in (g, f)])
-    axes = tuple(range(1, 2 * len(grid), 2))
-    return torch.amin(split, axes) if kind == "amin" else torch.amax(split, axes)
+def _stored_bits(fmt: Format) -> int:
+    """Return the bits of a scale in a file: those of its torch dtype, or of its code where it has none."""
+    dtype = dtype_of(fmt)
+    return fmt.bits if dtype is None else 8 * dtype.itemsize
+
+
+def _fine_blocks(coarse: Granularity, fine: Granularity, shape: tuple[int, ...]) -> Granularity:
+    """Return how many fine blocks along each axis make up a coarse one."""
+    sides = zip(coarse.block_shape(shape), fine.block_shape(shape), strict=True)
+    return Granularity.block(*(-(-big // small) for big, small in sides)) if shape else Granularity.tensor()
 
 
 def _check_grid(what: str, tensor: torch.Tensor, granularity: Granularity, shape: tuple[int, ...]) -> None:
