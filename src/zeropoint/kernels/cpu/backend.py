@@ -23,9 +23,10 @@ from ...schemes import Granularity, Scheme, ZeroPoint
 from . import layout as k
 from .decode import dequantize_rows
 from .fake import fake_quantize_backward_rows, fake_quantize_rows
+from .half import quantize_bfloat16_rows
 from .layout import Layout
 from .layout import ScaleRule as Rule
-from .lowering import KINDS, View, element_of, element_refusal, given_rule, rule_of, rule_refusal, view_of
+from .lowering import KINDS, View, element_of, element_refusal, given_rule, half_boundaries, rule_of, rule_refusal, view_of
 from .quantize import amax_rows, quantize_rows, range_rows
 
 _NO_FLOATS = np.zeros(1, np.float32)
@@ -94,9 +95,14 @@ class CpuBackend:
         out = _packed_like(x, scheme)
         source, target = _flat(x), out.numpy().reshape(-1)
 
+        boundaries = half_boundaries(scheme, x.dtype, view)
+
         def work(first: int, last: int) -> int:
+            rows = np.uint64(first), np.uint64(last)
+            if boundaries is not None:
+                return int(quantize_bfloat16_rows(source, view.layout, element, rule, boundaries, bytes_, target, *rows))
             return int(quantize_rows(
-                source, view.layout, element, rule, order, scales, bytes_, zeros, target, np.uint64(first), np.uint64(last)
+                source, view.layout, element, rule, order, scales, bytes_, zeros, target, *rows
             ))  # fmt: skip
 
         if over_rows(view.rows, x.numel(), work) != k.OK:
@@ -165,7 +171,7 @@ class CpuBackend:
         scheme, shape = request.scheme, request.shape
         view = view_of(scheme, shape, request.dtype)
         assert isinstance(view, View)
-        out = torch.empty(shape, dtype=request.dtype)
+        out = _empty(shape, request.dtype)
         if out.numel() == 0:
             return out
         source, target = data.contiguous().numpy().reshape(-1), _flat(out)
@@ -182,7 +188,7 @@ class CpuBackend:
 
     def fake_quantize(self, x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
         """See :class:`zeropoint.ops.registry.Backend`."""
-        view, out = _view(scheme, x), torch.empty(x.shape, dtype=x.dtype)
+        view, out = _view(scheme, x), _empty(tuple(x.shape), x.dtype)
         if x.numel() == 0:
             return out
         source, target = _flat(x), _flat(out)
@@ -203,7 +209,7 @@ class CpuBackend:
         self, grad: torch.Tensor, x: torch.Tensor, scheme: Scheme, params: Params
     ) -> torch.Tensor:
         """See :class:`zeropoint.ops.registry.Backend`."""
-        view, out = _view(scheme, x), torch.empty(x.shape, dtype=grad.dtype)
+        view, out = _view(scheme, x), _empty(tuple(x.shape), grad.dtype)
         if x.numel() == 0:
             return out
         slope, source, target = _flat(grad), _flat(x), _flat(out)
@@ -233,7 +239,13 @@ def _flat(x: torch.Tensor) -> Any:
 
 def _packed_like(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     length = packing.packed_length(packing.row_length(tuple(x.shape)), scheme.bits)
-    return torch.empty((*x.shape[:-1], length), dtype=torch.uint8)
+    return _empty((*x.shape[:-1], length), torch.uint8)
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return uninitialized memory. NumPy asks for huge pages, without which page faults outlast the kernels."""
+    raw = np.empty(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(raw).view(dtype).reshape(shape)
 
 
 def _signed(scheme: Scheme) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .intrinsics import bits32, count_above, float32_of, kernel, shl32, shr32
-from .layout import CODE_ZERO, FLOAT, INTEGER, MULTIPLY, NO_ROUNDING, QUOTIENT_ZERO, RECIPROCAL, TO_BFLOAT16, ZERO_AFTER, ZERO_NONE
+from .layout import DIVIDE, FLOAT, INTEGER, MULTIPLY, NO_ROUNDING, RECIPROCAL, TO_BFLOAT16, ZERO_AFTER, ZERO_NONE
 
 MAGIC = np.float32(12582912.0)
 """1.5 * 2 ** 23: adding it rounds to an integer, half to even; its low byte is 0, so the sum's low byte is the code."""
@@ -90,26 +90,33 @@ def encode_int(tile: Any, zeros: Any, count: Any, element: Any, codes: Any) -> N
 def encode_float(tile: Any, count: Any, element: Any, codes: Any) -> None:
     """Round the tile to a small float format, saturating, and set its codes."""
     emin, mantissa, maximum, sign_shift = element.emin, element.mantissa, element.maximum, element.sign_shift
-    low = shl32(emin, np.uint32(23))
-    offset = shl32(emin, mantissa)
-    even = np.uint32(offset & np.uint32(0xFE))
-    lift = np.uint32(shl32(np.uint32(np.uint32(23) - mantissa), np.uint32(23)) + np.uint32(np.uint32(256) - even))
-    drop = np.uint32(np.uint32(23) - mantissa)
+    low, lift, drop = shl32(emin, np.uint32(23)), float_lift(emin, mantissa), np.uint32(np.uint32(23) - mantissa)
+    unsigned_below = element.unsigned_below
     for i in range(count):
         t = tile[i]
         a = abs(t)
+        sign = np.uint32(bits32(t) & SIGN) if a > unsigned_below else np.uint32(0)
         a = a if a < maximum else maximum
         e = max(np.uint32(bits32(a) & EXPONENT), low)
         rounded = bits32(a + float32_of(np.uint32(e + lift)))
-        code = np.uint32(rounded + shr32(e, drop))
-        codes[i] = np.uint8(np.uint32(code + shr32(np.uint32(bits32(t) & SIGN), sign_shift)))
-    if offset & np.uint32(1):
+        codes[i] = np.uint8(np.uint32(np.uint32(rounded + shr32(e, drop)) + shr32(sign, sign_shift)))
+    finish_float(count, element, codes)
+
+
+@kernel
+def float_lift(emin: Any, mantissa: Any) -> Any:
+    """Return what is added to the bits of ``2 ** e`` to give the constant c that rounds to ``mantissa`` bits."""
+    even = np.uint32(shl32(emin, mantissa) & np.uint32(0xFE))
+    return np.uint32(shl32(np.uint32(np.uint32(23) - mantissa), np.uint32(23)) + np.uint32(np.uint32(256) - even))
+
+
+@kernel
+def finish_float(count: Any, element: Any, codes: Any) -> None:
+    """Put right what the loop over a tile leaves out: formats without mantissa, and zeros that have no sign."""
+    if shl32(element.emin, element.mantissa) & np.uint32(1):
         for i in range(count):
             codes[i] = np.uint8(codes[i] - np.uint8(1))
-    if element.positive_zero == QUOTIENT_ZERO:
-        for i in range(count):
-            codes[i] = np.uint8(0) if tile[i] == np.float32(0) else codes[i]
-    elif element.positive_zero == CODE_ZERO:
+    if element.negative_nan:
         negative_zero = np.uint8(element.magnitude + np.uint32(1))
         for i in range(count):
             codes[i] = np.uint8(0) if codes[i] == negative_zero else codes[i]
@@ -127,10 +134,14 @@ def encode_codebook(tile: Any, count: Any, thresholds: Any, codes: Any) -> None:
 
 @kernel
 def encode(tile: Any, factors: Any, zeros: Any, count: Any, element: Any, order: Any, codes: Any) -> None:
-    """Turn a tile of values into codes; the tile is left in units of its scale.
+    """Turn a tile of values into codes; the tile is scratch afterwards.
 
     order: (16,) uint8, the code of each rank of a codebook.
     """
+    simple = element.scaling == DIVIDE and element.quotient == NO_ROUNDING and element.zero_place == ZERO_NONE
+    if element.kind == INTEGER and simple:
+        divide_encode_int(tile, factors, count, element.low, element.high, codes)
+        return
     scale_tile(tile, factors, count, element.scaling)
     round_tile(tile, count, element.quotient)
     if element.kind == INTEGER:
@@ -142,3 +153,13 @@ def encode(tile: Any, factors: Any, zeros: Any, count: Any, element: Any, order:
         if order[0] != 0 or order[1] != 1 or order[15] != 15:
             for i in range(count):
                 codes[i] = order[codes[i]]
+
+
+@kernel
+def divide_encode_int(tile: Any, factors: Any, count: Any, low: Any, high: Any, codes: Any) -> None:
+    """Set ``codes[i] = clamp(rint(tile[i] / factors[i]))`` as a byte, in one loop."""
+    for i in range(count):
+        t = tile[i] / factors[i]
+        t = t if t > low else low
+        t = t if t < high else high
+        codes[i] = np.uint8(bits32(t + MAGIC))

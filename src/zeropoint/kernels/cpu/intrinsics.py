@@ -25,14 +25,14 @@ I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 LINE = 64
 """Bytes of a cache line; a wrong value costs speed, never bytes."""
 _CACHE = cache_directory()
+# Unrolled short loops vectorize only in this pass, which Numba leaves off. Kernels compile at their first call, so it stays on.
+numba.config.SLP_VECTORIZE = 1
 
 
 def kernel(function: F) -> F:
     """Compile one kernel or device function: no GIL, no fast-math, no contraction, cached on disk."""
     theirs = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = _CACHE
-    # Unrolled short loops, such as block maxima, vectorize only in this pass, which Numba leaves off.
-    numba.config.SLP_VECTORIZE = 1
     try:
         compiled: F = njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)(function)
     finally:
@@ -195,3 +195,48 @@ def _unit_amax(lanes):
 
 
 amax16, amax32 = _unit_amax(16), _unit_amax(32)
+
+
+@intrinsic
+def count_above16(typingctx, d, thresholds):
+    """Return how many of a tuple of int16 thresholds lie strictly below `d`, on 16-bit lanes, as uint16."""
+    def codegen(context, builder, signature, args):
+        total = I16(0)
+        for k in range(signature.args[1].count):
+            above = builder.icmp_signed(">", args[0], builder.extract_value(args[1], k))
+            total = builder.sub(total, builder.sext(above, I16))
+        return total
+    return types.uint16(types.int16, thresholds), codegen
+
+
+I256 = ir.IntType(256)   # x87 environment and MXCSR: the width LLVM gives llvm.get.fpenv on x86-64; other CPUs differ
+
+
+@intrinsic
+def enter_ieee(typingctx, saved):
+    """Save the thread's floating-point mode in `saved` ((32,) uint8) and set IEEE defaults.
+
+    A caller's torch.set_flush_denormal(True) is per thread and would turn codes of tiny blocks to zero. x86-64 only.
+    """
+    def codegen(context, builder, signature, args):
+        get = cgutils.get_or_insert_function(builder.module, ir.FunctionType(I256, []), "llvm.get.fpenv.i256")
+        store = builder.store(builder.call(get, []),
+                              _address(context, builder, signature.args[0], args[0], I64(0), I256))
+        store.align = 1
+        reset = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.reset.fpenv")
+        builder.call(reset, [])
+        return context.get_dummy_value()
+    return types.void(saved), codegen
+
+
+@intrinsic
+def leave_ieee(typingctx, saved):
+    """Restore the floating-point mode that `enter_ieee` saved."""
+    def codegen(context, builder, signature, args):
+        value = builder.load(_address(context, builder, signature.args[0], args[0], I64(0), I256))
+        value.align = 1
+        restore = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), [I256]), "llvm.set.fpenv.i256")
+        builder.call(restore, [value])
+        return context.get_dummy_value()
+    return types.void(saved), codegen

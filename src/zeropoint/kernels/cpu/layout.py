@@ -28,8 +28,6 @@ INTEGER, FLOAT, CODEBOOK = np.uint8(0), np.uint8(1), np.uint8(2)
 NO_ROUNDING, TO_BFLOAT16, TO_FLOAT16 = np.uint8(0), np.uint8(1), np.uint8(2)
 ZERO_NONE, ZERO_AFTER, ZERO_INSIDE = np.uint8(0), np.uint8(1), np.uint8(2)
 DIVIDE, MULTIPLY, RECIPROCAL = np.uint8(0), np.uint8(1), np.uint8(2)
-KEEP_SIGN, QUOTIENT_ZERO, CODE_ZERO = np.uint8(0), np.uint8(1), np.uint8(2)
-"""When a zero loses its sign: never, where the quotient is zero, where the code is."""
 THRESHOLDS = 15
 
 
@@ -39,7 +37,7 @@ class Element(NamedTuple):
     low, high: integer clamp bounds. zero_place: when a zero point is added. sign: sign bit of a two's complement code.
     mantissa, emin (biased like float32), maximum, sign_shift (31 minus the sign's place), magnitude (mask of the bits below
     the sign), max_code (of the largest finite value), negative_nan (whether negative zero's code is NaN): of a float format.
-    positive_zero: when a zero loses its sign. quotient: what the quotient is rounded to first.
+    unsigned_below: largest magnitude of a quotient whose sign is dropped, negative for none. quotient: what the quotient is rounded to first.
     thresholds: ascending boundaries of a codebook, padded with Inf.
     """
 
@@ -55,7 +53,7 @@ class Element(NamedTuple):
     magnitude: np.uint32
     max_code: np.uint32
     negative_nan: np.uint8
-    positive_zero: np.uint8
+    unsigned_below: np.float32
     quotient: np.uint8
     scaling: np.uint8
     thresholds: tuple[np.float32, ...]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...formats import CodebookFormat, FloatFormat, IntFormat, Overflow, RoundingMode
+from ...formats import CodebookFormat, FloatFormat, IntFormat, Overflow, RoundingMode, Specials
 from ...formats.torch_dtypes import dtype_of, format_of
 from ...params.arithmetic import rounder, zero_scale
 from ...schemes import ScaleRule, Scaling, Scheme, TensorScale, ZeroPoint, ZeroPointPlace
@@ -56,11 +56,13 @@ def element_of(scheme: Scheme, dtype: torch.dtype, *, multiply: bool) -> Element
     fmt = scheme.element
     scaling = k.RECIPROCAL if scheme.dialect.scaling is Scaling.RECIPROCAL else k.DIVIDE
     narrow = rounder(scheme, dtype) if len(scheme.scales) == 1 else None
+    # A bfloat16 times a power of two is a bfloat16 again, unless it falls below the subnormals and becomes zero.
+    exact = multiply and narrow is torch.bfloat16
     base = Element(
         kind=k.INTEGER, low=_OPEN, high=_OPEN, zero_place=k.ZERO_NONE, sign=np.uint32(0), mantissa=np.uint32(0),
         emin=np.uint32(0), maximum=_OPEN, sign_shift=np.uint32(0), magnitude=np.uint32(0), max_code=np.uint32(0),
-        negative_nan=np.uint8(0), positive_zero=k.KEEP_SIGN,
-        quotient=_ROUNDING[narrow], scaling=k.MULTIPLY if multiply else scaling,
+        negative_nan=np.uint8(0), unsigned_below=np.float32(-1), quotient=k.NO_ROUNDING if exact else _ROUNDING[narrow],
+        scaling=k.MULTIPLY if multiply else scaling,
         thresholds=(np.float32(math.inf),) * k.THRESHOLDS,
     )  # fmt: skip
     if isinstance(fmt, IntFormat):
@@ -69,9 +71,9 @@ def element_of(scheme: Scheme, dtype: torch.dtype, *, multiply: bool) -> Element
             sign=np.uint32(1 << (fmt.bits - 1)) if fmt.signed else np.uint32(0),
         )  # fmt: skip
     if isinstance(fmt, FloatFormat):
-        drop = k.QUOTIENT_ZERO if fmt.bits <= scheme.dialect.positive_zero_bits else k.KEEP_SIGN
+        zero = 2.0**-134 if exact else 0.0
         return base._replace(
-            kind=k.FLOAT, positive_zero=drop if fmt.has_negative_zero else k.CODE_ZERO, mantissa=np.uint32(fmt.mantissa_bits), emin=np.uint32(fmt.emin + 127),
+            kind=k.FLOAT, unsigned_below=np.float32(zero if fmt.bits <= scheme.dialect.positive_zero_bits else -1.0), mantissa=np.uint32(fmt.mantissa_bits), emin=np.uint32(fmt.emin + 127),
             maximum=np.float32(float(fmt.max)), sign_shift=np.uint32(31 - fmt.magnitude_bits),
             magnitude=np.uint32((1 << fmt.magnitude_bits) - 1), max_code=np.uint32(fmt.max_code),
             negative_nan=np.uint8(fmt.nan_code == fmt.sign_bit),
@@ -228,3 +230,22 @@ def _row_mapping(
     return math.prod(lead[last + 1 :]) * extents[last], math.prod(grid[first : last + 1])
 
 
+def half_boundaries(scheme: Scheme, dtype: torch.dtype, view: View) -> tuple[np.int16, ...] | None:
+    """Return the bfloat16 bits of the rounding boundaries of a 4-bit float, less one where a tie goes up.
+
+    None when the short cut of :mod:`.half` does not apply.
+    """
+    fmt, shape = scheme.element, view.layout
+    if not isinstance(fmt, FloatFormat) or fmt.bits != 4 or dtype is not torch.bfloat16:
+        return None
+    plain = shape.cols % shape.block == 0 and shape.block % 2 == 0 and shape.block <= TILE
+    if not plain or not scheme.scales[0].rule.power_of_two or (shape.row_div, int(shape.row_mod)) != (1, view.rows):
+        return None
+    if fmt.specials is not Specials.FINITE or fmt.smallest < 2.0**-5:
+        return None
+    values = torch.tensor([float((fmt.magnitude(c) + fmt.magnitude(c + 1)) / 2) for c in range(7)])
+    exact = values.bfloat16()
+    if not bool((exact == values).all()):
+        return None
+    bits = exact.view(torch.int16).tolist()
+    return tuple(np.int16(b - code % 2) for code, b in enumerate(bits))
