@@ -36,8 +36,8 @@ class Decision:
 def decide(source: Source, layer: LayerScheme, selection: Selection) -> tuple[Decision, ...]:
     """Return the fate of every tensor of ``source``, in the order of its entries.
 
-    Raises CheckpointError when an include pattern names nothing that can be quantized, or, under strict, when a
-    linear weight cannot be.
+    Raises CheckpointError when an include pattern names nothing that can be quantized, or, under strict, when
+    a linear weight cannot be.
     """
     decisions = []
     for entry in source.entries.values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -46,51 +47,61 @@ def run_tasks(
     exception in the caller's thread (Ctrl-C, or one of ``on_progress``) also ends all threads before it goes
     on.
     """
-    total = sum(task.nbytes for task in tasks)
-    todo = iter(enumerate(tasks))
-    guard, stop = threading.Lock(), threading.Event()
-    events: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()
-    failures: dict[int, BaseException] = {}
+    crew = _Crew(tasks, buffer_bytes)
+    before = torch.get_num_threads()
+    with ThreadPoolExecutor(workers, thread_name_prefix="zeropoint") as pool:
+        try:
+            threads = [pool.submit(crew.work, slot) for slot in range(workers)]
+            _follow(crew.events, workers, sum(task.nbytes for task in tasks), on_progress)
+        finally:
+            crew.stop.set()
+            torch.set_num_threads(before)
+    errors = {crew.at[slot]: thread.exception() for slot, thread in enumerate(threads)}
+    failed = sorted(index for index, e in errors.items() if e is not None and not isinstance(e, Stopped))
+    first = errors[failed[0]] if failed else None
+    if first is not None:
+        raise first
 
-    def work() -> None:
+
+class _Crew:
+    """What the threads of a run share: the tasks still to do, the events, and the sign to stop."""
+
+    def __init__(self, tasks: Sequence[Task], buffer_bytes: int) -> None:
+        self.stop = threading.Event()
+        self.events: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self.at: dict[int, int] = {}
+        self._todo = iter(enumerate(tasks))
+        self._guard = threading.Lock()
+        self._buffer_bytes = buffer_bytes
+
+    def work(self, slot: int) -> None:
+        """Do tasks until none is left or one fails, here or elsewhere; ``at[slot]`` is the last one begun."""
         # torch's own threads would compete with ours, and its sums depend on their number.
         torch.set_num_threads(1)
-        buffer = bytearray(buffer_bytes)
-        with thread_limit(1), torch.inference_mode():
-            while not stop.is_set():
-                with guard:
-                    index, task = next(todo, (-1, None))
-                if task is None:
-                    break
-                try:
-                    task.run(buffer, stop)
-                except Stopped:
-                    pass
-                except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
-                    failures[index] = error
-                    stop.set()
-                events.put((task.nbytes, task.name))
-        events.put(None)
-
-    before = torch.get_num_threads()
-    threads = [threading.Thread(target=work, name=f"zeropoint-{n}", daemon=True) for n in range(workers)]
-    try:
-        for thread in threads:
-            thread.start()
-        _follow(events, len(threads), total, on_progress)
-    finally:
-        stop.set()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
-        torch.set_num_threads(before)
-    if failures:
-        raise failures[min(failures)]
+        buffer = bytearray(self._buffer_bytes)
+        self.at[slot] = -1 - slot
+        finished = False
+        try:
+            with thread_limit(1), torch.inference_mode():
+                while not self.stop.is_set():
+                    with self._guard:
+                        index, task = next(self._todo, (None, None))
+                    if index is None or task is None:
+                        break
+                    self.at[slot] = index
+                    task.run(buffer, self.stop)
+                    self.events.put(task)
+            finished = True
+        finally:
+            if not finished:
+                self.stop.set()
+            self.events.put(None)
 
 
 def _follow(
-    events: queue.SimpleQueue[tuple[int, str] | None], running: int, total: int, on_progress: Progress | None
+    events: queue.SimpleQueue[Task | None], running: int, total: int, on_progress: Progress | None
 ) -> None:
+    """Wait for all threads, and report each task that was done."""
     done = 0
     while running:
         try:
@@ -100,6 +111,6 @@ def _follow(
         if event is None:
             running -= 1
             continue
-        done += event[0]
+        done += event.nbytes
         if on_progress is not None:
-            on_progress(done, total, event[1])
+            on_progress(done, total, event.name)

@@ -1,0 +1,1 @@
+"""The stream: read a checkpoint strictly, plan, quantize in tiles, publish all or nothing, verify."""

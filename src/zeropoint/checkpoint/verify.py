@@ -1,0 +1,362 @@
+"""Read a quantized checkpoint back and prove it: decode everything, and compare it with the original.
+
+For each element, ``|x - decode(code)|`` must not exceed the bound that format and scale rule imply
+(params/bounds.py); the bound is computed from the stored scales alone. Scales must be finite and positive,
+kept tensors byte for byte those of the original, and index, configuration and files must agree. Problems are
+collected, so that one run names them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..codecs.compressed_tensors import decode, row_alignment, tensor_specs
+from ..codecs.compressed_tensors_config import matches
+from ..codecs.safetensors_dtypes import TORCH_DTYPES
+from ..errors import CheckpointError, ZeropointError, printable
+from ..layout.blocks import spread_blocks
+from ..tensor import QuantizedTensor
+from .experts import matrices
+from .limits import Limits
+from .measure import PartError, TensorError, measure, total
+from .safetensors_file import TensorEntry, open_regular, read_into, shown
+from .selection import Selection, Why, choose, is_fused_experts, module_of
+from .source import SINGLE_FILE, Source, open_source
+from .stored import Known, Stored, StoredLayer, find_layers
+from .workers import Progress, Task, run_tasks
+
+_LISTED = 50
+_COMPARED = 1 << 24
+"""Bytes of a kept tensor that are compared at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProof:
+    """What was found of one layer: its error, and the largest error of an element in parts of its bound.
+
+    Both are None when there was no original to compare with.
+    """
+
+    layer: StoredLayer
+    error: TensorError | None
+    of_bound: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The outcome of :func:`verify`; empty problems mean that everything holds."""
+
+    layers: tuple[LayerProof, ...]
+    kept: int
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    @property
+    def values(self) -> int:
+        """Quantized numbers that were decoded."""
+        return sum(math.prod(proof.layer.shape) for proof in self.layers)
+
+    @property
+    def error(self) -> TensorError | None:
+        """The error of all layers taken as one, or None without an original."""
+        errors = [proof.error for proof in self.layers if proof.error is not None]
+        return TensorError.merge(errors) if errors else None
+
+    def require(self) -> None:
+        """Raise CheckpointError, with every problem, unless all is well."""
+        if self.problems:
+            listed = "; ".join(self.problems[:_LISTED])
+            rest = len(self.problems) - _LISTED
+            more = f"; and {rest} more" if rest > 0 else ""
+            raise CheckpointError(
+                f"{len(self.problems)} problems: {listed}{more}; quantize the original again"
+            )
+
+
+def verify(
+    path: Path | str, against: Path | str | None = None, *, limits: Limits | None = None,
+    on_progress: Progress | None = None,
+) -> Verification:  # fmt: skip
+    """Return what is wrong with the quantized checkpoint at ``path``, compared with the original when given.
+
+    Raises CheckpointError when files are damaged or the checkpoint is not quantized; everything else is in
+    the result.
+    """
+    limits = limits or Limits.default()
+    source = open_source(path)
+    original = None if against is None else open_source(against)
+    weights = {} if original is None else _originals(original)
+    known = {
+        name: Known(shape=m.shape, dtype=TORCH_DTYPES[entry.dtype]) for name, (entry, m) in weights.items()
+    }
+    stored = find_layers(source, known)
+    problems = [*stored.problems, *_index_problems(source), *_unlisted(source, stored)]
+    with contextlib.ExitStack() as stack:
+        files = _Descriptors(stack)
+        checks = [_LayerCheck(layer, weights.get(layer.module), files) for layer in stored.layers]
+        tasks: list[Task] = [task for check in checks for task in check.tasks(limits)]
+        if original is not None:
+            absent, comparisons = _kept_tasks(stored, original, weights, files)
+            problems += absent
+            tasks += comparisons
+        longest = max((check.row_bytes * check.rows(limits) for check in checks), default=0)
+        run_tasks(
+            tasks, workers=limits.workers, buffer_bytes=max(longest, 2 * _COMPARED), on_progress=on_progress
+        )
+    source.check_unchanged()
+    for task in tasks:
+        if isinstance(task, _Compare) and task.problem is not None:
+            problems.append(task.problem)
+    return Verification(
+        layers=tuple(check.proof() for check in checks),
+        kept=len(stored.others),
+        problems=tuple(dict.fromkeys([*problems, *(p for check in checks for p in check.problems())])),
+        notes=source.notes,
+    )
+
+
+def _originals(original: Source) -> dict[str, tuple[TensorEntry, Any]]:
+    """Return, by module, the source tensor and matrix of everything that may have been quantized."""
+    found = {}
+    for entry in original.entries.values():
+        if entry.dtype in TORCH_DTYPES and (len(entry.shape) == 2 or is_fused_experts(entry)):
+            for m in matrices(entry):
+                found[m.module] = (entry, m)
+    return found
+
+
+class _Descriptors:
+    """Files opened once for reading."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._open: dict[Path, int] = {}
+
+    def __getitem__(self, path: Path) -> int:
+        if path not in self._open:
+            self._open[path] = open_regular(path)
+            self._stack.callback(os.close, self._open[path])
+        return self._open[path]
+
+
+class _LayerCheck:
+    """The check of one layer, in parts of some rows."""
+
+    def __init__(
+        self, layer: StoredLayer, weight: tuple[TensorEntry, Any] | None, files: _Descriptors
+    ) -> None:
+        self.layer = layer
+        self.weight = weight
+        self.row_bytes = layer.shape[1] * layer.dtype.itemsize
+        self.descriptors = {entry.file: files[entry.file] for entry in layer.tensors.values()}
+        if weight is not None:
+            self.descriptors[weight[0].file] = files[weight[0].file]
+        self.parts: list[tuple[PartError | None, float, list[str]]] = []
+
+    def rows(self, limits: Limits) -> int:
+        """Return the rows of a part."""
+        return limits.rows(self.layer.shape[1], row_alignment(self.layer.weight), torch.float64)
+
+    def tasks(self, limits: Limits) -> list[Task]:
+        """Return the work, whose results come back in ``parts``."""
+        rows = self.rows(limits)
+        starts = range(0, self.layer.shape[0], rows)
+        self.parts = [(None, 0.0, []) for _ in starts]
+        return [_Part(self, start, rows, number) for number, start in enumerate(starts)]
+
+    def lines(self, start: int, rows: int) -> dict[str, torch.Tensor]:
+        """Return, by suffix, the lines of the layer's tensors that belong to some rows."""
+        found = {}
+        for spec in tensor_specs(self.layer.weight, self.layer.layout, self.layer.shape, self.layer.dtype):
+            entry = self.layer.tensors[spec.suffix]
+            dtype = TORCH_DTYPES[spec.dtype]
+            line = entry.nbytes // max(1, spec.shape[0])
+            first, count = 0, spec.shape[0]
+            if spec.lines:
+                first, count = start // spec.rows * spec.lines, -(-rows * spec.lines // spec.rows)
+            buffer = bytearray(count * line)
+            read_into(
+                self.descriptors[entry.file], memoryview(buffer), entry.begin + first * line, path=entry.file
+            )
+            found[spec.suffix] = torch.frombuffer(buffer, dtype=dtype).view(count, *spec.shape[1:])
+        return found
+
+    def original(self, start: int, rows: int, buffer: bytearray) -> torch.Tensor | None:
+        """Return some rows of the original, or None where there is none."""
+        if self.weight is None:
+            return None
+        entry, matrix = self.weight
+        size = rows * self.row_bytes
+        offset = matrix.begin + start * self.row_bytes
+        read_into(self.descriptors[entry.file], memoryview(buffer)[:size], offset, path=entry.file)
+        columns = self.layer.shape[1]
+        return torch.frombuffer(buffer, dtype=self.layer.dtype, count=rows * columns).view(rows, columns)
+
+    def proof(self) -> LayerProof:
+        """Return what was found."""
+        errors = [part for part, _, _ in self.parts if part is not None]
+        if self.weight is None or len(errors) < len(self.parts):
+            return LayerProof(layer=self.layer, error=None, of_bound=None)
+        worst = max((ratio for _, ratio, _ in self.parts), default=0.0)
+        return LayerProof(layer=self.layer, error=total(errors, self.layer.shape[1]), of_bound=worst)
+
+    def problems(self) -> list[str]:
+        """Return what is wrong, one sentence each, of all parts."""
+        return [f"{printable(self.layer.module)}: {text}" for _, _, found in self.parts for text in found]
+
+
+class _Part(Task):
+    """Decode some rows, and compare them with the original."""
+
+    def __init__(self, check: _LayerCheck, start: int, rows: int, number: int) -> None:
+        self.rows = min(rows, check.layer.shape[0] - start)
+        super().__init__(check.layer.module, self.rows * check.row_bytes)
+        self.check = check
+        self.start = start
+        self.number = number
+
+    def run(self, buffer: bytearray, stop: threading.Event) -> None:  # noqa: ARG002
+        """See :class:`Task`."""
+        layer = self.check.layer
+        shape = (self.rows, layer.shape[1])
+        problems: list[str] = []
+        lines = self.check.lines(self.start, self.rows)
+        q = decode(layer.layout, lines, layer.weight, shape=shape, dtype=layer.dtype)
+        try:
+            q.params.validate()
+        except ZeropointError as error:
+            problems.append(f"rows from {self.start} on: {error}")
+        x = self.check.original(self.start, self.rows, buffer)
+        part, ratio = None, 0.0
+        if not problems:
+            decoded = q.dequantize(torch.float32)
+            if not bool(torch.isfinite(decoded).all()):
+                problems.append(f"rows from {self.start} on decode to values that are not finite")
+            elif x is not None:
+                ratio = _of_bound(x, decoded, q)
+                part = measure(x, q)
+                if ratio > 1:
+                    problems.append(
+                        f"rows from {self.start} on are off by up to {ratio:.3g} times the proven bound"
+                    )
+        self.check.parts[self.number] = (part, ratio, problems)
+
+
+def _of_bound(x: torch.Tensor, decoded: torch.Tensor, q: QuantizedTensor) -> float:
+    """Return the largest error of an element in parts of its block's bound."""
+    bound = q.params.error_bound(torch.float32)
+    spread = spread_blocks(bound, q.scheme.granularity, tuple(x.shape))
+    off = (x.double() - decoded.double()).abs_()
+    ratio = torch.where(off == 0, 0.0, off / spread)
+    return float(ratio.max()) if ratio.numel() else 0.0
+
+
+class _Compare(Task):
+    """Compare some bytes of a kept tensor with the original's."""
+
+    def __init__(
+        self, pair: tuple[TensorEntry, TensorEntry], start: int, size: int, files: _Descriptors
+    ) -> None:
+        super().__init__(pair[0].name, size)
+        self.pair = pair
+        self.start = start
+        self.descriptors = [files[entry.file] for entry in pair]
+        self.problem: str | None = None
+
+    def run(self, buffer: bytearray, stop: threading.Event) -> None:  # noqa: ARG002
+        """See :class:`Task`."""
+        views = [memoryview(buffer)[: self.nbytes], memoryview(buffer)[self.nbytes : 2 * self.nbytes]]
+        for view, entry, descriptor in zip(views, self.pair, self.descriptors, strict=True):
+            read_into(descriptor, view, entry.begin + self.start, path=entry.file)
+        if views[0] != views[1]:
+            self.problem = f"{printable(self.name)}: its bytes are not those of the original"
+
+
+def _kept_tasks(
+    stored: Stored, original: Source, weights: Mapping[str, tuple[TensorEntry, Any]], files: _Descriptors
+) -> tuple[list[str], list[Task]]:
+    """Return what is missing or surplus, and the comparisons of the tensors that are on both sides."""
+    problems: list[str] = []
+    tasks: list[Task] = []
+    accounted = {weights[layer.module][0].name for layer in stored.layers if layer.module in weights}
+    problems += [
+        f"{printable(layer.module)}: the original has no such weight"
+        for layer in stored.layers
+        if layer.module not in weights
+    ]
+    present = {layer.module for layer in stored.layers}
+    problems += [
+        f"{printable(module)}: this expert is missing"
+        for module, (entry, _) in weights.items()
+        if entry.name in accounted and module not in present
+    ]
+    for entry in stored.others:
+        first = original.entries.get(entry.name)
+        if first is None:
+            problems.append(f"{printable(entry.name)}: the original has no such tensor")
+            continue
+        accounted.add(entry.name)
+        if (first.dtype, first.shape) != (entry.dtype, entry.shape):
+            problems.append(
+                f"{printable(entry.name)}: {entry.dtype} of shape {list(entry.shape)}, but the original has "
+                f"{first.dtype} of shape {list(first.shape)}"
+            )
+            continue
+        tasks += [
+            _Compare((entry, first), start, min(_COMPARED, entry.nbytes - start), files)
+            for start in range(0, entry.nbytes, _COMPARED)
+        ]
+    broken = {text.partition(":")[0] for text in stored.problems}
+    problems += [
+        f"{printable(name)}: it is missing"
+        for name in original.entries.keys() - accounted
+        if printable(module_of(name)) not in broken
+    ]
+    return sorted(problems), tasks
+
+
+def _unlisted(source: Source, stored: Stored) -> list[str]:
+    """Return linear weights that are neither quantized nor ignored, which loaders leave uninitialized."""
+    found = []
+    for entry in stored.others:
+        module = module_of(entry.name)
+        choice = choose(entry, source.entries, Selection(), source.config or {})
+        if choice.why is Why.LINEAR and entry.name.endswith(".weight") and not matches(module, stored.ignore):
+            named = any(matches(module, group.targets, linear=True) for group in stored.groups)
+            if named:
+                found.append(f"{printable(module)}: neither quantized nor ignored by the configuration")
+    return found
+
+
+def _index_problems(source: Source) -> Sequence[str]:
+    """Return contradictions of an index beside a single file, which reading the file does not look at."""
+    path = source.root / (SINGLE_FILE + ".index.json")
+    if source.index is not None or source.shards != (SINGLE_FILE,) or not os.path.lexists(path):
+        return []
+    try:
+        index = json.loads(path.read_bytes())
+        weight_map, size = index["weight_map"], index.get("metadata", {}).get("total_size")
+        wrong = {name for name, shard in weight_map.items() if shard != SINGLE_FILE}
+        wrong |= weight_map.keys() ^ source.entries.keys()
+    except (OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        return [f"{shown(path)} is no index: {error!r}"]
+    problems = [f"{shown(path)}: {printable(str(name))} is not where it says" for name in sorted(wrong)]
+    found = sum(entry.nbytes for entry in source.entries.values())
+    if size is not None and size != found:
+        problems.append(f"{shown(path)} says total_size {size!r}, but the tensors have {found} bytes")
+    return problems
