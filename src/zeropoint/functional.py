@@ -12,6 +12,7 @@ from .errors import DtypeError, ShapeError
 from .formats.torch_dtypes import INPUT_DTYPES, wide_dtype
 from .layout.blocks import reduce_blocks
 from .ops import library, reference, registry
+from .ops.row_errors import RowErrors
 from .params import QuantizationParams
 from .schemes import Scheme
 from .tensor import QuantizedTensor
@@ -103,6 +104,17 @@ def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) ->
     fitted = _fitted(params, x)
     result: torch.Tensor = library.fake_quantize(x, list(fitted.scales), fitted.zero_point, fitted.text)
     return result
+
+
+def row_errors(x: torch.Tensor, q: QuantizedTensor) -> RowErrors:
+    """Return how far ``q`` is from ``x``, the tensor it was made of, one number a row.
+
+    Raises ShapeError or DtypeError when ``x`` is not such a tensor.
+    """
+    if (tuple(x.shape), x.dtype) != (q.shape, q.dtype):
+        raise ShapeError(f"x (shape {tuple(x.shape)}, {x.dtype}) must be the tensor that was quantized: {q}")
+    backend = registry.choose(library.request(registry.Op.MEASURE, x, q.scheme))
+    return backend.measure(x.detach(), q.data, q.scheme, (q.scales, q.zero_point))
 
 
 def explain(x: torch.Tensor, scheme: str | Scheme, op: str = "quantize_dynamic") -> registry.Explanation:

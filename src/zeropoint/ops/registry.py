@@ -17,6 +17,7 @@ import torch
 from ..errors import UnsupportedError
 from ..schemes import Scheme
 from . import reference
+from .row_errors import RowErrors, row_errors
 
 
 class Op(enum.Enum):
@@ -28,6 +29,7 @@ class Op(enum.Enum):
     DEQUANTIZE = "dequantize"
     FAKE_QUANTIZE = "fake_quantize"
     FAKE_QUANTIZE_BACKWARD = "fake_quantize_backward"
+    MEASURE = "measure"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,9 @@ class Backend(Protocol):
     ) -> torch.Tensor:
         """Return ``grad`` where ``x`` was not clipped, else zero."""
 
+    def measure(self, x: torch.Tensor, data: torch.Tensor, scheme: Scheme, params: Params) -> RowErrors:
+        """Return how far the packed codes ``data`` are from ``x``, a row at a time."""
+
 
 class Reference:
     """Plain torch; runs everything everywhere."""
@@ -114,6 +119,14 @@ class Reference:
     ) -> torch.Tensor:
         """See :class:`Backend`."""
         return torch.where(reference.inside(x, scheme, *params), grad, torch.zeros_like(grad))
+
+    def measure(self, x: torch.Tensor, data: torch.Tensor, scheme: Scheme, params: Params) -> RowErrors:
+        """See :class:`Backend`."""
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        decoded = reference.dequantize(
+            data, scheme, *params, shape=tuple(x.shape), dtype=wide, own_dtype=x.dtype
+        )
+        return row_errors(x, decoded, scheme, *params)
 
 
 _BACKENDS: dict[str, Backend] = {"reference": Reference()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ...layout import packing
 from ...layout.blocks import reduce_blocks
 from ...ops import reference
 from ...ops.registry import Params, Request
+from ...ops.row_errors import RowErrors, code_extent
 from ...ops.threads import over_rows
 from ...params import arithmetic
 from ...params.arithmetic import Ranges, effective_scale, load_scale, zero_point_dtype
@@ -26,6 +28,7 @@ from .fake import fake_quantize_backward_rows, fake_quantize_rows
 from .half import quantize_bfloat16_rows
 from .layout import Layout
 from .layout import ScaleRule as Rule
+from .measure import measure_rows
 from .lowering import KINDS, View, element_of, element_refusal, given_rule, half_boundaries, rule_of, rule_refusal, view_of
 from .quantize import amax_rows, quantize_rows, range_rows
 
@@ -223,6 +226,32 @@ class CpuBackend:
 
         over_rows(view.rows, x.numel(), work)
         return out
+
+    def measure(self, x: torch.Tensor, data: torch.Tensor, scheme: Scheme, params: Params) -> RowErrors:
+        """See :class:`zeropoint.ops.registry.Backend`."""
+        view, shape = _view(scheme, x), tuple(x.shape)
+        sums, clipped = np.zeros(3 * view.rows), np.zeros(view.rows, np.int64)
+        if x.numel() > 0:
+            values, source = _flat(x), data.contiguous().numpy().reshape(-1)
+            rule, scales, codes, zeros = _stored(scheme, params, shape, x.dtype)
+            element, table = element_of(scheme, x.dtype, multiply=False), _table(scheme)
+            middle, reach = (number / float(_step(scheme)) for number in code_extent(scheme))
+            extent = np.float32(middle), np.float32(reach)
+
+            def work(first: int, last: int) -> None:
+                measure_rows(
+                    values, source, view.layout, element, rule, table, scales, codes, zeros, extent, sums, clipped,
+                    np.uint64(first), np.uint64(last),
+                )  # fmt: skip
+
+            over_rows(view.rows, x.numel(), work)
+        columns = sums.reshape(-1, 3)
+        return RowErrors(squares=columns[:, 0], errors=columns[:, 1], largest=columns[:, 2], clipped=clipped)
+
+
+def _step(scheme: Scheme) -> Fraction:
+    """Return the step of integer codes, which the kernels' factors include."""
+    return scheme.element_step if isinstance(scheme.element, IntFormat) else Fraction(1)
 
 
 def _view(scheme: Scheme, x: torch.Tensor) -> View:

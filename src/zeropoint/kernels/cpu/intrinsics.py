@@ -240,3 +240,23 @@ def leave_ieee(typingctx, saved):
         builder.call(restore, [value])
         return context.get_dummy_value()
     return types.void(saved), codegen
+
+
+@intrinsic
+def squares32(typingctx, array, index):
+    """Return the sum of squares of 32 neighboring float32, added as a tree of halves: one order on every machine."""
+
+    def codegen(context, builder, signature, args):
+        lanes = 32
+        value = builder.load(_address(context, builder, signature.args[0], args[0], args[1], ir.VectorType(F32, lanes)))
+        value.align = 1
+        value = builder.fmul(value, value)
+        while lanes > 1:
+            lanes //= 2
+            kind = ir.VectorType(I32, lanes)
+            low = builder.shuffle_vector(value, value, ir.Constant(kind, list(range(lanes))))
+            high = builder.shuffle_vector(value, value, ir.Constant(kind, list(range(lanes, 2 * lanes))))
+            value = builder.fadd(low, high)
+        return builder.extract_element(value, I32(0))
+
+    return types.float32(array, types.uint64), codegen

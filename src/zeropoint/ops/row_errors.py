@@ -1,0 +1,66 @@
+"""How far codes are from the values they came from, a row at a time: what reports and progress are made of.
+
+Rows' sums are meant to be added exactly (math.fsum), so that neither tiles nor threads change a digit of the total.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..params.arithmetic import effective_scale
+from ..params.bounds import largest_gap
+from ..layout.blocks import spread_blocks
+from ..schemes import Scheme
+
+CLIPPED_STEPS = 0.5 + 1 / 32
+"""A value is clipped when it lies so many steps past the last code: half a step is what rounding costs, and the rest is the
+rounding of the scale itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowErrors:
+    """One number a row (the last axis), in row order.
+
+    squares, errors: sums of squares of the values and of the errors. largest: largest error. clipped: values past the
+    last code.
+    """
+
+    squares: npt.NDArray[np.float64]
+    errors: npt.NDArray[np.float64]
+    largest: npt.NDArray[np.float64]
+    clipped: npt.NDArray[np.int64]
+
+
+def code_extent(scheme: Scheme) -> tuple[float, float]:
+    """Return the middle of the code values and the distance from there past which a value counts as clipped."""
+    low, high = float(scheme.element.min), float(scheme.element.max)
+    return (low + high) / 2, (high - low) / 2 + CLIPPED_STEPS * float(largest_gap(scheme.element))
+
+
+def row_errors(
+    x: torch.Tensor,
+    decoded: torch.Tensor,
+    scheme: Scheme,
+    scales: tuple[torch.Tensor, ...],
+    zero_point: torch.Tensor | None,
+) -> RowErrors:
+    """Return the errors of ``decoded`` values against ``x``: the reference, in float64."""
+    shape = tuple(x.shape)
+    middle, reach = code_extent(scheme)
+    wide = x.double()
+    scale = effective_scale(scheme, scales, shape, x.dtype)
+    unit = torch.ones(()) if scale is None else spread_blocks(scale, scheme.granularity, shape).double()
+    zero = 0.0 if zero_point is None else spread_blocks(zero_point, scheme.granularity, shape).double()
+    clipped = (wide - (middle - zero) * unit).abs() > reach * unit
+    rows = (-1, shape[-1]) if shape else (1, 1)
+    off = (wide - decoded.double()).reshape(rows)
+    return RowErrors(
+        squares=wide.reshape(rows).square().sum(1).numpy(),
+        errors=off.square().sum(1).numpy(),
+        largest=off.abs().amax(1).numpy() if off.shape[1] else np.zeros(off.shape[0]),
+        clipped=clipped.expand(shape).reshape(rows).sum(1).numpy(),
+    )
