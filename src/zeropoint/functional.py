@@ -59,10 +59,14 @@ def choose_params(x: torch.Tensor, scheme: str | Scheme) -> QuantizationParams:
     )
 
 
-def quantize(x: torch.Tensor, scheme: str | Scheme | QuantizationParams) -> QuantizedTensor:
+def quantize(
+    x: torch.Tensor, scheme: str | Scheme | QuantizationParams, *, out: QuantizedTensor | None = None
+) -> QuantizedTensor:
     """Return ``x`` in codes, with parameters computed from ``x`` or given.
 
     x: float64, float32, float16 or bfloat16; any shape and stride; finite; never modified.
+    out: an earlier result for the same scheme, shape and dtype, whose memory is used again; after an error its content
+        means nothing. Not for traced code.
     Raises NonFiniteError, DtypeError or ShapeError.
 
     >>> quantize(torch.tensor([[1.0, -2.0, 4.0]]), "int8:channel:narrow").codes
@@ -70,6 +74,8 @@ def quantize(x: torch.Tensor, scheme: str | Scheme | QuantizationParams) -> Quan
     """
     _check(x)
     source = x.detach()
+    if out is not None:
+        return _quantize_into(source, scheme, out)
     if isinstance(scheme, QuantizationParams):
         params = _fitted(scheme, x)
         data = library.quantize(source, list(params.scales), params.zero_point, params.text)
@@ -83,13 +89,44 @@ def quantize(x: torch.Tensor, scheme: str | Scheme | QuantizationParams) -> Quan
     return QuantizedTensor(data=data, params=params, shape=tuple(x.shape), dtype=x.dtype)
 
 
-def dequantize(q: QuantizedTensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+def _quantize_into(
+    x: torch.Tensor, scheme: str | Scheme | QuantizationParams, out: QuantizedTensor
+) -> QuantizedTensor:
+    given = isinstance(scheme, QuantizationParams)
+    params = _fitted(scheme, x) if isinstance(scheme, QuantizationParams) else out.params
+    parsed = params.scheme if given else Scheme.parse(scheme)  # type: ignore[arg-type]
+    if (out.scheme, out.shape, out.dtype) != (parsed, tuple(x.shape), x.dtype):
+        raise ShapeError(f"out ({out}) must be a result for {parsed}, shape {tuple(x.shape)}, {x.dtype}")
+    if out.data.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+        raise ShapeError("out must not share memory with x, which is never modified")
+    if given:
+        backend = library.backend_for(registry.Op.QUANTIZE, x, parsed)
+        data = backend.quantize(x, parsed, (params.scales, params.zero_point), out.data)
+        return QuantizedTensor(data=data, params=params, shape=out.shape, dtype=out.dtype)
+    backend = library.backend_for(registry.Op.QUANTIZE_DYNAMIC, x, parsed)
+    backend.quantize_dynamic(x, parsed, (out.data, (params.scales, params.zero_point)))
+    return out
+
+
+def dequantize(
+    q: QuantizedTensor, dtype: torch.dtype | None = None, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return the values of ``q``, in its original dtype unless another is given.
+
+    out: a contiguous tensor of the shape of ``q`` that takes the values, in its own dtype. Not for traced code.
+    Raises ShapeError when ``out`` does not fit.
 
     >>> dequantize(quantize(torch.tensor([0.5, -1.0]), "int8:narrow"))
     tensor([ 0.5039, -1.0000])
     """
-    return q.dequantize(dtype)
+    if out is None:
+        return q.dequantize(dtype)
+    if tuple(out.shape) != q.shape or not out.is_contiguous() or out.requires_grad:
+        raise ShapeError(f"out (shape {tuple(out.shape)}) must be a contiguous tensor of shape {q.shape} without gradient")
+    wanted = registry.Request(
+        op=registry.Op.DEQUANTIZE, scheme=q.scheme, shape=q.shape, dtype=out.dtype, own_dtype=q.dtype, device=q.device
+    )
+    return library.backend_of(wanted).dequantize(q.data, (q.scales, q.zero_point), wanted, out)
 
 
 def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) -> torch.Tensor:
@@ -113,7 +150,7 @@ def row_errors(x: torch.Tensor, q: QuantizedTensor) -> RowErrors:
     """
     if (tuple(x.shape), x.dtype) != (q.shape, q.dtype):
         raise ShapeError(f"x (shape {tuple(x.shape)}, {x.dtype}) must be the tensor that was quantized: {q}")
-    backend = registry.choose(library.request(registry.Op.MEASURE, x, q.scheme))
+    backend = library.backend_for(registry.Op.MEASURE, x, q.scheme)
     return backend.measure(x.detach(), q.data, q.scheme, (q.scales, q.zero_point))
 
 

@@ -17,7 +17,7 @@ from ..formats.torch_dtypes import format_of, storage_dtype, wide_dtype
 from ..layout import packing
 from ..params.arithmetic import zero_point_dtype
 from ..schemes import Scheme, ZeroPoint
-from .registry import Op, Request, choose
+from .registry import Backend, Op, Request, choose
 
 _ONLY: ContextVar[str | None] = ContextVar("zeropoint_backend", default=None)
 
@@ -49,11 +49,21 @@ def request(op: Op, x: torch.Tensor, scheme: Scheme) -> Request:
     )
 
 
+def backend_of(wanted: Request) -> Backend:
+    """Return the backend that runs ``wanted`` here, :func:`only_backend` considered."""
+    return choose(wanted, _ONLY.get())
+
+
+def backend_for(op: Op, x: torch.Tensor, scheme: Scheme) -> Backend:
+    """Return the backend that runs ``op`` on ``x``."""
+    return backend_of(request(op, x, scheme))
+
+
 @torch.library.custom_op("zeropoint::quantize_dynamic", mutates_args=())
 def quantize_dynamic(x: torch.Tensor, scheme: str) -> list[torch.Tensor]:
     """Return ``[data, scale_1, ..., zero_point]`` of ``x``; the zero point only for affine schemes."""
     value = parsed(scheme)
-    backend = choose(request(Op.QUANTIZE_DYNAMIC, x, value), _ONLY.get())
+    backend = backend_for(Op.QUANTIZE_DYNAMIC, x, value)
     data, (scales, zero_point) = backend.quantize_dynamic(x, value)
     return [data, *scales, *([] if zero_point is None else [zero_point])]
 
@@ -86,7 +96,7 @@ def quantize(
 ) -> torch.Tensor:
     """Return the packed codes of ``x`` under given parameters."""
     value = parsed(scheme)
-    return choose(request(Op.QUANTIZE, x, value), _ONLY.get()).quantize(x, value, (tuple(scales), zero_point))
+    return backend_for(Op.QUANTIZE, x, value).quantize(x, value, (tuple(scales), zero_point))
 
 
 @quantize.register_fake
@@ -115,7 +125,7 @@ def dequantize(
         own_dtype=own_dtype,
         device=data.device,
     )
-    return choose(wanted, _ONLY.get()).dequantize(data, (tuple(scales), zero_point), wanted)
+    return backend_of(wanted).dequantize(data, (tuple(scales), zero_point), wanted)
 
 
 @dequantize.register_fake
@@ -137,7 +147,7 @@ def fake_quantize(
 ) -> torch.Tensor:
     """Return ``x`` quantized and dequantized, in its own dtype."""
     value = parsed(scheme)
-    backend = choose(request(Op.FAKE_QUANTIZE, x, value), _ONLY.get())
+    backend = backend_for(Op.FAKE_QUANTIZE, x, value)
     return backend.fake_quantize(x, value, (tuple(scales), zero_point))
 
 
@@ -158,7 +168,7 @@ def fake_quantize_backward(
 ) -> torch.Tensor:
     """Return ``grad`` where the rounded ``x`` lies within the codes, else zero."""
     value = parsed(scheme)
-    backend = choose(request(Op.FAKE_QUANTIZE_BACKWARD, x, value), _ONLY.get())
+    backend = backend_for(Op.FAKE_QUANTIZE_BACKWARD, x, value)
     return backend.fake_quantize_backward(grad, x, value, (tuple(scales), zero_point))
 
 

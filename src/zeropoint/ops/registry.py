@@ -51,7 +51,10 @@ Params = tuple[tuple[torch.Tensor, ...], torch.Tensor | None]
 
 
 class Backend(Protocol):
-    """What a backend offers. Tensors may have any stride; packed data is uint8 with rows padded to bytes."""
+    """What a backend offers. Tensors may have any stride; packed data is uint8 with rows padded to bytes.
+
+    ``out``, where given, is contiguous, has the right shapes and dtypes, takes the result, and is returned.
+    """
 
     name: str
     rank: int
@@ -59,13 +62,19 @@ class Backend(Protocol):
     def refusal(self, request: Request) -> str | None:
         """Return why the backend cannot run ``request``, or None when it can."""
 
-    def quantize_dynamic(self, x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, Params]:
+    def quantize_dynamic(
+        self, x: torch.Tensor, scheme: Scheme, out: tuple[torch.Tensor, Params] | None = None
+    ) -> tuple[torch.Tensor, Params]:
         """Return packed codes and the parameters that ``x`` gives; raise NonFiniteError for NaN and Inf."""
 
-    def quantize(self, x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
+    def quantize(
+        self, x: torch.Tensor, scheme: Scheme, params: Params, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return packed codes of ``x`` under ``params``."""
 
-    def dequantize(self, data: torch.Tensor, params: Params, request: Request) -> torch.Tensor:
+    def dequantize(
+        self, data: torch.Tensor, params: Params, request: Request, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return values in ``request.dtype``."""
 
     def fake_quantize(self, x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
@@ -80,6 +89,19 @@ class Backend(Protocol):
         """Return how far the packed codes ``data`` are from ``x``, a row at a time."""
 
 
+def filled(
+    out: tuple[torch.Tensor, Params], data: torch.Tensor, params: Params
+) -> tuple[torch.Tensor, Params]:
+    """Copy codes and parameters into ``out`` and return it."""
+    target, (scales, zero_point) = out
+    target.copy_(data)
+    for mine, theirs in zip(scales, params[0], strict=True):
+        mine.view(torch.uint8).copy_(theirs.view(torch.uint8))
+    if zero_point is not None and params[1] is not None:
+        zero_point.copy_(params[1])
+    return out
+
+
 class Reference:
     """Plain torch; runs everything everywhere."""
 
@@ -90,25 +112,29 @@ class Reference:
         """The reference refuses nothing."""
         return None
 
-    def quantize_dynamic(self, x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, Params]:
+    def quantize_dynamic(
+        self, x: torch.Tensor, scheme: Scheme, out: tuple[torch.Tensor, Params] | None = None
+    ) -> tuple[torch.Tensor, Params]:
         """See :class:`Backend`."""
         params = reference.choose_params(x, scheme)
-        return reference.quantize(x, scheme, *params), params
+        data = reference.quantize(x, scheme, *params)
+        return (data, params) if out is None else filled(out, data, params)
 
-    def quantize(self, x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
+    def quantize(
+        self, x: torch.Tensor, scheme: Scheme, params: Params, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See :class:`Backend`."""
-        return reference.quantize(x, scheme, *params)
+        data = reference.quantize(x, scheme, *params)
+        return data if out is None else out.copy_(data)
 
-    def dequantize(self, data: torch.Tensor, params: Params, request: Request) -> torch.Tensor:
+    def dequantize(
+        self, data: torch.Tensor, params: Params, request: Request, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See :class:`Backend`."""
-        return reference.dequantize(
-            data,
-            request.scheme,
-            *params,
-            shape=request.shape,
-            dtype=request.dtype,
-            own_dtype=request.own_dtype,
+        values = reference.dequantize(
+            data, request.scheme, *params, shape=request.shape, dtype=request.dtype, own_dtype=request.own_dtype
         )
+        return values if out is None else out.copy_(values)
 
     def fake_quantize(self, x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
         """See :class:`Backend`."""

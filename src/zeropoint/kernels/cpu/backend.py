@@ -15,7 +15,7 @@ from ...formats.torch_dtypes import format_of, storage_dtype
 from ...layout import packing
 from ...layout.blocks import reduce_blocks
 from ...ops import reference
-from ...ops.registry import Params, Request
+from ...ops.registry import Params, Request, filled
 from ...ops.row_errors import RowErrors, code_extent
 from ...ops.threads import over_rows
 from ...params import arithmetic
@@ -54,17 +54,22 @@ class CpuBackend:
         view = view_of(request.scheme, request.shape, request.dtype)
         return view if isinstance(view, str) else None
 
-    def quantize_dynamic(self, x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, Params]:
+    def quantize_dynamic(
+        self, x: torch.Tensor, scheme: Scheme, out: tuple[torch.Tensor, Params] | None = None
+    ) -> tuple[torch.Tensor, Params]:
         """See :class:`zeropoint.ops.registry.Backend`."""
-        if x.numel() == 0 or rule_refusal(scheme, x.dtype) is not None:
-            params = self._params_from_statistics(x, scheme)
-            return self.quantize(x, scheme, params), params
-        return self._one_pass(x, scheme)
+        if x.numel() > 0 and rule_refusal(scheme, x.dtype) is None:
+            return self._one_pass(x, scheme, out)
+        params = self._params_from_statistics(x, scheme)
+        data = self.quantize(x, scheme, params, None if out is None else out[0])
+        return (data, params) if out is None else filled(out, data, params)
 
-    def quantize(self, x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
+    def quantize(
+        self, x: torch.Tensor, scheme: Scheme, params: Params, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See :class:`zeropoint.ops.registry.Backend`."""
         view = _view(scheme, x)
-        out = _packed_like(x, scheme)
+        out = _packed_like(x, scheme) if out is None else out
         if x.numel() == 0:
             return out
         source, target = _flat(x), out.numpy().reshape(-1)
@@ -81,44 +86,35 @@ class CpuBackend:
             reference.require_finite(x)
         return out
 
-    def _one_pass(self, x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, Params]:
+    def _one_pass(
+        self, x: torch.Tensor, scheme: Scheme, out: tuple[torch.Tensor, Params] | None
+    ) -> tuple[torch.Tensor, Params]:
         """Choose scales and codes in one pass; on any trouble let the reference find it and say where."""
-        view, rule, coarse = _view(scheme, x), rule_of(scheme, x.dtype), None
-        shape = tuple(x.shape)
-        if len(scheme.scales) > 1:
-            coarse = self._coarse_scale(x, scheme)
+        view, rule = _view(scheme, x), rule_of(scheme, x.dtype)
+        coarse = self._coarse_scale(x, scheme) if len(scheme.scales) > 1 else None
+        if coarse is not None:
             rule = rule._replace(coarse=np.float32(coarse.reshape(-1)[0].item()))
         multiply = rule.how == k.POWER and isinstance(scheme.element, FloatFormat)
         element, order = element_of(scheme, x.dtype, multiply=multiply), _order(scheme)
-        grid = scheme.granularity.grid(shape)
-        floats = rule.how in (k.LINEAR, k.AFFINE)
-        scales = np.empty(math.prod(grid), np.float32) if floats else _NO_FLOATS
-        bytes_ = _NO_BYTES if floats else np.empty(math.prod(grid), np.uint8)
-        zeros = np.empty(math.prod(grid), np.float32) if rule.how == k.AFFINE else _NO_FLOATS
-        out = _packed_like(x, scheme)
-        source, target = _flat(x), out.numpy().reshape(-1)
-
+        data = _packed_like(x, scheme) if out is None else out[0]
+        chosen = _Chosen(scheme, x, rule, None if out is None else out[1])
+        source, target = _flat(x), data.numpy().reshape(-1)
         boundaries = half_boundaries(scheme, x.dtype, view)
 
         def work(first: int, last: int) -> int:
             rows = np.uint64(first), np.uint64(last)
             if boundaries is not None:
-                return int(quantize_bfloat16_rows(source, view.layout, element, rule, boundaries, bytes_, target, *rows))
+                return int(quantize_bfloat16_rows(
+                    source, view.layout, element, rule, boundaries, chosen.codes, target, *rows
+                ))  # fmt: skip
             return int(quantize_rows(
-                source, view.layout, element, rule, order, scales, bytes_, zeros, target, *rows
+                source, view.layout, element, rule, order, chosen.scales, chosen.codes, chosen.zeros, target, *rows
             ))  # fmt: skip
 
         if over_rows(view.rows, x.numel(), work) != k.OK:
             reference.choose_params(x, scheme)
             raise AssertionError(f"the kernel refused scales of {scheme} that the reference accepts")
-        stored = storage_dtype(scheme.scales[0].format_for(format_of(x.dtype)))
-        fine = torch.from_numpy(scales).to(stored) if floats else torch.from_numpy(bytes_).view(stored)
-        levels = (fine.reshape(grid),) if coarse is None else (fine.reshape(grid), coarse)
-        if rule.how != k.AFFINE:
-            return out, (levels, None)
-        integer = scheme.zero_point is ZeroPoint.INTEGER
-        points = torch.from_numpy(zeros).to(zero_point_dtype(scheme) if integer else torch.float32)
-        return out, (levels, points.reshape(grid))
+        return data, chosen.params(coarse)
 
     def _coarse_scale(self, x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
         """Return the tensor's own scale of a scheme with two levels."""
@@ -169,12 +165,14 @@ class CpuBackend:
             _over_lead(torch.from_numpy(high), x, granularity, width, "amax", -math.inf),
         )
 
-    def dequantize(self, data: torch.Tensor, params: Params, request: Request) -> torch.Tensor:
+    def dequantize(
+        self, data: torch.Tensor, params: Params, request: Request, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See :class:`zeropoint.ops.registry.Backend`."""
         scheme, shape = request.scheme, request.shape
         view = view_of(scheme, shape, request.dtype)
         assert isinstance(view, View)
-        out = _empty(shape, request.dtype)
+        out = _empty(shape, request.dtype) if out is None else out
         if out.numel() == 0:
             return out
         source, target = data.contiguous().numpy().reshape(-1), _flat(out)
@@ -247,6 +245,46 @@ class CpuBackend:
             over_rows(view.rows, x.numel(), work)
         columns = sums.reshape(-1, 3)
         return RowErrors(squares=columns[:, 0], errors=columns[:, 1], largest=columns[:, 2], clipped=clipped)
+
+
+class _Chosen:
+    """The flat arrays into which a kernel writes scales and zero points, and the tensors they become.
+
+    Arrays are memory of ``into`` where its dtypes are those of the kernel.
+    """
+
+    def __init__(self, scheme: Scheme, x: torch.Tensor, rule: Rule, into: Params | None) -> None:
+        self._scheme, self._into = scheme, into
+        self._grid = scheme.granularity.grid(tuple(x.shape))
+        self._stored = storage_dtype(scheme.scales[0].format_for(format_of(x.dtype)))
+        count = math.prod(self._grid)
+        self._floats, self._affine = rule.how in (k.LINEAR, k.AFFINE), rule.how == k.AFFINE
+        self.scales = np.empty(count, np.float32) if self._floats else _NO_FLOATS
+        self.codes = _NO_BYTES if self._floats else np.empty(count, np.uint8)
+        self.zeros = np.empty(count, np.float32) if self._affine else _NO_FLOATS
+        if into is not None and self._floats and self._stored == torch.float32:
+            self.scales = into[0][0].numpy().reshape(-1)
+        elif into is not None and not self._floats:
+            self.codes = into[0][0].view(torch.uint8).numpy().reshape(-1)
+
+    def params(self, coarse: torch.Tensor | None) -> Params:
+        """Return the scales, coarse one included, and zero points."""
+        source = torch.from_numpy(self.scales if self._floats else self.codes)
+        fine = (source.to(self._stored) if self._floats else source.view(self._stored)).reshape(self._grid)
+        levels = (fine,) if coarse is None else (fine, coarse)
+        points = None
+        if self._affine:
+            integer = self._scheme.zero_point is ZeroPoint.INTEGER
+            dtype = zero_point_dtype(self._scheme) if integer else torch.float32
+            points = torch.from_numpy(self.zeros).to(dtype).reshape(self._grid)
+        if self._into is None:
+            return levels, points
+        for mine, theirs in zip(self._into[0], levels, strict=True):
+            if mine.data_ptr() != theirs.data_ptr():
+                mine.view(torch.uint8).copy_(theirs.view(torch.uint8))
+        if self._into[1] is not None and points is not None:
+            self._into[1].copy_(points)
+        return self._into
 
 
 def _step(scheme: Scheme) -> Fraction:
