@@ -36,15 +36,18 @@ def round_steps(x: torch.Tensor, mode: RoundingMode, noise: torch.Tensor | None 
 
 
 def _round_half(x: torch.Tensor, mode: RoundingMode) -> torch.Tensor:
-    """Round to nearest with ties away from zero, up or down; adding 0.5 would round once too often."""
-    low = torch.floor(x)
-    part = x - low
-    up = part > 0.5
+    """Round to nearest with ties away from zero, up or down.
+
+    Only the fraction of a magnitude is exact: ``x + 0.5`` rounds, and so does ``x - floor(x)`` for small x < 0.
+    """
+    magnitude, negative = x.abs(), x < 0
+    low = torch.floor(magnitude)
+    part = magnitude - low
+    tie_grows = torch.ones_like(negative) if mode is RoundingMode.HALF_AWAY else negative
     if mode is RoundingMode.HALF_UP:
-        up = up | (part == 0.5)
-    elif mode is RoundingMode.HALF_AWAY:
-        up = up | ((part == 0.5) & (x > 0))
-    return low + up.to(x.dtype)
+        tie_grows = ~negative
+    grown = low + ((part > 0.5) | (tie_grows & (part == 0.5))).to(x.dtype)
+    return torch.where(negative, -grown, grown)
 
 
 def uniform_noise(seed: int, first: int, count: int, device: torch.device) -> torch.Tensor:

@@ -101,8 +101,8 @@ _DIALECTS = (
         formula_zero_point=True,
         minimum_scale=_EPSILON32,
     ),
-    # QuantizeLinear-25 and DynamicQuantizeLinear-11: the same formula as ours.
-    Dialect(name="onnx"),
+    # QuantizeLinear-25 and DynamicQuantizeLinear-11: our formula, with the division in the type of the scale.
+    Dialect(name="onnx", arithmetic=Arithmetic.INPUT),
     # compressed-tensors 0.19 and 0.20 as llm-compressor 0.14 calls it. Its MX rule takes FP4's mantissa width
     # for every element; its FP4 cast takes the sign from torch.sign, which has none for zero.
     Dialect(
