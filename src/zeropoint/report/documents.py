@@ -1,0 +1,126 @@
+"""Documents about checkpoints for programs: plain values that JSON can hold, the same facts as the tables."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..checkpoint.decisions import Decision
+from ..checkpoint.inspect import Inspection
+from ..checkpoint.measure import TensorError
+from ..checkpoint.run import Outcome, RunResult
+from ..checkpoint.safetensors_file import TensorEntry
+from ..checkpoint.verify import LayerProof, Verification
+
+
+def run_document(result: RunResult, *, seconds: float) -> dict[str, Any]:
+    """Return all that a run decided, wrote and measured."""
+    plan = result.plan
+    return {
+        "source": str(plan.source.root),
+        "output": str(result.path),
+        "scheme": {
+            "name": str(plan.layer),
+            "weight": str(plan.layer.weight),
+            "input": None if plan.layer.input is None else str(plan.layer.input),
+            "layout": plan.layer.layout.value,
+        },
+        "source_bytes": plan.source_bytes,
+        "output_bytes": plan.output_bytes,
+        "quantized_values": plan.quantized_values,
+        "bits_per_value": plan.bits_per_value,
+        "seconds": seconds,
+        "error": _error(result.error),
+        "tensors": [_decision(decision) for decision in plan.decisions],
+        "weights": [_outcome(outcome) for outcome in result.outcomes],
+        "notes": list(plan.notes),
+    }
+
+
+def inspection_document(inspection: Inspection) -> dict[str, Any]:
+    """Return what a checkpoint holds."""
+    return {
+        "path": str(inspection.source.root),
+        "shards": list(inspection.source.shards),
+        "bytes": inspection.nbytes,
+        "values": inspection.values,
+        "bits_per_value": inspection.bits_per_value,
+        "quantization": inspection.quantization,
+        "dtypes": [
+            {"dtype": d.dtype, "tensors": d.tensors, "values": d.values, "bytes": d.nbytes}
+            for d in inspection.dtypes
+        ],
+        "schemes": [
+            {
+                "scheme": s.scheme, "layout": s.layout, "layers": s.layers, "values": s.values,
+                "bytes": s.nbytes, "bits_per_value": s.bits_per_value,
+            }
+            for s in inspection.schemes
+        ],
+        "ignore": list(inspection.ignore),
+        "tensors": [_entry(entry) for entry in inspection.tensors],
+        "notes": list(inspection.source.notes),
+        "problems": list(inspection.problems),
+    }  # fmt: skip
+
+
+def verification_document(verification: Verification, *, seconds: float) -> dict[str, Any]:
+    """Return what was proven and what is wrong."""
+    error = verification.error
+    return {
+        "ok": verification.ok,
+        "problems": list(verification.problems),
+        "notes": list(verification.notes),
+        "values": verification.values,
+        "kept": verification.kept,
+        "seconds": seconds,
+        "error": None if error is None else _error(error),
+        "layers": [_proof(proof) for proof in verification.layers],
+    }
+
+
+def _entry(entry: TensorEntry) -> dict[str, Any]:
+    return {
+        "name": entry.name, "dtype": entry.dtype, "shape": list(entry.shape), "bytes": entry.nbytes,
+        "file": entry.file.name,
+    }  # fmt: skip
+
+
+def _decision(decision: Decision) -> dict[str, Any]:
+    return {
+        **_entry(decision.entry),
+        "action": "quantized" if decision.quantized else "kept",
+        "why": decision.choice.why.value,
+        "reason": decision.choice.reason,
+    }
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    weight = outcome.weight
+    return {
+        "module": weight.module, "tensor": weight.source.name, "shape": list(weight.shape),
+        "bytes": outcome.nbytes, "outputs": [placed.name for placed in weight.outputs],
+        "error": _error(outcome.error),
+    }  # fmt: skip
+
+
+def _proof(proof: LayerProof) -> dict[str, Any]:
+    layer = proof.layer
+    return {
+        "module": layer.module, "scheme": str(layer.weight), "layout": layer.layout.value,
+        "shape": list(layer.shape), "error": None if proof.error is None else _error(proof.error),
+        "of_bound": None if proof.of_bound is None else _number(proof.of_bound),
+    }  # fmt: skip
+
+
+def _error(error: TensorError) -> dict[str, Any]:
+    return {
+        "relative": _number(error.relative), "sqnr_db": _number(error.sqnr_db),
+        "largest": _number(error.largest), "clipped_share": error.clipped_share,
+        "zero_blocks": error.zero_blocks, "lost_blocks": error.lost_blocks,
+    }  # fmt: skip
+
+
+def _number(value: float) -> float | None:
+    """Return a number that JSON can hold; infinities and NaN become null."""
+    return value if math.isfinite(value) else None

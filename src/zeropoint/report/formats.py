@@ -1,0 +1,187 @@
+"""The pages about formats and presets: every fact derived from the catalog, as documents and as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ..errors import FormatError, near_misses
+from ..formats import ALIASES, CATALOG, SOURCES, CodebookFormat, FloatFormat, Format, IntFormat, get_format
+from ..formats.catalog import format_name
+from ..formats.exact import Number, Special, decode
+from ..formats.torch_dtypes import dtype_of
+from ..schemes import LAYER_PRESETS, TENSOR_PRESETS
+from .layout import grid, keyed, plain
+from .wording import exact, short_scheme
+
+MOST_LISTED_BITS = 8
+"""Formats of at most so many bits have all their values on their page."""
+_SHOWN_INTEGERS = (2, 4, 8, 16, 32)
+
+
+def formats_document() -> dict[str, Any]:
+    """Return all formats that have a name, without their values, and all presets."""
+    return {
+        "formats": [_facts(name, fmt) for name, fmt in CATALOG.items()],
+        "layer_presets": [_preset(name) for name in LAYER_PRESETS],
+        "tensor_presets": [_preset(name) for name in TENSOR_PRESETS],
+    }
+
+
+def page_document(name: str) -> dict[str, Any]:
+    """Return every fact of one format, values included, or the schemes of a preset.
+
+    Raises FormatError, with the closest names, when ``name`` is neither.
+
+    >>> page_document("e4m3")["name"], page_document("w4a16")["kind"]
+    ('float8_e4m3fn', 'layer preset')
+    """
+    key = name.strip().lower()
+    if key not in CATALOG and key in LAYER_PRESETS.keys() | TENSOR_PRESETS.keys():
+        return _preset(key)
+    try:
+        fmt = get_format(name)
+    except FormatError as error:
+        if not key.isidentifier():
+            raise
+        known = (*CATALOG, *ALIASES, *LAYER_PRESETS, *TENSOR_PRESETS)
+        raise FormatError(f"format {name!r} is unknown; {near_misses(name, known)}") from error
+    facts = _facts(format_name(fmt), fmt)
+    if fmt.bits <= MOST_LISTED_BITS:
+        facts["values"] = [_json_number(decode(fmt, code)) for code in range(fmt.code_count)]
+    return facts
+
+
+def formats_table() -> RenderableType:
+    """Return the table of formats and that of presets."""
+    table = plain("format", "bits", "largest", "smallest", "special", "also called", numbers=(1, 2, 3))
+    table.columns[0].no_wrap = True
+    for name, fmt in CATALOG.items():
+        if not isinstance(fmt, IntFormat) or fmt.fraction_bits or fmt.bits in _SHOWN_INTEGERS:
+            table.add_row(
+                name, str(fmt.bits), exact(fmt.max), exact(_smallest(fmt)), _special(fmt), _aliases(name)
+            )
+    layers = plain("preset", "weights", "inputs")
+    layers.columns[0].no_wrap = True
+    for name, preset in LAYER_PRESETS.items():
+        refused = "needs calibration" if preset.needs_calibration else None
+        layers.add_row(
+            name, short_scheme(preset.weight), refused or short_scheme(preset.input or "as they are")
+        )
+    return Group(
+        table,
+        Text("Integers of every width from 2 to 16 bits have a name. `zeropoint formats NAME` shows one.\n"),
+        layers,
+        Text("Any scheme can follow --to: int4:g64, int8:channel, float8_e4m3fn:tensor, mxfp4 and others."),
+    )
+
+
+def page_table(name: str) -> RenderableType:
+    """Return the page of one format or preset; raises FormatError as :func:`page_document`."""
+    document = page_document(name)
+    if "preset" in document["kind"]:
+        return keyed((k.replace("_", " "), str(v)) for k, v in document.items() if v is not None)
+    fmt = get_format(name)
+    facts = keyed(_lines(document, fmt))
+    if fmt.bits > MOST_LISTED_BITS:
+        return facts
+    digits = -(-fmt.bits // 4)
+    cells = [f"0x{code:0{digits}X} {_shown(decode(fmt, code))}" for code in range(fmt.code_count)]
+    return Group(facts, Text(), grid(cells))
+
+
+def _facts(name: str, fmt: Format) -> dict[str, Any]:
+    dtype = dtype_of(fmt)
+    facts: dict[str, Any] = {
+        "name": name,
+        "kind": {IntFormat: "integer", FloatFormat: "float", CodebookFormat: "codebook"}[type(fmt)],
+        "aliases": [alias for alias, target in ALIASES.items() if target == name],
+        "spelling": fmt.spelling,
+        "source": SOURCES.get(name),
+        "bits": fmt.bits,
+        "codes": fmt.code_count,
+        "largest": float(fmt.max),
+        "lowest": float(fmt.min),
+        "smallest_positive": float(_smallest(fmt)),
+        "largest_exponent": fmt.emax,
+        "torch_dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+    }
+    if isinstance(fmt, FloatFormat):
+        facts |= {
+            "signed": fmt.signed,
+            "exponent_bits": fmt.exponent_bits,
+            "mantissa_bits": fmt.mantissa_bits,
+            "bias": fmt.bias,
+            "specials": fmt.specials.value,
+            "subnormals": fmt.subnormals,
+            "smallest_normal": float(fmt.smallest_normal) if fmt.smallest_normal <= fmt.max else None,
+            "negative_zero": fmt.has_negative_zero,
+            "inf_code": fmt.inf_code,
+            "nan_code": fmt.nan_code,
+        }
+    elif isinstance(fmt, IntFormat):
+        facts |= {"signed": fmt.signed, "fraction_bits": fmt.fraction_bits, "step": float(fmt.step)}
+    return facts
+
+
+_NUMBERS = ("largest", "lowest", "smallest_positive", "smallest_normal", "step")
+
+
+def _lines(document: dict[str, Any], fmt: Format) -> Iterator[tuple[str, str]]:
+    """Yield the facts of a format in words; what a format has not is left out."""
+    for key, value in document.items():
+        if value is None or value == [] or key == "values":
+            continue
+        if key == "spelling" and isinstance(fmt, CodebookFormat):  # it repeats all values
+            continue
+        text = str(value)
+        if key in _NUMBERS:
+            text = exact(Fraction(value))
+        elif key.endswith("_code"):
+            text = f"0x{value:0{-(-fmt.bits // 4)}X}"
+        elif isinstance(value, bool):
+            text = "yes" if value else "no"
+        elif isinstance(value, list):
+            text = ", ".join(value)
+        yield key.replace("_", " "), text
+
+
+def _preset(name: str) -> dict[str, Any]:
+    if name in LAYER_PRESETS:
+        preset = LAYER_PRESETS[name]
+        return {
+            "name": name, "kind": "layer preset", "weight": preset.weight, "input": preset.input,
+            "needs_calibration": preset.needs_calibration,
+        }  # fmt: skip
+    return {"name": name, "kind": "tensor preset", "scheme": TENSOR_PRESETS[name]}
+
+
+def _aliases(name: str) -> str:
+    return ", ".join(alias for alias, target in ALIASES.items() if target == name)
+
+
+def _smallest(fmt: Format) -> Fraction:
+    if isinstance(fmt, IntFormat):
+        return fmt.step
+    if isinstance(fmt, FloatFormat):
+        return fmt.smallest
+    return min(Fraction(value) for value in fmt.values if value > 0)
+
+
+def _special(fmt: Format) -> str:
+    return " ".join(word for word, has in (("inf", fmt.has_inf), ("nan", fmt.has_nan)) if has)
+
+
+def _shown(number: Number) -> str:
+    return number.value if isinstance(number, Special) else exact(number)
+
+
+def _json_number(number: Number) -> float | str:
+    """Return a number that JSON can hold: finite ones as numbers, the others by name."""
+    if number is Special.NEGATIVE_ZERO:
+        return -0.0
+    return number.value if isinstance(number, Special) else float(number)

@@ -1,0 +1,181 @@
+"""Tables about checkpoints: what was decided and why, what it cost, what is there, what was proven.
+
+The tensors of a model's layers differ by a number in their names; they share a line unless all are asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..checkpoint.decisions import Decision
+from ..checkpoint.inspect import Inspection
+from ..checkpoint.measure import TensorError
+from ..checkpoint.run import Outcome, RunResult
+from ..checkpoint.safetensors_file import TensorEntry
+from ..checkpoint.verify import LayerProof, Verification
+from .layout import plain
+from .wording import count, decibels, name, pattern, shape, share, short_scheme, size
+
+T = TypeVar("T")
+
+
+def run_report(result: RunResult, *, seconds: float, everything: bool = False) -> RenderableType:
+    """Return the report of a run: decisions, errors, notes and a summary.
+
+    everything: a line for each tensor instead of one for each pattern of names.
+    """
+    plan = result.plan
+    ratio = plan.source_bytes / max(1, plan.output_bytes)
+    layout = plan.layer.layout.value
+    facts = [
+        f"{size(plan.source_bytes)} -> {size(plan.output_bytes)} ({ratio:.2f}x smaller) in {seconds:.1f} s",
+        f"{count(plan.quantized_values, 'number')} at {plan.bits_per_value:.3f} bits in {layout}",
+        f"relative error {result.error.relative:.4f}, SQNR {decibels(result.error.sqnr_db)} dB",
+    ]
+    return Group(
+        decision_table(plan.decisions, everything=everything),
+        Text(),
+        error_table(result.outcomes, everything=everything),
+        Text(),
+        *_lines(plan.notes, "note: "),
+        *_lines(_losses(result.outcomes), "warning: "),
+        Text("\n".join(facts)),
+    )
+
+
+def decision_table(decisions: Sequence[Decision], *, everything: bool = False) -> Table:
+    """Return what happens to each tensor, under headlines that say why."""
+    table = plain("tensors", "count", "dtype", "shape", numbers=(1,))
+    # Stable: quantized tensors first, and otherwise in the order of the files.
+    for headline, group in _grouped(sorted(decisions, key=lambda d: not d.quantized), _headline):
+        table.add_row(Text(headline, style="bold"), f"{len(group):,}")
+        for label, entries in _folded([d.entry for d in group], lambda e: e.name, _kind, everything):
+            table.add_row(Text(f"  {label}"), _times(entries), entries[0].dtype, shape(entries[0].shape))
+    return table
+
+
+def error_table(outcomes: Sequence[Outcome], *, everything: bool = False) -> Table:
+    """Return how far each weight is from the original; those that share a line are taken as one."""
+    table = plain("weights", "count", "rel.err", "SQNR dB", "largest", "clipped", numbers=(1, 2, 3, 4, 5))
+    for label, group in _folded(outcomes, lambda o: o.weight.module, _same, everything):
+        table.add_row(Text(label), _times(group), *_error_cells(TensorError.merge([o.error for o in group])))
+    if len(outcomes) > 1:
+        table.add_section()
+        table.add_row("all", _times(outcomes), *_error_cells(TensorError.merge([o.error for o in outcomes])))
+    return table
+
+
+def inspection_report(inspection: Inspection, *, everything: bool = False) -> RenderableType:
+    """Return what a checkpoint holds: tensors, dtypes, schemes, problems and a summary."""
+    tensors = plain("tensors", "count", "dtype", "shape", numbers=(1,))
+    for label, entries in _folded(inspection.tensors, lambda e: e.name, _kind, everything):
+        tensors.add_row(Text(label), _times(entries), entries[0].dtype, shape(entries[0].shape))
+    dtypes = plain("dtype", "tensors", "numbers", "size", numbers=(1, 2, 3))
+    for d in inspection.dtypes:
+        dtypes.add_row(d.dtype, f"{d.tensors:,}", f"{d.values:,}", size(d.nbytes))
+    parts: list[RenderableType] = [tensors, Text(), dtypes, Text()]
+    if inspection.schemes:
+        schemes = plain("scheme", "layout", "layers", "numbers", "bits", numbers=(2, 3, 4))
+        for s in inspection.schemes:
+            schemes.add_row(
+                short_scheme(s.scheme), s.layout, f"{s.layers:,}", f"{s.values:,}", f"{s.bits_per_value:.3f}"
+            )
+        parts += [schemes, Text()]
+    parts += _lines(inspection.source.notes, "note: ")
+    parts += _lines(inspection.problems, "problem: ")
+    state = "not quantized" if inspection.quantization is None else f"quantized by {inspection.quantization}"
+    files = f"{count(len(inspection.tensors), 'tensor')} in {count(len(inspection.source.shards), 'file')}"
+    numbers = f"{count(inspection.values, 'number')} at {inspection.bits_per_value:.3f} bits"
+    return Group(*parts, Text(f"{files}, {size(inspection.nbytes)}\n{numbers}, {state}"))
+
+
+def verification_report(
+    verification: Verification, *, seconds: float, everything: bool = False
+) -> RenderableType:
+    """Return what was proven, layer by layer, and what is wrong."""
+    table = plain("layers", "count", "rel.err", "SQNR dB", "largest", "of bound", numbers=(1, 2, 3, 4, 5))
+    for label, group in _folded(verification.layers, lambda p: p.layer.module, _same, everything):
+        table.add_row(Text(label), _times(group), *_proof_cells(group))
+    layers, kept = count(len(verification.layers), "layer"), count(verification.kept, "other tensor")
+    facts = f"{layers} decoded ({count(verification.values, 'number')}), {kept}, in {seconds:.1f} s: "
+    verdict = f"{count(len(verification.problems), 'problem')} found"
+    if verification.ok:
+        verdict = "no problem found" if verification.error is None else "all within the proven bound"
+    return Group(
+        table,
+        Text(),
+        *_lines(verification.notes, "note: "),
+        *_lines(verification.problems, "problem: "),
+        Text(facts + verdict),
+    )
+
+
+def _headline(decision: Decision) -> str:
+    if decision.layer is None:
+        return f"kept: {decision.choice.reason}"
+    return f"quantized to {decision.layer}: {decision.choice.reason}"
+
+
+def _kind(entry: TensorEntry) -> tuple[str, tuple[int, ...]]:
+    return entry.dtype, entry.shape
+
+
+def _same(item: object) -> None:  # noqa: ARG001 (everything with one name is of one kind)
+    return None
+
+
+def _grouped(items: Iterable[T], key: Callable[[T], str]) -> list[tuple[str, list[T]]]:
+    """Return items by key, keys in the order of their first item."""
+    found: dict[str, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return list(found.items())
+
+
+def _folded(
+    items: Iterable[T], label: Callable[[T], str], kind: Callable[[T], object], everything: bool
+) -> list[tuple[str, list[T]]]:
+    """Return items whose names differ in numbers only, and which are of one kind, together."""
+    if everything:
+        return [(name(label(item)), [item]) for item in items]
+    found: dict[tuple[str, object], list[T]] = {}
+    for item in items:
+        found.setdefault((pattern(label(item)), kind(item)), []).append(item)
+    return [(name(label(group[0]) if len(group) == 1 else text), group) for (text, _), group in found.items()]
+
+
+def _times(group: Sequence[object]) -> str:
+    return f"{len(group):,}" if len(group) > 1 else ""
+
+
+def _error_cells(error: TensorError) -> tuple[str, ...]:
+    return (
+        f"{error.relative:.4f}", decibels(error.sqnr_db), f"{error.largest:.3g}", share(error.clipped_share)
+    )  # fmt: skip
+
+
+def _proof_cells(group: Sequence[LayerProof]) -> tuple[str, ...]:
+    errors = [proof.error for proof in group if proof.error is not None]
+    if not errors:
+        return ("", "", "", "")
+    worst = max((proof.of_bound for proof in group if proof.of_bound is not None), default=math.nan)
+    return (*_error_cells(TensorError.merge(errors))[:3], share(worst))
+
+
+def _losses(outcomes: Iterable[Outcome]) -> list[str]:
+    """Return a sentence for each weight in which whole blocks came out as zeros although they were none."""
+    return [
+        f"{name(o.weight.module)}: {count(o.error.lost_blocks, 'block')} came out as zeros alone"
+        for o in outcomes
+        if o.error.lost_blocks
+    ]
+
+
+def _lines(sentences: Iterable[str], prefix: str) -> list[RenderableType]:
+    return [Text(prefix + sentence) for sentence in sentences]

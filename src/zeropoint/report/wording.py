@@ -1,0 +1,123 @@
+"""How numbers, sizes and names are written in tables. This module knows no tensors."""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+
+from ..errors import printable
+from ..formats.spec import exponent_of, power_of_two
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_NUMBERED = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
+_LONGEST = 12
+"""Characters of a decimal that still reads better than a power of two."""
+_LARGEST_FACTOR = 1 << 10
+
+
+def size(nbytes: int) -> str:
+    """Return a number of bytes in the unit that keeps it below 1024.
+
+    >>> size(96), size(90868376), size(1 << 40)
+    ('96 B', '86.7 MiB', '1.0 TiB')
+    """
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    value, unit = float(nbytes), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.1f} {_UNITS[unit]}"
+
+
+def count(number: int, one: str, many: str | None = None) -> str:
+    """Return a number with its noun.
+
+    >>> count(1, "tensor"), count(1234, "tensor")
+    ('1 tensor', '1,234 tensors')
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def decibels(value: float) -> str:
+    """Return a ratio in decibels; without noise it is infinite.
+
+    >>> decibels(31.416), decibels(float("inf"))
+    ('31.4', 'exact')
+    """
+    return "exact" if value == math.inf else f"{value:.1f}"
+
+
+def share(value: float) -> str:
+    """Return a share in percent, with nothing at all told apart from very little.
+
+    >>> share(0.0), share(0.25), share(1e-7)
+    ('0', '25.00%', '<0.01%')
+    """
+    if value == 0:
+        return "0"
+    return "<0.01%" if value < 1e-4 else f"{value:.2%}"
+
+
+def shape(extents: tuple[int, ...]) -> str:
+    """Return a shape as it is spoken.
+
+    >>> shape((384, 1536)), shape(())
+    ('384 x 1536', 'scalar')
+    """
+    return " x ".join(map(str, extents)) or "scalar"
+
+
+def name(text: str) -> str:
+    r"""Return a tensor's name as it stands, but for characters that could drive a terminal.
+
+    >>> name("a.weight"), name("a\x1b[31mb")
+    ('a.weight', "'a\\x1b[31mb'")
+    """
+    quoted = printable(text)
+    return text if quoted == f"'{text}'" else quoted
+
+
+def pattern(text: str) -> str:
+    """Return a name with each number between dots replaced, so that the layers of a model share it.
+
+    >>> pattern("model.layers.11.mlp.experts.3.up_proj.weight")
+    'model.layers.*.mlp.experts.*.up_proj.weight'
+    """
+    return _NUMBERED.sub("*", text)
+
+
+def short_scheme(text: str) -> str:
+    """Return a scheme without the choices that all weights in compressed-tensors' layouts share.
+
+    >>> short_scheme("int4:g128:scale=input:dialect=compressed-tensors")
+    'int4:g128'
+    """
+    return text.replace(":scale=input", "").replace(":dialect=compressed-tensors", "")
+
+
+def exact(value: Fraction) -> str:
+    """Return a value of a format without rounding, as a short decimal or by powers of two.
+
+    Entries of a codebook are float32 numbers, and the nine digits that identify one are written.
+
+    >>> exact(Fraction(3, 2)), exact(Fraction(2) ** -16), exact(Fraction(3, 2**17)), exact(Fraction(0.1))
+    ('1.5', '2^-16', '3*2^-17', '0.1')
+    """
+    if value < 0:
+        return f"-{exact(-value)}"
+    if value == 0:
+        return "0"
+    exponent = exponent_of(value)
+    if value == power_of_two(exponent) and exponent not in range(-3, 16):
+        return f"2^{exponent}"
+    decimal = f"{float(value):.12g}"
+    if "e" not in decimal and len(decimal) <= _LONGEST and Fraction(decimal) == value:
+        return decimal
+    lowest = (value.numerator & -value.numerator).bit_length() - value.denominator.bit_length()
+    odd = int(value / power_of_two(lowest))
+    if odd < _LARGEST_FACTOR:
+        return f"{odd}*2^{lowest}"
+    if value == power_of_two(exponent + 1) - power_of_two(lowest):  # all bits of the significand are ones
+        return f"2^{exponent + 1} - " + (f"2^{lowest}" if lowest else "1")
+    return f"{float(value):.9g}"
