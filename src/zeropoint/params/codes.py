@@ -38,7 +38,7 @@ def round_steps(x: torch.Tensor, mode: RoundingMode, noise: torch.Tensor | None 
 def _round_half(x: torch.Tensor, mode: RoundingMode) -> torch.Tensor:
     """Round to nearest with ties away from zero, up or down.
 
-    Only the fraction of a magnitude is exact: ``x + 0.5`` rounds, and so does ``x - floor(x)`` for small x < 0.
+    Only the fraction of a magnitude is exact: ``x + 0.5`` rounds, ``x - floor(x)`` too for small ``x < 0``.
     """
     magnitude, negative = x.abs(), x < 0
     low = torch.floor(magnitude)

@@ -102,7 +102,8 @@ _DIALECTS = (
         minimum_scale=_EPSILON32,
     ),
     # QuantizeLinear-25 and DynamicQuantizeLinear-11: our formula, with the division in the type of the scale.
-    Dialect(name="onnx", arithmetic=Arithmetic.INPUT),
+    # To float4 the zero point 0.0 is added, which makes a negative zero positive.
+    Dialect(name="onnx", arithmetic=Arithmetic.INPUT, positive_zero_bits=4),
     # compressed-tensors 0.19 and 0.20 as llm-compressor 0.14 calls it. Its MX rule takes FP4's mantissa width
     # for every element; its FP4 cast takes the sign from torch.sign, which has none for zero.
     Dialect(
