@@ -11,30 +11,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from ..formats import Format
-from ..layout.blocks import reduce_blocks, spread_blocks
+from ..formats import FloatFormat, Format
+from ..functional import row_errors
+from ..layout.blocks import reduce_blocks
+from ..ops.row_errors import RowErrors
 from ..params import QuantizationParams
 from ..params.bounds import largest_gap
-from ..schemes import Granularity, Scheme
+from ..schemes import Scheme
 from ..tensor import QuantizedTensor
-
-CLIPPED_STEPS = 0.5 + 1 / 32
-"""A value is clipped when it lies so many steps past the last code: half a step is what rounding costs,
-and the rest is the rounding of the scale itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartError:
-    """What one part of a weight adds: sums of squares a row, of the values and of the errors, and counts."""
+    """What one part of a weight adds: figures a row, and counts of blocks."""
 
-    squares: npt.NDArray[np.float64]
-    errors: npt.NDArray[np.float64]
-    largest: float
-    clipped: int
+    rows: RowErrors
     zero_blocks: int
     lost_blocks: int
 
@@ -94,102 +87,60 @@ class TensorError:
 
 def measure(x: torch.Tensor, q: QuantizedTensor) -> PartError:
     """Return the error of ``q``, some rows of a matrix, against the rows ``x`` themselves."""
-    decoded = q.dequantize(torch.float32)
-    wide = x.to(torch.float32)
-    squares = _row_squares(wide)
-    zero, lost = _quiet_blocks(wide, decoded, q)
-    torch.sub(decoded, wide, out=decoded)
-    errors = _row_squares(decoded)
-    low, high = torch.aminmax(decoded)
-    largest = max(-float(low), float(high))
-    clipped = _clipped(wide, q, scratch=decoded)
-    return PartError(
-        squares=squares, errors=errors, largest=largest, clipped=clipped, zero_blocks=zero, lost_blocks=lost
-    )
+    zero, lost = _quiet_blocks(x, q)
+    return PartError(rows=row_errors(x, q), zero_blocks=zero, lost_blocks=lost)
 
 
 def total(parts: Sequence[PartError], columns: int) -> TensorError:
     """Return the error of the weight that ``parts`` make up, in the order of its rows."""
     return TensorError(
-        values=columns * sum(len(part.squares) for part in parts),
-        sum_squares=math.fsum(v for part in parts for v in part.squares),
-        sum_errors=math.fsum(v for part in parts for v in part.errors),
-        largest=max((part.largest for part in parts), default=0.0),
-        clipped=sum(part.clipped for part in parts),
+        values=columns * sum(len(part.rows.squares) for part in parts),
+        sum_squares=math.fsum(v for part in parts for v in part.rows.squares),
+        sum_errors=math.fsum(v for part in parts for v in part.rows.errors),
+        largest=max((float(part.rows.largest.max()) for part in parts), default=0.0),
+        clipped=sum(int(part.rows.clipped.sum()) for part in parts),
         zero_blocks=sum(part.zero_blocks for part in parts),
         lost_blocks=sum(part.lost_blocks for part in parts),
     )
 
 
-def _row_squares(x: torch.Tensor) -> npt.NDArray[np.float64]:
-    # float32 within a row: a row's norm is off by some 1e-7, and its square cannot overflow in float64.
-    norms: npt.NDArray[np.float64] = torch.linalg.vector_norm(x, 2, 1).double().numpy()
-    return norms * norms
+def _quiet_blocks(x: torch.Tensor, q: QuantizedTensor) -> tuple[int, int]:
+    """Return how many blocks hold zeros alone, and how many lost all that they held.
 
-
-def _grouped(
-    x: torch.Tensor, values: torch.Tensor, granularity: Granularity
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``x`` and one value a block in shapes that broadcast, as views where blocks lie in rows."""
-    rows, columns = granularity.block_shape(tuple(x.shape))
-    if rows == 1 and columns and x.shape[1] % columns == 0:
-        return x.view(x.shape[0], -1, columns), values.reshape(x.shape[0], -1, 1)
-    return x, spread_blocks(values, granularity, tuple(x.shape))
+    Only rows with a block that has the scale of a zero range are looked at.
+    """
+    granularity, scheme = q.scheme.granularity, q.scheme
+    if not granularity.extents:
+        return 0, 0
+    found = _bits(q.scales[0]) == _zero_bits(scheme, q.dtype)
+    if not bool(found.any()):
+        return 0, 0
+    scale = q.params.effective_scale()
+    assert scale is not None
+    if granularity.block_shape(tuple(x.shape))[0] == 1:
+        some = found.any(1).nonzero()[:, 0]
+        x, found, scale = x[some], found[some], scale[some]
+    largest = reduce_blocks(x.abs(), granularity, "amax", 0.0)
+    # What is at most half the smallest step rounds to zero.
+    lost = found & (largest > 0) & (largest.to(scale.dtype) <= scale * _half_step(scheme.element))
+    return int((found & (largest == 0)).sum()), int(lost.sum())
 
 
 @functools.lru_cache(maxsize=64)
-def _range(element: Format) -> tuple[float, float, float]:
-    """Return the middle of the codes, half of their extent, and the largest step."""
-    low, high = float(element.min), float(element.max)
-    return (low + high) / 2, (high - low) / 2, float(largest_gap(element))
-
-
-def _clipped(x: torch.Tensor, q: QuantizedTensor, *, scratch: torch.Tensor) -> int:
-    scale = q.params.effective_scale()
-    assert scale is not None
-    middle, half, step = _range(q.scheme.element)
-    center = middle if q.zero_point is None else middle - q.zero_point.to(torch.float32)
-    limit = scale * (half + CLIPPED_STEPS * step)
-    source, edge = _grouped(x, limit, q.scheme.granularity)
-    away = scratch.view(source.shape)
-    if q.zero_point is None and middle == 0:
-        torch.abs(source, out=away)
-    else:
-        _, origin = _grouped(x, scale * center, q.scheme.granularity)
-        torch.sub(source, origin, out=away).abs_()
-    return int(np.count_nonzero((away > edge).numpy()))
-
-
-def _quiet_blocks(x: torch.Tensor, decoded: torch.Tensor, q: QuantizedTensor) -> tuple[int, int]:
-    """Return how many blocks hold zeros alone, and how many lost all that they held.
-
-    Only blocks with the scale that a zero range gives are looked at.
-    """
-    granularity = q.scheme.granularity
-    if not granularity.extents:
-        return 0, 0
-    found = _bits(q.scales[0]) == _zero_bits(q.scheme, q.dtype)
-    if not bool(found.any()):
-        return 0, 0
-    largest = _magnitudes(x, granularity)
-    zero = found & (largest == 0)
-    lost = found & (largest > 0) & (_magnitudes(decoded, granularity) == 0)
-    return int(zero.sum()), int(lost.sum())
-
-
-def _magnitudes(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
-    return reduce_blocks(x.abs(), granularity, "amax", 0.0)
+def _half_step(element: Format) -> float:
+    if isinstance(element, FloatFormat):
+        return float(element.smallest) / 2
+    return float(largest_gap(element)) / 2
 
 
 def _bits(scale: torch.Tensor) -> torch.Tensor:
-    return scale.contiguous().view(
-        {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[scale.element_size()]
-    )
+    width = scale.element_size()
+    return scale.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width])
 
 
 @functools.lru_cache(maxsize=64)
 def _zero_bits(scheme: Scheme, dtype: torch.dtype) -> int:
     """Return the bit pattern of the finest scale of a block of zeros."""
-    columns = max(scheme.granularity.extents)
-    params = QuantizationParams.from_range(scheme, 0.0, 0.0, shape=(1, max(1, columns)), dtype=dtype)
+    columns = max(1, *scheme.granularity.extents)
+    params = QuantizationParams.from_range(scheme, 0.0, 0.0, shape=(1, columns), dtype=dtype)
     return int(_bits(params.scales[0]).flatten()[0])

@@ -46,13 +46,60 @@ def _least(a: float, b: float) -> float:
     return math.nan if math.isnan(a) or math.isnan(b) else min(a, b)
 
 
-def quantize_part(x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None) -> QuantizedTensor:
-    """Return rows ``x`` of a matrix in codes; ``extremes`` are those of the whole, where they are needed.
+@dataclass(slots=True)
+class Scratch:
+    """A thread's own memory, used again for each tile.
 
-    Raises NonFiniteError, RangeError.
+    buffer: bytes of the source. result: the codes and parameters of the last tile, which the next one of the
+    same kind overwrites.
+    """
+
+    buffer: bytearray
+    result: QuantizedTensor | None = None
+
+    def quantize(self, x: torch.Tensor, scheme: Scheme) -> QuantizedTensor:
+        """Return ``x`` in codes, in the memory of the last result where that fits."""
+        last, shape = self.result, tuple(x.shape)
+        fits = last is not None and (last.scheme, last.shape, last.dtype) == (scheme, shape, x.dtype)
+        self.result = quantize(x, scheme, out=last if fits else None)
+        return self.result
+
+
+def sentinel_rows(columns: int) -> int:
+    """Return the rows that :func:`quantize_part` adds to a part so that it has the extremes of the whole."""
+    return -(-2 // columns)
+
+
+def quantize_part(
+    x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None, scratch: Scratch
+) -> QuantizedTensor:
+    """Return rows of a matrix in codes; ``extremes`` are those of the whole tensor where the scheme needs them.
+
+    x: the rows; with ``extremes``, and :func:`sentinel_rows` more at the end, which are overwritten with
+    them. The whole tensor's scale then follows from the part by the same arithmetic, and the same fast path,
+    as from the whole. Raises NonFiniteError, RangeError.
     """
     if extremes is None:
-        return quantize(x, scheme)
+        return scratch.quantize(x, scheme)
+    extra = sentinel_rows(x.shape[1])
+    rows = x.shape[0] - extra
+    tail = x[rows:].view(-1)
+    tail.zero_()
+    tail[0], tail[1] = extremes
+    if (float(tail[0]), float(tail[1])) != extremes and not any(map(math.isnan, extremes)):
+        return _from_extremes(x[:rows], scheme, extremes)
+    whole = scratch.quantize(x, scheme)
+    shape = (rows, x.shape[1])
+    scales = tuple(
+        scale if level.granularity == Granularity.tensor() else scale[:rows]
+        for scale, level in zip(whole.scales, scheme.scales, strict=True)
+    )
+    params = QuantizationParams(scheme=scheme, shape=shape, scales=scales, dtype=x.dtype)
+    return QuantizedTensor(data=whole.data[:rows], params=params, shape=shape, dtype=x.dtype)
+
+
+def _from_extremes(x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float]) -> QuantizedTensor:
+    """Return rows in codes for extremes that their dtype does not hold, as when a partner has a wider one."""
     shape, wide = tuple(x.shape), wide_dtype(x.dtype)
     lows, highs = [], []
     for level in scheme.scales:

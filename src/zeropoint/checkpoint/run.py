@@ -23,7 +23,7 @@ from .documents import WEIGHTS_ONLY_CONFIG
 from .measure import PartError, TensorError, measure, total
 from .output import COPY_CHUNK, OutputDirectory, copy_range, write_at
 from .plan import Kept, Placed, Plan, Weight, slab_rows
-from .quantize import Extremes, needs_extremes, quantize_part
+from .quantize import Extremes, Scratch, needs_extremes, quantize_part, sentinel_rows
 from .safetensors_file import open_regular, read_into, shown
 from .source import CONFIG
 from .workers import Progress, Stopped, Task, run_tasks
@@ -76,7 +76,7 @@ def run(
         files = _Files(plan, directory, stack)
         parts: list[list[PartError | None]] = []
         tasks = _tasks(plan, files, parts)
-        longest = max((slab_rows(w, plan.limits) * w.row_bytes for w in plan.weights), default=0)
+        longest = max((_tile_bytes(w, slab_rows(w, plan.limits)) for w in plan.weights), default=0)
         run_tasks(tasks, workers=plan.limits.workers, buffer_bytes=longest, on_progress=on_progress)
         _write_rest(plan, directory)
         plan.source.check_unchanged()
@@ -144,6 +144,10 @@ def _tasks(plan: Plan, files: _Files, parts: list[list[PartError | None]]) -> li
     return tasks + [task for kept in plan.kept for task in _copies(kept, files)]
 
 
+def _tile_bytes(weight: Weight, rows: int) -> int:
+    return (rows + sentinel_rows(weight.shape[1])) * weight.row_bytes
+
+
 class _Rows(Task):
     """Work on some rows of a weight."""
 
@@ -154,11 +158,12 @@ class _Rows(Task):
         self.files = files
         self.start = start
 
-    def read(self, buffer: bytearray) -> torch.Tensor:
-        """Return the rows, in the thread's buffer."""
-        return read_rows(
-            self.weight, self.files.sources[self.weight.source.file], self.start, self.rows, buffer
-        )
+    def read(self, buffer: bytearray, *, extra: int = 0) -> torch.Tensor:
+        """Return the rows in the thread's buffer, with room for ``extra`` more behind them."""
+        descriptor = self.files.sources[self.weight.source.file]
+        read_rows(self.weight, descriptor, self.start, self.rows, buffer)
+        rows, columns = self.rows + extra, self.weight.shape[1]
+        return torch.frombuffer(buffer, dtype=self.weight.dtype, count=rows * columns).view(rows, columns)
 
 
 def read_rows(weight: Weight, descriptor: int, start: int, rows: int, buffer: bytearray) -> torch.Tensor:
@@ -179,9 +184,9 @@ class _Scan(_Rows):
         self.nbytes = 0
         self.extremes = extremes
 
-    def run(self, buffer: bytearray, stop: threading.Event) -> None:  # noqa: ARG002
+    def run(self, scratch: Scratch, stop: threading.Event) -> None:  # noqa: ARG002
         """See :class:`Task`."""
-        self.extremes.add(self.read(buffer))
+        self.extremes.add(self.read(scratch.buffer))
 
 
 class _Quantize(_Rows):
@@ -194,14 +199,15 @@ class _Quantize(_Rows):
         super().__init__(weight, files, start, rows)
         self.extremes, self.slots, self.number = shared
 
-    def run(self, buffer: bytearray, stop: threading.Event) -> None:
+    def run(self, scratch: Scratch, stop: threading.Event) -> None:
         """See :class:`Task`."""
-        x = self.read(buffer)
+        extremes = self._extremes(stop)
+        x = self.read(scratch.buffer, extra=0 if extremes is None else sentinel_rows(self.weight.shape[1]))
         try:
-            q = quantize_part(x, self.weight.layer.weight, self._extremes(stop))
+            q = quantize_part(x, self.weight.layer.weight, extremes, scratch)
         except ZeropointError as error:
-            raise self._named(error, buffer) from error
-        self.slots[self.number] = measure(x, q)
+            raise self._named(error, scratch.buffer) from error
+        self.slots[self.number] = measure(x[: self.rows], q)
         layout = self.weight.layer.layout
         tensors = encode_part(layout, q)
         if self.start == 0:
@@ -268,7 +274,7 @@ class _Copy(Task):
         self.files = files
         self.start = start
 
-    def run(self, buffer: bytearray, stop: threading.Event) -> None:  # noqa: ARG002
+    def run(self, scratch: Scratch, stop: threading.Event) -> None:  # noqa: ARG002
         """See :class:`Task`."""
         source, placed = self.kept.source, self.kept.placed
         with self.files.directory.io(placed.shard):

@@ -29,6 +29,7 @@ from ..tensor import QuantizedTensor
 from .experts import matrices
 from .limits import Limits
 from .measure import PartError, TensorError, measure, total
+from .quantize import Scratch
 from .safetensors_file import TensorEntry, open_regular, read_into, shown
 from .selection import Selection, Why, choose, is_fused_experts, module_of
 from .source import SINGLE_FILE, Source, open_source
@@ -230,7 +231,7 @@ class _Part(Task):
         self.start = start
         self.number = number
 
-    def run(self, buffer: bytearray, stop: threading.Event) -> None:  # noqa: ARG002
+    def run(self, scratch: Scratch, stop: threading.Event) -> None:  # noqa: ARG002
         """See :class:`Task`."""
         layer = self.check.layer
         shape = (self.rows, layer.shape[1])
@@ -241,7 +242,7 @@ class _Part(Task):
             q.params.validate()
         except ZeropointError as error:
             problems.append(f"rows from {self.start} on: {error}")
-        x = self.check.original(self.start, self.rows, buffer)
+        x = self.check.original(self.start, self.rows, scratch.buffer)
         part, ratio = None, 0.0
         if not problems:
             decoded = q.dequantize(torch.float32)
@@ -278,8 +279,9 @@ class _Compare(Task):
         self.descriptors = [files[entry.file] for entry in pair]
         self.problem: str | None = None
 
-    def run(self, buffer: bytearray, stop: threading.Event) -> None:  # noqa: ARG002
+    def run(self, scratch: Scratch, stop: threading.Event) -> None:  # noqa: ARG002
         """See :class:`Task`."""
+        buffer = scratch.buffer
         views = [memoryview(buffer)[: self.nbytes], memoryview(buffer)[self.nbytes : 2 * self.nbytes]]
         for view, entry, descriptor in zip(views, self.pair, self.descriptors, strict=True):
             read_into(descriptor, view, entry.begin + self.start, path=entry.file)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from ..ops.threads import thread_limit
+from .quantize import Scratch
 
 Progress = Callable[[int, int, str], None]
 """Called in the caller's thread with (bytes done, bytes in all, name of the tensor)."""
@@ -33,8 +34,8 @@ class Task:
         self.name = name
         self.nbytes = nbytes
 
-    def run(self, buffer: bytearray, stop: threading.Event) -> None:
-        """Do the work with a thread's own buffer."""
+    def run(self, scratch: Scratch, stop: threading.Event) -> None:
+        """Do the work with a thread's own memory."""
         raise NotImplementedError
 
 
@@ -78,7 +79,7 @@ class _Crew:
         """Do tasks until none is left or one fails, here or elsewhere; ``at[slot]`` is the last one begun."""
         # torch's own threads would compete with ours, and its sums depend on their number.
         torch.set_num_threads(1)
-        buffer = bytearray(self._buffer_bytes)
+        scratch = Scratch(bytearray(self._buffer_bytes))
         self.at[slot] = -1 - slot
         finished = False
         try:
@@ -89,7 +90,7 @@ class _Crew:
                     if index is None or task is None:
                         break
                     self.at[slot] = index
-                    task.run(buffer, self.stop)
+                    task.run(scratch, self.stop)
                     self.events.put(task)
             finished = True
         finally:
