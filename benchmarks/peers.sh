@@ -1,0 +1,15 @@
+#!/bin/sh
+# Makes benchmarks/.peers, the environment of the peers that cannot live beside zeropoint: torchao, llm-compressor (which
+# wants an older compressed-tensors) and llama.cpp's C. Remove the folder to start anew.
+#
+#   PYTHON       interpreter to use (default python3)
+#   TORCH_INDEX  index to take torch from, for example one of builds without CUDA
+#   CMAKE_ARGS   passed on to the build of llama.cpp, which takes about four minutes on two cores
+set -eu
+cd "$(dirname "$0")"
+test -x .peers/bin/python || "${PYTHON:-python3}" -m venv .peers
+pip() { nice -n 15 .peers/bin/python -m pip install --disable-pip-version-check "$@"; }
+# torch comes first and alone: the other packages then accept the build that is there and fetch no second one.
+pip ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch==2.13.0
+pip llmcompressor==0.14.0 torchao==0.18.0 gguf==0.19.0
+pip llama-cpp-python==0.3.36
