@@ -170,8 +170,10 @@ def _load_kernels() -> None:
         if name not in _BACKENDS and name not in _ABSENT:
             try:
                 module = importlib.import_module(f"zeropoint.kernels.{name}")
-            except ImportError as error:
-                _ABSENT[name] = f"cannot be imported: {error}"
+            except ModuleNotFoundError as error:
+                if (error.name or "").startswith("zeropoint"):
+                    raise
+                _ABSENT[name] = f"needs the package {error.name}, which is not installed"
             else:
                 register(module.BACKEND)
 

@@ -29,7 +29,17 @@ from .half import quantize_bfloat16_rows
 from .layout import Layout
 from .layout import ScaleRule as Rule
 from .measure import measure_rows
-from .lowering import KINDS, View, element_of, element_refusal, given_rule, half_boundaries, rule_of, rule_refusal, view_of
+from .lowering import (
+    KINDS,
+    View,
+    element_of,
+    element_refusal,
+    given_rule,
+    half_boundaries,
+    rule_of,
+    rule_refusal,
+    view_of,
+)
 from .quantize import amax_rows, quantize_rows, range_rows
 
 _NO_FLOATS = np.zeros(1, np.float32)
@@ -158,7 +168,9 @@ class CpuBackend:
         low, high = np.empty(view.rows * width, np.float32), np.empty(view.rows * width, np.float32)
         source = _flat(x)
         over_rows(
-            view.rows, x.numel(), lambda a, b: range_rows(source, view.layout, low, high, np.uint64(a), np.uint64(b))
+            view.rows,
+            x.numel(),
+            lambda a, b: range_rows(source, view.layout, low, high, np.uint64(a), np.uint64(b)),
         )
         return (
             _over_lead(torch.from_numpy(low), x, granularity, width, "amin", math.inf),
@@ -181,7 +193,17 @@ class CpuBackend:
 
         def work(first: int, last: int) -> None:
             dequantize_rows(
-                source, view.layout, element, rule, table, scales, codes, zeros, target, np.uint64(first), np.uint64(last)
+                source,
+                view.layout,
+                element,
+                rule,
+                table,
+                scales,
+                codes,
+                zeros,
+                target,
+                np.uint64(first),
+                np.uint64(last),
             )
 
         over_rows(view.rows, out.numel(), work)
@@ -200,7 +222,17 @@ class CpuBackend:
 
         def work(first: int, last: int) -> None:
             fake_quantize_rows(
-                source, view.layout, element, order, table, factors, back, zeros, target, np.uint64(first), np.uint64(last)
+                source,
+                view.layout,
+                element,
+                order,
+                table,
+                factors,
+                back,
+                zeros,
+                target,
+                np.uint64(first),
+                np.uint64(last),
             )
 
         over_rows(view.rows, x.numel(), work)
@@ -219,7 +251,16 @@ class CpuBackend:
 
         def work(first: int, last: int) -> None:
             fake_quantize_backward_rows(
-                slope, source, view.layout, element, bounds, factors, zeros, target, np.uint64(first), np.uint64(last)
+                slope,
+                source,
+                view.layout,
+                element,
+                bounds,
+                factors,
+                zeros,
+                target,
+                np.uint64(first),
+                np.uint64(last),
             )
 
         over_rows(view.rows, x.numel(), work)
@@ -367,7 +408,9 @@ def _factors(
             factors = torch.where(factors == 0, torch.inf, factors)
     if isinstance(scheme.element, IntFormat) and scheme.element.fraction_bits:
         factors = factors * float(scheme.element_step)
-    zeros = _NO_FLOATS if zero_point is None else zero_point.to(torch.float32).contiguous().numpy().reshape(-1)
+    zeros = (
+        _NO_FLOATS if zero_point is None else zero_point.to(torch.float32).contiguous().numpy().reshape(-1)
+    )
     return factors.contiguous().numpy().reshape(-1), zeros
 
 
@@ -381,7 +424,9 @@ def _stored(
     if known and rule.how in (k.POWER, k.MINIFLOAT):
         if len(scales) > 1:
             fmt = scheme.scales[1].format_for(format_of(own_dtype))
-            rule = rule._replace(coarse=np.float32(load_scale(scales[1], fmt, torch.float32).reshape(-1)[0].item()))
+            rule = rule._replace(
+                coarse=np.float32(load_scale(scales[1], fmt, torch.float32).reshape(-1)[0].item())
+            )
         return rule, _NO_FLOATS, scales[0].contiguous().view(torch.uint8).numpy().reshape(-1), _NO_FLOATS
     factors, zeros = _factors(scheme, (scales, zero_point), shape, own_dtype, dividing=False)
     return given_rule(), factors, _NO_BYTES, zeros
@@ -400,14 +445,17 @@ def _table(scheme: Scheme) -> Any:
     table = np.zeros(256, np.float32)
     if not isinstance(scheme.element, IntFormat):
         count = 1 << scheme.element.bits
-        table[:count] = decode_reference(torch.arange(count, dtype=torch.int32), scheme.element, torch.float32).numpy()
+        table[:count] = decode_reference(
+            torch.arange(count, dtype=torch.int32), scheme.element, torch.float32
+        ).numpy()
     return table
 
 
 def _bounds(scheme: Scheme) -> tuple[np.float32, np.float32, np.float32]:
-    low, high, closed = (0.0, 0.0, True) if isinstance(scheme.element, IntFormat) else reference.float_bounds(scheme)
+    low, high, closed = (
+        (0.0, 0.0, True) if isinstance(scheme.element, IntFormat) else reference.float_bounds(scheme)
+    )
     return np.float32(low), np.float32(high), np.float32(closed)
 
 
 BACKEND = CpuBackend()
-

@@ -6,7 +6,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .emit import stream_bytes
+from .emit import stream_floats
 from .intrinsics import bits32, float32_of, kernel, narrow_half, shl32, shr32, stream_fence
 from .layout import FLOAT, GIVEN, INTEGER, POWER, ZERO_NONE
 from .pack import load_codes
@@ -106,30 +106,29 @@ def narrow(tile: Any, count: Any, kind: Any, halves: Any) -> None:
             halves[i] = narrow_half(tile[i])
 
 
-def _emit_values(tile: Any, count: Any, kind: Any, halves: Any, target: Any, at: Any) -> None:
-    """Stream a float32 tile to a float32 or uint16 target."""
+def _emit_values(tile: Any, count: Any, kind: Any, target: Any, at: Any) -> None:
+    """Write a float32 tile to a float32 or uint16 target."""
 
 
 @overload(_emit_values, inline="never")
-def _emit_values_overload(tile: Any, count: Any, kind: Any, halves: Any, target: Any, at: Any) -> Any:
+def _emit_values_overload(tile: Any, count: Any, kind: Any, target: Any, at: Any) -> Any:
     if target.dtype == types.float32:
 
-        def run(tile: Any, count: Any, kind: Any, halves: Any, target: Any, at: Any) -> None:
-            stream_bytes(tile.view(np.uint8), np.uint64(4) * count, target.view(np.uint8), np.uint64(4) * at)
+        def run(tile: Any, count: Any, kind: Any, target: Any, at: Any) -> None:
+            stream_floats(tile, count, target, at)
 
         return run
 
-    def run_half(tile: Any, count: Any, kind: Any, halves: Any, target: Any, at: Any) -> None:
-        narrow(tile, count, kind, halves)
-        stream_bytes(halves.view(np.uint8), np.uint64(2) * count, target.view(np.uint8), np.uint64(2) * at)
+    def run_half(tile: Any, count: Any, kind: Any, target: Any, at: Any) -> None:
+        narrow(tile, count, kind, target[at : at + count])
 
     return run_half
 
 
 @kernel
-def emit_values(tile: Any, count: Any, kind: Any, halves: Any, target: Any, at: Any) -> None:
-    """Round a float32 tile to the target's dtype and stream it."""
-    _emit_values(tile, count, kind, halves, target, at)
+def emit_values(tile: Any, count: Any, kind: Any, target: Any, at: Any) -> None:
+    """Round a float32 tile to the target's dtype and write it to ``target[at:]``."""
+    _emit_values(tile, count, kind, target, at)
 
 
 @kernel
@@ -158,8 +157,12 @@ def dequantize_rows(
     out: (rows * cols,) float32, or uint16 for bfloat16 or float16 bits (``layout.kind``).
     """
     step = np.uint64(TILE)
-    tile, factors, offsets = np.empty(TILE, np.float32), np.empty(TILE, np.float32), np.zeros(TILE, np.float32)
-    codes, halves = np.empty(TILE, np.uint8), np.empty(TILE, np.uint16)
+    tile, factors, offsets = (
+        np.empty(TILE, np.float32),
+        np.empty(TILE, np.float32),
+        np.zeros(TILE, np.float32),
+    )
+    codes = np.empty(TILE, np.uint8)
     per_block = np.empty(TILE, np.float32)
     flat = layout.row_div == np.uint64(1) and layout.row_mod >= last
     regular = flat and layout.cols % layout.block == 0 and layout.cols * layout.bits % np.uint64(8) == 0
@@ -187,7 +190,7 @@ def dequantize_rows(
                 size = (n * layout.bits + np.uint64(7)) // np.uint64(8)
                 fetch_ahead(source, byte_at + size, size)
                 decode(codes, n, element, table, factors, offsets, tile)
-                emit_values(tile, n, layout.kind, halves, out, at + chunk)
+                emit_values(tile, n, layout.kind, out, at + chunk)
                 byte_at += size
             at += span
             block_at += blocks

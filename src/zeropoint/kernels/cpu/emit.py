@@ -1,4 +1,4 @@
-"""The way of a finished tile to memory: packing into scratch, then stores that go past the cache."""
+"""The way of codes narrower than a byte to memory."""
 
 from typing import Any
 
@@ -9,33 +9,34 @@ from .pack import pack_bits, pack_nibbles
 
 
 @kernel
-def stream_bytes(source: Any, count: Any, target: Any, at: Any) -> None:
-    """Copy ``count`` bytes of an L1 tile to ``target[at:]``, whole cache lines past the cache.
+def stream_floats(tile: Any, count: Any, target: Any, at: Any) -> None:
+    """Copy ``count`` float32 of a tile to ``target[at:]``, whole cache lines past the cache.
 
-    An ordinary store first reads the line it overwrites; at memory speed that costs a third of the write traffic.
+    An ordinary store first reads the line it overwrites; four bytes an element make that the larger part of the traffic.
     """
-    head = min(count, (np.uint64(64) - address_of(target, at) % np.uint64(64)) % np.uint64(64))
+    head = min(count, (np.uint64(64) - address_of(target, at) % np.uint64(64)) % np.uint64(64) // np.uint64(4))
     for i in range(head):
-        target[at + i] = source[i]
-    lines = (count - head) // np.uint64(64)
+        target[at + i] = tile[i]
+    lines = (count - head) // np.uint64(16)
     for k in range(lines):
-        i = head + k * np.uint64(64)
-        stream32(target, at + i, source, i)
-        stream32(target, at + i + np.uint64(32), source, i + np.uint64(32))
-    for i in range(head + lines * np.uint64(64), count):
-        target[at + i] = source[i]
+        i = head + k * np.uint64(16)
+        stream32(target, at + i, tile, i)
+        stream32(target, at + i + np.uint64(8), tile, i + np.uint64(8))
+    for i in range(head + lines * np.uint64(16), count):
+        target[at + i] = tile[i]
 
 
 @kernel
-def emit_codes(codes: Any, count: Any, bits: Any, packed: Any, target: Any, at: Any) -> None:
-    """Pack ``count`` codes and stream them to ``target[at:]``; ``codes`` has room for zeros up to whole words of 8."""
-    if bits == np.uint64(8):
-        stream_bytes(codes, count, target, at)
-        return
+def emit_packed(codes: Any, count: Any, bits: Any, packed: Any, target: Any, at: Any) -> None:
+    """Pack ``count`` codes of less than 8 bits into ``target[at:]``.
+
+    ``codes`` has room for zeros up to whole words of 8; ``packed`` takes the bytes of a stream that may write past its end.
+    """
     for i in range(count, (count + np.uint64(7)) // np.uint64(8) * np.uint64(8)):
         codes[i] = np.uint8(0)
     if bits == np.uint64(4):
-        pack_nibbles(codes.view(np.uint16), (count + np.uint64(1)) // np.uint64(2), packed, np.uint64(0))
-    else:
-        pack_bits(codes.view(np.uint64), (count + np.uint64(7)) // np.uint64(8), bits, packed, np.uint64(0))
-    stream_bytes(packed, (count * bits + np.uint64(7)) // np.uint64(8), target, at)
+        pack_nibbles(codes.view(np.uint16), (count + np.uint64(1)) // np.uint64(2), target, at)
+        return
+    pack_bits(codes.view(np.uint64), (count + np.uint64(7)) // np.uint64(8), bits, packed, np.uint64(0))
+    for i in range((count * bits + np.uint64(7)) // np.uint64(8)):
+        target[at + i] = packed[i]

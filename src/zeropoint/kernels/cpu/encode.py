@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 
 from .intrinsics import bits32, count_above, float32_of, kernel, shl32, shr32
-from .layout import DIVIDE, FLOAT, INTEGER, MULTIPLY, NO_ROUNDING, RECIPROCAL, TO_BFLOAT16, ZERO_AFTER, ZERO_NONE
+from .layout import (
+    DIVIDE,
+    FLOAT,
+    INTEGER,
+    MULTIPLY,
+    NO_ROUNDING,
+    RECIPROCAL,
+    TO_BFLOAT16,
+    ZERO_AFTER,
+    ZERO_NONE,
+)
 
 MAGIC = np.float32(12582912.0)
 """1.5 * 2 ** 23: adding it rounds to an integer, half to even; its low byte is 0, so the sum's low byte is the code."""
@@ -90,7 +100,11 @@ def encode_int(tile: Any, zeros: Any, count: Any, element: Any, codes: Any) -> N
 def encode_float(tile: Any, count: Any, element: Any, codes: Any) -> None:
     """Round the tile to a small float format, saturating, and set its codes."""
     emin, mantissa, maximum, sign_shift = element.emin, element.mantissa, element.maximum, element.sign_shift
-    low, lift, drop = shl32(emin, np.uint32(23)), float_lift(emin, mantissa), np.uint32(np.uint32(23) - mantissa)
+    low, lift, drop = (
+        shl32(emin, np.uint32(23)),
+        float_lift(emin, mantissa),
+        np.uint32(np.uint32(23) - mantissa),
+    )
     unsigned_below = element.unsigned_below
     for i in range(count):
         t = tile[i]
@@ -107,7 +121,9 @@ def encode_float(tile: Any, count: Any, element: Any, codes: Any) -> None:
 def float_lift(emin: Any, mantissa: Any) -> Any:
     """Return what is added to the bits of ``2 ** e`` to give the constant c that rounds to ``mantissa`` bits."""
     even = np.uint32(shl32(emin, mantissa) & np.uint32(0xFE))
-    return np.uint32(shl32(np.uint32(np.uint32(23) - mantissa), np.uint32(23)) + np.uint32(np.uint32(256) - even))
+    return np.uint32(
+        shl32(np.uint32(np.uint32(23) - mantissa), np.uint32(23)) + np.uint32(np.uint32(256) - even)
+    )
 
 
 @kernel

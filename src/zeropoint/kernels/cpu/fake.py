@@ -69,8 +69,12 @@ def fake_quantize_rows(
     back: factors to multiply codes by (they differ only where a scale is zero). zeros: float32 zero points.
     """
     step = np.uint64(TILE)
-    tile, factors, offsets = np.empty(TILE, np.float32), np.empty(TILE, np.float32), np.zeros(TILE, np.float32)
-    codes, halves = np.empty(TILE, np.uint8), np.empty(TILE, np.uint16)
+    tile, factors, offsets = (
+        np.empty(TILE, np.float32),
+        np.empty(TILE, np.float32),
+        np.zeros(TILE, np.float32),
+    )
+    codes = np.empty(TILE, np.uint8)
     for r in range(first, last):
         base = parameter_row(layout, r)
         for c in range(np.uint64(0), layout.cols, step):
@@ -89,7 +93,7 @@ def fake_quantize_rows(
                 encode(tile, factors, offsets, n, element, order, codes)
                 fill_blocks(back, base, c, n, layout.block, factors)
                 decode(codes, n, element, table, factors, offsets, tile)
-            emit_values(tile, n, layout.kind, halves, out, at)
+            emit_values(tile, n, layout.kind, out, at)
     stream_fence()
 
 
@@ -129,15 +133,28 @@ def gate_bounds(tile: Any, count: Any, low: Any, high: Any, closed: Any, grad: A
 
 @kernel
 def fake_quantize_backward_rows(
-    grad: Any, x: Any, layout: Any, element: Any, bounds: Any, scales: Any, zeros: Any, out: Any, first: Any, last: Any
+    grad: Any,
+    x: Any,
+    layout: Any,
+    element: Any,
+    bounds: Any,
+    scales: Any,
+    zeros: Any,
+    out: Any,
+    first: Any,
+    last: Any,
 ) -> None:
     """Set ``out = grad`` where the rounded ``x`` lies within the codes and 0 elsewhere, rows ``first`` to ``last``.
 
     bounds: (low, high, closed) of the scaled value, for formats other than integers.
     """
     step = np.uint64(TILE)
-    tile, factors, offsets = np.empty(TILE, np.float32), np.empty(TILE, np.float32), np.zeros(TILE, np.float32)
-    slope, halves = np.empty(TILE, np.float32), np.empty(TILE, np.uint16)
+    tile, factors, offsets = (
+        np.empty(TILE, np.float32),
+        np.empty(TILE, np.float32),
+        np.zeros(TILE, np.float32),
+    )
+    slope = np.empty(TILE, np.float32)
     for r in range(first, last):
         base = parameter_row(layout, r)
         for c in range(np.uint64(0), layout.cols, step):
@@ -156,7 +173,5 @@ def fake_quantize_backward_rows(
                 gate_integers(tile, offsets, n, element, slope)
             else:
                 gate_bounds(tile, n, bounds[0], bounds[1], bounds[2] != np.float32(0), slope)
-            emit_values(slope, n, layout.kind, halves, out, at)
+            emit_values(slope, n, layout.kind, out, at)
     stream_fence()
-
-

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from .encode import encode_float, scale_tile
-from .emit import stream_bytes
-from .intrinsics import count_above16, kernel, shl16, shr16, shr32, stream_fence
+from .intrinsics import count_above16, kernel, shl16, shr16, shr32
 from .layout import BAD_VALUE, MULTIPLY, OK
 from .pack import pack_nibbles
 from .scales import block_scales
@@ -50,16 +49,24 @@ def encode_bfloat16(
 
 
 @kernel
-def pack_wide(pairs: Any, count: Any, out: Any) -> None:
-    """Pack ``count`` pairs of 16-bit codes into bytes, low nibble first; pairs: uint32 view of the codes."""
+def pack_wide(pairs: Any, count: Any, out: Any, at: Any) -> None:
+    """Pack ``count`` pairs of 16-bit codes into ``out[at:]``, low nibble first; pairs: uint32 view of the codes."""
     for i in range(count):
         v = pairs[i]
-        out[i] = np.uint8((v & np.uint32(15)) | shr32(v, np.uint32(12)))
+        out[at + i] = np.uint8((v & np.uint32(15)) | shr32(v, np.uint32(12)))
 
 
 @kernel
 def quantize_bfloat16_rows(
-    x: Any, layout: Any, element: Any, rule: Any, boundaries: Any, scale_codes: Any, out: Any, first: Any, last: Any
+    x: Any,
+    layout: Any,
+    element: Any,
+    rule: Any,
+    boundaries: Any,
+    scale_codes: Any,
+    out: Any,
+    first: Any,
+    last: Any,
 ) -> Any:
     """Quantize rows of bfloat16 bits to a packed 4-bit float with E8M0 scales; the bytes of ``quantize_rows``.
 
@@ -70,7 +77,7 @@ def quantize_bfloat16_rows(
     none = np.empty(1, np.float32)
     steps, shifts = np.empty(TILE, np.int16), np.empty(TILE, np.int16)
     limits, floors = np.empty(TILE, np.int16), np.empty(TILE, np.int16)
-    wide, narrow, packed = np.empty(TILE, np.uint16), np.empty(TILE, np.uint8), np.empty(TILE, np.uint8)
+    wide, narrow = np.empty(TILE, np.uint16), np.empty(TILE, np.uint8)
     end = last * layout.cols
     at = first * layout.cols
     block_at = first * layout.row_blocks
@@ -100,15 +107,13 @@ def quantize_bfloat16_rows(
                     limits[b] = largest_unsigned(scale_codes[block_at + b])
                 spread(limits, n, layout.block, floors)
             encode_bfloat16(x, at, n, shifts, floors, boundaries, wide)
-            pack_wide(wide.view(np.uint32), n // np.uint64(2), packed)
+            pack_wide(wide.view(np.uint32), n // np.uint64(2), out, at // np.uint64(2))
         else:
             load(x, at, n, BFLOAT16, tile)
             spread(multipliers, n, layout.block, factors)
             scale_tile(tile, factors, n, MULTIPLY)
             encode_float(tile, n, element, narrow)
-            pack_nibbles(narrow.view(np.uint16), n // np.uint64(2), packed, np.uint64(0))
-        stream_bytes(packed, n // np.uint64(2), out, at // np.uint64(2))
+            pack_nibbles(narrow.view(np.uint16), n // np.uint64(2), out, at // np.uint64(2))
         at += n
         block_at += blocks
-    stream_fence()
     return BAD_VALUE if worst >= NOT_FINITE else state

@@ -40,60 +40,76 @@ def kernel(function: F) -> F:
     return compiled
 
 
-@intrinsic
-def bits32(typingctx, x):
+def primitive(function: Callable[..., Any]) -> Any:
+    """Register a function that writes LLVM IR; its first argument is Numba's and callers leave it out."""
+    return intrinsic(function)
+
+
+@primitive
+def bits32(typingctx: Any, x: Any) -> Any:
     """Return the bits of a float32 as uint32."""
-    def codegen(context, builder, signature, args):
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], I32)
+
     return types.uint32(types.float32), codegen
 
 
-@intrinsic
-def float32_of(typingctx, x):
+@primitive
+def float32_of(typingctx: Any, x: Any) -> Any:
     """Return the float32 whose bits are the given uint32."""
-    def codegen(context, builder, signature, args):
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], F32)
+
     return types.float32(types.uint32), codegen
 
 
-@intrinsic
-def widen_half(typingctx, x):
+@primitive
+def widen_half(typingctx: Any, x: Any) -> Any:
     """Return the float16 with the given uint16 bits as float32 (exact)."""
-    def codegen(context, builder, signature, args):
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fpext(builder.bitcast(args[0], F16), F32)
+
     return types.float32(types.uint16), codegen
 
 
-@intrinsic
-def narrow_half(typingctx, x):
+@primitive
+def narrow_half(typingctx: Any, x: Any) -> Any:
     """Round a float32 to float16, half to even, and return its bits as uint16."""
-    def codegen(context, builder, signature, args):
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(builder.fptrunc(args[0], F16), I16)
+
     return types.uint16(types.float32), codegen
 
 
-def _address(context, builder, array_type, array, index, bits=I8):
+def _address(context: Any, builder: Any, array_type: Any, array: Any, index: Any, bits: Any = I8) -> Any:
     """Return the address of `array[index]` as a pointer to `bits`."""
     view = context.make_array(array_type)(context, builder, array)
     return builder.bitcast(builder.gep(view.data, [index]), bits.as_pointer())
 
 
-@intrinsic
-def prefetch(typingctx, array, index):
+@primitive
+def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
     """Ask for the cache line of `array[index]`; reading past the end is harmless."""
-    def codegen(context, builder, signature, args):
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = _address(context, builder, signature.args[0], args[0], args[1])
         kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         builder.call(function, [address, I32(0), I32(3), I32(1)])
         return context.get_dummy_value()
+
     return types.void(array, types.uint64), codegen
 
 
-@intrinsic
-def stream32(typingctx, target, at, source, start):
+@primitive
+def stream32(typingctx: Any, target: Any, at: Any, source: Any, start: Any) -> Any:
     """Copy 32 bytes from `source[start]` to `target[at]` past the cache; the target must be 32-byte aligned."""
-    def codegen(context, builder, signature, args):
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vector = ir.VectorType(I64, 4)
         to = _address(context, builder, signature.args[0], args[0], args[1], vector)
         origin = _address(context, builder, signature.args[2], args[2], args[3], vector)
@@ -102,153 +118,185 @@ def stream32(typingctx, target, at, source, start):
         store = builder.store(value, to, align=32)
         store.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
         return context.get_dummy_value()
+
     return types.void(target, types.uint64, source, types.uint64), codegen
 
 
-@intrinsic
-def stream_fence(typingctx):
+@primitive
+def stream_fence(typingctx: Any) -> Any:
     """Make earlier streamed stores visible to other threads."""
-    def codegen(context, builder, signature, args):
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.fence("seq_cst")
         return context.get_dummy_value()
+
     return types.void(), codegen
 
 
-def _shift(name, bits):
-    """Build a shift on `bits`-bit lanes; Numba's own operators widen to 64 bits and halve the vector width."""
+def _lanes(name: str, bits: int) -> Any:
+    """Build an operation on `bits`-bit lanes; Numba's own operators widen to 64 bits and halve the vector width."""
     kind = types.uint32 if bits == 32 else types.uint16
 
-    @intrinsic
-    def shift(typingctx, x, by):
-        def codegen(context, builder, signature, args):
+    @primitive
+    def lanes(typingctx: Any, x: Any, by: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return getattr(builder, name)(args[0], args[1])
+
         return kind(kind, kind), codegen
-    return shift
+
+    return lanes
 
 
-shl32, shr32 = _shift("shl", 32), _shift("lshr", 32)
-shl16, shr16 = _shift("shl", 16), _shift("lshr", 16)
+shl32, shr32 = _lanes("shl", 32), _lanes("lshr", 32)
+add32, and32 = _lanes("add", 32), _lanes("and_", 32)
+shl16, shr16 = _lanes("shl", 16), _lanes("lshr", 16)
 
 
-@intrinsic
-def count_above(typingctx, t, thresholds):
+@primitive
+def count_above(typingctx: Any, t: Any, thresholds: Any) -> Any:
     """Return how many of a tuple of float32 thresholds lie strictly below `t`, as a float32.
 
     Counted in one expression of 32-bit masks and handed on as a float: an integer result would be narrowed to bytes
     and the sum turned sideways by the SLP vectorizer, at a tenth of the speed.
     """
-    def codegen(context, builder, signature, args):
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         total = I32(0)
         for k in range(signature.args[1].count):
             above = builder.fcmp_ordered(">", args[0], builder.extract_value(args[1], k))
             total = builder.sub(total, builder.sext(above, I32))
         return builder.sitofp(total, F32)
+
     return types.float32(types.float32, thresholds), codegen
 
 
-@intrinsic
-def store64(typingctx, target, at, word):
+@primitive
+def store64(typingctx: Any, target: Any, at: Any, word: Any) -> Any:
     """Store the 8 bytes of a uint64 at `target[at]`, any alignment, lowest byte first on every host."""
-    def codegen(context, builder, signature, args):
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         store = builder.store(args[2], _address(context, builder, signature.args[0], args[0], args[1], I64))
         store.align = 1
         return context.get_dummy_value()
+
     return types.void(target, types.uint64, types.uint64), codegen
 
 
-@intrinsic
-def address_of(typingctx, array, index):
+@primitive
+def address_of(typingctx: Any, array: Any, index: Any) -> Any:
     """Return the address of `array[index]` as uint64, to find where aligned stores may begin."""
-    def codegen(context, builder, signature, args):
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ptrtoint(_address(context, builder, signature.args[0], args[0], args[1]), I64)
+
     return types.uint64(array, types.uint64), codegen
 
 
-@intrinsic
-def load64(typingctx, source, at):
+@primitive
+def load64(typingctx: Any, source: Any, at: Any) -> Any:
     """Load the 8 bytes at `source[at]`, any alignment, as uint64."""
-    def codegen(context, builder, signature, args):
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = builder.load(_address(context, builder, signature.args[0], args[0], args[1], I64))
         word.align = 1
         return word
+
     return types.uint64(source, types.uint64), codegen
 
 
-def _unit_amax(lanes):
+def _unit_amax(lanes: int) -> Any:
     """Build the largest magnitude of `lanes` neighbours, as an explicit vector: the loop vectorizer misses it."""
-    @intrinsic
-    def unit_amax(typingctx, array, index):
+
+    @primitive
+    def unit_amax(typingctx: Any, array: Any, index: Any) -> Any:
         width = array.dtype.bitwidth
         kind = types.uint32 if width == 32 else types.uint16
 
-        def codegen(context, builder, signature, args):
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             lane = ir.IntType(width)
             vector = ir.VectorType(lane, lanes)
             value = builder.load(_address(context, builder, signature.args[0], args[0], args[1], vector))
             value.align = 1  # any element may begin a block
             value = builder.and_(value, vector([(1 << (width - 1)) - 1] * lanes))
             reduce = cgutils.get_or_insert_function(
-                builder.module, ir.FunctionType(lane, [vector]), f"llvm.vector.reduce.umax.v{lanes}i{width}")
+                builder.module, ir.FunctionType(lane, [vector]), f"llvm.vector.reduce.umax.v{lanes}i{width}"
+            )
             return builder.call(reduce, [value])
+
         return kind(array, types.uint64), codegen
+
     return unit_amax
 
 
 amax16, amax32 = _unit_amax(16), _unit_amax(32)
 
 
-@intrinsic
-def count_above16(typingctx, d, thresholds):
+@primitive
+def count_above16(typingctx: Any, d: Any, thresholds: Any) -> Any:
     """Return how many of a tuple of int16 thresholds lie strictly below `d`, on 16-bit lanes, as uint16."""
-    def codegen(context, builder, signature, args):
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         total = I16(0)
         for k in range(signature.args[1].count):
             above = builder.icmp_signed(">", args[0], builder.extract_value(args[1], k))
             total = builder.sub(total, builder.sext(above, I16))
         return total
+
     return types.uint16(types.int16, thresholds), codegen
 
 
-I256 = ir.IntType(256)   # x87 environment and MXCSR: the width LLVM gives llvm.get.fpenv on x86-64; other CPUs differ
+I256 = ir.IntType(
+    256
+)  # x87 environment and MXCSR: the width LLVM gives llvm.get.fpenv on x86-64; other CPUs differ
 
 
-@intrinsic
-def enter_ieee(typingctx, saved):
+@primitive
+def enter_ieee(typingctx: Any, saved: Any) -> Any:
     """Save the thread's floating-point mode in `saved` ((32,) uint8) and set IEEE defaults.
 
     A caller's torch.set_flush_denormal(True) is per thread and would turn codes of tiny blocks to zero. x86-64 only.
     """
-    def codegen(context, builder, signature, args):
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         get = cgutils.get_or_insert_function(builder.module, ir.FunctionType(I256, []), "llvm.get.fpenv.i256")
-        store = builder.store(builder.call(get, []),
-                              _address(context, builder, signature.args[0], args[0], I64(0), I256))
+        store = builder.store(
+            builder.call(get, []), _address(context, builder, signature.args[0], args[0], I64(0), I256)
+        )
         store.align = 1
-        reset = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.reset.fpenv")
+        reset = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.reset.fpenv"
+        )
         builder.call(reset, [])
         return context.get_dummy_value()
+
     return types.void(saved), codegen
 
 
-@intrinsic
-def leave_ieee(typingctx, saved):
+@primitive
+def leave_ieee(typingctx: Any, saved: Any) -> Any:
     """Restore the floating-point mode that `enter_ieee` saved."""
-    def codegen(context, builder, signature, args):
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         value = builder.load(_address(context, builder, signature.args[0], args[0], I64(0), I256))
         value.align = 1
         restore = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), [I256]), "llvm.set.fpenv.i256")
+            builder.module, ir.FunctionType(ir.VoidType(), [I256]), "llvm.set.fpenv.i256"
+        )
         builder.call(restore, [value])
         return context.get_dummy_value()
+
     return types.void(saved), codegen
 
 
-@intrinsic
-def squares32(typingctx, array, index):
+@primitive
+def squares32(typingctx: Any, array: Any, index: Any) -> Any:
     """Return the sum of squares of 32 neighboring float32, added as a tree of halves: one order on every machine."""
 
-    def codegen(context, builder, signature, args):
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         lanes = 32
-        value = builder.load(_address(context, builder, signature.args[0], args[0], args[1], ir.VectorType(F32, lanes)))
+        value = builder.load(
+            _address(context, builder, signature.args[0], args[0], args[1], ir.VectorType(F32, lanes))
+        )
         value.align = 1
         value = builder.fmul(value, value)
         while lanes > 1:
@@ -260,3 +308,30 @@ def squares32(typingctx, array, index):
         return builder.extract_element(value, I32(0))
 
     return types.float32(array, types.uint64), codegen
+
+
+def _unit_extreme(name: str) -> Any:
+    """Build the smallest ("smin") or largest ("smax") of 16 neighbors, as an order-preserving integer of their bits."""
+
+    @primitive
+    def unit_extreme(typingctx: Any, array: Any, index: Any) -> Any:
+        width = array.dtype.bitwidth
+        kind = types.int32 if width == 32 else types.int16
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            lane = ir.IntType(width)
+            vector = ir.VectorType(lane, 16)
+            value = builder.load(_address(context, builder, signature.args[0], args[0], args[1], vector))
+            value.align = 1
+            negative = builder.ashr(value, vector([width - 1] * 16))
+            value = builder.xor(value, builder.and_(negative, vector([(1 << (width - 1)) - 1] * 16)))
+            called = f"llvm.vector.reduce.{name}.v16i{width}"
+            reduce = cgutils.get_or_insert_function(builder.module, ir.FunctionType(lane, [vector]), called)
+            return builder.call(reduce, [value])
+
+        return kind(array, types.uint64), codegen
+
+    return unit_extreme
+
+
+least16, most16 = _unit_extreme("smin"), _unit_extreme("smax")

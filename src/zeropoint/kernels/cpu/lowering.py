@@ -22,7 +22,12 @@ from .layout import ScaleRule as Rule
 from .tile import BFLOAT16, FLOAT16, FLOAT32, TILE
 
 KINDS = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16, torch.float32: FLOAT32}
-_ROUNDING = {None: k.NO_ROUNDING, torch.float32: k.NO_ROUNDING, torch.bfloat16: k.TO_BFLOAT16, torch.float16: k.TO_FLOAT16}
+_ROUNDING = {
+    None: k.NO_ROUNDING,
+    torch.float32: k.NO_ROUNDING,
+    torch.bfloat16: k.TO_BFLOAT16,
+    torch.float16: k.TO_FLOAT16,
+}
 _OPEN = np.float32(0)
 
 
@@ -39,7 +44,9 @@ def element_refusal(scheme: Scheme) -> str | None:
     if isinstance(element, CodebookFormat) and len(element.order) > k.THRESHOLDS + 1:
         return f"codebooks of more than {k.THRESHOLDS + 1} values are searched by the reference"
     if isinstance(element, FloatFormat):
-        known = element.subnormals and element.mantissa_bits <= 7 and -126 <= element.emin and element.emax <= 120
+        known = (
+            element.subnormals and element.mantissa_bits <= 7 and -126 <= element.emin and element.emax <= 120
+        )
         if not known or not element.signed or element.magnitude_bits == 0:
             return f"{scheme.element_name} is not a signed float format inside the range of float32"
         if element.emin - element.mantissa_bits < -126:
@@ -106,10 +113,20 @@ def rule_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
         fits = dtype_of(fmt) is torch.float8_e8m0fnu and not coarser and scheme.element.emax >= 0
         return None if fits else f"power-of-two scales of level {first} are chosen by the reference"
     if coarser:
-        simple = len(coarser) == 1 and not coarser[0].rule.power_of_two and coarser[0].granularity.extents == ()
-        if not simple or coarser[0].granularity.rest != 0 or dtype_of(coarser[0].format_for(format_of(dtype))) != torch.float32:
+        simple = (
+            len(coarser) == 1 and not coarser[0].rule.power_of_two and coarser[0].granularity.extents == ()
+        )
+        if (
+            not simple
+            or coarser[0].granularity.rest != 0
+            or dtype_of(coarser[0].format_for(format_of(dtype))) != torch.float32
+        ):
             return f"scales relative to level {coarser[-1]} are chosen by the reference"
-        return None if dtype_of(fmt) is torch.float8_e4m3fn else f"scales of level {first} are chosen by the reference"
+        return (
+            None
+            if dtype_of(fmt) is torch.float8_e4m3fn
+            else f"scales of level {first} are chosen by the reference"
+        )
     if dtype_of(fmt) not in (torch.float32, torch.bfloat16, torch.float16):
         return f"scales of level {first} are chosen by the reference"
     if scheme.zero_point is not ZeroPoint.NONE and scheme.element_step != 1:
@@ -225,7 +242,9 @@ def _row_mapping(
     first, last = shared[0], shared[-1]
     for axis in range(first, last + 1):
         split = extents[axis] > 1
-        if split and (axis != last or (lead[axis] % extents[axis] and axis != 0 and math.prod(lead[:axis]) > 1)):
+        if split and (
+            axis != last or (lead[axis] % extents[axis] and axis != 0 and math.prod(lead[:axis]) > 1)
+        ):
             return None
     return math.prod(lead[last + 1 :]) * extents[last], math.prod(grid[first : last + 1])
 
@@ -239,7 +258,11 @@ def half_boundaries(scheme: Scheme, dtype: torch.dtype, view: View) -> tuple[np.
     if not isinstance(fmt, FloatFormat) or fmt.bits != 4 or dtype is not torch.bfloat16:
         return None
     plain = shape.cols % shape.block == 0 and shape.block % 2 == 0 and shape.block <= TILE
-    if not plain or not scheme.scales[0].rule.power_of_two or (shape.row_div, int(shape.row_mod)) != (1, view.rows):
+    if (
+        not plain
+        or not scheme.scales[0].rule.power_of_two
+        or (int(shape.row_div), int(shape.row_mod)) != (1, view.rows)
+    ):
         return None
     if fmt.specials is not Specials.FINITE or fmt.smallest < 2.0**-5:
         return None

@@ -4,14 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from .emit import emit_codes
+from .direct import can_encode_directly, encode_directly
+from .emit import emit_packed
 from .encode import encode
-from .intrinsics import float32_of, kernel, stream_fence
+from .intrinsics import float32_of, kernel
 from .layout import AFFINE, BAD_VALUE, GIVEN, MULTIPLY, OK, ZERO_NONE
 from .scales import block_scales
-from .tile import NOT_FINITE, TILE, block_amax, fetch_ahead, load, lower_upper, run_amax, spread, widen_magnitude
+from .tile import NOT_FINITE, TILE, block_amax, fetch_ahead, load, run_amax, run_extremes, spread, widen_magnitude
 
-INFINITE = np.float32(np.inf)
 
 
 @kernel
@@ -33,22 +33,12 @@ def parameter_row(layout: Any, row: Any) -> Any:
 
 
 @kernel
-def block_extremes(x: Any, at: Any, span: Any, layout: Any, tile: Any, lows: Any, highs: Any) -> None:
-    """Set the smallest and largest value of each block of ``x[at : at + span]``, loading it tile by tile."""
+def block_extremes(x: Any, at: Any, span: Any, layout: Any, lows: Any, highs: Any) -> None:
+    """Set the smallest and largest value of each block of ``x[at : at + span]``."""
     blocks = (span + layout.block - np.uint64(1)) // layout.block
     for b in range(blocks):
-        lows[b] = INFINITE
-        highs[b] = -INFINITE
-    step = np.uint64(TILE)
-    for chunk in range(np.uint64(0), span, step):
-        n = min(step, span - chunk)
-        load(x, at + chunk, n, layout.kind, tile)
-        begin = np.uint64(0)
-        while begin < n:
-            b = (chunk + begin) // layout.block
-            end = min(n, (b + np.uint64(1)) * layout.block - chunk)
-            lows[b], highs[b] = lower_upper(tile, begin, end, lows[b], highs[b])
-            begin = end
+        begin = at + b * layout.block
+        lows[b], highs[b] = run_extremes(x, begin, min(begin + layout.block, at + span), layout.kind)
 
 
 @kernel
@@ -78,6 +68,8 @@ def quantize_rows(
     rows = np.uint64(1) if regular else last - first
     width = layout.cols * (last - first) if regular else layout.cols
     ranged = rule.how == AFFINE or rule.unsigned
+    bytewise = layout.bits == np.uint64(8)
+    direct = can_encode_directly(element, layout.kind)
     zeroed = element.zero_place != ZERO_NONE
     for r in range(rows):
         at = (first + r) * layout.cols
@@ -101,7 +93,7 @@ def quantize_rows(
                         per_block_zero[b] = zeros[block_at + b]
             else:
                 if ranged:
-                    block_extremes(x, at, span, layout, tile, lows, highs)
+                    block_extremes(x, at, span, layout, lows, highs)
                 found = block_scales(amax, lows, highs, blocks, rule, element.scaling == MULTIPLY, block_at, scales,
                                      scale_codes, zeros, per_block, per_block_zero)  # fmt: skip
                 state = max(state, found)
@@ -110,15 +102,20 @@ def quantize_rows(
                 spread(per_block_zero, min(span, step), layout.block, offsets)
             for chunk in range(np.uint64(0), span, step):
                 n = min(step, span - chunk)
-                load(x, at + chunk, n, layout.kind, tile)
                 if not whole:
                     fetch_ahead(x, at + chunk + span, n)
-                encode(tile, factors, offsets, n, element, order, codes)
-                emit_codes(codes, n, layout.bits, packed, out, byte_at)
+                # Codes of a byte go where they belong; narrower ones are packed from scratch.
+                place = out[byte_at : byte_at + n] if bytewise else codes
+                if direct:
+                    encode_directly(x, at + chunk, n, factors, element, place)
+                else:
+                    load(x, at + chunk, n, layout.kind, tile)
+                    encode(tile, factors, offsets, n, element, order, place)
+                if not bytewise:
+                    emit_packed(codes, n, layout.bits, packed, out, byte_at)
                 byte_at += (n * layout.bits + np.uint64(7)) // np.uint64(8)
             at += span
             block_at += blocks
-    stream_fence()
     return BAD_VALUE if worst >= NOT_FINITE else state
 
 
@@ -136,16 +133,8 @@ def amax_rows(x: Any, layout: Any, out: Any, first: Any, last: Any) -> None:
 @kernel
 def range_rows(x: Any, layout: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
     """Set the smallest and largest value of each block of each row; NaN is not seen here."""
-    tile = np.empty(TILE, np.float32)
     for r in range(first, last):
         for b in range(layout.row_blocks):
             at = r * layout.cols + b * layout.block
             end = min(at + layout.block, (r + np.uint64(1)) * layout.cols)
-            low, high = INFINITE, -INFINITE
-            while at < end:
-                n = min(np.uint64(TILE), end - at)
-                load(x, at, n, layout.kind, tile)
-                low, high = lower_upper(tile, np.uint64(0), n, low, high)
-                at += n
-            lows[r * layout.row_blocks + b] = low
-            highs[r * layout.row_blocks + b] = high
+            lows[r * layout.row_blocks + b], highs[r * layout.row_blocks + b] = run_extremes(x, at, end, layout.kind)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from .intrinsics import bits32, float32_of, kernel, narrow_half, shl32, shr32, widen_half
-from .layout import AFFINE, BAD_SCALE, LINEAR, MINIFLOAT, OK, POWER, TO_BFLOAT16, TO_FLOAT16
+from .layout import AFFINE, BAD_SCALE, LINEAR, MINIFLOAT, NO_ROUNDING, OK, POWER, TO_BFLOAT16, TO_FLOAT16
 
 INFINITE = np.float32(np.inf)
 LEAST_POWER = np.uint32(0x00400000)
@@ -34,6 +34,13 @@ def linear_scale(ideal: Any, rule: Any) -> Any:
 
 
 @kernel
+def plain_linear(rule: Any) -> Any:
+    """Return whether linear scales are float32 from start to end; amax / divisor then always fits, unless it grows."""
+    narrow = rule.narrow != NO_ROUNDING or rule.stored != NO_ROUNDING
+    return not narrow and not rule.unsigned and rule.divisor >= np.float32(1)
+
+
+@kernel
 def power_code(amax: Any, rule: Any) -> Any:
     """Return the E8M0 byte of a block's magnitude; 255 and more do not fit."""
     if amax < rule.quiet:
@@ -51,7 +58,9 @@ def power_of(byte: Any) -> Any:
 @kernel
 def inverse_power_of(byte: Any) -> Any:
     """Return ``2 ** (127 - byte)``."""
-    return float32_of(shl32(np.uint32(np.uint32(254) - byte), np.uint32(23)) if byte < np.uint32(254) else LEAST_POWER)
+    return float32_of(
+        shl32(np.uint32(np.uint32(254) - byte), np.uint32(23)) if byte < np.uint32(254) else LEAST_POWER
+    )
 
 
 @kernel
@@ -112,7 +121,13 @@ def block_scales(
     factors: what each block is divided by, or multiplied by where ``multiply``. Returns OK or BAD_SCALE.
     """
     state = OK
-    if rule.how == LINEAR:
+    if rule.how == LINEAR and plain_linear(rule):
+        for b in range(count):
+            ideal = float32_of(amax[b]) / rule.divisor
+            s = ideal if ideal > rule.least else rule.least
+            scales[at + b] = s if ideal > np.float32(0) else rule.zero_scale
+            factors[b] = (s if ideal > np.float32(0) else rule.zero_scale) * rule.unit
+    elif rule.how == LINEAR:
         for b in range(count):
             a = max(highs[b], np.float32(0)) if rule.unsigned else float32_of(amax[b])
             s, fits = linear_scale(rounded(a / rule.divisor, rule.narrow), rule)

@@ -11,7 +11,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .intrinsics import LINE, amax16, amax32, bits32, float32_of, kernel, prefetch, widen_half
+from .intrinsics import LINE, amax16, amax32, bits32, float32_of, kernel, least16, most16, prefetch, widen_half
 
 TILE = 2048
 """Elements; float32 tile, spread scales and codes take 18 KiB, less than every L1 data cache."""
@@ -132,13 +132,58 @@ def block_amax(source: Any, start: Any, count: Any, block: Any, kind: Any, amax:
 
 
 @kernel
-def lower_upper(tile: Any, begin: Any, end: Any, low: Any, high: Any) -> Any:
-    """Return the extremes of ``tile[begin:end]`` and of ``low``, ``high``."""
-    for i in range(begin, end):
-        v = tile[i]
-        low = v if v < low else low
-        high = v if v > high else high
-    return low, high
+def run_extremes(source: Any, at: Any, end: Any, kind: Any) -> Any:
+    """Return the smallest and largest value of ``source[at:end]`` as float32; NaN counts by its bits."""
+    low, high = np.int32(0x7FFFFFFF), np.int32(-0x7FFFFFFF)
+    while at + np.uint64(16) <= end:
+        low = min(low, np.int32(least16(source, at)))
+        high = max(high, np.int32(most16(source, at)))
+        at += np.uint64(16)
+    while at < end:
+        key = ordered(source[at])
+        low = min(low, np.int32(key))
+        high = max(high, np.int32(key))
+        at += np.uint64(1)
+    return value_of_key(low, kind), value_of_key(high, kind)
+
+
+def _ordered(x: Any) -> Any:
+    """Return the bits of a float32, or 16-bit float bits, as an integer that orders as the value does."""
+
+
+@overload(_ordered, inline="always")
+def _ordered_overload(x: Any) -> Any:
+    if x == types.float32:
+
+        def key(x: Any) -> Any:
+            k = np.int32(bits32(x))
+            return k if k >= np.int32(0) else np.int32(k ^ np.int32(0x7FFFFFFF))
+
+        return key
+
+    def key_half(x: Any) -> Any:
+        k = np.int16(x)
+        return np.int32(k) if k >= np.int16(0) else np.int32(np.int16(k ^ np.int16(0x7FFF)))
+
+    return key_half
+
+
+@kernel
+def ordered(x: Any) -> Any:
+    """Return an integer that orders as the value does."""
+    return _ordered(x)
+
+
+@kernel
+def value_of_key(key: Any, kind: Any) -> Any:
+    """Return the float32 whose source has the given ordering integer."""
+    if kind == FLOAT32:
+        k = key if key >= np.int32(0) else np.int32(key ^ np.int32(0x7FFFFFFF))
+        return float32_of(np.uint32(k))
+    half = key if key >= np.int32(0) else np.int32(key ^ np.int32(0x7FFF))
+    if kind == BFLOAT16:
+        return float32_of(np.uint32(np.uint32(np.uint16(half)) << np.uint32(16)))
+    return widen_half(np.uint16(half))
 
 
 @kernel
