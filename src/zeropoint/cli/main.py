@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from ..errors import ZeropointError
 from ..report.documents import inspection_document, run_document, verification_document
 from ..report.formats import formats_document, formats_table, page_document, page_table
 from ..report.tables import inspection_report, run_report, verification_report
-from .output import fail, progress, show, show_json
+from .output import ReaderGoneError, fail, progress, show, show_json
 from .signals import Interrupted, interruptible
 from .values import parse_scheme, parse_size
 
@@ -198,17 +198,14 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with interruptible():
             status = app(args=list(arguments), prog_name="zeropoint", standalone_mode=False)
-            sys.stdout.flush()
     except _UsageError as error:
         fail(error.format_message())
         return 2
     except Interrupted as interruption:
         fail(str(interruption))
         return interruption.status
-    except BrokenPipeError:
-        # What is still in the buffer cannot be written, and trying again at exit would print a traceback.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    except ReaderGoneError:
+        return 128 + signal.SIGPIPE
     except (ZeropointError, OSError) as error:
         fail(str(error))
         return 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,10 @@ from rich.progress import (
 from ..checkpoint.workers import Progress as OnProgress
 
 
+class ReaderGoneError(Exception):
+    """Raised when nobody reads stdout any more; no OSError, which typer would turn into a failure."""
+
+
 def show(report: RenderableType) -> None:
     """Write a report to stdout; a pipe gets plain text without spaces at the ends of lines."""
     console = Console(highlight=False)
@@ -29,13 +34,21 @@ def show(report: RenderableType) -> None:
         return
     with console.capture() as capture:
         console.print(report)
-    for line in capture.get().splitlines():
-        print(line.rstrip())
+    _write("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def show_json(document: dict[str, Any]) -> None:
     """Write one JSON document to stdout."""
-    print(json.dumps(document, indent=2, allow_nan=False))
+    _write(json.dumps(document, indent=2, allow_nan=False))
+
+
+def _write(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError as error:
+        # What is still in the buffer cannot be written, and trying again at exit would print a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise ReaderGoneError from error
 
 
 def fail(message: str) -> None:

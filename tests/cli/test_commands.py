@@ -1,0 +1,190 @@
+"""Each command does what its help says, in words and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Call, Called
+from typer.testing import CliRunner
+
+from zeropoint import __version__
+from zeropoint.cli.main import app
+from zeropoint.formats import CATALOG
+from zeropoint.schemes import LAYER_PRESETS
+
+COMMANDS = ("quantize", "inspect", "verify", "formats")
+
+
+def document(called: Called) -> dict[str, Any]:
+    """Return the JSON document on stdout, which must be all there is, and without NaN or Infinity."""
+    assert called.status == 0
+    assert called.err == ""
+
+    def refuse(text: str) -> float:
+        raise ValueError(text)
+
+    found = json.loads(called.out, parse_constant=refuse)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert f"Examples:\n    zeropoint {command}" in result.output
+    assert "\b" not in result.output
+
+
+def test_help_of_the_whole_names_every_command_and_fits_80_columns() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert all(f"  {command} " in result.output for command in COMMANDS)
+    assert "zeropoint quantize MODEL OUT --to w4a16" in result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+    assert "..." not in result.output.replace("[ARGS]...", "")
+
+
+def test_no_command_at_all_shows_the_help(call: Call) -> None:
+    called = call()
+    assert (called.status, called.err) == (0, "")
+    assert called.out.startswith("Usage: zeropoint")
+
+
+def test_version_is_the_one_of_the_package(call: Call) -> None:
+    assert call("--version") == Called(0, f"zeropoint {__version__}\n", "")
+
+
+def test_quantize_says_what_happened_to_each_tensor_and_why(call: Call, model: Path, tmp_path: Path) -> None:
+    called = call("quantize", model, tmp_path / "out", "--to", "w4a16")
+    assert (called.status, called.err) == (0, "")
+    assert "quantized to w4a16: a linear weight" in called.out
+    assert "kept: an embedding" in called.out
+    assert "model.layers.*.mlp.down_proj" in called.out
+    assert "model.layers.0" not in called.out
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["quantization_config"]["format"] == "pack-quantized"
+    lines = called.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_all_shows_every_tensor(call: Call, model: Path, tmp_path: Path) -> None:
+    called = call("quantize", model, tmp_path / "out", "--to", "w4a16", "--all")
+    assert called.status == 0
+    assert "model.layers.0.mlp.down_proj" in called.out
+    assert "*" not in called.out
+
+
+@pytest.mark.parametrize(
+    "scheme", [name for name, preset in LAYER_PRESETS.items() if preset.needs_calibration is None]
+)
+def test_every_preset_is_quantized_and_proven(call: Call, model: Path, tmp_path: Path, scheme: str) -> None:
+    made = document(call("quantize", model, tmp_path / "out", "--to", scheme, "--json"))
+    assert made["scheme"]["name"] == scheme
+    assert len(made["weights"]) == 14
+    assert 0 < made["error"]["relative"] < 0.2
+    assert {t["action"] for t in made["tensors"]} == {"quantized", "kept"}
+    proof = document(call("verify", tmp_path / "out", "--against", model, "--json"))
+    assert proof["ok"] is True
+    assert proof["problems"] == []
+    assert max(layer["of_bound"] for layer in proof["layers"]) <= 1
+
+
+def test_a_scheme_of_ones_own_is_taken(call: Call, model: Path, tmp_path: Path) -> None:
+    made = document(call("quantize", model, tmp_path / "out", "--to", "int6:g64:asym", "--json"))
+    assert made["scheme"]["weight"].startswith("int6:g64")
+
+
+def test_include_and_ignore_decide(call: Call, model: Path, tmp_path: Path) -> None:
+    patterns = ("--include", "lm_head", "--ignore", "*.down_proj", "--ignore", "re:.*layers.0.*")
+    made = document(call("quantize", model, tmp_path / "out", "--to", "w8a8", *patterns, "--json"))
+    actions = {t["name"]: (t["action"], t["why"]) for t in made["tensors"]}
+    assert actions["lm_head.weight"] == ("quantized", "user")
+    assert actions["model.layers.1.mlp.down_proj.weight"] == ("kept", "user")
+    assert actions["model.layers.0.self_attn.q_proj.weight"] == ("kept", "user")
+    assert actions["model.layers.1.self_attn.q_proj.weight"] == ("quantized", "linear")
+
+
+def test_workers_and_memory_change_no_byte(call: Call, model: Path, tmp_path: Path) -> None:
+    for out, options in (("a", ()), ("b", ("--workers", 1, "--max-memory", "600M"))):
+        assert call("quantize", model, tmp_path / out, "--to", "nvfp4a16", *options).status == 0
+    files = [(tmp_path / out / "model.safetensors").read_bytes() for out in ("a", "b")]
+    assert files[0] == files[1]
+
+
+def test_overwrite_replaces_an_output(call: Call, model: Path, tmp_path: Path) -> None:
+    assert call("quantize", model, tmp_path / "out", "--to", "w4a16").status == 0
+    assert call("quantize", model, tmp_path / "out", "--to", "mxfp4", "--overwrite").status == 0
+    found = document(call("inspect", tmp_path / "out", "--json"))
+    assert [s["layout"] for s in found["schemes"]] == ["mxfp4-pack-quantized"]
+
+
+def test_inspect_tells_an_original_from_a_quantized_one(call: Call, model: Path, tmp_path: Path) -> None:
+    assert call("quantize", model, tmp_path / "out", "--to", "fp8_dynamic").status == 0
+    before, after = call("inspect", model), call("inspect", tmp_path / "out")
+    assert "not quantized" in before.out
+    assert "quantized by compressed-tensors" in after.out
+    assert "float-quantized" in after.out
+    assert max(len(line) for line in (before.out + after.out).splitlines()) <= 80
+    found = document(call("inspect", model, "--json"))
+    assert found["quantization"] is None
+    assert sum(t["bytes"] for t in found["tensors"]) == found["bytes"]
+
+
+def test_verify_fails_when_a_byte_is_wrong(call: Call, model: Path, tmp_path: Path) -> None:
+    assert call("quantize", model, tmp_path / "out", "--to", "w8a8").status == 0
+    shard = tmp_path / "out" / "model.safetensors"
+    data = bytearray(shard.read_bytes())
+    where = len(data) - 1  # the codes lie last
+    data[where] ^= 0x55
+    shard.write_bytes(data)
+    called = call("verify", tmp_path / "out", "--against", model)
+    assert called.status == 1
+    assert "problem: " in called.out
+    assert called.err.startswith("error: 1 problems: ")
+    assert called.err.count("\n") == 1
+    as_json = call("verify", tmp_path / "out", "--against", model, "--json")
+    assert as_json.status == 1
+    assert json.loads(as_json.out)["ok"] is False
+
+
+def test_verify_without_the_original_decodes_only(call: Call, model: Path, tmp_path: Path) -> None:
+    assert call("quantize", model, tmp_path / "out", "--to", "mxfp8").status == 0
+    called = call("verify", tmp_path / "out")
+    assert called.status == 0
+    assert "no problem found" in " ".join(called.out.split())
+
+
+def test_formats_lists_formats_and_presets(call: Call) -> None:
+    called = call("formats")
+    assert called.status == 0
+    assert all(name in called.out for name in ("float8_e4m3fn", "nf4", "mx9_element", *LAYER_PRESETS))
+    assert max(map(len, called.out.splitlines())) <= 80
+    found = document(call("formats", "--json"))
+    assert [f["name"] for f in found["formats"]] == list(CATALOG)
+    assert [p["name"] for p in found["layer_presets"]] == list(LAYER_PRESETS)
+
+
+@pytest.mark.parametrize(
+    "name", [*CATALOG, "e4m3", "e3m4", "uint5", *LAYER_PRESETS, "mx9", "codebook[1,2,3]"]
+)
+def test_every_name_has_a_page_and_a_document(call: Call, name: str) -> None:
+    called = call("formats", name)
+    assert (called.status, called.err) == (0, "")
+    assert max(map(len, called.out.splitlines())) <= 80
+    assert "name" in document(call("formats", name, "--json"))
+
+
+def test_the_page_of_a_small_format_lists_every_value(call: Call) -> None:
+    called = call("formats", "fp4")
+    assert all(f"0x{code:X} " in called.out for code in range(16))
+    values = document(call("formats", "fp4", "--json"))["values"]
+    assert values[:8] == [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    assert str(values[8]) == "-0.0"
+    assert document(call("formats", "e4m3", "--json"))["values"][0x7F] == "nan"
+    assert "values" not in document(call("formats", "float16", "--json"))

@@ -1,0 +1,139 @@
+"""A wrong input gives one line that says what to do, an exit status, and no traceback."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Call, Called
+
+from zeropoint.schemes import LAYER_PRESETS
+
+
+def assert_one_line(called: Called, status: int, *parts: str) -> None:
+    assert called.status == status
+    assert called.out == ""
+    assert called.err.startswith("error: ")
+    assert called.err.endswith("\n")
+    assert called.err.count("\n") == 1
+    assert "Traceback" not in called.err
+    for part in parts:
+        assert part in called.err
+
+
+USAGE = [
+    (["bogus"], "bogus"),
+    (["quantize"], "SRC"),
+    (["quantize", "a", "b"], "--to"),
+    (["quantize", "a", "b", "c", "--to", "w4a16"], "c"),
+    (["inspect", "a", "--depth", "2"], "--depth"),
+    (["quantize", "a", "b", "--to", "w4a16", "--workers", "0"], "--workers"),
+    (["quantize", "a", "b", "--to", "w4a16", "--workers", "two"], "--workers"),
+    (["quantize", "a", "b", "--to", "w4a16", "--max-memory", "2X"], "for example 2G or 512M"),
+    (["quantize", "a", "b", "--to", "w4a16", "--max-memory", "-1G"], "for example 2G or 512M"),
+    (["quantize", "a", "b", "--to", "w4a16", "--max-memory", "0"], "positive"),
+    (["quantize", "a", "b", "--to", "w4a15"], "did you mean w4a16"),
+    (["quantize", "a", "b", "--to", "mxpf4"], "mxfp4"),
+    (["quantize", "a", "b", "--to", ""], "is empty"),
+    (["quantize", "a", "b", "--to", "int4:g0"], "group size (=0)"),
+    (["quantize", "a", "b", "--to", "int4:g128:assym"], "did you mean asym?"),
+    (["quantize", "a", "b", "--to", "e99m3"], "e99m3"),
+    (["quantize", "a", "b", "--to", "nf4:g64"], "no layout stores"),
+    (["quantize", "a", "b", "--to", "w4a16:cast"], "cast"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "part"), USAGE, ids=[" ".join(a) for a, _ in USAGE])
+def test_a_command_line_without_sense_is_a_usage_error(call: Call, arguments: list[str], part: str) -> None:
+    assert_one_line(call(*arguments), 2, part)
+
+
+@pytest.mark.parametrize("preset", [name for name, p in LAYER_PRESETS.items() if p.needs_calibration])
+def test_a_preset_that_needs_calibration_is_refused_with_its_alternative(call: Call, preset: str) -> None:
+    alternative = {"fp8": "fp8_dynamic", "nvfp4": "nvfp4a16"}[preset]
+    assert_one_line(call("quantize", "a", "b", "--to", preset), 2, "observed on data", alternative)
+
+
+def test_a_name_that_is_no_format_is_refused_with_the_closest(call: Call) -> None:
+    assert_one_line(call("formats", "float8_e4m3fm"), 1, "did you mean float8_e4m3fn")
+    assert_one_line(call("formats", "w4a61"), 1, "w4a16")
+
+
+@pytest.mark.parametrize("command", ["quantize", "inspect", "verify"])
+def test_a_directory_that_is_not_there_is_named(call: Call, tmp_path: Path, command: str) -> None:
+    extra = (tmp_path / "out", "--to", "w4a16") if command == "quantize" else ()
+    assert_one_line(call(command, tmp_path / "nowhere", *extra), 1, "nowhere")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_without_weights_is_no_model(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert_one_line(call("inspect", tmp_path / "empty"), 1, "safetensors")
+
+
+def test_a_pickle_is_never_opened(call: Call, model: Path, tmp_path: Path) -> None:
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        folder = tmp_path / name.replace(".", "-")
+        folder.mkdir()
+        (folder / name).write_bytes(pickle.dumps({"weight": [1.0]}))
+        assert_one_line(call("quantize", folder, tmp_path / "out", "--to", "w4a16"), 1, "safetensors")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_with_files_is_left_alone(call: Call, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "precious").write_text("keep me")
+    assert_one_line(call("quantize", model, out, "--to", "w4a16"), 1, "precious", "overwrite")
+    assert [path.name for path in out.iterdir()] == ["precious"]
+
+
+def test_the_source_is_no_output(call: Call, model: Path) -> None:
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    assert_one_line(call("quantize", model, model, "--to", "w4a16", "--overwrite"), 1, "is the source")
+    assert {path.name: path.read_bytes() for path in model.iterdir()} == before
+
+
+def test_a_quantized_checkpoint_is_not_quantized_again(call: Call, model: Path, tmp_path: Path) -> None:
+    assert call("quantize", model, tmp_path / "out", "--to", "w4a16").status == 0
+    assert_one_line(
+        call("quantize", tmp_path / "out", tmp_path / "again", "--to", "w4a16"), 1, "quantized already"
+    )
+    assert_one_line(call("verify", model), 1, "quantized")
+
+
+def test_a_pattern_that_names_nothing_is_a_slip(call: Call, model: Path, tmp_path: Path) -> None:
+    called = call("quantize", model, tmp_path / "out", "--to", "w4a16", "--ignore", "*.down_prj")
+    assert_one_line(called, 1, "down_prj", "matches no tensor")
+
+
+def test_strict_refuses_what_would_be_kept_for_its_shape(call: Call, model: Path, tmp_path: Path) -> None:
+    relaxed = call("quantize", model, tmp_path / "a", "--to", "int4:g256")
+    assert relaxed.status == 0
+    assert "is not a multiple of the group" in " ".join(relaxed.out.split())
+    assert_one_line(
+        call("quantize", model, tmp_path / "b", "--to", "int4:g256", "--strict"), 1, "cannot be quantized"
+    )
+
+
+def test_too_little_memory_is_said_before_anything_is_written(
+    call: Call, model: Path, tmp_path: Path
+) -> None:
+    called = call("quantize", model, tmp_path / "out", "--to", "w4a16", "--max-memory", "1M")
+    assert_one_line(called, 1, "max_memory")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_name_that_would_drive_the_terminal_is_escaped(call: Call, model: Path) -> None:
+    evil = "\x1b[31mred\x1b[0m\nerror: fake"
+    assert_one_line(call("inspect", model / evil), 1)
+    assert "\x1b" not in call("formats", evil).err
+
+
+def test_what_is_odd_about_a_source_is_in_the_report(call: Call, model: Path, tmp_path: Path) -> None:
+    (model / "config.json").write_text(json.dumps({"a": 1})[:-1])
+    called = call("quantize", model, tmp_path / "out", "--to", "w4a16")
+    assert called.status == 0
+    assert "is no valid configuration" in " ".join(called.out.split())

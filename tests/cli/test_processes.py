@@ -1,0 +1,99 @@
+"""The command as a process of its own: signals, closed pipes, its entry points."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.cli.checkpoints import write_llama
+
+from zeropoint import __version__
+
+# The real command, but each part of a weight takes so long that there is time for a signal.
+SLOW = """
+import sys, time
+import zeropoint.checkpoint.run as stream
+quantize_part = stream.quantize_part
+def slow(*arguments):
+    time.sleep(0.2)
+    return quantize_part(*arguments)
+stream.quantize_part = slow
+from zeropoint.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+PATIENCE = 180
+
+
+def wait_for(condition: object, process: subprocess.Popen[str]) -> None:
+    """Wait until ``condition`` holds; fail when the process ends before."""
+    end = time.monotonic() + PATIENCE
+    assert callable(condition)
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_quantize_leaves_nothing(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    model = write_llama(tmp_path / "model", layers=30)
+    before = {path.name: path.stat().st_mtime_ns for path in model.iterdir()}
+    out = tmp_path / "new" / "out"
+    command = [
+        sys.executable,
+        "-c",
+        SLOW,
+        "quantize",
+        str(model),
+        str(out),
+        "--to",
+        "w4a16",
+        "--workers",
+        "2",
+    ]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: out.exists() and any(out.glob(".*.partial")), process)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
+    assert process.returncode == status
+    assert stdout == ""
+    assert stderr == f"error: interrupted by {number.name}\n"
+    assert not (tmp_path / "new").exists()
+    assert {path.name: path.stat().st_mtime_ns for path in model.iterdir()} == before
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "zeropoint", "formats", "--json"], stdout=write, stderr=subprocess.PIPE,
+            text=True, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_both_entry_points_are_the_same_command() -> None:
+    script = Path(sys.executable).with_name("zeropoint")
+    for command in ([sys.executable, "-m", "zeropoint"], [str(script)]):
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"zeropoint {__version__}\n", "")
+
+
+def test_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "zeropoint", "inspect", str(tmp_path / "nowhere")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
