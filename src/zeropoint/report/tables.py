@@ -51,7 +51,7 @@ def run_report(result: RunResult, *, seconds: float, everything: bool = False) -
 
 def decision_table(decisions: Sequence[Decision], *, everything: bool = False) -> Table:
     """Return what happens to each tensor, under headlines that say why."""
-    table = plain("tensors", "count", "dtype", "shape", numbers=(1,))
+    table = plain("tensors", "n", "dtype", "shape", numbers=(1,))
     # Stable: quantized tensors first, and otherwise in the order of the files.
     for headline, group in _grouped(sorted(decisions, key=lambda d: not d.quantized), _headline):
         table.add_row(Text(headline, style="bold"), f"{len(group):,}")
@@ -62,7 +62,7 @@ def decision_table(decisions: Sequence[Decision], *, everything: bool = False) -
 
 def error_table(outcomes: Sequence[Outcome], *, everything: bool = False) -> Table:
     """Return how far each weight is from the original; those that share a line are taken as one."""
-    table = plain("weights", "count", "rel.err", "SQNR dB", "largest", "clipped", numbers=(1, 2, 3, 4, 5))
+    table = plain("weights", "n", "rel.err", "SQNR dB", "largest", "clipped", numbers=(1, 2, 3, 4, 5))
     for label, group in _folded(outcomes, lambda o: o.weight.module, _same, everything):
         table.add_row(Text(label), _times(group), *_error_cells(TensorError.merge([o.error for o in group])))
     if len(outcomes) > 1:
@@ -73,7 +73,7 @@ def error_table(outcomes: Sequence[Outcome], *, everything: bool = False) -> Tab
 
 def inspection_report(inspection: Inspection, *, everything: bool = False) -> RenderableType:
     """Return what a checkpoint holds: tensors, dtypes, schemes, problems and a summary."""
-    tensors = plain("tensors", "count", "dtype", "shape", numbers=(1,))
+    tensors = plain("tensors", "n", "dtype", "shape", numbers=(1,))
     for label, entries in _folded(inspection.tensors, lambda e: e.name, _kind, everything):
         tensors.add_row(Text(label), _times(entries), entries[0].dtype, shape(entries[0].shape))
     dtypes = plain("dtype", "tensors", "numbers", "size", numbers=(1, 2, 3))
@@ -99,7 +99,7 @@ def verification_report(
     verification: Verification, *, seconds: float, everything: bool = False
 ) -> RenderableType:
     """Return what was proven, layer by layer, and what is wrong."""
-    table = plain("layers", "count", "rel.err", "SQNR dB", "largest", "of bound", numbers=(1, 2, 3, 4, 5))
+    table = plain("layers", "n", "rel.err", "SQNR dB", "largest", "bound", numbers=(1, 2, 3, 4, 5))
     for label, group in _folded(verification.layers, lambda p: p.layer.module, _same, everything):
         table.add_row(Text(label), _times(group), *_proof_cells(group))
     layers, kept = count(len(verification.layers), "layer"), count(verification.kept, "other tensor")
