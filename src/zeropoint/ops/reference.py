@@ -7,6 +7,7 @@ dequantize   value = (decode(code) - zero_point) * S
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -67,29 +68,55 @@ def quantize(
 ) -> torch.Tensor:
     """Return the packed codes of finite ``x`` under given parameters: uint8, rows padded to bytes."""
     require_finite(x)
-    return packing.pack(codes(x, scheme, scales, zero_point), scheme.bits)
+    return _packed(x, scheme, scales, zero_point)
 
 
-def codes(
+def _packed(
     x: torch.Tensor, scheme: Scheme, scales: tuple[torch.Tensor, ...], zero_point: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return unpacked code patterns of ``x``."""
+    # A chunk of a vector is a multiple of 8 codes, hence of whole bytes, at any width.
+    parts = [packing.pack(part, scheme.bits) for part in code_parts(x, scheme, scales, zero_point)]
+    if not parts:
+        length = packing.packed_length(x.shape[-1], scheme.bits)
+        return torch.empty((*x.shape[:-1], length), dtype=torch.uint8, device=x.device)
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def code_parts(
+    x: torch.Tensor, scheme: Scheme, scales: tuple[torch.Tensor, ...], zero_point: torch.Tensor | None
+) -> Iterator[torch.Tensor]:
+    """Yield the unpacked code patterns of ``x`` in chunks along its first axis."""
     shape = tuple(x.shape)
-    scale = effective_scale(scheme, scales, shape, x.dtype)
+    scale, zero = _spread_parameters(scheme, scales, zero_point, shape=shape, dtype=x.dtype)
+    first = 0
+    for pick in _chunks(shape):
+        part = x[pick]
+        ratio = scaled(part, scheme, None if scale is None else scale[pick])
+        yield _encode(ratio, scheme, None if zero is None else zero[pick], first, x.dtype)
+        first += part.numel()
+
+
+def _chunks(shape: tuple[int, ...]) -> list[slice | tuple[()]]:
+    """Return indices that cut a tensor of ``shape`` along its first axis into about CHUNK elements each."""
+    if not shape:
+        return [()]
+    rows = max(1, CHUNK // max(1, math.prod(shape[1:])))
+    return [slice(begin, min(begin + rows, shape[0])) for begin in range(0, shape[0], rows)]
+
+
+def _spread_parameters(
+    scheme: Scheme,
+    scales: tuple[torch.Tensor, ...],
+    zero_point: torch.Tensor | None,
+    *,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the scale and the zero point of each element of a tensor of ``shape``."""
+    scale = effective_scale(scheme, scales, shape, dtype)
     spread = None if scale is None else spread_blocks(scale, scheme.granularity, shape).expand(shape)
     zero = None if zero_point is None else spread_blocks(zero_point, scheme.granularity, shape).expand(shape)
-    first = 0
-    parts = []
-    rows = max(1, CHUNK // max(1, math.prod(shape[1:]))) if shape else 1
-    for begin in range(0, shape[0] if shape else 1, rows):
-        pick = slice(begin, begin + rows) if shape else ()
-        part = x[pick]
-        ratio = scaled(part, scheme, None if spread is None else spread[pick])
-        parts.append(_encode(ratio, scheme, None if zero is None else zero[pick], first, x.dtype))
-        first += part.numel()
-    if not parts:
-        return torch.empty(shape, dtype=torch.uint8, device=x.device)
-    return torch.cat(parts) if shape else parts[0]
+    return spread, zero
 
 
 def scaled(x: torch.Tensor, scheme: Scheme, scale: torch.Tensor | None) -> torch.Tensor:
@@ -179,25 +206,45 @@ def dequantize(
     own_dtype: torch.dtype,
 ) -> torch.Tensor:
     """Return the values of packed codes in ``dtype``; ``own_dtype`` is that of the tensor quantized."""
-    patterns = packing.unpack(data, scheme.bits, packing.row_length(shape)).reshape(shape)
+    scale, zero = _spread_parameters(scheme, scales, zero_point, shape=shape, dtype=own_dtype)
     wide = torch.float64 if torch.float64 in (dtype, own_dtype) else torch.float32
-    values = decode(patterns, scheme.element, torch.float64 if zero_point is not None else wide)
-    if zero_point is not None:
-        offset = spread_blocks(zero_point, scheme.granularity, shape).double() * float(scheme.element_step)
-        values = (values - offset).to(wide)
-    scale = effective_scale(scheme, scales, shape, own_dtype)
-    if scale is not None:
-        values = values * spread_blocks(scale, scheme.granularity, shape).to(wide)
-    return values.to(dtype)
+    out = torch.empty(shape, dtype=dtype, device=data.device)
+    for pick in _chunks(shape):
+        part = out[pick]
+        patterns = packing.unpack(_bytes_of(data, pick, scheme.bits, shape), scheme.bits, _row_length(part))
+        values = decode(
+            patterns.reshape(part.shape), scheme.element, torch.float64 if zero is not None else wide
+        )
+        if zero is not None:
+            values = (values - zero[pick].double() * float(scheme.element_step)).to(wide)
+        if scale is not None:
+            values = values * scale[pick].to(wide)
+        part.copy_(values)
+    return out
+
+
+def _row_length(x: torch.Tensor) -> int:
+    return packing.row_length(tuple(x.shape))
+
+
+def _bytes_of(data: torch.Tensor, pick: slice | tuple[()], bits: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return the bytes that hold the codes of a chunk."""
+    if not isinstance(pick, slice) or len(shape) > 1:
+        return data[pick]
+    return data[pick.start * bits // 8 : packing.packed_length(pick.stop, bits)]
 
 
 def fake_quantize(
     x: torch.Tensor, scheme: Scheme, scales: tuple[torch.Tensor, ...], zero_point: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return ``dequantize(quantize(x))`` in the dtype of ``x``."""
+    """Return ``dequantize(quantize(x))`` in the dtype of ``x``.
+
+    Training may run into NaN: an integer format makes it the lowest code, as torch does; others pass it on.
+    """
     shape = tuple(x.shape)
-    data = packing.pack(codes(x, scheme, scales, zero_point), scheme.bits)
-    return dequantize(data, scheme, scales, zero_point, shape=shape, dtype=x.dtype, own_dtype=x.dtype)
+    data = _packed(x, scheme, scales, zero_point)
+    values = dequantize(data, scheme, scales, zero_point, shape=shape, dtype=x.dtype, own_dtype=x.dtype)
+    return values if isinstance(scheme.element, IntFormat) else torch.where(torch.isnan(x), torch.nan, values)
 
 
 def inside(

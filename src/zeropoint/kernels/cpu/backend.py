@@ -352,7 +352,10 @@ def _packed_like(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return uninitialized memory. NumPy asks for huge pages, without which page faults outlast the kernels."""
-    raw = np.empty(math.prod(shape) * dtype.itemsize, np.uint8)
+    size = math.prod(shape) * dtype.itemsize
+    if size == 0:
+        return torch.empty(shape, dtype=dtype)
+    raw = np.empty(size, np.uint8)
     return torch.from_numpy(raw).view(dtype).reshape(shape)
 
 

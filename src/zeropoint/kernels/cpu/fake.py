@@ -9,7 +9,7 @@ from .encode import MAGIC, encode, round_tile, scale_tile
 from .intrinsics import kernel, stream_fence
 from .layout import INTEGER, ZERO_INSIDE, ZERO_NONE
 from .quantize import parameter_row
-from .tile import TILE, fetch_ahead, load
+from .tile import NOT_FINITE, TILE, fetch_ahead, load, run_amax
 
 
 @kernel
@@ -66,8 +66,11 @@ def fake_quantize_rows(
     """Fake-quantize rows ``first`` to ``last``: the values of dequantize(quantize(x)).
 
     x, out: (rows * cols,) float32 or uint16 (bfloat16, float16 by ``layout.kind``). scales: float32 factors to divide by;
-    back: factors to multiply codes by (they differ only where a scale is zero). zeros: float32 zero points.
+    back: factors to multiply codes by, which differ only where a scale is zero. zeros: float32 zero points.
     """
+    lossy = False
+    for b in range(np.uint64(len(scales))):
+        lossy |= scales[b] != back[b]
     step = np.uint64(TILE)
     tile, factors, offsets = (
         np.empty(TILE, np.float32),
@@ -88,11 +91,19 @@ def fake_quantize_rows(
             if element.kind == INTEGER:
                 scale_tile(tile, factors, n, element.scaling)
                 round_tile(tile, n, element.quotient)
+                if lossy:
+                    fill_blocks(back, base, c, n, layout.block, factors)
                 fake_integers(tile, factors, offsets, n, element)
             else:
+                lost = run_amax(tile, np.uint64(0), n) > NOT_FINITE
                 encode(tile, factors, offsets, n, element, order, codes)
-                fill_blocks(back, base, c, n, layout.block, factors)
+                if lossy:
+                    fill_blocks(back, base, c, n, layout.block, factors)
                 decode(codes, n, element, table, factors, offsets, tile)
+                if lost:
+                    load(x, at, n, layout.kind, offsets)
+                    for i in range(n):
+                        tile[i] = tile[i] if offsets[i] == offsets[i] else np.float32(np.nan)
             emit_values(tile, n, layout.kind, out, at)
     stream_fence()
 

@@ -1,0 +1,252 @@
+"""Every backend gives the bytes of the reference, for every scheme, dtype, shape, stride and thread count."""
+
+import math
+
+import pytest
+import torch
+import zeropoint as zp
+from zeropoint.functional import row_errors
+from zeropoint.ops.registry import Op, Reference, Request, explain
+from zeropoint.ops.threads import thread_limit
+from zeropoint.schemes import LAYER_PRESETS, TENSOR_PRESETS, Scheme
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SHAPES = ((8, 256), (3, 5, 70), (1, 4099), (130, 33), (17,), (2, 2, 3, 48))
+ELEMENTS = (
+    "int8", "int8:channel", "int8:channel1", "int8:channel-1", "int8:token:narrow", "int2:g16", "int3:g8", "int5:g40",
+    "int6:token", "int7:g24", "uint8:token", "uint4:g32", "binary:g32", "ternary:token", "float8_e5m2:channel",
+    "float8_e4m3fnuz:token", "float8_e5m2fnuz:token", "float6_e3m2fn:g32", "float6_e2m3fn:g32", "float8_e4m3fn:cast",
+    "e3m4:g32", "e2m2:token", "e4m0:token", "int4:block4x16", "float8_e4m3fn:block16x32", "int4:g1000",
+)  # fmt: skip
+SCALES = (
+    "mxfp4:scale=even", "mxfp4:scale=ceil", "mxfp4:scale=rceil", "mxfp8_e5m2:scale=rceil", "int4:g32:scale=float16",
+    "int4:g32:scale=bfloat16", "int4:g32:scale=input", "int4:g16:scale=ue4m3:scale2=float32@tensor", "mxint8:scale=ceil",
+)  # fmt: skip
+ZEROS = (
+    "uint8:channel:asym", "uint4:g32:asym", "int8:tensor:asym", "int3:g8:asym=real", "uint8:token:asym=real",
+    "uint4:g32:asym:scale=float16", "int4:g32:narrow:asym",
+)  # fmt: skip
+DIALECTS = (
+    "int4:g128:dialect=torch", "uint8:channel:asym:dialect=torch", "uint8:tensor:asym:dialect=onnx",
+    "int8:tensor:asym:dialect=burn:round=half_even", "uint4:g32:asym:dialect=compressed-tensors:scale=input",
+    "mxfp4:dialect=compressed-tensors", "float4_e2m1fn:token:dialect=compressed-tensors:scale=input",
+)  # fmt: skip
+LAYERS = tuple(dict.fromkeys(preset.weight for preset in LAYER_PRESETS.values()))
+SCHEMES = (*ELEMENTS, *SCALES, *ZEROS, *DIALECTS, *TENSOR_PRESETS, *LAYERS)
+FAMILIES = ("int8:g32", "int4:g128", "int3:token", "uint4:g16:asym", "mxfp4", "mxfp8_e4m3", "nvfp4", "nf4")
+
+
+def sample(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """Return normal data with a spread of rows, both zeros, and a row of zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator)
+    x = x * torch.exp(torch.randn((*shape[:-1], 1), generator=generator))
+    x.view(-1)[::7] = 0.0
+    x.view(-1)[3::11] = -0.0
+    if len(shape) > 1 and shape[0] > 2:
+        x[1] = 0.0
+    return x.to(dtype)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Compare dtype, shape and every byte; empty tensors have none."""
+    bits = [t.contiguous().view(torch.uint8) if t.numel() else t.reshape(-1).to(torch.uint8) for t in (a, b)]
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*bits)
+
+
+def assert_same_everywhere(x: torch.Tensor, scheme: str) -> str:
+    """Run all operators on the reference and on the backend that would be chosen; return the latter's name."""
+    with zp.only_backend("reference"):
+        expected = zp.quantize(x, scheme)
+        values, faked = expected.dequantize(), zp.fake_quantize(x, expected.params)
+    actual = zp.quantize(x, scheme)
+    for mine, theirs in zip(actual.scales, expected.scales, strict=True):
+        assert same(mine, theirs), f"scales of {scheme} differ"
+    if expected.zero_point is not None:
+        assert actual.zero_point is not None
+        assert same(actual.zero_point, expected.zero_point), f"zero points of {scheme} differ"
+    assert same(actual.data, expected.data), f"codes of {scheme} differ"
+    assert same(zp.quantize(x, expected.params).data, expected.data), f"codes of {scheme} under given parameters differ"
+    assert same(expected.dequantize(), values), f"values of {scheme} differ"
+    assert same(zp.fake_quantize(x, expected.params), faked), f"fake-quantized values of {scheme} differ"
+    assert same(values, faked), f"fake quantization of {scheme} is not quantize and dequantize"
+    assert same(gradient(x, expected, "reference"), gradient(x, expected, None)), f"gradients of {scheme} differ"
+    return zp.explain(x, scheme).chosen
+
+
+def gradient(x: torch.Tensor, q: zp.QuantizedTensor, backend: str | None) -> torch.Tensor:
+    """Return the straight-through gradient of values half as large again, some of which are clipped."""
+    slope = torch.ones_like(x)
+    arguments = (slope, x * 1.5, list(q.scales), q.zero_point, str(q.scheme))
+    if backend is None:
+        return torch.ops.zeropoint.fake_quantize_backward(*arguments)
+    with zp.only_backend(backend):
+        return torch.ops.zeropoint.fake_quantize_backward(*arguments)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_gives_the_same_bytes_on_every_backend(scheme: str, dtype: torch.dtype) -> None:
+    tried = 0
+    for shape in SHAPES:
+        if len(Scheme.parse(scheme).granularity.extents) <= len(shape):
+            assert_same_everywhere(sample(shape, dtype), scheme)
+            tried += 1
+    assert tried > 0
+
+
+@pytest.mark.parametrize("scheme", FAMILIES)
+def test_every_length_gives_the_same_bytes(scheme: str) -> None:
+    for length in range(258):
+        dtype = DTYPES[length % 2]
+        assert assert_same_everywhere(sample((2, length), dtype, seed=length), scheme) == "cpu"
+
+
+@pytest.mark.parametrize("scheme", ["int8:channel", "int4:g32", "mxfp4", "uint8:channel:asym", "nf4"])
+def test_every_stride_gives_the_bytes_of_the_contiguous_tensor(scheme: str) -> None:
+    base = sample((12, 10, 64), torch.float32)
+    views = {
+        "transposed": base.transpose(0, 1), "every second row": base[::2], "every second column": base[:, :, ::2],
+        "expanded": base[:1].expand(5, 10, 64), "offset": base.view(-1)[1:641].view(10, 64),
+        "channels last": base.view(3, 4, 10, 64).to(memory_format=torch.channels_last), "flipped": base.flip(0),
+    }  # fmt: skip
+    for name, view in views.items():
+        before = view.clone()
+        assert same(zp.quantize(view, scheme).data, zp.quantize(view.contiguous(), scheme).data), name
+        assert torch.equal(view, before), f"{name} was modified"
+
+
+@pytest.mark.parametrize("scheme", [*FAMILIES, "float8_e4m3fn:tensor", "int8:channel-1", "int4:block4x16"])
+def test_threads_do_not_change_a_byte(scheme: str) -> None:
+    x = sample((700, 769), torch.bfloat16)
+    results = []
+    for threads in (1, 2, 7):
+        with thread_limit(threads):
+            q = zp.quantize(x, scheme)
+            results.append((q.data, *q.scales, q.dequantize(), zp.fake_quantize(x, q.params)))
+    for other in results[1:]:
+        assert all(same(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+EXTREMES = (
+    2.0**-149, 2.0**-133, 2.0**-127, 2.0**-126, 1e-38, 2.0**-24, 2.0**-14, 1.75, math.nextafter(2.0, 0), 2.0, 3.5,
+    7.0, 448.0, 464.0, 1e30, 2.0**127, torch.finfo(torch.bfloat16).max,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", [s for s in (*FAMILIES, *LAYERS, "mxfp4:scale=ceil") if "float16" not in s])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_blocks_at_the_ends_of_the_range_give_the_same_bytes(scheme: str, dtype: torch.dtype) -> None:
+    for largest in EXTREMES:
+        x = torch.linspace(-1, 1, 512).reshape(2, 256) * largest
+        x[0, 5], x[1, 9] = largest, -largest
+        try:
+            with zp.only_backend("reference"):
+                expected = zp.quantize(x.to(dtype), scheme)
+        except zp.RangeError:
+            with pytest.raises(zp.RangeError):
+                zp.quantize(x.to(dtype), scheme)
+            continue
+        actual = zp.quantize(x.to(dtype), scheme)
+        assert all(same(a, b) for a, b in zip(actual.scales, expected.scales, strict=True)), largest
+        assert same(actual.data, expected.data), largest
+
+
+@pytest.mark.parametrize("scheme", ["mxfp4", "mxfp4:dialect=compressed-tensors:scale=even"])
+def test_the_16_bit_short_cut_gives_the_bytes_of_float32_for_every_bfloat16(scheme: str) -> None:
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    finite = every[torch.isfinite(every)]
+    for exponent in (-126, -120, -60, -8, 0, 9, 60, 126):
+        small = finite[finite.abs() <= 2.0**exponent]
+        blocks = torch.nn.functional.pad(small, (0, -small.numel() % 31)).reshape(-1, 31)
+        x = torch.cat([torch.full((len(blocks), 1), 2.0**exponent, dtype=torch.bfloat16), blocks], 1)
+        with zp.only_backend("reference"):
+            expected = zp.quantize(x, scheme)
+        actual = zp.quantize(x, scheme)
+        assert same(actual.data, expected.data)
+        assert same(actual.scales[0], expected.scales[0])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_results_can_be_written_into_earlier_ones(scheme: str) -> None:
+    first, second = sample((6, 288), torch.bfloat16, seed=1), sample((6, 288), torch.bfloat16, seed=2)
+    if len(Scheme.parse(scheme).granularity.extents) > 2:
+        pytest.fail("the list of schemes has no such granularity")
+    target, expected = zp.quantize(first, scheme), zp.quantize(second, scheme)
+    result = zp.quantize(second, scheme, out=target)
+    assert result.data.data_ptr() == target.data.data_ptr()
+    assert same(result.data, expected.data)
+    assert all(same(a, b) for a, b in zip(result.scales, expected.scales, strict=True))
+    values = torch.empty(6, 288, dtype=torch.float32)
+    assert same(zp.dequantize(result, out=values), expected.dequantize(torch.float32))
+
+
+@pytest.mark.parametrize("scheme", [*FAMILIES, "float8_e4m3fn:block16x32", "mxint8", "int4:token:narrow"])
+def test_measured_errors_agree_with_float64(scheme: str) -> None:
+    x = sample((20, 4100), torch.bfloat16) + 0.01
+    q = zp.quantize(x, scheme)
+    actual = row_errors(x, q)
+    expected = Reference().measure(x, q.data, q.scheme, (q.scales, q.zero_point))
+    # Sums of 4100 float32 squares, 32 at a time: a relative error of some 32 * 2**-24.
+    torch.testing.assert_close(actual.squares, expected.squares, rtol=4e-6, atol=0)
+    torch.testing.assert_close(actual.errors, expected.errors, rtol=1e-4, atol=1e-12)
+    torch.testing.assert_close(actual.largest, expected.largest, rtol=1e-5, atol=1e-12)
+    assert abs(int(actual.clipped.sum()) - int(expected.clipped.sum())) <= 1
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("scheme", [*FAMILIES, "float8_e4m3fn:tensor", "int4:block4x16", "mx9"])
+def test_one_value_that_is_not_finite_is_refused_wherever_it_stands(scheme: str, value: float) -> None:
+    """Catalogue cases 1 to 4."""
+    for place in (0, 1, 15, 31, 32, 100, 257):
+        x = sample((4, 258), torch.bfloat16)
+        x[2, place] = value
+        with pytest.raises(zp.NonFiniteError, match=rf"index \(2, {place}\)"):
+            zp.quantize(x, scheme)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scheme", ["int8", "uint8:tensor:asym", "float8_e4m3fn", "mxfp4", "nf4:g32", "mx6:g2"])
+def test_fake_quantization_treats_nan_and_inf_alike_on_every_backend(scheme: str, dtype: torch.dtype) -> None:
+    x = torch.tensor([[math.nan, math.inf, -math.inf, 1.0, -2.0, 5e4, -0.0, 0.3] * 4], dtype=dtype)
+    params = zp.choose_params(sample((1, 32), dtype), scheme)
+    with zp.only_backend("reference"):
+        expected = zp.fake_quantize(x, params)
+    actual = zp.fake_quantize(x, params)
+    assert torch.equal(torch.isnan(actual), torch.isnan(expected))
+    assert bool(torch.isnan(actual[0, 0])) == (not scheme.startswith(("int", "uint")))
+    assert same(actual.nan_to_num(), expected.nan_to_num())
+
+
+def test_explanations_name_the_reason_of_each_refusal() -> None:
+    cases = {
+        ("int8", torch.float64): "float64", ("int12:g32", torch.float32): "wider than a byte",
+        ("int8:round=floor", torch.float32): "rounding floor", ("int8:overflow=error", torch.float32): "overflow",
+    }  # fmt: skip
+    for (scheme, dtype), reason in cases.items():
+        told = explain(
+            Request(
+                op=Op.QUANTIZE, scheme=Scheme.parse(scheme), shape=(4, 64), dtype=dtype, own_dtype=dtype,
+                device=torch.device("cpu"),
+            )
+        )  # fmt: skip
+        assert told.chosen == "reference"
+        assert reason in told.reasons["cpu"]
+
+
+def test_a_backend_that_cannot_run_a_request_is_an_error_when_it_is_the_only_one_allowed() -> None:
+    with zp.only_backend("cpu"), pytest.raises(zp.UnsupportedError, match="wider than a byte"):
+        zp.quantize(torch.ones(2, 32), "int12:g32")
+
+
+@pytest.mark.slow
+def test_more_than_two_to_the_31_elements_are_quantized_to_the_last_row() -> None:
+    """Catalogue case 43; 4.3 GB of bfloat16 and 1.1 GB of codes."""
+    rows, cols = 32769, 65536
+    x = torch.zeros(rows, cols, dtype=torch.bfloat16)
+    x[-1] = sample((cols,), torch.bfloat16)
+    q = zp.quantize(x, "mxfp4")
+    expected = zp.quantize(x[-1:], "mxfp4")
+    assert rows * cols > 1 << 31
+    assert torch.equal(q.data[-1:], expected.data)
+    assert int(q.data[:-1].max()) == 0
