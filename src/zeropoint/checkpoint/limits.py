@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 
 import torch
 
 from ..errors import CheckpointError
+from ..ops import registry
+from ..schemes import Scheme
 
 BASE_MEMORY = 400 << 20
 """Resident memory of Python with torch, numba and the compiled kernels, before the first tile."""
-BYTES_PER_VALUE = 96
-"""What the slowest path, the plain torch reference, holds in temporaries for each number of a tile."""
+KERNEL_BYTES, REFERENCE_BYTES = 16, 400
+"""Temporaries for each number of a tile: codes and bytes to write; with plain torch, also float64 steps."""
 TILE_VALUES = 1 << 20
 """Numbers in a tile: so many that calls cost little, so few that the error is measured in cache."""
 DEFAULT_MEMORY = 2 << 30
@@ -49,29 +52,40 @@ class Limits:
         """Return limits with a worker for each core and 2 GiB, where nothing else is said."""
         return Limits(workers=workers or available_cores(), max_memory=max_memory or DEFAULT_MEMORY)
 
-    def tile_bytes(self, values: int, dtype: torch.dtype) -> int:
-        """Return the memory that a tile of so many numbers of ``dtype`` needs while it is worked on."""
-        return values * (dtype.itemsize + BYTES_PER_VALUE)
-
-    def rows(self, columns: int, alignment: int, dtype: torch.dtype) -> int:
+    def rows(self, columns: int, alignment: int, value_bytes: int) -> int:
         """Return the rows of a tile of a matrix with ``columns`` columns: a multiple of ``alignment``.
 
-        Raises CheckpointError when not even ``alignment`` rows fit into a worker's share of the memory.
+        value_bytes: memory that each number of a tile takes while it is worked on. Raises CheckpointError
+        when not even ``alignment`` rows fit into a worker's share of the memory.
         """
         share = (self.max_memory - self.base_memory) // self.workers
-        values = min(self.tile_values, share // self.tile_bytes(1, dtype))
+        values = min(self.tile_values, share // value_bytes)
         rows = values // max(1, columns) // alignment * alignment
         if rows:
             return rows
-        needed = self.tile_bytes(alignment * columns, dtype)
+        needed = alignment * columns * value_bytes
         if needed > share:
             least = self.base_memory + needed
             raise CheckpointError(
                 f"max_memory (={self.max_memory}) with {self.workers} workers is too little for {alignment} "
-                f"rows of {columns} "
-                f"columns; use at least {self.base_memory + self.workers * needed}, or one worker and {least}"
+                f"rows of {columns} columns; use at least {self.base_memory + self.workers * needed}, or one "
+                f"worker and {least}"
             )
         return alignment
+
+
+@functools.lru_cache(maxsize=256)
+def value_bytes(scheme: Scheme, dtype: torch.dtype) -> int:
+    """Return the memory that each number of a tile takes while it is quantized, its source included."""
+    ops = (registry.Op.QUANTIZE_DYNAMIC, registry.Op.MEASURE)
+    requests = [
+        registry.Request(
+            op=op, scheme=scheme, shape=(128, 1024), dtype=dtype, own_dtype=dtype, device=torch.device("cpu")
+        )
+        for op in ops
+    ]
+    slow = any(registry.explain(request).chosen == "reference" for request in requests)
+    return dtype.itemsize + (REFERENCE_BYTES if slow else KERNEL_BYTES)
 
 
 def available_cores() -> int:

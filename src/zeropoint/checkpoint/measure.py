@@ -8,28 +8,21 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..formats import FloatFormat, Format
 from ..functional import row_errors
 from ..layout.blocks import reduce_blocks
-from ..ops.row_errors import RowErrors
 from ..params import QuantizationParams
 from ..params.bounds import largest_gap
 from ..schemes import Scheme
 from ..tensor import QuantizedTensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartError:
-    """What one part of a weight adds: figures a row, and counts of blocks."""
-
-    rows: RowErrors
-    zero_blocks: int
-    lost_blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,23 +78,51 @@ class TensorError:
         )  # fmt: skip
 
 
-def measure(x: torch.Tensor, q: QuantizedTensor) -> PartError:
-    """Return the error of ``q``, some rows of a matrix, against the rows ``x`` themselves."""
-    zero, lost = _quiet_blocks(x, q)
-    return PartError(rows=row_errors(x, q), zero_blocks=zero, lost_blocks=lost)
+class ErrorSum:
+    """The error of one weight, gathered from parts of its rows in any order and by several threads.
 
+    Sums of each row are kept until all rows are there, so that the total depends on no order. They lie in
+    arrays made
+    at the start: small results that live on between large ones that do not would scatter the heap.
+    """
 
-def total(parts: Sequence[PartError], columns: int) -> TensorError:
-    """Return the error of the weight that ``parts`` make up, in the order of its rows."""
-    return TensorError(
-        values=columns * sum(len(part.rows.squares) for part in parts),
-        sum_squares=math.fsum(v for part in parts for v in part.rows.squares),
-        sum_errors=math.fsum(v for part in parts for v in part.rows.errors),
-        largest=max((float(part.rows.largest.max()) for part in parts), default=0.0),
-        clipped=sum(int(part.rows.clipped.sum()) for part in parts),
-        zero_blocks=sum(part.zero_blocks for part in parts),
-        lost_blocks=sum(part.lost_blocks for part in parts),
-    )
+    def __init__(self, rows: int, columns: int) -> None:
+        self._values = rows * columns
+        self._pending = rows
+        self._guard = threading.Lock()
+        self._sums: npt.NDArray[np.float64] | None = None
+        self._shape = (2, rows)
+        self._largest = 0.0
+        self._counts = [0, 0, 0]
+        self._total: TensorError | None = None
+
+    def add(self, x: torch.Tensor, q: QuantizedTensor, start: int) -> None:
+        """Measure ``q``, the codes of the rows ``x`` that begin at row ``start``."""
+        rows = row_errors(x, q)
+        counts = (int(rows.clipped.sum()), *_quiet_blocks(x, q))
+        with self._guard:
+            if self._sums is None:
+                self._sums = np.zeros(self._shape)
+            self._sums[0, start : start + len(x)] = rows.squares
+            self._sums[1, start : start + len(x)] = rows.errors
+            self._largest = max(self._largest, float(rows.largest.max()))
+            self._counts = [a + b for a, b in zip(self._counts, counts, strict=True)]
+            self._pending -= len(x)
+            if not self._pending:
+                self._total = self._sum(self._sums)
+                self._sums = None
+
+    def _sum(self, sums: npt.NDArray[np.float64]) -> TensorError:
+        clipped, zero, lost = self._counts
+        return TensorError(
+            values=self._values, sum_squares=math.fsum(sums[0]), sum_errors=math.fsum(sums[1]),
+            largest=self._largest, clipped=clipped, zero_blocks=zero, lost_blocks=lost,
+        )  # fmt: skip
+
+    @property
+    def total(self) -> TensorError | None:
+        """The error of the weight, or None while rows are missing."""
+        return self._total
 
 
 def _quiet_blocks(x: torch.Tensor, q: QuantizedTensor) -> tuple[int, int]:

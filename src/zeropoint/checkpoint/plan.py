@@ -26,7 +26,7 @@ from ..formats import RoundingMode
 from .decisions import Decision, decide, fate, fused_sets, nothing_selected, split_sets
 from .documents import WEIGHTS_ONLY_CONFIG, index_and_config, tied_heads
 from .experts import matrices
-from .limits import Limits
+from .limits import Limits, value_bytes
 from .safetensors_file import DTYPE_BITS, TensorEntry, header_bytes
 from .selection import Selection, Why, check_patterns, module_of, require_unquantized
 from .source import Source
@@ -69,6 +69,11 @@ class Weight:
     def row_bytes(self) -> int:
         """Bytes of a row in the source."""
         return self.shape[1] * self.dtype.itemsize
+
+    @property
+    def value_bytes(self) -> int:
+        """Memory that each number of a tile takes."""
+        return value_bytes(self.layer.weight, self.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,10 +140,7 @@ class Plan:
     @property
     def peak_memory(self) -> int:
         """Estimate of the largest memory of a run, interpreter and libraries included."""
-        tiles = [(w.shape[1], slab_rows(w, self.limits), w.dtype) for w in self.weights]
-        largest = max(
-            (self.limits.tile_bytes(columns * rows, dtype) for columns, rows, dtype in tiles), default=0
-        )
+        largest = max(w.shape[1] * slab_rows(w, self.limits) * w.value_bytes for w in self.weights)
         return self.limits.base_memory + self.limits.workers * largest
 
     @property
@@ -149,7 +151,7 @@ class Plan:
 
 def slab_rows(weight: Weight, limits: Limits) -> int:
     """Return how many rows of ``weight`` are quantized at once."""
-    return limits.rows(weight.shape[1], row_alignment(weight.layer.weight), weight.dtype)
+    return limits.rows(weight.shape[1], row_alignment(weight.layer.weight), weight.value_bytes)
 
 
 def make_plan(

@@ -73,7 +73,7 @@ def sentinel_rows(columns: int) -> int:
 def quantize_part(
     x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None, scratch: Scratch
 ) -> QuantizedTensor:
-    """Return rows of a matrix in codes; ``extremes`` are those of the whole tensor where the scheme needs them.
+    """Return rows of a matrix in codes; ``extremes`` are those of the whole tensor, where they are needed.
 
     x: the rows; with ``extremes``, and :func:`sentinel_rows` more at the end, which are overwritten with
     them. The whole tensor's scale then follows from the part by the same arithmetic, and the same fast path,

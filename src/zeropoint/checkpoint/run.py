@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import torch
 from ..codecs.compressed_tensors import encode_constants, encode_part
 from ..errors import NonFiniteError, ZeropointError, printable
 from .documents import WEIGHTS_ONLY_CONFIG
-from .measure import PartError, TensorError, measure, total
+from .measure import ErrorSum, TensorError
 from .output import COPY_CHUNK, OutputDirectory, copy_range, write_at
 from .plan import Kept, Placed, Plan, Weight, slab_rows
 from .quantize import Extremes, Scratch, needs_extremes, quantize_part, sentinel_rows
@@ -74,19 +74,19 @@ def run(
         contextlib.ExitStack() as stack,
     ):
         files = _Files(plan, directory, stack)
-        parts: list[list[PartError | None]] = []
-        tasks = _tasks(plan, files, parts)
+        sums = [ErrorSum(*weight.shape) for weight in plan.weights]
+        tasks = _tasks(plan, files, sums)
         longest = max((_tile_bytes(w, slab_rows(w, plan.limits)) for w in plan.weights), default=0)
         run_tasks(tasks, workers=plan.limits.workers, buffer_bytes=longest, on_progress=on_progress)
         _write_rest(plan, directory)
         plan.source.check_unchanged()
         index = next(name for name in plan.texts if name not in (CONFIG, WEIGHTS_ONLY_CONFIG))
         directory.publish([index, *(name for name in plan.texts if name != index)])
-    outcomes = tuple(
-        Outcome(weight=weight, error=total([part for part in found if part is not None], weight.shape[1]))
-        for weight, found in zip(plan.weights, parts, strict=True)
-    )
-    return RunResult(path=directory.path, plan=plan, outcomes=outcomes)
+    outcomes = []
+    for weight, error in zip(plan.weights, sums, strict=True):
+        assert error.total is not None
+        outcomes.append(Outcome(weight=weight, error=error.total))
+    return RunResult(path=directory.path, plan=plan, outcomes=tuple(outcomes))
 
 
 class _Files:
@@ -110,38 +110,33 @@ class _Files:
             write_at(self.outputs[shard], data, offset)
 
 
-def _tasks(plan: Plan, files: _Files, parts: list[list[PartError | None]]) -> list[Task]:
-    """Return all work in the order of the source's bytes; ``parts`` gets a list of slots a weight.
+def _tasks(plan: Plan, files: _Files, sums: Sequence[ErrorSum]) -> list[Task]:
+    """Return all work in the order of the source's bytes; ``sums`` take the error of each weight.
 
     The extremes of a weight are gathered before the weight ahead of it is quantized, so that no thread waits
     for another.
     """
-    sets: dict[str, Extremes] = {}
-    scans: list[list[Task]] = []
-    writes: list[list[Task]] = []
+    members: dict[str, list[Weight]] = {}
     for weight in plan.weights:
-        rows = slab_rows(weight, plan.limits)
-        starts = range(0, weight.shape[0], rows)
-        slots: list[PartError | None] = [None] * len(starts)
-        parts.append(slots)
-        extremes, ahead = None, []
-        if needs_extremes(weight.layer.weight):
-            name = weight.share or weight.module
-            if name not in sets:
-                members = [w for w in plan.weights if (w.share or w.module) == name]
-                cuts = [(w, a) for w in members for a in range(0, w.shape[0], slab_rows(w, plan.limits))]
-                sets[name] = Extremes(pending=len(cuts))
-                ahead = [_Scan(w, files, a, slab_rows(w, plan.limits), sets[name]) for w, a in cuts]
-            extremes = sets[name]
-        scans.append(list(ahead))
-        writes.append([
-            _Quantize(weight, files, start, rows, (extremes, slots, number))
-            for number, start in enumerate(starts)
-        ])  # fmt: skip
-    tasks: list[Task] = [*scans[0]] if scans else []
-    for number, writing in enumerate(writes):
-        tasks += [*(scans[number + 1] if number + 1 < len(scans) else []), *writing]
-    return tasks + [task for kept in plan.kept for task in _copies(kept, files)]
+        members.setdefault(weight.share or weight.module, []).append(weight)
+    sets: dict[str, Extremes] = {}
+    tasks: list[Task] = []
+    ahead: list[Task] = []
+    for weight, error in zip(plan.weights, sums, strict=True):
+        name = weight.share or weight.module
+        if needs_extremes(weight.layer.weight) and name not in sets:
+            cuts = [(w, start, rows) for w in members[name] for start, rows in _cuts(w, plan)]
+            sets[name] = Extremes(pending=len(cuts))
+            tasks += [_Scan(w, files, start, rows, sets[name]) for w, start, rows in cuts]
+        tasks += ahead
+        ahead = [_Quantize(weight, files, cut, (sets.get(name), error)) for cut in _cuts(weight, plan)]
+    return tasks + ahead + [task for kept in plan.kept for task in _copies(kept, files)]
+
+
+def _cuts(weight: Weight, plan: Plan) -> list[tuple[int, int]]:
+    """Return the first row and the number of rows of each tile."""
+    rows = slab_rows(weight, plan.limits)
+    return [(start, min(rows, weight.shape[0] - start)) for start in range(0, weight.shape[0], rows)]
 
 
 def _tile_bytes(weight: Weight, rows: int) -> int:
@@ -152,8 +147,8 @@ class _Rows(Task):
     """Work on some rows of a weight."""
 
     def __init__(self, weight: Weight, files: _Files, start: int, rows: int) -> None:
-        self.rows = min(rows, weight.shape[0] - start)
-        super().__init__(weight.module, self.rows * weight.row_bytes)
+        super().__init__(weight.module, rows * weight.row_bytes)
+        self.rows = rows
         self.weight = weight
         self.files = files
         self.start = start
@@ -193,11 +188,10 @@ class _Quantize(_Rows):
     """Quantize, measure and write some rows."""
 
     def __init__(
-        self, weight: Weight, files: _Files, start: int, rows: int,
-        shared: tuple[Extremes | None, list[PartError | None], int],
-    ) -> None:  # fmt: skip
-        super().__init__(weight, files, start, rows)
-        self.extremes, self.slots, self.number = shared
+        self, weight: Weight, files: _Files, cut: tuple[int, int], shared: tuple[Extremes | None, ErrorSum]
+    ) -> None:
+        super().__init__(weight, files, *cut)
+        self.extremes, self.error = shared
 
     def run(self, scratch: Scratch, stop: threading.Event) -> None:
         """See :class:`Task`."""
@@ -207,7 +201,7 @@ class _Quantize(_Rows):
             q = quantize_part(x, self.weight.layer.weight, extremes, scratch)
         except ZeropointError as error:
             raise self._named(error, scratch.buffer) from error
-        self.slots[self.number] = measure(x[: self.rows], q)
+        self.error.add(x[: self.rows], q, self.start)
         layout = self.weight.layer.layout
         tensors = encode_part(layout, q)
         if self.start == 0:

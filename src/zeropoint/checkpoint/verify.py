@@ -27,8 +27,8 @@ from ..errors import CheckpointError, ZeropointError, printable
 from ..layout.blocks import spread_blocks
 from ..tensor import QuantizedTensor
 from .experts import matrices
-from .limits import Limits
-from .measure import PartError, TensorError, measure, total
+from .limits import Limits, value_bytes
+from .measure import ErrorSum, TensorError
 from .quantize import Scratch
 from .safetensors_file import TensorEntry, open_regular, read_into, shown
 from .selection import Selection, Why, choose, is_fused_experts, module_of
@@ -36,6 +36,8 @@ from .source import SINGLE_FILE, Source, open_source
 from .stored import Known, Stored, StoredLayer, find_layers
 from .workers import Progress, Task, run_tasks
 
+_CHECK_BYTES = 64
+"""Temporaries for each number of a tile: values, errors and bounds in float64."""
 _LISTED = 50
 _COMPARED = 1 << 24
 """Bytes of a kept tensor that are compared at once."""
@@ -167,17 +169,19 @@ class _LayerCheck:
         self.descriptors = {entry.file: files[entry.file] for entry in layer.tensors.values()}
         if weight is not None:
             self.descriptors[weight[0].file] = files[weight[0].file]
-        self.parts: list[tuple[PartError | None, float, list[str]]] = []
+        self.error = ErrorSum(*layer.shape)
+        self.parts: list[tuple[float, list[str]]] = []
 
     def rows(self, limits: Limits) -> int:
         """Return the rows of a part."""
-        return limits.rows(self.layer.shape[1], row_alignment(self.layer.weight), torch.float64)
+        quantizing = value_bytes(self.layer.weight, self.layer.dtype)
+        return limits.rows(self.layer.shape[1], row_alignment(self.layer.weight), quantizing + _CHECK_BYTES)
 
     def tasks(self, limits: Limits) -> list[Task]:
         """Return the work, whose results come back in ``parts``."""
         rows = self.rows(limits)
         starts = range(0, self.layer.shape[0], rows)
-        self.parts = [(None, 0.0, []) for _ in starts]
+        self.parts = [(0.0, []) for _ in starts]
         return [_Part(self, start, rows, number) for number, start in enumerate(starts)]
 
     def lines(self, start: int, rows: int) -> dict[str, torch.Tensor]:
@@ -210,15 +214,13 @@ class _LayerCheck:
 
     def proof(self) -> LayerProof:
         """Return what was found."""
-        errors = [part for part, _, _ in self.parts if part is not None]
-        if self.weight is None or len(errors) < len(self.parts):
-            return LayerProof(layer=self.layer, error=None, of_bound=None)
-        worst = max((ratio for _, ratio, _ in self.parts), default=0.0)
-        return LayerProof(layer=self.layer, error=total(errors, self.layer.shape[1]), of_bound=worst)
+        error = self.error.total
+        worst = None if error is None else max(ratio for ratio, _ in self.parts)
+        return LayerProof(layer=self.layer, error=error, of_bound=worst)
 
     def problems(self) -> list[str]:
         """Return what is wrong, one sentence each, of all parts."""
-        return [f"{printable(self.layer.module)}: {text}" for _, _, found in self.parts for text in found]
+        return [f"{printable(self.layer.module)}: {text}" for _, found in self.parts for text in found]
 
 
 class _Part(Task):
@@ -243,19 +245,19 @@ class _Part(Task):
         except ZeropointError as error:
             problems.append(f"rows from {self.start} on: {error}")
         x = self.check.original(self.start, self.rows, scratch.buffer)
-        part, ratio = None, 0.0
+        ratio = 0.0
         if not problems:
             decoded = q.dequantize(torch.float32)
             if not bool(torch.isfinite(decoded).all()):
                 problems.append(f"rows from {self.start} on decode to values that are not finite")
             elif x is not None:
                 ratio = _of_bound(x, decoded, q)
-                part = measure(x, q)
+                self.check.error.add(x, q, self.start)
                 if ratio > 1:
                     problems.append(
                         f"rows from {self.start} on are off by up to {ratio:.3g} times the proven bound"
                     )
-        self.check.parts[self.number] = (part, ratio, problems)
+        self.check.parts[self.number] = (ratio, problems)
 
 
 def _of_bound(x: torch.Tensor, decoded: torch.Tensor, q: QuantizedTensor) -> float:
