@@ -252,11 +252,15 @@ def measure(args: argparse.Namespace, work: Path, console: Console) -> tuple[lis
     for turn in range(args.rounds):
         for result in results:
             pair(result, source, work, ours_first=turn % 2 == 0)
-        console.print(f"round {turn + 1} of {args.rounds}", highlight=False)
+            said = (
+                f"{result.seconds[-1]:.2f} s, cp -r {result.copy[-1]:.2f} s, import {result.torch[-1]:.2f} s"
+            )
+            console.print(f"round {turn + 1}, {result.scheme}: {said}", highlight=False)
     if not args.no_peers and args.peers_python.exists():
         for result in results:
             if result.scheme in PEER_SCHEMES:
                 beside_peer(result, source, work, args.peers_python)
+                console.print(f"llm-compressor, {result.scheme}: {result.peer}", highlight=False)
     return results, size_gb
 
 

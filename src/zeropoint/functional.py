@@ -65,7 +65,8 @@ def quantize(
     """Return ``x`` in codes, with parameters computed from ``x`` or given.
 
     x: float64, float32, float16 or bfloat16; any shape and stride; finite; never modified.
-    out: an earlier result for the same scheme, shape and dtype, whose memory is used again; after an error its content
+    out: an earlier result for the same scheme, shape and dtype, whose memory is used again; after an error
+    its content
         means nothing. Not for traced code.
     Raises NonFiniteError, DtypeError or ShapeError.
 
@@ -113,8 +114,8 @@ def dequantize(
 ) -> torch.Tensor:
     """Return the values of ``q``, in its original dtype unless another is given.
 
-    out: a contiguous tensor of the shape of ``q`` that takes the values, in its own dtype. Not for traced code.
-    Raises ShapeError when ``out`` does not fit.
+    out: a contiguous tensor of the shape of ``q`` that takes the values, in its own dtype. Not for traced
+    code. Raises ShapeError when ``out`` does not fit.
 
     >>> dequantize(quantize(torch.tensor([0.5, -1.0]), "int8:narrow"))
     tensor([ 0.5039, -1.0000])
@@ -122,9 +123,16 @@ def dequantize(
     if out is None:
         return q.dequantize(dtype)
     if tuple(out.shape) != q.shape or not out.is_contiguous() or out.requires_grad:
-        raise ShapeError(f"out (shape {tuple(out.shape)}) must be a contiguous tensor of shape {q.shape} without gradient")
+        raise ShapeError(
+            f"out (shape {tuple(out.shape)}) must be a contiguous tensor of shape {q.shape} without gradient"
+        )
     wanted = registry.Request(
-        op=registry.Op.DEQUANTIZE, scheme=q.scheme, shape=q.shape, dtype=out.dtype, own_dtype=q.dtype, device=q.device
+        op=registry.Op.DEQUANTIZE,
+        scheme=q.scheme,
+        shape=q.shape,
+        dtype=out.dtype,
+        own_dtype=q.dtype,
+        device=q.device,
     )
     return library.backend_of(wanted).dequantize(q.data, (q.scales, q.zero_point), wanted, out)
 

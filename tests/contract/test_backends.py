@@ -66,11 +66,15 @@ def assert_same_everywhere(x: torch.Tensor, scheme: str) -> str:
         assert actual.zero_point is not None
         assert same(actual.zero_point, expected.zero_point), f"zero points of {scheme} differ"
     assert same(actual.data, expected.data), f"codes of {scheme} differ"
-    assert same(zp.quantize(x, expected.params).data, expected.data), f"codes of {scheme} under given parameters differ"
+    assert same(zp.quantize(x, expected.params).data, expected.data), (
+        f"codes of {scheme} under given parameters differ"
+    )
     assert same(expected.dequantize(), values), f"values of {scheme} differ"
     assert same(zp.fake_quantize(x, expected.params), faked), f"fake-quantized values of {scheme} differ"
     assert same(values, faked), f"fake quantization of {scheme} is not quantize and dequantize"
-    assert same(gradient(x, expected, "reference"), gradient(x, expected, None)), f"gradients of {scheme} differ"
+    assert same(gradient(x, expected, "reference"), gradient(x, expected, None)), (
+        f"gradients of {scheme} differ"
+    )
     return zp.explain(x, scheme).chosen
 
 
@@ -134,7 +138,9 @@ EXTREMES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("scheme", [s for s in (*FAMILIES, *LAYERS, "mxfp4:scale=ceil") if "float16" not in s])
+@pytest.mark.parametrize(
+    "scheme", [s for s in (*FAMILIES, *LAYERS, "mxfp4:scale=ceil") if "float16" not in s]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_blocks_at_the_ends_of_the_range_give_the_same_bytes(scheme: str, dtype: torch.dtype) -> None:
     for largest in EXTREMES:
@@ -206,7 +212,9 @@ def test_one_value_that_is_not_finite_is_refused_wherever_it_stands(scheme: str,
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("scheme", ["int8", "uint8:tensor:asym", "float8_e4m3fn", "mxfp4", "nf4:g32", "mx6:g2"])
+@pytest.mark.parametrize(
+    "scheme", ["int8", "uint8:tensor:asym", "float8_e4m3fn", "mxfp4", "nf4:g32", "mx6:g2"]
+)
 def test_fake_quantization_treats_nan_and_inf_alike_on_every_backend(scheme: str, dtype: torch.dtype) -> None:
     x = torch.tensor([[math.nan, math.inf, -math.inf, 1.0, -2.0, 5e4, -0.0, 0.3] * 4], dtype=dtype)
     params = zp.choose_params(sample((1, 32), dtype), scheme)

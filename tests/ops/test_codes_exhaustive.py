@@ -172,17 +172,19 @@ def test_overflow_becomes_the_special_code_of_the_specification(name: str) -> No
 @pytest.mark.parametrize("name", FLOATS)
 def test_overflow_is_an_error_where_the_specification_says_so(name: str) -> None:
     fmt = FLOATS[name]
+    inside: dict[float, int] = {}
+    outside = []
     for value in [p for p in landmarks(fmt) if not math.isnan(p)]:
         try:
-            wanted = exact.encode(fmt, number(value), overflow=Overflow.ERROR)
+            inside[value] = exact.encode(fmt, number(value), overflow=Overflow.ERROR)
         except zp.RangeError:
-            with pytest.raises(
-                zp.RangeError, match=r"1 values exceed the range of .*; use overflow=saturate"
-            ):
-                encode_float(torch.tensor([value], dtype=torch.float64), fmt, overflow=Overflow.ERROR)
-        else:
-            codes = encode_float(torch.tensor([value], dtype=torch.float64), fmt, overflow=Overflow.ERROR)
-            assert codes.tolist() == [wanted]
+            outside.append(value)
+    codes = encode_float(torch.tensor(list(inside), dtype=torch.float64), fmt, overflow=Overflow.ERROR)
+    assert codes.tolist() == list(inside.values())
+    assert outside
+    for value in outside[::7]:
+        with pytest.raises(zp.RangeError, match=r"1 values exceed the range of .*; use overflow=saturate"):
+            encode_float(torch.tensor([value], dtype=torch.float64), fmt, overflow=Overflow.ERROR)
 
 
 @pytest.mark.parametrize("name", [n for n, f in FLOATS.items() if not f.has_nan and not f.has_inf])

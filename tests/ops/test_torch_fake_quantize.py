@@ -117,6 +117,16 @@ def test_nan_takes_the_smallest_code_and_passes_no_gradient() -> None:
     assert x.grad.tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
+@pytest.mark.parametrize("scheme", ["float8_e4m3fn", "float4_e2m1fn", "nf4", "float8_e4m3fnuz"])
+def test_nan_stays_nan_where_the_element_is_no_integer(scheme: str) -> None:
+    """Bad input 129: fake quantization passes NaN on, and Inf becomes the largest value."""
+    x = torch.tensor([math.nan, math.inf, -math.inf, 1.0])
+    y = zp.fake_quantize(x, QuantizationParams.new(1.0, 0, scheme))
+    top = float(zp.get_format(scheme).max)
+    assert torch.isnan(y[0])
+    assert y[1:].tolist() == [top, -top, 1.0]
+
+
 def test_the_reciprocal_is_what_sets_the_dialect_apart() -> None:
     """Without this, the tests above could pass in any dialect."""
     x = torch.randn(100000, generator=torch.Generator().manual_seed(1)) * 50

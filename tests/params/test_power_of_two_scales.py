@@ -71,7 +71,7 @@ def exponents(element: str, rule: str) -> list[int]:
     return [exponent(Fraction(m), element, rule) for m in MAGNITUDES]
 
 
-@pytest.mark.parametrize("lane", [0, 17, 31])
+@pytest.mark.parametrize("lane", [0, 31])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_the_scale_follows_its_rule_at_every_exponent_of_float32(element: str, rule: str, lane: int) -> None:

@@ -17,7 +17,9 @@ def reduce_blocks(x: torch.Tensor, granularity: Granularity, kind: str, fill: fl
     ``fill`` pads the last, short block of an axis and must be neutral for ``kind``.
     """
     shape = tuple(x.shape)
-    extents, grid = granularity.block_shape(shape), granularity.grid(shape)
+    # A block may be larger than its axis; it is not padded past the axis' own length.
+    whole, grid = granularity.block_shape(shape), granularity.grid(shape)
+    extents = [min(extent, max(1, length)) for extent, length in zip(whole, shape, strict=True)]
     padding = [extent * count - length for length, extent, count in zip(shape, extents, grid, strict=True)]
     if any(padding):
         x = torch.nn.functional.pad(x, [p for pad in reversed(padding) for p in (0, pad)], value=fill)

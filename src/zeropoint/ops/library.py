@@ -1,7 +1,7 @@
 """The operators as torch.library custom operators: schemes travel as text, parameters as tensors.
 
-Fake kernels give shapes and dtypes without data, so that torch.compile and torch.export trace through; the gradient of
-fake_quantize is the straight-through estimator with the inclusive mask on the rounded value.
+Fake kernels give shapes and dtypes without data, so that torch.compile and torch.export trace through; the
+gradient of fake_quantize is the straight-through estimator with the inclusive mask on the rounded value.
 """
 
 from __future__ import annotations

@@ -277,8 +277,8 @@ def inside(
 def float_bounds(scheme: Scheme) -> tuple[float, float, bool]:
     """Return the interval of scaled values that need no clipping, and whether its ends belong to it.
 
-    A codebook ends at its extremes. A float format ends half a step past its largest value; a tie there rounds to that value
-    only when its code is even. Rounding is to nearest even.
+    A codebook ends at its extremes. A float format ends half a step past its largest value; a tie there
+    rounds to that value only when its code is even. Rounding is to nearest even.
     """
     element = scheme.element
     if not isinstance(element, FloatFormat):

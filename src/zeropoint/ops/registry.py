@@ -1,8 +1,8 @@
 """Which backend runs an operator: registration, choice, and the reasons.
 
 A backend states what it cannot do; of those that can, the one with the highest rank runs. Backends live in
-``zeropoint.kernels`` and are loaded by name the first time an operator is called, so that importing zeropoint stays cheap
-and a missing optional dependency is a reason, not an error.
+``zeropoint.kernels`` and are loaded by name the first time an operator is called, so that importing zeropoint
+stays cheap and a missing optional dependency is a reason, not an error.
 """
 
 from __future__ import annotations
@@ -132,7 +132,12 @@ class Reference:
     ) -> torch.Tensor:
         """See :class:`Backend`."""
         values = reference.dequantize(
-            data, request.scheme, *params, shape=request.shape, dtype=request.dtype, own_dtype=request.own_dtype
+            data,
+            request.scheme,
+            *params,
+            shape=request.shape,
+            dtype=request.dtype,
+            own_dtype=request.own_dtype,
         )
         return values if out is None else out.copy_(values)
 

@@ -1,6 +1,7 @@
 """How far codes are from the values they came from, a row at a time: what reports and progress are made of.
 
-Rows' sums are meant to be added exactly (math.fsum), so that neither tiles nor threads change a digit of the total.
+Rows' sums are meant to be added exactly (math.fsum), so that neither tiles nor threads change a digit of the
+total.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from ..layout.blocks import spread_blocks
 from ..schemes import Scheme
 
 CLIPPED_STEPS = 0.5 + 1 / 32
-"""A value is clipped when it lies so many steps past the last code: half a step is what rounding costs, and the rest is the
+"""A value is clipped when it lies so many steps past the last code: half a step is what rounding costs, and
+the rest is the
 rounding of the scale itself."""
 
 
@@ -25,8 +27,8 @@ rounding of the scale itself."""
 class RowErrors:
     """One number a row (the last axis), in row order.
 
-    squares, errors: sums of squares of the values and of the errors. largest: largest error. clipped: values past the
-    last code.
+    squares, errors: sums of squares of the values and of the errors. largest: largest error. clipped: values
+    past the last code.
     """
 
     squares: npt.NDArray[np.float64]

@@ -32,7 +32,8 @@ def thread_count() -> int:
 
 
 def over_rows(rows: int, elements: int, work: Callable[[int, int], int | None]) -> int:
-    """Call ``work(first, last)`` for disjoint runs of rows, on several threads when it pays; return the largest result.
+    """Call ``work(first, last)`` for disjoint runs of rows, on several threads when it pays; return the
+    largest result.
 
     Runs do not change results: rows are independent.
     """

@@ -202,7 +202,7 @@ def _power_of_two(
     else:
         exponent = exponent.clamp(min=-127 - scheme.element.emax)
         _, shift = torch.frexp(coarser)
-        exponent = exponent - torch.maximum(shift.to(torch.int64) - 1, torch.tensor(-127))
+        exponent = exponent - (shift.to(torch.int64) - 1).clamp(min=-127)
     if coarser is None and bool((exponent > high).any()):
         raise RangeError(
             f"a block needs scale 2**{int(exponent.max())}, past the largest of {level}; "
@@ -215,7 +215,7 @@ def _power_of_two(
 
 def _exponents(fmt: Format) -> tuple[int, int]:
     if isinstance(fmt, CodebookFormat):
-        exponents = [int(torch.frexp(torch.tensor(v)).exponent) - 1 for v in fmt.values]
+        exponents = [math.frexp(value)[1] - 1 for value in fmt.values]
         return min(exponents), max(exponents)
     assert isinstance(fmt, FloatFormat)
     return fmt.emin, fmt.emax

@@ -164,7 +164,7 @@ def magnitude_codes(
 def encode_codebook(x: torch.Tensor, fmt: CodebookFormat) -> torch.Tensor:
     """Return the codes of the nearest values; a value on a boundary goes down."""
     bounds, order = _codebook_tables(fmt)
-    slots = torch.bucketize(x.to(torch.float64), bounds.to(x.device))
+    slots = torch.bucketize(x.to(torch.float64).contiguous(), bounds.to(x.device))
     return order.to(x.device)[slots]
 
 
@@ -176,8 +176,8 @@ def _codebook_tables(fmt: CodebookFormat) -> tuple[torch.Tensor, torch.Tensor]:
 def decode(codes: torch.Tensor, fmt: Format, dtype: torch.dtype) -> torch.Tensor:
     """Return the numbers that code patterns stand for, in ``dtype`` (float32 or float64)."""
     if isinstance(fmt, CodebookFormat):
-        table = torch.tensor([*fmt.values, *[0.0] * ((1 << fmt.bits) - len(fmt.values))], device=codes.device)
-        return table.to(dtype)[codes.to(torch.int64)]
+        padded = [*fmt.values, *[0.0] * ((1 << fmt.bits) - len(fmt.values))]
+        return torch.tensor(padded, dtype=dtype, device=codes.device)[codes.to(torch.int64)]
     if isinstance(fmt, IntFormat):
         wide = codes.to(torch.int64)
         if fmt.signed:

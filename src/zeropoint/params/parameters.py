@@ -100,7 +100,7 @@ class QuantizationParams:
         if parsed.zero_point is not ZeroPoint.NONE:
             zeros = torch.tensor([zero_point], dtype=arithmetic.zero_point_dtype(parsed))
         params = QuantizationParams(
-            scheme=parsed, shape=(1,), scales=(torch.tensor([scale]),), zero_point=zeros
+            scheme=parsed, shape=(1,), scales=(torch.tensor([scale], dtype=torch.float32),), zero_point=zeros
         )
         params.validate()
         return params
@@ -318,7 +318,7 @@ torch.compiler.assume_constant_result(scheme_text)  # type: ignore[no-untyped-ca
 
 def _ones(scheme: Scheme, shape: tuple[int, ...]) -> QuantizationParams:
     params = QuantizationParams(
-        scheme=scheme, shape=shape, scales=(torch.ones(scheme.granularity.grid(shape)),)
+        scheme=scheme, shape=shape, scales=(torch.ones(scheme.granularity.grid(shape), dtype=torch.float32),)
     )
     params.validate()
     return params

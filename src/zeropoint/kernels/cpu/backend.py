@@ -118,7 +118,8 @@ class CpuBackend:
                     source, view.layout, element, rule, boundaries, chosen.codes, target, *rows
                 ))  # fmt: skip
             return int(quantize_rows(
-                source, view.layout, element, rule, order, chosen.scales, chosen.codes, chosen.zeros, target, *rows
+                source, view.layout, element, rule, order, chosen.scales, chosen.codes, chosen.zeros, target,
+                *rows
             ))  # fmt: skip
 
         if over_rows(view.rows, x.numel(), work) != k.OK:
@@ -279,8 +280,8 @@ class CpuBackend:
 
             def work(first: int, last: int) -> None:
                 measure_rows(
-                    values, source, view.layout, element, rule, table, scales, codes, zeros, extent, sums, clipped,
-                    np.uint64(first), np.uint64(last),
+                    values, source, view.layout, element, rule, table, scales, codes, zeros, extent, sums,
+                    clipped, np.uint64(first), np.uint64(last),
                 )  # fmt: skip
 
             over_rows(view.rows, x.numel(), work)

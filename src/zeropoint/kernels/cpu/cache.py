@@ -1,7 +1,8 @@
 """Where compiled kernels are kept: one folder for each state of the sources.
 
-Numba renews a cached kernel when its own file changes, not when a file it calls into does; after an upgrade it would go on
-running machine code of the old version. A folder named by the hash of all kernel sources cannot go stale.
+Numba renews a cached kernel when its own file changes, not when a file it calls into does; after an upgrade
+it would go on running machine code of the old version. A folder named by the hash of all kernel sources
+cannot go stale.
 """
 
 from __future__ import annotations

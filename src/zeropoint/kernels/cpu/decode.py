@@ -37,8 +37,8 @@ def decode_int_zero(codes: Any, count: Any, sign: Any, zeros: Any, factors: Any,
 def decode_float(codes: Any, count: Any, element: Any, factors: Any, tile: Any) -> None:
     """Set ``tile[i] = value(code) * factors[i]`` with value = n * 2**k from the code's integer fields.
 
-    With e the exponent field, k follows max(e, 1) and n is the significand with its hidden bit: no lookup, and no subnormal
-    float32 on the way, so flush-to-zero modes cannot change it.
+    With e the exponent field, k follows max(e, 1) and n is the significand with its hidden bit: no lookup,
+    and no subnormal float32 on the way, so flush-to-zero modes cannot change it.
     """
     mantissa, magnitude, sign_shift = element.mantissa, element.magnitude, element.sign_shift
     base = np.uint32(shl32(np.uint32(element.emin - mantissa), np.uint32(23)))
@@ -149,10 +149,12 @@ def stored_scales(rule: Any, scales: Any, codes: Any, at: Any, count: Any, out: 
 
 @kernel
 def dequantize_rows(
-    source: Any, layout: Any, element: Any, rule: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any, out: Any,
+    source: Any, layout: Any, element: Any, rule: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any,
+    out: Any,
     first: Any, last: Any,
 ) -> None:  # fmt: skip
-    """Dequantize rows ``first`` to ``last``: ``(value(code) - zero) * scale`` in float32, one pass over memory.
+    """Dequantize rows ``first`` to ``last``: ``(value(code) - zero) * scale`` in float32, one pass over
+    memory.
 
     out: (rows * cols,) float32, or uint16 for bfloat16 or float16 bits (``layout.kind``).
     """

@@ -1,6 +1,7 @@
 """The common cases straight from the source to codes: widen, scale, round and clamp in one loop.
 
-The stages of :mod:`.encode` do the same in several loops over a tile and serve everything else; both give the same codes.
+The stages of :mod:`.encode` do the same in several loops over a tile and serve everything else; both give the
+same codes.
 """
 
 from typing import Any
@@ -130,7 +131,9 @@ def float_codes_bfloat16(x: Any, at: Any, count: Any, factors: Any, element: Any
     drop = np.uint32(np.uint32(23) - element.mantissa)
     maximum, sign_shift = element.maximum, element.sign_shift
     for i in range(count):
-        codes[i] = float_code(nearest_bfloat16(_widen(x[at + i]) / factors[i]), low, lift, drop, maximum, sign_shift)
+        codes[i] = float_code(
+            nearest_bfloat16(_widen(x[at + i]) / factors[i]), low, lift, drop, maximum, sign_shift
+        )
 
 
 @kernel

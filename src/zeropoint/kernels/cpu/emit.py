@@ -12,9 +12,11 @@ from .pack import pack_bits, pack_nibbles
 def stream_floats(tile: Any, count: Any, target: Any, at: Any) -> None:
     """Copy ``count`` float32 of a tile to ``target[at:]``, whole cache lines past the cache.
 
-    An ordinary store first reads the line it overwrites; four bytes an element make that the larger part of the traffic.
+    An ordinary store first reads the line it overwrites; four bytes an element make that the larger part of
+    the traffic.
     """
-    head = min(count, (np.uint64(64) - address_of(target, at) % np.uint64(64)) % np.uint64(64) // np.uint64(4))
+    short = (np.uint64(64) - address_of(target, at) % np.uint64(64)) % np.uint64(64)
+    head = min(count, short // np.uint64(4))
     for i in range(head):
         target[at + i] = tile[i]
     lines = (count - head) // np.uint64(16)
@@ -30,7 +32,8 @@ def stream_floats(tile: Any, count: Any, target: Any, at: Any) -> None:
 def emit_packed(codes: Any, count: Any, bits: Any, packed: Any, target: Any, at: Any) -> None:
     """Pack ``count`` codes of less than 8 bits into ``target[at:]``.
 
-    ``codes`` has room for zeros up to whole words of 8; ``packed`` takes the bytes of a stream that may write past its end.
+    ``codes`` has room for zeros up to whole words of 8; ``packed`` takes the bytes of a stream that may write
+    past its end.
     """
     for i in range(count, (count + np.uint64(7)) // np.uint64(8) * np.uint64(8)):
         codes[i] = np.uint8(0)

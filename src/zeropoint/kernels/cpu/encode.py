@@ -1,10 +1,11 @@
 """Values to codes, one tile at a time: integers, small float formats by run-time parameters, codebooks.
 
-Float formats: for a magnitude ``a`` with exponent ``e = max(exponent(a), emin)``, adding ``c = 2 ** (e + 23 - m)`` rounds ``a``
-to m mantissa bits, half to even, and leaves the integer significand ``n`` in the low bits of the sum's bits. The code is
-``((e - emin) << m) + n``: a carry in ``n`` moves into the exponent field by itself, and subnormals need no case. Only the
-low byte is kept, so bits(c), a multiple of 2 ** 23, need not be subtracted; and ``-(emin << m)`` rides along in c's own low
-mantissa bits, which keeps ties right because it is even (except for m = 0, which is put right after).
+Float formats: for a magnitude ``a`` with exponent ``e = max(exponent(a), emin)``, adding ``c = 2 ** (e + 23 -
+m)`` rounds ``a`` to m mantissa bits, half to even, and leaves the integer significand ``n`` in the low bits
+of the sum's bits. The code is ``((e - emin) << m) + n``: a carry in ``n`` moves into the exponent field by
+itself, and subnormals need no case. Only the low byte is kept, so bits(c), a multiple of 2 ** 23, need not be
+subtracted; and ``-(emin << m)`` rides along in c's own low mantissa bits, which keeps ties right because it
+is even (except for m = 0, which is put right after).
 """
 
 from typing import Any
@@ -67,7 +68,8 @@ def round_tile(tile: Any, count: Any, to: Any) -> None:
 def encode_int(tile: Any, zeros: Any, count: Any, element: Any, codes: Any) -> None:
     """Set ``codes[i] = clamp(rint(tile[i]) + zero)`` as a byte, the zero point before or after rounding.
 
-    Clamping first is exact because bounds and zero points are integers and rounding is monotone; it keeps MAGIC in range.
+    Clamping first is exact because bounds and zero points are integers and rounding is monotone; it keeps
+    MAGIC in range.
     """
     low, high = element.low, element.high
     if element.zero_place == ZERO_NONE:

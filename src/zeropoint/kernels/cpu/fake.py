@@ -65,7 +65,8 @@ def fake_quantize_rows(
 ) -> None:  # fmt: skip
     """Fake-quantize rows ``first`` to ``last``: the values of dequantize(quantize(x)).
 
-    x, out: (rows * cols,) float32 or uint16 (bfloat16, float16 by ``layout.kind``). scales: float32 factors to divide by;
+    x, out: (rows * cols,) float32 or uint16 (bfloat16, float16 by ``layout.kind``). scales: float32 factors
+    to divide by;
     back: factors to multiply codes by, which differ only where a scale is zero. zeros: float32 zero points.
     """
     lossy = False
@@ -155,7 +156,8 @@ def fake_quantize_backward_rows(
     first: Any,
     last: Any,
 ) -> None:
-    """Set ``out = grad`` where the rounded ``x`` lies within the codes and 0 elsewhere, rows ``first`` to ``last``.
+    """Set ``out = grad`` where the rounded ``x`` lies within the codes and 0 elsewhere, rows ``first`` to
+    ``last``.
 
     bounds: (low, high, closed) of the scaled value, for formats other than integers.
     """

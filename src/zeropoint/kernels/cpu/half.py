@@ -1,8 +1,9 @@
 """The short cut from bfloat16 to 4-bit floats with power-of-two scales: integers only, on 16-bit lanes.
 
-Scaling by 2 ** k adds k to the exponent field, so ``bits(|x|) - (k << 7)`` compares with the bits of the seven rounding boundaries
-as the scaled value would. Subnormal inputs break that rule, but in a block whose E8M0 byte is at least SAFE_BYTE they are far
-below the first boundary; tiles with smaller bytes take the float32 stages.
+Scaling by 2 ** k adds k to the exponent field, so ``bits(|x|) - (k << 7)`` compares with the bits of the
+seven rounding boundaries as the scaled value would. Subnormal inputs break that rule, but in a block whose
+E8M0 byte is at least SAFE_BYTE they are far below the first boundary; tiles with smaller bytes take the
+float32 stages.
 """
 
 from typing import Any
@@ -37,8 +38,10 @@ def encode_bfloat16(
 ) -> None:
     """Set 16-bit ``codes[i]``: sign in bit 3, magnitude = how many boundaries lie below |x| scaled.
 
-    shifts: int16, (byte - 127) << 7 of each element's block. floors: int16, magnitudes up to which the sign is dropped.
-    boundaries: tuple of 7 int16, bfloat16 bits of the midpoints, less one where the tie goes up (to the even code).
+    shifts: int16, (byte - 127) << 7 of each element's block. floors: int16, magnitudes up to which the sign
+    is dropped.
+    boundaries: tuple of 7 int16, bfloat16 bits of the midpoints, less one where the tie goes up (to the even
+    code).
     """
     for i in range(count):
         u = np.uint16(source[start + i])
@@ -68,7 +71,8 @@ def quantize_bfloat16_rows(
     first: Any,
     last: Any,
 ) -> Any:
-    """Quantize rows of bfloat16 bits to a packed 4-bit float with E8M0 scales; the bytes of ``quantize_rows``.
+    """Quantize rows of bfloat16 bits to a packed 4-bit float with E8M0 scales; the bytes of
+    ``quantize_rows``.
 
     Needs ``cols`` a multiple of ``block``, ``block`` even and at most a tile, and parameters in row order.
     """

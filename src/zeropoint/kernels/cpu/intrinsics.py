@@ -1,7 +1,7 @@
 """The few instructions that Numba does not spell: bit casts, half conversion, prefetch, streaming stores.
 
-Everything here is portable LLVM IR; nothing names an instruction set. This module also decides how kernels are compiled and
-where their machine code is kept.
+Everything here is portable LLVM IR; nothing names an instruction set. This module also decides how kernels
+are compiled and where their machine code is kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 LINE = 64
 """Bytes of a cache line; a wrong value costs speed, never bytes."""
 _CACHE = cache_directory()
-# Unrolled short loops vectorize only in this pass, which Numba leaves off. Kernels compile at their first call, so it stays on.
+# Unrolled short loops vectorize only in this pass, which Numba leaves off. Kernels compile at their first
+# call, so it stays on.
 numba.config.SLP_VECTORIZE = 1
 
 
@@ -156,8 +157,8 @@ shl16, shr16 = _lanes("shl", 16), _lanes("lshr", 16)
 def count_above(typingctx: Any, t: Any, thresholds: Any) -> Any:
     """Return how many of a tuple of float32 thresholds lie strictly below `t`, as a float32.
 
-    Counted in one expression of 32-bit masks and handed on as a float: an integer result would be narrowed to bytes
-    and the sum turned sideways by the SLP vectorizer, at a tenth of the speed.
+    Counted in one expression of 32-bit masks and handed on as a float: an integer result would be narrowed to
+    bytes and the sum turned sideways by the SLP vectorizer, at a tenth of the speed.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -254,7 +255,8 @@ I256 = ir.IntType(
 def enter_ieee(typingctx: Any, saved: Any) -> Any:
     """Save the thread's floating-point mode in `saved` ((32,) uint8) and set IEEE defaults.
 
-    A caller's torch.set_flush_denormal(True) is per thread and would turn codes of tiny blocks to zero. x86-64 only.
+    A caller's torch.set_flush_denormal(True) is per thread and would turn codes of tiny blocks to zero.
+    x86-64 only.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -1,6 +1,8 @@
-"""What a kernel is told: the shape of the data, the element, the scale rule, as flat tuples of run-time numbers.
+"""What a kernel is told: the shape of the data, the element, the scale rule, as flat tuples of run-time
+numbers.
 
-Formats and rules are parameters, not specializations: one compiled kernel serves every format, also one just invented.
+Formats and rules are parameters, not specializations: one compiled kernel serves every format, also one just
+invented.
 """
 
 from typing import NamedTuple
@@ -34,10 +36,12 @@ THRESHOLDS = 15
 class Element(NamedTuple):
     """A format's parameters; each kind reads its own.
 
-    low, high: integer clamp bounds. zero_place: when a zero point is added. sign: sign bit of a two's complement code.
-    mantissa, emin (biased like float32), maximum, sign_shift (31 minus the sign's place), magnitude (mask of the bits below
-    the sign), max_code (of the largest finite value), negative_nan (whether negative zero's code is NaN): of a float format.
-    unsigned_below: largest magnitude of a quotient whose sign is dropped, negative for none. quotient: what the quotient is rounded to first.
+    low, high: integer clamp bounds. zero_place: when a zero point is added. sign: sign bit of a two's
+    complement code. mantissa, emin (biased like float32), maximum, sign_shift (31 minus the sign's place),
+    magnitude (mask of the bits below the sign), max_code (of the largest finite value), negative_nan (whether
+    negative zero's code is NaN): of a float format.
+    unsigned_below: largest magnitude of a quotient whose sign is dropped, negative for none. quotient: what
+    the quotient is rounded to first.
     thresholds: ascending boundaries of a codebook, padded with Inf.
     """
 
@@ -65,9 +69,10 @@ GIVEN, LINEAR, POWER, MINIFLOAT, AFFINE = (np.uint8(n) for n in range(5))
 class ScaleRule(NamedTuple):
     """How scales come about, and how stored ones are read.
 
-    GIVEN: float32 factors. LINEAR: ``amax / divisor``, through ``narrow``, rounded to ``stored``. POWER: E8M0 bytes from
-    ``exponent(bits(amax) + addend) - emax``; magnitudes below ``quiet`` take byte ``quiet_byte``. MINIFLOAT: a small float
-    format, relative to ``coarse`` (multiplied or, if ``inverse``, divided). AFFINE: from the range, with zero points.
+    GIVEN: float32 factors. LINEAR: ``amax / divisor``, through ``narrow``, rounded to ``stored``. POWER: E8M0
+    bytes from ``exponent(bits(amax) + addend) - emax``; magnitudes below ``quiet`` take byte ``quiet_byte``.
+    MINIFLOAT: a small float format, relative to ``coarse`` (multiplied or, if ``inverse``, divided). AFFINE:
+    from the range, with zero points.
     unit: step of the element's codes. offset_truncates, real_offset: how a zero point becomes a number.
     """
 

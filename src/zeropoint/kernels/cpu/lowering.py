@@ -63,14 +63,15 @@ def element_of(scheme: Scheme, dtype: torch.dtype, *, multiply: bool) -> Element
     fmt = scheme.element
     scaling = k.RECIPROCAL if scheme.dialect.scaling is Scaling.RECIPROCAL else k.DIVIDE
     narrow = rounder(scheme, dtype) if len(scheme.scales) == 1 else None
-    # A bfloat16 times a power of two is a bfloat16 again, unless it falls below the subnormals and becomes zero.
+    # A bfloat16 times a power of two is a bfloat16 again, unless it falls below the subnormals and becomes
+    # zero.
     exact = multiply and narrow is torch.bfloat16
     base = Element(
-        kind=k.INTEGER, low=_OPEN, high=_OPEN, zero_place=k.ZERO_NONE, sign=np.uint32(0), mantissa=np.uint32(0),
-        emin=np.uint32(0), maximum=_OPEN, sign_shift=np.uint32(0), magnitude=np.uint32(0), max_code=np.uint32(0),
-        negative_nan=np.uint8(0), unsigned_below=np.float32(-1), quotient=k.NO_ROUNDING if exact else _ROUNDING[narrow],
-        scaling=k.MULTIPLY if multiply else scaling,
-        thresholds=(np.float32(math.inf),) * k.THRESHOLDS,
+        kind=k.INTEGER, low=_OPEN, high=_OPEN, zero_place=k.ZERO_NONE, sign=np.uint32(0),
+        mantissa=np.uint32(0), emin=np.uint32(0), maximum=_OPEN, sign_shift=np.uint32(0),
+        magnitude=np.uint32(0), max_code=np.uint32(0), negative_nan=np.uint8(0),
+        unsigned_below=np.float32(-1), quotient=k.NO_ROUNDING if exact else _ROUNDING[narrow],
+        scaling=k.MULTIPLY if multiply else scaling, thresholds=(np.float32(math.inf),) * k.THRESHOLDS,
     )  # fmt: skip
     if isinstance(fmt, IntFormat):
         return base._replace(
@@ -80,7 +81,8 @@ def element_of(scheme: Scheme, dtype: torch.dtype, *, multiply: bool) -> Element
     if isinstance(fmt, FloatFormat):
         zero = 2.0**-134 if exact else 0.0
         return base._replace(
-            kind=k.FLOAT, unsigned_below=np.float32(zero if fmt.bits <= scheme.dialect.positive_zero_bits else -1.0), mantissa=np.uint32(fmt.mantissa_bits), emin=np.uint32(fmt.emin + 127),
+            kind=k.FLOAT, unsigned_below=np.float32(zero if fmt.bits <= scheme.dialect.positive_zero_bits else
+            -1.0), mantissa=np.uint32(fmt.mantissa_bits), emin=np.uint32(fmt.emin + 127),
             maximum=np.float32(float(fmt.max)), sign_shift=np.uint32(31 - fmt.magnitude_bits),
             magnitude=np.uint32((1 << fmt.magnitude_bits) - 1), max_code=np.uint32(fmt.max_code),
             negative_nan=np.uint8(fmt.nan_code == fmt.sign_bit),
@@ -177,8 +179,9 @@ def rule_of(scheme: Scheme, dtype: torch.dtype) -> Rule:
         return rule
     return rule._replace(
         how=k.AFFINE, low=np.float32(scheme.qmin), high=np.float32(scheme.qmax),
-        widen=np.uint8(scheme.dialect.widen_to_zero), real_offset=np.uint8(scheme.zero_point is ZeroPoint.REAL),
-        offset_truncates=np.uint8(scheme.dialect.zero_point_rounding is RoundingMode.TOWARD_ZERO),
+        widen=np.uint8(scheme.dialect.widen_to_zero), real_offset=np.uint8(scheme.zero_point is
+        ZeroPoint.REAL), offset_truncates=np.uint8(scheme.dialect.zero_point_rounding is
+        RoundingMode.TOWARD_ZERO),
     )  # fmt: skip
 
 
@@ -189,7 +192,8 @@ def _power_rule(scheme: Scheme, dtype: torch.dtype, rule: Rule) -> Rule:
     width = scheme.dialect.even_mantissa_bits
     bits = scheme.element.mantissa_bits if width is None else width
     addend = {
-        ScaleRule.FLOOR: 0, ScaleRule.EVEN: 1 << (22 - bits), ScaleRule.CEIL: full, ScaleRule.RCEIL: full - top
+        ScaleRule.FLOOR: 0, ScaleRule.EVEN: 1 << (22 - bits), ScaleRule.CEIL: full, ScaleRule.RCEIL: full -
+        top
     }[scheme.scales[0].rule]  # fmt: skip
     rule = rule._replace(how=k.POWER, addend=np.uint32(addend), emax=np.uint32(scheme.element.emax))
     if rounder(scheme, dtype) is torch.float16:

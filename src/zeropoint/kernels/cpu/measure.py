@@ -60,7 +60,8 @@ def count_clipped(tile: Any, factors: Any, zeros: Any, count: Any, middle: Any, 
 
 @kernel
 def measure_rows(
-    x: Any, source: Any, layout: Any, element: Any, rule: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any,
+    x: Any, source: Any, layout: Any, element: Any, rule: Any, table: Any, scales: Any, scale_codes: Any,
+    zeros: Any,
     extent: Any, sums: Any, clipped: Any, first: Any, last: Any,
 ) -> None:  # fmt: skip
     """Measure rows ``first`` to ``last`` of ``x`` against their codes in ``source``.
@@ -100,7 +101,8 @@ def measure_rows(
                 fetch_ahead(x, at + chunk + n, n)
                 decode(codes, n, element, table, factors, offsets, decoded)
                 measure_tile(tile, decoded, n, totals)
-                # Blocks centered on zero seldom clip, and a mask of signs tells at a fraction of the cost of counting.
+                # Blocks centered on zero seldom clip, and a mask of signs tells at a fraction of the cost of
+                # counting.
                 if not centered or may_clip(tile, factors, n, extent[1]):
                     over += np.uint64(count_clipped(tile, factors, offsets, n, extent[0], extent[1]))
             at += span

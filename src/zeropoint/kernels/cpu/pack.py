@@ -11,7 +11,8 @@ from .intrinsics import kernel, load64, shl16, shr16, store64
 def pack_nibbles(pairs: Any, count: Any, out: Any, at: Any) -> None:
     """Pack `count` pairs of 4-bit codes into bytes, first code in the low nibble.
 
-    pairs: uint16 view of the codes; reading two codes as one uint16 avoids every shuffle (little-endian hosts).
+    pairs: uint16 view of the codes; reading two codes as one uint16 avoids every shuffle (little-endian
+    hosts).
     """
     for i in range(count):
         v = pairs[i]
@@ -22,8 +23,8 @@ def pack_nibbles(pairs: Any, count: Any, out: Any, at: Any) -> None:
 def pack_bits(octets: Any, count: Any, bits: Any, out: Any, at: Any) -> None:
     """Pack codes of `bits` bits LSB first into `out[at:]`; 8 codes fill `bits` bytes.
 
-    octets: uint64 view of the codes, 8 a word; count: number of words. Three shift-and-or steps halve the gaps.
-    Writes 8 bytes a word, so `out` needs 8 - bits bytes of slack behind the last one.
+    octets: uint64 view of the codes, 8 a word; count: number of words. Three shift-and-or steps halve the
+    gaps. Writes 8 bytes a word, so `out` needs 8 - bits bytes of slack behind the last one.
     """
     gap = np.uint64(8) - bits
     one = np.uint64(1)

@@ -10,13 +10,23 @@ from .encode import encode
 from .intrinsics import float32_of, kernel
 from .layout import AFFINE, BAD_VALUE, GIVEN, MULTIPLY, OK, ZERO_NONE
 from .scales import block_scales
-from .tile import NOT_FINITE, TILE, block_amax, fetch_ahead, load, run_amax, run_extremes, spread, widen_magnitude
-
+from .tile import (
+    NOT_FINITE,
+    TILE,
+    block_amax,
+    fetch_ahead,
+    load,
+    run_amax,
+    run_extremes,
+    spread,
+    widen_magnitude,
+)
 
 
 @kernel
 def tile_span(block: Any, left: Any) -> Any:
-    """Return how many of the ``left`` elements one step takes: whole blocks that fill a tile, at least one block.
+    """Return how many of the ``left`` elements one step takes: whole blocks that fill a tile, at least one
+    block.
 
     A multiple of 8 blocks where several fit, so that packed codes of any width end on a byte.
     """
@@ -43,7 +53,8 @@ def block_extremes(x: Any, at: Any, span: Any, layout: Any, lows: Any, highs: An
 
 @kernel
 def quantize_rows(
-    x: Any, layout: Any, element: Any, rule: Any, order: Any, scales: Any, scale_codes: Any, zeros: Any, out: Any,
+    x: Any, layout: Any, element: Any, rule: Any, order: Any, scales: Any, scale_codes: Any, zeros: Any, out:
+    Any,
     first: Any, last: Any,
 ) -> Any:  # fmt: skip
     """Quantize rows ``first`` to ``last`` of ``x`` in one pass over memory.
@@ -51,7 +62,8 @@ def quantize_rows(
     x: (rows * cols,) float32, or uint16 bits of bfloat16 or float16 (``layout.kind``).
     scales: float32 factors, read (GIVEN) or written; scale_codes: uint8, written by POWER and MINIFLOAT.
     zeros: float32 zero points, read (GIVEN) or written (AFFINE); one element long when there are none.
-    out: (rows * row_bytes,) uint8. Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the bytes mean nothing.
+    out: (rows * row_bytes,) uint8. Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the bytes mean
+    nothing.
     """
     tile = np.empty(TILE, np.float32)
     factors = np.empty(TILE, np.float32)
@@ -94,7 +106,8 @@ def quantize_rows(
             else:
                 if ranged:
                     block_extremes(x, at, span, layout, lows, highs)
-                found = block_scales(amax, lows, highs, blocks, rule, element.scaling == MULTIPLY, block_at, scales,
+                found = block_scales(amax, lows, highs, blocks, rule, element.scaling == MULTIPLY, block_at,
+                scales,
                                      scale_codes, zeros, per_block, per_block_zero)  # fmt: skip
                 state = max(state, found)
             spread(per_block, min(span, step), layout.block, factors)
@@ -137,4 +150,6 @@ def range_rows(x: Any, layout: Any, lows: Any, highs: Any, first: Any, last: Any
         for b in range(layout.row_blocks):
             at = r * layout.cols + b * layout.block
             end = min(at + layout.block, (r + np.uint64(1)) * layout.cols)
-            lows[r * layout.row_blocks + b], highs[r * layout.row_blocks + b] = run_extremes(x, at, end, layout.kind)
+            lows[r * layout.row_blocks + b], highs[r * layout.row_blocks + b] = run_extremes(
+                x, at, end, layout.kind
+            )

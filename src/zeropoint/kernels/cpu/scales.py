@@ -113,7 +113,8 @@ def affine(low: Any, high: Any, rule: Any) -> Any:
 
 @kernel
 def block_scales(
-    amax: Any, lows: Any, highs: Any, count: Any, rule: Any, multiply: Any, at: Any, scales: Any, codes: Any, zeros: Any,
+    amax: Any, lows: Any, highs: Any, count: Any, rule: Any, multiply: Any, at: Any, scales: Any, codes: Any,
+    zeros: Any,
     factors: Any, offsets: Any,
 ) -> Any:  # fmt: skip
     """Choose the scales of ``count`` blocks and store them from index ``at`` on.

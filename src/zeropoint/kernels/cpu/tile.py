@@ -1,8 +1,9 @@
 """The tile: loading and widening, block extremes, spreading of block values over elements.
 
-A tile is TILE elements, widened to float32. Every stage is one plain loop over a tile, because short loops over scratch that
-stays in L1 vectorize reliably, compose freely, and cost less than the memory traffic they hide. Loop indices are unsigned:
-a signed index brings Numba's wrap-around branch, which stops the vectorizer.
+A tile is TILE elements, widened to float32. Every stage is one plain loop over a tile, because short loops
+over scratch that stays in L1 vectorize reliably, compose freely, and cost less than the memory traffic they
+hide. Loop indices
+are unsigned: a signed index brings Numba's wrap-around branch, which stops the vectorizer.
 """
 
 from typing import Any
@@ -11,7 +12,18 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .intrinsics import LINE, amax16, amax32, bits32, float32_of, kernel, least16, most16, prefetch, widen_half
+from .intrinsics import (
+    LINE,
+    amax16,
+    amax32,
+    bits32,
+    float32_of,
+    kernel,
+    least16,
+    most16,
+    prefetch,
+    widen_half,
+)
 
 TILE = 2048
 """Elements; float32 tile, spread scales and codes take 18 KiB, less than every L1 data cache."""
