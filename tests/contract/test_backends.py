@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 import zeropoint as zp
 from zeropoint.functional import row_errors
 from zeropoint.ops.registry import Op, Reference, Request, explain
@@ -13,14 +14,16 @@ from zeropoint.schemes import LAYER_PRESETS, TENSOR_PRESETS, Scheme
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = ((8, 256), (3, 5, 70), (1, 4099), (130, 33), (17,), (2, 2, 3, 48))
 ELEMENTS = (
-    "int8", "int8:channel", "int8:channel1", "int8:channel-1", "int8:token:narrow", "int2:g16", "int3:g8", "int5:g40",
-    "int6:token", "int7:g24", "uint8:token", "uint4:g32", "binary:g32", "ternary:token", "float8_e5m2:channel",
-    "float8_e4m3fnuz:token", "float8_e5m2fnuz:token", "float6_e3m2fn:g32", "float6_e2m3fn:g32", "float8_e4m3fn:cast",
-    "e3m4:g32", "e2m2:token", "e4m0:token", "int4:block4x16", "float8_e4m3fn:block16x32", "int4:g1000",
+    "int8", "int8:channel", "int8:channel1", "int8:channel-1", "int8:token:narrow", "int2:g16", "int3:g8",
+    "int5:g40", "int6:token", "int7:g24", "uint8:token", "uint4:g32", "binary:g32", "ternary:token",
+    "float8_e5m2:channel", "float8_e4m3fnuz:token", "float8_e5m2fnuz:token", "float6_e3m2fn:g32",
+    "float6_e2m3fn:g32", "float8_e4m3fn:cast", "e3m4:g32", "e2m2:token", "e4m0:token", "int4:block4x16",
+    "float8_e4m3fn:block16x32", "int4:g1000",
 )  # fmt: skip
 SCALES = (
-    "mxfp4:scale=even", "mxfp4:scale=ceil", "mxfp4:scale=rceil", "mxfp8_e5m2:scale=rceil", "int4:g32:scale=float16",
-    "int4:g32:scale=bfloat16", "int4:g32:scale=input", "int4:g16:scale=ue4m3:scale2=float32@tensor", "mxint8:scale=ceil",
+    "mxfp4:scale=even", "mxfp4:scale=ceil", "mxfp4:scale=rceil", "mxfp8_e5m2:scale=rceil",
+    "int4:g32:scale=float16", "int4:g32:scale=bfloat16", "int4:g32:scale=input",
+    "int4:g16:scale=ue4m3:scale2=float32@tensor", "mxint8:scale=ceil",
 )  # fmt: skip
 ZEROS = (
     "uint8:channel:asym", "uint4:g32:asym", "int8:tensor:asym", "int3:g8:asym=real", "uint8:token:asym=real",
@@ -55,7 +58,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def assert_same_everywhere(x: torch.Tensor, scheme: str) -> str:
-    """Run all operators on the reference and on the backend that would be chosen; return the latter's name."""
+    """Run all operators on the reference and on the chosen backend; return the latter's name."""
     with zp.only_backend("reference"):
         expected = zp.quantize(x, scheme)
         values, faked = expected.dequantize(), zp.fake_quantize(x, expected.params)
@@ -110,9 +113,10 @@ def test_every_length_gives_the_same_bytes(scheme: str) -> None:
 def test_every_stride_gives_the_bytes_of_the_contiguous_tensor(scheme: str) -> None:
     base = sample((12, 10, 64), torch.float32)
     views = {
-        "transposed": base.transpose(0, 1), "every second row": base[::2], "every second column": base[:, :, ::2],
+        "transposed": base.transpose(0, 1), "every second row": base[::2],
+        "every second column": base[:, :, ::2], "flipped": base.flip(0),
         "expanded": base[:1].expand(5, 10, 64), "offset": base.view(-1)[1:641].view(10, 64),
-        "channels last": base.view(3, 4, 10, 64).to(memory_format=torch.channels_last), "flipped": base.flip(0),
+        "channels last": base.view(3, 4, 10, 64).to(memory_format=torch.channels_last),
     }  # fmt: skip
     for name, view in views.items():
         before = view.clone()
@@ -133,8 +137,8 @@ def test_threads_do_not_change_a_byte(scheme: str) -> None:
 
 
 EXTREMES = (
-    2.0**-149, 2.0**-133, 2.0**-127, 2.0**-126, 1e-38, 2.0**-24, 2.0**-14, 1.75, math.nextafter(2.0, 0), 2.0, 3.5,
-    7.0, 448.0, 464.0, 1e30, 2.0**127, torch.finfo(torch.bfloat16).max,
+    2.0**-149, 2.0**-133, 2.0**-127, 2.0**-126, 1e-38, 2.0**-24, 2.0**-14, 1.75, math.nextafter(2.0, 0), 2.0,
+    3.5, 7.0, 448.0, 464.0, 1e30, 2.0**127, torch.finfo(torch.bfloat16).max,
 )  # fmt: skip
 
 
@@ -229,7 +233,8 @@ def test_fake_quantization_treats_nan_and_inf_alike_on_every_backend(scheme: str
 def test_explanations_name_the_reason_of_each_refusal() -> None:
     cases = {
         ("int8", torch.float64): "float64", ("int12:g32", torch.float32): "wider than a byte",
-        ("int8:round=floor", torch.float32): "rounding floor", ("int8:overflow=error", torch.float32): "overflow",
+        ("int8:round=floor", torch.float32): "rounding floor",
+        ("int8:overflow=error", torch.float32): "overflow",
     }  # fmt: skip
     for (scheme, dtype), reason in cases.items():
         told = explain(

@@ -1,1 +1,1 @@
-"""Backends. They register with :mod:`zeropoint.ops.registry`, which finds them by name; nothing else imports them."""
+"""Backends, which :mod:`zeropoint.ops.registry` finds by name; nothing else imports them."""

@@ -7,8 +7,8 @@ gradient of fake_quantize is the straight-through estimator with the inclusive m
 from __future__ import annotations
 
 import functools
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch

@@ -109,7 +109,7 @@ class Reference:
     rank = 0
 
     def refusal(self, request: Request) -> str | None:
-        """The reference refuses nothing."""
+        """Return None: the reference refuses nothing."""
         return None
 
     def quantize_dynamic(

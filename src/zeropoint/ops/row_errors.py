@@ -12,15 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..layout.blocks import spread_blocks
 from ..params.arithmetic import effective_scale
 from ..params.bounds import largest_gap
-from ..layout.blocks import spread_blocks
 from ..schemes import Scheme
 
 CLIPPED_STEPS = 0.5 + 1 / 32
 """A value is clipped when it lies so many steps past the last code: half a step is what rounding costs, and
-the rest is the
-rounding of the scale itself."""
+the rest is the rounding of the scale itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class RowErrors:
 
 
 def code_extent(scheme: Scheme) -> tuple[float, float]:
-    """Return the middle of the code values and the distance from there past which a value counts as clipped."""
+    """Return the middle of the code values and the distance past which a value counts as clipped."""
     low, high = float(scheme.element.min), float(scheme.element.max)
     return (low + high) / 2, (high - low) / 2 + CLIPPED_STEPS * float(largest_gap(scheme.element))
 

@@ -1,4 +1,4 @@
-"""How many threads an operator may use: torch's setting, or less inside a worker that shares the machine with others."""
+"""How many threads an operator may use: torch's setting, or less inside a worker that shares the machine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import pairwise
 
 import torch
 
@@ -32,16 +33,15 @@ def thread_count() -> int:
 
 
 def over_rows(rows: int, elements: int, work: Callable[[int, int], int | None]) -> int:
-    """Call ``work(first, last)`` for disjoint runs of rows, on several threads when it pays; return the
-    largest result.
+    """Call ``work(first, last)`` for disjoint runs of rows and return the largest result.
 
-    Runs do not change results: rows are independent.
+    Several threads share the runs when it pays, which changes no result: rows are independent.
     """
     threads = min(thread_count(), rows, max(1, elements // WORTH_A_THREAD))
     if threads <= 1:
         return work(0, rows) or 0
     cuts = [rows * n // threads for n in range(threads + 1)]
     pool = _POOLS.setdefault(threads, ThreadPoolExecutor(threads, thread_name_prefix="zeropoint"))
-    tasks = [pool.submit(work, a, b) for a, b in zip(cuts[1:], cuts[2:], strict=False)]
+    tasks = [pool.submit(work, a, b) for a, b in pairwise(cuts[1:])]
     results = [work(0, cuts[1]), *(task.result() for task in tasks)]
     return max(result or 0 for result in results)

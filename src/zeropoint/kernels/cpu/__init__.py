@@ -1,4 +1,4 @@
-"""Numba kernels for the host: one pass over memory, the same bytes as the reference, on every CPU that LLVM knows."""
+"""Numba kernels for every CPU that LLVM knows: one pass over memory, the same bytes as the reference."""
 
 from .backend import BACKEND
 

@@ -1,4 +1,4 @@
-"""The host side: tensors to flat arrays, the choice of one pass or two, threads over rows, and errors with their place."""
+"""The host side: tensors to flat arrays, one pass or two, threads over rows, errors with their place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from .fake import fake_quantize_backward_rows, fake_quantize_rows
 from .half import quantize_bfloat16_rows
 from .layout import Layout
 from .layout import ScaleRule as Rule
-from .measure import measure_rows
 from .lowering import (
     KINDS,
     View,
@@ -40,6 +39,7 @@ from .lowering import (
     rule_refusal,
     view_of,
 )
+from .measure import measure_rows
 from .quantize import amax_rows, quantize_rows, range_rows
 
 _NO_FLOATS = np.zeros(1, np.float32)
@@ -352,7 +352,10 @@ def _packed_like(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return uninitialized memory. NumPy asks for huge pages, without which page faults outlast the kernels."""
+    """Return uninitialized memory.
+
+    NumPy asks for huge pages, without which page faults outlast the kernels.
+    """
     size = math.prod(shape) * dtype.itemsize
     if size == 0:
         return torch.empty(shape, dtype=dtype)

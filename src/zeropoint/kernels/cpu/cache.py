@@ -22,7 +22,10 @@ def source_hash() -> str:
 
 
 def cache_directory() -> str:
-    """Return a writable folder: below NUMBA_CACHE_DIR, else the user's cache, else one for this process alone."""
+    """Return a writable folder.
+
+    Below NUMBA_CACHE_DIR, else below the user's cache, else one for this process alone.
+    """
     asked = os.environ.get("NUMBA_CACHE_DIR")
     users = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     for base in (asked, os.path.join(users, "zeropoint")):

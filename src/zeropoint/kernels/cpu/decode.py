@@ -17,7 +17,10 @@ from .tile import BFLOAT16, TILE, fetch_ahead, spread
 
 @kernel
 def decode_int(codes: Any, count: Any, sign: Any, factors: Any, tile: Any) -> None:
-    """Set ``tile[i] = code * factors[i]`` for integers in two's complement (``sign`` is the sign bit) or unsigned."""
+    """Set ``tile[i] = code * factors[i]`` for integers.
+
+    sign: the sign bit of two's complement, 0 for unsigned codes.
+    """
     for i in range(count):
         c = np.int32(codes[i])
         q = np.int32(np.int32(c ^ np.int32(sign)) - np.int32(sign))
@@ -78,7 +81,7 @@ def decode(codes: Any, count: Any, element: Any, table: Any, factors: Any, zeros
 
 @kernel
 def has_special(codes: Any, count: Any, element: Any) -> Any:
-    """Return whether a code lies past the largest finite one (or is fnuz's NaN, in the place of negative zero)."""
+    """Return whether a code is NaN or Inf: past the largest finite one, or in the place of negative zero."""
     mask, limit = np.uint8(element.magnitude), np.uint8(element.max_code)
     if limit == mask and not element.negative_nan:
         return False
@@ -150,13 +153,12 @@ def stored_scales(rule: Any, scales: Any, codes: Any, at: Any, count: Any, out: 
 @kernel
 def dequantize_rows(
     source: Any, layout: Any, element: Any, rule: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any,
-    out: Any,
-    first: Any, last: Any,
+    out: Any, first: Any, last: Any,
 ) -> None:  # fmt: skip
-    """Dequantize rows ``first`` to ``last``: ``(value(code) - zero) * scale`` in float32, one pass over
-    memory.
+    """Dequantize rows ``first`` to ``last`` in one pass over memory: ``(value(code) - zero) * scale``.
 
-    out: (rows * cols,) float32, or uint16 for bfloat16 or float16 bits (``layout.kind``).
+    Computed in float32. out: (rows * cols,) float32, or uint16 for bfloat16 or float16 bits
+    (``layout.kind``).
     """
     step = np.uint64(TILE)
     tile, factors, offsets = (

@@ -50,7 +50,7 @@ def can_encode_directly(element: Any, kind: Any) -> Any:
     scaled = element.scaling == DIVIDE or element.scaling == MULTIPLY
     signed = element.unsigned_below < np.float32(0)
     narrow = element.quotient == TO_BFLOAT16 and element.scaling == DIVIDE and signed
-    known = element.kind == INTEGER and element.scaling == DIVIDE or element.kind == FLOAT
+    known = (element.kind == INTEGER and element.scaling == DIVIDE) or element.kind == FLOAT
     return plain and scaled and known and (narrow or element.quotient == NO_ROUNDING)
 
 

@@ -1,4 +1,4 @@
-"""The way of codes narrower than a byte to memory."""
+"""The way to memory of float32 values and of codes narrower than a byte."""
 
 from typing import Any
 

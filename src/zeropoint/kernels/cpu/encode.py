@@ -26,14 +26,20 @@ from .layout import (
 )
 
 MAGIC = np.float32(12582912.0)
-"""1.5 * 2 ** 23: adding it rounds to an integer, half to even; its low byte is 0, so the sum's low byte is the code."""
+"""1.5 * 2 ** 23: adding it rounds to an integer, half to even.
+
+Its low byte is 0, so the sum's low byte is the code.
+"""
 EXPONENT = np.uint32(0x7F800000)
 SIGN = np.uint32(0x80000000)
 
 
 @kernel
 def scale_tile(tile: Any, factors: Any, count: Any, scaling: Any) -> None:
-    """Bring a tile to units of its scale: IEEE division, an exact multiplication, or one by a rounded reciprocal."""
+    """Bring a tile to units of its scale.
+
+    By IEEE division, an exact multiplication, or one by a rounded reciprocal.
+    """
     if scaling == MULTIPLY:
         for i in range(count):
             tile[i] = tile[i] * factors[i]
@@ -47,7 +53,7 @@ def scale_tile(tile: Any, factors: Any, count: Any, scaling: Any) -> None:
 
 @kernel
 def round_tile(tile: Any, count: Any, to: Any) -> None:
-    """Round the tile to bfloat16 or float16 precision, half to even: the quotient's dtype in some dialects."""
+    """Round the tile to bfloat16 or float16, half to even: the quotient's dtype in some dialects."""
     if to == NO_ROUNDING:
         return
     if to == TO_BFLOAT16:
@@ -121,7 +127,7 @@ def encode_float(tile: Any, count: Any, element: Any, codes: Any) -> None:
 
 @kernel
 def float_lift(emin: Any, mantissa: Any) -> Any:
-    """Return what is added to the bits of ``2 ** e`` to give the constant c that rounds to ``mantissa`` bits."""
+    """Return what turns the bits of ``2 ** e`` into those of the c that rounds to ``mantissa`` bits."""
     even = np.uint32(shl32(emin, mantissa) & np.uint32(0xFE))
     return np.uint32(
         shl32(np.uint32(np.uint32(23) - mantissa), np.uint32(23)) + np.uint32(np.uint32(256) - even)
@@ -130,7 +136,7 @@ def float_lift(emin: Any, mantissa: Any) -> Any:
 
 @kernel
 def finish_float(count: Any, element: Any, codes: Any) -> None:
-    """Put right what the loop over a tile leaves out: formats without mantissa, and zeros that have no sign."""
+    """Put right what the loop over a tile leaves out: formats without mantissa, zeros without sign."""
     if shl32(element.emin, element.mantissa) & np.uint32(1):
         for i in range(count):
             codes[i] = np.uint8(codes[i] - np.uint8(1))

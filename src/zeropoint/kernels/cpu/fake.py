@@ -1,4 +1,4 @@
-"""Fake quantization, one pass over memory each way: quantize and dequantize in cache, and the straight-through gradient."""
+"""Fake quantization, one pass over memory each way: values in cache, straight-through gradients."""
 
 from typing import Any
 
@@ -65,9 +65,9 @@ def fake_quantize_rows(
 ) -> None:  # fmt: skip
     """Fake-quantize rows ``first`` to ``last``: the values of dequantize(quantize(x)).
 
-    x, out: (rows * cols,) float32 or uint16 (bfloat16, float16 by ``layout.kind``). scales: float32 factors
-    to divide by;
-    back: factors to multiply codes by, which differ only where a scale is zero. zeros: float32 zero points.
+    x, out: (rows * cols,) float32 or uint16 (bfloat16, float16 by ``layout.kind``).
+    scales: float32 factors to divide by; back: factors to multiply codes by, which differ only where a scale
+    is zero. zeros: float32 zero points.
     """
     lossy = False
     for b in range(np.uint64(len(scales))):
@@ -156,9 +156,9 @@ def fake_quantize_backward_rows(
     first: Any,
     last: Any,
 ) -> None:
-    """Set ``out = grad`` where the rounded ``x`` lies within the codes and 0 elsewhere, rows ``first`` to
-    ``last``.
+    """Set ``out = grad`` where the rounded ``x`` lies within the codes and 0 elsewhere.
 
+    Rows ``first`` to ``last``.
     bounds: (low, high, closed) of the scaled value, for formats other than integers.
     """
     step = np.uint64(TILE)

@@ -23,7 +23,10 @@ SAFE_BYTE = np.uint8(8)
 
 @kernel
 def largest_unsigned(byte: Any) -> Any:
-    """Return the bits of the largest bfloat16 magnitude whose quotient by ``2 ** (byte - 127)`` rounds to zero in bfloat16."""
+    """Return the bits of the largest bfloat16 magnitude whose quotient rounds to zero in bfloat16.
+
+    byte: E8M0 byte of the block's scale, ``2 ** (byte - 127)``.
+    """
     exponent = np.int32(byte) - np.int32(261)
     if exponent >= np.int32(-126):
         return np.int16((exponent + np.int32(127)) * np.int32(128))
@@ -38,8 +41,8 @@ def encode_bfloat16(
 ) -> None:
     """Set 16-bit ``codes[i]``: sign in bit 3, magnitude = how many boundaries lie below |x| scaled.
 
-    shifts: int16, (byte - 127) << 7 of each element's block. floors: int16, magnitudes up to which the sign
-    is dropped.
+    shifts: int16, (byte - 127) << 7 of each element's block.
+    floors: int16, magnitudes up to which the sign is dropped.
     boundaries: tuple of 7 int16, bfloat16 bits of the midpoints, less one where the tie goes up (to the even
     code).
     """
@@ -53,7 +56,10 @@ def encode_bfloat16(
 
 @kernel
 def pack_wide(pairs: Any, count: Any, out: Any, at: Any) -> None:
-    """Pack ``count`` pairs of 16-bit codes into ``out[at:]``, low nibble first; pairs: uint32 view of the codes."""
+    """Pack ``count`` pairs of 16-bit codes into ``out[at:]``, low nibble first.
+
+    pairs: uint32 view of the codes.
+    """
     for i in range(count):
         v = pairs[i]
         out[at + i] = np.uint8((v & np.uint32(15)) | shr32(v, np.uint32(12)))
@@ -71,10 +77,10 @@ def quantize_bfloat16_rows(
     first: Any,
     last: Any,
 ) -> Any:
-    """Quantize rows of bfloat16 bits to a packed 4-bit float with E8M0 scales; the bytes of
-    ``quantize_rows``.
+    """Quantize rows of bfloat16 bits to a packed 4-bit float with E8M0 scales.
 
-    Needs ``cols`` a multiple of ``block``, ``block`` even and at most a tile, and parameters in row order.
+    Gives the bytes of ``quantize_rows``. Needs ``cols`` a multiple of ``block``, ``block`` even and at most a
+    tile, and parameters in row order.
     """
     tile, factors = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
     multipliers, amax = np.empty(TILE, np.float32), np.empty(TILE, np.uint32)

@@ -7,7 +7,7 @@ are compiled and where their machine code is kept.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 from llvmlite import ir
@@ -25,20 +25,23 @@ I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 LINE = 64
 """Bytes of a cache line; a wrong value costs speed, never bytes."""
 _CACHE = cache_directory()
+# Neither has types: numba fills its configuration at import, and the other function is not annotated.
+_CONFIG: Any = numba.config
+_declare: Any = cgutils.get_or_insert_function
 # Unrolled short loops vectorize only in this pass, which Numba leaves off. Kernels compile at their first
 # call, so it stays on.
-numba.config.SLP_VECTORIZE = 1
+_CONFIG.SLP_VECTORIZE = 1
 
 
 def kernel(function: F) -> F:
     """Compile one kernel or device function: no GIL, no fast-math, no contraction, cached on disk."""
-    theirs = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = _CACHE
+    theirs = _CONFIG.CACHE_DIR
+    _CONFIG.CACHE_DIR = _CACHE
     try:
-        compiled: F = njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)(function)
+        compiled = njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)(function)
     finally:
-        numba.config.CACHE_DIR = theirs
-    return compiled
+        _CONFIG.CACHE_DIR = theirs
+    return cast("F", compiled)
 
 
 def primitive(function: Callable[..., Any]) -> Any:
@@ -87,19 +90,19 @@ def narrow_half(typingctx: Any, x: Any) -> Any:
 
 
 def _address(context: Any, builder: Any, array_type: Any, array: Any, index: Any, bits: Any = I8) -> Any:
-    """Return the address of `array[index]` as a pointer to `bits`."""
+    """Return the address of ``array[index]`` as a pointer to ``bits``."""
     view = context.make_array(array_type)(context, builder, array)
     return builder.bitcast(builder.gep(view.data, [index]), bits.as_pointer())
 
 
 @primitive
 def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
-    """Ask for the cache line of `array[index]`; reading past the end is harmless."""
+    """Ask for the cache line of ``array[index]``; reading past the end is harmless."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = _address(context, builder, signature.args[0], args[0], args[1])
         kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        function = _declare(builder.module, kind, "llvm.prefetch.p0")
         builder.call(function, [address, I32(0), I32(3), I32(1)])
         return context.get_dummy_value()
 
@@ -108,7 +111,7 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
 
 @primitive
 def stream32(typingctx: Any, target: Any, at: Any, source: Any, start: Any) -> Any:
-    """Copy 32 bytes from `source[start]` to `target[at]` past the cache; the target must be 32-byte aligned."""
+    """Copy 32 bytes from ``source[start]`` to the 32-byte aligned ``target[at]``, past the cache."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vector = ir.VectorType(I64, 4)
@@ -135,7 +138,10 @@ def stream_fence(typingctx: Any) -> Any:
 
 
 def _lanes(name: str, bits: int) -> Any:
-    """Build an operation on `bits`-bit lanes; Numba's own operators widen to 64 bits and halve the vector width."""
+    """Build an operation on ``bits``-bit lanes.
+
+    Numba's own operators widen to 64 bits and so shorten the vectors.
+    """
     kind = types.uint32 if bits == 32 else types.uint16
 
     @primitive
@@ -155,7 +161,7 @@ shl16, shr16 = _lanes("shl", 16), _lanes("lshr", 16)
 
 @primitive
 def count_above(typingctx: Any, t: Any, thresholds: Any) -> Any:
-    """Return how many of a tuple of float32 thresholds lie strictly below `t`, as a float32.
+    """Return how many of a tuple of float32 thresholds lie strictly below ``t``, as a float32.
 
     Counted in one expression of 32-bit masks and handed on as a float: an integer result would be narrowed to
     bytes and the sum turned sideways by the SLP vectorizer, at a tenth of the speed.
@@ -173,7 +179,7 @@ def count_above(typingctx: Any, t: Any, thresholds: Any) -> Any:
 
 @primitive
 def store64(typingctx: Any, target: Any, at: Any, word: Any) -> Any:
-    """Store the 8 bytes of a uint64 at `target[at]`, any alignment, lowest byte first on every host."""
+    """Store the 8 bytes of a uint64 at ``target[at]``, any alignment, lowest byte first on every host."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         store = builder.store(args[2], _address(context, builder, signature.args[0], args[0], args[1], I64))
@@ -185,7 +191,7 @@ def store64(typingctx: Any, target: Any, at: Any, word: Any) -> Any:
 
 @primitive
 def address_of(typingctx: Any, array: Any, index: Any) -> Any:
-    """Return the address of `array[index]` as uint64, to find where aligned stores may begin."""
+    """Return the address of ``array[index]`` as uint64, to find where aligned stores may begin."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ptrtoint(_address(context, builder, signature.args[0], args[0], args[1]), I64)
@@ -195,7 +201,7 @@ def address_of(typingctx: Any, array: Any, index: Any) -> Any:
 
 @primitive
 def load64(typingctx: Any, source: Any, at: Any) -> Any:
-    """Load the 8 bytes at `source[at]`, any alignment, as uint64."""
+    """Load the 8 bytes at ``source[at]``, any alignment, as uint64."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = builder.load(_address(context, builder, signature.args[0], args[0], args[1], I64))
@@ -206,7 +212,7 @@ def load64(typingctx: Any, source: Any, at: Any) -> Any:
 
 
 def _unit_amax(lanes: int) -> Any:
-    """Build the largest magnitude of `lanes` neighbours, as an explicit vector: the loop vectorizer misses it."""
+    """Build the largest magnitude of ``lanes`` neighbors as an explicit vector: the vectorizer misses it."""
 
     @primitive
     def unit_amax(typingctx: Any, array: Any, index: Any) -> Any:
@@ -219,7 +225,7 @@ def _unit_amax(lanes: int) -> Any:
             value = builder.load(_address(context, builder, signature.args[0], args[0], args[1], vector))
             value.align = 1  # any element may begin a block
             value = builder.and_(value, vector([(1 << (width - 1)) - 1] * lanes))
-            reduce = cgutils.get_or_insert_function(
+            reduce = _declare(
                 builder.module, ir.FunctionType(lane, [vector]), f"llvm.vector.reduce.umax.v{lanes}i{width}"
             )
             return builder.call(reduce, [value])
@@ -234,7 +240,7 @@ amax16, amax32 = _unit_amax(16), _unit_amax(32)
 
 @primitive
 def count_above16(typingctx: Any, d: Any, thresholds: Any) -> Any:
-    """Return how many of a tuple of int16 thresholds lie strictly below `d`, on 16-bit lanes, as uint16."""
+    """Return how many of a tuple of int16 thresholds lie strictly below ``d``, on 16-bit lanes, as uint16."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         total = I16(0)
@@ -246,53 +252,9 @@ def count_above16(typingctx: Any, d: Any, thresholds: Any) -> Any:
     return types.uint16(types.int16, thresholds), codegen
 
 
-I256 = ir.IntType(
-    256
-)  # x87 environment and MXCSR: the width LLVM gives llvm.get.fpenv on x86-64; other CPUs differ
-
-
-@primitive
-def enter_ieee(typingctx: Any, saved: Any) -> Any:
-    """Save the thread's floating-point mode in `saved` ((32,) uint8) and set IEEE defaults.
-
-    A caller's torch.set_flush_denormal(True) is per thread and would turn codes of tiny blocks to zero.
-    x86-64 only.
-    """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        get = cgutils.get_or_insert_function(builder.module, ir.FunctionType(I256, []), "llvm.get.fpenv.i256")
-        store = builder.store(
-            builder.call(get, []), _address(context, builder, signature.args[0], args[0], I64(0), I256)
-        )
-        store.align = 1
-        reset = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.reset.fpenv"
-        )
-        builder.call(reset, [])
-        return context.get_dummy_value()
-
-    return types.void(saved), codegen
-
-
-@primitive
-def leave_ieee(typingctx: Any, saved: Any) -> Any:
-    """Restore the floating-point mode that `enter_ieee` saved."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = builder.load(_address(context, builder, signature.args[0], args[0], I64(0), I256))
-        value.align = 1
-        restore = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), [I256]), "llvm.set.fpenv.i256"
-        )
-        builder.call(restore, [value])
-        return context.get_dummy_value()
-
-    return types.void(saved), codegen
-
-
 @primitive
 def squares32(typingctx: Any, array: Any, index: Any) -> Any:
-    """Return the sum of squares of 32 neighboring float32, added as a tree of halves: one order on every machine."""
+    """Return the sum of squares of 32 neighboring float32, added in one order: as a tree of halves."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         lanes = 32
@@ -313,7 +275,7 @@ def squares32(typingctx: Any, array: Any, index: Any) -> Any:
 
 
 def _unit_extreme(name: str) -> Any:
-    """Build the smallest ("smin") or largest ("smax") of 16 neighbors, as an order-preserving integer of their bits."""
+    """Build the smallest ("smin") or largest ("smax") of 16 neighbors, as integers that order as they do."""
 
     @primitive
     def unit_extreme(typingctx: Any, array: Any, index: Any) -> Any:
@@ -328,7 +290,7 @@ def _unit_extreme(name: str) -> Any:
             negative = builder.ashr(value, vector([width - 1] * 16))
             value = builder.xor(value, builder.and_(negative, vector([(1 << (width - 1)) - 1] * 16)))
             called = f"llvm.vector.reduce.{name}.v16i{width}"
-            reduce = cgutils.get_or_insert_function(builder.module, ir.FunctionType(lane, [vector]), called)
+            reduce = _declare(builder.module, ir.FunctionType(lane, [vector]), called)
             return builder.call(reduce, [value])
 
         return kind(array, types.uint64), codegen

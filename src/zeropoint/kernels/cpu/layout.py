@@ -1,8 +1,7 @@
-"""What a kernel is told: the shape of the data, the element, the scale rule, as flat tuples of run-time
-numbers.
+"""What a kernel is told: the shape of the data, the element and the scale rule, as tuples of numbers.
 
-Formats and rules are parameters, not specializations: one compiled kernel serves every format, also one just
-invented.
+Formats and rules are run-time parameters, not specializations: one compiled kernel serves every format, also
+one just invented.
 """
 
 from typing import NamedTuple
@@ -89,7 +88,6 @@ class ScaleRule(NamedTuple):
     unit: np.float32
     coarse: np.float32
     inverse: np.uint8
-    lossy: np.uint8
     mantissa: np.uint32
     emin: np.uint32
     maximum: np.float32

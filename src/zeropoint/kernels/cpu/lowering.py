@@ -45,7 +45,7 @@ def element_refusal(scheme: Scheme) -> str | None:
         return f"codebooks of more than {k.THRESHOLDS + 1} values are searched by the reference"
     if isinstance(element, FloatFormat):
         known = (
-            element.subnormals and element.mantissa_bits <= 7 and -126 <= element.emin and element.emax <= 120
+            element.subnormals and element.mantissa_bits <= 7 and element.emin >= -126 and element.emax <= 120
         )
         if not known or not element.signed or element.magnitude_bits == 0:
             return f"{scheme.element_name} is not a signed float format inside the range of float32"
@@ -139,7 +139,7 @@ def rule_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
 _NO_RULE = Rule(
     how=k.GIVEN, divisor=np.float32(1), narrow=k.NO_ROUNDING, stored=k.NO_ROUNDING, zero_scale=np.float32(1),
     least=np.float32(0), addend=np.uint32(0), emax=np.uint32(0), quiet=np.float32(0), quiet_byte=np.uint8(0),
-    unit=np.float32(1), coarse=np.float32(1), inverse=np.uint8(0), lossy=np.uint8(0), mantissa=np.uint32(0),
+    unit=np.float32(1), coarse=np.float32(1), inverse=np.uint8(0), mantissa=np.uint32(0),
     emin=np.uint32(0), maximum=np.float32(0), low=_OPEN, high=_OPEN, unsigned=np.uint8(0), widen=np.uint8(0),
     offset_truncates=np.uint8(0), real_offset=np.uint8(0),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The error of a quantized tensor, measured row by row in an order that no thread count or vector width can change."""
+"""The error of a quantized tensor by rows, in an order that no thread count or vector width changes."""
 
 from typing import Any
 
@@ -61,8 +61,7 @@ def count_clipped(tile: Any, factors: Any, zeros: Any, count: Any, middle: Any, 
 @kernel
 def measure_rows(
     x: Any, source: Any, layout: Any, element: Any, rule: Any, table: Any, scales: Any, scale_codes: Any,
-    zeros: Any,
-    extent: Any, sums: Any, clipped: Any, first: Any, last: Any,
+    zeros: Any, extent: Any, sums: Any, clipped: Any, first: Any, last: Any,
 ) -> None:  # fmt: skip
     """Measure rows ``first`` to ``last`` of ``x`` against their codes in ``source``.
 

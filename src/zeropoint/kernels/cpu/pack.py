@@ -9,7 +9,7 @@ from .intrinsics import kernel, load64, shl16, shr16, store64
 
 @kernel
 def pack_nibbles(pairs: Any, count: Any, out: Any, at: Any) -> None:
-    """Pack `count` pairs of 4-bit codes into bytes, first code in the low nibble.
+    """Pack ``count`` pairs of 4-bit codes into bytes, first code in the low nibble.
 
     pairs: uint16 view of the codes; reading two codes as one uint16 avoids every shuffle (little-endian
     hosts).
@@ -21,10 +21,10 @@ def pack_nibbles(pairs: Any, count: Any, out: Any, at: Any) -> None:
 
 @kernel
 def pack_bits(octets: Any, count: Any, bits: Any, out: Any, at: Any) -> None:
-    """Pack codes of `bits` bits LSB first into `out[at:]`; 8 codes fill `bits` bytes.
+    """Pack codes of ``bits`` bits LSB first into ``out[at:]``; 8 codes fill ``bits`` bytes.
 
     octets: uint64 view of the codes, 8 a word; count: number of words. Three shift-and-or steps halve the
-    gaps. Writes 8 bytes a word, so `out` needs 8 - bits bytes of slack behind the last one.
+    gaps. Writes 8 bytes a word, so ``out`` needs 8 - bits bytes of slack behind the last one.
     """
     gap = np.uint64(8) - bits
     one = np.uint64(1)
@@ -41,7 +41,10 @@ def pack_bits(octets: Any, count: Any, bits: Any, out: Any, at: Any) -> None:
 
 @kernel
 def unpack_nibbles(source: Any, at: Any, count: Any, pairs: Any) -> None:
-    """Spread `count` bytes into pairs of codes, low nibble first; `pairs` is the uint16 view of the codes."""
+    """Spread ``count`` bytes into pairs of codes, low nibble first.
+
+    pairs: uint16 view of the codes.
+    """
     for i in range(count):
         v = np.uint16(source[at + i])
         pairs[i] = np.uint16((v & np.uint16(15)) | (shl16(v, np.uint16(4)) & np.uint16(0x0F00)))
@@ -49,7 +52,10 @@ def unpack_nibbles(source: Any, at: Any, count: Any, pairs: Any) -> None:
 
 @kernel
 def unpack_bits(source: Any, at: Any, limit: Any, count: Any, bits: Any, octets: Any) -> None:
-    """Spread `count` groups of `bits` bytes into 8 codes each; reads 8 bytes at a time, never at or past `limit`."""
+    """Spread ``count`` groups of ``bits`` bytes into 8 codes each.
+
+    Reads 8 bytes at a time, never at or past ``limit``.
+    """
     gap = np.uint64(8) - bits
     one = np.uint64(1)
     m0 = np.uint64(((one << bits) - one) * np.uint64(0x0001000100010001))
@@ -70,7 +76,7 @@ def unpack_bits(source: Any, at: Any, limit: Any, count: Any, bits: Any, octets:
 
 @kernel
 def load_codes(source: Any, at: Any, count: Any, bits: Any, codes: Any) -> None:
-    """Unpack `count` codes that begin at byte `at` of `source`."""
+    """Unpack ``count`` codes that begin at byte ``at`` of ``source``."""
     if bits == np.uint64(8):
         for i in range(count):
             codes[i] = source[at + i]

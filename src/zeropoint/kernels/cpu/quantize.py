@@ -1,4 +1,4 @@
-"""The drivers that read values: quantize in one pass over memory, and the extremes of blocks for coarser statistics."""
+"""The drivers that read values: quantize in one pass over memory, and find the extremes of blocks."""
 
 from typing import Any
 
@@ -25,8 +25,7 @@ from .tile import (
 
 @kernel
 def tile_span(block: Any, left: Any) -> Any:
-    """Return how many of the ``left`` elements one step takes: whole blocks that fill a tile, at least one
-    block.
+    """Return how many of the ``left`` elements one step takes: the whole blocks of a tile, at least one.
 
     A multiple of 8 blocks where several fit, so that packed codes of any width end on a byte.
     """
@@ -53,9 +52,8 @@ def block_extremes(x: Any, at: Any, span: Any, layout: Any, lows: Any, highs: An
 
 @kernel
 def quantize_rows(
-    x: Any, layout: Any, element: Any, rule: Any, order: Any, scales: Any, scale_codes: Any, zeros: Any, out:
-    Any,
-    first: Any, last: Any,
+    x: Any, layout: Any, element: Any, rule: Any, order: Any, scales: Any, scale_codes: Any, zeros: Any,
+    out: Any, first: Any, last: Any,
 ) -> Any:  # fmt: skip
     """Quantize rows ``first`` to ``last`` of ``x`` in one pass over memory.
 
@@ -106,9 +104,10 @@ def quantize_rows(
             else:
                 if ranged:
                     block_extremes(x, at, span, layout, lows, highs)
-                found = block_scales(amax, lows, highs, blocks, rule, element.scaling == MULTIPLY, block_at,
-                scales,
-                                     scale_codes, zeros, per_block, per_block_zero)  # fmt: skip
+                found = block_scales(
+                    amax, lows, highs, blocks, rule, element.scaling == MULTIPLY, block_at, scales,
+                    scale_codes, zeros, per_block, per_block_zero,
+                )  # fmt: skip
                 state = max(state, found)
             spread(per_block, min(span, step), layout.block, factors)
             if zeroed:
@@ -134,7 +133,7 @@ def quantize_rows(
 
 @kernel
 def amax_rows(x: Any, layout: Any, out: Any, first: Any, last: Any) -> None:
-    """Set ``out[r * row_blocks + b]`` to the largest magnitude of block ``b`` of row ``r``; NaN and Inf win."""
+    """Set ``out[r * row_blocks + b]`` to the largest magnitude of a row's block; NaN and Inf win."""
     for r in range(first, last):
         for b in range(layout.row_blocks):
             at = r * layout.cols + b * layout.block

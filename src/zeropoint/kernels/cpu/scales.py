@@ -1,4 +1,4 @@
-"""Scales of blocks inside a kernel: the arithmetic of :mod:`zeropoint.params.arithmetic`, repeated fused, bit for bit."""
+"""Scales of blocks inside a kernel: :mod:`zeropoint.params.arithmetic` again, fused, bit for bit."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def linear_scale(ideal: Any, rule: Any) -> Any:
 
 @kernel
 def plain_linear(rule: Any) -> Any:
-    """Return whether linear scales are float32 from start to end; amax / divisor then always fits, unless it grows."""
+    """Return whether linear scales are float32 throughout and never larger than their blocks' magnitudes."""
     narrow = rule.narrow != NO_ROUNDING or rule.stored != NO_ROUNDING
     return not narrow and not rule.unsigned and rule.divisor >= np.float32(1)
 
@@ -65,7 +65,7 @@ def inverse_power_of(byte: Any) -> Any:
 
 @kernel
 def minifloat_code(x: Any, rule: Any) -> Any:
-    """Return the code of a non-negative float32 in the rule's small float format, half to even, saturating."""
+    """Return the code of a non-negative float32 in the rule's float format, half to even, saturating."""
     low = shl32(rule.emin, np.uint32(23))
     a = min(x, rule.maximum)
     e = max(np.uint32(bits32(a) & np.uint32(0x7F800000)), low)
@@ -114,8 +114,7 @@ def affine(low: Any, high: Any, rule: Any) -> Any:
 @kernel
 def block_scales(
     amax: Any, lows: Any, highs: Any, count: Any, rule: Any, multiply: Any, at: Any, scales: Any, codes: Any,
-    zeros: Any,
-    factors: Any, offsets: Any,
+    zeros: Any, factors: Any, offsets: Any,
 ) -> Any:  # fmt: skip
     """Choose the scales of ``count`` blocks and store them from index ``at`` on.
 

@@ -2,8 +2,7 @@
 
 A tile is TILE elements, widened to float32. Every stage is one plain loop over a tile, because short loops
 over scratch that stays in L1 vectorize reliably, compose freely, and cost less than the memory traffic they
-hide. Loop indices
-are unsigned: a signed index brings Numba's wrap-around branch, which stops the vectorizer.
+hide. Loop indices are unsigned: a signed index brings Numba's wrap-around branch, which stops the vectorizer.
 """
 
 from typing import Any
@@ -34,7 +33,7 @@ BFLOAT16, FLOAT16, FLOAT32 = np.uint8(0), np.uint8(1), np.uint8(2)
 
 
 def _load(source: Any, start: Any, count: Any, kind: Any, tile: Any) -> None:
-    """Widen ``source[start : start + count]`` into ``tile``; ``kind`` tells the two uint16 encodings apart."""
+    """Widen ``source[start : start + count]`` into ``tile``; ``kind`` tells uint16 encodings apart."""
 
 
 @overload(_load, inline="never")
@@ -93,7 +92,7 @@ def _magnitude_overload(x: Any) -> Any:
 
 @kernel
 def magnitude(x: Any) -> Any:
-    """Return the bits of |x|: uint32 of a float32, uint16 of 16-bit float bits; they order as the values do."""
+    """Return the bits of |x|: uint32 of a float32, uint16 of 16-bit float bits; they order as values do."""
     return _magnitude(x)
 
 
