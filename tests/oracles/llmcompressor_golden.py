@@ -1,10 +1,10 @@
-"""Hash what llm-compressor writes for the synthetic Llama, and store the hashes: run by hand, not by the tests.
+"""Hash what llm-compressor writes for the synthetic Llama, and store the hashes: run by hand, not by tests.
 
     python tests/oracles/llmcompressor_golden.py [--venv FOLDER]
 
-llm-compressor pins its dependencies, so it lives in a virtual environment of its own, which is created when ``--venv``
-does not exist. The result is tests/golden/llmcompressor.json: for each case the versions, the quantization_config, and the
-dtype, shape and SHA-256 of every tensor.
+llm-compressor pins its dependencies, so it lives in a virtual environment of its own, which is created when
+``--venv`` does not exist. The result is tests/golden/llmcompressor.json: for each case the versions, the
+quantization_config, and the dtype, shape and SHA-256 of every tensor.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ HERE = Path(__file__).resolve()
 GOLDEN = HERE.parents[1] / "golden" / "llmcompressor.json"
 REQUIREMENTS = ("llmcompressor==0.14.0",)
 PRESETS = (
-    "W4A16", "W4A16_ASYM", "W8A16", "W8A8", "FP8_DYNAMIC", "FP8_BLOCK", "MXFP4", "MXFP4A16", "MXFP8", "MXFP8A16",
-    "NVFP4A16",
+    "W4A16", "W4A16_ASYM", "W8A16", "W8A8", "FP8_DYNAMIC", "FP8_BLOCK", "MXFP4", "MXFP4A16",
+    "MXFP8", "MXFP8A16", "NVFP4A16",
 )  # fmt: skip
 IGNORE = ("lm_head", "re:.*embed_tokens$", "re:.*mlp.gate$")
 CASES = (
     *((preset, "bfloat16", False) for preset in PRESETS),
     *((preset, dtype, False) for dtype in ("float32", "float16") for preset in PRESETS[:6]),
-    *((preset, dtype, False) for dtype in ("float32", "float16") for preset in ("MXFP4A16", "MXFP8A16", "NVFP4A16")),
+    *(
+        (preset, dtype, False)
+        for dtype in ("float32", "float16")
+        for preset in ("MXFP4A16", "MXFP8A16", "NVFP4A16")
+    ),
     *((preset, "bfloat16", True) for preset in ("W4A16", "FP8_BLOCK", "MXFP4", "NVFP4A16")),
 )
 
@@ -70,7 +74,9 @@ def collect() -> dict[str, object]:
         with tempfile.TemporaryDirectory() as folder:
             source = synthetic_llama.write(Path(folder) / "source", dtype=getattr(torch, dtype), moe=moe)
             out = Path(folder) / "out"
-            llmcompressor.model_free_ptq(str(source), str(out), scheme=preset, ignore=list(IGNORE), device="cpu")
+            llmcompressor.model_free_ptq(
+                str(source), str(out), scheme=preset, ignore=list(IGNORE), device="cpu"
+            )
             config = json.loads((out / "config.json").read_text())["quantization_config"]
             index = json.loads((out / "model.safetensors.index.json").read_text())
             cases[case_name(preset, dtype, moe)] = {
@@ -78,7 +84,10 @@ def collect() -> dict[str, object]:
                 "total_size": index["metadata"]["total_size"],
                 "tensors": tensors_of(out),
             }
-    versions = {"llmcompressor": llmcompressor.__version__, "compressed_tensors": compressed_tensors.__version__}
+    versions = {
+        "llmcompressor": llmcompressor.__version__,
+        "compressed_tensors": compressed_tensors.__version__,
+    }
     return {"versions": {**versions, "torch": torch.__version__}, "cases": cases}
 
 

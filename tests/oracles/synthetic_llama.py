@@ -1,4 +1,4 @@
-"""A small Llama-like checkpoint in shards, the same bytes on every machine: what the golden hashes are taken of.
+"""A small Llama-like checkpoint in shards, the same bytes everywhere: what golden hashes are taken of.
 
 Needs only numpy, torch and safetensors, so that it runs in the oracle's own environment too.
 """

@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import CheckpointError, SchemeError, UnsupportedError, near_misses
+from ..errors import CheckpointError, FormatError, UnsupportedError, near_misses
 from ..formats import IntFormat
-from ..schemes import LAYER_PRESETS, Scheme, ZeroPoint, get_dialect
+from ..formats.catalog import CATALOG
+from ..schemes import LAYER_PRESETS, TENSOR_PRESETS, Scheme, ZeroPoint, get_dialect
 from ..schemes.text import words
 from .compressed_tensors import Layout, blocks, layout_of, strategy
 
@@ -86,8 +87,9 @@ def layer_scheme(text: str | LayerScheme) -> LayerScheme:
         extra = ":scale=input" + extra
     try:
         weight = Scheme.parse(text + extra)
-    except SchemeError as error:
-        raise type(error)(f"{error}; presets are {', '.join(LAYER_PRESETS)}") from error
+    except FormatError as error:
+        known = [*LAYER_PRESETS, *TENSOR_PRESETS, *CATALOG]
+        raise FormatError(f"{head!r} is neither a preset nor a format; {near_misses(head, known)}") from error
     return LayerScheme(name=str(weight), weight=weight)
 
 

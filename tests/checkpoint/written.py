@@ -1,0 +1,59 @@
+"""Checkpoints written on the spot, and what their files hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from zeropoint.checkpoint.limits import Limits
+from zeropoint.checkpoint.plan import make_plan
+from zeropoint.checkpoint.run import RunResult, run
+from zeropoint.checkpoint.selection import Selection
+from zeropoint.checkpoint.source import open_source
+
+LINEAR = "model.layers.0.mlp.up_proj.weight"
+CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}
+ONE = Limits(workers=1)
+
+
+def weight(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator) * 0.05).to(dtype)
+
+
+def save(
+    folder: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[str, object] | None = CONFIG
+) -> Path:
+    """Write one file of tensors, with its configuration, and return the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def quantize(source: Path, out: Path, to: str = "int8:channel", **selection: tuple[str, ...]) -> RunResult:
+    """Quantize a checkpoint on one thread."""
+    return run(make_plan(open_source(source), to, selection=Selection(**selection), limits=ONE), out)
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    """Return every tensor in the files of a folder."""
+    return {n: t for path in sorted(folder.glob("*.safetensors")) for n, t in load_file(path).items()}
+
+
+def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)))
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file below a folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

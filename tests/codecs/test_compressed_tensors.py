@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from tests.checkpoint.written import same_bytes, weight
+from tests.oracles import llmcompressor_golden
+
+import zeropoint as zp
+from zeropoint.codecs.compressed_tensors import (
+    Layout,
+    decode,
+    encode,
+    encode_constants,
+    encode_part,
+    layout_of,
+    row_alignment,
+    tensor_specs,
+    unfit,
+)
+from zeropoint.codecs.compressed_tensors_config import (
+    Group,
+    layer_scheme,
+    matches,
+    quantization_config,
+    read_config,
+)
+from zeropoint.codecs.safetensors_dtypes import FILE_DTYPES
+from zeropoint.errors import CheckpointError, FormatError, SchemeError, UnsupportedError, ZeropointError
+from zeropoint.schemes import LAYER_PRESETS, Scheme
+
+PRESETS = [name for name, preset in LAYER_PRESETS.items() if preset.needs_calibration is None]
+OTHERS = [
+    "int2:g32", "int3:g64", "int5:g32", "int6:channel", "int7:g32", "int8:tensor", "int3:g32:asym",
+    "int8:channel:asym", "int4:g128:scale=float32", "int4:g128:narrow", "float8_e4m3fn:tensor",
+    "float8_e4m3fn:block64x32", "mxfp4:scale=floor",
+]  # fmt: skip
+NVFP4 = "float4_e2m1fn:g16:scale=float8_ue4m3fn:scale2=float32@tensor"
+SHAPES = [(40, 256), (1, 128), (33, 384)]
+GOLDEN = json.loads(llmcompressor_golden.GOLDEN.read_text())["cases"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("text", [*PRESETS, *OTHERS])
+def test_decoding_what_was_encoded_gives_the_same_tensor(
+    text: str, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    layer = layer_scheme(text)
+    q = zp.quantize(weight(*shape, dtype=dtype), layer.weight)
+    tensors = encode(layer.layout, q)
+    specs = tensor_specs(layer.weight, layer.layout, shape, dtype)
+    assert {s.suffix: (s.dtype, s.shape) for s in specs} == {
+        name: (FILE_DTYPES[t.dtype], tuple(t.shape)) for name, t in tensors.items()
+    }
+    back = decode(layer.layout, tensors, layer.weight, shape=shape, dtype=dtype)
+    assert same_bytes(back.data, q.data)
+    assert back.params == q.params
+    assert same_bytes(back.dequantize(), q.dequantize())
+
+
+@pytest.mark.parametrize("text", [*PRESETS, *OTHERS])
+def test_parts_encode_to_the_lines_of_the_whole(text: str) -> None:
+    layer = layer_scheme(text)
+    x = weight(300, 256)
+    whole = zp.quantize(x, layer.weight)
+    tensors = encode(layer.layout, whole)
+    step = row_alignment(layer.weight) * (1 if row_alignment(layer.weight) > 1 else 7)
+    specs = {s.suffix: s for s in tensor_specs(layer.weight, layer.layout, (300, 256), torch.float32)}
+    for start in range(0, 300, step):
+        part = _rows(whole, start, min(300, start + step))
+        for name, lines in encode_part(layer.layout, part).items():
+            first = start // specs[name].rows * specs[name].lines
+            assert same_bytes(lines, tensors[name][first : first + len(lines)])
+    constants = encode_constants(layer.layout, whole.params, (300, 256))
+    assert constants.keys() == {name for name, spec in specs.items() if not spec.lines}
+
+
+def _rows(q: zp.QuantizedTensor, first: int, last: int) -> zp.QuantizedTensor:
+    shape = (last - first, q.shape[1])
+
+    def cut(t: torch.Tensor, rows: int) -> torch.Tensor:
+        return t if t.shape[0] == 1 else t[first // rows : -(-last // rows)]
+
+    rows = q.scheme.granularity.block_shape(q.shape)[0]
+    params = zp.QuantizationParams(
+        scheme=q.scheme, shape=shape, dtype=q.dtype,
+        scales=(cut(q.scales[0], rows), *q.scales[1:]),
+        zero_point=None if q.zero_point is None else cut(q.zero_point, rows),
+    )  # fmt: skip
+    return zp.QuantizedTensor(data=q.data[first:last], params=params, shape=shape, dtype=q.dtype)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_configuration_is_that_of_llm_compressor(preset: str) -> None:
+    golden = GOLDEN[f"{preset.upper()} bfloat16"]["quantization_config"]
+    assert quantization_config([Group(layer=layer_scheme(preset))], golden["ignore"]) == golden
+
+
+@pytest.mark.parametrize("text", [*PRESETS, *OTHERS])
+def test_the_configuration_reads_back_as_the_scheme(text: str) -> None:
+    layer = layer_scheme(text)
+    (group,), ignore = read_config(quantization_config([Group(layer=layer)], ["lm_head"]))
+    assert group.layer.layout is layer.layout
+    assert ignore == ("lm_head",)
+    read, written = group.layer.weight, layer.weight
+    # How values were chosen (scale rule, range, scale dtype) is not in the file; what decodes them is.
+    assert (read.element, read.granularity, read.zero_point) == (
+        written.element,
+        written.granularity,
+        written.zero_point,
+    )
+
+
+def test_several_groups_make_a_mixed_precision_model() -> None:
+    groups = [
+        Group(layer=layer_scheme("w4a16"), targets=("re:.*down_proj$",)),
+        Group(layer=layer_scheme("fp8_dynamic")),
+    ]
+    config = quantization_config(groups, [])
+    assert config["format"] == "mixed-precision"
+    assert [group["format"] for group in config["config_groups"].values()] == [
+        "pack-quantized",
+        "float-quantized",
+    ]
+    assert read_config(config)[0][0].targets == ("re:.*down_proj$",)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("uint4:g128", "unsigned codes"),
+        ("int12:channel", "int2..int8"),
+        ("nf4", "elements that no layout stores"),
+        ("float8_e5m2:channel", "elements that no layout stores"),
+        ("mxfp6_e2m3", "elements that no layout stores"),
+        ("int4:block16x16", "two-dimensional blocks"),
+        ("int8:tensor:asym", "one zero point for the tensor"),
+        ("int4:g128:asym=real", "real zero points"),
+        ("int4:channel1", "no place in compressed-tensors"),
+        ("int4:g32:scale=floor", "one level of linear scales"),
+        ("float4_e2m1fn:g128", "mxfp4 and nvfp4"),
+        ("float4_e2m1fn:g64:scale=even", "one e8m0 scale for each group of 32"),
+        (NVFP4 + ":dialect=zeropoint", "keeps its tensor scale"),
+        ("float8_e4m3fn:cast", "has no scales"),
+    ],
+)  # fmt: skip
+def test_a_scheme_without_a_layout_is_refused_with_the_reason(text: str, rule: str) -> None:
+    with pytest.raises(UnsupportedError, match=re.escape(rule)):
+        layer_scheme(text)
+
+
+@pytest.mark.parametrize(("preset", "instead"), [("fp8", "fp8_dynamic"), ("nvfp4", "nvfp4a16")])
+def test_a_preset_that_needs_calibration_is_refused(preset: str, instead: str) -> None:
+    with pytest.raises(UnsupportedError, match=instead):
+        layer_scheme(preset)
+
+
+def test_a_bare_scheme_takes_the_dialect_and_the_input_scales() -> None:
+    assert str(layer_scheme("int4:g128").weight) == "int4:g128:scale=input:dialect=compressed-tensors"
+    assert layer_scheme("int4:g128").weight == layer_scheme("w4a16").weight
+    assert str(layer_scheme("int4:g128:scale=float32:dialect=torch").weight) == "int4:g128:dialect=torch"
+    assert layer_scheme("w4a16:g64").weight == layer_scheme("int4:g64").weight
+
+
+def test_a_name_that_is_neither_preset_nor_format_is_answered_with_the_closest() -> None:
+    with pytest.raises(FormatError, match="'w4a61' is neither a preset nor a format; did you mean w4a16"):
+        layer_scheme("w4a61")
+    with pytest.raises(SchemeError, match="did you mean round"):
+        layer_scheme("int4:g128:rund=floor")
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "rule"),
+    [
+        ("w4a16", (8, 192), "192 is not a multiple of the group, 128"),
+        ("mxfp4", (8, 48), "not a multiple of the group, 32"),
+        ("nvfp4a16", (8, 24), "not a multiple of the group, 16"),
+        ("w8a8", (8, 0), "is empty"),
+        ("w8a8", (2, 8, 8), "3 axes"),
+    ],
+)
+def test_a_shape_that_the_layout_cannot_hold_has_its_reason(
+    text: str, shape: tuple[int, ...], rule: str
+) -> None:
+    layer = layer_scheme(text)
+    assert rule in str(unfit(layer.weight, layer.layout, shape))
+
+
+def test_quantized_inputs_choose_the_layout() -> None:
+    int8, token = Scheme.parse("int8:channel"), Scheme.parse("int8:token")
+    assert layout_of(int8) is Layout.PACK
+    assert layout_of(int8, token) is Layout.INT
+    with pytest.raises(UnsupportedError, match="symmetric int8"):
+        layout_of(Scheme.parse("int4:channel"), token)
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"weight_packed": None}, "weight_packed is missing"),
+        (
+            {"weight_scale": torch.zeros(3, 1)},
+            r"weight_scale \(F32, shape \(3, 1\)\) must be F32 of shape \(8, 1\)",
+        ),
+        ({"weight_packed": torch.zeros(8, 16, dtype=torch.int64)}, "must be I32"),
+    ],
+)
+def test_tensors_that_do_not_fit_the_layout_are_refused(
+    change: dict[str, torch.Tensor | None], rule: str
+) -> None:
+    layer = layer_scheme("w4a16")
+    tensors = encode(layer.layout, zp.quantize(weight(8, 128), layer.weight)) | change
+    given = {name: t for name, t in tensors.items() if t is not None}
+    with pytest.raises(CheckpointError, match=rule):
+        decode(layer.layout, given, layer.weight, shape=(8, 128), dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "rule"),
+    [
+        (("quant_method",), "gptq", "quant_method is 'gptq'"),
+        (("config_groups",), [], "config_groups"),
+        (("config_groups", "W4A16"), 3, "config_groups"),
+        (("config_groups", "W4A16", "format"), "marlin-24", "layout 'marlin-24' cannot be read"),
+        (("config_groups", "W4A16", "format"), "int-quantized", "symmetric int8"),
+        (("config_groups", "W4A16", "weights"), None, "lacks weights or targets"),
+        (("config_groups", "W4A16", "weights", "num_bits"), 16, "with 16 bits cannot be read"),
+        (("config_groups", "W4A16", "weights", "num_bits"), "4", "cannot be read"),
+        (("config_groups", "W4A16", "weights", "strategy"), "attn", "strategy 'attn'"),
+        (("config_groups", "W4A16", "weights", "group_size"), 10**30, "unknown"),
+        (("config_groups", "W4A16", "weights", "type"), "float", "mxfp4 and nvfp4|does not fit"),
+        (("ignore",), "lm_head", "ignore"),
+    ],
+)
+def test_a_malformed_configuration_is_refused(path: tuple[str, ...], value: object, rule: str) -> None:
+    config = json.loads(json.dumps(quantization_config([Group(layer=layer_scheme("w4a16"))], [])))
+    inner = config
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    with pytest.raises(ZeropointError, match=rule):
+        read_config(config)
+
+
+def test_targets_are_classes_names_and_expressions_from_the_start() -> None:
+    assert matches("a.b", ["Linear"], linear=True)
+    assert not matches("a.b", ["Linear"])
+    assert matches("a.b", ["a.b"])
+    assert not matches("a.b", ["b"])
+    assert matches("a.b", ["re:.*b$"])
+    assert not matches("a.b", ["re:b$"])

