@@ -13,6 +13,7 @@ from .formats.torch_dtypes import INPUT_DTYPES, wide_dtype
 from .layout.blocks import reduce_blocks
 from .ops import library, reference, registry
 from .ops.row_errors import RowErrors
+from .ops.threads import gradual_underflow
 from .params import QuantizationParams
 from .schemes import Scheme
 from .tensor import QuantizedTensor
@@ -46,7 +47,8 @@ def choose_params(x: torch.Tensor, scheme: str | Scheme) -> QuantizationParams:
         _, *rest = library.quantize_dynamic(source, text)
         scales, zero_point = _split(parsed, rest)
     else:
-        scales, zero_point = reference.choose_params(source, parsed)
+        with gradual_underflow():
+            scales, zero_point = reference.choose_params(source, parsed)
     low = reduce_blocks(source, parsed.granularity, "amin", math.inf).to(wide)
     high = reduce_blocks(source, parsed.granularity, "amax", -math.inf).to(wide)
     return QuantizationParams(
@@ -103,10 +105,12 @@ def _quantize_into(
         raise ShapeError("out must not share memory with x, which is never modified")
     if given:
         backend = library.backend_for(registry.Op.QUANTIZE, x, parsed)
-        data = backend.quantize(x, parsed, (params.scales, params.zero_point), out.data)
+        with gradual_underflow():
+            data = backend.quantize(x, parsed, (params.scales, params.zero_point), out.data)
         return QuantizedTensor(data=data, params=params, shape=out.shape, dtype=out.dtype)
     backend = library.backend_for(registry.Op.QUANTIZE_DYNAMIC, x, parsed)
-    backend.quantize_dynamic(x, parsed, (out.data, (params.scales, params.zero_point)))
+    with gradual_underflow():
+        backend.quantize_dynamic(x, parsed, (out.data, (params.scales, params.zero_point)))
     return out
 
 
@@ -135,7 +139,8 @@ def dequantize(
         own_dtype=q.dtype,
         device=q.device,
     )
-    return library.backend_of(wanted).dequantize(q.data, (q.scales, q.zero_point), wanted, out)
+    with gradual_underflow():
+        return library.backend_of(wanted).dequantize(q.data, (q.scales, q.zero_point), wanted, out)
 
 
 def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) -> torch.Tensor:

@@ -230,6 +230,24 @@ def test_fake_quantization_treats_nan_and_inf_alike_on_every_backend(scheme: str
     assert same(actual.nan_to_num(), expected.nan_to_num())
 
 
+@pytest.mark.parametrize("scheme", [*FAMILIES, "float8_e4m3fn:token", "mxint8"])
+def test_flushing_subnormals_to_zero_changes_no_byte(scheme: str) -> None:
+    """Catalogue case 119."""
+    x = sample((40, 256), torch.float32) * torch.logspace(-44, -30, 40).unsqueeze(1)
+    expected = zp.quantize(x, scheme)
+    values = expected.dequantize()
+    assert torch.set_flush_denormal(True)
+    try:
+        actual = zp.quantize(x, scheme)
+        again = actual.dequantize()
+        assert bool((torch.tensor(1e-40) * 1 == 0).item()), "the mode of the caller's thread is kept"
+    finally:
+        torch.set_flush_denormal(False)
+    assert same(actual.data, expected.data)
+    assert all(same(a, b) for a, b in zip(actual.scales, expected.scales, strict=True))
+    assert same(again, values)
+
+
 def test_explanations_name_the_reason_of_each_refusal() -> None:
     cases = {
         ("int8", torch.float64): "float64", ("int12:g32", torch.float32): "wider than a byte",

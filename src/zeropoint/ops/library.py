@@ -18,6 +18,7 @@ from ..layout import packing
 from ..params.arithmetic import zero_point_dtype
 from ..schemes import Scheme, ZeroPoint
 from .registry import Backend, Op, Request, choose
+from .threads import gradual_underflow
 
 _ONLY: ContextVar[str | None] = ContextVar("zeropoint_backend", default=None)
 
@@ -63,8 +64,8 @@ def backend_for(op: Op, x: torch.Tensor, scheme: Scheme) -> Backend:
 def quantize_dynamic(x: torch.Tensor, scheme: str) -> list[torch.Tensor]:
     """Return ``[data, scale_1, ..., zero_point]`` of ``x``; the zero point only for affine schemes."""
     value = parsed(scheme)
-    backend = backend_for(Op.QUANTIZE_DYNAMIC, x, value)
-    data, (scales, zero_point) = backend.quantize_dynamic(x, value)
+    with gradual_underflow():
+        data, (scales, zero_point) = backend_for(Op.QUANTIZE_DYNAMIC, x, value).quantize_dynamic(x, value)
     return [data, *scales, *([] if zero_point is None else [zero_point])]
 
 
@@ -96,7 +97,8 @@ def quantize(
 ) -> torch.Tensor:
     """Return the packed codes of ``x`` under given parameters."""
     value = parsed(scheme)
-    return backend_for(Op.QUANTIZE, x, value).quantize(x, value, (tuple(scales), zero_point))
+    with gradual_underflow():
+        return backend_for(Op.QUANTIZE, x, value).quantize(x, value, (tuple(scales), zero_point))
 
 
 @quantize.register_fake
@@ -125,7 +127,8 @@ def dequantize(
         own_dtype=own_dtype,
         device=data.device,
     )
-    return backend_of(wanted).dequantize(data, (tuple(scales), zero_point), wanted)
+    with gradual_underflow():
+        return backend_of(wanted).dequantize(data, (tuple(scales), zero_point), wanted)
 
 
 @dequantize.register_fake
@@ -148,7 +151,8 @@ def fake_quantize(
     """Return ``x`` quantized and dequantized, in its own dtype."""
     value = parsed(scheme)
     backend = backend_for(Op.FAKE_QUANTIZE, x, value)
-    return backend.fake_quantize(x, value, (tuple(scales), zero_point))
+    with gradual_underflow():
+        return backend.fake_quantize(x, value, (tuple(scales), zero_point))
 
 
 @fake_quantize.register_fake
@@ -169,7 +173,8 @@ def fake_quantize_backward(
     """Return ``grad`` where the rounded ``x`` lies within the codes, else zero."""
     value = parsed(scheme)
     backend = backend_for(Op.FAKE_QUANTIZE_BACKWARD, x, value)
-    return backend.fake_quantize_backward(grad, x, value, (tuple(scales), zero_point))
+    with gradual_underflow():
+        return backend.fake_quantize_backward(grad, x, value, (tuple(scales), zero_point))
 
 
 @fake_quantize_backward.register_fake

@@ -83,7 +83,7 @@ class Backend(Protocol):
     def fake_quantize_backward(
         self, grad: torch.Tensor, x: torch.Tensor, scheme: Scheme, params: Params
     ) -> torch.Tensor:
-        """Return ``grad`` where ``x`` was not clipped, else zero."""
+        """Return ``grad`` where ``x`` was not clipped, else a zero of its sign, as a product with a mask."""
 
     def measure(self, x: torch.Tensor, data: torch.Tensor, scheme: Scheme, params: Params) -> RowErrors:
         """Return how far the packed codes ``data`` are from ``x``, a row at a time."""
@@ -149,7 +149,8 @@ class Reference:
         self, grad: torch.Tensor, x: torch.Tensor, scheme: Scheme, params: Params
     ) -> torch.Tensor:
         """See :class:`Backend`."""
-        return torch.where(reference.inside(x, scheme, *params), grad, torch.zeros_like(grad))
+        inside = reference.inside(x, scheme, *params)
+        return torch.where(inside, grad, torch.copysign(torch.zeros_like(grad), grad))
 
     def measure(self, x: torch.Tensor, data: torch.Tensor, scheme: Scheme, params: Params) -> RowErrors:
         """See :class:`Backend`."""

@@ -8,10 +8,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import pairwise
 
+import numpy as np
 import torch
 
 _LIMIT: ContextVar[int | None] = ContextVar("zeropoint_threads", default=None)
 _POOLS: dict[int, ThreadPoolExecutor] = {}
+# From bits: a conversion would already flush it in a thread that does.
+_SUBNORMAL, _ONE = np.array([1 << 9], np.uint32).view(np.float32)[0], np.float32(1.0)
 WORTH_A_THREAD = 1 << 17
 """Elements below which handing work to another thread costs more than it saves (about 50 microseconds)."""
 
@@ -32,16 +35,42 @@ def thread_count() -> int:
     return torch.get_num_threads() if limit is None else max(1, limit)
 
 
+def _flushes() -> bool:
+    """Whether this thread flushes subnormal numbers to zero."""
+    return bool(_SUBNORMAL * _ONE == 0)
+
+
+@contextmanager
+def gradual_underflow() -> Iterator[None]:
+    """Compute with subnormal numbers inside the block, whatever mode the thread is in.
+
+    torch.set_flush_denormal, or a library built with fast-math, sets the mode of a thread; scales and
+    quotients below 2 ** -126 would then become zero, and other bytes be written.
+    """
+    if not _flushes():
+        yield
+        return
+    torch.set_flush_denormal(False)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(True)
+
+
 def over_rows(rows: int, elements: int, work: Callable[[int, int], int | None]) -> int:
     """Call ``work(first, last)`` for disjoint runs of rows and return the largest result.
 
     Several threads share the runs when it pays, which changes no result: rows are independent.
     """
+
+    def run(first: int, last: int) -> int:
+        with gradual_underflow():
+            return work(first, last) or 0
+
     threads = min(thread_count(), rows, max(1, elements // WORTH_A_THREAD))
     if threads <= 1:
-        return work(0, rows) or 0
+        return run(0, rows)
     cuts = [rows * n // threads for n in range(threads + 1)]
     pool = _POOLS.setdefault(threads, ThreadPoolExecutor(threads, thread_name_prefix="zeropoint"))
-    tasks = [pool.submit(work, a, b) for a, b in pairwise(cuts[1:])]
-    results = [work(0, cuts[1]), *(task.result() for task in tasks)]
-    return max(result or 0 for result in results)
+    tasks = [pool.submit(run, a, b) for a, b in pairwise(cuts[1:])]
+    return max(run(0, cuts[1]), *(task.result() for task in tasks))

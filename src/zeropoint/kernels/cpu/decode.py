@@ -7,7 +7,7 @@ from numba import types
 from numba.extending import overload
 
 from .emit import stream_floats
-from .intrinsics import bits32, float32_of, kernel, narrow_half, shl32, shr32, stream_fence
+from .intrinsics import bits32, device, float32_of, kernel, narrow_half, shl32, shr32, stream_fence
 from .layout import FLOAT, GIVEN, INTEGER, POWER, ZERO_NONE
 from .pack import load_codes
 from .quantize import parameter_row
@@ -15,7 +15,7 @@ from .scales import combined, minifloat_value
 from .tile import BFLOAT16, TILE, fetch_ahead, spread
 
 
-@kernel
+@device
 def decode_int(codes: Any, count: Any, sign: Any, factors: Any, tile: Any) -> None:
     """Set ``tile[i] = code * factors[i]`` for integers.
 
@@ -27,7 +27,7 @@ def decode_int(codes: Any, count: Any, sign: Any, factors: Any, tile: Any) -> No
         tile[i] = np.float32(q) * factors[i]
 
 
-@kernel
+@device
 def decode_int_zero(codes: Any, count: Any, sign: Any, zeros: Any, factors: Any, tile: Any) -> None:
     """Set ``tile[i] = (code - zeros[i]) * factors[i]``."""
     for i in range(count):
@@ -36,7 +36,7 @@ def decode_int_zero(codes: Any, count: Any, sign: Any, zeros: Any, factors: Any,
         tile[i] = (np.float32(q) - zeros[i]) * factors[i]
 
 
-@kernel
+@device
 def decode_float(codes: Any, count: Any, element: Any, factors: Any, tile: Any) -> None:
     """Set ``tile[i] = value(code) * factors[i]`` with value = n * 2**k from the code's integer fields.
 
@@ -55,14 +55,14 @@ def decode_float(codes: Any, count: Any, element: Any, factors: Any, tile: Any) 
         tile[i] = float32_of(np.uint32(value)) * factors[i]
 
 
-@kernel
+@device
 def decode_table(codes: Any, count: Any, table: Any, factors: Any, tile: Any) -> None:
     """Set ``tile[i] = table[code] * factors[i]``; table: (256,) float32."""
     for i in range(count):
         tile[i] = table[np.uint64(codes[i])] * factors[i]
 
 
-@kernel
+@device
 def decode(codes: Any, count: Any, element: Any, table: Any, factors: Any, zeros: Any, tile: Any) -> None:
     """Turn a tile of codes into values times ``factors``.
 
@@ -79,7 +79,7 @@ def decode(codes: Any, count: Any, element: Any, table: Any, factors: Any, zeros
         decode_table(codes, count, table, factors, tile)
 
 
-@kernel
+@device
 def has_special(codes: Any, count: Any, element: Any) -> Any:
     """Return whether a code is NaN or Inf: past the largest finite one, or in the place of negative zero."""
     mask, limit = np.uint8(element.magnitude), np.uint8(element.max_code)
@@ -96,7 +96,7 @@ def has_special(codes: Any, count: Any, element: Any) -> Any:
     return worst > limit
 
 
-@kernel
+@device
 def narrow(tile: Any, count: Any, kind: Any, halves: Any) -> None:
     """Round the tile to bfloat16 or float16 bits, half to even; NaN must be canonical."""
     if kind == BFLOAT16:
@@ -128,13 +128,13 @@ def _emit_values_overload(tile: Any, count: Any, kind: Any, target: Any, at: Any
     return run_half
 
 
-@kernel
+@device
 def emit_values(tile: Any, count: Any, kind: Any, target: Any, at: Any) -> None:
     """Round a float32 tile to the target's dtype and write it to ``target[at:]``."""
     _emit_values(tile, count, kind, target, at)
 
 
-@kernel
+@device
 def stored_scales(rule: Any, scales: Any, codes: Any, at: Any, count: Any, out: Any) -> None:
     """Set ``out[b]`` to the factor of block ``at + b``; byte 0 of E8M0 is 2 ** -127, byte 255 NaN."""
     if rule.how == POWER:

@@ -11,7 +11,7 @@ from numba import types
 from numba.extending import overload
 
 from .encode import EXPONENT, MAGIC, SIGN, finish_float, float_lift
-from .intrinsics import add32, and32, bits32, float32_of, kernel, shl32, shr32
+from .intrinsics import add32, and32, bits32, device, float32_of, shl32, shr32
 from .layout import DIVIDE, FLOAT, INTEGER, MULTIPLY, NO_ROUNDING, TO_BFLOAT16, ZERO_NONE
 from .tile import FLOAT16
 
@@ -35,7 +35,7 @@ def _widen_overload(v: Any) -> Any:
     return shifted
 
 
-@kernel
+@device
 def nearest_bfloat16(x: Any) -> Any:
     """Return a finite float32 rounded to bfloat16, half to even, and widened again."""
     u = bits32(x)
@@ -43,7 +43,7 @@ def nearest_bfloat16(x: Any) -> Any:
     return float32_of(and32(add32(add32(u, np.uint32(0x7FFF)), odd), np.uint32(0xFFFF0000)))
 
 
-@kernel
+@device
 def can_encode_directly(element: Any, kind: Any) -> Any:
     """Return whether :func:`encode_directly` knows the case."""
     plain = kind != FLOAT16 and element.zero_place == ZERO_NONE
@@ -54,7 +54,7 @@ def can_encode_directly(element: Any, kind: Any) -> Any:
     return plain and scaled and known and (narrow or element.quotient == NO_ROUNDING)
 
 
-@kernel
+@device
 def encode_directly(x: Any, at: Any, count: Any, factors: Any, element: Any, codes: Any) -> None:
     """Set ``codes[:count]`` to the codes of ``x[at : at + count]``."""
     if element.kind == INTEGER:
@@ -74,7 +74,7 @@ def encode_directly(x: Any, at: Any, count: Any, factors: Any, element: Any, cod
     finish_float(count, element, codes)
 
 
-@kernel
+@device
 def int_codes(x: Any, at: Any, count: Any, factors: Any, low: Any, high: Any, codes: Any) -> None:
     """Round quotients to integers."""
     for i in range(count):
@@ -84,7 +84,7 @@ def int_codes(x: Any, at: Any, count: Any, factors: Any, low: Any, high: Any, co
         codes[i] = np.uint8(bits32(t + MAGIC))
 
 
-@kernel
+@device
 def int_codes_bfloat16(x: Any, at: Any, count: Any, factors: Any, low: Any, high: Any, codes: Any) -> None:
     """Round quotients to bfloat16, then to integers."""
     for i in range(count):
@@ -94,7 +94,7 @@ def int_codes_bfloat16(x: Any, at: Any, count: Any, factors: Any, low: Any, high
         codes[i] = np.uint8(bits32(t + MAGIC))
 
 
-@kernel
+@device
 def float_code(t: Any, low: Any, lift: Any, drop: Any, maximum: Any, sign_shift: Any) -> Any:
     """Return the code of a scaled value; see :mod:`.encode` for the arithmetic."""
     a = abs(t)
@@ -104,7 +104,7 @@ def float_code(t: Any, low: Any, lift: Any, drop: Any, maximum: Any, sign_shift:
     return np.uint8(add32(code, shr32(and32(bits32(t), SIGN), sign_shift)))
 
 
-@kernel
+@device
 def float_codes_multiplied(x: Any, at: Any, count: Any, factors: Any, element: Any, codes: Any) -> None:
     """Round exact products to a small float format."""
     low, lift = shl32(element.emin, np.uint32(23)), float_lift(element.emin, element.mantissa)
@@ -114,7 +114,7 @@ def float_codes_multiplied(x: Any, at: Any, count: Any, factors: Any, element: A
         codes[i] = float_code(_widen(x[at + i]) * factors[i], low, lift, drop, maximum, sign_shift)
 
 
-@kernel
+@device
 def float_codes_divided(x: Any, at: Any, count: Any, factors: Any, element: Any, codes: Any) -> None:
     """Round quotients to a small float format."""
     low, lift = shl32(element.emin, np.uint32(23)), float_lift(element.emin, element.mantissa)
@@ -124,7 +124,7 @@ def float_codes_divided(x: Any, at: Any, count: Any, factors: Any, element: Any,
         codes[i] = float_code(_widen(x[at + i]) / factors[i], low, lift, drop, maximum, sign_shift)
 
 
-@kernel
+@device
 def float_codes_bfloat16(x: Any, at: Any, count: Any, factors: Any, element: Any, codes: Any) -> None:
     """Round quotients to bfloat16, then to a small float format."""
     low, lift = shl32(element.emin, np.uint32(23)), float_lift(element.emin, element.mantissa)
@@ -136,7 +136,7 @@ def float_codes_bfloat16(x: Any, at: Any, count: Any, factors: Any, element: Any
         )
 
 
-@kernel
+@device
 def float_codes_unsigned(x: Any, at: Any, count: Any, factors: Any, element: Any, codes: Any) -> None:
     """Round products or quotients to a small float format whose zeros from zero have no sign."""
     low, lift = shl32(element.emin, np.uint32(23)), float_lift(element.emin, element.mantissa)

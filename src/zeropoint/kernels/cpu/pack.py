@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from .intrinsics import kernel, load64, shl16, shr16, store64
+from .intrinsics import device, load64, shl16, shr16, store64
 
 
-@kernel
+@device
 def pack_nibbles(pairs: Any, count: Any, out: Any, at: Any) -> None:
     """Pack ``count`` pairs of 4-bit codes into bytes, first code in the low nibble.
 
@@ -19,7 +19,7 @@ def pack_nibbles(pairs: Any, count: Any, out: Any, at: Any) -> None:
         out[at + i] = np.uint8((v & np.uint16(15)) | (shr16(v, np.uint16(4)) & np.uint16(0xF0)))
 
 
-@kernel
+@device
 def pack_bits(octets: Any, count: Any, bits: Any, out: Any, at: Any) -> None:
     """Pack codes of ``bits`` bits LSB first into ``out[at:]``; 8 codes fill ``bits`` bytes.
 
@@ -39,7 +39,7 @@ def pack_bits(octets: Any, count: Any, bits: Any, out: Any, at: Any) -> None:
         store64(out, at + k * bits, x)
 
 
-@kernel
+@device
 def unpack_nibbles(source: Any, at: Any, count: Any, pairs: Any) -> None:
     """Spread ``count`` bytes into pairs of codes, low nibble first.
 
@@ -50,7 +50,7 @@ def unpack_nibbles(source: Any, at: Any, count: Any, pairs: Any) -> None:
         pairs[i] = np.uint16((v & np.uint16(15)) | (shl16(v, np.uint16(4)) & np.uint16(0x0F00)))
 
 
-@kernel
+@device
 def unpack_bits(source: Any, at: Any, limit: Any, count: Any, bits: Any, octets: Any) -> None:
     """Spread ``count`` groups of ``bits`` bytes into 8 codes each.
 
@@ -74,7 +74,7 @@ def unpack_bits(source: Any, at: Any, limit: Any, count: Any, bits: Any, octets:
         octets[k] = (x & m0) | ((x & (m0 << bits)) << gap)
 
 
-@kernel
+@device
 def load_codes(source: Any, at: Any, count: Any, bits: Any, codes: Any) -> None:
     """Unpack ``count`` codes that begin at byte ``at`` of ``source``."""
     if bits == np.uint64(8):

@@ -7,7 +7,7 @@ import numpy as np
 from .direct import can_encode_directly, encode_directly
 from .emit import emit_packed
 from .encode import encode
-from .intrinsics import float32_of, kernel
+from .intrinsics import device, float32_of, kernel
 from .layout import AFFINE, BAD_VALUE, GIVEN, MULTIPLY, OK, ZERO_NONE
 from .scales import block_scales
 from .tile import (
@@ -23,7 +23,7 @@ from .tile import (
 )
 
 
-@kernel
+@device
 def tile_span(block: Any, left: Any) -> Any:
     """Return how many of the ``left`` elements one step takes: the whole blocks of a tile, at least one.
 
@@ -35,13 +35,13 @@ def tile_span(block: Any, left: Any) -> Any:
     return min(left, max(fit, np.uint64(1)) * block)
 
 
-@kernel
+@device
 def parameter_row(layout: Any, row: Any) -> Any:
     """Return the first parameter index of a row."""
     return (row // layout.row_div) % layout.row_mod * layout.row_blocks
 
 
-@kernel
+@device
 def block_extremes(x: Any, at: Any, span: Any, layout: Any, lows: Any, highs: Any) -> None:
     """Set the smallest and largest value of each block of ``x[at : at + span]``."""
     blocks = (span + layout.block - np.uint64(1)) // layout.block

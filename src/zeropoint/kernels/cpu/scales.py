@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from .intrinsics import bits32, float32_of, kernel, narrow_half, shl32, shr32, widen_half
+from .intrinsics import bits32, device, float32_of, narrow_half, shl32, shr32, widen_half
 from .layout import AFFINE, BAD_SCALE, LINEAR, MINIFLOAT, NO_ROUNDING, OK, POWER, TO_BFLOAT16, TO_FLOAT16
 
 INFINITE = np.float32(np.inf)
@@ -12,7 +12,7 @@ LEAST_POWER = np.uint32(0x00400000)
 """Bits of 2 ** -127, a subnormal float32: built from bits, never by exp2."""
 
 
-@kernel
+@device
 def rounded(x: Any, to: Any) -> Any:
     """Return a float32 rounded to bfloat16 or float16 and widened again, or as it is."""
     if to == TO_BFLOAT16:
@@ -24,7 +24,7 @@ def rounded(x: Any, to: Any) -> Any:
     return x
 
 
-@kernel
+@device
 def linear_scale(ideal: Any, rule: Any) -> Any:
     """Return the stored value of ``amax / divisor`` and whether it fits."""
     if ideal == np.float32(0):
@@ -33,14 +33,14 @@ def linear_scale(ideal: Any, rule: Any) -> Any:
     return s, (s > np.float32(0)) & (s < INFINITE)
 
 
-@kernel
+@device
 def plain_linear(rule: Any) -> Any:
     """Return whether linear scales are float32 throughout and never larger than their blocks' magnitudes."""
     narrow = rule.narrow != NO_ROUNDING or rule.stored != NO_ROUNDING
     return not narrow and not rule.unsigned and rule.divisor >= np.float32(1)
 
 
-@kernel
+@device
 def power_code(amax: Any, rule: Any) -> Any:
     """Return the E8M0 byte of a block's magnitude; 255 and more do not fit."""
     if amax < rule.quiet:
@@ -49,13 +49,13 @@ def power_code(amax: Any, rule: Any) -> Any:
     return np.uint32(e - rule.emax) if e > rule.emax else np.uint32(0)
 
 
-@kernel
+@device
 def power_of(byte: Any) -> Any:
     """Return ``2 ** (byte - 127)``."""
     return float32_of(shl32(byte, np.uint32(23)) if byte > np.uint32(0) else LEAST_POWER)
 
 
-@kernel
+@device
 def inverse_power_of(byte: Any) -> Any:
     """Return ``2 ** (127 - byte)``."""
     return float32_of(
@@ -63,7 +63,7 @@ def inverse_power_of(byte: Any) -> Any:
     )
 
 
-@kernel
+@device
 def minifloat_code(x: Any, rule: Any) -> Any:
     """Return the code of a non-negative float32 in the rule's float format, half to even, saturating."""
     low = shl32(rule.emin, np.uint32(23))
@@ -74,7 +74,7 @@ def minifloat_code(x: Any, rule: Any) -> Any:
     return np.uint32(n + shr32(np.uint32(e - low), np.uint32(np.uint32(23) - rule.mantissa)))
 
 
-@kernel
+@device
 def minifloat_value(code: Any, rule: Any) -> Any:
     """Return the value of an unsigned code; NaN above the largest finite one."""
     e = np.uint32(max(shr32(code, rule.mantissa), np.uint32(1)) - np.uint32(1))
@@ -84,13 +84,13 @@ def minifloat_value(code: Any, rule: Any) -> Any:
     return value if value <= rule.maximum else np.float32(np.nan)
 
 
-@kernel
+@device
 def combined(fine: Any, rule: Any) -> Any:
     """Return the factor of a block from its own scale and the coarse one."""
     return fine / rule.coarse if rule.inverse else fine * rule.coarse
 
 
-@kernel
+@device
 def affine(low: Any, high: Any, rule: Any) -> Any:
     """Return scale, zero point and whether the scale fits, of a block with extremes ``low``, ``high``."""
     if rule.widen:
@@ -111,7 +111,7 @@ def affine(low: Any, high: Any, rule: Any) -> Any:
     return s, offset, fits
 
 
-@kernel
+@device
 def block_scales(
     amax: Any, lows: Any, highs: Any, count: Any, rule: Any, multiply: Any, at: Any, scales: Any, codes: Any,
     zeros: Any, factors: Any, offsets: Any,

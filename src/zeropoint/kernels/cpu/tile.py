@@ -16,8 +16,8 @@ from .intrinsics import (
     amax16,
     amax32,
     bits32,
+    device,
     float32_of,
-    kernel,
     least16,
     most16,
     prefetch,
@@ -57,13 +57,13 @@ def _load_overload(source: Any, start: Any, count: Any, kind: Any, tile: Any) ->
     return load_half
 
 
-@kernel
+@device
 def load(source: Any, start: Any, count: Any, kind: Any, tile: Any) -> None:
     """Widen ``source[start : start + count]`` exactly into the float32 ``tile``."""
     _load(source, start, count, kind, tile)
 
 
-@kernel
+@device
 def fetch_ahead(source: Any, start: Any, count: Any) -> None:
     """Prefetch ``count`` elements of ``source`` from ``start``, one request a cache line."""
     step = np.uint64(LINE // source.itemsize)
@@ -90,13 +90,13 @@ def _magnitude_overload(x: Any) -> Any:
     return clear_half
 
 
-@kernel
+@device
 def magnitude(x: Any) -> Any:
     """Return the bits of |x|: uint32 of a float32, uint16 of 16-bit float bits; they order as values do."""
     return _magnitude(x)
 
 
-@kernel
+@device
 def widen_magnitude(bits: Any, kind: Any) -> Any:
     """Return magnitude bits of the source as the uint32 bits of the same float32 value."""
     if kind == FLOAT32:
@@ -106,7 +106,7 @@ def widen_magnitude(bits: Any, kind: Any) -> Any:
     return bits32(widen_half(np.uint16(bits)))
 
 
-@kernel
+@device
 def run_amax(source: Any, at: Any, end: Any) -> Any:
     """Return the largest magnitude bits of ``source[at:end]``, on the source's own 16- or 32-bit lanes."""
     m = np.uint32(0)
@@ -119,7 +119,7 @@ def run_amax(source: Any, at: Any, end: Any) -> Any:
     return m
 
 
-@kernel
+@device
 def block_amax(source: Any, start: Any, count: Any, block: Any, kind: Any, amax: Any) -> None:
     """Set ``amax[b]`` to the largest magnitude of each block of ``block`` elements, as float32 bits.
 
@@ -142,7 +142,7 @@ def block_amax(source: Any, start: Any, count: Any, block: Any, kind: Any, amax:
         amax[b] = widen_magnitude(amax[b], kind)
 
 
-@kernel
+@device
 def run_extremes(source: Any, at: Any, end: Any, kind: Any) -> Any:
     """Return the smallest and largest value of ``source[at:end]`` as float32; NaN counts by its bits."""
     low, high = np.int32(0x7FFFFFFF), np.int32(-0x7FFFFFFF)
@@ -179,13 +179,13 @@ def _ordered_overload(x: Any) -> Any:
     return key_half
 
 
-@kernel
+@device
 def ordered(x: Any) -> Any:
     """Return an integer that orders as the value does."""
     return _ordered(x)
 
 
-@kernel
+@device
 def value_of_key(key: Any, kind: Any) -> Any:
     """Return the float32 whose source has the given ordering integer."""
     if kind == FLOAT32:
@@ -197,7 +197,7 @@ def value_of_key(key: Any, kind: Any) -> Any:
     return widen_half(np.uint16(half))
 
 
-@kernel
+@device
 def spread(values: Any, count: Any, block: Any, out: Any) -> None:
     """Repeat ``values[b]`` over the elements of block ``b``, so that later stages are one long loop."""
     full = count // block
