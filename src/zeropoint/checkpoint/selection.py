@@ -248,7 +248,8 @@ def require_unquantized(entries: Sequence[TensorEntry], config: Mapping[str, Any
         if (
             last in _COMPANIONS
             or last.endswith(("_blocks", "_scales"))
-            or entry.dtype.startswith(("F8", "F6", "F4"))
+            or entry.dtype.startswith(("F8_", "F6_"))
+            or entry.dtype == "F4"
         ):
             raise CheckpointError(
                 f"{place} is quantized already (it holds {printable(entry.name)}, {entry.dtype}); {_ORIGINAL}"
