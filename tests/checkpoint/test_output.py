@@ -61,6 +61,16 @@ def test_overwrite_replaces_what_it_writes_and_leaves_the_rest(model: Path, tmp_
     assert after == digests(tmp_path / "fresh")
 
 
+def test_overwrite_is_refused_beside_weights_that_loaders_might_take_instead(
+    model: Path, tmp_path: Path
+) -> None:
+    quantize(synthetic_llama.write(tmp_path / "shards"), tmp_path / "out")
+    before = digests(tmp_path / "out")
+    with pytest.raises(CheckpointError, match=r"holds other weights \('model-00001-of-00003\.safetensors', "):
+        run(make_plan(open_source(model), "w8a8", limits=ONE), tmp_path / "out", overwrite=True)
+    assert digests(tmp_path / "out") == before
+
+
 def test_a_file_in_the_place_of_the_output_is_refused(model: Path, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
     with pytest.raises(CheckpointError, match="exists and is no directory"):

@@ -50,7 +50,10 @@ class Limits:
     @staticmethod
     def default(workers: int | None = None, max_memory: int | None = None) -> Limits:
         """Return limits with a worker for each core and 2 GiB, where nothing else is said."""
-        return Limits(workers=workers or available_cores(), max_memory=max_memory or DEFAULT_MEMORY)
+        return Limits(
+            workers=available_cores() if workers is None else workers,
+            max_memory=DEFAULT_MEMORY if max_memory is None else max_memory,
+        )
 
     def rows(self, columns: int, alignment: int, value_bytes: int) -> int:
         """Return the rows of a tile of a matrix with ``columns`` columns: a multiple of ``alignment``.

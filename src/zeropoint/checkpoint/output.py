@@ -142,7 +142,10 @@ class OutputDirectory:
     def _require_free(self, given: Path) -> None:
         if os.path.lexists(given) and not os.path.isdir(given):
             raise CheckpointError(f"output {shown(given)} exists and is no directory; pass another path")
-        if self._overwrite or not self.path.exists():
+        if not self.path.exists():
+            return
+        if self._overwrite:
+            self._require_no_other_weights(given)
             return
         ours = {LOCK, *(partial_name(name) for name in self._names)}
         with self.io("."):
@@ -155,6 +158,17 @@ class OutputDirectory:
             )
             raise CheckpointError(
                 f"output {shown(given)} holds {listed}; pass an empty directory, or overwrite"
+            )
+
+    def _require_no_other_weights(self, given: Path) -> None:
+        with self.io("."):
+            found = sorted(set(os.listdir(self.path)) - set(self._names))
+        weights = [name for name in found if name.endswith((".safetensors", ".safetensors.index.json"))]
+        if weights:
+            listed = ", ".join(map(shown, weights[:3]))
+            raise CheckpointError(
+                f"output {shown(given)} holds other weights ({listed}), which loaders might take instead; remove "
+                "them, or write elsewhere"
             )
 
     def _only_partials(self, path: Path) -> bool:
