@@ -12,6 +12,7 @@ from tests.oracles import synthetic_llama
 from zeropoint.checkpoint.documents import WEIGHTS_ONLY_CONFIG, insert_config
 from zeropoint.checkpoint.limits import Limits
 from zeropoint.checkpoint.plan import make_plan, slab_rows
+from zeropoint.checkpoint.selection import Selection
 from zeropoint.checkpoint.source import open_source
 from zeropoint.errors import CheckpointError, UnsupportedError
 
@@ -64,12 +65,18 @@ def test_a_tied_head_that_is_there_twice_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_quantizing_a_tied_head_is_reported(tmp_path: Path) -> None:
-    from zeropoint.checkpoint.selection import Selection
-
     config = CONFIG | {"tie_word_embeddings": True}
     source = open_source(save(tmp_path, {LINEAR: weight(8, 32), "lm_head.weight": weight(8, 32)}, config))
     made = make_plan(source, "w8a8", selection=Selection(include=("lm_head",)))
     assert any("config.json ties it to the embedding" in note for note in made.notes)
+
+
+def test_a_quantized_embedding_is_a_target_by_name_and_reported(tmp_path: Path) -> None:
+    source = open_source(save(tmp_path, {LINEAR: weight(8, 32), "model.embed_tokens.weight": weight(8, 32)}))
+    made = make_plan(source, "w8a8", selection=Selection(include=("*embed_tokens",)))
+    (group,) = json.loads(made.texts["config.json"])["quantization_config"]["config_groups"].values()
+    assert group["targets"] == ["Linear", "model.embed_tokens"]
+    assert any("'model.embed_tokens' is an embedding" in note for note in made.notes)
 
 
 @pytest.mark.parametrize("to", ["w4a16_asym", "nvfp4a16", "fp8_block", "w8a8"])

@@ -28,7 +28,7 @@ def index_and_config(
         "metadata": {"total_size": sum(nbytes for _, nbytes in places.values())},
         "weight_map": {name: places[name][0] for name in sorted(places)},
     }
-    targets = [LINEAR, *_odd_targets(decisions)]
+    targets = [LINEAR, *odd_targets(decisions)]
     config = quantization_config([Group(layer=layer, targets=tuple(targets))], _ignored(source, decisions))
     index_name = source.index or SINGLE_FILE + ".index.json"
     assert index_name.endswith(INDEX_SUFFIX)
@@ -58,7 +58,7 @@ def insert_config(text: str, config: Mapping[str, Any], addition: Mapping[str, A
     return f'{head}{comma}\n  "{CONFIG_KEY}": {body}\n}}{text[end + 1 :]}'
 
 
-def _odd_targets(decisions: Iterable[Decision]) -> list[str]:
+def odd_targets(decisions: Iterable[Decision]) -> list[str]:
     """Return quantized modules that are no Linear layers, which loaders find only by name."""
     return [
         module_of(d.entry.name)

@@ -167,8 +167,8 @@ class OutputDirectory:
         if weights:
             listed = ", ".join(map(shown, weights[:3]))
             raise CheckpointError(
-                f"output {shown(given)} holds other weights ({listed}), which loaders might take instead; remove "
-                "them, or write elsewhere"
+                f"output {shown(given)} holds other weights ({listed}), which loaders might take instead; "
+                "remove them, or write elsewhere"
             )
 
     def _only_partials(self, path: Path) -> bool:

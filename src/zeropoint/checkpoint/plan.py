@@ -24,7 +24,7 @@ from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats import RoundingMode
 from .decisions import Decision, decide, fate, fused_sets, nothing_selected, split_sets
-from .documents import WEIGHTS_ONLY_CONFIG, index_and_config, tied_heads
+from .documents import WEIGHTS_ONLY_CONFIG, index_and_config, odd_targets, tied_heads
 from .experts import matrices
 from .limits import Limits, value_bytes
 from .safetensors_file import DTYPE_BITS, TensorEntry, header_bytes
@@ -289,6 +289,10 @@ def _notes(source: Source, decisions: Sequence[Decision]) -> list[str]:
             for d in decisions
             if d.quantized and module_of(d.entry.name).endswith("lm_head")
         ]
+    notes += [
+        f"{printable(module)} is an embedding, which transformers 5.23 cannot read quantized"
+        for module in odd_targets(decisions)
+    ]
     notes += [f"kept {fate(d)}" for d in decisions if d.choice.why is Why.UNFIT]
     if source.config is None:
         notes.append(f"no config.json: the configuration is written to {WEIGHTS_ONLY_CONFIG}")
