@@ -284,7 +284,7 @@ SCRIPT = """
 
     def progress(done, size, name):
         print("running", flush=True)
-        time.sleep(0.2)
+        time.sleep(60)
 
     run(make_plan(open_source(sys.argv[1]), "w8a8"), sys.argv[2], on_progress=progress)
 """
