@@ -2,8 +2,9 @@
 
 For a block with effective scale S, a value inside the range of the codes is off by at most ``S * gap``, where
 gap is half the largest distance between neighboring codes (the whole distance when rounding is not to
-nearest). A value outside is clipped: the scale rule bounds the largest magnitude of the block by ``S *
-reach``, so it is off by at most ``S * (reach - max)``. Each rounded operation adds its unit roundoff.
+nearest). A value outside is clipped: the scale rule bounds the largest magnitude of the block by
+``S * reach``, so it is off by at most ``S * (reach - max)``. Each rounded operation adds its unit roundoff, and
+half a subnormal step where its result may be subnormal.
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ def unit_roundoff(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2
 
 
+def underflow(dtype: torch.dtype) -> float:
+    """Return the largest absolute error of rounding to a subnormal number of ``dtype``."""
+    return torch.finfo(dtype).tiny * torch.finfo(dtype).eps / 2
+
+
 def block_bounds(
     scheme: Scheme,
     scales: tuple[torch.Tensor, ...],
@@ -61,21 +67,21 @@ def block_bounds(
     largest = max(top, -low)
     compute = rounder(scheme, dtype) or wide_dtype(dtype)
     slack = 4 * unit_roundoff(compute) + 2 * unit_roundoff(out_dtype)
+    lost = 4 * underflow(compute) + underflow(out_dtype)
     if not scales:
-        return torch.full((1,) * len(shape), gap + slack * largest, dtype=torch.float64)
+        return torch.full((1,) * len(shape), gap + slack * largest + lost, dtype=torch.float64)
     scale = effective_scale(scheme, scales, shape, dtype)
     assert scale is not None
     if zero_point is not None:
         # Rounding the zero point moves the range by up to half a step, and the last code may fall short by
         # another half.
         steps = float(scheme.element_step)
-        return scale.double() * (gap + steps + slack * (scheme.qmax - scheme.qmin) * steps)
+        return scale.double() * (gap + steps + slack * (scheme.qmax - scheme.qmin) * steps) + lost
     extent = _extent(scheme, scales, shape, dtype)
     short = min(top, -low) if low < 0 else top
     clipped = (extent - short * scale.double()).clamp(min=0)
-    return torch.maximum(scale.double() * gap, clipped) + slack * torch.maximum(
-        extent, largest * scale.double()
-    )
+    furthest = torch.maximum(extent, largest * scale.double())
+    return torch.maximum(scale.double() * gap, clipped) + slack * furthest + lost
 
 
 def _extent(
@@ -112,6 +118,6 @@ def _rounding_ceiling(values: torch.Tensor, fmt: Format, *, exact_up: bool) -> t
     if exact_up or isinstance(fmt, CodebookFormat | IntFormat):
         return values
     _, exponent = torch.frexp(values)
-    exponent = torch.clamp(exponent.to(torch.int64) - 1, min=fmt.emin)
+    exponent = torch.where(values == 0, fmt.emin, (exponent.to(torch.int64) - 1).clamp(min=fmt.emin))
     half = torch.pow(2.0, (exponent - fmt.mantissa_bits - 1).to(torch.float64))
     return values + half * (1 + 2.0**-20)

@@ -1,0 +1,15 @@
+"""Tensors here come from the reference; other backends are compared with it elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from zeropoint import only_backend
+
+
+@pytest.fixture(autouse=True)
+def reference_only() -> Iterator[None]:
+    with only_backend("reference"):
+        yield
