@@ -7,9 +7,10 @@ gradient of fake_quantize is the straight-through estimator with the inclusive m
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 
@@ -60,7 +61,39 @@ def backend_for(op: Op, x: torch.Tensor, scheme: Scheme) -> Backend:
     return backend_of(request(op, x, scheme))
 
 
-@torch.library.custom_op("zeropoint::quantize_dynamic", mutates_args=())
+class Operator:
+    """A function that tracers and autograd see as a torch custom operator, and plain calls as itself.
+
+    The first call of a custom operator imports all of dynamo, 2 seconds, which a program that only quantizes
+    need not pay.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._op = torch.library.custom_op(f"zeropoint::{name}", function, mutates_args=())
+        self.register_fake = self._op.register_fake
+        self.register_autograd = self._op.register_autograd
+
+    def __call__(self, x: torch.Tensor, *rest: Any) -> Any:
+        """Call the function, or the operator where something must see the call."""
+        if torch.compiler.is_compiling() or not _is_plain(x):
+            return self._op(x, *rest)
+        return self._function(x, *rest)
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    """Whether ``x`` is data alone: no subclass, no meta tensor, no gradient, no dispatch mode at work."""
+    plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_meta
+    watched = x.requires_grad and torch.is_grad_enabled()
+    return plain and not watched and torch._C._len_torch_dispatch_stack() == 0
+
+
+def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
+    """Register the decorated function as ``torch.ops.zeropoint.<name>``; its signature is the schema."""
+    return lambda function: Operator(name, function)
+
+
+@operator("quantize_dynamic")
 def quantize_dynamic(x: torch.Tensor, scheme: str) -> list[torch.Tensor]:
     """Return ``[data, scale_1, ..., zero_point]`` of ``x``; the zero point only for affine schemes."""
     value = parsed(scheme)
@@ -91,7 +124,7 @@ def _fake_data(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], length), dtype=torch.uint8)
 
 
-@torch.library.custom_op("zeropoint::quantize", mutates_args=())
+@operator("quantize")
 def quantize(
     x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str
 ) -> torch.Tensor:
@@ -108,7 +141,7 @@ def _(
     return _fake_data(x, parsed(scheme))
 
 
-@torch.library.custom_op("zeropoint::dequantize", mutates_args=())
+@operator("dequantize")
 def dequantize(
     data: torch.Tensor,
     scales: list[torch.Tensor],
@@ -144,7 +177,7 @@ def _(
     return data.new_empty(shape, dtype=dtype)
 
 
-@torch.library.custom_op("zeropoint::fake_quantize", mutates_args=())
+@operator("fake_quantize")
 def fake_quantize(
     x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str
 ) -> torch.Tensor:
@@ -162,7 +195,7 @@ def _(
     return x.new_empty(x.shape)
 
 
-@torch.library.custom_op("zeropoint::fake_quantize_backward", mutates_args=())
+@operator("fake_quantize_backward")
 def fake_quantize_backward(
     grad: torch.Tensor,
     x: torch.Tensor,

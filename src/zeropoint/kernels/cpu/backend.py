@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from fractions import Fraction
 from typing import Any
@@ -439,6 +440,7 @@ def _stored(
     return given_rule(), factors, _NO_BYTES, zeros
 
 
+@functools.lru_cache(maxsize=256)
 def _order(scheme: Scheme) -> Any:
     """Return the code of each rank of a codebook, or the identity."""
     order = np.arange(k.THRESHOLDS + 1, dtype=np.uint8)
@@ -447,6 +449,7 @@ def _order(scheme: Scheme) -> Any:
     return order
 
 
+@functools.lru_cache(maxsize=256)
 def _table(scheme: Scheme) -> Any:
     """Return the values of all codes of a codebook or float format as 256 float32."""
     table = np.zeros(256, np.float32)

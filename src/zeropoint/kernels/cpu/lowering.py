@@ -210,6 +210,7 @@ class View:
     layout: Layout
 
 
+@functools.lru_cache(maxsize=1024)
 def view_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> View | str:
     """Return the tensor as rows whose blocks lie along the row, or why that cannot be done."""
     cols = shape[-1] if shape else 1
@@ -253,6 +254,7 @@ def _row_mapping(
     return math.prod(lead[last + 1 :]) * extents[last], math.prod(grid[first : last + 1])
 
 
+@functools.lru_cache(maxsize=1024)
 def half_boundaries(scheme: Scheme, dtype: torch.dtype, view: View) -> tuple[np.int16, ...] | None:
     """Return the bfloat16 bits of the rounding boundaries of a 4-bit float, less one where a tie goes up.
 
