@@ -14,7 +14,7 @@ import torch
 from torch.library import opcheck
 
 import zeropoint as zp
-from zeropoint import DtypeError, NonFiniteError, QuantizedTensor, SchemeError, ShapeError
+from zeropoint import DtypeError, FormatError, NonFiniteError, QuantizedTensor, SchemeError, ShapeError
 from zeropoint.ops import library, reference
 from zeropoint.schemes import TENSOR_PRESETS
 
@@ -483,6 +483,47 @@ def test_the_size_of_chunks_changes_nothing(
     assert same(zp.quantize(x, scheme), whole)
     assert torch.equal(whole.dequantize(), values)
     assert torch.equal(zp.fake_quantize(x, whole.params), values)
+
+
+def test_values_past_the_output_dtype_become_infinite() -> None:
+    """Bad input 27: a kernel returns Inf of the right sign; verifying a checkpoint is what refuses it."""
+    q = zp.quantize(torch.tensor([3e38, -3e38, 1.0]), "int8:narrow")
+    assert q.dequantize(torch.float16).tolist() == [math.inf, -math.inf, 0.0]
+    params = zp.QuantizationParams.new(2.0**127, 0, "float8_e5m2")
+    data = torch.tensor([0x7B, 0xFB, 0x3C], dtype=torch.uint8)
+    q = QuantizedTensor(data=data, params=params, shape=(3,), dtype=torch.float32)
+    assert q.dequantize().tolist() == [math.inf, -math.inf, 2.0**127]
+    assert torch.isfinite(q.dequantize(torch.float64)).all()
+
+
+def test_byte_swapped_arrays_are_refused_and_never_swapped_in_silence() -> None:
+    """Bad input 51."""
+    swapped = np.arange(4, dtype=np.float32).astype(">f4")
+    with pytest.raises(DtypeError, match=r"x \(a ndarray\) must be a torch.Tensor"):
+        zp.quantize(swapped, "int8")
+    with pytest.raises(ValueError, match="byte order"):
+        torch.from_numpy(swapped)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "message"),
+    [
+        ("int1", "bits"),
+        ("int33", "bits"),
+        ("int8:scale=flor", "flor"),
+        ("int8:round=half_odd", "half_odd"),
+        ("int8:overflow=wrap", "wrap"),
+        ("int8:dialect=tensorflow", "tensorflow"),
+        ("flaot8", "flaot8"),
+        ("nf4:asym", "zero_point"),
+        ("mxfp4:asym", "zero"),
+    ],
+)
+def test_an_unknown_or_contradictory_scheme_is_refused_by_every_operator(scheme: str, message: str) -> None:
+    """Bad input 55: the wrong word is named."""
+    for call in (zp.quantize, zp.choose_params, zp.fake_quantize):
+        with pytest.raises((SchemeError, FormatError), match=message):
+            call(torch.ones(4), scheme)
 
 
 @pytest.mark.slow

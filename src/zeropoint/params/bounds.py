@@ -3,8 +3,8 @@
 For a block with effective scale S, a value inside the range of the codes is off by at most ``S * gap``, where
 gap is half the largest distance between neighboring codes (the whole distance when rounding is not to
 nearest). A value outside is clipped: the scale rule bounds the largest magnitude of the block by
-``S * reach``, so it is off by at most ``S * (reach - max)``. Each rounded operation adds its unit roundoff, and
-half a subnormal step where its result may be subnormal.
+``S * reach``, so it is off by at most ``S * (reach - max)``. Each rounded operation adds its unit roundoff,
+and half a subnormal step where its result may be subnormal.
 """
 
 from __future__ import annotations

@@ -243,7 +243,8 @@ class QuantizationParams:
         """Return, for each finest block, a proven bound on ``|x - dequantize(quantize(x))|``, float64.
 
         It holds for data whose parameters these are: within the observed range, or the range that the scale
-        rule implies. An unsigned format without zero point cuts negative numbers to zero, which no bound covers.
+        rule implies. An unsigned format without zero point cuts negative numbers to zero, which is
+        not covered.
         dtype: that of the dequantized values, the tensor's own unless given.
         """
         return block_bounds(
