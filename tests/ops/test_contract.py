@@ -15,7 +15,7 @@ from torch.library import opcheck
 
 import zeropoint as zp
 from zeropoint import DtypeError, FormatError, NonFiniteError, QuantizedTensor, SchemeError, ShapeError
-from zeropoint.ops import library, reference
+from zeropoint.ops import reference
 from zeropoint.schemes import TENSOR_PRESETS
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -414,11 +414,11 @@ def test_operators_pass_the_checks_of_torch(scheme: str, dtype: torch.dtype, aff
     tests = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     tests = tests if any(s.dtype.itemsize == 1 for s in scales) else (*tests, "test_schema")
     calls = [
-        (library.quantize_dynamic, (x, text)),
-        (library.quantize, (x, scales, q.zero_point, text)),
-        (library.dequantize, (q.data, scales, q.zero_point, text, [4, 12], dtype, dtype)),
-        (library.fake_quantize, (x.clone().requires_grad_(), scales, q.zero_point, text)),
-        (library.fake_quantize_backward, (x, x, scales, q.zero_point, text)),
+        (torch.ops.zeropoint.quantize_dynamic.default, (x, text)),
+        (torch.ops.zeropoint.quantize.default, (x, scales, q.zero_point, text)),
+        (torch.ops.zeropoint.dequantize.default, (q.data, scales, q.zero_point, text, [4, 12], dtype, dtype)),
+        (torch.ops.zeropoint.fake_quantize.default, (x.clone().requires_grad_(), scales, q.zero_point, text)),
+        (torch.ops.zeropoint.fake_quantize_backward.default, (x, x, scales, q.zero_point, text)),
     ]
     for operator, arguments in calls:
         assert set(opcheck(operator, arguments, test_utils=tests).values()) == {"SUCCESS"}
