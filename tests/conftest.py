@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-# A shell starts background jobs with Ctrl-C ignored, and children inherit that; the tests of Ctrl-C send it to
-# children of their own. A handler, unlike SIG_IGN, is not inherited.
+# A shell starts background jobs with Ctrl-C ignored, and children inherit that; the tests of Ctrl-C send it
+# to children of their own. A handler, unlike SIG_IGN, is not inherited.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
