@@ -6,7 +6,6 @@ gradient of fake_quantize is the straight-through estimator with the inclusive m
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -36,12 +35,6 @@ def only_backend(name: str) -> Iterator[None]:
         yield
     finally:
         _ONLY.reset(token)
-
-
-@functools.lru_cache(maxsize=4096)
-def parsed(text: str) -> Scheme:
-    """Return the scheme that ``text`` spells; the operators' hot path parses each text once."""
-    return Scheme.parse(text)
 
 
 def request(op: Op, x: torch.Tensor, scheme: Scheme) -> Request:
@@ -96,7 +89,7 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
 @operator("quantize_dynamic")
 def quantize_dynamic(x: torch.Tensor, scheme: str) -> list[torch.Tensor]:
     """Return ``[data, scale_1, ..., zero_point]`` of ``x``; the zero point only for affine schemes."""
-    value = parsed(scheme)
+    value = Scheme.parse(scheme)
     with gradual_underflow():
         data, (scales, zero_point) = backend_for(Op.QUANTIZE_DYNAMIC, x, value).quantize_dynamic(x, value)
     return [data, *scales, *([] if zero_point is None else [zero_point])]
@@ -104,7 +97,7 @@ def quantize_dynamic(x: torch.Tensor, scheme: str) -> list[torch.Tensor]:
 
 @quantize_dynamic.register_fake
 def _(x: torch.Tensor, scheme: str) -> list[torch.Tensor]:
-    value = parsed(scheme)
+    value = Scheme.parse(scheme)
     own = format_of(x.dtype)
     shape = tuple(x.shape)
     out = [_fake_data(x, value)]
@@ -129,7 +122,7 @@ def quantize(
     x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str
 ) -> torch.Tensor:
     """Return the packed codes of ``x`` under given parameters."""
-    value = parsed(scheme)
+    value = Scheme.parse(scheme)
     with gradual_underflow():
         return backend_for(Op.QUANTIZE, x, value).quantize(x, value, (tuple(scales), zero_point))
 
@@ -138,7 +131,7 @@ def quantize(
 def _(
     x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str
 ) -> torch.Tensor:
-    return _fake_data(x, parsed(scheme))
+    return _fake_data(x, Scheme.parse(scheme))
 
 
 @operator("dequantize")
@@ -154,7 +147,7 @@ def dequantize(
     """Return the values of packed codes in ``dtype``."""
     wanted = Request(
         op=Op.DEQUANTIZE,
-        scheme=parsed(scheme),
+        scheme=Scheme.parse(scheme),
         shape=tuple(shape),
         dtype=dtype,
         own_dtype=own_dtype,
@@ -182,7 +175,7 @@ def fake_quantize(
     x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str
 ) -> torch.Tensor:
     """Return ``x`` quantized and dequantized, in its own dtype."""
-    value = parsed(scheme)
+    value = Scheme.parse(scheme)
     backend = backend_for(Op.FAKE_QUANTIZE, x, value)
     with gradual_underflow():
         return backend.fake_quantize(x, value, (tuple(scales), zero_point))
@@ -204,7 +197,7 @@ def fake_quantize_backward(
     scheme: str,
 ) -> torch.Tensor:
     """Return ``grad`` where the rounded ``x`` lies within the codes, else zero."""
-    value = parsed(scheme)
+    value = Scheme.parse(scheme)
     backend = backend_for(Op.FAKE_QUANTIZE_BACKWARD, x, value)
     with gradual_underflow():
         return backend.fake_quantize_backward(grad, x, value, (tuple(scales), zero_point))

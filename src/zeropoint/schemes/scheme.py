@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TypeVar
 
@@ -209,23 +209,24 @@ class Scheme:
         >>> str(Scheme.parse("mxfp4:scale=even"))
         'float4_e2m1fn:g32:scale=even'
         """
-        if isinstance(text, Scheme):
-            return text
-        parts = words(text)
-        granularity = _granularity(parts.get("granularity", "tensor"))
-        dialect = get_dialect(parts.get("dialect", ZEROPOINT.name))
-        rounding = Rounding.parse(parts["round"]) if "round" in parts else Rounding(mode=dialect.rounding)
-        return Scheme(
-            element=get_format(parts["element"]),
-            scales=() if _switch("cast", parts) else _levels(parts, granularity),
-            zero_point=_choice(ZeroPoint, "asym", parts.get("asym", "none")),
-            range_rule=RangeRule.NARROW if _switch("narrow", parts) else RangeRule.FULL,
-            rounding=rounding,
-            overflow=_choice(Overflow, "overflow", parts.get("overflow", "saturate")),
-            dialect=dialect,
-        )
+        return text if isinstance(text, Scheme) else _parse(text)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    def __getstate__(self) -> dict[str, object]:
+        # Without cached properties: hashes of text differ from process to process.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         parts = {"element": self.element_name}
         if self.scales:
             first, *coarser = self.scales
@@ -253,6 +254,23 @@ class Scheme:
         return replace(
             self, dialect=dialect, rounding=self.rounding if special else Rounding(mode=dialect.rounding)
         )
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Scheme:
+    parts = words(text)
+    granularity = _granularity(parts.get("granularity", "tensor"))
+    dialect = get_dialect(parts.get("dialect", ZEROPOINT.name))
+    rounding = Rounding.parse(parts["round"]) if "round" in parts else Rounding(mode=dialect.rounding)
+    return Scheme(
+        element=get_format(parts["element"]),
+        scales=() if _switch("cast", parts) else _levels(parts, granularity),
+        zero_point=_choice(ZeroPoint, "asym", parts.get("asym", "none")),
+        range_rule=RangeRule.NARROW if _switch("narrow", parts) else RangeRule.FULL,
+        rounding=rounding,
+        overflow=_choice(Overflow, "overflow", parts.get("overflow", "saturate")),
+        dialect=dialect,
+    )
 
 
 def _product(shape: tuple[int, ...]) -> int:

@@ -27,6 +27,7 @@ from . import layout as k
 from .decode import dequantize_rows
 from .fake import fake_quantize_backward_rows, fake_quantize_rows
 from .half import quantize_bfloat16_rows
+from .intrinsics import LINE
 from .layout import Layout
 from .layout import ScaleRule as Rule
 from .lowering import (
@@ -69,7 +70,7 @@ class CpuBackend:
         self, x: torch.Tensor, scheme: Scheme, out: tuple[torch.Tensor, Params] | None = None
     ) -> tuple[torch.Tensor, Params]:
         """See :class:`zeropoint.ops.registry.Backend`."""
-        if x.numel() > 0 and rule_refusal(scheme, x.dtype) is None:
+        if x.numel() > 0 and rule_refusal(scheme, x.dtype) is None and _view(scheme, x).one_pass:
             return self._one_pass(x, scheme, out)
         params = self._params_from_statistics(x, scheme)
         data = self.quantize(x, scheme, params, None if out is None else out[0])
@@ -342,9 +343,15 @@ def _view(scheme: Scheme, x: torch.Tensor) -> View:
 
 
 def _flat(x: torch.Tensor) -> Any:
-    """Return the elements as a flat numpy array: float32, or the bits of 16-bit floats as uint16."""
+    """Return the elements as a flat numpy array: float32, uint16 bits of bfloat16, int16 bits of float16.
+
+    The kernels tell the 16-bit encodings apart by the array's dtype where speed matters.
+    """
     dense = x.detach().contiguous().reshape(-1)
-    return dense.numpy() if x.dtype == torch.float32 else dense.view(torch.int16).numpy().view(np.uint16)
+    if x.dtype == torch.float32:
+        return dense.numpy()
+    bits = dense.view(torch.int16).numpy()
+    return bits.view(np.uint16) if x.dtype == torch.bfloat16 else bits
 
 
 def _packed_like(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
@@ -353,15 +360,16 @@ def _packed_like(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return uninitialized memory.
+    """Return uninitialized memory, aligned to a cache line.
 
     NumPy asks for huge pages, without which page faults outlast the kernels.
     """
     size = math.prod(shape) * dtype.itemsize
     if size == 0:
         return torch.empty(shape, dtype=dtype)
-    raw = np.empty(size, np.uint8)
-    return torch.from_numpy(raw).view(dtype).reshape(shape)
+    raw = np.empty(size + LINE, np.uint8)
+    first = -raw.ctypes.data % LINE
+    return torch.from_numpy(raw[first : first + size]).view(dtype).reshape(shape)
 
 
 def _signed(scheme: Scheme) -> bool:

@@ -6,13 +6,16 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
+from .decode_units import can_decode_units, decode_units
 from .emit import stream_floats
-from .intrinsics import bits32, device, float32_of, kernel, narrow_half, shl32, shr32, stream_fence
+from .intrinsics import bits32, device, float32_of, kernel, narrow_half, scratch, shl32, shr32, stream_fence
 from .layout import FLOAT, GIVEN, INTEGER, POWER, ZERO_NONE
 from .pack import load_codes
 from .quantize import parameter_row
 from .scales import combined, minifloat_value
 from .tile import BFLOAT16, TILE, fetch_ahead, spread
+from .units import factor_shift
+from .vector import UNIT
 
 
 @device
@@ -162,16 +165,18 @@ def dequantize_rows(
     """
     step = np.uint64(TILE)
     tile, factors, offsets = (
-        np.empty(TILE, np.float32),
-        np.empty(TILE, np.float32),
-        np.zeros(TILE, np.float32),
+        scratch(TILE, np.float32),
+        scratch(TILE, np.float32),
+        scratch(TILE, np.float32),
     )
-    codes = np.empty(TILE, np.uint8)
-    per_block = np.empty(TILE, np.float32)
+    codes = scratch(TILE, np.uint8)
+    per_block = scratch(TILE, np.float32)
     flat = layout.row_div == np.uint64(1) and layout.row_mod >= last
     regular = flat and layout.cols % layout.block == 0 and layout.cols * layout.bits % np.uint64(8) == 0
     rows = np.uint64(1) if regular else last - first
     width = layout.cols * (last - first) if regular else layout.cols
+    known = can_decode_units(element)
+    narrow_codes = layout.bits != np.uint64(8) and layout.bits != np.uint64(4)
     fit = max(step // layout.block, np.uint64(1))
     fit = fit // np.uint64(8) * np.uint64(8) if fit >= np.uint64(8) else fit
     for r in range(rows):
@@ -183,18 +188,29 @@ def dequantize_rows(
             span = min(end - at, fit * layout.block)
             blocks = (span + layout.block - np.uint64(1)) // layout.block
             stored_scales(rule, scales, scale_codes, block_at, blocks, per_block)
-            spread(per_block, min(span, step), layout.block, factors)
+            shift = factor_shift(layout.block, span)
+            unitwise = known and shift > np.uint64(0)
+            if not unitwise or element.kind != INTEGER or span % np.uint64(UNIT) > np.uint64(0):
+                spread(per_block, min(span, step), layout.block, factors)
             if element.zero_place != ZERO_NONE:
                 for b in range(blocks):
                     per_block[b] = zeros[block_at + b]
                 spread(per_block, min(span, step), layout.block, offsets)
             for chunk in range(np.uint64(0), span, step):
                 n = min(step, span - chunk)
-                load_codes(source, byte_at, n, layout.bits, codes)
                 size = (n * layout.bits + np.uint64(7)) // np.uint64(8)
-                fetch_ahead(source, byte_at + size, size)
-                decode(codes, n, element, table, factors, offsets, tile)
-                emit_values(tile, n, layout.kind, out, at + chunk)
+                units = unitwise and n % np.uint64(UNIT) == 0
+                if units:
+                    if narrow_codes:
+                        load_codes(source, byte_at, n, layout.bits, codes)
+                    units = decode_units(
+                        source, byte_at, n, layout.bits, codes, element, per_block, shift, n, out, at + chunk
+                    )
+                if not units:
+                    load_codes(source, byte_at, n, layout.bits, codes)
+                    fetch_ahead(source, byte_at + size, size)
+                    decode(codes, n, element, table, factors, offsets, tile)
+                    emit_values(tile, n, layout.kind, out, at + chunk)
                 byte_at += size
             at += span
             block_at += blocks

@@ -6,10 +6,10 @@ import numpy as np
 
 from .decode import decode, emit_values
 from .encode import MAGIC, encode, round_tile, scale_tile
-from .intrinsics import and32, bits32, device, float32_of, kernel, stream_fence
+from .intrinsics import and32, bits32, device, float32_of, kernel, scratch, stream_fence
 from .layout import INTEGER, ZERO_INSIDE, ZERO_NONE
 from .quantize import parameter_row
-from .tile import NOT_FINITE, TILE, fetch_ahead, load, run_amax
+from .tile import NOT_FINITE, TILE, clear, fetch_ahead, load, run_amax
 
 
 @device
@@ -74,11 +74,11 @@ def fake_quantize_rows(
         lossy |= scales[b] != back[b]
     step = np.uint64(TILE)
     tile, factors, offsets = (
-        np.empty(TILE, np.float32),
-        np.empty(TILE, np.float32),
-        np.zeros(TILE, np.float32),
+        scratch(TILE, np.float32),
+        scratch(TILE, np.float32),
+        scratch(TILE, np.float32),
     )
-    codes = np.empty(TILE, np.uint8)
+    codes = scratch(TILE, np.uint8)
     for r in range(first, last):
         base = parameter_row(layout, r)
         for c in range(np.uint64(0), layout.cols, step):
@@ -169,11 +169,12 @@ def fake_quantize_backward_rows(
     """
     step = np.uint64(TILE)
     tile, factors, offsets = (
-        np.empty(TILE, np.float32),
-        np.empty(TILE, np.float32),
-        np.zeros(TILE, np.float32),
+        scratch(TILE, np.float32),
+        scratch(TILE, np.float32),
+        scratch(TILE, np.float32),
     )
-    slope = np.empty(TILE, np.float32)
+    slope = scratch(TILE, np.float32)
+    clear(offsets)
     for r in range(first, last):
         base = parameter_row(layout, r)
         for c in range(np.uint64(0), layout.cols, step):

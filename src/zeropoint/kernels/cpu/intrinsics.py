@@ -43,10 +43,17 @@ def device(function: F) -> F:
     return _compiled(function, wrapped=False)
 
 
-def _compiled(function: F, *, wrapped: bool) -> F:
+def inlined(function: F) -> F:
+    """Compile a device function into each of its callers: vectors that pass through calls go through memory."""
+    return _compiled(function, wrapped=False, forceinline=True)
+
+
+def _compiled(function: F, *, wrapped: bool, forceinline: bool = False) -> F:
     theirs = _CONFIG.CACHE_DIR
     _CONFIG.CACHE_DIR = _CACHE
     options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
+    # Without Numba's reference counts, atomic additions in every call that an array is handed to.
+    options |= {"_nrt": False, "forceinline": forceinline}
     if not wrapped:
         options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     try:
@@ -101,10 +108,34 @@ def narrow_half(typingctx: Any, x: Any) -> Any:
     return types.uint16(types.float32), codegen
 
 
-def _address(context: Any, builder: Any, array_type: Any, array: Any, index: Any, bits: Any = I8) -> Any:
+def address(context: Any, builder: Any, array_type: Any, array: Any, index: Any, bits: Any = I8) -> Any:
     """Return the address of ``array[index]`` as a pointer to ``bits``."""
     view = context.make_array(array_type)(context, builder, array)
     return builder.bitcast(builder.gep(view.data, [index]), bits.as_pointer())
+
+
+def _scratch(typingctx: Any, count: Any, dtype: Any) -> Any:
+    """Return an uninitialized array of ``count`` (a constant) numbers on the stack of the calling kernel.
+
+    Call it outside of loops; the array lives until the kernel returns.
+    """
+    kind = types.Array(dtype.dtype, 1, "C")
+    size = count.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        lane = context.get_data_type(kind.dtype)
+        memory = cgutils.alloca_once(builder, lane, size=size)
+        memory.align = LINE
+        array = context.make_array(kind)(context, builder)
+        width = context.get_constant(types.intp, kind.dtype.bitwidth // 8)
+        length = context.get_constant(types.intp, size)
+        context.populate_array(array, data=memory, shape=[length], strides=[width], itemsize=width, meminfo=None)
+        return array._getvalue()
+
+    return kind(count, dtype), codegen
+
+
+scratch = intrinsic(prefer_literal=True)(_scratch)
 
 
 @primitive
@@ -112,10 +143,10 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
     """Ask for the cache line of ``array[index]``; reading past the end is harmless."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address = _address(context, builder, signature.args[0], args[0], args[1])
+        place = address(context, builder, signature.args[0], args[0], args[1])
         kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
         function = _declare(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [address, I32(0), I32(3), I32(1)])
+        builder.call(function, [place, I32(0), I32(3), I32(1)])
         return context.get_dummy_value()
 
     return types.void(array, types.uint64), codegen
@@ -127,8 +158,8 @@ def stream32(typingctx: Any, target: Any, at: Any, source: Any, start: Any) -> A
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vector = ir.VectorType(I64, 4)
-        to = _address(context, builder, signature.args[0], args[0], args[1], vector)
-        origin = _address(context, builder, signature.args[2], args[2], args[3], vector)
+        to = address(context, builder, signature.args[0], args[0], args[1], vector)
+        origin = address(context, builder, signature.args[2], args[2], args[3], vector)
         value = builder.load(origin)
         value.align = 1  # scratch alignment is not promised
         store = builder.store(value, to, align=32)
@@ -194,7 +225,7 @@ def store64(typingctx: Any, target: Any, at: Any, word: Any) -> Any:
     """Store the 8 bytes of a uint64 at ``target[at]``, any alignment, lowest byte first on every host."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        store = builder.store(args[2], _address(context, builder, signature.args[0], args[0], args[1], I64))
+        store = builder.store(args[2], address(context, builder, signature.args[0], args[0], args[1], I64))
         store.align = 1
         return context.get_dummy_value()
 
@@ -206,7 +237,7 @@ def address_of(typingctx: Any, array: Any, index: Any) -> Any:
     """Return the address of ``array[index]`` as uint64, to find where aligned stores may begin."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ptrtoint(_address(context, builder, signature.args[0], args[0], args[1]), I64)
+        return builder.ptrtoint(address(context, builder, signature.args[0], args[0], args[1]), I64)
 
     return types.uint64(array, types.uint64), codegen
 
@@ -216,7 +247,7 @@ def load64(typingctx: Any, source: Any, at: Any) -> Any:
     """Load the 8 bytes at ``source[at]``, any alignment, as uint64."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word = builder.load(_address(context, builder, signature.args[0], args[0], args[1], I64))
+        word = builder.load(address(context, builder, signature.args[0], args[0], args[1], I64))
         word.align = 1
         return word
 
@@ -234,7 +265,7 @@ def _unit_amax(lanes: int) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             lane = ir.IntType(width)
             vector = ir.VectorType(lane, lanes)
-            value = builder.load(_address(context, builder, signature.args[0], args[0], args[1], vector))
+            value = builder.load(address(context, builder, signature.args[0], args[0], args[1], vector))
             value.align = 1  # any element may begin a block
             value = builder.and_(value, vector([(1 << (width - 1)) - 1] * lanes))
             reduce = _declare(
@@ -251,27 +282,13 @@ amax16, amax32 = _unit_amax(16), _unit_amax(32)
 
 
 @primitive
-def count_above16(typingctx: Any, d: Any, thresholds: Any) -> Any:
-    """Return how many of a tuple of int16 thresholds lie strictly below ``d``, on 16-bit lanes, as uint16."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        total = I16(0)
-        for k in range(signature.args[1].count):
-            above = builder.icmp_signed(">", args[0], builder.extract_value(args[1], k))
-            total = builder.sub(total, builder.sext(above, I16))
-        return total
-
-    return types.uint16(types.int16, thresholds), codegen
-
-
-@primitive
 def squares32(typingctx: Any, array: Any, index: Any) -> Any:
     """Return the sum of squares of 32 neighboring float32, added in one order: as a tree of halves."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         lanes = 32
         value = builder.load(
-            _address(context, builder, signature.args[0], args[0], args[1], ir.VectorType(F32, lanes))
+            address(context, builder, signature.args[0], args[0], args[1], ir.VectorType(F32, lanes))
         )
         value.align = 1
         value = builder.fmul(value, value)
@@ -297,7 +314,7 @@ def _unit_extreme(name: str) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             lane = ir.IntType(width)
             vector = ir.VectorType(lane, 16)
-            value = builder.load(_address(context, builder, signature.args[0], args[0], args[1], vector))
+            value = builder.load(address(context, builder, signature.args[0], args[0], args[1], vector))
             value.align = 1
             negative = builder.ashr(value, vector([width - 1] * 16))
             value = builder.xor(value, builder.and_(negative, vector([(1 << (width - 1)) - 1] * 16)))

@@ -20,6 +20,7 @@ from . import layout as k
 from .layout import Element, Layout
 from .layout import ScaleRule as Rule
 from .tile import BFLOAT16, FLOAT16, FLOAT32, TILE
+from .vector import UNIT
 
 KINDS = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16, torch.float32: FLOAT32}
 _ROUNDING = {
@@ -108,8 +109,6 @@ def rule_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
     first, coarser = scheme.scales[0], scheme.scales[1:]
     if first.rule is ScaleRule.LINEAR_UP:
         return "scales that are rounded up are chosen by the reference"
-    if first.granularity.rest != 1 or len(first.granularity.extents) != 1:
-        return "blocks that span rows take a pass of their own for statistics"
     fmt = first.format_for(format_of(dtype))
     if first.rule.power_of_two:
         fits = dtype_of(fmt) is torch.float8_e8m0fnu and not coarser and scheme.element.emax >= 0
@@ -209,6 +208,11 @@ class View:
     rows: int
     layout: Layout
 
+    @property
+    def one_pass(self) -> bool:
+        """Whether every block lies in one row; others take a pass of their own for statistics."""
+        return int(self.layout.row_div) == 1 and int(self.layout.row_mod) >= self.rows
+
 
 @functools.lru_cache(maxsize=1024)
 def view_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> View | str:
@@ -263,11 +267,12 @@ def half_boundaries(scheme: Scheme, dtype: torch.dtype, view: View) -> tuple[np.
     fmt, shape = scheme.element, view.layout
     if not isinstance(fmt, FloatFormat) or fmt.bits != 4 or dtype is not torch.bfloat16:
         return None
-    plain = shape.cols % shape.block == 0 and shape.block % 2 == 0 and shape.block <= TILE
+    block = int(shape.block)
+    plain = int(shape.cols) % block == 0 and block.bit_count() == 1 and UNIT <= block <= TILE
     if (
         not plain
         or not scheme.scales[0].rule.power_of_two
-        or (int(shape.row_div), int(shape.row_mod)) != (1, view.rows)
+        or not view.one_pass
     ):
         return None
     if fmt.specials is not Specials.FINITE or fmt.smallest < 2.0**-5:

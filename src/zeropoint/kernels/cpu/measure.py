@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 
 from .decode import decode, stored_scales
-from .intrinsics import amax32, bits32, device, float32_of, kernel, squares32
+from .intrinsics import amax32, bits32, device, float32_of, kernel, scratch, squares32
 from .layout import ZERO_NONE
 from .pack import load_codes
 from .quantize import parameter_row
-from .tile import TILE, fetch_ahead, load, spread
+from .tile import TILE, clear, fetch_ahead, load, spread
 
 LANES = 32
 """Squares of so many neighbors are added in float32, as a tree; their sums in float64, in order."""
@@ -69,9 +69,10 @@ def measure_rows(
     :func:`measure_tile`'s totals; clipped: (rows,) int64.
     """
     step = np.uint64(TILE)
-    tile, decoded = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
-    factors, offsets = np.empty(TILE, np.float32), np.zeros(TILE, np.float32)
-    codes, per_block = np.empty(TILE, np.uint8), np.empty(TILE, np.float32)
+    tile, decoded = scratch(TILE, np.float32), scratch(TILE, np.float32)
+    factors, offsets = scratch(TILE, np.float32), scratch(TILE, np.float32)
+    codes, per_block = scratch(TILE, np.uint8), scratch(TILE, np.float32)
+    clear(offsets)
     centered = element.zero_place == ZERO_NONE and extent[0] == np.float32(0)
     fit = max(step // layout.block, np.uint64(1))
     fit = fit // np.uint64(8) * np.uint64(8) if fit >= np.uint64(8) else fit

@@ -4,10 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from .direct import can_encode_directly, encode_directly
 from .emit import emit_packed
 from .encode import encode
-from .intrinsics import device, float32_of, kernel
+from .intrinsics import device, float32_of, kernel, scratch
 from .layout import AFFINE, BAD_VALUE, GIVEN, MULTIPLY, OK, ZERO_NONE
 from .scales import block_scales
 from .tile import (
@@ -21,6 +20,12 @@ from .tile import (
     spread,
     widen_magnitude,
 )
+from .units import can_encode_units, encode_units, factor_shift
+from .vector import UNIT
+
+
+PACKED = 2 * TILE
+"""Bytes for the packed codes of a tile, and for what the last whole word writes past them."""
 
 
 @device
@@ -63,14 +68,14 @@ def quantize_rows(
     out: (rows * row_bytes,) uint8. Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the bytes mean
     nothing.
     """
-    tile = np.empty(TILE, np.float32)
-    factors = np.empty(TILE, np.float32)
-    offsets = np.zeros(TILE, np.float32)
-    codes = np.empty(TILE, np.uint8)
-    packed = np.empty(TILE + 8, np.uint8)
-    amax = np.empty(TILE, np.uint32)
-    lows, highs = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
-    per_block, per_block_zero = np.empty(TILE, np.float32), np.zeros(TILE, np.float32)
+    tile = scratch(TILE, np.float32)
+    factors = scratch(TILE, np.float32)
+    offsets = scratch(TILE, np.float32)
+    codes = scratch(TILE, np.uint8)
+    packed = scratch(PACKED, np.uint8)
+    amax = scratch(TILE, np.uint32)
+    lows, highs = scratch(TILE, np.float32), scratch(TILE, np.float32)
+    per_block, per_block_zero = scratch(TILE, np.float32), scratch(TILE, np.float32)
     step = np.uint64(TILE)
     worst, state = np.uint32(0), OK
     flat = layout.row_div == np.uint64(1) and layout.row_mod >= last
@@ -79,7 +84,8 @@ def quantize_rows(
     width = layout.cols * (last - first) if regular else layout.cols
     ranged = rule.how == AFFINE or rule.unsigned
     bytewise = layout.bits == np.uint64(8)
-    direct = can_encode_directly(element, layout.kind)
+    known = can_encode_units(element)
+    narrow = layout.bits != np.uint64(8) and layout.bits != np.uint64(4)
     zeroed = element.zero_place != ZERO_NONE
     for r in range(rows):
         at = (first + r) * layout.cols
@@ -89,9 +95,6 @@ def quantize_rows(
         while at < end:
             span = tile_span(layout.block, end - at)
             blocks = (span + layout.block - np.uint64(1)) // layout.block
-            whole = span <= step
-            if whole:
-                fetch_ahead(x, at + span, span)
             block_amax(x, at, span, layout.block, layout.kind, amax)
             for b in range(blocks):
                 worst = max(worst, amax[b])
@@ -109,21 +112,27 @@ def quantize_rows(
                     scale_codes, zeros, per_block, per_block_zero,
                 )  # fmt: skip
                 state = max(state, found)
-            spread(per_block, min(span, step), layout.block, factors)
+            shift = factor_shift(layout.block, span)
+            unitwise = known and shift > np.uint64(0)
+            if not unitwise or span % np.uint64(UNIT) > np.uint64(0):
+                spread(per_block, min(span, step), layout.block, factors)
             if zeroed:
                 spread(per_block_zero, min(span, step), layout.block, offsets)
             for chunk in range(np.uint64(0), span, step):
                 n = min(step, span - chunk)
-                if not whole:
-                    fetch_ahead(x, at + chunk + span, n)
                 # Codes of a byte go where they belong; narrower ones are packed from scratch.
                 place = out[byte_at : byte_at + n] if bytewise else codes
-                if direct:
-                    encode_directly(x, at + chunk, n, factors, element, place)
+                units = unitwise and n % np.uint64(UNIT) == 0
+                if units:
+                    encode_units(
+                        x, at + chunk, n, per_block, shift, element, span, layout.bits, codes,
+                        out, byte_at,
+                    )  # fmt: skip
                 else:
+                    fetch_ahead(x, at + chunk + span, n)
                     load(x, at + chunk, n, layout.kind, tile)
                     encode(tile, factors, offsets, n, element, order, place)
-                if not bytewise:
+                if not bytewise and (narrow or not units):
                     emit_packed(codes, n, layout.bits, packed, out, byte_at)
                 byte_at += (n * layout.bits + np.uint64(7)) // np.uint64(8)
             at += span

@@ -18,16 +18,16 @@ from .intrinsics import (
     bits32,
     device,
     float32_of,
+    inlined,
     least16,
     most16,
     prefetch,
     widen_half,
 )
+from .vector import UNIT, bits_of, halves_of, larger_bits, largest_lane, load_lanes, words_of
 
 TILE = 2048
 """Elements; float32 tile, spread scales and codes take 18 KiB, less than every L1 data cache."""
-UNIT = 16
-"""Elements that are spread at once; divides the group sizes that occur in practice."""
 NOT_FINITE = np.uint32(0x7F800000)
 BFLOAT16, FLOAT16, FLOAT32 = np.uint8(0), np.uint8(1), np.uint8(2)
 
@@ -49,10 +49,10 @@ def _load_overload(source: Any, start: Any, count: Any, kind: Any, tile: Any) ->
     def load_half(source: Any, start: Any, count: Any, kind: Any, tile: Any) -> None:
         if kind == BFLOAT16:
             for i in range(count):
-                tile[i] = float32_of(np.uint32(source[start + i]) << np.uint32(16))
+                tile[i] = float32_of(np.uint32(np.uint16(source[start + i])) << np.uint32(16))
         else:
             for i in range(count):
-                tile[i] = widen_half(source[start + i])
+                tile[i] = widen_half(np.uint16(source[start + i]))
 
     return load_half
 
@@ -61,6 +61,13 @@ def _load_overload(source: Any, start: Any, count: Any, kind: Any, tile: Any) ->
 def load(source: Any, start: Any, count: Any, kind: Any, tile: Any) -> None:
     """Widen ``source[start : start + count]`` exactly into the float32 ``tile``."""
     _load(source, start, count, kind, tile)
+
+
+@device
+def clear(tile: Any) -> None:
+    """Set all of a tile to zero."""
+    for i in range(np.uint64(TILE)):
+        tile[i] = np.float32(0)
 
 
 @device
@@ -85,7 +92,7 @@ def _magnitude_overload(x: Any) -> Any:
         return clear
 
     def clear_half(x: Any) -> Any:
-        return np.uint16(x & np.uint16(0x7FFF))
+        return np.uint16(np.uint16(x) & np.uint16(0x7FFF))
 
     return clear_half
 
@@ -106,13 +113,42 @@ def widen_magnitude(bits: Any, kind: Any) -> Any:
     return bits32(widen_half(np.uint16(bits)))
 
 
+def _magnitudes_at(x: Any, at: Any) -> Any:
+    """Load a unit and clear its signs."""
+
+
+@overload(_magnitudes_at, inline="always")
+def _magnitudes_at_overload(x: Any, at: Any) -> Any:
+    if x.dtype == types.float32:
+
+        def clear(x: Any, at: Any) -> Any:
+            return bits_of(load_lanes(x, at)) & words_of(np.uint32(0x7FFFFFFF))
+
+        return clear
+
+    def clear_half(x: Any, at: Any) -> Any:
+        return load_lanes(x, at) & halves_of(np.uint16(0x7FFF))
+
+    return clear_half
+
+
+@inlined
+def magnitudes_at(x: Any, at: Any) -> Any:
+    """Return the magnitude bits of 16 neighbors as words, or as halves of 16-bit sources."""
+    return _magnitudes_at(x, at)
+
+
 @device
 def run_amax(source: Any, at: Any, end: Any) -> Any:
     """Return the largest magnitude bits of ``source[at:end]``, on the source's own 16- or 32-bit lanes."""
     m = np.uint32(0)
-    while at + np.uint64(32) <= end:
-        m = max(m, np.uint32(amax32(source, at)))
-        at += np.uint64(32)
+    if at + np.uint64(UNIT) <= end:
+        most = magnitudes_at(source, at)
+        at += np.uint64(UNIT)
+        while at + np.uint64(UNIT) <= end:
+            most = larger_bits(most, magnitudes_at(source, at))
+            at += np.uint64(UNIT)
+        m = np.uint32(largest_lane(most))
     while at < end:
         m = max(m, np.uint32(magnitude(source[at])))
         at += np.uint64(1)
