@@ -459,13 +459,15 @@ def _order(scheme: Scheme) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _table(scheme: Scheme) -> Any:
-    """Return the values of all codes of a codebook or float format as 256 float32."""
+    """Return the values of all codes as 256 float32, of integers in units of their step."""
     table = np.zeros(256, np.float32)
-    if not isinstance(scheme.element, IntFormat):
-        count = 1 << scheme.element.bits
-        table[:count] = decode_reference(
-            torch.arange(count, dtype=torch.int32), scheme.element, torch.float32
-        ).numpy()
+    fmt = scheme.element
+    count = 1 << fmt.bits
+    codes = np.arange(count, dtype=np.int32)
+    if isinstance(fmt, IntFormat):
+        table[:count] = codes - (codes >> (fmt.bits - 1) << fmt.bits) if fmt.signed else codes
+    else:
+        table[:count] = decode_reference(torch.from_numpy(codes), fmt, torch.float32).numpy()
     return table
 
 

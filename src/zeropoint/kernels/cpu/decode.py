@@ -9,13 +9,15 @@ from numba.extending import overload
 from .decode_units import can_decode_units, decode_units
 from .emit import stream_floats
 from .intrinsics import bits32, device, float32_of, kernel, narrow_half, scratch, shl32, shr32, stream_fence
-from .layout import FLOAT, GIVEN, INTEGER, POWER, ZERO_NONE
+from .layout import CODEBOOK, FLOAT, GIVEN, INTEGER, POWER, ZERO_NONE
 from .pack import load_codes
 from .quantize import parameter_row
 from .scales import combined, minifloat_value
-from .tile import BFLOAT16, TILE, fetch_ahead, spread
-from .units import factor_shift
-from .vector import UNIT
+from .tile import BFLOAT16, TILE, clear, fetch_ahead, spread
+from .units import WHOLE, factor_shift
+
+SAFE_LEAST, SAFE_MOST = np.float32(2.0**-80), np.float32(2.0**80)
+"""Powers of two whose products with any value of a format of 8 bits are normal numbers."""
 
 
 @device
@@ -153,6 +155,20 @@ def stored_scales(rule: Any, scales: Any, codes: Any, at: Any, count: Any, out: 
             out[b] = combined(minifloat_value(np.uint32(codes[at + b]), rule), rule) * rule.unit
 
 
+@device
+def exact_products(rule: Any, element: Any, factors: Any, count: Any) -> Any:
+    """Return whether values of codes times ``factors`` are bfloat16 without rounding.
+
+    Powers of two far enough from the ends of the range move the exponent and nothing else.
+    """
+    if rule.how != POWER or element.kind == CODEBOOK or element.mantissa > np.uint32(7):
+        return False
+    safe = np.uint32(1)
+    for b in range(count):
+        safe &= np.uint32((factors[b] > SAFE_LEAST) & (factors[b] < SAFE_MOST))
+    return safe > np.uint32(0)
+
+
 @kernel
 def dequantize_rows(
     source: Any, layout: Any, element: Any, rule: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any,
@@ -170,12 +186,13 @@ def dequantize_rows(
         scratch(TILE, np.float32),
     )
     codes = scratch(TILE, np.uint8)
-    per_block = scratch(TILE, np.float32)
+    per_block, zero_points = scratch(TILE, np.float32), scratch(TILE, np.float32)
     flat = layout.row_div == np.uint64(1) and layout.row_mod >= last
     regular = flat and layout.cols % layout.block == 0 and layout.cols * layout.bits % np.uint64(8) == 0
     rows = np.uint64(1) if regular else last - first
     width = layout.cols * (last - first) if regular else layout.cols
-    known = can_decode_units(element)
+    known = can_decode_units(element, layout.bits)
+    clear(zero_points)
     narrow_codes = layout.bits != np.uint64(8) and layout.bits != np.uint64(4)
     fit = max(step // layout.block, np.uint64(1))
     fit = fit // np.uint64(8) * np.uint64(8) if fit >= np.uint64(8) else fit
@@ -188,24 +205,26 @@ def dequantize_rows(
             span = min(end - at, fit * layout.block)
             blocks = (span + layout.block - np.uint64(1)) // layout.block
             stored_scales(rule, scales, scale_codes, block_at, blocks, per_block)
+            exact = layout.kind == BFLOAT16 and exact_products(rule, element, per_block, blocks)
             shift = factor_shift(layout.block, span)
             unitwise = known and shift > np.uint64(0)
-            if not unitwise or element.kind != INTEGER or span % np.uint64(UNIT) > np.uint64(0):
+            if not unitwise or element.kind != INTEGER or span % WHOLE > np.uint64(0):
                 spread(per_block, min(span, step), layout.block, factors)
             if element.zero_place != ZERO_NONE:
                 for b in range(blocks):
-                    per_block[b] = zeros[block_at + b]
-                spread(per_block, min(span, step), layout.block, offsets)
+                    zero_points[b] = zeros[block_at + b]
+                spread(zero_points, min(span, step), layout.block, offsets)
             for chunk in range(np.uint64(0), span, step):
                 n = min(step, span - chunk)
                 size = (n * layout.bits + np.uint64(7)) // np.uint64(8)
-                units = unitwise and n % np.uint64(UNIT) == 0
+                units = unitwise and n % WHOLE == 0
                 if units:
                     if narrow_codes:
                         load_codes(source, byte_at, n, layout.bits, codes)
                     units = decode_units(
-                        source, byte_at, n, layout.bits, codes, element, per_block, shift, n, out, at + chunk
-                    )
+                        source, byte_at, n, layout.bits, codes, element, table, per_block, zero_points, shift,
+                        n, out, at + chunk, exact,
+                    )  # fmt: skip
                 if not units:
                     load_codes(source, byte_at, n, layout.bits, codes)
                     fetch_ahead(source, byte_at + size, size)

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from .intrinsics import device, inlined, kernel, prefetch, scratch
+from .intrinsics import device, kernel, prefetch, scratch
 from .layout import BAD_VALUE, OK
 from .scales import block_scales
 from .tile import BFLOAT16, NOT_FINITE, TILE, block_amax
-from .units import encode_units, factor_shift
+from .units import WHOLE, encode_units, factor_shift
 from .vector import (
-    UNIT,
     above_signed,
     count_above,
     halves_of,
@@ -43,16 +42,6 @@ def largest_unsigned(byte: Any) -> Any:
     return np.int16(0)
 
 
-@inlined
-def codes_at(x: Any, at: Any, step: Any, floor: Any, boundaries: Any) -> Any:
-    """Return the codes of one unit."""
-    u = load_lanes(x, at)
-    magnitude = u & halves_of(np.uint16(0x7FFF))
-    signs = (u >> halves_of(np.uint16(12))) & halves_of(np.uint16(8))
-    signs = signs & above_signed(magnitude, halves_of(np.uint16(floor)))
-    return octets_of_halves(count_above(magnitude - halves_of(np.uint16(step)), boundaries) + signs)
-
-
 @device
 def encode_bfloat16(
     x: Any, at: Any, count: Any, shifts: Any, floors: Any, shift: Any, boundaries: Any, out: Any
@@ -64,10 +53,14 @@ def encode_bfloat16(
     boundaries: tuple of 7 int16, bfloat16 bits of the midpoints, less one where the tie goes up (to the even
     code).
     """
-    for i in range(np.uint64(0), count, np.uint64(UNIT)):
+    for i in range(np.uint64(0), count, WHOLE):
         prefetch(x, at + i + count)
-        codes = codes_at(x, at + i, shifts[i >> shift], floors[i >> shift], boundaries)
-        store_nibbles(out, (at + i) // np.uint64(2), codes)
+        u, block = load_lanes(x, at + i), i >> shift
+        magnitude = u & halves_of(np.uint16(0x7FFF))
+        signs = (u >> halves_of(np.uint16(12))) & halves_of(np.uint16(8))
+        signs = signs & above_signed(magnitude, halves_of(np.uint16(floors[block])))
+        codes = count_above(magnitude - halves_of(np.uint16(shifts[block])), boundaries) + signs
+        store_nibbles(out, (at + i) // np.uint64(2), octets_of_halves(codes))
 
 
 @kernel
@@ -85,7 +78,7 @@ def quantize_bfloat16_rows(
     """Quantize rows of bfloat16 bits to a packed 4-bit float with E8M0 scales.
 
     Gives the bytes of ``quantize_rows``. Needs ``cols`` a multiple of ``block``, ``block`` a power of two from a
-    unit to a tile, and parameters in row order.
+    step to a tile, and parameters in row order.
     """
     multipliers, amax = scratch(TILE, np.float32), scratch(TILE, np.uint32)
     none, no_codes = scratch(1, np.float32), scratch(1, np.uint8)

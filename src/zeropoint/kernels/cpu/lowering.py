@@ -20,7 +20,7 @@ from . import layout as k
 from .layout import Element, Layout
 from .layout import ScaleRule as Rule
 from .tile import BFLOAT16, FLOAT16, FLOAT32, TILE
-from .vector import UNIT
+from .vector import STEP
 
 KINDS = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16, torch.float32: FLOAT32}
 _ROUNDING = {
@@ -268,7 +268,7 @@ def half_boundaries(scheme: Scheme, dtype: torch.dtype, view: View) -> tuple[np.
     if not isinstance(fmt, FloatFormat) or fmt.bits != 4 or dtype is not torch.bfloat16:
         return None
     block = int(shape.block)
-    plain = int(shape.cols) % block == 0 and block.bit_count() == 1 and UNIT <= block <= TILE
+    plain = int(shape.cols) % block == 0 and block.bit_count() == 1 and STEP <= block <= TILE
     if (
         not plain
         or not scheme.scales[0].rule.power_of_two

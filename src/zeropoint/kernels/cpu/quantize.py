@@ -20,8 +20,7 @@ from .tile import (
     spread,
     widen_magnitude,
 )
-from .units import can_encode_units, encode_units, factor_shift
-from .vector import UNIT
+from .units import WHOLE, can_encode_units, encode_units, factor_shift
 
 
 PACKED = 2 * TILE
@@ -114,7 +113,7 @@ def quantize_rows(
                 state = max(state, found)
             shift = factor_shift(layout.block, span)
             unitwise = known and shift > np.uint64(0)
-            if not unitwise or span % np.uint64(UNIT) > np.uint64(0):
+            if not unitwise or span % WHOLE > np.uint64(0):
                 spread(per_block, min(span, step), layout.block, factors)
             if zeroed:
                 spread(per_block_zero, min(span, step), layout.block, offsets)
@@ -122,7 +121,7 @@ def quantize_rows(
                 n = min(step, span - chunk)
                 # Codes of a byte go where they belong; narrower ones are packed from scratch.
                 place = out[byte_at : byte_at + n] if bytewise else codes
-                units = unitwise and n % np.uint64(UNIT) == 0
+                units = unitwise and n % WHOLE == 0
                 if units:
                     encode_units(
                         x, at + chunk, n, per_block, shift, element, span, layout.bits, codes,

@@ -24,8 +24,10 @@ from .intrinsics import (
     prefetch,
     widen_half,
 )
-from .vector import UNIT, bits_of, halves_of, larger_bits, largest_lane, load_lanes, words_of
+from .vector import STEP, bits_of, halves_of, larger_bits, largest_lane, load_lanes, words_of
 
+SPREAD = np.uint64(16)
+"""Elements that are spread at once; divides the group sizes that occur in practice."""
 TILE = 2048
 """Elements; float32 tile, spread scales and codes take 18 KiB, less than every L1 data cache."""
 NOT_FINITE = np.uint32(0x7F800000)
@@ -122,7 +124,9 @@ def _magnitudes_at_overload(x: Any, at: Any) -> Any:
     if x.dtype == types.float32:
 
         def clear(x: Any, at: Any) -> Any:
-            return bits_of(load_lanes(x, at)) & words_of(np.uint32(0x7FFFFFFF))
+            first = bits_of(load_lanes(x, at)) & words_of(np.uint32(0x7FFFFFFF))
+            second = bits_of(load_lanes(x, at + np.uint64(STEP // 2))) & words_of(np.uint32(0x7FFFFFFF))
+            return larger_bits(first, second)
 
         return clear
 
@@ -134,7 +138,7 @@ def _magnitudes_at_overload(x: Any, at: Any) -> Any:
 
 @inlined
 def magnitudes_at(x: Any, at: Any) -> Any:
-    """Return the magnitude bits of 16 neighbors as words, or as halves of 16-bit sources."""
+    """Return the magnitude bits of 32 neighbors: halves of 16-bit sources, else the larger of each two words."""
     return _magnitudes_at(x, at)
 
 
@@ -142,12 +146,12 @@ def magnitudes_at(x: Any, at: Any) -> Any:
 def run_amax(source: Any, at: Any, end: Any) -> Any:
     """Return the largest magnitude bits of ``source[at:end]``, on the source's own 16- or 32-bit lanes."""
     m = np.uint32(0)
-    if at + np.uint64(UNIT) <= end:
+    if at + np.uint64(STEP) <= end:
         most = magnitudes_at(source, at)
-        at += np.uint64(UNIT)
-        while at + np.uint64(UNIT) <= end:
+        at += np.uint64(STEP)
+        while at + np.uint64(STEP) <= end:
             most = larger_bits(most, magnitudes_at(source, at))
-            at += np.uint64(UNIT)
+            at += np.uint64(STEP)
         m = np.uint32(largest_lane(most))
     while at < end:
         m = max(m, np.uint32(magnitude(source[at])))
@@ -237,13 +241,13 @@ def value_of_key(key: Any, kind: Any) -> Any:
 def spread(values: Any, count: Any, block: Any, out: Any) -> None:
     """Repeat ``values[b]`` over the elements of block ``b``, so that later stages are one long loop."""
     full = count // block
-    if block % np.uint64(UNIT) == 0:
-        units = block // np.uint64(UNIT)
+    if block % SPREAD == 0:
+        units = block // SPREAD
         for b in range(full):
             v = values[b]
             for u in range(units):
-                base = b * block + u * np.uint64(UNIT)
-                for i in range(np.uint64(UNIT)):
+                base = b * block + u * SPREAD
+                for i in range(SPREAD):
                     out[base + i] = v
     else:
         for b in range(full):

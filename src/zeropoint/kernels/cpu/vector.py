@@ -1,8 +1,12 @@
-"""Vectors of 16 lanes as values of a kernel, for the inner loops that the auto-vectorizer makes too slow.
+"""Vectors as values of a kernel, for the inner loops that the auto-vectorizer makes too slow.
 
-Floats (float32), words, halves and octets (unsigned integers of 32, 16 and 8 bits) take ``+ - * /`` or
-``+ - & | ^ << >>`` with their own kind. Everything is portable LLVM IR: the code generator splits 16 lanes into
-the vectors that the machine has.
+A step is 32 neighboring elements: two vectors of 16 floats (float32) or words (uint32), or one of 32 halves
+(uint16) or octets (uint8). Vectors take ``+ - * /`` or ``+ - & | ^ << >>`` with their own kind. Everything is
+portable LLVM IR: the code generator splits them into the vectors that the machine has.
+
+Between 16 and 32 bits, two words are taken out of each pair of halves without shuffles when the first vector
+holds the even elements and the second the odd ones; that is the order for arrays of uint16 (bfloat16), and
+the first 16 elements before the last 16 that for all others.
 """
 
 import operator
@@ -17,21 +21,21 @@ from numba.extending import lower_builtin, models, register_model
 
 from .intrinsics import F16, F32, I8, I16, I32, address, primitive
 
-UNIT = 16
-"""Lanes of every vector."""
+STEP = 32
+"""Elements of a step."""
 
 
 class Vector(types.Type):  # type: ignore[misc]
     """Numba's type of a vector; ``lane`` is LLVM's type of one number."""
 
-    def __init__(self, name: str, lane: Any) -> None:
+    def __init__(self, name: str, lane: Any, count: int, scalar: Any) -> None:
         super().__init__(name=name)
-        self.lane = lane
+        self.lane, self.count, self.scalar = lane, count, scalar
 
     @property
     def lanes(self) -> Any:
         """Return LLVM's type of the whole vector."""
-        return ir.VectorType(self.lane, UNIT)
+        return ir.VectorType(self.lane, self.count)
 
 
 @register_model(Vector)
@@ -42,10 +46,10 @@ class VectorModel(models.PrimitiveModel):  # type: ignore[misc]
         super().__init__(manager, kind, kind.lanes)
 
 
-FLOATS, WORDS = Vector("floats", F32), Vector("words", I32)
-HALVES, OCTETS = Vector("halves", I16), Vector("octets", I8)
-_OF_BITS = {32: WORDS, 16: HALVES, 8: OCTETS}
-_SCALAR = {FLOATS: types.float32, WORDS: types.uint32, HALVES: types.uint16, OCTETS: types.uint8}
+FLOATS = Vector("floats", F32, STEP // 2, types.float32)
+WORDS = Vector("words", I32, STEP // 2, types.uint32)
+HALVES = Vector("halves", I16, STEP, types.uint16)
+OCTETS = Vector("octets", I8, STEP, types.uint8)
 
 
 def _define(symbol: Callable[..., Any], instruction: str, kind: Vector) -> None:
@@ -62,26 +66,34 @@ def _define(symbol: Callable[..., Any], instruction: str, kind: Vector) -> None:
 
 for _symbol, _instruction in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), ("truediv", "fdiv")):
     _define(getattr(operator, _symbol), _instruction, FLOATS)
-for _kind in _OF_BITS.values():
+for _kind in (WORDS, HALVES, OCTETS):
     for _symbol in ("add", "sub", "and_", "or_", "xor"):
         _define(getattr(operator, _symbol), _symbol, _kind)
     _define(operator.lshift, "shl", _kind)
     _define(operator.rshift, "lshr", _kind)
 
 
-def _splat(builder: Any, scalar: Any) -> Any:
-    empty = ir.Constant(ir.VectorType(scalar.type, UNIT), ir.Undefined)
+def _indices(lanes: list[int]) -> Any:
+    return ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
+
+
+def _constant(kind: Vector, value: int) -> Any:
+    return kind.lanes([value] * kind.count)
+
+
+def _splat(builder: Any, scalar: Any, kind: Vector) -> Any:
+    empty = ir.Constant(kind.lanes, ir.Undefined)
     first = builder.insert_element(empty, scalar, I32(0))
-    return builder.shuffle_vector(first, empty, ir.Constant(ir.VectorType(I32, UNIT), [0] * UNIT))
+    return builder.shuffle_vector(first, empty, _indices([0] * kind.count))
 
 
 def _splatter(kind: Vector) -> Any:
     @primitive
     def splat(typingctx: Any, x: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return _splat(builder, args[0])
+            return _splat(builder, args[0], kind)
 
-        return kind(_SCALAR[kind]), codegen
+        return kind(kind.scalar), codegen
 
     return splat
 
@@ -90,10 +102,29 @@ floats_of, words_of, halves_of, octets_of = (_splatter(k) for k in (FLOATS, WORD
 """A vector with one number in all lanes."""
 
 
+def _joiner(kind: Vector) -> Any:
+    @primitive
+    def join(typingctx: Any, first: Any, second: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pair = ir.Constant(kind.lanes, ir.Undefined)
+            for lane, scalar in enumerate(args):
+                pair = builder.insert_element(pair, scalar, I32(lane))
+            half = kind.count // 2
+            return builder.shuffle_vector(pair, pair, _indices([0] * half + [1] * half))
+
+        return kind(kind.scalar, kind.scalar), codegen
+
+    return join
+
+
+two_floats, two_halves = _joiner(FLOATS), _joiner(HALVES)
+"""A vector with one number in its first half and another in its second."""
+
+
 @primitive
 def load_lanes(typingctx: Any, array: Any, at: Any) -> Any:
-    """Load 16 neighbors as floats, words, halves or octets, whichever the array holds."""
-    kind = FLOATS if array.dtype == types.float32 else _OF_BITS[array.dtype.bitwidth]
+    """Load neighbors: 16 floats of float32, 32 halves of 16-bit numbers, 32 octets of bytes."""
+    kind = FLOATS if array.dtype == types.float32 else {16: HALVES, 8: OCTETS}[array.dtype.bitwidth]
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         value = builder.load(address(context, builder, signature.args[0], args[0], args[1], kind.lanes))
@@ -117,7 +148,7 @@ def store_lanes(typingctx: Any, array: Any, at: Any, value: Any) -> Any:
 
 @primitive
 def stream_lanes(typingctx: Any, array: Any, at: Any, value: Any) -> Any:
-    """Store 64 bytes at ``array[at]``, aligned to 64, past the cache."""
+    """Store 16 floats at ``array[at]``, aligned to their 64 bytes, past the cache."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place = address(context, builder, signature.args[0], args[0], args[1], FLOATS.lanes)
@@ -130,13 +161,15 @@ def stream_lanes(typingctx: Any, array: Any, at: Any, value: Any) -> Any:
 
 @primitive
 def store_nibbles(typingctx: Any, array: Any, at: Any, codes: Any) -> Any:
-    """Store 16 octets below 16 as 8 bytes at ``array[at]``, the first of each two in the low nibble."""
+    """Store the low nibbles of 32 octets as 16 bytes, the first of each two below the second."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pairs = ir.VectorType(I16, UNIT // 2)
+        count = STEP // 2
+        pairs = ir.VectorType(I16, count)
         value = builder.bitcast(args[2], pairs)
-        value = builder.or_(value, builder.lshr(value, pairs([4] * (UNIT // 2))))
-        value = builder.trunc(value, ir.VectorType(I8, UNIT // 2))
+        low = builder.and_(value, pairs([0x000F] * count))
+        high = builder.and_(builder.lshr(value, pairs([4] * count)), pairs([0x00F0] * count))
+        value = builder.trunc(builder.or_(low, high), ir.VectorType(I8, count))
         place = address(context, builder, signature.args[0], args[0], args[1], value.type)
         builder.store(value, place).align = 1
         return context.get_dummy_value()
@@ -146,10 +179,10 @@ def store_nibbles(typingctx: Any, array: Any, at: Any, codes: Any) -> Any:
 
 @primitive
 def load_nibbles(typingctx: Any, array: Any, at: Any) -> Any:
-    """Load the 8 bytes at ``array[at]`` as 16 octets, low nibble first."""
+    """Load 16 bytes as 32 octets below 16, low nibble first."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        count = UNIT // 2
+        count = STEP // 2
         place = address(context, builder, signature.args[0], args[0], args[1], ir.VectorType(I8, count))
         value = builder.load(place)
         value.align = 1
@@ -173,30 +206,99 @@ def _cast(source: Vector, target: Vector, instruction: str) -> Any:
 
 
 bits_of, values_of = _cast(FLOATS, WORDS, "bitcast"), _cast(WORDS, FLOATS, "bitcast")
-words_of_halves, halves_of_words = _cast(HALVES, WORDS, "zext"), _cast(WORDS, HALVES, "trunc")
-words_of_octets, octets_of_words = _cast(OCTETS, WORDS, "zext"), _cast(WORDS, OCTETS, "trunc")
-halves_of_octets, octets_of_halves = _cast(OCTETS, HALVES, "zext"), _cast(HALVES, OCTETS, "trunc")
 floats_of_integers = _cast(WORDS, FLOATS, "sitofp")
+octets_of_halves, halves_of_octets = _cast(HALVES, OCTETS, "trunc"), _cast(OCTETS, HALVES, "zext")
+
+
+def _part(second: bool, source: Vector, convert: Callable[[Any, Any], Any], target: Vector) -> Any:
+    """Build the conversion of the first or second 16 lanes."""
+    half = STEP // 2
+    lanes = list(range(half, STEP) if second else range(half))
+
+    @primitive
+    def part(typingctx: Any, x: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return convert(builder, builder.shuffle_vector(args[0], args[0], _indices(lanes)))
+
+        return target(source), codegen
+
+    return part
+
+
+def _widen_float16(builder: Any, x: Any) -> Any:
+    return builder.fpext(builder.bitcast(x, ir.VectorType(F16, STEP // 2)), FLOATS.lanes)
+
+
+def _widen_octets(builder: Any, x: Any) -> Any:
+    return builder.zext(x, WORDS.lanes)
+
+
+first_float16, second_float16 = (_part(second, HALVES, _widen_float16, FLOATS) for second in (False, True))
+"""Half of 32 float16, by their bits, as floats (exact)."""
+first_octets, second_octets = (_part(second, OCTETS, _widen_octets, WORDS) for second in (False, True))
+"""Half of 32 octets as words."""
 
 
 @primitive
-def floats_of_float16(typingctx: Any, x: Any) -> Any:
-    """Widen the bits of 16 float16 exactly."""
+def pairs_of(typingctx: Any, x: Any) -> Any:
+    """Return 32 halves as 16 words, the even elements in their low bits."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fpext(builder.bitcast(args[0], ir.VectorType(F16, UNIT)), FLOATS.lanes)
+        return builder.bitcast(args[0], WORDS.lanes)
 
-    return FLOATS(HALVES), codegen
+    return WORDS(HALVES), codegen
 
 
 @primitive
-def float16_of_floats(typingctx: Any, x: Any) -> Any:
-    """Round 16 floats to float16, half to even, and return their bits."""
+def halves_of_pairs(typingctx: Any, x: Any) -> Any:
+    """Return 16 words of two halves each as 32 halves."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(args[0], ir.VectorType(F16, UNIT)), HALVES.lanes)
+        return builder.bitcast(args[0], HALVES.lanes)
 
-    return HALVES(FLOATS), codegen
+    return HALVES(WORDS), codegen
+
+
+def _narrow(target: Vector, shift: int) -> Any:
+    """Build the conversion of the first and last 16 words to ``target``, of bits from ``shift`` on."""
+
+    @primitive
+    def narrow(typingctx: Any, first: Any, second: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            both = builder.shuffle_vector(*args, _indices(list(range(STEP))))
+            if shift:
+                both = builder.lshr(both, ir.VectorType(I32, STEP)([shift] * STEP))
+            return builder.trunc(both, target.lanes)
+
+        return target(WORDS, WORDS), codegen
+
+    return narrow
+
+
+low_halves, high_halves, low_octets = _narrow(HALVES, 0), _narrow(HALVES, 16), _narrow(OCTETS, 0)
+"""The low 16, high 16 or low 8 bits of the first and last 16 elements."""
+
+
+@primitive
+def octets_of_pairs(typingctx: Any, x: Any) -> Any:
+    """Return words of two codes each, below 256 in their low halves and times 256 added, as 32 octets."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        narrow = builder.trunc(args[0], ir.VectorType(I16, STEP // 2))
+        return builder.bitcast(narrow, OCTETS.lanes)
+
+    return OCTETS(WORDS), codegen
+
+
+@primitive
+def float16_of_floats(typingctx: Any, first: Any, second: Any) -> Any:
+    """Round twice 16 floats to float16, half to even, and return their bits."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        both = builder.shuffle_vector(*args, _indices(list(range(STEP))))
+        return builder.bitcast(builder.fptrunc(both, ir.VectorType(F16, STEP)), HALVES.lanes)
+
+    return HALVES(FLOATS, FLOATS), codegen
 
 
 @primitive
@@ -225,6 +327,7 @@ def _choice(comparison: str, symbol: str) -> Any:
 larger, smaller = _choice("fcmp_ordered", ">"), _choice("fcmp_ordered", "<")
 """Of floats; where a lane of the first is NaN, that of the second."""
 larger_bits, smaller_bits = _choice("icmp_unsigned", ">"), _choice("icmp_unsigned", "<")
+larger_signed, smaller_signed = _choice("icmp_signed", ">"), _choice("icmp_signed", "<")
 
 
 def _mask(comparison: str, symbol: str, kind: Vector, result: Vector) -> Any:
@@ -250,14 +353,23 @@ def count_above(typingctx: Any, x: Any, thresholds: Any) -> Any:
     """Return how many of a tuple of int16 thresholds lie strictly below each lane of signed halves."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        total = HALVES.lanes([0] * UNIT)
+        total = _constant(HALVES, 0)
         for k in range(signature.args[1].count):
-            threshold = _splat(builder, builder.extract_value(args[1], k))
+            threshold = _splat(builder, builder.extract_value(args[1], k), HALVES)
             beyond = builder.icmp_signed(">", args[0], threshold)
             total = builder.sub(total, builder.sext(beyond, HALVES.lanes))
         return total
 
     return HALVES(HALVES, thresholds), codegen
+
+
+def _reduction(name: str, kind: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        called = f"llvm.vector.reduce.{name}.v{kind.count}i{kind.lane.width}"
+        shape = ir.FunctionType(kind.lane, [args[0].type])
+        return builder.call(cgutils.get_or_insert_function(builder.module, shape, called), [args[0]])
+
+    return kind.scalar(kind), codegen
 
 
 @primitive
@@ -266,11 +378,72 @@ def largest_lane(typingctx: Any, x: Any) -> Any:
     return _reduction("umax", x)
 
 
-def _reduction(name: str, kind: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        lane, vector = kind.lane, args[0].type
-        called = f"llvm.vector.reduce.{name}.v{UNIT}i{lane.width}"
-        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(lane, [vector]), called)
-        return builder.call(function, [args[0]])
+@primitive
+def smallest_lane(typingctx: Any, x: Any) -> Any:
+    """Return the smallest lane of unsigned integers."""
+    return _reduction("umin", x)
 
-    return _SCALAR[kind](kind), codegen
+
+def _look_up(context: Any, builder: Any, table: Any, codes: Any) -> Any:
+    """Pick bytes of two tables of 16: by the first for the first 16 codes, the second for the others.
+
+    The one operation that LLVM has no portable instruction for; machines without a byte shuffle go through
+    memory.
+    """
+    triple, _, features = context.codegen().magic_tuple()
+    half = STEP // 2
+    if triple.startswith("x86_64") and "+avx2" in features:
+        kind = ir.FunctionType(OCTETS.lanes, [OCTETS.lanes, OCTETS.lanes])
+        return builder.call(
+            cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.pshuf.b"), [table, codes]
+        )
+    memory = cgutils.alloca_once_value(builder, table)
+    entries = builder.bitcast(memory, I8.as_pointer())
+    picked = ir.Constant(OCTETS.lanes, ir.Undefined)
+    for lane in range(STEP):
+        index = builder.zext(builder.extract_element(codes, I32(lane)), I32)
+        place = builder.gep(entries, [builder.add(index, I32(lane // half * half))])
+        picked = builder.insert_element(picked, builder.load(place), I32(lane))
+    return picked
+
+
+def _zip(builder: Any, low: Any, high: Any) -> Any:
+    """Put two vectors of 32 numbers together, element by element, as one of twice as wide bytes' groups."""
+    width = low.type.count // STEP
+    lanes = [s * low.type.count + e * width + k for e in range(STEP) for s in (0, 1) for k in range(width)]
+    return builder.shuffle_vector(low, high, _indices(lanes))
+
+
+def _picked(context: Any, builder: Any, table: Any, codes: Any) -> Any:
+    """Return 32 numbers of a table's width: byte by byte looked up, then put together."""
+    planes = []
+    for shift in range(0, table.type.element.width, 8):
+        moved = builder.lshr(table, table.type([shift] * STEP)) if shift else table
+        planes.append(_look_up(context, builder, builder.trunc(moved, OCTETS.lanes), codes))
+    while len(planes) > 1:
+        planes = [_zip(builder, *planes[n : n + 2]) for n in range(0, len(planes), 2)]
+    return planes[0]
+
+
+@primitive
+def pick_halves(typingctx: Any, table: Any, codes: Any) -> Any:
+    """Return ``table[code]`` of 32 codes; the first 16 lanes are the table of the first 16 codes."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(_picked(context, builder, *args), HALVES.lanes)
+
+    return HALVES(HALVES, OCTETS), codegen
+
+
+@primitive
+def store_picked(typingctx: Any, array: Any, at: Any, first: Any, second: Any, codes: Any) -> Any:
+    """Store ``first[code]`` of the first 16 codes and ``second[code]`` of the others as 32 words."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        table = builder.shuffle_vector(args[2], args[3], _indices(list(range(STEP))))
+        value = _picked(context, builder, table, args[4])
+        place = address(context, builder, signature.args[0], args[0], args[1], value.type)
+        builder.store(value, place).align = 1
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64, WORDS, WORDS, OCTETS), codegen
