@@ -83,10 +83,15 @@ def weights(rows: int, cols: int) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A case on real data. run: the call to time. nbytes: bytes it must read and write, scales counted."""
+    """A case on real data.
+
+    run: the call to time, into new memory. again: the same into memory that is already there, where there is
+    such a call. nbytes: bytes it must read and write, scales counted.
+    """
 
     case: Case
     run: Callable[[], object]
+    again: Callable[[], object]
     nbytes: int
     x: torch.Tensor
 
@@ -94,14 +99,18 @@ class Job:
 def job(case: Case, x: torch.Tensor) -> Job:
     """Prepare ``case`` on ``x`` (float32 or bfloat16)."""
     q = zp.quantize(x, case.scheme)
+    nbytes = x.nbytes + q.nbytes
     if case.operation == QUANTIZE:
-        return Job(case=case, run=lambda: zp.quantize(x, case.scheme), nbytes=x.nbytes + q.nbytes, x=x)
+        run, again = lambda: zp.quantize(x, case.scheme), lambda: zp.quantize(x, case.scheme, out=q)
+        return Job(case=case, run=run, again=again, nbytes=nbytes, x=x)
     if case.operation == DEQUANTIZE:
-        return Job(case=case, run=q.dequantize, nbytes=x.nbytes + q.nbytes, x=x)
+        y = q.dequantize()
+        return Job(case=case, run=q.dequantize, again=lambda: zp.dequantize(q, out=y), nbytes=nbytes, x=x)
     leaf, slope = x.clone().requires_grad_(), torch.ones_like(x)
     # Forward reads x and writes y; backward reads the slope and x and writes the gradient; both read scales.
     scales = 2 * sum(scale.nbytes for scale in q.scales)
-    return Job(case=case, run=lambda: fake_and_back(leaf, q.params, slope), nbytes=5 * x.nbytes + scales, x=x)
+    both = lambda: fake_and_back(leaf, q.params, slope)  # noqa: E731
+    return Job(case=case, run=both, again=both, nbytes=5 * x.nbytes + scales, x=x)
 
 
 def fake_and_back(

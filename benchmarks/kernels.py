@@ -3,9 +3,10 @@
 First each case's bytes are compared with the reference backend's, and the peers' where they follow the same
 rule; a difference ends the run with exit code 1. Then each case is timed in turns with a plain copy of the
 same number of bytes (read plus written, scales counted) and with the peers that are installed. GB/s is that
-number of bytes over the best time. "of copy" is the best time of a copy into memory that is already there
-over ours; "of clone" is the same for torch's copy that allocates its result, as every operator here does:
-new memory costs a page fault every few kilobytes. A star marks a figure below its target. torchao and
+number of bytes over the best time of the call with ``out=``, into memory that is already there, and "of copy"
+is that figure over the one of a copy into such memory. "of clone" and the peers are compared with the call
+that allocates its result, as theirs do: new memory costs a page fault every few kilobytes. fake_quantize has
+no ``out=``. A star marks a figure below its target. torchao and
 llama.cpp's C come from an environment of their own, made by benchmarks/peers.sh.
 """
 
@@ -124,15 +125,16 @@ def measure(case: c.Case, x: torch.Tensor, args: argparse.Namespace, extra: dict
     job = c.job(case, x)
     work = {
         "zeropoint": job.run,
+        "again": job.again,
         "copy": extra["copies"].of(job.nbytes),
         "clone": extra["copies"].into_new_memory(job.nbytes),
         **rivals(job, extra["ggml"]),
     }
     seconds = in_turns(work, args.rounds)
-    ours, copy, clone = (seconds.pop(name) for name in ("zeropoint", "copy", "clone"))
+    ours, again, copy, clone = (seconds.pop(name) for name in ("zeropoint", "again", "copy", "clone"))
     return Row(
         case=case, threads=extra["threads"], nbytes=job.nbytes, elements=x.numel(),
-        seconds=ours, copy=copy, clone=clone, peers=seconds,
+        seconds=ours, again=again, copy=copy, clone=clone, peers=seconds,
     )  # fmt: skip
 
 

@@ -54,6 +54,15 @@ def block_extremes(x: Any, at: Any, span: Any, layout: Any, lows: Any, highs: An
         lows[b], highs[b] = run_extremes(x, begin, min(begin + layout.block, at + span), layout.kind)
 
 
+@device
+def is_identity(order: Any) -> Any:
+    """Return whether the code of each rank of a codebook is the rank."""
+    same = True
+    for i in range(len(order)):
+        same &= order[i] == i
+    return same
+
+
 @kernel
 def quantize_rows(
     x: Any, layout: Any, element: Any, rule: Any, order: Any, scales: Any, scale_codes: Any, zeros: Any,
@@ -83,7 +92,7 @@ def quantize_rows(
     width = layout.cols * (last - first) if regular else layout.cols
     ranged = rule.how == AFFINE or rule.unsigned
     bytewise = layout.bits == np.uint64(8)
-    known = can_encode_units(element)
+    known = can_encode_units(element, is_identity(order))
     narrow = layout.bits != np.uint64(8) and layout.bits != np.uint64(4)
     zeroed = element.zero_place != ZERO_NONE
     for r in range(rows):

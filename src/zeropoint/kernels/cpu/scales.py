@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from .intrinsics import bits32, device, float32_of, narrow_half, shl32, shr32, widen_half
+from .intrinsics import add32, and32, bits32, device, float32_of, narrow_half, shl32, shr32, widen_half
 from .layout import AFFINE, BAD_SCALE, LINEAR, MINIFLOAT, NO_ROUNDING, OK, POWER, TO_BFLOAT16, TO_FLOAT16
 
 INFINITE = np.float32(np.inf)
@@ -16,9 +16,7 @@ LEAST_POWER = np.uint32(0x00400000)
 def rounded(x: Any, to: Any) -> Any:
     """Return a float32 rounded to bfloat16 or float16 and widened again, or as it is."""
     if to == TO_BFLOAT16:
-        u = bits32(x)
-        u = np.uint32(u + np.uint32(0x7FFF) + np.uint32(shr32(u, np.uint32(16)) & np.uint32(1)))
-        return float32_of(np.uint32(u & np.uint32(0xFFFF0000)))
+        return to_bfloat16(x)
     if to == TO_FLOAT16:
         return widen_half(narrow_half(x))
     return x
@@ -38,6 +36,20 @@ def plain_linear(rule: Any) -> Any:
     """Return whether linear scales are float32 throughout and never larger than their blocks' magnitudes."""
     narrow = rule.narrow != NO_ROUNDING or rule.stored != NO_ROUNDING
     return not narrow and not rule.unsigned and rule.divisor >= np.float32(1)
+
+
+@device
+def bfloat16_linear(rule: Any) -> Any:
+    """Return whether linear scales are bfloat16 throughout, as those of bfloat16 weights in some dialects."""
+    return rule.narrow == TO_BFLOAT16 and rule.stored == TO_BFLOAT16 and not rule.unsigned
+
+
+@device
+def to_bfloat16(x: Any) -> Any:
+    """Return a finite float32 rounded to bfloat16, half to even, and widened again."""
+    u = bits32(x)
+    odd = and32(shr32(u, np.uint32(16)), np.uint32(1))
+    return float32_of(and32(add32(add32(u, np.uint32(0x7FFF)), odd), np.uint32(0xFFFF0000)))
 
 
 @device
@@ -127,6 +139,17 @@ def block_scales(
             s = ideal if ideal > rule.least else rule.least
             scales[at + b] = s if ideal > np.float32(0) else rule.zero_scale
             factors[b] = (s if ideal > np.float32(0) else rule.zero_scale) * rule.unit
+    elif rule.how == LINEAR and bfloat16_linear(rule):
+        empty, misfits = to_bfloat16(rule.zero_scale), np.uint32(0)
+        for b in range(count):
+            ideal = to_bfloat16(float32_of(amax[b]) / rule.divisor)
+            s = to_bfloat16(ideal if ideal > rule.least else rule.least)
+            fits = ((s > np.float32(0)) & (s < INFINITE)) | (ideal == np.float32(0))
+            misfits |= np.uint32(0) if fits else np.uint32(1)
+            s = empty if ideal == np.float32(0) else s
+            scales[at + b] = s
+            factors[b] = s * rule.unit
+        state = BAD_SCALE if misfits > np.uint32(0) else state
     elif rule.how == LINEAR:
         for b in range(count):
             a = max(highs[b], np.float32(0)) if rule.unsigned else float32_of(amax[b])

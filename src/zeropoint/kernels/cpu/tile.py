@@ -142,7 +142,7 @@ def magnitudes_at(x: Any, at: Any) -> Any:
     return _magnitudes_at(x, at)
 
 
-@device
+@inlined
 def run_amax(source: Any, at: Any, end: Any) -> Any:
     """Return the largest magnitude bits of ``source[at:end]``, on the source's own 16- or 32-bit lanes."""
     m = np.uint32(0)

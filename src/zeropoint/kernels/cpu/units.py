@@ -19,6 +19,7 @@ from .vector import (
     STEP,
     above,
     bits_of,
+    count_floats_above,
     first_float16,
     floats_of,
     halves_of,
@@ -160,12 +161,12 @@ def _magnitudes_overload(x: Any, a: Any, b: Any, element: Any) -> Any:
 
 
 @device
-def can_encode_units(element: Any) -> Any:
-    """Return whether :func:`encode_units` knows the element."""
-    known = element.kind != CODEBOOK and element.zero_place == ZERO_NONE
+def can_encode_units(element: Any, ordered: Any) -> Any:
+    """Return whether :func:`encode_units` knows the element; ``ordered``: codes of a codebook are ranks."""
+    known = (element.kind != CODEBOOK or ordered) and element.zero_place == ZERO_NONE
     exact = element.quotient == NO_ROUNDING and (element.scaling == DIVIDE or element.scaling == MULTIPLY)
     narrow = element.quotient == TO_BFLOAT16 and element.scaling == DIVIDE
-    return known and (exact or narrow) and (element.kind == FLOAT or element.scaling == DIVIDE)
+    return known and (exact or narrow) and (element.kind != INTEGER or element.scaling == DIVIDE)
 
 
 @device
@@ -301,6 +302,13 @@ def encode_units(
             a, b = scaled_at(x, at, factors, shift, i, element)
             codes = _octets_of_words(x, int_words(a, element), int_words(b, element))
             put(codes, i, bits, scratch, out, byte_at)
+        return
+    if element.kind == CODEBOOK:
+        for i in range(np.uint64(0), count, WHOLE):
+            fetch_step(x, at + i + ahead)
+            a, b = scaled_at(x, at, factors, shift, i, element)
+            ranks = count_floats_above(a, element.thresholds), count_floats_above(b, element.thresholds)
+            put(_octets_of_words(x, ranks[0], ranks[1]), i, bits, scratch, out, byte_at)
         return
     wide = is_wide(element)
     without_mantissa = shl32(element.emin, element.mantissa) & np.uint32(1)

@@ -363,6 +363,21 @@ def count_above(typingctx: Any, x: Any, thresholds: Any) -> Any:
     return HALVES(HALVES, thresholds), codegen
 
 
+@primitive
+def count_floats_above(typingctx: Any, x: Any, thresholds: Any) -> Any:
+    """Return how many of a tuple of float32 thresholds lie strictly below each lane, as words."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        total = _constant(WORDS, 0)
+        for k in range(signature.args[1].count):
+            threshold = _splat(builder, builder.extract_value(args[1], k), FLOATS)
+            beyond = builder.fcmp_ordered(">", args[0], threshold)
+            total = builder.sub(total, builder.sext(beyond, WORDS.lanes))
+        return total
+
+    return WORDS(FLOATS, thresholds), codegen
+
+
 def _reduction(name: str, kind: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         called = f"llvm.vector.reduce.{name}.v{kind.count}i{kind.lane.width}"
