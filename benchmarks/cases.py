@@ -109,7 +109,7 @@ def job(case: Case, x: torch.Tensor) -> Job:
     leaf, slope = x.clone().requires_grad_(), torch.ones_like(x)
     # Forward reads x and writes y; backward reads the slope and x and writes the gradient; both read scales.
     scales = 2 * sum(scale.nbytes for scale in q.scales)
-    both = lambda: fake_and_back(leaf, q.params, slope)  # noqa: E731
+    both = lambda: fake_and_back(leaf, q.params, slope)
     return Job(case=case, run=both, again=both, nbytes=5 * x.nbytes + scales, x=x)
 
 

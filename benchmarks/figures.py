@@ -82,7 +82,13 @@ class Row:
             "gelem_per_s": self.rate(self.seconds),
             "targets_missed": ["copy"] * self.below_copy + self.too_slow,
             "times_faster_than": {name: self.factor(name) for name in self.peers},
-            "seconds": {"zeropoint": self.seconds, "zeropoint into out": self.again, "copy": self.copy, "clone": self.clone, **self.peers},
+            "seconds": {
+                "zeropoint": self.seconds,
+                "zeropoint into out": self.again,
+                "copy": self.copy,
+                "clone": self.clone,
+                **self.peers,
+            },
         }
 
 

@@ -16,7 +16,7 @@ BASE_MEMORY = 400 << 20
 """Resident memory of Python with torch, numba and the compiled kernels, before the first tile."""
 KERNEL_BYTES, REFERENCE_BYTES = 16, 400
 """Temporaries for each number of a tile: codes and bytes to write; with plain torch, also float64 steps."""
-TILE_VALUES = 1 << 20
+TILE_VALUES = 1 << 21
 """Numbers in a tile: so many that calls cost little, so few that the error is measured in cache."""
 DEFAULT_MEMORY = 2 << 30
 

@@ -128,7 +128,7 @@ class ErrorSum:
 def _quiet_blocks(x: torch.Tensor, q: QuantizedTensor) -> tuple[int, int]:
     """Return how many blocks hold zeros alone, and how many lost all that they held.
 
-    Only rows with a block that has the scale of a zero range are looked at.
+    Only blocks that have the scale of a zero range are looked at, where blocks lie in rows and divide them.
     """
     granularity, scheme = q.scheme.granularity, q.scheme
     if not granularity.extents:
@@ -138,10 +138,12 @@ def _quiet_blocks(x: torch.Tensor, q: QuantizedTensor) -> tuple[int, int]:
         return 0, 0
     scale = q.params.effective_scale()
     assert scale is not None
-    if granularity.block_shape(tuple(x.shape))[0] == 1:
-        some = found.any(1).nonzero()[:, 0]
-        x, found, scale = x[some], found[some], scale[some]
-    largest = reduce_blocks(x.abs(), granularity, "amax", 0.0)
+    height, width = granularity.block_shape(tuple(x.shape))
+    if height == 1 and x.shape[1] % width == 0:
+        largest = x.reshape(*found.shape, width)[found].abs().amax(1)
+        scale, found = scale[found], found[found]
+    else:
+        largest = reduce_blocks(x.abs(), granularity, "amax", 0.0)
     # What is at most half the smallest step rounds to zero.
     lost = found & (largest > 0) & (largest.to(scale.dtype) <= scale * _half_step(scheme.element))
     return int((found & (largest == 0)).sum()), int(lost.sum())

@@ -223,7 +223,7 @@ def dequantize_rows(
                         load_codes(source, byte_at, n, layout.bits, codes)
                     units = decode_units(
                         source, byte_at, n, layout.bits, codes, element, table, per_block, zero_points, shift,
-                        n, out, at + chunk, exact,
+                        n, out, at + chunk, True, exact,
                     )  # fmt: skip
                 if not units:
                     load_codes(source, byte_at, n, layout.bits, codes)

@@ -138,11 +138,10 @@ def put_values(a: Any, b: Any, out: Any, at: Any, aligned: Any, exact: Any) -> N
 @device
 def decode_ints(
     source: Any, byte_at: Any, count: Any, bits: Any, scratch: Any, element: Any, factors: Any, shift: Any,
-    ahead: Any, out: Any, at: Any, exact: Any,
+    ahead: Any, out: Any, at: Any, aligned: Any, exact: Any,
 ) -> None:  # fmt: skip
     """Write ``code * factor`` of integers."""
     sign = words_of(element.sign)
-    aligned = address_of(out, at) % np.uint64(64) == 0
     for i in range(np.uint64(0), count, WHOLE):
         prefetch(source, byte_at + (i + ahead) * bits // np.uint64(8))
         codes = codes_at(source, byte_at, i, bits, scratch)
@@ -155,7 +154,7 @@ def decode_ints(
 @device
 def decode_floats(
     source: Any, byte_at: Any, count: Any, bits: Any, scratch: Any, element: Any, factors: Any, shift: Any,
-    ahead: Any, out: Any, at: Any, exact: Any,
+    ahead: Any, out: Any, at: Any, aligned: Any, exact: Any,
 ) -> Any:  # fmt: skip
     """Write ``value(code) * factor`` of small floats; False when a code is NaN or Inf, all lost then."""
     width = float_bits(element)
@@ -167,7 +166,6 @@ def decode_floats(
     bias = floats_of(float32_of(shl32(np.uint32(element.emin + np.uint32(14)), np.uint32(23))))
     magnitude, worst = octets_of(np.uint8(element.magnitude)), octets_of(np.uint8(0))
     negative_zero = octets_of(np.uint8(element.magnitude + np.uint32(1)))
-    aligned = address_of(out, at) % np.uint64(64) == 0
     for i in range(np.uint64(0), count, WHOLE):
         prefetch(source, byte_at + (i + ahead) * bits // np.uint64(8))
         codes = codes_at(source, byte_at, i, bits, scratch)
@@ -246,28 +244,29 @@ def decode_by_exponent(
 @device
 def decode_units(
     source: Any, byte_at: Any, count: Any, bits: Any, scratch: Any, element: Any, table: Any, factors: Any,
-    zeros: Any, shift: Any, ahead: Any, out: Any, at: Any, exact: Any,
+    zeros: Any, shift: Any, ahead: Any, out: Any, at: Any, stream: Any, exact: Any,
 ) -> Any:  # fmt: skip
     """Write the values of ``count`` codes, whole steps, to ``out[at:]``; False when some code is no number.
 
     Codes of 8 and 4 bits are read from ``source[byte_at:]``, others as bytes from ``scratch``.
     ``factors[i >> shift]`` and ``zeros[i >> shift]`` are those of element i. ahead: how far to prefetch, in
-    elements. exact: the target is bfloat16, factors are
+    elements. stream: whether ``out`` is not read again soon. exact: the target is bfloat16, factors are
     powers of two, and no value needs rounding.
     """
+    aligned = stream and address_of(out, at) % np.uint64(64) == 0
     small = bits <= TABLE_BITS
     if small and exact:
         decode_by_exponent(source, byte_at, count, bits, scratch, table, factors, shift, ahead, out, at)
         return True
     pays = shift >= LONG_RUN and out.itemsize == 2
     if small and (pays or element.kind == CODEBOOK or element.zero_place != ZERO_NONE):
-        decode_by_table(
-            source, byte_at, count, bits, scratch, table, factors, zeros, shift, ahead, out, at
-        )
+        decode_by_table(source, byte_at, count, bits, scratch, table, factors, zeros, shift, ahead, out, at)
         return True
     if element.kind == INTEGER:
-        decode_ints(source, byte_at, count, bits, scratch, element, factors, shift, ahead, out, at, exact)
+        decode_ints(
+            source, byte_at, count, bits, scratch, element, factors, shift, ahead, out, at, aligned, exact
+        )
         return True
     return decode_floats(
-        source, byte_at, count, bits, scratch, element, factors, shift, ahead, out, at, exact
+        source, byte_at, count, bits, scratch, element, factors, shift, ahead, out, at, aligned, exact
     )

@@ -77,8 +77,8 @@ def quantize_bfloat16_rows(
 ) -> Any:
     """Quantize rows of bfloat16 bits to a packed 4-bit float with E8M0 scales.
 
-    Gives the bytes of ``quantize_rows``. Needs ``cols`` a multiple of ``block``, ``block`` a power of two from a
-    step to a tile, and parameters in row order.
+    Gives the bytes of ``quantize_rows``. Needs ``cols`` a multiple of ``block``, ``block`` a power of two
+    from a step to a tile, and parameters in row order.
     """
     multipliers, amax = scratch(TILE, np.float32), scratch(TILE, np.uint32)
     none, no_codes = scratch(1, np.float32), scratch(1, np.uint8)

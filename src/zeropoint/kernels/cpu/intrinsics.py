@@ -28,6 +28,7 @@ _CACHE = cache_directory()
 # Neither has types: numba fills its configuration at import, and the other function is not annotated.
 _CONFIG: Any = numba.config
 _declare: Any = cgutils.get_or_insert_function
+_reserve: Any = cgutils.alloca_once
 # Unrolled short loops vectorize only in this pass, which Numba leaves off. Kernels compile at their first
 # call, so it stays on.
 _CONFIG.SLP_VECTORIZE = 1
@@ -44,7 +45,7 @@ def device(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """Compile a device function into each of its callers: vectors that pass through calls go through memory."""
+    """Compile a device function into each of its callers: calls pass vectors through memory."""
     return _compiled(function, wrapped=False, forceinline=True)
 
 
@@ -124,18 +125,20 @@ def _scratch(typingctx: Any, count: Any, dtype: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         lane = context.get_data_type(kind.dtype)
-        memory = cgutils.alloca_once(builder, lane, size=size)
+        memory = _reserve(builder, lane, size=size)
         memory.align = LINE
         array = context.make_array(kind)(context, builder)
         width = context.get_constant(types.intp, kind.dtype.bitwidth // 8)
         length = context.get_constant(types.intp, size)
-        context.populate_array(array, data=memory, shape=[length], strides=[width], itemsize=width, meminfo=None)
+        context.populate_array(
+            array, data=memory, shape=[length], strides=[width], itemsize=width, meminfo=None
+        )
         return array._getvalue()
 
     return kind(count, dtype), codegen
 
 
-scratch = intrinsic(prefer_literal=True)(_scratch)
+scratch: Any = intrinsic(prefer_literal=True)(_scratch)
 
 
 @primitive
@@ -279,28 +282,6 @@ def _unit_amax(lanes: int) -> Any:
 
 
 amax16, amax32 = _unit_amax(16), _unit_amax(32)
-
-
-@primitive
-def squares32(typingctx: Any, array: Any, index: Any) -> Any:
-    """Return the sum of squares of 32 neighboring float32, added in one order: as a tree of halves."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        lanes = 32
-        value = builder.load(
-            address(context, builder, signature.args[0], args[0], args[1], ir.VectorType(F32, lanes))
-        )
-        value.align = 1
-        value = builder.fmul(value, value)
-        while lanes > 1:
-            lanes //= 2
-            kind = ir.VectorType(I32, lanes)
-            low = builder.shuffle_vector(value, value, ir.Constant(kind, list(range(lanes))))
-            high = builder.shuffle_vector(value, value, ir.Constant(kind, list(range(lanes, 2 * lanes))))
-            value = builder.fadd(low, high)
-        return builder.extract_element(value, I32(0))
-
-    return types.float32(array, types.uint64), codegen
 
 
 def _unit_extreme(name: str) -> Any:

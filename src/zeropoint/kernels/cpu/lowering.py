@@ -269,11 +269,7 @@ def half_boundaries(scheme: Scheme, dtype: torch.dtype, view: View) -> tuple[np.
         return None
     block = int(shape.block)
     plain = int(shape.cols) % block == 0 and block.bit_count() == 1 and STEP <= block <= TILE
-    if (
-        not plain
-        or not scheme.scales[0].rule.power_of_two
-        or not view.one_pass
-    ):
+    if not plain or not scheme.scales[0].rule.power_of_two or not view.one_pass:
         return None
     if fmt.specials is not Specials.FINITE or fmt.smallest < 2.0**-5:
         return None

@@ -3,49 +3,103 @@
 from typing import Any
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from .decode import decode, stored_scales
-from .intrinsics import amax32, bits32, device, float32_of, kernel, scratch, squares32
+from .decode_units import can_decode_units, decode_units
+from .intrinsics import device, float32_of, kernel, scratch
 from .layout import ZERO_NONE
 from .pack import load_codes
 from .quantize import parameter_row
 from .tile import TILE, clear, fetch_ahead, load, spread
+from .units import HALF, WHOLE, factor_shift
+from .vector import (
+    above,
+    bits_of,
+    first_bfloat16,
+    first_float16,
+    floats_of,
+    larger_bits,
+    largest_lane,
+    load_lanes,
+    second_bfloat16,
+    second_float16,
+    sum_of_lanes,
+    sum_of_words,
+    values_of,
+    words_of,
+)
 
-LANES = 32
-"""Squares of so many neighbors are added in float32, as a tree; their sums in float64, in order."""
+CHUNK = np.uint64(512)
+"""Elements whose squares are added in float32, 16 sums side by side; those of chunks are added in float64."""
+
+
+def _values_at(x: Any, at: Any) -> Any:
+    """Load a step and widen it exactly."""
+
+
+@overload(_values_at, inline="always")
+def _values_at_overload(x: Any, at: Any) -> Any:
+    if x.dtype == types.float32:
+
+        def load(x: Any, at: Any) -> Any:
+            return load_lanes(x, at), load_lanes(x, at + HALF)
+
+    elif x.dtype == types.uint16:
+
+        def load(x: Any, at: Any) -> Any:
+            half = load_lanes(x, at)
+            return first_bfloat16(half), second_bfloat16(half)
+
+    else:
+
+        def load(x: Any, at: Any) -> Any:
+            half = load_lanes(x, at)
+            return first_float16(half), second_float16(half)
+
+    return load
+
+
+@device
+def measure_steps(
+    x: Any, at: Any, count: Any, decoded: Any, factors: Any, zeros: Any, shift: Any, extent: Any, totals: Any
+) -> Any:
+    """Add the figures of ``x[at : at + count]``, whole steps, and return how many values are clipped.
+
+    totals: (3,) float64, sum of x**2, sum of (x - y)**2, largest |x - y|. extent: as :func:`measure_rows`.
+    ``factors[i >> shift]`` and ``zeros[i >> shift]`` are those of element i.
+    """
+    magnitude = words_of(np.uint32(0x7FFFFFFF))
+    clipped, worst = words_of(np.uint32(0)), words_of(np.uint32(0))
+    for start in range(np.uint64(0), count, CHUNK):
+        squares, errors = floats_of(np.float32(0)), floats_of(np.float32(0))
+        for i in range(start, min(start + CHUNK, count), WHOLE):
+            a, b = _values_at(x, at + i)
+            first, second = i >> shift, (i + HALF) >> shift
+            f, g = factors[first], factors[second]
+            off = bits_of(a - floats_of((extent[0] - zeros[first]) * f)) & magnitude
+            clipped = clipped - above(values_of(off), floats_of(extent[1] * f))
+            off = bits_of(b - floats_of((extent[0] - zeros[second]) * g)) & magnitude
+            clipped = clipped - above(values_of(off), floats_of(extent[1] * g))
+            squares = squares + (a * a + b * b)
+            a, b = a - load_lanes(decoded, i), b - load_lanes(decoded, i + HALF)
+            errors = errors + (a * a + b * b)
+            worst = larger_bits(worst, larger_bits(bits_of(a) & magnitude, bits_of(b) & magnitude))
+        totals[0] += np.float64(sum_of_lanes(squares))
+        totals[1] += np.float64(sum_of_lanes(errors))
+    totals[2] = max(totals[2], np.float64(float32_of(largest_lane(worst))))
+    return sum_of_words(clipped)
 
 
 @device
 def measure_tile(values: Any, decoded: Any, count: Any, totals: Any) -> None:
-    """Add one tile's figures to ``totals``: (3,) float64, sum of x**2, sum of (x - y)**2, largest |x - y|.
-
-    ``decoded`` holds the errors afterwards.
-    """
+    """Add the figures of a tile of any length, one by one."""
     for i in range(count):
-        decoded[i] = values[i] - decoded[i]
-    width = np.uint64(LANES)
-    whole = count // width * width
-    squares, errors, worst = totals[0], totals[1], np.uint32(0)
-    for k in range(np.uint64(0), whole, width):
-        squares += np.float64(squares32(values, k))
-        errors += np.float64(squares32(decoded, k))
-        worst = max(worst, np.uint32(amax32(decoded, k)))
-    for i in range(whole, count):
-        squares += np.float64(values[i] * values[i])
-        errors += np.float64(decoded[i] * decoded[i])
-        worst = max(worst, np.uint32(bits32(decoded[i]) & np.uint32(0x7FFFFFFF)))
-    totals[0] = squares
-    totals[1] = errors
-    totals[2] = max(totals[2], np.float64(float32_of(worst)))
-
-
-@device
-def may_clip(tile: Any, factors: Any, count: Any, reach: Any) -> Any:
-    """Return whether some magnitude exceeds ``reach`` steps of its own block."""
-    found = np.uint32(0)
-    for i in range(count):
-        found |= np.uint32(bits32(reach * factors[i] - abs(tile[i])))
-    return found >= np.uint32(0x80000000)
+        off = values[i] - decoded[i]
+        totals[0] += np.float64(values[i] * values[i])
+        totals[1] += np.float64(off * off)
+        totals[2] = max(totals[2], np.float64(abs(off)))
 
 
 @device
@@ -72,8 +126,11 @@ def measure_rows(
     tile, decoded = scratch(TILE, np.float32), scratch(TILE, np.float32)
     factors, offsets = scratch(TILE, np.float32), scratch(TILE, np.float32)
     codes, per_block = scratch(TILE, np.uint8), scratch(TILE, np.float32)
+    zero_points = scratch(TILE, np.float32)
     clear(offsets)
-    centered = element.zero_place == ZERO_NONE and extent[0] == np.float32(0)
+    clear(zero_points)
+    known = can_decode_units(element, layout.bits)
+    narrow = layout.bits != np.uint64(8) and layout.bits != np.uint64(4)
     fit = max(step // layout.block, np.uint64(1))
     fit = fit // np.uint64(8) * np.uint64(8) if fit >= np.uint64(8) else fit
     for r in range(first, last):
@@ -88,22 +145,39 @@ def measure_rows(
             span = min(end - at, fit * layout.block)
             blocks = (span + layout.block - np.uint64(1)) // layout.block
             stored_scales(rule, scales, scale_codes, block_at, blocks, per_block)
-            spread(per_block, min(span, step), layout.block, factors)
             if element.zero_place != ZERO_NONE:
                 for b in range(blocks):
-                    per_block[b] = zeros[block_at + b]
-                spread(per_block, min(span, step), layout.block, offsets)
+                    zero_points[b] = zeros[block_at + b]
+            shift = factor_shift(layout.block, span)
             for chunk in range(np.uint64(0), span, step):
                 n = min(step, span - chunk)
-                load(x, at + chunk, n, layout.kind, tile)
-                load_codes(source, byte_at, n, layout.bits, codes)
-                byte_at += (n * layout.bits + np.uint64(7)) // np.uint64(8)
                 fetch_ahead(x, at + chunk + n, n)
-                decode(codes, n, element, table, factors, offsets, decoded)
-                measure_tile(tile, decoded, n, totals)
-                # Blocks centered on zero seldom clip, and a mask of signs tells at a fraction of the cost of
-                # counting.
-                if not centered or may_clip(tile, factors, n, extent[1]):
+                whole = shift > np.uint64(0) and n % WHOLE == 0
+                if narrow or not whole:
+                    load_codes(source, byte_at, n, layout.bits, codes)
+                units = whole and known
+                if units:
+                    units = decode_units(
+                        source, byte_at, n, layout.bits, codes, element, table, per_block, zero_points, shift,
+                        n, decoded, np.uint64(0), False, False,
+                    )  # fmt: skip
+                if not units:
+                    load_codes(source, byte_at, n, layout.bits, codes)
+                    spread(per_block, n, layout.block, factors)
+                    spread(zero_points, n, layout.block, offsets)
+                    decode(codes, n, element, table, factors, offsets, decoded)
+                byte_at += (n * layout.bits + np.uint64(7)) // np.uint64(8)
+                if whole:
+                    over += np.uint64(
+                        measure_steps(
+                            x, at + chunk, n, decoded, per_block, zero_points, shift, extent, totals
+                        )
+                    )
+                else:
+                    load(x, at + chunk, n, layout.kind, tile)
+                    spread(per_block, n, layout.block, factors)
+                    spread(zero_points, n, layout.block, offsets)
+                    measure_tile(tile, decoded, n, totals)
                     over += np.uint64(count_clipped(tile, factors, offsets, n, extent[0], extent[1]))
             at += span
             block_at += blocks

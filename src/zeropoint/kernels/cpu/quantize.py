@@ -22,7 +22,6 @@ from .tile import (
 )
 from .units import WHOLE, can_encode_units, encode_units, factor_shift
 
-
 PACKED = 2 * TILE
 """Bytes for the packed codes of a tile, and for what the last whole word writes past them."""
 
@@ -52,6 +51,18 @@ def block_extremes(x: Any, at: Any, span: Any, layout: Any, lows: Any, highs: An
     for b in range(blocks):
         begin = at + b * layout.block
         lows[b], highs[b] = run_extremes(x, begin, min(begin + layout.block, at + span), layout.kind)
+
+
+@device
+def given_scales(
+    scales: Any, zeros: Any, zeroed: Any, at: Any, count: Any, factors: Any, offsets: Any
+) -> None:
+    """Copy the factors, and zero points where there are some, of ``count`` blocks from index ``at``."""
+    for b in range(count):
+        factors[b] = scales[at + b]
+    if zeroed:
+        for b in range(count):
+            offsets[b] = zeros[at + b]
 
 
 @device
@@ -107,11 +118,7 @@ def quantize_rows(
             for b in range(blocks):
                 worst = max(worst, amax[b])
             if rule.how == GIVEN:
-                for b in range(blocks):
-                    per_block[b] = scales[block_at + b]
-                if zeroed:
-                    for b in range(blocks):
-                        per_block_zero[b] = zeros[block_at + b]
+                given_scales(scales, zeros, zeroed, block_at, blocks, per_block, per_block_zero)
             else:
                 if ranged:
                     block_extremes(x, at, span, layout, lows, highs)

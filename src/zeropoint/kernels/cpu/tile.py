@@ -138,7 +138,7 @@ def _magnitudes_at_overload(x: Any, at: Any) -> Any:
 
 @inlined
 def magnitudes_at(x: Any, at: Any) -> Any:
-    """Return the magnitude bits of 32 neighbors: halves of 16-bit sources, else the larger of each two words."""
+    """Return the magnitude bits of 32 neighbors: halves of 16-bit sources, else the larger of two words."""
     return _magnitudes_at(x, at)
 
 

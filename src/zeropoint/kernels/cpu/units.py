@@ -14,7 +14,7 @@ from numba.extending import overload
 
 from .encode import EXPONENT, MAGIC, SIGN, float_lift
 from .intrinsics import LINE, device, float32_of, inlined, prefetch, shl32
-from .layout import CODEBOOK, DIVIDE, FLOAT, INTEGER, MULTIPLY, NO_ROUNDING, TO_BFLOAT16, ZERO_NONE
+from .layout import CODEBOOK, DIVIDE, INTEGER, MULTIPLY, NO_ROUNDING, TO_BFLOAT16, ZERO_NONE
 from .vector import (
     STEP,
     above,

@@ -21,11 +21,17 @@ from numba.extending import lower_builtin, models, register_model
 
 from .intrinsics import F16, F32, I8, I16, I32, address, primitive
 
+# None of these has types.
+_tools: Any = cgutils
+_lower: Any = lower_builtin
+_typed: Any = infer_global
+_signature: Any = signature
+
 STEP = 32
 """Elements of a step."""
 
 
-class Vector(types.Type):  # type: ignore[misc]
+class Vector(types.Type):
     """Numba's type of a vector; ``lane`` is LLVM's type of one number."""
 
     def __init__(self, name: str, lane: Any, count: int, scalar: Any) -> None:
@@ -39,11 +45,11 @@ class Vector(types.Type):  # type: ignore[misc]
 
 
 @register_model(Vector)
-class VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+class VectorModel(models.PrimitiveModel):
     """A vector is held in registers as it is."""
 
     def __init__(self, manager: Any, kind: Vector) -> None:
-        super().__init__(manager, kind, kind.lanes)
+        super().__init__(manager, kind, kind.lanes)  # type: ignore[no-untyped-call]
 
 
 FLOATS = Vector("floats", F32, STEP // 2, types.float32)
@@ -55,11 +61,11 @@ OCTETS = Vector("octets", I8, STEP, types.uint8)
 def _define(symbol: Callable[..., Any], instruction: str, kind: Vector) -> None:
     """Let ``symbol`` work on two vectors of ``kind``."""
 
-    @infer_global(symbol)
-    class Rule(ConcreteTemplate):  # type: ignore[misc]
-        cases = (signature(kind, kind, kind),)
+    @_typed(symbol)
+    class Rule(ConcreteTemplate):
+        cases = (_signature(kind, kind, kind),)
 
-    @lower_builtin(symbol, kind, kind)
+    @_lower(symbol, kind, kind)
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return getattr(builder, instruction)(*args)
 
@@ -233,6 +239,13 @@ def _widen_octets(builder: Any, x: Any) -> Any:
     return builder.zext(x, WORDS.lanes)
 
 
+def _widen_bfloat16(builder: Any, x: Any) -> Any:
+    moved = builder.shl(builder.zext(x, WORDS.lanes), _constant(WORDS, 16))
+    return builder.bitcast(moved, FLOATS.lanes)
+
+
+first_bfloat16, second_bfloat16 = (_part(second, HALVES, _widen_bfloat16, FLOATS) for second in (False, True))
+"""Half of 32 bfloat16, by their bits, as floats (exact)."""
 first_float16, second_float16 = (_part(second, HALVES, _widen_float16, FLOATS) for second in (False, True))
 """Half of 32 float16, by their bits, as floats (exact)."""
 first_octets, second_octets = (_part(second, OCTETS, _widen_octets, WORDS) for second in (False, True))
@@ -382,7 +395,7 @@ def _reduction(name: str, kind: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         called = f"llvm.vector.reduce.{name}.v{kind.count}i{kind.lane.width}"
         shape = ir.FunctionType(kind.lane, [args[0].type])
-        return builder.call(cgutils.get_or_insert_function(builder.module, shape, called), [args[0]])
+        return builder.call(_tools.get_or_insert_function(builder.module, shape, called), [args[0]])
 
     return kind.scalar(kind), codegen
 
@@ -399,6 +412,23 @@ def smallest_lane(typingctx: Any, x: Any) -> Any:
     return _reduction("umin", x)
 
 
+@primitive
+def sum_of_lanes(typingctx: Any, x: Any) -> Any:
+    """Return the sum of 16 floats, added in one order: as a tree of halves."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value, lanes = args[0], FLOATS.count
+        while lanes > 1:
+            lanes //= 2
+            low, high = _indices(list(range(lanes))), _indices(list(range(lanes, 2 * lanes)))
+            value = builder.fadd(
+                builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high)
+            )
+        return builder.extract_element(value, I32(0))
+
+    return types.float32(FLOATS), codegen
+
+
 def _look_up(context: Any, builder: Any, table: Any, codes: Any) -> Any:
     """Pick bytes of two tables of 16: by the first for the first 16 codes, the second for the others.
 
@@ -410,9 +440,9 @@ def _look_up(context: Any, builder: Any, table: Any, codes: Any) -> Any:
     if triple.startswith("x86_64") and "+avx2" in features:
         kind = ir.FunctionType(OCTETS.lanes, [OCTETS.lanes, OCTETS.lanes])
         return builder.call(
-            cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.pshuf.b"), [table, codes]
+            _tools.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.pshuf.b"), [table, codes]
         )
-    memory = cgutils.alloca_once_value(builder, table)
+    memory = _tools.alloca_once_value(builder, table)
     entries = builder.bitcast(memory, I8.as_pointer())
     picked = ir.Constant(OCTETS.lanes, ir.Undefined)
     for lane in range(STEP):
@@ -462,3 +492,9 @@ def store_picked(typingctx: Any, array: Any, at: Any, first: Any, second: Any, c
         return context.get_dummy_value()
 
     return types.void(array, types.uint64, WORDS, WORDS, OCTETS), codegen
+
+
+@primitive
+def sum_of_words(typingctx: Any, x: Any) -> Any:
+    """Return the sum of 16 words."""
+    return _reduction("add", x)
