@@ -1,0 +1,98 @@
+"""The kernels on vectors at the edges of what they take over: subnormals, codes, scales, machines."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import zeropoint as zp
+from zeropoint.ops.threads import thread_limit
+
+WIDE = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "e3m4", "e5m2")
+POWERS = ("mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8", "int4:g64:scale=e8m0")
+NARROW_MACHINE = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "+sse4.2,+f16c"}
+ON_A_NARROW_MACHINE = """
+import sys, torch, zeropoint as zp
+torch.manual_seed(0)
+for scheme in sys.argv[1:]:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x = torch.randn(4, 512).to(dtype)
+        found = {}
+        for backend in ("reference", "cpu"):
+            with zp.only_backend(backend):
+                q = zp.quantize(x, scheme)
+                found[backend] = (q.data, zp.dequantize(q).view(torch.uint8))
+        assert all(map(torch.equal, found["reference"], found["cpu"])), (scheme, dtype)
+print("equal")
+"""
+
+
+def finite_bfloat16() -> torch.Tensor:
+    """Return every finite bfloat16, shuffled, in rows of 512."""
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    finite = every[torch.isfinite(every)]
+    order = torch.randperm(finite.numel(), generator=torch.Generator().manual_seed(0))
+    return torch.nn.functional.pad(finite[order], (0, -finite.numel() % 512)).reshape(-1, 512)
+
+
+def assert_equal_bytes(x: torch.Tensor, params: zp.QuantizationParams) -> None:
+    """Quantize on both backends and compare the codes."""
+    with zp.only_backend("reference"):
+        expected = zp.quantize(x, params)
+    with zp.only_backend("cpu"):
+        actual = zp.quantize(x, params)
+    assert torch.equal(actual.data, expected.data), params.scheme
+
+
+@pytest.mark.parametrize("element", WIDE)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_wide_floats_round_every_bfloat16_as_the_reference(element: str, dtype: torch.dtype) -> None:
+    x = finite_bfloat16().to(dtype)
+    for largest in (1e-30, 0.003, 1.0, 448.0, 3e5, 1e30):
+        assert_equal_bytes(x, zp.choose_params(torch.tensor([[largest]], dtype=dtype), f"{element}:tensor"))
+
+
+@pytest.mark.parametrize("element", WIDE)
+def test_wide_floats_round_values_beside_every_tie_as_the_reference(element: str) -> None:
+    fmt = zp.get_format(element)
+    assert isinstance(fmt, zp.FloatFormat)
+    values = torch.tensor([float(fmt.magnitude(code)) for code in range(fmt.max_code + 1)])
+    ties = torch.cat([(values[1:] + values[:-1]) / 2, values])
+    bits = ties.view(torch.int32)[:, None] + torch.arange(-3, 4, dtype=torch.int32)
+    near = bits.clamp(0, 0x7F7FFFFF).view(torch.float32).flatten()
+    x = torch.nn.functional.pad(torch.cat([near, -near]), (0, -2 * near.numel() % 128)).reshape(-1, 128)
+    for scale in (1.0, 0.75, 2.0**-20, 3.14159):
+        params = zp.QuantizationParams.new(scale, scheme=f"{element}:tensor")
+        assert_equal_bytes(x * scale, params)
+
+
+@pytest.mark.parametrize("scheme", POWERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_code_times_every_power_decodes_as_the_reference(scheme: str, dtype: torch.dtype) -> None:
+    x = torch.randn(256, 256, generator=torch.Generator().manual_seed(1))
+    q = zp.quantize(x, scheme)
+    generator = torch.Generator().manual_seed(2)
+    q.data.copy_(torch.randint(0, 256, q.data.shape, dtype=torch.uint8, generator=generator))
+    q.scales[0].view(torch.uint8).copy_(
+        torch.arange(256, dtype=torch.uint8)[:, None].expand(q.scales[0].shape)
+    )
+    found = {}
+    for backend in ("reference", "cpu"):
+        with zp.only_backend(backend), thread_limit(1):
+            found[backend] = zp.dequantize(q, dtype)
+    same_number = found["cpu"].view(torch.uint8) == found["reference"].view(torch.uint8)
+    lost = torch.isnan(found["reference"]).repeat_interleave(dtype.itemsize, 1)
+    assert bool((same_number | lost).all())
+    assert torch.equal(torch.isnan(found["cpu"]), torch.isnan(found["reference"]))
+
+
+@pytest.mark.slow
+def test_a_machine_without_wide_vectors_gives_the_same_bytes(tmp_path: Path) -> None:
+    schemes = ("int8:channel", "int4:g128", "int4:g128:asym", "float8_e4m3fn:channel", "mxfp4", "mxfp8_e4m3")
+    command = [sys.executable, "-c", ON_A_NARROW_MACHINE, *schemes, "nvfp4", "nf4", "int3:g64"]
+    environment = os.environ | NARROW_MACHINE | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
