@@ -1,0 +1,13 @@
+"""Quantizers for training: modules whose forward is what is deployed, with straight-through gradients.
+
+They hold parameters and call the operators; how codes come about is not known here.
+"""
+
+from .fake_quantize import FakeQuantize
+from .learned_scale import LearnedScale
+from .learned_threshold import LearnedThreshold
+from .pact import Pact
+from .quantizer import Quantizer
+from .thresholds import ThresholdRule
+
+__all__ = ["FakeQuantize", "LearnedScale", "LearnedThreshold", "Pact", "Quantizer", "ThresholdRule"]

@@ -1,0 +1,151 @@
+"""FakeQuantize: a quantizer whose parameters are given, or taken from each input, and not learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from ..errors import RangeError, SchemeError
+from ..formats import RoundingMode
+from ..functional import choose_params, fake_quantize
+from ..params import QuantizationParams
+from ..schemes import Scheme, ZeroPoint
+from .quantizer import Quantizer
+
+MAX_BITS = 16
+"""Widest integer that :meth:`FakeQuantize.from_bits` makes."""
+
+
+class FakeQuantize(Quantizer):
+    """Fake quantization with given parameters, for every scheme.
+
+        forward    y = dequantize(quantize(x))
+        backward   dx = dy   where the rounded x lies within the codes, ends included,   else 0
+
+    params: the parameters; their tensors become buffers ``scale1``, ``scale2``, ... and ``zero_point``. They
+        are copied, and validated. Parameters of one block serve tensors of any shape, others those whose
+        grid of blocks agrees.
+
+    Raises what :meth:`QuantizationParams.validate` raises. The straight-through estimator is that of Bengio
+    et al., arXiv:1308.3432, with the mask of ``torch.fake_quantize_per_tensor_affine``.
+
+    >>> quantizer = FakeQuantize.from_bits(4, scale=0.5)
+    >>> quantizer(torch.tensor([0.3, -9.0, 1.0]))
+    tensor([ 0.5000, -4.0000,  1.0000])
+    """
+
+    def __init__(self, params: QuantizationParams, *, enabled: bool = True) -> None:
+        super().__init__(params.scheme, enabled=enabled)
+        params.validate()
+        self.shape, self.dtype = params.shape, params.dtype
+        for name, tensor in params.tensors().items():
+            self.register_buffer(name, tensor.detach().clone())
+
+    @classmethod
+    def from_bits(
+        cls,
+        bits: int,
+        *,
+        symmetric: bool = True,
+        scale: float = 1.0,
+        zero_point: int = 0,
+        enabled: bool = True,
+    ) -> FakeQuantize:
+        """Return a quantizer to integers of ``bits`` bits, one scale for the tensor.
+
+        bits: 1 to 16. Symmetric codes are signed, others unsigned; one symmetric bit means -1 and 1.
+        scale: finite, at least 2**-128. zero_point: a code; 0 for symmetric ones.
+        Raises RangeError for a number outside of its range.
+
+        >>> FakeQuantize.from_bits(8, symmetric=False, scale=0.1, zero_point=3).quant_range()
+        (0.0, 255.0)
+        """
+        if type(bits) is not int or not 1 <= bits <= MAX_BITS:
+            raise RangeError(f"bits (={bits!r}) must be an integer in 1..{MAX_BITS}; or pass a scheme")
+        if symmetric and zero_point != 0:
+            raise RangeError(
+                f"zero_point (={zero_point}) must be 0 for symmetric codes; pass symmetric=False"
+            )
+        signed = "binary:tensor" if bits == 1 else f"int{bits}:tensor"
+        scheme = Scheme.parse(signed if symmetric else f"uint{bits}:tensor:asym")
+        return cls(QuantizationParams.new(scale, zero_point, scheme), enabled=enabled)
+
+    @classmethod
+    def from_tensor(cls, x: torch.Tensor, scheme: str | Scheme) -> FakeQuantize:
+        """Return a quantizer with the parameters that ``x`` gives; raises what ``choose_params`` raises.
+
+        >>> FakeQuantize.from_tensor(torch.tensor([-1.0, 3.0]), "uint8:tensor:asym").zero_point
+        tensor([64], dtype=torch.int32)
+        """
+        return cls(choose_params(x, scheme))
+
+    @property
+    def params(self) -> QuantizationParams:
+        """The parameters: buffers, not copies."""
+        buffers = self._buffers
+        scales = tuple(
+            tensor for name, tensor in buffers.items() if name != "zero_point" and tensor is not None
+        )
+        return QuantizationParams(
+            scheme=self.scheme,
+            shape=self.shape,
+            scales=scales,
+            zero_point=buffers.get("zero_point"),
+            dtype=self.dtype,
+        )
+
+    def simulate(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``dequantize(quantize(x, params))``, bit for bit, differentiable in ``x``."""
+        return fake_quantize(x, self.params)
+
+    def update_params(
+        self, scale: float | torch.Tensor | QuantizationParams, zero_point: int | torch.Tensor = 0
+    ) -> None:
+        """Replace the parameters, for example by those of an observer; buffers are written in place.
+
+        scale: a number, or one for each block; or whole parameters of the same scheme, in place of both.
+        Raises SchemeError for parameters of another scheme, or numbers where there is not one scale level;
+        RangeError for values outside of their range. After an error nothing has changed.
+        """
+        new = scale if isinstance(scale, QuantizationParams) else self._updated(scale, zero_point)
+        if new.scheme != self.scheme:
+            raise SchemeError(f"params (scheme {new.scheme}) must have the module's scheme, {self.scheme}")
+        fitted = replace(new, shape=self.shape, dtype=self.dtype)
+        fitted.validate()
+        for name, tensor in fitted.tensors().items():
+            self.get_buffer(name).copy_(tensor)
+
+    def _updated(self, scale: float | torch.Tensor, zero_point: int | torch.Tensor) -> QuantizationParams:
+        params = self.params
+        if len(params.scales) != 1:
+            raise SchemeError(
+                f"scale must be a QuantizationParams for {self.scheme}, which has {len(params.scales)} levels"
+            )
+        old = params.scales[0]
+        if not isinstance(scale, torch.Tensor):
+            scale = torch.full_like(old, scale, dtype=torch.float64)
+        zeros = params.zero_point
+        if self.scheme.zero_point is ZeroPoint.NONE:
+            if isinstance(zero_point, torch.Tensor) or zero_point != 0:
+                raise RangeError(f"zero_point (={zero_point}) must be 0 for the symmetric {self.scheme}")
+        else:
+            assert zeros is not None
+            zeros = torch.as_tensor(zero_point, dtype=zeros.dtype, device=zeros.device).expand(zeros.shape)
+        return replace(params, scales=(scale.to(old.dtype).reshape(old.shape),), zero_point=zeros)
+
+    def reseed(self, seed: int) -> None:
+        """Give stochastic rounding another seed: once a step, or each step rounds alike.
+
+        Raises SchemeError when the scheme does not round stochastically, or for a seed outside 0..2**31-1.
+        """
+        if self.scheme.rounding.mode is not RoundingMode.STOCHASTIC:
+            raise SchemeError(f"seed (={seed}) needs a scheme that rounds stochastically, got {self.scheme}")
+        self.scheme = replace(self.scheme, rounding=replace(self.scheme.rounding, seed=seed))
+
+    def check_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Raise a ZeropointError unless the tensors are valid parameters for this module."""
+        super().check_state(tensors)
+        if tensors.keys() >= self.params.tensors().keys():
+            QuantizationParams.from_tensors(self.scheme, self.shape, tensors, self.dtype).validate()

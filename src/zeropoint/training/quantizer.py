@@ -1,0 +1,168 @@
+"""What every quantizer for training is: a module with a scheme, a switch, ranges, noise and a strict state.
+
+This module knows nothing of how parameters are learned.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..errors import DtypeError, SchemeError, ShapeError, ZeropointError
+from ..formats import IntFormat
+from ..formats.torch_dtypes import wide_dtype
+from ..functional import fake_quantize
+from ..params import QuantizationParams
+from ..params.parameters import scheme_text
+from ..schemes import Rounding, Scheme
+
+DESCRIPTION = "_extra_state"
+"""Key under which torch keeps what ``get_extra_state`` returns."""
+
+
+class Quantizer(torch.nn.Module, ABC):
+    """A module that maps a tensor to what its quantized form would give back, bit for bit.
+
+    scheme: how tensors are quantized.
+    enabled: whether it does anything; a quantizer that is not enabled returns its input.
+
+    Scales, zero points and learned parameters keep their dtype whatever ``module.half()`` or
+    ``module.to(dtype)`` asks, so that a model in bfloat16 has the parameters it was given. ``state_dict``
+    holds the scheme beside the tensors, and loading refuses another one.
+    """
+
+    def __init__(self, scheme: Scheme, *, enabled: bool = True) -> None:
+        super().__init__()
+        self.scheme = scheme
+        self.enabled = enabled
+
+    @property
+    def text(self) -> str:
+        """Text form of the scheme, the spelling that operators take."""
+        return scheme_text(self.scheme)
+
+    @property
+    @abstractmethod
+    def params(self) -> QuantizationParams:
+        """The parameters that the forward uses now; with them ``quantize`` gives the codes to deploy."""
+
+    @abstractmethod
+    def simulate(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``dequantize(quantize(x, params))``, bit for bit, differentiable."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x`` quantized and dequantized, or ``x`` itself when empty or not enabled."""
+        return self.simulate(x) if self.enabled and x.numel() > 0 else x
+
+    def backward(self, grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Return the gradient for ``x``, given that of the result: what autograd computes.
+
+        ``grad`` where the rounded ``x`` lies within the codes, ends included, else 0; all of ``grad`` when
+        not enabled. Raises ShapeError when the two differ in shape.
+        """
+        if grad.shape != x.shape:
+            raise ShapeError(
+                f"grad (shape {tuple(grad.shape)}) must have the shape of x, {tuple(x.shape)}; "
+                "pass the gradient of the result"
+            )
+        leaf = x.detach().requires_grad_()
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(self(leaf), leaf, grad)
+        return gradient
+
+    def quant_range(self) -> tuple[float, float]:
+        """Return the smallest and the largest number that codes stand for, before zero point and scale.
+
+        For integer formats without fraction bits these are the smallest and largest code in use.
+        """
+        element = self.scheme.element
+        if isinstance(element, IntFormat):
+            step = element.step
+            return float(self.scheme.qmin * step), float(self.scheme.qmax * step)
+        return float(element.min), float(element.max)
+
+    def float_range(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the smallest and the largest value of each finest block, ``(q - zero_point) * scale``.
+
+        Shaped like the grid of blocks, in the wide dtype; values outside are clipped to these.
+        """
+        params = self.params
+        wide = wide_dtype(params.dtype)
+        scale = params.effective_scale()
+        factor = torch.ones((), dtype=wide) if scale is None else scale
+        zero = torch.zeros_like(factor, dtype=torch.float64)
+        if params.zero_point is not None:
+            zero = params.zero_point.double() * float(self.scheme.element_step)
+        low, high = self.quant_range()
+        return (low - zero).to(wide) * factor, (high - zero).to(wide) * factor
+
+    def quantization_noise(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the mean squared error of quantizing ``x`` under the present parameters, a float64 scalar.
+
+        It is computed whether the quantizer is enabled or not. An empty tensor has 0.
+        """
+        if x.numel() == 0:
+            return torch.zeros((), dtype=torch.float64, device=x.device)
+        with torch.no_grad():
+            return (fake_quantize(x, self.params).double() - x.double()).square().mean()
+
+    def extra_repr(self) -> str:
+        """Return what ``print`` shows of the module."""
+        return str(self.scheme) + ("" if self.enabled else ", not enabled")
+
+    def get_extra_state(self) -> torch.Tensor:
+        """Return the scheme's text as bytes, uint8: a tensor, so that any file of tensors can hold it."""
+        return torch.tensor(list(str(self.scheme).encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Take the seed of stochastic rounding from a state whose scheme is known to fit."""
+        self.scheme = _described(state)
+
+    def check_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Raise a ZeropointError when ``tensors``, by their names in this module, cannot be loaded.
+
+        Here: when a dtype differs, which loading would convert without a word.
+        """
+        own = {**dict(self.named_parameters(recurse=False)), **dict(self.named_buffers(recurse=False))}
+        for name, tensor in tensors.items():
+            if name in own and tensor.dtype != own[name].dtype:
+                raise DtypeError(f"{name} (dtype {tensor.dtype}) must be {own[name].dtype} to be loaded")
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        mine = {
+            key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)
+        }
+        description = mine.pop(DESCRIPTION, None)
+        errors: list[str] = rest[-1]
+        try:
+            if description is not None:
+                _check_scheme(_described(description), self.scheme)
+            self.check_state(mine)
+        except ZeropointError as error:
+            errors.append(f"quantizer {prefix.removesuffix('.') or '(the module itself)'}: {error}")
+            return
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Quantizer:
+        def kept(tensor: torch.Tensor) -> torch.Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+        super()._apply(kept, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+
+def _described(state: torch.Tensor) -> Scheme:
+    return Scheme.parse(bytes(state.tolist()).decode())
+
+
+def _check_scheme(found: Scheme, wanted: Scheme) -> None:
+    """Raise SchemeError unless the schemes agree but for a seed of stochastic rounding."""
+    if replace(found, rounding=Rounding(mode=found.rounding.mode)) != replace(
+        wanted, rounding=Rounding(mode=wanted.rounding.mode)
+    ):
+        raise SchemeError(f"scheme of the state ({found}) must be that of the module, {wanted}")

@@ -1,0 +1,236 @@
+"""Gradients that pass through rounding: autograd functions in plain torch, with their formulas.
+
+With v = x / s, z the zero point, Q the codes and m the mask (1 where round(v) + z lies in qmin..qmax, ends
+included, else 0), fake quantization and the straight-through estimator are
+
+    y    = (Q - z) * s,     Q = clamp(round(v) + z, qmin, qmax)
+    dx   = m dy
+    ds   = sum_block dy (Q - z - m v)  =  (sum_block dy (y - m x)) / s
+    dz   = sum_block dy (m - 1) s
+
+The second form of ``ds`` needs only the result and the mask, which kernels give, and one division a block.
+It is LSQ's equation 3 (arXiv:1902.08153) for z = 0: round(v) - v inside, -Q_N or Q_P outside. With offset
+beta = -z s it is LSQ+ (arXiv:2004.09576): d beta = sum dy (1 - m).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ..errors import ShapeError
+from ..formats.torch_dtypes import format_of, wide_dtype
+from ..ops import library
+from ..params.arithmetic import load_scale, store, zero_point_dtype
+from ..params.codes import times_power_of_two
+from ..schemes import Granularity, Scheme, ZeroPoint
+
+
+def sum_blocks(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
+    """Return the sum of each block of ``x``, shaped like the granularity's grid.
+
+    >>> sum_blocks(torch.ones(2, 5), Granularity.group(3))
+    tensor([[3., 2.],
+            [3., 2.]])
+    """
+    shape = tuple(x.shape)
+    whole, grid = granularity.block_shape(shape), granularity.grid(shape)
+    extents = [min(extent, max(1, length)) for extent, length in zip(whole, shape, strict=True)]
+    padding = [extent * count - length for length, extent, count in zip(shape, extents, grid, strict=True)]
+    if any(padding):
+        x = torch.nn.functional.pad(x, [p for pad in reversed(padding) for p in (0, pad)])
+    split = [side for count, extent in zip(grid, extents, strict=True) for side in (count, extent)]
+    axes = list(range(1, 2 * len(shape), 2))
+    return x.reshape(split).sum(axes) if axes else x
+
+
+def on_grid(values: torch.Tensor, granularity: Granularity, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return ``values``, one a block, shaped like the grid of blocks of a tensor of ``shape``.
+
+    One value serves any shape. Raises ShapeError when the grids differ in more than axes of length 1.
+    """
+    grid = granularity.grid(shape)
+    if tuple(values.shape) == grid:
+        return values
+    if [side for side in values.shape if side != 1] != [side for side in grid if side != 1]:
+        raise ShapeError(
+            f"x (shape {shape}) must have a grid of blocks like that of the parameters, "
+            f"{tuple(values.shape)}, got {grid}"
+        )
+    return values.reshape(grid)
+
+
+class AtLeast(torch.autograd.Function):
+    """``max(x, least)`` with the gradient of ``x``: a value below can come back, and NaN stays NaN."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: torch.Tensor, least: float) -> torch.Tensor:
+        """Return ``x`` where it exceeds ``least``, else ``least``."""
+        return x.clamp(min=least)
+
+    @staticmethod
+    def backward(_ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Return ``grad``."""
+        return grad, None
+
+
+class PowerOfTwo(torch.autograd.Function):
+    """``s = 2 ** (ceil(e) - shift)``, exact, with ``ds / de = s ln 2``: the ceiling is straight through.
+
+    Exponents are limited to ``lowest..highest``, which changes no gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, exponent: torch.Tensor, shift: int, lowest: int, highest: int) -> torch.Tensor:
+        """Return the powers, in the dtype of ``exponent``; NaN stays NaN."""
+        whole = (torch.ceil(exponent.double()) - shift).clamp(lowest, highest)
+        steps = torch.nan_to_num(whole).to(torch.int64)
+        powers = times_power_of_two(torch.ones_like(exponent, dtype=torch.float64), steps)
+        result = torch.where(torch.isnan(exponent), torch.nan, powers).to(exponent.dtype)
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        """Return ``grad * s * ln 2``."""
+        (result,) = ctx.saved_tensors
+        return grad * result * math.log(2.0), None, None, None
+
+
+def settled(scheme: Scheme, dtype: torch.dtype) -> Scheme:
+    """Return the scheme with its one scale format named, where it is that of the input's ``dtype``."""
+    (level,) = scheme.scales
+    return replace(scheme, scales=(replace(level, format=level.format_for(format_of(dtype))),))
+
+
+def _scheme_of(text: str) -> Scheme:
+    return Scheme.parse(text)
+
+
+# Parsing is Python on strings, whose result torch.compile takes as a constant. This is what
+# torch.compiler.assume_constant_result sets (torch 2.13); calling it imports all of dynamo, 2 seconds.
+_scheme_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def stored_params(
+    scheme: Scheme, scale: torch.Tensor, zero_point: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return scale and zero point as they are deployed: in the scale's format, integer where it must be.
+
+    scheme: one whose scale format is named, see :func:`settled`.
+    """
+    fmt = scheme.scales[0].format
+    assert fmt is not None
+    stored = store(scale.detach(), fmt)
+    if zero_point is None or scheme.zero_point is ZeroPoint.REAL:
+        return stored, None if zero_point is None else zero_point.detach()
+    codes = torch.round(zero_point.detach()).clamp(scheme.qmin, scheme.qmax)
+    return stored, codes.nan_to_num(nan=float(scheme.qmin)).to(zero_point_dtype(scheme))
+
+
+class FakeQuantizeLearned(torch.autograd.Function):
+    """Fake quantization that is differentiable in scale and zero point; the module gives the formulas.
+
+    The scale is rounded to its format and an integer zero point to a code, both straight through. Gradients
+    of scale and zero point are multiplied by ``factor``; they are computed in the wide dtype of ``x``. NaN
+    and Inf in ``x`` are clipped, so that they have no gradient and that of the scale stays finite.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        scale: torch.Tensor,
+        zero_point: torch.Tensor | None,
+        text: str,
+        factor: float,
+    ) -> torch.Tensor:
+        """Return the values of ``x`` in its own dtype; scale and zero point lie on the grid of blocks."""
+        stored, zeros = stored_params(_scheme_of(text), scale, zero_point)
+        ctx.text, ctx.factor, ctx.learns_zero = text, factor, zero_point is not None
+        ctx.save_for_backward(x, stored, *([] if zeros is None else [zeros]))
+        result: torch.Tensor = library.fake_quantize(x.detach(), [stored], zeros, text)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of ``x``, scale and zero point."""
+        x, stored, *rest = ctx.saved_tensors
+        zeros = rest[0] if rest else None
+        scheme, wide = _scheme_of(ctx.text), wide_dtype(x.dtype)
+        fmt = scheme.scales[0].format
+        assert fmt is not None
+        dx = library.fake_quantize_backward(grad, x, [stored], zeros, ctx.text)
+        mask = library.fake_quantize_backward(torch.ones_like(x), x, [stored], zeros, ctx.text) != 0
+        values = library.fake_quantize(x.to(wide), [stored], zeros, ctx.text)
+        scale, upstream = load_scale(stored, fmt, wide), grad.to(wide)
+        error = values - torch.where(mask, x.to(wide), 0.0)
+        ds = sum_blocks(upstream * error, scheme.granularity) / scale * ctx.factor
+        dz = None
+        if ctx.learns_zero:
+            unit = float(scheme.element_step) * ctx.factor
+            dz = sum_blocks(torch.where(mask, 0.0, -upstream), scheme.granularity) * scale * unit
+        return dx, ds, dz, None, None
+
+
+class ClipLearned(torch.autograd.Function):
+    """Fake quantization to unsigned codes with a learned end alpha, and PACT's gradients.
+
+        y = s clamp(round(x / s), 0, qmax),  s = alpha / qmax;   dx = dy [0 <= x < alpha];
+        d alpha = sum dy [x >= alpha]
+
+    NaN and Inf have no gradient; Inf counts for alpha.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, alpha: torch.Tensor, scale: torch.Tensor, text: str
+    ) -> torch.Tensor:
+        """Return the values of ``x``; ``alpha`` holds one number, ``scale`` lies on the grid of ``x``."""
+        ctx.save_for_backward(x, alpha)
+        result: torch.Tensor = library.fake_quantize(x.detach(), [scale.detach()], None, text)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of ``x`` and ``alpha``."""
+        x, alpha = ctx.saved_tensors
+        value = x.to(alpha.dtype)
+        end = alpha.reshape(())
+        dx = torch.where((value >= 0) & (value < end), grad, 0.0)
+        dalpha = torch.where(value >= end, grad.to(alpha.dtype), 0.0).sum().reshape(alpha.shape)
+        return dx, dalpha, None, None
+
+
+def at_least(x: torch.Tensor, least: float) -> torch.Tensor:
+    """Return :class:`AtLeast` of ``x``."""
+    result: torch.Tensor = AtLeast.apply(x, least)  # type: ignore[no-untyped-call]
+    return result
+
+
+def power_of_two(exponent: torch.Tensor, shift: int, *, lowest: int, highest: int) -> torch.Tensor:
+    """Return :class:`PowerOfTwo` of ``exponent``."""
+    result: torch.Tensor = PowerOfTwo.apply(exponent, shift, lowest, highest)  # type: ignore[no-untyped-call]
+    return result
+
+
+def fake_quantize_learned(
+    x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, text: str, factor: float
+) -> torch.Tensor:
+    """Return :class:`FakeQuantizeLearned` of ``x``."""
+    result: torch.Tensor = FakeQuantizeLearned.apply(  # type: ignore[no-untyped-call]
+        x, scale, zero_point, text, factor
+    )
+    return result
+
+
+def clip_learned(x: torch.Tensor, alpha: torch.Tensor, scale: torch.Tensor, text: str) -> torch.Tensor:
+    """Return :class:`ClipLearned` of ``x``."""
+    result: torch.Tensor = ClipLearned.apply(x, alpha, scale, text)  # type: ignore[no-untyped-call]
+    return result

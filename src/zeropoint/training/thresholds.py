@@ -1,0 +1,104 @@
+"""Where a trained threshold starts: the largest magnitude, three standard deviations, or the KL-J search.
+
+Table 2 of TQT (arXiv:1903.08066) takes the second for weights and the third for activations.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+
+import torch
+
+from ..errors import RangeError, SchemeError
+from ..layout.blocks import reduce_blocks, spread_blocks
+from ..schemes import Granularity, Scheme
+from .straight_through import sum_blocks
+
+
+class ThresholdRule(enum.Enum):
+    """How the first threshold of a block follows from its data."""
+
+    MAX = "max"
+    """The largest magnitude: nothing is clipped."""
+    THREE_SD = "3sd"
+    """``|mean| + 3 sd``: three standard deviations (of the population) to the farther side."""
+    KL_J = "kl_j"
+    """The threshold of the smallest J-distance of distributions, see :func:`kl_j_threshold`."""
+
+
+def threshold(x: torch.Tensor, scheme: Scheme, rule: ThresholdRule) -> torch.Tensor:
+    """Return the first threshold of each block of ``x``, float64, on the grid of the finest blocks.
+
+    A block of zeros has threshold 0. Raises SchemeError for the KL-J search of more than one block,
+    RangeError for an empty tensor.
+
+    >>> threshold(torch.tensor([1.0, -3.0]), Scheme.parse("int8"), ThresholdRule.THREE_SD)
+    tensor([7.], dtype=torch.float64)
+    """
+    if x.numel() == 0:
+        raise RangeError(f"x (shape {tuple(x.shape)}) must hold elements to find a threshold")
+    granularity, wide = scheme.granularity, x.detach().double()
+    if rule is ThresholdRule.MAX:
+        return reduce_blocks(wide.abs(), granularity, "amax", 0.0)
+    if rule is ThresholdRule.THREE_SD:
+        return _three_sd(wide, granularity)
+    if granularity.block_count(tuple(x.shape)) != 1:
+        raise SchemeError(
+            f"scheme (={scheme}) must have one block for the KL-J search, which looks at one histogram; "
+            "take the rule 3sd"
+        )
+    found = kl_j_threshold(wide, scheme.bits)
+    return torch.full(granularity.grid(tuple(x.shape)), found, dtype=torch.float64, device=x.device)
+
+
+def _three_sd(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
+    count = sum_blocks(torch.ones_like(x), granularity)
+    mean = sum_blocks(x, granularity) / count
+    centered = x - spread_blocks(mean, granularity, tuple(x.shape))
+    return mean.abs() + 3 * torch.sqrt(sum_blocks(centered.square(), granularity) / count)
+
+
+def kl_j_threshold(x: torch.Tensor, bits: int) -> float:
+    """Return the threshold that minimizes the J-distance between ``|x|`` and its quantized form.
+
+    |x| is counted in k = ceil(sqrt(numel)) equal bins over 0..max|x|, which gives a cumulative distribution
+    P_1..P_k. A candidate threshold at bin i (n < i <= k, n = 2 ** (bits - 1)) saturates: P^i is P with 1 from
+    position i on; its first i numbers are then interpolated linearly at n points and back, which gives Q^i.
+    The threshold (i + 1/2) * width of the smallest
+
+        J(P, Q) = sum_j (P_j - Q_j) log2(P_j / Q_j)      over P_j > 0, Q_j > 0
+
+    is returned, the first among equals; max|x| when there are too few bins for a search.
+    Source: Algorithm 1 of arXiv:1805.07941, which TQT names KL-J.
+
+    x: finite, not empty. bits: those of a signed code.
+    """
+    magnitude = x.detach().double().abs().reshape(-1).cpu()
+    top = float(magnitude.max())
+    points, bins = 1 << (bits - 1), math.ceil(math.sqrt(magnitude.numel()))
+    if top == 0.0 or points + 1 > bins:
+        return top
+    counts = torch.histc(magnitude, bins, 0.0, top)
+    reference = torch.cumsum(counts / counts.sum(), 0)
+    distances = [_distance(reference, saturated, points) for saturated in range(points + 1, bins + 1)]
+    best = min(range(len(distances)), key=distances.__getitem__)
+    return (best + points + 1 + 0.5) * top / bins
+
+
+def _distance(reference: torch.Tensor, length: int, points: int) -> float:
+    clipped = reference.clone()
+    clipped[length - 1 :] = 1.0
+    quantized = clipped.clone()
+    quantized[:length] = _resample(_resample(clipped[:length], points), length)
+    both = (reference > 0) & (quantized > 0)
+    p, q = reference[both], quantized[both]
+    return float(((p - q) * torch.log2(p / q)).sum())
+
+
+def _resample(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Return ``values``, equally spaced over 0..1, interpolated linearly at ``count`` points of 0..1."""
+    shape = (1, 1, -1)
+    return torch.nn.functional.interpolate(
+        values.reshape(shape), size=count, mode="linear", align_corners=True
+    ).reshape(-1)
