@@ -34,12 +34,20 @@ class RangeError(ZeropointError):
     """A scale, zero point or calibration range lies outside what the scheme allows."""
 
 
+class CalibrationError(RangeError):
+    """Parameters are asked of an observer that has seen no data, or none that are finite."""
+
+
 class NonFiniteError(ZeropointError):
     """A tensor holds NaN or Inf where only finite numbers can be quantized."""
 
 
 class UnsupportedError(ZeropointError):
     """What is asked for is well formed, but no backend, codec or file layout here can do it."""
+
+
+class RecipeError(ZeropointError):
+    """A recipe is malformed, or a rule of it is about nothing."""
 
 
 class CheckpointError(ZeropointError):

@@ -1,0 +1,109 @@
+"""What a rule gives to a module: schemes for its weight, its input and its output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import RecipeError, SchemeError
+from ..schemes import Scheme
+
+DYNAMIC, STATIC = "dynamic", "static"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activation:
+    """How values that change with the data are quantized.
+
+    scheme: of one input or output. dynamic: whether its parameters are computed from each tensor at run time;
+    static ones come from calibration and need blocks whose number does not depend on the batch.
+
+    Raises RecipeError for a static scheme with a block for each token, group or tile.
+
+    >>> Activation.of("int8:token").dynamic
+    True
+    """
+
+    scheme: Scheme
+    dynamic: bool
+
+    def __post_init__(self) -> None:
+        if not self.dynamic and _follows_the_batch(self.scheme):
+            raise RecipeError(
+                f"static scheme {self.scheme} has blocks whose number depends on the batch; make it dynamic, "
+                "or use one scale for the tensor or for each channel of the last axis"
+            )
+
+    @staticmethod
+    def of(text: str | Scheme, *, dynamic: bool | None = None) -> Activation:
+        """Return the scheme that ``text`` spells, dynamic where it must be and nothing else is said."""
+        scheme = Scheme.parse(text)
+        return Activation(scheme=scheme, dynamic=_follows_the_batch(scheme) if dynamic is None else dynamic)
+
+    @staticmethod
+    def parse(text: str) -> Activation:
+        """Return what ``SCHEME``, ``SCHEME dynamic`` or ``SCHEME static`` spells.
+
+        >>> str(Activation.parse("int8:tensor dynamic"))
+        'int8:tensor dynamic'
+        """
+        spelled, _, timing = text.strip().partition(" ")
+        timing = timing.strip()
+        if timing not in ("", DYNAMIC, STATIC):
+            raise RecipeError(f"{timing!r} after scheme {spelled} must be {DYNAMIC} or {STATIC}")
+        return Activation.of(spelled, dynamic=None if not timing else timing == DYNAMIC)
+
+    def __str__(self) -> str:
+        return f"{self.scheme} {DYNAMIC if self.dynamic else STATIC}"
+
+
+def _follows_the_batch(scheme: Scheme) -> bool:
+    """Whether some level has a block for each token or for each few elements of the data."""
+    return any(level.granularity.rest == 1 for level in scheme.scales)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """The schemes of one module; what has none stays as it is.
+
+    Raises RecipeError when nothing at all is assigned.
+    """
+
+    weight: Scheme | None = None
+    input: Activation | None = None
+    output: Activation | None = None
+
+    def __post_init__(self) -> None:
+        if self.weight is None and self.input is None and self.output is None:
+            raise RecipeError(
+                "an assignment names no weight, input or output; to leave a module alone, keep it"
+            )
+
+    @staticmethod
+    def of(
+        *,
+        weight: str | Scheme | None = None,
+        input: str | None = None,  # noqa: A002 (what the field is called)
+        output: str | None = None,
+    ) -> Assignment:
+        """Return the assignment that the text forms spell.
+
+        >>> print(Assignment.of(weight="int8:channel:narrow", input="int8:token"))
+        weight int8:channel:narrow, input int8:token dynamic
+        """
+        try:
+            return Assignment(
+                weight=None if weight is None else Scheme.parse(weight),
+                input=None if input is None else Activation.parse(input),
+                output=None if output is None else Activation.parse(output),
+            )
+        except SchemeError as error:
+            raise RecipeError(str(error)) from error
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether some parameters come from data."""
+        return any(part is not None and not part.dynamic for part in (self.input, self.output))
+
+    def __str__(self) -> str:
+        parts = (("weight", self.weight), ("input", self.input), ("output", self.output))
+        return ", ".join(f"{name} {part}" for name, part in parts if part is not None)

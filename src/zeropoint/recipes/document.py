@@ -1,0 +1,172 @@
+"""Recipes in YAML: parsed with PyYAML, validated here, with errors that point at the line.
+
+default: w4a16                 # a preset, an assignment, or keep; what no rule names
+rules:
+  - name: "*.lm_head"          # a glob, or re:REGEX
+    keep: logits are sensitive # true, or the reason
+  - type: [Linear, Conv2d]
+    shape: "...,%128"
+    weight: int4:g128
+    input: int8:token dynamic
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from ..errors import RecipeError, ZeropointError, near_misses, printable
+from .assignment import Assignment
+from .presets import model_preset
+from .rules import UNNAMED, Recipe, Rule
+
+_TOP = ("default", "rules")
+_MATCH = ("name", "type", "shape")
+_GIVE = ("weight", "input", "output")
+_RULE = (*_MATCH, "preset", *_GIVE, "keep")
+KEEP = "keep"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a node stands."""
+
+    file: str
+    node: Any
+
+    def error(self, text: str) -> RecipeError:
+        return RecipeError(f"{self.file}, line {self.node.start_mark.line + 1}: {text}")
+
+    def at(self, node: Any) -> _Place:
+        return _Place(self.file, node)
+
+
+def load_recipe(path: Path | str) -> Recipe:
+    """Return the recipe in the YAML file at ``path``. Raises RecipeError, which names the line."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"recipe {printable(str(path))} cannot be read: {error}") from error
+    return parse_recipe(text, name=Path(path).name)
+
+
+def parse_recipe(text: str, *, name: str = "recipe") -> Recipe:
+    """Return the recipe that YAML ``text`` spells; ``name`` stands in messages.
+
+    >>> print(parse_recipe("default: w4a16").default.gives)
+    weight int4:g128
+    """
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        reason = getattr(error, "problem", None) or "it cannot be parsed"
+        raise RecipeError(f"{name}{line}: this is no YAML: {reason}") from error
+    if root is None:
+        raise RecipeError(f"{name}: the recipe is empty; it needs default or rules")
+    place = _Place(name, root)
+    fields = _mapping(place, _TOP)
+    rules = tuple(_rule(place.at(node)) for node in _items(place, fields.get("rules")))
+    return Recipe(
+        rules=rules, default=_default(place.at(fields["default"])) if "default" in fields else UNNAMED
+    )
+
+
+def _mapping(place: _Place, known: tuple[str, ...]) -> dict[str, Any]:
+    """Return the value nodes of a mapping by key; unknown and repeated keys are errors."""
+    if not isinstance(place.node, yaml.MappingNode):
+        raise place.error(f"this must be a mapping with {', '.join(known)}")
+    found: dict[str, Any] = {}
+    for key, value in place.node.value:
+        if not isinstance(key, yaml.ScalarNode) or key.value not in known:
+            raise place.at(key).error(f"key {key.value!r} is unknown; {near_misses(str(key.value), known)}")
+        if key.value in found:
+            raise place.at(key).error(f"key {key.value!r} stands here twice; keep one")
+        found[key.value] = value
+    return found
+
+
+def _items(place: _Place, node: Any) -> list[Any]:
+    if node is None:
+        return []
+    if not isinstance(node, yaml.SequenceNode):
+        raise place.at(node).error("rules must be a list, each item beginning with '- '")
+    return list(node.value)
+
+
+def _text(place: _Place) -> str:
+    if not isinstance(place.node, yaml.ScalarNode):
+        raise place.error("this must be one word or text in quotes")
+    return str(place.node.value)
+
+
+def _texts(place: _Place) -> tuple[str, ...]:
+    if isinstance(place.node, yaml.SequenceNode):
+        return tuple(_text(place.at(node)) for node in place.node.value)
+    return (_text(place),)
+
+
+def _rule(place: _Place) -> Rule:
+    fields = _mapping(place, _RULE)
+    if not any(key in fields for key in _MATCH):
+        raise place.error("a rule needs a name, a type or a shape; what is left over belongs to default")
+    gives, reason = _given(place, fields)
+    return _guarded(
+        place,
+        lambda: Rule(
+            name=_text(place.at(fields["name"])) if "name" in fields else "*",
+            types=_texts(place.at(fields["type"])) if "type" in fields else (),
+            shape=_text(place.at(fields["shape"])) if "shape" in fields else "",
+            gives=gives, reason=reason, place=f"{place.file}, line {place.node.start_mark.line + 1}",
+        ),
+    )  # fmt: skip
+
+
+def _given(place: _Place, fields: dict[str, Any]) -> tuple[Assignment | None, str]:
+    """Return what a rule assigns, or None and the reason to keep."""
+    ways = [key for key in ("preset", "keep") if key in fields]
+    schemes = [key for key in _GIVE if key in fields]
+    if len(ways) + bool(schemes) != 1:
+        raise place.error("a rule gives either a preset, or weight, input and output, or keep: exactly one")
+    if "keep" in fields:
+        text = _text(place.at(fields["keep"]))
+        if text.lower() in ("false", "no"):
+            raise place.at(fields["keep"]).error("keep: false gives nothing; name a preset or a weight")
+        return None, "the recipe keeps it" if text.lower() in ("true", "yes") else text
+    if "preset" in fields:
+        chosen = place.at(fields["preset"])
+        return _guarded(chosen, lambda: model_preset(_text(chosen))), ""
+    return _assignment(place, fields), ""
+
+
+def _assignment(place: _Place, fields: dict[str, Any]) -> Assignment:
+    """Return the schemes; each is parsed by itself first, so that an error has its own line."""
+    texts = {key: _text(place.at(fields[key])) for key in _GIVE if key in fields}
+    for key, text in texts.items():
+        _guarded(place.at(fields[key]), functools.partial(Assignment.of, **{key: text}))
+    return _guarded(place, lambda: Assignment.of(**texts))
+
+
+def _default(place: _Place) -> Rule:
+    where = f"{place.file}, line {place.node.start_mark.line + 1}"
+    if isinstance(place.node, yaml.MappingNode):
+        return Rule(gives=_assignment(place, _mapping(place, _GIVE)), place=where)
+    text = _text(place)
+    if text == KEEP:
+        return Rule(gives=None, reason="the recipe keeps what it does not name", place=where)
+    return Rule(gives=_guarded(place, lambda: model_preset(text)), place=where)
+
+
+def _guarded(place: _Place, make: Callable[[], T]) -> T:
+    """Return ``make()``, whose errors get the line."""
+    try:
+        return make()
+    except ZeropointError as error:
+        raise place.error(str(error)) from error

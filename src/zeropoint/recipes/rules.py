@@ -1,0 +1,174 @@
+"""Rules, tried in order: the first that matches a module decides, and one that matches none is an error."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..errors import RecipeError, near_misses, printable
+from .assignment import Assignment
+
+REGEX = "re:"
+_AXIS = re.compile(r"\*|(?P<op>>=|<=|%|)(?P<number>[1-9][0-9]*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What a rule looks at: a module's dotted name, the name of its class, and its weight's shape."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What a module must be called, be and measure, and what it gets.
+
+    name: a glob, or ``re:`` and a regular expression that must match the whole name. types: names of classes,
+    any if empty. shape: one entry an axis, joined by commas: ``*``, ``N``, ``>=N``, ``<=N`` or ``%N`` (a
+    multiple of N); a leading ``...`` stands for any number of axes; empty for any shape.
+    gives: schemes, or None to leave the module alone. reason: why it is left alone, in words. place: where
+    the rule is written, for messages.
+
+    Raises RecipeError for malformed patterns.
+
+    >>> rule = Rule(types=("Linear",), shape="...,%128", gives=Assignment.of(weight="int4:g128"))
+    >>> rule.matches(Subject(name="up", type="Linear", shape=(11, 256)))
+    True
+    """
+
+    name: str = "*"
+    types: tuple[str, ...] = ()
+    shape: str = ""
+    gives: Assignment | None
+    reason: str = ""
+    place: str = ""
+
+    def __post_init__(self) -> None:
+        _name_pattern(self.name)
+        _axes(self.shape)
+
+    def matches(self, subject: Subject) -> bool:
+        """Return whether the rule is about ``subject``."""
+        named = _name_pattern(self.name).fullmatch(subject.name) is not None
+        return named and (not self.types or subject.type in self.types) and _fits(self.shape, subject.shape)
+
+    def __str__(self) -> str:
+        kinds = " ".join(self.types)
+        parts = [("name", self.name), ("type", kinds), ("shape", self.shape)]
+        return ", ".join(f"{key} {value}" for key, value in parts if value)
+
+
+@functools.lru_cache(maxsize=1024)
+def _name_pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text.removeprefix(REGEX) if text.startswith(REGEX) else fnmatch.translate(text))
+    except re.error as error:
+        raise RecipeError(f"name {printable(text)} is no regular expression: {error}; correct it") from error
+
+
+@functools.lru_cache(maxsize=1024)
+def _axes(text: str) -> tuple[bool, tuple[tuple[str, int], ...]]:
+    """Return whether any axes may come before, and (comparison, number) of each axis."""
+    entries = [entry.strip() for entry in text.split(",")] if text else ["..."]
+    open_ended = entries[0] == "..."
+    found = [(entry, _AXIS.fullmatch(entry)) for entry in entries[open_ended:]]
+    for entry, match in found:
+        if match is None:
+            raise RecipeError(
+                f"shape {printable(text)} has an axis {printable(entry)}; each must be *, N, >=N, <=N or %N"
+            )
+    axes = [(m["op"] or "=", int(m["number"])) if m and m["number"] else ("*", 0) for _, m in found]
+    return open_ended, tuple(axes)
+
+
+def _fits(text: str, shape: tuple[int, ...]) -> bool:
+    open_ended, axes = _axes(text)
+    if len(shape) < len(axes) or (len(shape) > len(axes) and not open_ended):
+        return False
+    last = shape[len(shape) - len(axes) :]
+    return all(_holds(op, number, length) for (op, number), length in zip(axes, last, strict=True))
+
+
+def _holds(op: str, number: int, length: int) -> bool:
+    if op == "%":
+        return length % number == 0
+    return {"*": True, "=": length == number, ">=": length >= number, "<=": length <= number}[op]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What happens to one module, and which rule said so."""
+
+    subject: Subject
+    rule: Rule
+
+    @property
+    def gives(self) -> Assignment | None:
+        """The schemes, or None for a module that is left alone."""
+        return self.rule.gives
+
+
+UNNAMED = Rule(gives=None, reason="no rule names it")
+"""What decides about a module that no rule matches, where nothing else is said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Ordered rules, and the one that decides where none of them matches.
+
+    >>> recipe = Recipe(
+    ...     rules=(Rule(name="head", gives=None),), default=Rule(gives=Assignment.of(weight="int4"))
+    ... )
+    >>> modules = [Subject(name=name, type="Linear", shape=(8, 8)) for name in ("head", "up")]
+    >>> [decision.gives is None for decision in recipe.decide(modules)]
+    [True, False]
+    """
+
+    rules: tuple[Rule, ...] = ()
+    default: Rule = UNNAMED
+
+    def first(self, subject: Subject) -> Rule:
+        """Return the rule that decides about ``subject``."""
+        return next((rule for rule in self.rules if rule.matches(subject)), self.default)
+
+    def decide(self, subjects: Iterable[Subject]) -> list[Decision]:
+        """Return a decision for each subject, in their order.
+
+        Raises RecipeError when a rule decides about none of them.
+        """
+        known = list(subjects)
+        decisions = [Decision(subject=subject, rule=self.first(subject)) for subject in known]
+        used = {id(decision.rule) for decision in decisions}
+        for rule in self.rules:
+            if id(rule) not in used:
+                raise RecipeError(_idle(rule, known))
+        return decisions
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether some parameters come from data."""
+        rules = (*self.rules, self.default)
+        return any(rule.gives is not None and rule.gives.needs_calibration for rule in rules)
+
+
+def _idle(rule: Rule, subjects: Sequence[Subject]) -> str:
+    place = f"{rule.place}: " if rule.place else ""
+    matched = [subject.name for subject in subjects if rule.matches(subject)]
+    if matched:
+        names = ", ".join(matched[:3]) + (f" and {len(matched) - 3} more" if len(matched) > 3 else "")
+        return f"{place}rule ({rule}) decides about nothing: earlier rules match {names} first; move it up"
+    named = [s for s in subjects if _name_pattern(rule.name).fullmatch(s.name) is not None]
+    if not named:
+        hint = near_misses(rule.name.removeprefix(REGEX).strip("*."), [s.name for s in subjects][:2000])
+        return f"{place}rule ({rule}) matches no module by name; {hint}"
+    typed = [s for s in named if not rule.types or s.type in rule.types]
+    if not typed:
+        types = near_misses(rule.types[0], {subject.type for subject in named})
+        return f"{place}rule ({rule}) matches no module by type; {types}"
+    shapes = ", ".join(sorted({str(s.shape) for s in typed})[:4])
+    return f"{place}rule ({rule}) matches no module by shape; the weights have {shapes}"
