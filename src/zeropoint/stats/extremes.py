@@ -1,0 +1,109 @@
+"""Ranges from the extremes of the data: over all of it, or averaged from batch to batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import RangeError
+from .statistic import Batch, State, Statistic
+
+
+@dataclass(frozen=True, kw_only=True)
+class MinMax(Statistic):
+    """The smallest and the largest number seen; exact, in any order.
+
+    >>> statistic = MinMax()
+    >>> state = statistic.update(statistic.start(), torch.tensor([-1.0, 3.0, torch.nan]))
+    >>> statistic.params(state, "uint8:tensor:asym").zero_point
+    tensor([64], dtype=torch.int32)
+    """
+
+    def range(self, state: State) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the extremes."""
+        return state["minimum"], state["maximum"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovingAverage(Statistic):
+    """Extremes of each batch, averaged with weights that fade: ``average += rate * (extreme - average)``.
+
+    rate: weight of the newest batch, in (0, 1]; torch's MovingAverageMinMaxObserver has 0.01 too.
+
+    The first batch of a block starts its average; a batch without finite numbers leaves it alone. The result
+    depends on the order of the batches. Parts of one batch merge exactly (their extremes do), so that several
+    processes that share each batch agree with one. The averages of separate runs merge with the counts of
+    their batches as weights: neither run is the later one, so no order of their batches is more right, and
+    this is commutative and keeps a common average.
+
+    Raises RangeError for another rate.
+
+    >>> statistic, state = MovingAverage(rate=0.5), MovingAverage(rate=0.5).start()
+    >>> for batch in (torch.tensor([0.0, 1.0]), torch.tensor([-1.0, 2.0])):
+    ...     state = statistic.update(state, batch)
+    >>> statistic.range(state)
+    (tensor([-0.5000], dtype=torch.float64), tensor([1.5000], dtype=torch.float64))
+    """
+
+    rate: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise RangeError(f"rate (={self.rate}) must be above 0 and at most 1")
+
+    def empty(self) -> State:
+        """Return averages of no batches."""
+        zeros = torch.zeros(self.grid, dtype=torch.float64)
+        return {
+            "average_minimum": zeros,
+            "average_maximum": zeros.clone(),
+            "batches": torch.zeros(self.grid, dtype=torch.int64),
+        }
+
+    def take(self, batch: Batch) -> State:
+        """Return the extremes of one batch as the averages of one."""
+        held = batch.minimum <= batch.maximum
+        return {
+            "average_minimum": batch.minimum.where(held, 0.0),
+            "average_maximum": batch.maximum.where(held, 0.0),
+            "batches": held.long(),
+        }
+
+    def join(self, a: State, b: State) -> State:
+        """Return averages weighted by the counts of batches."""
+        count = a["batches"] + b["batches"]
+
+        def mean(name: str) -> torch.Tensor:
+            total = a["batches"] * a[name] + b["batches"] * b[name]
+            # Of one average alone, or of two equal ones, nothing is to be rounded.
+            kept = torch.where(a["batches"] == 0, b[name], total / count.clamp(min=1))
+            return torch.where((b["batches"] == 0) | (a[name] == b[name]), a[name], kept)
+
+        return {
+            "average_minimum": mean("average_minimum"),
+            "average_maximum": mean("average_maximum"),
+            "batches": count,
+        }
+
+    def fold(self, state: State, batch: State) -> State:
+        """Return the averages after one more batch."""
+        merged = self.merge(state, batch)
+        for name in ("average_minimum", "average_maximum"):
+            moved = state[name] + self.rate * (batch[name] - state[name])
+            moved = moved.where(batch["batches"] > 0, state[name])
+            merged[name] = moved.where(state["batches"] > 0, batch[name])
+        return merged
+
+    def merge_batches(self, a: State, b: State) -> State:
+        """Return the extremes of the two parts together, as one batch."""
+        merged = self.merge(a, b)
+        held = merged["minimum"] <= merged["maximum"]
+        merged["average_minimum"] = merged["minimum"].where(held, 0.0)
+        merged["average_maximum"] = merged["maximum"].where(held, 0.0)
+        merged["batches"] = held.long()
+        return merged
+
+    def range(self, state: State) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the averages."""
+        return state["average_minimum"], state["average_maximum"]

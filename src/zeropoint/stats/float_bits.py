@@ -1,0 +1,28 @@
+"""The bits of float32, from which statistics read exponents and bins; never a floating-point logarithm."""
+
+from __future__ import annotations
+
+import torch
+
+EXPONENTS = 255
+"""Exponent fields of finite float32 numbers."""
+SMALLEST_EXPONENT = -149
+"""The smallest subnormal number is 2 ** -149."""
+
+
+def as_float32(x: torch.Tensor) -> torch.Tensor:
+    """Return finite ``x`` in float32; numbers of float64 past its ends become its largest."""
+    if x.dtype == torch.float64:
+        top = torch.finfo(torch.float32).max
+        x = x.clamp(-top, top)
+    return x.to(torch.float32)
+
+
+def signed_bits(x: torch.Tensor) -> torch.Tensor:
+    """Return the bits of finite ``x`` as float32, int32."""
+    return as_float32(x).view(torch.int32)
+
+
+def magnitude_bits(x: torch.Tensor) -> torch.Tensor:
+    """Return the bits of ``|x|`` as float32, int32; they order as the magnitudes do."""
+    return signed_bits(x) & 0x7FFFFFFF

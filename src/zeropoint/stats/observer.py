@@ -1,0 +1,132 @@
+"""Observer: a statistic with its state, as a module that lets its input through unchanged."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..params import QuantizationParams
+from ..schemes import Scheme
+from .processes import gathered, shares_work
+from .statistic import State, Statistic
+
+
+class Observer(nn.Module):
+    """Return the input as it is, and while enabled take it into a statistic.
+
+    statistic: what to learn.
+    name: where the observer stands in its model, for messages.
+
+    The state lies in buffers, complete from the start: state_dict, deepcopy and pickle carry it, and casts of
+    the model (``model.half()``) leave its dtypes alone. Where torch.distributed is initialized, every process
+    must observe the same number of batches: the parts of each batch are merged before they are taken, so that
+    all processes hold the state that one process would have on the concatenated batch.
+
+    >>> from zeropoint.stats import MinMax
+    >>> observer = Observer(MinMax())
+    >>> observer(torch.tensor([-1.0, 3.0]))
+    tensor([-1.,  3.])
+    >>> observer.params("uint8:tensor:asym").zero_point
+    tensor([64], dtype=torch.int32)
+    """
+
+    def __init__(self, statistic: Statistic, *, name: str | None = None) -> None:
+        super().__init__()
+        self.statistic = statistic
+        self.name = name
+        self.enabled = True
+        for key, tensor in statistic.start().items():
+            self.register_buffer(key, tensor)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x``, the same tensor, after :meth:`update` while enabled."""
+        if self.enabled:
+            if torch.compiler.is_compiling():
+                _leave_graphs()
+            Observer.update(self, x)
+        return x
+
+    def update(self, x: torch.Tensor) -> None:
+        """Take one batch into the state; raises what :meth:`Statistic.measure` raises."""
+        with torch.no_grad():
+            batch = self.statistic.measure(x)
+            if shares_work():
+                batch = gathered(batch, self.statistic.merge_batches)
+            self._set(self.statistic.fold(self.state(), self._here(batch)))
+
+    def merge(self, other: Observer) -> None:
+        """Take in the state of an observer with the same statistic; the other one stays as it is."""
+        with torch.no_grad():
+            self._set(self.statistic.merge(self.state(), self._here(other.state())))
+
+    def gathered(self) -> Observer:
+        """Return a copy with the states of all processes merged, for states that were taken apart.
+
+        Every process must call it.
+        """
+        whole = copy.deepcopy(self)
+        whole._set(gathered(self.state(), self.statistic.merge))
+        return whole
+
+    def range(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the range that follows from the data so far, float64, one number a block."""
+        return self.statistic.range(self.state())
+
+    def params(self, scheme: str | Scheme, *, dtype: torch.dtype = torch.float32) -> QuantizationParams:
+        """Return the parameters that follow from the data so far; raises CalibrationError without data."""
+        return self.statistic.params(self.state(), scheme, dtype=dtype, name=self.name)
+
+    def state(self) -> State:
+        """Return the buffers by name."""
+        return {key: self.get_buffer(key) for key in self.statistic.start()}
+
+    def reset(self) -> None:
+        """Forget all data."""
+        self._set(self._here(self.statistic.start()))
+
+    def enable(self) -> None:
+        """Take in what passes."""
+        self.enabled = True
+
+    def disable(self) -> None:
+        """Let data pass without a look."""
+        self.enabled = False
+
+    def extra_repr(self) -> str:
+        """Return the statistic, and whether it is frozen."""
+        return f"{self.statistic}" + ("" if self.enabled else ", disabled")
+
+    def _here(self, state: State) -> State:
+        return {key: tensor.to(self.get_buffer(key).device) for key, tensor in state.items()}
+
+    def _set(self, state: State) -> None:
+        for key, tensor in state.items():
+            self.get_buffer(key).copy_(tensor)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        dtypes = {key: tensor.dtype for key, tensor in self.state().items()}
+        exact = self.state()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for key, tensor in self.state().items():
+            if tensor.dtype != dtypes[key]:
+                self.register_buffer(key, exact[key].to(tensor.device))
+        return self
+
+
+def _leave_graphs() -> bool:
+    """Make compiled models call :meth:`Observer.update` outside their graphs; runs while one is traced.
+
+    Whether data are finite decides what is computed, which no graph can hold. Decorating the method where it
+    is defined would import all of dynamo, 2 seconds, for those who do not compile too.
+    """
+    if not getattr(Observer.update, "_torchdynamo_disable", False):
+        Observer.update = torch.compiler.disable(Observer.update)  # type: ignore[method-assign,no-untyped-call]
+    return True
+
+
+# What torch.compiler.assume_constant_result sets (torch 2.13): it is run, not traced.
+_leave_graphs._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,0 +1,251 @@
+"""What a statistic is: a value that says how data are summed up, and pure functions on states of tensors.
+
+    state_0 = start()          state_n = fold(state_{n-1}, measure(x_n))          (low, high) = range(state_n)
+
+A state is a dictionary of tensors whose names, shapes and dtypes never change, so that buffers, files and
+processes carry it as it is. This module owns what all statistics share: the exact extremes of each block and
+the count of numbers that are not finite, which never enter a range. It knows neither modules nor processes.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import CalibrationError, DtypeError, SchemeError, ShapeError
+from ..formats.torch_dtypes import INPUT_DTYPES
+from ..layout.blocks import reduce_blocks, spread_blocks
+from ..params import QuantizationParams
+from ..schemes import Granularity, Scheme
+from ..schemes.granularity import WHOLE, Anchor
+
+State = dict[str, torch.Tensor]
+"""Name to tensor; the tensors of a block each are shaped like the statistic's grid."""
+
+TENSOR = Granularity.tensor()
+
+
+def calibrated_shape(granularity: Granularity, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the smallest shape with the blocks of ``shape``.
+
+    Axes that lie within one block have length 1, or are left out: batches may differ along those alone.
+
+    >>> calibrated_shape(Granularity.channel(-1), (32, 128, 768))
+    (768,)
+    """
+    named, rank = len(granularity.extents), len(shape)
+    granularity.block_shape(shape)
+    first = granularity.anchor is Anchor.FIRST
+    rest = [granularity.rest] * (rank - named)
+    extents = [*granularity.extents, *rest] if first else [*rest, *granularity.extents]
+    sides = [1 if extent == WHOLE else length for extent, length in zip(extents, shape, strict=True)]
+    if granularity.rest == WHOLE:
+        sides = sides[:named] if first else sides[rank - named :]
+    return tuple(sides) or (1,)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """One tensor as a statistic sees it.
+
+    x: the numbers, without gradient.
+    finite: which of them are finite, or None when all are.
+    minimum, maximum: exact extremes of the finite numbers of each block, float64 on the grid; +Inf and -Inf
+        for a block without any.
+    granularity, grid: the blocks, and how the result of one number a block is shaped.
+    """
+
+    x: torch.Tensor
+    finite: torch.Tensor | None
+    minimum: torch.Tensor
+    maximum: torch.Tensor
+    granularity: Granularity
+    grid: tuple[int, ...]
+
+    def values(self) -> torch.Tensor:
+        """Return the finite numbers, flat, in their own dtype."""
+        return self.x.reshape(-1) if self.finite is None else self.x[self.finite]
+
+    def blocks(self) -> torch.Tensor:
+        """Return the number of the block that holds each of :meth:`values`, int64."""
+        shape = tuple(self.x.shape)
+        count = math.prod(self.grid)
+        numbers = torch.arange(count, device=self.x.device)
+        spread = spread_blocks(numbers, self.granularity, shape).expand(shape)
+        return spread.reshape(-1) if self.finite is None else spread[self.finite]
+
+    def sums(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum over each block of ``values`` (one for each of :meth:`values`), on the grid.
+
+        Exact, and therefore independent of order, for integers below 2**53.
+        """
+        count = math.prod(self.grid)
+        wide = values.to(torch.float64 if values.is_floating_point() else torch.int64)
+        if count == 1:
+            return wide.sum().reshape(self.grid)
+        return wide.new_zeros(count).index_add_(0, self.blocks(), wide).reshape(self.grid)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistic(ABC):
+    """How data are summed up, a block of ``granularity`` at a time, and which range follows.
+
+    granularity: which elements share parameters: that of the schemes to come.
+    shape: a shape of the data; only axes that are cut into blocks matter, so that per tensor any will do.
+
+    A subclass defines :meth:`range`, and where the extremes are not enough :meth:`empty`, :meth:`take` and
+    :meth:`join`. Everything is a pure function: states that are passed in are never modified.
+    """
+
+    granularity: Granularity = TENSOR
+    shape: tuple[int, ...] = (1,)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Shape of one number a block."""
+        return self.granularity.grid(calibrated_shape(self.granularity, self.shape))
+
+    def empty(self) -> State:
+        """Return the statistic's own tensors before any data."""
+        return {}
+
+    def take(self, batch: Batch) -> State:  # noqa: ARG002 - a statistic of extremes alone takes nothing more
+        """Return the statistic's own tensors for one batch that holds at least one finite number."""
+        return {}
+
+    def join(self, a: State, b: State) -> State:
+        """Return the statistic's own tensors for two sets of data together: their sums, unless overridden."""
+        return {name: a[name] + b[name] for name in self.empty()}
+
+    @abstractmethod
+    def range(self, state: State) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the range to quantize, minimum and maximum of each block, float64 on the grid."""
+
+    def start(self) -> State:
+        """Return the state before any data."""
+        return {
+            "minimum": torch.full(self.grid, math.inf, dtype=torch.float64),
+            "maximum": torch.full(self.grid, -math.inf, dtype=torch.float64),
+            "seen": torch.zeros((), dtype=torch.int64),
+            "left_out": torch.zeros((), dtype=torch.int64),
+            **self.empty(),
+        }
+
+    def measure(self, x: torch.Tensor) -> State:
+        """Return the state of one batch alone; numbers that are not finite are counted and left out.
+
+        x: float64, float32, float16 or bfloat16; any stride; may be empty.
+        Raises DtypeError for other tensors, ShapeError when an axis that is cut into blocks has another
+        length than in ``shape``.
+        """
+        self._check(x)
+        state = {name: tensor.to(x.device) for name, tensor in self.start().items()}
+        if x.numel() == 0:
+            return state
+        batch = self._batch(x.detach())
+        seen = x.numel() if batch.finite is None else int(batch.finite.sum())
+        state["minimum"], state["maximum"] = batch.minimum, batch.maximum
+        state["seen"] += seen
+        state["left_out"] += x.numel() - seen
+        return {**state, **self.take(batch)} if seen else state
+
+    def merge(self, a: State, b: State) -> State:
+        """Return the state of two sets of data together."""
+        return {
+            "minimum": torch.minimum(a["minimum"], b["minimum"]),
+            "maximum": torch.maximum(a["maximum"], b["maximum"]),
+            "seen": a["seen"] + b["seen"],
+            "left_out": a["left_out"] + b["left_out"],
+            **self.join(a, b),
+        }
+
+    def fold(self, state: State, batch: State) -> State:
+        """Return ``state`` after one more batch, as :meth:`measure` gave it: merged, unless order matters."""
+        return self.merge(state, batch)
+
+    def merge_batches(self, a: State, b: State) -> State:
+        """Return the measures of two parts of one batch as that of the whole batch."""
+        return self.merge(a, b)
+
+    def update(self, state: State, x: torch.Tensor) -> State:
+        """Return ``state`` after one more batch."""
+        return self.fold(state, self.measure(x))
+
+    def params(
+        self,
+        state: State,
+        scheme: str | Scheme,
+        *,
+        dtype: torch.dtype = torch.float32,
+        name: str | None = None,
+    ) -> QuantizationParams:
+        """Return the parameters that the range of ``state`` gives under ``scheme``.
+
+        dtype: dtype of the tensors to be quantized.
+        name: what was observed, for messages.
+        Raises CalibrationError when a block has seen no finite number, SchemeError when the blocks of the
+        scheme are not those of the statistic.
+        """
+        parsed = Scheme.parse(scheme)
+        if parsed.scales and parsed.granularity != self.granularity:
+            raise SchemeError(
+                f"scheme {parsed} has blocks {parsed.granularity}, but statistics were taken per "
+                f"{self.granularity}; give both the same"
+            )
+        self._require_data(state, name)
+        low, high = self.range(state)
+        shape = calibrated_shape(self.granularity, self.shape)
+        return QuantizationParams.from_range(parsed, low, high, shape=shape, dtype=dtype)
+
+    def _require_data(self, state: State, name: str | None) -> None:
+        bare = state["minimum"] > state["maximum"]
+        if not bool(bare.any()):
+            return
+        where = "" if bare.numel() == 1 else f" in block {tuple(torch.nonzero(bare)[0].tolist())}"
+        left_out = int(state["left_out"])
+        raise CalibrationError(
+            f"{name or type(self).__name__} has seen no finite number{where} ({left_out} that are not finite "
+            "were left out); run calibration data through it before asking for parameters"
+        )
+
+    def _check(self, x: torch.Tensor) -> None:
+        if x.dtype not in INPUT_DTYPES or x.layout is not torch.strided or x.is_meta:
+            known = ", ".join(str(dtype) for dtype in INPUT_DTYPES)
+            raise DtypeError(
+                f"x (dtype {x.dtype}, layout {x.layout}, device {x.device}) must be a dense tensor with data "
+                f"of one of {known}; convert it first"
+            )
+        shape = tuple(x.shape)
+        have, want = (calibrated_shape(self.granularity, s) for s in (shape, self.shape))
+        if have != want:
+            raise ShapeError(
+                f"x (shape {shape}) must have blocks {self.granularity} of a tensor of shape {want}; "
+                "give the statistic the shape of its data, or a granularity that spans the axes that vary"
+            )
+
+    def _batch(self, x: torch.Tensor) -> Batch:
+        low, high = self._extremes(x, x)
+        finite = None
+        # A NaN or Inf anywhere shows in an extreme, so that clean data are read but once.
+        if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
+            finite = torch.isfinite(x)
+            low, high = self._extremes(x.where(finite, math.inf), x.where(finite, -math.inf))
+        return Batch(
+            x=x,
+            finite=finite,
+            minimum=low,
+            maximum=high,
+            granularity=self.granularity,
+            grid=self.grid,
+        )
+
+    def _extremes(self, lows: torch.Tensor, highs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.granularity == TENSOR and lows is highs:
+            low, high = torch.aminmax(lows)
+        else:
+            low = reduce_blocks(lows, self.granularity, "amin", math.inf)
+            high = reduce_blocks(highs, self.granularity, "amax", -math.inf)
+        return low.double().reshape(self.grid), high.double().reshape(self.grid)

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+
+from zeropoint import Granularity, RangeError, quantize
+from zeropoint.stats import AbsoluteMean
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_mean_is_the_exact_sum_divided_once(dtype: torch.dtype) -> None:
+    x = torch.randn(3000, generator=torch.Generator().manual_seed(0)) * torch.logspace(-4, 4, 3000)
+    x = x.to(dtype)
+    statistic = AbsoluteMean()
+    exact = sum(Fraction(abs(value)) for value in x.double().tolist()) / 3000
+    assert statistic.mean(statistic.measure(x)).item() == float(exact)
+
+
+def test_subnormal_and_largest_numbers_are_summed_exactly() -> None:
+    bits = torch.tensor([1, 2, 0x7FFFFF, 0x800000, 0x7F7FFFFF, 0], dtype=torch.int32)
+    x = torch.cat([bits.view(torch.float32), -bits.view(torch.float32)])
+    exact = sum(Fraction(abs(value)) for value in x.double().tolist()) / 12
+    statistic = AbsoluteMean()
+    assert statistic.mean(statistic.measure(x)).item() == float(exact)
+    assert statistic.mean(statistic.measure(x[:1])).item() == 2.0**-149
+
+
+def test_float64_is_rounded_to_float32_and_its_ends_are_held() -> None:
+    statistic = AbsoluteMean()
+    third = torch.tensor([1 / 3], dtype=torch.float64)
+    assert statistic.mean(statistic.measure(third)).item() == third.float().item()
+    huge = torch.tensor([1e300], dtype=torch.float64)
+    assert statistic.mean(statistic.measure(huge)).item() == torch.finfo(torch.float32).max
+
+
+def test_blocks_have_their_own_means_and_counts() -> None:
+    statistic = AbsoluteMean(granularity=Granularity.group(3), shape=(2, 5))
+    x = torch.tensor([[1.0, -2.0, 3.0, 4.0, math.nan], [0.0, 0.0, 0.0, -8.0, 2.0]])
+    assert statistic.mean(statistic.measure(x)).tolist() == [[2.0, 4.0], [0.0, 5.0]]
+
+
+def test_ternary_codes_follow_bitnet() -> None:
+    weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    statistic = AbsoluteMean()
+    params = statistic.params(statistic.measure(weight), "ternary:tensor")
+    gamma = weight.abs().double().mean().float()
+    want = (weight / gamma).round().clamp(-1, 1)
+    torch.testing.assert_close(quantize(weight, params).dequantize() / params.scales[0], want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, math.inf, math.nan])
+def test_a_factor_that_gives_no_range_is_refused(factor: float) -> None:
+    with pytest.raises(RangeError, match=r"factor \(=.*\) must be positive and finite"):
+        AbsoluteMean(factor=factor)
