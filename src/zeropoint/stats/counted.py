@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .float_bits import EXPONENTS
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Counted:
@@ -37,11 +39,13 @@ class Counted:
         """Return a range without the parts in which no number lies."""
         return max(low, self.minimum), min(high, self.maximum)
 
-    def points(self, each: int) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    def points(self, per_octave: int) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
         """Return numbers that stand for the data, and how many each stands for.
 
-        ``each`` of them are spread evenly over every bin that holds numbers, cut to the extremes.
+        They are spread evenly over every bin that holds numbers, ``per_octave`` of them from one power of two
+        to the next where bins are wider than that, and cut to the extremes.
         """
+        each = max(1, per_octave * EXPONENTS // len(self.positive))
         steps = (np.arange(each) + 0.5) / each
         values, weights = [], []
         for sign, counts in ((1.0, self.positive), (-1.0, self.negative)):

@@ -67,6 +67,8 @@ def divergences(block: Counted, thresholds: NDArray[np.float64], scheme: Scheme)
 def _divergences(block: Counted, thresholds: NDArray[np.float64], scheme: Scheme) -> NDArray[np.float64]:
     cells = thresholds[:, None] * (np.arange(CELLS + 1) / CELLS)
     below, total = _cumulative(block, cells)
+    # The largest magnitude itself lies in the last cell of its own threshold, not above it.
+    below[thresholds >= block.amax, -1] = total
     inside = np.diff(below, axis=1)
     centers = ((cells[:, 1:] + cells[:, :-1]) / 2).astype(np.float32)
     low = -thresholds if _is_signed(scheme) else 0 * thresholds

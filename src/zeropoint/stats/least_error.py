@@ -11,8 +11,8 @@ from ..schemes import Scheme, ZeroPoint
 from .candidates import magnitudes, quantized
 from .counted import Counted
 
-_EACH = 8
-"""Numbers that stand for a bin: the codes of int8 lie about three in a bin near the largest magnitude."""
+_PER_OCTAVE = 256
+"""Numbers that stand for the data from one power of two to the next: int8 has at most 64 codes there."""
 
 _SWEEPS = 4
 """Turns of each end at most; two are usual."""
@@ -75,7 +75,7 @@ class LeastError:
 
 def squared_errors(block: Counted, low: Ends, high: Ends, scheme: Scheme) -> NDArray[np.float64]:
     """Return the mean squared error of each range; ranges too small for their scale's format are left out."""
-    points, weights = block.points(_EACH)
+    points, weights = block.points(_PER_OCTAVE)
     error = quantized(points, low, high, scheme) - points
     # Squared in units of the largest magnitude, whose own square could leave float64.
     result: NDArray[np.float64] = (error / block.amax) ** 2 @ (weights / weights.sum()) * block.amax**2

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.stats.every_statistic import ALL, CHANNELS, name_of
+from torch._dynamo.utils import counters
+
+from zeropoint import choose_params, fake_quantize
+from zeropoint.errors import CalibrationError
+from zeropoint.stats import MinMax, MovingAverage, Observer, State, Statistic
+
+EVERY = pytest.mark.parametrize("statistic", [*ALL, *CHANNELS], ids=name_of)
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def observed(statistic: Statistic, *batches: torch.Tensor) -> Observer:
+    observer = Observer(statistic)
+    for batch in batches:
+        observer(batch)
+    return observer
+
+
+def assert_same(a: State, b: State) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype
+        assert torch.equal(a[name], b[name]), name
+
+
+@EVERY
+def test_the_input_passes_as_it_is(statistic: Statistic) -> None:
+    x = noise(4, 6).requires_grad_()
+    observer = Observer(statistic)
+    assert observer(x) is x
+    observer(x).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.ones(4, 6))
+    assert_same(observer.state(), statistic.update(statistic.update(statistic.start(), x), x))
+
+
+@EVERY
+def test_a_disabled_observer_is_frozen(statistic: Statistic) -> None:
+    observer = observed(statistic, noise(4, 6))
+    before = {name: tensor.clone() for name, tensor in observer.state().items()}
+    observer.disable()
+    observer(noise(4, 6, seed=1) * 100)
+    assert_same(observer.state(), before)
+    assert repr(observer).endswith("disabled)")
+    observer.enable()
+    observer(noise(4, 6, seed=1) * 100)
+    assert int(observer.state()["seen"]) == 48
+
+
+@EVERY
+def test_a_state_dict_fits_a_new_observer_strictly(statistic: Statistic, tmp_path: Path) -> None:
+    observer = observed(statistic, noise(9, 6), noise(9, 6, seed=1))
+    save_file(observer.state_dict(), tmp_path / "state.safetensors")
+    other = Observer(statistic)
+    other.load_state_dict(load_file(tmp_path / "state.safetensors"), strict=True)
+    assert_same(other.state(), observer.state())
+
+
+@EVERY
+def test_copies_go_their_own_ways(statistic: Statistic) -> None:
+    observer = observed(statistic, noise(9, 6))
+    before = {name: tensor.clone() for name, tensor in observer.state().items()}
+    file = io.BytesIO()
+    torch.save(observer, file)
+    file.seek(0)
+    for other in (
+        copy.deepcopy(observer),
+        pickle.loads(pickle.dumps(observer)),
+        torch.load(file, weights_only=False),
+    ):
+        assert_same(other.state(), before)
+        other(noise(9, 6, seed=1) * 100)
+        assert int(other.state()["seen"]) == 108
+        assert_same(observer.state(), before)
+
+
+@EVERY
+def test_casting_a_model_leaves_statistics_exact(statistic: Statistic) -> None:
+    observer = observed(statistic, noise(9, 6))
+    before = {name: tensor.clone() for name, tensor in observer.state().items()}
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), observer)
+    for cast in (model.half, model.bfloat16, model.float, model.double):
+        cast()
+        assert_same(observer.state(), before)
+
+
+def test_parameters_are_those_of_the_data_and_name_the_observer_without_data() -> None:
+    x = noise(50).bfloat16()
+    observer = observed(MinMax(), x)
+    params = observer.params("uint8:tensor:asym", dtype=torch.bfloat16)
+    assert_same(params.tensors(), choose_params(x, "uint8:tensor:asym").tensors())
+    assert torch.equal(fake_quantize(x, params), fake_quantize(x, "uint8:tensor:asym"))
+    observer.reset()
+    observer.name = "model.layers.0.mlp"
+    with pytest.raises(CalibrationError, match=r"^model\.layers\.0\.mlp has seen no finite number"):
+        observer.params("int8")
+
+
+def test_merging_observers_leaves_the_other_as_it_is() -> None:
+    a, b = observed(MinMax(), noise(5)), observed(MinMax(), noise(5, seed=1))
+    kept = {name: tensor.clone() for name, tensor in b.state().items()}
+    a.merge(b)
+    assert_same(b.state(), kept)
+    assert_same(a.state(), observed(MinMax(), torch.cat([noise(5), noise(5, seed=1)])).state())
+
+
+def test_one_process_alone_gathers_what_it_has() -> None:
+    observer = observed(MovingAverage(), noise(5), noise(5, seed=1))
+    assert_same(observer.gathered().state(), observer.state())
+
+
+@EVERY
+def test_inference_mode_and_autocast_change_nothing(statistic: Statistic) -> None:
+    observer, x = Observer(statistic), noise(9, 6)
+    with torch.inference_mode():
+        observer(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        observer(x)
+    assert_same(observer.state(), observed(statistic, x, x).state())
+
+
+@EVERY
+def test_a_compiled_model_breaks_its_graph_once_and_learns_the_same(statistic: Statistic) -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    observer = Observer(statistic)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), observer, torch.nn.ReLU())
+    compiled, x = torch.compile(model, backend="eager"), noise(9, 6)
+    with torch.no_grad():
+        outputs = [compiled(x) for _ in range(3)]
+        plain = Observer(statistic)
+        expected = [plain(model[0](x)).relu() for _ in range(3)]
+    assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
+    assert_same(observer.state(), plain.state())
+    assert [reason for reason in counters["graph_break"] if "torch.compiler.disable" not in reason] == []
+    assert counters["graph_break"]
+
+
+def test_a_disabled_observer_leaves_the_graph_whole() -> None:
+    torch._dynamo.reset()
+    observer = Observer(MinMax())
+    observer.disable()
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), observer)
+    x = noise(3, 6)
+    whole = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.equal(whole(x), model(x))
+
+
+def test_observing_without_a_compiler_does_not_import_one() -> None:
+    code = (
+        "import sys, torch; from zeropoint.stats import MinMax, Observer; "
+        "Observer(MinMax())(torch.ones(3)); print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
