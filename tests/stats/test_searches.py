@@ -47,7 +47,7 @@ def counted(x: torch.Tensor, mantissa_bits: int = 5) -> Counted:
         "float8_e4m3fn",
         "float4_e2m1fn",
         "nf4:tensor",
-        "int3:tensor:round=half_away",
+        "int3",
     ],
 )
 def test_the_least_error_is_that_of_a_brute_force_search_on_the_data(text: str) -> None:
