@@ -81,7 +81,7 @@ def quantize(
     if out is not None:
         return _quantize_into(source, scheme, out)
     if isinstance(scheme, QuantizationParams):
-        params = _fitted(scheme, x)
+        params = fit_params(scheme, tuple(x.shape), x.dtype)
         data = library.quantize(source, list(params.scales), params.zero_point, params.text)
         return QuantizedTensor(data=data, params=params, shape=tuple(x.shape), dtype=x.dtype)
     parsed, text = _resolve(scheme)
@@ -97,7 +97,9 @@ def _quantize_into(
     x: torch.Tensor, scheme: str | Scheme | QuantizationParams, out: QuantizedTensor
 ) -> QuantizedTensor:
     given = isinstance(scheme, QuantizationParams)
-    params = _fitted(scheme, x) if isinstance(scheme, QuantizationParams) else out.params
+    params = (
+        fit_params(scheme, tuple(x.shape), x.dtype) if isinstance(scheme, QuantizationParams) else out.params
+    )
     parsed = params.scheme if given else Scheme.parse(scheme)  # type: ignore[arg-type]
     if (out.scheme, out.shape, out.dtype) != (parsed, tuple(x.shape), x.dtype):
         raise ShapeError(f"out ({out}) must be a result for {parsed}, shape {tuple(x.shape)}, {x.dtype}")
@@ -152,7 +154,7 @@ def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) ->
     _check(x)
     if not isinstance(params, QuantizationParams):
         params = quantize(x, params).params
-    fitted = _fitted(params, x)
+    fitted = fit_params(params, tuple(x.shape), x.dtype)
     result: torch.Tensor = library.fake_quantize(x, list(fitted.scales), fitted.zero_point, fitted.text)
     return result
 
@@ -182,14 +184,17 @@ def _split(scheme: Scheme, rest: list[torch.Tensor]) -> tuple[tuple[torch.Tensor
     return tuple(rest[:count]), rest[count] if len(rest) > count else None
 
 
-def _fitted(params: QuantizationParams, x: torch.Tensor) -> QuantizationParams:
-    """Return parameters whose tensors lie on the grid of ``x``; one number serves any shape.
+def fit_params(params: QuantizationParams, shape: tuple[int, ...], dtype: torch.dtype) -> QuantizationParams:
+    """Return parameters whose tensors lie on the grid of a tensor of ``shape``; one number serves any shape.
 
     Otherwise the grids must agree but for axes of length 1: a list of channels fits the axis it is for.
+    Raises ShapeError when they do not.
+
+    >>> fit_params(QuantizationParams.new(0.5), (2, 3), torch.float32).scales[0].shape
+    torch.Size([1, 1])
     """
-    if params.shape == tuple(x.shape) and params.dtype == x.dtype:
+    if params.shape == shape and params.dtype == dtype:
         return params
-    shape = tuple(x.shape)
     grids = [level.granularity.grid(shape) for level in params.scheme.scales]
     if any(
         _long_axes(scale.shape) != _long_axes(grid) for scale, grid in zip(params.scales, grids, strict=True)
@@ -228,4 +233,4 @@ def _check(x: torch.Tensor) -> None:
         raise DtypeError(f"x (dtype {x.dtype}) must be one of {known}; convert it first")
 
 
-__all__ = ["choose_params", "dequantize", "explain", "fake_quantize", "quantize"]
+__all__ = ["choose_params", "dequantize", "explain", "fake_quantize", "fit_params", "quantize"]

@@ -1,0 +1,171 @@
+"""What kernels divide and multiply by: factors and zero points of all blocks, given or loaded each call."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....formats import IntFormat
+from ....formats.torch_dtypes import format_of, storage_dtype
+from ....ops.preparation import Call
+from ....ops.registry import Params, Request
+from ....schemes import Granularity, Scheme, TensorScale, ZeroPoint
+from .. import layout as k
+from ..backend import _NO_BYTES, _NO_FLOATS, _factors, _stored
+from ..layout import ScaleRule as Rule
+from ..lowering import given_rule, rule_of, rule_refusal
+
+_CONVERTED = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e8m0fnu,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+)
+"""Dtypes of scales that torch itself converts to float32 in place."""
+
+
+def load_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
+    """Return why :class:`Factors` cannot load the scheme's scales in place, or None."""
+    own = format_of(dtype)
+    if any(storage_dtype(level.format_for(own)) not in _CONVERTED for level in scheme.scales):
+        return f"scales of {scheme} are decoded by the reference"
+    if len(scheme.scales) > 2 or any(
+        level.granularity != Granularity.tensor() for level in scheme.scales[1:]
+    ):
+        return f"scale levels of {scheme} are combined by the reference"
+    return None
+
+
+class Factors:
+    """One float32 factor and zero point a block, filled in place from parameters.
+
+    Holds the same numbers as the backend computes for a call of its own: the product of the scale levels and
+    the step of integer codes.
+
+    dividing: whether a zero factor becomes Inf, by which every value divides to zero.
+    """
+
+    def __init__(self, wanted: Request, *, dividing: bool) -> None:
+        scheme, shape = wanted.scheme, wanted.shape
+        self._wanted, self._dividing = wanted, dividing
+        self._in_place = load_refusal(scheme, wanted.own_dtype) is None
+        count = scheme.granularity.block_count(shape)
+        self.values: Any = np.ones(count, np.float32)
+        self.zeros: Any = np.zeros(
+            count if scheme.zero_point is not ZeroPoint.NONE else len(_NO_FLOATS), np.float32
+        )
+        self._factors, self._offsets = torch.from_numpy(self.values), torch.from_numpy(self.zeros)
+        self._lost = np.empty(count if dividing and len(scheme.scales) > 1 else 0, np.bool_)
+        step = scheme.element.step if isinstance(scheme.element, IntFormat) else 1
+        self._step = np.float32(float(step))
+        self.nbytes: int = self.values.nbytes + self.zeros.nbytes + self._lost.nbytes
+
+    def load(self, params: Params) -> None:
+        """Take the parameters, contiguous tensors on the grids of the scheme."""
+        scales, zero_point = params
+        if not self._in_place:
+            self._copy(params)
+            return
+        if scales:
+            self._factors.copy_(scales[0].reshape(-1))
+        if len(scales) > 1:
+            self._combine(scales[1].reshape(()))
+        if self._step != 1:
+            np.multiply(self.values, self._step, out=self.values)
+        if zero_point is not None:
+            self._offsets.copy_(zero_point.reshape(-1))
+
+    def _copy(self, params: Params) -> None:
+        wanted = self._wanted
+        values, zeros = _factors(
+            wanted.scheme, params, wanted.shape, wanted.own_dtype, dividing=self._dividing
+        )
+        self.values[:], self.zeros[:] = values, zeros
+
+    def _combine(self, coarse: torch.Tensor) -> None:
+        scheme = self._wanted.scheme
+        inverse = scheme.dialect.tensor_scale is TensorScale.RECIPROCAL
+        if inverse and not scheme.scales[0].rule.power_of_two:
+            self._factors.div_(coarse)
+        else:
+            self._factors.mul_(coarse)
+        if self._lost.size:
+            np.equal(self.values, 0, out=self._lost)
+            np.copyto(self.values, np.float32(math.inf), where=self._lost)
+
+
+class Divisors:
+    """The arrays by which kernels divide, those of given parameters or of each call's."""
+
+    def __init__(self, call: Call) -> None:
+        wanted, scheme = call.request, call.request.scheme
+        self._loaded: Factors | None = None
+        if call.params is None:
+            self._loaded = Factors(wanted, dividing=True)
+            self.values, self.zeros = self._loaded.values, self._loaded.zeros
+            self.nbytes = self._loaded.nbytes
+            return
+        values, zeros = _factors(scheme, call.params, wanted.shape, wanted.own_dtype, dividing=True)
+        # Copies: later changes to the caller's tensors must not reach some plans and miss others.
+        self.values, self.zeros = np.array(values), np.array(zeros)
+        self.nbytes = self.values.nbytes + self.zeros.nbytes
+
+    def load(self, params: Params | None) -> None:
+        """Take the parameters of a call, unless they were given before."""
+        if self._loaded is not None:
+            assert params is not None
+            self._loaded.load(params)
+
+
+def multipliers(call: Call) -> Any:
+    """Return what codes are multiplied by under given parameters; a zero factor is zero here."""
+    wanted = call.request
+    assert call.params is not None
+    return np.array(_factors(wanted.scheme, call.params, wanted.shape, wanted.own_dtype, dividing=False)[0])
+
+
+class StoredScales:
+    """How the dequantizing kernel reads scales: as stored bytes where it knows them, else as factors."""
+
+    def __init__(self, call: Call) -> None:
+        self._loaded: Factors | None = None
+        self._fixed: tuple[Rule, Any, Any, Any] | None = None
+        self._wanted = wanted = call.request
+        scheme = wanted.scheme
+        self.nbytes = 0
+        if call.params is not None:
+            rule, scales, codes, zeros = _stored(scheme, call.params, wanted.shape, wanted.own_dtype)
+            self._fixed = rule, np.array(scales), np.array(codes), np.array(zeros)
+            self.nbytes = sum(array.nbytes for array in self._fixed[1:])
+        elif not _reads_bytes(scheme, wanted.own_dtype):
+            self._loaded = Factors(wanted, dividing=False)
+            self.nbytes = self._loaded.nbytes
+
+    def arrays(self, params: Params | None) -> tuple[Rule, Any, Any, Any]:
+        """Return rule, factors, bytes and zero points for a call with ``params``."""
+        if self._fixed is not None:
+            return self._fixed
+        assert params is not None
+        wanted = self._wanted
+        if self._loaded is None:
+            return _stored(wanted.scheme, params, wanted.shape, wanted.own_dtype)
+        self._loaded.load(params)
+        return given_rule(), self._loaded.values, _NO_BYTES, self._loaded.zeros
+
+
+def _reads_bytes(scheme: Scheme, own_dtype: torch.dtype) -> bool:
+    known = bool(scheme.scales) and rule_refusal(scheme, own_dtype) is None
+    return known and rule_of(scheme, own_dtype).how in (k.POWER, k.MINIFLOAT)
+
+
+def dequantize_refusal(call: Call) -> str | None:
+    """Return why a prepared dequantization still takes memory, or None."""
+    scheme, own = call.request.scheme, call.request.own_dtype
+    if call.params is not None or _reads_bytes(scheme, own):
+        return None
+    return load_refusal(scheme, own)

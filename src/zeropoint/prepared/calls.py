@@ -1,0 +1,231 @@
+"""What ``run`` does, operator by operator: check the tensors, call the kernel.
+
+Each call is made of kernels prepared by :mod:`zeropoint.ops.preparation`; those without given parameters
+choose them from the data first, into memory of the plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ..errors import RangeError, ShapeError
+from ..ops.library import backend_of
+from ..ops.preparation import Call, PreparedKernel, prepare
+from ..ops.registry import Op, Params, Request
+from ..params import QuantizationParams
+from ..schemes import Scheme
+from ..tensor import QuantizedTensor
+from .operands import Codes, Operand, Staged, bytes_of, check_apart, params_of
+
+Value = torch.Tensor | QuantizedTensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signature:
+    """All that a plan is made from.
+
+    op: quantize, dequantize, fake_quantize or fake_quantize_backward.
+    params: given parameters on the grids of the operand, or None when they are chosen from the data, or come
+        with the codes.
+    operand: the tensor of values, in or out.
+    code_range: smallest and largest integer code in use, or None for those of the scheme.
+    """
+
+    op: Op
+    scheme: Scheme
+    params: QuantizationParams | None
+    operand: Operand
+    code_range: tuple[int, int] | None
+
+    @property
+    def own_dtype(self) -> torch.dtype:
+        """Dtype of the tensor that is quantized."""
+        given = self.op is Op.DEQUANTIZE and self.params is not None
+        return self.params.dtype if given and self.params is not None else self.operand.dtype
+
+    def request(self, op: Op) -> Request:
+        """Return the request that a kernel for ``op`` makes."""
+        operand = self.operand
+        return Request(
+            op=op, scheme=self.scheme, shape=operand.shape, dtype=operand.dtype, own_dtype=self.own_dtype,
+            device=operand.device,
+        )  # fmt: skip
+
+    def codes(self) -> Codes:
+        """Return the quantized tensor of the call."""
+        own = self.operand
+        return Codes(
+            scheme=self.scheme,
+            operand=Operand(shape=own.shape, dtype=self.own_dtype, strides=None, device=own.device),
+        )
+
+    def kernel(self, op: Op) -> PreparedKernel:
+        """Return the prepared kernel for ``op``, with the given parameters where it takes some."""
+        params: Params | None = None
+        if self.params is not None:
+            params = self.params.scales, self.params.zero_point
+        request = self.request(op)
+        return prepare(Call(request=request, params=params, code_range=self.code_range), backend_of(request))
+
+
+class PlannedCall(Protocol):
+    """The part of a plan that runs.
+
+    workspace_bytes: memory held between calls. allocates: why a call takes more, or None.
+    """
+
+    workspace_bytes: int
+    allocates: str | None
+
+    def empty(self) -> Value:
+        """Return memory for a result."""
+
+    def run(self, *inputs: Value, out: Value) -> Value:
+        """Write the result into ``out`` and return it."""
+
+
+class Quantize:
+    """Codes of ``x``, under given parameters or with parameters chosen from it."""
+
+    def __init__(self, signature: Signature) -> None:
+        given = signature.params is not None
+        kernel = signature.kernel(Op.QUANTIZE if given else Op.QUANTIZE_DYNAMIC)
+        self._operand, self._codes = signature.operand, signature.codes()
+        self._params, self._run, self._staged = signature.params, kernel.run, Staged(signature.operand)
+        self.workspace_bytes = kernel.workspace_bytes + self._staged.nbytes
+        self.allocates = kernel.allocates
+
+    def empty(self) -> QuantizedTensor:
+        """See :class:`PlannedCall`."""
+        return self._codes.empty(self._params)
+
+    def run(self, x: torch.Tensor, *, out: QuantizedTensor) -> QuantizedTensor:
+        """See :class:`PlannedCall`."""
+        given = self._params
+        self._operand.check("x", x)
+        self._codes.check("out", out, whole=given is None)
+        check_apart(out.data, x)
+        source = self._staged.contiguous(x)
+        if given is None:
+            self._run(source, out.data, params_of(out))
+            return out
+        self._run(source, out.data)
+        if out.params is given:
+            return out
+        return QuantizedTensor(data=out.data, params=given, shape=out.shape, dtype=out.dtype)
+
+
+class Dequantize:
+    """Values of codes."""
+
+    def __init__(self, signature: Signature) -> None:
+        kernel = signature.kernel(Op.DEQUANTIZE)
+        self._operand, self._codes = signature.operand.contiguous(), signature.codes()
+        self._params, self._run = signature.params, kernel.run
+        self.workspace_bytes, self.allocates = kernel.workspace_bytes, kernel.allocates
+
+    def empty(self) -> torch.Tensor:
+        """See :class:`PlannedCall`."""
+        return self._operand.empty()
+
+    def run(self, q: QuantizedTensor, *, out: torch.Tensor) -> torch.Tensor:
+        """See :class:`PlannedCall`."""
+        given = self._params
+        self._codes.check("q", q, whole=given is None)
+        if given is not None and q.params is not given and q.params != given:
+            raise ShapeError(
+                f"q ({q.params}) must have the parameters of the plan ({given}); make a plan for it"
+            )
+        self._operand.check_out(out, q.data)
+        self._run(q.data, None if given is not None else params_of(q), out)
+        return out
+
+
+class FakeQuantize:
+    """Values of the codes of ``x``; without given parameters, through codes in memory of the plan."""
+
+    def __init__(self, signature: Signature) -> None:
+        self._operand, self._staged = signature.operand, Staged(signature.operand)
+        self._codes: QuantizedTensor | None = None
+        if signature.params is not None:
+            kernel = signature.kernel(Op.FAKE_QUANTIZE)
+            self._run = kernel.run
+            self.workspace_bytes = kernel.workspace_bytes + self._staged.nbytes
+            self.allocates = kernel.allocates
+            return
+        first, second = signature.kernel(Op.QUANTIZE_DYNAMIC), signature.kernel(Op.DEQUANTIZE)
+        self._codes = signature.codes().empty(None)
+        self._choose, self._run = first.run, second.run
+        held = first.workspace_bytes + second.workspace_bytes + bytes_of(self._codes)
+        self.workspace_bytes = held + self._staged.nbytes
+        self.allocates = first.allocates or second.allocates
+
+    def empty(self) -> torch.Tensor:
+        """See :class:`PlannedCall`."""
+        return self._operand.empty()
+
+    def run(self, x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        """See :class:`PlannedCall`."""
+        self._operand.check("x", x)
+        self._operand.check_out(out, x)
+        source = self._staged.contiguous(x)
+        if self._codes is None:
+            self._run(source, out)
+            return out
+        params = params_of(self._codes)
+        self._choose(source, self._codes.data, params)
+        self._run(self._codes.data, params, out)
+        return out
+
+
+class Backward:
+    """The straight-through gradient: that of the result where the rounded ``x`` needs no clipping, else 0."""
+
+    def __init__(self, signature: Signature) -> None:
+        self._operand = signature.operand
+        self._staged, self._staged_slope = Staged(signature.operand), Staged(signature.operand)
+        kernel = signature.kernel(Op.FAKE_QUANTIZE_BACKWARD)
+        self._run, self.allocates = kernel.run, kernel.allocates
+        self.workspace_bytes = kernel.workspace_bytes + 2 * self._staged.nbytes
+        self._codes: QuantizedTensor | None = None
+        if signature.params is None:
+            first = signature.kernel(Op.QUANTIZE_DYNAMIC)
+            self._codes, self._choose = signature.codes().empty(None), first.run
+            self.workspace_bytes += first.workspace_bytes + bytes_of(self._codes)
+            self.allocates = first.allocates or kernel.allocates
+
+    def empty(self) -> torch.Tensor:
+        """See :class:`PlannedCall`."""
+        return self._operand.empty()
+
+    def run(self, grad: torch.Tensor, x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        """See :class:`PlannedCall`."""
+        self._operand.check("grad", grad)
+        self._operand.check("x", x)
+        self._operand.check_out(out, grad, x)
+        source, slope = self._staged.contiguous(x), self._staged_slope.contiguous(grad)
+        params = None
+        if self._codes is not None:
+            params = params_of(self._codes)
+            self._choose(source, self._codes.data, params)
+        self._run(slope, source, params, out)
+        return out
+
+
+def check_code_range(signature: Signature) -> None:
+    """Raise RangeError unless the code range is a range within the codes of given parameters' scheme."""
+    if signature.code_range is None:
+        return
+    (low, high), scheme = signature.code_range, signature.scheme
+    if signature.params is None or signature.op is Op.DEQUANTIZE:
+        raise RangeError(
+            f"code range {low}..{high} needs given parameters and values to clip: a scale chosen from "
+            "the data uses all codes; pass QuantizationParams"
+        )
+    if not scheme.qmin <= low <= high <= scheme.qmax:
+        raise RangeError(
+            f"code range {low}..{high} must lie in {scheme.qmin}..{scheme.qmax}, the codes of {scheme}"
+        )

@@ -1,0 +1,175 @@
+"""The tensors a plan takes and gives: their shape, dtype, strides and device, checked once a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import DtypeError, ShapeError
+from ..formats.torch_dtypes import INPUT_DTYPES, format_of, storage_dtype, wide_dtype
+from ..layout import packing
+from ..ops.registry import Params
+from ..params import QuantizationParams
+from ..params.arithmetic import zero_point_dtype
+from ..schemes import Scheme, ZeroPoint
+from ..tensor import QuantizedTensor
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operand:
+    """A tensor of values without its data.
+
+    dtype: float64, float32, float16 or bfloat16.
+    strides: None for a contiguous tensor.
+
+    Raises DtypeError for another dtype, ShapeError for a negative length or strides that do not fit.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    strides: tuple[int, ...] | None
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        if self.dtype not in INPUT_DTYPES:
+            known = ", ".join(str(dtype) for dtype in INPUT_DTYPES)
+            raise DtypeError(f"dtype (={self.dtype}) must be one of {known}; convert the tensor first")
+        if any(length < 0 for length in self.shape):
+            raise ShapeError(f"shape (={self.shape}) must not have a negative length")
+        if self.strides is not None and len(self.strides) != len(self.shape):
+            raise ShapeError(
+                f"strides (={self.strides}) must number {len(self.shape)}, as shape {self.shape}"
+            )
+
+    def check(self, name: str, x: torch.Tensor) -> None:
+        """Raise DtypeError or ShapeError unless ``x`` is such a tensor."""
+        if type(x) not in _PLAIN or x.layout is not torch.strided or x.dtype is not self.dtype:
+            found = getattr(x, "dtype", "no dtype")
+            raise DtypeError(
+                f"{name} (a {type(x).__name__} of {found}) must be a plain dense tensor of {self.dtype}; "
+                "make a plan for it"
+            )
+        laid = x.is_contiguous() if self.strides is None else x.stride() == self.strides
+        if x.shape != self.shape or not laid or x.device != self.device:
+            raise ShapeError(
+                f"{name} (shape {tuple(x.shape)}, strides {x.stride()}, on {x.device}) must be {self}; "
+                "make a plan for it"
+            )
+
+    def check_out(self, out: torch.Tensor, *inputs: torch.Tensor) -> None:
+        """Raise unless ``out`` is contiguous, without gradient, and shares no memory with ``inputs``."""
+        self.contiguous().check("out", out)
+        if out.requires_grad:
+            raise ShapeError("out (requires_grad=True) must not require a gradient; detach it first")
+        check_apart(out, *inputs)
+
+    def contiguous(self) -> Operand:
+        """Return the same tensor in contiguous memory."""
+        if self.strides is None:
+            return self
+        return Operand(shape=self.shape, dtype=self.dtype, strides=None, device=self.device)
+
+    def empty(self) -> torch.Tensor:
+        """Return uninitialized contiguous memory of this shape and dtype."""
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+
+    def __str__(self) -> str:
+        laid = "contiguous" if self.strides is None else f"of strides {self.strides}"
+        return f"{self.dtype} of shape {self.shape}, {laid}, on {self.device}"
+
+
+def check_apart(out: torch.Tensor, *inputs: torch.Tensor) -> None:
+    """Raise ShapeError when ``out`` shares its storage with an input, which is never modified."""
+    memory = out.untyped_storage().data_ptr()
+    if memory and any(x.untyped_storage().data_ptr() == memory for x in inputs):
+        raise ShapeError("out must not share memory with the input, which is never modified")
+
+
+class Staged:
+    """An input made contiguous, in memory that is held between calls; none for one that is."""
+
+    def __init__(self, operand: Operand) -> None:
+        self._buffer = None if operand.strides is None else operand.contiguous().empty()
+        self.nbytes = 0 if self._buffer is None else self._buffer.nbytes
+
+    def contiguous(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x``, or its copy."""
+        source = x.detach() if x.requires_grad else x
+        return source if self._buffer is None else self._buffer.copy_(source)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Codes:
+    """A quantized tensor without its data: packed codes, scales and zero points.
+
+    operand: the tensor of values that it stands for.
+    """
+
+    scheme: Scheme
+    operand: Operand
+
+    def data_shape(self) -> tuple[int, ...]:
+        """Return the shape of the packed codes, uint8."""
+        shape = self.operand.shape
+        return (*shape[:-1], packing.packed_length(packing.row_length(shape), self.scheme.bits))
+
+    def _params(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Return shape and dtype of each scale, finest first, and of the zero point, if there is one."""
+        shape, dtype = self.operand.shape, self.operand.dtype
+        own = format_of(dtype)
+        tensors = [
+            (level.granularity.grid(shape), storage_dtype(level.format_for(own)))
+            for level in self.scheme.scales
+        ]
+        if self.scheme.zero_point is not ZeroPoint.NONE:
+            integer = self.scheme.zero_point is ZeroPoint.INTEGER
+            zeros = zero_point_dtype(self.scheme) if integer else wide_dtype(dtype)
+            tensors.append((self.scheme.granularity.grid(shape), zeros))
+        return tensors
+
+    def empty(self, params: QuantizationParams | None) -> QuantizedTensor:
+        """Return uninitialized memory for codes, and for parameters unless they are given."""
+        shape, device = self.operand.shape, self.operand.device
+        if params is None:
+            made = [torch.empty(side, dtype=dtype, device=device) for side, dtype in self._params()]
+            count = len(self.scheme.scales)
+            params = QuantizationParams(
+                scheme=self.scheme, shape=shape, dtype=self.operand.dtype, scales=tuple(made[:count]),
+                zero_point=made[count] if len(made) > count else None,
+            )  # fmt: skip
+        data = torch.empty(self.data_shape(), dtype=torch.uint8, device=device)
+        return QuantizedTensor(data=data, params=params, shape=shape, dtype=self.operand.dtype)
+
+    def check(self, name: str, q: QuantizedTensor, *, whole: bool) -> None:
+        """Raise ShapeError unless ``q`` is such a tensor, contiguous, its parameters too when ``whole``."""
+        wanted = self.operand
+        data, given = q.data, [(self.data_shape(), torch.uint8)]
+        tensors = [data]
+        if whole:
+            given += self._params()
+            tensors += [*q.scales, *([] if q.zero_point is None else [q.zero_point])]
+        same = (q.scheme, q.shape, q.dtype) == (self.scheme, wanted.shape, wanted.dtype)
+        if not same or len(tensors) != len(given) or not all(map(self._fits, tensors, given)):
+            raise ShapeError(
+                f"{name} ({q}) must be a result for {self.scheme}, contiguous, of a tensor {wanted}; "
+                "make a plan for it"
+            )
+
+    def _fits(self, tensor: torch.Tensor, wanted: tuple[tuple[int, ...], torch.dtype]) -> bool:
+        shape, dtype = wanted
+        fits = tensor.shape == shape and tensor.dtype is dtype and tensor.is_contiguous()
+        return fits and tensor.device == self.operand.device
+
+
+def bytes_of(q: QuantizedTensor) -> int:
+    """Return the bytes of all tensors of ``q``."""
+    zeros = 0 if q.zero_point is None else q.zero_point.nbytes
+    return q.data.nbytes + sum(scale.nbytes for scale in q.scales) + zeros
+
+
+def params_of(q: QuantizedTensor) -> Params:
+    """Return scales and zero point as kernels take them."""
+    return q.scales, q.zero_point

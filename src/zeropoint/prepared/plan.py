@@ -1,0 +1,180 @@
+"""Plans: one operator on tensors of one shape, dtype and stride, resolved before there is any data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ..errors import UnsupportedError
+from ..functional import fit_params
+from ..ops.library import backend_of
+from ..ops.registry import Explanation, Op, explain
+from ..params import QuantizationParams
+from ..schemes import Scheme
+from .calls import (
+    Backward,
+    Dequantize,
+    FakeQuantize,
+    PlannedCall,
+    Quantize,
+    Signature,
+    check_code_range,
+)
+from .guarantee import Guarantee, guarantee_of
+from .operands import Operand
+
+_CALLS: dict[Op, Callable[[Signature], Any]] = {
+    Op.QUANTIZE: Quantize,
+    Op.DEQUANTIZE: Dequantize,
+    Op.FAKE_QUANTIZE: FakeQuantize,
+    Op.FAKE_QUANTIZE_BACKWARD: Backward,
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Plan:
+    """A prepared call of one operator.
+
+    signature: what the plan was made from.
+    explanation: the backend that runs, and why the others do not.
+    guarantee: what is promised of the numbers.
+    workspace_bytes: memory that the plan holds and uses in each run, in bytes: its copies of parameters,
+        statistics, chosen scales, and contiguous copies of strided inputs.
+    allocates: why a run with ``out`` takes further memory that grows with the tensor, or None when it takes
+        none.
+
+    A plan whose parameters are not given writes to its workspace: run it in one thread at a time. A plan
+    keeps what it read of given parameters, whose tensors must not be changed as long as it is used.
+
+    >>> p = plan("quantize", QuantizationParams.new(0.5), (4,))
+    >>> p.run(torch.tensor([1.0, -1.25, 0.2, 90.0])).codes
+    tensor([  2,  -2,   0, 127], dtype=torch.int8)
+    """
+
+    signature: Signature
+    explanation: Explanation
+    guarantee: Guarantee
+    workspace_bytes: int
+    allocates: str | None
+    _call: PlannedCall = field(repr=False)
+
+    @property
+    def identity(self) -> str:
+        """One spelling of what runs on what: backend, operator, scheme, tensor, parameters, codes in use."""
+        own, chosen = self.signature, self.explanation.chosen
+        given = "chosen" if own.params is None else "given"
+        codes = "" if own.code_range is None else "/codes[{}..{}]".format(*own.code_range)
+        strides = "" if own.operand.strides is None else f"/strides{list(own.operand.strides)}"
+        tensor = f"{str(own.operand.dtype).removeprefix('torch.')}{list(own.operand.shape)}"
+        return f"{chosen}/{own.op.value}/{own.scheme}/{tensor}{strides}/{given}{codes}"
+
+    def empty(self) -> Any:
+        """Return memory for a result, uninitialized: a QuantizedTensor of quantize, else a tensor."""
+        return self._call.empty()
+
+    def run(self, *inputs: Any, out: Any = None) -> Any:
+        """Run on ``inputs`` and return the result, in the memory of ``out`` when it is given.
+
+        quantize: ``run(x) -> QuantizedTensor``.
+        dequantize: ``run(q: QuantizedTensor) -> Tensor``.
+        fake_quantize: ``run(x) -> Tensor``.
+        fake_quantize_backward: ``run(grad, x) -> Tensor``, where ``grad`` is laid out as ``x``.
+
+        No result carries a gradient, and no input is modified. Raises DtypeError and ShapeError for tensors
+        that the plan is not for, NonFiniteError for NaN and Inf where quantize does; after an error the
+        content of ``out`` means nothing.
+        """
+        return self._call.run(*inputs, out=self._call.empty() if out is None else out)
+
+    def within(self, low: int, high: int) -> Plan:
+        """Return the plan with codes limited to ``low..high``: ``clamp(round(x / s) + z, low, high)``.
+
+        Raises RangeError unless these are integer codes of the scheme, its parameters are given, and the
+        operator clips.
+
+        >>> p = plan("fake_quantize", QuantizationParams.new(0.5), (2,)).within(-3, 3)
+        >>> p.run(torch.tensor([1.0, 9.0]))
+        tensor([1.0000, 1.5000])
+        """
+        return _plan(replace(self.signature, code_range=(low, high)))
+
+    def __repr__(self) -> str:
+        return f"Plan({self.identity}, workspace of {self.workspace_bytes} bytes)"
+
+
+def plan(
+    op: str,
+    scheme: str | Scheme | QuantizationParams,
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    *,
+    strides: tuple[int, ...] | None = None,
+    device: str | torch.device = "cpu",
+) -> Plan:
+    """Return a prepared call of ``op`` on tensors of ``shape``, ``dtype`` and ``strides``.
+
+    op: quantize, dequantize, fake_quantize, or fake_quantize_backward, its straight-through gradient.
+    scheme: parameters, or a scheme whose parameters each run takes from the data (quantize, fake_quantize and
+        its gradient) or from the codes (dequantize).
+    dtype: float64, float32, float16 or bfloat16, of the values, in or out.
+    strides: None for contiguous tensors; results are always contiguous.
+
+    The backend is chosen now, :func:`zeropoint.only_backend` considered. Raises UnsupportedError for another
+    operator, ShapeError, DtypeError or SchemeError for a combination without meaning.
+
+    >>> plan("quantize", "int8:channel", (8, 256)).identity
+    'cpu/quantize/int8:channel/float32[8, 256]/chosen'
+    """
+    operand = Operand(shape=tuple(shape), dtype=dtype, strides=strides, device=torch.device(device))
+    return _plan(_signature(op, scheme, operand))
+
+
+def can_implement(
+    op: str,
+    scheme: str | Scheme | QuantizationParams,
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    *,
+    strides: tuple[int, ...] | None = None,
+    device: str | torch.device = "cpu",
+) -> Explanation:
+    """Return which backend a plan would use, and why each other would not; raises what :func:`plan` raises.
+
+    >>> can_implement("quantize", "int8", (4,), torch.float64).reasons["cpu"]
+    'torch.float64 is computed in float64'
+    """
+    operand = Operand(shape=tuple(shape), dtype=dtype, strides=strides, device=torch.device(device))
+    signature = _signature(op, scheme, operand)
+    return explain(signature.request(signature.op))
+
+
+def _signature(op: str, scheme: str | Scheme | QuantizationParams, operand: Operand) -> Signature:
+    known = {member.value: member for member in _CALLS}
+    if op not in known:
+        raise UnsupportedError(f"op (={op!r}) must be one of {', '.join(known)}")
+    params = None
+    if isinstance(scheme, QuantizationParams):
+        params = fit_params(scheme, operand.shape, operand.dtype)
+        params.validate()
+    parsed = params.scheme if params is not None else Scheme.parse(scheme)  # type: ignore[arg-type]
+    # A granularity with more axes than the tensor is an error of the plan, not of its first run.
+    parsed.granularity.block_shape(operand.shape)
+    return Signature(op=known[op], scheme=parsed, params=params, operand=operand, code_range=None)
+
+
+def _plan(signature: Signature) -> Plan:
+    check_code_range(signature)
+    request = signature.request(signature.op)
+    chosen = backend_of(request).name
+    call = _CALLS[signature.op](signature)
+    return Plan(
+        signature=signature,
+        explanation=explain(request, chosen),
+        guarantee=guarantee_of(request),
+        workspace_bytes=call.workspace_bytes,
+        allocates=call.allocates,
+        _call=call,
+    )

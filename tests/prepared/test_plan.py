@@ -1,0 +1,344 @@
+"""A plan gives the bytes of the operators, takes only the tensors it is for, and says what it is."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import zeropoint as zp
+from zeropoint.prepared import Plan, can_implement, plan
+
+SCHEMES = (
+    "int8", "int8:narrow", "int8:channel", "int8:channel1", "int8:channel-1", "int8:token",
+    "int4:g32", "int3:g8", "int6:token", "uint8:token", "uint8:tensor:asym", "uint8:channel:asym",
+    "uint8:channel-1:asym",
+    "uint4:g32:asym", "int8:channel1:asym=real", "uint4:g32:asym:scale=float16", "int4:g32:scale=bfloat16",
+    "int4:g32:scale=input", "int4:block4x16", "uint4:block4x16:asym", "float8_e4m3fn:block16x32", "nf4:g64",
+    "ternary:token", "mxfp4", "mxfp4:scale=even", "mxfp8_e5m2", "mxint8", "nvfp4", "mx6", "mx9", "int8:g64",
+    "float8_e4m3fn:cast", "float8_e4m3fn:tensor", "float8_e4m3fn:block16x32:scale=ceil",
+    "float4_e2m1fn:block2x16:scale=ue4m3:scale2=float32@tensor", "int4:g32:scale=linear_up/float16",
+    "int16:token", "nvfp4:dialect=compressed-tensors",
+    "uint4:g32:asym:dialect=compressed-tensors:scale=input",
+)  # fmt: skip
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+SHAPE = (5, 18, 96)
+
+
+def sample(shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    """Return normal data with a spread of rows, a row of zeros, and both zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator)
+    if x.ndim and x.numel():
+        x = x * torch.exp(torch.randn((*shape[:-1], 1), generator=generator))
+        x.view(-1)[::7], x.view(-1)[3::11] = 0.0, -0.0
+    if x.ndim > 1 and len(x) > 1:
+        x[1] = 0.0
+    return x.to(dtype)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Compare dtype, shape and every byte; empty tensors have none."""
+    bits = [t.contiguous().view(-1).view(torch.uint8) if t.numel() else torch.empty(0) for t in (a, b)]
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*bits)
+
+
+def assert_same_results(a: zp.QuantizedTensor, b: zp.QuantizedTensor) -> None:
+    """Compare codes, scales and zero points, byte for byte."""
+    assert same(a.data, b.data)
+    assert all(same(mine, theirs) for mine, theirs in zip(a.scales, b.scales, strict=True))
+    assert (a.zero_point is None) == (b.zero_point is None)
+    assert a.zero_point is None or b.zero_point is None or same(a.zero_point, b.zero_point)
+    assert (a.scheme, a.shape, a.dtype) == (b.scheme, b.shape, b.dtype)
+
+
+def gradient(x: torch.Tensor, slope: torch.Tensor, params: zp.QuantizationParams) -> torch.Tensor:
+    """Return the gradient that autograd takes through the operator."""
+    leaf = x.clone().requires_grad_()
+    zp.fake_quantize(leaf, params).backward(slope)
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_plan_gives_the_bytes_of_the_operators(scheme: str, dtype: torch.dtype) -> None:
+    shape = SHAPE if "block" not in scheme else SHAPE[1:]
+    quantizing, dequantizing = (plan(op, scheme, shape, dtype) for op in ("quantize", "dequantize"))
+    faking, going_back = (
+        plan(op, scheme, shape, dtype) for op in ("fake_quantize", "fake_quantize_backward")
+    )
+    q, values = quantizing.empty(), dequantizing.empty()
+    # Twice with the same memory: what one run leaves behind must not reach the next.
+    for seed in (1, 2):
+        x = sample(shape, dtype, seed)
+        slope = sample(shape, dtype, seed + 10)
+        expected = zp.quantize(x, scheme)
+        assert quantizing.run(x, out=q) is q
+        assert_same_results(q, expected)
+        assert dequantizing.run(q, out=values) is values
+        assert same(values, expected.dequantize())
+        assert same(faking.run(x), values)
+        assert same(going_back.run(slope, x), gradient(x, slope, expected.params))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_plan_with_given_parameters_gives_the_bytes_of_the_operators(
+    scheme: str, dtype: torch.dtype
+) -> None:
+    shape = SHAPE if "block" not in scheme else SHAPE[1:]
+    params = zp.quantize(sample(shape, dtype), scheme).params
+    # Larger than the data of the parameters, so that something is clipped.
+    x, slope = sample(shape, dtype, seed=1) * 1.5, sample(shape, dtype, seed=2)
+    expected = zp.quantize(x, params)
+    q = plan("quantize", params, shape, dtype).run(x)
+    assert_same_results(q, expected)
+    assert same(plan("dequantize", params, shape, dtype).run(q), expected.dequantize())
+    assert same(plan("fake_quantize", params, shape, dtype).run(x), zp.fake_quantize(x, params))
+    going_back = plan("fake_quantize_backward", params, shape, dtype)
+    assert same(going_back.run(slope, x), gradient(x, slope, params))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0), (0, 4), (7,), (2, 3, 4, 5)], ids=str)
+@pytest.mark.parametrize("scheme", ["int8:tensor", "uint8:tensor:asym", "int8:token", "int4:g3", "mxfp4"])
+def test_a_plan_takes_any_shape(scheme: str, shape: tuple[int, ...]) -> None:
+    if not shape and "tensor" not in scheme:
+        with pytest.raises(zp.ShapeError, match=r"needs at least 1 axes, got shape \(\)"):
+            plan("quantize", scheme, shape)
+        return
+    x = sample(shape)
+    expected = zp.quantize(x, scheme)
+    assert_same_results(plan("quantize", scheme, shape).run(x), expected)
+    assert_same_results(plan("quantize", expected.params, shape).run(x), expected)
+    assert same(plan("dequantize", scheme, shape).run(expected), expected.dequantize())
+    assert same(plan("fake_quantize", scheme, shape).run(x), expected.dequantize())
+    assert same(plan("fake_quantize_backward", scheme, shape).run(x, x), gradient(x, x, expected.params))
+
+
+STRIDED = {
+    "transposed": lambda x: x.transpose(0, 1),
+    "every second row": lambda x: x[::2],
+    "every second column": lambda x: x[:, :, ::2],
+    "expanded": lambda x: x[:1].expand(4, 18, 96),
+}
+
+
+@pytest.mark.parametrize("view", STRIDED)
+@pytest.mark.parametrize("op", ["quantize", "fake_quantize", "fake_quantize_backward"])
+def test_a_plan_for_strides_takes_tensors_of_those_strides(op: str, view: str) -> None:
+    x = STRIDED[view](sample())
+    before = x.clone()
+    inputs = (x, x) if op == "fake_quantize_backward" else (x,)
+    shape = tuple(x.shape)
+    strided = plan(op, "int8:channel", shape, strides=x.stride())
+    result = strided.run(*inputs)
+    expected = plan(op, "int8:channel", shape).run(*(i.contiguous() for i in inputs))
+    if op == "quantize":
+        assert_same_results(result, expected)
+    else:
+        assert same(result, expected)
+        assert result.is_contiguous()
+    assert torch.equal(x, before)
+    assert strided.workspace_bytes >= len(inputs) * x.numel() * 4
+
+
+def test_a_plan_for_contiguous_tensors_refuses_others() -> None:
+    x = sample().transpose(0, 1)
+    with pytest.raises(
+        zp.ShapeError, match=r"x \(shape \(18, 5, 96\), strides \(96, 1728, 1\), on cpu\) must be"
+    ):
+        plan("quantize", "int8", (18, 5, 96)).run(x)
+
+
+def test_a_plan_refuses_tensors_that_it_is_not_for() -> None:
+    p = plan("fake_quantize", "int8", (2, 8))
+    with pytest.raises(zp.ShapeError, match=r"x \(shape \(8, 2\).* must be torch.float32 of shape \(2, 8\)"):
+        p.run(torch.zeros(8, 2))
+    with pytest.raises(
+        zp.DtypeError, match=r"x \(a Tensor of torch.float16\) must be a plain dense tensor of"
+    ):
+        p.run(torch.zeros(2, 8, dtype=torch.float16))
+    with pytest.raises(zp.DtypeError, match=r"x \(a list of no dtype\) must be a plain dense tensor"):
+        p.run([[0.0] * 8] * 2)
+    with pytest.raises(zp.DtypeError, match="must be a plain dense tensor"):
+        p.run(torch.zeros(2, 8).to_sparse())
+    with pytest.raises(zp.ShapeError, match=r"on meta\) must be .* on cpu; make a plan for it"):
+        p.run(torch.zeros(2, 8, device="meta"))
+
+
+def test_a_plan_refuses_results_that_it_cannot_write() -> None:
+    x = torch.ones(2, 8)
+    p = plan("fake_quantize", "int8", (2, 8))
+    with pytest.raises(zp.ShapeError, match=r"out \(shape \(16,\).* must be"):
+        p.run(x, out=torch.zeros(16))
+    with pytest.raises(zp.ShapeError, match="out must not share memory with the input"):
+        p.run(x, out=x)
+    with pytest.raises(zp.ShapeError, match=r"out \(requires_grad=True\) must not require a gradient"):
+        p.run(x, out=torch.zeros(2, 8, requires_grad=True))
+    q = plan("quantize", "int8", (2, 8))
+    with pytest.raises(
+        zp.ShapeError, match=r"out \(QuantizedTensor\(int4:tensor.* must be a result for int8:tensor"
+    ):
+        q.run(x, out=zp.quantize(x, "int4"))
+    memory = torch.zeros(64, dtype=torch.uint8)
+    inside = replace(q.empty(), data=memory[:16].reshape(2, 8))
+    with pytest.raises(zp.ShapeError, match="out must not share memory with the input"):
+        q.run(memory.view(torch.float32).reshape(2, 8), out=inside)
+
+
+def test_a_plan_refuses_codes_that_it_is_not_for() -> None:
+    x = sample((2, 8))
+    q = zp.quantize(x, "int8")
+    with pytest.raises(
+        zp.ShapeError, match=r"q \(QuantizedTensor\(int8:tensor.* must be a result for int4:tensor"
+    ):
+        plan("dequantize", "int4", (2, 8)).run(q)
+    with pytest.raises(zp.ShapeError, match="must have the parameters of the plan"):
+        plan("dequantize", q.params, (2, 8)).run(zp.quantize(x * 2, "int8"))
+
+
+def test_equal_parameters_are_the_parameters_of_the_plan() -> None:
+    x = sample((2, 8))
+    q = zp.quantize(x, "int8")
+    again = zp.quantize(x, "int8")
+    assert again.params is not q.params
+    assert same(plan("dequantize", q.params, (2, 8)).run(again), q.dequantize())
+
+
+def test_codes_of_half_precision_may_become_float32() -> None:
+    q = zp.quantize(sample(dtype=torch.bfloat16), "int4:g32")
+    assert same(plan("dequantize", q.params, SHAPE).run(q), q.dequantize(torch.float32))
+
+
+@pytest.mark.parametrize("scheme", ["int8:tensor", "int8:token", "uint8:channel-1:asym", "nvfp4"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_plan_names_the_place_of_a_number_that_is_not_finite(scheme: str, bad: float) -> None:
+    x = sample()
+    p = plan("quantize", scheme, SHAPE)
+    expected = p.run(x)
+    given = plan("quantize", expected.params, SHAPE)
+    broken = x.clone()
+    broken[2, 3, 4] = bad
+    for prepared in (p, given):
+        with pytest.raises(zp.NonFiniteError, match=r"at index \(2, 3, 4\) and 1 non-finite values in all"):
+            prepared.run(broken)
+        assert_same_results(prepared.run(x), expected)
+
+
+def test_a_scale_that_does_not_fit_its_format_is_an_error() -> None:
+    p = plan("quantize", "int8:tensor:scale=float16", (2, 8))
+    with pytest.raises(zp.RangeError, match="does not fit"):
+        p.run(torch.full((2, 8), 1e30))
+
+
+def test_given_parameters_serve_any_shape_that_they_fit() -> None:
+    x = sample((4, 8))
+    params = zp.QuantizationParams.new(0.1, 3, "int8:tensor:asym")
+    assert_same_results(plan("quantize", params, (4, 8)).run(x), zp.quantize(x, params))
+    channels = zp.QuantizationParams.channel_wise(3)
+    with pytest.raises(zp.ShapeError, match=r"do not fit a tensor of shape \(4, 8\)"):
+        plan("quantize", channels, (4, 8))
+
+
+def test_parameters_are_validated_by_the_plan() -> None:
+    params = zp.QuantizationParams(scheme=zp.Scheme.parse("int8"), shape=(4,), scales=(torch.tensor([-1.0]),))
+    with pytest.raises(zp.RangeError, match="must be finite and at least"):
+        plan("quantize", params, (4,))
+
+
+def test_later_changes_to_the_parameters_do_not_reach_the_kernel() -> None:
+    for name in ("cpu", "reference"):
+        with zp.only_backend(name):
+            params = zp.QuantizationParams.new(0.5, 1, "int8:tensor:asym")
+            p = plan("fake_quantize", params, (3,))
+        x = torch.tensor([1.0, -2.0, 100.0])
+        before = p.run(x)
+        params.scales[0].fill_(7.0)
+        assert same(p.run(x), before)
+
+
+def test_another_operator_is_refused() -> None:
+    with pytest.raises(
+        zp.UnsupportedError, match=r"op \(='measure'\) must be one of quantize, dequantize, fake"
+    ):
+        plan("measure", "int8", (4,))
+
+
+def test_tensors_without_meaning_are_refused() -> None:
+    with pytest.raises(zp.DtypeError, match=r"dtype \(=torch.int32\) must be one of torch.float32"):
+        plan("quantize", "int8", (4,), torch.int32)
+    with pytest.raises(zp.ShapeError, match=r"shape \(=\(-1,\)\) must not have a negative length"):
+        plan("quantize", "int8", (-1,))
+    with pytest.raises(zp.ShapeError, match=r"strides \(=\(1,\)\) must number 2, as shape \(4, 4\)"):
+        plan("quantize", "int8", (4, 4), strides=(1,))
+    with pytest.raises(zp.ShapeError, match="needs at least 2 axes"):
+        plan("quantize", "int8:channel1", (4,))
+
+
+def test_reasons_are_given_for_each_backend_that_does_not_run() -> None:
+    told = can_implement("quantize", "int8:round=floor", (4, 4))
+    assert told.chosen == "reference"
+    assert told.reasons == {"cpu": "rounding floor is not to nearest even"}
+    told = can_implement("dequantize", "int8", (4, 4))
+    assert told.chosen == "cpu"
+    assert told.reasons == {"reference": "slower than cpu"}
+
+
+def test_a_backend_asked_for_runs_or_is_an_error() -> None:
+    with zp.only_backend("reference"):
+        slow = plan("quantize", "int8", (4, 4))
+    assert slow.explanation.chosen == "reference"
+    x = sample((4, 4))
+    # The choice was made with the plan, not with its run.
+    with zp.only_backend("cpu"):
+        assert_same_results(slow.run(x), plan("quantize", "int8", (4, 4)).run(x))
+        with pytest.raises(zp.UnsupportedError, match=r"'cpu' cannot run quantize: torch\.float64 is comp"):
+            plan("quantize", "int8", (4, 4), torch.float64)
+
+
+def test_an_identity_says_what_runs_on_what() -> None:
+    params = zp.QuantizationParams.new(0.5)
+    names = [
+        plan("quantize", "int4:g32", (8, 64), torch.bfloat16).identity,
+        plan("dequantize", params, (8,)).identity,
+        plan("fake_quantize", params, (8,), torch.float64).within(-3, 4).identity,
+        plan("fake_quantize_backward", "int8", (2, 3), strides=(1, 2)).identity,
+    ]
+    assert names == [
+        "cpu/quantize/int4:g32/bfloat16[8, 64]/chosen",
+        "cpu/dequantize/int8:tensor/float32[8]/given",
+        "reference/fake_quantize/int8:tensor/float64[8]/given/codes[-3..4]",
+        "cpu/fake_quantize_backward/int8:tensor/float32[2, 3]/strides[1, 2]/chosen",
+    ]
+    assert names[1] in repr(plan("dequantize", params, (8,)))
+
+
+def test_a_plan_is_a_frozen_value() -> None:
+    p = plan("quantize", "int8", (4,))
+    assert isinstance(p, Plan)
+    with pytest.raises(AttributeError, match="cannot assign to field 'workspace_bytes'"):
+        p.workspace_bytes = 0  # type: ignore[misc]
+
+
+def test_inputs_that_require_a_gradient_are_read_without_one() -> None:
+    x = sample((4, 8)).requires_grad_()
+    for op in ("fake_quantize", "quantize"):
+        result = plan(op, "int8", (4, 8)).run(x)
+        assert not (result.data if op == "quantize" else result).requires_grad
+    weight = torch.nn.Parameter(sample((4, 8)))
+    assert same(plan("fake_quantize", "int8", (4, 8)).run(weight), zp.fake_quantize(weight, "int8").detach())
+
+
+def test_a_plan_runs_in_a_thread_that_flushes_subnormal_numbers() -> None:
+    x = sample((4, 64)) * 2.0**-130
+    for scheme in ("int8:channel", "uint8:channel-1:asym", "nvfp4", "mxfp4"):
+        expected = zp.quantize(x, scheme)
+        given = plan("fake_quantize", expected.params, (4, 64))
+        torch.set_flush_denormal(True)
+        try:
+            assert_same_results(plan("quantize", scheme, (4, 64)).run(x), expected)
+            values = plan("dequantize", scheme, (4, 64)).run(expected)
+            assert same(given.run(x), values)
+        finally:
+            torch.set_flush_denormal(False)
+        assert same(values, expected.dequantize())
