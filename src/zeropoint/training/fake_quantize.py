@@ -9,6 +9,7 @@ import torch
 
 from ..errors import RangeError, SchemeError
 from ..formats import RoundingMode
+from ..formats.torch_dtypes import format_of, storage_dtype
 from ..functional import choose_params, fake_quantize
 from ..params import QuantizationParams
 from ..schemes import Scheme, ZeroPoint
@@ -24,9 +25,9 @@ class FakeQuantize(Quantizer):
         forward    y = dequantize(quantize(x))
         backward   dx = dy   where the rounded x lies within the codes, ends included,   else 0
 
-    params: the parameters; their tensors become buffers ``scale1``, ``scale2``, ... and ``zero_point``. They
-        are copied, and validated. Parameters of one block serve tensors of any shape, others those whose
-        grid of blocks agrees.
+    params: the parameters; their tensors become buffers ``scale1``, ``scale2``, ... and ``zero_point``,
+        scales of 8 bits as their bytes. They are copied, and validated. Parameters of one block serve tensors
+        of any shape, others those whose grid of blocks agrees.
 
     Raises what :meth:`QuantizationParams.validate` raises. The straight-through estimator is that of Bengio
     et al., arXiv:1308.3432, with the mask of ``torch.fake_quantize_per_tensor_affine``.
@@ -41,7 +42,7 @@ class FakeQuantize(Quantizer):
         params.validate()
         self.shape, self.dtype = params.shape, params.dtype
         for name, tensor in params.tensors().items():
-            self.register_buffer(name, tensor.detach().clone())
+            self.register_buffer(name, _bytes_of(tensor.detach()).clone())
 
     @classmethod
     def from_bits(
@@ -83,16 +84,17 @@ class FakeQuantize(Quantizer):
 
     @property
     def params(self) -> QuantizationParams:
-        """The parameters: buffers, not copies."""
-        buffers = self._buffers
+        """The parameters, which share the memory of the buffers."""
+        own = format_of(self.dtype)
         scales = tuple(
-            tensor for name, tensor in buffers.items() if name != "zero_point" and tensor is not None
+            self.get_buffer(f"scale{number}").view(storage_dtype(level.format_for(own)))
+            for number, level in enumerate(self.scheme.scales, 1)
         )
         return QuantizationParams(
             scheme=self.scheme,
             shape=self.shape,
             scales=scales,
-            zero_point=buffers.get("zero_point"),
+            zero_point=self._buffers.get("zero_point"),
             dtype=self.dtype,
         )
 
@@ -115,7 +117,7 @@ class FakeQuantize(Quantizer):
         fitted = replace(new, shape=self.shape, dtype=self.dtype)
         fitted.validate()
         for name, tensor in fitted.tensors().items():
-            self.get_buffer(name).copy_(tensor)
+            self.get_buffer(name).copy_(_bytes_of(tensor))
 
     def _updated(self, scale: float | torch.Tensor, zero_point: int | torch.Tensor) -> QuantizationParams:
         params = self.params
@@ -147,5 +149,12 @@ class FakeQuantize(Quantizer):
     def check_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Raise a ZeropointError unless the tensors are valid parameters for this module."""
         super().check_state(tensors)
-        if tensors.keys() >= self.params.tensors().keys():
-            QuantizationParams.from_tensors(self.scheme, self.shape, tensors, self.dtype).validate()
+        own = self.params.tensors()
+        if tensors.keys() >= own.keys():
+            viewed = {name: tensors[name].view(tensor.dtype) for name, tensor in own.items()}
+            QuantizationParams.from_tensors(self.scheme, self.shape, viewed, self.dtype)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return 8-bit floats as uint8: gloo broadcasts no others, and pickle knows not all (torch 2.13)."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor

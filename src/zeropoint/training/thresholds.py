@@ -11,6 +11,7 @@ import math
 import torch
 
 from ..errors import RangeError, SchemeError
+from ..formats import IntFormat
 from ..layout.blocks import reduce_blocks, spread_blocks
 from ..schemes import Granularity, Scheme
 from .straight_through import sum_blocks
@@ -48,7 +49,9 @@ def threshold(x: torch.Tensor, scheme: Scheme, rule: ThresholdRule) -> torch.Ten
             f"scheme (={scheme}) must have one block for the KL-J search, which looks at one histogram; "
             "take the rule 3sd"
         )
-    found = kl_j_threshold(wide, scheme.bits)
+    element = scheme.element
+    negative = isinstance(element, IntFormat) and element.signed
+    found = kl_j_threshold(wide, 1 << (scheme.bits - int(negative)))
     return torch.full(granularity.grid(tuple(x.shape)), found, dtype=torch.float64, device=x.device)
 
 
@@ -59,38 +62,39 @@ def _three_sd(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
     return mean.abs() + 3 * torch.sqrt(sum_blocks(centered.square(), granularity) / count)
 
 
-def kl_j_threshold(x: torch.Tensor, bits: int) -> float:
+def kl_j_threshold(x: torch.Tensor, levels: int) -> float:
     """Return the threshold that minimizes the J-distance between ``|x|`` and its quantized form.
 
-    |x| is counted in k = ceil(sqrt(numel)) equal bins over 0..max|x|, which gives a cumulative distribution
-    P_1..P_k. A candidate threshold at bin i (n < i <= k, n = 2 ** (bits - 1)) saturates: P^i is P with 1 from
-    position i on; its first i numbers are then interpolated linearly at n points and back, which gives Q^i.
-    The threshold (i + 1/2) * width of the smallest
+    |x| is counted in k equal bins over 0..max|x|, of width at most (max|x| - min|x|) / sqrt(numel), which
+    gives a cumulative distribution P_1..P_k. A candidate threshold at bin i (levels < i <= k) saturates:
+    P^i is P with 1 from position i on; its first i numbers are then interpolated linearly at as many points
+    as there are levels, and back: Q^i. The threshold (i + 1/2) * width of the smallest
 
         J(P, Q) = sum_j (P_j - Q_j) log2(P_j / Q_j)      over P_j > 0, Q_j > 0
 
     is returned, the first among equals; max|x| when there are too few bins for a search.
-    Source: Algorithm 1 of arXiv:1805.07941, which TQT names KL-J.
+    Source: Algorithm 1 of arXiv:1805.07941, which TQT names KL-J; bins as numpy's ``sqrt``.
 
-    x: finite, not empty. bits: those of a signed code.
+    x: finite, not empty. levels: codes that are not negative, at least 2.
     """
     magnitude = x.detach().double().abs().reshape(-1).cpu()
     top = float(magnitude.max())
-    points, bins = 1 << (bits - 1), math.ceil(math.sqrt(magnitude.numel()))
-    if top == 0.0 or points + 1 > bins:
+    width = (top - float(magnitude.min())) / math.sqrt(magnitude.numel())
+    bins = math.ceil(top / width) if width > 0.0 else 1
+    if top == 0.0 or levels + 1 > bins:
         return top
     counts = torch.histc(magnitude, bins, 0.0, top)
     reference = torch.cumsum(counts / counts.sum(), 0)
-    distances = [_distance(reference, saturated, points) for saturated in range(points + 1, bins + 1)]
+    distances = [_distance(reference, end, levels) for end in range(levels + 1, bins + 1)]
     best = min(range(len(distances)), key=distances.__getitem__)
-    return (best + points + 1 + 0.5) * top / bins
+    return (best + levels + 1 + 0.5) * top / bins
 
 
-def _distance(reference: torch.Tensor, length: int, points: int) -> float:
+def _distance(reference: torch.Tensor, length: int, levels: int) -> float:
     clipped = reference.clone()
     clipped[length - 1 :] = 1.0
     quantized = clipped.clone()
-    quantized[:length] = _resample(_resample(clipped[:length], points), length)
+    quantized[:length] = _resample(_resample(clipped[:length], levels), length)
     both = (reference > 0) & (quantized > 0)
     p, q = reference[both], quantized[both]
     return float(((p - q) * torch.log2(p / q)).sum())

@@ -1,0 +1,236 @@
+"""Quantizers survive what is done to modules: states, copies, pickling, dtypes, processes, compilers."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.training import ddp_run
+
+import zeropoint as zp
+from zeropoint.training import FakeQuantize, LearnedScale, LearnedThreshold, Pact, Quantizer, ThresholdRule
+
+SHAPE = (4, 32)
+
+
+def sample(dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+MAKERS = {
+    "fixed int8": lambda x: FakeQuantize.from_tensor(x, "int8:channel"),
+    "fixed uint4": lambda x: FakeQuantize.from_tensor(x, "uint4:g8:asym"),
+    "fixed mxfp4": lambda x: FakeQuantize.from_tensor(x, "mxfp4"),
+    "fixed nvfp4": lambda x: FakeQuantize.from_tensor(x, "nvfp4"),
+    "fixed mx9": lambda x: FakeQuantize.from_tensor(x, "mx9"),
+    "fixed stochastic": lambda x: FakeQuantize.from_tensor(x, "int4:tensor:round=stochastic(3)"),
+    "scale": lambda x: LearnedScale.from_tensor(x, "int4:channel"),
+    "scale and zero point": lambda x: LearnedScale.from_tensor(x, "uint4:g8:asym"),
+    "scale and offset": lambda x: LearnedScale.from_tensor(x, "uint4:channel:asym=real"),
+    "narrow scale": lambda x: LearnedScale.from_tensor(x, "int4:channel:scale=bfloat16"),
+    "threshold": lambda x: LearnedThreshold.from_tensor(x, "int4:channel", ThresholdRule.THREE_SD),
+    "e8m0 threshold": lambda x: LearnedThreshold.from_tensor(x, "int4:tensor:scale=ceil"),
+    "clip": lambda x: Pact("uint4", x.abs().max().item()),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def made(request: pytest.FixtureRequest) -> tuple[str, Quantizer]:
+    return request.param, MAKERS[request.param](sample())
+
+
+def trained(quantizer: Quantizer, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return the result and every gradient of one step."""
+    leaf = x.clone().requires_grad_()
+    quantizer.zero_grad()
+    y = quantizer(leaf)
+    y.square().sum().backward()
+    return [y.detach(), leaf.grad, *(parameter.grad.clone() for parameter in quantizer.parameters())]
+
+
+def assert_alike(one: Quantizer, other: Quantizer) -> None:
+    assert one.params == other.params
+    for mine, theirs in zip(trained(one, sample(seed=1)), trained(other, sample(seed=1)), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_state_restores_the_exact_parameters(made: tuple[str, Quantizer], tmp_path: Path) -> None:
+    """Bad input 134."""
+    name, quantizer = made
+    other = MAKERS[name](sample(seed=5) * 3)
+    assert other.params != quantizer.params
+    save_file({key: value.contiguous() for key, value in quantizer.state_dict().items()}, tmp_path / "state")
+    other.load_state_dict(load_file(tmp_path / "state"))
+    assert_alike(quantizer, other)
+
+
+def test_a_state_restores_the_seed_of_stochastic_rounding() -> None:
+    one, other = (MAKERS["fixed stochastic"](sample()) for _ in range(2))
+    one.reseed(77)
+    other.load_state_dict(one.state_dict())
+    assert_alike(one, other)
+    assert other.scheme.rounding.seed == 77
+
+
+def test_a_deep_copy_is_alike_and_of_its_own(made: tuple[str, Quantizer]) -> None:
+    _, quantizer = made
+    other = copy.deepcopy(quantizer)
+    assert_alike(quantizer, other)
+    with torch.no_grad():
+        for tensor in (*other.parameters(), *other.buffers()):
+            tensor.zero_()
+    assert other.params != quantizer.params
+
+
+def test_pickling_keeps_everything(made: tuple[str, Quantizer]) -> None:
+    _, quantizer = made
+    quantizer.enabled = False
+    other = pickle.loads(pickle.dumps(quantizer))
+    assert not other.enabled
+    quantizer.enabled = other.enabled = True
+    assert_alike(quantizer, other)
+
+
+@pytest.mark.parametrize("convert", [torch.nn.Module.half, torch.nn.Module.bfloat16, torch.nn.Module.double])
+def test_a_model_of_another_dtype_keeps_the_exact_parameters(
+    made: tuple[str, Quantizer], convert: object
+) -> None:
+    """Bad input 134: scales stay what they are, and 16-bit data is quantized with them."""
+    _, quantizer = made
+    model = torch.nn.Sequential(torch.nn.Linear(32, 32), copy.deepcopy(quantizer))
+    convert(model)
+    assert model[0].weight.dtype != torch.float32
+    assert model[1].params == quantizer.params
+    x = sample(model[0].weight.dtype)
+    assert torch.equal(model[1](x), quantizer(x))
+    assert model[1](x).dtype == x.dtype
+
+
+def test_a_state_is_loaded_strictly() -> None:
+    """Bad input 134: another scheme, dtype, shape or value, and names missing or unknown, are all refused."""
+    model = torch.nn.ModuleDict({"inner": MAKERS["fixed uint4"](sample())})
+    state = model.state_dict()
+    wrong = {
+        r"quantizer inner: scheme of the state \(uint4:g16:asym\) must be that of the module, uint4": {
+            "inner._extra_state": FakeQuantize.from_tensor(sample(), "uint4:g16:asym").get_extra_state()
+        },
+        r"quantizer inner: scale1 \(dtype torch.float64\) must be torch.float32 to be loaded": {
+            "inner.scale1": state["inner.scale1"].double()
+        },
+        r"quantizer inner: scale 1 \(=-1.0\) of block \(0, 0\) must be finite and at least": {
+            "inner.scale1": -torch.ones(4, 4)
+        },
+        r"quantizer inner: zero_point \(=99\) of block \(0, 0\) must lie in 0..15": {
+            "inner.zero_point": torch.full((4, 4), 99, dtype=torch.int32)
+        },
+        r"quantizer inner: scale 1 \(shape \(4, 3\)\) must have shape \(4, 4\)": {
+            "inner.scale1": torch.ones(4, 3)
+        },
+        r"Unexpected key.*inner.scale2": {"inner.scale2": torch.ones(4, 4)},
+    }
+    before = {key: value.clone() for key, value in state.items()}
+    for message, change in wrong.items():
+        with pytest.raises(RuntimeError, match=message):
+            model.load_state_dict({**state, **change})
+    for key in state:
+        with pytest.raises(RuntimeError, match=f"Missing key.*{key}"):
+            model.load_state_dict({k: v for k, v in state.items() if k != key})
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    model.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", ["scale", "threshold", "clip"])
+def test_a_learned_parameter_of_another_dtype_or_shape_is_refused(name: str) -> None:
+    quantizer = MAKERS[name](sample())
+    key = next(iter(dict(quantizer.named_parameters())))
+    state = quantizer.state_dict()
+    with pytest.raises(
+        RuntimeError, match=rf"quantizer \(the module itself\): {key} \(dtype torch.float64\) must be"
+    ):
+        quantizer.load_state_dict({**state, key: state[key].double()})
+    with pytest.raises(RuntimeError, match="size mismatch for"):
+        quantizer.load_state_dict({**state, key: torch.ones(3, 3)})
+
+
+# Tracing an autograd function, dynamo makes an instance of its class, of which torch itself warns (2.13).
+DYNAMO = pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be instan")
+
+
+@DYNAMO
+# inductor itself needs a C++ compiler; aot_eager runs the same traced graphs without one.
+def test_a_compiled_step_is_the_eager_one_without_graph_breaks(made: tuple[str, Quantizer]) -> None:
+    """Bad input 136."""
+    _, quantizer = made
+    torch.compiler.reset()
+    eager = trained(quantizer, sample(seed=1))
+    compiled = torch.compile(quantizer, fullgraph=True, backend="aot_eager")
+    for mine, theirs in zip(trained(compiled, sample(seed=1)), eager, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_compiled_quantizer_follows_the_switch_and_new_parameters() -> None:
+    torch.compiler.reset()
+    quantizer = FakeQuantize.from_bits(4)
+    compiled = torch.compile(quantizer, fullgraph=True, backend="aot_eager")
+    x = torch.tensor([0.3, 5.2])
+    assert compiled(x).tolist() == [0.0, 5.0]
+    quantizer.update_params(2.0)
+    assert compiled(x).tolist() == [0.0, 6.0]
+    quantizer.enabled = False
+    assert torch.equal(compiled(x), x)
+
+
+def test_export_keeps_the_quantizer_in_the_graph() -> None:
+    """Bad input 136."""
+    quantizer = FakeQuantize.from_tensor(sample(), "int4:channel")
+    program = torch.export.export(quantizer, (sample(),), strict=True)
+    assert "zeropoint.fake_quantize" in str(program.graph)
+    assert torch.equal(program.module()(sample()), quantizer(sample()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_changes_no_number_of_a_quantizer(made: tuple[str, Quantizer], dtype: torch.dtype) -> None:
+    """Bad input 128: 16-bit outputs of autocast layers are quantized as such, float32 inputs as float32."""
+    _, quantizer = made
+    layer = torch.nn.Linear(32, 32)
+    with torch.autocast("cpu", dtype=dtype):
+        hidden = layer(sample())
+        inside = [quantizer(hidden), quantizer(sample())]
+        gradients = trained(quantizer, sample(seed=1))
+    assert hidden.dtype == dtype
+    assert torch.equal(inside[0], zp.quantize(hidden, quantizer.params).dequantize())
+    assert torch.equal(inside[1], quantizer(sample()))
+    for mine, theirs in zip(gradients, trained(quantizer, sample(seed=1)), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("scheme", ["int8:channel", "mxfp4"])
+def test_a_second_derivative_of_a_fixed_quantizer_is_refused(scheme: str) -> None:
+    """Bad input 129."""
+    leaf = sample().requires_grad_()
+    y = FakeQuantize.from_tensor(sample(), scheme)(leaf)
+    (gradient,) = torch.autograd.grad(y.square().sum(), leaf, create_graph=True)
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        gradient.sum().backward()
+
+
+def test_two_processes_learn_what_one_learns_from_the_same_data(tmp_path: Path) -> None:
+    """Bad input 133: gradients are averaged, and the state of the first process reaches the other."""
+    torch.multiprocessing.spawn(ddp_run.run_process, (2, str(tmp_path)), nprocs=2)
+    states = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    alone = ddp_run.Network(seed=0)
+    start = {key: value.clone() for key, value in alone.state_dict().items()}
+    ddp_run.train(alone, slice(None))
+    for key, value in alone.state_dict().items():
+        first, second = (state[key] for state in states)
+        assert torch.equal(first, second), key
+        if value.dtype == torch.float64:
+            assert torch.allclose(first, value, rtol=1e-11, atol=1e-13), key
+        else:
+            assert torch.equal(first, value), key
+    moved = [key for key, value in alone.named_parameters() if not torch.equal(value, start[key])]
+    assert len(moved) == len(dict(alone.named_parameters())) == 7
