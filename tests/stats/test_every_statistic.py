@@ -6,6 +6,7 @@ from functools import reduce
 import pytest
 import torch
 from tests.stats.every_statistic import ALL, CHANNELS, EXACT, name_of
+from torch.testing._internal.two_tensor import TwoTensor
 
 from zeropoint import DtypeError, Granularity, Scheme, SchemeError, ShapeError, choose_params
 from zeropoint.errors import CalibrationError
@@ -153,6 +154,19 @@ def test_data_of_zeros_alone_have_the_range_zero(statistic: Statistic) -> None:
     assert (low.item(), high.item()) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize("statistic", [*ALL, *CHANNELS], ids=name_of)
+def test_a_thread_that_flushes_subnormal_numbers_learns_the_same(statistic: Statistic) -> None:
+    x = noise(20, 6) * 2.0**-130
+    kept = after(statistic, x)
+    torch.set_flush_denormal(True)
+    try:
+        flushed = statistic.measure(x)
+    finally:
+        torch.set_flush_denormal(False)
+    assert_same(flushed, statistic.measure(x))
+    assert 0 < float(kept["maximum"].max()) < 2.0**-126
+
+
 @pytest.mark.parametrize("statistic", ALL, ids=name_of)
 def test_ranks_may_vary_per_tensor(statistic: Statistic) -> None:
     x = noise(24)
@@ -211,6 +225,10 @@ def test_data_that_cannot_be_summed_up_are_refused() -> None:
         after(MinMax(), torch.arange(3))
     with pytest.raises(DtypeError, match="device meta"):
         after(MinMax(), torch.zeros(3, device="meta"))
+    with pytest.raises(DtypeError, match=r"x \(a list\) must be a torch.Tensor"):
+        after(MinMax(), [1.0])  # type: ignore[arg-type]
+    with pytest.raises(DtypeError, match=r"x \(a TwoTensor\) must be a plain tensor; take its local"):
+        after(MinMax(), TwoTensor(noise(3), noise(3)))
     wrong = MinMax(granularity=Granularity.channel(-1), shape=(6,))
     with pytest.raises(
         ShapeError, match=r"x \(shape \(2, 5\)\) must have blocks channel-1 of a tensor of shape"

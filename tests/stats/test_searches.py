@@ -166,6 +166,28 @@ def test_an_unsigned_range_starts_at_zero() -> None:
             assert high > 0
 
 
+def test_the_divergence_of_an_affine_range_is_that_of_its_own_codes() -> None:
+    x = heavy_tailed().abs()
+    reach = np.array([8.0, 4.0, 1.0])
+    plain, affine = Scheme.parse("uint6"), Scheme.parse("int6:tensor:asym")
+    alone = divergences(counted(x), reach, plain)
+    np.testing.assert_allclose(divergences(counted(x), reach, affine), alone, rtol=1e-12)
+    # Codes of negative numbers lie at mirrored places, but for ties.
+    np.testing.assert_allclose(divergences(counted(-x), reach, affine), alone, rtol=0.01)
+    # With both signs, half of the codes are left for each; nothing is clipped at the largest magnitude.
+    whole = np.array([float(x.max())])
+    both = divergences(counted(torch.cat([x, -x])), whole, affine)
+    assert both > 1.2 * divergences(counted(x), whole, affine)
+
+
+def test_mirrored_data_have_the_mirrored_range() -> None:
+    x = heavy_tailed() + 1
+    for text in ("int8:tensor:narrow", "float4_e2m1fn:tensor:scale=floor"):
+        rule = LeastDivergence(scheme=Scheme.parse(text))
+        low, high = picked(rule, x)
+        assert picked(rule, -x) == (-high, -low)
+
+
 def test_blocks_are_searched_alone() -> None:
     scheme = Scheme.parse("int4:channel")
     x = torch.stack([heavy_tailed(500), heavy_tailed(500) * 1000])

@@ -15,6 +15,9 @@ from ..formats import Overflow
 from ..functional import fake_quantize
 from ..params import QuantizationParams
 from ..schemes import Granularity, Scheme
+from .counted import Counted
+
+Ends = NDArray[np.float64]
 
 PER_OCTAVE = 32
 """Candidates for each halving of the range: as fine as a histogram of 5 mantissa bits."""
@@ -36,6 +39,16 @@ def magnitudes(scheme: Scheme, amax: float) -> NDArray[np.float64]:
     steps = np.arange(OCTAVES * PER_OCTAVE + 1)
     fractions: NDArray[np.float64] = amax * np.exp2(-steps / PER_OCTAVE)
     return fractions
+
+
+def ends(block: Counted, reach: Ends, scheme: Scheme) -> tuple[Ends, Ends]:
+    """Return the ranges that clip at each magnitude, minimum and maximum, without parts that hold no number.
+
+    Powers of two are kept whole: cut to the extremes, they would give other scales.
+    """
+    if scheme.scales[0].rule.power_of_two:
+        return reach * -float(block.minimum < 0), reach * float(block.maximum > 0)
+    return np.maximum(-reach, block.minimum), np.minimum(reach, block.maximum)
 
 
 @lru_cache(maxsize=64)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..formats import FloatFormat, IntFormat
-from ..schemes import Scheme
-from .candidates import magnitudes, quantized
+from ..schemes import Scheme, ZeroPoint
+from .candidates import ends, magnitudes, quantized
 from .counted import Counted
 
 CELLS = 2048
@@ -45,11 +45,9 @@ class LeastDivergence:
         if block.amax == 0 or not self.scheme.scales:
             return block.minimum, block.maximum
         thresholds = magnitudes(self.scheme, block.amax)
-        best = float(thresholds[int(np.argmin(divergences(block, thresholds, self.scheme)))])
-        if self.scheme.scales[0].rule.power_of_two:
-            # Cut to the extremes, the threshold would give another scale.
-            return (-best if block.minimum < 0 else 0.0), (best if block.maximum > 0 else 0.0)
-        return block.clipped(-best, best)
+        best = int(np.argmin(divergences(block, thresholds, self.scheme)))
+        low, high = ends(block, thresholds, self.scheme)
+        return float(low[best]), float(high[best])
 
 
 def divergences(block: Counted, thresholds: NDArray[np.float64], scheme: Scheme) -> NDArray[np.float64]:
@@ -71,8 +69,7 @@ def _divergences(block: Counted, thresholds: NDArray[np.float64], scheme: Scheme
     below[thresholds >= block.amax, -1] = total
     inside = np.diff(below, axis=1)
     centers = ((cells[:, 1:] + cells[:, :-1]) / 2).astype(np.float32)
-    low = -thresholds if _is_signed(scheme) else 0 * thresholds
-    values = quantized(centers, low, thresholds, scheme)
+    values = quantized(_side(block, scheme) * centers, *ends(block, thresholds, scheme), scheme)
     inside = inside[: len(values)]
     clipped = inside.copy()
     clipped[:, -1] += total - below[: len(values), -1]
@@ -114,6 +111,9 @@ def _kullback_leibler(p: Rows, q: Rows) -> NDArray[np.float64]:
     return result
 
 
-def _is_signed(scheme: Scheme) -> bool:
+def _side(block: Counted, scheme: Scheme) -> np.float32:
+    """Return the sign of the numbers that reach the largest magnitude, which the range holds whole."""
     element = scheme.element
-    return element.signed if isinstance(element, IntFormat | FloatFormat) else True
+    signed = element.signed if isinstance(element, IntFormat | FloatFormat) else True
+    below = signed or scheme.zero_point is not ZeroPoint.NONE
+    return np.float32(-1 if below and -block.minimum > block.maximum else 1)

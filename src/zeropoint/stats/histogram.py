@@ -98,14 +98,15 @@ class Histogram(Statistic):
         blocks, stride = math.prod(grid), 256 << self.mantissa_bits
         owner = batch.blocks() if blocks > 1 else None
         counts = torch.zeros(blocks * 2 * stride, dtype=torch.int64, device=values.device)
-        for start in range(0, len(values), _PIECE):
+        piece = max(_PIECE, len(counts))
+        for start in range(0, len(values), piece):
             # The sign is the top bit, so negative numbers land past all positive ones.
-            bits = signed_bits(values[start : start + _PIECE])
+            bits = signed_bits(values[start : start + piece])
             index = (bits >> (_FRACTION_BITS - self.mantissa_bits)) & (2 * stride - 1)
             if owner is None:
                 counts += torch.bincount(index, minlength=len(counts))
             else:
-                index = index + owner[start : start + _PIECE] * (2 * stride)
+                index = index + owner[start : start + piece] * (2 * stride)
                 counts.index_add_(0, index, torch.ones_like(index))
         return {"counts": counts.reshape(*grid, 2, stride)[..., :bins].contiguous()}
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..schemes import Scheme, ZeroPoint
-from .candidates import magnitudes, quantized
+from .candidates import Ends, ends, magnitudes, quantized
 from .counted import Counted
 
 _PER_OCTAVE = 256
@@ -16,8 +16,6 @@ _PER_OCTAVE = 256
 
 _SWEEPS = 4
 """Turns of each end at most; two are usual."""
-
-Ends = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +46,7 @@ class LeastError:
         if block.amax == 0 or not self.scheme.scales:
             return block.minimum, block.maximum
         reach = magnitudes(self.scheme, block.amax)
-        if self.scheme.scales[0].rule.power_of_two:
-            low = -reach if block.minimum < 0 else 0 * reach
-            high = reach if block.maximum > 0 else 0 * reach
-            return self._best(block, low, high)
-        low, high = np.maximum(-reach, block.minimum), np.minimum(reach, block.maximum)
+        low, high = ends(block, reach, self.scheme)
         if self.scheme.zero_point is ZeroPoint.NONE:
             return self._best(block, low, high)
         return self._best_of_two_ends(block, low, high, reach / block.amax)

@@ -14,10 +14,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import CalibrationError, DtypeError, SchemeError, ShapeError
 from ..formats.torch_dtypes import INPUT_DTYPES
 from ..layout.blocks import reduce_blocks, spread_blocks
+from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
 from ..schemes import Granularity, Scheme
 from ..schemes.granularity import WHOLE, Anchor
@@ -142,6 +144,10 @@ class Statistic(ABC):
         length than in ``shape``.
         """
         self._check(x)
+        with gradual_underflow():
+            return self._measured(x)
+
+    def _measured(self, x: torch.Tensor) -> State:
         state = {name: tensor.to(x.device) for name, tensor in self.start().items()}
         if x.numel() == 0:
             return state
@@ -196,9 +202,10 @@ class Statistic(ABC):
                 f"{self.granularity}; give both the same"
             )
         self._require_data(state, name)
-        low, high = self.range(state)
         shape = calibrated_shape(self.granularity, self.shape)
-        return QuantizationParams.from_range(parsed, low, high, shape=shape, dtype=dtype)
+        with gradual_underflow():
+            low, high = self.range(state)
+            return QuantizationParams.from_range(parsed, low, high, shape=shape, dtype=dtype)
 
     def _require_data(self, state: State, name: str | None) -> None:
         bare = state["minimum"] > state["maximum"]
@@ -212,6 +219,13 @@ class Statistic(ABC):
         )
 
     def _check(self, x: torch.Tensor) -> None:
+        if not isinstance(x, torch.Tensor):
+            raise DtypeError(f"x (a {type(x).__name__}) must be a torch.Tensor")
+        wrapper: bool = is_traceable_wrapper_subclass(x)
+        if wrapper:
+            raise DtypeError(
+                f"x (a {type(x).__name__}) must be a plain tensor; take its local or dequantized tensor first"
+            )
         if x.dtype not in INPUT_DTYPES or x.layout is not torch.strided or x.is_meta:
             known = ", ".join(str(dtype) for dtype in INPUT_DTYPES)
             raise DtypeError(
