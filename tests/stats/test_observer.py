@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from tests.stats.every_statistic import ALL, CHANNELS, name_of
 from torch._dynamo.utils import counters
 
-from zeropoint import choose_params, fake_quantize
+from zeropoint import UnsupportedError, choose_params, fake_quantize
 from zeropoint.errors import CalibrationError
-from zeropoint.stats import MinMax, MovingAverage, Observer, State, Statistic
+from zeropoint.stats import MinMax, MovingAverage, Observer, State, Statistic, name_observers
 
 EVERY = pytest.mark.parametrize("statistic", [*ALL, *CHANNELS], ids=name_of)
 
@@ -111,6 +111,16 @@ def test_parameters_are_those_of_the_data_and_name_the_observer_without_data() -
         observer.params("int8")
 
 
+def test_errors_name_the_place_in_the_model() -> None:
+    model = torch.nn.ModuleDict({"q_proj": torch.nn.Sequential(Observer(MinMax()))})
+    model["k_proj"] = Observer(MinMax(), name="keys")
+    found = name_observers(model)
+    assert found == {"q_proj.0": model["q_proj"][0], "k_proj": model["k_proj"]}
+    with pytest.raises(CalibrationError, match=r"^q_proj\.0 has seen no finite number"):
+        found["q_proj.0"].params("int8")
+    assert model["k_proj"].name == "keys"
+
+
 def test_merging_observers_leaves_the_other_as_it_is() -> None:
     a, b = observed(MinMax(), noise(5)), observed(MinMax(), noise(5, seed=1))
     kept = {name: tensor.clone() for name, tensor in b.state().items()}
@@ -120,8 +130,14 @@ def test_merging_observers_leaves_the_other_as_it_is() -> None:
 
 
 def test_one_process_alone_gathers_what_it_has() -> None:
-    observer = observed(MovingAverage(), noise(5), noise(5, seed=1))
+    observer = Observer(MovingAverage(), shared=False)
+    observer(noise(5))
     assert_same(observer.gathered().state(), observer.state())
+
+
+def test_what_is_shared_already_is_not_gathered_again() -> None:
+    with pytest.raises(UnsupportedError, match=r"^lm_head \(shared=True\) holds the state of all processes"):
+        Observer(MinMax(), name="lm_head").gathered()
 
 
 @EVERY

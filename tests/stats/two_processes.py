@@ -49,14 +49,15 @@ def calibrate(rank: int, folder: str) -> None:
 
 
 def calibrate_apart(rank: int, folder: str) -> None:
-    """Observe one share without the other process, then gather."""
+    """Observe shares without the other process, then gather."""
     torch.set_num_threads(1)
-    every = [Observer(statistic) for statistic in STATISTICS]
-    for observer in every:
-        for batch in batches():
-            observer(share(batch, rank))
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     try:
+        every = [Observer(statistic, shared=False) for statistic in STATISTICS]
+        for observer in every:
+            # One process alone sees the last batch, as in a pipeline.
+            for batch in batches()[: 3 + rank]:
+                observer(share(batch, rank))
         states = [observer.gathered().state() for observer in every]
         torch.save({"states": states, "own": [o.state() for o in every]}, Path(folder) / f"{rank}.pt")
     finally:

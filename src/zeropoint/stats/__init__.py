@@ -7,7 +7,7 @@ from .divergence import LeastDivergence
 from .extremes import MinMax, MovingAverage
 from .histogram import ClipRule, Histogram
 from .least_error import LeastError
-from .observer import Observer
+from .observer import Observer, name_observers
 from .statistic import Batch, State, Statistic
 
 __all__ = [
@@ -25,4 +25,5 @@ __all__ = [
     "Percentile",
     "State",
     "Statistic",
+    "name_observers",
 ]

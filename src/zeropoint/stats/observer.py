@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..errors import UnsupportedError
 from ..params import QuantizationParams
 from ..schemes import Scheme
 from .processes import gathered, shares_work
@@ -20,11 +21,13 @@ class Observer(nn.Module):
 
     statistic: what to learn.
     name: where the observer stands in its model, for messages.
+    shared: whether the processes of torch.distributed, where it is initialized, each see a part of every
+        batch. The parts are then merged before they are taken, so that all processes hold the state that one
+        would have on the concatenated batch, and every process must observe the same number of batches. Not
+        for a module that only some processes have, as in a pipeline, which would wait for the others for ever.
 
     The state lies in buffers, complete from the start: state_dict, deepcopy and pickle carry it, and casts of
-    the model (``model.half()``) leave its dtypes alone. Where torch.distributed is initialized, every process
-    must observe the same number of batches: the parts of each batch are merged before they are taken, so that
-    all processes hold the state that one process would have on the concatenated batch.
+    the model (``model.half()``) leave its dtypes alone.
 
     >>> from zeropoint.stats import MinMax
     >>> observer = Observer(MinMax())
@@ -34,12 +37,15 @@ class Observer(nn.Module):
     tensor([64], dtype=torch.int32)
     """
 
-    def __init__(self, statistic: Statistic, *, name: str | None = None) -> None:
+    def __init__(self, statistic: Statistic, *, name: str | None = None, shared: bool = True) -> None:
         super().__init__()
         self.statistic = statistic
         self.name = name
+        self.shared = shared
         self.enabled = True
-        for key, tensor in statistic.start().items():
+        start = statistic.start()
+        self._keys = tuple(start)
+        for key, tensor in start.items():
             self.register_buffer(key, tensor)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -54,7 +60,7 @@ class Observer(nn.Module):
         """Take one batch into the state; raises what :meth:`Statistic.measure` raises."""
         with torch.no_grad():
             batch = self.statistic.measure(x)
-            if shares_work():
+            if self.shared and shares_work():
                 batch = gathered(batch, self.statistic.merge_batches)
             self._set(self.statistic.fold(self.state(), self._here(batch)))
 
@@ -64,10 +70,15 @@ class Observer(nn.Module):
             self._set(self.statistic.merge(self.state(), self._here(other.state())))
 
     def gathered(self) -> Observer:
-        """Return a copy with the states of all processes merged, for states that were taken apart.
+        """Return a copy with the states of all processes merged; every process must call it.
 
-        Every process must call it.
+        Raises UnsupportedError for a shared observer, whose state is that of all processes already.
         """
+        if self.shared:
+            raise UnsupportedError(
+                f"{self.name or 'the observer'} (shared=True) holds the state of all processes already; "
+                "use it as it is, or make it with shared=False"
+            )
         whole = copy.deepcopy(self)
         whole._set(gathered(self.state(), self.statistic.merge))
         return whole
@@ -82,7 +93,7 @@ class Observer(nn.Module):
 
     def state(self) -> State:
         """Return the buffers by name."""
-        return {key: self.get_buffer(key) for key in self.statistic.start()}
+        return {key: self.get_buffer(key) for key in self._keys}
 
     def reset(self) -> None:
         """Forget all data."""
@@ -115,6 +126,20 @@ class Observer(nn.Module):
             if tensor.dtype != dtypes[key]:
                 self.register_buffer(key, exact[key].to(tensor.device))
         return self
+
+
+def name_observers(model: nn.Module) -> dict[str, Observer]:
+    """Name every observer of ``model`` that has no name after its place in it, and return all by place.
+
+    >>> from zeropoint.stats import MinMax
+    >>> model = nn.Sequential(nn.Linear(2, 2), Observer(MinMax()))
+    >>> list(name_observers(model)), model[1].name
+    (['1'], '1')
+    """
+    found = {path: module for path, module in model.named_modules() if isinstance(module, Observer)}
+    for path, observer in found.items():
+        observer.name = observer.name or path
+    return found
 
 
 def _leave_graphs() -> bool:
