@@ -1,13 +1,16 @@
 """Whole models: modules that hold packed weights, and the conversion of a model by a recipe."""
 
+from .calibrate import Calibration, calibrate
 from .convert import Conversion, Converted, quantize_model
 from .modules import PackedWeight, QuantizedEmbedding, QuantizedLinear
 
 __all__ = [
+    "Calibration",
     "Conversion",
     "Converted",
     "PackedWeight",
     "QuantizedEmbedding",
     "QuantizedLinear",
+    "calibrate",
     "quantize_model",
 ]

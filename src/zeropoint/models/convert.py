@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from ..errors import RecipeError, UnsupportedError, ZeropointError
+from ..errors import UnsupportedError, ZeropointError
 from ..functional import quantize
-from ..recipes import Assignment, Decision, Recipe, Rule, Subject, model_preset
+from ..recipes import Assignment, Decision, Recipe, Rule, model_preset
+from ..training import FakeQuantize
+from .calibrate import Calibration, static_params
+from .decisions import decisions_of, weight_of
 from .modules import PackedWeight, QuantizedEmbedding, QuantizedLinear
-
-CONVERTIBLE = (nn.Linear, nn.Embedding)
-"""Layers that have a quantized form; subclasses may compute something else and are left alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +63,19 @@ class Conversion:
         return "\n".join(lines)
 
 
-def quantize_model(model: nn.Module, recipe: Recipe | str, *, inplace: bool = False) -> Conversion:
+def quantize_model(
+    model: nn.Module, recipe: Recipe | str, *, calibration: Calibration | None = None, inplace: bool = False
+) -> Conversion:
     """Return ``model`` with the layers that ``recipe`` names replaced by quantized ones.
 
     recipe: rules, or the name of a preset for all Linear layers. The default of a recipe is for Linear
     layers; embeddings are converted when a rule names them. Weights of several layers that are one tensor
-    stay one. inplace: whether ``model`` itself is changed; otherwise a copy is.
+    stay one. calibration: parameters of static inputs and outputs, of :func:`calibrate`.
+    inplace: whether ``model`` itself is changed; otherwise a copy is.
 
-    Raises RecipeError when a rule is about nothing or tied layers would differ, UnsupportedError when a
-    scheme needs calibration or a layer cannot hold it, and NonFiniteError; each names the layer. A model that
+    Raises RecipeError when a rule is about nothing or tied layers would differ, CalibrationError when
+    parameters are missing, UnsupportedError when a layer cannot hold its scheme, and NonFiniteError; each
+    names the layer. A model that
     is changed in place is as it was after an error.
 
     >>> conversion = quantize_model(nn.Sequential(nn.Linear(64, 8)), "w8a16")
@@ -80,14 +83,11 @@ def quantize_model(model: nn.Module, recipe: Recipe | str, *, inplace: bool = Fa
     (2048, 544)
     """
     rules = Recipe(default=Rule(gives=model_preset(recipe))) if isinstance(recipe, str) else recipe
-    decisions = _decisions(model, rules)
     target = model if inplace else copy.deepcopy(model)
-    parts = dict(_layers(target))
     made: dict[int, PackedWeight] = {}
     layers, replaced = [], {}
-    for name, decision in decisions:
-        module = parts[name]
-        layer, new = _converted(name, module, decision, made)
+    for name, module, decision in decisions_of(target, rules):
+        layer, new = _converted(name, module, decision, (made, calibration))
         layers.append(layer)
         if new is not None:
             replaced[module] = new
@@ -98,60 +98,18 @@ def quantize_model(model: nn.Module, recipe: Recipe | str, *, inplace: bool = Fa
     return Conversion(model=replaced.get(target, target), layers=tuple(layers))
 
 
-def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the layers that have a quantized form, each once, under its first name."""
-    for name, module in model.named_modules():
-        if type(module) in CONVERTIBLE:
-            yield name, module
-
-
-def _decisions(model: nn.Module, recipe: Recipe) -> list[tuple[str, Decision]]:
-    """Return a decision for each layer; tied layers must agree."""
-    modules = list(_layers(model))
-    subjects = [Subject(name=n, type=type(m).__name__, shape=tuple(_weight(m).shape)) for n, m in modules]
-    decisions = recipe.decide(subjects)
-    kept = Rule(gives=None, reason="the default is for Linear layers")
-    found = [
-        Decision(subject=d.subject, rule=kept)
-        if d.rule is recipe.default and d.gives is not None and d.subject.type != "Linear"
-        else d
-        for d in decisions
-    ]
-    return _agreed(modules, found)
-
-
-def _agreed(modules: list[tuple[str, nn.Module]], decisions: list[Decision]) -> list[tuple[str, Decision]]:
-    """Keep layers whose weight is tied to one that is kept; two schemes for one weight are an error."""
-    groups: dict[int, list[int]] = {}
-    for position, (_, module) in enumerate(modules):
-        groups.setdefault(id(_weight(module)), []).append(position)
-    result = list(decisions)
-    for positions in groups.values():
-        given = [decisions[p].gives for p in positions]
-        schemes = {gives.weight for gives in given if gives is not None}
-        if len(schemes) > 1:
-            names = " and ".join(modules[p][0] for p in positions)
-            raise RecipeError(f"{names} share one weight but get {len(schemes)} schemes; give them the same")
-        if None in given:
-            owner = modules[positions[given.index(None)]][0]
-            for p in positions:
-                if decisions[p].gives is not None:
-                    rule = Rule(gives=None, reason=f"its weight is that of {owner}, which is kept")
-                    result[p] = Decision(subject=decisions[p].subject, rule=rule)
-    return [(name, decision) for (name, _), decision in zip(modules, result, strict=True)]
-
-
-def _weight(module: nn.Module) -> torch.Tensor:
-    weight = module.weight
-    assert isinstance(weight, torch.Tensor)
-    return weight
-
-
 def _converted(
-    name: str, module: nn.Module, decision: Decision, made: dict[int, PackedWeight]
+    name: str,
+    module: nn.Module,
+    decision: Decision,
+    known: tuple[dict[int, PackedWeight], Calibration | None],
 ) -> tuple[Converted, nn.Module | None]:
-    """Return what became of a layer, and the layer in its place, if any."""
-    weight, gives = _weight(module), decision.gives
+    """Return what became of a layer, and the layer in its place, if any.
+
+    known: weights packed so far, by the identity of the original; and what calibration learned.
+    """
+    made, calibration = known
+    weight, gives = weight_of(module), decision.gives
     make = functools.partial(
         Converted, name=name, type=decision.subject.type, shape=decision.subject.shape, gives=gives
     )
@@ -159,12 +117,12 @@ def _converted(
         return make(reason=decision.rule.reason, nbytes=(weight.nbytes, weight.nbytes), error=0.0), None
     tied = id(weight) in made
     try:
-        if gives.weight is None or gives.output is not None:
-            raise UnsupportedError(f"{gives} is no assignment of a weight and at most an input")
+        if gives.weight is None:
+            raise UnsupportedError(f"{gives} names no weight, which is what a converted layer holds")
         if not tied:
             made[id(weight)] = PackedWeight(quantize(weight.detach(), gives.weight))
         packed = made[id(weight)]
-        new = _layer(module, packed, gives)
+        new = _layer(name, module, packed, gives, calibration)
     except ZeropointError as error:
         raise type(error)(f"layer {name}: {error}") from error
     original = weight.detach().float()
@@ -174,12 +132,25 @@ def _converted(
     return layer, new.train(module.training)
 
 
-def _layer(module: nn.Module, packed: PackedWeight, gives: Assignment) -> nn.Module:
+def _layer(
+    name: str,
+    module: nn.Module,
+    packed: PackedWeight,
+    gives: Assignment,
+    calibration: Calibration | None,
+) -> nn.Module:
     if isinstance(module, nn.Linear):
-        return QuantizedLinear(packed, module.bias, gives.input)
+        params = (
+            static_params(calibration, name, "input", gives.input),
+            static_params(calibration, name, "output", gives.output),
+        )
+        inner, outer = (None if p is None else FakeQuantize(p) for p in params)
+        return QuantizedLinear(
+            packed, module.bias, inner or gives.input, output_quantizer=outer or gives.output
+        )
     assert isinstance(module, nn.Embedding)
-    if gives.input is not None:
-        raise UnsupportedError("an embedding's input is whole numbers, which have no scheme")
+    if gives.input is not None or gives.output is not None:
+        raise UnsupportedError("an embedding's input is whole numbers, and its output rows of its weight")
     if module.max_norm is not None:
         raise UnsupportedError(f"max_norm (={module.max_norm}) changes the table; convert without it")
     return QuantizedEmbedding(packed)

@@ -16,6 +16,7 @@ from ..params import QuantizationParams
 from ..recipes import Activation
 from ..schemes import Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
+from ..training import FakeQuantize
 from .integer_product import integer_product
 
 TILE_VALUES = 1 << 22
@@ -82,18 +83,24 @@ class PackedWeight(nn.Module):
 class QuantizedLinear(nn.Module):
     """``y = input @ weight.T + bias`` with a packed weight, and an input quantized on its way in.
 
-    weight: (out_features, in_features). The input's parameters are computed from each input.
+    weight: (out_features, in_features). The input and the output are quantized by modules with fixed
+    parameters, or with parameters computed from each tensor.
     """
 
     def __init__(
-        self, weight: PackedWeight, bias: torch.Tensor | None, activation: Activation | None = None
+        self,
+        weight: PackedWeight,
+        bias: torch.Tensor | None,
+        input_quantizer: FakeQuantize | Activation | None = None,
+        *,
+        output_quantizer: FakeQuantize | Activation | None = None,
     ) -> None:
         super().__init__()
-        if activation is not None and not activation.dynamic:
-            raise UnsupportedError(f"input scheme {activation} needs parameters from calibration")
         self.weight = weight
         self.out_features, self.in_features = weight.shape
-        self.activation = activation
+        self.activation = input_quantizer if isinstance(input_quantizer, Activation) else None
+        self.input_quantizer = _module(input_quantizer)
+        self.output_quantizer = _module(output_quantizer)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self._product = integer_product()
 
@@ -105,7 +112,8 @@ class QuantizedLinear(nn.Module):
     def refusal(self) -> str | None:
         """Return why the product is not computed on integers, or None when it is."""
         if self.activation is None:
-            return "the input is not quantized"
+            given = self.input_quantizer is not None
+            return "the input has fixed parameters" if given else "the input is not quantized"
         for scheme, each in ((self.weight.scheme, "channel"), (self.activation.scheme, "token")):
             if not _is_plain_int8(scheme):
                 return f"{scheme} is not symmetric int8 with float scales"
@@ -125,9 +133,12 @@ class QuantizedLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output in the dtype of ``x``: (..., in_features) to (..., out_features)."""
         if self.refusal() is None and not (torch.is_grad_enabled() and x.requires_grad):
-            return self._integer_product(x)
-        if self.activation is not None:
-            x = fake_quantize(x, self.activation.scheme)
+            y = self._integer_product(x)
+        else:
+            y = self._product_of_tiles(x if self.input_quantizer is None else self.input_quantizer(x))
+        return y if self.output_quantizer is None else self.output_quantizer(y)
+
+    def _product_of_tiles(self, x: torch.Tensor) -> torch.Tensor:
         if not self.weight.rows_are_apart:
             return nn.functional.linear(x, self.weight.quantized().dequantize(x.dtype), self.bias)
         step = max(1, TILE_VALUES // max(1, self.in_features))
@@ -151,11 +162,30 @@ class QuantizedLinear(nn.Module):
         return y.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
-        """Return sizes and the input's scheme."""
-        sizes = (
+        """Return sizes."""
+        return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         )
-        return sizes if self.activation is None else f"{sizes}, input={self.activation}"
+
+
+class DynamicQuantize(nn.Module):
+    """Quantize and bring back with parameters computed from each tensor."""
+
+    def __init__(self, activation: Activation) -> None:
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the values of the codes of ``x``; nothing happens to an empty tensor."""
+        return fake_quantize(x, self.activation.scheme) if x.numel() else x
+
+    def extra_repr(self) -> str:
+        """Return the scheme."""
+        return str(self.activation)
+
+
+def _module(quantizer: FakeQuantize | Activation | None) -> nn.Module | None:
+    return DynamicQuantize(quantizer) if isinstance(quantizer, Activation) else quantizer
 
 
 def _is_plain_int8(scheme: Scheme) -> bool:
