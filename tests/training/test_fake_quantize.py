@@ -121,6 +121,12 @@ def test_parameters_of_every_channel_and_of_several_levels_can_be_replaced() -> 
     channels = FakeQuantize.from_tensor(x, "int8:channel")
     channels.update_params(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     assert channels.scale1.flatten().tolist() == [1.0, 2.0, 3.0, 4.0]
+    zeros = FakeQuantize.from_tensor(x, "uint4:channel:asym")
+    zeros.update_params(torch.ones(4), torch.tensor([1, 2, 3, 4]))
+    assert zeros.params.zero_point.flatten().tolist() == [1, 2, 3, 4]
+    narrow = FakeQuantize.from_tensor(x, "int4:channel:scale=ue5m3")
+    narrow.update_params(0.26)
+    assert narrow.params.effective_scale().flatten().tolist() == [0.25] * 4
     levels = FakeQuantize.from_tensor(x, "nvfp4")
     levels.update_params(zp.choose_params(3 * x, "nvfp4"))
     assert torch.equal(levels(3 * x), zp.fake_quantize(3 * x, "nvfp4"))
@@ -132,14 +138,24 @@ def test_a_refused_update_changes_nothing() -> None:
     before = {name: tensor.clone() for name, tensor in before.items()}
     with pytest.raises(zp.RangeError, match=r"zero_point \(=256\) of block"):
         quantizer.update_params(0.25, 256)
-    with pytest.raises(zp.RangeError, match=r"scale 1 \(=-0.25\) of block"):
-        quantizer.update_params(-0.25, 3)
+    for scale in (-0.25, 0.0, math.nan, math.inf):
+        message = rf"scale \(={scale}\) of block \(0,\) must be positive and finite"
+        with pytest.raises(zp.RangeError, match=message):
+            quantizer.update_params(scale, 3)
+    with pytest.raises(
+        zp.RangeError, match=r"zero_point \(=2.5\) of block \(0,\) must be an integer for uint8"
+    ):
+        quantizer.update_params(0.25, torch.tensor(2.5))
+    with pytest.raises(zp.ShapeError, match=r"scale \(shape \(3,\)\) must be one number, or one a block of"):
+        quantizer.update_params(torch.ones(3), 1)
     with pytest.raises(
         zp.SchemeError, match=r"params \(scheme int8:tensor\) must have the module's scheme, uint8"
     ):
         quantizer.update_params(QuantizationParams.int8_symmetric())
     assert all(torch.equal(tensor, before[name]) for name, tensor in quantizer.params.tensors().items())
-    with pytest.raises(zp.RangeError, match=r"zero_point \(=3\) must be 0 for the symmetric int8:tensor"):
+    with pytest.raises(
+        zp.RangeError, match=r"zero_point \(=3.0\) of block .* must be 0 for the symmetric int8"
+    ):
         FakeQuantize.from_bits(8).update_params(1.0, 3)
     with pytest.raises(zp.SchemeError, match=r"scale must be a QuantizationParams for .* has 2 levels"):
         FakeQuantize.from_tensor(sample((4, 32)), "nvfp4").update_params(1.0)

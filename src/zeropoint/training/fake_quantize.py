@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import torch
 
-from ..errors import RangeError, SchemeError
+from ..errors import RangeError, SchemeError, ShapeError
 from ..formats import RoundingMode
 from ..formats.torch_dtypes import format_of, storage_dtype
 from ..functional import choose_params, fake_quantize
 from ..params import QuantizationParams
+from ..params.arithmetic import store
 from ..schemes import Scheme, ZeroPoint
 from .quantizer import Quantizer
 
@@ -107,9 +108,10 @@ class FakeQuantize(Quantizer):
     ) -> None:
         """Replace the parameters, for example by those of an observer; buffers are written in place.
 
-        scale: a number, or one for each block; or whole parameters of the same scheme, in place of both.
+        scale: a number, or one for each block, rounded to the format of scales; or whole parameters of the
+            same scheme, in place of both.
         Raises SchemeError for parameters of another scheme, or numbers where there is not one scale level;
-        RangeError for values outside of their range. After an error nothing has changed.
+        ShapeError and RangeError for numbers that do not fit. After an error nothing has changed.
         """
         new = scale if isinstance(scale, QuantizationParams) else self._updated(scale, zero_point)
         if new.scheme != self.scheme:
@@ -125,17 +127,19 @@ class FakeQuantize(Quantizer):
             raise SchemeError(
                 f"scale must be a QuantizationParams for {self.scheme}, which has {len(params.scales)} levels"
             )
-        old = params.scales[0]
-        if not isinstance(scale, torch.Tensor):
-            scale = torch.full_like(old, scale, dtype=torch.float64)
-        zeros = params.zero_point
-        if self.scheme.zero_point is ZeroPoint.NONE:
-            if isinstance(zero_point, torch.Tensor) or zero_point != 0:
-                raise RangeError(f"zero_point (={zero_point}) must be 0 for the symmetric {self.scheme}")
-        else:
-            assert zeros is not None
-            zeros = torch.as_tensor(zero_point, dtype=zeros.dtype, device=zeros.device).expand(zeros.shape)
-        return replace(params, scales=(scale.to(old.dtype).reshape(old.shape),), zero_point=zeros)
+        (level,), (old,) = self.scheme.scales, params.scales
+        values = _numbers("scale", scale, old)
+        _require("scale", values, torch.isfinite(values) & (values > 0), "positive and finite")
+        zeros, wanted = params.zero_point, _numbers("zero_point", zero_point, old)
+        if zeros is None:
+            _require("zero_point", wanted, wanted == 0, f"0 for the symmetric {self.scheme}")
+        elif self.scheme.zero_point is ZeroPoint.INTEGER:
+            _require("zero_point", wanted, wanted == wanted.round(), f"an integer for {self.scheme}")
+        return replace(
+            params,
+            scales=(store(values, level.format_for(format_of(self.dtype))),),
+            zero_point=None if zeros is None else wanted.to(zeros.dtype),
+        )
 
     def reseed(self, seed: int) -> None:
         """Give stochastic rounding another seed: once a step, or each step rounds alike.
@@ -153,6 +157,23 @@ class FakeQuantize(Quantizer):
         if tensors.keys() >= own.keys():
             viewed = {name: tensors[name].view(tensor.dtype) for name, tensor in own.items()}
             QuantizationParams.from_tensors(self.scheme, self.shape, viewed, self.dtype)
+
+
+def _numbers(what: str, value: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return ``value``, one number or one a block, in float64 on the grid of ``like``."""
+    numbers = torch.as_tensor(value, dtype=torch.float64, device=like.device)
+    if numbers.numel() not in (1, like.numel()):
+        raise ShapeError(
+            f"{what} (shape {tuple(numbers.shape)}) must be one number, or one a block of grid "
+            f"{tuple(like.shape)}"
+        )
+    return numbers.expand(like.shape) if numbers.numel() == 1 else numbers.reshape(like.shape)
+
+
+def _require(what: str, values: torch.Tensor, good: torch.Tensor, rule: str) -> None:
+    if not bool(good.all()):
+        where = tuple(torch.nonzero(~good)[0].tolist())
+        raise RangeError(f"{what} (={values[where].item()}) of block {where} must be {rule}")
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -111,27 +111,24 @@ class LearnedScale(Quantizer):
     def params(self) -> QuantizationParams:
         """The scales, in their format, and zero points that the forward uses."""
         with torch.no_grad():
-            scale, zero_point = self._factors(self.shape)
-            stored, zeros = stored_params(settled(self.scheme, self.dtype), scale, zero_point)
+            scale, shift = self._factors(self.shape)
+            stored, zeros = stored_params(settled(self.scheme, self.dtype), scale, shift)
         return QuantizationParams(
             scheme=self.scheme, shape=self.shape, scales=(stored,), zero_point=zeros, dtype=self.dtype
         )
 
     def _factors(self, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return scale and zero point on the grid of a tensor of ``shape``."""
-        scale = on_grid(at_least(self.scale, self.least_scale), self.scheme.granularity, shape)
-        if self.offset is not None:
-            offset = on_grid(self.offset, self.scheme.granularity, shape)
-            return scale, -offset / (scale * float(self.scheme.element_step))
-        if self.zero_point is not None:
-            return scale, on_grid(self.zero_point, self.scheme.granularity, shape)
-        return scale, None
+        """Return scale and zero point, or offset, on the grid of a tensor of ``shape``."""
+        granularity = self.scheme.granularity
+        scale = on_grid(at_least(self.scale, self.least_scale), granularity, shape)
+        shift = self.zero_point if self.offset is None else self.offset
+        return scale, None if shift is None else on_grid(shift, granularity, shape)
 
     def simulate(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``dequantize(quantize(x, params))``, bit for bit, differentiable in x, scales and offset."""
         require_wide(x, self.scheme)
-        scale, zero_point = self._factors(tuple(x.shape))
-        return fake_quantize_learned(x, scale, zero_point, self.settled_text, self.factor)
+        scale, shift = self._factors(tuple(x.shape))
+        return fake_quantize_learned(x, scale, shift, self.settled_text, self.factor)
 
 
 def require_wide(x: torch.Tensor, scheme: Scheme) -> None:

@@ -9,8 +9,11 @@ included, else 0), fake quantization and the straight-through estimator are
     dz   = sum_block dy (m - 1) s
 
 The second form of ``ds`` needs only the result and the mask, which kernels give, and one division a block.
-It is LSQ's equation 3 (arXiv:1902.08153) for z = 0: round(v) - v inside, -Q_N or Q_P outside. With offset
-beta = -z s it is LSQ+ (arXiv:2004.09576): d beta = sum dy (1 - m).
+It is LSQ's equation 3 (arXiv:1902.08153) for z = 0: round(v) - v inside, -Q_N or Q_P outside. A real zero
+point comes as offset beta = -z s, of which LSQ+ (arXiv:2004.09576) has
+
+    ds      = sum_block dy (m (y - x) / s + (1 - m) Q)
+    d beta  = sum_block dy (1 - m)
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from ..errors import ShapeError
 from ..formats.torch_dtypes import format_of, wide_dtype
+from ..layout.blocks import spread_blocks
 from ..ops import library
 from ..params.arithmetic import load_scale, store, zero_point_dtype
 from ..params.codes import times_power_of_two
@@ -117,18 +121,24 @@ _scheme_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def stored_params(
-    scheme: Scheme, scale: torch.Tensor, zero_point: torch.Tensor | None
+    scheme: Scheme, scale: torch.Tensor, shift: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return scale and zero point as they are deployed: in the scale's format, integer where it must be.
 
     scheme: one whose scale format is named, see :func:`settled`.
+    shift: the zero point, or the offset beta = -z s of a scheme with a real one.
     """
     fmt = scheme.scales[0].format
     assert fmt is not None
     stored = store(scale.detach(), fmt)
-    if zero_point is None or scheme.zero_point is ZeroPoint.REAL:
-        return stored, None if zero_point is None else zero_point.detach()
-    codes = torch.round(zero_point.detach()).clamp(scheme.qmin, scheme.qmax)
+    if shift is None:
+        return stored, None
+    if scheme.zero_point is ZeroPoint.REAL:
+        step = load_scale(stored, fmt, shift.dtype) * float(scheme.element_step)
+        # The offset may be past the largest float of steps from 0 when the scale was driven to its least.
+        limit = torch.finfo(shift.dtype).max
+        return stored, (-shift.detach() / step).clamp(-limit, limit)
+    codes = torch.round(shift.detach()).clamp(scheme.qmin, scheme.qmax)
     return stored, codes.nan_to_num(nan=float(scheme.qmin)).to(zero_point_dtype(scheme))
 
 
@@ -145,37 +155,50 @@ class FakeQuantizeLearned(torch.autograd.Function):
         ctx: Any,
         x: torch.Tensor,
         scale: torch.Tensor,
-        zero_point: torch.Tensor | None,
+        shift: torch.Tensor | None,
         text: str,
         factor: float,
     ) -> torch.Tensor:
-        """Return the values of ``x`` in its own dtype; scale and zero point lie on the grid of blocks."""
-        stored, zeros = stored_params(_scheme_of(text), scale, zero_point)
-        ctx.text, ctx.factor, ctx.learns_zero = text, factor, zero_point is not None
-        ctx.save_for_backward(x, stored, *([] if zeros is None else [zeros]))
+        """Return the values of ``x`` in its own dtype; scale and shift lie on the grid of blocks."""
+        stored, zeros = stored_params(_scheme_of(text), scale, shift)
+        ctx.text, ctx.factor, ctx.shifts = text, factor, shift is not None
+        ctx.save_for_backward(x, stored, *([] if zeros is None else [zeros, shift]))
         result: torch.Tensor = library.fake_quantize(x.detach(), [stored], zeros, text)
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of ``x``, scale and zero point."""
+        """Return the gradients of ``x``, scale and shift."""
         x, stored, *rest = ctx.saved_tensors
-        zeros = rest[0] if rest else None
+        zeros, shift = rest if ctx.shifts else (None, None)
         scheme, wide = _scheme_of(ctx.text), wide_dtype(x.dtype)
-        fmt = scheme.scales[0].format
+        fmt, granularity = scheme.scales[0].format, scheme.granularity
         assert fmt is not None
         dx = library.fake_quantize_backward(grad, x, [stored], zeros, ctx.text)
         mask = library.fake_quantize_backward(torch.ones_like(x), x, [stored], zeros, ctx.text) != 0
         values = library.fake_quantize(x.to(wide), [stored], zeros, ctx.text)
         scale, upstream = load_scale(stored, fmt, wide), grad.to(wide)
-        error = values - torch.where(mask, x.to(wide), 0.0)
-        ds = sum_blocks(upstream * error, scheme.granularity) / scale * ctx.factor
-        dz = None
-        if ctx.learns_zero:
-            unit = float(scheme.element_step) * ctx.factor
-            dz = sum_blocks(torch.where(mask, 0.0, -upstream), scheme.granularity) * scale * unit
-        return dx, ds, dz, None, None
+        outer = values
+        if shift is not None and scheme.zero_point is ZeroPoint.REAL:
+            outer = _clipped_steps(x.to(wide), scale, shift.to(wide), scheme)
+        error = torch.where(mask, values - x.to(wide), outer)
+        ds = sum_blocks(upstream * error, granularity) / scale * ctx.factor
+        if shift is None:
+            return dx, ds, None, None, None
+        lost = sum_blocks(torch.where(mask, 0.0, upstream), granularity) * ctx.factor
+        unit = float(scheme.element_step)
+        dshift = lost if scheme.zero_point is ZeroPoint.REAL else -lost * scale * unit
+        return dx, ds, dshift, None, None
+
+
+def _clipped_steps(
+    x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor, scheme: Scheme
+) -> torch.Tensor:
+    """Return the end to which each clipped ``x`` goes, ``s qmin`` or ``s qmax``, without its offset."""
+    factor, origin = (spread_blocks(t, scheme.granularity, tuple(x.shape)) for t in (scale, offset))
+    unit = float(scheme.element_step)
+    return torch.where(x > origin, scheme.qmax * unit, scheme.qmin * unit) * factor
 
 
 class ClipLearned(torch.autograd.Function):
@@ -221,11 +244,11 @@ def power_of_two(exponent: torch.Tensor, shift: int, *, lowest: int, highest: in
 
 
 def fake_quantize_learned(
-    x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, text: str, factor: float
+    x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None, text: str, factor: float
 ) -> torch.Tensor:
     """Return :class:`FakeQuantizeLearned` of ``x``."""
     result: torch.Tensor = FakeQuantizeLearned.apply(  # type: ignore[no-untyped-call]
-        x, scale, zero_point, text, factor
+        x, scale, shift, text, factor
     )
     return result
 
