@@ -62,6 +62,26 @@ def test_a_run_takes_no_memory_and_the_workspace_is_what_the_plan_holds(
     assert python_bytes(lambda: p.run(*inputs, out=out)) <= CONSTANT < LEAST_GROWING
 
 
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("scheme", ["int8:g32", "uint8:channel:asym", "int8:block4x8:asym=real", "int4:g32"])
+def test_float64_under_given_parameters_takes_no_memory_either(scheme: str, op: str) -> None:
+    dtype = torch.float64
+    source = zp.quantize(inputs_of("quantize", scheme, dtype)[0], scheme).params
+    inputs = inputs_of(op, source, dtype)
+    out = plan(op, source, SHAPE, dtype).run(*inputs)
+    made: list[Plan] = []
+    held = held_bytes(lambda: made.append(plan(op, source, SHAPE, dtype)))
+    (p,) = made
+    assert p.explanation.chosen == "reference"
+    assert abs(held - p.workspace_bytes) <= CONSTANT
+    if scheme == "int4:g32" and op in ("quantize", "dequantize"):
+        assert p.allocates == "codes of 4 bits are packed in temporary tensors"
+        return
+    assert p.allocates is None
+    assert tensor_bytes(lambda: p.run(*inputs, out=out)) <= SCALARS
+    assert python_bytes(lambda: p.run(*inputs, out=out)) <= CONSTANT
+
+
 @pytest.mark.parametrize("op", ["quantize", "fake_quantize", "fake_quantize_backward"])
 def test_a_plan_for_strided_tensors_holds_their_copies(op: str) -> None:
     x = torch.randn(SHAPE[::-1]).t()

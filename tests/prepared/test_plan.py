@@ -342,3 +342,36 @@ def test_a_plan_runs_in_a_thread_that_flushes_subnormal_numbers() -> None:
         finally:
             torch.set_flush_denormal(False)
         assert same(values, expected.dequantize())
+
+
+@pytest.mark.parametrize("scheme", ["int8:token", "uint8:channel-1:asym", "int8:tensor:asym=real", "int8:g5"])
+@pytest.mark.parametrize("shape", [(37, 48), (480,)], ids=str)
+def test_a_large_float64_tensor_is_cut_into_chunks(
+    scheme: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, slope = sample(shape, torch.float64), sample(shape, torch.float64, seed=1)
+    q = zp.quantize(x, scheme)
+    values, passed = q.dequantize(), gradient(x * 1.5, slope, q.params)
+    monkeypatch.setattr("zeropoint.ops.reference.CHUNK", 100)
+    for op, inputs, expected in (
+        ("dequantize", (q,), values),
+        ("fake_quantize", (x,), values),
+        ("fake_quantize_backward", (slope, x * 1.5), passed),
+    ):
+        p = plan(op, q.params, shape, torch.float64)
+        assert p.allocates is None
+        assert same(p.run(*inputs), expected)
+    assert same(plan("quantize", q.params, shape, torch.float64).run(x).data, q.data)
+
+
+def test_float64_numbers_that_are_not_finite_are_clipped_in_training() -> None:
+    x = torch.tensor([float("nan"), float("inf"), float("-inf"), -0.0], dtype=torch.float64)
+    slope = torch.tensor([-1.0, float("inf"), -2.0, 3.0], dtype=torch.float64)
+    params = zp.QuantizationParams.new(0.5, 2, "int8:tensor:asym")
+    forward, backward = (
+        plan(op, params, (4,), torch.float64) for op in ("fake_quantize", "fake_quantize_backward")
+    )
+    assert same(forward.run(x), zp.fake_quantize(x, params))
+    assert same(backward.run(slope, x), gradient(x, slope, params))
+    assert forward.allocates is None
+    assert backward.allocates is None

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from . import code_range as limits
+from . import in_place
 from .registry import Backend, Op, Params, Request
 from .threads import gradual_underflow
 
@@ -53,9 +54,17 @@ def prepare(call: Call, backend: Backend) -> PreparedKernel:
     """Return the kernel for ``call``, which ``backend`` does not refuse."""
     name = f"zeropoint.kernels.{backend.name}"
     if importlib.util.find_spec(name) is None or importlib.util.find_spec(f"{name}.prepared") is None:
-        return _wrapped(call, backend)
+        return _in_place(call, backend) or _wrapped(call, backend)
     kernel: PreparedKernel = importlib.import_module(f"{name}.prepared").prepare(call)
     return kernel
+
+
+def _in_place(call: Call, backend: Backend) -> PreparedKernel | None:
+    """Return the reference's kernel that takes no memory, where there is one."""
+    if backend.name != "reference" or call.params is None or in_place.refusal(call.request) is not None:
+        return None
+    kernel = in_place.InPlace(call.request, call.params, call.code_range)
+    return PreparedKernel(run=kernel.runner(call.request.op), workspace_bytes=kernel.nbytes)
 
 
 def _wrapped(call: Call, backend: Backend) -> PreparedKernel:
@@ -65,6 +74,8 @@ def _wrapped(call: Call, backend: Backend) -> PreparedKernel:
         scales, zero_point = call.params
         held = sum(scale.nbytes for scale in scales) + (0 if zero_point is None else zero_point.nbytes)
     reason = f"backend {backend.name} computes in temporary tensors"
+    if backend.name == "reference" and call.params is not None:
+        reason = in_place.refusal(call.request) or reason
 
     def unflushed(*tensors: Any) -> None:
         with gradual_underflow():

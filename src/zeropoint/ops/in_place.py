@@ -1,0 +1,152 @@
+"""Integers of float64 tensors in plain torch, any device, in memory that is held between calls.
+
+Each step is that of :mod:`.reference`, in the same order and dtype, written to memory that exists. What is
+not offered here runs on the reference, in temporary tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from ..formats import IntFormat, Overflow, RoundingMode
+from ..layout.blocks import spread_blocks
+from ..params.arithmetic import effective_scale
+from ..schemes import Scaling, Scheme, ZeroPoint, ZeroPointPlace
+from . import reference
+from .registry import Op, Params, Request
+
+Slice = slice | tuple[()]
+
+
+def refusal(request: Request) -> str | None:
+    """Return why :class:`InPlace` does not offer ``request``, or None."""
+    scheme = request.scheme
+    element = scheme.element
+    if (request.dtype, request.own_dtype) != (torch.float64, torch.float64):
+        return f"{request.dtype} is computed in temporary tensors"
+    if not isinstance(element, IntFormat) or element.fraction_bits or element.bits > 31:
+        return f"{scheme.element_name} is computed in temporary tensors"
+    if request.op in (Op.QUANTIZE, Op.DEQUANTIZE) and element.bits != 8:
+        return f"codes of {element.bits} bits are packed in temporary tensors"
+    if len(scheme.scales) != 1 or scheme.dialect.scaling is Scaling.RECIPROCAL:
+        return f"scales of {scheme} are combined in temporary tensors"
+    if scheme.rounding.mode is not RoundingMode.HALF_EVEN or scheme.overflow is not Overflow.SATURATE:
+        return f"rounding {scheme.rounding}, overflow {scheme.overflow.value} take temporary tensors"
+    return None
+
+
+class InPlace:
+    """The operators on float64 tensors under given parameters.
+
+    scale, zero: those of each element, broadcastable; the zero point is 0 where the scheme has none.
+    """
+
+    def __init__(self, request: Request, params: Params, code_range: tuple[int, int] | None) -> None:
+        scheme, shape = request.scheme, request.shape
+        scale = effective_scale(scheme, params[0], shape, request.own_dtype)
+        assert scale is not None
+        blocks = scheme.granularity
+        self._scale = spread_blocks(scale, blocks, shape).clone()
+        zero = torch.zeros_like(scale) if params[1] is None else params[1].double()
+        self._zero = spread_blocks(zero, blocks, shape).clone()
+        self._inside = _zero_inside(scheme)
+        self._low, self._high = code_range or (scheme.qmin, scheme.qmax)
+        self._chunks = _chunks(shape)
+        rows = max((pick.stop - pick.start for pick in self._chunks if isinstance(pick, slice)), default=0)
+        side = (rows, *shape[1:]) if shape else ()
+        needs = request.op in (Op.QUANTIZE, Op.FAKE_QUANTIZE_BACKWARD)
+        masks = request.op is Op.FAKE_QUANTIZE_BACKWARD
+        self._steps = torch.empty(side if needs else 0, dtype=torch.float64, device=request.device)
+        self._fits = torch.empty((2, *side) if masks else 0, dtype=torch.bool, device=request.device)
+        self._nothing = torch.zeros((), dtype=torch.float64, device=request.device)
+        assert isinstance(scheme.element, IntFormat)
+        self._codes = torch.int8 if scheme.element.signed else torch.uint8
+        held = (self._scale, self._zero, self._steps, self._fits, self._nothing)
+        self.nbytes = sum(tensor.nbytes for tensor in held)
+
+    def runner(self, op: Op) -> Callable[..., None]:
+        """Return the function for ``op``, of the tensors that a prepared kernel takes."""
+        runners: dict[Op, Callable[..., None]] = {
+            Op.QUANTIZE: self._quantize,
+            Op.DEQUANTIZE: self._dequantize,
+            Op.FAKE_QUANTIZE: self._fake_quantize,
+            Op.FAKE_QUANTIZE_BACKWARD: self._backward,
+        }
+        return runners[op]
+
+    def _quantize(self, x: torch.Tensor, data: torch.Tensor) -> None:
+        codes = data.view(self._codes).reshape(x.shape)
+        for pick in self._chunks:
+            steps = self._part(self._steps, pick)
+            # Inf and NaN times zero are NaN, and so is the sum of all.
+            torch.mul(x[pick], 0.0, out=steps)
+            if math.isnan(steps.sum().item()):
+                reference.require_finite(x)
+            self._round(x, pick, steps)
+            codes[pick].copy_(steps.clamp_(self._low, self._high))
+
+    def _dequantize(self, data: torch.Tensor, params: Params | None, out: torch.Tensor) -> None:
+        assert params is None
+        codes = data.view(self._codes).reshape(out.shape)
+        for pick in self._chunks:
+            self._scale_back(out[pick].copy_(codes[pick]), pick)
+
+    def _fake_quantize(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        for pick in self._chunks:
+            steps = out[pick]
+            self._round(x, pick, steps)
+            steps.clamp_(self._low, self._high).nan_to_num_(nan=float(self._low))
+            self._scale_back(steps, pick)
+
+    def _backward(
+        self, grad: torch.Tensor, x: torch.Tensor, params: Params | None, out: torch.Tensor
+    ) -> None:
+        assert params is None
+        for pick in self._chunks:
+            steps = self._part(self._steps, pick)
+            low, high = self._part(self._fits[0], pick), self._part(self._fits[1], pick)
+            self._round(x, pick, steps)
+            torch.ge(steps, self._low, out=low)
+            torch.le(steps, self._high, out=high)
+            low.logical_and_(high)
+            slope, target = grad[pick], out[pick]
+            torch.copysign(self._nothing.expand(slope.shape), slope, out=target)
+            torch.where(low, slope, target, out=target)
+
+    def _round(self, x: torch.Tensor, pick: Slice, steps: torch.Tensor) -> None:
+        """Set ``steps`` to ``round(x / scale) + zero``; adding a zero of 0 turns -0.0 into 0.0."""
+        torch.div(x[pick], self._of(self._scale, pick), out=steps)
+        zero = self._of(self._zero, pick)
+        if self._inside:
+            steps.add_(zero).round_().add_(0.0)
+        else:
+            steps.round_().add_(zero)
+
+    def _scale_back(self, steps: torch.Tensor, pick: Slice) -> None:
+        steps.sub_(self._of(self._zero, pick)).mul_(self._of(self._scale, pick))
+
+    @staticmethod
+    def _of(values: torch.Tensor, pick: Slice) -> torch.Tensor:
+        """Return the part of broadcastable ``values`` that belongs to a chunk."""
+        return values[pick] if values.ndim and values.shape[0] > 1 else values
+
+    @staticmethod
+    def _part(buffer: torch.Tensor, pick: Slice) -> torch.Tensor:
+        return buffer[: pick.stop - pick.start] if isinstance(pick, slice) else buffer
+
+
+def _chunks(shape: tuple[int, ...]) -> list[Slice]:
+    """Return indices that cut a tensor of ``shape`` along its first axis, as the reference does."""
+    if not shape:
+        return [()]
+    rows = max(1, reference.CHUNK // max(1, math.prod(shape[1:])))
+    return [slice(begin, min(begin + rows, shape[0])) for begin in range(0, shape[0], rows)]
+
+
+def _zero_inside(scheme: Scheme) -> bool:
+    """Return whether the zero point is added before rounding."""
+    real = scheme.zero_point is ZeroPoint.REAL
+    return real or scheme.dialect.zero_point_place is ZeroPointPlace.INSIDE_ROUNDING
