@@ -5,8 +5,11 @@ import math
 import pytest
 import torch
 
-from zeropoint import RangeError
+from zeropoint import Granularity, RangeError
+from zeropoint.layout.blocks import reduce_blocks
+from zeropoint.schemes.granularity import Anchor
 from zeropoint.stats import MinMax, MovingAverage, State
+from zeropoint.stats.statistic import block_extremes
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -33,6 +36,35 @@ def test_minmax_keeps_float64_and_the_ends_of_every_dtype() -> None:
         state = MinMax().update(MinMax().start(), x)
         assert (state["minimum"].item(), state["maximum"].item()) == (-info.max, info.max)
         assert int(state["left_out"]) == 0
+
+
+@pytest.mark.parametrize("shape", [(1500, 700), (3, 350_000), (1_050_000,), (700, 3, 501)])
+@pytest.mark.parametrize(
+    "granularity",
+    [
+        Granularity.tensor(),
+        Granularity.channel(0),
+        Granularity.channel(-1),
+        Granularity.group(64),
+        Granularity.token(),
+        Granularity.block(400),
+        Granularity(extents=(400,), anchor=Anchor.FIRST),
+        Granularity(extents=(5000,), anchor=Anchor.FIRST),
+    ],
+    ids=str,
+)
+def test_pieces_have_the_extremes_of_the_whole(shape: tuple[int, ...], granularity: Granularity) -> None:
+    x = noise(*shape)
+    for data in (x, x.transpose(0, -1)):
+        low, high = block_extremes(data, data, granularity)
+        assert torch.equal(low, reduce_blocks(data, granularity, "amin", math.inf))
+        assert torch.equal(high, reduce_blocks(data, granularity, "amax", -math.inf))
+
+
+def test_a_number_that_is_not_finite_shows_in_the_extremes_of_its_piece() -> None:
+    x = noise(1500, 700)
+    x[1200, 3] = math.nan
+    assert block_extremes(x, x, Granularity.channel(-1))[0].isnan().nonzero().tolist() == [[0, 3]]
 
 
 def test_a_moving_average_follows_torch_s_observer() -> None:

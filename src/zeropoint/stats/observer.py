@@ -24,7 +24,7 @@ class Observer(nn.Module):
     shared: whether the processes of torch.distributed, where it is initialized, each see a part of every
         batch. The parts are then merged before they are taken, so that all processes hold the state that one
         would have on the concatenated batch, and every process must observe the same number of batches. Not
-        for a module that only some processes have, as in a pipeline, which would wait for the others for ever.
+        for a module that only some processes have, as in a pipeline: it would wait for the others.
 
     The state lies in buffers, complete from the start: state_dict, deepcopy and pickle carry it, and casts of
     the model (``model.half()``) leave its dtypes alone.

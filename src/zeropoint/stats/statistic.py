@@ -28,6 +28,8 @@ State = dict[str, torch.Tensor]
 """Name to tensor; the tensors of a block each are shaped like the statistic's grid."""
 
 TENSOR = Granularity.tensor()
+_PIECE = 1 << 18
+"""Elements whose minimum and maximum are taken before the next ones: 1 MiB of float32, which caches hold."""
 
 
 def calibrated_shape(granularity: Granularity, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -47,6 +49,30 @@ def calibrated_shape(granularity: Granularity, shape: tuple[int, ...]) -> tuple[
     if granularity.rest == WHOLE:
         sides = sides[:named] if first else sides[rank - named :]
     return tuple(sides) or (1,)
+
+
+def block_extremes(
+    lows: torch.Tensor, highs: torch.Tensor, granularity: Granularity
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the smallest of ``lows`` and the largest of ``highs``, of one shape, in each block, on the grid.
+
+    Both are taken of one piece before the next, so that data that are both are read from memory once.
+    """
+    shape = tuple(lows.shape)
+    rows, extent, step = 1, 1, 1
+    if shape:
+        rows, extent = shape[0], granularity.block_shape(shape)[0]
+        step = max(1, _PIECE * rows // max(1, lows.numel()))
+        step = step if extent >= rows else -(-step // extent) * extent
+    if step >= rows:
+        low = reduce_blocks(lows, granularity, "amin", math.inf)
+        return low, reduce_blocks(highs, granularity, "amax", -math.inf)
+    starts = range(0, rows, step)
+    pieces = ((lows[start : start + step], highs[start : start + step]) for start in starts)
+    low_parts, high_parts = zip(*(block_extremes(*piece, granularity) for piece in pieces), strict=True)
+    if extent >= rows:
+        return torch.stack(low_parts).amin(0), torch.stack(high_parts).amax(0)
+    return torch.cat(low_parts), torch.cat(high_parts)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -260,6 +286,5 @@ class Statistic(ABC):
         if self.granularity == TENSOR and lows is highs:
             low, high = torch.aminmax(lows)
         else:
-            low = reduce_blocks(lows, self.granularity, "amin", math.inf)
-            high = reduce_blocks(highs, self.granularity, "amax", -math.inf)
+            low, high = block_extremes(lows, highs, self.granularity)
         return low.double().reshape(self.grid), high.double().reshape(self.grid)
