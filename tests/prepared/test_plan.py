@@ -1,5 +1,6 @@
 """A plan gives the bytes of the operators, takes only the tensors it is for, and says what it is."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -375,3 +376,40 @@ def test_float64_numbers_that_are_not_finite_are_clipped_in_training() -> None:
     assert same(backward.run(slope, x), gradient(x, slope, params))
     assert forward.allocates is None
     assert backward.allocates is None
+
+
+def test_parameters_must_be_where_the_tensors_are() -> None:
+    params = zp.QuantizationParams.new(0.5)
+    with pytest.raises(zp.ShapeError, match=r"parameters \(on meta\) must be on cpu; use params.to\('cpu'\)"):
+        plan("quantize", params.to("meta"), (4,))
+    with pytest.raises(zp.UnsupportedError, match=r"device \(=meta\) holds no data to run on"):
+        plan("quantize", "int8", (4,), device="meta")
+
+
+@pytest.mark.parametrize("op", ["quantize", "fake_quantize", "fake_quantize_backward"])
+def test_one_plan_with_given_parameters_runs_in_several_threads(op: str) -> None:
+    batches = [sample((64, 512), seed=seed) for seed in range(24)]
+    p = plan(op, zp.quantize(batches[0], "uint4:g32:asym").params, (64, 512))
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        result = p.run(x.flip(0), x) if op == "fake_quantize_backward" else p.run(x)
+        return result.data if op == "quantize" else result
+
+    expected = [run(x) for x in batches]
+    with ThreadPoolExecutor(4) as pool:
+        assert all(map(same, pool.map(run, batches), expected))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("scheme", ["int8:token", "uint4:g32:asym", "nvfp4"])
+def test_a_plan_for_a_gpu_gives_the_bytes_of_the_host(scheme: str, dtype: torch.dtype) -> None:
+    x = sample((16, 96), dtype)
+    q = zp.quantize(x, scheme)
+    for source in (scheme, q.params.to("cuda")):
+        result = plan("quantize", source, (16, 96), dtype, device="cuda").run(x.cuda())
+        assert_same_results(result.to("cpu"), q)
+        values = plan("dequantize", source, (16, 96), dtype, device="cuda").run(result)
+        assert same(values.cpu(), q.dequantize())
+        faked = plan("fake_quantize", source, (16, 96), dtype, device="cuda").run(x.cuda())
+        assert same(faked.cpu(), q.dequantize())

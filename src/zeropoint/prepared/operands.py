@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..errors import DtypeError, ShapeError
+from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..formats.torch_dtypes import INPUT_DTYPES, format_of, storage_dtype, wide_dtype
 from ..layout import packing
 from ..ops.registry import Params
@@ -25,7 +25,8 @@ class Operand:
     dtype: float64, float32, float16 or bfloat16.
     strides: None for a contiguous tensor.
 
-    Raises DtypeError for another dtype, ShapeError for a negative length or strides that do not fit.
+    Raises DtypeError for another dtype, UnsupportedError for the meta device, ShapeError for a
+    negative length or strides that do not fit.
     """
 
     shape: tuple[int, ...]
@@ -37,6 +38,8 @@ class Operand:
         if self.dtype not in INPUT_DTYPES:
             known = ", ".join(str(dtype) for dtype in INPUT_DTYPES)
             raise DtypeError(f"dtype (={self.dtype}) must be one of {known}; convert the tensor first")
+        if self.device.type == "meta":
+            raise UnsupportedError("device (=meta) holds no data to run on; name the device of the tensors")
         if any(length < 0 for length in self.shape):
             raise ShapeError(f"shape (={self.shape}) must not have a negative length")
         if self.strides is not None and len(self.strides) != len(self.shape):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import UnsupportedError
+from ..errors import ShapeError, UnsupportedError
 from ..functional import fit_params
 from ..ops.library import backend_of
 from ..ops.registry import Explanation, Op, explain
@@ -46,8 +46,9 @@ class Plan:
     allocates: why a run with ``out`` takes further memory that grows with the tensor, or None when it takes
         none.
 
-    A plan whose parameters are not given writes to its workspace: run it in one thread at a time. A plan
-    keeps what it read of given parameters, whose tensors must not be changed as long as it is used.
+    A plan whose parameters are not given, or for strided or float64 tensors, writes to its workspace: run it
+    in one thread at a time. A plan keeps what it read of given parameters, whose tensors must not be changed
+    as long as it is used.
 
     >>> p = plan("quantize", QuantizationParams.new(0.5), (4,))
     >>> p.run(torch.tensor([1.0, -1.25, 0.2, 90.0])).codes
@@ -123,12 +124,13 @@ def plan(
     strides: None for contiguous tensors; results are always contiguous.
 
     The backend is chosen now, :func:`zeropoint.only_backend` considered. Raises UnsupportedError for another
-    operator, ShapeError, DtypeError or SchemeError for a combination without meaning.
+    operator or device, ShapeError, DtypeError or SchemeError for a combination without meaning, and what
+    :meth:`QuantizationParams.validate` raises.
 
     >>> plan("quantize", "int8:channel", (8, 256)).identity
     'cpu/quantize/int8:channel/float32[8, 256]/chosen'
     """
-    operand = Operand(shape=tuple(shape), dtype=dtype, strides=strides, device=torch.device(device))
+    operand = Operand(shape=tuple(shape), dtype=dtype, strides=strides, device=_resolved(device))
     return _plan(_signature(op, scheme, operand))
 
 
@@ -146,7 +148,7 @@ def can_implement(
     >>> can_implement("quantize", "int8", (4,), torch.float64).reasons["cpu"]
     'torch.float64 is computed in float64'
     """
-    operand = Operand(shape=tuple(shape), dtype=dtype, strides=strides, device=torch.device(device))
+    operand = Operand(shape=tuple(shape), dtype=dtype, strides=strides, device=_resolved(device))
     signature = _signature(op, scheme, operand)
     return explain(signature.request(signature.op))
 
@@ -158,11 +160,26 @@ def _signature(op: str, scheme: str | Scheme | QuantizationParams, operand: Oper
     params = None
     if isinstance(scheme, QuantizationParams):
         params = fit_params(scheme, operand.shape, operand.dtype)
+        _require_device(params, operand.device)
         params.validate()
     parsed = params.scheme if params is not None else Scheme.parse(scheme)  # type: ignore[arg-type]
     # A granularity with more axes than the tensor is an error of the plan, not of its first run.
     parsed.granularity.block_shape(operand.shape)
     return Signature(op=known[op], scheme=parsed, params=params, operand=operand, code_range=None)
+
+
+def _resolved(device: str | torch.device) -> torch.device:
+    """Return the device with its index, which tensors have: ``cuda:0`` for ``cuda``."""
+    return torch.empty(0, device=device).device
+
+
+def _require_device(params: QuantizationParams, device: torch.device) -> None:
+    tensors = [*params.scales, *([] if params.zero_point is None else [params.zero_point])]
+    for tensor in tensors:
+        if tensor.device != device:
+            raise ShapeError(
+                f"parameters (on {tensor.device}) must be on {device}; use params.to({str(device)!r})"
+            )
 
 
 def _plan(signature: Signature) -> Plan:
