@@ -2,11 +2,14 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 import zeropoint as zp
+from zeropoint.ops import registry
+from zeropoint.ops.registry import Reference
 from zeropoint.prepared import Plan, can_implement, plan
 
 SCHEMES = (
@@ -413,3 +416,32 @@ def test_a_plan_for_a_gpu_gives_the_bytes_of_the_host(scheme: str, dtype: torch.
         assert same(values.cpu(), q.dequantize())
         faked = plan("fake_quantize", source, (16, 96), dtype, device="cuda").run(x.cuda())
         assert same(faked.cpu(), q.dequantize())
+
+
+class Counting(Reference):
+    """The reference under another name, first in rank, that counts its calls."""
+
+    rank = 99
+
+    def __init__(self, name: str) -> None:
+        self.name, self.calls = name, 0
+
+    def quantize(self, *arguments: Any, **named: Any) -> torch.Tensor:
+        self.calls += 1
+        return super().quantize(*arguments, **named)
+
+
+@pytest.mark.parametrize("name", ["mine", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_backend_of_others_runs_what_is_planned(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = sample((4, 8), dtype)
+    expected = zp.quantize(x, "int8:token")
+    other = Counting(name)
+    monkeypatch.setitem(registry._BACKENDS, name, other)
+    p = plan("quantize", expected.params, (4, 8), dtype)
+    assert p.allocates == f"backend {name} computes in temporary tensors"
+    assert other.calls == 0
+    assert_same_results(p.run(x), expected)
+    assert other.calls == 1

@@ -16,7 +16,7 @@ import torch
 
 from . import code_range as limits
 from . import in_place
-from .registry import Backend, Op, Params, Request
+from .registry import Backend, Op, Params, Reference, Request
 from .threads import gradual_underflow
 
 
@@ -53,7 +53,9 @@ class PreparedKernel:
 def prepare(call: Call, backend: Backend) -> PreparedKernel:
     """Return the kernel for ``call``, which ``backend`` does not refuse."""
     name = f"zeropoint.kernels.{backend.name}"
-    if importlib.util.find_spec(name) is None or importlib.util.find_spec(f"{name}.prepared") is None:
+    # A backend that was registered in the place of ours must not run our kernels.
+    ours = type(backend).__module__.startswith(f"{name}.")
+    if not ours or importlib.util.find_spec(f"{name}.prepared") is None:
         return _in_place(call, backend) or _wrapped(call, backend)
     kernel: PreparedKernel = importlib.import_module(f"{name}.prepared").prepare(call)
     return kernel
@@ -61,7 +63,7 @@ def prepare(call: Call, backend: Backend) -> PreparedKernel:
 
 def _in_place(call: Call, backend: Backend) -> PreparedKernel | None:
     """Return the reference's kernel that takes no memory, where there is one."""
-    if backend.name != "reference" or call.params is None or in_place.refusal(call.request) is not None:
+    if type(backend) is not Reference or call.params is None or in_place.refusal(call.request) is not None:
         return None
     kernel = in_place.InPlace(call.request, call.params, call.code_range)
     return PreparedKernel(run=kernel.runner(call.request.op), workspace_bytes=kernel.nbytes)
@@ -74,7 +76,7 @@ def _wrapped(call: Call, backend: Backend) -> PreparedKernel:
         scales, zero_point = call.params
         held = sum(scale.nbytes for scale in scales) + (0 if zero_point is None else zero_point.nbytes)
     reason = f"backend {backend.name} computes in temporary tensors"
-    if backend.name == "reference" and call.params is not None:
+    if type(backend) is Reference and call.params is not None:
         reason = in_place.refusal(call.request) or reason
 
     def unflushed(*tensors: Any) -> None:
