@@ -28,6 +28,7 @@ MAKERS = {
     "fixed nvfp4": lambda x: FakeQuantize.from_tensor(x, "nvfp4"),
     "fixed mx9": lambda x: FakeQuantize.from_tensor(x, "mx9"),
     "fixed stochastic": lambda x: FakeQuantize.from_tensor(x, "int4:tensor:round=stochastic(3)"),
+    "stochastic scale": lambda x: LearnedScale.from_tensor(x, "int4:channel:round=stochastic(3)"),
     "scale": lambda x: LearnedScale.from_tensor(x, "int4:channel"),
     "scale and zero point": lambda x: LearnedScale.from_tensor(x, "uint4:g8:asym"),
     "scale and offset": lambda x: LearnedScale.from_tensor(x, "uint4:channel:asym=real"),
@@ -68,9 +69,12 @@ def test_a_state_restores_the_exact_parameters(made: tuple[str, Quantizer], tmp_
     assert_alike(quantizer, other)
 
 
-def test_a_state_restores_the_seed_of_stochastic_rounding() -> None:
-    one, other = (MAKERS["fixed stochastic"](sample()) for _ in range(2))
+@pytest.mark.parametrize("name", ["fixed stochastic", "stochastic scale"])
+def test_a_state_restores_the_seed_of_stochastic_rounding(name: str) -> None:
+    one, other = (MAKERS[name](sample()) for _ in range(2))
     one.reseed(77)
+    assert not torch.equal(one(sample()), other(sample()))
+    assert torch.equal(one(sample()), zp.quantize(sample(), one.params).dequantize())
     other.load_state_dict(one.state_dict())
     assert_alike(one, other)
     assert other.scheme.rounding.seed == 77
@@ -182,6 +186,20 @@ def test_a_compiled_quantizer_follows_the_switch_and_new_parameters() -> None:
     assert compiled(x).tolist() == [0.0, 6.0]
     quantizer.enabled = False
     assert torch.equal(compiled(x), x)
+
+
+@DYNAMO
+@pytest.mark.parametrize("name", ["fixed stochastic", "stochastic scale"])
+def test_a_compiled_quantizer_follows_new_seeds(name: str) -> None:
+    torch.compiler.reset()
+    quantizer = MAKERS[name](sample())
+    compiled = torch.compile(quantizer, fullgraph=True, backend="aot_eager")
+    results = []
+    for seed in (1, 2, 1):
+        quantizer.reseed(seed)
+        results.append(compiled(sample()))
+        assert torch.equal(results[-1], quantizer(sample()))
+    assert not torch.equal(results[0], results[1])
 
 
 def test_export_keeps_the_quantizer_in_the_graph() -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 
 from ..errors import RangeError, SchemeError, ShapeError
-from ..formats import RoundingMode
 from ..formats.torch_dtypes import format_of, storage_dtype
 from ..functional import choose_params, fake_quantize
 from ..params import QuantizationParams
@@ -140,15 +139,6 @@ class FakeQuantize(Quantizer):
             scales=(store(values, level.format_for(format_of(self.dtype))),),
             zero_point=None if zeros is None else wanted.to(zeros.dtype),
         )
-
-    def reseed(self, seed: int) -> None:
-        """Give stochastic rounding another seed: once a step, or each step rounds alike.
-
-        Raises SchemeError when the scheme does not round stochastically, or for a seed outside 0..2**31-1.
-        """
-        if self.scheme.rounding.mode is not RoundingMode.STOCHASTIC:
-            raise SchemeError(f"seed (={seed}) needs a scheme that rounds stochastically, got {self.scheme}")
-        self.scheme = replace(self.scheme, rounding=replace(self.scheme.rounding, seed=seed))
 
     def check_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Raise a ZeropointError unless the tensors are valid parameters for this module."""

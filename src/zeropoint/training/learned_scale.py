@@ -14,7 +14,15 @@ from ..params import QuantizationParams
 from ..params.arithmetic import LEAST_NORMAL, load_scale
 from ..schemes import Arithmetic, Scheme, ZeroPoint
 from .quantizer import Quantizer
-from .straight_through import at_least, fake_quantize_learned, on_grid, settled, stored_params, sum_blocks
+from .straight_through import (
+    at_least,
+    fake_quantize_learned,
+    on_grid,
+    settled,
+    settled_text,
+    stored_params,
+    sum_blocks,
+)
 
 
 class LearnedScale(Quantizer):
@@ -58,7 +66,6 @@ class LearnedScale(Quantizer):
         params.validate()
         _check_scheme(params.scheme)
         self.shape, self.dtype = params.shape, params.dtype
-        self.settled_text = str(settled(params.scheme, params.dtype))
         if count is None:
             count = max(1, math.prod(params.shape)) // max(1, params.num_parameter_sets)
         if count < 1:
@@ -128,7 +135,7 @@ class LearnedScale(Quantizer):
         """Return ``dequantize(quantize(x, params))``, bit for bit, differentiable in x, scales and offset."""
         require_wide(x, self.scheme)
         scale, shift = self._factors(tuple(x.shape))
-        return fake_quantize_learned(x, scale, shift, self.settled_text, self.factor)
+        return fake_quantize_learned(x, scale, shift, settled_text(self.scheme, self.dtype), self.factor)
 
 
 def require_wide(x: torch.Tensor, scheme: Scheme) -> None:

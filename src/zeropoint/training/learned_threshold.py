@@ -11,7 +11,14 @@ from ..params import QuantizationParams
 from ..schemes import Scheme, ZeroPoint
 from .learned_scale import require_wide
 from .quantizer import Quantizer
-from .straight_through import fake_quantize_learned, on_grid, power_of_two, settled, stored_params
+from .straight_through import (
+    fake_quantize_learned,
+    on_grid,
+    power_of_two,
+    settled,
+    settled_text,
+    stored_params,
+)
 from .thresholds import ThresholdRule, threshold
 
 LEAST_EXPONENT = -126
@@ -62,7 +69,6 @@ class LearnedThreshold(Quantizer):
         super().__init__(parsed, enabled=enabled)
         self.shape, self.dtype = shape, dtype
         own = settled(parsed, dtype)
-        self.settled_text = str(own)
         element, fmt = parsed.element, own.scales[0].format
         assert isinstance(element, IntFormat)
         assert isinstance(fmt, FloatFormat)
@@ -96,7 +102,9 @@ class LearnedThreshold(Quantizer):
     def simulate(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``dequantize(quantize(x, params))``, bit for bit, differentiable in x and thresholds."""
         require_wide(x, self.scheme)
-        return fake_quantize_learned(x, self._scale(tuple(x.shape)), None, self.settled_text, 1.0)
+        return fake_quantize_learned(
+            x, self._scale(tuple(x.shape)), None, settled_text(self.scheme, self.dtype), 1.0
+        )
 
 
 def log2_exact(values: torch.Tensor, fallback: float, dtype: torch.dtype) -> torch.Tensor:

@@ -14,7 +14,7 @@ from ..params.arithmetic import LEAST_NORMAL
 from ..schemes import Granularity, Scheme, ZeroPoint
 from .learned_scale import require_wide
 from .quantizer import Quantizer
-from .straight_through import at_least, clip_learned, on_grid, settled, stored_params
+from .straight_through import at_least, clip_learned, on_grid, settled, settled_text, stored_params
 
 
 class Pact(Quantizer):
@@ -56,7 +56,6 @@ class Pact(Quantizer):
         if not (math.isfinite(alpha) and alpha > 0):
             raise RangeError(f"alpha (={alpha}) must be positive and finite, the largest value that is kept")
         self.dtype = dtype
-        self.settled_text = str(settled(parsed, dtype))
         self.alpha = torch.nn.Parameter(torch.tensor(float(alpha), dtype=wide_dtype(dtype)))
 
     @property
@@ -79,7 +78,7 @@ class Pact(Quantizer):
         require_wide(x, self.scheme)
         end = self._end()
         stored = self._stored(end, tuple(x.shape))
-        return clip_learned(x, end, stored, self.settled_text)
+        return clip_learned(x, end, stored, settled_text(self.scheme, self.dtype))
 
 
 def _check_scheme(scheme: Scheme) -> None:

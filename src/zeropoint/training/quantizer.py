@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import DtypeError, SchemeError, ShapeError, ZeropointError
-from ..formats import IntFormat
+from ..formats import IntFormat, RoundingMode
 from ..formats.torch_dtypes import wide_dtype
 from ..functional import fake_quantize
 from ..params import QuantizationParams
@@ -109,6 +109,15 @@ class Quantizer(torch.nn.Module, ABC):
             return torch.zeros((), dtype=torch.float64, device=x.device)
         with torch.no_grad():
             return (fake_quantize(x, self.params).double() - x.double()).square().mean()
+
+    def reseed(self, seed: int) -> None:
+        """Give stochastic rounding another seed: once a step, or each step rounds alike.
+
+        Raises SchemeError when the scheme does not round stochastically, or for a seed outside 0..2**31-1.
+        """
+        if self.scheme.rounding.mode is not RoundingMode.STOCHASTIC:
+            raise SchemeError(f"seed (={seed}) needs a scheme that rounds stochastically, got {self.scheme}")
+        self.scheme = replace(self.scheme, rounding=replace(self.scheme.rounding, seed=seed))
 
     def extra_repr(self) -> str:
         """Return what ``print`` shows of the module."""

@@ -18,6 +18,7 @@ point comes as offset beta = -z s, of which LSQ+ (arXiv:2004.09576) has
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from typing import Any
@@ -111,12 +112,23 @@ def settled(scheme: Scheme, dtype: torch.dtype) -> Scheme:
     return replace(scheme, scales=(replace(level, format=level.format_for(format_of(dtype))),))
 
 
+@functools.lru_cache(maxsize=1024)
+def _settled_text(scheme: Scheme, dtype: torch.dtype) -> str:
+    return str(settled(scheme, dtype))
+
+
+def settled_text(scheme: Scheme, dtype: torch.dtype) -> str:
+    """Return the text of :func:`settled`, the spelling that operators take."""
+    return _settled_text(scheme, dtype)
+
+
 def _scheme_of(text: str) -> Scheme:
     return Scheme.parse(text)
 
 
-# Parsing is Python on strings, whose result torch.compile takes as a constant. This is what
+# Texts are Python on strings, whose results torch.compile takes as constants. This is what
 # torch.compiler.assume_constant_result sets (torch 2.13); calling it imports all of dynamo, 2 seconds.
+settled_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _scheme_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
