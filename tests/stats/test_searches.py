@@ -85,6 +85,14 @@ def test_the_best_power_of_two_is_found_under_every_rule(element: str, rule: str
         assert error(x, text, low, high) <= 1.001 * brute
 
 
+def test_the_power_past_the_largest_magnitude_is_tried() -> None:
+    # The floor rule gives 1.9 the scale 1/4, whose largest number is 1.5; the next one holds 2.
+    x = torch.full((100,), 1.9)
+    scheme = Scheme.parse("float4_e2m1fn:tensor:scale=floor")
+    assert picked(LeastError(scheme=scheme), x) == (0.0, 2.0)
+    assert error(x, str(scheme), 0.0, 2.0) < error(x, str(scheme), 0.0, 1.9)
+
+
 def test_the_error_of_points_is_that_of_the_data() -> None:
     x, scheme = heavy_tailed(20_000), Scheme.parse("int6")
     reach = np.array([40.0, 10.0, 2.0])
