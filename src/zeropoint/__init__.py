@@ -1,11 +1,13 @@
 """zeropoint: few-bit numbers in PyTorch, exact and at memory speed."""
 
 from .errors import (
+    CalibrationError,
     CheckpointError,
     DtypeError,
     FormatError,
     NonFiniteError,
     RangeError,
+    RecipeError,
     SchemeError,
     ShapeError,
     UnsupportedError,
@@ -14,25 +16,32 @@ from .errors import (
 from .formats import CodebookFormat, FloatFormat, IntFormat, Specials, format_name, get_format
 from .functional import choose_params, dequantize, explain, fake_quantize, quantize
 from .layout.packing import pack, unpack
+from .models import calibrate, quantize_model
 from .ops.library import only_backend
 from .params import QuantizationParams
+from .prepared import Plan, can_implement, plan
 from .schemes import Granularity, Scheme
 from .tensor import QuantizedTensor
+from .training import FakeQuantize
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CalibrationError",
     "CheckpointError",
     "CodebookFormat",
     "DtypeError",
+    "FakeQuantize",
     "FloatFormat",
     "FormatError",
     "Granularity",
     "IntFormat",
     "NonFiniteError",
+    "Plan",
     "QuantizationParams",
     "QuantizedTensor",
     "RangeError",
+    "RecipeError",
     "Scheme",
     "SchemeError",
     "ShapeError",
@@ -40,6 +49,8 @@ __all__ = [
     "UnsupportedError",
     "ZeropointError",
     "__version__",
+    "calibrate",
+    "can_implement",
     "choose_params",
     "dequantize",
     "explain",
@@ -48,6 +59,8 @@ __all__ = [
     "get_format",
     "only_backend",
     "pack",
+    "plan",
     "quantize",
+    "quantize_model",
     "unpack",
 ]
