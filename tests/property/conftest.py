@@ -9,7 +9,7 @@ import pytest
 from zeropoint import only_backend
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True)
 def reference_only() -> Iterator[None]:
     with only_backend("reference"):
         yield
