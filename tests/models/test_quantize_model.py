@@ -11,7 +11,7 @@ from torch import nn
 
 import zeropoint as zp
 from zeropoint.errors import CalibrationError, NonFiniteError, RecipeError, UnsupportedError
-from zeropoint.models import PackedWeight, QuantizedEmbedding, QuantizedLinear, modules, quantize_model
+from zeropoint.models import PackedWeight, QuantizedEmbedding, QuantizedLinear, linear, quantize_model
 from zeropoint.models.integer_product import PRODUCTS, integer_product, is_exact
 from zeropoint.recipes import MODEL_PRESETS, Assignment, Recipe, Rule, model_preset, parse_recipe
 
@@ -108,7 +108,7 @@ def test_tiles_of_rows_give_what_the_whole_weight_gives(monkeypatch: pytest.Monk
     layer = quantize_model(nn.Linear(64, 37), "w8a16").model
     x = torch.randn(3, 64)
     whole = layer(x)
-    monkeypatch.setattr(modules, "TILE_VALUES", 5 * 64)
+    monkeypatch.setattr(linear, "TILE_VALUES", 5 * 64)
     torch.testing.assert_close(layer(x), whole, rtol=1e-6, atol=1e-6)
 
 

@@ -2,7 +2,9 @@
 
 from .calibrate import Calibration, calibrate
 from .convert import Conversion, Converted, quantize_model
-from .modules import PackedWeight, QuantizedEmbedding, QuantizedLinear
+from .embedding import QuantizedEmbedding
+from .linear import QuantizedLinear
+from .packed_weight import PackedWeight
 
 __all__ = [
     "Calibration",

@@ -15,7 +15,9 @@ from ..recipes import Assignment, Decision, Recipe, Rule, model_preset
 from ..training import FakeQuantize
 from .calibrate import Calibration, static_params
 from .decisions import decisions_of, weight_of
-from .modules import PackedWeight, QuantizedEmbedding, QuantizedLinear
+from .embedding import QuantizedEmbedding
+from .linear import QuantizedLinear
+from .packed_weight import PackedWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

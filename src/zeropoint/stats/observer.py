@@ -11,6 +11,7 @@ from torch import nn
 
 from ..errors import UnsupportedError
 from ..params import QuantizationParams
+from ..params.module_buffers import keeping_dtypes
 from ..schemes import Scheme
 from .processes import gathered, shares_work
 from .statistic import State, Statistic
@@ -119,12 +120,7 @@ class Observer(nn.Module):
             self.get_buffer(key).copy_(tensor)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        dtypes = {key: tensor.dtype for key, tensor in self.state().items()}
-        exact = self.state()
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for key, tensor in self.state().items():
-            if tensor.dtype != dtypes[key]:
-                self.register_buffer(key, exact[key].to(tensor.device))
+        super()._apply(keeping_dtypes(fn), recurse)  # type: ignore[no-untyped-call]
         return self
 
 

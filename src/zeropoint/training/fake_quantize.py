@@ -8,10 +8,11 @@ from dataclasses import replace
 import torch
 
 from ..errors import RangeError, SchemeError, ShapeError
-from ..formats.torch_dtypes import format_of, storage_dtype
+from ..formats.torch_dtypes import format_of
 from ..functional import choose_params, fake_quantize
 from ..params import QuantizationParams
 from ..params.arithmetic import store
+from ..params.module_buffers import buffered_params, bytes_of, register_params
 from ..schemes import Scheme, ZeroPoint
 from .quantizer import Quantizer
 
@@ -41,8 +42,7 @@ class FakeQuantize(Quantizer):
         super().__init__(params.scheme, enabled=enabled)
         params.validate()
         self.shape, self.dtype = params.shape, params.dtype
-        for name, tensor in params.tensors().items():
-            self.register_buffer(name, _bytes_of(tensor.detach()).clone())
+        register_params(self, params)
 
     @classmethod
     def from_bits(
@@ -85,18 +85,7 @@ class FakeQuantize(Quantizer):
     @property
     def params(self) -> QuantizationParams:
         """The parameters, which share the memory of the buffers."""
-        own = format_of(self.dtype)
-        scales = tuple(
-            self.get_buffer(f"scale{number}").view(storage_dtype(level.format_for(own)))
-            for number, level in enumerate(self.scheme.scales, 1)
-        )
-        return QuantizationParams(
-            scheme=self.scheme,
-            shape=self.shape,
-            scales=scales,
-            zero_point=self._buffers.get("zero_point"),
-            dtype=self.dtype,
-        )
+        return buffered_params(self, self.scheme, self.shape, self.dtype)
 
     def simulate(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``dequantize(quantize(x, params))``, bit for bit, differentiable in ``x``."""
@@ -118,7 +107,7 @@ class FakeQuantize(Quantizer):
         fitted = replace(new, shape=self.shape, dtype=self.dtype)
         fitted.validate()
         for name, tensor in fitted.tensors().items():
-            self.get_buffer(name).copy_(_bytes_of(tensor))
+            self.get_buffer(name).copy_(bytes_of(tensor))
 
     def _updated(self, scale: float | torch.Tensor, zero_point: int | torch.Tensor) -> QuantizationParams:
         params = self.params
@@ -164,8 +153,3 @@ def _require(what: str, values: torch.Tensor, good: torch.Tensor, rule: str) -> 
     if not bool(good.all()):
         where = tuple(torch.nonzero(~good)[0].tolist())
         raise RangeError(f"{what} (={values[where].item()}) of block {where} must be {rule}")
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return 8-bit floats as uint8: gloo broadcasts no others, and pickle knows not all (torch 2.13)."""
-    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor

@@ -17,6 +17,7 @@ from ..formats import IntFormat, RoundingMode
 from ..formats.torch_dtypes import wide_dtype
 from ..functional import fake_quantize
 from ..params import QuantizationParams
+from ..params.module_buffers import keeping_dtypes
 from ..params.parameters import scheme_text
 from ..schemes import Rounding, Scheme
 
@@ -157,11 +158,7 @@ class Quantizer(torch.nn.Module, ABC):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Quantizer:
-        def kept(tensor: torch.Tensor) -> torch.Tensor:
-            moved = fn(tensor)
-            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
-
-        super()._apply(kept, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(keeping_dtypes(fn), recurse)  # type: ignore[no-untyped-call]
         return self
 
 

@@ -1,4 +1,4 @@
-"""Layers whose weights are packed codes: memory really drops, and nothing is dequantized as a whole.
+"""QuantizedLinear: a linear layer whose weight is packed codes, so that memory really drops.
 
 A weight is brought back in tiles of rows, or goes into an integer matrix product where the schemes of weight
 and input allow one and the machine has it.
@@ -9,75 +9,17 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..errors import UnsupportedError
 from ..formats import IntFormat
-from ..functional import fake_quantize, quantize
-from ..params import QuantizationParams
+from ..functional import quantize
 from ..recipes import Activation
 from ..schemes import Scheme, ZeroPoint
-from ..tensor import QuantizedTensor
 from ..training import FakeQuantize
+from .dynamic_quantize import DynamicQuantize
 from .integer_product import integer_product
+from .packed_weight import PackedWeight
 
 TILE_VALUES = 1 << 22
 """Numbers of a weight that are dequantized at once: 16 MiB of float32."""
-
-
-class PackedWeight(nn.Module):
-    """A quantized tensor as buffers, so that it moves, is saved and is counted as any weight.
-
-    Buffers: ``data`` (packed codes, uint8), ``scale1`` and on, ``zero_point`` where there is one.
-    """
-
-    def __init__(self, q: QuantizedTensor) -> None:
-        super().__init__()
-        self.scheme, self.shape, self.dtype = q.scheme, q.shape, q.dtype
-        self.register_buffer("data", q.data)
-        self._names = tuple(q.params.tensors())
-        for name, tensor in q.params.tensors().items():
-            self.register_buffer(name, tensor)
-
-    def quantized(self) -> QuantizedTensor:
-        """Return the whole as a quantized tensor that shares this memory."""
-        return self._of(
-            self.get_buffer("data"), {name: self.get_buffer(name) for name in self._names}, self.shape
-        )
-
-    def _of(
-        self, data: torch.Tensor, tensors: dict[str, torch.Tensor], shape: tuple[int, ...]
-    ) -> QuantizedTensor:
-        scales = tuple(tensors[f"scale{n}"] for n in range(1, len(self.scheme.scales) + 1))
-        params = QuantizationParams(
-            scheme=self.scheme,
-            shape=shape,
-            scales=scales,
-            zero_point=tensors.get("zero_point"),
-            dtype=self.dtype,
-        )
-        return QuantizedTensor(data=data, params=params, shape=shape, dtype=self.dtype)
-
-    @property
-    def rows_are_apart(self) -> bool:
-        """Whether each row has parameters of its own, but for those of the whole tensor."""
-        rank = len(self.shape)
-        grids = [level.granularity.grid(self.shape) for level in self.scheme.scales]
-        return rank == 2 and all(grid[0] == self.shape[0] or grid == (1, 1) for grid in grids)
-
-    def rows(self, index: slice | torch.Tensor) -> torch.Tensor:
-        """Return the values of some rows: ``index`` is a slice or a vector of row numbers.
-
-        Raises UnsupportedError where rows share parameters in blocks.
-        """
-        if not self.rows_are_apart:
-            raise UnsupportedError(f"rows of {self.scheme} share blocks; dequantize the whole weight")
-        tensors = {name: self.get_buffer(name) for name in self._names}
-        own = {n: t[index] if t.shape[0] == self.shape[0] else t for n, t in tensors.items()}
-        data = self.get_buffer("data")[index]
-        return self._of(data, own, (data.shape[0], self.shape[1])).dequantize()
-
-    def extra_repr(self) -> str:
-        """Return scheme and shape."""
-        return f"{self.scheme}, shape={self.shape}"
 
 
 class QuantizedLinear(nn.Module):
@@ -139,15 +81,16 @@ class QuantizedLinear(nn.Module):
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
     def _product_of_tiles(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.weight.rows_are_apart:
-            return nn.functional.linear(x, self.weight.quantized().dequantize(x.dtype), self.bias)
-        step = max(1, TILE_VALUES // max(1, self.in_features))
-        parts = [
-            nn.functional.linear(x, self.weight.rows(slice(start, start + step)).to(x.dtype))
-            for start in range(0, self.out_features, step)
-        ]
-        y = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        return y if self.bias is None else y + self.bias
+        weight, total = self.weight, self.out_features
+        step = max(1, TILE_VALUES // max(1, self.in_features) // weight.block_rows) * weight.block_rows
+        if step >= total:
+            return nn.functional.linear(x, weight.tile(0, total, x.dtype), self.bias)
+        parts = []
+        for start in range(0, total, step):
+            stop = min(total, start + step)
+            bias = None if self.bias is None else self.bias[start:stop]
+            parts.append(nn.functional.linear(x, weight.tile(start, stop, x.dtype), bias))
+        return torch.cat(parts, -1)
 
     def _integer_product(self, x: torch.Tensor) -> torch.Tensor:
         assert self.activation is not None
@@ -168,22 +111,6 @@ class QuantizedLinear(nn.Module):
         )
 
 
-class DynamicQuantize(nn.Module):
-    """Quantize and bring back with parameters computed from each tensor."""
-
-    def __init__(self, activation: Activation) -> None:
-        super().__init__()
-        self.activation = activation
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the values of the codes of ``x``; nothing happens to an empty tensor."""
-        return fake_quantize(x, self.activation.scheme) if x.numel() else x
-
-    def extra_repr(self) -> str:
-        """Return the scheme."""
-        return str(self.activation)
-
-
 def _module(quantizer: FakeQuantize | Activation | None) -> nn.Module | None:
     return DynamicQuantize(quantizer) if isinstance(quantizer, Activation) else quantizer
 
@@ -193,27 +120,3 @@ def _is_plain_int8(scheme: Scheme) -> bool:
     whole = isinstance(fmt, IntFormat) and fmt.signed and fmt.bits == 8 and not fmt.fraction_bits
     one_level = len(scheme.scales) == 1 and not scheme.scales[0].rule.power_of_two
     return whole and one_level and scheme.zero_point is ZeroPoint.NONE
-
-
-class QuantizedEmbedding(nn.Module):
-    """A table of packed rows; only the rows that are asked for are dequantized.
-
-    weight: (num_embeddings, embedding_dim). Raises UnsupportedError for schemes in which rows share blocks.
-    """
-
-    def __init__(self, weight: PackedWeight) -> None:
-        super().__init__()
-        if not weight.rows_are_apart:
-            raise UnsupportedError(
-                f"an embedding needs parameters by rows, which {weight.scheme} does not have"
-            )
-        self.weight = weight
-        self.num_embeddings, self.embedding_dim = weight.shape
-
-    def forward(self, index: torch.Tensor) -> torch.Tensor:
-        """Return the rows of ``index``, whole numbers of any shape: (..., embedding_dim)."""
-        return self.weight.rows(index.reshape(-1)).reshape(*index.shape, self.embedding_dim)
-
-    def extra_repr(self) -> str:
-        """Return sizes."""
-        return f"{self.num_embeddings}, {self.embedding_dim}"

@@ -1,0 +1,106 @@
+"""PackedWeight: the packed codes and parameters of a matrix as buffers, dequantized a few rows at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from ..errors import UnsupportedError
+from ..params.module_buffers import buffered_params, keeping_dtypes, register_params
+from ..tensor import QuantizedTensor
+
+Pick = Callable[[torch.Tensor, int], torch.Tensor]
+"""What takes some rows out of a tensor that has one row for so many rows of the matrix."""
+
+_ALL = 1 << 62
+"""Stands for the height of a block that has all rows of any matrix; no extent can be as large."""
+
+
+class PackedWeight(nn.Module):
+    """A quantized matrix as buffers, so that it moves, is saved and is counted as any weight.
+
+    Buffers: ``data`` (packed codes, uint8), ``scale1`` and on, ``zero_point`` where there is one; scales of 8
+    bits as their bytes, which any file and process takes. A cast of the model (``half()``) changes none.
+
+    >>> from zeropoint.functional import quantize
+    >>> weight = PackedWeight(quantize(torch.ones(4, 32), "mxfp4")).half()
+    >>> weight.tile(0, 2).shape, weight.get_buffer("scale1").dtype
+    (torch.Size([2, 32]), torch.uint8)
+    """
+
+    def __init__(self, q: QuantizedTensor) -> None:
+        super().__init__()
+        self.scheme, self.shape, self.dtype = q.scheme, q.shape, q.dtype
+        self.register_buffer("data", q.data)
+        register_params(self, q.params)
+
+    def quantized(self) -> QuantizedTensor:
+        """Return the whole as a quantized tensor that shares this memory."""
+        params = buffered_params(self, self.scheme, self.shape, self.dtype)
+        return QuantizedTensor(
+            data=self.get_buffer("data"), params=params, shape=self.shape, dtype=self.dtype
+        )
+
+    @property
+    def block_rows(self) -> int:
+        """How many rows a tile must be a multiple of: blocks are not cut, but for those of all rows."""
+        return math.lcm(*(height for height in self._heights() if height < self.shape[0]))
+
+    @property
+    def rows_are_apart(self) -> bool:
+        """Whether each row has parameters of its own, but for those of the whole matrix."""
+        return set(self._heights()) <= {1, _ALL}
+
+    def _heights(self) -> list[int]:
+        """Return how many rows share a scale, level by level."""
+        shape = (_ALL, *self.shape[1:])
+        return [level.granularity.block_shape(shape)[0] for level in self.scheme.scales]
+
+    def tile(self, start: int, stop: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return the values of rows ``start`` to ``stop``, in ``dtype`` or that of the original.
+
+        Both are multiples of ``block_rows``, or ``stop`` is the number of rows.
+        """
+        last = self.shape[0]
+        assert start % self.block_rows == 0
+        assert stop % self.block_rows == 0 or stop == last
+        return self._picked(lambda t, height: t[start // height : -(-stop // height)], dtype)
+
+    def rows(self, index: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return the values of the rows with the numbers in ``index``, a vector.
+
+        Raises UnsupportedError where rows share parameters in blocks.
+        """
+        if not self.rows_are_apart:
+            raise UnsupportedError(f"rows of {self.scheme} share blocks; dequantize the whole weight")
+        return self._picked(lambda t, _: t[index], dtype)
+
+    def _picked(self, pick: Pick, dtype: torch.dtype | None) -> torch.Tensor:
+        """Return the values of the rows that ``pick`` takes out of codes and parameters."""
+        whole = self.quantized()
+        data = pick(whole.data, 1)
+        shape = (data.shape[0], *self.shape[1:])
+
+        def own(t: torch.Tensor, height: int) -> torch.Tensor:
+            return t if height == _ALL else pick(t, height)
+
+        heights, zero = self._heights(), whole.zero_point
+        params = replace(
+            whole.params,
+            shape=shape,
+            scales=tuple(map(own, whole.scales, heights)),
+            zero_point=None if zero is None else own(zero, heights[0]),
+        )
+        return QuantizedTensor(data=data, params=params, shape=shape, dtype=self.dtype).dequantize(dtype)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PackedWeight:
+        super()._apply(keeping_dtypes(fn), recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def extra_repr(self) -> str:
+        """Return scheme and shape."""
+        return f"{self.scheme}, shape={self.shape}"

@@ -1,0 +1,130 @@
+"""Packed weights: tiles and rows are those of the whole, and no cast, copy or file changes a byte."""
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import zeropoint as zp
+from zeropoint.errors import UnsupportedError
+from zeropoint.models import PackedWeight, calibrate, quantize_model
+from zeropoint.recipes import MODEL_PRESETS
+from zeropoint.schemes import Scheme
+from zeropoint.schemes.presets import LAYER_PRESETS, TENSOR_PRESETS
+
+WEIGHTS = sorted(
+    {parts["weight"] for parts in MODEL_PRESETS.values()}
+    | {preset.weight for preset in LAYER_PRESETS.values()}
+    | set(TENSOR_PRESETS)
+    | {"float8_e4m3fn:block3x5", "int4:block2x8:scale=float16:asym", "uint8:channel-1:asym", "int8:tensor"}
+    | {"int4:g8:scale=float8_e4m3fn:scale2=float32@block4x16", "int8:block1000x3"}
+)
+CASTS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "half": nn.Module.half,
+    "bfloat16": lambda module: module.to(torch.bfloat16),
+    "double": nn.Module.double,
+}
+
+
+def packed(text: str, rows: int, columns: int) -> PackedWeight:
+    generator = torch.Generator().manual_seed(rows * columns)
+    return PackedWeight(zp.quantize(torch.randn(rows, columns, generator=generator), text))
+
+
+def model(preset: str) -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(70, 33), nn.ReLU(), nn.Linear(33, 5, bias=False))
+    return quantize_model(net, preset, calibration=calibrate(net, preset, [torch.randn(9, 70)])).model.eval()
+
+
+def same_bytes(a: nn.Module, b: nn.Module) -> bool:
+    ours, theirs = dict(a.named_buffers()), dict(b.named_buffers())
+    return ours.keys() == theirs.keys() and all(
+        ours[name].dtype == theirs[name].dtype and torch.equal(ours[name], theirs[name]) for name in ours
+    )
+
+
+@pytest.mark.parametrize("text", WEIGHTS)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 7), (37, 70), (257, 131), (300, 33)])
+def test_tiles_are_the_rows_of_the_whole_bit_for_bit(text: str, rows: int, columns: int) -> None:
+    weight = packed(text, rows, columns)
+    whole, step = weight.quantized().dequantize(), weight.block_rows
+    for count in {step, 3 * step, rows}:
+        starts = range(0, rows, max(step, count - count % step))
+        tiles = [weight.tile(start, min(rows, start + starts.step)) for start in starts]
+        assert torch.equal(torch.cat(tiles), whole), (text, count)
+
+
+@pytest.mark.parametrize("text", WEIGHTS)
+@pytest.mark.parametrize("rows", [1, 37])
+def test_rows_by_number_are_the_rows_of_the_whole_or_refused(text: str, rows: int) -> None:
+    weight, index = packed(text, rows, 70), torch.tensor([rows - 1, 0, rows // 2] * 40)
+    if weight.rows_are_apart:
+        assert torch.equal(weight.rows(index), weight.quantized().dequantize()[index])
+        assert weight.rows(index[:0]).shape == (0, 70)
+    else:
+        with pytest.raises(UnsupportedError, match="share blocks; dequantize the whole weight"):
+            weight.rows(index)
+
+
+def test_only_blocks_taller_than_a_row_hold_rows_together() -> None:
+    heights = {text: packed(text, 300, 64).block_rows for text in WEIGHTS}
+    tall = {text: height for text, height in heights.items() if height != 1}
+    assert tall == {
+        LAYER_PRESETS["fp8_block"].weight: 128,
+        "float8_e4m3fn:block3x5": 3,
+        "int4:block2x8:scale=float16:asym": 2,
+        "int4:g8:scale=float8_e4m3fn:scale2=float32@block4x16": 4,
+    }
+
+
+@pytest.mark.parametrize("cast", CASTS)
+@pytest.mark.parametrize("preset", MODEL_PRESETS)
+def test_casts_of_a_model_leave_packed_weights_and_scales_alone(preset: str, cast: str) -> None:
+    before = model(preset)
+    after = CASTS[cast](copy.deepcopy(before))
+    assert same_bytes(before, after)
+    dtype = next(parameter.dtype for parameter in after.parameters())
+    assert dtype != torch.float32
+    x = torch.randn(4, 70)
+    with torch.no_grad():
+        expected, found = before(x), after(x.to(dtype))
+    assert found.dtype == dtype
+    # The cast may move an input across a tie of 4 bits, or the largest of a block across a power of two.
+    # Scales that were cast too gave 0.99.
+    drift = float((found.double() - expected.double()).norm() / expected.double().norm())
+    assert drift < (1e-6 if cast == "double" else 0.15)
+
+
+@pytest.mark.parametrize("preset", MODEL_PRESETS)
+def test_copies_and_files_of_a_model_hold_the_same_bytes(preset: str) -> None:
+    first = model(preset)
+    whole, state = io.BytesIO(), io.BytesIO()
+    torch.save(first, whole)
+    torch.save(first.state_dict(), state)
+    whole.seek(0)
+    state.seek(0)
+    fresh = model(preset)
+    for buffer in fresh.buffers():
+        buffer.zero_()
+    fresh.load_state_dict(torch.load(state), strict=True)
+    copies = {
+        "deepcopy": copy.deepcopy(first),
+        "pickle": pickle.loads(pickle.dumps(first)),
+        "torch.save": torch.load(whole, weights_only=False),
+        "state_dict": fresh,
+    }
+    x = torch.randn(4, 70)
+    with torch.no_grad():
+        expected = first(x)
+        for how, other in copies.items():
+            assert same_bytes(first, other), how
+            assert torch.equal(other(x), expected), how
+
+
+def test_a_weight_says_its_scheme_and_shape() -> None:
+    assert repr(packed("mxfp4", 4, 64)) == f"PackedWeight({Scheme.parse('mxfp4')}, shape=(4, 64))"
