@@ -15,18 +15,15 @@ from .ops import library, reference, registry
 from .ops.row_errors import RowErrors
 from .ops.threads import gradual_underflow
 from .params import QuantizationParams
+from .params.tracing import traced_as_constant
 from .schemes import Scheme
 from .tensor import QuantizedTensor
 
 
+@traced_as_constant
 def _resolve(scheme: str | Scheme) -> tuple[Scheme, str]:
     parsed = Scheme.parse(scheme)
     return parsed, str(parsed)
-
-
-# Parsing is Python on strings: torch.compile takes its result as a constant instead of tracing through it.
-# What torch.compiler.assume_constant_result sets (torch 2.13); calling it imports all of dynamo, 2 seconds.
-_resolve._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def choose_params(x: torch.Tensor, scheme: str | Scheme) -> QuantizationParams:
@@ -39,7 +36,7 @@ def choose_params(x: torch.Tensor, scheme: str | Scheme) -> QuantizationParams:
     >>> choose_params(torch.tensor([-1.0, 3.0]), "uint8:tensor:asym").zero_point
     tensor([64], dtype=torch.int32)
     """
-    _check(x)
+    check_input(x)
     parsed, text = _resolve(scheme)
     wide = wide_dtype(x.dtype)
     source = x.detach()
@@ -76,7 +73,7 @@ def quantize(
     >>> quantize(torch.tensor([[1.0, -2.0, 4.0]]), "int8:channel:narrow").codes
     tensor([[ 32, -64, 127]], dtype=torch.int8)
     """
-    _check(x)
+    check_input(x)
     source = x.detach()
     if out is not None:
         return _quantize_into(source, scheme, out)
@@ -151,7 +148,7 @@ def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) ->
     The gradient is the straight-through estimator: 1 where ``x``, rounded, lies within the codes (ends
     included), else 0. A scheme instead of parameters takes them from ``x`` itself.
     """
-    _check(x)
+    check_input(x)
     if not isinstance(params, QuantizationParams):
         params = quantize(x, params).params
     fitted = fit_params(params, tuple(x.shape), x.dtype)
@@ -215,8 +212,11 @@ def _long_axes(shape: Iterable[int]) -> tuple[int, ...]:
     return tuple(side for side in shape if side != 1)
 
 
-def _check(x: torch.Tensor) -> None:
-    """Raise DtypeError for anything but a dense, strided tensor of a dtype that can be quantized."""
+def check_input(x: torch.Tensor) -> None:
+    """Raise DtypeError for anything but a dense, strided tensor of a dtype that can be quantized.
+
+    >>> check_input(torch.ones(2))
+    """
     if not isinstance(x, torch.Tensor):
         raise DtypeError(f"x (a {type(x).__name__}) must be a torch.Tensor")
     wrapper: bool = is_traceable_wrapper_subclass(x)
@@ -233,4 +233,4 @@ def _check(x: torch.Tensor) -> None:
         raise DtypeError(f"x (dtype {x.dtype}) must be one of {known}; convert it first")
 
 
-__all__ = ["choose_params", "dequantize", "explain", "fake_quantize", "fit_params", "quantize"]
+__all__ = ["check_input", "choose_params", "dequantize", "explain", "fake_quantize", "fit_params", "quantize"]

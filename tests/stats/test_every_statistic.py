@@ -219,11 +219,9 @@ def test_only_axes_that_are_cut_into_blocks_are_kept(
 
 
 def test_data_that_cannot_be_summed_up_are_refused() -> None:
-    with pytest.raises(
-        DtypeError, match=r"x \(dtype torch.int64, layout torch.strided, device cpu\) must be a"
-    ):
+    with pytest.raises(DtypeError, match=r"x \(dtype torch.int64\) must be one of torch.float32"):
         after(MinMax(), torch.arange(3))
-    with pytest.raises(DtypeError, match="device meta"):
+    with pytest.raises(DtypeError, match=r"x \(device meta\) must hold data"):
         after(MinMax(), torch.zeros(3, device="meta"))
     with pytest.raises(DtypeError, match=r"x \(a list\) must be a torch.Tensor"):
         after(MinMax(), [1.0])  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from ..layout.blocks import reduce_blocks
 from ..schemes import Granularity, Scheme, ZeroPoint
 from . import arithmetic
 from .bounds import block_bounds
+from .tracing import traced_as_constant
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -309,13 +310,10 @@ class QuantizationParams:
         return f"QuantizationParams({self.scheme}, shape={self.shape}, scales {scales}{zero})"
 
 
+@traced_as_constant
 def scheme_text(scheme: Scheme) -> str:
     """Return ``str(scheme)``; a function of its own so that torch.compile takes the result as a constant."""
     return str(scheme)
-
-
-# What torch.compiler.assume_constant_result sets (torch 2.13); calling it imports all of dynamo, 2 seconds.
-scheme_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _ones(scheme: Scheme, shape: tuple[int, ...]) -> QuantizationParams:

@@ -12,6 +12,7 @@ from torch import nn
 from ..errors import UnsupportedError
 from ..params import QuantizationParams
 from ..params.module_buffers import keeping_dtypes
+from ..params.tracing import traced_as_constant
 from ..schemes import Scheme
 from .processes import gathered, shares_work
 from .statistic import State, Statistic
@@ -138,6 +139,7 @@ def name_observers(model: nn.Module) -> dict[str, Observer]:
     return found
 
 
+@traced_as_constant
 def _leave_graphs() -> bool:
     """Make compiled models call :meth:`Observer.update` outside their graphs; runs while one is traced.
 
@@ -147,7 +149,3 @@ def _leave_graphs() -> bool:
     if not getattr(Observer.update, "_torchdynamo_disable", False):
         Observer.update = torch.compiler.disable(Observer.update)  # type: ignore[method-assign,no-untyped-call]
     return True
-
-
-# What torch.compiler.assume_constant_result sets (torch 2.13): it is run, not traced.
-_leave_graphs._dynamo_marked_constant = True  # type: ignore[attr-defined]

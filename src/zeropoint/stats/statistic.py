@@ -14,10 +14,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import CalibrationError, DtypeError, SchemeError, ShapeError
-from ..formats.torch_dtypes import INPUT_DTYPES
+from ..functional import check_input
 from ..layout.blocks import reduce_blocks, spread_blocks
 from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
@@ -245,19 +244,9 @@ class Statistic(ABC):
         )
 
     def _check(self, x: torch.Tensor) -> None:
-        if not isinstance(x, torch.Tensor):
-            raise DtypeError(f"x (a {type(x).__name__}) must be a torch.Tensor")
-        wrapper: bool = is_traceable_wrapper_subclass(x)
-        if wrapper:
-            raise DtypeError(
-                f"x (a {type(x).__name__}) must be a plain tensor; take its local or dequantized tensor first"
-            )
-        if x.dtype not in INPUT_DTYPES or x.layout is not torch.strided or x.is_meta:
-            known = ", ".join(str(dtype) for dtype in INPUT_DTYPES)
-            raise DtypeError(
-                f"x (dtype {x.dtype}, layout {x.layout}, device {x.device}) must be a dense tensor with data "
-                f"of one of {known}; convert it first"
-            )
+        check_input(x)
+        if x.is_meta:
+            raise DtypeError("x (device meta) must hold data to be measured; materialize it first")
         shape = tuple(x.shape)
         have, want = (calibrated_shape(self.granularity, s) for s in (shape, self.shape))
         if have != want:

@@ -32,6 +32,7 @@ from ..layout.blocks import spread_blocks
 from ..ops import library
 from ..params.arithmetic import load_scale, store, zero_point_dtype
 from ..params.codes import times_power_of_two
+from ..params.tracing import traced_as_constant
 from ..schemes import Granularity, Scheme, ZeroPoint
 
 
@@ -117,19 +118,15 @@ def _settled_text(scheme: Scheme, dtype: torch.dtype) -> str:
     return str(settled(scheme, dtype))
 
 
+@traced_as_constant
 def settled_text(scheme: Scheme, dtype: torch.dtype) -> str:
     """Return the text of :func:`settled`, the spelling that operators take."""
     return _settled_text(scheme, dtype)
 
 
+@traced_as_constant
 def _scheme_of(text: str) -> Scheme:
     return Scheme.parse(text)
-
-
-# Texts are Python on strings, whose results torch.compile takes as constants. This is what
-# torch.compiler.assume_constant_result sets (torch 2.13); calling it imports all of dynamo, 2 seconds.
-settled_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_scheme_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def stored_params(
