@@ -17,7 +17,7 @@ from ..formats.torch_dtypes import format_of, storage_dtype, wide_dtype
 from ..layout import packing
 from ..params.arithmetic import zero_point_dtype
 from ..schemes import Scheme, ZeroPoint
-from .registry import Backend, Op, Request, choose
+from .registry import Backend, Counter, Op, Request, choose, counter
 from .threads import gradual_underflow
 
 _ONLY: ContextVar[str | None] = ContextVar("zeropoint_backend", default=None)
@@ -52,6 +52,11 @@ def backend_of(wanted: Request) -> Backend:
 def backend_for(op: Op, x: torch.Tensor, scheme: Scheme) -> Backend:
     """Return the backend that runs ``op`` on ``x``."""
     return backend_of(request(op, x, scheme))
+
+
+def counter_for(x: torch.Tensor) -> Counter | None:
+    """Return the kernels that sum up data such as ``x`` here, or None where plain torch does."""
+    return counter(x, _ONLY.get())
 
 
 class Operator:

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 
 from ..errors import UnsupportedError
+from ..layout.runs import Runs
 from ..schemes import Scheme
 from . import reference
 from .row_errors import RowErrors, row_errors
@@ -87,6 +88,37 @@ class Backend(Protocol):
 
     def measure(self, x: torch.Tensor, data: torch.Tensor, scheme: Scheme, params: Params) -> RowErrors:
         """Return how far the packed codes ``data`` are from ``x``, a row at a time."""
+
+
+Extremes = tuple[torch.Tensor, torch.Tensor]
+"""Smallest and largest number of each block, float64; not finite where the block is not."""
+
+
+class Counter(Protocol):
+    """What a backend offers to statistics: exact results from one read, the same for any thread count.
+
+    Tensors of results are flat over the blocks of ``runs``. Numbers that are not finite show in the extremes
+    and are not counted.
+    """
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """Return whether it knows the dtype of ``x`` and where it lies."""
+
+    def extremes(self, x: torch.Tensor, runs: Runs) -> Extremes:
+        """Return the extremes of each block."""
+
+    def bins(self, x: torch.Tensor, runs: Runs, mantissa_bits: int) -> tuple[Extremes, torch.Tensor]:
+        """Return the extremes, and counts by the bits of float32.
+
+        Counts are int64 of shape (blocks, 2 * (255 << mantissa_bits)): positive numbers by exponent and first
+        mantissa bits, then negative ones.
+        """
+
+    def mantissas(self, x: torch.Tensor, runs: Runs) -> tuple[Extremes, torch.Tensor, torch.Tensor]:
+        """Return the extremes, sums of float32 mantissas by exponent field, and counts.
+
+        Sums are int64 (blocks, 255), counts int64 (blocks, 1).
+        """
 
 
 def filled(
@@ -162,6 +194,7 @@ class Reference:
 
 
 _BACKENDS: dict[str, Backend] = {"reference": Reference()}
+_COUNTERS: dict[str, Counter] = {}
 _ABSENT: dict[str, str] = {}
 _KERNELS = ("cpu",)
 
@@ -182,6 +215,7 @@ def _load_kernels() -> None:
                 _ABSENT[name] = f"needs the package {error.name}, which is not installed"
             else:
                 register(module.BACKEND)
+                _COUNTERS[name] = module.COUNTER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,3 +264,10 @@ def explain(request: Request, only: str | None = None) -> Explanation:
 def choose(request: Request, only: str | None = None) -> Backend:
     """Return the backend that runs ``request``."""
     return _BACKENDS[explain(request, only).chosen]
+
+
+def counter(x: torch.Tensor, only: str | None = None) -> Counter | None:
+    """Return the kernels that sum up data such as ``x``, or None where plain torch does."""
+    _load_kernels()
+    able = (c for name, c in _COUNTERS.items() if only in (None, name) and c.takes(x))
+    return next(able, None)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import RangeError
+from ..layout.runs import runs_of
+from ..ops.library import counter_for
 from .float_bits import EXPONENTS, SMALLEST_EXPONENT, magnitude_bits
 from .statistic import Batch, State, Statistic
 
@@ -47,6 +49,15 @@ class AbsoluteMean(Statistic):
             "mantissas": torch.zeros((*self.grid, EXPONENTS), dtype=torch.int64),
             "counts": torch.zeros(self.grid, dtype=torch.int64),
         }
+
+    def scan(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, State | None]:
+        """Return extremes and sums of one batch, from one read where there is a kernel."""
+        runs, counter = runs_of(self.granularity, tuple(x.shape)), counter_for(x)
+        if runs is None or counter is None:
+            return super().scan(x)
+        (low, high), mantissas, counts = counter.mantissas(x, runs)
+        own = {"mantissas": mantissas.reshape(*self.grid, EXPONENTS), "counts": counts.reshape(self.grid)}
+        return low, high, own
 
     def take(self, batch: Batch) -> State:
         """Return the sums of one batch."""

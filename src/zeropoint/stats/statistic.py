@@ -18,6 +18,8 @@ import torch
 from ..errors import CalibrationError, DtypeError, SchemeError, ShapeError
 from ..functional import check_input
 from ..layout.blocks import reduce_blocks, spread_blocks
+from ..layout.runs import runs_of
+from ..ops.library import counter_for
 from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
 from ..schemes import Granularity, Scheme
@@ -173,15 +175,44 @@ class Statistic(ABC):
             return self._measured(x)
 
     def _measured(self, x: torch.Tensor) -> State:
-        state = {name: tensor.to(x.device) for name, tensor in self.start().items()}
         if x.numel() == 0:
-            return state
-        batch = self._batch(x.detach())
-        seen = x.numel() if batch.finite is None else int(batch.finite.sum())
-        state["minimum"], state["maximum"] = batch.minimum, batch.maximum
-        state["seen"] += seen
-        state["left_out"] += x.numel() - seen
-        return {**state, **self.take(batch)} if seen else state
+            return {name: tensor.to(x.device) for name, tensor in self.start().items()}
+        data, finite, seen = x.detach(), None, x.numel()
+        # Adding zero makes negative zeros positive: which of them is found depends on the order of reading.
+        low, high, own = self.scan(data)
+        # A NaN or Inf anywhere shows in an extreme, so that clean data are read but once.
+        if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
+            finite = torch.isfinite(data)
+            low, high = self._finite_extremes(data, finite)
+            seen = int(finite.sum())
+        batch = Batch(
+            x=data,
+            finite=finite,
+            minimum=low.reshape(self.grid) + 0.0,
+            maximum=high.reshape(self.grid) + 0.0,
+            granularity=self.granularity,
+            grid=self.grid,
+        )
+        if own is None:
+            own = self.take(batch) if seen else {n: t.to(x.device) for n, t in self.empty().items()}
+        return {
+            "minimum": batch.minimum,
+            "maximum": batch.maximum,
+            "seen": torch.tensor(seen, device=x.device),
+            "left_out": torch.tensor(x.numel() - seen, device=x.device),
+            **own,
+        }
+
+    def scan(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, State | None]:
+        """Return the extremes of each block, float64, and the statistic's own tensors if found on the way.
+
+        NaN and Inf show in the extremes, and are left out of all else. Where the tensors are None,
+        :meth:`take` is asked for them.
+        """
+        runs, counter = runs_of(self.granularity, tuple(x.shape)), counter_for(x)
+        if runs is not None and counter is not None:
+            return *counter.extremes(x, runs), None
+        return *self._extremes(x, x), None
 
     def merge(self, a: State, b: State) -> State:
         """Return the state of two sets of data together."""
@@ -255,25 +286,12 @@ class Statistic(ABC):
                 "give the statistic the shape of its data, or a granularity that spans the axes that vary"
             )
 
-    def _batch(self, x: torch.Tensor) -> Batch:
-        low, high = self._extremes(x, x)
-        finite = None
-        # A NaN or Inf anywhere shows in an extreme, so that clean data are read but once.
-        if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
-            finite = torch.isfinite(x)
-            low, high = self._extremes(x.where(finite, math.inf), x.where(finite, -math.inf))
-        return Batch(
-            x=x,
-            finite=finite,
-            minimum=low,
-            maximum=high,
-            granularity=self.granularity,
-            grid=self.grid,
-        )
+    def _finite_extremes(self, x: torch.Tensor, finite: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._extremes(x.where(finite, math.inf), x.where(finite, -math.inf))
 
     def _extremes(self, lows: torch.Tensor, highs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.granularity == TENSOR and lows is highs:
             low, high = torch.aminmax(lows)
         else:
             low, high = block_extremes(lows, highs, self.granularity)
-        return low.double().reshape(self.grid), high.double().reshape(self.grid)
+        return low.double(), high.double()

@@ -1,0 +1,404 @@
+"""What statistics need of data, in one read: extremes of blocks, counts of bins, sums of mantissas.
+
+A tensor is ``outer`` times ``blocks`` runs of ``inner`` neighbors; run ``(o, b)`` belongs to block ``b``. All
+results are merged by minimum, maximum or integer addition, so that threads never change them. Counting is
+bound by one load, addition and store for each number, on counters that stay in the cache; LANES neighbors
+count into counters of their own, so that a number that repeats does not wait for its predecessor.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from .intrinsics import LINE, bits32, device, float32_of, kernel, load64, scratch
+from .tile import TILE, load, ordered
+from .vector import (
+    bits_of,
+    halves_of,
+    larger_bits,
+    larger_signed,
+    largest_lane,
+    load_lanes,
+    smaller_bits,
+    smaller_signed,
+    smallest_lane,
+    store_lanes,
+    words_of,
+)
+
+LANES, LANE_BITS = np.uint64(4), np.uint64(2)
+FRACTION_BITS = np.uint64(23)
+FRACTION = np.uint64(0x7FFFFF)
+FINITE = np.uint64(255)
+"""Exponent fields of finite numbers."""
+SUMS = 1024
+"""Sums of one block: LANES for each exponent field."""
+SUM_SHIFT, SUM_MASK = FRACTION_BITS - LANE_BITS, np.uint64(0x3FC)
+COUNT_AT = np.uint64(43)
+"""Bit from which a sum of fractions holds how many they are, below 2**20 of 23 bits."""
+SUMMED, COUNTED = np.uint64((1 << 20) - TILE), np.uint64(1 << 31)
+"""Numbers after which sums and counters are emptied at the latest."""
+PANEL = np.uint64(64)
+"""Neighbors of different blocks that are taken together: whole cache lines, counters that fit a cache."""
+
+
+def _bits_at(x: Any, at: Any) -> Any:
+    """Load a cache line as integers: 16 words of float32, 32 halves of 16-bit numbers."""
+
+
+@overload(_bits_at, inline="always")
+def _bits_at_overload(x: Any, at: Any) -> Any:
+    if x.dtype == types.float32:
+
+        def load(x: Any, at: Any) -> Any:
+            return bits_of(load_lanes(x, at))
+
+    else:
+
+        def load(x: Any, at: Any) -> Any:
+            return load_lanes(x, at)
+
+    return load
+
+
+def _ends(x: Any, most: Any, least: Any, top: Any, bottom: Any) -> Any:
+    """Return the outermost lanes: largest and smallest without sign, largest and smallest with it."""
+
+
+@overload(_ends, inline="always")
+def _ends_overload(x: Any, most: Any, least: Any, top: Any, bottom: Any) -> Any:
+    if x.dtype == types.float32:
+
+        def reduce(x: Any, most: Any, least: Any, top: Any, bottom: Any) -> Any:
+            sign = np.uint32(0x80000000)
+            greatest = largest_lane(top ^ words_of(sign)) ^ sign
+            lowest = smallest_lane(bottom ^ words_of(sign)) ^ sign
+            return (
+                float32_of(largest_lane(most)), float32_of(smallest_lane(least)),
+                float32_of(np.uint32(greatest)), float32_of(np.uint32(lowest)),
+            )  # fmt: skip
+
+    else:
+
+        def reduce(x: Any, most: Any, least: Any, top: Any, bottom: Any) -> Any:
+            sign = np.uint16(0x8000)
+            greatest = largest_lane(top ^ halves_of(sign)) ^ sign
+            lowest = smallest_lane(bottom ^ halves_of(sign)) ^ sign
+            return largest_lane(most), smallest_lane(least), np.uint16(greatest), np.uint16(lowest)
+
+    return reduce
+
+
+def _widened(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
+    """Return an array of float32 and where ``x[at : at + count]`` begins in it: ``x``, or the filled tile."""
+
+
+@overload(_widened, inline="always")
+def _widened_overload(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
+    if x.dtype == types.float32:
+
+        def widen(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
+            return x, at
+
+    else:
+
+        def widen(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
+            load(x, at, count, kind, tile)
+            return tile, np.uint64(0)
+
+    return widen
+
+
+@device
+def run_keys(x: Any, at: Any, end: Any, low: Any, high: Any) -> Any:
+    """Return ``low`` and ``high`` widened to the keys of ``x[at:end]``.
+
+    Without sign, the largest bits are the lowest negative number and the smallest the lowest positive one;
+    with sign, the other way round. So no lane has to be turned into a key.
+    """
+    step = np.uint64(LINE // x.itemsize)
+    if at + step <= end:
+        first = _bits_at(x, at)
+        most, least, top, bottom = first, first, first, first
+        at += step
+        while at + step <= end:
+            bits = _bits_at(x, at)
+            most, least = larger_bits(most, bits), smaller_bits(least, bits)
+            top, bottom = larger_signed(top, bits), smaller_signed(bottom, bits)
+            at += step
+        for found in _ends(x, most, least, top, bottom):
+            key = np.int32(ordered(found))
+            low, high = min(low, key), max(high, key)
+    while at < end:
+        key = np.int32(ordered(x[at]))
+        low, high = min(low, key), max(high, key)
+        at += np.uint64(1)
+    return low, high
+
+
+@kernel
+def extreme_keys(
+    x: Any, outer: Any, blocks: Any, inner: Any, lows: Any, highs: Any, first: Any, last: Any
+) -> None:
+    """Set the smallest and largest key of blocks ``first`` to ``last``, int32; NaN and Inf are outermost."""
+    for b in range(first, last):
+        low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+        for o in range(outer):
+            at = (o * blocks + b) * inner
+            low, high = run_keys(x, at, min(at + inner, np.uint64(len(x))), low, high)
+        lows[b], highs[b] = low, high
+
+
+@device
+def take_rows(x: Any, at: Any, blocks: Any, lanes: Any, b: Any) -> None:
+    """Widen the extremes of a cache line's columns by four rows: of unsigned bits, then of signed ones."""
+    p, q = _bits_at(x, at), _bits_at(x, at + blocks)
+    r, s = _bits_at(x, at + np.uint64(2) * blocks), _bits_at(x, at + np.uint64(3) * blocks)
+    place = b
+    found = larger_bits(larger_bits(p, q), larger_bits(r, s))
+    store_lanes(lanes, place, larger_bits(_bits_at(lanes, place), found))
+    place += blocks
+    found = smaller_bits(smaller_bits(p, q), smaller_bits(r, s))
+    store_lanes(lanes, place, smaller_bits(_bits_at(lanes, place), found))
+    place += blocks
+    found = larger_signed(larger_signed(p, q), larger_signed(r, s))
+    store_lanes(lanes, place, larger_signed(_bits_at(lanes, place), found))
+    place += blocks
+    found = smaller_signed(smaller_signed(p, q), smaller_signed(r, s))
+    store_lanes(lanes, place, smaller_signed(_bits_at(lanes, place), found))
+
+
+@device
+def take_keys(x: Any, at: Any, first: Any, last: Any, lows: Any, highs: Any) -> None:
+    """Widen the keys of blocks ``first`` to ``last`` by one row."""
+    for b in range(first, last):
+        key = np.int32(ordered(x[at + b]))
+        lows[b], highs[b] = min(lows[b], key), max(highs[b], key)
+
+
+@kernel
+def column_keys(
+    x: Any, outer: Any, blocks: Any, lanes: Any, lows: Any, highs: Any, first: Any, last: Any
+) -> None:
+    """Set the keys of columns ``first`` to ``last``, blocks of single neighbors, as :func:`extreme_keys`.
+
+    lanes: (4 * blocks,) of x's dtype, the first row of x four times.
+    """
+    step = np.uint64(LINE // x.itemsize)
+    whole = first + (last - first) // step * step
+    fours = outer // np.uint64(4) * np.uint64(4)
+    for b in range(first, last):
+        lows[b], highs[b] = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+    for o in range(np.uint64(0), fours, np.uint64(4)):
+        for b in range(first, whole, step):
+            take_rows(x, o * blocks + b, blocks, lanes, b)
+        for at in range(o, o + np.uint64(4)):
+            take_keys(x, at * blocks, whole, last, lows, highs)
+    for o in range(fours, outer):
+        take_keys(x, o * blocks, first, last, lows, highs)
+    for copy in range(np.uint64(4)):
+        take_keys(lanes, copy * blocks, first, whole, lows, highs)
+
+
+@device
+def count_words(words: Any, at: Any, count: Any, shift: Any, table: Any) -> None:
+    """Count ``words[at : at + count]`` in ``table``, LANES counters a key."""
+    low, high = shift - LANE_BITS, shift - LANE_BITS + np.uint64(32)
+    keys = np.uint64(len(table)) - LANES
+    end = at + count // LANES * LANES
+    for i in range(at, end, LANES):
+        two = load64(words, i)
+        table[(two >> low) & keys] += np.uint32(1)
+        table[((two >> high) & keys) + np.uint64(1)] += np.uint32(1)
+        two = load64(words, i + np.uint64(2))
+        table[((two >> low) & keys) + np.uint64(2)] += np.uint32(1)
+        table[((two >> high) & keys) + np.uint64(3)] += np.uint32(1)
+    for i in range(end, at + count):
+        table[(np.uint64(bits32(words[i])) >> low) & keys] += np.uint32(1)
+
+
+@device
+def move_counts(table: Any, bins: Any, counts: Any, at: Any) -> None:
+    """Add the counters of finite numbers to ``counts[at : at + 2 * bins]`` and clear all of them."""
+    keys = np.uint64(len(table)) // LANES
+    half = keys // np.uint64(2)
+    for k in range(keys):
+        j = k * LANES
+        if (load64(table, j) | load64(table, j + np.uint64(2))) != np.uint64(0):
+            total = np.uint64(0)
+            for lane in range(LANES):
+                total += np.uint64(table[j + lane])
+                table[j + lane] = np.uint32(0)
+            negative = np.uint64(k >= half)
+            place = k - half * negative
+            if place < bins:
+                counts[at + bins * negative + place] += np.int64(total)
+
+
+@kernel
+def count_runs(
+    x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, shift: Any, table: Any, counts: Any, lows: Any,
+    highs: Any, first: Any, last: Any,
+) -> None:  # fmt: skip
+    """Count blocks ``first`` to ``last`` in bins, and find their extremes.
+
+    shift: mantissa bits that bins leave out. table: (2**(32 - shift) * LANES,) uint32, zero before and after.
+    counts: (blocks * 2 * bins,) int64.
+    """
+    tile = scratch(TILE, np.float32)
+    bins = FINITE << (FRACTION_BITS - shift)
+    for b in range(first, last):
+        low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+        place, counted = b * np.uint64(2) * bins, np.uint64(0)
+        for o in range(outer):
+            at = (o * blocks + b) * inner
+            end = min(at + inner, np.uint64(len(x)))
+            while at < end:
+                n = min(np.uint64(TILE), end - at)
+                words, start = _widened(x, at, n, kind, tile)
+                count_words(words, start, n, shift, table)
+                low, high = run_keys(x, at, at + n, low, high)
+                at += n
+                counted += n
+                if counted >= COUNTED:
+                    move_counts(table, bins, counts, place)
+                    counted = np.uint64(0)
+        move_counts(table, bins, counts, place)
+        lows[b], highs[b] = low, high
+
+
+@device
+def count_one(value: Any, shift: Any, bins: Any, counts: Any, b: Any) -> None:
+    """Count a number in the bins of block ``b``, unless it is not finite."""
+    bits = bits32(value)
+    place = (np.uint64(bits) & np.uint64(0x7FFFFFFF)) >> shift
+    if place < bins:
+        counts[(b * np.uint64(2) + (np.uint64(bits) >> np.uint64(31))) * bins + place] += np.int64(1)
+
+
+@kernel
+def count_short_runs(
+    x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, shift: Any, counts: Any, first: Any, last: Any
+) -> None:
+    """Count blocks ``first`` to ``last`` that are small beside their bins, without counters in between."""
+    tile = scratch(TILE, np.float32)
+    bins = FINITE << (FRACTION_BITS - shift)
+    panel = max(PANEL // inner, np.uint64(1))
+    for p in range(first, last, panel):
+        width = min(panel, last - p)
+        for o in range(outer):
+            at = (o * blocks + p) * inner
+            end = min(at + width * inner, np.uint64(len(x)))
+            b, left = np.uint64(p), inner
+            while at < end:
+                n = min(np.uint64(TILE), end - at)
+                words, start = _widened(x, at, n, kind, tile)
+                for i in range(start, start + n):
+                    count_one(words[i], shift, bins, counts, b)
+                    left -= np.uint64(1)
+                    if left == np.uint64(0):
+                        b, left = b + np.uint64(1), inner
+                at += n
+
+
+@device
+def sum_words(words: Any, at: Any, count: Any, table: Any) -> None:
+    """Add fractions and how many they are to ``table``, LANES sums an exponent."""
+    one = np.uint64(1) << COUNT_AT
+    end = at + count // LANES * LANES
+    high = SUM_SHIFT + np.uint64(32)
+    for i in range(at, end, LANES):
+        two = load64(words, i)
+        table[(two >> SUM_SHIFT) & SUM_MASK] += (two & FRACTION) + one
+        table[((two >> high) & SUM_MASK) + np.uint64(1)] += ((two >> np.uint64(32)) & FRACTION) + one
+        two = load64(words, i + np.uint64(2))
+        table[((two >> SUM_SHIFT) & SUM_MASK) + np.uint64(2)] += (two & FRACTION) + one
+        table[((two >> high) & SUM_MASK) + np.uint64(3)] += ((two >> np.uint64(32)) & FRACTION) + one
+    for i in range(end, at + count):
+        bits = np.uint64(bits32(words[i]))
+        table[(bits >> SUM_SHIFT) & SUM_MASK] += (bits & FRACTION) + one
+
+
+@device
+def move_sums(table: Any, mantissas: Any, counts: Any, b: Any) -> None:
+    """Add the sums of finite numbers to block ``b`` and clear all; subnormals have no leading one."""
+    for e in range(FINITE):
+        fractions, count = np.uint64(0), np.uint64(0)
+        for lane in range(LANES):
+            word = table[e * LANES + lane]
+            fractions += word & ((np.uint64(1) << COUNT_AT) - np.uint64(1))
+            count += word >> COUNT_AT
+        lead = count << FRACTION_BITS if e > np.uint64(0) else np.uint64(0)
+        mantissas[b * FINITE + e] += np.int64(fractions + lead)
+        counts[b] += np.int64(count)
+    for i in range(np.uint64(SUMS)):
+        table[i] = np.uint64(0)
+
+
+@kernel
+def sum_runs(
+    x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, mantissas: Any, counts: Any, lows: Any,
+    highs: Any, first: Any, last: Any,
+) -> None:  # fmt: skip
+    """Sum mantissas of blocks ``first`` to ``last`` by exponent, and find their extremes.
+
+    mantissas: (blocks * 255,) int64. counts: (blocks,) int64, of finite numbers.
+    """
+    tile, table = scratch(TILE, np.float32), scratch(SUMS, np.uint64)
+    for i in range(np.uint64(SUMS)):
+        table[i] = np.uint64(0)
+    for b in range(first, last):
+        low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+        summed = np.uint64(0)
+        for o in range(outer):
+            at = (o * blocks + b) * inner
+            end = min(at + inner, np.uint64(len(x)))
+            while at < end:
+                n = min(np.uint64(TILE), end - at)
+                words, start = _widened(x, at, n, kind, tile)
+                sum_words(words, start, n, table)
+                low, high = run_keys(x, at, at + n, low, high)
+                at += n
+                summed += n
+                if summed >= SUMMED:
+                    move_sums(table, mantissas, counts, b)
+                    summed = np.uint64(0)
+        move_sums(table, mantissas, counts, b)
+        lows[b], highs[b] = low, high
+
+
+@device
+def sum_one(value: Any, mantissas: Any, counts: Any, b: Any) -> None:
+    """Add a number to the sums of block ``b``, unless it is not finite."""
+    bits = np.uint64(bits32(value))
+    e = (bits >> FRACTION_BITS) & np.uint64(0xFF)
+    if e < FINITE:
+        lead = np.uint64(1) << FRACTION_BITS if e > np.uint64(0) else np.uint64(0)
+        mantissas[b * FINITE + e] += np.int64((bits & FRACTION) + lead)
+        counts[b] += np.int64(1)
+
+
+@kernel
+def sum_short_runs(
+    x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, mantissas: Any, counts: Any, first: Any, last: Any
+) -> None:
+    """Sum blocks ``first`` to ``last`` that are small beside their sums, without sums in between."""
+    tile = scratch(TILE, np.float32)
+    panel = max(PANEL // inner, np.uint64(1))
+    for p in range(first, last, panel):
+        width = min(panel, last - p)
+        for o in range(outer):
+            at = (o * blocks + p) * inner
+            end = min(at + width * inner, np.uint64(len(x)))
+            b, left = np.uint64(p), inner
+            while at < end:
+                n = min(np.uint64(TILE), end - at)
+                words, start = _widened(x, at, n, kind, tile)
+                for i in range(start, start + n):
+                    sum_one(words[i], mantissas, counts, b)
+                    left -= np.uint64(1)
+                    if left == np.uint64(0):
+                        b, left = b + np.uint64(1), inner
+                at += n

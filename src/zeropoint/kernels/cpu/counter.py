@@ -1,0 +1,144 @@
+"""The host side of counting: tensors to flat arrays, threads over blocks, keys back to numbers."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...layout.runs import Runs
+from ...ops.registry import Extremes
+from ...ops.threads import WORTH_A_THREAD, over_rows, thread_count
+from .backend import _flat
+from .count import (
+    FINITE,
+    FRACTION_BITS,
+    LANES,
+    SUMS,
+    column_keys,
+    count_runs,
+    count_short_runs,
+    extreme_keys,
+    sum_runs,
+    sum_short_runs,
+)
+from .lowering import KINDS
+
+
+class CpuCounter:
+    """The kernels as :class:`zeropoint.ops.registry.Counter`: float32, bfloat16 and float16 of the host."""
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """See :class:`zeropoint.ops.registry.Counter`."""
+        return x.device.type == "cpu" and x.dtype in KINDS
+
+    def extremes(self, x: torch.Tensor, runs: Runs) -> Extremes:
+        """See :class:`zeropoint.ops.registry.Counter`."""
+        data, cut = _flat(x), _cut(runs, x.numel())
+        lows, highs = np.empty(cut.blocks, np.int32), np.empty(cut.blocks, np.int32)
+        shape = _numbers(cut)
+        if cut.inner == 1:
+            lanes = np.tile(data[: cut.blocks], 4)
+
+            def work(first: int, last: int) -> None:
+                column_keys(data, *shape[:2], lanes, lows, highs, np.uint64(first), np.uint64(last))
+
+        else:
+
+            def work(first: int, last: int) -> None:
+                extreme_keys(data, *shape, lows, highs, np.uint64(first), np.uint64(last))
+
+        over_rows(cut.blocks, x.numel(), work)
+        return _values(lows, highs, runs, x.dtype)
+
+    def bins(self, x: torch.Tensor, runs: Runs, mantissa_bits: int) -> tuple[Extremes, torch.Tensor]:
+        """See :class:`zeropoint.ops.registry.Counter`."""
+        data, cut, kind = _flat(x), _cut(runs, x.numel()), KINDS[x.dtype]
+        shape, shift = _numbers(cut), FRACTION_BITS - np.uint64(mantissa_bits)
+        keys, width = 512 << mantissa_bits, 255 << mantissa_bits
+        counts = np.zeros(cut.blocks * 2 * width, np.int64)
+        lows, highs = np.empty(cut.blocks, np.int32), np.empty(cut.blocks, np.int32)
+        long = cut.outer * cut.inner >= keys
+
+        def work(first: int, last: int) -> None:
+            rows = np.uint64(first), np.uint64(last)
+            if long:
+                table = _TABLES.of(keys * int(LANES))
+                count_runs(data, kind, *shape, shift, table, counts, lows, highs, *rows)
+            else:
+                count_short_runs(data, kind, *shape, shift, counts, *rows)
+
+        over_rows(cut.blocks, x.numel(), work)
+        ends = _values(lows, highs, runs, x.dtype) if long else self.extremes(x, runs)
+        return ends, _merged(counts, runs, 2 * width)
+
+    def mantissas(self, x: torch.Tensor, runs: Runs) -> tuple[Extremes, torch.Tensor, torch.Tensor]:
+        """See :class:`zeropoint.ops.registry.Counter`."""
+        data, cut, kind = _flat(x), _cut(runs, x.numel()), KINDS[x.dtype]
+        shape = _numbers(cut)
+        sums, counts = np.zeros(cut.blocks * int(FINITE), np.int64), np.zeros(cut.blocks, np.int64)
+        lows, highs = np.empty(cut.blocks, np.int32), np.empty(cut.blocks, np.int32)
+        long = cut.outer * cut.inner >= SUMS
+
+        def work(first: int, last: int) -> None:
+            rows = np.uint64(first), np.uint64(last)
+            if long:
+                sum_runs(data, kind, *shape, sums, counts, lows, highs, *rows)
+            else:
+                sum_short_runs(data, kind, *shape, sums, counts, *rows)
+
+        over_rows(cut.blocks, x.numel(), work)
+        ends = _values(lows, highs, runs, x.dtype) if long else self.extremes(x, runs)
+        return ends, _merged(sums, runs, int(FINITE)), _merged(counts, runs, 1)
+
+
+class _Tables(threading.local):
+    """The counters of this thread by their number: all zero whenever no kernel runs."""
+
+    def __init__(self) -> None:
+        self._by_size: dict[int, Any] = {}
+
+    def of(self, size: int) -> Any:
+        """Return ``size`` counters."""
+        if size not in self._by_size:
+            self._by_size[size] = np.zeros(size, np.uint32)
+        return self._by_size[size]
+
+
+_TABLES = _Tables()
+COUNTER = CpuCounter()
+
+
+def _cut(runs: Runs, elements: int) -> Runs:
+    """Return the runs, one long run as one for each thread; the last may be short."""
+    if runs.blocks > 1:
+        return runs
+    parts = max(1, min(thread_count(), elements // WORTH_A_THREAD))
+    return Runs(1, parts, -(-elements // parts))
+
+
+def _numbers(runs: Runs) -> tuple[Any, Any, Any]:
+    """Return the three numbers as kernels take them."""
+    return np.uint64(runs.outer), np.uint64(runs.blocks), np.uint64(runs.inner)
+
+
+def _values(lows: Any, highs: Any, runs: Runs, dtype: torch.dtype) -> Extremes:
+    """Return the numbers with the given keys, merged for one block."""
+    if runs.blocks == 1:
+        lows, highs = lows.min(keepdims=True), highs.max(keepdims=True)
+    return _of_keys(lows, dtype), _of_keys(highs, dtype)
+
+
+def _of_keys(keys: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return the numbers whose bits :func:`ordered` turned into ``keys``, float64."""
+    wide = dtype == torch.float32
+    bits = np.where(keys < 0, keys ^ (0x7FFFFFFF if wide else 0x7FFF), keys)
+    return torch.from_numpy(bits.astype(np.int32 if wide else np.int16)).view(dtype).double()
+
+
+def _merged(numbers: Any, runs: Runs, width: int) -> torch.Tensor:
+    """Return ``width`` numbers a block, of one block the sums over its parts."""
+    rows = torch.from_numpy(numbers).reshape(-1, width)
+    return rows.sum(0, keepdim=True) if len(rows) > runs.blocks else rows
