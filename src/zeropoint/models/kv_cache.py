@@ -1,0 +1,292 @@
+"""The key-value cache of transformers with keys and values in packed codes, dequantized for attention.
+
+The rest of zeropoint does without transformers; importing this module asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import RangeError, SchemeError, UnsupportedError
+from ..formats import RoundingMode
+from ..functional import quantize
+from ..schemes import Scheme
+from ..tensor import QuantizedTensor
+
+try:
+    from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+except ImportError as error:
+    raise ImportError(
+        "zeropoint.models.kv_cache needs transformers; install it with pip install 'zeropoint[hf]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+TOKENS = 2
+"""Axis of tokens in keys and values, which are of shape (batch, heads, tokens, head_dim)."""
+ENDLESS = 1 << 40
+"""More tokens than any cache holds: a block as long spans all tokens, also those to come."""
+
+
+class QuantizedKVCache(Cache):
+    """Keys and values of every layer in codes, for ``model.generate(..., past_key_values=cache)``.
+
+        update    codes of the new tokens are appended; those of earlier tokens stay as they are
+        attention sees dequantize(codes), followed by the newest tokens in full precision
+
+    Attention over a prompt sees the dequantized prompt too, so that results do not depend on how tokens were
+    divided among calls. No gradient passes.
+
+    config: the model's, of which every layer must have full attention.
+    keys, values: schemes for tensors of shape (batch, heads, tokens, head_dim); those of keys for both unless
+        values are given. ``token`` is one scale a token and head, ``g32`` one for each 32 numbers of those,
+        ``block32x1`` one a channel for each 32 tokens, as KIVI quantizes keys; tokens that do not fill a
+        block wait in full precision.
+    residual_length: how many of the newest tokens stay in full precision at least.
+
+    A number takes ``int8:token`` 1 + 4 / head_dim bytes, ``int4:token`` 1 / 2 + 4 / head_dim, where float32
+    scales have 4: at head_dim 64, of float32 27 % and 14 %, of bfloat16 53 % and 28 %.
+
+    Raises SchemeError for blocks that span sequences or all tokens, and for stochastic rounding; RangeError
+    for a negative length; UnsupportedError for layers of other kinds; NonFiniteError, on update, for NaN or
+    Inf. Source of blocks along tokens and of the residual: KIVI, arXiv:2402.02750.
+
+    >>> from transformers import LlamaConfig
+    >>> config = LlamaConfig(num_hidden_layers=1)
+    >>> cache = QuantizedKVCache(config, keys="uint4:block32x1:asym", values="int8:token")
+    >>> k = torch.randn(1, 2, 40, 64)
+    >>> keys, values = cache.update(k, k, layer_idx=0)
+    >>> torch.equal(keys[:, :, 32:], k[:, :, 32:]), torch.equal(values[:, :, 32:], k[:, :, 32:])
+    (True, False)
+    >>> cache
+    QuantizedKVCache(layers=[keys uint4:block32x1:asym, values int8:token])
+    """
+
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        keys: str | Scheme = "int8:token",
+        values: str | Scheme | None = None,
+        *,
+        residual_length: int = 0,
+    ) -> None:
+        if residual_length < 0:
+            raise RangeError(f"residual_length (={residual_length}) must be 0 or more tokens")
+        schemes = _checked("keys", keys), _checked("values", keys if values is None else values)
+        layers = DynamicCache(config=config).layers
+        others = sorted({type(layer).__name__ for layer in layers} - {DynamicLayer.__name__})
+        if others:
+            raise UnsupportedError(
+                f"config (a {type(config).__name__}) must have full attention in every layer to quantize its "
+                f"cache, got {', '.join(others)}; take transformers.DynamicCache for this model"
+            )
+        super().__init__(layers=[QuantizedLayer(*schemes, residual_length) for _ in layers])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors that the cache holds: codes, scales, zero points and newest tokens."""
+        return sum(layer.nbytes for layer in self.layers if isinstance(layer, QuantizedLayer))
+
+
+class QuantizedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """The cache of one layer, in the interface of transformers; see :class:`QuantizedKVCache`."""
+
+    def __init__(self, keys: Scheme, values: Scheme, residual_length: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.states = QuantizedStates(keys, residual_length), QuantizedStates(values, residual_length)
+        self.is_initialized = True
+        # Whether crop leaves no trace: tokens that have left a residual or a block do not return.
+        self.is_croppable = residual_length == 0 and all(states.step == 1 for states in self.states)
+
+    def __repr__(self) -> str:
+        keys, values = self.states
+        kept = f", residual_length {keys.residual_length}" if keys.residual_length else ""
+        return f"keys {keys.scheme}, values {values.scheme}{kept}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors that the layer holds."""
+        return sum(states.nbytes for states in self.states)
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Do nothing: the layer is complete from the start."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append keys and values of new tokens, and return those of all tokens in the dtype of the new."""
+        keys, values = self.states
+        return keys.append(key_states), values.append(value_states)
+
+    def get_seq_length(self) -> int:
+        """Return the number of tokens."""
+        return self.states[0].length
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        for states in self.states:
+            states.clear()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove as many of the newest tokens as a negative number says; a positive one is how many to keep.
+
+        Of a block of tokens that is cut, what is left is kept as it was dequantized.
+        """
+        kept = tokens_to_remove if tokens_to_remove > 0 else self.get_seq_length() + tokens_to_remove
+        for states in self.states:
+            states.crop(max(0, kept))
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Put the sequences in the order of ``beam_idx``, as beam search does."""
+        self._change(lambda t: t.index_select(0, beam_idx.to(t.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each sequence."""
+        self._change(lambda t: t.repeat_interleave(repeats, 0))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep the sequences of ``indices``, numbers or one truth value a sequence."""
+        self._change(lambda t: t[indices.to(t.device)])
+
+    def offload(self) -> None:
+        """Move everything to the host."""
+        self._change(lambda t: t.to("cpu", non_blocking=True))
+
+    def prefetch(self) -> None:
+        """Move everything back to the device that the newest tokens came from."""
+        self._change(lambda t: t.to(self.states[0].device, non_blocking=True))
+
+    def _change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        for states in self.states:
+            states.change(change)
+
+
+class QuantizedStates:
+    """Keys, or values, of one layer: the older tokens in codes, the newest as they came.
+
+    scheme: for tensors of shape (batch, heads, tokens, head_dim); ``step`` tokens at a time fill its blocks.
+    residual_length: how many of the newest stay as they came; up to ``step - 1`` more wait for a block.
+    """
+
+    def __init__(self, scheme: Scheme, residual_length: int) -> None:
+        self.scheme, self.residual_length = scheme, residual_length
+        self.step = max((shape[TOKENS] for shape in _block_shapes(scheme)), default=1)
+        self.older: QuantizedTensor | None = None
+        self.newest: torch.Tensor | None = None
+        self.device = torch.device("cpu")
+
+    @property
+    def length(self) -> int:
+        """How many tokens there are."""
+        return self._coded + (0 if self.newest is None else self.newest.shape[TOKENS])
+
+    @property
+    def _coded(self) -> int:
+        return 0 if self.older is None else self.older.shape[TOKENS]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        total = 0 if self.newest is None else self.newest.nbytes
+        if self.older is not None:
+            total += self.older.data.nbytes
+            total += sum(tensor.nbytes for tensor in self.older.params.tensors().values())
+        return total
+
+    def append(self, x: torch.Tensor) -> torch.Tensor:
+        """Take in new tokens, and return the values of all, in order."""
+        self.device = x.device
+        x = x.detach()
+        newest = x if self.newest is None else torch.cat([self.newest, x], TOKENS)
+        leaving = max(0, newest.shape[TOKENS] - self.residual_length) // self.step * self.step
+        if leaving:
+            coded = quantize(newest[:, :, :leaving], self.scheme)
+            self.older = coded if self.older is None else _joined(self.older, coded)
+        # A copy: a view would keep the memory of the tokens that left.
+        self.newest = newest[:, :, leaving:].clone()
+        return self._values(x)
+
+    def _values(self, like: torch.Tensor) -> torch.Tensor:
+        assert self.newest is not None
+        if self.older is None:
+            return self.newest.to(like.dtype)
+        older = self.older.dequantize(like.dtype)
+        return torch.cat([older, self.newest.to(like.dtype)], TOKENS) if self.newest.numel() else older
+
+    def crop(self, kept: int) -> None:
+        """Keep the first ``kept`` tokens; the cut block's are brought back to full precision."""
+        if kept >= self.length:
+            return
+        assert self.newest is not None
+        if kept >= self._coded:
+            self.newest = self.newest[:, :, : kept - self._coded].clone()
+            return
+        assert self.older is not None
+        whole = kept // self.step * self.step
+        block = _between(self.older, whole, whole + self.step)
+        self.newest = block.dequantize()[:, :, : kept - whole].clone()
+        self.older = _between(self.older, 0, whole) if whole else None
+
+    def change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Apply to every tensor what leaves the axes of heads, tokens and head_dim alone."""
+        self.older = None if self.older is None else _changed(self.older, change)
+        self.newest = None if self.newest is None else change(self.newest)
+
+    def clear(self) -> None:
+        """Forget all tokens."""
+        self.older = self.newest = None
+
+
+def _checked(name: str, scheme: str | Scheme) -> Scheme:
+    """Return the scheme. Raises SchemeError when codes of one token would depend on other calls."""
+    parsed = Scheme.parse(scheme)
+    if any(shape[0] > 1 or shape[TOKENS] == ENDLESS for shape in _block_shapes(parsed)):
+        raise SchemeError(
+            f"{name} (={parsed}) must have blocks of one sequence and of so many tokens, because tokens come "
+            "one after the other; take token, g32 or block32x1"
+        )
+    if parsed.rounding.mode is RoundingMode.STOCHASTIC:
+        raise SchemeError(
+            f"{name} (={parsed}) must not round stochastically, because each token would get the same random "
+            "numbers; take round=half_even"
+        )
+    return parsed
+
+
+def _block_shapes(scheme: Scheme) -> list[tuple[int, ...]]:
+    return [level.granularity.block_shape((2, 2, ENDLESS, 2)) for level in scheme.scales]
+
+
+def _changed(q: QuantizedTensor, change: Callable[[torch.Tensor], torch.Tensor]) -> QuantizedTensor:
+    """Return ``q`` with each of its tensors changed alike along the axes of sequences or tokens."""
+    data, zeros = change(q.data), q.zero_point
+    shape = (*data.shape[:-1], q.shape[-1])
+    params = replace(
+        q.params,
+        shape=shape,
+        scales=tuple(map(change, q.scales)),
+        zero_point=None if zeros is None else change(zeros),
+    )
+    return replace(q, data=data, params=params, shape=shape)
+
+
+def _between(q: QuantizedTensor, start: int, stop: int) -> QuantizedTensor:
+    """Return copies of tokens ``start`` to ``stop``, both at the ends of blocks."""
+    count = q.shape[TOKENS]
+
+    def cut(t: torch.Tensor) -> torch.Tensor:
+        per = t.shape[TOKENS]
+        return t[:, :, start * per // count : stop * per // count].clone()
+
+    return _changed(q, cut)
+
+
+def _joined(first: QuantizedTensor, second: QuantizedTensor) -> QuantizedTensor:
+    """Return the tokens of both, in order; the first end with a whole block."""
+    rest = iter([second.data, *second.scales, *([] if second.zero_point is None else [second.zero_point])])
+    return _changed(first, lambda t: torch.cat([t, next(rest)], TOKENS))
