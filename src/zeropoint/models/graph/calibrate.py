@@ -1,0 +1,73 @@
+"""Calibration of graphs: observers where a recipe fixes parameters, and data through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram
+
+from ...errors import CalibrationError
+from ...recipes import Recipe
+from ...schemes import Scheme
+from ...stats import Observer
+from .. import Calibration
+from ..calibrate import StatisticFor, extremes, run_model
+from .layers import Layer, inputs_of
+from .prepare import annotated, insert_call, row_of
+from .program import cleaned, evaluate, graph_of, put
+
+
+def calibrate_graph(
+    program: ExportedProgram | fx.GraphModule,
+    recipe: Recipe | str,
+    data: Iterable[Any],
+    *,
+    statistic: StatisticFor = extremes,
+    run: Callable[[nn.Module, Any], Any] = run_model,
+    on_batch: Callable[[int], None] | None = None,
+) -> Calibration:
+    """Return parameters for every static input and output of ``recipe``, learned from ``data``.
+
+    What ``calibrate`` does for a model, done for a graph in evaluation mode, with the same result; the
+    arguments are those of ``calibrate``. Where one layer takes several tensors (``Add``, ``Concatenate``),
+    they share their parameters.
+    Raises CalibrationError when there is no batch, or when some layer saw no finite number, with its name.
+
+    >>> program = torch.export.export(nn.Linear(8, 4), (torch.ones(2, 8),))
+    >>> print(calibrate_graph(program, "w8a8_static", [torch.ones(2, 8)]).params["input"].scheme)
+    uint8:tensor:asym
+    """
+    module = graph_of(program)
+    observers: dict[str, tuple[Observer, Scheme, torch.dtype]] = {}
+    for layer, decision in annotated(module, recipe):
+        gives = decision.gives
+        for side, activation in () if gives is None else (("input", gives.input), ("output", gives.output)):
+            if activation is not None and not activation.dynamic:
+                place = f"{layer.name}.{side}".lstrip(".")
+                observer = Observer(statistic(activation.scheme, row_of(layer, side)), name=place)
+                _insert(module, layer, side, observer)
+                observers[place] = (observer, activation.scheme, layer.nodes[0].meta["val"].dtype)
+    evaluate(module)
+    watched, count = cleaned(module), 0
+    with torch.no_grad():
+        for batch in data:
+            run(watched, batch)
+            count += 1
+            if on_batch is not None:
+                on_batch(count)
+    if not count:
+        raise CalibrationError("calibration data are empty; pass at least one batch")
+    learned = {
+        place: observer.params(scheme, dtype=dtype) for place, (observer, scheme, dtype) in observers.items()
+    }
+    return Calibration(params=learned, batches=count)
+
+
+def _insert(module: fx.GraphModule, layer: Layer, side: str, observer: Observer) -> None:
+    path = put(module, f"{layer.name}.{side}_observer".lstrip("."), observer)
+    for node in layer.nodes:
+        for source in inputs_of(node) if side == "input" else [node]:
+            insert_call(source, path, node if side == "input" else None)

@@ -1,0 +1,242 @@
+"""Prepared graphs to graphs of packed codes and registered operators."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+
+from ...errors import UnsupportedError, ZeropointError
+from ...functional import quantize
+from ...params import QuantizationParams
+from ...params.module_buffers import bytes_of
+from ...recipes import Recipe
+from ...schemes import Scheme
+from ...tensor import QuantizedTensor
+from ...training.quantizer import Quantizer
+from .. import Calibration, Conversion, Converted
+from ..dynamic_quantize import DynamicQuantize
+from ..learners import LEARNERS
+from .matrices import sunk
+from .prepare import PLAN, Planned, insert
+from .program import cleaned, copied, evaluate, graph_of, put, tensor_at
+
+ops = torch.ops.zeropoint
+aten = torch.ops.aten
+
+
+def quantize_graph(
+    program: ExportedProgram | fx.GraphModule, recipe: Recipe | str, *, calibration: Calibration | None = None
+) -> Conversion:
+    """Return ``program`` with the layers that ``recipe`` names on packed weights, and what became of each.
+
+    It computes what ``quantize_model`` gives for the model that was exported, where that dequantizes. The
+    result is a graph module; :func:`to_program` exports it again. Arguments and errors are those of
+    :func:`prepare_graph`.
+
+    >>> program = torch.export.export(torch.nn.Linear(64, 8), (torch.ones(1, 64),))
+    >>> print(quantize_graph(program, "w8a16").layers[0].nbytes)
+    (2048, 544)
+    """
+    return _converted(insert(graph_of(program), recipe, calibration, LEARNERS["minmax"]))
+
+
+def convert_graph(prepared: fx.GraphModule) -> Conversion:
+    """Return a prepared graph on packed weights, in evaluation mode; ``prepared`` stays as it is.
+
+    Each weight becomes packed codes and ``zeropoint.dequantize``; each input or output
+    ``zeropoint.fake_quantize`` with fixed parameters, or ``zeropoint.quantize_dynamic`` and
+    ``zeropoint.dequantize``. The results are those of ``prepared`` in evaluation, bit for bit.
+
+    Raises UnsupportedError for a graph that was not prepared, NonFiniteError for a weight with NaN or Inf.
+    """
+    if PLAN not in prepared.meta:
+        raise UnsupportedError("prepared (a graph without quantizers) must be a result of prepare_graph")
+    module = fx.GraphModule(prepared, copied(prepared.graph))
+    module.meta.update(prepared.meta)
+    return _converted(module)
+
+
+def _converted(module: fx.GraphModule) -> Conversion:
+    plan: tuple[Planned, ...] = module.meta.pop(PLAN)
+    weights = {planned.quantizer for planned in plan if planned.quantizer}
+    packed: dict[str, _Packed] = {}
+    names = {planned.quantizer: planned.decision.subject.name for planned in reversed(plan)}
+    writer = _Writer(module)
+    for node in [node for node in module.graph.nodes if node.op == "call_module"]:
+        path, quantizer = str(node.target), module.get_submodule(str(node.target))
+        if path not in weights:
+            writer.activation(node, quantizer)
+            continue
+        if path not in packed:
+            try:
+                packed[path] = _pack(module, node, quantizer)
+            except ZeropointError as error:
+                raise type(error)(f"layer {names[path]}: {error}") from error
+        writer.weight(node, path, packed[path].q)
+    layers = tuple(_told(planned, packed) for planned in plan)
+    evaluate(module)
+    return Conversion(model=cleaned(module), layers=layers)
+
+
+@dataclass(slots=True)
+class _Packed:
+    """A packed weight, how far it is from the original, and the layer that is charged with its bytes."""
+
+    q: QuantizedTensor
+    error: float
+    owner: str = ""
+
+
+def _pack(module: fx.GraphModule, node: fx.Node, quantizer: torch.nn.Module) -> _Packed:
+    weight = _matrix(module, node.all_input_nodes[0])
+    how = quantizer.params if isinstance(quantizer, Quantizer) else _scheme(quantizer)
+    q = quantize(weight, how)
+    size = float(weight.float().norm())
+    off = float((q.dequantize(torch.float32) - weight.float()).norm())
+    return _Packed(q, off / size if size else 0.0)
+
+
+def _matrix(module: fx.GraphModule, node: fx.Node) -> torch.Tensor:
+    """Return the weight that ``node`` reads, in the form that it is quantized in."""
+    if node.op == "get_attr":
+        return tensor_at(module, str(node.target)).detach()
+    source, *rest = node.args
+    assert isinstance(source, fx.Node)
+    result: torch.Tensor = node.target(_matrix(module, source), *rest)  # type: ignore[operator]
+    return result.contiguous()
+
+
+def _scheme(quantizer: torch.nn.Module) -> Scheme:
+    assert isinstance(quantizer, DynamicQuantize)
+    return quantizer.activation.scheme
+
+
+def _told(planned: Planned, packed: dict[str, _Packed]) -> Converted:
+    subject, rule = planned.decision.subject, planned.decision.rule
+    nbytes, error = (planned.nbytes, planned.nbytes), 0.0
+    if planned.quantizer:
+        known = packed[planned.quantizer]
+        tied, known.owner = bool(known.owner), known.owner or subject.name
+        nbytes, error = (0, 0) if tied else (planned.nbytes, known.q.nbytes), known.error
+    return Converted(
+        name=subject.name,
+        type=subject.type,
+        shape=subject.shape,
+        gives=planned.decision.gives,
+        reason=rule.reason,
+        nbytes=nbytes,
+        error=error,
+    )
+
+
+_Params = tuple[list[fx.Node], fx.Node | None]
+"""Scales and zero point in a graph."""
+
+
+def _rows_are_apart(q: QuantizedTensor) -> bool:
+    """Whether each row has parameters of its own, but for those of the whole table."""
+    grids = [level.granularity.grid(q.shape) for level in q.scheme.scales]
+    return all(grid[0] == q.shape[0] or grid == (1, 1) for grid in grids)
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Writes operators in place of quantizers; what is equal is written once."""
+
+    module: fx.GraphModule
+    kept: dict[tuple[object, ...], str] = field(default_factory=dict)
+
+    def weight(self, node: fx.Node, path: str, q: QuantizedTensor) -> None:
+        """Write the weight's codes and parameters as constants, and what brings them back for each user.
+
+        That stands right before the user, or all weights would be floats at once. A table of rows brings back
+        the rows that are asked for.
+        """
+        stem = path.removesuffix("_quantizer")
+        for user in list(node.users):
+            with self.module.graph.inserting_before(sunk(user)):
+                data = self._constant(f"{stem}_codes", q.data)
+                scales, zero = self._params(stem, q.params)
+                if user.target is aten.embedding.default and _rows_are_apart(q):
+                    user.replace_all_uses_with(self._rows(user, data, (scales, zero), q))
+                    self.module.graph.erase_node(user)
+                else:
+                    written = (data, scales, zero, q.params.text, list(q.shape), q.dtype, q.dtype)
+                    user.replace_input_with(node, self._call(ops.dequantize.default, written))
+        self.module.graph.erase_node(node)
+
+    def _rows(self, user: fx.Node, data: fx.Node, params: _Params, q: QuantizedTensor) -> fx.Node:
+        """Write a table look-up: rows of codes and parameters by their numbers, brought back."""
+        index = user.args[1]
+        assert isinstance(index, fx.Node)
+        numbers = self._call(aten.reshape.default, (index, [-1]))
+
+        def own(t: fx.Node, height: int) -> fx.Node:
+            return self._call(aten.index_select.default, (t, 0, numbers)) if height == q.shape[0] else t
+
+        heights = [level.granularity.grid(q.shape)[0] for level in q.scheme.scales]
+        scales = [own(scale, height) for scale, height in zip(params[0], heights, strict=True)]
+        zero = None if params[1] is None else own(params[1], heights[0])
+        rows = self._call(aten.index_select.default, (data, 0, numbers))
+        shape = [self._call(aten.sym_size.int, (numbers, 0)), *q.shape[1:]]
+        values = self._call(
+            ops.dequantize.default, (rows, scales, zero, q.params.text, shape, q.dtype, q.dtype)
+        )
+        size = [self._size(index, axis) for axis in range(len(index.meta["val"].shape))]
+        return self._call(aten.reshape.default, (values, [*size, *q.shape[1:]]))
+
+    def activation(self, node: fx.Node, quantizer: torch.nn.Module) -> None:
+        """Write the operators of a quantizer of inputs or outputs."""
+        (source,) = node.all_input_nodes
+        with self.module.graph.inserting_before(node):
+            if isinstance(quantizer, Quantizer):
+                stem = str(node.target).removesuffix("_quantizer")
+                params = quantizer.params
+                written = (source, *self._params(stem, params), params.text)
+                result = self._call(ops.fake_quantize.default, written) if quantizer.enabled else source
+            else:
+                result = self._dynamic(source, _scheme(quantizer))
+        self._replace(node, result)
+
+    def _dynamic(self, source: fx.Node, scheme: Scheme) -> fx.Node:
+        value = source.meta["val"]
+        parts = self._call(ops.quantize_dynamic.default, (source, str(scheme)))
+        count = 1 + len(scheme.scales) + (scheme.zero_point.value != "none")
+        picked = [self._call(operator.getitem, (parts, index)) for index in range(count)]
+        scales, zero = picked[1 : 1 + len(scheme.scales)], picked[1 + len(scheme.scales) :]
+        shape = [self._size(source, axis) for axis in range(len(value.shape))]
+        zero_point = zero[0] if zero else None
+        return self._call(
+            ops.dequantize.default,
+            (picked[0], scales, zero_point, str(scheme), shape, value.dtype, value.dtype),
+        )
+
+    def _size(self, source: fx.Node, axis: int) -> fx.Node | int:
+        """Return the length of an axis: a number, or a node where it is left open."""
+        size: int | torch.SymInt = source.meta["val"].shape[axis]
+        return self._call(aten.sym_size.int, (source, axis)) if isinstance(size, torch.SymInt) else size
+
+    def _params(self, stem: str, params: QuantizationParams) -> _Params:
+        scales = [
+            self._constant(f"{stem}_scale{number}", scale) for number, scale in enumerate(params.scales, 1)
+        ]
+        zero = params.zero_point
+        return scales, None if zero is None else self._constant(f"{stem}_zero_point", zero)
+
+    def _constant(self, path: str, tensor: torch.Tensor) -> fx.Node:
+        if (path, id(tensor)) not in self.kept:
+            self.kept[path, id(tensor)] = put(self.module, path, bytes_of(tensor.detach()))
+        return self.module.graph.get_attr(self.kept[path, id(tensor)])
+
+    def _call(self, target: object, args: tuple[object, ...]) -> fx.Node:
+        return self.module.graph.call_function(target, args)  # type: ignore[arg-type]
+
+    def _replace(self, node: fx.Node, result: fx.Node) -> None:
+        if "val" in node.meta:
+            result.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(result)
+        self.module.graph.erase_node(node)

@@ -1,0 +1,255 @@
+"""Which nodes of a graph are layers, what they are called, and what a recipe decides for each.
+
+A layer is a product with a parameter, or a table of rows. Its name is that of the module that called it, as
+the graph recorded it; tensors that meet (``Add``, ``Concatenate``) are layers where a rule names their type.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import fx
+
+from ...errors import RecipeError
+from ...recipes import Decision, Recipe, Rule, Subject
+from . import matrices
+from .matrices import AS_IT_IS, Form
+from .program import tensor_at
+
+aten = torch.ops.aten
+
+PRODUCTS = {
+    aten.linear.default: ("Linear", 1),
+    aten.matmul.default: ("Linear", 1),
+    aten.mm.default: ("Linear", 1),
+    aten.addmm.default: ("Linear", 2),
+    aten.conv1d.default: ("Conv1d", 1),
+    aten.conv1d.padding: ("Conv1d", 1),
+    aten.conv2d.default: ("Conv2d", 1),
+    aten.conv2d.padding: ("Conv2d", 1),
+    aten.conv3d.default: ("Conv3d", 1),
+    aten.conv3d.padding: ("Conv3d", 1),
+    aten.conv_transpose1d.default: ("ConvTranspose1d", 1),
+    aten.conv_transpose2d.input: ("ConvTranspose2d", 1),
+    aten.conv_transpose3d.input: ("ConvTranspose3d", 1),
+    aten.embedding.default: ("Embedding", 0),
+}
+"""Operator to the type of its layer and the position of its weight."""
+CONVOLUTIONS = frozenset({
+    aten.convolution.default,
+    *(target for target, (kind, _) in PRODUCTS.items() if kind.startswith("Conv")),
+})  # fmt: skip
+MEETINGS = {aten.add.Tensor: "Add", aten.add_.Tensor: "Add", aten.cat.default: "Concatenate"}
+"""Operator to the type under which a rule names it."""
+TURNS = (aten.t.default, aten.transpose.int, aten.permute.default, aten.numpy_T.default)
+"""Operators that transpose a matrix."""
+_GROUPS = {aten.conv_transpose1d.default: 6, aten.conv_transpose2d.input: 6, aten.conv_transpose3d.input: 6,
+           aten.convolution.default: 8}  # fmt: skip
+"""Position of the number of groups."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Layer:
+    """One layer of a graph.
+
+    name, type, shape: what rules see; the shape is that of the weight, empty where there is none.
+    nodes: where it is called; more than one for a module that is used again.
+    weight: the node that reads the parameter, or None. form: how it becomes the matrix that is quantized.
+    """
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    nodes: tuple[fx.Node, ...]
+    weight: fx.Node | None = None
+    form: Form = AS_IT_IS
+
+    @property
+    def subject(self) -> Subject:
+        """What rules look at."""
+        return Subject(name=self.name, type=self.type, shape=self.shape)
+
+
+def inputs_of(node: fx.Node) -> list[fx.Node]:
+    """Return the tensors that a layer's node takes besides its weight and bias."""
+    if node.target in MEETINGS:
+        first = node.args[0]
+        given = first if isinstance(first, (list, tuple)) else node.args[:2]
+        return [arg for arg in given if isinstance(arg, fx.Node)]
+    if node.target is aten.embedding.default:
+        return []
+    moving = node.args[1] if node.target is aten.addmm.default else node.args[0]
+    assert isinstance(moving, fx.Node)
+    return [moving]
+
+
+def layers_of(module: fx.GraphModule, recipe: Recipe) -> list[Layer]:
+    """Return the layers in the order in which they are first called.
+
+    Calls of one module are one layer. Where tensors meet, there is a layer only if a rule names that type.
+    """
+    named = {kind for rule in recipe.rules for kind in rule.types}
+    found: dict[tuple[object, ...], Layer] = {}
+    used: Counter[str] = Counter()
+    for node in module.graph.nodes:
+        layer = _product(module, node) or _meeting(node, named, used)
+        if layer is None:
+            continue
+        key = _identity(module, layer)
+        known = found.get(key)
+        found[key] = layer if known is None else replace(known, nodes=(*known.nodes, node))
+    return list(found.values())
+
+
+def _identity(module: fx.GraphModule, layer: Layer) -> tuple[object, ...]:
+    """Return what two calls of one module have in common: its weight and bias, or its name where they lack.
+
+    A module that stands in its model under two names is called under both.
+    """
+    if layer.weight is None:
+        return (layer.name,)
+    (node,) = layer.nodes
+    others = [arg for arg in node.all_input_nodes if arg.op == "get_attr" and arg is not layer.weight]
+    if not others:
+        return (layer.name, layer.type, id(_tensor(module, layer.weight)))
+    return (layer.type, *(id(_tensor(module, read)) for read in (layer.weight, *others)))
+
+
+def _tensor(module: fx.GraphModule, read: fx.Node) -> torch.Tensor:
+    return tensor_at(module, str(read.target))
+
+
+def _product(module: fx.GraphModule, node: fx.Node) -> Layer | None:
+    found = _kind(node)
+    if found is None:
+        return None
+    kind, position = found
+    read, turned = _parameter(node.args[position])
+    if read is None:
+        return None
+    weight = _tensor(module, read)
+    if not weight.is_floating_point() or weight.ndim < 2:
+        return None
+    turned ^= kind == "Linear" and node.target is not aten.linear.default
+    name, type_name = _called(node, str(read.target), kind)
+    shape = tuple(weight.shape)[:: -1 if turned else 1]
+    form = _form(node, kind, shape) if not turned else matrices.turned()
+    return Layer(name=name, type=type_name, shape=shape, nodes=(node,), weight=read, form=form)
+
+
+def _form(node: fx.Node, kind: str, shape: tuple[int, ...]) -> Form:
+    if not kind.startswith("ConvTranspose"):
+        return matrices.flat(shape)
+    position = _GROUPS[node.target]  # type: ignore[index]
+    groups = node.args[position] if len(node.args) > position else 1
+    assert isinstance(groups, int)
+    return matrices.transposed(shape, groups)
+
+
+def _kind(node: fx.Node) -> tuple[str, int] | None:
+    if node.target is aten.convolution.default:
+        rank, transposed = len(node.meta["val"].shape) - 2, node.args[6]
+        return f"Conv{'Transpose' if transposed else ''}{rank}d", 1
+    return PRODUCTS.get(node.target) if node.op == "call_function" else None  # type: ignore[call-overload]
+
+
+def _parameter(arg: object) -> tuple[fx.Node | None, bool]:
+    """Return the node that reads the parameter behind ``arg``, and whether it is transposed on the way."""
+    if not isinstance(arg, fx.Node):
+        return None, False
+    if arg.op == "get_attr":
+        return arg, False
+    if arg.target in TURNS and len(arg.meta["val"].shape) == 2:
+        read, turned = _parameter(arg.args[0])
+        return read, not turned
+    return None, False
+
+
+def _called(node: fx.Node, path: str, kind: str) -> tuple[str, str]:
+    """Return name and type of a layer from the module that called it and the path of its weight.
+
+    A module that computes with a parameter of a module inside it (attention with its output projection)
+    gives the name of the inner one; a parameter that is not called ``weight`` gives its own name.
+    """
+    caller, caller_type = _stack(node)
+    owner, _, leaf = path.rpartition(".")
+    if owner == caller and leaf != "weight":
+        return path.removesuffix("_weight"), kind
+    if caller_type is None or (owner != caller and (owner.startswith(f"{caller}.") or not caller)):
+        return owner or leaf, kind
+    return caller, caller_type
+
+
+def _stack(node: fx.Node) -> tuple[str, str | None]:
+    """Return name and class of the innermost module that called ``node``; a second call has a mark."""
+    for path, kind in reversed(list(node.meta.get("nn_module_stack", {}).values())):
+        name = kind if isinstance(kind, str) else kind.__name__
+        return str(path).partition("@")[0], name.rpartition(".")[2]
+    return "", None
+
+
+def _meeting(node: fx.Node, named: set[str], used: Counter[str]) -> Layer | None:
+    """Return the layer of a node where two or more tensors of floats meet, if a rule names it."""
+    kind = MEETINGS.get(node.target) if node.op == "call_function" else None  # type: ignore[call-overload]
+    if kind not in named or kind is None:
+        return None
+    parts = inputs_of(node)
+    if len(parts) < 2 or not all(part.meta["val"].is_floating_point() for part in parts):
+        return None
+    caller, caller_type = _stack(node)
+    name = caller
+    if caller_type != kind:
+        name = f"{caller}.{kind.lower()}".lstrip(".")
+        used[name] += 1
+        name = name if used[name] == 1 else f"{name}_{used[name] - 1}"
+    return Layer(name=name, type=kind, shape=(), nodes=(node,))
+
+
+def decided(
+    module: fx.GraphModule, layers: Sequence[Layer], recipe: Recipe
+) -> Iterator[tuple[Layer, Decision]]:
+    """Yield each layer with what the recipe decides; the default is for Linear layers, and tied ones agree.
+
+    Raises RecipeError when a rule is about nothing or tied layers would differ.
+    """
+    decisions = [
+        _narrowed(layer, decision, recipe)
+        for layer, decision in zip(layers, recipe.decide([layer.subject for layer in layers]), strict=True)
+    ]
+    groups: dict[int, list[int]] = {}
+    for position, layer in enumerate(layers):
+        if layer.weight is not None:
+            groups.setdefault(id(_tensor(module, layer.weight)), []).append(position)
+    for positions in groups.values():
+        _agree(layers, decisions, positions)
+    yield from zip(layers, decisions, strict=True)
+
+
+def _narrowed(layer: Layer, decision: Decision, recipe: Recipe) -> Decision:
+    """Keep what a rule would reach without having meant it."""
+    if decision.gives is None:
+        return decision
+    if decision.rule is recipe.default and layer.type != "Linear":
+        kept = Rule(gives=None, reason="the default is for Linear layers")
+    elif layer.weight is None and layer.type not in decision.rule.types:
+        kept = Rule(gives=None, reason=f"the rule does not name type {layer.type}")
+    else:
+        return decision
+    return Decision(subject=decision.subject, rule=kept)
+
+
+def _agree(layers: Sequence[Layer], decisions: list[Decision], positions: list[int]) -> None:
+    """Keep layers whose weight is tied to one that is kept; two schemes for one weight are an error."""
+    given = [decisions[p].gives for p in positions]
+    if len({gives.weight for gives in given if gives is not None}) > 1:
+        names = " and ".join(layers[p].name for p in positions)
+        raise RecipeError(f"{names} share one weight but get different schemes; give them the same")
+    if None in given:
+        owner = layers[positions[given.index(None)]].name
+        for p in positions:
+            if decisions[p].gives is not None:
+                rule = Rule(gives=None, reason=f"its weight is that of {owner}, which is kept")
+                decisions[p] = Decision(subject=decisions[p].subject, rule=rule)

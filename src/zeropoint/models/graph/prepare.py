@@ -1,0 +1,227 @@
+"""Graphs in which the layers that a recipe names have quantizers, ready to be trained or converted."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram
+
+from ...errors import UnsupportedError, ZeropointError
+from ...params import QuantizationParams
+from ...recipes import Activation, Assignment, Decision, Recipe, Rule, model_preset
+from ...schemes import Scheme
+from .. import Calibration
+from ..calibrate import static_params
+from ..dynamic_quantize import DynamicQuantize
+from ..learners import Learner, learner_named
+from .fold import fold
+from .layers import CONVOLUTIONS, Layer, decided, inputs_of, layers_of
+from .matrices import Form, written
+from .program import cleaned, graph_of, put, tensor_at
+
+PLAN = "zeropoint"
+"""Where a prepared graph keeps what was decided, in its ``meta``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What was decided for a layer, by names alone, so that copies of a graph keep it.
+
+    quantizer: path of the module that quantizes the weight, or empty. nbytes: of the weight.
+    """
+
+    decision: Decision
+    quantizer: str = ""
+    nbytes: int = 0
+
+
+def prepare_graph(
+    program: ExportedProgram | fx.GraphModule,
+    recipe: Recipe | str,
+    *,
+    calibration: Calibration | None = None,
+    learner: str | Learner = "minmax",
+) -> fx.GraphModule:
+    """Return a copy of ``program`` whose layers compute with quantized values, and can be trained.
+
+    recipe: rules, or the name of a preset for all Linear layers. Batch normalization is folded into the
+    products that get a scheme. calibration: parameters of static inputs and outputs, of
+    :func:`calibrate_graph` or of ``calibrate`` for the model that was exported. learner: how quantizers are
+    made, or the name of a way: that of ``prepare`` for models. Gradients pass straight through.
+
+    Raises RecipeError when a rule is about nothing or tied layers would differ, CalibrationError when
+    parameters are missing, and UnsupportedError when a layer cannot hold its scheme; each names the layer.
+
+    >>> program = torch.export.export(nn.Linear(64, 8), (torch.ones(1, 64),))
+    >>> prepared = prepare_graph(program, "w8a8")
+    >>> [str(node.target) for node in prepared.graph.nodes if node.op == "call_module"]
+    ['weight_quantizer', 'input_quantizer']
+    """
+    module = graph_of(program)
+    _own_parameters(module)
+    return insert(module, recipe, calibration, learner_named(learner))
+
+
+def _own_parameters(module: fx.GraphModule) -> None:
+    """Give the graph tensors of its own, so that training does not change the model it was exported from."""
+    known: dict[int, torch.Tensor] = {}
+    for owner in module.modules():
+        for held in (owner._parameters, owner._buffers):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    held[name] = known.setdefault(id(tensor), copy.deepcopy(tensor))  # type: ignore[assignment]
+
+
+def as_recipe(recipe: Recipe | str) -> Recipe:
+    """Return the rules that the name of a preset stands for, or the recipe itself."""
+    return Recipe(default=Rule(gives=model_preset(recipe))) if isinstance(recipe, str) else recipe
+
+
+def annotated(module: fx.GraphModule, recipe: Recipe | str) -> list[tuple[Layer, Decision]]:
+    """Return the layers with what the recipe decides, after folding the normalization behind those it names.
+
+    Raises RecipeError when a rule is about nothing or tied layers would differ.
+    """
+    rules = as_recipe(recipe)
+    found = list(decided(module, layers_of(module, rules), rules))
+    fold(module, [layer for layer, decision in found if decision.gives is not None])
+    return found
+
+
+def insert(
+    module: fx.GraphModule,
+    recipe: Recipe | str,
+    calibration: Calibration | None,
+    learner: Learner,
+) -> fx.GraphModule:
+    """Insert quantizers into ``module`` itself; see :func:`prepare_graph`."""
+    plan, weights, sides = [], _Weights(module, learner), _Sides(module, learner)
+    for layer, decision in annotated(module, recipe):
+        plan.append(_planned(module, layer, decision))
+        if decision.gives is None:
+            continue
+        try:
+            _check(layer, decision.gives)
+            quantizer = "" if decision.gives.weight is None else weights.insert(layer, decision.gives.weight)
+            for side, activation in (("input", decision.gives.input), ("output", decision.gives.output)):
+                params = static_params(calibration, layer.name, side, activation)
+                if activation is not None:
+                    sides.insert(layer, side, activation, params)
+        except ZeropointError as error:
+            raise type(error)(f"layer {layer.name}: {error}") from error
+        plan[-1] = _planned(module, layer, decision, quantizer)
+    result = cleaned(module)
+    result.meta[PLAN] = tuple(plan)
+    return result
+
+
+def _planned(module: fx.GraphModule, layer: Layer, decision: Decision, quantizer: str = "") -> Planned:
+    nbytes = 0 if layer.weight is None else tensor_at(module, str(layer.weight.target)).nbytes
+    return Planned(decision=decision, quantizer=quantizer, nbytes=nbytes)
+
+
+def _check(layer: Layer, gives: Assignment) -> None:
+    """Raise UnsupportedError where a layer has nothing that a scheme is for."""
+    if layer.type == "Embedding" and (gives.input is not None or gives.output is not None):
+        raise UnsupportedError("an embedding's input is whole numbers, and its output rows of its weight")
+    if layer.weight is None and gives.weight is not None:
+        raise UnsupportedError(f"{gives} names a weight, which {layer.type} does not have")
+    if layer.weight is not None and gives.weight is None:
+        raise UnsupportedError(f"{gives} names no weight, which is what a converted layer holds")
+
+
+@dataclass(slots=True)
+class _Weights:
+    """The quantizers of weights, one for each tensor under whatever names it is read."""
+
+    module: fx.GraphModule
+    learner: Learner
+    made: dict[int, str] = field(default_factory=dict)
+
+    def insert(self, layer: Layer, scheme: Scheme) -> str:
+        """Let everything that reads the layer's weight read it quantized; return the quantizer's path."""
+        assert layer.weight is not None
+        tensor = tensor_at(self.module, str(layer.weight.target))
+        if id(tensor) not in self.made:
+            quantizer = self.learner.weight(layer.form.matrix(tensor), scheme)
+            self.made[id(tensor)] = put(self.module, f"{layer.weight.target}_quantizer", quantizer)
+            for read in [n for n in self.module.graph.nodes if n.op == "get_attr"]:
+                if tensor_or_none(self.module, read) is tensor:
+                    _quantize_read(read, self.made[id(tensor)], layer.form)
+        return self.made[id(tensor)]
+
+
+def tensor_or_none(module: nn.Module, read: fx.Node) -> torch.Tensor | None:
+    """Return the tensor that ``read`` reads, or None where it reads a graph."""
+    owner, _, leaf = str(read.target).rpartition(".")
+    found = getattr(module.get_submodule(owner), leaf)
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def _quantize_read(read: fx.Node, path: str, form: Form) -> None:
+    """Put the quantizer at ``path`` between a parameter and all its users."""
+    users = list(read.users)
+    rows = written(read, form.there)
+    with read.graph.inserting_after(rows):
+        values = read.graph.call_module(path, (rows,))
+    values.meta["val"] = rows.meta["val"]
+    result = written(values, form.back)
+    for user in users:
+        user.replace_input_with(read, result)
+
+
+@dataclass(slots=True)
+class _Sides:
+    """Quantizers of what goes into and comes out of layers; equal dynamic ones of one tensor are one."""
+
+    module: fx.GraphModule
+    learner: Learner
+    made: dict[tuple[fx.Node, Activation], fx.Node] = field(default_factory=dict)
+
+    def insert(
+        self, layer: Layer, side: str, activation: Activation, params: QuantizationParams | None
+    ) -> None:
+        """Quantize one side of a layer, at each of its calls, by one module; with given parameters or not."""
+        row = row_of(layer, side)
+        made = (
+            DynamicQuantize(activation) if params is None else self.learner.activation(params, math.prod(row))
+        )
+        path = put(self.module, f"{layer.name}.{side}_quantizer".lstrip("."), made)
+        for node in layer.nodes:
+            for source in inputs_of(node) if side == "input" else [node]:
+                known = self.made.get((source, activation)) if params is None else None
+                result = insert_call(source, path, node if side == "input" else None, known)
+                if params is None:
+                    self.made[source, activation] = result
+
+
+def row_of(layer: Layer, side: str) -> tuple[int, ...]:
+    """Return the shape of one sample on one side of a layer, as eager mode has it.
+
+    The axis of channels has its length: the second of a convolution, the last of any other layer.
+    """
+    source = inputs_of(layer.nodes[0])[0] if side == "input" else layer.nodes[0]
+    shape = source.meta["val"].shape
+    axis = 1 if layer.nodes[0].target in CONVOLUTIONS else len(shape) - 1
+    rank = len(shape) if layer.nodes[0].target in CONVOLUTIONS else 2
+    width = shape[axis]
+    assert isinstance(width, int)
+    return (1, width, *[1] * (rank - 2))
+
+
+def insert_call(source: fx.Node, path: str, user: fx.Node | None, known: fx.Node | None = None) -> fx.Node:
+    """Put a call of the module at ``path`` between ``source`` and ``user``, or all users; return the call.
+
+    known: an earlier call on ``source`` that serves as well.
+    """
+    graph, users = source.graph, list(source.users) if user is None else [user]
+    with graph.inserting_after(source):
+        result = graph.call_module(path, (source,)) if known is None else known
+    result.meta["val"] = source.meta["val"]
+    for other in users:
+        other.replace_input_with(source, result)
+    return result
