@@ -10,6 +10,7 @@ import torch
 
 import zeropoint as zp
 from zeropoint import QuantizationParams, Scheme
+from zeropoint.recipes.presets import MODEL_PRESETS
 from zeropoint.schemes import LAYER_PRESETS, TENSOR_PRESETS
 from zeropoint.training import FakeQuantize
 
@@ -19,6 +20,8 @@ SCHEMES = list(
         [
             *TENSOR_PRESETS,
             *(preset.weight for preset in LAYER_PRESETS.values()),
+            *(preset.input for preset in LAYER_PRESETS.values() if preset.input is not None),
+            *(text.split()[0] for preset in MODEL_PRESETS.values() for text in preset.values()),
             "uint8:tensor:asym",
             "uint4:g32:asym=real",
             "float8_e4m3fn:cast",

@@ -236,10 +236,22 @@ def test_a_second_derivative_of_a_fixed_quantizer_is_refused(scheme: str) -> Non
         gradient.sum().backward()
 
 
-def test_two_processes_learn_what_one_learns_from_the_same_data(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def learned_by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which two processes left the states of what they trained together."""
+    folder = tmp_path_factory.mktemp("two")
+    torch.multiprocessing.spawn(ddp_run.run_process, (2, str(folder)), nprocs=2)
+    return folder
+
+
+def states_of(folder: Path, network: type[torch.nn.Module]) -> list[dict[str, torch.Tensor]]:
+    """Return the state of a network in each of the two processes."""
+    return [torch.load(folder / f"{network.__name__}{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def test_two_processes_learn_what_one_learns_from_the_same_data(learned_by_two: Path) -> None:
     """Bad input 133: gradients are averaged, and the state of the first process reaches the other."""
-    torch.multiprocessing.spawn(ddp_run.run_process, (2, str(tmp_path)), nprocs=2)
-    states = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    states = states_of(learned_by_two, ddp_run.Network)
     alone = ddp_run.Network(seed=0)
     start = {key: value.clone() for key, value in alone.state_dict().items()}
     ddp_run.train(alone, slice(None))
@@ -247,8 +259,21 @@ def test_two_processes_learn_what_one_learns_from_the_same_data(tmp_path: Path) 
         first, second = (state[key] for state in states)
         assert torch.equal(first, second), key
         if value.dtype == torch.float64:
+            # Sums of gradients in another order, over four steps.
             assert torch.allclose(first, value, rtol=1e-11, atol=1e-13), key
         else:
             assert torch.equal(first, value), key
     moved = [key for key, value in alone.named_parameters() if not torch.equal(value, start[key])]
     assert len(moved) == len(dict(alone.named_parameters())) == 7
+
+
+def test_two_processes_learn_exactly_what_one_learns_where_sums_are_exact(learned_by_two: Path) -> None:
+    """Bad input 133: the order of sums is all that can set them apart."""
+    alone = ddp_run.DyadicNetwork(seed=0)
+    start = {key: value.clone() for key, value in alone.state_dict().items()}
+    ddp_run.train_dyadic(alone, slice(None))
+    states = states_of(learned_by_two, ddp_run.DyadicNetwork)
+    for key, value in alone.state_dict().items():
+        assert all(torch.equal(state[key], value) for state in states), key
+    moved = [key for key, value in alone.named_parameters() if not torch.equal(value, start[key])]
+    assert len(moved) == len(dict(alone.named_parameters())) == 6
