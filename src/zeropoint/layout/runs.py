@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 from ..schemes import Granularity
@@ -16,6 +17,7 @@ class Runs(NamedTuple):
     inner: int
 
 
+@lru_cache(maxsize=1024)
 def runs_of(granularity: Granularity, shape: tuple[int, ...]) -> Runs | None:
     """Return the runs of a contiguous tensor of ``shape``, or None where blocks are no runs.
 

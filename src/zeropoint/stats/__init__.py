@@ -7,6 +7,7 @@ from .divergence import LeastDivergence
 from .extremes import MinMax, MovingAverage
 from .histogram import ClipRule, Histogram
 from .least_error import LeastError
+from .named import StatisticFor, statistic_named
 from .observer import Observer, name_observers
 from .statistic import Batch, State, Statistic
 
@@ -25,5 +26,7 @@ __all__ = [
     "Percentile",
     "State",
     "Statistic",
+    "StatisticFor",
     "name_observers",
+    "statistic_named",
 ]

@@ -61,9 +61,18 @@ class Observer(nn.Module):
     def update(self, x: torch.Tensor) -> None:
         """Take one batch into the state; raises what :meth:`Statistic.measure` raises."""
         with torch.no_grad():
-            batch = self.statistic.measure(x)
-            if self.shared and shares_work():
-                batch = gathered(batch, self.statistic.merge_batches)
+            self.take(self.measure(x))
+
+    def measure(self, x: torch.Tensor) -> State:
+        """Return the state of one batch alone, of the parts of all processes where they share it."""
+        batch = self.statistic.measure(x)
+        if self.shared and shares_work():
+            batch = gathered(batch, self.statistic.merge_batches)
+        return batch
+
+    def take(self, batch: State) -> None:
+        """Take what :meth:`measure` returned into the state."""
+        with torch.no_grad():
             self._set(self.statistic.fold(self.state(), self._here(batch)))
 
     def merge(self, other: Observer) -> None:
@@ -95,7 +104,8 @@ class Observer(nn.Module):
 
     def state(self) -> State:
         """Return the buffers by name."""
-        return {key: self.get_buffer(key) for key in self._keys}
+        buffers = self._buffers  # get_buffer would look for the key in a path of modules, at each update
+        return {key: tensor for key in self._keys if (tensor := buffers[key]) is not None}
 
     def reset(self) -> None:
         """Forget all data."""
@@ -114,11 +124,13 @@ class Observer(nn.Module):
         return f"{self.statistic}" + ("" if self.enabled else ", disabled")
 
     def _here(self, state: State) -> State:
-        return {key: tensor.to(self.get_buffer(key).device) for key, tensor in state.items()}
+        own = self.state()
+        return {key: tensor.to(own[key].device) for key, tensor in state.items()}
 
     def _set(self, state: State) -> None:
+        own = self.state()
         for key, tensor in state.items():
-            self.get_buffer(key).copy_(tensor)
+            own[key].copy_(tensor)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         super()._apply(keeping_dtypes(fn), recurse)  # type: ignore[no-untyped-call]

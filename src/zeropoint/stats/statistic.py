@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -29,10 +30,12 @@ State = dict[str, torch.Tensor]
 """Name to tensor; the tensors of a block each are shaped like the statistic's grid."""
 
 TENSOR = Granularity.tensor()
+_SHARED = ("minimum", "maximum", "seen", "left_out")
 _PIECE = 1 << 18
 """Elements whose minimum and maximum are taken before the next ones: 1 MiB of float32, which caches hold."""
 
 
+@lru_cache(maxsize=1024)
 def calibrated_shape(granularity: Granularity, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the smallest shape with the blocks of ``shape``.
 
@@ -50,6 +53,12 @@ def calibrated_shape(granularity: Granularity, shape: tuple[int, ...]) -> tuple[
     if granularity.rest == WHOLE:
         sides = sides[:named] if first else sides[rank - named :]
     return tuple(sides) or (1,)
+
+
+@lru_cache(maxsize=1024)
+def calibrated_grid(granularity: Granularity, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return how many blocks lie along each axis of :func:`calibrated_shape`."""
+    return granularity.grid(calibrated_shape(granularity, shape))
 
 
 def block_extremes(
@@ -135,7 +144,7 @@ class Statistic(ABC):
     @property
     def grid(self) -> tuple[int, ...]:
         """Shape of one number a block."""
-        return self.granularity.grid(calibrated_shape(self.granularity, self.shape))
+        return calibrated_grid(self.granularity, self.shape)
 
     def empty(self) -> State:
         """Return the statistic's own tensors before any data."""
@@ -147,7 +156,7 @@ class Statistic(ABC):
 
     def join(self, a: State, b: State) -> State:
         """Return the statistic's own tensors for two sets of data together: their sums, unless overridden."""
-        return {name: a[name] + b[name] for name in self.empty()}
+        return {name: a[name] + b[name] for name in a if name not in _SHARED}
 
     @abstractmethod
     def range(self, state: State) -> tuple[torch.Tensor, torch.Tensor]:
@@ -178,28 +187,28 @@ class Statistic(ABC):
         if x.numel() == 0:
             return {name: tensor.to(x.device) for name, tensor in self.start().items()}
         data, finite, seen = x.detach(), None, x.numel()
-        # Adding zero makes negative zeros positive: which of them is found depends on the order of reading.
         low, high, own = self.scan(data)
         # A NaN or Inf anywhere shows in an extreme, so that clean data are read but once.
-        if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
+        if not bool(torch.isfinite(high - low).all()):
             finite = torch.isfinite(data)
             low, high = self._finite_extremes(data, finite)
             seen = int(finite.sum())
         batch = Batch(
             x=data,
             finite=finite,
-            minimum=low.reshape(self.grid) + 0.0,
-            maximum=high.reshape(self.grid) + 0.0,
+            minimum=low.reshape(self.grid),
+            maximum=high.reshape(self.grid),
             granularity=self.granularity,
             grid=self.grid,
         )
         if own is None:
             own = self.take(batch) if seen else {n: t.to(x.device) for n, t in self.empty().items()}
+        counted, left_out = torch.tensor([seen, x.numel() - seen], device=x.device)
         return {
             "minimum": batch.minimum,
             "maximum": batch.maximum,
-            "seen": torch.tensor(seen, device=x.device),
-            "left_out": torch.tensor(x.numel() - seen, device=x.device),
+            "seen": counted,
+            "left_out": left_out,
             **own,
         }
 
@@ -294,4 +303,5 @@ class Statistic(ABC):
             low, high = torch.aminmax(lows)
         else:
             low, high = block_extremes(lows, highs, self.granularity)
-        return low.double(), high.double()
+        # Zeros become positive: which of them is found depends on the order of reading.
+        return low.double() + 0.0, high.double() + 0.0

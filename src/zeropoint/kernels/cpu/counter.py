@@ -37,7 +37,8 @@ class CpuCounter:
     def extremes(self, x: torch.Tensor, runs: Runs) -> Extremes:
         """See :class:`zeropoint.ops.registry.Counter`."""
         data, cut = _flat(x), _cut(runs, x.numel())
-        lows, highs = np.empty(cut.blocks, np.int32), np.empty(cut.blocks, np.int32)
+        ends = np.empty((2, cut.blocks), np.int32)
+        lows, highs = ends
         shape = _numbers(cut)
         if cut.inner == 1:
             lanes = np.tile(data[: cut.blocks], 4)
@@ -51,7 +52,7 @@ class CpuCounter:
                 extreme_keys(data, *shape, lows, highs, np.uint64(first), np.uint64(last))
 
         over_rows(cut.blocks, x.numel(), work)
-        return _values(lows, highs, runs, x.dtype)
+        return _values(ends, runs, x.dtype)
 
     def bins(self, x: torch.Tensor, runs: Runs, mantissa_bits: int) -> tuple[Extremes, torch.Tensor]:
         """See :class:`zeropoint.ops.registry.Counter`."""
@@ -59,7 +60,8 @@ class CpuCounter:
         shape, shift = _numbers(cut), FRACTION_BITS - np.uint64(mantissa_bits)
         keys, width = 512 << mantissa_bits, 255 << mantissa_bits
         counts = np.zeros(cut.blocks * 2 * width, np.int64)
-        lows, highs = np.empty(cut.blocks, np.int32), np.empty(cut.blocks, np.int32)
+        ends = np.empty((2, cut.blocks), np.int32)
+        lows, highs = ends
         long = cut.outer * cut.inner >= keys
 
         def work(first: int, last: int) -> None:
@@ -71,15 +73,16 @@ class CpuCounter:
                 count_short_runs(data, kind, *shape, shift, counts, *rows)
 
         over_rows(cut.blocks, x.numel(), work)
-        ends = _values(lows, highs, runs, x.dtype) if long else self.extremes(x, runs)
-        return ends, _merged(counts, runs, 2 * width)
+        found = _values(ends, runs, x.dtype) if long else self.extremes(x, runs)
+        return found, _merged(counts, runs, 2 * width)
 
     def mantissas(self, x: torch.Tensor, runs: Runs) -> tuple[Extremes, torch.Tensor, torch.Tensor]:
         """See :class:`zeropoint.ops.registry.Counter`."""
         data, cut, kind = _flat(x), _cut(runs, x.numel()), KINDS[x.dtype]
         shape = _numbers(cut)
         sums, counts = np.zeros(cut.blocks * int(FINITE), np.int64), np.zeros(cut.blocks, np.int64)
-        lows, highs = np.empty(cut.blocks, np.int32), np.empty(cut.blocks, np.int32)
+        ends = np.empty((2, cut.blocks), np.int32)
+        lows, highs = ends
         long = cut.outer * cut.inner >= SUMS
 
         def work(first: int, last: int) -> None:
@@ -90,8 +93,8 @@ class CpuCounter:
                 sum_short_runs(data, kind, *shape, sums, counts, *rows)
 
         over_rows(cut.blocks, x.numel(), work)
-        ends = _values(lows, highs, runs, x.dtype) if long else self.extremes(x, runs)
-        return ends, _merged(sums, runs, int(FINITE)), _merged(counts, runs, 1)
+        found = _values(ends, runs, x.dtype) if long else self.extremes(x, runs)
+        return found, _merged(sums, runs, int(FINITE)), _merged(counts, runs, 1)
 
 
 class _Tables(threading.local):
@@ -124,18 +127,21 @@ def _numbers(runs: Runs) -> tuple[Any, Any, Any]:
     return np.uint64(runs.outer), np.uint64(runs.blocks), np.uint64(runs.inner)
 
 
-def _values(lows: Any, highs: Any, runs: Runs, dtype: torch.dtype) -> Extremes:
-    """Return the numbers with the given keys, merged for one block."""
+def _values(keys: Any, runs: Runs, dtype: torch.dtype) -> Extremes:
+    """Return the numbers with the given keys, (2, blocks) int32, merged where there is one block.
+
+    Zeros are positive: which of them is found depends on the order of reading.
+    """
     if runs.blocks == 1:
-        lows, highs = lows.min(keepdims=True), highs.max(keepdims=True)
-    return _of_keys(lows, dtype), _of_keys(highs, dtype)
-
-
-def _of_keys(keys: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return the numbers whose bits :func:`ordered` turned into ``keys``, float64."""
+        keys = np.array([[keys[0].min()], [keys[1].max()]])
     wide = dtype == torch.float32
     bits = np.where(keys < 0, keys ^ (0x7FFFFFFF if wide else 0x7FFF), keys)
-    return torch.from_numpy(bits.astype(np.int32 if wide else np.int16)).view(dtype).double()
+    if dtype == torch.float16:
+        numbers = bits.astype(np.int16).view(np.float16)
+    else:
+        numbers = (bits if wide else bits << 16).view(np.float32)
+    low, high = torch.from_numpy(numbers.astype(np.float64) + 0.0)
+    return low, high
 
 
 def _merged(numbers: Any, runs: Runs, width: int) -> torch.Tensor:
