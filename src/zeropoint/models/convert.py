@@ -1,158 +1,183 @@
-"""A model's layers replaced by quantized ones, as a recipe says, with a word about every layer."""
+"""A prepared model's layers replaced by layers with packed weights, with a word about every layer."""
 
 from __future__ import annotations
 
 import copy
-import functools
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from ..errors import UnsupportedError, ZeropointError
 from ..functional import quantize
-from ..recipes import Assignment, Decision, Recipe, Rule, model_preset
-from ..training import FakeQuantize
-from .calibrate import Calibration, static_params
-from .decisions import decisions_of, weight_of
-from .embedding import QuantizedEmbedding
+from ..params import QuantizationParams
+from ..recipes import Activation, Recipe
+from ..tensor import QuantizedTensor
+from ..training import FakeQuantize, Quantizer
+from .attention import replace_modules
+from .calibrate import Calibration
+from .conversion import Conversion, Converted
+from .dynamic_quantize import DynamicQuantize, as_module
+from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
+from .kinds import kind_of
+from .layer import PreparedLayer, QuantizedLayer
 from .linear import QuantizedLinear
 from .packed_weight import PackedWeight
+from .prepare import PLAN, planned
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Converted:
-    """What became of one layer.
+def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
+    """Return a model whose layers hold packed weights and compute what those of ``prepared`` compute.
 
-    gives: its schemes, or None with the reason why it was left alone. nbytes: of its weight before and now.
-    error: root of the squared error over the squared weight.
+    In evaluation mode the outputs are the same bit for bit, but where a product of integers replaces one of
+    floats, which rounds sums: those differ by at most n eps sum |w x| over the n products of an output.
+    Quantizers of inputs and outputs keep the parameters they have now.
+
+    prepared: what :func:`~zeropoint.models.prepare` returned, trained or not; not wrapped for processes or
+    compiled. inplace: whether it is changed itself; otherwise a copy is.
+
+    Raises UnsupportedError for a model without prepared layers, a quantizer that is not enabled, or a layer
+    that cannot hold its scheme, and NonFiniteError for weights that are not finite; each names the layer.
+
+    >>> from zeropoint.models import prepare
+    >>> prepared = prepare(nn.Sequential(nn.Linear(64, 8)), "w4a16").eval()
+    >>> x = torch.randn(3, 64)
+    >>> torch.equal(convert(prepared).model(x), prepared(x))
+    True
     """
-
-    name: str
-    type: str
-    shape: tuple[int, ...]
-    gives: Assignment | None
-    reason: str
-    nbytes: tuple[int, int]
-    error: float
-
-    def __str__(self) -> str:
-        facts = f"{self.name} ({self.type} {'x'.join(map(str, self.shape))})"
-        if self.gives is None:
-            return f"{facts}: kept, {self.reason}"
-        share = self.nbytes[1] / self.nbytes[0] if self.nbytes[0] else 0.0
-        return f"{facts}: {self.gives}; {share:.1%} of its bytes, error {self.error:.4f}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversion:
-    """A converted model, and what became of each layer that has weights, in the model's order."""
-
-    model: nn.Module
-    layers: tuple[Converted, ...]
-
-    @property
-    def nbytes(self) -> tuple[int, int]:
-        """Bytes of all these weights before and now; tied ones count once."""
-        return sum(layer.nbytes[0] for layer in self.layers), sum(layer.nbytes[1] for layer in self.layers)
-
-    def __str__(self) -> str:
-        before, now = self.nbytes
-        lines = [
-            *map(str, self.layers),
-            f"weights: {before} bytes before, {now} now ({now / max(1, before):.1%})",
-        ]
-        return "\n".join(lines)
+    target = prepared if inplace else copy.deepcopy(prepared)
+    layers = {n: m for n, m in target.named_modules() if isinstance(m, PreparedLayer)}
+    if not layers:
+        raise UnsupportedError(
+            f"model (a {type(prepared).__name__}) has no prepared layers; prepare it first"
+        )
+    planned_order: tuple[str | Converted, ...] = vars(target).pop(PLAN, ())
+    known = {entry for entry in planned_order if isinstance(entry, str)}
+    replaced, told = _converted([*planned_order, *(name for name in layers if name not in known)], layers)
+    replace_modules(target, replaced)
+    return Conversion(model=replaced.get(target, target), layers=told)
 
 
 def quantize_model(
     model: nn.Module, recipe: Recipe | str, *, calibration: Calibration | None = None, inplace: bool = False
 ) -> Conversion:
-    """Return ``model`` with the layers that ``recipe`` names replaced by quantized ones.
+    """Return ``model`` with the layers that ``recipe`` names replaced by layers with packed weights.
+
+    It is :func:`~zeropoint.models.prepare` and :func:`convert` in one: scales of weights follow from the
+    weights, those of static inputs and outputs from ``calibration``, of
+    :func:`~zeropoint.models.calibrate`.
 
     recipe: rules, or the name of a preset for all Linear layers. The default of a recipe is for Linear
-    layers; embeddings are converted when a rule names them. Weights of several layers that are one tensor
-    stay one. calibration: parameters of static inputs and outputs, of :func:`calibrate`.
-    inplace: whether ``model`` itself is changed; otherwise a copy is.
+    layers; others are converted when a rule names them. Weights of several layers that are one tensor stay
+    one. inplace: whether ``model`` itself is changed; otherwise a copy is.
 
-    Raises RecipeError when a rule is about nothing or tied layers would differ, CalibrationError when
-    parameters are missing, UnsupportedError when a layer cannot hold its scheme, and NonFiniteError; each
-    names the layer. A model that
-    is changed in place is as it was after an error.
+    Raises what these two raise, but for a model without layers to convert. A model that is changed in place
+    is as it was after an error.
 
     >>> conversion = quantize_model(nn.Sequential(nn.Linear(64, 8)), "w8a16")
     >>> conversion.layers[0].nbytes
     (2048, 544)
     """
-    rules = Recipe(default=Rule(gives=model_preset(recipe))) if isinstance(recipe, str) else recipe
     target = model if inplace else copy.deepcopy(model)
-    made: dict[int, PackedWeight] = {}
-    layers, replaced = [], {}
-    for name, module, decision in decisions_of(target, rules):
-        layer, new = _converted(name, module, decision, (made, calibration))
-        layers.append(layer)
-        if new is not None:
-            replaced[module] = new
-    for parent in list(target.modules()):
-        for key, child in parent._modules.items():  # named_children leaves out a layer's second name
-            if child in replaced:
-                setattr(parent, key, replaced[child])
-    return Conversion(model=replaced.get(target, target), layers=tuple(layers))
+    with planned(target, recipe, learner="minmax", calibration=calibration) as plan:
+        layers = {prepared.decision.subject.name: prepared for prepared in plan.prepared.values()}
+        made, told = _converted(plan.entries, layers)
+        result = plan.installed({layer: made[prepared] for layer, prepared in plan.prepared.items()})
+    return Conversion(model=result, layers=told)
 
 
 def _converted(
-    name: str,
-    module: nn.Module,
-    decision: Decision,
-    known: tuple[dict[int, PackedWeight], Calibration | None],
-) -> tuple[Converted, nn.Module | None]:
-    """Return what became of a layer, and the layer in its place, if any.
+    entries: Sequence[str | Converted], layers: Mapping[str, PreparedLayer]
+) -> tuple[dict[nn.Module, nn.Module], tuple[Converted, ...]]:
+    """Return the layer for each prepared one, and what is told of each entry.
 
-    known: weights packed so far, by the identity of the original; and what calibration learned.
+    entries: in the model's order, names of prepared layers, and what is told of the others.
     """
-    made, calibration = known
-    weight, gives = weight_of(module), decision.gives
-    make = functools.partial(
-        Converted, name=name, type=decision.subject.type, shape=decision.subject.shape, gives=gives
-    )
-    if gives is None:
-        return make(reason=decision.rule.reason, nbytes=(weight.nbytes, weight.nbytes), error=0.0), None
-    tied = id(weight) in made
-    try:
-        if gives.weight is None:
-            raise UnsupportedError(f"{gives} names no weight, which is what a converted layer holds")
-        if not tied:
-            made[id(weight)] = PackedWeight(quantize(weight.detach(), gives.weight))
-        packed = made[id(weight)]
-        new = _layer(name, module, packed, gives, calibration)
-    except ZeropointError as error:
-        raise type(error)(f"layer {name}: {error}") from error
-    original = weight.detach().float()
-    off, size = packed.quantized().dequantize(torch.float32) - original, float(original.norm())
-    nbytes = (0, 0) if tied else (weight.nbytes, packed.quantized().nbytes)
-    layer = make(reason="", nbytes=nbytes, error=float(off.norm()) / size if size else 0.0)
-    return layer, new.train(module.training)
+    packer = _Packer()
+    replaced: dict[nn.Module, nn.Module] = {}
+    told: list[Converted] = []
+    for entry in entries:
+        if isinstance(entry, Converted):
+            told.append(entry)
+        elif entry in layers:
+            layer = layers[entry]
+            try:
+                replaced[layer], line = packer.layer(layer)
+            except ZeropointError as error:
+                raise type(error)(f"layer {entry or '(itself)'}: {error}") from error
+            told.append(line)
+    return replaced, tuple(told)
 
 
-def _layer(
-    name: str,
-    module: nn.Module,
-    packed: PackedWeight,
-    gives: Assignment,
-    calibration: Calibration | None,
-) -> nn.Module:
-    if isinstance(module, nn.Linear):
-        params = (
-            static_params(calibration, name, "input", gives.input),
-            static_params(calibration, name, "output", gives.output),
+class _Packer:
+    """Makes layers with packed weights, and remembers these, which tied layers share."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[str, PackedWeight]] = {}
+
+    def layer(self, prepared: PreparedLayer) -> tuple[nn.Module, Converted]:
+        """Return the layer in the place of ``prepared``, and what is told of it."""
+        layer, name, gives = prepared.layer, prepared.decision.subject.name, prepared.decision.gives
+        packed, before, after, off, size, tied_to = {}, 0, 0, 0.0, 0.0, ""
+        for key, quantizer in prepared.weight_quantizers.items():
+            weight = layer.get_parameter(key)
+            matrix = kind_of(layer).matrix(layer, weight.detach())
+            if id(weight) in self._known:
+                tied_to, packed[key] = self._known[id(weight)]
+            else:
+                packed[key] = PackedWeight(_quantized(matrix, quantizer))
+                self._known[id(weight)] = (name, packed[key])
+                before, after = before + weight.nbytes, after + packed[key].quantized().nbytes
+            original = matrix.float()
+            off += float((packed[key].quantized().dequantize(torch.float32) - original).square().sum())
+            size += float(original.square().sum())
+        new = _layer(prepared, packed).train(prepared.training)
+        return new, Converted(
+            name=name,
+            type=prepared.decision.subject.type,
+            shape=prepared.decision.subject.shape,
+            gives=gives,
+            reason="",
+            nbytes=(before, after),
+            error=math.sqrt(off / size) if size else 0.0,
+            tied_to=tied_to,
         )
-        inner, outer = (None if p is None else FakeQuantize(p) for p in params)
-        return QuantizedLinear(
-            packed, module.bias, inner or gives.input, output_quantizer=outer or gives.output
-        )
-    assert isinstance(module, nn.Embedding)
-    if gives.input is not None or gives.output is not None:
-        raise UnsupportedError("an embedding's input is whole numbers, and its output rows of its weight")
-    if module.max_norm is not None:
-        raise UnsupportedError(f"max_norm (={module.max_norm}) changes the table; convert without it")
-    return QuantizedEmbedding(packed)
+
+
+def _quantized(matrix: torch.Tensor, quantizer: nn.Module) -> QuantizedTensor:
+    """Return the codes of a weight under the parameters that its quantizer has now."""
+    if isinstance(quantizer, DynamicQuantize):
+        return quantize(matrix, quantizer.activation.scheme)
+    return quantize(matrix, _params(quantizer))
+
+
+def _params(quantizer: nn.Module) -> QuantizationParams:
+    if not isinstance(quantizer, Quantizer):
+        kind = type(quantizer).__name__
+        raise UnsupportedError(f"quantizer (a {kind}) must be a Quantizer or a DynamicQuantize to convert")
+    if not quantizer.enabled:
+        raise UnsupportedError("a quantizer is not enabled; set enabled to True before converting")
+    return quantizer.params
+
+
+def _fixed(quantizer: nn.Module | None) -> FakeQuantize | Activation | None:
+    """Return the quantizer of an input or output as it is deployed."""
+    if quantizer is None:
+        return None
+    if isinstance(quantizer, DynamicQuantize):
+        return quantizer.activation
+    return FakeQuantize(_params(quantizer))
+
+
+def _layer(prepared: PreparedLayer, packed: Mapping[str, PackedWeight]) -> nn.Module:
+    layer = prepared.layer
+    inner, outer = _fixed(prepared.input_quantizer), _fixed(prepared.output_quantizer)
+    if packed and isinstance(layer, nn.Linear):
+        return QuantizedLinear(packed["weight"], layer.bias, inner, output_quantizer=outer)
+    behind = as_module(outer)
+    if packed and isinstance(layer, nn.Embedding):
+        return QuantizedEmbedding(packed["weight"], behind)
+    if packed and isinstance(layer, nn.EmbeddingBag):
+        return QuantizedEmbeddingBag(layer, packed["weight"], behind)
+    return QuantizedLayer(layer, packed, input_quantizer=as_module(inner), output_quantizer=behind)

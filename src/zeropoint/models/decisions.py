@@ -4,39 +4,94 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import RecipeError
 from ..recipes import Decision, Recipe, Rule, Subject
+from ..training import Quantizer
+from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
+from .kinds import KINDS, weights_of
+from .layer import PreparedLayer, QuantizedLayer
+from .linear import QuantizedLinear
+from .packed_weight import PackedWeight
 
-CONVERTIBLE = (nn.Linear, nn.Embedding)
-"""Layers that have a quantized form; subclasses may compute something else and are left alone."""
+SEALED = (
+    PreparedLayer,
+    QuantizedLayer,
+    QuantizedLinear,
+    QuantizedEmbedding,
+    QuantizedEmbeddingBag,
+    PackedWeight,
+    Quantizer,
+)
+"""What is quantized already: nothing inside is looked at."""
 
 
-def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the layers that have a quantized form, each once, under its first name."""
-    for name, module in model.named_modules():
-        if type(module) in CONVERTIBLE:
-            yield name, module
+def layers_of(model: nn.Module, recipe: Recipe) -> list[tuple[str, nn.Module]]:
+    """Return the layers that have a quantized form or parameters of their own, each under its first name.
+
+    Modules whose type a rule names are layers too.
+    """
+    named = {kind for rule in recipe.rules for kind in rule.types}
+    return [
+        (name, module)
+        for name, module in _unsealed(model, "", set())
+        if type(module) in KINDS
+        or type(module).__name__ in named
+        or is_parametrized(module)
+        or next(module.parameters(recurse=False), None) is not None
+    ]
+
+
+def _unsealed(module: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    if module in seen or isinstance(module, SEALED):
+        return
+    seen.add(module)
+    yield name, module
+    if is_parametrized(module):
+        return
+    for key, child in module.named_children():
+        yield from _unsealed(child, f"{name}.{key}".lstrip("."), seen)
 
 
 def decisions_of(model: nn.Module, recipe: Recipe) -> list[tuple[str, nn.Module, Decision]]:
-    """Return name, layer and decision for each layer that has a quantized form; tied layers must agree.
+    """Return name, layer and decision for each layer; layers with tied weights agree.
 
     Raises RecipeError when a rule is about nothing or tied layers would differ.
     """
-    modules = list(_layers(model))
-    subjects = [Subject(name=n, type=type(m).__name__, shape=tuple(weight_of(m).shape)) for n, m in modules]
+    modules = layers_of(model, recipe)
+    subjects = [Subject(name=n, type=_type(m), shape=_shape(m)) for n, m in modules]
     decisions = recipe.decide(subjects)
-    kept = Rule(gives=None, reason="the default is for Linear layers")
-    found = [
-        Decision(subject=d.subject, rule=kept)
-        if d.rule is recipe.default and d.gives is not None and d.subject.type != "Linear"
-        else d
-        for d in decisions
-    ]
+    found = []
+    for (_, module), decision in zip(modules, decisions, strict=True):
+        reason = None if decision.gives is None else _refusal(module, decision, recipe)
+        kept = Decision(subject=decision.subject, rule=Rule(gives=None, reason=reason or ""))
+        found.append(decision if reason is None else kept)
     return _agreed(modules, found)
+
+
+def _type(module: nn.Module) -> str:
+    """Return the name of a module's class, that of the original where torch made a subclass of it."""
+    return type(module).__name__.removeprefix("Parametrized" if is_parametrized(module) else "")
+
+
+def _shape(module: nn.Module) -> tuple[int, ...]:
+    return next((tuple(weight.shape) for weight in weights_of(module).values()), ())
+
+
+def _refusal(module: nn.Module, decision: Decision, recipe: Recipe) -> str | None:
+    """Return why a layer that was given schemes is left alone, or None when it is not."""
+    kind = _type(module)
+    if is_parametrized(module):
+        return "its weight is parametrized; remove the parametrization first"
+    if type(module) in KINDS:
+        by_default = decision.rule is recipe.default and kind != "Linear"
+        return "the default is for Linear layers" if by_default else None
+    base = next((base for base in KINDS if isinstance(module, base)), None)
+    if base is not None:
+        return f"{kind} is a subclass of {base.__name__} and may compute something else"
+    return None if kind in decision.rule.types else f"{kind} has no quantized form"
 
 
 def _agreed(
@@ -45,7 +100,9 @@ def _agreed(
     """Keep layers whose weight is tied to one that is kept; two schemes for one weight are an error."""
     groups: dict[int, list[int]] = {}
     for position, (_, module) in enumerate(modules):
-        groups.setdefault(id(weight_of(module)), []).append(position)
+        for weight in module.parameters(recurse=False):
+            if weight.ndim > 1:
+                groups.setdefault(id(weight), []).append(position)
     result = list(decisions)
     for positions in groups.values():
         given = [decisions[p].gives for p in positions]
@@ -60,10 +117,3 @@ def _agreed(
                     rule = Rule(gives=None, reason=f"its weight is that of {owner}, which is kept")
                     result[p] = Decision(subject=decisions[p].subject, rule=rule)
     return [(name, layer, decision) for (name, layer), decision in zip(modules, result, strict=True)]
-
-
-def weight_of(module: nn.Module) -> torch.Tensor:
-    """Return a layer's weight."""
-    weight = module.weight
-    assert isinstance(weight, torch.Tensor)
-    return weight

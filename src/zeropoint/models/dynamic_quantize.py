@@ -7,6 +7,7 @@ from torch import nn
 
 from ..functional import fake_quantize
 from ..recipes import Activation
+from ..training import FakeQuantize
 
 
 class DynamicQuantize(nn.Module):
@@ -23,3 +24,12 @@ class DynamicQuantize(nn.Module):
     def extra_repr(self) -> str:
         """Return the scheme."""
         return str(self.activation)
+
+
+def as_module(quantizer: FakeQuantize | Activation | None) -> nn.Module | None:
+    """Return what quantizes: a quantizer with parameters is itself.
+
+    >>> as_module(Activation.of("int8:token"))
+    DynamicQuantize(int8:token dynamic)
+    """
+    return DynamicQuantize(quantizer) if isinstance(quantizer, Activation) else quantizer

@@ -1,4 +1,4 @@
-"""QuantizedEmbedding: a table of packed rows."""
+"""QuantizedEmbedding and QuantizedEmbeddingBag: tables of packed rows."""
 
 from __future__ import annotations
 
@@ -12,22 +12,70 @@ from .packed_weight import PackedWeight
 class QuantizedEmbedding(nn.Module):
     """A table of packed rows; only the rows that are asked for are dequantized.
 
-    weight: (num_embeddings, embedding_dim). Raises UnsupportedError for schemes in which rows share blocks.
+    weight: (num_embeddings, embedding_dim). output_quantizer: of the rows, or None.
+    Raises UnsupportedError for schemes in which rows share blocks.
     """
 
-    def __init__(self, weight: PackedWeight) -> None:
+    def __init__(self, weight: PackedWeight, output_quantizer: nn.Module | None = None) -> None:
         super().__init__()
-        if not weight.rows_are_apart:
-            raise UnsupportedError(
-                f"an embedding needs parameters by rows, which {weight.scheme} does not have"
-            )
-        self.weight = weight
+        self.weight = _by_rows(weight)
+        self.output_quantizer = output_quantizer
         self.num_embeddings, self.embedding_dim = weight.shape
 
     def forward(self, index: torch.Tensor) -> torch.Tensor:
         """Return the rows of ``index``, whole numbers of any shape: (..., embedding_dim)."""
-        return self.weight.rows(index.reshape(-1)).reshape(*index.shape, self.embedding_dim)
+        rows = self.weight.rows(index.reshape(-1)).reshape(*index.shape, self.embedding_dim)
+        return rows if self.output_quantizer is None else self.output_quantizer(rows)
 
     def extra_repr(self) -> str:
         """Return sizes."""
         return f"{self.num_embeddings}, {self.embedding_dim}"
+
+
+class QuantizedEmbeddingBag(nn.Module):
+    """Sums, means or largest values of packed rows; only the rows that are asked for are dequantized.
+
+    bag: the original, which says how rows are joined; its table is not kept. Others as in
+    :class:`QuantizedEmbedding`.
+    """
+
+    def __init__(
+        self, bag: nn.EmbeddingBag, weight: PackedWeight, output_quantizer: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self.weight = _by_rows(weight)
+        self.output_quantizer = output_quantizer
+        self.num_embeddings, self.embedding_dim = weight.shape
+        self.mode, self.padding_idx = bag.mode, bag.padding_idx
+        self.include_last_offset = bag.include_last_offset
+
+    def forward(
+        self,
+        input: torch.Tensor,  # noqa: A002 (what torch calls it)
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return a row for each bag of row numbers, as ``nn.EmbeddingBag`` does: (bags, embedding_dim)."""
+        flat = input.reshape(-1)
+        rows, place = self.weight.rows(flat), torch.arange(flat.numel(), device=flat.device)
+        padding = None
+        if self.padding_idx is not None:
+            # One more row stands for those that do not count.
+            padding = flat.numel()
+            place = torch.where(flat == self.padding_idx, padding, place)
+            rows = torch.cat([rows, rows.new_zeros(1, self.embedding_dim)])
+        joined = nn.functional.embedding_bag(
+            place.reshape(input.shape), rows, offsets, mode=self.mode, per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset, padding_idx=padding,
+        )  # fmt: skip
+        return joined if self.output_quantizer is None else self.output_quantizer(joined)
+
+    def extra_repr(self) -> str:
+        """Return sizes and how rows are joined."""
+        return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"
+
+
+def _by_rows(weight: PackedWeight) -> PackedWeight:
+    if not weight.rows_are_apart:
+        raise UnsupportedError(f"an embedding needs parameters by rows, which {weight.scheme} does not have")
+    return weight

@@ -1,0 +1,201 @@
+"""MultiheadAttention as four linear layers and what lies between them, so that each can be quantized.
+
+torch's own module multiplies with its weights itself, in one function: there is no layer to replace. In an
+opened model each stands as :class:`SplitAttention`, with the names ``q_proj``, ``k_proj``, ``v_proj`` and
+``out_proj``, and is put back unless one of them was replaced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ..errors import UnsupportedError
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+
+class SplitAttention(nn.Module):
+    """What ``nn.MultiheadAttention`` computes, with linear layers for its projections.
+
+        softmax(q_proj(query) k_proj(key)^T / sqrt(head_dim) + mask) v_proj(value), heads joined, out_proj
+
+    Arguments, shapes and results of the call are those of the original; weights and biases are copies.
+
+    >>> whole = nn.MultiheadAttention(8, 2).eval()
+    >>> x = torch.randn(3, 1, 8)
+    >>> torch.allclose(SplitAttention(whole)(x, x, x)[0], whole(x, x, x)[0], atol=1e-6)
+    True
+    """
+
+    # Read by nn.TransformerEncoderLayer: without them it goes no short way past the modules.
+    in_proj_weight = None
+    in_proj_bias = None
+    _qkv_same_embed_dim = False
+
+    def __init__(self, whole: nn.MultiheadAttention) -> None:
+        super().__init__()
+        self.embed_dim, self.num_heads = whole.embed_dim, whole.num_heads
+        self.dropout, self.batch_first = whole.dropout, whole.batch_first
+        self.add_zero_attn = whole.add_zero_attn
+        joined, biases = whole._parameters["in_proj_weight"], whole._parameters["in_proj_bias"]
+        apart = (whole.q_proj_weight, whole.k_proj_weight, whole.v_proj_weight)
+        weights = apart if joined is None else joined.chunk(3)
+        shifts = [None] * 3 if biases is None else biases.chunk(3)
+        self.q_proj, self.k_proj, self.v_proj = map(_linear, weights, shifts)
+        self.out_proj = _linear(whole.out_proj.weight, whole.out_proj.bias)
+        self.bias_k, self.bias_v = whole.bias_k, whole.bias_v
+        self.train(whole.training)
+
+    def forward(  # noqa: PLR0913 (arguments are those of the original)
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_padding_mask: torch.Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: torch.Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the output, shaped like ``query``, and the weights (N, L, S), of each head where asked for.
+
+        Raises UnsupportedError for ``is_causal`` without the mask that it describes.
+        """
+        if is_causal and attn_mask is None:
+            raise UnsupportedError("is_causal describes attn_mask, which is None; pass the causal mask")
+        batched = query.dim() == 3
+        turn = batched and not self.batch_first
+        inner = [x if batched else x.unsqueeze(0) for x in (query, key, value)]
+        inner = [x.transpose(0, 1) if turn else x for x in inner]
+        q, k, v = self.q_proj(inner[0]), self.k_proj(inner[1]), self.v_proj(inner[2])
+        k, v = self._more(k, self.bias_k), self._more(v, self.bias_v)
+        mask = self._mask(attn_mask, key_padding_mask, k.size(0), q, k.size(1) - inner[1].size(1))
+        y, weights = self._attend((self._heads(q), self._heads(k), self._heads(v)), mask, need_weights)
+        y = self.out_proj(y.transpose(1, 2).flatten(2))
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if not batched:
+            return y.squeeze(0), None if weights is None else weights.squeeze(0)
+        return y.transpose(0, 1) if turn else y, weights
+
+    def _more(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return (N, S, E) with the positions that ``add_bias_kv`` and ``add_zero_attn`` append."""
+        count = x.size(0)
+        parts = [x] if bias is None else [x, bias.expand(count, 1, -1).to(x.dtype)]
+        if self.add_zero_attn:
+            parts.append(x.new_zeros(count, 1, x.size(2)))
+        return torch.cat(parts, 1) if len(parts) > 1 else x
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+
+    def _mask(
+        self,
+        attend: torch.Tensor | None,
+        padding: torch.Tensor | None,
+        count: int,
+        q: torch.Tensor,
+        appended: int,
+    ) -> torch.Tensor | None:
+        """Return both masks as one that is added to the scores, broadcasting to (N, heads, L, S)."""
+        parts = []
+        if attend is not None:
+            added = _additive(attend, q)
+            parts.append(
+                added.reshape(count, self.num_heads, *added.shape[1:]) if added.dim() == 3 else added
+            )
+        if padding is not None:
+            parts.append(_additive(padding, q).reshape(count, 1, 1, -1))
+        whole = sum(parts[1:], parts[0]) if parts else None
+        return whole if whole is None or not appended else functional.pad(whole, (0, appended))
+
+    def _attend(
+        self,
+        heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        mask: torch.Tensor | None,
+        need_weights: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        (q, k, v), dropout = heads, self.dropout if self.training else 0.0
+        if not need_weights:
+            return functional.scaled_dot_product_attention(q, k, v, mask, dropout), None
+        scores = (q * math.sqrt(1.0 / q.size(-1))) @ k.transpose(-2, -1)
+        weights = functional.softmax(scores if mask is None else scores + mask, dim=-1)
+        weights = functional.dropout(weights, dropout) if dropout else weights
+        return weights @ v, weights
+
+    def extra_repr(self) -> str:
+        """Return sizes."""
+        return f"{self.embed_dim}, num_heads={self.num_heads}"
+
+
+def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
+    """Return a layer with copies of these; no numbers are drawn for it."""
+    with torch.device("meta"):
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    layer.weight = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
+    return layer
+
+
+def _additive(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a mask of truth values as one of minus infinity where it is true."""
+    if mask.dtype != torch.bool:
+        return mask.to(like.dtype)
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -math.inf)
+
+
+@contextmanager
+def opened_attention(model: nn.Module) -> Iterator[nn.Module]:
+    """Let each ``nn.MultiheadAttention`` of ``model`` be a :class:`SplitAttention` for a while.
+
+    Yields the model, or what it was opened to. At the end the originals are put back, but for those of which
+    a projection was replaced. Layers of ``nn.TransformerEncoder`` that go past their modules in evaluation do
+    not while they are open, and never again where something inside them was replaced.
+    """
+    opened: dict[nn.Module, nn.Module] = {
+        whole: SplitAttention(whole) for whole in model.modules() if type(whole) is nn.MultiheadAttention
+    }
+    shortcuts = {
+        (module, name): getattr(module, name)
+        for module in model.modules()
+        for kind, name in _SHORTCUTS
+        if isinstance(module, kind)
+    }
+    before = {module: list(module.modules()) for module, _ in shortcuts}
+    for module, name in shortcuts:
+        setattr(module, name, False)
+    replace_modules(model, opened)
+    try:
+        yield opened.get(model, model)
+    finally:
+        untouched: dict[nn.Module, nn.Module] = {
+            split: whole
+            for whole, split in opened.items()
+            if all(type(split.get_submodule(name)) is nn.Linear for name in PROJECTIONS)
+        }
+        replace_modules(model, untouched)
+        for (module, name), value in shortcuts.items():
+            if list(module.modules()) == before[module]:
+                setattr(module, name, value)
+
+
+_SHORTCUTS = (
+    (nn.TransformerEncoderLayer, "activation_relu_or_gelu"),
+    (nn.TransformerEncoder, "use_nested_tensor"),
+)
+"""Attributes without which these compute module by module (torch 2.6 to 2.13)."""
+
+
+def replace_modules(model: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> None:
+    """Put other modules in the places of those inside ``model``, under each of their names."""
+    for parent in list(model.modules()):
+        for key, child in parent._modules.items():  # named_children leaves out a second name
+            if child is not None and child in replaced:
+                setattr(parent, key, replaced[child])

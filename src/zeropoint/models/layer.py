@@ -1,0 +1,164 @@
+"""A layer of any kind with quantizers around it: while it trains, and with packed weights.
+
+What a layer computes is said in :mod:`zeropoint.models.kinds`; here it gets its weights, and its inputs and
+outputs pass their quantizers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..recipes import Decision
+from .kinds import WEIGHTLESS, kind_of, weights_of
+from .packed_weight import PackedWeight
+
+
+class PreparedLayer(nn.Module):
+    """A layer that trains with its own weights, seen through their quantizers at each step.
+
+        y = quantize_output(run(layer, quantize_weight(weights), quantize_input(x)))
+
+    layer: the original, whose parameters train. weight_quantizers: by the names of its weights; each takes
+    the weight as a matrix whose rows make one output channel. Any quantizer may be None or absent. decision:
+    what a recipe said of the layer.
+
+    A layer with weights has its first argument quantized; another module every tensor of floats that it is
+    called with, all by one quantizer. Of several results the first is quantized: of an LSTM the outputs.
+    """
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        weight_quantizers: Mapping[str, nn.Module],
+        *,
+        input_quantizer: nn.Module | None = None,
+        output_quantizer: nn.Module | None = None,
+        decision: Decision,
+    ) -> None:
+        super().__init__()
+        self.decision = decision
+        self.layer = layer
+        self.weight_quantizers = nn.ModuleDict(dict(weight_quantizers))
+        self.input_quantizer = input_quantizer
+        self.output_quantizer = output_quantizer
+        self.train(layer.training)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight that trains, where the layer has one of that name."""
+        return self.layer.get_parameter("weight")
+
+    def quantized_weights(self) -> dict[str, torch.Tensor]:
+        """Return what the layer computes with: weights by name, in their own shapes."""
+        kind, layer = kind_of(self.layer), self.layer
+        return {
+            name: kind.restore(layer, self.weight_quantizers[name](kind.matrix(layer, weight)))
+            if name in self.weight_quantizers
+            else weight
+            for name, weight in weights_of(layer).items()
+        }
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        """Return what the layer returns."""
+        args, named = quantized_inputs(self.layer, self.input_quantizer, args, named)
+        result = kind_of(self.layer).run(self.layer, self.quantized_weights(), *args, **named)
+        return quantized_output(self.output_quantizer, result)
+
+
+class QuantizedLayer(nn.Module):
+    """A layer with packed weights, which come back as a whole for each call.
+
+    layer: the original without its weights: sizes, strides, biases. weights: by name, as matrices.
+    Quantizers act as in :class:`PreparedLayer`, with fixed parameters or with those of each tensor.
+    """
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        weights: Mapping[str, PackedWeight],
+        *,
+        input_quantizer: nn.Module | None = None,
+        output_quantizer: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.layer = without_weights(layer, tuple(weights))
+        self.weights = nn.ModuleDict(dict(weights))
+        self.input_quantizer = input_quantizer
+        self.output_quantizer = output_quantizer
+        self.train(layer.training)
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        """Return what the layer returns."""
+        args, named = quantized_inputs(self.layer, self.input_quantizer, args, named)
+        kind, values = kind_of(self.layer), {}
+        for name in kind.names(self.layer):
+            if name in self.weights:
+                matrix = self._matrix(name, _dtype_of(args, named))
+                values[name] = kind.restore(self.layer, matrix)
+            else:
+                values[name] = self.layer.get_parameter(name)
+        return quantized_output(self.output_quantizer, kind.run(self.layer, values, *args, **named))
+
+    def _matrix(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        packed = self.weights[name]
+        assert isinstance(packed, PackedWeight)
+        return packed.tile(0, packed.shape[0], dtype)
+
+
+def without_weights(layer: nn.Module, names: tuple[str, ...]) -> nn.Module:
+    """Return a copy of ``layer`` that shares all but the parameters in ``names``, which it lacks."""
+    shell = copy.copy(layer)
+    for kept in ("_parameters", "_buffers", "_modules"):
+        shell.__dict__[kept] = dict(layer.__dict__[kept])
+    for name in names:
+        shell._parameters[name] = None
+    if isinstance(shell, nn.RNNBase):
+        shell._flat_weights = [shell._parameters[name] for name in shell._flat_weights_names]
+    return shell
+
+
+def quantized_inputs(
+    layer: nn.Module, quantizer: nn.Module | None, args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call of ``layer`` with those quantized that its kind says."""
+    if quantizer is None:
+        return args, named
+    if kind_of(layer) is WEIGHTLESS:
+        return on_floats(quantizer, args), {key: on_floats(quantizer, value) for key, value in named.items()}
+    if args:
+        return (on_floats(quantizer, args[0]), *args[1:]), named
+    return args, {**named, "input": on_floats(quantizer, named["input"])}
+
+
+def quantized_output(quantizer: nn.Module | None, result: Any) -> Any:
+    """Return the result of a layer with its first tensor, or packed sequence, quantized."""
+    if quantizer is None:
+        return result
+    if type(result) is tuple:
+        return (on_floats(quantizer, result[0]), *result[1:])
+    return on_floats(quantizer, result)
+
+
+def on_floats(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Return ``value`` with ``function`` applied to each tensor of floats in it, tuples and lists included.
+
+    >>> on_floats(torch.neg, (torch.ones(1), [torch.tensor([2])]))
+    (tensor([-1.]), [tensor([2])])
+    """
+    if isinstance(value, torch.Tensor):
+        return function(value) if value.is_floating_point() else value
+    if isinstance(value, (tuple, list)):
+        found = [on_floats(function, item) for item in value]
+        return type(value)(*found) if hasattr(value, "_fields") else type(value)(found)
+    return value
+
+
+def _dtype_of(args: tuple[Any, ...], named: dict[str, Any]) -> torch.dtype:
+    x = args[0] if args else named["input"]
+    dtype: torch.dtype = x.dtype if isinstance(x, torch.Tensor) else x.data.dtype
+    return dtype

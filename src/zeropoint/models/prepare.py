@@ -1,0 +1,182 @@
+"""A model's layers wrapped for training by a recipe: what trains computes what will be deployed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..errors import RecipeError, UnsupportedError, ZeropointError
+from ..recipes import Activation, Assignment, Decision, Recipe, Rule, model_preset
+from ..schemes import Scheme
+from .attention import opened_attention, replace_modules
+from .calibrate import Calibration, static_params
+from .conversion import Converted, kept_layer
+from .decisions import decisions_of
+from .dynamic_quantize import DynamicQuantize
+from .kinds import KINDS, features, kind_of, weights_of
+from .layer import PreparedLayer
+from .learners import Learner, learner_named
+
+PLAN = "_zeropoint_layers"
+"""Attribute of a prepared model: in order, names of its prepared layers, and what is told of the others."""
+
+
+def prepare(
+    model: nn.Module,
+    recipe: Recipe | str,
+    *,
+    learner: str | Learner = "minmax",
+    calibration: Calibration | None = None,
+    inplace: bool = False,
+) -> nn.Module:
+    """Return ``model`` with the layers that ``recipe`` names quantized in float, ready to train.
+
+    In training and evaluation alike a prepared layer computes with weights, inputs and outputs that were
+    quantized and brought back, and :func:`~zeropoint.models.convert` gives the layer with packed weights that
+    computes the same. Parameters keep their identity; those of learned scales join them.
+
+    recipe: rules, or the name of a preset for all Linear layers. learner: which quantizers there are, by name
+    (``minmax``, ``fixed``, ``lsq``, ``tqt``, ``pact``) or a :class:`~zeropoint.models.Learner`. calibration:
+    parameters of static inputs and outputs, of :func:`~zeropoint.models.calibrate`, where they start.
+    inplace: whether ``model`` itself is changed; otherwise a copy is.
+
+    Weights of several layers that are one tensor have one quantizer. ``nn.MultiheadAttention`` of which a
+    projection is named becomes :class:`~zeropoint.models.SplitAttention`, with weights of its own.
+
+    Raises RecipeError when a rule is about nothing or tied layers would differ, CalibrationError when
+    parameters are missing, UnsupportedError when a layer cannot hold its scheme or is prepared already, and
+    SchemeError when the learner cannot train it; each names the layer. A model that is changed in place is as
+    it was after an error.
+
+    >>> model = prepare(nn.Sequential(nn.Linear(64, 8)), "w4a16", learner="lsq")
+    >>> sorted(name for name, _ in model.named_parameters())
+    ['0.layer.bias', '0.layer.weight', '0.weight_quantizers.weight.scale']
+    """
+    target = model if inplace else copy.deepcopy(model)
+    with planned(target, recipe, learner=learner, calibration=calibration) as plan:
+        result = plan.installed(plan.prepared)
+    vars(result)[PLAN] = plan.entries
+    return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to become of the layers of a model.
+
+    model: as it was passed. root: the same with its attention opened. prepared: the layers to be, for those
+    of ``root``. entries: in order, the names of these, and what is told of the others.
+    """
+
+    model: nn.Module
+    root: nn.Module
+    prepared: Mapping[nn.Module, PreparedLayer]
+    entries: tuple[str | Converted, ...]
+
+    def installed(self, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module:
+        """Put layers into the model and return it; a model in which nothing is replaced is what it was."""
+        replace_modules(self.root, replaced)
+        return replaced.get(self.root, self.root) if replaced else self.model
+
+
+@contextmanager
+def planned(
+    model: nn.Module, recipe: Recipe | str, *, learner: str | Learner, calibration: Calibration | None
+) -> Iterator[Plan]:
+    """Yield the layers to be of ``model``, whose attention is open meanwhile; see :func:`prepare`."""
+    rules = as_recipe(recipe)
+    for name, module in model.named_modules():
+        if isinstance(module, PreparedLayer):
+            raise UnsupportedError(
+                f"layer {name} is prepared already; convert the model or pass the original"
+            )
+    with opened_attention(model) as root:
+        maker = _Maker(learner_named(learner), calibration)
+        prepared: dict[nn.Module, PreparedLayer] = {}
+        entries: list[str | Converted] = []
+        for name, module, decision in decisions_of(root, rules):
+            if decision.gives is None:
+                entries.append(kept_layer(module, decision))
+                continue
+            entries.append(name)
+            try:
+                prepared[module] = maker.layer(name, module, decision, decision.gives)
+            except ZeropointError as error:
+                raise type(error)(f"layer {name or '(itself)'}: {error}") from error
+        yield Plan(model=model, root=root, prepared=prepared, entries=tuple(entries))
+
+
+def as_recipe(recipe: Recipe | str) -> Recipe:
+    """Return a recipe that gives a preset by name to all Linear layers; a recipe is itself.
+
+    Raises RecipeError for anything else, and for an unknown name.
+
+    >>> print(as_recipe("w8a16").default.gives)
+    weight int8:channel:narrow
+    """
+    if isinstance(recipe, Recipe):
+        return recipe
+    if not isinstance(recipe, str):
+        raise RecipeError(f"recipe (={recipe!r}) must be a Recipe, or the name of a preset such as 'w8a8'")
+    return Recipe(default=Rule(gives=model_preset(recipe)))
+
+
+class _Maker:
+    """Makes prepared layers, and remembers the quantizers of weights, which tied ones share."""
+
+    def __init__(self, learner: Learner, calibration: Calibration | None) -> None:
+        self.learner, self.calibration = learner, calibration
+        self._known: dict[int, tuple[str, nn.Module, object]] = {}
+
+    def layer(self, name: str, module: nn.Module, decision: Decision, gives: Assignment) -> PreparedLayer:
+        """Return the layer in the place of ``module``."""
+        _check(module, gives)
+        quantizers = {}
+        if gives.weight is not None:
+            for key, weight in weights_of(module).items():
+                quantizers[key] = self._weight(f"{name}.{key}".lstrip("."), module, weight, gives.weight)
+        return PreparedLayer(
+            module,
+            quantizers,
+            input_quantizer=self._activation(name, module, "input", gives.input),
+            output_quantizer=self._activation(name, module, "output", gives.output),
+            decision=decision,
+        )
+
+    def _weight(self, place: str, module: nn.Module, weight: torch.Tensor, scheme: Scheme) -> nn.Module:
+        matrix = kind_of(module).matrix
+        if id(weight) not in self._known:
+            with torch.no_grad():
+                quantizer = self.learner.weight(matrix(module, weight), scheme)
+            self._known[id(weight)] = (place, quantizer, matrix)
+        owner, quantizer, order = self._known[id(weight)]
+        if order is not matrix:
+            raise UnsupportedError(
+                f"{place} is the tensor of {owner} with other channels as rows; untie them"
+            )
+        return quantizer
+
+    def _activation(
+        self, name: str, module: nn.Module, side: str, activation: Activation | None
+    ) -> nn.Module | None:
+        if activation is None or activation.dynamic:
+            return None if activation is None else DynamicQuantize(activation)
+        params = static_params(self.calibration, name, side, activation)
+        assert params is not None
+        return self.learner.activation(params, features(module, side))
+
+
+def _check(module: nn.Module, gives: Assignment) -> None:
+    """Raise UnsupportedError for schemes that a layer has no place for."""
+    if type(module) not in KINDS and gives.weight is not None:
+        kind = type(module).__name__
+        raise UnsupportedError(f"{kind} has no weight to quantize; give its rule an input or an output alone")
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        if gives.input is not None:
+            raise UnsupportedError("the input of an embedding is whole numbers; leave it out of the rule")
+        if module.max_norm is not None:
+            raise UnsupportedError(f"max_norm (={module.max_norm}) changes the table; set it to None first")

@@ -1,0 +1,573 @@
+"""What trains is what ships: prepared layers of every kind compute what their packed forms compute."""
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+import zeropoint as zp
+from zeropoint.errors import (
+    CalibrationError,
+    NonFiniteError,
+    RecipeError,
+    SchemeError,
+    UnsupportedError,
+    ZeropointError,
+)
+from zeropoint.models import (
+    LEARNERS,
+    Learner,
+    PackedWeight,
+    PreparedLayer,
+    QuantizedEmbedding,
+    QuantizedEmbeddingBag,
+    QuantizedLayer,
+    QuantizedLinear,
+    calibrate,
+    convert,
+    prepare,
+    quantize_model,
+)
+from zeropoint.recipes import MODEL_PRESETS, Assignment, Recipe, Rule, model_preset
+from zeropoint.training import FakeQuantize, LearnedScale, LearnedThreshold, Pact
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
+    # torch's own compiler makes one (torch 2.13).
+    pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be instan"),
+]
+torch.manual_seed(0)
+INDEX = torch.tensor([[1, 0, 4], [7, 7, 2]])
+SEQUENCE = pack_sequence([torch.randn(4, 6), torch.randn(2, 6), torch.randn(7, 6)], enforce_sorted=False)
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
+    "linear": (lambda: nn.Linear(70, 33), (torch.randn(4, 70),)),
+    "linear without bias": (lambda: nn.Linear(70, 33, bias=False), (torch.randn(2, 3, 70),)),
+    "embedding": (lambda: nn.Embedding(9, 40, padding_idx=0), (INDEX,)),
+    "bag": (lambda: nn.EmbeddingBag(9, 40, mode="mean", padding_idx=7), (INDEX,)),
+    "bag with offsets": (
+        lambda: nn.EmbeddingBag(9, 40, mode="sum", include_last_offset=True),
+        (INDEX.reshape(-1), torch.tensor([0, 2, 6]), torch.randn(6)),
+    ),
+    "largest of a bag": (lambda: nn.EmbeddingBag(9, 40, mode="max"), (INDEX,)),
+    "conv1d": (lambda: nn.Conv1d(6, 8, 3, padding="same"), (torch.randn(2, 6, 11),)),
+    "conv2d": (
+        lambda: nn.Conv2d(6, 8, (3, 5), stride=2, padding=1, dilation=(1, 2), groups=2),
+        (torch.randn(2, 6, 13, 17),),
+    ),
+    "conv2d with reflection": (
+        lambda: nn.Conv2d(6, 8, 3, padding=1, padding_mode="reflect", bias=False),
+        (torch.randn(2, 6, 9, 9),),
+    ),
+    "conv3d": (lambda: nn.Conv3d(2, 4, 3), (torch.randn(1, 2, 5, 6, 7),)),
+    "transposed 1d": (lambda: nn.ConvTranspose1d(6, 4, 3, stride=2), (torch.randn(2, 6, 5),)),
+    "transposed 2d": (
+        lambda: nn.ConvTranspose2d(6, 8, (3, 4), stride=2, padding=1, output_padding=1, groups=2),
+        (torch.randn(2, 6, 5, 5),),
+    ),
+    "transposed 2d of a size": (
+        lambda: nn.ConvTranspose2d(6, 4, 3, stride=2), (torch.randn(2, 6, 5, 5), [12, 11])
+    ),
+    "transposed 3d": (lambda: nn.ConvTranspose3d(4, 2, 3, dilation=2), (torch.randn(1, 4, 3, 4, 3),)),
+    "lstm": (lambda: nn.LSTM(6, 5, 2, batch_first=True, bidirectional=True), (torch.randn(3, 4, 6),)),
+    "lstm with states": (
+        lambda: nn.LSTM(6, 5, proj_size=3),
+        (torch.randn(4, 2, 6), (torch.randn(1, 2, 3), torch.randn(1, 2, 5))),
+    ),
+    "lstm of one": (lambda: nn.LSTM(6, 5, bias=False), (torch.randn(4, 6),)),
+    "lstm of lengths": (lambda: nn.LSTM(6, 5, bidirectional=True), (SEQUENCE,)),
+    "lstm of lengths with states": (
+        lambda: nn.LSTM(6, 5), (SEQUENCE, (torch.randn(1, 3, 5), torch.randn(1, 3, 5)))
+    ),
+    "gru": (lambda: nn.GRU(6, 5, 2), (torch.randn(4, 3, 6), torch.randn(2, 3, 5))),
+    "gru of one": (lambda: nn.GRU(6, 5), (torch.randn(4, 6), torch.randn(1, 5))),
+    "gru of lengths": (lambda: nn.GRU(6, 5, batch_first=True), (SEQUENCE,)),
+    "rnn": (lambda: nn.RNN(6, 5, nonlinearity="relu"), (torch.randn(4, 3, 6),)),
+    "lstm cell": (lambda: nn.LSTMCell(6, 5), (torch.randn(3, 6), (torch.randn(3, 5), torch.randn(3, 5)))),
+    "lstm cell of one": (lambda: nn.LSTMCell(6, 5, bias=False), (torch.randn(6),)),
+    "gru cell": (lambda: nn.GRUCell(6, 5), (torch.randn(3, 6),)),
+    "rnn cell": (lambda: nn.RNNCell(6, 5), (torch.randn(3, 6), torch.randn(3, 5))),
+    "rnn cell with relu": (lambda: nn.RNNCell(6, 5, nonlinearity="relu"), (torch.randn(6), torch.randn(5))),
+}  # fmt: skip
+SCHEMES = ("int8:channel:narrow", "int4:g32", "mxfp4", "uint3:channel:asym")
+
+
+def made(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
+    torch.manual_seed(0)
+    make, args = LAYERS[name]
+    return make().eval(), args
+
+
+def recipe_for(layer: nn.Module, **gives: str) -> Recipe:
+    return Recipe(rules=(Rule(types=(type(layer).__name__,), gives=Assignment.of(**gives)),))
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for item in value if item is not None for tensor in tensors(item)]
+
+
+def same(a: Any, b: Any) -> bool:
+    left, right = tensors(a), tensors(b)
+    return len(left) == len(right) and all(map(torch.equal, left, right))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_with_its_own_weights_computes_what_torch_computes(name: str) -> None:
+    layer, args = made(name)
+    wrapped = prepare(layer, recipe_for(layer, output="int8:tensor dynamic"))
+    assert isinstance(wrapped, PreparedLayer)
+    wrapped.output_quantizer = None
+    with torch.no_grad():
+        assert same(wrapped(*args), layer(*args))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_converted_layers_compute_what_prepared_ones_compute_bit_for_bit(name: str, scheme: str) -> None:
+    layer, args = made(name)
+    prepared = prepare(layer, recipe_for(layer, weight=scheme))
+    conversion = convert(prepared)
+    with torch.no_grad():
+        expected = prepared(*args)
+        assert same(conversion.model(*args), expected)
+        assert not same(layer(*args), expected)
+    assert not any(p.ndim > 1 for p in conversion.model.parameters())
+    (told,) = conversion.layers
+    assert told.nbytes[0] == sum(p.nbytes for p in layer.parameters() if p.ndim > 1)
+    assert 0 < told.error < 0.4
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if "bag" not in name and "embedding" not in name])
+def test_inputs_and_outputs_are_quantized_by_what_calibration_found(name: str) -> None:
+    layer, args = made(name)
+    recipe = recipe_for(
+        layer, weight="int8:channel", input="uint8:tensor:asym static", output="int8:tensor dynamic"
+    )
+    calibration = calibrate(layer, recipe, [args])
+    prepared = prepare(layer, recipe, calibration=calibration)
+    with torch.no_grad():
+        found = prepared(*args)
+        assert same(convert(prepared).model(*args), found)
+        x = args[0]
+        data = x.data if isinstance(x, PackedSequence) else x
+        fixed = zp.fake_quantize(data, calibration.params["input"])
+        inner = x._replace(data=fixed) if isinstance(x, PackedSequence) else fixed
+        plain = prepare(layer, recipe_for(layer, weight="int8:channel"))(inner, *args[1:])
+        first = tensors(plain)[0]
+        assert torch.equal(tensors(found)[0], zp.fake_quantize(first, "int8:tensor"))
+
+
+def test_channels_of_a_transposed_convolution_are_its_outputs() -> None:
+    layer = nn.ConvTranspose2d(6, 4, 3).eval()
+    scaled = copy.deepcopy(layer)
+    with torch.no_grad():
+        scaled.weight.mul_(torch.tensor([1.0, 8.0, 64.0, 512.0]).reshape(1, 4, 1, 1))
+    q = convert(prepare(scaled, recipe_for(layer, weight="int8:channel"))).model.weights["weight"].quantized()
+    expected = scaled.weight.detach().abs().amax((0, 2, 3)) / 127.5
+    assert torch.equal(q.scales[0].reshape(-1), expected)
+
+
+def test_groups_of_a_convolution_lie_along_what_goes_into_one_output() -> None:
+    layer = nn.Conv2d(8, 5, 3)
+    packed = convert(prepare(layer, recipe_for(layer, weight="int4:g24"))).model.weights["weight"]
+    assert packed.shape == (5, 72)
+    assert torch.equal(
+        packed.quantized().dequantize(),
+        zp.quantize(layer.weight.detach().flatten(1), "int4:g24").dequantize(),
+    )
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 32), nn.ReLU(), nn.Linear(32, 10)
+    )
+
+
+IMAGES = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+LABELS = torch.randint(0, 10, (16,), generator=torch.Generator().manual_seed(2))
+
+
+def everywhere(preset: str | Assignment) -> Recipe:
+    gives = model_preset(preset) if isinstance(preset, str) else preset
+    return Recipe(rules=(Rule(types=("Linear", "Conv2d"), gives=gives),))
+
+
+def train(model: nn.Module, steps: int = 5, rate: float = 1e-3) -> list[float]:
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=rate), []
+    model.train()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(IMAGES), LABELS)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    model.eval()
+    return losses
+
+
+LEARNED = {
+    "minmax": Assignment.of(weight="int4:channel", input="uint8:tensor:asym static"),
+    "fixed": Assignment.of(weight="mxfp8_e4m3", input="int8:tensor static"),
+    "lsq": Assignment.of(weight="int4:channel", input="uint8:tensor:asym static"),
+    "tqt": Assignment.of(weight="int4:tensor:scale=ceil", input="int8:tensor:scale=ceil static"),
+    "pact": Assignment.of(weight="int4:channel", input="uint4:tensor static"),
+}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_trained_model_ships_as_it_is(name: str) -> None:
+    model, recipe = net(), everywhere(LEARNED[name])
+    prepared = prepare(model, recipe, learner=name, calibration=calibrate(model, recipe, [IMAGES]))
+    before = {n: p.detach().clone() for n, p in prepared.named_parameters()}
+    losses = train(prepared, 20)
+    assert losses[-1] < losses[0]
+    moved = {n for n, p in prepared.named_parameters() if not torch.equal(before[n], p)}
+    # Zero points and ends of ranges have no gradient where no number is clipped.
+    assert moved >= {n for n in before if not n.endswith(("zero_point", "alpha"))}
+    assert (name == "pact") == any(n.endswith("alpha") for n in moved)
+    conversion = convert(prepared)
+    with torch.no_grad():
+        assert torch.equal(conversion.model(IMAGES), prepared(IMAGES))
+    assert conversion.model[0].weights["weight"].scheme == LEARNED[name].weight
+
+
+def test_learners_make_the_quantizers_they_are_named_after() -> None:
+    kinds = {"fixed": FakeQuantize, "lsq": LearnedScale, "tqt": LearnedThreshold}
+    activations = {**kinds, "minmax": FakeQuantize, "pact": Pact}
+    assert set(LEARNERS) == set(LEARNED)
+    for name, gives in LEARNED.items():
+        recipe = everywhere(gives)
+        model = prepare(net(), recipe, learner=name, calibration=calibrate(net(), recipe, [IMAGES]))
+        assert type(model[0].input_quantizer) is activations[name]
+        if name in kinds:
+            assert type(model[0].weight_quantizers["weight"]) is kinds[name]
+
+
+def test_a_learner_of_ones_own_may_look_at_the_scheme() -> None:
+    def weight(x: torch.Tensor, scheme: zp.Scheme) -> nn.Module:
+        return (
+            LearnedScale.from_tensor(x, scheme) if scheme.bits == 2 else FakeQuantize.from_tensor(x, scheme)
+        )
+
+    rules = (
+        Rule(name="0", gives=Assignment.of(weight="int2:channel")),
+        Rule(types=("Linear",), gives=Assignment.of(weight="mxfp4")),
+    )
+    model = prepare(net(), Recipe(rules=rules), learner=Learner(weight=weight))
+    found = [type(model[place].weight_quantizers["weight"]) for place in (0, 3, 5)]
+    assert found == [LearnedScale, FakeQuantize, FakeQuantize]
+
+
+def test_a_threshold_starts_where_calibration_ended() -> None:
+    recipe = everywhere(LEARNED["tqt"])
+    calibration = calibrate(net(), recipe, [IMAGES])
+    model = prepare(net(), recipe, learner="tqt", calibration=calibration)
+    for place in ("0", "3", "5"):
+        found = model.get_submodule(f"{place}.input_quantizer").params
+        assert torch.equal(found.scales[0], calibration.params[f"{place}.input"].scales[0])
+
+
+def test_scales_of_weights_follow_the_weights_unless_they_are_fixed() -> None:
+    for learner, follows in (("minmax", True), ("fixed", False)):
+        model = prepare(nn.Linear(8, 4), "w8a16", learner=learner)
+        with torch.no_grad():
+            model.weight.mul_(4)
+        packed = convert(model).model.weight.quantized()
+        largest = model.weight.detach().abs().amax(1, keepdim=True) / 127
+        assert torch.equal(packed.scales[0], largest) is follows
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(20, 16)
+        self.body, self.head = nn.Linear(16, 16), nn.Linear(16, 20, bias=False)
+        self.again = self.body
+        self.head.weight = self.words.weight
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.again(torch.relu(self.body(self.words(index)))))
+        return result
+
+
+TIED = Recipe(rules=(Rule(name="*", gives=Assignment.of(weight="int4:token")),))
+
+
+@pytest.mark.parametrize("learner", ["minmax", "lsq"])
+def test_tied_weights_have_one_quantizer_and_stay_tied(learner: str) -> None:
+    model = prepare(Tied(), TIED, learner=learner)
+    assert model.body is model.again
+    assert model.words.weight is model.head.weight
+    assert model.words.weight_quantizers["weight"] is model.head.weight_quantizers["weight"]
+    model(INDEX).sum().backward()
+    conversion = convert(model)
+    assert conversion.model.words.weight is conversion.model.head.weight
+    with torch.no_grad():
+        assert torch.equal(conversion.model(INDEX), model(INDEX))
+    told = {layer.name: layer for layer in conversion.layers}
+    assert (told["head"].tied_to, told["head"].nbytes) == ("words", (0, 0))
+    assert str(told["head"]).endswith("its weight is that of words")
+    assert list(told) == ["words", "body", "head"]
+
+
+def test_one_tensor_seen_with_other_rows_is_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ConvTranspose2d(4, 4, 3))
+    model[1].weight = model[0].weight
+    recipe = Recipe(
+        rules=(Rule(types=("Conv2d", "ConvTranspose2d"), gives=Assignment.of(weight="int8:channel")),)
+    )
+    with pytest.raises(
+        UnsupportedError, match=r"layer 1: 1.weight is the tensor of 0.weight with other channels"
+    ):
+        prepare(model, recipe)
+
+
+@pytest.mark.parametrize("learner", ["minmax", "lsq"])
+def test_prepared_models_are_copied_and_their_states_loaded(learner: str) -> None:
+    model = prepare(net(), everywhere(Assignment.of(weight="int4:channel")), learner=learner)
+    train(model)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    fresh = prepare(net(), everywhere(Assignment.of(weight="int4:channel")), learner=learner)
+    fresh.load_state_dict(torch.load(file), strict=True)
+    with torch.no_grad():
+        expected = model(IMAGES)
+        for other in (fresh.eval(), copy.deepcopy(model)):
+            assert torch.equal(other(IMAGES), expected)
+            assert torch.equal(convert(other).model(IMAGES), expected)
+    copied = copy.deepcopy(model)
+    train(copied, 2)
+    with torch.no_grad():
+        assert torch.equal(model(IMAGES), expected)
+        assert not torch.equal(copied(IMAGES), expected)
+
+
+@pytest.mark.parametrize("learner", ["minmax", "lsq"])
+def test_a_compiled_step_is_the_eager_one_without_graph_breaks(learner: str) -> None:
+    gives = Assignment.of(weight="int4:channel", input="int8:tensor dynamic")
+    model = prepare(net(), everywhere(gives), learner=learner)
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(twin, backend="aot_eager", fullgraph=True)
+    compiled(IMAGES).sum().backward()
+    model(IMAGES).sum().backward()
+    for (name, a), b in zip(model.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("name", ["conv2d", "transposed 2d", "linear", "embedding", "bag", "gru cell"])
+def test_converted_layers_are_exported_and_compiled_whole(name: str) -> None:
+    layer, args = made(name)
+    model = convert(prepare(layer, recipe_for(layer, weight="int4:g32"))).model
+    with torch.no_grad():
+        expected = model(*args)
+        assert same(torch.export.export(model, args).module()(*args), expected)
+        assert same(torch.compile(model, backend="eager", fullgraph=True)(*args), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("learner", ["minmax", "lsq"])
+def test_models_in_other_dtypes_ship_as_they_train(dtype: torch.dtype, learner: str) -> None:
+    model = prepare(net(), everywhere(Assignment.of(weight="int4:channel")), learner=learner).to(dtype)
+    images = IMAGES.to(dtype)
+    nn.functional.cross_entropy(model(images).float(), LABELS).backward()
+    with torch.no_grad():
+        found = convert(model).model(images)
+        assert (found.dtype, torch.equal(found, model(images))) == (dtype, True)
+
+
+def test_autocast_computes_the_same_before_and_after_conversion() -> None:
+    gives = Assignment.of(weight="int4:channel", input="int8:tensor dynamic")
+    model = prepare(net(), everywhere(gives), learner="lsq")
+    with torch.autocast("cpu", torch.bfloat16):
+        model(IMAGES).float().sum().backward()
+        with torch.no_grad():
+            found = model(IMAGES)
+            assert found.dtype == torch.bfloat16
+            assert torch.equal(convert(model).model(IMAGES), found)
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.parametrize("preset", MODEL_PRESETS)
+def test_every_preset_ships_as_it_trains_within_the_rounding_of_sums(preset: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(192, 96))
+    x = torch.randn(5, 192)
+    prepared = prepare(model, preset, calibration=calibrate(model, preset, [x]))
+    converted = convert(prepared).model
+    with torch.no_grad():
+        found, expected = converted(x), prepared(x)
+        if converted[0].explain().startswith("tiles"):
+            assert torch.equal(found, expected)
+        # Of two sums of n rounded products each is off by at most n eps sum |w x| (Higham, section 3.1).
+        (weight,) = prepared[0].quantized_weights().values()
+        inner = x if prepared[0].input_quantizer is None else prepared[0].input_quantizer(x)
+        limit = 2 * 194 * 2.0**-24 * (inner.abs().double() @ weight.abs().double().t() + 1)
+        assert bool(((found - expected).abs().double() <= limit).all()) or "power" in preset
+
+
+def test_in_place_means_the_model_itself() -> None:
+    model = net()
+    layer = model[3]
+    assert prepare(model, "w8a16", inplace=True) is model
+    assert model[3].layer is layer
+    assert convert(model, inplace=True).model is model
+    assert isinstance(model[3], QuantizedLinear)
+    other = net()
+    assert quantize_model(other, "w8a16", inplace=True).model is other
+    kept = net()
+    assert prepare(kept, "w8a16") is not kept
+    assert type(kept[3]) is nn.Linear
+
+
+def test_modes_of_training_are_kept() -> None:
+    model = net().train()
+    model[3].eval()
+    prepared = prepare(model, "w8a16")
+    assert [m.training for m in (prepared[0], prepared[3], prepared[5])] == [True, False, True]
+    assert [m.training for m in (convert(prepared).model[3], convert(prepared).model[5])] == [False, True]
+
+
+def test_the_summary_names_every_layer_and_why_it_was_kept() -> None:
+    class Odd(nn.Linear):
+        pass
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.ones(3, 4))
+
+    model = nn.Sequential(nn.Conv1d(2, 3, 1), nn.LayerNorm(4), Odd(4, 4), Own(), nn.Linear(4, 4), nn.ReLU())
+    nn.utils.parametrizations.weight_norm(model[4])
+    model.append(nn.Linear(4, 4))
+    for conversion in (quantize_model(model, "w8a16"), convert(prepare(model, "w8a16"))):
+        assert str(conversion).splitlines()[:-1] == [
+            "0 (Conv1d 3x2x1): kept, the default is for Linear layers",
+            "1 (LayerNorm): kept, LayerNorm has no quantized form",
+            "2 (Odd): kept, Odd is a subclass of Linear and may compute something else",
+            "3 (Own): kept, Own has no quantized form",
+            "4 (Linear): kept, its weight is parametrized; remove the parametrization first",
+            str(conversion.layers[-1]),
+        ]
+        assert conversion.layers[-1].gives is not None
+
+
+def test_modules_without_weights_are_quantized_where_a_rule_names_their_type() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU())
+    rules = (
+        Rule(types=("LayerNorm",), gives=Assignment.of(input="int8:channel-1 static")),
+        Rule(types=("ReLU",), gives=Assignment.of(output="uint4:tensor static")),
+    )
+    x = torch.randn(5, 6)
+    calibration = calibrate(model, Recipe(rules=rules), [x])
+    assert sorted(calibration.params) == ["1.input", "2.output"]
+    prepared = prepare(model, Recipe(rules=rules), calibration=calibration)
+    with torch.no_grad():
+        normed = model[1](zp.fake_quantize(model[0](x), calibration.params["1.input"]))
+        expected = zp.fake_quantize(torch.relu(normed), calibration.params["2.output"])
+        assert torch.equal(prepared(x), expected)
+        conversion = convert(prepared)
+        assert torch.equal(conversion.model(x), expected)
+    assert isinstance(conversion.model[1], QuantizedLayer)
+    assert str(conversion).splitlines()[1] == "1 (LayerNorm): input int8:channel-1 static"
+
+
+def test_embeddings_look_up_packed_rows_only() -> None:
+    model = nn.Sequential(nn.Embedding(9, 8))
+    conversion = quantize_model(model, Recipe(rules=(Rule(gives=Assignment.of(weight="int8:token")),)))
+    assert isinstance(conversion.model[0], QuantizedEmbedding)
+    bag = nn.Sequential(nn.EmbeddingBag(9, 8))
+    conversion = quantize_model(bag, Recipe(rules=(Rule(gives=Assignment.of(weight="int8:token")),)))
+    assert isinstance(conversion.model[0], QuantizedEmbeddingBag)
+    assert isinstance(conversion.model[0].weight, PackedWeight)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: quantize_model(net(), 5), RecipeError, r"^recipe \(=5\) must be a Recipe, or the name"),
+        (lambda: prepare(net(), None), RecipeError, r"^recipe \(=None\) must be a Recipe, or the name"),
+        (lambda: prepare(net(), "w8a6"), RecipeError, "preset 'w8a6' is unknown; did you mean"),
+        (
+            lambda: prepare(net(), "w8a8", learner="lqs"),
+            RecipeError,
+            r"^learner 'lqs' is unknown; did you mean lsq\?",
+        ),
+        (lambda: convert(net()), UnsupportedError, r"^model \(a Sequential\) has no prepared layers"),
+        (
+            lambda: prepare(prepare(net(), "w8a8"), "w8a8"),
+            UnsupportedError,
+            "^layer 3 is prepared already; convert the model or pass the original",
+        ),
+        (
+            lambda: prepare(net(), "mxfp4", learner="lsq"),
+            SchemeError,
+            r"^layer 3: scheme \(=.*\) must have one scale level with a linear rule",
+        ),
+        (
+            lambda: prepare(net(), "w8a8_static"),
+            CalibrationError,
+            "^layer 3: its input needs parameters from data",
+        ),
+        (
+            lambda: prepare(nn.Embedding(3, 4, max_norm=1.0), recipe_for(nn.Embedding(1, 1), weight="int8")),
+            UnsupportedError,
+            r"^layer \(itself\): max_norm \(=1.0\) changes the table; set it to None first",
+        ),
+        (
+            lambda: prepare(nn.ReLU(), recipe_for(nn.ReLU(), weight="int8")),
+            UnsupportedError,
+            "ReLU has no weight to quantize; give its rule an input or an output alone",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said(call: Callable[[], Any], error: type[ZeropointError], text: str) -> None:
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_learners_refuse_what_they_cannot_start_from() -> None:
+    for learner, scheme, text in (
+        ("tqt", "uint8:tensor:asym static", "has a zero point; thresholds are for symmetric codes"),
+        ("pact", "uint8:tensor:asym static", "has a zero point; PACT learns the end of a range from 0"),
+        ("pact", "int8:tensor static", "must be of unsigned integers with one linear scale"),
+    ):
+        recipe = recipe_for(nn.Linear(1, 1), input=scheme)
+        calibration = calibrate(net(), recipe, [IMAGES])
+        with pytest.raises(ZeropointError, match=rf"^layer 3: .*{text}"):
+            prepare(net(), recipe, learner=learner, calibration=calibration)
+
+
+def test_conversion_refuses_what_would_not_compute_the_same() -> None:
+    model = prepare(net(), "w8a16", learner="fixed")
+    model[3].weight_quantizers["weight"].enabled = False
+    with pytest.raises(UnsupportedError, match="layer 3: a quantizer is not enabled; set enabled to True"):
+        convert(model, inplace=True)
+    assert isinstance(model[5], PreparedLayer)
+    model[3].weight_quantizers["weight"] = nn.Identity()
+    with pytest.raises(UnsupportedError, match=r"layer 3: quantizer \(a Identity\) must be a Quantizer"):
+        convert(model)
+
+
+def test_a_weight_that_diverged_is_named() -> None:
+    model = prepare(net(), "w8a16")
+    with torch.no_grad():
+        model[5].weight[3, 4] = torch.inf
+    with pytest.raises(NonFiniteError, match=r"^layer 5: "):
+        convert(model)
+
+
+def test_an_error_leaves_a_model_in_place_as_it_was() -> None:
+    model = net()
+    layers = list(model.modules())
+    with pytest.raises(SchemeError, match="layer 3"):
+        prepare(model, "mxfp4", learner="lsq", inplace=True)
+    assert list(model.modules()) == layers
