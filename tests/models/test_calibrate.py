@@ -1,5 +1,11 @@
 """Static inputs and outputs take their parameters from data, and nothing of the model stays changed."""
 
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +15,7 @@ from zeropoint.errors import CalibrationError
 from zeropoint.models import calibrate, quantize_model
 from zeropoint.recipes import Assignment, Recipe, Rule, parse_recipe
 from zeropoint.schemes import Scheme
-from zeropoint.stats import Histogram, Percentile, Statistic
+from zeropoint.stats import Histogram, Percentile, State, Statistic, statistic_named
 
 STATIC = "w8a8_static"
 
@@ -142,9 +148,9 @@ def test_batches_are_mappings_tuples_or_tensors_and_are_counted() -> None:
             result: torch.Tensor = self.linear(a + b)
             return result
 
-    x, seen = torch.randn(2, 16), []
-    done = calibrate(Adder(), STATIC, [(x, x), {"a": x, "b": x}, [x, x]], on_batch=seen.append)
-    assert (seen, done.batches) == ([1, 2, 3], 3)
+    x = torch.randn(2, 16)
+    done = calibrate(Adder(), STATIC, [(x, x), {"a": x, "b": x}, [x, x]])
+    assert done.batches == 3
     expected = zp.choose_params(2 * x, "uint8:tensor:asym").scales[0]
     assert done.params["linear.input"].scales[0].item() == expected.item()
 
@@ -152,3 +158,103 @@ def test_batches_are_mappings_tuples_or_tensors_and_are_counted() -> None:
 def test_a_recipe_without_static_parts_learns_nothing_but_runs() -> None:
     recipe = parse_recipe("default: w8a8")
     assert calibrate(model(), recipe, batches(2)).params == {}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            torch.ones(8, 16),
+            r"data \(a Tensor\) must be .*would give its rows; pass a list of",
+        ),
+        (
+            {"input": torch.ones(8, 16)},
+            r"data \(a dict\) must be .*would give its keys; pass a list of",
+        ),
+    ],
+)
+def test_one_batch_instead_of_several_is_refused(data: object, message: str) -> None:
+    with pytest.raises(CalibrationError, match=message):
+        calibrate(model(), STATIC, data)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["minmax", "percentile:99", "mse", "entropy", "moving_average:0.5"])
+def test_a_statistic_is_chosen_by_its_name(name: str) -> None:
+    net, data = model().eval(), batches()
+    data[2][0, 0] = 40.0
+    recipe = parse_recipe("rules: [{name: '*', weight: int8:channel:narrow, input: uint2:tensor static}]")
+    found = calibrate(net, recipe, data, statistic=name)
+    assert found == calibrate(net, recipe, data, statistic=statistic_named(name))
+    if name != "minmax":
+        assert found.params["0.input"] != calibrate(net, recipe, data).params["0.input"]
+
+
+def test_a_misspelled_statistic_is_refused_before_any_data() -> None:
+    def never() -> Iterator[torch.Tensor]:
+        raise AssertionError
+        yield
+
+    with pytest.raises(CalibrationError, match=r"statistic \(='min-max'\) is unknown; did you mean minmax"):
+        calibrate(model(), STATIC, never(), statistic="min-max")
+
+
+class Reader(nn.Module):
+    """Three layers that read one tensor, which is doubled in place before the last of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(16, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + 0
+        y = self.a(x) + self.b(x)
+        x *= 2
+        result: torch.Tensor = y + self.c(x)
+        return result
+
+
+def test_a_tensor_that_several_layers_read_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+
+    def measure(statistic: Statistic, x: torch.Tensor) -> State:
+        measured.append(x)
+        return plain(statistic, x)
+
+    plain = Statistic.measure
+    monkeypatch.setattr(Statistic, "measure", measure)
+    data = batches(3)
+    params = calibrate(Reader(), STATIC, data).params
+    assert len(measured) == 2 * len(data)
+    monkeypatch.undo()
+    whole = torch.cat(data)
+    for place, seen in (("a.input", whole), ("b.input", whole), ("c.input", 2 * whole)):
+        assert params[place].scales[0].item() == zp.choose_params(seen, "uint8:tensor:asym").scales[0].item()
+
+
+def test_inference_mode_learns_the_same() -> None:
+    net, data = Reader(), batches(3)
+
+    def run(root: nn.Module, batch: torch.Tensor) -> None:
+        with torch.inference_mode():
+            root(batch)
+
+    assert calibrate(net, STATIC, data, run=run) == calibrate(net, STATIC, data)
+
+
+BAR = """
+import torch, zeropoint as zp
+layer = torch.nn.Sequential(torch.nn.Linear(8, 4))
+zp.calibrate(layer, "w8a8_static", [torch.ones(2, 8)] * 3, progress=True)
+"""
+
+
+def test_a_bar_is_shown_on_a_terminal_and_nowhere_else() -> None:
+    piped = subprocess.run([sys.executable, "-c", BAR], capture_output=True, text=True, check=True)
+    assert (piped.stdout, piped.stderr) == ("", "")
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    shown = subprocess.run([sys.executable, "-c", BAR], stderr=theirs, env=environment, check=False)
+    os.close(theirs)
+    assert shown.returncode == 0
+    assert b"Calibrating" in os.read(ours, 1 << 16)
+    os.close(ours)

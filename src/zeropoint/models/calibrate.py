@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,16 +16,18 @@ from ..errors import CalibrationError
 from ..params import QuantizationParams
 from ..recipes import Activation, Recipe, Rule, model_preset
 from ..schemes import Scheme
-from ..stats import MinMax, Observer, Statistic
+from ..stats import Observer, State, Statistic, statistic_named
+from ..stats import StatisticFor as StatisticFor
+from .attention import opened_attention
 from .decisions import decisions_of
+from .kinds import kind_of
+from .layer import quantized_inputs, quantized_output
+from .progress import counted
 
-StatisticFor = Callable[[Scheme, tuple[int, ...]], Statistic]
-"""What to learn for a scheme, given the shape of a batch of one row."""
+SIDES = ("input", "output")
 
-
-def extremes(scheme: Scheme, shape: tuple[int, ...]) -> Statistic:
-    """Return the statistic of the extremes, block by block."""
-    return MinMax(granularity=scheme.granularity, shape=shape)
+extremes: StatisticFor = statistic_named("minmax")
+"""The statistic of the extremes, block by block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,83 +50,175 @@ def calibrate(
     recipe: Recipe | str,
     data: Iterable[Any],
     *,
-    statistic: StatisticFor = extremes,
+    statistic: StatisticFor | str = "minmax",
     run: Callable[[nn.Module, Any], Any] = run_model,
-    on_batch: Callable[[int], None] | None = None,
+    progress: bool = False,
 ) -> Calibration:
     """Return parameters for every static input and output of ``recipe``, learned from ``data``.
 
-    The model runs in evaluation mode without gradients, and is afterwards as it was. on_batch: called with
-    the number of batches done. Values that are not finite are left out.
-    Raises CalibrationError when there is no batch, or when some layer saw no finite number, with its name.
+    The model runs in evaluation mode without gradients, and is afterwards as it was. data: batches, each as
+    ``run`` takes it. statistic: what is learned of each tensor, by a name of
+    :func:`~zeropoint.stats.statistic_named` or as a function of a scheme and the shape of a batch of one row.
+    progress: whether to show a bar, on a terminal. Values that are not finite are left out.
+    Raises CalibrationError when there is no batch, when ``data`` is one batch instead of several, or when
+    some layer saw no finite number, with its name.
 
     >>> layer = nn.Sequential(nn.Linear(8, 4))
     >>> print(calibrate(layer, "w8a8_static", [torch.ones(2, 8)]).params["0.input"].scheme)
     uint8:tensor:asym
     """
-    rules = Recipe(default=Rule(gives=model_preset(recipe))) if isinstance(recipe, str) else recipe
-    observers: dict[str, tuple[Observer, Scheme, torch.dtype]] = {}
-    handles = []
-    for name, module, decision in decisions_of(model, rules):
-        gives = decision.gives
-        if gives is None or not isinstance(module, nn.Linear):
-            continue
-        sides = (("input", gives.input, module.in_features), ("output", gives.output, module.out_features))
-        for side, activation, width in sides:
-            if activation is None or activation.dynamic:
-                continue
-            place = f"{name}.{side}".lstrip(".")
-            observer = Observer(statistic(activation.scheme, (1, width)), name=place)
-            observers[place] = (observer, activation.scheme, module.weight.dtype)
-            handles.append(_watch(module, side, observer))
-    batches = _run_all(model, data, run, on_batch, handles)
-    if not batches:
+    require_batches(data)
+    with opened_attention(model) as root, evaluating(root):
+        watch = Watch(root, recipe, statistic)
+        count = 0
+        with watch.hooked():
+            for count, batch in enumerate(counted(data, "Calibrating", shown=progress), 1):  # noqa: B007
+                run(root, batch)
+    if not count:
         raise CalibrationError("calibration data are empty; pass at least one batch")
-    learned = {
-        place: observer.params(scheme, dtype=dtype) for place, (observer, scheme, dtype) in observers.items()
-    }
-    return Calibration(params=learned, batches=batches)
+    return Calibration(params=watch.params(), batches=count)
 
 
-def _watch(module: nn.Module, side: str, observer: Observer) -> Any:
-    """Let ``observer`` see what goes into or comes out of a layer; return the handle that ends it."""
-    if side == "input":
-        return module.register_forward_pre_hook(functools.partial(_see_input, observer))
-    return module.register_forward_hook(functools.partial(_see_output, observer))
+def require_batches(data: object) -> None:
+    """Raise CalibrationError for what iterates into something else than batches: a tensor, a mapping."""
+    if isinstance(data, (torch.Tensor, Mapping)):
+        kind, parts = type(data).__name__, "rows" if isinstance(data, torch.Tensor) else "keys"
+        raise CalibrationError(
+            f"data (a {kind}) must be an iterable of batches, and this one would give its {parts}; "
+            "pass a list of batches, such as [data]"
+        )
 
 
-def _see_input(observer: Observer, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: ARG001
-    observer.update(args[0])
-
-
-def _see_output(observer: Observer, module: nn.Module, args: Any, result: torch.Tensor) -> None:  # noqa: ARG001
-    observer.update(result)
-
-
-def _run_all(
-    model: nn.Module,
-    data: Iterable[Any],
-    run: Callable[[nn.Module, Any], Any],
-    on_batch: Callable[[int], None] | None,
-    handles: list[Any],
-) -> int:
-    """Run every batch and return their number; modes and hooks are put back whatever happens."""
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Let ``model`` run in evaluation mode and without gradients, and put its modes back whatever happens."""
     modes = {module: module.training for module in model.modules()}
-    count = 0
     try:
         model.eval()
         with torch.no_grad():
-            for batch in data:
-                run(model, batch)
-                count += 1
-                if on_batch is not None:
-                    on_batch(count)
+            yield
     finally:
-        for handle in handles:
-            handle.remove()
         for module, mode in modes.items():
             module.training = mode
-    return count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """One input or output with a static scheme."""
+
+    module: nn.Module
+    side: str
+    observer: Observer
+    scheme: Scheme
+    dtype: torch.dtype
+
+
+class Watch:
+    """Observers of all static inputs and outputs of a model's layers.
+
+    enabled: whether they see what passes. recipe, statistic: as for :func:`calibrate`. decided: name, layer
+    and decision for each layer.
+    """
+
+    def __init__(self, root: nn.Module, recipe: Recipe | str, statistic: StatisticFor | str) -> None:
+        self.enabled = True
+        self._latest: _Latest | None = None
+        make = statistic_named(statistic) if isinstance(statistic, str) else statistic
+        rules = Recipe(default=Rule(gives=model_preset(recipe))) if isinstance(recipe, str) else recipe
+        self.decided = decisions_of(root, rules)
+        self._places: dict[str, _Place] = {}
+        for name, module, decision in self.decided:
+            gives = decision.gives
+            shapes = kind_of(module).shapes(module)
+            activations = (None, None) if gives is None else (gives.input, gives.output)
+            for side, activation, shape in zip(SIDES, activations, shapes, strict=True):
+                if activation is not None and not activation.dynamic:
+                    place = f"{name}.{side}".lstrip(".")
+                    self._places[place] = _Place(
+                        module=module,
+                        side=side,
+                        observer=Observer(make(activation.scheme, shape), name=place),
+                        scheme=activation.scheme,
+                        dtype=_dtype_of(module),
+                    )
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Let the observers see what goes into and comes out of their layers."""
+        handles: list[Any] = []
+        try:
+            for place in self._places.values():
+                eye = _Eye(functools.partial(self._see, place.observer))
+                if place.side == "input":
+                    hook = functools.partial(_see_input, eye)
+                    handles.append(place.module.register_forward_pre_hook(hook, with_kwargs=True))
+                else:
+                    handles.append(place.module.register_forward_hook(functools.partial(_see_output, eye)))
+            yield
+        finally:
+            self._latest = None
+            for handle in handles:
+                handle.remove()
+
+    def params(self, inside: nn.Module | None = None) -> dict[str, QuantizationParams]:
+        """Return what follows from the data so far, by place, of all layers or of those inside a module."""
+        wanted = None if inside is None else set(inside.modules())
+        return {
+            name: place.observer.params(place.scheme, dtype=place.dtype)
+            for name, place in self._places.items()
+            if wanted is None or place.module in wanted
+        }
+
+    def _see(self, observer: Observer, x: torch.Tensor) -> torch.Tensor:
+        """Take ``x`` into an observer; a tensor that several layers read is measured once."""
+        if not self.enabled:
+            return x
+        latest = self._latest
+        if latest is None or not latest.is_of(x, observer.statistic):
+            latest = _Latest(x, observer)
+            self._latest = None if x.is_inference() else latest
+        observer.take(latest.state)
+        return x
+
+
+class _Latest:
+    """What was measured last, and of which numbers."""
+
+    def __init__(self, x: torch.Tensor, observer: Observer) -> None:
+        self.state: State = observer.measure(x)
+        self._statistic: Statistic = observer.statistic
+        self._tensor = weakref.ref(x)
+        # Tensors of inference mode count no changes, and are measured each time.
+        self._version = None if x.is_inference() else x._version
+
+    def is_of(self, x: torch.Tensor, statistic: Statistic) -> bool:
+        """Return whether it is what ``statistic`` would measure of ``x`` now."""
+        same = self._tensor() is x and not x.is_inference() and x._version == self._version
+        return same and self._statistic == statistic
+
+
+def _dtype_of(module: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+
+
+class _Eye(nn.Module):
+    """Let an observer see tensors, where a quantizer would change them."""
+
+    def __init__(self, see: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._see = see
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x``."""
+        return self._see(x)
+
+
+def _see_input(eye: _Eye, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    quantized_inputs(module, eye, args, named)
+
+
+def _see_output(eye: _Eye, module: nn.Module, args: Any, result: Any) -> None:  # noqa: ARG001 (as hooks are)
+    quantized_output(eye, result)
 
 
 def static_params(
