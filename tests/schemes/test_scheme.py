@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import FrozenInstanceError, replace
 from fractions import Fraction
 
@@ -217,3 +219,13 @@ def test_overflow_and_rounding_are_part_of_the_value() -> None:
     scheme = Scheme.parse("float8_e5m2")
     assert replace(scheme, overflow=Overflow.SPECIAL) != scheme
     assert replace(scheme, rounding=Rounding(mode=RoundingMode.CEIL)) != scheme
+
+
+@pytest.mark.parametrize("text", ["int4:g32:asym", "mxfp4", "nvfp4", "int8:channel:round=stochastic(3)"])
+def test_copies_and_pickles_of_a_scheme_are_the_object_that_its_text_gives(text: str) -> None:
+    scheme = Scheme.parse(text)
+    own = replace(scheme)
+    assert own is not scheme
+    for other in (copy.deepcopy(own), copy.copy(own), pickle.loads(pickle.dumps(own))):
+        assert other is Scheme.parse(str(scheme))
+        assert other == own

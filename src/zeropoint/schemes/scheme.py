@@ -218,9 +218,10 @@ class Scheme:
     def _hash(self) -> int:
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
-    def __getstate__(self) -> dict[str, object]:
-        # Without cached properties: hashes of text differ from process to process.
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        # Copies and pickles are what parsing gives, one object for one text: torch.compile (2.13) traces
+        # quantizers only where the scheme in the module is the one that operators parse.
+        return Scheme.parse, (str(self),)
 
     def __str__(self) -> str:
         return self._text
@@ -295,6 +296,7 @@ def _levels(parts: Mapping[str, str], granularity: Granularity) -> tuple[ScaleLe
     return tuple(levels)
 
 
+@lru_cache(maxsize=1024)
 def _granularity(text: str) -> Granularity:
     granularity = Granularity.parse(text)
     if granularity is None:
