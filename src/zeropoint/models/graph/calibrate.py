@@ -12,9 +12,10 @@ from torch.export import ExportedProgram
 from ...errors import CalibrationError
 from ...recipes import Recipe
 from ...schemes import Scheme
-from ...stats import Observer
+from ...stats import Observer, StatisticFor, statistic_named
 from .. import Calibration
-from ..calibrate import StatisticFor, extremes, run_model
+from ..calibrate import require_batches, run_model
+from ..progress import counted
 from .layers import Layer, inputs_of
 from .prepare import annotated, insert_call, row_of
 from .program import cleaned, evaluate, graph_of, put
@@ -25,21 +26,24 @@ def calibrate_graph(
     recipe: Recipe | str,
     data: Iterable[Any],
     *,
-    statistic: StatisticFor = extremes,
+    statistic: StatisticFor | str = "minmax",
     run: Callable[[nn.Module, Any], Any] = run_model,
-    on_batch: Callable[[int], None] | None = None,
+    progress: bool = False,
 ) -> Calibration:
     """Return parameters for every static input and output of ``recipe``, learned from ``data``.
 
     What ``calibrate`` does for a model, done for a graph in evaluation mode, with the same result; the
     arguments are those of ``calibrate``. Where one layer takes several tensors (``Add``, ``Concatenate``),
     they share their parameters.
-    Raises CalibrationError when there is no batch, or when some layer saw no finite number, with its name.
+    Raises CalibrationError when there is no batch, when ``data`` is one batch instead of several, or when
+    some layer saw no finite number, with its name.
 
     >>> program = torch.export.export(nn.Linear(8, 4), (torch.ones(2, 8),))
     >>> print(calibrate_graph(program, "w8a8_static", [torch.ones(2, 8)]).params["input"].scheme)
     uint8:tensor:asym
     """
+    require_batches(data)
+    make = statistic_named(statistic) if isinstance(statistic, str) else statistic
     module = graph_of(program)
     observers: dict[str, tuple[Observer, Scheme, torch.dtype]] = {}
     for layer, decision in annotated(module, recipe):
@@ -47,17 +51,14 @@ def calibrate_graph(
         for side, activation in () if gives is None else (("input", gives.input), ("output", gives.output)):
             if activation is not None and not activation.dynamic:
                 place = f"{layer.name}.{side}".lstrip(".")
-                observer = Observer(statistic(activation.scheme, row_of(layer, side)), name=place)
+                observer = Observer(make(activation.scheme, row_of(layer, side)), name=place)
                 _insert(module, layer, side, observer)
                 observers[place] = (observer, activation.scheme, layer.nodes[0].meta["val"].dtype)
     evaluate(module)
     watched, count = cleaned(module), 0
     with torch.no_grad():
-        for batch in data:
+        for count, batch in enumerate(counted(data, "Calibrating", shown=progress), 1):  # noqa: B007
             run(watched, batch)
-            count += 1
-            if on_batch is not None:
-                on_batch(count)
     if not count:
         raise CalibrationError("calibration data are empty; pass at least one batch")
     learned = {

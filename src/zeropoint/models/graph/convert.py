@@ -117,11 +117,11 @@ def _scheme(quantizer: torch.nn.Module) -> Scheme:
 
 def _told(planned: Planned, packed: dict[str, _Packed]) -> Converted:
     subject, rule = planned.decision.subject, planned.decision.rule
-    nbytes, error = (planned.nbytes, planned.nbytes), 0.0
+    nbytes, error, tied_to = (planned.nbytes, planned.nbytes), 0.0, ""
     if planned.quantizer:
         known = packed[planned.quantizer]
-        tied, known.owner = bool(known.owner), known.owner or subject.name
-        nbytes, error = (0, 0) if tied else (planned.nbytes, known.q.nbytes), known.error
+        tied_to, known.owner = known.owner, known.owner or subject.name
+        nbytes, error = (0, 0) if tied_to else (planned.nbytes, known.q.nbytes), known.error
     return Converted(
         name=subject.name,
         type=subject.type,
@@ -130,6 +130,7 @@ def _told(planned: Planned, packed: dict[str, _Packed]) -> Converted:
         reason=rule.reason,
         nbytes=nbytes,
         error=error,
+        tied_to=tied_to,
     )
 
 
