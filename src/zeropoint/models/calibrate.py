@@ -116,12 +116,14 @@ class _Place:
 class Watch:
     """Observers of all static inputs and outputs of a model's layers.
 
-    enabled: whether they see what passes. recipe, statistic: as for :func:`calibrate`. decided: name, layer
+    enabled: whether they see what passes. examine: told of tensors that are not finite, with their place.
+    recipe, statistic: as for :func:`calibrate`. decided: name, layer
     and decision for each layer.
     """
 
     def __init__(self, root: nn.Module, recipe: Recipe | str, statistic: StatisticFor | str) -> None:
         self.enabled = True
+        self.examine: Callable[[str, torch.Tensor], None] | None = None
         self._latest: _Latest | None = None
         make = statistic_named(statistic) if isinstance(statistic, str) else statistic
         rules = Recipe(default=Rule(gives=model_preset(recipe))) if isinstance(recipe, str) else recipe
@@ -169,6 +171,11 @@ class Watch:
             if wanted is None or place.module in wanted
         }
 
+    def outside(self, blocks: Iterable[nn.Module]) -> bool:
+        """Return whether some observer belongs to a layer that is inside none of ``blocks``."""
+        inside = {module for block in blocks for module in block.modules()}
+        return any(place.module not in inside for place in self._places.values())
+
     def _see(self, observer: Observer, x: torch.Tensor) -> torch.Tensor:
         """Take ``x`` into an observer; a tensor that several layers read is measured once."""
         if not self.enabled:
@@ -178,6 +185,8 @@ class Watch:
             latest = _Latest(x, observer)
             self._latest = None if x.is_inference() else latest
         observer.take(latest.state)
+        if self.examine is not None and int(latest.state["left_out"]):
+            self.examine(str(observer.name), x)
         return x
 
 

@@ -1,0 +1,329 @@
+"""Calibration block by block: activations of one block at a time, however deep the model.
+
+Each block of a chain is run over all batches before the next one is. What came out of it is kept, one result
+a batch, in memory or on disk, and the model is started again for the next block, so that masks, positions and
+whatever else it computes on the way are computed as ever. The block before is stood in for by what was kept,
+those before that one by NaN, which shows where a model is no chain. The run ends as soon as the block has.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ..errors import CalibrationError, UnsupportedError, near_misses
+from ..params import QuantizationParams
+from ..recipes import Recipe, Rule
+from ..stats import StatisticFor
+from .attention import opened_attention, replace_modules
+from .calibrate import Calibration, Watch, evaluating, require_batches, run_model
+from .convert import quantize_model
+from .progress import counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """How :func:`calibrate_sequential` goes through a model.
+
+    blocks: names of the blocks in the order in which they run; if empty, the children of the longest
+        ModuleList or Sequential.
+    quantized_inputs: whether a block is calibrated on what the quantized blocks before it give; layers
+        outside of blocks stay as they are.
+    folder: where what comes out of blocks is kept, in a temporary folder inside; in memory if None.
+    dtype: floats are kept in this dtype, which may round them; in their own if None.
+    """
+
+    blocks: tuple[str, ...] = ()
+    quantized_inputs: bool = False
+    folder: Path | None = None
+    dtype: torch.dtype | None = None
+
+
+def calibrate_sequential(
+    model: nn.Module,
+    recipe: Recipe | str,
+    data: Iterable[Any],
+    *,
+    statistic: StatisticFor | str = "minmax",
+    steps: Steps | None = None,
+    progress: bool = False,
+) -> Calibration:
+    """Return what :func:`~zeropoint.models.calibrate` returns, having run one block of ``model`` at a time.
+
+    The parameters are the same, bit for bit, unless ``steps`` asks for quantized inputs or for another dtype.
+    data: batches; a list or tuple is read again for each block, anything else is kept as a list.
+
+    Raises what ``calibrate`` raises, CalibrationError for blocks that are not in the model, UnsupportedError
+    for blocks that do not run once each, in order, for every batch; each names the block.
+
+    >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    >>> data = [torch.randn(2, 8) for _ in range(3)]
+    >>> from zeropoint.models import calibrate
+    >>> calibrate_sequential(model, "w8a8_static", data) == calibrate(model, "w8a8_static", data)
+    True
+    """
+    chosen = Steps() if steps is None else steps
+    require_batches(data)
+    batches = data if isinstance(data, (list, tuple)) else list(data)
+    if not batches:
+        raise CalibrationError("calibration data are empty; pass at least one batch")
+    with opened_attention(model) as root, evaluating(root), _kept(chosen) as kept:
+        watch = Watch(root, recipe, statistic)
+        chain = _Chain(root, blocks_of(root, chosen.blocks), kept)
+        for step in counted(range(len(chain.blocks)), "Calibrating blocks", shown=progress):
+            # Two runs where the block that is observed and the one that goes on are not the same.
+            chain.observe(step, batches, watch, keep=not chosen.quantized_inputs)
+            if chosen.quantized_inputs:
+                chain.run(step, batches, _quantized(watch, *chain.blocks[step]))
+        # One batch, at least, shows that the last block does not run again.
+        rest = batches if watch.outside(block for _, block in chain.blocks) else batches[:1]
+        chain.observe(len(chain.blocks), rest, watch)
+        return Calibration(params=watch.params(), batches=len(batches))
+
+
+def blocks_of(model: nn.Module, names: Sequence[str] = ()) -> list[tuple[str, nn.Module]]:
+    """Return blocks by name: those in ``names``, else the children of the longest ModuleList or Sequential.
+
+    Raises CalibrationError for a name that is not in the model or inside of another, and where nothing is
+    named and there is no list of at least two.
+
+    >>> [name for name, _ in blocks_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))]
+    ['0', '1']
+    """
+    modules = dict(model.named_modules())
+    if not names:
+        lists = [n for n, m in modules.items() if isinstance(m, (nn.ModuleList, nn.Sequential))]
+        longest = max(lists, key=lambda name: len(list(modules[name].children())), default=None)
+        found = [] if longest is None else list(modules[longest].named_children())
+        if len(found) < 2:
+            raise CalibrationError(
+                f"model (a {type(model).__name__}) has no ModuleList or Sequential of at least two blocks; "
+                "name its blocks"
+            )
+        return [(f"{longest}.{key}".lstrip("."), child) for key, child in found]
+    for name in names:
+        if name not in modules or not name:
+            raise CalibrationError(f"block {name!r} is not in the model; {near_misses(name, modules)}")
+        inside = next((other for other in names if name.startswith(f"{other}.")), None)
+        if inside is not None:
+            raise CalibrationError(f"block {name!r} lies inside of block {inside!r}; name either")
+    return [(name, modules[name]) for name in names]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Like:
+    """A tensor without its numbers."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    def unknown(self) -> torch.Tensor:
+        """Return NaN in every place, or zeros where there is no NaN."""
+        fill = math.nan if self.dtype.is_floating_point else 0
+        return torch.full(self.shape, fill, dtype=self.dtype, device=self.device)
+
+
+class _Kept:
+    """What came out of the last block, one value a batch: in a list, or in files of a folder."""
+
+    def __init__(self, folder: Path | None, dtype: torch.dtype | None) -> None:
+        self._folder, self._dtype = folder, dtype
+        self._values: dict[int, Any] = {}
+        self._likes: dict[tuple[int, int], Any] = {}
+
+    def put(self, block: int, batch: int, value: Any) -> None:
+        """Keep what a block gave instead of what the one before did: tensors in memory of their own."""
+
+        def own(x: torch.Tensor) -> torch.Tensor:
+            narrow = self._dtype is not None and x.is_floating_point()
+            return x.detach().to(self._dtype if narrow else x.dtype, copy=True).contiguous()
+
+        self._likes[block, batch] = tree_map_only(
+            torch.Tensor, lambda x: _Like(shape=x.shape, dtype=x.dtype, device=x.device), value
+        )
+        value = tree_map_only(torch.Tensor, own, value)
+        if self._folder is None:
+            self._values[batch] = value
+        else:
+            torch.save(value, self._folder / f"{batch}.pt")
+
+    def get(self, block: int, batch: int) -> Any:
+        """Return a copy of what was kept, in its own dtypes."""
+        if self._folder is None:
+            value = self._values[batch]
+        else:
+            # What a model's own classes of results are is the model's business: our own file, just written.
+            value = torch.load(self._folder / f"{batch}.pt", weights_only=False)
+        likes = iter(tree_leaves(self._likes[block, batch]))
+        return tree_map_only(torch.Tensor, lambda x: x.to(next(likes).dtype, copy=True), value)
+
+    def unknown(self, block: int, batch: int) -> Any:
+        """Return what a block gave with NaN for its numbers."""
+        return tree_map_only(_Like, _Like.unknown, self._likes[block, batch])
+
+
+@contextmanager
+def _kept(steps: Steps) -> Iterator[_Kept]:
+    if steps.folder is None:
+        yield _Kept(None, steps.dtype)
+        return
+    with tempfile.TemporaryDirectory(prefix="zeropoint-", dir=steps.folder) as folder:
+        yield _Kept(Path(folder), steps.dtype)
+
+
+class _DoneError(Exception):
+    """Ends a run of the model once the block has run."""
+
+
+class _Stage(nn.Module):
+    """Stands in the place of a block: has its attributes, and calls a function with its position."""
+
+    def __init__(self, block: nn.Module, position: int, act: Callable[..., Any]) -> None:
+        super().__init__()
+        self.training = block.training
+        self.__dict__["held"] = (
+            block,
+            position,
+            act,
+        )  # not a submodule, which would be replaced in here too
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["held"][0], name)
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        """Return what the function does."""
+        _, position, act = self.__dict__["held"]
+        return act(position, *args, **named)
+
+
+class _Chain:
+    """Blocks that run one after another inside a model, and what came out of the last one."""
+
+    def __init__(self, root: nn.Module, blocks: list[tuple[str, nn.Module]], kept: _Kept) -> None:
+        self.blocks, self._root, self._kept = blocks, root, kept
+        self._ran, self._suspicious = 0, False
+
+    def observe(self, step: int, batches: Sequence[Any], watch: Watch, *, keep: bool = True) -> None:
+        """Run block ``step``, or the rest after the last block, observed; keep what comes out or not."""
+
+        def act(batch: int, *args: Any, **named: Any) -> None:
+            result = self.blocks[step][1](*args, **named)
+            if keep:
+                self._kept.put(step, batch, result)
+
+        with watch.hooked():
+            watch.examine = self._examine
+            self._run(step, batches, act, watch)
+
+    def run(self, step: int, batches: Sequence[Any], block: nn.Module) -> None:
+        """Run ``block`` in the place of block ``step`` and keep what comes out."""
+
+        def act(batch: int, *args: Any, **named: Any) -> None:
+            self._kept.put(step, batch, block(*args, **named))
+
+        self._run(step, batches, act, None)
+
+    def _run(self, step: int, batches: Sequence[Any], act: Callable[..., None], watch: Watch | None) -> None:
+        """Run the model up to block ``step``, where ``act`` takes the number of the batch and the arguments.
+
+        watch: enabled from the end of the block before to the end of this one.
+        """
+        batch = 0
+
+        def stage(position: int, *args: Any, **named: Any) -> Any:
+            self._expect(position)
+            if position == step:
+                for x in tree_leaves((args, named)):
+                    self._examine(f"block {self.blocks[step][0]!r}", x)
+                act(batch, *args, **named)
+                raise _DoneError
+            if position < step - 1:
+                return self._kept.unknown(position, batch)
+            if watch is not None:
+                watch.enabled = True
+            return self._kept.get(position, batch)
+
+        stages = {block: _Stage(block, at, stage) for at, (_, block) in enumerate(self.blocks)}
+        replace_modules(self._root, dict(stages))
+        try:
+            for batch, value in enumerate(batches):
+                self._ran = 0
+                # A result that holds NaN itself hides those that stand for earlier ones.
+                known = step < 2 or _holds_nan(self._kept.get(step - 1, batch))
+                self._suspicious = not known
+                if watch is not None:
+                    watch.enabled = step == 0
+                self._until_done(batch, value)
+        finally:
+            replace_modules(self._root, {stage: block for block, stage in stages.items()})
+
+    def _examine(self, what: str, x: Any) -> None:
+        """Raise UnsupportedError when ``x`` was computed from a block whose result was not kept."""
+        if self._suspicious and _holds_nan(x):
+            raise UnsupportedError(
+                f"{what} reads more than what the block before it gives; name blocks that form a chain, or "
+                "calibrate the model as a whole"
+            )
+
+    def _until_done(self, batch: int, value: Any) -> None:
+        try:
+            run_model(self._root, value)
+        except _DoneError:
+            return
+        if self._ran < len(self.blocks):
+            name = self.blocks[self._ran][0]
+            raise UnsupportedError(
+                f"block {name!r} did not run on batch {batch}; name blocks that run once each, or calibrate "
+                "the model as a whole"
+            )
+
+    def _expect(self, position: int) -> None:
+        if position != self._ran:
+            name = self.blocks[position][0]
+            due = self.blocks[self._ran][0] if self._ran < len(self.blocks) else "no other"
+            raise UnsupportedError(
+                f"block {name!r} ran where {due!r} was due; name blocks that run once each, in their order, "
+                "or calibrate the model as a whole"
+            )
+        self._ran += 1
+
+
+def _holds_nan(value: Any) -> bool:
+    """Return whether some number is NaN."""
+    tensors = (x for x in tree_leaves(value) if isinstance(x, torch.Tensor) and x.is_floating_point())
+    return any(bool(x.isnan().any()) for x in tensors)
+
+
+def _quantized(watch: Watch, name: str, block: nn.Module) -> nn.Module:
+    """Return a block as it will be deployed, given what has been learned of its layers."""
+    inner, params = set(block.modules()), watch.params(block)
+    rules = tuple(
+        Rule(
+            name=f"re:{re.escape(_within(name, layer))}",
+            types=(decision.subject.type,),
+            gives=decision.gives,
+            reason=decision.rule.reason,
+        )
+        for layer, module, decision in watch.decided
+        if module in inner
+    )
+    if all(rule.gives is None for rule in rules):
+        return block
+    learned: Mapping[str, QuantizationParams] = {_within(name, at): p for at, p in params.items()}
+    return quantize_model(block, Recipe(rules=rules), calibration=Calibration(params=learned)).model
+
+
+def _within(name: str, place: str) -> str:
+    """Return a place in the model as one in the block called ``name``."""
+    return place.removeprefix(name).lstrip(".")
