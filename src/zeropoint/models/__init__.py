@@ -6,6 +6,8 @@ from .conversion import Conversion, Converted
 from .convert import convert, quantize_model
 from .dynamic_quantize import DynamicQuantize
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
+from .fold import Folding, fold
+from .joins import Add, Concatenate, Multiply
 from .layer import PreparedLayer, QuantizedLayer
 from .learners import LEARNERS, Learner
 from .linear import QuantizedLinear
@@ -14,11 +16,15 @@ from .prepare import prepare
 
 __all__ = [
     "LEARNERS",
+    "Add",
     "Calibration",
+    "Concatenate",
     "Conversion",
     "Converted",
     "DynamicQuantize",
+    "Folding",
     "Learner",
+    "Multiply",
     "PackedWeight",
     "PreparedLayer",
     "QuantizedEmbedding",
@@ -28,6 +34,7 @@ __all__ = [
     "SplitAttention",
     "calibrate",
     "convert",
+    "fold",
     "prepare",
     "quantize_model",
 ]

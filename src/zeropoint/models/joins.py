@@ -1,0 +1,45 @@
+"""Modules in the place of torch functions that join tensors, so that rules can name them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Add(nn.Module):
+    """``a + b`` as a module: a rule for type ``Add`` quantizes both terms alike, or the sum.
+
+    >>> Add()(torch.ones(2), torch.ones(2))
+    tensor([2., 2.])
+    """
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Return the sum."""
+        return a + b
+
+
+class Multiply(nn.Module):
+    """``a * b`` as a module: a rule for type ``Multiply`` quantizes both factors alike, or the product."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Return the product."""
+        return a * b
+
+
+class Concatenate(nn.Module):
+    """``torch.cat`` as a module: a rule for type ``Concatenate`` quantizes all parts alike.
+
+    dim: the axis along which they are joined.
+    """
+
+    def __init__(self, dim: int = 0) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, *parts: torch.Tensor) -> torch.Tensor:
+        """Return the parts joined."""
+        return torch.cat(parts, self.dim)
+
+    def extra_repr(self) -> str:
+        """Return the axis."""
+        return f"dim={self.dim}"
