@@ -126,5 +126,22 @@ def test_copies_and_files_of_a_model_hold_the_same_bytes(preset: str) -> None:
             assert torch.equal(other(x), expected), how
 
 
+def test_states_of_another_scheme_dtype_or_with_damaged_scales_are_refused() -> None:
+    weight, state = packed("int4:g32", 4, 64), packed("int4:g32", 4, 64).state_dict()
+    for wrong, text in (
+        (packed("uint4:g32", 4, 64).state_dict(), r"scheme of the state \(uint4:g32\) must be that of the"),
+        ({**state, "scale1": state["scale1"].double()}, "scale1 .dtype torch.float64. must be torch.float32"),
+        ({**state, "scale1": -state["scale1"]}, r"scale 1 \(=-.*\) of block \(0, 0\) must be finite"),
+        ({**state, "data": state["data"].to(torch.int16)}, "data .dtype torch.int16. must be torch.uint8"),
+    ):
+        with pytest.raises(RuntimeError, match=rf"packed weight \(the module itself\): {text}"):
+            weight.load_state_dict(wrong)
+    assert same_bytes(weight, packed("int4:g32", 4, 64))
+    with pytest.raises(RuntimeError, match=r"packed weight 0\.weight: scheme of the state"):
+        nn.Sequential(quantize_model(nn.Linear(64, 8), "w8a16").model).load_state_dict(
+            nn.Sequential(quantize_model(nn.Linear(64, 8), "fp8").model).state_dict()
+        )
+
+
 def test_a_weight_says_its_scheme_and_shape() -> None:
     assert repr(packed("mxfp4", 4, 64)) == f"PackedWeight({Scheme.parse('mxfp4')}, shape=(4, 64))"

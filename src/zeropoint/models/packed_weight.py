@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import UnsupportedError
-from ..params.module_buffers import buffered_params, keeping_dtypes, register_params
+from ..params.module_buffers import (
+    buffered_params,
+    check_buffered,
+    check_dtypes,
+    described,
+    keeping_dtypes,
+    refusal_of_state,
+    register_params,
+)
 from ..tensor import QuantizedTensor
 
 Pick = Callable[[torch.Tensor, int], torch.Tensor]
@@ -25,6 +34,7 @@ class PackedWeight(nn.Module):
 
     Buffers: ``data`` (packed codes, uint8), ``scale1`` and on, ``zero_point`` where there is one; scales of 8
     bits as their bytes, which any file and process takes. A cast of the model (``half()``) changes none.
+    ``state_dict`` holds the scheme beside them, and loading refuses another one, and damaged scales.
 
     >>> from zeropoint.functional import quantize
     >>> weight = PackedWeight(quantize(torch.ones(4, 32), "mxfp4")).half()
@@ -96,6 +106,24 @@ class PackedWeight(nn.Module):
             zero_point=None if zero is None else own(zero, heights[0]),
         )
         return QuantizedTensor(data=data, params=params, shape=shape, dtype=self.dtype).dequantize(dtype)
+
+    def get_extra_state(self) -> torch.Tensor:
+        """Return the scheme's text as bytes, which loading compares."""
+        return described(self.scheme)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Do nothing: the scheme of a state that is loaded is that of the module."""
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        refusal = refusal_of_state(state_dict, prefix, self.scheme, self._check_state)
+        if refusal is not None:
+            rest[-1].append(f"packed weight {refusal}")
+            return
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _check_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        check_dtypes(self, tensors)
+        check_buffered(self.quantized().params, tensors)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PackedWeight:
         super()._apply(keeping_dtypes(fn), recurse)  # type: ignore[no-untyped-call]

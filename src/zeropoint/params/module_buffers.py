@@ -6,13 +6,19 @@ would be another number.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 
+from ..errors import DtypeError, SchemeError, ZeropointError
 from ..formats.torch_dtypes import format_of, storage_dtype
-from ..schemes import Scheme
+from ..schemes import Rounding, Scheme
 from .parameters import QuantizationParams
+
+DESCRIPTION = "_extra_state"
+"""Key under which torch keeps what ``get_extra_state`` returns."""
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -38,6 +44,63 @@ def buffered_params(
     return QuantizationParams(
         scheme=scheme, shape=shape, scales=scales, zero_point=module._buffers.get("zero_point"), dtype=dtype
     )
+
+
+def described(scheme: Scheme) -> torch.Tensor:
+    """Return the scheme's text as bytes, uint8: a tensor, so that any file of tensors can hold it.
+
+    >>> scheme_described(described(Scheme.parse("int4:g32"))).bits
+    4
+    """
+    return torch.tensor(list(str(scheme).encode()), dtype=torch.uint8)
+
+
+def scheme_described(state: torch.Tensor) -> Scheme:
+    """Return the scheme of :func:`described`."""
+    return Scheme.parse(bytes(state.tolist()).decode())
+
+
+def refusal_of_state(
+    state: Mapping[str, Any], prefix: str, scheme: Scheme, check: Callable[[Mapping[str, Any]], None]
+) -> str | None:
+    """Return why the part of ``state`` under ``prefix`` cannot be loaded by a module, or None when it can.
+
+    scheme: the module's, which a description must name but for a seed. check: raises a ZeropointError for
+    tensors, by their names in the module, that do not fit.
+    """
+    mine = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    description = mine.pop(DESCRIPTION, None)
+    try:
+        if description is not None:
+            _check_scheme(scheme_described(description), scheme)
+        check(mine)
+    except ZeropointError as error:
+        return f"{prefix.removesuffix('.') or '(the module itself)'}: {error}"
+    return None
+
+
+def _check_scheme(found: Scheme, wanted: Scheme) -> None:
+    """Raise SchemeError unless the schemes agree but for a seed of stochastic rounding."""
+    if replace(found, rounding=Rounding(mode=found.rounding.mode)) != replace(
+        wanted, rounding=Rounding(mode=wanted.rounding.mode)
+    ):
+        raise SchemeError(f"scheme of the state ({found}) must be that of the module, {wanted}")
+
+
+def check_dtypes(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise DtypeError for a tensor that loading into ``module`` would convert without a word."""
+    own = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+    for name, tensor in tensors.items():
+        if name in own and tensor.dtype != own[name].dtype:
+            raise DtypeError(f"{name} (dtype {tensor.dtype}) must be {own[name].dtype} to be loaded")
+
+
+def check_buffered(params: QuantizationParams, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise a ZeropointError unless the tensors, as buffers hold them, are valid in place of ``params``."""
+    own = params.tensors()
+    if tensors.keys() >= own.keys():
+        viewed = {name: tensors[name].view(tensor.dtype) for name, tensor in own.items()}
+        QuantizationParams.from_tensors(params.scheme, params.shape, viewed, params.dtype)
 
 
 def keeping_dtypes(move: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:

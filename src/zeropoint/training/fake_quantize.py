@@ -12,7 +12,7 @@ from ..formats.torch_dtypes import format_of
 from ..functional import choose_params, fake_quantize
 from ..params import QuantizationParams
 from ..params.arithmetic import store
-from ..params.module_buffers import buffered_params, bytes_of, register_params
+from ..params.module_buffers import buffered_params, bytes_of, check_buffered, register_params
 from ..schemes import Scheme, ZeroPoint
 from .quantizer import Quantizer
 
@@ -132,10 +132,7 @@ class FakeQuantize(Quantizer):
     def check_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Raise a ZeropointError unless the tensors are valid parameters for this module."""
         super().check_state(tensors)
-        own = self.params.tensors()
-        if tensors.keys() >= own.keys():
-            viewed = {name: tensors[name].view(tensor.dtype) for name, tensor in own.items()}
-            QuantizationParams.from_tensors(self.scheme, self.shape, viewed, self.dtype)
+        check_buffered(self.params, tensors)
 
 
 def _numbers(what: str, value: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -12,17 +12,20 @@ from typing import Any
 
 import torch
 
-from ..errors import DtypeError, SchemeError, ShapeError, ZeropointError
+from ..errors import SchemeError, ShapeError
 from ..formats import IntFormat, RoundingMode
 from ..formats.torch_dtypes import wide_dtype
 from ..functional import fake_quantize
 from ..params import QuantizationParams
-from ..params.module_buffers import keeping_dtypes
+from ..params.module_buffers import (
+    check_dtypes,
+    described,
+    keeping_dtypes,
+    refusal_of_state,
+    scheme_described,
+)
 from ..params.parameters import scheme_text
-from ..schemes import Rounding, Scheme
-
-DESCRIPTION = "_extra_state"
-"""Key under which torch keeps what ``get_extra_state`` returns."""
+from ..schemes import Scheme
 
 
 class Quantizer(torch.nn.Module, ABC):
@@ -126,49 +129,26 @@ class Quantizer(torch.nn.Module, ABC):
 
     def get_extra_state(self) -> torch.Tensor:
         """Return the scheme's text as bytes, uint8: a tensor, so that any file of tensors can hold it."""
-        return torch.tensor(list(str(self.scheme).encode()), dtype=torch.uint8)
+        return described(self.scheme)
 
     def set_extra_state(self, state: torch.Tensor) -> None:
         """Take the seed of stochastic rounding from a state whose scheme is known to fit."""
-        self.scheme = _described(state)
+        self.scheme = scheme_described(state)
 
     def check_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Raise a ZeropointError when ``tensors``, by their names in this module, cannot be loaded.
 
         Here: when a dtype differs, which loading would convert without a word.
         """
-        own = {**dict(self.named_parameters(recurse=False)), **dict(self.named_buffers(recurse=False))}
-        for name, tensor in tensors.items():
-            if name in own and tensor.dtype != own[name].dtype:
-                raise DtypeError(f"{name} (dtype {tensor.dtype}) must be {own[name].dtype} to be loaded")
+        check_dtypes(self, tensors)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-        mine = {
-            key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)
-        }
-        description = mine.pop(DESCRIPTION, None)
-        errors: list[str] = rest[-1]
-        try:
-            if description is not None:
-                _check_scheme(_described(description), self.scheme)
-            self.check_state(mine)
-        except ZeropointError as error:
-            errors.append(f"quantizer {prefix.removesuffix('.') or '(the module itself)'}: {error}")
+        refusal = refusal_of_state(state_dict, prefix, self.scheme, self.check_state)
+        if refusal is not None:
+            rest[-1].append(f"quantizer {refusal}")
             return
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Quantizer:
         super()._apply(keeping_dtypes(fn), recurse)  # type: ignore[no-untyped-call]
         return self
-
-
-def _described(state: torch.Tensor) -> Scheme:
-    return Scheme.parse(bytes(state.tolist()).decode())
-
-
-def _check_scheme(found: Scheme, wanted: Scheme) -> None:
-    """Raise SchemeError unless the schemes agree but for a seed of stochastic rounding."""
-    if replace(found, rounding=Rounding(mode=found.rounding.mode)) != replace(
-        wanted, rounding=Rounding(mode=wanted.rounding.mode)
-    ):
-        raise SchemeError(f"scheme of the state ({found}) must be that of the module, {wanted}")
