@@ -11,8 +11,7 @@ from torch import nn
 
 import zeropoint as zp
 from zeropoint.errors import CalibrationError, NonFiniteError, RecipeError, UnsupportedError
-from zeropoint.models import PackedWeight, QuantizedEmbedding, QuantizedLinear, linear, quantize_model
-from zeropoint.models.integer_product import PRODUCTS, integer_product, is_exact
+from zeropoint.models import PackedWeight, QuantizedEmbedding, quantize_model
 from zeropoint.recipes import MODEL_PRESETS, Assignment, Recipe, Rule, model_preset, parse_recipe
 
 DYNAMIC = [name for name in MODEL_PRESETS if not model_preset(name).needs_calibration]
@@ -62,54 +61,6 @@ def test_linear_layers_compute_with_the_values_of_their_codes(preset: str, dtype
     assert (found.dtype, found.shape) == (dtype, (2, 5, 96))
     # Sums of 256 products in the layer's dtype.
     assert float((found.double() - expected).abs().max()) < (1e-5 if dtype == torch.float32 else 0.03)
-
-
-def test_the_integer_product_is_used_where_it_is_exact_and_says_so() -> None:
-    layer = quantize_model(nn.Linear(64, 32), "w8a8").model
-    assert isinstance(layer, QuantizedLinear)
-    found = integer_product()
-    assert found is not None
-    assert layer.explain() == f"int8 product ({found[0]})"
-    q, w = zp.quantize(torch.randn(9, 64), "int8:token"), layer.weight.quantized()
-    sums = q.codes.long() @ w.codes.long().t()
-    assert torch.equal(found[1](q.codes, w.codes).long(), sums)
-
-
-def test_a_product_that_saturates_is_found_out() -> None:
-    def saturating(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        moved, wide = a.int() + 128, b.int()
-        pairs = moved.reshape(a.shape[0], 1, -1, 2) * wide.reshape(1, b.shape[0], -1, 2)
-        return pairs.sum(3).clamp(-32768, 32767).sum(2) - 128 * wide.sum(1)
-
-    assert not is_exact(saturating)
-    assert all(is_exact(product) for product in PRODUCTS.values())
-
-
-@pytest.mark.parametrize(
-    ("weight", "activation", "reason"),
-    [
-        ("int8:channel", None, "the input is not quantized"),
-        ("int4:g32", "int8:token", "int4:g32 is not symmetric int8"),
-        ("int8:tensor", "int8:token", "does not have one scale a channel"),
-        ("int8:channel", "uint8:token:asym", "uint8:token:asym is not symmetric int8"),
-    ],
-)
-def test_explanations_say_why_a_weight_is_dequantized(
-    weight: str, activation: str | None, reason: str
-) -> None:
-    gives = Assignment.of(weight=weight, input=activation)
-    layer = quantize_model(nn.Linear(64, 32), Recipe(default=Rule(gives=gives))).model
-    assert isinstance(layer, QuantizedLinear)
-    assert reason in layer.explain()
-    assert layer(torch.randn(3, 64)).shape == (3, 32)
-
-
-def test_tiles_of_rows_give_what_the_whole_weight_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = quantize_model(nn.Linear(64, 37), "w8a16").model
-    x = torch.randn(3, 64)
-    whole = layer(x)
-    monkeypatch.setattr(linear, "TILE_VALUES", 5 * 64)
-    torch.testing.assert_close(layer(x), whole, rtol=1e-6, atol=1e-6)
 
 
 def test_shared_layers_are_converted_once_and_tied_ones_stay_tied() -> None:

@@ -1,8 +1,9 @@
-"""The integer matrix products that torch ships, used only where they are exact on this machine.
+"""The integer matrix product that torch ships, used only where it is exact and fast on this machine.
 
-Some move int8 to uint8 and add pairs of products in 16 bits where a machine has nothing better (oneDNN's
-quantized linear without VNNI), and two products of 255 by 127 do not fit. So a product is tried once on the
-worst operands and compared with int64.
+``torch._int_mm`` goes through oneDNN where the processor multiplies bytes (VNNI), and through plain loops, 10
+times slower than float32, where it does not. Products of oneDNN may move int8 to uint8 and add pairs in 16
+bits where a machine has nothing better, and two products of 255 by 127 do not fit. So it is tried once, on
+operands at the ends of their range and in shapes that leave remainders, and compared with int64.
 """
 
 from __future__ import annotations
@@ -15,35 +16,47 @@ import torch
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(rows, k) and (columns, k), both int8, to (rows, columns) of exact sums, int32 or float32."""
 
+_SHAPES = ((1, 256, 8), (16, 256, 32), (17, 37, 9), (5, 4096, 33), (33, 1030, 16))
+"""Rows, k and columns that are tried: one row, remainders of 4, 16 and 32, long sums."""
 
-def _int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+
+def int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return the product of torch; raises RuntimeError where torch was built without it."""
     return torch._int_mm(a, b.t())
 
 
-PRODUCTS: dict[str, Product] = {"torch._int_mm": _int_mm}
-"""By name, in the order in which they are tried."""
-
-
 @functools.cache
-def integer_product() -> tuple[str, Product] | None:
-    """Return the name and function of the first product that is exact here, or None when none is.
+def refusal() -> str | None:
+    """Return why torch's product is not used on this machine, or None.
 
-    >>> integer_product() is None or integer_product()[0] in PRODUCTS
+    >>> refusal() in (None, "not exact here", "slow without VNNI")
     True
     """
-    return next(((name, product) for name, product in PRODUCTS.items() if is_exact(product)), None)
+    if not torch.cpu._is_vnni_supported():
+        return "slow without VNNI"
+    return None if is_exact(int_mm) else "not exact here"
 
 
 def is_exact(product: Product) -> bool:
-    """Return whether ``product`` gives the sums of int64 on operands at the ends of their range."""
+    """Return whether ``product`` gives the sums of int64 on operands at the ends of their range.
+
+    >>> is_exact(lambda a, b: (a.long() @ b.long().t()).clamp(-32768, 32767))
+    False
+    """
     generator = torch.Generator().manual_seed(0)
-    mixed = torch.randint(-128, 128, (16, 256), generator=generator).to(torch.int8)
-    for a, b in ((torch.full((16, 256), 127), torch.full((32, 256), 127)), (mixed, mixed.repeat(2, 1))):
-        left, right = a.to(torch.int8), b.to(torch.int8)
-        try:
-            found = product(left, right)
-        except (RuntimeError, NotImplementedError, AttributeError):
-            return False  # torch was built without it, or not for this machine
-        if not torch.equal(found.long(), left.long() @ right.long().t()):
-            return False
+    for rows, k, columns in _SHAPES:
+        mixed = [
+            torch.randint(-128, 128, (count, k), generator=generator).to(torch.int8)
+            for count in (rows, columns)
+        ]
+        for ends in (None, (127, 127), (-128, 127), (-128, -128)):
+            left, right = (
+                mixed if ends is None else (torch.full_like(t, e) for t, e in zip(mixed, ends, strict=True))
+            )
+            try:
+                found = product(left, right)
+            except (RuntimeError, AttributeError):
+                return False  # torch was built without it, or not for this machine
+            if not torch.equal(found.long(), left.long() @ right.long().t()):
+                return False
     return True

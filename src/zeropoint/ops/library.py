@@ -17,6 +17,7 @@ from ..formats.torch_dtypes import format_of, storage_dtype, wide_dtype
 from ..layout import packing
 from ..params.arithmetic import zero_point_dtype
 from ..schemes import Scheme, ZeroPoint
+from .linear import linear_call, linear_kernel, reference_linear
 from .registry import Backend, Counter, Op, Request, choose, counter
 from .threads import gradual_underflow
 
@@ -236,3 +237,46 @@ def _straight_through(
 
 
 fake_quantize.register_autograd(_straight_through, setup_context=_keep)
+
+
+@operator("linear")
+def linear(
+    x: torch.Tensor,
+    params: list[torch.Tensor],
+    weight: torch.Tensor,
+    weight_scales: list[torch.Tensor],
+    bias: torch.Tensor | None,
+    scheme: str,
+    weight_scheme: str,
+    weight_dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return a linear layer's output from integer codes; see :mod:`.linear`.
+
+    x: (..., in_features). params: scale, and zero point if there is one, of all of ``x`` under ``scheme``;
+    empty where each row gives its own. weight: (out_features, bytes) packed codes of ``weight_scheme``.
+    Raises UnsupportedError for schemes that are not products of integer codes, NonFiniteError and RangeError
+    as quantizing ``x`` does.
+    """
+    call = linear_call(
+        scheme, weight_scheme, (weight.shape[0], x.shape[-1]), weight_dtype, bool(params), x.dtype
+    )
+    given = ((params[0],), params[1] if len(params) > 1 else None) if params else None
+    kernel = linear_kernel(call) if x.device.type == "cpu" and _ONLY.get() in (None, "cpu") else None
+    if callable(kernel):
+        return kernel(x, given, weight, tuple(weight_scales), bias)
+    with gradual_underflow():
+        return reference_linear(call, x, given, (weight, tuple(weight_scales)), bias)
+
+
+@linear.register_fake
+def _(
+    x: torch.Tensor,
+    params: list[torch.Tensor],
+    weight: torch.Tensor,
+    weight_scales: list[torch.Tensor],
+    bias: torch.Tensor | None,
+    scheme: str,
+    weight_scheme: str,
+    weight_dtype: torch.dtype,
+) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))

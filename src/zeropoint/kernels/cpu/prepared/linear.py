@@ -1,0 +1,135 @@
+"""A linear layer's arguments resolved once: what remains for each call are its tensors and its threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....formats import IntFormat
+from ....ops import reference
+from ....ops.linear import Linear, LinearCall
+from ....ops.registry import Params
+from ....ops.threads import gradual_underflow, over_rows, thread_count
+from ....params.arithmetic import effective_scale
+from .. import layout as k
+from ..backend import _NO_FLOATS, _factors, _flat, _order
+from ..linear import Input, Matrix, linear_rows, work_bytes
+from ..lowering import KINDS, View, element_of, element_refusal, given_rule, rule_of, rule_refusal, view_of
+from ..products import HIGH, WIDE
+
+_ANY_ROWS = 1 << 40
+_NO_BIAS = np.zeros(0, np.float32)
+WORK_OF_ONE = 16
+"""Products in the time of one element of other operators: what decides whether another thread pays."""
+
+
+def prepare(call: LinearCall) -> Linear | str:
+    """Return the kernel for ``call``, or why there is none."""
+    source = _input_of(call)
+    if isinstance(source, str):
+        return source
+    matrix, (rows, cols) = _matrix_of(call), call.shape
+
+    def run(
+        x: torch.Tensor,
+        params: Params | None,
+        weight: torch.Tensor,
+        scales: tuple[torch.Tensor, ...],
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        out, count = x.new_empty((*x.shape[:-1], rows), dtype=torch.float32), x.numel() // cols
+        if count == 0 or rows == 0:
+            return out.to(x.dtype)
+        tensors = (
+            _flat(x), source, _given(call, params, count), weight.numpy().reshape(-1), matrix,
+            _scales_of(call, scales), _NO_BIAS if bias is None else bias.detach().float().numpy(),
+        )  # fmt: skip
+        if _over_threads(tensors, out.numpy().reshape(-1), count, matrix) != k.OK:
+            _refuse(x, call)
+        return out if x.dtype is torch.float32 else out.to(x.dtype)
+
+    return run
+
+
+def _matrix_of(call: LinearCall) -> Matrix:
+    (rows, cols), element = call.shape, call.weight.element
+    assert isinstance(element, IntFormat)
+    groups = call.weight.granularity.grid(call.shape)[1]
+    return Matrix(
+        rows=np.uint64(rows), cols=np.uint64(cols), row_bytes=np.uint64(-(-cols * element.bits // 8)),
+        bits=np.uint64(element.bits), group=np.uint64(cols // groups), groups=np.uint64(groups),
+        signed=np.uint8(element.signed),
+    )  # fmt: skip
+
+
+def _input_of(call: LinearCall) -> Input | str:
+    """Return what the kernel is told of the input, or why it cannot quantize it."""
+    scheme, dtype = call.source, call.dtype
+    if dtype not in KINDS:
+        return f"{dtype} is computed in float64"
+    reason = element_refusal(scheme) or (None if call.given else rule_refusal(scheme, dtype))
+    if reason is not None:
+        return reason
+    rule = given_rule() if call.given else rule_of(scheme, dtype)
+    if rule.how not in (k.GIVEN, k.LINEAR, k.AFFINE):
+        return f"scales of {scheme} are not float numbers"
+    view = view_of(scheme, (_ANY_ROWS, call.shape[1]), dtype)
+    assert isinstance(view, View)
+    assert isinstance(scheme.element, IntFormat)
+    return Input(
+        layout=view.layout,
+        element=element_of(scheme, dtype, multiply=False),
+        rule=rule,
+        order=_order(scheme),
+        signed=np.uint8(scheme.element.signed),
+    )
+
+
+def _given(call: LinearCall, params: Params | None, count: int) -> tuple[Any, Any]:
+    """Return the given scale and zero point as the kernel takes them."""
+    if params is None:
+        return _NO_FLOATS, _NO_FLOATS
+    with gradual_underflow():
+        return _factors(call.source, params, (count, call.shape[1]), call.dtype, dividing=True)
+
+
+def _scales_of(call: LinearCall, scales: tuple[torch.Tensor, ...]) -> Any:
+    """Return one float32 a row and group: the memory of the tensor where it holds them."""
+    stored, rows = scales[0], call.shape[0]
+    if len(scales) > 1 or stored.dtype is not torch.float32 or stored.shape[0] != rows:
+        with gradual_underflow():
+            combined = effective_scale(call.weight, scales, call.shape, call.weight_dtype)
+        assert combined is not None
+        stored = combined.to(torch.float32).expand(rows, -1).contiguous()
+    return stored.numpy().reshape(-1)
+
+
+def _over_threads(tensors: Any, out: Any, count: int, matrix: Matrix) -> int:
+    """Run the kernel on tiles of rows or, where these are few, on those of columns; return its state."""
+    rows, cols, bits = int(matrix.rows), int(matrix.cols), int(matrix.bits)
+    along = count >= 2 * HIGH * thread_count()
+    tiles, height = (-(-count // HIGH), HIGH) if along else (-(-rows // WIDE), WIDE)
+    kernel: Any = linear_rows
+
+    def work(first: int, last: int) -> int:
+        part = first * height, min(last * height, count if along else rows)
+        height_of, columns = (part, (0, rows)) if along else ((0, count), part)
+        space = np.empty(work_bytes(height_of[1] - height_of[0], cols, bits), np.uint8)
+        return int(kernel(*tensors, space, out, _unsigned(height_of), _unsigned(columns)))
+
+    return over_rows(tiles, count * rows * cols // WORK_OF_ONE, work)
+
+
+def _unsigned(part: tuple[int, int]) -> tuple[np.uint64, np.uint64]:
+    return np.uint64(part[0]), np.uint64(part[1])
+
+
+def _refuse(x: torch.Tensor, call: LinearCall) -> None:
+    """Let the reference find what the kernel did not like, and say where."""
+    if call.given:
+        reference.require_finite(x)
+    else:
+        reference.choose_params(x, call.source)
+    raise AssertionError(f"the kernel refused an input of {call.source} that the reference accepts")

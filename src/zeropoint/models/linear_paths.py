@@ -1,0 +1,218 @@
+"""The ways in which a quantized linear layer computes, fastest first, and why one is not taken.
+
+All give the same result but for rounding in float32: those on integers have the same sums. This module knows
+schemes, machines and numbers of tokens; what the layer holds is handed to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from ..formats import IntFormat
+from ..functional import quantize
+from ..ops import library
+from ..ops import linear as products
+from ..recipes import Activation
+from ..schemes import Granularity, Scheme, ZeroPoint
+from ..training import FakeQuantize
+from . import integer_product
+from .dynamic_quantize import DynamicQuantize
+from .packed_weight import PackedWeight
+
+TILE_VALUES = 1 << 22
+"""Numbers of a weight that are dequantized at once: 16 MiB of float32."""
+MANY_ROWS = 16
+"""Tokens from which torch's product is worth its calls."""
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+Run = Callable[[torch.Tensor], torch.Tensor]
+"""From a layer's input to its output, before that is quantized."""
+
+
+class Layer(Protocol):
+    """What a layer consists of: its packed weight, its bias, and what quantizes its input, if anything."""
+
+    @property
+    def weight(self) -> PackedWeight:
+        """The weight."""
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """The bias."""
+
+    @property
+    def input_quantizer(self) -> nn.Module | None:
+        """What the input passes through."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """One way to compute.
+
+    name: as it is told. refusal: why it is not for such a layer on this machine, or None. prepare: from the
+    layer to what runs. takes: whether it is for an input.
+    """
+
+    name: str
+    refusal: Callable[[Layer], str | None]
+    prepare: Callable[[Layer], Run]
+    takes: Callable[[Layer, torch.Tensor], bool]
+
+
+def _scheme_of(source: nn.Module | None) -> Activation | str:
+    """Return how the input is quantized, or why that is not a scheme of one kind."""
+    if source is None:
+        return "the input is not quantized"
+    if isinstance(source, DynamicQuantize):
+        return source.activation
+    if type(source) is FakeQuantize:
+        return Activation(scheme=source.scheme, dynamic=False)
+    return f"the input is quantized by a {type(source).__name__}"
+
+
+def _integers_refusal(layer: Layer) -> str | None:
+    source = _scheme_of(layer.input_quantizer)
+    if isinstance(source, str):
+        return source
+    rows, cols = layer.weight.shape
+    return products.refusal(
+        products.LinearCall(
+            weight=layer.weight.scheme,
+            shape=(rows, cols),
+            weight_dtype=layer.weight.dtype,
+            source=source.scheme,
+            given=not source.dynamic,
+            dtype=torch.float32,
+        )
+    )
+
+
+def _takes_integers(layer: Layer, x: torch.Tensor) -> bool:
+    """Whether ``x`` is for a product on integers, through which no gradient passes."""
+    source = layer.input_quantizer
+    if x.dtype not in _DTYPES or x.device.type != "cpu" or (x.requires_grad and torch.is_grad_enabled()):
+        return False
+    return not isinstance(source, FakeQuantize) or (source.enabled and source.dtype == x.dtype)
+
+
+def _integers(layer: Layer) -> Run:
+    source, weight = layer.input_quantizer, layer.weight
+    activation = _scheme_of(source)
+    assert isinstance(activation, Activation)
+    text, weight_text = str(activation.scheme), str(weight.scheme)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        given: list[torch.Tensor] = []
+        if isinstance(source, FakeQuantize):
+            params = source.params
+            zeros = [] if params.zero_point is None else [params.zero_point]
+            given = [t.reshape(1, 1) for t in (*params.scales, *zeros)]
+        y: torch.Tensor = library.linear(
+            x, given, weight._buffers["data"], _scales(weight), layer.bias, text, weight_text, weight.dtype
+        )
+        return y
+
+    return run
+
+
+def _scales(weight: PackedWeight) -> list[torch.Tensor]:
+    """Return the scales of a weight; most are one float buffer, which need not be made into parameters."""
+    scale = weight._buffers["scale1"]
+    assert scale is not None
+    if len(weight.scheme.scales) == 1 and scale.element_size() > 1:
+        return [scale]
+    return list(weight.quantized().scales)
+
+
+def _torch_refusal(layer: Layer) -> str | None:
+    source = _scheme_of(layer.input_quantizer)
+    if isinstance(source, str):
+        return source
+    if not source.dynamic:
+        return "the input has fixed parameters"
+    for scheme, blocks in (
+        (layer.weight.scheme, Granularity.channel(0)),
+        (source.scheme, Granularity.token()),
+    ):
+        if not _is_plain_int8(scheme):
+            return f"{scheme} is not symmetric int8 with float scales"
+        if scheme.granularity.block_shape((2, 2)) != blocks.block_shape((2, 2)):
+            return f"{scheme} does not have one scale a row"
+    return integer_product.refusal()
+
+
+def _is_plain_int8(scheme: Scheme) -> bool:
+    fmt = scheme.element
+    whole = isinstance(fmt, IntFormat) and fmt.signed and fmt.bits == 8 and not fmt.fraction_bits
+    one_level = len(scheme.scales) == 1 and not scheme.scales[0].rule.power_of_two
+    return whole and one_level and scheme.zero_point is ZeroPoint.NONE
+
+
+def _takes_torch(layer: Layer, x: torch.Tensor) -> bool:
+    many = x.numel() >= MANY_ROWS * layer.weight.shape[1]
+    return many and not torch.compiler.is_compiling() and _takes_integers(layer, x)
+
+
+def _torch(layer: Layer) -> Run:
+    source, packed = layer.input_quantizer, layer.weight
+    assert isinstance(source, DynamicQuantize)
+    scheme = source.activation.scheme
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        q, weight = quantize(x.reshape(-1, x.shape[-1]), scheme), packed.quantized()
+        y = integer_product.int_mm(q.codes, weight.codes).to(torch.float32)
+        y = y.mul_(weight.scales[0].float().reshape(1, -1)).mul_(q.scales[0].float())
+        y = y if layer.bias is None else y.add_(layer.bias)
+        return y.to(x.dtype).reshape(*x.shape[:-1], -1)
+
+    return run
+
+
+def _tiles(layer: Layer) -> Run:
+    return lambda x: _product_of_tiles(layer, x)
+
+
+def _product_of_tiles(layer: Layer, x: torch.Tensor) -> torch.Tensor:
+    weight, (total, width) = layer.weight, layer.weight.shape
+    x = x if layer.input_quantizer is None else layer.input_quantizer(x)
+    step = max(1, TILE_VALUES // max(1, width) // weight.block_rows) * weight.block_rows
+    if step >= total:
+        return nn.functional.linear(x, weight.tile(0, total, x.dtype), layer.bias)
+    tiles = []
+    for start in range(0, total, step):
+        stop = min(total, start + step)
+        bias = None if layer.bias is None else layer.bias[start:stop]
+        tiles.append(nn.functional.linear(x, weight.tile(start, stop, x.dtype), bias))
+    return torch.cat(tiles, -1)
+
+
+PATHS = (
+    Path(name="torch._int_mm", refusal=_torch_refusal, prepare=_torch, takes=_takes_torch),
+    Path(name="integer codes", refusal=_integers_refusal, prepare=_integers, takes=_takes_integers),
+    Path(name="dequantized tiles", refusal=lambda _: None, prepare=_tiles, takes=lambda _, __: True),
+)
+"""Fastest first; the last takes everything."""
+
+
+def explain(layer: Layer) -> str:
+    """Return in words how ``layer`` computes, and why not in the other ways."""
+    taken, shut = "", dict[str, list[str]]()
+    for path in PATHS:
+        reason = path.refusal(layer)
+        if reason is not None:
+            shut.setdefault(reason, []).append(path.name)
+        elif not taken:
+            taken = path.name
+    told = "; ".join(f"not of {' or '.join(names)}: {reason}" for reason, names in shut.items())
+    return f"product of {taken}" + (f" ({told})" if told else "")
+
+
+def prepared(layer: Layer) -> list[tuple[Callable[[Layer, torch.Tensor], bool], Run]]:
+    """Return the ways that are open to ``layer``, fastest first: for which inputs, and what runs."""
+    return [(path.takes, path.prepare(layer)) for path in PATHS if path.refusal(layer) is None]

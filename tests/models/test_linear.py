@@ -1,0 +1,230 @@
+"""QuantizedLinear: the ways in which it computes agree, say why they are taken, and are seen by compilers."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import zeropoint as zp
+from zeropoint.models import QuantizedLinear, calibrate, integer_product, linear_paths, quantize_model
+from zeropoint.models.linear_paths import PATHS
+from zeropoint.recipes import Assignment, Recipe, Rule
+
+BY_NAME = {path.name: path for path in PATHS}
+STATIC = Assignment.of(weight="int8:channel", input="uint8:tensor:asym static")
+
+
+def converted(
+    weight: str,
+    source: str | None = None,
+    *,
+    shape: tuple[int, int] = (32, 64),
+    dtype: torch.dtype = torch.float32,
+) -> QuantizedLinear:
+    """Return a random layer under two schemes; static inputs are calibrated on a random batch."""
+    torch.manual_seed(0)
+    recipe = Recipe(default=Rule(gives=Assignment.of(weight=weight, input=source)))
+    layer = nn.Sequential(nn.Linear(shape[1], shape[0]).to(dtype))
+    known = (
+        calibrate(layer, recipe, [torch.randn(64, shape[1]).to(dtype)])
+        if "static" in (source or "")
+        else None
+    )
+    found = quantize_model(layer, recipe, calibration=known).model[0]
+    assert isinstance(found, QuantizedLinear)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("weight", "source"),
+    [
+        ("int8:channel:narrow", "int8:token"),
+        ("int8:channel", "uint8:token:asym"),
+        ("int8:channel", "uint8:tensor:asym static"),
+        ("int8:channel", "int8:tensor:narrow:scale=ceil static"),
+        ("int4:g32", "int8:token"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_all_ways_that_are_open_give_the_same(weight: str, source: str, dtype: torch.dtype) -> None:
+    layer, x = converted(weight, source, dtype=dtype), torch.randn(3, 20, 64).to(dtype)
+    values = layer.weight.quantized().dequantize(torch.float32).double()
+    quantizer, bias = layer.input_quantizer, layer.bias
+    assert quantizer is not None
+    assert bias is not None
+    with torch.no_grad():
+        # Half-precision values of codes are rounded before torch's product; in ours the codes are exact.
+        wide = quantizer(x).double() if dtype == torch.float32 else None
+        for name, path in BY_NAME.items():
+            if path.refusal(layer) is None:
+                found = path.prepare(layer)(x)
+                assert (found.dtype, found.shape) == (dtype, (3, 20, 32)), name
+                if wide is not None:
+                    expected = wide @ values.t() + bias.double()
+                    assert float((found - expected).abs().max()) < 1e-5, name
+        tiles, taken = BY_NAME["dequantized tiles"].prepare(layer)(x), layer(x)
+    # Half precision: 8 or 11 bits of values near 1, of the quantized input and of the output.
+    near = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    assert float((tiles.double() - taken.double()).abs().max()) < near
+
+
+def test_torchs_product_gives_what_ours_gives_bit_for_bit() -> None:
+    layer, x = converted("int8:channel:narrow", "int8:token"), torch.randn(40, 64)
+    with torch.no_grad():
+        theirs = BY_NAME["torch._int_mm"].prepare(layer)(x)
+        ours = BY_NAME["integer codes"].prepare(layer)(x)
+    # Their sums are multiplied by the weight's scale first, as ours are.
+    assert torch.equal(theirs, ours)
+
+
+def test_a_product_that_saturates_is_found_out() -> None:
+    def saturating(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        moved, wide = (
+            nn.functional.pad(a.int() + 128, (0, a.shape[1] % 2)),
+            nn.functional.pad(b.int(), (0, b.shape[1] % 2)),
+        )
+        pairs = moved.reshape(a.shape[0], 1, -1, 2) * wide.reshape(1, b.shape[0], -1, 2)
+        return pairs.sum(3).clamp(-32768, 32767).sum(2) - 128 * wide.sum(1)
+
+    def wrong_at_the_end(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        whole = a.shape[1] - a.shape[1] % 4
+        return a[:, :whole].long() @ b[:, :whole].long().t()
+
+    def absent(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    assert not any(map(integer_product.is_exact, (saturating, wrong_at_the_end, absent)))
+    assert integer_product.is_exact(lambda a, b: a.long() @ b.long().t())
+    assert integer_product.is_exact(integer_product.int_mm)
+
+
+def test_torchs_product_is_used_only_where_the_processor_multiplies_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for answer, reason in ((False, "slow without VNNI"), (True, None)):
+        monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda answer=answer: answer)
+        integer_product.refusal.cache_clear()
+        assert integer_product.refusal() == reason
+        layer = converted("int8:channel:narrow", "int8:token")
+        assert layer.explain().startswith("product of torch._int_mm") is answer
+    takes = BY_NAME["torch._int_mm"].takes
+    assert takes(layer, torch.randn(2, 8, 64))
+    assert not takes(layer, torch.randn(15, 64))
+    monkeypatch.undo()
+    integer_product.refusal.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("weight", "source", "reason"),
+    [
+        ("int8:channel", None, "the input is not quantized"),
+        ("int3:channel", "int8:token", "int3:channel is not int8 or int4"),
+        ("int8:channel", "int8:tensor dynamic", "int8:tensor does not have one scale a token"),
+        ("int8:channel", "int8:channel1 static", "int8:channel1 does not have one scale for the tensor"),
+        ("float8_e4m3fn:channel", "float8_e4m3fn:token", "float8_e4m3fn:channel is not int8 or int4"),
+    ],
+)
+def test_explanations_say_why_a_weight_is_dequantized(weight: str, source: str | None, reason: str) -> None:
+    layer = converted(weight, source)
+    assert layer.explain().startswith("product of dequantized tiles (not of ")
+    assert reason in layer.explain()
+    assert layer(torch.randn(3, 64)).shape == (3, 32)
+
+
+def test_tiles_of_rows_give_what_the_whole_weight_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = converted("int8:channel", shape=(37, 64)), torch.randn(3, 64)
+    whole = layer(x)
+    monkeypatch.setattr(linear_paths, "TILE_VALUES", 5 * 64)
+    torch.testing.assert_close(layer(x), whole, rtol=1e-6, atol=1e-6)
+
+
+def test_inputs_that_integers_do_not_serve_take_the_tiles() -> None:
+    layer = converted("int8:channel", "int8:token")
+    takes = BY_NAME["integer codes"].takes
+    assert takes(layer, torch.randn(2, 64))
+    assert not takes(layer, torch.randn(2, 64, dtype=torch.float64))
+    assert not takes(layer, torch.randn(2, 64, requires_grad=True))
+    assert not takes(layer, torch.empty(2, 64, device="meta"))
+    static = converted("int8:channel", "uint8:tensor:asym static")
+    assert takes(static, torch.randn(2, 64))
+    assert not takes(static, torch.randn(2, 64).bfloat16())
+    assert isinstance(static.input_quantizer, zp.FakeQuantize)
+    static.input_quantizer.enabled = False
+    assert not takes(static, torch.randn(2, 64))
+
+
+def test_gradients_reach_the_input_through_the_straight_through_estimator() -> None:
+    layer = converted("int8:channel", "uint8:tensor:asym static")
+    x = torch.randn(5, 64)
+    x[0, 0] = 1e3
+    with torch.no_grad():
+        expected = layer(x)
+    x.requires_grad_()
+    y = layer(x)
+    torch.testing.assert_close(y.detach(), expected, rtol=1e-5, atol=1e-5)
+    y.sum().backward()
+    assert x.grad is not None
+    slope = layer.weight.quantized().dequantize().sum(0).expand(5, 64).clone()
+    slope[0, 0] = 0.0
+    torch.testing.assert_close(x.grad, slope, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("source", ["int8:token", "uint8:tensor:asym static"])
+def test_exported_and_compiled_layers_run_one_operator(source: str) -> None:
+    layer, x = converted("int8:channel", source), torch.randn(5, 64)
+    with torch.no_grad():
+        expected = layer(x)
+        compiled = torch.compile(layer, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(x), expected)
+        program = torch.export.export(
+            layer, (x,), dynamic_shapes=({0: torch.export.Dim("rows", min=2, max=99)},)
+        )
+        called = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+        assert "zeropoint.linear.default" in called
+        assert not any("fake_quantize" in target for target in called)
+        more = torch.randn(8, 64)
+        assert torch.equal(program.module()(more), layer(more))
+
+
+def test_the_operator_passes_torchs_own_checks() -> None:
+    weight = zp.quantize(torch.randn(6, 32), "int8:channel")
+    args = (
+        torch.randn(3, 32), [], weight.data, list(weight.scales), torch.randn(6),
+        "int8:token", "int8:channel", torch.float32,
+    )  # fmt: skip
+    found = torch.library.opcheck(
+        torch.ops.zeropoint.linear.default, args, test_utils=("test_schema", "test_faketensor")
+    )
+    assert found == {"test_schema": "SUCCESS", "test_faketensor": "SUCCESS"}
+
+
+def test_copies_and_loaded_layers_choose_for_the_machine_they_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = converted("int8:channel", "int8:token"), torch.randn(5, 64)
+    saved = pickle.dumps(layer)
+    monkeypatch.setattr(linear_paths, "PATHS", (BY_NAME["dequantized tiles"],))
+    for other in (pickle.loads(saved), copy.deepcopy(layer)):
+        assert other.explain() == "product of dequantized tiles"
+        with torch.no_grad():
+            torch.testing.assert_close(other(x), layer(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_cast_model_still_multiplies_its_codes() -> None:
+    layer = converted("int8:channel", "int8:token").bfloat16()
+    x = torch.randn(5, 64).bfloat16()
+    with torch.no_grad():
+        found = layer(x)
+        tiles = BY_NAME["dequantized tiles"].prepare(layer)(x)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, tiles, rtol=0.02, atol=0.02)
+
+
+def test_nothing_of_the_size_of_the_weight_is_kept_beside_it() -> None:
+    layer = converted("int8:channel", "int8:token", shape=(512, 1024))
+    with torch.no_grad():
+        layer(torch.randn(33, 1024))
+    held = sum(t.nbytes for t in (*layer.buffers(), *layer.parameters()))
+    assert held < 0.26 * 512 * 1024 * 4
+    tensors = [value for value in vars(layer).values() if isinstance(value, torch.Tensor)]
+    assert not tensors
