@@ -1,0 +1,126 @@
+"""Models on quantized weights as ONNX files that keep the codes, in QuantizeLinear and DequantizeLinear.
+
+Layout of a weight: see :mod:`zeropoint.codecs.onnx_types`. A weight whose scheme has more scale levels than
+ONNX can say has their product. Inputs and outputs with fixed parameters pass QuantizeLinear and
+DequantizeLinear; dynamic ones a formula in float32 that gives the same numbers. torch writes the rest of the
+graph.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from ..errors import CheckpointError, UnsupportedError
+from ..models.graph import to_program
+from ..models.graph.program import cleaned, evaluate, graph_of
+from .onnx_graph import Rewriter
+from .onnx_types import CodeType, packed_bytes
+
+LEAST_OPSET = 21
+"""The first operator set with blocks of scales and types of 4 bits."""
+_LIMIT = (1 << 31) - 1
+
+
+def export_onnx(
+    model: nn.Module | ExportedProgram,
+    args: tuple[Any, ...] | Mapping[str, Any] | None,
+    path: str | Path,
+    *,
+    dynamic_shapes: Any = None,
+    opset: int = LEAST_OPSET,
+    allow_float: bool = False,
+) -> Path:
+    """Write a converted model to an ONNX file and return its path; the file is complete or absent.
+
+    model: a result of ``quantize_model``, ``quantize_graph`` or ``convert_graph``, or such a program. args:
+    example inputs, positional or by name; None for a program, which has its own. dynamic_shapes: which axes
+    may vary, as ``torch.export.export`` takes it. opset: 21 or later; from 23 on, 4-bit floats are held as
+    such, which onnxruntime cannot read yet, and before in 8 bits, as the same numbers. allow_float: whether
+    weights in schemes that ONNX cannot say are written as float32.
+
+    Raises UnsupportedError, which names the layer and its scheme, for what ONNX cannot say and where
+    ``onnx`` or ``onnxscript`` is missing; CheckpointError where the file cannot be written.
+
+    >>> import tempfile
+    >>> from zeropoint.models import quantize_model
+    >>> model = quantize_model(nn.Linear(64, 8), "w4a16").model
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     export_onnx(model, (torch.ones(2, 64),), f"{folder}/model.onnx").name
+    'model.onnx'
+    """
+    if type(opset) is not int or opset < LEAST_OPSET:
+        raise UnsupportedError(f"opset (={opset!r}) must be {LEAST_OPSET} or later, where scales have blocks")
+    program = model if isinstance(model, ExportedProgram) else _exported(model, args, dynamic_shapes)
+    module = graph_of(program)
+    evaluate(module)
+    rewriter = Rewriter(module, opset, allow_float)
+    rewriter.run()
+    proto = _proto(to_program(cleaned(module), program), opset)
+    for initializer in proto.graph.initializer:
+        if initializer.name in rewriter.packed:
+            _pack(initializer, rewriter.packed[initializer.name])
+    described = [info for info in proto.graph.value_info if info.name not in rewriter.packed]
+    del proto.graph.value_info[:]
+    proto.graph.value_info.extend(described)
+    return _write(proto, Path(path))
+
+
+def _exported(
+    model: nn.Module, args: tuple[Any, ...] | Mapping[str, Any] | None, dynamic_shapes: Any
+) -> ExportedProgram:
+    if args is None:
+        raise UnsupportedError("args (=None) must be example inputs for a model that is no exported program")
+    named = isinstance(args, Mapping)
+    positional, keywords = ((), dict(args)) if named else (tuple(args), {})
+    with torch.no_grad():
+        return torch.export.export(model, positional, keywords, dynamic_shapes=dynamic_shapes)
+
+
+def _proto(program: ExportedProgram, opset: int) -> Any:
+    """Return torch's translation of a program; raises UnsupportedError where a package is missing."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch.onnx uses what torch has deprecated (torch 2.13)
+            made = torch.onnx.export(program, dynamo=True, opset_version=opset, verbose=False)
+    except ImportError as error:
+        raise UnsupportedError(f"writing ONNX needs {error.name}; install zeropoint[onnx]") from error
+    assert made is not None
+    return made.model_proto
+
+
+def _pack(initializer: Any, kind: CodeType) -> None:
+    """Give an initializer of one code a byte its own type, several codes a byte."""
+    dtype = torch.int8 if kind.carrier is torch.int8 else torch.uint8
+    codes = torch.frombuffer(bytearray(initializer.raw_data), dtype=dtype)
+    initializer.data_type = initializer.DataType.Value(kind.name)
+    initializer.raw_data = packed_bytes(codes, kind)
+
+
+def _write(proto: Any, path: Path) -> Path:
+    """Check the model and write it under its name once it is whole."""
+    import onnx
+
+    if proto.ByteSize() > _LIMIT:
+        raise UnsupportedError(
+            f"the model ({proto.ByteSize()} bytes) must fit in the {_LIMIT} of one ONNX file; use fewer bits"
+        )
+    onnx.checker.check_model(proto, full_check=True)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(proto.SerializeToString())
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise CheckpointError(f"{path} cannot be written: {error}; what was there is as it was") from error
+    return path

@@ -1,0 +1,109 @@
+"""What an exported graph says of its quantized tensors: which are constants, and of which layer."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..formats.torch_dtypes import format_of, storage_dtype
+from ..models.graph.program import tensor_at
+from ..params import QuantizationParams
+from ..schemes import Scheme
+from ..tensor import QuantizedTensor
+
+ops = torch.ops.zeropoint
+aten = torch.ops.aten
+QUANTIZING = (ops.quantize.default, ops.quantize_dynamic.default)
+PICKING = (aten.index_select.default, aten.index.Tensor)
+
+
+def is_constant(node: object) -> bool:
+    """Whether ``node`` reads a tensor of the module, or follows from such alone."""
+    if not isinstance(node, fx.Node) or node.op == "get_attr":
+        return isinstance(node, fx.Node)
+    known = node.op == "call_function" and node.all_input_nodes and node.target not in QUANTIZING
+    return bool(known) and all(is_constant(source) for source in node.all_input_nodes)
+
+
+def constant(module: fx.GraphModule, node: fx.Node) -> torch.Tensor:
+    """Return the tensor that a constant node stands for."""
+    if node.op == "get_attr":
+        return tensor_at(module, str(node.target)).detach()
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: constant(module, each))
+    with torch.no_grad():
+        result: torch.Tensor = node.target(*args, **kwargs)  # type: ignore[operator]
+    return result
+
+
+def params_at(
+    module: fx.GraphModule,
+    scheme: Scheme,
+    given: tuple[Sequence[fx.Node], fx.Node | None],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> QuantizationParams:
+    """Return constant parameters for a tensor of ``shape`` that was ``dtype``; bytes become their dtype."""
+    own = format_of(dtype)
+    scales = tuple(
+        constant(module, node)
+        .view(storage_dtype(level.format_for(own)))
+        .reshape(level.granularity.grid(shape))
+        for node, level in zip(given[0], scheme.scales, strict=True)
+    )
+    zero = None
+    if given[1] is not None:
+        zero = constant(module, given[1]).reshape(scheme.granularity.grid(shape))
+    return QuantizationParams(scheme=scheme, shape=shape, scales=scales, zero_point=zero, dtype=dtype)
+
+
+def quantized_at(module: fx.GraphModule, node: fx.Node) -> QuantizedTensor:
+    """Return the tensor that a ``zeropoint.dequantize`` of constants brings back."""
+    data, scales, zero, text, sides, _, own_dtype = node.args
+    shape = tuple(int(side) for side in sides)  # type: ignore[union-attr,arg-type]
+    params = params_at(module, Scheme.parse(text), (scales, zero), shape, own_dtype)  # type: ignore[arg-type]
+    return QuantizedTensor(data=constant(module, data), params=params, shape=shape, dtype=own_dtype)  # type: ignore[arg-type]
+
+
+def maker_of(data: fx.Node) -> fx.Node | None:
+    """Return the node that computes codes from values, or None where they are not computed so."""
+    if data.target is operator.getitem:
+        source = data.args[0]
+        return source if isinstance(source, fx.Node) and source.target in QUANTIZING else None
+    return data if data.target in QUANTIZING else None
+
+
+def picked_rows(node: object) -> tuple[Any, fx.Node | None]:
+    """Return the table whose rows ``node`` picks by their numbers, and the numbers; or the node and None."""
+    if not isinstance(node, fx.Node) or node.target not in PICKING:
+        return node, None
+    if node.target is aten.index_select.default:
+        table, axis, index = node.args
+    else:
+        table, indices = node.args
+        assert isinstance(indices, (list, tuple))
+        axis, index = len(indices) - 1, indices[0]
+    return (table, index) if axis == 0 and isinstance(index, fx.Node) else (node, None)
+
+
+def layer_name(node: fx.Node) -> str:
+    """Return the dotted path of the layer that ``node`` belongs to; that of the model itself is empty.
+
+    That is the module that called it; in graphs without modules, the place of its constants, or of those of
+    the first layer that uses it.
+    """
+    stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values() if path]
+    if stack:
+        return str(stack[-1]).partition("@")[0]
+    pending, seen = [node], set()
+    while pending:
+        current = pending.pop(0)
+        held = [source for source in current.all_input_nodes if source.op == "get_attr"]
+        if held:
+            return str(held[0].target).rpartition(".")[0]
+        seen.add(current)
+        pending += [user for user in current.users if user not in seen]
+    return node.name

@@ -1,0 +1,243 @@
+"""Operators of zeropoint in an exported graph, replaced by what ONNX has: constants and formulas.
+
+A weight is a ``zeropoint.dequantize`` whose codes and parameters are constants; an activation is a
+``zeropoint.fake_quantize``, or a ``quantize`` or ``quantize_dynamic`` whose codes are dequantized. This
+module knows the operators and nothing of files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import fx
+
+from ..errors import UnsupportedError
+from ..formats import IntFormat
+from ..models.graph.matrices import SHAPING
+from ..models.graph.program import put
+from ..schemes import Scheme
+from ..tensor import QuantizedTensor
+from . import onnx_activations
+from .onnx_constants import (
+    constant,
+    is_constant,
+    layer_name,
+    maker_of,
+    ops,
+    params_at,
+    picked_rows,
+    quantized_at,
+)
+from .onnx_types import CodeType, StoredWeight, stored
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """Constants of a weight: paths of codes, scale and zero point, or of the values where no attributes are.
+
+    codes: our packed ones, held so that their address stays theirs. shape: of the codes in the file. count:
+    how many nodes that reshape the weight they stand for.
+    """
+
+    codes: torch.Tensor
+    paths: list[str | None]
+    attributes: dict[str, int] | None = None
+    shape: list[int] = field(default_factory=list)
+    count: int = 0
+
+
+@dataclass(slots=True)
+class Rewriter:
+    """Replaces the operators of one graph.
+
+    module: the graph, changed in place. opset: of the file to be. allow_float: whether weights that ONNX
+    cannot hold in codes become floats. packed: after the work, the path of each constant that has several
+    codes a byte in the file, with its type.
+    """
+
+    module: fx.GraphModule
+    opset: int
+    allow_float: bool
+    packed: dict[str, CodeType] = field(default_factory=dict)
+    written: dict[str, _Written] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Replace every operator; raises UnsupportedError, which names layer and scheme."""
+        for node in list(self.module.graph.nodes):
+            if node.target in (ops.dequantize.default, ops.fake_quantize.default):
+                try:
+                    self._replace(node)
+                except UnsupportedError as error:
+                    name = layer_name(node) or "(itself)"
+                    raise UnsupportedError(
+                        f"layer {name}: {node.args[3]} cannot be written to ONNX: {error}"
+                    ) from error
+
+    def _replace(self, node: fx.Node) -> None:
+        source, scales, zero = node.args[:3]
+        assert isinstance(source, fx.Node)
+        if node.target is ops.fake_quantize.default:
+            self._activation(node, source, (scales, zero))  # type: ignore[arg-type]
+            return
+        maker = maker_of(source)
+        if maker is not None:
+            self._activation(node, maker.args[0], (scales, zero))  # type: ignore[arg-type]
+        elif is_constant(source):
+            self._weight(node)
+        else:
+            self._rows(node)
+
+    def _activation(
+        self, node: fx.Node, source: fx.Node, given: tuple[Sequence[fx.Node], fx.Node | None]
+    ) -> None:
+        scheme = Scheme.parse(str(node.args[3]))
+        fixed = [*given[0], *([] if given[1] is None else [given[1]])]
+        with self.module.graph.inserting_before(node):
+            if fixed and all(is_constant(each) for each in fixed):
+                result = self._static(node, source, scheme, given)
+            else:
+                onnx_activations.require_dynamic(source.meta["val"], scheme)
+                result = self._call(onnx_activations.dynamic, (source, str(scheme)))
+        self._swap(node, result)
+
+    def _static(
+        self, node: fx.Node, source: fx.Node, scheme: Scheme, given: tuple[Sequence[fx.Node], fx.Node | None]
+    ) -> fx.Node:
+        kind, axis = onnx_activations.static_type(scheme), onnx_activations.axis_of(scheme.granularity)
+        value = source.meta["val"]
+        shape = tuple(side if isinstance(side, int) else 1 for side in value.shape)
+        params = params_at(self.module, scheme, given, shape, value.dtype)
+        factor = params.effective_scale()
+        assert factor is not None
+        step = float(scheme.element_step) if isinstance(scheme.element, IntFormat) else 1.0
+        scale = (factor * step).float()
+        zeros = torch.zeros_like(scale) if params.zero_point is None else params.zero_point
+        ends = onnx_activations.ends(scheme, kind, scale, zeros)
+        form = () if axis is None else (-1,)
+        stem = f"{layer_name(node)}.activation".lstrip(".")
+        constants = (scale.reshape(form).clone(), zeros.reshape(form).to(kind.carrier))
+        names = ("scale", "zero_point")
+        read = [self._constant(f"{stem}_{name}", each) for name, each in zip(names, constants, strict=True)]
+        bounds = None if ends is None else [self._constant(f"{stem}_end", end) for end in ends]
+        return self._call(onnx_activations.static, (source, *read, bounds, axis))
+
+    def _weight(self, node: fx.Node) -> None:
+        """Write a weight; where its codes can stand in the shape it is used in, without the reshaping."""
+        chain = [node]
+        while len(chain[-1].users) == 1 and next(iter(chain[-1].users)).target in SHAPING:
+            chain.append(next(iter(chain[-1].users)))
+        with self.module.graph.inserting_before(node):
+            result, done = self._values(node, chain[1:])
+        self._swap(chain[done], result)
+
+    def _values(self, node: fx.Node, chain: Sequence[fx.Node]) -> tuple[fx.Node, int]:
+        """Return the node of a weight's values, and how many of the nodes that reshape them it stands for."""
+        q = quantized_at(self.module, node)
+        moves = [(str(each.target), each.args[1:]) for each in chain]
+        key = str((q.data.data_ptr(), q.data.shape, str(q.scheme), q.shape, node.args[5], moves))
+        if key not in self.written:
+            self.written[key] = self._constants(node, q, chain)
+        known = self.written[key]
+        read = [None if path is None else self.module.graph.get_attr(path) for path in known.paths]
+        if known.attributes is None:
+            assert read[0] is not None
+            return read[0], known.count
+        return self._call(
+            dequantize_linear, (*read, known.attributes, known.shape, node.args[5])
+        ), known.count
+
+    def _constants(self, node: fx.Node, q: QuantizedTensor, chain: Sequence[fx.Node]) -> _Written:
+        """Keep what ONNX holds of a weight in the module."""
+        name = f"{layer_name(node)}.weight".lstrip(".")
+        try:
+            weight = stored(q, self.opset)
+        except UnsupportedError:
+            if not self.allow_float:
+                raise
+            values = q.dequantize(node.args[5])  # type: ignore[arg-type]
+            return _Written(codes=q.data, paths=[put(self.module, name, values)])
+        moved = _moved(weight, chain)
+        weight, count = (weight, 0) if moved is None else (moved, len(chain))
+        parts = (("quantized", weight.codes), ("scale", weight.scale), ("zero_point", weight.zero_point))
+        paths = [None if each is None else put(self.module, f"{name}_{part}", each) for part, each in parts]
+        if weight.type.is_packed:
+            self.packed |= {path: weight.type for path in (paths[0], paths[2]) if path is not None}
+        return _Written(
+            codes=q.data,
+            paths=paths,
+            attributes=weight.attributes,
+            shape=list(weight.codes.shape),
+            count=count,
+        )
+
+    def _rows(self, node: fx.Node) -> None:
+        """Write a table whose rows are brought back by their numbers: a whole one, and the choice of rows."""
+        table, index = picked_rows(node.args[0])
+        if index is None or not is_constant(table):
+            raise UnsupportedError("its codes are computed in the graph")
+        scales = [picked_rows(scale)[0] for scale in node.args[1]]  # type: ignore[union-attr]
+        zero = None if node.args[2] is None else picked_rows(node.args[2])[0]
+        assert isinstance(node.args[4], (list, tuple))
+        shape = [constant(self.module, table).shape[0], *node.args[4][1:]]
+        with self.module.graph.inserting_before(node):
+            args = (table, scales, zero, node.args[3], shape, *node.args[5:])
+            whole = self._call(ops.dequantize.default, args)
+            whole.meta["nn_module_stack"] = node.meta.get("nn_module_stack", {})
+            picked = self._call(aten.index_select.default, (whole, 0, index))
+        self._swap(node, picked)
+        self._weight(whole)
+
+    def _constant(self, path: str, tensor: torch.Tensor) -> fx.Node:
+        return self.module.graph.get_attr(put(self.module, path, tensor))
+
+    def _call(self, target: object, args: tuple[object, ...]) -> fx.Node:
+        return self.module.graph.call_function(target, args)  # type: ignore[arg-type]
+
+    def _swap(self, node: fx.Node, result: fx.Node) -> None:
+        """Let ``result`` stand for ``node``; what led to ``node`` alone is cleaned away later."""
+        if "val" in node.meta:
+            result.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(result)
+
+
+def dequantize_linear(
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    attributes: dict[str, int],
+    shape: list[int],
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return what DequantizeLinear gives, in ``dtype``; a function to trace."""
+    inputs = (codes, scale) if zero_point is None else (codes, scale, zero_point)
+    values = torch.onnx.ops.symbolic(
+        "DequantizeLinear", inputs, dict(attributes), dtype=torch.float32, shape=shape
+    )
+    return values.to(dtype)
+
+
+def _moved(weight: StoredWeight, chain: Sequence[fx.Node]) -> StoredWeight | None:
+    """Return the weight with its codes where ``chain`` moves them; None where blocks would break up."""
+    if not chain or weight.block_size is not None:
+        return None
+
+    def through(tensor: torch.Tensor) -> torch.Tensor:
+        for node in chain:
+            tensor = node.target(tensor, *node.args[1:])  # type: ignore[operator]
+        return tensor
+
+    codes = through(weight.codes).contiguous()
+    if weight.axis is None:
+        return replace(weight, codes=codes)
+    count = weight.codes.shape[weight.axis]
+    numbers = torch.arange(count).reshape(-1, *[1] * (weight.codes.ndim - weight.axis - 1))
+    spread = through(numbers.expand(weight.codes.shape))
+    for axis, side in enumerate(spread.shape):
+        along = torch.arange(count).reshape(-1, *[1] * (spread.ndim - axis - 1)) if side == count else None
+        if along is not None and bool((spread == along).all()):
+            return replace(weight, codes=codes, axis=axis)
+    return None
