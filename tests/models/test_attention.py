@@ -67,6 +67,15 @@ def test_a_causal_hint_needs_its_mask() -> None:
         SplitAttention(whole)(x, x, x, is_causal=True)
 
 
+def test_options_go_by_place_or_name_and_others_are_refused() -> None:
+    whole, x = nn.MultiheadAttention(8, 2).eval(), torch.randn(5, 1, 8)
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    assert same(whole, x, x, x, None, True, mask, False)
+    for rest, named in (((), {"mask": mask}), ((None, True, None, True, False, 1), {})):
+        with pytest.raises(TypeError, match="must be among key_padding_mask, need_weights, attn_mask"):
+            SplitAttention(whole)(x, x, x, *rest, **named)
+
+
 def test_dropout_acts_while_it_trains_only() -> None:
     whole, x = nn.MultiheadAttention(8, 2, dropout=0.5), torch.randn(5, 1, 8)
     split = SplitAttention(whole)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +18,14 @@ from torch.nn import functional
 
 from ..errors import UnsupportedError
 
+_OPTIONS: dict[str, Any] = {
+    "key_padding_mask": None,
+    "need_weights": True,
+    "attn_mask": None,
+    "average_attn_weights": True,
+    "is_causal": False,
+}
+"""What a call of the original takes after query, key and value, in order, and what stands for it."""
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
@@ -52,22 +61,20 @@ class SplitAttention(nn.Module):
         self.bias_k, self.bias_v = whole.bias_k, whole.bias_v
         self.train(whole.training)
 
-    def forward(  # noqa: PLR0913 (arguments are those of the original)
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        key_padding_mask: torch.Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: torch.Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **named: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the output, shaped like ``query``, and the weights (N, L, S), of each head where asked for.
 
-        Raises UnsupportedError for ``is_causal`` without the mask that it describes.
+        rest, named: ``key_padding_mask``, ``need_weights``, ``attn_mask``, ``average_attn_weights`` and
+        ``is_causal``, as the original takes them, in this order or by name.
+        Raises UnsupportedError for ``is_causal`` without the mask that it describes, TypeError for others.
         """
-        if is_causal and attn_mask is None:
+        options = {**_OPTIONS, **dict(zip(_OPTIONS, rest, strict=False)), **named}
+        if len(rest) + len(named) > len(_OPTIONS) or len(options) > len(_OPTIONS):
+            raise TypeError(f"options {rest} {sorted(named)} must be among {', '.join(_OPTIONS)}")
+        attn_mask, need_weights = options["attn_mask"], options["need_weights"]
+        if options["is_causal"] and attn_mask is None:
             raise UnsupportedError("is_causal describes attn_mask, which is None; pass the causal mask")
         batched = query.dim() == 3
         turn = batched and not self.batch_first
@@ -75,10 +82,10 @@ class SplitAttention(nn.Module):
         inner = [x.transpose(0, 1) if turn else x for x in inner]
         q, k, v = self.q_proj(inner[0]), self.k_proj(inner[1]), self.v_proj(inner[2])
         k, v = self._more(k, self.bias_k), self._more(v, self.bias_v)
-        mask = self._mask(attn_mask, key_padding_mask, k.size(0), q, k.size(1) - inner[1].size(1))
+        mask = self._mask(attn_mask, options["key_padding_mask"], k.size(0), q, k.size(1) - inner[1].size(1))
         y, weights = self._attend((self._heads(q), self._heads(k), self._heads(v)), mask, need_weights)
         y = self.out_proj(y.transpose(1, 2).flatten(2))
-        if weights is not None and average_attn_weights:
+        if weights is not None and options["average_attn_weights"]:
             weights = weights.mean(1)
         if not batched:
             return y.squeeze(0), None if weights is None else weights.squeeze(0)
