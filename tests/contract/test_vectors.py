@@ -47,12 +47,58 @@ def assert_equal_bytes(x: torch.Tensor, params: zp.QuantizationParams) -> None:
     assert torch.equal(actual.data, expected.data), params.scheme
 
 
+def assert_equal_values(q: zp.QuantizedTensor, dtype: torch.dtype) -> None:
+    """Dequantize on both backends and compare the bytes of what is a number."""
+    found = {}
+    for backend in ("reference", "cpu"):
+        with zp.only_backend(backend), thread_limit(1):
+            found[backend] = zp.dequantize(q, dtype)
+    same_number = found["cpu"].view(torch.uint8) == found["reference"].view(torch.uint8)
+    lost = torch.isnan(found["reference"]).repeat_interleave(dtype.itemsize, 1)
+    assert bool((same_number | lost).all())
+    assert torch.equal(torch.isnan(found["cpu"]), torch.isnan(found["reference"]))
+
+
 @pytest.mark.parametrize("element", WIDE)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_wide_floats_round_every_bfloat16_as_the_reference(element: str, dtype: torch.dtype) -> None:
     x = finite_bfloat16().to(dtype)
     for largest in (1e-30, 0.003, 1.0, 448.0, 3e5, 1e30):
         assert_equal_bytes(x, zp.choose_params(torch.tensor([[largest]], dtype=dtype), f"{element}:tensor"))
+
+
+@pytest.mark.parametrize("element", WIDE)
+@pytest.mark.parametrize("dialect", ["zeropoint", "compressed-tensors"])
+def test_long_rows_round_every_bfloat16_by_fields_as_the_reference(element: str, dialect: str) -> None:
+    """In rows of 4096 mantissas are looked up; compressed-tensors rounds quotients to bfloat16 first."""
+    x = finite_bfloat16().reshape(-1)
+    x = torch.nn.functional.pad(x, (0, -x.numel() % 4096)).reshape(-1, 4096)
+    for scale in (1.0, 0.75, 1.9921875, 3.14159, 2.0**-20, 1e-38, 3e-37, 1e30, 1.5e38):
+        assert_equal_bytes(x, zp.QuantizationParams.new(scale, scheme=f"{element}:tensor:dialect={dialect}"))
+
+
+@pytest.mark.parametrize("element", WIDE)
+def test_long_rows_of_ordinary_data_round_as_the_reference(element: str) -> None:
+    """Random scales, one a row; few codes are subnormal, which rows of every bfloat16 have in each strip."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(64, 4096, generator=generator) * torch.rand(64, 1, generator=generator).exp2()
+    x[:, 17] = 0.0
+    for scheme in (f"{element}:channel", f"{element}:channel:scale=input:dialect=compressed-tensors"):
+        params = zp.choose_params(x.bfloat16(), scheme)
+        assert_equal_bytes(x.bfloat16(), params)
+
+
+@pytest.mark.parametrize("element", [*WIDE, "float6_e3m2fn", "float6_e2m3fn"])
+def test_every_code_times_any_factor_decodes_as_the_reference(element: str) -> None:
+    """Long blocks go by fields, unless a product is subnormal or too large, or a code is NaN."""
+    q = zp.quantize(torch.ones(4, 512, dtype=torch.bfloat16), f"{element}:channel")
+    generator = torch.Generator().manual_seed(6)
+    for scale in (1.0, 0.75, 3.14159, 2.0**-20, 1e-36, 1e-30, 1e30, 1e36, 3e38):
+        q.scales[0].fill_(scale)
+        for keep in (0xFF, 0xF7, 0xB7):  # the last two have no NaN in formats of 8 bits
+            codes = torch.randint(0, 256, q.data.shape, dtype=torch.uint8, generator=generator) & keep
+            q.data.copy_(torch.where(codes == 0x80, codes.new_zeros(()), codes))
+            assert_equal_values(q, torch.bfloat16)
 
 
 @pytest.mark.parametrize("element", WIDE)
@@ -79,14 +125,7 @@ def test_every_code_times_every_power_decodes_as_the_reference(scheme: str, dtyp
     q.scales[0].view(torch.uint8).copy_(
         torch.arange(256, dtype=torch.uint8)[:, None].expand(q.scales[0].shape)
     )
-    found = {}
-    for backend in ("reference", "cpu"):
-        with zp.only_backend(backend), thread_limit(1):
-            found[backend] = zp.dequantize(q, dtype)
-    same_number = found["cpu"].view(torch.uint8) == found["reference"].view(torch.uint8)
-    lost = torch.isnan(found["reference"]).repeat_interleave(dtype.itemsize, 1)
-    assert bool((same_number | lost).all())
-    assert torch.equal(torch.isnan(found["cpu"]), torch.isnan(found["reference"]))
+    assert_equal_values(q, dtype)
 
 
 @pytest.mark.slow

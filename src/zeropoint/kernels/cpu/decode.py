@@ -6,18 +6,30 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .decode_units import can_decode_units, decode_units
+from .decode_steps import can_decode_steps, decode_steps
 from .emit import stream_floats
-from .intrinsics import bits32, device, float32_of, kernel, narrow_half, scratch, shl32, shr32, stream_fence
+from .intrinsics import (
+    bits32,
+    device,
+    float32_of,
+    kernel,
+    narrow_half,
+    near_bfloat16,
+    scratch,
+    shl32,
+    shr32,
+    stream_fence,
+)
 from .layout import CODEBOOK, FLOAT, GIVEN, INTEGER, POWER, ZERO_NONE
 from .pack import load_codes
 from .quantize import parameter_row
 from .scales import combined, minifloat_value
+from .steps import factor_shift
 from .tile import BFLOAT16, TILE, clear, fetch_ahead, spread
-from .units import WHOLE, factor_shift
+from .vector import WHOLE
 
-SAFE_LEAST, SAFE_MOST = np.float32(2.0**-80), np.float32(2.0**80)
-"""Powers of two whose products with any value of a format of 8 bits are normal numbers."""
+LEAST_NORMAL, MOST = np.float32(2.0**-126), np.float32(2.0**127)
+"""Between these, products are normal numbers that no rounding makes infinite."""
 
 
 @device
@@ -106,16 +118,14 @@ def narrow(tile: Any, count: Any, kind: Any, halves: Any) -> None:
     """Round the tile to bfloat16 or float16 bits, half to even; NaN must be canonical."""
     if kind == BFLOAT16:
         for i in range(count):
-            u = bits32(tile[i])
-            u = np.uint32(u + np.uint32(0x7FFF) + np.uint32(shr32(u, np.uint32(16)) & np.uint32(1)))
-            halves[i] = np.uint16(shr32(u, np.uint32(16)))
+            halves[i] = np.uint16(shr32(near_bfloat16(tile[i]), np.uint32(16)))
     else:
         for i in range(count):
             halves[i] = narrow_half(tile[i])
 
 
 def _emit_values(tile: Any, count: Any, kind: Any, target: Any, at: Any) -> None:
-    """Write a float32 tile to a float32 or uint16 target."""
+    """Write a float32 tile to a target of float32 or 16-bit floats."""
 
 
 @overload(_emit_values, inline="never")
@@ -156,16 +166,17 @@ def stored_scales(rule: Any, scales: Any, codes: Any, at: Any, count: Any, out: 
 
 
 @device
-def exact_products(rule: Any, element: Any, factors: Any, count: Any) -> Any:
-    """Return whether values of codes times ``factors`` are bfloat16 without rounding.
-
-    Powers of two far enough from the ends of the range move the exponent and nothing else.
-    """
-    if rule.how != POWER or element.kind == CODEBOOK or element.mantissa > np.uint32(7):
-        return False
+def normal_products(element: Any, factors: Any, count: Any) -> Any:
+    """Return whether values of codes times ``factors`` are zero or normal numbers far below the largest."""
+    smallest, largest = np.float32(1), np.float32(256)
+    if element.kind == FLOAT:
+        last_place = float32_of(shl32(np.uint32(np.uint32(127) - element.mantissa), np.uint32(23)))
+        smallest = float32_of(shl32(element.emin, np.uint32(23))) * last_place
+        largest = element.maximum
     safe = np.uint32(1)
     for b in range(count):
-        safe &= np.uint32((factors[b] > SAFE_LEAST) & (factors[b] < SAFE_MOST))
+        f = factors[b]
+        safe &= np.uint32((f * smallest >= LEAST_NORMAL) & (f * largest <= MOST))
     return safe > np.uint32(0)
 
 
@@ -176,8 +187,8 @@ def dequantize_rows(
 ) -> None:  # fmt: skip
     """Dequantize rows ``first`` to ``last`` in one pass over memory: ``(value(code) - zero) * scale``.
 
-    Computed in float32. out: (rows * cols,) float32, or uint16 for bfloat16 or float16 bits
-    (``layout.kind``).
+    Computed in float32. out: (rows * cols,) float32, uint16 bits of bfloat16, or int16 bits of
+    float16 (``layout.kind``).
     """
     step = np.uint64(TILE)
     tile, factors, offsets = (
@@ -191,7 +202,8 @@ def dequantize_rows(
     regular = flat and layout.cols % layout.block == 0 and layout.cols * layout.bits % np.uint64(8) == 0
     rows = np.uint64(1) if regular else last - first
     width = layout.cols * (last - first) if regular else layout.cols
-    known = can_decode_units(element, layout.bits)
+    known = can_decode_steps(element, layout.bits)
+    power = rule.how == POWER and element.kind != CODEBOOK and element.mantissa <= np.uint32(7)
     clear(zero_points)
     narrow_codes = layout.bits != np.uint64(8) and layout.bits != np.uint64(4)
     fit = max(step // layout.block, np.uint64(1))
@@ -205,10 +217,12 @@ def dequantize_rows(
             span = min(end - at, fit * layout.block)
             blocks = (span + layout.block - np.uint64(1)) // layout.block
             stored_scales(rule, scales, scale_codes, block_at, blocks, per_block)
-            exact = layout.kind == BFLOAT16 and exact_products(rule, element, per_block, blocks)
+            safe = layout.kind == BFLOAT16 and normal_products(element, per_block, blocks)
+            # Then powers of two move the exponent and nothing else.
+            exact = safe and power
             shift = factor_shift(layout.block, span)
-            unitwise = known and shift > np.uint64(0)
-            if not unitwise or element.kind != INTEGER or span % WHOLE > np.uint64(0):
+            stepwise = known and shift > np.uint64(0)
+            if not stepwise or element.kind != INTEGER or span % WHOLE > np.uint64(0):
                 spread(per_block, min(span, step), layout.block, factors)
             if element.zero_place != ZERO_NONE:
                 for b in range(blocks):
@@ -217,15 +231,15 @@ def dequantize_rows(
             for chunk in range(np.uint64(0), span, step):
                 n = min(step, span - chunk)
                 size = (n * layout.bits + np.uint64(7)) // np.uint64(8)
-                units = unitwise and n % WHOLE == 0
-                if units:
+                stepped = stepwise and n % WHOLE == 0
+                if stepped:
                     if narrow_codes:
                         load_codes(source, byte_at, n, layout.bits, codes)
-                    units = decode_units(
+                    stepped = decode_steps(
                         source, byte_at, n, layout.bits, codes, element, table, per_block, zero_points, shift,
-                        n, out, at + chunk, True, exact,
+                        n, out, at + chunk, True, safe, exact,
                     )  # fmt: skip
-                if not units:
+                if not stepped:
                     load_codes(source, byte_at, n, layout.bits, codes)
                     fetch_ahead(source, byte_at + size, size)
                     decode(codes, n, element, table, factors, offsets, tile)

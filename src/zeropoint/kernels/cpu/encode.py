@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .intrinsics import bits32, count_above, device, float32_of, shl32, shr32
+from .intrinsics import bits32, count_above, device, float32_of, shl32, shr32, to_bfloat16
 from .layout import (
     DIVIDE,
     FLOAT,
@@ -58,9 +58,7 @@ def round_tile(tile: Any, count: Any, to: Any) -> None:
         return
     if to == TO_BFLOAT16:
         for i in range(count):
-            u = bits32(tile[i])
-            u = np.uint32(u + np.uint32(0x7FFF) + np.uint32(shr32(u, np.uint32(16)) & np.uint32(1)))
-            tile[i] = float32_of(np.uint32(u & np.uint32(0xFFFF0000)))
+            tile[i] = to_bfloat16(tile[i])
     else:
         for i in range(count):
             a = abs(tile[i])

@@ -65,7 +65,7 @@ def fake_quantize_rows(
 ) -> None:  # fmt: skip
     """Fake-quantize rows ``first`` to ``last``: the values of dequantize(quantize(x)).
 
-    x, out: (rows * cols,) float32 or uint16 (bfloat16, float16 by ``layout.kind``).
+    x, out: (rows * cols,) float32, uint16 bits of bfloat16, or int16 bits of float16.
     scales: float32 factors to divide by; back: factors to multiply codes by, which differ only where a scale
     is zero. zeros: float32 zero points.
     """

@@ -13,9 +13,10 @@ import numpy as np
 from .intrinsics import device, kernel, prefetch, scratch
 from .layout import BAD_VALUE, OK
 from .scales import block_scales
+from .steps import encode_steps, factor_shift
 from .tile import BFLOAT16, NOT_FINITE, TILE, block_amax
-from .units import WHOLE, encode_units, factor_shift
 from .vector import (
+    WHOLE,
     above_signed,
     count_above,
     halves_of,
@@ -111,7 +112,7 @@ def quantize_bfloat16_rows(
                     floors[b] = largest_unsigned(scale_codes[block_at + b])
             encode_bfloat16(x, at, n, shifts, floors, shift, boundaries, out)
         else:
-            encode_units(
+            encode_steps(
                 x, at, n, multipliers, shift, element, n, np.uint64(4), no_codes, out, at // np.uint64(2)
             )
         at += n

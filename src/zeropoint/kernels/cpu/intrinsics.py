@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
@@ -203,6 +204,20 @@ def _lanes(name: str, bits: int) -> Any:
 shl32, shr32 = _lanes("shl", 32), _lanes("lshr", 32)
 add32, and32 = _lanes("add", 32), _lanes("and_", 32)
 shl16, shr16 = _lanes("shl", 16), _lanes("lshr", 16)
+
+
+@device
+def near_bfloat16(x: Any) -> Any:
+    """Return bits whose upper half is a finite float32 rounded to bfloat16, half to even."""
+    u = bits32(x)
+    odd = and32(shr32(u, np.uint32(16)), np.uint32(1))
+    return add32(add32(u, np.uint32(0x7FFF)), odd)
+
+
+@device
+def to_bfloat16(x: Any) -> Any:
+    """Return a finite float32 rounded to bfloat16, half to even, and widened again."""
+    return float32_of(and32(near_bfloat16(x), np.uint32(0xFFFF0000)))
 
 
 @primitive

@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Layout(NamedTuple):
-    """Rows of ``cols`` elements in blocks of ``block`` along the row; ``kind`` tells uint16 encodings apart.
+    """Rows of ``cols`` elements in blocks of ``block`` along the row; ``kind`` tells 16-bit floats apart.
 
     Row ``r`` has its parameters in row ``(r // row_div) % row_mod`` of a (rows, row_blocks) array.
     """

@@ -3,28 +3,24 @@
 from typing import Any
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
 from .decode import decode, stored_scales
-from .decode_units import can_decode_units, decode_units
+from .decode_steps import can_decode_steps, decode_steps
 from .intrinsics import device, float32_of, kernel, scratch
 from .layout import ZERO_NONE
 from .pack import load_codes
 from .quantize import parameter_row
+from .steps import factor_shift, values_in_order
 from .tile import TILE, clear, fetch_ahead, load, spread
-from .units import HALF, WHOLE, factor_shift
 from .vector import (
+    HALF,
+    WHOLE,
     above,
     bits_of,
-    first_bfloat16,
-    first_float16,
     floats_of,
     larger_bits,
     largest_lane,
     load_lanes,
-    second_bfloat16,
-    second_float16,
     sum_of_lanes,
     sum_of_words,
     values_of,
@@ -33,32 +29,6 @@ from .vector import (
 
 CHUNK = np.uint64(512)
 """Elements whose squares are added in float32, 16 sums side by side; those of chunks are added in float64."""
-
-
-def _values_at(x: Any, at: Any) -> Any:
-    """Load a step and widen it exactly."""
-
-
-@overload(_values_at, inline="always")
-def _values_at_overload(x: Any, at: Any) -> Any:
-    if x.dtype == types.float32:
-
-        def load(x: Any, at: Any) -> Any:
-            return load_lanes(x, at), load_lanes(x, at + HALF)
-
-    elif x.dtype == types.uint16:
-
-        def load(x: Any, at: Any) -> Any:
-            half = load_lanes(x, at)
-            return first_bfloat16(half), second_bfloat16(half)
-
-    else:
-
-        def load(x: Any, at: Any) -> Any:
-            half = load_lanes(x, at)
-            return first_float16(half), second_float16(half)
-
-    return load
 
 
 @device
@@ -75,7 +45,7 @@ def measure_steps(
     for start in range(np.uint64(0), count, CHUNK):
         squares, errors = floats_of(np.float32(0)), floats_of(np.float32(0))
         for i in range(start, min(start + CHUNK, count), WHOLE):
-            a, b = _values_at(x, at + i)
+            a, b = values_in_order(x, at + i)
             first, second = i >> shift, (i + HALF) >> shift
             f, g = factors[first], factors[second]
             off = bits_of(a - floats_of((extent[0] - zeros[first]) * f)) & magnitude
@@ -129,7 +99,7 @@ def measure_rows(
     zero_points = scratch(TILE, np.float32)
     clear(offsets)
     clear(zero_points)
-    known = can_decode_units(element, layout.bits)
+    known = can_decode_steps(element, layout.bits)
     narrow = layout.bits != np.uint64(8) and layout.bits != np.uint64(4)
     fit = max(step // layout.block, np.uint64(1))
     fit = fit // np.uint64(8) * np.uint64(8) if fit >= np.uint64(8) else fit
@@ -155,13 +125,13 @@ def measure_rows(
                 whole = shift > np.uint64(0) and n % WHOLE == 0
                 if narrow or not whole:
                     load_codes(source, byte_at, n, layout.bits, codes)
-                units = whole and known
-                if units:
-                    units = decode_units(
+                stepped = whole and known
+                if stepped:
+                    stepped = decode_steps(
                         source, byte_at, n, layout.bits, codes, element, table, per_block, zero_points, shift,
-                        n, decoded, np.uint64(0), False, False,
+                        n, decoded, np.uint64(0), False, False, False,
                     )  # fmt: skip
-                if not units:
+                if not stepped:
                     load_codes(source, byte_at, n, layout.bits, codes)
                     spread(per_block, n, layout.block, factors)
                     spread(zero_points, n, layout.block, offsets)

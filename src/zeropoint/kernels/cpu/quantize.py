@@ -6,9 +6,11 @@ import numpy as np
 
 from .emit import emit_packed
 from .encode import encode
-from .intrinsics import device, float32_of, kernel, scratch
+from .fields import LONG_BLOCK, PAIRS, build_pairs, can_encode_fields, encode_fields
+from .intrinsics import device, float32_of, inlined, kernel, scratch
 from .layout import AFFINE, BAD_VALUE, GIVEN, MULTIPLY, OK, ZERO_NONE
 from .scales import block_scales
+from .steps import can_encode_steps, encode_steps, factor_shift
 from .tile import (
     NOT_FINITE,
     TILE,
@@ -20,7 +22,7 @@ from .tile import (
     spread,
     widen_magnitude,
 )
-from .units import WHOLE, can_encode_units, encode_units, factor_shift
+from .vector import WHOLE
 
 PACKED = 2 * TILE
 """Bytes for the packed codes of a tile, and for what the last whole word writes past them."""
@@ -66,12 +68,72 @@ def given_scales(
 
 
 @device
+def span_scales(
+    x: Any, at: Any, span: Any, layout: Any, element: Any, rule: Any, amax: Any, lows: Any, highs: Any,
+    block_at: Any, scales: Any, scale_codes: Any, zeros: Any, factors: Any, offsets: Any,
+) -> Any:  # fmt: skip
+    """Set factors and zero points of the blocks of ``x[at : at + span]``, and store those that are chosen.
+
+    amax: bits of each block's magnitude; lows, highs: scratch. Returns OK or BAD_SCALE.
+    """
+    blocks = (span + layout.block - np.uint64(1)) // layout.block
+    if rule.how == GIVEN:
+        given_scales(scales, zeros, element.zero_place != ZERO_NONE, block_at, blocks, factors, offsets)
+        return OK
+    if rule.how == AFFINE or rule.unsigned:
+        block_extremes(x, at, span, layout, lows, highs)
+    return block_scales(
+        amax, lows, highs, blocks, rule, element.scaling == MULTIPLY, block_at, scales, scale_codes, zeros,
+        factors, offsets,
+    )  # fmt: skip
+
+
+@device
 def is_identity(order: Any) -> Any:
     """Return whether the code of each rank of a codebook is the rank."""
     same = True
     for i in range(len(order)):
         same &= order[i] == i
     return same
+
+
+@inlined
+def encode_span(
+    x: Any, at: Any, span: Any, layout: Any, element: Any, order: Any, known: Any, per_block: Any,
+    per_block_zero: Any, room: Any, out: Any, byte_at: Any,
+) -> Any:  # fmt: skip
+    """Write the codes of ``x[at : at + span]``, a tile or one block, and return the place behind them.
+
+    known: whether :func:`encode_steps` knows the element. room: scratch for a tile.
+    """
+    (tile, factors, offsets), codes, packed = room
+    pairs = scratch(PAIRS, np.uint8), scratch(PAIRS, np.uint8)
+    step, bits = np.uint64(TILE), layout.bits
+    shift = factor_shift(layout.block, span)
+    stepwise = known and shift > np.uint64(0)
+    by_fields = stepwise and span >= LONG_BLOCK and span <= layout.block and can_encode_fields(x, element)
+    by_fields = by_fields and build_pairs(element, per_block, pairs)
+    if not stepwise or span % WHOLE > np.uint64(0):
+        spread(per_block, min(span, step), layout.block, factors)
+    if element.zero_place != ZERO_NONE:
+        spread(per_block_zero, min(span, step), layout.block, offsets)
+    for chunk in range(np.uint64(0), span, step):
+        n = min(step, span - chunk)
+        stepped = stepwise and n % WHOLE == 0
+        if stepped and by_fields:
+            encode_fields(x, at + chunk, n, per_block, element, pairs, span, bits, codes, out, byte_at)
+        elif stepped:
+            encode_steps(x, at + chunk, n, per_block, shift, element, span, bits, codes, out, byte_at)
+        else:
+            # Codes of a byte go where they belong; narrower ones are packed from scratch.
+            place = out[byte_at : byte_at + n] if bits == np.uint64(8) else codes
+            fetch_ahead(x, at + chunk + span, n)
+            load(x, at + chunk, n, layout.kind, tile)
+            encode(tile, factors, offsets, n, element, order, place)
+        if bits != np.uint64(8) and (bits != np.uint64(4) or not stepped):
+            emit_packed(codes, n, bits, packed, out, byte_at)
+        byte_at += (n * bits + np.uint64(7)) // np.uint64(8)
+    return byte_at
 
 
 @kernel
@@ -81,31 +143,23 @@ def quantize_rows(
 ) -> Any:  # fmt: skip
     """Quantize rows ``first`` to ``last`` of ``x`` in one pass over memory.
 
-    x: (rows * cols,) float32, or uint16 bits of bfloat16 or float16 (``layout.kind``).
+    x: (rows * cols,) float32, uint16 bits of bfloat16, or int16 bits of float16.
     scales: float32 factors, read (GIVEN) or written; scale_codes: uint8, written by POWER and MINIFLOAT.
     zeros: float32 zero points, read (GIVEN) or written (AFFINE); one element long when there are none.
     out: (rows * row_bytes,) uint8. Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the bytes mean
     nothing.
     """
-    tile = scratch(TILE, np.float32)
-    factors = scratch(TILE, np.float32)
-    offsets = scratch(TILE, np.float32)
-    codes = scratch(TILE, np.uint8)
-    packed = scratch(PACKED, np.uint8)
+    floats = scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32)
+    room = floats, scratch(TILE, np.uint8), scratch(PACKED, np.uint8)
     amax = scratch(TILE, np.uint32)
     lows, highs = scratch(TILE, np.float32), scratch(TILE, np.float32)
     per_block, per_block_zero = scratch(TILE, np.float32), scratch(TILE, np.float32)
-    step = np.uint64(TILE)
     worst, state = np.uint32(0), OK
     flat = layout.row_div == np.uint64(1) and layout.row_mod >= last
     regular = flat and layout.cols % layout.block == 0 and layout.cols * layout.bits % np.uint64(8) == 0
     rows = np.uint64(1) if regular else last - first
     width = layout.cols * (last - first) if regular else layout.cols
-    ranged = rule.how == AFFINE or rule.unsigned
-    bytewise = layout.bits == np.uint64(8)
-    known = can_encode_units(element, is_identity(order))
-    narrow = layout.bits != np.uint64(8) and layout.bits != np.uint64(4)
-    zeroed = element.zero_place != ZERO_NONE
+    known = can_encode_steps(element, is_identity(order))
     for r in range(rows):
         at = (first + r) * layout.cols
         end = at + width
@@ -117,39 +171,14 @@ def quantize_rows(
             block_amax(x, at, span, layout.block, layout.kind, amax)
             for b in range(blocks):
                 worst = max(worst, amax[b])
-            if rule.how == GIVEN:
-                given_scales(scales, zeros, zeroed, block_at, blocks, per_block, per_block_zero)
-            else:
-                if ranged:
-                    block_extremes(x, at, span, layout, lows, highs)
-                found = block_scales(
-                    amax, lows, highs, blocks, rule, element.scaling == MULTIPLY, block_at, scales,
-                    scale_codes, zeros, per_block, per_block_zero,
-                )  # fmt: skip
-                state = max(state, found)
-            shift = factor_shift(layout.block, span)
-            unitwise = known and shift > np.uint64(0)
-            if not unitwise or span % WHOLE > np.uint64(0):
-                spread(per_block, min(span, step), layout.block, factors)
-            if zeroed:
-                spread(per_block_zero, min(span, step), layout.block, offsets)
-            for chunk in range(np.uint64(0), span, step):
-                n = min(step, span - chunk)
-                # Codes of a byte go where they belong; narrower ones are packed from scratch.
-                place = out[byte_at : byte_at + n] if bytewise else codes
-                units = unitwise and n % WHOLE == 0
-                if units:
-                    encode_units(
-                        x, at + chunk, n, per_block, shift, element, span, layout.bits, codes,
-                        out, byte_at,
-                    )  # fmt: skip
-                else:
-                    fetch_ahead(x, at + chunk + span, n)
-                    load(x, at + chunk, n, layout.kind, tile)
-                    encode(tile, factors, offsets, n, element, order, place)
-                if not bytewise and (narrow or not units):
-                    emit_packed(codes, n, layout.bits, packed, out, byte_at)
-                byte_at += (n * layout.bits + np.uint64(7)) // np.uint64(8)
+            found = span_scales(
+                x, at, span, layout, element, rule, amax, lows, highs, block_at, scales, scale_codes, zeros,
+                per_block, per_block_zero,
+            )  # fmt: skip
+            state = max(state, found)
+            byte_at = encode_span(
+                x, at, span, layout, element, order, known, per_block, per_block_zero, room, out, byte_at
+            )  # fmt: skip
             at += span
             block_at += blocks
     return BAD_VALUE if worst >= NOT_FINITE else state

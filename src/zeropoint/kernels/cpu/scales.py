@@ -4,7 +4,16 @@ from typing import Any
 
 import numpy as np
 
-from .intrinsics import add32, and32, bits32, device, float32_of, narrow_half, shl32, shr32, widen_half
+from .intrinsics import (
+    bits32,
+    device,
+    float32_of,
+    narrow_half,
+    shl32,
+    shr32,
+    to_bfloat16,
+    widen_half,
+)
 from .layout import AFFINE, BAD_SCALE, LINEAR, MINIFLOAT, NO_ROUNDING, OK, POWER, TO_BFLOAT16, TO_FLOAT16
 
 INFINITE = np.float32(np.inf)
@@ -42,14 +51,6 @@ def plain_linear(rule: Any) -> Any:
 def bfloat16_linear(rule: Any) -> Any:
     """Return whether linear scales are bfloat16 throughout, as those of bfloat16 weights in some dialects."""
     return rule.narrow == TO_BFLOAT16 and rule.stored == TO_BFLOAT16 and not rule.unsigned
-
-
-@device
-def to_bfloat16(x: Any) -> Any:
-    """Return a finite float32 rounded to bfloat16, half to even, and widened again."""
-    u = bits32(x)
-    odd = and32(shr32(u, np.uint32(16)), np.uint32(1))
-    return float32_of(and32(add32(add32(u, np.uint32(0x7FFF)), odd), np.uint32(0xFFFF0000)))
 
 
 @device

@@ -35,7 +35,7 @@ BFLOAT16, FLOAT16, FLOAT32 = np.uint8(0), np.uint8(1), np.uint8(2)
 
 
 def _load(source: Any, start: Any, count: Any, kind: Any, tile: Any) -> None:
-    """Widen ``source[start : start + count]`` into ``tile``; ``kind`` tells uint16 encodings apart."""
+    """Widen ``source[start : start + count]`` into ``tile``; ``kind`` tells 16-bit floats apart."""
 
 
 @overload(_load, inline="never")

@@ -13,6 +13,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -29,6 +30,8 @@ _signature: Any = signature
 
 STEP = 32
 """Elements of a step."""
+WHOLE, HALF = np.uint64(STEP), np.uint64(STEP // 2)
+"""Elements of a step and of half of one, as indices."""
 
 
 class Vector(types.Type):
@@ -358,58 +361,49 @@ def _mask(comparison: str, symbol: str, kind: Vector, result: Vector) -> Any:
 
 above = _mask("fcmp_ordered", ">", FLOATS, WORDS)
 above_signed = _mask("icmp_signed", ">", HALVES, HALVES)
+above_octets = _mask("icmp_unsigned", ">", OCTETS, OCTETS)
 unequal = _mask("icmp_unsigned", "!=", OCTETS, OCTETS)
 
 
-@primitive
-def count_above(typingctx: Any, x: Any, thresholds: Any) -> Any:
-    """Return how many of a tuple of int16 thresholds lie strictly below each lane of signed halves."""
+def _counter(kind: Vector, comparison: str, result: Vector) -> Any:
+    """Build the count of those of a tuple of scalars that lie strictly below each lane."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        total = _constant(HALVES, 0)
-        for k in range(signature.args[1].count):
-            threshold = _splat(builder, builder.extract_value(args[1], k), HALVES)
-            beyond = builder.icmp_signed(">", args[0], threshold)
-            total = builder.sub(total, builder.sext(beyond, HALVES.lanes))
-        return total
+    @primitive
+    def count(typingctx: Any, x: Any, thresholds: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            total = _constant(result, 0)
+            for k in range(signature.args[1].count):
+                threshold = _splat(builder, builder.extract_value(args[1], k), kind)
+                beyond = getattr(builder, comparison)(">", args[0], threshold)
+                total = builder.sub(total, builder.sext(beyond, result.lanes))
+            return total
 
-    return HALVES(HALVES, thresholds), codegen
+        return result(kind, thresholds), codegen
 
-
-@primitive
-def count_floats_above(typingctx: Any, x: Any, thresholds: Any) -> Any:
-    """Return how many of a tuple of float32 thresholds lie strictly below each lane, as words."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        total = _constant(WORDS, 0)
-        for k in range(signature.args[1].count):
-            threshold = _splat(builder, builder.extract_value(args[1], k), FLOATS)
-            beyond = builder.fcmp_ordered(">", args[0], threshold)
-            total = builder.sub(total, builder.sext(beyond, WORDS.lanes))
-        return total
-
-    return WORDS(FLOATS, thresholds), codegen
+    return count
 
 
-def _reduction(name: str, kind: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        called = f"llvm.vector.reduce.{name}.v{kind.count}i{kind.lane.width}"
-        shape = ir.FunctionType(kind.lane, [args[0].type])
-        return builder.call(_tools.get_or_insert_function(builder.module, shape, called), [args[0]])
-
-    return kind.scalar(kind), codegen
+count_above = _counter(HALVES, "icmp_signed", HALVES)
+"""Of signed halves, by a tuple of int16."""
+count_floats_above = _counter(FLOATS, "fcmp_ordered", WORDS)
 
 
-@primitive
-def largest_lane(typingctx: Any, x: Any) -> Any:
-    """Return the largest lane of unsigned integers."""
-    return _reduction("umax", x)
+def _reducer(name: str) -> Any:
+    """Build a reduction over the lanes of unsigned integers."""
+
+    @primitive
+    def reduce(typingctx: Any, x: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            called = f"llvm.vector.reduce.{name}.v{x.count}i{x.lane.width}"
+            shape = ir.FunctionType(x.lane, [args[0].type])
+            return builder.call(_tools.get_or_insert_function(builder.module, shape, called), [args[0]])
+
+        return x.scalar(x), codegen
+
+    return reduce
 
 
-@primitive
-def smallest_lane(typingctx: Any, x: Any) -> Any:
-    """Return the smallest lane of unsigned integers."""
-    return _reduction("umin", x)
+largest_lane, smallest_lane, sum_of_words = _reducer("umax"), _reducer("umin"), _reducer("add")
 
 
 @primitive
@@ -471,6 +465,16 @@ def _picked(context: Any, builder: Any, table: Any, codes: Any) -> Any:
 
 
 @primitive
+def pick_octets(typingctx: Any, table: Any, codes: Any) -> Any:
+    """Return ``table[code]`` of 32 codes below 16; the first 16 lanes are the table of the first 16 codes."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _look_up(context, builder, *args)
+
+    return OCTETS(OCTETS, OCTETS), codegen
+
+
+@primitive
 def pick_halves(typingctx: Any, table: Any, codes: Any) -> Any:
     """Return ``table[code]`` of 32 codes; the first 16 lanes are the table of the first 16 codes."""
 
@@ -492,9 +496,3 @@ def store_picked(typingctx: Any, array: Any, at: Any, first: Any, second: Any, c
         return context.get_dummy_value()
 
     return types.void(array, types.uint64, WORDS, WORDS, OCTETS), codegen
-
-
-@primitive
-def sum_of_words(typingctx: Any, x: Any) -> Any:
-    """Return the sum of 16 words."""
-    return _reduction("add", x)

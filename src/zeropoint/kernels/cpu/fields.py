@@ -1,0 +1,162 @@
+"""From bfloat16 to small floats by fields: mantissas are looked up, exponents are added.
+
+A bfloat16 has 128 mantissas. Divided by one scale, each rounds to the same code at every exponent, but for
+the exponents' difference: so a long block needs one table of 128 codes, which is built by the general way.
+It has at most one step in 8 neighbors when codes have up to 3 mantissa bits, so it is kept as 16 pairs: the
+code of the first of the eight, and the last mantissa that has it.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from .intrinsics import bits32, device, inlined, load64, scratch, shl32, shr32
+from .layout import DIVIDE, FLOAT
+from .steps import encode_steps, fetch_step, finished, is_bfloat16, is_wide, put
+from .vector import (
+    WHOLE,
+    above_octets,
+    halves_of,
+    larger_bits,
+    largest_lane,
+    load_lanes,
+    octets_of,
+    octets_of_halves,
+    pick_octets,
+    smaller_bits,
+    unequal,
+)
+
+MANTISSAS = np.uint64(128)
+MANTISSA_BITS = np.uint32(3)
+"""Most mantissa bits of codes whose table has no two steps in 8 neighbors."""
+PAIRS = 32
+BUCKETS = np.uint64(PAIRS // 2)
+LONG_STRIP = np.uint64(512)
+"""Elements that are done again when one of them has a subnormal code."""
+LONG_BLOCK = np.uint64(2048)
+"""Elements of a block for which a table of its own costs less than it saves."""
+REFERENCE = np.uint32(3)
+"""A code's exponent field, from which the table is built: its quotients are normal in every wide format."""
+NO_ORIGIN = np.uint8(0)
+LEAST_ORIGIN, MOST_ORIGIN = 8, 240
+EACH = np.uint64(0x0101010101010101)
+
+
+def _halves_at(x: Any, at: Any) -> Any:
+    """Load a step of bfloat16 bits; other sources never come here."""
+
+
+@overload(_halves_at, inline="always")
+def _halves_at_overload(x: Any, at: Any) -> Any:
+    if x.dtype == types.uint16:
+
+        def load(x: Any, at: Any) -> Any:
+            return load_lanes(x, at)
+
+    else:
+
+        def load(x: Any, at: Any) -> Any:
+            return halves_of(np.uint16(0))
+
+    return load
+
+
+@device
+def can_encode_fields(x: Any, element: Any) -> Any:
+    """Return whether :func:`encode_fields` knows source and element, one that :mod:`.steps` knows."""
+    small = element.kind == FLOAT and element.mantissa <= MANTISSA_BITS and element.scaling == DIVIDE
+    return is_bfloat16(x) and small and is_wide(element)
+
+
+@device
+def origin_of(factor: Any, element: Any) -> Any:
+    """Return the bfloat16 exponent field whose quotients have code field 0 or 1; NO_ORIGIN when out of range.
+
+    In range, bfloat16 with field 0, zero and subnormals, lie below half the smallest value of the format.
+    """
+    field = np.int64(shr32(bits32(factor), np.uint32(23)) & np.uint32(0xFF))
+    origin = field + np.int64(element.emin) - np.int64(127)
+    normal = field > 0 and field < 255
+    return np.uint8(origin) if normal and origin > LEAST_ORIGIN and origin < MOST_ORIGIN else NO_ORIGIN
+
+
+@device
+def build_pairs(element: Any, factors: Any, pairs: Any) -> Any:
+    """Set the first code and the last mantissa of every 8, and return whether ``factors[0]`` is in range.
+
+    pairs: two of (32,) uint8, 16 numbers each, twice, as :func:`pick_octets` wants them. Codes are those at
+    :func:`origin_of` the factor, were they normal.
+    """
+    firsts, lasts = pairs
+    origin = origin_of(factors[0], element)
+    if origin == NO_ORIGIN:
+        return False
+    values, codes, unused = scratch(128, np.uint16), scratch(128, np.uint8), scratch(1, np.uint8)
+    field = np.uint16((np.uint32(origin) + REFERENCE) << np.uint32(7))
+    for m in range(MANTISSAS):
+        values[m] = np.uint16(field | np.uint16(m))
+    encode_steps(
+        values, np.uint64(0), MANTISSAS, factors, np.uint64(63), element, np.uint64(0), np.uint64(8), unused,
+        codes, np.uint64(0),
+    )  # fmt: skip
+    base = np.uint8(shl32(REFERENCE, element.mantissa))
+    for b in range(BUCKETS):
+        eight = load64(codes, b * np.uint64(8))
+        first = np.uint64(eight & np.uint64(255))
+        # The others are as large or larger by one: the product's upper byte counts the larger ones.
+        larger = np.uint64((eight - first * EACH) * EACH) >> np.uint64(56)
+        last = np.uint8(b * np.uint64(8) + np.uint64(7) - larger)
+        firsts[b] = firsts[b + BUCKETS] = np.uint8(first) - base
+        lasts[b] = lasts[b + BUCKETS] = last
+    return True
+
+
+@inlined
+def fields_strip(
+    x: Any, at: Any, start: Any, stop: Any, table: Any, element: Any, ahead: Any, bits: Any, scratch: Any,
+    out: Any, byte_at: Any,
+) -> Any:  # fmt: skip
+    """Write codes and return whether all of them are normal or zero."""
+    firsts, lasts, origin = table
+    drop = octets_of(np.uint8(element.mantissa))
+    cap = octets_of(np.uint8(shr32(np.uint32(128), element.mantissa)))
+    most = octets_of(np.uint8(element.max_code))
+    sign_bit = octets_of(np.uint8(element.magnitude + np.uint32(1)))
+    zero, one, low = octets_of(np.uint8(0)), octets_of(np.uint8(1)), octets_of(np.uint8(127))
+    subnormal = zero
+    for i in range(start, stop, WHOLE):
+        fetch_step(x, at + i + ahead)
+        u = _halves_at(x, at + i)
+        upper, lower = octets_of_halves(u >> halves_of(np.uint16(8))), octets_of_halves(u)
+        field = (upper + upper) | (lower >> octets_of(np.uint8(7)))
+        bucket = (lower >> octets_of(np.uint8(3))) & octets_of(np.uint8(15))
+        code = pick_octets(firsts, bucket) - above_octets(lower & low, pick_octets(lasts, bucket))
+        power = smaller_bits(larger_bits(field, origin) - origin, cap)
+        code = smaller_bits(code + (power << drop), most) & unequal(field, zero)
+        subnormal = subnormal | above_octets(origin, field - one)
+        sign = unequal(upper & octets_of(np.uint8(128)), zero) & sign_bit
+        put(finished(code | sign, element), i, bits, scratch, out, byte_at)
+    return largest_lane(subnormal) == np.uint8(0)
+
+
+@device
+def encode_fields(
+    x: Any, at: Any, count: Any, factors: Any, element: Any, pairs: Any, ahead: Any, bits: Any, scratch: Any,
+    out: Any, byte_at: Any,
+) -> None:  # fmt: skip
+    """Write the codes of :func:`encode_steps` for ``factors[0]``, whose ``pairs`` have been built.
+
+    Strips with subnormal codes go the general way.
+    """
+    firsts, lasts = load_lanes(pairs[0], np.uint64(0)), load_lanes(pairs[1], np.uint64(0))
+    table = firsts, lasts, octets_of(origin_of(factors[0], element))
+    for start in range(np.uint64(0), count, LONG_STRIP):
+        stop = min(start + LONG_STRIP, count)
+        if not fields_strip(x, at, start, stop, table, element, ahead, bits, scratch, out, byte_at):
+            encode_steps(
+                x, at + start, stop - start, factors, np.uint64(63), element, ahead, bits, scratch[start:],
+                out, byte_at + start,
+            )  # fmt: skip

@@ -1,0 +1,377 @@
+"""Whole steps of 32 values from the source to codes, on explicit vectors: the way of the common cases.
+
+Gives the codes of :mod:`.encode`, which serves everything else. Integers and narrow float formats use the
+same arithmetic. Wide float formats, those with so many exponents that values seldom are subnormal, go on in
+16-bit lanes: a float32 cut to its upper half, with the last bit set when anything is cut off, rounds to few
+bits as the whole does, and rounding is then an integer addition. A strip with subnormal codes is done again.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from .encode import EXPONENT, MAGIC, SIGN, float_lift
+from .intrinsics import LINE, device, float32_of, inlined, prefetch, shl32
+from .layout import CODEBOOK, DIVIDE, INTEGER, MULTIPLY, NO_ROUNDING, TO_BFLOAT16, ZERO_NONE
+from .vector import (
+    HALF,
+    STEP,
+    WHOLE,
+    above,
+    bits_of,
+    count_floats_above,
+    first_bfloat16,
+    first_float16,
+    floats_of,
+    halves_of,
+    halves_of_pairs,
+    high_halves,
+    larger,
+    larger_bits,
+    larger_signed,
+    load_lanes,
+    low_halves,
+    low_octets,
+    octets_of,
+    octets_of_halves,
+    octets_of_pairs,
+    pairs_of,
+    second_bfloat16,
+    second_float16,
+    shift_signed,
+    smaller,
+    smaller_bits,
+    smaller_signed,
+    smallest_lane,
+    store_lanes,
+    store_nibbles,
+    two_floats,
+    unequal,
+    values_of,
+    words_of,
+)
+
+STRIP = np.uint64(128)
+"""Elements that are done again when one of them has a subnormal code."""
+WIDE = np.float32(4096)
+"""Least ratio of the largest to the smallest normal number of a wide format."""
+
+
+def _values_at(x: Any, at: Any) -> Any:
+    """Load a step and widen it exactly."""
+
+
+@overload(_values_at, inline="always")
+def _values_at_overload(x: Any, at: Any) -> Any:
+    if x.dtype == types.float32:
+
+        def load(x: Any, at: Any) -> Any:
+            return load_lanes(x, at), load_lanes(x, at + HALF)
+
+    elif x.dtype == types.uint16:
+
+        def load(x: Any, at: Any) -> Any:
+            pairs = pairs_of(load_lanes(x, at))
+            odd = pairs & words_of(np.uint32(0xFFFF0000))
+            return values_of(pairs << words_of(np.uint32(16))), values_of(odd)
+
+    else:
+
+        def load(x: Any, at: Any) -> Any:
+            half = load_lanes(x, at)
+            return first_float16(half), second_float16(half)
+
+    return load
+
+
+@inlined
+def values_at(x: Any, at: Any) -> Any:
+    """Return ``x[at : at + 32]`` as two vectors of floats, in the order of :mod:`.vector`.
+
+    x: float32, uint16 bits of bfloat16, or int16 bits of float16.
+    """
+    return _values_at(x, at)
+
+
+def _is_bfloat16(x: Any) -> Any:
+    """Tell by the dtype of an array."""
+
+
+@overload(_is_bfloat16, inline="always")
+def _is_bfloat16_overload(x: Any) -> Any:
+    found = x.dtype == types.uint16
+
+    def tell(x: Any) -> Any:
+        return found
+
+    return tell
+
+
+@inlined
+def is_bfloat16(x: Any) -> Any:
+    """Return whether an array holds bits of bfloat16, known when a kernel is compiled."""
+    return _is_bfloat16(x)
+
+
+def _factors_at(x: Any, factors: Any, shift: Any, i: Any) -> Any:
+    """Return the factors of a step, in the order of the values of ``x``."""
+
+
+@overload(_factors_at, inline="always")
+def _factors_at_overload(x: Any, factors: Any, shift: Any, i: Any) -> Any:
+    if x.dtype == types.uint16:
+
+        def find(x: Any, factors: Any, shift: Any, i: Any) -> Any:
+            both = two_floats(factors[i >> shift], factors[(i + HALF) >> shift])
+            return both, both
+
+    else:
+
+        def find(x: Any, factors: Any, shift: Any, i: Any) -> Any:
+            return floats_of(factors[i >> shift]), floats_of(factors[(i + HALF) >> shift])
+
+    return find
+
+
+def _octets_of_words(x: Any, a: Any, b: Any) -> Any:
+    """Return the low bytes of two vectors in the order of the values of ``x``."""
+
+
+@overload(_octets_of_words, inline="always")
+def _octets_of_words_overload(x: Any, a: Any, b: Any) -> Any:
+    if x.dtype == types.uint16:
+
+        def narrow(x: Any, a: Any, b: Any) -> Any:
+            return octets_of_pairs((a & words_of(np.uint32(0xFF))) | (b << words_of(np.uint32(8))))
+
+    else:
+
+        def narrow(x: Any, a: Any, b: Any) -> Any:
+            return low_octets(a, b)
+
+    return narrow
+
+
+def _magnitudes(x: Any, a: Any, b: Any, element: Any) -> Any:
+    """Return the upper halves of two vectors, and the same without signs and with what was cut off."""
+
+
+@overload(_magnitudes, inline="always")
+def _magnitudes_overload(x: Any, a: Any, b: Any, element: Any) -> Any:
+    if x.dtype == types.uint16:
+
+        def cut(x: Any, a: Any, b: Any, element: Any) -> Any:
+            top, half = words_of(np.uint32(0xFFFF0000)), words_of(np.uint32(16))
+            upper = halves_of_pairs((a >> half) | (b & top))
+            magnitude = upper & halves_of(np.uint16(0x7FFF))
+            # Rounded quotients are bfloat16, and bfloat16 times powers of two.
+            if element.quotient == NO_ROUNDING and element.scaling == DIVIDE:
+                lower = halves_of_pairs((a & words_of(np.uint32(0xFFFF))) | (b << half))
+                magnitude = magnitude | smaller_bits(lower, halves_of(np.uint16(1)))
+            return upper, magnitude
+
+    else:
+
+        def cut(x: Any, a: Any, b: Any, element: Any) -> Any:
+            upper, lower = high_halves(a, b), low_halves(a, b)
+            magnitude = upper & halves_of(np.uint16(0x7FFF))
+            return upper, magnitude | smaller_bits(lower, halves_of(np.uint16(1)))
+
+    return cut
+
+
+def _values_in_order(x: Any, at: Any) -> Any:
+    """Load a step and widen it exactly, the first 16 elements first."""
+
+
+@overload(_values_in_order, inline="always")
+def _values_in_order_overload(x: Any, at: Any) -> Any:
+    if x.dtype != types.uint16:
+        return _values_at_overload(x, at)
+
+    def load(x: Any, at: Any) -> Any:
+        half = load_lanes(x, at)
+        return first_bfloat16(half), second_bfloat16(half)
+
+    return load
+
+
+@inlined
+def values_in_order(x: Any, at: Any) -> Any:
+    """Return ``x[at : at + 16]`` and the 16 elements after it as floats."""
+    return _values_in_order(x, at)
+
+
+@device
+def can_encode_steps(element: Any, ordered: Any) -> Any:
+    """Return whether :func:`encode_steps` knows the element; ``ordered``: codes of a codebook are ranks."""
+    known = (element.kind != CODEBOOK or ordered) and element.zero_place == ZERO_NONE
+    exact = element.quotient == NO_ROUNDING and (element.scaling == DIVIDE or element.scaling == MULTIPLY)
+    narrow = element.quotient == TO_BFLOAT16 and element.scaling == DIVIDE
+    return known and (exact or narrow) and (element.kind != INTEGER or element.scaling == DIVIDE)
+
+
+@device
+def factor_shift(block: Any, count: Any) -> Any:
+    """Return the n for which element i of ``count`` lies in block ``i >> n``, or 0 when there is none.
+
+    Blocks are powers of two of at least half a step, or one block is all there is.
+    """
+    if block >= count:
+        return np.uint64(63)
+    n = np.uint64(4)
+    while (np.uint64(1) << n) < block:
+        n += np.uint64(1)
+    return n if (np.uint64(1) << n) == block else np.uint64(0)
+
+
+@inlined
+def fetch_step(x: Any, at: Any) -> Any:
+    """Prefetch ``x[at : at + 32]``."""
+    prefetch(x, at)
+    if x.itemsize * STEP > LINE:
+        prefetch(x, at + HALF)
+
+
+@inlined
+def put(codes: Any, i: Any, bits: Any, scratch: Any, out: Any, byte_at: Any) -> None:
+    """Write the codes of step ``i``: bytes and nibbles where they belong, other widths to ``scratch``."""
+    if bits == np.uint64(8):
+        store_lanes(out, byte_at + i, codes)
+    elif bits == np.uint64(4):
+        store_nibbles(out, byte_at + i // np.uint64(2), codes)
+    else:
+        store_lanes(scratch, i, codes)
+
+
+@inlined
+def nearest_bits(values: Any) -> Any:
+    """Return words whose upper halves are the floats rounded to bfloat16, half to even."""
+    u = bits_of(values)
+    odd = (u >> words_of(np.uint32(16))) & words_of(np.uint32(1))
+    return u + words_of(np.uint32(0x7FFF)) + odd
+
+
+@inlined
+def nearest_bfloat16(values: Any) -> Any:
+    """Round finite floats to bfloat16, half to even."""
+    return values_of(nearest_bits(values) & words_of(np.uint32(0xFFFF0000)))
+
+
+@inlined
+def scaled_at(x: Any, at: Any, factors: Any, shift: Any, i: Any, element: Any) -> Any:
+    """Return step ``i`` in units of its scales, two vectors."""
+    a, b = values_at(x, at + i)
+    f, g = _factors_at(x, factors, shift, i)
+    if element.scaling == MULTIPLY:
+        return a * f, b * g
+    a, b = a / f, b / g
+    if element.quotient == TO_BFLOAT16:
+        return nearest_bfloat16(a), nearest_bfloat16(b)
+    return a, b
+
+
+@inlined
+def int_words(t: Any, element: Any) -> Any:
+    """Return words with integer codes in their low bytes."""
+    t = smaller(larger(t, floats_of(element.low)), floats_of(element.high))
+    return bits_of(t + floats_of(MAGIC))
+
+
+@inlined
+def float_words(t: Any, element: Any) -> Any:
+    """Return words with codes of a small float format in their low bytes; see :mod:`.encode`."""
+    sign = bits_of(t) & words_of(SIGN)
+    a = values_of(bits_of(t) & words_of(np.uint32(0x7FFFFFFF)))
+    if element.unsigned_below >= np.float32(0):
+        sign = sign & above(a, floats_of(element.unsigned_below))
+    a = smaller(a, floats_of(element.maximum))
+    e = larger_bits(bits_of(a) & words_of(EXPONENT), words_of(shl32(element.emin, np.uint32(23))))
+    rounded = bits_of(a + values_of(e + words_of(float_lift(element.emin, element.mantissa))))
+    drop = words_of(np.uint32(np.uint32(23) - element.mantissa))
+    return rounded + (e >> drop) + (sign >> words_of(element.sign_shift))
+
+
+@inlined
+def finished(codes: Any, element: Any) -> Any:
+    """Put right what the arithmetic leaves out: zeros without sign."""
+    if element.negative_nan:
+        return codes & unequal(codes, octets_of(np.uint8(element.magnitude + np.uint32(1))))
+    return codes
+
+
+@device
+def is_wide(element: Any) -> Any:
+    """Return whether the codes are those of a wide float format, for :func:`wide_strip`."""
+    few = element.mantissa >= np.uint32(1) and element.mantissa <= np.uint32(5)
+    smallest = float32_of(shl32(element.emin, np.uint32(23)))
+    return few and element.unsigned_below < np.float32(0) and element.maximum >= WIDE * smallest
+
+
+@device
+def wide_strip(
+    x: Any, at: Any, start: Any, stop: Any, factors: Any, shift: Any, element: Any, ahead: Any, bits: Any,
+    scratch: Any, out: Any, byte_at: Any,
+) -> Any:  # fmt: skip
+    """Write codes of a wide float format and return whether all of them are normal or zero."""
+    dropped = np.uint32(np.uint32(7) - element.mantissa)
+    half = np.uint32(shl32(np.uint32(1), dropped) >> np.uint32(1)) - np.uint32(1)
+    base = halves_of(np.uint16(half - shl32(np.uint32(element.emin - np.uint32(1)), np.uint32(7))))
+    drop, one = halves_of(np.uint16(dropped)), halves_of(np.uint16(1))
+    most = halves_of(np.uint16(element.max_code))
+    sign_drop = halves_of(np.uint16(element.sign_shift - np.uint32(16)))
+    sign_bit = halves_of(np.uint16(element.magnitude + np.uint32(1)))
+    least = halves_of(np.uint16(0xFFFF))
+    for i in range(start, stop, WHOLE):
+        fetch_step(x, at + i + ahead)
+        a, b = scaled_at(x, at, factors, shift, i, element)
+        upper, magnitude = _magnitudes(x, bits_of(a), bits_of(b), element)
+        least = smaller_bits(least, magnitude - one)
+        code = shift_signed(magnitude + base + ((magnitude >> drop) & one), drop)
+        code = smaller_signed(larger_signed(code, halves_of(np.uint16(0))), most)
+        codes = octets_of_halves(code | ((upper >> sign_drop) & sign_bit))
+        put(finished(codes, element), i, bits, scratch, out, byte_at)
+    return np.uint32(smallest_lane(least)) >= shl32(element.emin, np.uint32(7)) - np.uint32(1)
+
+
+@device
+def encode_steps(
+    x: Any, at: Any, count: Any, factors: Any, shift: Any, element: Any, ahead: Any, bits: Any,
+    scratch: Any, out: Any, byte_at: Any,
+) -> None:  # fmt: skip
+    """Write the codes of ``x[at : at + count]``, whole steps; ``factors[i >> shift]`` is that of element i.
+
+    ahead: how far to prefetch, in elements. Codes of 8 and 4 bits go to ``out[byte_at:]``, others as bytes to
+    ``scratch``.
+    """
+    if element.kind == INTEGER:
+        for i in range(np.uint64(0), count, WHOLE):
+            fetch_step(x, at + i + ahead)
+            a, b = scaled_at(x, at, factors, shift, i, element)
+            codes = _octets_of_words(x, int_words(a, element), int_words(b, element))
+            put(codes, i, bits, scratch, out, byte_at)
+        return
+    if element.kind == CODEBOOK:
+        for i in range(np.uint64(0), count, WHOLE):
+            fetch_step(x, at + i + ahead)
+            a, b = scaled_at(x, at, factors, shift, i, element)
+            ranks = count_floats_above(a, element.thresholds), count_floats_above(b, element.thresholds)
+            put(_octets_of_words(x, ranks[0], ranks[1]), i, bits, scratch, out, byte_at)
+        return
+    wide = is_wide(element)
+    without_mantissa = shl32(element.emin, element.mantissa) & np.uint32(1)
+    for start in range(np.uint64(0), count, STRIP):
+        stop = min(start + STRIP, count)
+        if wide and wide_strip(
+            x, at, start, stop, factors, shift, element, ahead, bits, scratch, out, byte_at
+        ):
+            continue
+        for i in range(start, stop, WHOLE):
+            fetch_step(x, at + i + ahead)
+            a, b = scaled_at(x, at, factors, shift, i, element)
+            codes = _octets_of_words(x, float_words(a, element), float_words(b, element))
+            if without_mantissa:
+                codes = codes - octets_of(np.uint8(1))
+            put(finished(codes, element), i, bits, scratch, out, byte_at)
