@@ -34,7 +34,7 @@ from zeropoint.models import (
     quantize_model,
 )
 from zeropoint.recipes import MODEL_PRESETS, Assignment, Recipe, Rule, model_preset
-from zeropoint.training import FakeQuantize, LearnedScale, LearnedThreshold, Pact
+from zeropoint.training import FakeQuantize, FollowedRange, LearnedScale, LearnedThreshold, Pact
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
@@ -221,6 +221,7 @@ def train(model: nn.Module, steps: int = 5, rate: float = 1e-3) -> list[float]:
 
 LEARNED = {
     "minmax": Assignment.of(weight="int4:channel", input="uint8:tensor:asym static"),
+    "average": Assignment.of(weight="int4:channel", input="uint8:tensor:asym static"),
     "fixed": Assignment.of(weight="mxfp8_e4m3", input="int8:tensor static"),
     "lsq": Assignment.of(weight="int4:channel", input="uint8:tensor:asym static"),
     "tqt": Assignment.of(weight="int4:tensor:scale=ceil", input="int8:tensor:scale=ceil static"),
@@ -246,7 +247,7 @@ def test_a_trained_model_ships_as_it_is(name: str) -> None:
 
 def test_learners_make_the_quantizers_they_are_named_after() -> None:
     kinds = {"fixed": FakeQuantize, "lsq": LearnedScale, "tqt": LearnedThreshold}
-    activations = {**kinds, "minmax": FakeQuantize, "pact": Pact}
+    activations = {**kinds, "minmax": FakeQuantize, "pact": Pact, "average": FollowedRange}
     assert set(LEARNERS) == set(LEARNED)
     for name, gives in LEARNED.items():
         recipe = everywhere(gives)

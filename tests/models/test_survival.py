@@ -75,6 +75,27 @@ def test_a_rule_for_what_cannot_be_quantized_names_its_path() -> None:
         quantize_model(model, recipe)
 
 
+def test_a_layer_with_hooks_is_kept_and_says_why() -> None:
+    """What a hook does, such as weight normalization of old, would be lost without a word."""
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        normed = nn.utils.weight_norm(nn.Linear(8, 8))
+    model = nn.Sequential(normed, nn.Linear(8, 8), nn.Linear(8, 8))
+    model[1].register_forward_hook(lambda *call: call[-1] + 1)
+    told = quantize_model(model, "w8a16", inplace=True).layers
+    reason = "it has hooks, which would be lost; remove them first"
+    assert [layer.reason for layer in told] == [reason, reason, ""]
+
+
+def test_the_summary_counts_each_weight_once() -> None:
+    model = nn.ModuleList([nn.Embedding(4, 8), nn.Linear(8, 4), nn.LayerNorm(8), nn.Linear(8, 8)])
+    model[1].weight = model[0].weight
+    conversion = quantize_model(model, Recipe(rules=(Rule(name="3", gives=Assignment.of(weight="int8")),)))
+    assert [layer.nbytes for layer in conversion.layers] == [(128, 128), (0, 0), (0, 0), (256, 68)]
+    assert conversion.nbytes == (384, 196)
+    given = Recipe(rules=(Rule(name="3", gives=Assignment.of(input="int8:token")),))
+    assert quantize_model(model, given).layers[3].nbytes == (256, 256)
+
+
 class Joined(nn.Module):
     def __init__(self) -> None:
         super().__init__()

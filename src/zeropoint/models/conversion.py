@@ -61,9 +61,16 @@ class Conversion:
         return "\n".join(lines)
 
 
-def kept_layer(module: nn.Module, decision: Decision) -> Converted:
-    """Return what is told of a layer that a decision leaves alone."""
-    subject, nbytes = decision.subject, sum(weight.nbytes for weight in module.parameters(recurse=False))
+def weight_bytes(module: nn.Module, counted: set[int]) -> int:
+    """Return the bytes of a layer's own weights, biases left out, that are not counted yet; count them."""
+    weights = [p for p in module.parameters(recurse=False) if p.ndim > 1 and id(p) not in counted]
+    counted.update(map(id, weights))
+    return sum(weight.nbytes for weight in weights)
+
+
+def kept_layer(module: nn.Module, decision: Decision, counted: set[int]) -> Converted:
+    """Return what is told of a layer that a decision leaves alone; ``counted`` as in :func:`weight_bytes`."""
+    subject, nbytes = decision.subject, weight_bytes(module, counted)
     return Converted(
         name=subject.name,
         type=subject.type,

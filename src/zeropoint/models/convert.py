@@ -17,7 +17,7 @@ from ..tensor import QuantizedTensor
 from ..training import FakeQuantize, Quantizer
 from .attention import replace_modules
 from .calibrate import Calibration
-from .conversion import Conversion, Converted
+from .conversion import Conversion, Converted, weight_bytes
 from .dynamic_quantize import DynamicQuantize, as_module
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from .kinds import kind_of
@@ -115,11 +115,14 @@ class _Packer:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[str, PackedWeight]] = {}
+        self._counted: set[int] = set()
 
     def layer(self, prepared: PreparedLayer) -> tuple[nn.Module, Converted]:
         """Return the layer in the place of ``prepared``, and what is told of it."""
         layer, name, gives = prepared.layer, prepared.decision.subject.name, prepared.decision.gives
-        packed, before, after, off, size, tied_to = {}, 0, 0, 0.0, 0.0, ""
+        packed, off, size, tied_to = {}, 0.0, 0.0, ""
+        before = weight_bytes(layer, self._counted)
+        after = before
         for key, quantizer in prepared.weight_quantizers.items():
             weight = layer.get_parameter(key)
             matrix = kind_of(layer).matrix(layer, weight.detach())
@@ -128,7 +131,7 @@ class _Packer:
             else:
                 packed[key] = PackedWeight(_quantized(matrix, quantizer))
                 self._known[id(weight)] = (name, packed[key])
-                before, after = before + weight.nbytes, after + packed[key].quantized().nbytes
+                after += packed[key].quantized().nbytes - weight.nbytes
             original = matrix.float()
             off += float((packed[key].quantized().dequantize(torch.float32) - original).square().sum())
             size += float(original.square().sum())

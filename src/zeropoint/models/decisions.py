@@ -11,7 +11,7 @@ from ..errors import RecipeError
 from ..recipes import Decision, Recipe, Rule, Subject
 from ..training import Quantizer
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
-from .kinds import KINDS, weights_of
+from .kinds import KINDS, kind_of
 from .layer import PreparedLayer, QuantizedLayer
 from .linear import QuantizedLinear
 from .packed_weight import PackedWeight
@@ -77,7 +77,9 @@ def _type(module: nn.Module) -> str:
 
 
 def _shape(module: nn.Module) -> tuple[int, ...]:
-    return next((tuple(weight.shape) for weight in weights_of(module).values()), ())
+    # A weight that a hook computes is no parameter.
+    found = (getattr(module, name) for name in kind_of(module).names(module))
+    return next((tuple(weight.shape) for weight in found), ())
 
 
 def _refusal(module: nn.Module, decision: Decision, recipe: Recipe) -> str | None:
@@ -85,6 +87,8 @@ def _refusal(module: nn.Module, decision: Decision, recipe: Recipe) -> str | Non
     kind = _type(module)
     if is_parametrized(module):
         return "its weight is parametrized; remove the parametrization first"
+    if module._forward_hooks or module._forward_pre_hooks:
+        return "it has hooks, which would be lost; remove them first"
     if type(module) in KINDS:
         by_default = decision.rule is recipe.default and kind != "Linear"
         return "the default is for Linear layers" if by_default else None

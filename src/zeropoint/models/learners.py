@@ -13,7 +13,15 @@ from ..errors import RecipeError, UnsupportedError, near_misses
 from ..params import QuantizationParams
 from ..recipes import Activation
 from ..schemes import Scheme, ZeroPoint
-from ..training import FakeQuantize, LearnedScale, LearnedThreshold, Pact, Quantizer, ThresholdRule
+from ..training import (
+    FakeQuantize,
+    FollowedRange,
+    LearnedScale,
+    LearnedThreshold,
+    Pact,
+    Quantizer,
+    ThresholdRule,
+)
 from .dynamic_quantize import DynamicQuantize
 
 
@@ -42,6 +50,10 @@ class Learner:
 
     weight: Callable[[torch.Tensor, Scheme], nn.Module] = follow
     activation: Callable[[QuantizationParams, int], Quantizer] = fixed
+
+
+def _average_activation(params: QuantizationParams, count: int) -> Quantizer:  # noqa: ARG001 (as the others)
+    return FollowedRange(params)
 
 
 def _lsq_activation(params: QuantizationParams, count: int) -> Quantizer:
@@ -75,14 +87,17 @@ def _one_scale(params: QuantizationParams) -> torch.Tensor:
 
 LEARNERS: Mapping[str, Learner] = MappingProxyType({
     "minmax": Learner(),
+    "average": Learner(activation=_average_activation),
     "fixed": Learner(weight=FakeQuantize.from_tensor),
     "lsq": Learner(weight=LearnedScale.from_tensor, activation=_lsq_activation),
     "tqt": Learner(weight=_threshold_weight, activation=_threshold_activation),
     "pact": Learner(activation=_pact_activation),
 })  # fmt: skip
-"""By name. ``minmax``: scales of weights follow the weights, those of activations stay. ``fixed``: both stay.
-``lsq``: both are learned (LSQ; LSQ+ with zero points). ``tqt``: thresholds are learned, scales are powers of
-two. ``pact``: scales of weights follow the weights, ends of unsigned activations are learned."""
+"""By name. Scales of weights and of static activations:
+
+``minmax``: follow the weights; stay. ``average``: follow the weights; follow a moving average of extremes.
+``fixed``: stay; stay. ``lsq``: are learned; are learned (LSQ; LSQ+ with zero points). ``tqt``: powers of two
+under learned thresholds, both. ``pact``: follow the weights; the ends of unsigned ranges are learned."""
 
 
 def learner_named(learner: str | Learner) -> Learner:

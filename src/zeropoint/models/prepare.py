@@ -40,10 +40,11 @@ def prepare(
     quantized and brought back, and :func:`~zeropoint.models.convert` gives the layer with packed weights that
     computes the same. Parameters keep their identity; those of learned scales join them.
 
-    recipe: rules, or the name of a preset for all Linear layers. learner: which quantizers there are, by name
-    (``minmax``, ``fixed``, ``lsq``, ``tqt``, ``pact``) or a :class:`~zeropoint.models.Learner`. calibration:
-    parameters of static inputs and outputs, of :func:`~zeropoint.models.calibrate`, where they start.
-    inplace: whether ``model`` itself is changed; otherwise a copy is.
+    recipe: rules, or the name of a preset for all Linear layers. learner: which quantizers there are, by a
+    name of :data:`~zeropoint.models.LEARNERS` (``minmax``, ``average``, ``fixed``, ``lsq``, ``tqt``,
+    ``pact``) or as a :class:`~zeropoint.models.Learner`. calibration: parameters of static inputs and
+    outputs, of :func:`~zeropoint.models.calibrate`, where they start. inplace: whether ``model`` itself is
+    changed; otherwise a copy is.
 
     Weights of several layers that are one tensor have one quantizer. ``nn.MultiheadAttention`` of which a
     projection is named becomes :class:`~zeropoint.models.SplitAttention`, with weights of its own.
@@ -98,9 +99,10 @@ def planned(
         maker = _Maker(learner_named(learner), calibration)
         prepared: dict[nn.Module, PreparedLayer] = {}
         entries: list[str | Converted] = []
+        counted: set[int] = set()
         for name, module, decision in decisions_of(root, rules):
             if decision.gives is None:
-                entries.append(kept_layer(module, decision))
+                entries.append(kept_layer(module, decision, counted))
                 continue
             entries.append(name)
             try:

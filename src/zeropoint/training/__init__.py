@@ -4,10 +4,19 @@ They hold parameters and call the operators; how codes come about is not known h
 """
 
 from .fake_quantize import FakeQuantize
+from .followed_range import FollowedRange
 from .learned_scale import LearnedScale
 from .learned_threshold import LearnedThreshold
 from .pact import Pact
 from .quantizer import Quantizer
 from .thresholds import ThresholdRule
 
-__all__ = ["FakeQuantize", "LearnedScale", "LearnedThreshold", "Pact", "Quantizer", "ThresholdRule"]
+__all__ = [
+    "FakeQuantize",
+    "FollowedRange",
+    "LearnedScale",
+    "LearnedThreshold",
+    "Pact",
+    "Quantizer",
+    "ThresholdRule",
+]
