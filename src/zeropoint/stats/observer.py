@@ -125,6 +125,8 @@ class Observer(nn.Module):
 
     def _here(self, state: State) -> State:
         own = self.state()
+        if all(tensor.device == own[key].device for key, tensor in state.items()):
+            return state
         return {key: tensor.to(own[key].device) for key, tensor in state.items()}
 
     def _set(self, state: State) -> None:

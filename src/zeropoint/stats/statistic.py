@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -53,12 +53,6 @@ def calibrated_shape(granularity: Granularity, shape: tuple[int, ...]) -> tuple[
     if granularity.rest == WHOLE:
         sides = sides[:named] if first else sides[rank - named :]
     return tuple(sides) or (1,)
-
-
-@lru_cache(maxsize=1024)
-def calibrated_grid(granularity: Granularity, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return how many blocks lie along each axis of :func:`calibrated_shape`."""
-    return granularity.grid(calibrated_shape(granularity, shape))
 
 
 def block_extremes(
@@ -141,10 +135,10 @@ class Statistic(ABC):
     granularity: Granularity = TENSOR
     shape: tuple[int, ...] = (1,)
 
-    @property
+    @cached_property
     def grid(self) -> tuple[int, ...]:
         """Shape of one number a block."""
-        return calibrated_grid(self.granularity, self.shape)
+        return self.granularity.grid(calibrated_shape(self.granularity, self.shape))
 
     def empty(self) -> State:
         """Return the statistic's own tensors before any data."""
@@ -189,7 +183,7 @@ class Statistic(ABC):
         data, finite, seen = x.detach(), None, x.numel()
         low, high, own = self.scan(data)
         # A NaN or Inf anywhere shows in an extreme, so that clean data are read but once.
-        if not bool(torch.isfinite(high - low).all()):
+        if not math.isfinite((high - low).sum().item()):
             finite = torch.isfinite(data)
             low, high = self._finite_extremes(data, finite)
             seen = int(finite.sum())

@@ -40,6 +40,8 @@ COUNT_AT = np.uint64(43)
 """Bit from which a sum of fractions holds how many they are, below 2**20 of 23 bits."""
 SUMMED, COUNTED = np.uint64((1 << 20) - TILE), np.uint64(1 << 31)
 """Numbers after which sums and counters are emptied at the latest."""
+COLUMNS = np.uint64(128)
+"""Columns whose sums are taken together: those of a dozen exponents fit the first cache."""
 PANEL = np.uint64(64)
 """Neighbors of different blocks that are taken together: whole cache lines, counters that fit a cache."""
 
@@ -402,3 +404,44 @@ def sum_short_runs(
                     if left == np.uint64(0):
                         b, left = b + np.uint64(1), inner
                 at += n
+
+
+@device
+def move_column_sums(table: Any, mantissas: Any, counts: Any, p: Any, width: Any) -> None:
+    """Add the sums of ``width`` columns to those of blocks from ``p`` on, as :func:`move_sums`."""
+    for e in range(np.uint64(256)):
+        for i in range(width):
+            word = table[e * COLUMNS + i]
+            table[e * COLUMNS + i] = np.uint64(0)
+            if word != np.uint64(0) and e < FINITE:
+                count = word >> COUNT_AT
+                lead = count << FRACTION_BITS if e > np.uint64(0) else np.uint64(0)
+                fractions = word & ((np.uint64(1) << COUNT_AT) - np.uint64(1))
+                mantissas[(p + i) * FINITE + e] += np.int64(fractions + lead)
+                counts[p + i] += np.int64(count)
+
+
+@kernel
+def sum_columns(
+    x: Any, kind: Any, outer: Any, blocks: Any, table: Any, mantissas: Any, counts: Any, first: Any, last: Any
+) -> None:
+    """Sum columns ``first`` to ``last``, blocks of single neighbors; sums of a panel lie side by side.
+
+    table: (256 * COLUMNS,) uint64, zero before and after.
+    """
+    tile = scratch(TILE, np.float32)
+    one = np.uint64(1) << COUNT_AT
+    for p in range(first, last, COLUMNS):
+        width = min(COLUMNS, last - p)
+        summed = np.uint64(0)
+        for o in range(outer):
+            words, start = _widened(x, o * blocks + p, width, kind, tile)
+            for i in range(width):
+                bits = np.uint64(bits32(words[start + i]))
+                e = (bits >> FRACTION_BITS) & np.uint64(0xFF)
+                table[e * COLUMNS + i] += (bits & FRACTION) + one
+            summed += np.uint64(1)
+            if summed >= SUMMED:
+                move_column_sums(table, mantissas, counts, p, width)
+                summed = np.uint64(0)
+        move_column_sums(table, mantissas, counts, p, width)

@@ -13,6 +13,7 @@ from ...ops.registry import Extremes
 from ...ops.threads import WORTH_A_THREAD, over_rows, thread_count
 from .backend import _flat
 from .count import (
+    COLUMNS,
     FINITE,
     FRACTION_BITS,
     LANES,
@@ -21,6 +22,7 @@ from .count import (
     count_runs,
     count_short_runs,
     extreme_keys,
+    sum_columns,
     sum_runs,
     sum_short_runs,
 )
@@ -83,11 +85,14 @@ class CpuCounter:
         sums, counts = np.zeros(cut.blocks * int(FINITE), np.int64), np.zeros(cut.blocks, np.int64)
         ends = np.empty((2, cut.blocks), np.int32)
         lows, highs = ends
-        long = cut.outer * cut.inner >= SUMS
+        long = cut.outer * cut.inner >= SUMS and cut.inner > 1
 
         def work(first: int, last: int) -> None:
             rows = np.uint64(first), np.uint64(last)
-            if long:
+            if cut.inner == 1 and cut.outer >= SUMS:
+                table = np.zeros(256 * int(COLUMNS), np.uint64)
+                sum_columns(data, kind, *shape[:2], table, sums, counts, *rows)
+            elif long:
                 sum_runs(data, kind, *shape, sums, counts, lows, highs, *rows)
             else:
                 sum_short_runs(data, kind, *shape, sums, counts, *rows)
@@ -132,7 +137,7 @@ def _values(keys: Any, runs: Runs, dtype: torch.dtype) -> Extremes:
 
     Zeros are positive: which of them is found depends on the order of reading.
     """
-    if runs.blocks == 1:
+    if keys.shape[1] > runs.blocks:
         keys = np.array([[keys[0].min()], [keys[1].max()]])
     wide = dtype == torch.float32
     bits = np.where(keys < 0, keys ^ (0x7FFFFFFF if wide else 0x7FFF), keys)
