@@ -7,6 +7,7 @@ module knows the operators and nothing of files.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +18,7 @@ from ..errors import UnsupportedError
 from ..formats import IntFormat
 from ..models.graph.matrices import SHAPING
 from ..models.graph.program import put
-from ..schemes import Scheme
+from ..schemes import Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from . import onnx_activations
 from .onnx_constants import (
@@ -68,6 +69,9 @@ class Rewriter:
     def run(self) -> None:
         """Replace every operator; raises UnsupportedError, which names layer and scheme."""
         for node in list(self.module.graph.nodes):
+            if node.target is ops.linear.default:
+                self._open(node)
+        for node in list(self.module.graph.nodes):
             if node.target in (ops.dequantize.default, ops.fake_quantize.default):
                 try:
                     self._replace(node)
@@ -76,6 +80,29 @@ class Rewriter:
                     raise UnsupportedError(
                         f"layer {name}: {node.args[3]} cannot be written to ONNX: {error}"
                     ) from error
+
+    def _open(self, node: fx.Node) -> None:
+        """Write a linear layer on integer codes as the float product of what its codes stand for."""
+        x, params, weight, scales, bias, text, weight_text, dtype = node.args
+        assert isinstance(x, fx.Node)
+        assert isinstance(weight, fx.Node)
+        assert isinstance(params, (list, tuple))
+        value = x.meta["val"]
+        shape = [constant(self.module, weight).shape[0], value.shape[-1]]
+        with self.module.graph.inserting_before(node):
+            if not params:
+                parts = self._call(ops.quantize_dynamic.default, (x, text))
+                scheme = Scheme.parse(str(text))
+                count = 1 + len(scheme.scales) + (scheme.zero_point is not ZeroPoint.NONE)
+                params = [self._call(operator.getitem, (parts, index)) for index in range(1, count)]
+            zero = params[1] if len(params) > 1 else None
+            rounded = self._call(ops.fake_quantize.default, (x, [params[0]], zero, text))
+            written = (weight, scales, None, weight_text, shape, value.dtype, dtype)
+            values = self._call(ops.dequantize.default, written)
+            product = self._call(aten.linear.default, (rounded, values, bias))
+        for made in (rounded, values):
+            made.meta["nn_module_stack"] = node.meta.get("nn_module_stack", {})
+        self._swap(node, product)
 
     def _replace(self, node: fx.Node) -> None:
         source, scales, zero = node.args[:3]
