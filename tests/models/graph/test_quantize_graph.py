@@ -13,7 +13,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 import zeropoint as zp
 from zeropoint.errors import CalibrationError, NonFiniteError, RecipeError, UnsupportedError
-from zeropoint.models import Calibration, calibrate, quantize_model
+from zeropoint.models import Calibration, calibrate, fold, quantize_model
 from zeropoint.models.graph import calibrate_graph, quantize_graph, to_program
 from zeropoint.recipes import MODEL_PRESETS, Assignment, Recipe, Rule, model_preset, parse_recipe
 
@@ -120,6 +120,29 @@ def test_a_convolutional_net_is_folded_and_computes_with_the_values_of_its_codes
     assert [layer.name for layer in conversion.layers] == ["0", "3", "7"]
     with torch.no_grad():
         assert torch.equal(conversion.model(x), by_hand(folded, recipe, calibration)(x))
+
+
+def test_a_convolutional_net_computes_what_its_eager_form_does() -> None:
+    model, data = net(), [torch.randn(4, 3, 8, 8) for _ in range(2)]
+    for norm in (model[1], model[4]):
+        norm.running_mean.uniform_(-1, 1)
+        norm.running_var.uniform_(0.5, 2)
+    recipe = parse_recipe("""
+rules:
+  - type: Conv2d
+    weight: int4:g9
+    input: uint8:tensor:asym static
+  - type: Linear
+    weight: float8_e4m3fn:channel
+    output: int8:tensor static
+""")
+    program, folded = exported(model, data[0]), fold(model).model
+    calibration = calibrate(folded, recipe, data)
+    assert calibrate_graph(program, recipe, data).params == calibration.params
+    ours = quantize_graph(program, recipe, calibration=calibration)
+    theirs = quantize_model(folded, recipe, calibration=calibration)
+    with torch.no_grad():
+        assert torch.equal(ours.model(data[1]), theirs.model(data[1]))
 
 
 @pytest.mark.parametrize(

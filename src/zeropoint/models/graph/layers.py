@@ -42,7 +42,12 @@ CONVOLUTIONS = frozenset({
     aten.convolution.default,
     *(target for target, (kind, _) in PRODUCTS.items() if kind.startswith("Conv")),
 })  # fmt: skip
-MEETINGS = {aten.add.Tensor: "Add", aten.add_.Tensor: "Add", aten.cat.default: "Concatenate"}
+MEETINGS = {
+    aten.add.Tensor: "Add",
+    aten.add_.Tensor: "Add",
+    aten.mul.Tensor: "Multiply",
+    aten.cat.default: "Concatenate",
+}
 """Operator to the type under which a rule names it."""
 TURNS = (aten.t.default, aten.transpose.int, aten.permute.default, aten.numpy_T.default)
 """Operators that transpose a matrix."""
