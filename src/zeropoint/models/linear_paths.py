@@ -110,9 +110,8 @@ def _integers(layer: Layer) -> Run:
     def run(x: torch.Tensor) -> torch.Tensor:
         given: list[torch.Tensor] = []
         if isinstance(source, FakeQuantize):
-            params = source.params
-            zeros = [] if params.zero_point is None else [params.zero_point]
-            given = [t.reshape(1, 1) for t in (*params.scales, *zeros)]
+            zero = source._buffers.get("zero_point")
+            given = [*_scales(source), *([] if zero is None else [zero])]
         y: torch.Tensor = library.linear(
             x, given, weight._buffers["data"], _scales(weight), layer.bias, text, weight_text, weight.dtype
         )
@@ -121,13 +120,14 @@ def _integers(layer: Layer) -> Run:
     return run
 
 
-def _scales(weight: PackedWeight) -> list[torch.Tensor]:
-    """Return the scales of a weight; most are one float buffer, which need not be made into parameters."""
-    scale = weight._buffers["scale1"]
+def _scales(holder: PackedWeight | FakeQuantize) -> list[torch.Tensor]:
+    """Return the scales of a weight or input; most are one float buffer, read without its parameters."""
+    scale = holder._buffers["scale1"]
     assert scale is not None
-    if len(weight.scheme.scales) == 1 and scale.element_size() > 1:
+    if len(holder.scheme.scales) == 1 and scale.element_size() > 1:
         return [scale]
-    return list(weight.quantized().scales)
+    params = holder.quantized().params if isinstance(holder, PackedWeight) else holder.params
+    return list(params.scales)
 
 
 def _torch_refusal(layer: Layer) -> str | None:

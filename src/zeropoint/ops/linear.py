@@ -138,7 +138,7 @@ def reference_linear(
     """
     (rows, cols), (data, levels) = call.shape, weight
     flat = x.reshape(-1, cols)
-    scales, zero = reference.choose_params(flat, call.source) if params is None else params
+    scales, zero = reference.choose_params(flat, call.source) if params is None else _spread(params)
     packed = reference.quantize(flat, call.source, scales, zero)
     scale = effective_scale(call.source, scales, tuple(flat.shape), x.dtype)
     factors = effective_scale(call.weight, levels, call.shape, call.weight_dtype)
@@ -152,6 +152,12 @@ def reference_linear(
     y = torch.einsum("mgk,ngk,ng->mn", codes.reshape(grouped), parts, factors) * scale.double()
     y = y if bias is None else y + bias.double()
     return y.to(wide_dtype(x.dtype)).to(x.dtype).reshape(*x.shape[:-1], rows)
+
+
+def _spread(params: Params) -> Params:
+    """Return the parameters of one block on the grid of a matrix."""
+    scales, zero = params
+    return tuple(s.reshape(1, 1) for s in scales), None if zero is None else zero.reshape(1, 1)
 
 
 def _numbers(data: torch.Tensor, scheme: Scheme, cols: int) -> torch.Tensor:

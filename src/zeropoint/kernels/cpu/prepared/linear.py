@@ -91,6 +91,10 @@ def _given(call: LinearCall, params: Params | None, count: int) -> tuple[Any, An
     """Return the given scale and zero point as the kernel takes them."""
     if params is None:
         return _NO_FLOATS, _NO_FLOATS
+    (scale, *more), zero = params
+    if not more and scale.dtype is torch.float32:
+        zeros = _NO_FLOATS if zero is None else zero.to(torch.float32).numpy().reshape(-1)
+        return scale.numpy().reshape(-1), zeros
     with gradual_underflow():
         return _factors(call.source, params, (count, call.shape[1]), call.dtype, dividing=True)
 
