@@ -378,6 +378,14 @@ def test_converted_layers_are_exported_and_compiled_whole(name: str) -> None:
         assert same(torch.compile(model, backend="eager", fullgraph=True)(*args), expected)
 
 
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_converted_recurrent_layers_are_exported(name: str) -> None:
+    """Dynamo itself takes no recurrent layers of torch (2.13), and breaks the graph there."""
+    layer, args = made(name)
+    model = convert(prepare(layer, recipe_for(layer, weight="int4:g32"))).model
+    assert same(torch.export.export(model, args).module()(*args), model(*args))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("learner", ["minmax", "lsq"])
 def test_models_in_other_dtypes_ship_as_they_train(dtype: torch.dtype, learner: str) -> None:
@@ -415,6 +423,31 @@ def test_every_preset_ships_as_it_trains_within_the_rounding_of_sums(preset: str
         limit = 2 * 194 * 2.0**-24 * (inner.abs().double() @ weight.abs().double().t() + 1)
         if prepared[0].output_quantizer is None:
             assert bool(((found - expected).abs().double() <= limit).all())
+
+
+@pytest.mark.parametrize("name", ["conv2d", "embedding", "bag", "lstm", "gru cell", "transposed 2d"])
+def test_inputs_go_by_name_too(name: str) -> None:
+    layer, (x, *rest) = made(name)
+    prepared = prepare(layer, recipe_for(layer, weight="int8:channel"))
+    for model in (prepared, convert(prepared).model):
+        assert same(model(input=x, **dict(zip(("hx",), rest, strict=False))), model(x, *rest))
+
+
+def test_nothing_of_a_converted_layer_asks_for_gradients() -> None:
+    for name in LAYERS:
+        layer, args = made(name)
+        model = convert(prepare(layer, recipe_for(layer, weight="int8:channel"))).model
+        assert not any(parameter.requires_grad for parameter in model.parameters()), name
+        assert not any(tensor.requires_grad for tensor in tensors(model(*args))), name
+        assert all(parameter.requires_grad for parameter in layer.parameters())
+
+
+def test_rules_that_keep_modules_without_parameters_are_about_nothing() -> None:
+    model = nn.Sequential(nn.MultiheadAttention(8, 2), nn.Sequential(nn.Linear(8, 8)))
+    for kind in ("MultiheadAttention", "Sequential"):
+        recipe = Recipe(rules=(Rule(types=(kind,), gives=None),), default=Rule(gives=model_preset("w8a16")))
+        with pytest.raises(RecipeError, match="matches no module by type"):
+            quantize_model(model, recipe)
 
 
 def test_in_place_means_the_model_itself() -> None:

@@ -31,9 +31,9 @@ SEALED = (
 def layers_of(model: nn.Module, recipe: Recipe) -> list[tuple[str, nn.Module]]:
     """Return the layers that have a quantized form or parameters of their own, each under its first name.
 
-    Modules whose type a rule names are layers too.
+    Modules to whose type a rule gives schemes are layers too.
     """
-    named = {kind for rule in recipe.rules for kind in rule.types}
+    named = {kind for rule in recipe.rules if rule.gives is not None for kind in rule.types}
     return [
         (name, module)
         for name, module in _unsealed(model, "", set())

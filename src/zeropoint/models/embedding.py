@@ -22,9 +22,9 @@ class QuantizedEmbedding(nn.Module):
         self.output_quantizer = output_quantizer
         self.num_embeddings, self.embedding_dim = weight.shape
 
-    def forward(self, index: torch.Tensor) -> torch.Tensor:
-        """Return the rows of ``index``, whole numbers of any shape: (..., embedding_dim)."""
-        rows = self.weight.rows(index.reshape(-1)).reshape(*index.shape, self.embedding_dim)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (what torch calls it)
+        """Return the rows of ``input``, whole numbers of any shape: (..., embedding_dim)."""
+        rows = self.weight.rows(input.reshape(-1)).reshape(*input.shape, self.embedding_dim)
         return rows if self.output_quantizer is None else self.output_quantizer(rows)
 
     def extra_repr(self) -> str:

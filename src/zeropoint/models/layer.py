@@ -98,7 +98,7 @@ class QuantizedLayer(nn.Module):
         kind, values = kind_of(self.layer), {}
         for name in kind.names(self.layer):
             if name in self.weights:
-                matrix = self._matrix(name, _dtype_of(args, named))
+                matrix = self._matrix(name, _dtype_of(args[0]))
                 values[name] = kind.restore(self.layer, matrix)
             else:
                 values[name] = self.layer.get_parameter(name)
@@ -111,12 +111,13 @@ class QuantizedLayer(nn.Module):
 
 
 def without_weights(layer: nn.Module, names: tuple[str, ...]) -> nn.Module:
-    """Return a copy of ``layer`` that shares all but the parameters in ``names``, which it lacks."""
+    """Return a copy of ``layer`` without the parameters in ``names``, whose other ones do not train."""
     shell = copy.copy(layer)
-    for kept in ("_parameters", "_buffers", "_modules"):
-        shell.__dict__[kept] = dict(layer.__dict__[kept])
-    for name in names:
-        shell._parameters[name] = None
+    for registry in ("_parameters", "_buffers", "_modules"):
+        shell.__dict__[registry] = dict(layer.__dict__[registry])
+    for name, parameter in layer._parameters.items() if names else ():
+        kept = None if name in names or parameter is None else parameter.detach()
+        shell._parameters[name] = None if kept is None else nn.Parameter(kept, requires_grad=False)
     if isinstance(shell, nn.RNNBase):
         shell._flat_weights = [shell._parameters[name] for name in shell._flat_weights_names]
     return shell
@@ -125,14 +126,17 @@ def without_weights(layer: nn.Module, names: tuple[str, ...]) -> nn.Module:
 def quantized_inputs(
     layer: nn.Module, quantizer: nn.Module | None, args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call of ``layer`` with those quantized that its kind says."""
-    if quantizer is None:
-        return args, named
+    """Return the arguments of a call of ``layer`` with those quantized that its kind says.
+
+    What torch's layers call ``input`` comes first in what is returned.
+    """
     if kind_of(layer) is WEIGHTLESS:
+        if quantizer is None:
+            return args, named
         return on_floats(quantizer, args), {key: on_floats(quantizer, value) for key, value in named.items()}
-    if args:
-        return (on_floats(quantizer, args[0]), *args[1:]), named
-    return args, {**named, "input": on_floats(quantizer, named["input"])}
+    if not args:
+        args, named = (named["input"],), {key: value for key, value in named.items() if key != "input"}
+    return args if quantizer is None else (on_floats(quantizer, args[0]), *args[1:]), named
 
 
 def quantized_output(quantizer: nn.Module | None, result: Any) -> Any:
@@ -158,7 +162,6 @@ def on_floats(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> A
     return value
 
 
-def _dtype_of(args: tuple[Any, ...], named: dict[str, Any]) -> torch.dtype:
-    x = args[0] if args else named["input"]
+def _dtype_of(x: Any) -> torch.dtype:
     dtype: torch.dtype = x.dtype if isinstance(x, torch.Tensor) else x.data.dtype
     return dtype
