@@ -35,9 +35,9 @@ VOCABULARY = 30_000
 
 
 def batches(sentences: int, tokens: int) -> list[dict[str, torch.Tensor]]:
-    """Return batches: of small ones several, so that what happens once for all weighs little."""
+    """Return so many batches that what happens once for all of them weighs little."""
     generator = torch.Generator().manual_seed(0)
-    count = max(1, 512 // (sentences * tokens))
+    count = min(64, 4096 // (sentences * tokens))
     ids = torch.randint(1000, VOCABULARY, (count, sentences, tokens), generator=generator)
     mask = torch.ones(sentences, tokens, dtype=torch.int64)
     return [{"input_ids": part, "attention_mask": mask} for part in ids]
