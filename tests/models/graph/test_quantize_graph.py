@@ -239,7 +239,9 @@ def test_a_layer_that_is_kept_keeps_its_normalization() -> None:
     recipe = Recipe(rules=(Rule(name="3", gives=Assignment.of(weight="int8:channel")),))
     found = quantize_graph(exported(net(), torch.randn(2, 3, 8, 8)), recipe)
     assert str(found.model.graph).count("batch_norm.default") == 1
-    assert [layer.reason for layer in found.layers] == ["no rule names it", "", "no rule names it"]
+    assert [(layer.name, layer.reason) for layer in found.layers] == [
+        ("0", "no rule names it"), ("1", "no rule names it"), ("3", ""), ("7", "no rule names it"),
+    ]  # fmt: skip
 
 
 def test_shared_weights_are_packed_once_and_tied_ones_stay_tied() -> None:
@@ -485,6 +487,7 @@ def test_errors_name_the_layer() -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
 def test_the_real_model_computes_what_the_eager_one_does() -> None:
     transformers = pytest.importorskip("transformers", reason="extra `hf`")
@@ -507,3 +510,54 @@ def test_the_real_model_computes_what_the_eager_one_does() -> None:
         assert torch.equal(ours, wanted.model(other, attention_mask=mask).last_hidden_state)
     held = sum(tensor.nbytes for tensor in found.model.state_dict().values())
     assert held < 0.21 * sum(tensor.nbytes for tensor in model.state_dict().values())
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")  # torch's own LSTM (2.13)
+def test_what_has_no_quantized_form_is_listed_with_the_reason() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.norm, self.lstm = nn.Linear(8, 8), nn.LayerNorm(8), nn.LSTM(8, 8, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.lstm(self.norm(self.up(x)))[0]
+            return result
+
+    model, x = Mixed(), torch.randn(3, 5, 8)
+    found, wanted = quantize_graph(torch.export.export(model, (x,)), "w8a16"), quantize_model(model, "w8a16")
+    kept = {layer.name: (layer.type, layer.reason) for layer in found.layers if layer.gives is None}
+    assert kept == {
+        "norm": ("LayerNorm", "LayerNorm has no quantized form"),
+        "lstm": ("LSTM", "LSTM has no quantized form"),
+    }
+    assert found.nbytes == wanted.nbytes
+    recipe = parse_recipe("{rules: [{type: LSTM, weight: 'int8:channel'}]}")
+    with pytest.raises(
+        UnsupportedError, match=r"^layer lstm: .* which LSTM does not have in a quantized form"
+    ):
+        quantize_graph(torch.export.export(model, (x,)), recipe)
+    recipe = parse_recipe("{rules: [{type: LSTM, input: 'int8:token'}]}")
+    with pytest.raises(UnsupportedError, match=r"^layer lstm: LSTM is several operators in a graph"):
+        quantize_graph(torch.export.export(model, (x,)), recipe)
+
+
+def test_inputs_of_a_module_that_is_one_operator_are_quantized_where_a_rule_names_its_type() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()), torch.randn(3, 5, 8)
+    recipe = parse_recipe("""
+rules:
+  - type: LayerNorm
+    input: int8:token
+  - type: GELU
+    output: uint8:tensor:asym static
+""")
+    program = exported(model, x)
+    calibration = calibrate_graph(program, recipe, [x])
+    assert calibration.params == calibrate(model, recipe, [x]).params
+    found = quantize_graph(program, recipe, calibration=calibration)
+    assert [str(layer) for layer in found.layers] == [
+        "0 (Linear 8x8): kept, no rule names it", "1 (LayerNorm): input int8:token dynamic",
+        "2 (GELU): output uint8:tensor:asym static",
+    ]  # fmt: skip
+    with torch.no_grad():
+        wanted = quantize_model(model, recipe, calibration=calibration).model(x)
+        assert torch.equal(found.model(x), wanted)

@@ -17,7 +17,7 @@ from torch import fx
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 from .layers import Layer
-from .program import put, tensor_at
+from .program import attribute, put, tensor_at
 
 aten = torch.ops.aten
 
@@ -59,17 +59,10 @@ def _is_alone(module: fx.GraphModule, node: fx.Node, weight: fx.Node) -> bool:
     readers = [
         user
         for read in module.graph.nodes
-        if read.op == "get_attr" and _at(module, read) is tensor
+        if read.op == "get_attr" and attribute(module, str(read.target)) is tensor
         for user in read.users
     ]
     return readers == [node]
-
-
-def _at(module: fx.GraphModule, read: fx.Node) -> object:
-    found: object = module
-    for name in str(read.target).split("."):
-        found = getattr(found, name)
-    return found
 
 
 def _fold(module: fx.GraphModule, layer: Layer, norm: fx.Node) -> None:

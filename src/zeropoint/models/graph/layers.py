@@ -16,8 +16,8 @@ from torch import fx
 from ...errors import RecipeError
 from ...recipes import Decision, Recipe, Rule, Subject
 from . import matrices
-from .matrices import AS_IT_IS, Form
-from .program import tensor_at
+from .matrices import AS_IT_IS, SHAPING, Form
+from .program import attribute, tensor_at
 
 aten = torch.ops.aten
 
@@ -63,6 +63,7 @@ class Layer:
     name, type, shape: what rules see; the shape is that of the weight, empty where there is none.
     nodes: where it is called; more than one for a module that is used again.
     weight: the node that reads the parameter, or None. form: how it becomes the matrix that is quantized.
+    reads: the parameters of a layer without a quantized form, which is listed with the reason.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Layer:
     nodes: tuple[fx.Node, ...]
     weight: fx.Node | None = None
     form: Form = AS_IT_IS
+    reads: tuple[fx.Node, ...] = ()
 
     @property
     def subject(self) -> Subject:
@@ -94,19 +96,56 @@ def inputs_of(node: fx.Node) -> list[fx.Node]:
 def layers_of(module: fx.GraphModule, recipe: Recipe) -> list[Layer]:
     """Return the layers in the order in which they are first called.
 
-    Calls of one module are one layer. Where tensors meet, there is a layer only if a rule names that type.
+    Calls of one module are one layer. Where tensors meet, there is a layer only if a rule names that type,
+    and so for a module without weight that is one operator. Others are layers when they have parameters.
     """
     named = {kind for rule in recipe.rules for kind in rule.types}
     found: dict[tuple[object, ...], Layer] = {}
     used: Counter[str] = Counter()
+    sizes = Counter(_call(node) for node in module.graph.nodes)
     for node in module.graph.nodes:
-        layer = _product(module, node) or _meeting(node, named, used)
+        layer = _product(module, node) or _meeting(node, named, used) or _lone(node, named, sizes)
+        layer = layer or _other(module, node)
         if layer is None:
             continue
         key = _identity(module, layer)
-        known = found.get(key)
-        found[key] = layer if known is None else replace(known, nodes=(*known.nodes, node))
+        known = found.get(key, replace(layer, nodes=(), reads=()))
+        reads = dict.fromkeys((*known.reads, *layer.reads))
+        found[key] = replace(known, nodes=(*known.nodes, node), reads=tuple(reads))
     return list(found.values())
+
+
+def _call(node: fx.Node) -> str:
+    """Return the path of the module that called ``node``, which tells one call from the next."""
+    return next((str(path) for path, _ in reversed(list(node.meta.get("nn_module_stack", {}).values()))), "")
+
+
+def _lone(node: fx.Node, named: set[str], sizes: Counter[str]) -> Layer | None:
+    """Return the layer of a module of a type that a rule names, if it is this one operator on floats."""
+    caller, kind = _stack(node)
+    if kind is None or kind not in named or sizes[_call(node)] != 1 or node.op != "call_function":
+        return None
+    source = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node) or not all(_is_float(each) for each in (source, node)):
+        return None
+    return Layer(name=caller, type=kind, shape=(), nodes=(node,))
+
+
+def _is_float(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _other(module: fx.GraphModule, node: fx.Node) -> Layer | None:
+    """Return the layer of a node that reads parameters of its module in some other way, to be listed."""
+    caller, kind = _stack(node)
+    reads = [
+        arg for arg in node.all_input_nodes
+        if arg.op == "get_attr" and isinstance(attribute(module, str(arg.target)), torch.nn.Parameter)
+    ]  # fmt: skip
+    if kind is None or not reads or node.target in SHAPING or _product(module, node) is not None:
+        return None
+    return Layer(name=caller, type=kind, shape=(), nodes=(node,), reads=tuple(reads))
 
 
 def _identity(module: fx.GraphModule, layer: Layer) -> tuple[object, ...]:
@@ -115,7 +154,7 @@ def _identity(module: fx.GraphModule, layer: Layer) -> tuple[object, ...]:
     A module that stands in its model under two names is called under both.
     """
     if layer.weight is None:
-        return (layer.name,)
+        return (layer.name, layer.type)
     (node,) = layer.nodes
     others = [arg for arg in node.all_input_nodes if arg.op == "get_attr" and arg is not layer.weight]
     if not others:
@@ -237,10 +276,14 @@ def _narrowed(layer: Layer, decision: Decision, recipe: Recipe) -> Decision:
     """Keep what a rule would reach without having meant it."""
     if decision.gives is None:
         return decision
-    if decision.rule is recipe.default and layer.type != "Linear":
+    if layer.weight is not None and decision.rule is recipe.default and layer.type != "Linear":
         kept = Rule(gives=None, reason="the default is for Linear layers")
     elif layer.weight is None and layer.type not in decision.rule.types:
-        kept = Rule(gives=None, reason=f"the rule does not name type {layer.type}")
+        known = layer.type in MEETINGS.values()
+        reason = (
+            f"the rule does not name type {layer.type}" if known else f"{layer.type} has no quantized form"
+        )
+        kept = Rule(gives=None, reason=reason)
     else:
         return decision
     return Decision(subject=decision.subject, rule=kept)

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch.export import ExportedProgram
 
 from ...errors import UnsupportedError, ZeropointError
@@ -21,7 +21,7 @@ from ..learners import Learner, learner_named
 from .fold import fold
 from .layers import CONVOLUTIONS, Layer, decided, inputs_of, layers_of
 from .matrices import Form, written
-from .program import cleaned, graph_of, put, tensor_at
+from .program import attribute, cleaned, graph_of, put, tensor_at
 
 PLAN = "zeropoint"
 """Where a prepared graph keeps what was decided, in its ``meta``."""
@@ -56,7 +56,7 @@ def prepare_graph(
     Raises RecipeError when a rule is about nothing or tied layers would differ, CalibrationError when
     parameters are missing, and UnsupportedError when a layer cannot hold its scheme; each names the layer.
 
-    >>> program = torch.export.export(nn.Linear(64, 8), (torch.ones(1, 64),))
+    >>> program = torch.export.export(torch.nn.Linear(64, 8), (torch.ones(1, 64),))
     >>> prepared = prepare_graph(program, "w8a8")
     >>> [str(node.target) for node in prepared.graph.nodes if node.op == "call_module"]
     ['weight_quantizer', 'input_quantizer']
@@ -89,7 +89,8 @@ def annotated(module: fx.GraphModule, recipe: Recipe | str) -> list[tuple[Layer,
     rules = as_recipe(recipe)
     found = list(decided(module, layers_of(module, rules), rules))
     fold(module, [layer for layer, decision in found if decision.gives is not None])
-    return found
+    left = set(module.graph.nodes)
+    return [(layer, decision) for layer, decision in found if left.issuperset(layer.nodes)]
 
 
 def insert(
@@ -120,7 +121,9 @@ def insert(
 
 
 def _planned(module: fx.GraphModule, layer: Layer, decision: Decision, quantizer: str = "") -> Planned:
-    nbytes = 0 if layer.weight is None else tensor_at(module, str(layer.weight.target)).nbytes
+    reads = layer.reads if layer.weight is None else (layer.weight,)
+    held = {id(tensor): tensor for tensor in (tensor_at(module, str(read.target)) for read in reads)}
+    nbytes = sum(tensor.nbytes for tensor in held.values() if tensor.ndim > 1)
     return Planned(decision=decision, quantizer=quantizer, nbytes=nbytes)
 
 
@@ -129,7 +132,13 @@ def _check(layer: Layer, gives: Assignment) -> None:
     if layer.type == "Embedding" and (gives.input is not None or gives.output is not None):
         raise UnsupportedError("an embedding's input is whole numbers, and its output rows of its weight")
     if layer.weight is None and gives.weight is not None:
-        raise UnsupportedError(f"{gives} names a weight, which {layer.type} does not have")
+        raise UnsupportedError(
+            f"{gives} names a weight, which {layer.type} does not have in a quantized form"
+        )
+    if layer.reads:
+        raise UnsupportedError(
+            f"{layer.type} is several operators in a graph; keep it, or convert the model itself"
+        )
     if layer.weight is not None and gives.weight is None:
         raise UnsupportedError(f"{gives} names no weight, which is what a converted layer holds")
 
@@ -150,16 +159,9 @@ class _Weights:
             quantizer = self.learner.weight(layer.form.matrix(tensor), scheme)
             self.made[id(tensor)] = put(self.module, f"{layer.weight.target}_quantizer", quantizer)
             for read in [n for n in self.module.graph.nodes if n.op == "get_attr"]:
-                if tensor_or_none(self.module, read) is tensor:
+                if attribute(self.module, str(read.target)) is tensor:
                     _quantize_read(read, self.made[id(tensor)], layer.form)
         return self.made[id(tensor)]
-
-
-def tensor_or_none(module: nn.Module, read: fx.Node) -> torch.Tensor | None:
-    """Return the tensor that ``read`` reads, or None where it reads a graph."""
-    owner, _, leaf = str(read.target).rpartition(".")
-    found = getattr(module.get_submodule(owner), leaf)
-    return found if isinstance(found, torch.Tensor) else None
 
 
 def _quantize_read(read: fx.Node, path: str, form: Form) -> None:
@@ -208,9 +210,8 @@ def row_of(layer: Layer, side: str) -> tuple[int, ...]:
     shape = source.meta["val"].shape
     axis = 1 if layer.nodes[0].target in CONVOLUTIONS else len(shape) - 1
     rank = len(shape) if layer.nodes[0].target in CONVOLUTIONS else 2
-    width = shape[axis]
-    assert isinstance(width, int)
-    return (1, width, *[1] * (rank - 2))
+    width = shape[axis] if shape else 1
+    return (1, width if type(width) is int else 1, *[1] * (rank - 2))
 
 
 def insert_call(source: fx.Node, path: str, user: fx.Node | None, known: fx.Node | None = None) -> fx.Node:

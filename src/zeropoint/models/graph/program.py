@@ -62,10 +62,15 @@ def _lacks_shape(node: fx.Node) -> bool:
 
 def tensor_at(module: torch.nn.Module, path: str) -> torch.Tensor:
     """Return the parameter or buffer at a dotted path."""
-    owner, _, leaf = path.rpartition(".")
-    found = getattr(module.get_submodule(owner), leaf)
+    found = attribute(module, path)
     assert isinstance(found, torch.Tensor)
     return found
+
+
+def attribute(module: torch.nn.Module, path: str) -> object:
+    """Return what stands at a dotted path: a parameter, a buffer, or a graph that an operator calls."""
+    owner, _, leaf = path.rpartition(".")
+    return getattr(module.get_submodule(owner), leaf)
 
 
 def put(module: fx.GraphModule, path: str, value: torch.Tensor | torch.nn.Module) -> str:
