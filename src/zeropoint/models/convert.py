@@ -31,7 +31,8 @@ def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
     """Return a model whose layers hold packed weights and compute what those of ``prepared`` compute.
 
     In evaluation mode the outputs are the same bit for bit, but where a product of integers replaces one of
-    floats, which rounds sums: those differ by at most n eps sum |w x| over the n products of an output.
+    floats, which rounds sums: the outputs of that layer differ by at most n eps sum |w x| over the n products
+    of each, and where a later layer quantizes them, one may fall to the neighboring code.
     Quantizers of inputs and outputs keep the parameters they have now.
 
     prepared: what :func:`~zeropoint.models.prepare` returned, trained or not; not wrapped for processes or
