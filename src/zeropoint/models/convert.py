@@ -30,9 +30,10 @@ from .prepare import PLAN, planned
 def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
     """Return a model whose layers hold packed weights and compute what those of ``prepared`` compute.
 
-    In evaluation mode the outputs are the same bit for bit, but where a product of integers replaces one of
-    floats, which rounds sums: the outputs of that layer differ by at most n eps sum |w x| over the n products
-    of each, and where a later layer quantizes them, one may fall to the neighboring code.
+    In evaluation mode the outputs are the same bit for bit, but where a Linear layer multiplies codes, as its
+    ``explain()`` says: sums are then rounded otherwise, or not at all, the outputs of that layer differ by at
+    most 2 n eps sum |w x| over the n products of each, and where a later layer quantizes them, one may fall
+    to the neighboring code. Asking for gradients of the input makes each layer multiply floats.
     Quantizers of inputs and outputs keep the parameters they have now.
 
     prepared: what :func:`~zeropoint.models.prepare` returned, trained or not; not wrapped for processes or
@@ -44,7 +45,7 @@ def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
     >>> from zeropoint.models import prepare
     >>> prepared = prepare(nn.Sequential(nn.Linear(64, 8)), "w4a16").eval()
     >>> x = torch.randn(3, 64)
-    >>> torch.equal(convert(prepared).model(x), prepared(x))
+    >>> torch.allclose(convert(prepared).model(x), prepared(x), atol=1e-6)
     True
     """
     target = prepared if inplace else copy.deepcopy(prepared)
