@@ -119,7 +119,7 @@ def test_torchs_product_is_used_only_where_the_processor_multiplies_bytes(
 @pytest.mark.parametrize(
     ("weight", "source", "reason"),
     [
-        ("int8:channel", None, "the input is not quantized"),
+        ("int3:channel", None, "the input is not quantized; not of weight codes: int3:channel is not int8"),
         ("int3:channel", "int8:token", "int3:channel is not int8 or int4"),
         ("int8:channel", "int8:tensor dynamic", "int8:tensor does not have one scale a token"),
         ("int8:channel", "int8:channel1 static", "int8:channel1 does not have one scale for the tensor"),
@@ -135,9 +135,30 @@ def test_explanations_say_why_a_weight_is_dequantized(weight: str, source: str |
 
 def test_tiles_of_rows_give_what_the_whole_weight_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = converted("int8:channel", shape=(37, 64)), torch.randn(3, 64)
-    whole = layer(x)
+    run = BY_NAME["dequantized tiles"].prepare(layer)
+    whole = run(x)
     monkeypatch.setattr(linear_paths, "TILE_VALUES", 5 * 64)
-    torch.testing.assert_close(layer(x), whole, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(run(x), whole, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("weight", ["int8:channel", "int4:g32", "int4:tensor"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_few_float_tokens_are_multiplied_by_codes_of_the_weight(weight: str, dtype: torch.dtype) -> None:
+    layer, x = converted(weight, dtype=dtype, shape=(33, 64)), torch.randn(6, 64).to(dtype)
+    told = "product of weight codes up to 48 tokens, else of dequantized tiles (not of torch._int_mm or "
+    assert layer.explain().startswith(told)
+    takes, bias = BY_NAME["weight codes"].takes, layer.bias
+    assert [takes(layer, torch.randn(rows, 64)) for rows in (0, 1, 48, 49)] == [True, True, True, False]
+    assert not takes(layer, torch.randn(1, 64, requires_grad=True))
+    assert bias is not None
+    with torch.no_grad():
+        found = layer(x)
+    values = layer.weight.quantized().dequantize(torch.float32).double()
+    expected = x.double() @ values.t() + bias.double()
+    # Sums of 64 products in float32, then one rounding to the dtype.
+    allowed = 1e-6 + torch.finfo(dtype).eps * expected.abs()
+    assert (found.dtype, found.shape) == (dtype, (6, 33))
+    assert bool(((found.double() - expected).abs() <= allowed + 1e-6).all())
 
 
 def test_inputs_that_integers_do_not_serve_take_the_tiles() -> None:

@@ -76,6 +76,15 @@ def test_sums_of_groups_are_those_of_int64(scheme: str, group: int) -> None:
         assert torch.equal(found.long(), (codes - 7) @ weight.t()), (rows, out)
 
 
+@pytest.mark.parametrize(("scheme", "cols"), [("int8:channel", 48), ("int4:g32", 96), ("uint4:channel", 16)])
+def test_products_with_floats_are_exact_where_floats_hold_them(scheme: str, cols: int) -> None:
+    ends = ENDS[scheme.split(":")[0] + ":channel"]
+    for rows, out in itertools.product(ROWS, OUT):
+        x, weight = mixed((rows, cols), (-500, 500), rows), mixed((out, cols), ends, out)
+        found = product(x.float(), unit_weight(weight, scheme), scheme="")
+        assert torch.equal(found.long(), x @ weight.t()), (rows, out)
+
+
 def test_the_longest_sums_do_not_overflow() -> None:
     cols = LONGEST - LONGEST % 16
     weight = torch.full((2, cols), -128)
@@ -113,16 +122,17 @@ def test_the_kernel_agrees_with_the_reference(scheme: str, source: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["int8:channel", "int4:g64"])
 @pytest.mark.parametrize("rows", [3, 200])
-def test_neither_threads_nor_other_rows_change_a_result(scheme: str, rows: int) -> None:
+@pytest.mark.parametrize("source", ["int8:token", ""])
+def test_neither_threads_nor_other_rows_change_a_result(scheme: str, rows: int, source: str) -> None:
     torch.manual_seed(2)
     x, weight = torch.randn(rows, 512), zp.quantize(torch.randn(4099 if rows < 9 else 257, 512), scheme)
     with thread_limit(1):
-        whole = product(x, weight)
-        apart = torch.cat([product(row, weight) for row in x.split(1)])
+        whole = product(x, weight, scheme=source)
+        apart = torch.cat([product(row, weight, scheme=source) for row in x.split(1)])
     assert torch.equal(whole, apart)
     for threads in (2, 3):
         with thread_limit(threads):
-            assert torch.equal(product(x, weight), whole)
+            assert torch.equal(product(x, weight, scheme=source), whole)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
@@ -136,6 +146,14 @@ def test_what_is_not_finite_is_refused_as_quantize_refuses_it(bad: float) -> Non
     assert str(ours.value) == str(theirs.value)
     with pytest.raises(NonFiniteError, match=r"at index \(1, 66, 63\)"):
         fixed(x, weight, 3)
+
+
+@pytest.mark.parametrize("source", ["int8:token", ""])
+def test_float64_is_computed_in_float64(source: str) -> None:
+    x, weight = torch.randn(3, 64, dtype=torch.float64), zp.quantize(torch.randn(5, 64), "int8:channel")
+    values = x if not source else zp.quantize(x, source).dequantize()
+    expected = values @ weight.dequantize(torch.float64).t()
+    torch.testing.assert_close(product(x, weight, scheme=source), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_rows_of_zeros_and_no_rows_give_the_bias() -> None:
@@ -171,6 +189,7 @@ def test_subnormal_scales_survive_a_thread_that_flushes_them() -> None:
         ("uint8:channel", "int8:token", "uint8:channel is not symmetric"),
         ("int4:g32:asym", "int8:token", "int4:g32:asym is not symmetric"),
         ("int8:block2x32", "int8:token", "rows of int8:block2x32 share scales in blocks"),
+        ("int8:channel", "", "rows of 90 are not a multiple of 16"),
         ("int8:g24", "int8:token", "groups of 24 in rows of 96 are not a multiple of 16"),
         ("int8:channel", "int8:tensor", "int8:tensor does not have one scale a token"),
         ("int8:channel", "int4:token", "int4:token is not int8 or uint8"),
@@ -178,9 +197,9 @@ def test_subnormal_scales_survive_a_thread_that_flushes_them() -> None:
     ],
 )
 def test_what_is_no_product_of_integer_codes_is_refused(weight: str, source: str, reason: str) -> None:
-    q = zp.quantize(torch.randn(4, 96), weight)
+    q = zp.quantize(torch.randn(4, 96 if source else 90), weight)
     with pytest.raises(UnsupportedError, match=r"^linear cannot run on integer codes: ") as error:
-        product(torch.randn(2, 96), q, scheme=source)
+        product(torch.randn(2, q.shape[1]), q, scheme=source)
     assert reason in str(error.value)
 
 

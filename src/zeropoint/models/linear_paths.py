@@ -28,6 +28,8 @@ TILE_VALUES = 1 << 22
 """Numbers of a weight that are dequantized at once: 16 MiB of float32."""
 MANY_ROWS = 16
 """Tokens from which torch's product is worth its calls."""
+FEW_ROWS = 48
+"""Tokens up to which codes of a weight are read by each, rather than dequantized once for torch's product."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -55,11 +57,12 @@ class Layer(Protocol):
 class Path:
     """One way to compute.
 
-    name: as it is told. refusal: why it is not for such a layer on this machine, or None. prepare: from the
-    layer to what runs. takes: whether it is for an input.
+    name, when: as they are told. refusal: why it is not for such a layer on this machine, or None. prepare:
+    from the layer to what runs. takes: whether it is for an input.
     """
 
     name: str
+    when: str = ""
     refusal: Callable[[Layer], str | None]
     prepare: Callable[[Layer], Run]
     takes: Callable[[Layer, torch.Tensor], bool]
@@ -93,6 +96,28 @@ def _integers_refusal(layer: Layer) -> str | None:
     )
 
 
+def _weight_refusal(layer: Layer) -> str | None:
+    if layer.input_quantizer is not None:
+        return "the input is quantized"
+    rows, cols = layer.weight.shape
+    return products.refusal(
+        products.LinearCall(
+            weight=layer.weight.scheme,
+            shape=(rows, cols),
+            weight_dtype=layer.weight.dtype,
+            source=None,
+            given=False,
+            dtype=torch.float32,
+        )
+    )
+
+
+def _takes_few(layer: Layer, x: torch.Tensor) -> bool:
+    """Whether ``x`` has few rows; while it is traced their number is not known."""
+    few = not torch.compiler.is_compiling() and x.numel() <= FEW_ROWS * layer.weight.shape[1]
+    return few and _takes_integers(layer, x)
+
+
 def _takes_integers(layer: Layer, x: torch.Tensor) -> bool:
     """Whether ``x`` is for a product on integers, through which no gradient passes."""
     source = layer.input_quantizer
@@ -101,11 +126,11 @@ def _takes_integers(layer: Layer, x: torch.Tensor) -> bool:
     return not isinstance(source, FakeQuantize) or (source.enabled and source.dtype == x.dtype)
 
 
-def _integers(layer: Layer) -> Run:
+def _codes(layer: Layer) -> Run:
     source, weight = layer.input_quantizer, layer.weight
     activation = _scheme_of(source)
-    assert isinstance(activation, Activation)
-    text, weight_text = str(activation.scheme), str(weight.scheme)
+    text = str(activation.scheme) if isinstance(activation, Activation) else ""
+    weight_text = str(weight.scheme)
 
     def run(x: torch.Tensor) -> torch.Tensor:
         given: list[torch.Tensor] = []
@@ -193,8 +218,21 @@ def _product_of_tiles(layer: Layer, x: torch.Tensor) -> torch.Tensor:
 
 
 PATHS = (
-    Path(name="torch._int_mm", refusal=_torch_refusal, prepare=_torch, takes=_takes_torch),
-    Path(name="integer codes", refusal=_integers_refusal, prepare=_integers, takes=_takes_integers),
+    Path(
+        name="torch._int_mm",
+        when=f" from {MANY_ROWS} tokens on",
+        refusal=_torch_refusal,
+        prepare=_torch,
+        takes=_takes_torch,
+    ),
+    Path(name="integer codes", refusal=_integers_refusal, prepare=_codes, takes=_takes_integers),
+    Path(
+        name="weight codes",
+        when=f" up to {FEW_ROWS} tokens",
+        refusal=_weight_refusal,
+        prepare=_codes,
+        takes=_takes_few,
+    ),
     Path(name="dequantized tiles", refusal=lambda _: None, prepare=_tiles, takes=lambda _, __: True),
 )
 """Fastest first; the last takes everything."""
@@ -202,15 +240,17 @@ PATHS = (
 
 def explain(layer: Layer) -> str:
     """Return in words how ``layer`` computes, and why not in the other ways."""
-    taken, shut = "", dict[str, list[str]]()
+    taken, shut = list[str](), dict[str, list[str]]()
     for path in PATHS:
         reason = path.refusal(layer)
-        if reason is not None:
-            shut.setdefault(reason, []).append(path.name)
+        if reason is None:
+            taken.append(f"{path.name}{path.when}")
+            if not path.when:
+                break
         elif not taken:
-            taken = path.name
+            shut.setdefault(reason, []).append(path.name)
     told = "; ".join(f"not of {' or '.join(names)}: {reason}" for reason, names in shut.items())
-    return f"product of {taken}" + (f" ({told})" if told else "")
+    return f"product of {', else of '.join(taken)}" + (f" ({told})" if told else "")
 
 
 def prepared(layer: Layer) -> list[tuple[Callable[[Layer, torch.Tensor], bool], Run]]:

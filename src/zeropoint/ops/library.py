@@ -253,7 +253,8 @@ def linear(
     """Return a linear layer's output from integer codes; see :mod:`.linear`.
 
     x: (..., in_features). params: scale, and zero point if there is one, of all of ``x`` under ``scheme``;
-    empty where each row gives its own. weight: (out_features, bytes) packed codes of ``weight_scheme``.
+    empty where each row gives its own, or where ``scheme`` is empty and ``x`` is not quantized. weight:
+    (out_features, bytes) packed codes of ``weight_scheme``.
     Raises UnsupportedError for schemes that are not products of integer codes, NonFiniteError and RangeError
     as quantizing ``x`` does.
     """

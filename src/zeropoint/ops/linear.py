@@ -35,14 +35,15 @@ class LinearCall:
     """A linear layer without its tensors.
 
     weight: scheme of the weight, whose ``shape`` is (out_features, in_features), in ``weight_dtype``.
-    source: scheme of the input. given: whether the input's parameters are given, or chosen by each input.
+    source: scheme of the input, None where it is not quantized. given: whether the input's parameters are
+    given, or chosen by each input.
     dtype: of the input and the output.
     """
 
     weight: Scheme
     shape: tuple[int, int]
     weight_dtype: torch.dtype
-    source: Scheme
+    source: Scheme | None
     given: bool
     dtype: torch.dtype
 
@@ -76,12 +77,14 @@ def _weight_refusal(call: LinearCall) -> str | None:
 
 
 def _source_refusal(call: LinearCall) -> str | None:
-    scheme, element = call.source, call.source.element
+    scheme, cols = call.source, call.shape[1]
+    if scheme is None:
+        return f"rows of {cols} are not a multiple of 16" if cols % 16 else None
+    element = scheme.element
     if not isinstance(element, IntFormat) or element.bits != 8 or element.fraction_bits:
         return f"{scheme} is not int8 or uint8"
     if scheme.zero_point is ZeroPoint.REAL:
         return f"zero points of {scheme} are not integers"
-    cols = call.shape[1]
     block = scheme.granularity.block_shape((2, cols))
     if call.given:
         return None if block == (2, cols) else f"{scheme} does not have one scale for the tensor"
@@ -106,7 +109,7 @@ def linear_call(
         weight=Scheme.parse(weight),
         shape=shape,
         weight_dtype=weight_dtype,
-        source=Scheme.parse(source),
+        source=Scheme.parse(source) if source else None,
         given=given,
         dtype=dtype,
     )
@@ -138,20 +141,28 @@ def reference_linear(
     """
     (rows, cols), (data, levels) = call.shape, weight
     flat = x.reshape(-1, cols)
-    scales, zero = reference.choose_params(flat, call.source) if params is None else _spread(params)
-    packed = reference.quantize(flat, call.source, scales, zero)
-    scale = effective_scale(call.source, scales, tuple(flat.shape), x.dtype)
+    codes, scale = _coded(call.source, flat, params)
     factors = effective_scale(call.weight, levels, call.shape, call.weight_dtype)
-    assert scale is not None
     assert factors is not None
-    codes = _numbers(packed, call.source, cols)
-    codes = codes if zero is None else codes - zero
     factors = factors.double().expand(rows, -1)
     grouped = (-1, factors.shape[1], cols // factors.shape[1])
     parts = _numbers(data, call.weight, cols).reshape(grouped)
-    y = torch.einsum("mgk,ngk,ng->mn", codes.reshape(grouped), parts, factors) * scale.double()
+    y = torch.einsum("mgk,ngk,ng->mn", codes.reshape(grouped), parts, factors) * scale
     y = y if bias is None else y + bias.double()
     return y.to(wide_dtype(x.dtype)).to(x.dtype).reshape(*x.shape[:-1], rows)
+
+
+def _coded(
+    scheme: Scheme | None, x: torch.Tensor, params: Params | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes less their zero points, and their scale, both float64; an input as it is has scale 1."""
+    if scheme is None:
+        return x.double(), torch.ones((), dtype=torch.float64, device=x.device)
+    scales, zero = reference.choose_params(x, scheme) if params is None else _spread(params)
+    codes = _numbers(reference.quantize(x, scheme, scales, zero), scheme, x.shape[1])
+    scale = effective_scale(scheme, scales, tuple(x.shape), x.dtype)
+    assert scale is not None
+    return codes if zero is None else codes - zero, scale.double()
 
 
 def _spread(params: Params) -> Params:

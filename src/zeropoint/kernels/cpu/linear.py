@@ -37,7 +37,10 @@ ZERO, ONE, TWO = np.uint64(0), np.uint64(1), np.uint64(2)
 
 
 class Matrix(NamedTuple):
-    """A packed weight: ``rows`` rows of ``cols`` codes of ``bits`` bits, a scale a ``group`` of a row."""
+    """A packed weight: ``rows`` rows of ``cols`` codes of ``bits`` bits, a scale a ``group`` of a row.
+
+    grouped: whether sums are scaled group by group, as those of several groups and of floats are.
+    """
 
     rows: np.uint64
     cols: np.uint64
@@ -46,6 +49,7 @@ class Matrix(NamedTuple):
     group: np.uint64
     groups: np.uint64
     signed: np.uint8
+    grouped: np.uint8
 
 
 class Input(NamedTuple):
@@ -123,7 +127,7 @@ def multiply_tile(operands: Any, rows: Any, high: Any, columns: Any, out: Any, p
     """
     codes, weight, matrix, scales = operands
     begin, scale_at = columns
-    if matrix.groups > ONE:
+    if matrix.grouped:
         steps, groups = matrix.group // np.uint64(LANES), matrix.groups
         if high == ONE:
             multiply_groups(codes, rows[:1], weight, begin, steps, out, places[:1], scales, scale_at, groups)
@@ -187,7 +191,7 @@ def finish_row(
 ) -> None:
     """Turn ``count`` sums, with or without their weight's scale, into results."""
     whole, lanes = count - count % np.uint64(LANES), np.uint64(LANES)
-    biased, raw = len(bias) > 0, matrix.groups == ONE
+    biased, raw = len(bias) > 0, not matrix.grouped
     factor = floats_of(scale)
     for i in range(ZERO, whole, lanes):
         y = load_lanes(out, at + i)
@@ -251,3 +255,26 @@ def linear_rows(
                 at = begin + r * matrix.rows + first
                 finish_row(out, at, last - first, matrix, scales, first, scale, bias)
     return state
+
+
+@kernel
+def float_rows(
+    x: Any, weight: Any, matrix: Any, scales: Any, bias: Any, work: Any, out: Any, rows: Any, columns: Any
+) -> None:
+    """Compute rows and columns of the output as :func:`linear_rows` does, from float32 ``x`` as it is.
+
+    Rows of the weight are whole steps, and ``matrix.grouped`` is set.
+    """
+    chunk = max(np.uint64(CHUNK) // (np.uint64(WIDE) * matrix.cols), ONE) * np.uint64(WIDE)
+    values, count, begin = x[rows[0] * matrix.cols :], rows[1] - rows[0], rows[0] * matrix.rows
+    for first in range(columns[0], columns[1], chunk):
+        last = min(first + chunk, columns[1])
+        if matrix.bits < np.uint64(8):
+            unpack_rows(weight, matrix, first, last, work)
+            multiply_block(values, count, work, ZERO, matrix, scales, first, last, out, begin)
+        else:
+            base = first * matrix.cols
+            multiply_block(values, count, weight, base, matrix, scales, first, last, out, begin)
+        for r in range(count):
+            at = begin + r * matrix.rows + first
+            finish_row(out, at, last - first, matrix, scales, first, np.float32(1), bias)

@@ -1,5 +1,7 @@
 """Products of codes as LLVM IR: a tile of rows of the input by rows of a weight, summed in 32 bits.
 
+An input that is not quantized is float32; the codes of the weight are then made floats, and sums rounded.
+
 Both run along k in memory, so a weight is used as it is kept. A step takes 16 neighbors of each row: codes of
 the input in 16 bits, those of the weight widened from 8. Products of neighbors are added in pairs into 8
 lanes, for which x86-64 has one instruction (``vpmaddwd``); elsewhere the same is said in portable IR. Every
@@ -63,7 +65,9 @@ class _Tile:
     def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
         self.context, self.builder, self.types, self.args = context, builder, signature.args, args
         self.high = signature.args[1].count
-        self._codes = [self.place(0, self._item(1, r), I16) for r in range(self.high)]
+        self.floats = signature.args[0].dtype == types.float32
+        lane = F32 if self.floats else I16
+        self._codes = [self.place(0, self._item(1, r), lane) for r in range(self.high)]
         self._weights = [self.place(2, self._item(3, c), I8) for c in range(WIDE)]
 
     def place(self, which: int, index: Any, lane: Any) -> Any:
@@ -77,8 +81,12 @@ class _Tile:
     def _item(self, which: int, n: int) -> Any:
         return self.builder.extract_value(self.args[which], n)
 
-    def totals(self, kind: Any) -> list[list[Any]]:
-        """Return variables for a vector a pair of rows, zero; LLVM keeps them in registers."""
+    def totals(self, kind: Any = None) -> list[list[Any]]:
+        """Return variables for a vector a pair of rows, zero; LLVM keeps them in registers.
+
+        kind: that of the sums of products unless another is given.
+        """
+        kind = kind or (_RESULTS if self.floats else _SUMS)
         count = range(WIDE)
         made = [[_tools.alloca_once(self.builder, kind) for _ in count] for _ in range(self.high)]
         self.clear(made)
@@ -92,21 +100,39 @@ class _Tile:
 
     def add_steps(self, totals: list[list[Any]], start: Any) -> None:
         """Add the products of all steps from element ``start`` of the rows on."""
-        builder = self.builder
-        with _tools.for_range(builder, self.args[4]) as loop:
-            at = builder.add(start, builder.mul(loop.index, I64(LANES)))
-            wide = ir.VectorType(I16, LANES)
-            weights = [builder.sext(self._load(place, at, I8), wide) for place in self._weights]
-            for place, row in zip(self._codes, totals, strict=True):
-                codes = self._load(place, at, I16)
-                for total, weight in zip(row, weights, strict=True):
-                    more = neighbor_sums(self.context, builder, codes, weight)
-                    builder.store(builder.add(builder.load(total), more), total)
+        with _tools.for_range(self.builder, self.args[4]) as loop:
+            at = self.builder.add(start, self.builder.mul(loop.index, I64(LANES)))
+            if self.floats:
+                self._add_floats(totals, at)
+            else:
+                self._add_integers(totals, at)
 
-    def _load(self, place: Any, at: Any, lane: Any) -> Any:
-        kind = ir.VectorType(lane, LANES)
+    def _add_integers(self, totals: list[list[Any]], at: Any) -> None:
+        builder, wide = self.builder, ir.VectorType(I16, LANES)
+        weights = [builder.sext(self._load(place, at, I8), wide) for place in self._weights]
+        for place, row in zip(self._codes, totals, strict=True):
+            codes = self._load(place, at, I16)
+            for total, weight in zip(row, weights, strict=True):
+                more = neighbor_sums(self.context, builder, codes, weight)
+                builder.store(builder.add(builder.load(total), more), total)
+
+    def _add_floats(self, totals: list[list[Any]], at: Any) -> None:
+        builder = self.builder
+        for half in range(0, LANES, _RESULTS.count):
+            begin = builder.add(at, I64(half))
+            weights = [
+                builder.sitofp(builder.sext(self._load(place, begin, I8, _RESULTS.count), _SUMS), _RESULTS)
+                for place in self._weights
+            ]
+            for place, row in zip(self._codes, totals, strict=True):
+                values = self._load(place, begin, F32, _RESULTS.count)
+                for total, weight in zip(row, weights, strict=True):
+                    builder.store(builder.fadd(builder.load(total), builder.fmul(values, weight)), total)
+
+    def _load(self, place: Any, at: Any, lane: Any, count: int = LANES) -> Any:
+        kind = ir.VectorType(lane, count)
         value = self.builder.load(self.builder.bitcast(self.builder.gep(place, [at]), kind.as_pointer()))
-        value.align = lane.width // 8
+        value.align = 1  # codes of a weight begin anywhere, and a wrong promise would crash
         return value
 
     def store(self, totals: list[list[Any]], add: Any) -> None:
@@ -135,9 +161,9 @@ def multiply_rows(
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         tile = _Tile(context, builder, signature, args)
-        totals = tile.totals(_SUMS)
+        totals = tile.totals()
         tile.add_steps(totals, I64(0))
-        tile.store(totals, builder.add)
+        tile.store(totals, builder.fadd if tile.floats else builder.add)
         return context.get_dummy_value()
 
     return types.void(codes, rows, weight, columns, types.uint64, out, places), codegen
@@ -150,13 +176,14 @@ def multiply_groups(
 ) -> Any:  # fmt: skip
     """Set ``out[places[r] + c]`` to the sum over groups of a sum of products times the scale of the group.
 
-    steps: of one group. scales: float32; those of column c begin at ``scale_at[c]``. Each of 8 lanes is
-    converted and scaled for itself, and they are added last: one order for every number of rows.
+    codes: int16, or float32 values. steps: of one group. scales: float32; those of column c begin at
+    ``scale_at[c]``. Each of 8 lanes is converted and scaled for itself, and they are added last: one order
+    for every number of rows.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         tile = _Tile(context, builder, signature, args)
-        totals, results = tile.totals(_SUMS), tile.totals(_RESULTS)
+        totals, results = tile.totals(), tile.totals(_RESULTS)
         factors = [tile.place(7, at, F32) for at in tile.items(8)]
         length = builder.mul(args[4], I64(LANES))
         with _tools.for_range(builder, args[9]) as group:
@@ -167,7 +194,8 @@ def multiply_groups(
                 one = builder.insert_element(ir.Constant(_RESULTS, ir.Undefined), scale, I32(0))
                 factor = _shuffled(builder, one, one, [0] * _RESULTS.count)
                 for row, result in zip(totals, results, strict=True):
-                    scaled = builder.fmul(builder.sitofp(builder.load(row[c]), _RESULTS), factor)
+                    total = builder.load(row[c])
+                    scaled = builder.fmul(total if tile.floats else builder.sitofp(total, _RESULTS), factor)
                     builder.store(builder.fadd(builder.load(result[c]), scaled), result[c])
         tile.store(results, builder.fadd)
         return context.get_dummy_value()

@@ -13,9 +13,10 @@ from ....ops.linear import Linear, LinearCall
 from ....ops.registry import Params
 from ....ops.threads import gradual_underflow, over_rows, thread_count
 from ....params.arithmetic import effective_scale
+from ....schemes import Scheme
 from .. import layout as k
 from ..backend import _NO_FLOATS, _factors, _flat, _order
-from ..linear import Input, Matrix, linear_rows, work_bytes
+from ..linear import Input, Matrix, float_rows, linear_rows, work_bytes
 from ..lowering import KINDS, View, element_of, element_refusal, given_rule, rule_of, rule_refusal, view_of
 from ..products import HIGH, WIDE
 
@@ -27,10 +28,13 @@ WORK_OF_ONE = 16
 
 def prepare(call: LinearCall) -> Linear | str:
     """Return the kernel for ``call``, or why there is none."""
-    source = _input_of(call)
+    if call.dtype not in KINDS:
+        return f"{call.dtype} is computed in float64"
+    source = None if call.source is None else _input_of(call, call.source)
     if isinstance(source, str):
         return source
     matrix, (rows, cols) = _matrix_of(call), call.shape
+    kernel = float_rows if source is None else linear_rows
 
     def run(
         x: torch.Tensor,
@@ -43,10 +47,11 @@ def prepare(call: LinearCall) -> Linear | str:
         if count == 0 or rows == 0:
             return out.to(x.dtype)
         tensors = (
-            _flat(x), source, _given(call, params, count), weight.numpy().reshape(-1), matrix,
-            _scales_of(call, scales), _NO_BIAS if bias is None else bias.detach().float().numpy(),
+            weight.numpy().reshape(-1), matrix, _scales_of(call, scales),
+            _NO_BIAS if bias is None else bias.detach().float().numpy(),
         )  # fmt: skip
-        if _over_threads(tensors, out.numpy().reshape(-1), count, matrix) != k.OK:
+        given = (_flat(x.float()),) if source is None else (_flat(x), source, _given(call, params, count))
+        if _over_threads(kernel, given + tensors, out.numpy().reshape(-1), count, matrix) != k.OK:
             _refuse(x, call)
         return out if x.dtype is torch.float32 else out.to(x.dtype)
 
@@ -60,15 +65,13 @@ def _matrix_of(call: LinearCall) -> Matrix:
     return Matrix(
         rows=np.uint64(rows), cols=np.uint64(cols), row_bytes=np.uint64(-(-cols * element.bits // 8)),
         bits=np.uint64(element.bits), group=np.uint64(cols // groups), groups=np.uint64(groups),
-        signed=np.uint8(element.signed),
+        signed=np.uint8(element.signed), grouped=np.uint8(groups > 1 or call.source is None),
     )  # fmt: skip
 
 
-def _input_of(call: LinearCall) -> Input | str:
+def _input_of(call: LinearCall, scheme: Scheme) -> Input | str:
     """Return what the kernel is told of the input, or why it cannot quantize it."""
-    scheme, dtype = call.source, call.dtype
-    if dtype not in KINDS:
-        return f"{dtype} is computed in float64"
+    dtype = call.dtype
     reason = element_refusal(scheme) or (None if call.given else rule_refusal(scheme, dtype))
     if reason is not None:
         return reason
@@ -89,7 +92,7 @@ def _input_of(call: LinearCall) -> Input | str:
 
 def _given(call: LinearCall, params: Params | None, count: int) -> tuple[Any, Any]:
     """Return the given scale and zero point as the kernel takes them."""
-    if params is None:
+    if params is None or call.source is None:
         return _NO_FLOATS, _NO_FLOATS
     (scale, *more), zero = params
     if not more and scale.dtype is torch.float32:
@@ -110,18 +113,17 @@ def _scales_of(call: LinearCall, scales: tuple[torch.Tensor, ...]) -> Any:
     return stored.numpy().reshape(-1)
 
 
-def _over_threads(tensors: Any, out: Any, count: int, matrix: Matrix) -> int:
-    """Run the kernel on tiles of rows or, where these are few, on those of columns; return its state."""
+def _over_threads(kernel: Any, tensors: Any, out: Any, count: int, matrix: Matrix) -> int:
+    """Run ``kernel`` on tiles of rows or, where these are few, on those of columns; return its state."""
     rows, cols, bits = int(matrix.rows), int(matrix.cols), int(matrix.bits)
     along = count >= 2 * HIGH * thread_count()
     tiles, height = (-(-count // HIGH), HIGH) if along else (-(-rows // WIDE), WIDE)
-    kernel: Any = linear_rows
 
     def work(first: int, last: int) -> int:
         part = first * height, min(last * height, count if along else rows)
         height_of, columns = (part, (0, rows)) if along else ((0, count), part)
         space = np.empty(work_bytes(height_of[1] - height_of[0], cols, bits), np.uint8)
-        return int(kernel(*tensors, space, out, _unsigned(height_of), _unsigned(columns)))
+        return kernel(*tensors, space, out, _unsigned(height_of), _unsigned(columns)) or 0
 
     return over_rows(tiles, count * rows * cols // WORK_OF_ONE, work)
 
@@ -132,6 +134,7 @@ def _unsigned(part: tuple[int, int]) -> tuple[np.uint64, np.uint64]:
 
 def _refuse(x: torch.Tensor, call: LinearCall) -> None:
     """Let the reference find what the kernel did not like, and say where."""
+    assert call.source is not None
     if call.given:
         reference.require_finite(x)
     else:
