@@ -189,6 +189,17 @@ def test_arguments_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
         export_onnx(layer, None, tmp_path / "model.onnx")
 
 
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def export(*args: object, **named: object) -> None:
+        raise ModuleNotFoundError("No module named 'onnxscript'", name="onnxscript")
+
+    monkeypatch.setattr(torch.onnx, "export", export)
+    layer = quantize_model(nn.Linear(64, 8), "w8a16").model
+    with pytest.raises(UnsupportedError, match=r"writing ONNX needs onnxscript; install zeropoint\[onnx\]"):
+        export_onnx(layer, (torch.randn(3, 64),), tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_is_complete_or_absent(tmp_path: Path) -> None:
     layer, x = quantize_model(nn.Linear(64, 8), "w8a16").model, {"x": torch.randn(3, 64)}
     with pytest.raises(CheckpointError, match=r"absent/model\.onnx cannot be written: .*No such file"):
