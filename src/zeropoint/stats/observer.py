@@ -45,6 +45,9 @@ class Observer(nn.Module):
         self.name = name
         self.shared = shared
         self.enabled = True
+        kind = type(statistic)
+        plain = (kind.fold, kind.merge, kind.join) == (Statistic.fold, Statistic.merge, Statistic.join)
+        self._adds = plain  # in place, which for a histogram spares two copies of its counts at each update
         start = statistic.start()
         self._keys = tuple(start)
         for key, tensor in start.items():
@@ -73,7 +76,10 @@ class Observer(nn.Module):
     def take(self, batch: State) -> None:
         """Take what :meth:`measure` returned into the state."""
         with torch.no_grad():
-            self._set(self.statistic.fold(self.state(), self._here(batch)))
+            if self._adds:
+                _add(self.state(), self._here(batch))
+            else:
+                self._set(self.statistic.fold(self.state(), self._here(batch)))
 
     def merge(self, other: Observer) -> None:
         """Take in the state of an observer with the same statistic; the other one stays as it is."""
@@ -137,6 +143,17 @@ class Observer(nn.Module):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         super()._apply(keeping_dtypes(fn), recurse)  # type: ignore[no-untyped-call]
         return self
+
+
+def _add(state: State, batch: State) -> None:
+    """Change ``state`` into what :meth:`Statistic.fold` returns where nothing of it is overridden."""
+    for key, tensor in batch.items():
+        if key == "minimum":
+            torch.minimum(state[key], tensor, out=state[key])
+        elif key == "maximum":
+            torch.maximum(state[key], tensor, out=state[key])
+        else:
+            state[key].add_(tensor)
 
 
 def name_observers(model: nn.Module) -> dict[str, Observer]:
