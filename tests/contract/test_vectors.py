@@ -67,6 +67,21 @@ def test_wide_floats_round_every_bfloat16_as_the_reference(element: str, dtype: 
         assert_equal_bytes(x, zp.choose_params(torch.tensor([[largest]], dtype=dtype), f"{element}:tensor"))
 
 
+@pytest.mark.parametrize("rule", ["floor", "even", "ceil", "rceil"])
+@pytest.mark.parametrize("scheme", ["int8_mx:g32:narrow", "float4_e2m1fn:g32", "float8_e4m3fn:g32"])
+def test_blocks_of_subnormals_have_the_powers_of_the_reference(scheme: str, rule: str) -> None:
+    bits = torch.tensor([1 << n for n in range(24)] + [(1 << 24) - (1 << n) for n in range(24)])
+    near = (bits[:, None] + torch.arange(-2, 3)).clamp(0, 1 << 24).to(torch.int32).view(torch.float32)
+    x = near.reshape(-1, 1) * torch.linspace(-1, 1, 32)
+    for dtype in (torch.float32, torch.bfloat16):
+        found = {}
+        for backend in ("reference", "cpu"):
+            with zp.only_backend(backend):
+                found[backend] = zp.quantize(x.to(dtype), f"{scheme}:scale={rule}")
+        assert torch.equal(*(q.scales[0].view(torch.uint8) for q in found.values()))
+        assert torch.equal(*(q.data for q in found.values()))
+
+
 @pytest.mark.parametrize("element", WIDE)
 @pytest.mark.parametrize("dialect", ["zeropoint", "compressed-tensors"])
 def test_long_rows_round_every_bfloat16_by_fields_as_the_reference(element: str, dialect: str) -> None:

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import torch
 
 from ...errors import NonFiniteError
-from ...formats import CodebookFormat, FloatFormat, IntFormat
+from ...formats import FloatFormat
 from ...formats.torch_dtypes import format_of, storage_dtype
-from ...layout import packing
 from ...layout.blocks import reduce_blocks
 from ...ops import reference
 from ...ops.registry import Params, Request, filled
 from ...ops.row_errors import RowErrors, code_extent
 from ...ops.threads import over_rows
 from ...params import arithmetic
-from ...params.arithmetic import Ranges, effective_scale, load_scale, zero_point_dtype
-from ...params.codes import decode as decode_reference
+from ...params.arithmetic import Ranges, zero_point_dtype
 from ...schemes import Granularity, Scheme, ZeroPoint
 from . import layout as k
+from .arrays import (
+    NO_BYTES,
+    NO_FLOATS,
+    aligned_empty,
+    block_factors,
+    code_order,
+    code_step,
+    flat_array,
+    has_sign,
+    packed_like,
+    row_view,
+    stored_factors,
+    value_bounds,
+    value_table,
+    view_of_tensor,
+)
 from .decode import dequantize_rows
 from .fake import fake_quantize_backward_rows, fake_quantize_rows
 from .half import quantize_bfloat16_rows
-from .intrinsics import LINE
-from .layout import Layout
 from .layout import ScaleRule as Rule
 from .lowering import (
     KINDS,
@@ -43,9 +52,6 @@ from .lowering import (
 )
 from .measure import measure_rows
 from .quantize import amax_rows, quantize_rows, range_rows
-
-_NO_FLOATS = np.zeros(1, np.float32)
-_NO_BYTES = np.zeros(1, np.uint8)
 
 
 class CpuBackend:
@@ -70,7 +76,7 @@ class CpuBackend:
         self, x: torch.Tensor, scheme: Scheme, out: tuple[torch.Tensor, Params] | None = None
     ) -> tuple[torch.Tensor, Params]:
         """See :class:`zeropoint.ops.registry.Backend`."""
-        if x.numel() > 0 and rule_refusal(scheme, x.dtype) is None and _view(scheme, x).one_pass:
+        if x.numel() > 0 and rule_refusal(scheme, x.dtype) is None and view_of_tensor(scheme, x).one_pass:
             return self._one_pass(x, scheme, out)
         params = self._params_from_statistics(x, scheme)
         data = self.quantize(x, scheme, params, None if out is None else out[0])
@@ -80,17 +86,17 @@ class CpuBackend:
         self, x: torch.Tensor, scheme: Scheme, params: Params, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See :class:`zeropoint.ops.registry.Backend`."""
-        view = _view(scheme, x)
-        out = _packed_like(x, scheme) if out is None else out
+        view = view_of_tensor(scheme, x)
+        out = packed_like(x, scheme) if out is None else out
         if x.numel() == 0:
             return out
-        source, target = _flat(x), out.numpy().reshape(-1)
-        factors, zeros = _factors(scheme, params, tuple(x.shape), x.dtype, dividing=True)
-        element, order = element_of(scheme, x.dtype, multiply=False), _order(scheme)
+        source, target = flat_array(x), out.numpy().reshape(-1)
+        factors, zeros = block_factors(scheme, params, tuple(x.shape), x.dtype, dividing=True)
+        element, order = element_of(scheme, x.dtype, multiply=False), code_order(scheme)
 
         def work(first: int, last: int) -> int:
             return int(quantize_rows(
-                source, view.layout, element, given_rule(), order, factors, _NO_BYTES, zeros, target,
+                source, view.layout, element, given_rule(), order, factors, NO_BYTES, zeros, target,
                 np.uint64(first), np.uint64(last),
             ))  # fmt: skip
 
@@ -102,15 +108,15 @@ class CpuBackend:
         self, x: torch.Tensor, scheme: Scheme, out: tuple[torch.Tensor, Params] | None
     ) -> tuple[torch.Tensor, Params]:
         """Choose scales and codes in one pass; on any trouble let the reference find it and say where."""
-        view, rule = _view(scheme, x), rule_of(scheme, x.dtype)
+        view, rule = view_of_tensor(scheme, x), rule_of(scheme, x.dtype)
         coarse = self._coarse_scale(x, scheme) if len(scheme.scales) > 1 else None
         if coarse is not None:
             rule = rule._replace(coarse=np.float32(coarse.reshape(-1)[0].item()))
         multiply = rule.how == k.POWER and isinstance(scheme.element, FloatFormat)
-        element, order = element_of(scheme, x.dtype, multiply=multiply), _order(scheme)
-        data = _packed_like(x, scheme) if out is None else out[0]
+        element, order = element_of(scheme, x.dtype, multiply=multiply), code_order(scheme)
+        data = packed_like(x, scheme) if out is None else out[0]
         chosen = _Chosen(scheme, x, rule, None if out is None else out[1])
-        source, target = _flat(x), data.numpy().reshape(-1)
+        source, target = flat_array(x), data.numpy().reshape(-1)
         boundaries = half_boundaries(scheme, x.dtype, view)
 
         def work(first: int, last: int) -> int:
@@ -140,7 +146,7 @@ class CpuBackend:
         """Return parameters from a pass of its own over the data."""
         if x.numel() == 0 or not scheme.scales:
             return reference.choose_params(x, scheme)
-        ranged = scheme.zero_point is not ZeroPoint.NONE or not _signed(scheme)
+        ranged = scheme.zero_point is not ZeroPoint.NONE or not has_sign(scheme)
         lows, highs = [], []
         for level in scheme.scales:
             if ranged:
@@ -156,9 +162,9 @@ class CpuBackend:
 
     def _block_amax(self, x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
         """Return the largest magnitude of each block, float32; NaN and Inf show as such."""
-        view, width = _row_view(x, granularity)
+        view, width = row_view(x, granularity)
         out = np.empty(view.rows * width, np.float32)
-        source = _flat(x)
+        source = flat_array(x)
         over_rows(
             view.rows, x.numel(), lambda a, b: amax_rows(source, view.layout, out, np.uint64(a), np.uint64(b))
         )
@@ -167,9 +173,9 @@ class CpuBackend:
     def _block_range(self, x: torch.Tensor, granularity: Granularity) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the smallest and largest value of each block, float32; raises NonFiniteError for NaN."""
         _require(x, self._block_amax(x, granularity))
-        view, width = _row_view(x, granularity)
+        view, width = row_view(x, granularity)
         low, high = np.empty(view.rows * width, np.float32), np.empty(view.rows * width, np.float32)
-        source = _flat(x)
+        source = flat_array(x)
         over_rows(
             view.rows,
             x.numel(),
@@ -187,12 +193,12 @@ class CpuBackend:
         scheme, shape = request.scheme, request.shape
         view = view_of(scheme, shape, request.dtype)
         assert isinstance(view, View)
-        out = _empty(shape, request.dtype) if out is None else out
+        out = aligned_empty(shape, request.dtype) if out is None else out
         if out.numel() == 0:
             return out
-        source, target = data.contiguous().numpy().reshape(-1), _flat(out)
-        rule, scales, codes, zeros = _stored(scheme, params, shape, request.own_dtype)
-        element, table = element_of(scheme, request.own_dtype, multiply=False), _table(scheme)
+        source, target = data.contiguous().numpy().reshape(-1), flat_array(out)
+        rule, scales, codes, zeros = stored_factors(scheme, params, shape, request.own_dtype)
+        element, table = element_of(scheme, request.own_dtype, multiply=False), value_table(scheme)
 
         def work(first: int, last: int) -> None:
             dequantize_rows(
@@ -214,14 +220,18 @@ class CpuBackend:
 
     def fake_quantize(self, x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
         """See :class:`zeropoint.ops.registry.Backend`."""
-        view, out = _view(scheme, x), _empty(tuple(x.shape), x.dtype)
+        view, out = view_of_tensor(scheme, x), aligned_empty(tuple(x.shape), x.dtype)
         if x.numel() == 0:
             return out
-        source, target = _flat(x), _flat(out)
+        source, target = flat_array(x), flat_array(out)
         shape = tuple(x.shape)
-        factors, zeros = _factors(scheme, params, shape, x.dtype, dividing=True)
-        back, _ = _factors(scheme, params, shape, x.dtype, dividing=False)
-        element, order, table = element_of(scheme, x.dtype, multiply=False), _order(scheme), _table(scheme)
+        factors, zeros = block_factors(scheme, params, shape, x.dtype, dividing=True)
+        back, _ = block_factors(scheme, params, shape, x.dtype, dividing=False)
+        element, order, table = (
+            element_of(scheme, x.dtype, multiply=False),
+            code_order(scheme),
+            value_table(scheme),
+        )
 
         def work(first: int, last: int) -> None:
             fake_quantize_rows(
@@ -245,12 +255,12 @@ class CpuBackend:
         self, grad: torch.Tensor, x: torch.Tensor, scheme: Scheme, params: Params
     ) -> torch.Tensor:
         """See :class:`zeropoint.ops.registry.Backend`."""
-        view, out = _view(scheme, x), _empty(tuple(x.shape), grad.dtype)
+        view, out = view_of_tensor(scheme, x), aligned_empty(tuple(x.shape), grad.dtype)
         if x.numel() == 0:
             return out
-        slope, source, target = _flat(grad), _flat(x), _flat(out)
-        factors, zeros = _factors(scheme, params, tuple(x.shape), x.dtype, dividing=True)
-        element, bounds = element_of(scheme, x.dtype, multiply=False), _bounds(scheme)
+        slope, source, target = flat_array(grad), flat_array(x), flat_array(out)
+        factors, zeros = block_factors(scheme, params, tuple(x.shape), x.dtype, dividing=True)
+        element, bounds = element_of(scheme, x.dtype, multiply=False), value_bounds(scheme)
 
         def work(first: int, last: int) -> None:
             fake_quantize_backward_rows(
@@ -271,13 +281,13 @@ class CpuBackend:
 
     def measure(self, x: torch.Tensor, data: torch.Tensor, scheme: Scheme, params: Params) -> RowErrors:
         """See :class:`zeropoint.ops.registry.Backend`."""
-        view, shape = _view(scheme, x), tuple(x.shape)
+        view, shape = view_of_tensor(scheme, x), tuple(x.shape)
         sums, clipped = np.zeros(3 * view.rows), np.zeros(view.rows, np.int64)
         if x.numel() > 0:
-            values, source = _flat(x), data.contiguous().numpy().reshape(-1)
-            rule, scales, codes, zeros = _stored(scheme, params, shape, x.dtype)
-            element, table = element_of(scheme, x.dtype, multiply=False), _table(scheme)
-            middle, reach = (number / float(_step(scheme)) for number in code_extent(scheme))
+            values, source = flat_array(x), data.contiguous().numpy().reshape(-1)
+            rule, scales, codes, zeros = stored_factors(scheme, params, shape, x.dtype)
+            element, table = element_of(scheme, x.dtype, multiply=False), value_table(scheme)
+            middle, reach = (number / float(code_step(scheme)) for number in code_extent(scheme))
             extent = np.float32(middle), np.float32(reach)
 
             def work(first: int, last: int) -> None:
@@ -303,9 +313,9 @@ class _Chosen:
         self._stored = storage_dtype(scheme.scales[0].format_for(format_of(x.dtype)))
         count = math.prod(self._grid)
         self._floats, self._affine = rule.how in (k.LINEAR, k.AFFINE), rule.how == k.AFFINE
-        self.scales = np.empty(count, np.float32) if self._floats else _NO_FLOATS
-        self.codes = _NO_BYTES if self._floats else np.empty(count, np.uint8)
-        self.zeros = np.empty(count, np.float32) if self._affine else _NO_FLOATS
+        self.scales = np.empty(count, np.float32) if self._floats else NO_FLOATS
+        self.codes = NO_BYTES if self._floats else np.empty(count, np.uint8)
+        self.zeros = np.empty(count, np.float32) if self._affine else NO_FLOATS
         if into is not None and self._floats and self._stored == torch.float32:
             self.scales = into[0][0].numpy().reshape(-1)
         elif into is not None and not self._floats:
@@ -331,69 +341,11 @@ class _Chosen:
         return self._into
 
 
-def _step(scheme: Scheme) -> Fraction:
-    """Return the step of integer codes, which the kernels' factors include."""
-    return scheme.element_step if isinstance(scheme.element, IntFormat) else Fraction(1)
-
-
-def _view(scheme: Scheme, x: torch.Tensor) -> View:
-    view = view_of(scheme, tuple(x.shape), x.dtype)
-    assert isinstance(view, View)
-    return view
-
-
-def _flat(x: torch.Tensor) -> Any:
-    """Return the elements as a flat numpy array: float32, uint16 bits of bfloat16, int16 bits of float16.
-
-    The kernels tell the 16-bit encodings apart by the array's dtype where speed matters.
-    """
-    dense = x.detach().contiguous().reshape(-1)
-    if x.dtype == torch.float32:
-        return dense.numpy()
-    bits = dense.view(torch.int16).numpy()
-    return bits.view(np.uint16) if x.dtype == torch.bfloat16 else bits
-
-
-def _packed_like(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    length = packing.packed_length(packing.row_length(tuple(x.shape)), scheme.bits)
-    return _empty((*x.shape[:-1], length), torch.uint8)
-
-
-def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return uninitialized memory, aligned to a cache line.
-
-    NumPy asks for huge pages, without which page faults outlast the kernels.
-    """
-    size = math.prod(shape) * dtype.itemsize
-    if size == 0:
-        return torch.empty(shape, dtype=dtype)
-    raw = np.empty(size + LINE, np.uint8)
-    first = -raw.ctypes.data % LINE
-    return torch.from_numpy(raw[first : first + size]).view(dtype).reshape(shape)
-
-
-def _signed(scheme: Scheme) -> bool:
-    return not isinstance(scheme.element, IntFormat) or scheme.element.signed
-
-
 def _require(x: torch.Tensor, amax: torch.Tensor) -> None:
     """Raise NonFiniteError with the place in ``x`` when a block's magnitude is not finite."""
     if not bool(torch.isfinite(amax).all()):
         reference.require_finite(x)
         raise NonFiniteError("statistics of a finite tensor are not finite")
-
-
-def _row_view(x: torch.Tensor, granularity: Granularity) -> tuple[View, int]:
-    """Return ``x`` as rows with blocks of the granularity's last extent, and the number of blocks a row."""
-    shape = tuple(x.shape)
-    cols = shape[-1] if shape else 1
-    block = min(granularity.block_shape(shape)[-1], cols) if shape else 1
-    width = -(-cols // block)
-    layout = Layout(
-        cols=np.uint64(cols), block=np.uint64(block), row_blocks=np.uint64(width), row_bytes=np.uint64(0),
-        bits=np.uint64(8), kind=KINDS[x.dtype], row_div=np.uint64(1), row_mod=np.uint64(1),
-    )  # fmt: skip
-    return View(rows=math.prod(shape[:-1]), layout=layout), width
 
 
 def _over_lead(
@@ -405,77 +357,6 @@ def _over_lead(
         return values.reshape(())
     lead = Granularity.block(*granularity.block_shape(shape)[:-1], 1)
     return reduce_blocks(values.reshape(*shape[:-1], width), lead, kind, fill)
-
-
-def _factors(
-    scheme: Scheme, params: Params, shape: tuple[int, ...], dtype: torch.dtype, *, dividing: bool
-) -> tuple[Any, Any]:
-    """Return one float32 factor a block, the element's step included, and zero points as float32.
-
-    dividing: whether a zero scale becomes Inf, by which every value divides to zero.
-    """
-    scales, zero_point = params
-    scale = effective_scale(scheme, scales, shape, dtype)
-    if scale is None:
-        factors = torch.ones(1)
-    else:
-        factors = scale.to(torch.float32)
-        if dividing and len(scales) > 1:
-            factors = torch.where(factors == 0, torch.inf, factors)
-    if isinstance(scheme.element, IntFormat) and scheme.element.fraction_bits:
-        factors = factors * float(scheme.element_step)
-    zeros = (
-        _NO_FLOATS if zero_point is None else zero_point.to(torch.float32).contiguous().numpy().reshape(-1)
-    )
-    return factors.contiguous().numpy().reshape(-1), zeros
-
-
-def _stored(
-    scheme: Scheme, params: Params, shape: tuple[int, ...], own_dtype: torch.dtype
-) -> tuple[Rule, Any, Any, Any]:
-    """Return how stored scales are read: bytes in the kernel where it knows them, else as factors."""
-    scales, zero_point = params
-    known = len(scales) > 0 and rule_refusal(scheme, own_dtype) is None
-    rule = rule_of(scheme, own_dtype) if known else given_rule()
-    if known and rule.how in (k.POWER, k.MINIFLOAT):
-        if len(scales) > 1:
-            fmt = scheme.scales[1].format_for(format_of(own_dtype))
-            rule = rule._replace(
-                coarse=np.float32(load_scale(scales[1], fmt, torch.float32).reshape(-1)[0].item())
-            )
-        return rule, _NO_FLOATS, scales[0].contiguous().view(torch.uint8).numpy().reshape(-1), _NO_FLOATS
-    factors, zeros = _factors(scheme, (scales, zero_point), shape, own_dtype, dividing=False)
-    return given_rule(), factors, _NO_BYTES, zeros
-
-
-@functools.lru_cache(maxsize=256)
-def _order(scheme: Scheme) -> Any:
-    """Return the code of each rank of a codebook, or the identity."""
-    order = np.arange(k.THRESHOLDS + 1, dtype=np.uint8)
-    if isinstance(scheme.element, CodebookFormat):
-        order[: len(scheme.element.order)] = scheme.element.order
-    return order
-
-
-@functools.lru_cache(maxsize=256)
-def _table(scheme: Scheme) -> Any:
-    """Return the values of all codes as 256 float32, of integers in units of their step."""
-    table = np.zeros(256, np.float32)
-    fmt = scheme.element
-    count = 1 << fmt.bits
-    codes = np.arange(count, dtype=np.int32)
-    if isinstance(fmt, IntFormat):
-        table[:count] = codes - (codes >> (fmt.bits - 1) << fmt.bits) if fmt.signed else codes
-    else:
-        table[:count] = decode_reference(torch.from_numpy(codes), fmt, torch.float32).numpy()
-    return table
-
-
-def _bounds(scheme: Scheme) -> tuple[np.float32, np.float32, np.float32]:
-    low, high, closed = (
-        (0.0, 0.0, True) if isinstance(scheme.element, IntFormat) else reference.float_bounds(scheme)
-    )
-    return np.float32(low), np.float32(high), np.float32(closed)
 
 
 BACKEND = CpuBackend()

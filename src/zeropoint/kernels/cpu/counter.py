@@ -11,7 +11,7 @@ import torch
 from ...layout.runs import Runs
 from ...ops.registry import Extremes
 from ...ops.threads import WORTH_A_THREAD, over_rows, thread_count
-from .backend import _flat
+from .arrays import flat_array
 from .count import (
     COLUMNS,
     FINITE,
@@ -38,7 +38,7 @@ class CpuCounter:
 
     def extremes(self, x: torch.Tensor, runs: Runs) -> Extremes:
         """See :class:`zeropoint.ops.registry.Counter`."""
-        data, cut = _flat(x), _cut(runs, x.numel())
+        data, cut = flat_array(x), _cut(runs, x.numel())
         ends = np.empty((2, cut.blocks), np.int32)
         lows, highs = ends
         shape = _numbers(cut)
@@ -58,7 +58,7 @@ class CpuCounter:
 
     def bins(self, x: torch.Tensor, runs: Runs, mantissa_bits: int) -> tuple[Extremes, torch.Tensor]:
         """See :class:`zeropoint.ops.registry.Counter`."""
-        data, cut, kind = _flat(x), _cut(runs, x.numel()), KINDS[x.dtype]
+        data, cut, kind = flat_array(x), _cut(runs, x.numel()), KINDS[x.dtype]
         shape, shift = _numbers(cut), FRACTION_BITS - np.uint64(mantissa_bits)
         keys, width = 512 << mantissa_bits, 255 << mantissa_bits
         counts = np.zeros(cut.blocks * 2 * width, np.int64)
@@ -80,7 +80,7 @@ class CpuCounter:
 
     def mantissas(self, x: torch.Tensor, runs: Runs) -> tuple[Extremes, torch.Tensor, torch.Tensor]:
         """See :class:`zeropoint.ops.registry.Counter`."""
-        data, cut, kind = _flat(x), _cut(runs, x.numel()), KINDS[x.dtype]
+        data, cut, kind = flat_array(x), _cut(runs, x.numel()), KINDS[x.dtype]
         shape = _numbers(cut)
         sums, counts = np.zeros(cut.blocks * int(FINITE), np.int64), np.zeros(cut.blocks, np.int64)
         ends = np.empty((2, cut.blocks), np.int32)

@@ -41,7 +41,7 @@ LONG_BLOCK = np.uint64(2048)
 REFERENCE = np.uint32(3)
 """A code's exponent field, from which the table is built: its quotients are normal in every wide format."""
 NO_ORIGIN = np.uint8(0)
-LEAST_ORIGIN, MOST_ORIGIN = 8, 240
+LEAST_ORIGIN, MOST_ORIGIN = 8, 250
 EACH = np.uint64(0x0101010101010101)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from .intrinsics import (
+    add32,
     bits32,
     device,
     float32_of,
@@ -17,6 +18,8 @@ from .intrinsics import (
 from .layout import AFFINE, BAD_SCALE, LINEAR, MINIFLOAT, NO_ROUNDING, OK, POWER, TO_BFLOAT16, TO_FLOAT16
 
 INFINITE = np.float32(np.inf)
+LEAST_NORMAL = np.uint32(0x00800000)
+"""Bits of 2 ** -126."""
 LEAST_POWER = np.uint32(0x00400000)
 """Bits of 2 ** -127, a subnormal float32: built from bits, never by exp2."""
 
@@ -58,7 +61,11 @@ def power_code(amax: Any, rule: Any) -> Any:
     """Return the E8M0 byte of a block's magnitude; 255 and more do not fit."""
     if amax < rule.quiet:
         return np.uint32(rule.quiet_byte)
-    e = shr32(np.uint32(bits32(amax) + rule.addend), np.uint32(23))
+    u = bits32(amax)
+    if u < LEAST_NORMAL:
+        # From 2 ** -127 on, the significand of a subnormal without its first bit; below, nothing rounds up.
+        u = np.uint32(max(shl32(u, np.uint32(1)), LEAST_NORMAL) - LEAST_NORMAL)
+    e = shr32(add32(u, rule.addend), np.uint32(23))
     return np.uint32(e - rule.emax) if e > rule.emax else np.uint32(0)
 
 

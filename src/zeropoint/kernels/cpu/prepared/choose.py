@@ -17,7 +17,7 @@ from ....params import arithmetic
 from ....params.arithmetic import Ranges
 from ....schemes import Granularity, Scheme, ZeroPoint
 from .. import layout as k
-from ..backend import _NO_BYTES, _NO_FLOATS, _flat, _order, _row_view, _signed
+from ..arrays import NO_BYTES, NO_FLOATS, code_order, flat_array, has_sign, row_view
 from ..layout import Layout
 from ..layout import ScaleRule as Rule
 from ..lowering import KINDS, View, element_of, rule_of
@@ -39,7 +39,7 @@ class ScaleMemory:
         self._scales: Any = np.empty(own, np.float32)
         self._wide = torch.from_numpy(self._scales)
         affine = scheme.zero_point is not ZeroPoint.NONE
-        self.zeros: Any = np.empty(count, np.float32) if affine else _NO_FLOATS
+        self.zeros: Any = np.empty(count, np.float32) if affine else NO_FLOATS
         self._offsets = torch.from_numpy(self.zeros) if affine else None
         self.nbytes: int = self._scales.nbytes + (self.zeros.nbytes if affine else 0)
 
@@ -47,8 +47,8 @@ class ScaleMemory:
         """Return the arrays for float32 scales and for scale bytes of a call."""
         fine = params[0][0]
         if not self._floats:
-            return _NO_FLOATS, fine.view(torch.uint8).numpy().reshape(-1)
-        return (fine.numpy().reshape(-1) if self._direct else self._scales), _NO_BYTES
+            return NO_FLOATS, fine.view(torch.uint8).numpy().reshape(-1)
+        return (fine.numpy().reshape(-1) if self._direct else self._scales), NO_BYTES
 
     def store(self, params: Params) -> None:
         """Write what the kernel left here into the tensors of the call."""
@@ -64,13 +64,13 @@ class CoarseScale:
 
     def __init__(self, wanted: Request) -> None:
         self._wanted = wanted
-        self._view, _ = _row_view(_like(wanted), Granularity.tensor())
+        self._view, _ = row_view(_like(wanted), Granularity.tensor())
         self._amax: Any = np.empty(self._view.rows, np.float32)
         self.nbytes: int = self._amax.nbytes
 
     def into(self, x: torch.Tensor, coarse: torch.Tensor, rule: Rule) -> Rule:
         """Choose the scale of ``x``, store it in ``coarse`` and return the rule relative to it."""
-        source, layout, out = _flat(x), self._view.layout, self._amax
+        source, layout, out = flat_array(x), self._view.layout, self._amax
         over_rows(
             self._view.rows,
             x.numel(),
@@ -95,8 +95,8 @@ class BlockScales:
     def __init__(self, wanted: Request, view: View) -> None:
         scheme, blocks = wanted.scheme, wanted.scheme.granularity.block_count(wanted.shape)
         self._scheme = scheme
-        self._ranged = scheme.zero_point is not ZeroPoint.NONE or not _signed(scheme)
-        self._rows, width = _row_view(_like(wanted), scheme.granularity)
+        self._ranged = scheme.zero_point is not ZeroPoint.NONE or not has_sign(scheme)
+        self._rows, width = row_view(_like(wanted), scheme.granularity)
         count = self._rows.rows * width
         self._high: Any = np.empty(count, np.float32)
         self._low: Any = np.empty(count if self._ranged else 0, np.float32)
@@ -108,7 +108,7 @@ class BlockScales:
             bits=np.uint64(8), kind=KINDS[torch.float32], row_div=np.uint64(1), row_mod=np.uint64(blocks),
         )  # fmt: skip
         self._element = element_of(scheme, wanted.dtype, multiply=False)
-        self._order = _order(scheme)
+        self._order = code_order(scheme)
         self.nbytes: int = self._high.nbytes + self._low.nbytes + self._ends.nbytes + self._codes.nbytes
 
     def choose(self, x: torch.Tensor, rule: Rule, memory: ScaleMemory, params: Params) -> None:
@@ -124,7 +124,7 @@ class BlockScales:
             refuse(x, self._scheme)
 
     def _observe(self, x: torch.Tensor) -> None:
-        source, rows, layout = _flat(x), self._rows.rows, self._rows.layout
+        source, rows, layout = flat_array(x), self._rows.rows, self._rows.layout
         high, low = self._high, self._low
         over_rows(rows, x.numel(), lambda a, b: amax_rows(source, layout, high, np.uint64(a), np.uint64(b)))
         require_finite(x, high.max())

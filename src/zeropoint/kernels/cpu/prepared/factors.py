@@ -14,7 +14,7 @@ from ....ops.preparation import Call
 from ....ops.registry import Params, Request
 from ....schemes import Granularity, Scheme, TensorScale, ZeroPoint
 from .. import layout as k
-from ..backend import _NO_BYTES, _NO_FLOATS, _factors, _stored
+from ..arrays import NO_BYTES, NO_FLOATS, block_factors, stored_factors
 from ..layout import ScaleRule as Rule
 from ..lowering import given_rule, rule_of, rule_refusal
 
@@ -57,7 +57,7 @@ class Factors:
         count = scheme.granularity.block_count(shape)
         self.values: Any = np.ones(count, np.float32)
         self.zeros: Any = np.zeros(
-            count if scheme.zero_point is not ZeroPoint.NONE else len(_NO_FLOATS), np.float32
+            count if scheme.zero_point is not ZeroPoint.NONE else len(NO_FLOATS), np.float32
         )
         self._factors, self._offsets = torch.from_numpy(self.values), torch.from_numpy(self.zeros)
         self._lost = np.empty(count if dividing and len(scheme.scales) > 1 else 0, np.bool_)
@@ -82,7 +82,7 @@ class Factors:
 
     def _copy(self, params: Params) -> None:
         wanted = self._wanted
-        values, zeros = _factors(
+        values, zeros = block_factors(
             wanted.scheme, params, wanted.shape, wanted.own_dtype, dividing=self._dividing
         )
         self.values[:], self.zeros[:] = values, zeros
@@ -110,7 +110,7 @@ class Divisors:
             self.values, self.zeros = self._loaded.values, self._loaded.zeros
             self.nbytes = self._loaded.nbytes
             return
-        values, zeros = _factors(scheme, call.params, wanted.shape, wanted.own_dtype, dividing=True)
+        values, zeros = block_factors(scheme, call.params, wanted.shape, wanted.own_dtype, dividing=True)
         # Copies: later changes to the caller's tensors must not reach some plans and miss others.
         self.values, self.zeros = np.array(values), np.array(zeros)
         self.nbytes = self.values.nbytes + self.zeros.nbytes
@@ -126,7 +126,9 @@ def multipliers(call: Call) -> Any:
     """Return what codes are multiplied by under given parameters; a zero factor is zero here."""
     wanted = call.request
     assert call.params is not None
-    return np.array(_factors(wanted.scheme, call.params, wanted.shape, wanted.own_dtype, dividing=False)[0])
+    return np.array(
+        block_factors(wanted.scheme, call.params, wanted.shape, wanted.own_dtype, dividing=False)[0]
+    )
 
 
 class StoredScales:
@@ -139,7 +141,7 @@ class StoredScales:
         scheme = wanted.scheme
         self.nbytes = 0
         if call.params is not None:
-            rule, scales, codes, zeros = _stored(scheme, call.params, wanted.shape, wanted.own_dtype)
+            rule, scales, codes, zeros = stored_factors(scheme, call.params, wanted.shape, wanted.own_dtype)
             self._fixed = rule, np.array(scales), np.array(codes), np.array(zeros)
             self.nbytes = sum(array.nbytes for array in self._fixed[1:])
         elif not _reads_bytes(scheme, wanted.own_dtype):
@@ -153,9 +155,9 @@ class StoredScales:
         assert params is not None
         wanted = self._wanted
         if self._loaded is None:
-            return _stored(wanted.scheme, params, wanted.shape, wanted.own_dtype)
+            return stored_factors(wanted.scheme, params, wanted.shape, wanted.own_dtype)
         self._loaded.load(params)
-        return given_rule(), self._loaded.values, _NO_BYTES, self._loaded.zeros
+        return given_rule(), self._loaded.values, NO_BYTES, self._loaded.zeros
 
 
 def _reads_bytes(scheme: Scheme, own_dtype: torch.dtype) -> bool:

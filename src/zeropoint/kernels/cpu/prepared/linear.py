@@ -15,7 +15,7 @@ from ....ops.threads import gradual_underflow, over_rows, thread_count
 from ....params.arithmetic import effective_scale
 from ....schemes import Scheme
 from .. import layout as k
-from ..backend import _NO_FLOATS, _factors, _flat, _order
+from ..arrays import NO_FLOATS, block_factors, code_order, flat_array
 from ..linear import Input, Matrix, float_rows, linear_rows, work_bytes
 from ..lowering import KINDS, View, element_of, element_refusal, given_rule, rule_of, rule_refusal, view_of
 from ..products import HIGH, WIDE
@@ -50,7 +50,11 @@ def prepare(call: LinearCall) -> Linear | str:
             weight.numpy().reshape(-1), matrix, _scales_of(call, scales),
             _NO_BIAS if bias is None else bias.detach().float().numpy(),
         )  # fmt: skip
-        given = (_flat(x.float()),) if source is None else (_flat(x), source, _given(call, params, count))
+        given = (
+            (flat_array(x.float()),)
+            if source is None
+            else (flat_array(x), source, _given(call, params, count))
+        )
         if _over_threads(kernel, given + tensors, out.numpy().reshape(-1), count, matrix) != k.OK:
             _refuse(x, call)
         return out if x.dtype is torch.float32 else out.to(x.dtype)
@@ -85,7 +89,7 @@ def _input_of(call: LinearCall, scheme: Scheme) -> Input | str:
         layout=view.layout,
         element=element_of(scheme, dtype, multiply=False),
         rule=rule,
-        order=_order(scheme),
+        order=code_order(scheme),
         signed=np.uint8(scheme.element.signed),
     )
 
@@ -93,13 +97,13 @@ def _input_of(call: LinearCall, scheme: Scheme) -> Input | str:
 def _given(call: LinearCall, params: Params | None, count: int) -> tuple[Any, Any]:
     """Return the given scale and zero point as the kernel takes them."""
     if params is None or call.source is None:
-        return _NO_FLOATS, _NO_FLOATS
+        return NO_FLOATS, NO_FLOATS
     (scale, *more), zero = params
     if not more and scale.dtype is torch.float32:
-        zeros = _NO_FLOATS if zero is None else zero.to(torch.float32).numpy().reshape(-1)
+        zeros = NO_FLOATS if zero is None else zero.to(torch.float32).numpy().reshape(-1)
         return scale.numpy().reshape(-1), zeros
     with gradual_underflow():
-        return _factors(call.source, params, (count, call.shape[1]), call.dtype, dividing=True)
+        return block_factors(call.source, params, (count, call.shape[1]), call.dtype, dividing=True)
 
 
 def _scales_of(call: LinearCall, scales: tuple[torch.Tensor, ...]) -> Any:

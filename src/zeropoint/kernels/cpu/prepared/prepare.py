@@ -13,7 +13,8 @@ from ....ops.preparation import Call, PreparedKernel
 from ....ops.registry import Op, Params, Request
 from ....ops.threads import gradual_underflow, over_rows
 from .. import layout as k
-from ..backend import _NO_BYTES, BACKEND, _bounds, _flat, _order, _table
+from ..arrays import NO_BYTES, code_order, flat_array, value_bounds, value_table
+from ..backend import BACKEND
 from ..decode import dequantize_rows
 from ..fake import fake_quantize_backward_rows, fake_quantize_rows
 from ..half import quantize_bfloat16_rows
@@ -45,16 +46,16 @@ def _parts(call: Call) -> tuple[View, Element]:
 
 def _encoder(call: Call, divisors: Divisors) -> Callable[[torch.Tensor, torch.Tensor], None]:
     view, element = _parts(call)
-    order, rule = _order(call.request.scheme), given_rule()
+    order, rule = code_order(call.request.scheme), given_rule()
 
     def encode(x: torch.Tensor, data: torch.Tensor) -> None:
         if x.numel() == 0:
             return
-        source, target = _flat(x), data.numpy().reshape(-1)
+        source, target = flat_array(x), data.numpy().reshape(-1)
 
         def work(first: int, last: int) -> int:
             return int(quantize_rows(
-                source, view.layout, element, rule, order, divisors.values, _NO_BYTES, divisors.zeros, target,
+                source, view.layout, element, rule, order, divisors.values, NO_BYTES, divisors.zeros, target,
                 np.uint64(first), np.uint64(last),
             ))  # fmt: skip
 
@@ -94,14 +95,14 @@ def _one_pass(wanted: Request, view: View) -> PreparedKernel:
     fixed, memory = rule_of(scheme, dtype), ScaleMemory(wanted)
     coarse = CoarseScale(wanted) if len(scheme.scales) > 1 else None
     multiply = fixed.how == k.POWER and isinstance(scheme.element, FloatFormat)
-    element, order = element_of(scheme, dtype, multiply=multiply), _order(scheme)
+    element, order = element_of(scheme, dtype, multiply=multiply), code_order(scheme)
     boundaries = half_boundaries(scheme, dtype, view)
 
     def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
         with gradual_underflow():
             rule = fixed if coarse is None else coarse.into(x, params[0][1], fixed)
             scales, codes = memory.arrays(params)
-            source, target = _flat(x), data.numpy().reshape(-1)
+            source, target = flat_array(x), data.numpy().reshape(-1)
 
             def work(first: int, last: int) -> int:
                 rows = np.uint64(first), np.uint64(last)
@@ -145,14 +146,14 @@ def _two_passes(call: Call, view: View) -> PreparedKernel:
 
 def _dequantize(call: Call) -> PreparedKernel:
     view, element = _parts(call)
-    stored, table = StoredScales(call), _table(call.request.scheme)
+    stored, table = StoredScales(call), value_table(call.request.scheme)
 
     def run(data: torch.Tensor, params: Params | None, out: torch.Tensor) -> None:
         if out.numel() == 0:
             return
         with gradual_underflow():
             rule, scales, codes, zeros = stored.arrays(params)
-        source, target = data.numpy().reshape(-1), _flat(out)
+        source, target = data.numpy().reshape(-1), flat_array(out)
 
         def work(first: int, last: int) -> None:
             dequantize_rows(
@@ -169,13 +170,13 @@ def _fake_quantize(call: Call) -> PreparedKernel:
     wanted = call.request
     assert call.params is not None
     view, element = _parts(call)
-    divisors, order, table = Divisors(call), _order(wanted.scheme), _table(wanted.scheme)
+    divisors, order, table = Divisors(call), code_order(wanted.scheme), value_table(wanted.scheme)
     back = multipliers(call)
 
     def run(x: torch.Tensor, out: torch.Tensor) -> None:
         if x.numel() == 0:
             return
-        source, target = _flat(x), _flat(out)
+        source, target = flat_array(x), flat_array(out)
 
         def work(first: int, last: int) -> None:
             fake_quantize_rows(
@@ -191,7 +192,7 @@ def _fake_quantize(call: Call) -> PreparedKernel:
 def _backward(call: Call) -> PreparedKernel:
     wanted = call.request
     view, element = _parts(call)
-    divisors, bounds = Divisors(call), _bounds(wanted.scheme)
+    divisors, bounds = Divisors(call), value_bounds(wanted.scheme)
     refusal = None if call.params is not None else load_refusal(wanted.scheme, wanted.own_dtype)
 
     def run(grad: torch.Tensor, x: torch.Tensor, params: Params | None, out: torch.Tensor) -> None:
@@ -199,7 +200,7 @@ def _backward(call: Call) -> PreparedKernel:
             return
         with gradual_underflow():
             divisors.load(params)
-        slope, source, target = _flat(grad), _flat(x), _flat(out)
+        slope, source, target = flat_array(grad), flat_array(x), flat_array(out)
 
         def work(first: int, last: int) -> None:
             fake_quantize_backward_rows(
