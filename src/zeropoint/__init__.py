@@ -16,7 +16,7 @@ from .errors import (
 from .formats import CodebookFormat, FloatFormat, IntFormat, Specials, format_name, get_format
 from .functional import choose_params, dequantize, explain, fake_quantize, quantize
 from .layout.packing import pack, unpack
-from .models import calibrate, quantize_model
+from .models import calibrate, convert, fold, prepare, quantize_model
 from .ops.library import only_backend
 from .params import QuantizationParams
 from .prepared import Plan, can_implement, plan
@@ -52,14 +52,17 @@ __all__ = [
     "calibrate",
     "can_implement",
     "choose_params",
+    "convert",
     "dequantize",
     "explain",
     "fake_quantize",
+    "fold",
     "format_name",
     "get_format",
     "only_backend",
     "pack",
     "plan",
+    "prepare",
     "quantize",
     "quantize_model",
     "unpack",

@@ -13,6 +13,7 @@ from .learners import LEARNERS, Learner
 from .linear import QuantizedLinear
 from .packed_weight import PackedWeight
 from .prepare import prepare
+from .sequential import Steps, calibrate_sequential
 
 __all__ = [
     "LEARNERS",
@@ -32,7 +33,9 @@ __all__ = [
     "QuantizedLayer",
     "QuantizedLinear",
     "SplitAttention",
+    "Steps",
     "calibrate",
+    "calibrate_sequential",
     "convert",
     "fold",
     "prepare",
