@@ -450,3 +450,13 @@ def test_parameters_of_another_grid_are_refused(shape: tuple[int, ...]) -> None:
         ShapeError, match=r"parameters for shape \(2, 8\) \(scales \[\(2, 4\)\]\) do not fit a tensor"
     ):
         zp.quantize(torch.ones(shape), params)
+
+
+def test_a_fraction_is_a_zero_point_of_real_ones_only() -> None:
+    params = QuantizationParams.new(0.5, 1.5, "uint4:tensor:asym=real")
+    assert params.zero_point is not None
+    assert params.zero_point.tolist() == [1.5]
+    # Codes of x / 0.5 + 1.5, half to even.
+    assert zp.quantize(torch.tensor([0.0, 1.0, 9.0]), params).codes.tolist() == [2, 4, 15]
+    with pytest.raises(RangeError, match=r"zero_point \(=1\.5\) must be a whole number, or pass"):
+        QuantizationParams.new(0.5, 1.5, "uint8:tensor:asym")

@@ -83,11 +83,12 @@ class QuantizationParams:
         )
 
     @staticmethod
-    def new(scale: float, zero_point: int = 0, scheme: str | Scheme | None = None) -> QuantizationParams:
+    def new(scale: float, zero_point: float = 0, scheme: str | Scheme | None = None) -> QuantizationParams:
         """Return per-tensor parameters with this scale and zero point, validated.
 
         scheme: int8 per tensor unless given, or uint8 for a zero point above the codes of int8. A zero point
-        other than 0 makes a symmetric scheme affine. Raises what :meth:`validate` raises.
+        other than 0 makes a symmetric scheme affine; fractions are for ``asym=real`` alone. Raises
+        RangeError for them elsewhere, and what :meth:`validate` raises.
 
         >>> QuantizationParams.new(255.0, 128)
         QuantizationParams(uint8:tensor:asym, shape=(1,), scales 255, zero_point 128)
@@ -99,7 +100,14 @@ class QuantizationParams:
             parsed = replace(parsed, zero_point=ZeroPoint.INTEGER)
         zeros = None
         if parsed.zero_point is not ZeroPoint.NONE:
-            zeros = torch.tensor([zero_point], dtype=arithmetic.zero_point_dtype(parsed))
+            real = parsed.zero_point is ZeroPoint.REAL
+            if not real and zero_point != int(zero_point):
+                raise RangeError(
+                    f"zero_point (={zero_point}) must be a whole number, or pass a scheme of asym=real"
+                )
+            zeros = torch.tensor(
+                [zero_point], dtype=torch.float32 if real else arithmetic.zero_point_dtype(parsed)
+            )
         params = QuantizationParams(
             scheme=parsed, shape=(1,), scales=(torch.tensor([scale], dtype=torch.float32),), zero_point=zeros
         )
