@@ -253,7 +253,10 @@ rules:
   - name: head
     weight: int8:token
 """)
-    model, index = Tied(), torch.randint(0, 50, (3, 7))
+    model, index = (
+        Tied(),
+        torch.randint(0, 50, (3, 21)),
+    )  # more tokens than read codes of a weight by themselves
     found, wanted = quantize_graph(exported(model, index), recipe), quantize_model(model, recipe)
     assert sorted(layer.name for layer in found.layers) == ["down", "head", "up", "words"]
     assert found.nbytes == wanted.nbytes
@@ -416,7 +419,7 @@ def test_programs_lowered_to_core_operators_have_the_same_layers() -> None:
 
 
 def test_a_symbolic_trace_is_exported_first() -> None:
-    model, x = mlp(), torch.randn(3, 256)
+    model, x = mlp(), torch.randn(64, 256)
     traced = torch.fx.symbolic_trace(model)
     with pytest.raises(UnsupportedError, match=r"node input_1 .* pass torch.export.export\(graph, args\)"):
         quantize_graph(traced, "w8a16")
@@ -429,7 +432,7 @@ def test_a_symbolic_trace_is_exported_first() -> None:
 
 
 def test_the_module_of_a_program_is_as_good_as_the_program() -> None:
-    model, x = mlp(), torch.randn(3, 256)
+    model, x = mlp(), torch.randn(64, 256)
     with torch.no_grad():
         found = quantize_graph(exported(model, x).module(), "w8a16").model(x)
         assert torch.equal(found, quantize_model(model, "w8a16").model(x))

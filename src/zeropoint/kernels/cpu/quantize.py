@@ -67,7 +67,7 @@ def given_scales(
             offsets[b] = zeros[at + b]
 
 
-@device
+@inlined
 def span_scales(
     x: Any, at: Any, span: Any, layout: Any, element: Any, rule: Any, amax: Any, lows: Any, highs: Any,
     block_at: Any, scales: Any, scale_codes: Any, zeros: Any, factors: Any, offsets: Any,
