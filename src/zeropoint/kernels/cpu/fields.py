@@ -14,7 +14,7 @@ from numba.extending import overload
 
 from .intrinsics import bits32, device, inlined, load64, scratch, shl32, shr32
 from .layout import DIVIDE, FLOAT
-from .steps import encode_steps, fetch_step, finished, is_bfloat16, is_wide, put
+from .steps import STRIP, encode_steps, fetch_step, finished, is_bfloat16, is_wide, put
 from .vector import (
     WHOLE,
     above_octets,
@@ -34,8 +34,6 @@ MANTISSA_BITS = np.uint32(3)
 """Most mantissa bits of codes whose table has no two steps in 8 neighbors."""
 PAIRS = 32
 BUCKETS = np.uint64(PAIRS // 2)
-LONG_STRIP = np.uint64(512)
-"""Elements that are done again when one of them has a subnormal code."""
 LONG_BLOCK = np.uint64(2048)
 """Elements of a block for which a table of its own costs less than it saves."""
 REFERENCE = np.uint32(3)
@@ -153,8 +151,8 @@ def encode_fields(
     """
     firsts, lasts = load_lanes(pairs[0], np.uint64(0)), load_lanes(pairs[1], np.uint64(0))
     table = firsts, lasts, octets_of(origin_of(factors[0], element))
-    for start in range(np.uint64(0), count, LONG_STRIP):
-        stop = min(start + LONG_STRIP, count)
+    for start in range(np.uint64(0), count, STRIP):
+        stop = min(start + STRIP, count)
         if not fields_strip(x, at, start, stop, table, element, ahead, bits, scratch, out, byte_at):
             encode_steps(
                 x, at + start, stop - start, factors, np.uint64(63), element, ahead, bits, scratch[start:],
