@@ -15,6 +15,8 @@ from .source import CONFIG, INDEX_SUFFIX, SINGLE_FILE, Source
 CONFIG_KEY = "quantization_config"
 WEIGHTS_ONLY_CONFIG = "quantization_config.json"
 """Where the configuration goes when the source has no config.json that it could join."""
+MANIFEST = "zeropoint_manifest.json"
+"""Where the digests and error statistics of a run go; that of a source is not copied."""
 
 
 def index_and_config(

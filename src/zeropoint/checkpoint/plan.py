@@ -24,7 +24,7 @@ from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats import RoundingMode
 from .decisions import Decision, decide, fate, fused_sets, nothing_selected, split_sets
-from .documents import WEIGHTS_ONLY_CONFIG, index_and_config, odd_targets, tied_heads
+from .documents import MANIFEST, WEIGHTS_ONLY_CONFIG, index_and_config, odd_targets, tied_heads
 from .experts import matrices
 from .limits import Limits, value_bytes
 from .safetensors_file import DTYPE_BITS, TensorEntry, header_bytes
@@ -97,8 +97,8 @@ class OutputShard:
 class Plan:
     """Everything that a run does; see the module.
 
-    texts: name to content of the small files that are written, the index and the configuration. notes:
-    sentences for the report.
+    texts: name to content of the small files that are written, the index and the configuration. companions:
+    path to bytes of the files that are copied. notes: sentences for the report.
     """
 
     source: Source
@@ -108,8 +108,8 @@ class Plan:
     kept: tuple[Kept, ...]
     shards: tuple[OutputShard, ...]
     texts: Mapping[str, str]
-    companions: tuple[Path, ...]
-    companion_bytes: int
+    companions: Mapping[Path, int]
+    selection: Selection
     notes: tuple[str, ...]
     limits: Limits
 
@@ -123,7 +123,7 @@ class Plan:
         """Bytes of all files that are written."""
         return (
             sum(shard.size for shard in self.shards)
-            + self.companion_bytes
+            + sum(self.companions.values())
             + sum(map(len, self.texts.values()))
         )
 
@@ -190,12 +190,11 @@ def make_plan(
     kept = tuple(Kept(source=d.entry, placed=places[d.entry.name]) for d in decisions if not d.quantized)
     located = {name: (placed.shard, placed.nbytes) for name, placed in places.items()}
     texts = index_and_config(source, decisions, located, layer)
-    companions = tuple(path for path in source.companions if str(path) not in texts)
+    companions = [path for path in source.companions if str(path) not in (*texts, MANIFEST)]
     plan = Plan(
         source=source, layer=layer, decisions=decisions, weights=weights, kept=kept, shards=shards,
-        texts=texts,
-        companions=companions, notes=(*source.notes, *_notes(source, decisions)), limits=limits,
-        companion_bytes=sum(os.stat(source.root / path).st_size for path in companions),
+        texts=texts, companions={path: os.stat(source.root / path).st_size for path in companions},
+        selection=selection, notes=(*source.notes, *_notes(source, decisions)), limits=limits,
     )  # fmt: skip
     for weight in weights:
         slab_rows(weight, limits)
