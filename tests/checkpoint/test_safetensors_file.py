@@ -22,10 +22,9 @@ from zeropoint.checkpoint.safetensors_file import (
     MAX_HEADER_BYTES,
     MAX_NAME_BYTES,
     header_bytes,
-    open_regular,
     parse_header,
-    read_into,
 )
+from zeropoint.checkpoint.storage import open_regular, read_into
 from zeropoint.errors import CheckpointError
 
 Write = Callable[..., Path]

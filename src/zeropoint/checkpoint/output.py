@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import CheckpointError
-from .safetensors_file import read_into, shown
+from .object_store import RemotePath
+from .storage import OpenFile, Place, shown
 
 LOCK = ".zeropoint.lock"
 COPY_CHUNK = 1 << 26
@@ -48,7 +49,9 @@ class OutputDirectory:
     Raises CheckpointError when the place is taken, locked, inside the source, or has too little room.
     """
 
-    def __init__(self, path: Path, root: Path, names: Sequence[str], *, needed: int, overwrite: bool) -> None:
+    def __init__(
+        self, path: Path, root: Place, names: Sequence[str], *, needed: int, overwrite: bool
+    ) -> None:
         self.path = Path(os.path.realpath(path))
         self._names = tuple(names)
         self._needed = needed
@@ -254,8 +257,10 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _require_apart(given: Path, out: Path, root: Path) -> None:
+def _require_apart(given: Path, out: Path, root: Place) -> None:
     """Refuse an output that is the source, lies in it or holds it, through links and mounts too."""
+    if isinstance(root, RemotePath):
+        return
 
     def same(a: Path, b: Path) -> bool:
         return a == b or (a.exists() and b.exists() and os.path.samefile(a, b))
@@ -273,16 +278,16 @@ def write_at(descriptor: int, data: memoryview, offset: int) -> None:
         done += os.pwrite(descriptor, data[done:], offset + done)
 
 
-def copy_range(source: int, target: int, *, begin: int, to: int, size: int, path: Path) -> None:
-    """Copy ``size`` bytes at offset ``begin`` of the file at ``path`` to offset ``to`` of ``target``.
+def copy_range(source: OpenFile, target: int, *, begin: int, to: int, size: int) -> None:
+    """Copy ``size`` bytes at offset ``begin`` of ``source`` to offset ``to`` of ``target``.
 
     In the kernel where it can; blocks are shared on file systems that know how. Raises CheckpointError when
     the source ends before.
     """
     done = 0
-    while done < size:
+    while done < size and source.descriptor is not None:
         try:
-            count = os.copy_file_range(source, target, size - done, begin + done, to + done)
+            count = os.copy_file_range(source.descriptor, target, size - done, begin + done, to + done)
         except AttributeError:  # not on Linux
             break
         except OSError as error:
@@ -295,6 +300,6 @@ def copy_range(source: int, target: int, *, begin: int, to: int, size: int, path
     buffer = bytearray(min(_FALLBACK_CHUNK, size - done))
     while done < size:
         part = memoryview(buffer)[: size - done]
-        read_into(source, part, begin + done, path=path)
+        source.read_into(part, begin + done)
         write_at(target, part, to + done)
         done += len(part)

@@ -11,7 +11,6 @@ the order that safetensors' own writer gives them: falling dtype, then name.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from .limits import Limits, value_bytes
 from .safetensors_file import DTYPE_BITS, TensorEntry, header_bytes
 from .selection import Selection, Why, check_patterns, module_of, require_unquantized
 from .source import Source
+from .storage import stamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ def make_plan(
     companions = [path for path in source.companions if str(path) not in (*texts, MANIFEST)]
     plan = Plan(
         source=source, layer=layer, decisions=decisions, weights=weights, kept=kept, shards=shards,
-        texts=texts, companions={path: os.stat(source.root / path).st_size for path in companions},
+        texts=texts, companions={path: stamp(source.root / path).size for path in companions},
         selection=selection, notes=(*source.notes, *_notes(source, decisions)), limits=limits,
     )  # fmt: skip
     for weight in weights:

@@ -9,7 +9,6 @@ error table.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +23,8 @@ from .measure import ErrorSum, TensorError
 from .output import COPY_CHUNK, OutputDirectory, copy_range, write_at
 from .plan import Kept, Placed, Plan, Weight, slab_rows
 from .quantize import Extremes, Scratch, needs_extremes, quantize_part, sentinel_rows
-from .safetensors_file import open_regular, read_into, shown
 from .source import CONFIG
+from .storage import OpenFile, Place, open_file, shown
 from .workers import Progress, Stopped, Task, run_tasks
 
 
@@ -94,11 +93,11 @@ class _Files:
 
     def __init__(self, plan: Plan, directory: OutputDirectory, stack: contextlib.ExitStack) -> None:
         self.directory = directory
-        self.sources: dict[Path, int] = {}
+        self.sources: dict[Place, OpenFile] = {}
         for entry in plan.source.entries.values():
             if entry.file not in self.sources:
-                self.sources[entry.file] = open_regular(entry.file)
-                stack.callback(os.close, self.sources[entry.file])
+                self.sources[entry.file] = open_file(entry.file)
+                stack.callback(self.sources[entry.file].close)
         self.outputs: dict[str, int] = {}
         for shard in plan.shards:
             self.outputs[shard.name] = directory.create(shard.name, shard.size)
@@ -155,17 +154,17 @@ class _Rows(Task):
 
     def read(self, buffer: bytearray, *, extra: int = 0) -> torch.Tensor:
         """Return the rows in the thread's buffer, with room for ``extra`` more behind them."""
-        descriptor = self.files.sources[self.weight.source.file]
-        read_rows(self.weight, descriptor, self.start, self.rows, buffer)
+        file = self.files.sources[self.weight.source.file]
+        read_rows(self.weight, file, self.start, self.rows, buffer)
         rows, columns = self.rows + extra, self.weight.shape[1]
         return torch.frombuffer(buffer, dtype=self.weight.dtype, count=rows * columns).view(rows, columns)
 
 
-def read_rows(weight: Weight, descriptor: int, start: int, rows: int, buffer: bytearray) -> torch.Tensor:
+def read_rows(weight: Weight, file: OpenFile, start: int, rows: int, buffer: bytearray) -> torch.Tensor:
     """Return ``rows`` rows of a weight from row ``start``, read into ``buffer``."""
     size = rows * weight.row_bytes
     offset = weight.begin + start * weight.row_bytes
-    read_into(descriptor, memoryview(buffer)[:size], offset, path=weight.source.file)
+    file.read_into(memoryview(buffer)[:size], offset)
     return torch.frombuffer(buffer, dtype=weight.dtype, count=rows * weight.shape[1]).view(
         rows, weight.shape[1]
     )
@@ -243,13 +242,13 @@ class _Quantize(_Rows):
 
 
 def _first_non_finite(
-    weight: Weight, descriptor: int, buffer: bytearray, *, rows: int
+    weight: Weight, file: OpenFile, buffer: bytearray, *, rows: int
 ) -> tuple[int, int, float, int] | None:
     """Return row, column and value of the first NaN or Inf of a weight and the count of all, or None."""
     first: tuple[int, int, float] | None = None
     count = 0
     for start in range(0, weight.shape[0], rows):
-        x = read_rows(weight, descriptor, start, min(rows, weight.shape[0] - start), buffer)
+        x = read_rows(weight, file, start, min(rows, weight.shape[0] - start), buffer)
         bad = ~torch.isfinite(x)
         here = int(bad.sum())
         if here and first is None:
@@ -275,7 +274,7 @@ class _Copy(Task):
             copy_range(
                 self.files.sources[source.file], self.files.outputs[placed.shard],
                 begin=source.begin + self.start, to=placed.begin + self.start,
-                size=self.nbytes, path=source.file,
+                size=self.nbytes,
             )  # fmt: skip
 
 
@@ -288,14 +287,14 @@ def _write_rest(plan: Plan, directory: OutputDirectory) -> None:
     """Write companions, index and configuration."""
     for relative in plan.companions:
         path = plan.source.root / relative
-        descriptor = open_regular(path)
+        file = open_file(path)
         try:
-            size = os.fstat(descriptor).st_size
+            size = file.stamp.size
             target = directory.create(str(relative), size)
             with directory.io(str(relative)):
-                copy_range(descriptor, target, begin=0, to=0, size=size, path=path)
+                copy_range(file, target, begin=0, to=0, size=size)
         finally:
-            os.close(descriptor)
+            file.close()
     _write_texts(plan.texts, directory)
 
 

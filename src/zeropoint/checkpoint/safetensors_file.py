@@ -5,8 +5,8 @@ Byte layout: 8 bytes, the header's length N as an unsigned little-endian integer
 then the data, with the offsets counted from its first byte. The tensors cover the data from end to end,
 without hole or overlap.
 
-This module owns what one file may say. It knows nothing of directories, torch or quantization; it never
-maps a file into memory, because a file that is truncated while mapped kills the process.
+This module owns what one file may say. It knows nothing of directories, torch or quantization, nor where the
+bytes come from (storage.py).
 
 It accepts what safetensors 0.8.0 accepts, but for these, which that library takes and this module refuses:
 a tensor name or metadata key that stands twice (it keeps the last), keys of a tensor beside the three (their
@@ -19,9 +19,7 @@ Source: https://github.com/huggingface/safetensors, README (section Format) and 
 from __future__ import annotations
 
 import json
-import os
 import reprlib
-import stat
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,14 +27,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from zeropoint.checkpoint.object_store import Stamp
+from zeropoint.checkpoint.storage import OpenFile, Place, open_file, place, shown
 from zeropoint.errors import CheckpointError, near_misses, printable
 
 # The library's own limit (MAX_HEADER_SIZE in tensor.rs); a larger header would load nowhere.
 MAX_HEADER_BYTES = 100_000_000
 # Ten times the longest name seen in published models; a longer one only floods logs and reports.
 MAX_NAME_BYTES = 4096
-# Linux reads at most this many bytes a call (man 2 read); other systems fail above 2**31 - 1.
-MAX_READ_BYTES = 0x7FFF_F000
 # File offsets are signed 64-bit integers, and so are torch's sizes.
 _MAX_BYTES = 2**63 - 1
 
@@ -97,17 +95,7 @@ class TensorEntry:
     shape: tuple[int, ...]
     begin: int
     nbytes: int
-    file: Path
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stamp:
-    """Identify the state of a file: two equal stamps mean that nobody replaced, resized or rewrote it."""
-
-    size: int
-    mtime_ns: int
-    inode: int
-    device: int
+    file: Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,15 +119,6 @@ class _NotACount:
         return self.text
 
 
-def shown(path: Path | str) -> str:
-    """Return a path for a message: quoted, escaped and of bounded length.
-
-    >>> shown("a/model.safetensors")
-    "'a/model.safetensors'"
-    """
-    return printable(os.fspath(path), limit=1000)
-
-
 def foreign_magic(head: bytes) -> tuple[str, str] | None:
     """Return what a file that begins with `head` is and the remedy, or None where no known magic matches.
 
@@ -149,101 +128,35 @@ def foreign_magic(head: bytes) -> tuple[str, str] | None:
     return next(((what, remedy) for magic, what, remedy in _MAGICS if head.startswith(magic)), None)
 
 
-def open_regular(path: Path) -> int:
-    """Open a regular file for reading and return its descriptor, which the caller closes.
-
-    Raises CheckpointError where the file is missing, unreadable, or not a regular file: a FIFO would block
-    for ever, and a device may act on being opened. The kind is asked before the open, and again of the open
-    descriptor, since another process may have replaced the file in between.
-    """
-    try:
-        _require_regular(path, os.stat(path).st_mode)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        if isinstance(error, CheckpointError):
-            raise
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise CheckpointError(
-            f"{shown(path)} cannot be opened: {reason}; check the path and its permissions"
-        ) from error
-    try:
-        _require_regular(path, os.fstat(descriptor).st_mode)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _require_regular(path: Path, mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        kinds = {stat.S_IFDIR: "directory", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
-        kind = kinds.get(stat.S_IFMT(mode), "device")
-        raise CheckpointError(
-            f"{shown(path)} is a {kind}, but must be a regular file; remove it or pass another path"
-        )
-
-
-def stamp_of(result: os.stat_result) -> Stamp:
-    """Return the stamp of an `os.stat` result."""
-    return Stamp(size=result.st_size, mtime_ns=result.st_mtime_ns, inode=result.st_ino, device=result.st_dev)
-
-
-def read_into(fd: int, buffer: memoryview, offset: int, *, path: Path | str = "the file") -> None:
-    """Fill `buffer`, of bytes, with the file's bytes from the absolute `offset` on.
-
-    Short reads and interrupted calls are resumed. `path` is for messages. Raises CheckpointError where the
-    file ends before the buffer is full, which means that it changed after its header was read, or where the
-    device fails.
-    """
-    place = shown(path)
-    done = 0
-    while done < len(buffer):
-        try:
-            count = os.preadv(fd, [buffer[done : done + MAX_READ_BYTES]], offset + done)
-        except InterruptedError:
-            continue
-        except OSError as error:
-            problem = f"{place} cannot be read at byte {offset + done}: {error.strerror}"
-            raise CheckpointError(f"{problem}; check the disk or mount, and retry") from error
-        if count == 0:
-            raise CheckpointError(
-                f"{place} ends at byte {offset + done}, but {len(buffer)} bytes from byte {offset} on were "
-                "there when its header was read: the file changed while reading; stop what writes to it and "
-                "start again"
-            )
-        done += count
-
-
-def parse_header(path: Path | str) -> Header:
+def parse_header(path: Place | str) -> Header:
     """Read and validate the header of the safetensors file at `path`; the data itself is not read.
 
     The time is linear in the header, and nothing is allocated for a length that the file does not have.
     Raises CheckpointError, with the tensor and the remedy, where the file is no well-formed safetensors file.
     """
-    path = Path(path)
-    descriptor = open_regular(path)
+    path = place(path)
+    file = open_file(path)
     try:
-        result = os.fstat(descriptor)
-        raw = _read_raw_header(descriptor, path, result.st_size)
+        raw = _read_raw_header(file, path)
     finally:
-        os.close(descriptor)
+        file.close()
     data_begin = 8 + len(raw)
     table = _decode(raw, path)
     metadata = _check_metadata(table.pop("__metadata__", None), path)
     entries = [_entry(name, spec, path, data_begin) for name, spec in table.items()]
     # An empty tensor comes before the tensor with bytes that begins at the same offset, as in the library.
     entries.sort(key=lambda entry: (entry.begin, entry.nbytes))
-    _check_cover(entries, path, data_begin, file_size=result.st_size)
+    _check_cover(entries, path, data_begin, file_size=file.stamp.size)
     return Header(
         entries=tuple(entries),
         metadata=metadata,
         data_begin=data_begin,
-        file_size=result.st_size,
-        stamp=stamp_of(result),
+        file_size=file.stamp.size,
+        stamp=file.stamp,
     )
 
 
-def _not_safetensors(path: Path, head: bytes, problem: str) -> CheckpointError:
+def _not_safetensors(path: Place, head: bytes, problem: str) -> CheckpointError:
     """Build the error of an unreadable header, which names the format where the first bytes tell it.
 
     The magic is asked only after the header failed: `80 02` and others also begin a valid header's length.
@@ -255,15 +168,16 @@ def _not_safetensors(path: Path, head: bytes, problem: str) -> CheckpointError:
     return CheckpointError(f"{shown(path)} is not a safetensors file but a {what}; {remedy}")
 
 
-def _read(descriptor: int, size: int, offset: int, *, path: Path) -> bytes:
+def _read(file: OpenFile, size: int, offset: int) -> bytes:
     buffer = bytearray(size)
-    read_into(descriptor, memoryview(buffer), offset, path=path)
+    file.read_into(memoryview(buffer), offset)
     return bytes(buffer)
 
 
-def _read_raw_header(descriptor: int, path: Path, size: int) -> bytes:
+def _read_raw_header(file: OpenFile, path: Place) -> bytes:
     """Return the JSON bytes of the header, after its length was compared with the limit and the file."""
-    head = _read(descriptor, min(size, _MAGIC_BYTES), 0, path=path)
+    size = file.stamp.size
+    head = _read(file, min(size, _MAGIC_BYTES), 0)
     if size < 8:
         raise _not_safetensors(
             path, head, f"{size} bytes are too small for a header, which takes 8 bytes or more"
@@ -277,7 +191,7 @@ def _read_raw_header(descriptor: int, path: Path, size: int) -> bytes:
     if length > size - 8:
         rule = f"the header has {length} bytes, but only {size - 8} follow its length: the file is truncated"
         raise _not_safetensors(path, head, rule)
-    return _read(descriptor, length, 8, path=path)
+    return _read(file, length, 8)
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -294,7 +208,7 @@ def _count(text: str) -> int | _NotACount:
     return int(text) if len(text) <= 20 and text[0] != "-" else _NotACount(text)
 
 
-def _decode(raw: bytes, path: Path) -> dict[str, Any]:
+def _decode(raw: bytes, path: Place) -> dict[str, Any]:
     """Parse the JSON of a header; numbers that are no counts come back as `_NotACount`, for later refusal."""
     head = len(raw).to_bytes(8, "little") + raw[:_MAGIC_BYTES]
     try:
@@ -323,7 +237,7 @@ def _decode(raw: bytes, path: Path) -> dict[str, Any]:
     return table
 
 
-def _check_metadata(metadata: object, path: Path) -> Mapping[str, str]:
+def _check_metadata(metadata: object, path: Place) -> Mapping[str, str]:
     if metadata is None:  # absent, or null, which the library takes as absent
         return MappingProxyType({})
     place = f"{shown(path)}: __metadata__"
@@ -354,12 +268,12 @@ def _brief(value: object) -> str:
     return text.encode("ascii", "backslashreplace").decode()
 
 
-def _tensor_error(path: Path | None, name: str, problem: str, *, remedy: str = _DAMAGED) -> CheckpointError:
+def _tensor_error(path: Place | None, name: str, problem: str, *, remedy: str = _DAMAGED) -> CheckpointError:
     place = "" if path is None else f"{shown(path)}: "
     return CheckpointError(f"{place}tensor {printable(name)} {problem}; {remedy}")
 
 
-def _check_name(path: Path | None, name: str) -> None:
+def _check_name(path: Place | None, name: str) -> None:
     """Refuse a name that no file can hold or no log should; any other is fine, and never becomes a path."""
     if not name.isascii() and not _is_unicode(name):
         raise _tensor_error(path, name, "has half a surrogate pair in its name, which is no Unicode text")
@@ -369,7 +283,7 @@ def _check_name(path: Path | None, name: str) -> None:
         raise _tensor_error(path, name, problem, remedy="rename it")
 
 
-def _data_bytes(path: Path | None, name: str, dtype: object, shape: Sequence[object]) -> int:
+def _data_bytes(path: Place | None, name: str, dtype: object, shape: Sequence[object]) -> int:
     """Return the bytes that dtype and shape ask for; raises CheckpointError where no tensor can have them."""
     bits = DTYPE_BITS.get(dtype) if isinstance(dtype, str) else None
     if bits is None:
@@ -395,7 +309,7 @@ def _data_bytes(path: Path | None, name: str, dtype: object, shape: Sequence[obj
     return extent // 8
 
 
-def _entry(name: str, spec: object, path: Path, data_begin: int) -> TensorEntry:
+def _entry(name: str, spec: object, path: Place, data_begin: int) -> TensorEntry:
     """Validate one tensor of the header, all but its place among the others."""
     _check_name(path, name)
     if not isinstance(spec, dict):
@@ -422,7 +336,7 @@ def _entry(name: str, spec: object, path: Path, data_begin: int) -> TensorEntry:
     )
 
 
-def _check_cover(entries: Sequence[TensorEntry], path: Path, data_begin: int, *, file_size: int) -> None:
+def _check_cover(entries: Sequence[TensorEntry], path: Place, data_begin: int, *, file_size: int) -> None:
     """Refuse tensors that overlap, leave a hole, or do not end where the file ends."""
     expected = data_begin
     for index, entry in enumerate(entries):

@@ -26,19 +26,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from zeropoint.checkpoint import storage
+from zeropoint.checkpoint.object_store import RemotePath, Stamp, reason
 from zeropoint.checkpoint.safetensors_file import (
     LFS_MAGIC,
     Header,
-    Stamp,
     TensorEntry,
     foreign_magic,
-    open_regular,
     parse_header,
-    read_into,
-    shown,
-    stamp_of,
     unique_keys,
 )
+from zeropoint.checkpoint.storage import Place, open_file, shown
 from zeropoint.errors import CheckpointError, printable
 
 SINGLE_FILE = "model.safetensors"
@@ -68,7 +66,7 @@ class Source:
     `stamps`: the state of shards, index and config at opening.
     """
 
-    root: Path
+    root: Place
     entries: Mapping[str, TensorEntry]
     shards: tuple[str, ...]
     metadata: Mapping[str, Mapping[str, str]]
@@ -78,19 +76,19 @@ class Source:
     companions: tuple[Path, ...]
     left_out: tuple[Path, ...]
     notes: tuple[str, ...]
-    stamps: Mapping[Path, Stamp]
+    stamps: Mapping[Place, Stamp]
 
     def check_unchanged(self) -> None:
         """Raise CheckpointError, naming each file, where shards, index or config changed since opening."""
         changed = []
         for path, stamp in self.stamps.items():
             try:
-                now = stamp_of(os.stat(path))
-            except OSError as error:
-                changed.append(f"{shown(path)} ({error.strerror})")
+                now = storage.stamp(path)
+            except storage.failures(path) as error:
+                changed.append(f"{shown(path)} ({reason(error)})")
                 continue
             if now != stamp:
-                fields = ("size", "mtime_ns", "inode", "device")
+                fields = ("size", "mtime_ns", "inode", "device", "identity")
                 moved = [field for field in fields if getattr(now, field) != getattr(stamp, field)]
                 changed.append(f"{shown(path)} ({', '.join(moved)})")
         if changed:
@@ -98,27 +96,32 @@ class Source:
             raise CheckpointError(f"{_listed(changed)} {rule}")
 
 
-def open_source(path: Path | str) -> Source:
+def open_source(path: Place | str) -> Source:
     """Open the checkpoint at `path`, a directory or one .safetensors file, and validate all of its headers.
 
     A single file is taken alone, without companions: its directory may hold anything. Raises CheckpointError
     where a file is missing, damaged, hostile, or contradicts the index; contradictions are listed at once.
     """
-    path = Path(path)
-    if not path.is_dir():
+    path = storage.place(path)
+    if not storage.is_folder(path):
         if path.name.endswith(INDEX_SUFFIX):
             rule = f"is an index, but a checkpoint is its directory; pass {shown(path.parent)}"
             raise CheckpointError(f"{shown(path)} {rule}")
         return _single(path)
-    return _directory(Path(os.path.realpath(path)))
+    return _directory(_real(path))
 
 
-def _single(path: Path) -> Source:
+def _real(path: Place) -> Place:
+    """Return a path without symbolic links; a URL has none."""
+    return path if isinstance(path, RemotePath) else Path(os.path.realpath(path))
+
+
+def _single(path: Place) -> Source:
     header = parse_header(path)
     # The file keeps the name by which it was given: a link in a cache points to a nameless blob.
     entries = {entry.name: entry for entry in header.entries}
     return Source(
-        root=Path(os.path.realpath(path.parent)),
+        root=_real(path.parent),
         entries=MappingProxyType(entries),
         shards=(path.name,),
         metadata=MappingProxyType({path.name: header.metadata}),
@@ -132,18 +135,18 @@ def _single(path: Path) -> Source:
     )
 
 
-def _directory(root: Path) -> Source:
+def _directory(root: Place) -> Source:
     """Open a directory; `root` has no symbolic link in it."""
     notes: list[str] = []
-    stamps: dict[Path, Stamp] = {}
-    names = sorted(entry.name for entry in _scan(root))
+    stamps: dict[Place, Stamp] = {}
+    names = sorted(found.name for found in storage.listing(root))
     index = _choose_index(root, names, notes)
     if index is None:
         headers = _read_headers(root, [_choose_single(root, names)])
         entries = _merge(headers)
     else:
         weight_map, total_size = _read_index(root, index, stamps)
-        headers = _read_headers(root, sorted(set(weight_map.values())))
+        headers = _read_headers(root, sorted(set(weight_map.values()) & set(names)))
         entries = _merge(headers)
         _check_index(root / index, weight_map, headers, entries)
         found = sum(entry.nbytes for entry in entries.values())
@@ -168,15 +171,6 @@ def _directory(root: Path) -> Source:
     )
 
 
-def _scan(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as found:
-            return list(found)
-    except OSError as error:
-        problem = f"{shown(folder)} cannot be listed: {error.strerror}"
-        raise CheckpointError(f"{problem}; check the path and its permissions") from error
-
-
 def _listed(items: Sequence[str]) -> str:
     rest = len(items) - _LISTED
     return ", ".join(items[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
@@ -186,8 +180,10 @@ def _quoted(names: Iterable[str]) -> str:
     return _listed([printable(name) for name in names])
 
 
-def _inside(root: Path, name: Path | str) -> Path:
+def _inside(root: Place, name: Path | str) -> Place:
     """Return `root / name` where it, with its links followed, stays in the checkpoint; nothing is opened."""
+    if isinstance(root, RemotePath):
+        return root / name
     path = root / name
     real = Path(os.path.realpath(path))
     in_cache = root.parent.name == "snapshots" and real.parent == root.parent.parent / "blobs"
@@ -199,7 +195,7 @@ def _inside(root: Path, name: Path | str) -> Path:
     return path
 
 
-def _choose_index(root: Path, names: Sequence[str], notes: list[str]) -> str | None:
+def _choose_index(root: Place, names: Sequence[str], notes: list[str]) -> str | None:
     """Return the index to read, or None where the weights are one file."""
     found = [name for name in names if name.endswith(INDEX_SUFFIX)]
     if SINGLE_FILE in names:
@@ -219,7 +215,7 @@ def _choose_index(root: Path, names: Sequence[str], notes: list[str]) -> str | N
     return found[0] if found else None
 
 
-def _choose_single(root: Path, names: Sequence[str]) -> str:
+def _choose_single(root: Place, names: Sequence[str]) -> str:
     """Return the one safetensors file of a directory without an index."""
     if SINGLE_FILE in names:
         return SINGLE_FILE
@@ -244,9 +240,9 @@ def _choose_single(root: Path, names: Sequence[str]) -> str:
     )
 
 
-def _read_headers(root: Path, shards: Iterable[str]) -> dict[str, Header]:
-    """Parse the headers of those shards that exist; `_check_index` names the others."""
-    paths = {shard: _inside(root, shard) for shard in shards if os.path.lexists(root / shard)}
+def _read_headers(root: Place, shards: Iterable[str]) -> dict[str, Header]:
+    """Parse the headers of shards that exist; `_check_index` names the others."""
+    paths = {shard: _inside(root, shard) for shard in shards}
     return {shard: parse_header(path) for shard, path in paths.items()}
 
 
@@ -265,32 +261,23 @@ def _merge(headers: Mapping[str, Header]) -> dict[str, TensorEntry]:
     return entries
 
 
-def _read_bytes(root: Path, name: str, stamps: dict[Path, Stamp]) -> bytes:
+def _read_bytes(root: Place, name: str, stamps: dict[Place, Stamp]) -> bytes:
     """Read a JSON file of bounded size; raises CheckpointError where it is a Git LFS pointer or the like."""
     path = _inside(root, name)
-    descriptor = open_regular(path)
-    try:
-        result = os.fstat(descriptor)
-        if result.st_size > MAX_JSON_BYTES:
-            rule = f"has {result.st_size} bytes, above the limit of {MAX_JSON_BYTES} for a JSON file"
-            raise CheckpointError(f"{shown(path)} {rule}; check that it is the right file")
-        raw = bytearray(result.st_size)
-        read_into(descriptor, memoryview(raw), 0, path=path)
-    finally:
-        os.close(descriptor)
-    foreign = foreign_magic(bytes(raw[:64]))
+    raw, stamp = storage.read_small(path, limit=MAX_JSON_BYTES)
+    foreign = foreign_magic(raw[:64])
     if foreign is not None:
         what, remedy = foreign
         raise CheckpointError(f"{shown(path)} is not JSON but a {what}; {remedy}")
-    stamps[path] = stamp_of(result)
-    return bytes(raw)
+    stamps[path] = stamp
+    return raw
 
 
 def _refuse_constant(text: str) -> float:
     raise ValueError(f"{text} is not JSON")
 
 
-def _read_index(root: Path, index: str, stamps: dict[Path, Stamp]) -> tuple[dict[str, str], object]:
+def _read_index(root: Place, index: str, stamps: dict[Place, Stamp]) -> tuple[dict[str, str], object]:
     """Return an index's weight_map, tensor to shard, with every shard's name checked, and its total_size."""
     path = root / index
     raw = _read_bytes(root, index, stamps)
@@ -316,7 +303,7 @@ def _read_index(root: Path, index: str, stamps: dict[Path, Stamp]) -> tuple[dict
     return weight_map, metadata.get("total_size") if isinstance(metadata, dict) else None
 
 
-def _check_names(path: Path, shards: Sequence[str]) -> None:
+def _check_names(path: Place, shards: Sequence[str]) -> None:
     """Refuse a shard's name that would, or on another system could, lead out of the directory."""
     bad = []
     for shard in shards:
@@ -333,7 +320,7 @@ def _check_names(path: Path, shards: Sequence[str]) -> None:
         )
 
 
-def _check_numbering(path: Path, shards: Sequence[str]) -> None:
+def _check_numbering(path: Place, shards: Sequence[str]) -> None:
     """Refuse shards named NUMBER-of-COUNT that are not COUNT numbers without a gap."""
     sets: dict[str, tuple[set[int], set[int]]] = {}
     for match in filter(None, map(_NUMBERED.fullmatch, shards)):
@@ -352,7 +339,7 @@ def _check_numbering(path: Path, shards: Sequence[str]) -> None:
 
 
 def _check_index(
-    path: Path,
+    path: Place,
     weight_map: Mapping[str, str],
     headers: Mapping[str, Header],
     entries: Mapping[str, TensorEntry],
@@ -386,7 +373,7 @@ def _check_index(
 
 
 def _read_config(
-    root: Path, names: Sequence[str], notes: list[str], stamps: dict[Path, Stamp]
+    root: Place, names: Sequence[str], notes: list[str], stamps: dict[Place, Stamp]
 ) -> tuple[dict[str, Any] | None, str | None]:
     """Return config.json parsed, and its text; a missing or invalid one is noted, and only weights remain."""
     if CONFIG not in names:
@@ -419,7 +406,7 @@ def _read_config(
 
 
 def _companions(
-    root: Path, taken: Container[str | None], notes: list[str]
+    root: Place, taken: Container[str | None], notes: list[str]
 ) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """Return what is to be copied beside the weights, and what is left out, both as sorted relative paths."""
     companions: list[Path] = []
@@ -427,9 +414,9 @@ def _companions(
     pending = [Path()]
     while pending:
         folder = pending.pop()
-        for found in _scan(root / folder):
+        for found in storage.listing(root / folder):
             relative = folder / found.name
-            if found.is_dir(follow_symlinks=False):
+            if found.is_folder:
                 (left_out if found.name in _UNCOPIED_DIRECTORIES else pending).append(relative)
             elif folder != Path() or not _is_weights(found.name):
                 companions.append(relative)
@@ -447,15 +434,15 @@ def _is_weights(name: str) -> bool:
     return Path(name).suffix in _WEIGHT_SUFFIXES or _INDEX.search(name) is not None
 
 
-def _check_companion(root: Path, relative: Path, notes: list[str]) -> None:
+def _check_companion(root: Place, relative: Path, notes: list[str]) -> None:
     """Refuse a companion that is no regular file of this directory, and note a Git LFS pointer."""
     path = _inside(root, relative)
-    descriptor = open_regular(path)
+    file = open_file(path)
     try:
-        head = bytearray(min(os.fstat(descriptor).st_size, 64))
-        read_into(descriptor, memoryview(head), 0, path=path)
+        head = bytearray(min(file.stamp.size, 64))
+        file.read_into(memoryview(head), 0)
     finally:
-        os.close(descriptor)
+        file.close()
     if head.startswith(LFS_MAGIC):
         notes.append(
             f"{shown(path)} is a Git LFS pointer and is copied as such; run `git lfs pull` for the file"

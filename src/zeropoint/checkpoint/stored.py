@@ -8,11 +8,9 @@ reads headers and the small tensors that hold shapes; it decodes nothing.
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,11 +33,11 @@ from ..formats import Format
 from ..formats.torch_dtypes import format_of
 from ..schemes import Scheme
 from .documents import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
-from .safetensors_file import TensorEntry, open_regular, read_into, shown
-from .source import Source
+from .safetensors_file import TensorEntry
+from .source import MAX_JSON_BYTES, Source
+from .storage import exists, open_file, read_small, shown
 
 _OWN = (PACKED, SCALE, ZERO_POINT, SHAPE, GLOBAL_SCALE)
-_MAX_CONFIG_BYTES = 100_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +89,9 @@ def configuration(source: Source) -> dict[str, Any] | None:
     found = (source.config or {}).get(CONFIG_KEY)
     if found is None and source.config is None:
         path = source.root / WEIGHTS_ONLY_CONFIG
-        if os.path.lexists(path):
+        if exists(path):
             try:
-                found = json.loads(_small_file(path)).get(CONFIG_KEY)
+                found = json.loads(read_small(path, limit=MAX_JSON_BYTES)[0]).get(CONFIG_KEY)
             except (ValueError, RecursionError, AttributeError) as error:
                 raise CheckpointError(
                     f"{shown(path)} is no JSON object: {error}; the file is damaged"
@@ -103,19 +101,6 @@ def configuration(source: Source) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise CheckpointError(f"{CONFIG_KEY} of {shown(source.root)} is no object; the file is damaged")
     return found
-
-
-def _small_file(path: Path) -> bytes:
-    descriptor = open_regular(path)
-    try:
-        size = os.fstat(descriptor).st_size
-        if size > _MAX_CONFIG_BYTES:
-            raise CheckpointError(f"{shown(path)} has {size} bytes, above the limit of {_MAX_CONFIG_BYTES}")
-        buffer = bytearray(size)
-        read_into(descriptor, memoryview(buffer), 0, path=path)
-    finally:
-        os.close(descriptor)
-    return bytes(buffer)
 
 
 def find_layers(source: Source, known: Mapping[str, Known] | None = None) -> Stored:
@@ -213,12 +198,12 @@ def _read_shape(entry: TensorEntry) -> tuple[int, int]:
         raise CheckpointError(
             f"weight_shape is {entry.dtype} of shape {list(entry.shape)}, but must be I64 of [2]"
         )
-    descriptor = open_regular(entry.file)
+    file = open_file(entry.file)
     try:
         buffer = bytearray(16)
-        read_into(descriptor, memoryview(buffer), entry.begin, path=entry.file)
+        file.read_into(memoryview(buffer), entry.begin)
     finally:
-        os.close(descriptor)
+        file.close()
     rows, columns = struct.unpack("<2q", buffer)
     return rows, columns
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,9 +29,10 @@ from .experts import matrices
 from .limits import Limits, value_bytes
 from .measure import ErrorSum, TensorError
 from .quantize import Scratch
-from .safetensors_file import TensorEntry, open_regular, read_into, shown
+from .safetensors_file import TensorEntry
 from .selection import Selection, Why, choose, is_fused_experts, module_of
-from .source import SINGLE_FILE, Source, open_source
+from .source import MAX_JSON_BYTES, SINGLE_FILE, Source, open_source
+from .storage import OpenFile, Place, exists, open_file, read_small, shown
 from .stored import Known, Stored, StoredLayer, find_layers
 from .workers import Progress, Task, run_tasks
 
@@ -110,7 +110,7 @@ def verify(
     stored = find_layers(source, known)
     problems = [*stored.problems, *_index_problems(source), *_unlisted(source, stored)]
     with contextlib.ExitStack() as stack:
-        files = _Descriptors(stack)
+        files = _OpenFiles(stack)
         checks = [_LayerCheck(layer, weights.get(layer.module), files) for layer in stored.layers]
         tasks: list[Task] = [task for check in checks for task in check.tasks(limits)]
         if original is not None:
@@ -143,32 +143,30 @@ def _originals(original: Source) -> dict[str, tuple[TensorEntry, Any]]:
     return found
 
 
-class _Descriptors:
+class _OpenFiles:
     """Files opened once for reading."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack = stack
-        self._open: dict[Path, int] = {}
+        self._open: dict[Place, OpenFile] = {}
 
-    def __getitem__(self, path: Path) -> int:
+    def __getitem__(self, path: Place) -> OpenFile:
         if path not in self._open:
-            self._open[path] = open_regular(path)
-            self._stack.callback(os.close, self._open[path])
+            self._open[path] = open_file(path)
+            self._stack.callback(self._open[path].close)
         return self._open[path]
 
 
 class _LayerCheck:
     """The check of one layer, in parts of some rows."""
 
-    def __init__(
-        self, layer: StoredLayer, weight: tuple[TensorEntry, Any] | None, files: _Descriptors
-    ) -> None:
+    def __init__(self, layer: StoredLayer, weight: tuple[TensorEntry, Any] | None, files: _OpenFiles) -> None:
         self.layer = layer
         self.weight = weight
         self.row_bytes = layer.shape[1] * layer.dtype.itemsize
-        self.descriptors = {entry.file: files[entry.file] for entry in layer.tensors.values()}
+        self.files = {entry.file: files[entry.file] for entry in layer.tensors.values()}
         if weight is not None:
-            self.descriptors[weight[0].file] = files[weight[0].file]
+            self.files[weight[0].file] = files[weight[0].file]
         self.error = ErrorSum(*layer.shape)
         self.parts: list[tuple[float, list[str]]] = []
 
@@ -195,9 +193,7 @@ class _LayerCheck:
             if spec.lines:
                 first, count = start // spec.rows * spec.lines, -(-rows * spec.lines // spec.rows)
             buffer = bytearray(count * line)
-            read_into(
-                self.descriptors[entry.file], memoryview(buffer), entry.begin + first * line, path=entry.file
-            )
+            self.files[entry.file].read_into(memoryview(buffer), entry.begin + first * line)
             found[spec.suffix] = torch.frombuffer(buffer, dtype=dtype).view(count, *spec.shape[1:])
         return found
 
@@ -208,7 +204,7 @@ class _LayerCheck:
         entry, matrix = self.weight
         size = rows * self.row_bytes
         offset = matrix.begin + start * self.row_bytes
-        read_into(self.descriptors[entry.file], memoryview(buffer)[:size], offset, path=entry.file)
+        self.files[entry.file].read_into(memoryview(buffer)[:size], offset)
         columns = self.layer.shape[1]
         return torch.frombuffer(buffer, dtype=self.layer.dtype, count=rows * columns).view(rows, columns)
 
@@ -277,26 +273,26 @@ class _Compare(Task):
     """Compare some bytes of a kept tensor with the original's."""
 
     def __init__(
-        self, pair: tuple[TensorEntry, TensorEntry], start: int, size: int, files: _Descriptors
+        self, pair: tuple[TensorEntry, TensorEntry], start: int, size: int, files: _OpenFiles
     ) -> None:
         super().__init__(pair[0].name, size)
         self.pair = pair
         self.start = start
-        self.descriptors = [files[entry.file] for entry in pair]
+        self.files = [files[entry.file] for entry in pair]
         self.problem: str | None = None
 
     def run(self, scratch: Scratch, stop: threading.Event) -> None:  # noqa: ARG002
         """See :class:`Task`."""
         buffer = scratch.buffer
         views = [memoryview(buffer)[: self.nbytes], memoryview(buffer)[self.nbytes : 2 * self.nbytes]]
-        for view, entry, descriptor in zip(views, self.pair, self.descriptors, strict=True):
-            read_into(descriptor, view, entry.begin + self.start, path=entry.file)
+        for view, entry, file in zip(views, self.pair, self.files, strict=True):
+            file.read_into(view, entry.begin + self.start)
         if views[0] != views[1]:
             self.problem = f"{printable(self.name)}: its bytes are not those of the original"
 
 
 def _kept_tasks(
-    stored: Stored, original: Source, weights: Mapping[str, tuple[TensorEntry, Any]], files: _Descriptors
+    stored: Stored, original: Source, weights: Mapping[str, tuple[TensorEntry, Any]], files: _OpenFiles
 ) -> tuple[list[str], list[Task]]:
     """Return what is missing or surplus, and the comparisons of the tensors that are on both sides."""
     problems: list[str] = []
@@ -354,10 +350,10 @@ def _unlisted(source: Source, stored: Stored) -> list[str]:
 def _index_problems(source: Source) -> Sequence[str]:
     """Return contradictions of an index beside a single file, which reading the file does not look at."""
     path = source.root / (SINGLE_FILE + ".index.json")
-    if source.index is not None or source.shards != (SINGLE_FILE,) or not os.path.lexists(path):
+    if source.index is not None or source.shards != (SINGLE_FILE,) or not exists(path):
         return []
     try:
-        index = json.loads(path.read_bytes())
+        index = json.loads(read_small(path, limit=MAX_JSON_BYTES)[0])
         weight_map, size = index["weight_map"], index.get("metadata", {}).get("total_size")
         wrong = {name for name, shard in weight_map.items() if shard != SINGLE_FILE}
         wrong |= weight_map.keys() ^ source.entries.keys()

@@ -1,0 +1,217 @@
+"""Objects of a store behind a URL, read through fsspec: S3 (with s3fs) and Google Cloud Storage (with gcsfs).
+
+Credentials, regions and endpoints come from where those packages look for them: the environment
+(`AWS_ENDPOINT_URL`, `FSSPEC_S3_...`), their configuration files, the machine's role. They also repeat
+requests that failed in passing; what still fails is an error here, and never a short or partial result.
+
+An object's identity is its ETag, which changes with every upload. Where a store gives none, it is the time of
+the last change.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from zeropoint.errors import CheckpointError, near_misses, printable
+
+_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "memory": "fsspec"}
+"""The schemes that are read, and the package that fsspec needs for each; memory is for examples and tests."""
+# What the packages let through beside OSError: failures of credentials, of the connection, of the answer.
+_FAILURES = {
+    "s3": ("botocore.exceptions:BotoCoreError", "botocore.exceptions:ClientError", "aiohttp:ClientError"),
+    "gs": ("gcsfs.retry:HttpError", "google.auth.exceptions:GoogleAuthError", "aiohttp:ClientError"),
+    "memory": (),
+}
+# One request takes so many bytes, and those of one read are under way together: a single stream of a store
+# carries less than a network does.
+_REQUEST_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """Identify the state of a file: two equal stamps mean that nobody replaced, resized or rewrote it.
+
+    `identity`: the ETag of an object, which then has no inode and no device; empty for a file.
+    """
+
+    size: int
+    mtime_ns: int
+    inode: int
+    device: int
+    identity: str = ""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RemotePath:
+    """An object, or the beginning of the names of several, by its URL without a slash at the end.
+
+    >>> path = RemotePath("s3://bucket/model") / "config.json"
+    >>> str(path), path.name, str(path.parent)
+    ('s3://bucket/model/config.json', 'config.json', 's3://bucket/model')
+    """
+
+    url: str
+
+    @staticmethod
+    def parse(text: str) -> RemotePath:
+        """Return the path of a URL; raises CheckpointError for an unknown scheme or no bucket."""
+        scheme, _, rest = text.partition("://")
+        scheme = {"s3a": "s3", "gcs": "gs"}.get(scheme.lower(), scheme.lower())
+        if scheme not in _PACKAGES:
+            raise CheckpointError(
+                f"{printable(text)} has the scheme {scheme}, but s3, gs and file are read; "
+                f"{near_misses(scheme, _PACKAGES)}"
+            )
+        if not rest.strip("/"):
+            raise CheckpointError(f"{printable(text)} names no bucket; write {scheme}://BUCKET/NAME")
+        return RemotePath(f"{scheme}://{rest.strip('/')}")
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __truediv__(self, other: str | PurePath) -> RemotePath:
+        inner = other if isinstance(other, str) else other.as_posix()
+        return self if inner == "." else RemotePath(f"{self.url}/{inner}")
+
+    @property
+    def name(self) -> str:
+        """What stands behind the last slash."""
+        return self.url.rpartition("/")[2]
+
+    @property
+    def parent(self) -> RemotePath:
+        """What stands before the last slash; a bucket is its own parent."""
+        head = self.url.rpartition("/")[0]
+        return self if head.endswith("/") else RemotePath(head)
+
+    @property
+    def scheme(self) -> str:
+        """What stands before `://`."""
+        return self.url.partition("://")[0]
+
+
+def filesystem(path: RemotePath) -> Any:
+    """Return fsspec's file system for a path; it is the same object for each path of a scheme.
+
+    Raises CheckpointError where the package for the scheme is not installed.
+    """
+    import fsspec  # only a URL needs it, and it takes its time to load
+
+    try:
+        return fsspec.filesystem(path.scheme)
+    except ImportError as error:
+        package = _PACKAGES[path.scheme]
+        raise CheckpointError(
+            f"{printable(str(path))} needs the package {package}, which is not installed; "
+            "pip install 'zeropoint[remote]'"
+        ) from error
+
+
+def failures(path: RemotePath) -> tuple[type[BaseException], ...]:
+    """Return the exceptions by which the packages say that a request failed."""
+    found: list[type[BaseException]] = [OSError]
+    for spelled in _FAILURES[path.scheme]:
+        module, _, name = spelled.partition(":")
+        found.append(getattr(importlib.import_module(module), name))
+    return tuple(found)
+
+
+def reason(error: BaseException) -> str:
+    """Return what went wrong in one line: the store's own words, or the operating system's."""
+    return printable(getattr(error, "strerror", None) or str(error) or type(error).__name__)[1:-1]
+
+
+class RemoteFile:
+    """An object that is read by ranges; the state is that of its last listing or head request."""
+
+    descriptor = None
+
+    def __init__(self, path: RemotePath) -> None:
+        self._path = path
+        self._filesystem = filesystem(path)
+        self._failures = failures(path)
+        try:
+            self.stamp = stamp(path)
+        except self._failures as error:
+            raise CheckpointError(
+                f"{printable(str(path))} cannot be opened: {reason(error)}; check the URL, permissions and "
+                "the credentials"
+            ) from error
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill `buffer`, of bytes, with the object's bytes from the absolute `offset` on.
+
+        Raises CheckpointError where the object ends before the buffer is full, which means that it changed
+        after its header was read, or where the store fails.
+        """
+        starts = range(offset, offset + len(buffer), _REQUEST_BYTES)
+        ends = [min(start + _REQUEST_BYTES, offset + len(buffer)) for start in starts]
+        try:
+            parts = self._filesystem.cat_ranges(
+                [self._path.url] * len(starts), list(starts), ends, on_error="raise"
+            )
+        except self._failures as error:
+            raise CheckpointError(
+                f"{printable(str(self._path))} cannot be read at byte {offset}: {reason(error)}; check the "
+                "connection, and retry"
+            ) from error
+        for start, end, part in zip(starts, ends, parts, strict=True):
+            if len(part) != end - start:
+                raise CheckpointError(
+                    f"{printable(str(self._path))} gave {len(part)} bytes from byte {start} on, but "
+                    f"{end - start} were there when its header was read: the object changed while reading; "
+                    "stop what writes to it and start again"
+                )
+            buffer[start - offset : end - offset] = part
+
+    def close(self) -> None:
+        """Do nothing: there is no connection of its own."""
+
+
+def stamp(path: RemotePath) -> Stamp:
+    """Return the state of an object now; raises FileNotFoundError, or one of `failures`."""
+    store = filesystem(path)
+    store.invalidate_cache(path.parent.url)
+    facts = store.info(path.url)
+    if facts["type"] != "file":
+        raise IsADirectoryError(errno.EISDIR, "it is a folder, not an object", path.url)
+    identity = facts.get("ETag") or facts.get("etag") or store.modified(path.url)
+    return Stamp(size=facts["size"], mtime_ns=0, inode=0, device=0, identity=str(identity))
+
+
+def exists(path: RemotePath) -> bool:
+    """Return whether there is an object or a folder at `path`; raises CheckpointError where none answers."""
+    return any(name == path.name for name, _ in listing(path.parent, may_be_absent=True))
+
+
+def is_folder(path: RemotePath) -> bool:
+    """Return whether some objects lie below `path`; raises CheckpointError where the store fails."""
+    return bool(listing(path, may_be_absent=True))
+
+
+def listing(folder: RemotePath, *, may_be_absent: bool = False) -> list[tuple[str, bool]]:
+    """Return the names below `folder`, each with whether it is a folder itself.
+
+    Raises CheckpointError where the store fails, or there is no such folder and that was not allowed.
+    """
+    store = filesystem(folder)
+    try:
+        found: Iterable[dict[str, Any]] = store.ls(folder.url, detail=True, refresh=True)
+    except FileNotFoundError as error:
+        if may_be_absent:
+            return []
+        raise CheckpointError(f"{printable(str(folder))} does not exist; check the URL") from error
+    except failures(folder) as error:
+        raise CheckpointError(
+            f"{printable(str(folder))} cannot be listed: {reason(error)}; check the URL, permissions and "
+            "the credentials"
+        ) from error
+    own = folder.url.partition("://")[2]
+    # A store may list an object by its own name, and a folder by an empty object that stands for it.
+    inside = [entry for entry in found if str(entry["name"]).strip("/") != own]
+    return [(str(e["name"]).rstrip("/").rpartition("/")[2], e["type"] == "directory") for e in inside]
