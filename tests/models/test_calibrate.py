@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import zeropoint as zp
-from zeropoint.errors import CalibrationError
-from zeropoint.models import calibrate, quantize_model
+from zeropoint.errors import CalibrationError, RecipeError
+from zeropoint.models import calibrate, calibrate_sequential, quantize_model
+from zeropoint.models.graph import calibrate_graph, quantize_graph
 from zeropoint.recipes import Assignment, Recipe, Rule, parse_recipe
 from zeropoint.schemes import Scheme
 from zeropoint.stats import Histogram, Percentile, State, Statistic, statistic_named
@@ -176,6 +177,19 @@ def test_a_recipe_without_static_parts_learns_nothing_but_runs() -> None:
 def test_one_batch_instead_of_several_is_refused(data: object, message: str) -> None:
     with pytest.raises(CalibrationError, match=message):
         calibrate(model(), STATIC, data)  # type: ignore[arg-type]
+
+
+def test_what_is_no_recipe_is_refused_by_whatever_takes_one() -> None:
+    net, data = model().eval(), batches()
+    program = torch.export.export(net, (data[0],))
+    for call in (
+        lambda: calibrate(net, 5, data),  # type: ignore[arg-type]
+        lambda: calibrate_sequential(net, 5, data),  # type: ignore[arg-type]
+        lambda: calibrate_graph(program, 5, data),  # type: ignore[arg-type]
+        lambda: quantize_graph(program, 5),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(RecipeError, match=r"^recipe \(=5\) must be a Recipe, or the name of a preset"):
+            call()
 
 
 @pytest.mark.parametrize("name", ["minmax", "percentile:99", "mse", "entropy", "moving_average:0.5"])

@@ -14,20 +14,16 @@ from torch import nn
 
 from ..errors import CalibrationError
 from ..params import QuantizationParams
-from ..recipes import Activation, Recipe, Rule, model_preset
+from ..recipes import Activation, Recipe
 from ..schemes import Scheme
-from ..stats import Observer, State, Statistic, statistic_named
-from ..stats import StatisticFor as StatisticFor
+from ..stats import Observer, State, Statistic, StatisticFor, statistic_named
 from .attention import opened_attention
-from .decisions import decisions_of
+from .decisions import as_recipe, decisions_of
 from .kinds import kind_of
 from .layer import quantized_inputs, quantized_output
 from .progress import counted
 
 SIDES = ("input", "output")
-
-extremes: StatisticFor = statistic_named("minmax")
-"""The statistic of the extremes, block by block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +66,25 @@ def calibrate(
     require_batches(data)
     with opened_attention(model) as root, evaluating(root):
         watch = Watch(root, recipe, statistic)
-        count = 0
         with watch.hooked():
-            for count, batch in enumerate(counted(data, "Calibrating", shown=progress), 1):  # noqa: B007
-                run(root, batch)
+            count = run_batches(root, data, run, progress=progress)
+    return Calibration(params=watch.params(), batches=count)
+
+
+def run_batches(
+    model: nn.Module, data: Iterable[Any], run: Callable[[nn.Module, Any], Any], *, progress: bool
+) -> int:
+    """Run ``model`` on each batch of ``data``, under a bar or not, and return how many there were.
+
+    Raises CalibrationError when there was none.
+    """
+    count = 0
+    for batch in counted(data, "Calibrating", shown=progress):
+        run(model, batch)
+        count += 1
     if not count:
         raise CalibrationError("calibration data are empty; pass at least one batch")
-    return Calibration(params=watch.params(), batches=count)
+    return count
 
 
 def require_batches(data: object) -> None:
@@ -116,9 +124,8 @@ class _Place:
 class Watch:
     """Observers of all static inputs and outputs of a model's layers.
 
-    enabled: whether they see what passes. examine: told of tensors that are not finite, with their place.
-    recipe, statistic: as for :func:`calibrate`. decided: name, layer
-    and decision for each layer.
+    recipe, statistic: as for :func:`calibrate`. enabled: whether they see what passes. examine: told of
+    tensors that are not finite, with their place. decided: name, layer and decision for each layer.
     """
 
     def __init__(self, root: nn.Module, recipe: Recipe | str, statistic: StatisticFor | str) -> None:
@@ -126,8 +133,7 @@ class Watch:
         self.examine: Callable[[str, torch.Tensor], None] | None = None
         self._latest: _Latest | None = None
         make = statistic_named(statistic) if isinstance(statistic, str) else statistic
-        rules = Recipe(default=Rule(gives=model_preset(recipe))) if isinstance(recipe, str) else recipe
-        self.decided = decisions_of(root, rules)
+        self.decided = decisions_of(root, as_recipe(recipe))
         self._places: dict[str, _Place] = {}
         for name, module, decision in self.decided:
             gives = decision.gives

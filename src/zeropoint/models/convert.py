@@ -24,7 +24,7 @@ from .kinds import kind_of
 from .layer import PreparedLayer, QuantizedLayer
 from .linear import QuantizedLinear
 from .packed_weight import PackedWeight
-from .prepare import PLAN, planned
+from .prepare import ENTRIES, preparing
 
 
 def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
@@ -54,7 +54,7 @@ def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
         raise UnsupportedError(
             f"model (a {type(prepared).__name__}) has no prepared layers; prepare it first"
         )
-    planned_order: tuple[str | Converted, ...] = vars(target).pop(PLAN, ())
+    planned_order: tuple[str | Converted, ...] = vars(target).pop(ENTRIES, ())
     known = {entry for entry in planned_order if isinstance(entry, str)}
     replaced, told = _converted([*planned_order, *(name for name in layers if name not in known)], layers)
     replace_modules(target, replaced)
@@ -82,10 +82,10 @@ def quantize_model(
     (2048, 544)
     """
     target = model if inplace else copy.deepcopy(model)
-    with planned(target, recipe, learner="minmax", calibration=calibration) as plan:
-        layers = {prepared.decision.subject.name: prepared for prepared in plan.prepared.values()}
-        made, told = _converted(plan.entries, layers)
-        result = plan.installed({layer: made[prepared] for layer, prepared in plan.prepared.items()})
+    with preparing(target, recipe, learner="minmax", calibration=calibration) as made:
+        layers = {prepared.decision.subject.name: prepared for prepared in made.prepared.values()}
+        packed, told = _converted(made.entries, layers)
+        result = made.installed({layer: packed[prepared] for layer, prepared in made.prepared.items()})
     return Conversion(model=result, layers=told)
 
 

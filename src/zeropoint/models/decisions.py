@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import RecipeError
-from ..recipes import Decision, Recipe, Rule, Subject
+from ..recipes import Decision, Recipe, Rule, Subject, model_preset
 from ..training import Quantizer
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from .kinds import KINDS, kind_of
@@ -26,6 +26,21 @@ SEALED = (
     Quantizer,
 )
 """What is quantized already: nothing inside is looked at."""
+
+
+def as_recipe(recipe: Recipe | str) -> Recipe:
+    """Return a recipe that gives a preset by name to all Linear layers; a recipe is itself.
+
+    Raises RecipeError for anything else, and for an unknown name.
+
+    >>> print(as_recipe("w8a16").default.gives)
+    weight int8:channel:narrow
+    """
+    if isinstance(recipe, Recipe):
+        return recipe
+    if not isinstance(recipe, str):
+        raise RecipeError(f"recipe (={recipe!r}) must be a Recipe, or the name of a preset such as 'w8a8'")
+    return Recipe(default=Rule(gives=model_preset(recipe)))
 
 
 def layers_of(model: nn.Module, recipe: Recipe) -> list[tuple[str, nn.Module]]:

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..errors import RecipeError, UnsupportedError, ZeropointError
-from ..recipes import Activation, Assignment, Decision, Recipe, Rule, model_preset
+from ..errors import UnsupportedError, ZeropointError
+from ..recipes import Activation, Assignment, Decision, Recipe
 from ..schemes import Scheme
 from .attention import opened_attention, replace_modules
 from .calibrate import Calibration, static_params
 from .conversion import Converted, kept_layer
-from .decisions import decisions_of
+from .decisions import as_recipe, decisions_of
 from .dynamic_quantize import DynamicQuantize
 from .kinds import KINDS, features, kind_of, weights_of
 from .layer import PreparedLayer
 from .learners import Learner, learner_named
 
-PLAN = "_zeropoint_layers"
+ENTRIES = "_zeropoint_layers"
 """Attribute of a prepared model: in order, names of its prepared layers, and what is told of the others."""
 
 
@@ -59,14 +59,14 @@ def prepare(
     ['0.layer.bias', '0.layer.weight', '0.weight_quantizers.weight.scale']
     """
     target = model if inplace else copy.deepcopy(model)
-    with planned(target, recipe, learner=learner, calibration=calibration) as plan:
-        result = plan.installed(plan.prepared)
-    vars(result)[PLAN] = plan.entries
+    with preparing(target, recipe, learner=learner, calibration=calibration) as made:
+        result = made.installed(made.prepared)
+    vars(result)[ENTRIES] = made.entries
     return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Preparation:
     """What is to become of the layers of a model.
 
     model: as it was passed. root: the same with its attention opened. prepared: the layers to be, for those
@@ -85,9 +85,9 @@ class Plan:
 
 
 @contextmanager
-def planned(
+def preparing(
     model: nn.Module, recipe: Recipe | str, *, learner: str | Learner, calibration: Calibration | None
-) -> Iterator[Plan]:
+) -> Iterator[Preparation]:
     """Yield the layers to be of ``model``, whose attention is open meanwhile; see :func:`prepare`."""
     rules = as_recipe(recipe)
     for name, module in model.named_modules():
@@ -109,22 +109,7 @@ def planned(
                 prepared[module] = maker.layer(name, module, decision, decision.gives)
             except ZeropointError as error:
                 raise type(error)(f"layer {name or '(itself)'}: {error}") from error
-        yield Plan(model=model, root=root, prepared=prepared, entries=tuple(entries))
-
-
-def as_recipe(recipe: Recipe | str) -> Recipe:
-    """Return a recipe that gives a preset by name to all Linear layers; a recipe is itself.
-
-    Raises RecipeError for anything else, and for an unknown name.
-
-    >>> print(as_recipe("w8a16").default.gives)
-    weight int8:channel:narrow
-    """
-    if isinstance(recipe, Recipe):
-        return recipe
-    if not isinstance(recipe, str):
-        raise RecipeError(f"recipe (={recipe!r}) must be a Recipe, or the name of a preset such as 'w8a8'")
-    return Recipe(default=Rule(gives=model_preset(recipe)))
+        yield Preparation(model=model, root=root, prepared=prepared, entries=tuple(entries))
 
 
 class _Maker:

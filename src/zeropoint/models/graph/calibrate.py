@@ -9,13 +9,11 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 
-from ...errors import CalibrationError
 from ...recipes import Recipe
 from ...schemes import Scheme
 from ...stats import Observer, StatisticFor, statistic_named
 from .. import Calibration
-from ..calibrate import require_batches, run_model
-from ..progress import counted
+from ..calibrate import require_batches, run_batches, run_model
 from .layers import Layer, inputs_of
 from .prepare import annotated, insert_call, row_of
 from .program import cleaned, evaluate, graph_of, put
@@ -55,12 +53,8 @@ def calibrate_graph(
                 _insert(module, layer, side, observer)
                 observers[place] = (observer, activation.scheme, layer.nodes[0].meta["val"].dtype)
     evaluate(module)
-    watched, count = cleaned(module), 0
     with torch.no_grad():
-        for count, batch in enumerate(counted(data, "Calibrating", shown=progress), 1):  # noqa: B007
-            run(watched, batch)
-    if not count:
-        raise CalibrationError("calibration data are empty; pass at least one batch")
+        count = run_batches(cleaned(module), data, run, progress=progress)
     learned = {
         place: observer.params(scheme, dtype=dtype) for place, (observer, scheme, dtype) in observers.items()
     }

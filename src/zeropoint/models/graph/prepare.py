@@ -12,10 +12,11 @@ from torch.export import ExportedProgram
 
 from ...errors import UnsupportedError, ZeropointError
 from ...params import QuantizationParams
-from ...recipes import Activation, Assignment, Decision, Recipe, Rule, model_preset
+from ...recipes import Activation, Assignment, Decision, Recipe
 from ...schemes import Scheme
 from .. import Calibration
 from ..calibrate import static_params
+from ..decisions import as_recipe
 from ..dynamic_quantize import DynamicQuantize
 from ..learners import Learner, learner_named
 from .fold import fold
@@ -74,11 +75,6 @@ def _own_parameters(module: fx.GraphModule) -> None:
             for name, tensor in held.items():
                 if tensor is not None:
                     held[name] = known.setdefault(id(tensor), copy.deepcopy(tensor))  # type: ignore[assignment]
-
-
-def as_recipe(recipe: Recipe | str) -> Recipe:
-    """Return the rules that the name of a preset stands for, or the recipe itself."""
-    return Recipe(default=Rule(gives=model_preset(recipe))) if isinstance(recipe, str) else recipe
 
 
 def annotated(module: fx.GraphModule, recipe: Recipe | str) -> list[tuple[Layer, Decision]]:
