@@ -211,7 +211,7 @@ def test_fused_experts_of_another_layout_are_kept_and_reported(
     ("extra", "config", "what"),
     [
         ({}, {"quantization_config": {"quant_method": "gptq"}}, "quantization_config says 'gptq'"),
-        ({}, {"compression_config": {"format": "dense"}}, "compression_config"),
+        ({}, {"compression_config": {"format": "dense"}}, "compression_config says None"),
         ({"a.weight_scale": weight(8, 1)}, {}, "a.weight_scale"),
         ({"a.qweight": torch.zeros(4, 4, dtype=torch.int32)}, {}, "a.qweight"),
         ({"a.gate_up_proj_blocks": torch.zeros(4, 4, dtype=torch.uint8)}, {}, "a.gate_up_proj_blocks"),
@@ -221,5 +221,7 @@ def test_fused_experts_of_another_layout_are_kept_and_reported(
 def test_a_checkpoint_that_is_quantized_already_is_refused(
     extra: dict[str, torch.Tensor], config: dict[str, object], what: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(CheckpointError, match=f"is quantized already .*{what}.*dequantize this one first"):
+    with pytest.raises(
+        CheckpointError, match=f"is quantized already .*{what}.*; pass the original checkpoint$"
+    ):
         plan(tmp_path, extra, config=CONFIG | config)

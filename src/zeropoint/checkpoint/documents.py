@@ -9,10 +9,10 @@ from typing import Any
 
 from ..codecs.compressed_tensors_config import LINEAR, Group, LayerScheme, quantization_config
 from .decisions import Decision
-from .selection import Why, is_fused_experts, module_of
+from .selection import CONFIG_KEYS, Why, is_fused_experts, module_of
 from .source import CONFIG, INDEX_SUFFIX, SINGLE_FILE, Source
 
-CONFIG_KEY = "quantization_config"
+CONFIG_KEY = CONFIG_KEYS[0]
 WEIGHTS_ONLY_CONFIG = "quantization_config.json"
 """Where the configuration goes when the source has no config.json that it could join."""
 MANIFEST = "zeropoint_manifest.json"
@@ -38,26 +38,65 @@ def index_and_config(
     if source.config is None or source.config_text is None:
         texts[WEIGHTS_ONLY_CONFIG] = json.dumps({CONFIG_KEY: config}, indent=2) + "\n"
     else:
-        texts[CONFIG] = insert_config(source.config_text, source.config, config)
+        texts[CONFIG] = insert_config(source.config_text, config)
     return texts
 
 
-def insert_config(text: str, config: Mapping[str, Any], addition: Mapping[str, Any]) -> str:
-    """Return the text of a JSON object with ``quantization_config`` added at its end, all else untouched.
+def insert_config(text: str, addition: Mapping[str, Any]) -> str:
+    """Return the text of a JSON object with ``quantization_config`` at its end, all else untouched.
 
-    >>> print(insert_config('{"a": 1e-05}', {"a": 1e-05}, {}))
+    >>> print(insert_config('{"a": 1e-05}', {}))
     {"a": 1e-05,
       "quantization_config": {}
     }
     """
-    if CONFIG_KEY in config:  # only as null; a value was refused
-        merged = {**config, CONFIG_KEY: addition}
-        return json.dumps(merged, indent=2) + "\n"
+    text = without_keys(text)
     end = text.rindex("}")
     head = text[:end].rstrip()
-    comma = "," if config else ""
+    comma = "" if head.endswith("{") else ","
     body = json.dumps(addition, indent=2).replace("\n", "\n  ")
     return f'{head}{comma}\n  "{CONFIG_KEY}": {body}\n}}{text[end + 1 :]}'
+
+
+def without_keys(text: str) -> str:
+    """Return the text of a JSON object without what it says of quantization, all else untouched.
+
+    >>> without_keys('{"a": 1e-05, "quantization_config": {"bits": [8]}, "b": 2}')
+    '{"a": 1e-05, "b": 2}'
+    >>> without_keys('{"a": 1e-05, "compression_config": null }')
+    '{"a": 1e-05 }'
+    """
+    members = _members(text)
+    last = len(members) - 1
+    for number, (key, begin, end) in reversed(list(enumerate(members))):
+        if key in CONFIG_KEYS:
+            if number < last:
+                text = text[:begin] + text[members[number + 1][1] :]
+            else:
+                text = text[: members[number - 1][2] if number else begin] + text[end:]
+                last -= 1
+    return text
+
+
+def _members(text: str) -> list[tuple[str, int, int]]:
+    """Return the keys of the JSON object ``text``, with the place of each and the end of its value."""
+    decoder = json.JSONDecoder()
+    found = []
+    at = _skip(text, text.index("{") + 1)
+    while text[at] != "}":
+        key, colon = decoder.raw_decode(text, at)
+        _, end = decoder.raw_decode(text, _skip(text, _skip(text, colon) + 1))
+        found.append((key, at, end))
+        at = _skip(text, end)
+        at = _skip(text, at + 1) if text[at] == "," else at
+    return found
+
+
+def _skip(text: str, at: int) -> int:
+    """Return the first place from ``at`` on that holds no JSON space."""
+    while text[at] in " \t\n\r":
+        at += 1
+    return at
 
 
 def odd_targets(decisions: Iterable[Decision]) -> list[str]:

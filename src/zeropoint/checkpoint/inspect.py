@@ -123,7 +123,7 @@ def _schemes(stored: Stored) -> tuple[SchemeSummary, ...]:
     found: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for layer in stored.layers:
         key = (str(layer.weight), layer.layout.value)
-        found.setdefault(key, []).append((math.prod(layer.shape), layer.nbytes))
+        found.setdefault(key, []).append((layer.values, layer.nbytes))
     return tuple(
         SchemeSummary(
             scheme=scheme, layout=layout, layers=len(group), values=sum(v for v, _ in group),

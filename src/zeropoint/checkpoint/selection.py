@@ -20,6 +20,8 @@ WEIGHT_DTYPES = ("F32", "BF16", "F16")
 """Dtypes of weights that are quantized, as safetensors spells them."""
 _FLOATS = (*WEIGHT_DTYPES, "F64")
 WEIGHT = ".weight"
+CONFIG_KEYS = ("quantization_config", "compression_config")
+"""Where a config.json says what is quantized; the second is what compressed-tensors wrote before 0.8."""
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 
 
@@ -233,27 +235,31 @@ _COMPANIONS = (
     "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_zero_point",
     "weight_global_scale", "qweight", "qzeros", "quant_state", "weight_format", "absmax", "SCB",
 )  # fmt: skip
-_CONFIG_KEYS = ("quantization_config", "compression_config")
+_READ = ("compressed-tensors", "fp8")
+"""Methods whose weights can be read as floats."""
 
 
 def require_unquantized(entries: Sequence[TensorEntry], config: Mapping[str, Any] | None, place: str) -> None:
     """Raise CheckpointError when a checkpoint is quantized already: doing so again would destroy it."""
-    for key in _CONFIG_KEYS:
+    for key in CONFIG_KEYS:
         found = (config or {}).get(key)
         if found is not None:
             method = found.get("quant_method") if isinstance(found, dict) else found
-            raise CheckpointError(f"{place} is quantized already ({key} says {method!r}); {_ORIGINAL}")
+            remedy = _DEQUANTIZE if method in _READ else _UNREADABLE
+            raise CheckpointError(f"{place} is quantized already ({key} says {method!r}); {remedy}")
     for entry in entries:
         last = entry.name.rpartition(".")[2]
         if (
             last in _COMPANIONS
-            or last.endswith(("_blocks", "_scales"))
+            or last.endswith(("_blocks", "_scales", "_scale_inv"))
             or entry.dtype.startswith(("F8_", "F6_"))
             or entry.dtype == "F4"
         ):
             raise CheckpointError(
-                f"{place} is quantized already (it holds {printable(entry.name)}, {entry.dtype}); {_ORIGINAL}"
+                f"{place} is quantized already (it holds {printable(entry.name)}, {entry.dtype}), but its "
+                f"configuration does not say how; {_UNREADABLE}"
             )
 
 
-_ORIGINAL = "pass the original checkpoint, or dequantize this one first"
+_DEQUANTIZE = "pass the original checkpoint, or --dequantize-first to start from what its codes stand for"
+_UNREADABLE = "pass the original checkpoint"

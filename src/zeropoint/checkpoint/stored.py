@@ -1,20 +1,22 @@
 """The quantized layers of a checkpoint: which tensors are whose, under which scheme.
 
-Written by zeropoint or by others, as long as the configuration says ``quant_method: compressed-tensors``.
-What is wrong with a layer is collected, not raised, so that everything can be named at once. This module
+Written by zeropoint or by others, as long as ``quant_method`` of the configuration is compressed-tensors or
+fp8. What is wrong with a layer is collected, not raised, so that everything can be named at once. This module
 reads headers and the small tensors that hold shapes; it decodes nothing.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from ..codecs import fp8_block
 from ..codecs.compressed_tensors import (
     GLOBAL_SCALE,
     PACKED,
@@ -31,9 +33,10 @@ from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, ZeropointError, printable
 from ..formats import Format
 from ..formats.torch_dtypes import format_of
-from ..schemes import Scheme
+from ..schemes import Granularity, Scheme
 from .documents import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
 from .safetensors_file import TensorEntry
+from .selection import CONFIG_KEYS, is_fused_experts, module_of
 from .source import MAX_JSON_BYTES, Source
 from .storage import exists, open_file, read_small, shown
 
@@ -46,7 +49,8 @@ class StoredLayer:
 
     module: its name. weight: its scheme. layout: how it lies in the file. shape, dtype: of the weight that
     was quantized.
-    tensors: its tensors by suffix.
+    tensors: its tensors by suffix; those of fused experts have a first axis more.
+    experts: how many matrices of ``shape`` lie one after the other, or None for a matrix.
     """
 
     module: str
@@ -55,6 +59,17 @@ class StoredLayer:
     shape: tuple[int, int]
     dtype: torch.dtype
     tensors: Mapping[str, TensorEntry]
+    experts: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the weight before it was quantized."""
+        return f"{self.module}.{WEIGHT}" if self.experts is None else self.module
+
+    @property
+    def values(self) -> int:
+        """Quantized numbers."""
+        return math.prod(self.shape) * (1 if self.experts is None else self.experts)
 
     @property
     def nbytes(self) -> int:
@@ -64,7 +79,10 @@ class StoredLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """The quantized layers of a checkpoint, its other tensors, and what is wrong with either."""
+    """The quantized layers of a checkpoint, its other tensors, and what is wrong with either.
+
+    groups, ignore: of compressed-tensors; empty for fp8.
+    """
 
     layers: tuple[StoredLayer, ...]
     others: tuple[TensorEntry, ...]
@@ -86,7 +104,8 @@ def configuration(source: Source) -> dict[str, Any] | None:
 
     Raises CheckpointError when it is malformed.
     """
-    found = (source.config or {}).get(CONFIG_KEY)
+    config = source.config or {}
+    found = next((config[key] for key in CONFIG_KEYS if config.get(key) is not None), None)
     if found is None and source.config is None:
         path = source.root / WEIGHTS_ONLY_CONFIG
         if exists(path):
@@ -111,6 +130,8 @@ def find_layers(source: Source, known: Mapping[str, Known] | None = None) -> Sto
     config = configuration(source)
     if config is None:
         raise CheckpointError(f"{shown(source.root)} is not quantized: its configuration has no {CONFIG_KEY}")
+    if config.get("quant_method") == fp8_block.QUANT_METHOD:
+        return _find_fp8(source, fp8_block.weight_scheme(config))
     groups, ignore = read_config(config)
     candidates = _by_module(source.entries.values())
     layers, problems = [], []
@@ -122,6 +143,63 @@ def find_layers(source: Source, known: Mapping[str, Known] | None = None) -> Sto
     taken = {entry.name for tensors in candidates.values() for entry in tensors.values()}
     others = tuple(entry for entry in source.entries.values() if entry.name not in taken)
     return Stored(layers=tuple(layers), others=others, groups=groups, ignore=ignore, problems=tuple(problems))
+
+
+def _find_fp8(source: Source, weight: Scheme) -> Stored:
+    """Return the quantized layers of an fp8 checkpoint; codes without factors are a problem."""
+    factors: dict[str, list[TensorEntry]] = {}
+    for entry in source.entries.values():
+        name = fp8_block.weight_of(entry.name)
+        if name is not None:
+            factors.setdefault(name, []).append(entry)
+        elif entry.dtype.startswith("F8_"):
+            factors.setdefault(entry.name, [])
+    layers, problems = [], []
+    for name, found in factors.items():
+        try:
+            layers.append(_fp8_layer(source.entries.get(name), found, weight))
+        except ZeropointError as error:
+            problems.append(f"{printable(name)}: {error}")
+    taken = factors.keys() | {entry.name for found in factors.values() for entry in found}
+    others = tuple(entry for entry in source.entries.values() if entry.name not in taken)
+    return Stored(layers=tuple(layers), others=others, groups=(), ignore=(), problems=tuple(problems))
+
+
+def _fp8_layer(codes: TensorEntry | None, factors: Sequence[TensorEntry], weight: Scheme) -> StoredLayer:
+    if codes is None:
+        raise CheckpointError(f"{printable(factors[0].name)} is there, but its codes are missing")
+    if codes.dtype != fp8_block.CODES:
+        raise CheckpointError(f"its codes are {codes.dtype}, but must be {fp8_block.CODES}")
+    if len(factors) != 1:
+        raise CheckpointError(f"it has {len(factors)} tensors of factors, but must have one")
+    scale = replace(factors[0], dtype="F8_E8M0") if factors[0].dtype == "U8" else factors[0]
+    if scale.dtype not in fp8_block.FACTORS:
+        raise CheckpointError(f"its factors are {scale.dtype}, but must be {', '.join(fp8_block.FACTORS)}")
+    fused = is_fused_experts(codes)
+    if len(codes.shape) != 2 + fused or 0 in codes.shape:
+        raise CheckpointError(f"its codes have shape {list(codes.shape)}, but must be a matrix")
+    shape = (codes.shape[-2], codes.shape[-1])
+    experts = codes.shape[0] if fused else None
+    weight = weight if experts is None else _expert_blocks(weight, shape, scale.shape)
+    grid = tensor_specs(weight, Layout.NAIVE, shape, torch.float32)[1].shape
+    wanted = grid if experts is None else (experts, *grid)
+    if scale.shape != wanted and (scale.shape, wanted) != ((), (1,)):
+        raise CheckpointError(f"its factors have shape {list(scale.shape)}, but must have {list(wanted)}")
+    return StoredLayer(
+        module=module_of(codes.name), weight=weight, layout=Layout.NAIVE, shape=shape, dtype=torch.float32,
+        tensors={WEIGHT: codes, SCALE: scale}, experts=experts,
+    )  # fmt: skip
+
+
+def _expert_blocks(weight: Scheme, shape: tuple[int, int], factors: tuple[int, ...]) -> Scheme:
+    """Return the scheme of fused experts: without blocks, or below one, gate and up have a factor each."""
+    whole = weight.granularity == Granularity.tensor()
+    if len(factors) != 3 or (factors[1:] == weight.granularity.grid(shape) and not whole):
+        return weight
+    if any(not n or extent % n for extent, n in zip(shape, factors[1:], strict=True)):
+        return weight
+    blocks = [extent // n for extent, n in zip(shape, factors[1:], strict=True)]
+    return fp8_block.weight_scheme({"weight_block_size": blocks})
 
 
 def _by_module(entries: Iterable[TensorEntry]) -> dict[str, dict[str, TensorEntry]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +18,13 @@ from typing import Any
 
 import torch
 
-from ..codecs.compressed_tensors import SCALE, Layout, decode, row_alignment, tensor_specs
+from ..codecs.compressed_tensors import SCALE, Layout, decode, row_alignment
 from ..codecs.compressed_tensors_config import matches
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, ZeropointError, printable
 from ..layout.blocks import spread_blocks
 from ..tensor import QuantizedTensor
+from .decoding import read_lines
 from .experts import matrices
 from .limits import Limits, value_bytes
 from .measure import ErrorSum, TensorError
@@ -72,7 +72,7 @@ class Verification:
     @property
     def values(self) -> int:
         """Quantized numbers that were decoded."""
-        return sum(math.prod(proof.layer.shape) for proof in self.layers)
+        return sum(proof.layer.values for proof in self.layers)
 
     @property
     def error(self) -> TensorError | None:
@@ -182,21 +182,6 @@ class _LayerCheck:
         self.parts = [(0.0, []) for _ in starts]
         return [_Part(self, start, rows, number) for number, start in enumerate(starts)]
 
-    def lines(self, start: int, rows: int) -> dict[str, torch.Tensor]:
-        """Return, by suffix, the lines of the layer's tensors that belong to some rows."""
-        found = {}
-        for spec in tensor_specs(self.layer.weight, self.layer.layout, self.layer.shape, self.layer.dtype):
-            entry = self.layer.tensors[spec.suffix]
-            dtype = TORCH_DTYPES[spec.dtype]
-            line = entry.nbytes // max(1, spec.shape[0])
-            first, count = 0, spec.shape[0]
-            if spec.lines:
-                first, count = start // spec.rows * spec.lines, -(-rows * spec.lines // spec.rows)
-            buffer = bytearray(count * line)
-            self.files[entry.file].read_into(memoryview(buffer), entry.begin + first * line)
-            found[spec.suffix] = torch.frombuffer(buffer, dtype=dtype).view(count, *spec.shape[1:])
-        return found
-
     def original(self, start: int, rows: int, buffer: bytearray) -> torch.Tensor | None:
         """Return some rows of the original, or None where there is none."""
         if self.weight is None:
@@ -234,7 +219,7 @@ class _Part(Task):
         layer = self.check.layer
         shape = (self.rows, layer.shape[1])
         problems: list[str] = []
-        lines = self.check.lines(self.start, self.rows)
+        lines = read_lines(layer, self.check.files, self.start, self.rows)
         q = decode(layer.layout, lines, layer.weight, shape=shape, dtype=layer.dtype)
         negative = layer.layout is Layout.NVFP4 and bool(torch.signbit(lines[SCALE].float()).any())
         if negative:

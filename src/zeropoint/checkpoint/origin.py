@@ -1,0 +1,183 @@
+"""Where the numbers of a weight come from: rows of floats, whether its checkpoint holds floats or codes.
+
+A checkpoint that is quantized already is seen through its origins as if it were not: each quantized layer
+is one tensor of floats, with a name, a dtype and a shape, that lies in no file. Everything that plans with
+names and shapes works on that view; what reads rows asks the origin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import torch
+
+from ..codecs.compressed_tensors import PACKED, WEIGHT
+from ..codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
+from ..errors import CheckpointError, UnsupportedError
+from ..functional import dequantize
+from .decoding import alignment, read_rows
+from .documents import WEIGHTS_ONLY_CONFIG, without_keys
+from .safetensors_file import TensorEntry
+from .selection import CONFIG_KEYS, require_unquantized
+from .source import Source
+from .storage import OpenFile, Place, shown
+from .stored import Stored, StoredLayer, configuration, find_layers
+
+# What belongs to the quantized inputs and outputs of a layer, as the last part of a name.
+_ATTENDANTS = tuple(
+    f"{what}_{kind}"
+    for what in ("input", "output", "activation")
+    for kind in ("scale", "zero_point", "global_scale")
+)
+# Parts of a configuration under which the stored numbers are not those of the model's own weights.
+_UNREAD = ("transform_config", "sparsity_config")
+_LISTED = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """A tensor of floats whose rows can be read.
+
+    entry: its name, dtype and shape; and its bytes, where ``layer`` is None. layer: the codes that it is
+    decoded from; ``entry.file`` is then the file of the codes, and ``entry.begin`` 0. attendants: tensors
+    that make sense only beside the codes, such as the scale of quantized inputs.
+    """
+
+    entry: TensorEntry
+    layer: StoredLayer | None = None
+    attendants: tuple[TensorEntry, ...] = ()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the floats."""
+        return TORCH_DTYPES[self.entry.dtype]
+
+    @property
+    def files(self) -> tuple[Place, ...]:
+        """The files that are read, each once."""
+        if self.layer is None:
+            return (self.entry.file,)
+        return tuple(dict.fromkeys(entry.file for entry in self.layer.tensors.values()))
+
+    @property
+    def stored(self) -> tuple[TensorEntry, ...]:
+        """The tensors of the files that it is made of, with its attendants."""
+        return (self.entry,) if self.layer is None else (*self.layer.tensors.values(), *self.attendants)
+
+    @property
+    def alignment(self) -> int:
+        """Rows of which a part holds a multiple so that nothing beside it needs to be read."""
+        return 1 if self.layer is None else alignment(self.layer)
+
+    def read(self, files: Mapping[Place, OpenFile], start: int, rows: int, buffer: bytearray) -> torch.Tensor:
+        """Return ``rows`` rows from row ``start`` on, in ``buffer``: (rows, columns), in the origin's dtype.
+
+        All axes but the last count as rows. files: those of :attr:`files`, open. Raises
+        CheckpointError when a file is shorter than its header said.
+        """
+        columns = self.entry.shape[-1]
+        size = rows * columns * self.dtype.itemsize
+        if self.layer is None:
+            offset = self.entry.begin + start * columns * self.dtype.itemsize
+            files[self.entry.file].read_into(memoryview(buffer)[:size], offset)
+        out = torch.frombuffer(buffer, dtype=self.dtype, count=rows * columns).view(rows, columns)
+        if self.layer is not None:
+            _decode_rows(self.layer, files, start, out)
+        return out
+
+
+def _decode_rows(layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
+    """Fill ``out`` with the values of the rows from ``start`` on, expert by expert."""
+    height, step = layer.shape[0], alignment(layer)
+    done = 0
+    while done < len(out):
+        expert, first = divmod(start + done, height)
+        count = min(len(out) - done, height - first)
+        begin, end = first // step * step, min(height, -(-(first + count) // step) * step)
+        q = read_rows(layer, files, begin, end - begin, expert=expert)
+        part = out[done : done + count]
+        if end - begin == count:
+            dequantize(q, out=part)
+        else:
+            part.copy_(q.dequantize(out.dtype)[first - begin : first - begin + count])
+        done += count
+
+
+def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> tuple[Source, Mapping[str, Origin]]:
+    """Return ``source`` as if it were not quantized, and the origins of what it holds as codes, by name.
+
+    dtype: of the floats; by default that which the configuration names, or bfloat16. Raises CheckpointError
+    or UnsupportedError when codes cannot be read, listing what is wrong with which layer.
+    """
+    place = shown(source.root)
+    config = configuration(source)
+    if config is None:
+        require_unquantized(list(source.entries.values()), source.config, place)
+        return source, MappingProxyType({})
+    for key in _UNREAD:
+        found = config.get(key)
+        if found and not (isinstance(found, dict) and found.get("format") == "dense"):
+            raise UnsupportedError(
+                f"{place} cannot be dequantized: its {key} is not empty, so that the stored weights are not "
+                "those of the model; pass the original checkpoint"
+            )
+    stored = find_layers(source)
+    if stored.problems:
+        listed = "; ".join(stored.problems[:_LISTED])
+        raise CheckpointError(f"{place} cannot be dequantized: {listed}; pass the original checkpoint")
+    origins = _origins(source, stored, dtype or _declared_dtype(source))
+    floats = replace(
+        source, entries=MappingProxyType(_float_entries(source, origins)),
+        companions=tuple(path for path in source.companions if str(path) != WEIGHTS_ONLY_CONFIG),
+        config=source.config and {k: v for k, v in source.config.items() if k not in CONFIG_KEYS},
+        config_text=source.config_text if source.config is None else without_keys(source.config_text or ""),
+    )  # fmt: skip
+    require_unquantized(list(floats.entries.values()), floats.config, place)
+    return floats, MappingProxyType(origins)
+
+
+def _origins(source: Source, stored: Stored, dtype: torch.dtype) -> dict[str, Origin]:
+    origins = {}
+    for layer in stored.layers:
+        joint = "." if layer.experts is None else "_"
+        beside = (source.entries.get(f"{layer.module}{joint}{name}") for name in _ATTENDANTS)
+        shape = layer.shape if layer.experts is None else (layer.experts, *layer.shape)
+        entry = TensorEntry(
+            name=layer.name, dtype=FILE_DTYPES[dtype], shape=shape, begin=0,
+            nbytes=layer.values * dtype.itemsize, file=_codes(layer).file,
+        )  # fmt: skip
+        origins[entry.name] = Origin(entry=entry, layer=layer, attendants=tuple(filter(None, beside)))
+    return origins
+
+
+def _codes(layer: StoredLayer) -> TensorEntry:
+    """Return the tensor of a layer's codes, in whose place its floats come."""
+    return layer.tensors.get(PACKED) or layer.tensors[WEIGHT]
+
+
+def _float_entries(source: Source, origins: Mapping[str, Origin]) -> dict[str, TensorEntry]:
+    """Return the entries of ``source``, in their order, with those of each layer replaced by one."""
+    floats = {_codes(o.layer).name: o.entry for o in origins.values() if o.layer is not None}
+    gone = {entry.name for origin in origins.values() for entry in origin.stored}
+    entries: dict[str, TensorEntry] = {}
+    for name, entry in source.entries.items():
+        if name in floats or name not in gone:
+            found = floats.get(name, entry)
+            entries[found.name] = found
+    return entries
+
+
+def _declared_dtype(source: Source) -> torch.dtype:
+    """Return the dtype that the configuration names for weights, or bfloat16."""
+    config = source.config or {}
+    text = config.get("text_config")
+    for table in (config, text if isinstance(text, dict) else {}):
+        named = str(table.get("dtype", table.get("torch_dtype")))
+        if named in _DTYPES:
+            return _DTYPES[named]
+    return torch.bfloat16
+
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
