@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..errors import ZeropointError
 from .safetensors_file import TensorEntry
 from .source import Source, open_source
+from .storage import Place
 from .stored import Stored, configuration, find_layers
 
 
@@ -77,7 +77,7 @@ class Inspection:
         return 8 * self.nbytes / max(1, self.values)
 
 
-def inspect(path: Path | str) -> Inspection:
+def inspect(path: Place | str) -> Inspection:
     """Return a summary of the checkpoint at ``path``.
 
     Raises CheckpointError when files are damaged or hostile.

@@ -13,7 +13,6 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -92,7 +91,7 @@ class Verification:
 
 
 def verify(
-    path: Path | str, against: Path | str | None = None, *, limits: Limits | None = None,
+    path: Place | str, against: Place | str | None = None, *, limits: Limits | None = None,
     on_progress: Progress | None = None,
 ) -> Verification:  # fmt: skip
     """Return what is wrong with the quantized checkpoint at ``path``, compared with the original when given.

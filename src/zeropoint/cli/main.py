@@ -34,6 +34,8 @@ _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
+_READ = "Checkpoint directory, .safetensors file, or the s3:// or gs:// URL of either."
+
 AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document instead of a report.")]
 Everything = Annotated[bool, typer.Option("--all", help="A line for each tensor, layers not folded.")]
 Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Threads; default: every core.")]
@@ -67,7 +69,7 @@ def top(
 
 @app.command(short_help="Quantize a checkpoint.")
 def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="Checkpoint directory or .safetensors file.")],
+    source: Annotated[str, typer.Argument(metavar="SRC", help=_READ)],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write.")],
     to: Annotated[
         LayerScheme,
@@ -117,7 +119,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
 
 @app.command(short_help="Say what a checkpoint holds.")
 def inspect(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="Checkpoint directory or .safetensors file.")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help=_READ)],
     everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:
@@ -137,9 +139,9 @@ def inspect(
 
 @app.command(short_help="Check a quantized checkpoint against its original.")
 def verify(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The quantized checkpoint.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The quantized checkpoint.")],
     against: Annotated[
-        Path | None, typer.Option(metavar="SRC", help="The original; without it, OUT is decoded only.")
+        str | None, typer.Option(metavar="SRC", help="The original; without it, OUT is decoded only.")
     ] = None,
     workers: Workers = None,
     max_memory: Memory = None,
