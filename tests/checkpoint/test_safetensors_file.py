@@ -1,10 +1,8 @@
-"""Headers of safetensors files, well formed or hostile; the numbers are those of the bad inputs."""
+"""Headers of safetensors files, but for refused ones, which tests/hostile has; numbers are of bad inputs."""
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
 import re
 import sys
 import tracemalloc
@@ -95,19 +93,6 @@ def test_every_dtype_of_the_library_has_its_bits() -> None:
         assert safetensors.deserialize(blob({"a": spec(0, size, dtype=name, shape=[8])}, bytes(size)))
 
 
-@pytest.mark.parametrize("size", range(8))
-def test_a_file_too_small_for_a_length_is_refused(refusal: Refusal, size: int) -> None:
-    """D62: empty and 1 to 7 bytes."""
-    assert f"{size} bytes are too small for a header" in refusal(bytes(size))
-
-
-def test_a_file_that_ends_after_the_length_is_refused(refusal: Refusal) -> None:
-    """D62: header length only."""
-    message = refusal((16).to_bytes(8, "little"))
-    assert "the header has 16 bytes, but only 0 follow its length: the file is truncated" in message
-    assert "the header is not JSON" in refusal(bytes(8))
-
-
 @pytest.mark.parametrize("length", [MAX_HEADER_BYTES + 1, 2**31, 2**63, 2**64 - 1])
 def test_a_header_length_above_the_limit_is_refused_before_allocating(refusal: Refusal, length: int) -> None:
     """D63."""
@@ -129,136 +114,9 @@ def test_a_header_length_beyond_the_file_is_refused_before_allocating(refusal: R
     assert peak < 1_000_000
 
 
-@pytest.mark.parametrize(
-    ("raw", "rule"),
-    [
-        (b"\xff\xfe{}", "the header is not UTF-8 at its byte 0"),
-        (b'{"a\xc0\x80":1}', "the header is not UTF-8 at its byte 3"),
-        (b"\xef\xbb\xbf{}", "the header is not JSON"),
-        (b"{", "the header is not JSON"),
-        (b"{}\0", "the header is not JSON"),
-        (b"{} {}", "the header is not JSON"),
-        (b"{'a':1}", "the header is not JSON"),
-        (b'{"a\n":1}', "the header is not JSON"),
-        (b"[]", "a JSON list, but must be an object"),
-        (b"7", "a JSON int, but must be an object"),
-        (b"1e400", "but must be an object"),
-        (b"NaN", "but must be an object"),
-        (b"null", "but must be an object"),
-        (b'"{}"', "a JSON str, but must be an object"),
-        (b'{"a":NaN}', "tensor 'a' is NaN, but must be an object"),
-        (b'{"a":-Infinity}', "tensor 'a' is -Infinity, but must be an object"),
-        (b'{"a":1e400}', "tensor 'a' is 1e400, but must be an object"),
-        (b"[" * 100_000, "the header is nested deeper than 3 levels"),
-        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "the header is nested deeper than 3 levels"),
-        (b'{"a":' + b"[" * 500 + b"]" * 500 + b"}", "tensor 'a' is [[[[[[[...]]]]]]], but must be an object"),
-        (b'{"a":' + b"9" * 100_000 + b"}", "tensor 'a' is 999"),
-    ],
-)
-def test_a_header_that_is_no_json_object_is_refused(refusal: Refusal, raw: bytes, rule: str) -> None:
-    """D64."""
-    message = refusal(blob(raw))
-    assert rule in message
-    assert len(message) < 2000
-
-
-@pytest.mark.parametrize("space", [b" ", b"\n\t\r  "])
-def test_white_space_before_and_after_the_object_is_accepted(write: Write, space: bytes) -> None:
-    """D65: files with it exist; our own headers begin with the brace."""
-    path = write(blob(space + json.dumps({"a": spec(0, 2)}).encode() + space, b"12"))
-    assert parse_header(path).entries[0].begin == path.stat().st_size - 2
-    assert header_bytes([], {})[8:9] == b"{"
-
-
-@pytest.mark.parametrize("second", [b"U8", b"I8"])
-def test_a_tensor_name_that_stands_twice_is_refused(refusal: Refusal, second: bytes) -> None:
-    """D66: the library keeps the last in silence."""
-    one = b'"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
-    raw = b"{" + one + b"," + one.replace(b"U8", second) + b"}"
-    assert safetensors.deserialize(blob(raw, b"1"))
-    assert "in the header, 'a' stands twice in one object, but each name must be unique" in refusal(
-        blob(raw, b"1")
-    )
-
-
-@pytest.mark.parametrize(
-    ("raw", "rule"),
-    [
-        (b'{"__metadata__":{},"__metadata__":{}}', "'__metadata__' stands twice"),
-        (b'{"__metadata__":{"k":"1","k":"2"}}', "'k' stands twice"),
-        (b'{"__metadata__":{"k":1}}', "__metadata__: 'k' is 1, but must be a string"),
-        (b'{"__metadata__":{"k":null}}', "__metadata__: 'k' is None, but must be a string"),
-        (b'{"__metadata__":{"k":{"a":"b"}}}', "__metadata__: 'k' is {'a': 'b'}, but must be a string"),
-        (b'{"__metadata__":["k"]}', "__metadata__ is ['k'], but must be an object of strings"),
-        (b'{"__metadata__":"k"}', "__metadata__ is 'k', but must be an object of strings"),
-        (b'{"__metadata__":{"k":"\\udc00"}}', "__metadata__: 'k' holds half a surrogate pair"),
-    ],
-)
-def test_malformed_metadata_is_refused(refusal: Refusal, raw: bytes, rule: str) -> None:
-    """D67."""
-    assert rule in refusal(blob(raw))
-
-
 def test_null_metadata_is_accepted_as_absent(write: Write) -> None:
     """D67: as the library does."""
     assert parse_header(write(blob({"__metadata__": None}))).metadata == {}
-
-
-@pytest.mark.parametrize(
-    ("entry", "rule"),
-    [
-        ({**spec(0, 1), "strides": [1]}, "has the unknown keys ['strides']"),
-        ({"dtype": "U8", "shape": [1]}, "lacks the keys ['data_offsets']"),
-        ({}, "lacks the keys ['data_offsets', 'dtype', 'shape']"),
-        (["U8", [1], [0, 1]], "is ['U8', [1], [0, 1]], but must be an object"),
-        (None, "is None, but must be an object"),
-    ],
-)
-def test_a_tensor_has_exactly_the_three_keys(refusal: Refusal, entry: object, rule: str) -> None:
-    """D68: an unknown key may change the meaning of the bytes, so it is an error."""
-    assert f"tensor 'a' {rule}" in refusal(blob({"a": entry}, b"1"))
-
-
-@pytest.mark.parametrize(
-    ("offsets", "rule"),
-    [
-        ("[-1,1]", "has the data_offsets [-1, 1], but they must be two unsigned integers"),
-        ("[-0,2]", "has the data_offsets [-0, 2], but they must be two unsigned integers"),
-        ("[0.0,2]", "has the data_offsets [0.0, 2], but they must be two unsigned integers"),
-        ("[0,2e0]", "has the data_offsets [0, 2e0], but they must be two unsigned integers"),
-        ('["0",2]', "has the data_offsets ['0', 2], but they must be two unsigned integers"),
-        ("[false,2]", "has the data_offsets [False, 2], but they must be two unsigned integers"),
-        ("[0,2,4]", "but they must be two unsigned integers"),
-        ("[0]", "but they must be two unsigned integers"),
-        ("2", "but they must be two unsigned integers"),
-        ("[2,0]", "has the data_offsets [2, 0], which end before they begin"),
-        ("[18446744073709551615,18446744073709551617]", "leaves a hole of 18446744073709551615 bytes"),
-        ("[1,3]", "begins at data offset 1, which leaves a hole of 1 bytes after the header"),
-    ],
-)
-def test_malformed_offsets_are_refused(refusal: Refusal, offsets: str, rule: str) -> None:
-    """D69."""
-    raw = f'{{"a":{{"dtype":"U8","shape":[2],"data_offsets":{offsets}}}}}'.encode()
-    message = refusal(blob(raw, b"12"))
-    assert "tensor 'a' " in message
-    assert rule in message
-
-
-@pytest.mark.parametrize(
-    ("second", "rule"),
-    [
-        ((1, 3), "tensor 'b' begins at data offset 1, which overlaps by 1 bytes with tensor 'a'"),
-        ((0, 2), "tensor 'b' begins at data offset 0, which overlaps by 2 bytes with tensor 'a'"),
-        ((3, 5), "tensor 'b' begins at data offset 3, which leaves a hole of 1 bytes after tensor 'a'"),
-        ((2, 9), "tensor 'b' ends at byte"),
-        ((1, 1), "tensor 'b' begins at data offset 1, which overlaps by 1 bytes with tensor 'a'"),
-    ],
-)
-def test_tensors_that_do_not_cover_the_data_are_refused(
-    refusal: Refusal, second: tuple[int, int], rule: str
-) -> None:
-    """D69: overlap, hole, out of the file, an empty tensor inside another."""
-    assert rule in refusal(blob({"a": spec(0, 2), "b": spec(*second)}, b"12345"))
 
 
 def test_empty_tensors_may_share_an_offset_with_others(write: Write) -> None:
@@ -267,62 +125,16 @@ def test_empty_tensors_may_share_an_offset_with_others(write: Write) -> None:
     assert [entry.name for entry in parse_header(write(blob(header, b"12"))).entries] == ["b", "a", "c", "d"]
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "rule"),
-    [
-        ([3], "U8", "has 2 bytes of data, but U8 of shape [3] takes 3"),
-        ([2], "F32", "has 2 bytes of data, but F32 of shape [2] takes 8"),
-        ([2**63, 2], "U8", "overflows 63 bits"),
-        ([2**32, 2**32], "U8", "overflows 63 bits"),
-        ([2**32, 2**32, 0], "U8", "overflows 63 bits"),
-        ([0, 2**32, 2**32], "U8", "overflows 63 bits"),
-        ([2**62, 0], "F32", "overflows 63 bits"),
-        ([10**40], "U8", "each size must be an unsigned integer"),
-        ([-2], "U8", "has the shape [-2], but each size must be an unsigned integer"),
-        ([2.0], "U8", "has the shape [2.0], but each size must be an unsigned integer"),
-        ([True, 2], "U8", "has the shape [True, 2], but each size must be an unsigned integer"),
-        ([[2]], "U8", "each size must be an unsigned integer"),
-        ("2", "U8", "has the shape '2', but it must be an array"),
-        ({"2": 2}, "U8", "but it must be an array"),
-        ([3], "F4", "takes 12 bits (F4 of shape [3]), but must end on a whole byte"),
-        ([1], "F6_E2M3", "takes 6 bits (F6_E2M3 of shape [1]), but must end on a whole byte"),
-    ],
-)
-def test_a_shape_that_contradicts_the_bytes_is_refused(
-    refusal: Refusal, shape: object, dtype: str, rule: str
-) -> None:
-    """D70."""
-    message = refusal(blob({"a": spec(0, 2, dtype=dtype, shape=shape)}, b"12"))
-    assert "tensor 'a' " in message
-    assert rule in message
-
-
 def test_formats_below_a_byte_are_measured_in_bits(write: Write) -> None:
     """D70: the control; F4 and F6 end on a whole byte as a tensor, not as an element."""
     header = {"a": spec(0, 3, dtype="F6_E3M2", shape=[4]), "b": spec(3, 4, dtype="F4", shape=[1, 2])}
     assert [entry.nbytes for entry in parse_header(write(blob(header, b"1234"))).entries] == [3, 1]
 
 
-@pytest.mark.parametrize("trailer", [b"\0", b"PK\x05\x06" + bytes(18), pickle.dumps({"a": 1})])
-def test_trailing_bytes_are_refused(refusal: Refusal, trailer: bytes) -> None:
-    """D71: also a zip's end, which makes the file a zip too, and a pickle."""
-    message = refusal(blob({"a": spec(0, 2)}, b"12" + trailer))
-    assert f"has {len(trailer)} trailing bytes after the data of its last tensor" in message
-    assert "trailing bytes" in refusal(blob({}, trailer))
-
-
 def test_data_short_of_one_byte_is_refused(refusal: Refusal) -> None:
     """D71."""
     message = refusal(blob({"a": spec(0, 2), "b": spec(2, 4)}, b"123"))
     assert re.search(r"tensor 'b' ends at byte (\d+), but the file has \d+: it is truncated", message)
-
-
-@pytest.mark.parametrize("dtype", ["F7", "bf16", "", "F\x1b[31m", None, 8, {"U8": None}])
-def test_an_unknown_dtype_is_refused_by_its_name(refusal: Refusal, dtype: object) -> None:
-    """D72: without its size not even a copy is possible."""
-    message = refusal(blob({"a": spec(0, 2, dtype=dtype)}, b"12"))
-    assert "tensor 'a' has the unknown dtype " in message
-    assert "\x1b" not in message
 
 
 HOSTILE = [
@@ -353,27 +165,6 @@ def test_hostile_names_are_kept_as_names(write: Write) -> None:
     assert [entry.name for entry in entries] == HOSTILE
     assert all(entry.file == path for entry in entries)
     assert sorted(os.listdir(path.parent)) == before
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_names_are_escaped_in_messages(refusal: Refusal, name: str) -> None:
-    """D73: `refusal` checks that the message is one printable line."""
-    message = refusal(blob({name: spec(1, 2)}, b"12"))
-    assert message.isascii()
-    assert len(message) < 1500
-
-
-@pytest.mark.parametrize(
-    "name", ["x" * (MAX_NAME_BYTES + 1), "\u00e9" * (MAX_NAME_BYTES // 2 + 1), "x" * 65536]
-)
-def test_a_name_above_the_limit_is_refused(refusal: Refusal, name: str) -> None:
-    """D73."""
-    assert f"bytes, above the limit of {MAX_NAME_BYTES}; rename it" in refusal(blob({name: spec(0, 1)}, b"1"))
-
-
-def test_half_a_surrogate_pair_in_a_name_is_refused(refusal: Refusal) -> None:
-    """D73: no UTF-8 file could hold it."""
-    assert "has half a surrogate pair in its name" in refusal(blob({"a\ud800": spec(0, 1)}, b"1"))
 
 
 def many(count: int, size: int) -> bytes:

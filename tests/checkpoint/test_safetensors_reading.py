@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import tracemalloc
@@ -155,13 +154,6 @@ def test_a_zip_of_torch_is_named_and_never_unpickled(tmp_path: Path) -> None:
         parse_header(tmp_path / "m.pt")
 
 
-@pytest.mark.parametrize("size", [4, 24, 5000])
-def test_a_gguf_file_is_named(refusal: Refusal, size: int) -> None:
-    """D79: it is named and not parsed."""
-    message = refusal(b"GGUF\x03\0\0\0".ljust(size, b"\0")[:size])
-    assert "is not a safetensors file but a GGUF file; pass the safetensors checkpoint" in message
-
-
 @pytest.mark.parametrize(
     ("head", "what"),
     [
@@ -179,14 +171,6 @@ def test_a_gguf_file_is_named(refusal: Refusal, size: int) -> None:
 def test_other_known_files_are_named(refusal: Refusal, head: bytes, what: str, size: int) -> None:
     """D80: also where the magic, read as a length, lies inside of the file."""
     assert f"is not a safetensors file but {what}" in refusal(head + bytes(size))
-
-
-def test_a_valid_file_whose_length_looks_like_a_magic_is_read(write: Write) -> None:
-    """D80: a header of 0x8b1f bytes begins as gzip does, one of 0x0280 as a pickle."""
-    for length in (0x8B1F, 0x0280):
-        path = write(blob(json.dumps({"a": spec(0, 1)}).encode().ljust(length), b"1"))
-        assert path.read_bytes()[0] in (0x1F, 0x80)
-        assert parse_header(path).entries[0].name == "a"
 
 
 def test_the_bytes_of_booleans_are_not_looked_at(write: Write) -> None:

@@ -40,7 +40,9 @@ from .selection import CONFIG_KEYS, is_fused_experts, module_of
 from .source import MAX_JSON_BYTES, Source
 from .storage import exists, open_file, read_small, shown
 
-_OWN = (PACKED, SCALE, ZERO_POINT, SHAPE, GLOBAL_SCALE)
+# The last says that columns were quantized in another order, which no layout here has.
+_OWN = (PACKED, SCALE, ZERO_POINT, SHAPE, GLOBAL_SCALE, "weight_g_idx")
+_SCALE_DTYPES = ("F64", "F32", "BF16", "F16", "F8_E4M3", "F8_E5M2", "U8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +225,9 @@ def _layer(
     source: Source, known: Known | None,
 ) -> StoredLayer:  # fmt: skip
     groups, ignore = rules
+    scale = tensors.get(SCALE)
+    if scale is not None and scale.dtype not in _SCALE_DTYPES:
+        raise CheckpointError(f"weight_scale is {scale.dtype}, but must be one of {', '.join(_SCALE_DTYPES)}")
     if matches(module, ignore):
         raise CheckpointError(
             "it is quantized, but the configuration ignores it, so loaders would not find it"

@@ -11,7 +11,6 @@ reads too. This module turns schemes into that JSON and back; it opens no file.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +21,7 @@ from ..formats.catalog import CATALOG
 from ..schemes import LAYER_PRESETS, TENSOR_PRESETS, Scheme, ZeroPoint, get_dialect
 from ..schemes.text import words
 from .compressed_tensors import Layout, blocks, layout_of, strategy
+from .patterns import search_from_start
 
 QUANT_METHOD = "compressed-tensors"
 DIALECT = "compressed-tensors"
@@ -212,7 +212,7 @@ def read_config(config: Mapping[str, Any]) -> tuple[tuple[Group, ...], tuple[str
     for group in found.values():
         text = group.get("format") or config.get("format")
         layouts = {layout.value: layout for layout in Layout}
-        if text not in layouts:
+        if not isinstance(text, str) or text not in layouts:
             raise UnsupportedError(f"layout {text!r} cannot be read; {near_misses(str(text), layouts)}")
         arguments, targets = group.get("weights"), group.get("targets")
         if not isinstance(arguments, dict) or not isinstance(targets, list):
@@ -249,7 +249,7 @@ def matches(module: str, targets: Sequence[str], *, linear: bool = False) -> boo
     True
     """
     return any(
-        re.match(target[3:], module) is not None
+        search_from_start(target[3:], module)
         if target.startswith("re:")
         else module == target or (linear and target == LINEAR)
         for target in targets

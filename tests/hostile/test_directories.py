@@ -1,0 +1,60 @@
+"""Every hostile directory: what is said of it, and what each command does with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.hostile.case import Case
+from tests.hostile.directories import DIRECTORIES
+from tests.hostile.files import FILES
+from tests.hostile.quantized import CONFIG, QUANTIZED, WEIGHTS, _case
+from tests.hostile.test_files import said
+
+from zeropoint.checkpoint.inspect import inspect
+from zeropoint.checkpoint.plan import make_plan
+from zeropoint.checkpoint.source import open_source
+from zeropoint.checkpoint.verify import verify
+from zeropoint.errors import CheckpointError, ZeropointError
+
+
+@pytest.mark.parametrize("case", DIRECTORIES, ids=str)
+def test_a_directory_is_accepted_or_refused_in_the_words_that_matter(case: Case, tmp_path: Path) -> None:
+    path = case.write(tmp_path)
+    if case.refusal is None:
+        source = open_source(path)
+        assert source.entries
+        assert all(note.isprintable() for note in source.notes)
+        assert make_plan(source, "int8:channel").weights
+        return
+    with pytest.raises(CheckpointError) as caught:
+        open_source(path)
+    assert said(case.refusal, str(caught.value)), str(caught.value)
+    assert str(caught.value).isprintable()
+    for command in (inspect, verify):
+        with pytest.raises(ZeropointError):
+            command(path)
+
+
+@pytest.mark.parametrize("case", QUANTIZED, ids=str)
+def test_a_wrong_configuration_of_quantized_weights_is_a_problem(case: Case, tmp_path: Path) -> None:
+    path = case.write(tmp_path)
+    assert case.refusal is not None
+    with pytest.raises(ZeropointError) as caught:
+        verify(path).require()
+    assert said(case.refusal, str(caught.value)), str(caught.value)
+    assert str(caught.value).isprintable()
+    assert inspect(path).problems
+
+
+def test_the_configuration_that_the_wrong_ones_change_is_right(tmp_path: Path) -> None:
+    verification = verify(_case("right", "", CONFIG, WEIGHTS).write(tmp_path))
+    assert verification.problems == ()
+    assert verification.values == 8 * 32
+
+
+def test_the_corpus_is_large_and_each_case_its_own() -> None:
+    corpus = (*FILES, *DIRECTORIES, *QUANTIZED)
+    assert len(corpus) == len({str(case) for case in corpus})
+    assert len(corpus) >= 350
+    assert {case.number for case in DIRECTORIES} >= {*range(82, 89), 73, 78, 80}

@@ -1,0 +1,60 @@
+"""Every hostile file: what is said of it, whether safetensors says the same, and what each command does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import safetensors
+from tests.hostile.case import Case
+from tests.hostile.files import DOCUMENTED, FILES
+
+from zeropoint.checkpoint.safetensors_file import parse_header
+from zeropoint.errors import CheckpointError
+
+# The library maps the whole file, and whether a terabyte can be mapped depends on the machine.
+COMPARED = [case for case in FILES if case.number not in (76, 82)]
+
+
+@pytest.mark.parametrize("case", FILES, ids=str)
+def test_a_file_is_accepted_or_refused_in_the_words_that_matter(case: Case, tmp_path: Path) -> None:
+    path = case.write(tmp_path)
+    if case.refusal is None:
+        assert parse_header(path).file_size == path.stat().st_size
+        return
+    with pytest.raises(CheckpointError) as caught:
+        parse_header(path)
+    message = str(caught.value)
+    assert said(case.refusal, message), message
+    assert path.name in message
+    assert message.isascii()
+    assert message.isprintable()
+    assert len(message) < 2000
+
+
+def said(words: str, message: str) -> bool:
+    """Whether a message has the words, or any of several that a bar divides."""
+    return any(part in message for part in words.split("|"))
+
+
+@pytest.mark.parametrize("case", COMPARED, ids=str)
+def test_safetensors_decides_alike_but_for_the_documented_list(case: Case, tmp_path: Path) -> None:
+    path = case.write(tmp_path)
+    try:
+        with safetensors.safe_open(path, "pt") as opened:
+            theirs = set(opened.keys())
+    except safetensors.SafetensorError:
+        theirs = None
+    if case.library is not None:
+        assert case.library in DOCUMENTED
+        assert case.refusal is not None
+        assert theirs is not None, "the library has come to refuse it too: the case is documented no more"
+    else:
+        assert (theirs is None) == (case.refusal is not None)
+    if case.refusal is None:
+        assert {entry.name for entry in parse_header(path).entries} == theirs
+
+
+def test_names_and_numbers_make_each_case_unique() -> None:
+    assert len({str(case) for case in FILES}) == len(FILES)
+    assert {case.number for case in FILES} >= {*range(62, 75), 76, 78, 79, 80, 81}
