@@ -38,8 +38,8 @@ _LONG = "x." * 2000
 # What replaces fields of a right configuration, and the words with which it is refused.
 _CHANGES: tuple[tuple[_Change, str], ...] = (
     (_config(quant_method="gptq"), "quant_method is 'gptq'"),
-    (_config(quant_method=None), "quant_method is None"),
-    (_config(quant_method=["x"]), "quant_method is ['x']"),
+    (_config(quant_method=None), "quantized by a tool that is not known here"),
+    (_config(quant_method=["x"]), "quantized by a tool that is not known here"),
     (_config(config_groups=None), "must be an object of objects"),
     (_config(config_groups=[]), "must be an object of objects"),
     (_config(config_groups={"g": []}), "must be an object of objects"),

@@ -91,7 +91,7 @@ def inspect(path: Place | str) -> Inspection:
         method = None if config is None else str(config.get("quant_method", "unknown"))
         if config is not None:
             stored = find_layers(source)
-            problems += stored.problems
+            problems += map(str, stored.problems)
     except ZeropointError as error:
         problems.append(str(error))
     others = source.entries.values() if stored is None else stored.others

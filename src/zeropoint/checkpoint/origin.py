@@ -26,7 +26,7 @@ from .storage import OpenFile, Place, shown
 from .stored import Stored, StoredLayer, configuration, find_layers
 
 # What belongs to the quantized inputs and outputs of a layer, as the last part of a name.
-_ATTENDANTS = tuple(
+ATTENDANTS = tuple(
     f"{what}_{kind}"
     for what in ("input", "output", "activation")
     for kind in ("scale", "zero_point", "global_scale")
@@ -125,7 +125,7 @@ def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> tuple[Sour
             )
     stored = find_layers(source)
     if stored.problems:
-        listed = "; ".join(stored.problems[:_LISTED])
+        listed = "; ".join(map(str, stored.problems[:_LISTED]))
         raise CheckpointError(f"{place} cannot be dequantized: {listed}; pass the original checkpoint")
     origins = _origins(source, stored, dtype or _declared_dtype(source))
     floats = replace(
@@ -142,7 +142,7 @@ def _origins(source: Source, stored: Stored, dtype: torch.dtype) -> dict[str, Or
     origins = {}
     for layer in stored.layers:
         joint = "." if layer.experts is None else "_"
-        beside = (source.entries.get(f"{layer.module}{joint}{name}") for name in _ATTENDANTS)
+        beside = (source.entries.get(f"{layer.module}{joint}{name}") for name in ATTENDANTS)
         shape = layer.shape if layer.experts is None else (layer.experts, *layer.shape)
         entry = TensorEntry(
             name=layer.name, dtype=FILE_DTYPES[dtype], shape=shape, begin=0,

@@ -35,6 +35,7 @@ from ..formats import Format
 from ..formats.torch_dtypes import format_of
 from ..schemes import Granularity, Scheme
 from .documents import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
+from .problems import Problem
 from .safetensors_file import TensorEntry
 from .selection import CONFIG_KEYS, is_fused_experts, module_of
 from .source import MAX_JSON_BYTES, Source
@@ -90,7 +91,7 @@ class Stored:
     others: tuple[TensorEntry, ...]
     groups: tuple[Group, ...]
     ignore: tuple[str, ...]
-    problems: tuple[str, ...]
+    problems: tuple[Problem, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +142,7 @@ def find_layers(source: Source, known: Mapping[str, Known] | None = None) -> Sto
         try:
             layers.append(_layer(module, tensors, (groups, ignore), source, (known or {}).get(module)))
         except ZeropointError as error:
-            problems.append(f"{printable(module)}: {error}")
+            problems.append(Problem(where=module, what=str(error)))
     taken = {entry.name for tensors in candidates.values() for entry in tensors.values()}
     others = tuple(entry for entry in source.entries.values() if entry.name not in taken)
     return Stored(layers=tuple(layers), others=others, groups=groups, ignore=ignore, problems=tuple(problems))
@@ -161,7 +162,7 @@ def _find_fp8(source: Source, weight: Scheme) -> Stored:
         try:
             layers.append(_fp8_layer(source.entries.get(name), found, weight))
         except ZeropointError as error:
-            problems.append(f"{printable(name)}: {error}")
+            problems.append(Problem(where=name, what=str(error)))
     taken = factors.keys() | {entry.name for found in factors.values() for entry in found}
     others = tuple(entry for entry in source.entries.values() if entry.name not in taken)
     return Stored(layers=tuple(layers), others=others, groups=(), ignore=(), problems=tuple(problems))

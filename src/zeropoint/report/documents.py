@@ -8,9 +8,10 @@ from typing import Any
 from ..checkpoint.decisions import Decision
 from ..checkpoint.inspect import Inspection
 from ..checkpoint.measure import TensorError
+from ..checkpoint.proofs import LayerProof
 from ..checkpoint.run import Outcome, RunResult
 from ..checkpoint.safetensors_file import TensorEntry
-from ..checkpoint.verify import LayerProof, Verification
+from ..checkpoint.verify import Verification
 
 
 def run_document(result: RunResult, *, seconds: float) -> dict[str, Any]:
@@ -69,7 +70,8 @@ def verification_document(verification: Verification, *, seconds: float) -> dict
     error = verification.error
     return {
         "ok": verification.ok,
-        "problems": list(verification.problems),
+        "problems": [{"where": p.where, "what": p.what} for p in verification.problems],
+        "hashed": verification.hashed,
         "notes": list(verification.notes),
         "values": verification.values,
         "kept": verification.kept,

@@ -16,9 +16,10 @@ from rich.text import Text
 from ..checkpoint.decisions import Decision
 from ..checkpoint.inspect import Inspection
 from ..checkpoint.measure import TensorError
+from ..checkpoint.proofs import LayerProof
 from ..checkpoint.run import Outcome, RunResult
 from ..checkpoint.safetensors_file import TensorEntry
-from ..checkpoint.verify import LayerProof, Verification
+from ..checkpoint.verify import Verification
 from .layout import plain
 from .wording import count, decibels, name, pattern, shape, share, short_scheme, size
 
@@ -111,7 +112,7 @@ def verification_report(
         table,
         Text(),
         *_lines(verification.notes, "note: "),
-        *_lines(verification.problems, "problem: "),
+        *_lines(map(str, verification.problems), "problem: "),
         Text(facts + verdict),
     )
 

@@ -1,0 +1,131 @@
+"""What a quantized checkpoint and its original have in common: the same tensors, kept ones to the byte."""
+
+from __future__ import annotations
+
+import reprlib
+import threading
+from collections.abc import Container, Mapping
+from typing import Any
+
+from ..errors import printable
+from .originals import Original
+from .problems import Problem
+from .proofs import Check, OpenFiles
+from .quantize import Scratch
+from .safetensors_file import TensorEntry
+from .selection import module_of
+from .source import CONFIG, Source
+from .stored import Stored
+
+# What a tool writes anew when it saves a configuration; all else describes the model.
+_REWRITTEN = frozenset(
+    (
+        "quantization_config", "compression_config", "transformers_version", "_name_or_path", "_commit_hash",
+        "dtype", "torch_dtype", "use_cache",
+    )
+)  # fmt: skip
+
+
+class _Compare(Check):
+    """Compare some bytes of a kept tensor with the original's."""
+
+    def __init__(
+        self, pair: tuple[TensorEntry, TensorEntry], start: int, size: int, files: OpenFiles
+    ) -> None:
+        super().__init__(pair[0].name, size)
+        self.pair = pair
+        self.start = start
+        self.files = [files[entry.file] for entry in pair]
+
+    def run(self, scratch: Scratch, stop: threading.Event) -> None:  # noqa: ARG002
+        """See :class:`Task`."""
+        buffer = scratch.buffer
+        views = [memoryview(buffer)[: self.nbytes], memoryview(buffer)[self.nbytes : 2 * self.nbytes]]
+        for view, entry, file in zip(views, self.pair, self.files, strict=True):
+            file.read_into(view, entry.begin + self.start)
+        if views[0] != views[1]:
+            self.report("its bytes are not those of the original")
+
+
+def kept_tensors(
+    stored: Stored, original: Original, attendants: Container[str], files: OpenFiles, *, chunk: int
+) -> tuple[list[Problem], list[Check]]:
+    """Return what is missing, surplus or of another shape, and the comparisons of all kept tensors.
+
+    attendants: names of tensors that belong to quantized layers and need no original. chunk: bytes of each
+    side that a comparison reads; its buffer holds both.
+    """
+    problems, accounted = _layers(stored, original)
+    tasks: list[Check] = []
+    for entry in stored.others:
+        first = original.source.entries.get(entry.name)
+        if first is None:
+            if entry.name not in attendants:
+                problems.append(Problem(where=entry.name, what="the original has no such tensor"))
+            continue
+        accounted.add(entry.name)
+        if (first.dtype, first.shape) != (entry.dtype, entry.shape):
+            theirs = f"but the original has {first.dtype} of shape {list(first.shape)}"
+            problems.append(
+                Problem(where=entry.name, what=f"{entry.dtype} of shape {list(entry.shape)}, {theirs}")
+            )
+            continue
+        tasks += [
+            _Compare((entry, first), start, min(chunk, entry.nbytes - start), files)
+            for start in range(0, entry.nbytes, chunk)
+        ]
+    broken = {problem.where for problem in stored.problems}
+    problems += [
+        Problem(where=name, what="it is missing")
+        for name in sorted(original.entries.keys() - accounted)
+        if module_of(name) not in broken and name not in broken
+    ]
+    return problems, tasks
+
+
+def _layers(stored: Stored, original: Original) -> tuple[list[Problem], set[str]]:
+    """Return layers and experts that only one side has, and the names of the originals of the others."""
+    problems: list[Problem] = []
+    accounted: set[str] = set()
+    split: set[str] = set()
+    for layer in stored.layers:
+        weight = original.weight_of(layer)
+        if weight is None:
+            problems.append(Problem(where=layer.module, what="the original has no such weight of its shape"))
+            continue
+        accounted.add(weight.origin.entry.name)
+        if layer.experts is None:
+            split.add(weight.origin.entry.name)
+    present = {layer.module for layer in stored.layers} | {problem.where for problem in stored.problems}
+    problems += [
+        Problem(where=module, what="this expert is missing")
+        for module, weight in original.matrices.items()
+        if weight.origin.entry.name in split and module not in present
+    ]
+    return problems, accounted
+
+
+def configuration_problems(source: Source, original: Source) -> list[Problem]:
+    """Return where config.json describes another model than the original's does.
+
+    Only what both say is compared, since tools add and leave out defaults, and not what they write anew.
+    """
+    if source.config is None or original.config is None:
+        return []
+    return [
+        Problem(where=CONFIG, what=f"it says {key} {ours}, but the original says {theirs}")
+        for key, ours, theirs in _differences(source.config, original.config)
+    ]
+
+
+def _differences(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = ""
+) -> list[tuple[str, str, str]]:
+    found = []
+    for key in ours.keys() & theirs.keys() - _REWRITTEN:
+        a, b = ours[key], theirs[key]
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += _differences(a, b, f"{prefix}{key}.")
+        elif a != b and not (a != a and b != b):  # NaN equals NaN here
+            found.append((printable(prefix + key), reprlib.repr(a), reprlib.repr(b)))
+    return sorted(found)

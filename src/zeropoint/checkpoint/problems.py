@@ -1,0 +1,24 @@
+"""What is wrong with a checkpoint, as values: where, and what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import printable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong.
+
+    where: the module, tensor or file as it is named. what: the rest of the sentence.
+
+    >>> str(Problem(where="model.norm.weight", what="it is missing"))
+    "'model.norm.weight': it is missing"
+    """
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{printable(self.where)}: {self.what}"

@@ -1,0 +1,189 @@
+"""Decode the quantized layers of a checkpoint, part by part, and compare them with the original.
+
+For each element, ``|x - decode(code)|`` must not exceed the bound that format and scale rule imply
+(params/bounds.py); the bound is computed from the stored scales alone. Scales must be finite and positive; of
+two levels, a block's scale may be 0 where all its codes are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..codecs.compressed_tensors import SCALE, Layout, decode
+from ..errors import ZeropointError
+from ..formats import FloatFormat
+from ..layout.blocks import reduce_blocks, spread_blocks
+from ..tensor import QuantizedTensor
+from .decoding import alignment, read_lines
+from .limits import Limits, value_bytes
+from .measure import ErrorSum, TensorError
+from .originals import OriginalWeight
+from .problems import Problem
+from .quantize import Scratch
+from .storage import OpenFile, Place, open_file
+from .stored import StoredLayer
+from .workers import Task
+
+_CHECK_BYTES = 64
+"""Temporaries for each number of a tile: values, errors and bounds in float64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProof:
+    """What was found of one layer: its error, and the largest error of an element in parts of its bound.
+
+    Both are None when there was no original to compare with.
+    """
+
+    layer: StoredLayer
+    error: TensorError | None
+    of_bound: float | None
+
+
+class OpenFiles(dict[Place, OpenFile]):
+    """Files opened once for reading, at the first demand, and closed with ``stack``."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        super().__init__()
+        self._stack = stack
+
+    def __missing__(self, path: Place) -> OpenFile:
+        file = self[path] = open_file(path)
+        self._stack.callback(file.close)
+        return file
+
+
+class Check(Task):
+    """A task that looks for problems and keeps those that it finds."""
+
+    def __init__(self, name: str, nbytes: int) -> None:
+        super().__init__(name, nbytes)
+        self.problems: list[Problem] = []
+
+    def report(self, what: str) -> None:
+        """Keep a problem with what the task is about."""
+        self.problems.append(Problem(where=self.name, what=what))
+
+
+class LayerCheck:
+    """The check of one layer, in parts of some rows.
+
+    layer: what is stored. weight: the original, or None. files: all files of both, open.
+    """
+
+    def __init__(self, layer: StoredLayer, weight: OriginalWeight | None, files: OpenFiles) -> None:
+        self.layer = layer
+        self.weight = weight
+        self.files = {file: files[file] for file in (entry.file for entry in layer.tensors.values())}
+        if weight is not None:
+            self.files |= {file: files[file] for file in weight.origin.files}
+        self.error = ErrorSum((layer.experts or 1) * layer.shape[0], layer.shape[1])
+        self.parts: list[_Part] = []
+
+    def rows(self, limits: Limits) -> int:
+        """Return the rows of a part."""
+        cost = value_bytes(self.layer.weight, self.layer.dtype) + _CHECK_BYTES
+        if self.weight is not None:
+            cost += (
+                _CHECK_BYTES if self.weight.origin.layer is not None else self.weight.origin.dtype.itemsize
+            )
+        return limits.rows(self.layer.shape[1], alignment(self.layer), cost)
+
+    def buffer_bytes(self, limits: Limits) -> int:
+        """Return the bytes of the original that a part reads."""
+        return 0 if self.weight is None else self.rows(limits) * self.weight.row_bytes
+
+    def tasks(self, limits: Limits) -> Sequence[Check]:
+        """Return the work."""
+        height, step = self.layer.shape[0], self.rows(limits)
+        self.parts = [
+            _Part(self, expert, start, min(step, height - start))
+            for expert in range(self.layer.experts or 1)
+            for start in range(0, height, step)
+        ]
+        return self.parts
+
+    def proof(self) -> LayerProof:
+        """Return what was found."""
+        error = self.error.total
+        worst = None if error is None else max((part.ratio for part in self.parts), default=0.0)
+        return LayerProof(layer=self.layer, error=error, of_bound=worst)
+
+
+class _Part(Check):
+    """Decode some rows of one expert, and compare them with the original."""
+
+    def __init__(self, check: LayerCheck, expert: int, start: int, rows: int) -> None:
+        super().__init__(check.layer.module, rows * check.layer.shape[1] * check.layer.dtype.itemsize)
+        self.check = check
+        self.expert = expert
+        self.start = start
+        self.rows = rows
+        self.ratio = 0.0
+
+    def run(self, scratch: Scratch, stop: threading.Event) -> None:  # noqa: ARG002
+        """See :class:`Task`."""
+        layer, shape = self.check.layer, (self.rows, self.check.layer.shape[1])
+        lines = read_lines(layer, self.check.files, self.start, self.rows, expert=self.expert)
+        q = decode(layer.layout, lines, layer.weight, shape=shape, dtype=layer.dtype)
+        # Such a format has no sign, so the bit would be ignored here but not by every engine.
+        if layer.layout is Layout.NVFP4 and bool(torch.signbit(lines[SCALE].float()).any()):
+            self.report(f"{self._where()}: a scale is negative")
+        try:
+            q.params.validate()
+        except ZeropointError as error:
+            self.report(f"{self._where()}: {error}")
+        if self.problems:
+            return
+        block = _lost_block(q)
+        if block is not None:
+            self.report(f"{self._where()}: the scale of block {block} is 0, but not all of its codes are")
+        decoded = q.dequantize(torch.float32)
+        if not bool(torch.isfinite(decoded).all()):
+            self.report(f"{self._where()} decode to values that are not finite")
+        elif self.check.weight is not None:
+            self._compare(q, decoded, scratch.buffer)
+
+    def _compare(self, q: QuantizedTensor, decoded: torch.Tensor, buffer: bytearray) -> None:
+        assert self.check.weight is not None
+        first = self.expert * self.check.layer.shape[0] + self.start
+        x = self.check.weight.read(self.check.files, first, self.rows, buffer).to(q.dtype)
+        self.ratio = _of_bound(x, decoded, q)
+        self.check.error.add(x, q, first)
+        if self.ratio > 1:
+            self.report(f"{self._where()} are off by up to {self.ratio:.3g} times the proven bound")
+
+    def _where(self) -> str:
+        expert = "" if self.check.layer.experts is None else f"expert {self.expert}, "
+        return f"{expert}rows from {self.start} on"
+
+
+def _lost_block(q: QuantizedTensor) -> tuple[int, ...] | None:
+    """Return the first block whose scale is 0 although not all of its codes are zeros, or None.
+
+    Only the finest of several scales can be 0 at all.
+    """
+    element = q.scheme.element
+    if len(q.scales) < 2 or not isinstance(element, FloatFormat):
+        return None
+    empty = q.scales[0].float() == 0
+    if not bool(empty.any()):
+        return None
+    # Without the sign, what is left of a code of a float is 0 for zeros alone.
+    magnitude = (q.codes.to(torch.int16) & (element.code_count // 2 - 1)).float()
+    lost = empty & (reduce_blocks(magnitude, q.scheme.granularity, "amax", 0.0) > 0)
+    return tuple(torch.nonzero(lost)[0].tolist()) if bool(lost.any()) else None
+
+
+def _of_bound(x: torch.Tensor, decoded: torch.Tensor, q: QuantizedTensor) -> float:
+    """Return the largest error of an element in parts of its block's bound."""
+    bound = q.params.error_bound(torch.float32)
+    spread = spread_blocks(bound, q.scheme.granularity, tuple(x.shape))
+    off = (x.double() - decoded.double()).abs_()
+    ratio = torch.where(off == 0, 0.0, off / spread)
+    return float(ratio.max()) if ratio.numel() else 0.0
