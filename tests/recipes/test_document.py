@@ -61,7 +61,7 @@ def test_defaults_are_presets_assignments_or_keep() -> None:
         ("rules: 3", "line 1: rules must be a list"),
         ("- 1", "line 1: this must be a mapping with default, rules"),
         ("rules:\n  - 7", "line 2: this must be a mapping with name"),
-        ("rules:\n  - weight: int4", "line 2: a rule needs a name, a type or a shape"),
+        ("rules:\n  - weight: int4", "line 2: a rule needs a name, a type, a shape or a dtype"),
         ("rules:\n  - name: a\n", "line 2: a rule gives either a preset"),
         ("rules:\n  - name: a\n    preset: w8a8\n    keep: true\n", "line 2: .*exactly one"),
         ("rules:\n  - name: a\n    keep: no\n", "line 3: keep: false gives nothing"),

@@ -11,6 +11,7 @@ reads too. This module turns schemes into that JSON and back; it opens no file.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from ..errors import CheckpointError, FormatError, UnsupportedError, near_misses
 from ..formats import IntFormat
 from ..formats.catalog import CATALOG
+from ..recipes import Activation, Assignment
 from ..schemes import LAYER_PRESETS, TENSOR_PRESETS, Scheme, ZeroPoint, get_dialect
 from ..schemes.text import words
 from .compressed_tensors import Layout, blocks, layout_of, strategy
@@ -48,6 +50,35 @@ class LayerScheme:
     def __post_init__(self) -> None:
         assert self.layout is not None
 
+    @staticmethod
+    def of(assignment: Assignment) -> LayerScheme:
+        """Return the scheme of a layer to which a recipe gives ``assignment``.
+
+        It is named after the preset that says the same, or else by its weight scheme. Raises UnsupportedError
+        for what no layout holds: no weight at all, outputs, inputs with parameters from data.
+        """
+        weight, given = assignment.weight, assignment.input
+        if weight is None or assignment.output is not None:
+            raise UnsupportedError(
+                f"({assignment}) cannot be written to a checkpoint, whose layouts hold weights and schemes of "
+                "inputs; give a weight, and no output"
+            )
+        if given is not None and not given.dynamic:
+            raise UnsupportedError(
+                f"input {given} has parameters from data, which a checkpoint alone does not give; make it "
+                "dynamic"
+            )
+        scheme = None if given is None else given.scheme
+        return LayerScheme(
+            name=_preset_names().get((weight, scheme), str(weight)), weight=weight, input=scheme
+        )
+
+    @property
+    def assignment(self) -> Assignment:
+        """What a recipe gives for it."""
+        given = None if self.input is None else Activation(scheme=self.input, dynamic=True)
+        return Assignment(weight=self.weight, input=given)
+
     @property
     def layout(self) -> Layout:
         """The layout of its tensors."""
@@ -55,6 +86,12 @@ class LayerScheme:
 
     def __str__(self) -> str:
         return self.name
+
+
+@functools.cache
+def _preset_names() -> dict[tuple[Scheme, Scheme | None], str]:
+    layers = [layer_scheme(name) for name, preset in LAYER_PRESETS.items() if not preset.needs_calibration]
+    return {(layer.weight, layer.input): layer.name for layer in layers}
 
 
 def layer_scheme(text: str | LayerScheme) -> LayerScheme:

@@ -76,7 +76,7 @@ def decisions_of(model: nn.Module, recipe: Recipe) -> list[tuple[str, nn.Module,
     Raises RecipeError when a rule is about nothing or tied layers would differ.
     """
     modules = layers_of(model, recipe)
-    subjects = [Subject(name=n, type=_type(m), shape=_shape(m)) for n, m in modules]
+    subjects = [_subject(name, module) for name, module in modules]
     decisions = recipe.decide(subjects)
     found = []
     for (_, module), decision in zip(modules, decisions, strict=True):
@@ -91,10 +91,14 @@ def _type(module: nn.Module) -> str:
     return type(module).__name__.removeprefix("Parametrized" if is_parametrized(module) else "")
 
 
-def _shape(module: nn.Module) -> tuple[int, ...]:
+def _subject(name: str, module: nn.Module) -> Subject:
     # A weight that a hook computes is no parameter.
-    found = (getattr(module, name) for name in kind_of(module).names(module))
-    return next((tuple(weight.shape) for weight in found), ())
+    found = (getattr(module, parameter) for parameter in kind_of(module).names(module))
+    weight = next(found, None)
+    if weight is None:
+        return Subject(name=name, type=_type(module), shape=())
+    dtype = str(weight.dtype).removeprefix("torch.")
+    return Subject(name=name, type=_type(module), shape=tuple(weight.shape), dtype=dtype)
 
 
 def _refusal(module: nn.Module, decision: Decision, recipe: Recipe) -> str | None:

@@ -4,7 +4,7 @@ This package decides from names, types and shapes alone. It knows no model, no c
 """
 
 from .assignment import Activation, Assignment
-from .document import load_recipe, parse_recipe
+from .document import Vocabulary, load_recipe, parse_recipe, read_recipe, recipe_schema
 from .presets import MODEL_PRESETS, model_preset
 from .rules import Decision, Recipe, Rule, Subject
 
@@ -16,7 +16,10 @@ __all__ = [
     "Recipe",
     "Rule",
     "Subject",
+    "Vocabulary",
     "load_recipe",
     "model_preset",
     "parse_recipe",
+    "read_recipe",
+    "recipe_schema",
 ]

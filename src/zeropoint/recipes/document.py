@@ -6,15 +6,20 @@ rules:
     keep: logits are sensitive # true, or the reason
   - type: [Linear, Conv2d]
     shape: "...,%128"
+    dtype: bfloat16
     weight: int4:g128
     input: int8:token dynamic
+
+recipe.schema.json beside this module says the same about keys and kinds of values for editors.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,37 +31,75 @@ from .presets import model_preset
 from .rules import UNNAMED, Recipe, Rule
 
 _TOP = ("default", "rules")
-_MATCH = ("name", "type", "shape")
+_MATCH = ("name", "type", "shape", "dtype")
 _GIVE = ("weight", "input", "output")
 _RULE = (*_MATCH, "preset", *_GIVE, "keep")
 KEEP = "keep"
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """What the words of a document stand for, where models and files give them different meanings.
+
+    preset: the assignment of a preset's name. spelled: the assignment of text forms by ``weight``, ``input``
+    and ``output``. Both raise a ZeropointError for what they do not take.
+    """
+
+    preset: Callable[[str], Assignment]
+    spelled: Callable[[Mapping[str, str]], Assignment]
+
+
+MODELS = Vocabulary(preset=model_preset, spelled=lambda texts: Assignment.of(**texts))
+"""Words for the layers of a model in memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a node stands."""
+    """Where a node stands, and what its words mean."""
 
     file: str
+    words: Vocabulary
     node: Any
 
     def error(self, text: str) -> RecipeError:
-        return RecipeError(f"{self.file}, line {self.node.start_mark.line + 1}: {text}")
+        return RecipeError(f"{self}: {text}")
 
     def at(self, node: Any) -> _Place:
-        return _Place(self.file, node)
+        return _Place(self.file, self.words, node)
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.node.start_mark.line + 1}"
 
 
 def load_recipe(path: Path | str) -> Recipe:
     """Return the recipe in the YAML file at ``path``. Raises RecipeError, which names the line."""
+    return parse_recipe(read_recipe(path), name=Path(path).name)
+
+
+def read_recipe(path: Path | str) -> str:
+    """Return the text of the YAML file at ``path``; raises RecipeError when it cannot be read."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"recipe {printable(str(path))} cannot be read: {error}") from error
-    return parse_recipe(text, name=Path(path).name)
 
 
-def parse_recipe(text: str, *, name: str = "recipe") -> Recipe:
+def recipe_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of recipes, for editors and other tools.
+
+    It knows keys and kinds of values; whether a preset or scheme exists, only parsing tells.
+
+    >>> sorted(recipe_schema()["properties"])
+    ['default', 'rules']
+    """
+    found: dict[str, Any] = json.loads(
+        resources.files(__package__).joinpath("recipe.schema.json").read_text(encoding="utf-8")
+    )
+    return found
+
+
+def parse_recipe(text: str, *, name: str = "recipe", words: Vocabulary = MODELS) -> Recipe:
     """Return the recipe that YAML ``text`` spells; ``name`` stands in messages.
 
     >>> print(parse_recipe("default: w4a16").default.gives)
@@ -71,7 +114,7 @@ def parse_recipe(text: str, *, name: str = "recipe") -> Recipe:
         raise RecipeError(f"{name}{line}: this is no YAML: {reason}") from error
     if root is None:
         raise RecipeError(f"{name}: the recipe is empty; it needs default or rules")
-    place = _Place(name, root)
+    place = _Place(name, words, root)
     fields = _mapping(place, _TOP)
     rules = tuple(_rule(place.at(node)) for node in _items(place, fields.get("rules")))
     return Recipe(
@@ -116,7 +159,9 @@ def _texts(place: _Place) -> tuple[str, ...]:
 def _rule(place: _Place) -> Rule:
     fields = _mapping(place, _RULE)
     if not any(key in fields for key in _MATCH):
-        raise place.error("a rule needs a name, a type or a shape; what is left over belongs to default")
+        raise place.error(
+            "a rule needs a name, a type, a shape or a dtype; what is left over belongs to default"
+        )
     gives, reason = _given(place, fields)
     return _guarded(
         place,
@@ -124,7 +169,8 @@ def _rule(place: _Place) -> Rule:
             name=_text(place.at(fields["name"])) if "name" in fields else "*",
             types=_texts(place.at(fields["type"])) if "type" in fields else (),
             shape=_text(place.at(fields["shape"])) if "shape" in fields else "",
-            gives=gives, reason=reason, place=f"{place.file}, line {place.node.start_mark.line + 1}",
+            dtypes=_texts(place.at(fields["dtype"])) if "dtype" in fields else (),
+            gives=gives, reason=reason, place=str(place),
         ),
     )  # fmt: skip
 
@@ -142,7 +188,7 @@ def _given(place: _Place, fields: dict[str, Any]) -> tuple[Assignment | None, st
         return None, "the recipe keeps it" if text.lower() in ("true", "yes") else text
     if "preset" in fields:
         chosen = place.at(fields["preset"])
-        return _guarded(chosen, lambda: model_preset(_text(chosen))), ""
+        return _guarded(chosen, lambda: place.words.preset(_text(chosen))), ""
     return _assignment(place, fields), ""
 
 
@@ -151,17 +197,16 @@ def _assignment(place: _Place, fields: dict[str, Any]) -> Assignment:
     texts = {key: _text(place.at(fields[key])) for key in _GIVE if key in fields}
     for key, text in texts.items():
         _guarded(place.at(fields[key]), functools.partial(Assignment.of, **{key: text}))
-    return _guarded(place, lambda: Assignment.of(**texts))
+    return _guarded(place, lambda: place.words.spelled(texts))
 
 
 def _default(place: _Place) -> Rule:
-    where = f"{place.file}, line {place.node.start_mark.line + 1}"
     if isinstance(place.node, yaml.MappingNode):
-        return Rule(gives=_assignment(place, _mapping(place, _GIVE)), place=where)
+        return Rule(gives=_assignment(place, _mapping(place, _GIVE)), place=str(place))
     text = _text(place)
     if text == KEEP:
-        return Rule(gives=None, reason="the recipe keeps what it does not name", place=where)
-    return Rule(gives=_guarded(place, lambda: model_preset(text)), place=where)
+        return Rule(gives=None, reason="the recipe keeps what it does not name", place=str(place))
+    return Rule(gives=_guarded(place, lambda: place.words.preset(text)), place=str(place))
 
 
 def _guarded(place: _Place, make: Callable[[], T]) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..errors import RecipeError, near_misses, printable
@@ -17,11 +17,17 @@ _AXIS = re.compile(r"\*|(?P<op>>=|<=|%|)(?P<number>[1-9][0-9]*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What a rule looks at: a module's dotted name, the name of its class, and its weight's shape."""
+    """What a rule looks at: a module's dotted name, the name of its class, and its weight's shape and dtype.
+
+    dtype: as torch spells it, or empty where none is known. parameter: another name that the module may be
+    called by, such as that of its weight in a file; empty for none.
+    """
 
     name: str
     type: str
     shape: tuple[int, ...]
+    dtype: str = ""
+    parameter: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +36,8 @@ class Rule:
 
     name: a glob, or ``re:`` and a regular expression that must match the whole name. types: names of classes,
     any if empty. shape: one entry an axis, joined by commas: ``*``, ``N``, ``>=N``, ``<=N`` or ``%N`` (a
-    multiple of N); a leading ``...`` stands for any number of axes; empty for any shape.
+    multiple of N); a leading ``...`` stands for any number of axes; empty for any shape. dtypes: of weights,
+    as torch spells them, any if empty.
     gives: schemes, or None to leave the module alone. reason: why it is left alone, in words. place: where
     the rule is written, for messages.
 
@@ -44,6 +51,7 @@ class Rule:
     name: str = "*"
     types: tuple[str, ...] = ()
     shape: str = ""
+    dtypes: tuple[str, ...] = ()
     gives: Assignment | None
     reason: str = ""
     place: str = ""
@@ -54,12 +62,16 @@ class Rule:
 
     def matches(self, subject: Subject) -> bool:
         """Return whether the rule is about ``subject``."""
-        named = _name_pattern(self.name).fullmatch(subject.name) is not None
-        return named and (not self.types or subject.type in self.types) and _fits(self.shape, subject.shape)
+        return (
+            _called_so(self, subject)
+            and _of_type(self, subject)
+            and _of_shape(self, subject)
+            and _of_dtype(self, subject)
+        )
 
     def __str__(self) -> str:
-        kinds = " ".join(self.types)
-        parts = [("name", self.name), ("type", kinds), ("shape", self.shape)]
+        kinds, dtypes = " ".join(self.types), " ".join(self.dtypes)
+        parts = [("name", self.name), ("type", kinds), ("shape", self.shape), ("dtype", dtypes)]
         return ", ".join(f"{key} {value}" for key, value in parts if value)
 
 
@@ -98,6 +110,54 @@ def _holds(op: str, number: int, length: int) -> bool:
     if op == "%":
         return length % number == 0
     return {"*": True, "=": length == number, ">=": length >= number, "<=": length <= number}[op]
+
+
+def _called_so(rule: Rule, subject: Subject) -> bool:
+    match = _name_pattern(rule.name).fullmatch
+    return match(subject.name) is not None or (
+        subject.parameter != "" and match(subject.parameter) is not None
+    )
+
+
+def _of_type(rule: Rule, subject: Subject) -> bool:
+    return not rule.types or subject.type in rule.types
+
+
+def _of_shape(rule: Rule, subject: Subject) -> bool:
+    return not rule.shape or _fits(rule.shape, subject.shape)
+
+
+def _of_dtype(rule: Rule, subject: Subject) -> bool:
+    return not rule.dtypes or subject.dtype in rule.dtypes
+
+
+def _closest_names(rule: Rule, subjects: Sequence[Subject]) -> str:
+    return near_misses(rule.name.removeprefix(REGEX).strip("*."), [s.name for s in subjects][:_COMPARED])
+
+
+def _closest_types(rule: Rule, subjects: Sequence[Subject]) -> str:
+    return near_misses(rule.types[0], {s.type for s in subjects})
+
+
+def _shapes(rule: Rule, subjects: Sequence[Subject]) -> str:  # noqa: ARG001 (a hint like the others)
+    return "the weights have " + ", ".join(sorted({str(s.shape) for s in subjects})[:4])
+
+
+def _closest_dtypes(rule: Rule, subjects: Sequence[Subject]) -> str:
+    return near_misses(rule.dtypes[0], {s.dtype for s in subjects if s.dtype})
+
+
+# The closest name is found by comparing with each, at some microseconds a name.
+_COMPARED = 2000
+_Condition = Callable[[Rule, Subject], bool]
+_Hint = Callable[[Rule, Sequence[Subject]], str]
+_CONDITIONS: tuple[tuple[str, _Condition, _Hint], ...] = (
+    ("name", _called_so, _closest_names),
+    ("type", _of_type, _closest_types),
+    ("shape", _of_shape, _shapes),
+    ("dtype", _of_dtype, _closest_dtypes),
+)
+"""What must hold for a rule to match, in this order, and what to say where nothing is left of which it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,13 +222,10 @@ def _idle(rule: Rule, subjects: Sequence[Subject]) -> str:
     if matched:
         names = ", ".join(matched[:3]) + (f" and {len(matched) - 3} more" if len(matched) > 3 else "")
         return f"{place}rule ({rule}) decides about nothing: earlier rules match {names} first; move it up"
-    named = [s for s in subjects if _name_pattern(rule.name).fullmatch(s.name) is not None]
-    if not named:
-        hint = near_misses(rule.name.removeprefix(REGEX).strip("*."), [s.name for s in subjects][:2000])
-        return f"{place}rule ({rule}) matches no module by name; {hint}"
-    typed = [s for s in named if not rule.types or s.type in rule.types]
-    if not typed:
-        types = near_misses(rule.types[0], {subject.type for subject in named})
-        return f"{place}rule ({rule}) matches no module by type; {types}"
-    shapes = ", ".join(sorted({str(s.shape) for s in typed})[:4])
-    return f"{place}rule ({rule}) matches no module by shape; the weights have {shapes}"
+    left = subjects
+    for word, holds, hint in _CONDITIONS:
+        candidates = [subject for subject in left if holds(rule, subject)]
+        if not candidates:
+            return f"{place}rule ({rule}) matches no module by {word}; {hint(rule, left)}"
+        left = candidates
+    raise AssertionError("a rule that matches nothing fails in some condition")

@@ -77,7 +77,8 @@ class Layer:
     @property
     def subject(self) -> Subject:
         """What rules look at."""
-        return Subject(name=self.name, type=self.type, shape=self.shape)
+        dtype = "" if self.weight is None else str(self.weight.meta["val"].dtype).removeprefix("torch.")
+        return Subject(name=self.name, type=self.type, shape=self.shape, dtype=dtype)
 
 
 def inputs_of(node: fx.Node) -> list[fx.Node]:

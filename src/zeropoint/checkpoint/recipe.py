@@ -1,0 +1,61 @@
+"""Recipes for checkpoints: the same rules as for models, about tensors in files and what compressed-tensors holds.
+
+A rule sees of a tensor: its module's name and its own (`model.layers.0.mlp.up_proj`, with `.weight`), its
+shape, its dtype, and as its type what the default rules take it for (selection.py). Presets are those of
+``--to``, and a scheme's text is one too. This module decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..codecs.compressed_tensors_config import LayerScheme, layer_scheme
+from ..recipes import Assignment, Recipe, Rule, Vocabulary, parse_recipe, read_recipe
+
+_WEIGHT, _INPUT = "weight", "input"
+
+
+def _spelled(texts: Mapping[str, str]) -> Assignment:
+    """Return the assignment of text forms, with a weight scheme's defaults for files."""
+    given = Assignment.of(**texts)
+    weight = layer_scheme(texts[_WEIGHT]).weight if _WEIGHT in texts else None
+    assignment = Assignment(weight=weight, input=given.input, output=given.output)
+    return LayerScheme.of(assignment).assignment
+
+
+CHECKPOINTS = Vocabulary(preset=lambda text: layer_scheme(text).assignment, spelled=_spelled)
+"""Words for the tensors of a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeText:
+    """A recipe as it was written: YAML ``text``, and the ``name`` under which messages quote its lines."""
+
+    text: str
+    name: str = "recipe"
+
+    @staticmethod
+    def read(path: Path | str) -> RecipeText:
+        """Return the recipe in a file; raises RecipeError when it cannot be read."""
+        return RecipeText(text=read_recipe(path), name=Path(path).name)
+
+    @staticmethod
+    def of(scheme: str) -> RecipeText:
+        """Return the recipe that gives one scheme to all linear weights.
+
+        >>> RecipeText.of("w4a16").text
+        'default: "w4a16"'
+        """
+        return RecipeText(text=f"default: {json.dumps(scheme)}", name=f"--to {scheme}")
+
+    def parse(self) -> Recipe:
+        """Return its rules; raises RecipeError, with the line, for a mistake."""
+        return parse_recipe(self.text, name=self.name, words=CHECKPOINTS)
+
+
+def one_scheme(layer: LayerScheme) -> Recipe:
+    """Return the recipe that gives ``layer`` to all linear weights."""
+    return Recipe(default=Rule(gives=layer.assignment))
