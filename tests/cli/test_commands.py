@@ -85,7 +85,7 @@ def test_all_shows_every_tensor(call: Call, model: Path, tmp_path: Path) -> None
 )
 def test_every_preset_is_quantized_and_proven(call: Call, model: Path, tmp_path: Path, scheme: str) -> None:
     made = document(call("quantize", model, tmp_path / "out", "--to", scheme, "--json"))
-    assert made["scheme"]["name"] == scheme
+    assert [s["name"] for s in made["schemes"]] == [scheme]
     assert len(made["weights"]) == 14
     assert 0 < made["error"]["relative"] < 0.2
     assert {t["action"] for t in made["tensors"]} == {"quantized", "kept"}
@@ -97,7 +97,7 @@ def test_every_preset_is_quantized_and_proven(call: Call, model: Path, tmp_path:
 
 def test_a_scheme_of_ones_own_is_taken(call: Call, model: Path, tmp_path: Path) -> None:
     made = document(call("quantize", model, tmp_path / "out", "--to", "int6:g64:asym", "--json"))
-    assert made["scheme"]["weight"].startswith("int6:g64")
+    assert made["schemes"][0]["weight"].startswith("int6:g64")
 
 
 def test_include_and_ignore_decide(call: Call, model: Path, tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ def test_anything_else_is_refused_with_an_example(text: str) -> None:
 
 
 def test_a_scheme_follows_the_layout_it_is_for() -> None:
-    assert str(parse_scheme("int4:g64").weight) == "int4:g64:scale=input:dialect=compressed-tensors"
+    gives = parse_scheme("int4:g64").parse().default.gives
+    assert gives is not None
+    assert str(gives.weight) == "int4:g64:scale=input:dialect=compressed-tensors"
 
 
 def test_an_unknown_scheme_is_compared_with_presets_and_formats() -> None:

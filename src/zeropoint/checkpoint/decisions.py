@@ -1,21 +1,22 @@
-"""The fate of each tensor of a checkpoint under a scheme: quantized or kept, and why.
+"""The fate of each tensor of a checkpoint under a recipe: quantized or kept, and why.
 
 This module joins the selection by name (selection.py) with what the layout can hold; it places nothing.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..codecs.compressed_tensors import unfit
 from ..codecs.compressed_tensors_config import LayerScheme
-from ..errors import CheckpointError, printable
+from ..errors import CheckpointError, RecipeError, printable
+from ..recipes import Decision as Named
+from ..recipes import Recipe, Rule
 from .experts import matrices
 from .safetensors_file import TensorEntry
-from .selection import Choice, Selection, Why, choose, module_of
+from .selection import Choice, Selection, Why, choose, subject_of
 from .source import Source
 
 
@@ -32,37 +33,105 @@ class Decision:
         """Whether the tensor is quantized."""
         return self.layer is not None
 
+    @property
+    def left_alone(self) -> bool:
+        """Whether it is a linear weight that is kept although nobody asked for it."""
+        return self.choice.why in (Why.UNFIT, Why.UNNAMED)
 
-def decide(source: Source, layer: LayerScheme, selection: Selection) -> tuple[Decision, ...]:
+
+def decide(source: Source, recipe: Recipe, selection: Selection) -> tuple[Decision, ...]:
     """Return the fate of every tensor of ``source``, in the order of its entries.
 
-    Raises CheckpointError when an include pattern names nothing that can be quantized, or, under strict, when
-    a linear weight cannot be.
+    The rules of ``recipe`` come before the default rules, which decide about what no rule names and give what
+    the recipe gives by default.
+
+    Raises RecipeError when a rule decides about nothing, or gives a scheme to nothing that can be quantized;
+    CheckpointError when an include pattern names nothing that can be, or, under strict, when a linear weight
+    is left alone although nobody asked for it.
     """
-    decisions = []
-    for entry in source.entries.values():
-        choice = choose(entry, source.entries, selection, source.config or {})
-        if choice.quantize:
-            shapes = {m.shape for m in matrices(entry)}
-            problem = next(filter(None, (unfit(layer.weight, layer.layout, shape) for shape in shapes)), None)
-            if problem is not None or not shapes:
-                choice = Choice(quantize=False, why=Why.UNFIT, reason=problem or "is empty")
-        decisions.append(Decision(entry=entry, choice=choice, layer=layer if choice.quantize else None))
-    misfits = [d for d in decisions if d.choice.why is Why.UNFIT]
+    config = source.config or {}
+    layers = _Layers()
+    decisions, used = [], set()
+    named = recipe.decide(subject_of(entry, config) for entry in source.entries.values())
+    for entry, found in zip(source.entries.values(), named, strict=True):
+        rule = None if found.rule is recipe.default else found.rule
+        choice = choose(entry, source.entries, selection, config, rule=rule)
+        if choice.quantize and found.gives is None:
+            choice = _left_over(recipe.default)
+        layer = layers.of(found.rule) if choice.quantize else None
+        if layer is not None:
+            used.add(id(found.rule))
+            problem = _misfit(entry, layer)
+            if problem is not None:
+                choice, layer = Choice(quantize=False, why=Why.UNFIT, reason=problem), None
+        decisions.append(Decision(entry=entry, choice=choice, layer=layer))
+    _check_rules(recipe, used, named, decisions)
+    _check_includes(selection, decisions)
+    if selection.strict:
+        _check_strict(decisions)
+    return tuple(decisions)
+
+
+class _Layers:
+    """The layer scheme of each rule, made once."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, LayerScheme] = {}
+
+    def of(self, rule: Rule) -> LayerScheme:
+        if id(rule) not in self._made:
+            assert rule.gives is not None
+            self._made[id(rule)] = LayerScheme.of(rule.gives)
+        return self._made[id(rule)]
+
+
+def _left_over(default: Rule) -> Choice:
+    """Return what happens to a weight that no rule names, where the recipe gives nothing by default."""
+    why = Why.USER if default.place else Why.UNNAMED
+    return Choice(quantize=False, why=why, reason=default.reason)
+
+
+def _misfit(entry: TensorEntry, layer: LayerScheme) -> str | None:
+    """Return why the layout cannot hold a weight, or None when it can."""
+    shapes = {m.shape for m in matrices(entry)}
+    if not shapes:
+        return "is empty"
+    return next(filter(None, (unfit(layer.weight, layer.layout, shape) for shape in shapes)), None)
+
+
+def _check_rules(
+    recipe: Recipe, used: set[int], named: Sequence[Named], decisions: Sequence[Decision]
+) -> None:
+    for rule in recipe.rules:
+        if rule.gives is None or id(rule) in used:
+            continue
+        about = [d for d, found in zip(decisions, named, strict=True) if found.rule is rule]
+        if not any(d.choice.why is Why.USER for d in about):
+            raise RecipeError(
+                f"{rule.place}: rule ({rule}) gives a scheme to nothing that can be quantized, only to such "
+                f"as {fate(about[0])}; name weights"
+            )
+
+
+def _check_includes(selection: Selection, decisions: Sequence[Decision]) -> None:
     for pattern in selection.include:
         named = [d for d in decisions if selection.named(pattern, d.entry.name)]
         if not any(d.quantized or d.choice.why is Why.USER for d in named):
             raise CheckpointError(
-                f"pattern {printable(pattern)} of include names only tensors that cannot be quantized to "
-                f"{layer}, such as {fate(named[0])}; leave it out"
+                f"pattern {printable(pattern)} of include names only tensors that cannot be quantized as "
+                f"asked, such as {fate(named[0])}; leave it out"
             )
-    if selection.strict and misfits:
-        listed = "; ".join(fate(d) for d in misfits[:_LISTED])
+
+
+def _check_strict(decisions: Sequence[Decision]) -> None:
+    left = [d for d in decisions if d.left_alone]
+    if left:
+        listed = "; ".join(fate(d) for d in left[:_LISTED])
+        more = f"; and {len(left) - _LISTED} more" if len(left) > _LISTED else ""
         raise CheckpointError(
-            f"{len(misfits)} linear weights cannot be quantized to {layer}: {listed}; ignore them by name, "
-            "or leave out strict"
+            f"{len(left)} linear weights would be left alone: {listed}{more}; ignore them by name, or leave "
+            "out strict"
         )
-    return tuple(decisions)
 
 
 _LISTED = 10
@@ -80,46 +149,3 @@ def nothing_selected(decisions: Sequence[Decision]) -> str:
     listed = ", ".join(f"{count} because: {reason}" for reason, count in reasons)
     count = len(decisions)
     return f"nothing would be quantized: all {count} tensors are kept ({listed}); name some with include"
-
-
-# The sets whose members take one tensor scale together: llm-compressor 0.14,
-# entrypoints/model_free/microscale.py. Engines run each set as one matrix with one scale.
-_FUSED = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"(?P<set>.*(attn|attention))\.[qkv]_proj$",
-        r"(?P<set>.*(attn|attention))\.(wq_a|wkv_a_with_mqa)$",
-        r"(?P<set>.*mlp)\.(gate|up)_proj$",
-        r"(?P<set>.*)w[13]$",
-    )
-)
-
-
-def fused_sets(modules: Sequence[str]) -> dict[str, str]:
-    """Return module to the name of its set, for modules that share a tensor scale with another one."""
-    sets = {}
-    for module in modules:
-        for number, pattern in enumerate(_FUSED):
-            found = pattern.fullmatch(module)
-            if found is not None:
-                sets[module] = f"{found['set']}#{number}"
-                break
-    sizes = Counter(sets.values())
-    return {module: name for module, name in sets.items() if sizes[name] > 1}
-
-
-def split_sets(decisions: Sequence[Decision]) -> list[str]:
-    """Return a warning for each set that engines run as one matrix and that is quantized in part."""
-    fates: dict[str, dict[bool, str]] = {}
-    for d in decisions:
-        for number, pattern in enumerate(_FUSED):
-            found = pattern.fullmatch(module_of(d.entry.name)) if len(d.entry.shape) == 2 else None
-            if found is not None:
-                fates.setdefault(f"{found['set']}#{number}", {})[d.quantized] = d.entry.name
-                break
-    return [
-        f"{printable(both[True])} is quantized and {printable(both[False])} is not, but engines run them as "
-        "one layer"
-        for both in fates.values()
-        if len(both) > 1
-    ]

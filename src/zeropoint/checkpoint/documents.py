@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..codecs.compressed_tensors_config import LINEAR, Group, LayerScheme, quantization_config
+from ..codecs.targets import targets
 from .decisions import Decision
+from .experts import matrices
 from .selection import CONFIG_KEYS, Why, is_fused_experts, module_of
 from .source import CONFIG, INDEX_SUFFIX, SINGLE_FILE, Source
 
@@ -20,7 +22,7 @@ MANIFEST = "zeropoint_manifest.json"
 
 
 def index_and_config(
-    source: Source, decisions: Sequence[Decision], places: Mapping[str, tuple[str, int]], layer: LayerScheme
+    source: Source, decisions: Sequence[Decision], places: Mapping[str, tuple[str, int]]
 ) -> dict[str, str]:
     """Return the index and the configuration, by file name.
 
@@ -30,8 +32,7 @@ def index_and_config(
         "metadata": {"total_size": sum(nbytes for _, nbytes in places.values())},
         "weight_map": {name: places[name][0] for name in sorted(places)},
     }
-    targets = [LINEAR, *odd_targets(decisions)]
-    config = quantization_config([Group(layer=layer, targets=tuple(targets))], _ignored(source, decisions))
+    config = quantization_config(_groups(decisions), _ignored(source, decisions))
     index_name = source.index or SINGLE_FILE + ".index.json"
     assert index_name.endswith(INDEX_SUFFIX)
     texts = {index_name: json.dumps(index, indent=2) + "\n"}
@@ -97,6 +98,27 @@ def _skip(text: str, at: int) -> int:
     while text[at] in " \t\n\r":
         at += 1
     return at
+
+
+def _groups(decisions: Sequence[Decision]) -> list[Group]:
+    """Return the layers of each scheme and what names them: one scheme for the class, several by their names.
+
+    compressed-tensors tries names before classes, vLLM gives all experts the scheme of the class where one is
+    named, and transformers 5.23 gives them the first group whose expressions speak of experts. So no class is
+    named where there are several groups, and that of the experts comes first.
+    """
+    modules: dict[LayerScheme, list[str]] = {}
+    kept = []
+    for decision in decisions:
+        if decision.layer is not None:
+            modules.setdefault(decision.layer, []).extend(m.module for m in matrices(decision.entry))
+        elif len(decision.entry.shape) == 2:
+            kept.append(module_of(decision.entry.name))
+    if len(modules) == 1:
+        return [Group(layer=layer, targets=(LINEAR, *odd_targets(decisions))) for layer in modules]
+    ordered = sorted(modules, key=lambda layer: not any(".experts." in name for name in modules[layer]))
+    found = targets([modules[layer] for layer in ordered], kept)
+    return [Group(layer=layer, targets=names) for layer, names in zip(ordered, found, strict=True)]
 
 
 def odd_targets(decisions: Iterable[Decision]) -> list[str]:

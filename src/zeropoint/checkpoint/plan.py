@@ -17,17 +17,20 @@ from pathlib import Path
 
 import torch
 
-from ..codecs.compressed_tensors import TensorSpec, row_alignment, tensor_specs
+from ..codecs.compressed_tensors import Layout, TensorSpec, row_alignment, tensor_specs
 from ..codecs.compressed_tensors_config import LayerScheme, layer_scheme
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats import RoundingMode
-from .decisions import Decision, decide, fate, fused_sets, nothing_selected, split_sets
+from ..recipes import Recipe
+from .decisions import Decision, decide, fate, nothing_selected
 from .documents import MANIFEST, WEIGHTS_ONLY_CONFIG, index_and_config, odd_targets, tied_heads
 from .experts import matrices
 from .limits import Limits, value_bytes
+from .partners import fused_sets, split_sets
+from .recipe import RecipeText, one_scheme
 from .safetensors_file import DTYPE_BITS, TensorEntry, header_bytes
-from .selection import Selection, Why, check_patterns, module_of, require_unquantized
+from .selection import Selection, check_patterns, module_of, require_unquantized
 from .source import Source
 from .storage import stamp
 
@@ -97,21 +100,27 @@ class OutputShard:
 class Plan:
     """Everything that a run does; see the module.
 
-    texts: name to content of the small files that are written, the index and the configuration. companions:
-    path to bytes of the files that are copied. notes: sentences for the report.
+    recipe, selection: what was asked for. texts: name to content of the small files that are written, the
+    index and the configuration. companions: path to bytes of the files that are copied. notes: sentences for
+    the report.
     """
 
     source: Source
-    layer: LayerScheme
+    recipe: RecipeText
+    selection: Selection
     decisions: tuple[Decision, ...]
     weights: tuple[Weight, ...]
     kept: tuple[Kept, ...]
     shards: tuple[OutputShard, ...]
     texts: Mapping[str, str]
     companions: Mapping[Path, int]
-    selection: Selection
     notes: tuple[str, ...]
     limits: Limits
+
+    @property
+    def layers(self) -> tuple[LayerScheme, ...]:
+        """The schemes of weights, in the order of their first weight."""
+        return tuple(dict.fromkeys(weight.layer for weight in self.weights))
 
     @property
     def source_bytes(self) -> int:
@@ -146,7 +155,7 @@ class Plan:
     @property
     def unfit(self) -> tuple[Decision, ...]:
         """Linear weights that are kept although nobody asked for it."""
-        return tuple(d for d in self.decisions if d.choice.why is Why.UNFIT)
+        return tuple(d for d in self.decisions if d.left_alone)
 
 
 def slab_rows(weight: Weight, limits: Limits) -> int:
@@ -155,50 +164,62 @@ def slab_rows(weight: Weight, limits: Limits) -> int:
 
 
 def make_plan(
-    source: Source, to: str | LayerScheme, *, selection: Selection | None = None, limits: Limits | None = None
+    source: Source, to: str | RecipeText, *, selection: Selection | None = None, limits: Limits | None = None
 ) -> Plan:
-    """Return the plan that quantizes ``source`` to a layer preset or weight scheme.
+    """Return the plan that quantizes ``source`` to a layer preset or weight scheme, or by a recipe.
 
     Raises CheckpointError when the source is quantized already, a pattern matches nothing, two output tensors
-    would have one name, nothing would be quantized or (under ``selection.strict``) a linear weight cannot be;
-    UnsupportedError when no layout holds the scheme; CheckpointError when ``limits`` are too small for one
-    part of a weight.
+    would have one name, nothing would be quantized or (under ``selection.strict``) a linear weight is left
+    alone or layers that engines run as one have several schemes; RecipeError for a malformed recipe and for a
+    rule about nothing; UnsupportedError when no layout holds the scheme; CheckpointError when ``limits`` are
+    too small for one part of a weight.
     """
-    layer, selection, limits = layer_scheme(to), selection or Selection(), limits or Limits.default()
-    if layer.weight.rounding.mode is RoundingMode.STOCHASTIC:
-        raise UnsupportedError(
-            f"{layer} draws random bits by the place in a tensor, but weights are quantized in parts; use "
-            "half_even"
-        )
+    text = RecipeText.of(to) if isinstance(to, str) else to
+    recipe = one_scheme(layer_scheme(to)) if isinstance(to, str) else to.parse()
+    selection, limits = selection or Selection(), limits or Limits.default()
+    _require_deterministic(recipe)
     require_unquantized(list(source.entries.values()), source.config, printable(str(source.root)))
     check_patterns(selection, source.entries)
-    decisions = decide(source, layer, selection)
-    drafts = [(d, m) for d in decisions if d.quantized for m in matrices(d.entry)]
+    decisions = decide(source, recipe, selection)
+    drafts = [(d.entry, d.layer, m) for d in decisions if d.layer is not None for m in matrices(d.entry)]
     if not drafts:
         raise CheckpointError(nothing_selected(decisions))
-    members = _members(decisions, layer)
-    shards, places = _lay_out(source, members)
-    shares = fused_sets([m.module for _, m in drafts]) if layer.layout.value.startswith("nvfp4") else {}
+    split = split_sets(decisions)
+    if split and selection.strict:
+        raise CheckpointError(f"{'; '.join(split)}; give each set one scheme, or leave out strict")
+    shards, places = _lay_out(source, _members(decisions))
+    shares = fused_sets(m.module for _, layer, m in drafts if layer.layout is Layout.NVFP4)
     weights = tuple(
         Weight(
-            module=m.module, source=d.entry, begin=m.begin, shape=m.shape, layer=layer,
-            outputs=tuple(places[name] for name in _names(m.module, layer, m.shape, d.entry)),
+            module=m.module, source=entry, begin=m.begin, shape=m.shape, layer=layer,
+            outputs=tuple(places[name] for name in _names(m.module, layer, m.shape, entry)),
             share=shares.get(m.module),
         )
-        for d, m in drafts
+        for entry, layer, m in drafts
     )  # fmt: skip
     kept = tuple(Kept(source=d.entry, placed=places[d.entry.name]) for d in decisions if not d.quantized)
     located = {name: (placed.shard, placed.nbytes) for name, placed in places.items()}
-    texts = index_and_config(source, decisions, located, layer)
+    texts = index_and_config(source, decisions, located)
     companions = [path for path in source.companions if str(path) not in (*texts, MANIFEST)]
     plan = Plan(
-        source=source, layer=layer, decisions=decisions, weights=weights, kept=kept, shards=shards,
-        texts=texts, companions={path: stamp(source.root / path).size for path in companions},
-        selection=selection, notes=(*source.notes, *_notes(source, decisions)), limits=limits,
+        source=source, recipe=text, selection=selection, decisions=decisions, weights=weights, kept=kept,
+        shards=shards, texts=texts, limits=limits, notes=(*source.notes, *_notes(source, decisions), *split),
+        companions={path: stamp(source.root / path).size for path in companions},
     )  # fmt: skip
     for weight in weights:
         slab_rows(weight, limits)
     return plan
+
+
+def _require_deterministic(recipe: Recipe) -> None:
+    """Raise UnsupportedError for a scheme whose codes would depend on how weights are cut."""
+    for rule in (*recipe.rules, recipe.default):
+        weight = None if rule.gives is None else rule.gives.weight
+        if weight is not None and weight.rounding.mode is RoundingMode.STOCHASTIC:
+            raise UnsupportedError(
+                f"{weight} draws random bits by the place in a tensor, but weights are quantized in parts; "
+                "use half_even"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,13 +236,14 @@ class _Member:
         return math.prod(self.spec.shape) * DTYPE_BITS[self.spec.dtype] // 8
 
 
-def _members(decisions: Iterable[Decision], layer: LayerScheme) -> list[_Member]:
+def _members(decisions: Iterable[Decision]) -> list[_Member]:
     """Return all output tensors; raises CheckpointError when two would have one name."""
     members = []
     for decision in decisions:
         entry = decision.entry
         shard = entry.file.name
-        if not decision.quantized:
+        layer = decision.layer
+        if layer is None:
             spec = TensorSpec(suffix="", dtype=entry.dtype, shape=entry.shape)
             members.append(_Member(name=entry.name, spec=spec, shard=shard, origin=entry.name))
             continue
@@ -292,7 +314,19 @@ def _notes(source: Source, decisions: Sequence[Decision]) -> list[str]:
         f"{printable(module)} is an embedding, which transformers 5.23 cannot read quantized"
         for module in odd_targets(decisions)
     ]
-    notes += [f"kept {fate(d)}" for d in decisions if d.choice.why is Why.UNFIT]
+    notes += _left_alone(decisions)
     if source.config is None:
         notes.append(f"no config.json: the configuration is written to {WEIGHTS_ONLY_CONFIG}")
-    return notes + split_sets(decisions)
+    return notes
+
+
+def _left_alone(decisions: Iterable[Decision]) -> list[str]:
+    """Return a sentence for each reason why linear weights are kept although nobody asked for it."""
+    found: dict[str, list[Decision]] = {}
+    for decision in decisions:
+        if decision.left_alone:
+            found.setdefault(decision.choice.reason, []).append(decision)
+    return [
+        f"kept {fate(same[0])}" + (f", and {len(same) - 1} more for this reason" if len(same) > 1 else "")
+        for same in found.values()
+    ]

@@ -1,4 +1,4 @@
-"""Recipes for checkpoints: the same rules as for models, about tensors in files and what compressed-tensors holds.
+"""Recipes for checkpoints: rules as for models, about tensors in files and what their layouts hold.
 
 A rule sees of a tensor: its module's name and its own (`model.layers.0.mlp.up_proj`, with `.weight`), its
 shape, its dtype, and as its type what the default rules take it for (selection.py). Presets are those of

@@ -1,4 +1,4 @@
-"""Which tensors are quantized: the default rules by name, shape and dtype, and the user's patterns.
+"""Which tensors are quantized: the default rules by name, shape and dtype, and what the user says of it.
 
 This module decides from names, dtypes and shapes alone; it reads no data and knows no file layout. Rules are
 tried in order, the first that applies gives the reason, and every tensor gets one.
@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, near_misses, printable
+from ..recipes import Rule, Subject
 from .safetensors_file import TensorEntry
 
 WEIGHT_DTYPES = ("F32", "BF16", "F16")
@@ -36,6 +38,8 @@ class Why(enum.Enum):
     """The user's pattern said so."""
     UNFIT = "unfit"
     """A linear weight that cannot be quantized as asked; the user did not ask to keep it."""
+    UNNAMED = "unnamed"
+    """A linear weight that no rule of the recipe names, and the recipe has no default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,8 @@ class Selection:
 
     include: patterns of tensors to quantize although the default rules keep them.
     ignore: patterns of tensors to keep; it wins over include.
-    strict: whether a linear weight that cannot be quantized is an error.
+    strict: whether a linear weight that is left alone although nobody asked for it is an error, and so a set
+    of layers that engines run as one but that would not have one scheme.
 
     A pattern is a glob, or ``re:`` and a regular expression that must match from the start; it is tried on
     the tensor's name and on its module's name (without ``.weight``). Raises CheckpointError for a malformed
@@ -118,20 +123,28 @@ _CONV1D_MODELS = frozenset(("gpt2", "openai-gpt", "imagegpt", "decision_transfor
 _CONV1D = re.compile(r"(^|\.)(c_attn|c_proj|c_fc|q_attn)$")
 
 
+_AN_EMBEDDING, _A_NORM, _A_ROUTER, _A_HEAD = "an embedding", "a norm", "a router", "a head"
+_TRANSPOSED = "a transposed Conv1D weight"
+_TYPES = {
+    _AN_EMBEDDING: "Embedding", _A_NORM: "Norm", _A_ROUTER: "Router", _A_HEAD: "Head", _TRANSPOSED: "Conv1D",
+}  # fmt: skip
+"""Why the default rules keep a matrix, to the type that rules see."""
+
+
 def _by_name(module: str, model_type: object) -> str | None:
     """Return why the default rules keep a matrix of this name, or None."""
     *before, last = module.split(".")
     parent = before[-1] if before else ""
     if _EMBEDDING.search(last) or (_EMBEDDING.search(parent) and not last.endswith("proj")):
-        return "an embedding"
+        return _AN_EMBEDDING
     if _NORM.search(last):
-        return "a norm"
+        return _A_NORM
     if _ROUTER.search(last) or parent == "router":
-        return "a router"
+        return _A_ROUTER
     if _HEAD.search(last) or _HEAD_PARENT.search(parent) or _TOP_HEAD.match(module):
-        return "a head"
+        return _A_HEAD
     if model_type in _CONV1D_MODELS and _CONV1D.search(module):
-        return "a transposed Conv1D weight"
+        return _TRANSPOSED
     return None
 
 
@@ -163,12 +176,23 @@ def _experts_problem(entry: TensorEntry, entries: Mapping[str, TensorEntry]) -> 
 
 
 def choose(
-    entry: TensorEntry, entries: Mapping[str, TensorEntry], selection: Selection, config: Mapping[str, Any]
+    entry: TensorEntry,
+    entries: Mapping[str, TensorEntry],
+    selection: Selection,
+    config: Mapping[str, Any],
+    *,
+    rule: Rule | None = None,
 ) -> Choice:
-    """Return what happens to one tensor of a checkpoint, its shape's fit to the blocks aside."""
+    """Return what happens to one tensor of a checkpoint, its shape's fit to the blocks aside.
+
+    rule: the one of a recipe that names the tensor, or None. Patterns to ignore come first, then the rule,
+    patterns to include, and the default rules.
+    """
     pattern = selection.ignored(entry.name)
     if pattern is not None:
         return Choice(quantize=False, why=Why.USER, reason=f"ignored by {printable(pattern)}")
+    if rule is not None and rule.gives is None:
+        return Choice(quantize=False, why=Why.USER, reason=f"{rule.reason} ({rule.place})")
     included = selection.included(entry.name)
     problem = _no_weight(entry)
     if problem is None and is_fused_experts(entry):
@@ -177,14 +201,19 @@ def choose(
             return Choice(quantize=False, why=Why.UNFIT, reason=problem)
     if problem is not None:
         return Choice(quantize=False, why=Why.UNFIT if included else Why.DEFAULT, reason=problem)
+    if rule is not None:
+        return Choice(quantize=True, why=Why.USER, reason=rule.place)
     if included:
         return Choice(quantize=True, why=Why.USER, reason="included by a pattern")
-    model_type = config.get("model_type")
-    if isinstance(config.get("text_config"), dict) and model_type not in _CONV1D_MODELS:
-        model_type = config["text_config"].get("model_type")
-    kept = _by_name(module_of(entry.name), model_type)
+    return _by_default(entry, config)
+
+
+def _by_default(entry: TensorEntry, config: Mapping[str, Any]) -> Choice:
+    """Return what happens to a matrix of floats of which the user says nothing."""
+    kept = _by_name(module_of(entry.name), _model_type(config))
     if kept is not None:
-        return Choice(quantize=False, why=Why.DEFAULT, reason=kept)
+        why = Why.UNFIT if kept == _TRANSPOSED else Why.DEFAULT
+        return Choice(quantize=False, why=why, reason=kept)
     if entry.dtype == "F64":
         return Choice(
             quantize=False,
@@ -193,6 +222,32 @@ def choose(
         )
     fused = "fused experts" if is_fused_experts(entry) else "a linear weight"
     return Choice(quantize=True, why=Why.LINEAR, reason=fused)
+
+
+def _model_type(config: Mapping[str, Any]) -> object:
+    """Return the kind of model, that of the text part where there are several."""
+    model_type = config.get("model_type")
+    if isinstance(config.get("text_config"), dict) and model_type not in _CONV1D_MODELS:
+        return config["text_config"].get("model_type")
+    return model_type
+
+
+def subject_of(entry: TensorEntry, config: Mapping[str, Any]) -> Subject:
+    """Return what the rules of a recipe look at in a tensor.
+
+    Its type is what the default rules take it for: Linear, Embedding, Norm, Router, Head, Conv1D or Other.
+    """
+    module = module_of(entry.name)
+    kept = _by_name(module, _model_type(config))
+    kind = _TYPES[kept] if kept is not None else "Other" if _no_weight(entry) else "Linear"
+    dtype = TORCH_DTYPES.get(entry.dtype)
+    return Subject(
+        name=module,
+        type=kind,
+        shape=entry.shape,
+        dtype=entry.dtype if dtype is None else str(dtype).removeprefix("torch."),
+        parameter=entry.name,
+    )
 
 
 def _no_weight(entry: TensorEntry) -> str | None:

@@ -16,18 +16,18 @@ from zeropoint import __version__
 from ..checkpoint.inspect import inspect as inspect_checkpoint
 from ..checkpoint.limits import Limits
 from ..checkpoint.plan import make_plan
+from ..checkpoint.recipe import RecipeText
 from ..checkpoint.run import run as run_plan
 from ..checkpoint.selection import Selection
 from ..checkpoint.source import open_source
 from ..checkpoint.verify import verify as verify_checkpoint
-from ..codecs.compressed_tensors_config import LayerScheme
 from ..errors import ZeropointError
 from ..report.documents import inspection_document, run_document, verification_document
 from ..report.formats import formats_document, formats_table, page_document, page_table
 from ..report.tables import inspection_report, run_report, verification_report
 from .output import ReaderGoneError, fail, progress, show, show_json
 from .signals import Interrupted, interruptible
-from .values import parse_scheme, parse_size
+from .values import one_of, parse_recipe, parse_scheme, parse_size
 
 # The base class of all errors about the command line. Newer versions of typer no longer take it from click.
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
@@ -42,6 +42,16 @@ Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Threads; 
 Memory = Annotated[
     int | None,
     typer.Option(metavar="SIZE", parser=parse_size, help="Most memory of the process; default: 2G."),
+]
+
+
+To = Annotated[
+    RecipeText | None,
+    typer.Option(metavar="SCHEME", parser=parse_scheme, help="Preset or scheme, such as w4a16 or int4:g64."),
+]
+RecipeFile = Annotated[
+    RecipeText | None,
+    typer.Option("--recipe", metavar="FILE", parser=parse_recipe, help="Rules in YAML; in place of --to."),
 ]
 
 
@@ -71,12 +81,8 @@ def top(
 def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     source: Annotated[str, typer.Argument(metavar="SRC", help=_READ)],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write.")],
-    to: Annotated[
-        LayerScheme,
-        typer.Option(
-            metavar="SCHEME", parser=parse_scheme, help="Preset or scheme, such as w4a16 or int4:g64."
-        ),
-    ],
+    to: To = None,
+    recipe: RecipeFile = None,
     include: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Quantize these too: a glob, or re:REGEX. Repeatable."),
@@ -89,7 +95,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     max_memory: Memory = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="OUT may hold files already.")] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Fail when a linear weight cannot be quantized as asked.")
+        bool, typer.Option("--strict", help="Fail when a linear weight is left alone unasked.")
     ] = False,
     everything: Everything = False,
     as_json: AsJson = False,
@@ -104,10 +110,13 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize Llama-3.2-1B Llama-3.2-1B-W4A16 --to w4a16
       zeropoint quantize SRC OUT --to mxfp4 --ignore '*.down_proj' --max-memory 1G
       zeropoint quantize SRC OUT --to int4:g64:asym --workers 2 --json
+      zeropoint quantize SRC OUT --recipe mixed.yaml --strict
     """  # noqa: D301
     selection = Selection(include=tuple(include or ()), ignore=tuple(ignore or ()), strict=strict)
     start = time.perf_counter()
-    plan = make_plan(open_source(source), to, selection=selection, limits=Limits.default(workers, max_memory))
+    asked = one_of({"--to": to, "--recipe": recipe})
+    limits = Limits.default(workers, max_memory)
+    plan = make_plan(open_source(source), asked, selection=selection, limits=limits)
     with progress("quantizing") as on_progress:
         result = run_plan(plan, out, overwrite=overwrite, on_progress=on_progress)
     seconds = time.perf_counter() - start

@@ -1,17 +1,21 @@
-"""What the words of the command line mean: sizes and schemes. Wrong ones are usage errors."""
+"""What the words of the command line mean: sizes, schemes and recipes. Wrong ones are usage errors."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import TypeVar
 
 import typer
 
-from ..codecs.compressed_tensors_config import LayerScheme, layer_scheme
+from ..checkpoint.recipe import RecipeText
+from ..codecs.compressed_tensors_config import layer_scheme
 from ..errors import FormatError, ZeropointError, near_misses
 from ..formats import ALIASES, CATALOG
 from ..schemes import LAYER_PRESETS, TENSOR_PRESETS
 
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
+T = TypeVar("T")
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -32,17 +36,17 @@ def parse_size(text: str) -> int:
     return nbytes
 
 
-def parse_scheme(text: str) -> LayerScheme:
-    """Return the layer scheme that ``text`` asks for.
+def parse_scheme(text: str) -> RecipeText:
+    """Return the recipe that gives all linear weights the layer scheme that ``text`` asks for.
 
     Raises typer.BadParameter: with the closest names for an unknown one, with the reason for one that no
     layout holds or that needs calibration.
 
-    >>> parse_scheme("w4a16").layout.value
-    'pack-quantized'
+    >>> parse_scheme("w4a16").name
+    '--to w4a16'
     """
     try:
-        return layer_scheme(text)
+        layer_scheme(text)
     except FormatError as error:
         head = text.strip().partition(":")[0]
         if not head.isidentifier():
@@ -51,3 +55,24 @@ def parse_scheme(text: str) -> LayerScheme:
         raise typer.BadParameter(f"scheme {head!r} is unknown; {near_misses(head, known)}") from error
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
+    return RecipeText.of(text)
+
+
+def one_of(options: Mapping[str, T | None]) -> T:
+    """Return the one value that was given; raises typer.BadParameter unless exactly one option was."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if len(given) != 1:
+        found = " and ".join(given) or "none"
+        raise typer.BadParameter(f"give exactly one of {', '.join(options)}; {found} is given")
+    (value,) = given.values()
+    return value
+
+
+def parse_recipe(path: str) -> RecipeText:
+    """Return the recipe in the file at ``path``; raises typer.BadParameter when it is none."""
+    try:
+        recipe = RecipeText.read(path)
+        recipe.parse()
+    except ZeropointError as error:
+        raise typer.BadParameter(str(error)) from error
+    return recipe

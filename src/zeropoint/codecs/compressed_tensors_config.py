@@ -60,8 +60,8 @@ class LayerScheme:
         weight, given = assignment.weight, assignment.input
         if weight is None or assignment.output is not None:
             raise UnsupportedError(
-                f"({assignment}) cannot be written to a checkpoint, whose layouts hold weights and schemes of "
-                "inputs; give a weight, and no output"
+                f"({assignment}) cannot be written to a checkpoint, whose layouts hold weights and schemes "
+                "of inputs; give a weight, and no output"
             )
         if given is not None and not given.dynamic:
             raise UnsupportedError(

@@ -116,6 +116,8 @@ def parse_recipe(text: str, *, name: str = "recipe", words: Vocabulary = MODELS)
         raise RecipeError(f"{name}: the recipe is empty; it needs default or rules")
     place = _Place(name, words, root)
     fields = _mapping(place, _TOP)
+    if not fields:
+        raise place.error(f"the recipe is empty; it needs {' or '.join(_TOP)}")
     rules = tuple(_rule(place.at(node)) for node in _items(place, fields.get("rules")))
     return Recipe(
         rules=rules, default=_default(place.at(fields["default"])) if "default" in fields else UNNAMED

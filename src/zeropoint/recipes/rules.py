@@ -132,7 +132,9 @@ def _of_dtype(rule: Rule, subject: Subject) -> bool:
 
 
 def _closest_names(rule: Rule, subjects: Sequence[Subject]) -> str:
-    return near_misses(rule.name.removeprefix(REGEX).strip("*."), [s.name for s in subjects][:_COMPARED])
+    names = [subject.name for subject in subjects[:_COMPARED]]
+    known = {*names, *(name.rpartition(".")[2] for name in names)}
+    return near_misses(rule.name.removeprefix(REGEX).strip("*."), known)
 
 
 def _closest_types(rule: Rule, subjects: Sequence[Subject]) -> str:
@@ -157,7 +159,7 @@ _CONDITIONS: tuple[tuple[str, _Condition, _Hint], ...] = (
     ("shape", _of_shape, _shapes),
     ("dtype", _of_dtype, _closest_dtypes),
 )
-"""What must hold for a rule to match, in this order, and what to say where nothing is left of which it holds."""
+"""What must hold for a rule to match, in this order, and what to say where it holds of nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from ..checkpoint.proofs import LayerProof
 from ..checkpoint.run import Outcome, RunResult
 from ..checkpoint.safetensors_file import TensorEntry
 from ..checkpoint.verify import Verification
+from ..codecs.compressed_tensors_config import LayerScheme
 
 
 def run_document(result: RunResult, *, seconds: float) -> dict[str, Any]:
@@ -20,12 +21,7 @@ def run_document(result: RunResult, *, seconds: float) -> dict[str, Any]:
     return {
         "source": str(plan.source.root),
         "output": str(result.path),
-        "scheme": {
-            "name": str(plan.layer),
-            "weight": str(plan.layer.weight),
-            "input": None if plan.layer.input is None else str(plan.layer.input),
-            "layout": plan.layer.layout.value,
-        },
+        "schemes": [_layer(layer) for layer in plan.layers],
         "source_bytes": plan.source_bytes,
         "output_bytes": plan.output_bytes,
         "quantized_values": plan.quantized_values,
@@ -88,10 +84,18 @@ def _entry(entry: TensorEntry) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _layer(layer: LayerScheme) -> dict[str, Any]:
+    return {
+        "name": str(layer), "weight": str(layer.weight),
+        "input": None if layer.input is None else str(layer.input), "layout": layer.layout.value,
+    }  # fmt: skip
+
+
 def _decision(decision: Decision) -> dict[str, Any]:
     return {
         **_entry(decision.entry),
         "action": "quantized" if decision.quantized else "kept",
+        "scheme": None if decision.layer is None else str(decision.layer),
         "why": decision.choice.why.value,
         "reason": decision.choice.reason,
     }

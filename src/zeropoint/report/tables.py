@@ -33,10 +33,10 @@ def run_report(result: RunResult, *, seconds: float, everything: bool = False) -
     """
     plan = result.plan
     ratio = plan.source_bytes / max(1, plan.output_bytes)
-    layout = plan.layer.layout.value
+    layouts = ", ".join(dict.fromkeys(layer.layout.value for layer in plan.layers))
     facts = [
         f"{size(plan.source_bytes)} -> {size(plan.output_bytes)} ({ratio:.2f}x smaller) in {seconds:.1f} s",
-        f"{count(plan.quantized_values, 'number')} at {plan.bits_per_value:.3f} bits in {layout}",
+        f"{count(plan.quantized_values, 'number')} at {plan.bits_per_value:.3f} bits in {layouts}",
         f"relative error {result.error.relative:.4f}, SQNR {decibels(result.error.sqnr_db)} dB",
     ]
     return Group(
@@ -120,7 +120,7 @@ def verification_report(
 def _headline(decision: Decision) -> str:
     if decision.layer is None:
         return f"kept: {decision.choice.reason}"
-    return f"quantized to {decision.layer}: {decision.choice.reason}"
+    return f"quantized to {short_scheme(str(decision.layer))}: {decision.choice.reason}"
 
 
 def _kind(entry: TensorEntry) -> tuple[str, tuple[int, ...]]:
