@@ -20,7 +20,7 @@ SPLITS = {
     "by nothing": [LAYERS[::3], LAYERS[1::3], LAYERS[2::3]],
     "without numbers": [["pooler.dense", "lm_head"], ["classifier"]],
     "numbers at the ends": [["0.auto.layers.1", "0.auto.layers.10"], ["1.auto.layers.1", "0.auto.layers.2"]],
-    "odd signs": [["m.layers.0.a-b+c", "m.layers.0.a(b"], ["m.layers.0.a.b"]],
+    "odd signs": [["m.layers.0.a-b+c", "m.layers.0.a(b", "m.(x.0.a"], ["m.layers.0.a.b", "m.(x.1.a"]],
     "one tail twice": [
         ["vision.layers.0.up", "text.layers.1.up"],
         ["text.layers.0.up", "vision.layers.1.up"],
