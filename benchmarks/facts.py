@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -34,6 +35,13 @@ def describe(facts: dict[str, Any]) -> str:
     processor = f"{facts['cpu']}, {facts['cores']} cores, {' '.join(facts['simd'])}"
     load = f"{facts['memory_gib']} GiB, load {facts['load_average'][0]}"
     return f"{processor}, {load}; Python {facts['python']}, {packages}; commit {facts['zeropoint']['commit']}"
+
+
+def record(path: Path | None, facts: dict[str, Any], **figures: Any) -> None:
+    """Write figures from the machine of ``facts``, with its load by now; nothing without a path."""
+    if path is not None:
+        told = {"machine": facts | {"load_average_after": machine()["load_average"]}, **figures}
+        path.write_text(json.dumps(told, indent=1) + "\n")
 
 
 def _cpu_name() -> str:

@@ -13,7 +13,6 @@ llama.cpp's C come from an environment of their own, made by benchmarks/peers.sh
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import warnings
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from typing import Any
 import cases as c
 import ggml_peer
 import torch
-from facts import describe, fail, machine
+from facts import describe, fail, machine, record
 from figures import Row, summary, table
 from rich.console import Console
 from timing import Copies, in_turns
@@ -204,12 +203,8 @@ def main() -> None:
     for threads in args.threads:
         console.print(table(rows, threads))
     console.print(summary(rows), highlight=False)
-    if args.json is not None:
-        facts["load_average_after"] = machine()["load_average"]
-        settings = {"rows": SIDE, "cols": SIDE, "rounds": args.rounds, "threads": args.threads}
-        everything = {"machine": facts, "settings": settings, "checks": found}
-        everything["rows"] = [row.record() for row in rows]
-        args.json.write_text(json.dumps(everything, indent=1) + "\n")
+    settings = {"rows": SIDE, "cols": SIDE, "rounds": args.rounds, "threads": args.threads}
+    record(args.json, facts, settings=settings, checks=found, rows=[row.record() for row in rows])
     if args.strict and any(row.below_copy or row.too_slow for row in rows):
         raise SystemExit(1)
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import runpy
 import statistics
 import subprocess
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -21,11 +21,10 @@ from dataclasses import asdict, dataclass
 from importlib.resources import as_file, files
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from facts import describe, fail, machine
+from facts import describe, fail, machine, record
 from rich.console import Console
 from rich.table import Table
 from timing import in_turns
@@ -37,9 +36,9 @@ from zeropoint.models import Conversion, QuantizedLinear, calibrate, quantize_mo
 from zeropoint.recipes import model_preset
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "examples"))
-from demo import QUERIES, SENTENCES  # noqa: E402  (found through the line above)
-
+_DEMO = runpy.run_path(str(HERE.parent / "examples" / "demo.py"))
+"""What the example defines."""
+QUERIES, SENTENCES = _DEMO["QUERIES"], _DEMO["SENTENCES"]
 PRESETS = ("w8a8", "w8a8_static", "w4a8", "w8a16", "w4a16", "fp8")
 NEAR = 2e-5
 """Largest difference to the reference, relative to the largest output: sums of 1536 products in float32."""
@@ -256,13 +255,7 @@ def main() -> None:
         warnings.simplefilter("ignore")  # transformers warns of its own deprecations
         results = measure(args, path, console)
     console.print(table(results, args.batches, args.threads))
-    if args.json is not None:
-        found: dict[str, Any] = {
-            "machine": facts,
-            "threads": args.threads,
-            "ways": [asdict(r) for r in results],
-        }
-        args.json.write_text(json.dumps(found, indent=1))
+    record(args.json, facts, threads=args.threads, ways=[asdict(r) for r in results])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ less than half. Counting is bound by one load, addition and store for each numbe
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import warnings
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from facts import describe, fail, machine
+from facts import describe, fail, machine, record
 from rich.console import Console
 from rich.table import Table
 from timing import in_turns
@@ -191,10 +190,7 @@ def main() -> None:
                 if args.only in label:
                     rows.append(measure(label, statistic, data, 5 if args.quick else 20))
         console.print(table(rows, threads))
-    if args.json is not None:
-        facts["load_average_after"] = machine()["load_average"]
-        everything = {"machine": facts, "side": SIDE, "rows": [row.record() for row in rows]}
-        args.json.write_text(json.dumps(everything, indent=1) + "\n")
+    record(args.json, facts, side=SIDE, rows=[row.record() for row in rows])
 
 
 if __name__ == "__main__":

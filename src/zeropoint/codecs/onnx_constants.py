@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from ..formats.torch_dtypes import format_of, storage_dtype
-from ..models.graph.program import tensor_at
+from ..models.graph.program import args_of, operator_of, tensor_at
 from ..params import QuantizationParams
 from ..schemes import Scheme
 from ..tensor import QuantizedTensor
@@ -35,7 +35,7 @@ def constant(module: fx.GraphModule, node: fx.Node) -> torch.Tensor:
         return tensor_at(module, str(node.target)).detach()
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: constant(module, each))
     with torch.no_grad():
-        result: torch.Tensor = node.target(*args, **kwargs)  # type: ignore[operator]
+        result: torch.Tensor = operator_of(node)(*args, **kwargs)
     return result
 
 
@@ -62,10 +62,10 @@ def params_at(
 
 def quantized_at(module: fx.GraphModule, node: fx.Node) -> QuantizedTensor:
     """Return the tensor that a ``zeropoint.dequantize`` of constants brings back."""
-    data, scales, zero, text, sides, _, own_dtype = node.args
-    shape = tuple(int(side) for side in sides)  # type: ignore[union-attr,arg-type]
-    params = params_at(module, Scheme.parse(text), (scales, zero), shape, own_dtype)  # type: ignore[arg-type]
-    return QuantizedTensor(data=constant(module, data), params=params, shape=shape, dtype=own_dtype)  # type: ignore[arg-type]
+    data, scales, zero, text, sides, _, own_dtype = args_of(node)
+    shape = tuple(int(side) for side in sides)
+    params = params_at(module, Scheme.parse(text), (scales, zero), shape, own_dtype)
+    return QuantizedTensor(data=constant(module, data), params=params, shape=shape, dtype=own_dtype)
 
 
 def maker_of(data: fx.Node) -> fx.Node | None:
@@ -81,10 +81,9 @@ def picked_rows(node: object) -> tuple[Any, fx.Node | None]:
     if not isinstance(node, fx.Node) or node.target not in PICKING:
         return node, None
     if node.target is aten.index_select.default:
-        table, axis, index = node.args
+        table, axis, index = args_of(node)
     else:
-        table, indices = node.args
-        assert isinstance(indices, (list, tuple))
+        table, indices = args_of(node)
         axis, index = len(indices) - 1, indices[0]
     return (table, index) if axis == 0 and isinstance(index, fx.Node) else (node, None)
 

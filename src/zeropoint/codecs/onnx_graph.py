@@ -8,8 +8,9 @@ module knows the operators and nothing of files.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -17,7 +18,7 @@ from torch import fx
 from ..errors import UnsupportedError
 from ..formats import IntFormat
 from ..models.graph.matrices import SHAPING
-from ..models.graph.program import put
+from ..models.graph.program import args_of, operator_of, put
 from ..schemes import Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from . import onnx_activations
@@ -83,16 +84,13 @@ class Rewriter:
 
     def _open(self, node: fx.Node) -> None:
         """Write a linear layer on integer codes as the float product of what its codes stand for."""
-        x, params, weight, scales, bias, text, weight_text, dtype = node.args
-        assert isinstance(x, fx.Node)
-        assert isinstance(weight, fx.Node)
-        assert isinstance(params, (list, tuple))
+        x, params, weight, scales, bias, text, weight_text, dtype = args_of(node)
         value = x.meta["val"]
         shape = [constant(self.module, weight).shape[0], value.shape[-1]]
         with self.module.graph.inserting_before(node):
             if not params:
                 parts = self._call(ops.quantize_dynamic.default, (x, text))
-                scheme = Scheme.parse(str(text))
+                scheme = Scheme.parse(text)
                 count = 1 + len(scheme.scales) + (scheme.zero_point is not ZeroPoint.NONE)
                 params = [self._call(operator.getitem, (parts, index)) for index in range(1, count)]
             zero = params[1] if len(params) > 1 else None
@@ -105,14 +103,13 @@ class Rewriter:
         self._swap(node, product)
 
     def _replace(self, node: fx.Node) -> None:
-        source, scales, zero = node.args[:3]
-        assert isinstance(source, fx.Node)
+        source, scales, zero = args_of(node)[:3]
         if node.target is ops.fake_quantize.default:
-            self._activation(node, source, (scales, zero))  # type: ignore[arg-type]
+            self._activation(node, source, (scales, zero))
             return
         maker = maker_of(source)
         if maker is not None:
-            self._activation(node, maker.args[0], (scales, zero))  # type: ignore[arg-type]
+            self._activation(node, args_of(maker)[0], (scales, zero))
         elif is_constant(source):
             self._weight(node)
         else:
@@ -185,7 +182,7 @@ class Rewriter:
         except UnsupportedError:
             if not self.allow_float:
                 raise
-            values = q.dequantize(node.args[5])  # type: ignore[arg-type]
+            values = q.dequantize(args_of(node)[5])
             return _Written(codes=q.data, paths=[put(self.module, name, values)])
         moved = _moved(weight, chain)
         weight, count = (weight, 0) if moved is None else (moved, len(chain))
@@ -206,12 +203,12 @@ class Rewriter:
         table, index = picked_rows(node.args[0])
         if index is None or not is_constant(table):
             raise UnsupportedError("its codes are computed in the graph")
-        scales = [picked_rows(scale)[0] for scale in node.args[1]]  # type: ignore[union-attr]
-        zero = None if node.args[2] is None else picked_rows(node.args[2])[0]
-        assert isinstance(node.args[4], (list, tuple))
-        shape = [constant(self.module, table).shape[0], *node.args[4][1:]]
+        _, scales, zero, text, sides, *dtypes = args_of(node)
+        tables = [picked_rows(scale)[0] for scale in scales]
+        zeros = None if zero is None else picked_rows(zero)[0]
+        shape = [constant(self.module, table).shape[0], *sides[1:]]
         with self.module.graph.inserting_before(node):
-            args = (table, scales, zero, node.args[3], shape, *node.args[5:])
+            args = (table, tables, zeros, text, shape, *dtypes)
             whole = self._call(ops.dequantize.default, args)
             whole.meta["nn_module_stack"] = node.meta.get("nn_module_stack", {})
             picked = self._call(aten.index_select.default, (whole, 0, index))
@@ -221,8 +218,8 @@ class Rewriter:
     def _constant(self, path: str, tensor: torch.Tensor) -> fx.Node:
         return self.module.graph.get_attr(put(self.module, path, tensor))
 
-    def _call(self, target: object, args: tuple[object, ...]) -> fx.Node:
-        return self.module.graph.call_function(target, args)  # type: ignore[arg-type]
+    def _call(self, target: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
+        return self.module.graph.call_function(target, args)
 
     def _swap(self, node: fx.Node, result: fx.Node) -> None:
         """Let ``result`` stand for ``node``; what led to ``node`` alone is cleaned away later."""
@@ -254,7 +251,7 @@ def _moved(weight: StoredWeight, chain: Sequence[fx.Node]) -> StoredWeight | Non
 
     def through(tensor: torch.Tensor) -> torch.Tensor:
         for node in chain:
-            tensor = node.target(tensor, *node.args[1:])  # type: ignore[operator]
+            tensor = operator_of(node)(tensor, *node.args[1:])
         return tensor
 
     codes = through(weight.codes).contiguous()

@@ -134,10 +134,8 @@ def quantize(
 
 
 @quantize.register_fake
-def _(
-    x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str
-) -> torch.Tensor:
-    return _fake_data(x, Scheme.parse(scheme))
+def _(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return _fake_data(x, Scheme.parse(rest[-1]))
 
 
 @operator("dequantize")
@@ -164,15 +162,8 @@ def dequantize(
 
 
 @dequantize.register_fake
-def _(
-    data: torch.Tensor,
-    scales: list[torch.Tensor],
-    zero_point: torch.Tensor | None,
-    scheme: str,
-    shape: list[int],
-    dtype: torch.dtype,
-    own_dtype: torch.dtype,
-) -> torch.Tensor:
+def _(data: torch.Tensor, *rest: Any) -> torch.Tensor:
+    *_, shape, dtype, _own_dtype = rest
     return data.new_empty(shape, dtype=dtype)
 
 
@@ -188,9 +179,7 @@ def fake_quantize(
 
 
 @fake_quantize.register_fake
-def _(
-    x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str
-) -> torch.Tensor:
+def _(x: torch.Tensor, *_rest: Any) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
@@ -210,30 +199,21 @@ def fake_quantize_backward(
 
 
 @fake_quantize_backward.register_fake
-def _(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    scales: list[torch.Tensor],
-    zero_point: torch.Tensor | None,
-    scheme: str,
-) -> torch.Tensor:
+def _(grad: torch.Tensor, *_rest: Any) -> torch.Tensor:
     return grad.new_empty(grad.shape)
 
 
-def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[object, ...], output: torch.Tensor) -> None:
-    x, scales, zero_point, ctx.scheme = inputs  # type: ignore[attr-defined]
-    ctx.count = len(scales)  # type: ignore[attr-defined,arg-type]
-    extra = [] if zero_point is None else [zero_point]
-    ctx.save_for_backward(x, *scales, *extra)  # type: ignore[arg-type,misc]
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, scales, zero_point, ctx.scheme = inputs
+    ctx.count = len(scales)
+    ctx.save_for_backward(x, *scales, *([] if zero_point is None else [zero_point]))
 
 
-def _straight_through(
-    ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor
-) -> tuple[torch.Tensor, list[None], None, None]:
-    x, *rest = ctx.saved_tensors  # type: ignore[attr-defined]
-    scales, zeros = rest[: ctx.count], rest[ctx.count :]  # type: ignore[attr-defined]
-    gradient = fake_quantize_backward(grad, x, scales, zeros[0] if zeros else None, ctx.scheme)  # type: ignore[attr-defined]
-    return gradient, [None] * ctx.count, None, None  # type: ignore[attr-defined]
+def _straight_through(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, list[None], None, None]:
+    x, *rest = ctx.saved_tensors
+    scales, zeros = rest[: ctx.count], rest[ctx.count :]
+    gradient = fake_quantize_backward(grad, x, scales, zeros[0] if zeros else None, ctx.scheme)
+    return gradient, [None] * ctx.count, None, None
 
 
 fake_quantize.register_autograd(_straight_through, setup_context=_keep)
@@ -270,14 +250,5 @@ def linear(
 
 
 @linear.register_fake
-def _(
-    x: torch.Tensor,
-    params: list[torch.Tensor],
-    weight: torch.Tensor,
-    weight_scales: list[torch.Tensor],
-    bias: torch.Tensor | None,
-    scheme: str,
-    weight_scheme: str,
-    weight_dtype: torch.dtype,
-) -> torch.Tensor:
+def _(x: torch.Tensor, _params: list[torch.Tensor], weight: torch.Tensor, *_rest: Any) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))

@@ -130,8 +130,7 @@ def plan(
     >>> plan("quantize", "int8:channel", (8, 256)).identity
     'cpu/quantize/int8:channel/float32[8, 256]/chosen'
     """
-    operand = Operand(shape=tuple(shape), dtype=dtype, strides=strides, device=_resolved(device))
-    return _plan(_signature(op, scheme, operand))
+    return _plan(_signature(op, scheme, shape, dtype, strides=strides, device=device))
 
 
 def can_implement(
@@ -148,12 +147,20 @@ def can_implement(
     >>> can_implement("quantize", "int8", (4,), torch.float64).reasons["cpu"]
     'torch.float64 is computed in float64'
     """
-    operand = Operand(shape=tuple(shape), dtype=dtype, strides=strides, device=_resolved(device))
-    signature = _signature(op, scheme, operand)
+    signature = _signature(op, scheme, shape, dtype, strides=strides, device=device)
     return explain(signature.request(signature.op))
 
 
-def _signature(op: str, scheme: str | Scheme | QuantizationParams, operand: Operand) -> Signature:
+def _signature(
+    op: str,
+    scheme: str | Scheme | QuantizationParams,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    *,
+    strides: tuple[int, ...] | None,
+    device: str | torch.device,
+) -> Signature:
+    operand = Operand(shape=tuple(shape), dtype=dtype, strides=strides, device=_resolved(device))
     known = {member.value: member for member in _CALLS}
     if op not in known:
         raise UnsupportedError(f"op (={op!r}) must be one of {', '.join(known)}")
@@ -162,7 +169,8 @@ def _signature(op: str, scheme: str | Scheme | QuantizationParams, operand: Oper
         params = fit_params(scheme, operand.shape, operand.dtype)
         _require_device(params, operand.device)
         params.validate()
-    parsed = params.scheme if params is not None else Scheme.parse(scheme)  # type: ignore[arg-type]
+        scheme = params.scheme
+    parsed = Scheme.parse(scheme)
     # A granularity with more axes than the tensor is an error of the plan, not of its first run.
     parsed.granularity.block_shape(operand.shape)
     return Signature(op=known[op], scheme=parsed, params=params, operand=operand, code_range=None)

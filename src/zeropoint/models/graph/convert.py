@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
@@ -22,7 +24,7 @@ from ..dynamic_quantize import DynamicQuantize
 from ..learners import LEARNERS
 from .matrices import sunk
 from .prepare import PLAN, Planned, insert
-from .program import cleaned, copied, evaluate, graph_of, put, tensor_at
+from .program import args_of, cleaned, copied, evaluate, graph_of, operator_of, put, tensor_at
 
 ops = torch.ops.zeropoint
 aten = torch.ops.aten
@@ -104,9 +106,8 @@ def _matrix(module: fx.GraphModule, node: fx.Node) -> torch.Tensor:
     """Return the weight that ``node`` reads, in the form that it is quantized in."""
     if node.op == "get_attr":
         return tensor_at(module, str(node.target)).detach()
-    source, *rest = node.args
-    assert isinstance(source, fx.Node)
-    result: torch.Tensor = node.target(_matrix(module, source), *rest)  # type: ignore[operator]
+    source, *rest = args_of(node)
+    result: torch.Tensor = operator_of(node)(_matrix(module, source), *rest)
     return result.contiguous()
 
 
@@ -233,8 +234,8 @@ class _Writer:
             self.kept[path, id(tensor)] = put(self.module, path, bytes_of(tensor.detach()))
         return self.module.graph.get_attr(self.kept[path, id(tensor)])
 
-    def _call(self, target: object, args: tuple[object, ...]) -> fx.Node:
-        return self.module.graph.call_function(target, args)  # type: ignore[arg-type]
+    def _call(self, target: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
+        return self.module.graph.call_function(target, args)
 
     def _replace(self, node: fx.Node, result: fx.Node) -> None:
         if "val" in node.meta:

@@ -17,11 +17,14 @@ from torch import fx
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 from .layers import Layer
-from .program import attribute, put, tensor_at
+from .program import args_of, attribute, put, tensor_at
 
 aten = torch.ops.aten
 
-_NORMALIZATIONS = {aten.batch_norm.default: 7, aten._native_batch_norm_legit_no_training.default: 6}
+_NORMALIZATIONS: dict[object, int] = {
+    aten.batch_norm.default: 7,
+    aten._native_batch_norm_legit_no_training.default: 6,
+}
 """Operator to the position of its epsilon."""
 _BIAS = 2
 
@@ -68,12 +71,11 @@ def _is_alone(module: fx.GraphModule, node: fx.Node, weight: fx.Node) -> bool:
 def _fold(module: fx.GraphModule, layer: Layer, norm: fx.Node) -> None:
     (node,) = layer.nodes
     assert layer.weight is not None
-    given = [None if arg is None else tensor_at(module, str(arg.target)) for arg in norm.args[1:5]]  # type: ignore[union-attr]
+    given = [None if arg is None else tensor_at(module, str(arg.target)) for arg in args_of(norm)[1:5]]
     weight, bias, mean, variance = given
-    eps = norm.args[_NORMALIZATIONS[norm.target]]  # type: ignore[index]
+    eps: float = args_of(norm)[_NORMALIZATIONS[norm.target]]
     assert mean is not None
     assert variance is not None
-    assert isinstance(eps, float)
     product = tensor_at(module, str(layer.weight.target))
     added = node.args[_BIAS] if len(node.args) > _BIAS else None
     start = tensor_at(module, str(added.target)) if isinstance(added, fx.Node) else torch.zeros_like(mean)

@@ -21,7 +21,7 @@ from .program import attribute, tensor_at
 
 aten = torch.ops.aten
 
-PRODUCTS = {
+PRODUCTS: dict[object, tuple[str, int]] = {
     aten.linear.default: ("Linear", 1),
     aten.matmul.default: ("Linear", 1),
     aten.mm.default: ("Linear", 1),
@@ -42,7 +42,7 @@ CONVOLUTIONS = frozenset({
     aten.convolution.default,
     *(target for target, (kind, _) in PRODUCTS.items() if kind.startswith("Conv")),
 })  # fmt: skip
-MEETINGS = {
+MEETINGS: dict[object, str] = {
     aten.add.Tensor: "Add",
     aten.add_.Tensor: "Add",
     aten.mul.Tensor: "Multiply",
@@ -51,8 +51,10 @@ MEETINGS = {
 """Operator to the type under which a rule names it."""
 TURNS = (aten.t.default, aten.transpose.int, aten.permute.default, aten.numpy_T.default)
 """Operators that transpose a matrix."""
-_GROUPS = {aten.conv_transpose1d.default: 6, aten.conv_transpose2d.input: 6, aten.conv_transpose3d.input: 6,
-           aten.convolution.default: 8}  # fmt: skip
+_GROUPS: dict[object, int] = {
+    aten.conv_transpose1d.default: 6, aten.conv_transpose2d.input: 6, aten.conv_transpose3d.input: 6,
+    aten.convolution.default: 8,
+}  # fmt: skip
 """Position of the number of groups."""
 
 
@@ -188,7 +190,7 @@ def _product(module: fx.GraphModule, node: fx.Node) -> Layer | None:
 def _form(node: fx.Node, kind: str, shape: tuple[int, ...]) -> Form:
     if not kind.startswith("ConvTranspose"):
         return matrices.flat(shape)
-    position = _GROUPS[node.target]  # type: ignore[index]
+    position = _GROUPS[node.target]
     groups = node.args[position] if len(node.args) > position else 1
     assert isinstance(groups, int)
     return matrices.transposed(shape, groups)
@@ -198,7 +200,7 @@ def _kind(node: fx.Node) -> tuple[str, int] | None:
     if node.target is aten.convolution.default:
         rank, transposed = len(node.meta["val"].shape) - 2, node.args[6]
         return f"Conv{'Transpose' if transposed else ''}{rank}d", 1
-    return PRODUCTS.get(node.target) if node.op == "call_function" else None  # type: ignore[call-overload]
+    return PRODUCTS.get(node.target) if node.op == "call_function" else None
 
 
 def _parameter(arg: object) -> tuple[fx.Node | None, bool]:
@@ -238,7 +240,7 @@ def _stack(node: fx.Node) -> tuple[str, str | None]:
 
 def _meeting(node: fx.Node, named: set[str], used: Counter[str]) -> Layer | None:
     """Return the layer of a node where two or more tensors of floats meet, if a rule names it."""
-    kind = MEETINGS.get(node.target) if node.op == "call_function" else None  # type: ignore[call-overload]
+    kind = MEETINGS.get(node.target) if node.op == "call_function" else None
     if kind not in named or kind is None:
         return None
     parts = inputs_of(node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
@@ -71,10 +72,11 @@ def _own_parameters(module: fx.GraphModule) -> None:
     """Give the graph tensors of its own, so that training does not change the model it was exported from."""
     known: dict[int, torch.Tensor] = {}
     for owner in module.modules():
-        for held in (owner._parameters, owner._buffers):
+        stores: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
+        for held in stores:
             for name, tensor in held.items():
                 if tensor is not None:
-                    held[name] = known.setdefault(id(tensor), copy.deepcopy(tensor))  # type: ignore[assignment]
+                    held[name] = known.setdefault(id(tensor), copy.deepcopy(tensor))
 
 
 def annotated(module: fx.GraphModule, recipe: Recipe | str) -> list[tuple[Layer, Decision]]:

@@ -5,6 +5,7 @@ This module knows nothing of quantization.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,6 +59,17 @@ def copied(graph: fx.Graph) -> fx.Graph:
 
 def _lacks_shape(node: fx.Node) -> bool:
     return node.op == "placeholder" and "val" not in node.meta
+
+
+def args_of(node: fx.Node) -> tuple[Any, ...]:
+    """Return the positional arguments of a node, whose types its operator knows and torch does not say."""
+    return node.args
+
+
+def operator_of(node: fx.Node) -> Callable[..., Any]:
+    """Return what a node calls."""
+    assert callable(node.target)
+    return node.target
 
 
 def tensor_at(module: torch.nn.Module, path: str) -> torch.Tensor:
