@@ -55,3 +55,22 @@ def test_ternary_codes_follow_bitnet() -> None:
 def test_a_factor_that_gives_no_range_is_refused(factor: float) -> None:
     with pytest.raises(RangeError, match=r"factor \(=.*\) must be positive and finite"):
         AbsoluteMean(factor=factor)
+
+
+@pytest.mark.parametrize(
+    "granularity", [Granularity.tensor(), Granularity.channel(0), Granularity.channel(-1)]
+)
+@pytest.mark.parametrize("lowest", [1, 40, 200])
+def test_sums_are_exact_however_far_apart_their_numbers_lie(lowest: int, granularity: Granularity) -> None:
+    """512 numbers with all their bits set, and one that is ``reach`` exponents smaller."""
+    for reach in range(16, 26):
+        for order in (1, -1):
+            fields = torch.full((512,), lowest + reach, dtype=torch.int32)
+            fields[5 if order > 0 else 500] = lowest
+            x = (fields << 23 | 0x7FFFFF).view(torch.float32)
+            x = x.reshape(1, -1) if granularity != Granularity.channel(-1) else x.reshape(-1, 1)
+            statistic = AbsoluteMean(granularity=granularity, shape=tuple(x.shape))
+            exact = sum(Fraction(value) for value in x.double().flatten().tolist()) / 512
+            assert statistic.mean(statistic.measure(x)).item() == float(exact)
+            limbs = statistic.measure(x)["limbs"].flatten().tolist()
+            assert sum(limb << 32 * i for i, limb in enumerate(limbs)) == exact * 512 * 2**149

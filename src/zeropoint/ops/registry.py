@@ -114,10 +114,11 @@ class Counter(Protocol):
         mantissa bits, then negative ones.
         """
 
-    def mantissas(self, x: torch.Tensor, runs: Runs) -> tuple[Extremes, torch.Tensor, torch.Tensor]:
-        """Return the extremes, sums of float32 mantissas by exponent field, and counts.
+    def sums(self, x: torch.Tensor, runs: Runs) -> tuple[Extremes, torch.Tensor, torch.Tensor]:
+        """Return the extremes, exact sums of the magnitudes as float32, and counts.
 
-        Sums are int64 (blocks, 255), counts int64 (blocks, 1).
+        Sums are int64 (blocks, 10): limbs of 32 bits, the lowest first, in units of 2**-149; a limb may be
+        larger. Counts are int64 (blocks, 1).
         """
 
 

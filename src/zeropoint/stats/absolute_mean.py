@@ -1,4 +1,4 @@
-"""The mean of ``|x|``, summed without rounding: integers, one for each exponent of float32."""
+"""The mean of ``|x|``, summed without rounding: as an integer of 320 bits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from ..errors import RangeError
 from ..layout.runs import runs_of
 from ..ops.library import counter_for
-from .float_bits import EXPONENTS, SMALLEST_EXPONENT, magnitude_bits
+from .float_bits import LIMB_BITS, LIMBS, SMALLEST_EXPONENT, carried, magnitude_bits
 from .statistic import Batch, State, Statistic
 
 _FRACTION_BITS = 23
@@ -25,9 +25,8 @@ class AbsoluteMean(Statistic):
     factor: 1 for BitNet's absmean weights (arXiv:2402.17764, equation 3: the scale of ternary codes is the
         mean itself), ``2 * sqrt(qmax)`` for the first step size of LSQ (arXiv:1902.08153, section 2.1).
 
-    A magnitude is ``mantissa * 2 ** exponent`` with a mantissa below 2**24: one int64 sum of mantissas for
-    each of the 255 exponents is exact for up to 2**39 numbers: batches, orders and processes give the same
-    sum. Numbers of float64 are rounded to float32 first.
+    A sum is an integer, in units of the smallest subnormal float32, in limbs of 32 bits: exact, so that
+    batches, orders and processes give the same one. Numbers of float64 are rounded to float32 first.
 
     Raises RangeError for a factor that is not positive.
 
@@ -44,9 +43,9 @@ class AbsoluteMean(Statistic):
             raise RangeError(f"factor (={self.factor}) must be positive and finite")
 
     def empty(self) -> State:
-        """Return sums of nothing: one for each block and exponent, and the count of each block."""
+        """Return sums of nothing: the limbs and the count of each block."""
         return {
-            "mantissas": torch.zeros((*self.grid, EXPONENTS), dtype=torch.int64),
+            "limbs": torch.zeros((*self.grid, LIMBS), dtype=torch.int64),
             "counts": torch.zeros(self.grid, dtype=torch.int64),
         }
 
@@ -55,8 +54,11 @@ class AbsoluteMean(Statistic):
         runs, counter = runs_of(self.granularity, tuple(x.shape)), counter_for(x)
         if runs is None or counter is None:
             return super().scan(x)
-        (low, high), mantissas, counts = counter.mantissas(x, runs)
-        own = {"mantissas": mantissas.reshape(*self.grid, EXPONENTS), "counts": counts.reshape(self.grid)}
+        (low, high), limbs, counts = counter.sums(x, runs)
+        own = {
+            "limbs": carried(limbs.reshape(*self.grid, LIMBS)),
+            "counts": counts.reshape(self.grid),
+        }
         return low, high, own
 
     def take(self, batch: Batch) -> State:
@@ -64,26 +66,27 @@ class AbsoluteMean(Statistic):
         values, grid = batch.values(), self.grid
         blocks = math.prod(grid)
         owner = batch.blocks() if blocks > 1 else None
-        mantissas = torch.zeros(blocks * EXPONENTS, dtype=torch.int64, device=values.device)
+        limbs = torch.zeros(blocks * LIMBS, dtype=torch.int64, device=values.device)
         counts = torch.zeros(blocks, dtype=torch.int64, device=values.device)
         for start in range(0, len(values), _PIECE):
-            bits = magnitude_bits(values[start : start + _PIECE])
-            exponent = bits >> _FRACTION_BITS
-            # Subnormal numbers have no leading one, and the exponent of the smallest normal ones.
-            lead = (exponent > 0).to(torch.int32) << _FRACTION_BITS
-            mantissa = (bits & ((1 << _FRACTION_BITS) - 1)) | lead
+            limb, low, high = _limbs_of(magnitude_bits(values[start : start + _PIECE]))
             if owner is None:
-                counts += len(bits)
+                counts += len(limb)
             else:
                 piece = owner[start : start + _PIECE]
-                exponent = exponent + piece * EXPONENTS
+                limb = limb + piece * LIMBS
                 counts += torch.bincount(piece, minlength=blocks)
-            mantissas.index_add_(0, exponent, mantissa.to(torch.int64))
-        return {"mantissas": mantissas.reshape(*grid, EXPONENTS), "counts": counts.reshape(grid)}
+            limbs.index_add_(0, limb, low).index_add_(0, limb + 1, high)
+            limbs = carried(limbs.reshape(blocks, LIMBS)).reshape(-1)
+        return {"limbs": limbs.reshape(*grid, LIMBS), "counts": counts.reshape(grid)}
+
+    def join(self, a: State, b: State) -> State:
+        """Return the sums of two sets of data together."""
+        return {"limbs": carried(a["limbs"] + b["limbs"]), "counts": a["counts"] + b["counts"]}
 
     def mean(self, state: State) -> torch.Tensor:
         """Return the mean of ``|x|`` of each block, float64 on the grid: the exact sum, then one division."""
-        sums = state["mantissas"].reshape(-1, EXPONENTS).tolist()
+        sums = state["limbs"].reshape(-1, LIMBS).tolist()
         counts = state["counts"].reshape(-1).tolist()
         units = [max(1, count) << -SMALLEST_EXPONENT for count in counts]
         means = [_exact(row) / unit for row, unit in zip(sums, units, strict=True)]
@@ -95,6 +98,20 @@ class AbsoluteMean(Statistic):
         return -reach, reach
 
 
-def _exact(mantissas: list[int]) -> int:
-    """Return the sum in units of the smallest subnormal number, as Python's unbounded integer."""
-    return sum(mantissa << max(0, field - 1) for field, mantissa in enumerate(mantissas))
+def _limbs_of(bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return, of magnitudes given by their bits, the number of the limb, and what it and the next one take.
+
+    A magnitude is ``mantissa << (field - 1)``; subnormal numbers have no leading one, and the exponent of the
+    smallest normal ones.
+    """
+    field = bits >> _FRACTION_BITS
+    lead = (field > 0).to(torch.int32) << _FRACTION_BITS
+    mantissa = ((bits & ((1 << _FRACTION_BITS) - 1)) | lead).to(torch.int64)
+    position = (field.to(torch.int64) - 1).clamp_(min=0)
+    wide = mantissa << position % LIMB_BITS
+    return position // LIMB_BITS, wide & ((1 << LIMB_BITS) - 1), wide >> LIMB_BITS
+
+
+def _exact(limbs: list[int]) -> int:
+    """Return a sum in units of the smallest subnormal number, as Python's unbounded integer."""
+    return sum(limb << LIMB_BITS * i for i, limb in enumerate(limbs))

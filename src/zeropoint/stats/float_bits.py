@@ -8,6 +8,9 @@ EXPONENTS = 255
 """Exponent fields of finite float32 numbers."""
 SMALLEST_EXPONENT = -149
 """The smallest subnormal number is 2 ** -149."""
+LIMB_BITS = 32
+LIMBS = 10
+"""Limbs of an exact sum in units of the smallest subnormal number: room for 2**43 of the largest number."""
 
 
 def as_float32(x: torch.Tensor) -> torch.Tensor:
@@ -26,3 +29,15 @@ def signed_bits(x: torch.Tensor) -> torch.Tensor:
 def magnitude_bits(x: torch.Tensor) -> torch.Tensor:
     """Return the bits of ``|x|`` as float32, int32; they order as the magnitudes do."""
     return signed_bits(x) & 0x7FFFFFFF
+
+
+def carried(limbs: torch.Tensor) -> torch.Tensor:
+    """Return the same sums, one in the last axis each, with all limbs but the last below 2**32.
+
+    limbs: int64, not negative, the one of the lowest value first. Equal sums then have equal limbs.
+    """
+    digits = list(limbs.unbind(-1))
+    for i in range(LIMBS - 1):
+        digits[i + 1] = digits[i + 1] + (digits[i] >> LIMB_BITS)
+        digits[i] = digits[i] & ((1 << LIMB_BITS) - 1)
+    return torch.stack(digits, dim=-1)

@@ -1,4 +1,4 @@
-"""What statistics need of data, in one read: extremes of blocks, counts of bins, sums of mantissas.
+"""What statistics need of data, in one read: extremes of blocks and counts of bins.
 
 A tensor is ``outer`` times ``blocks`` runs of ``inner`` neighbors; run ``(o, b)`` belongs to block ``b``. All
 results are merged by minimum, maximum or integer addition, so that threads never change them. Counting is
@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .intrinsics import LINE, bits32, device, float32_of, kernel, load64, scratch
+from .intrinsics import LINE, bits32, device, float32_of, inlined, kernel, load64, prefetch, scratch
 from .tile import TILE, load, ordered
 from .vector import (
     bits_of,
@@ -30,18 +30,12 @@ from .vector import (
 
 LANES, LANE_BITS = np.uint64(4), np.uint64(2)
 FRACTION_BITS = np.uint64(23)
-FRACTION = np.uint64(0x7FFFFF)
 FINITE = np.uint64(255)
 """Exponent fields of finite numbers."""
-SUMS = 1024
-"""Sums of one block: LANES for each exponent field."""
-SUM_SHIFT, SUM_MASK = FRACTION_BITS - LANE_BITS, np.uint64(0x3FC)
-COUNT_AT = np.uint64(43)
-"""Bit from which a sum of fractions holds how many they are, below 2**20 of 23 bits."""
-SUMMED, COUNTED = np.uint64((1 << 20) - TILE), np.uint64(1 << 31)
-"""Numbers after which sums and counters are emptied at the latest."""
-COLUMNS = np.uint64(128)
-"""Columns whose sums are taken together: those of a dozen exponents fit the first cache."""
+COUNTED = np.uint64(1 << 31)
+"""Numbers after which counters are emptied at the latest."""
+FETCHED = np.uint64(32)
+"""Cache lines that are asked for ahead of time."""
 PANEL = np.uint64(64)
 """Neighbors of different blocks that are taken together: whole cache lines, counters that fit a cache."""
 
@@ -94,7 +88,7 @@ def _ends_overload(x: Any, most: Any, least: Any, top: Any, bottom: Any) -> Any:
 
 
 def _widened(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-    """Return an array of float32 and where ``x[at : at + count]`` begins in it: ``x``, or the filled tile."""
+    """Widen where needed."""
 
 
 @overload(_widened, inline="always")
@@ -113,6 +107,12 @@ def _widened_overload(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
     return widen
 
 
+@inlined
+def widened(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
+    """Return an array of float32 and where ``x[at : at + count]`` begins in it: ``x``, or the filled tile."""
+    return _widened(x, at, count, kind, tile)
+
+
 @device
 def run_keys(x: Any, at: Any, end: Any, low: Any, high: Any) -> Any:
     """Return ``low`` and ``high`` widened to the keys of ``x[at:end]``.
@@ -121,11 +121,13 @@ def run_keys(x: Any, at: Any, end: Any, low: Any, high: Any) -> Any:
     with sign, the other way round. So no lane has to be turned into a key.
     """
     step = np.uint64(LINE // x.itemsize)
+    ahead = step * FETCHED
     if at + step <= end:
         first = _bits_at(x, at)
         most, least, top, bottom = first, first, first, first
         at += step
         while at + step <= end:
+            prefetch(x, at + ahead)
             bits = _bits_at(x, at)
             most, least = larger_bits(most, bits), smaller_bits(least, bits)
             top, bottom = larger_signed(top, bits), smaller_signed(bottom, bits)
@@ -180,6 +182,37 @@ def take_keys(x: Any, at: Any, first: Any, last: Any, lows: Any, highs: Any) -> 
         lows[b], highs[b] = min(lows[b], key), max(highs[b], key)
 
 
+@device
+def start_columns(lows: Any, highs: Any, first: Any, last: Any) -> None:
+    """Set the keys of columns ``first`` to ``last`` to those of nothing."""
+    for b in range(first, last):
+        lows[b], highs[b] = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+
+
+@device
+def take_columns(
+    x: Any, begin: Any, end: Any, blocks: Any, lanes: Any, lows: Any, highs: Any, first: Any, last: Any
+) -> None:
+    """Widen the extremes of columns ``first`` to ``last`` by rows ``begin`` to ``end``."""
+    step = np.uint64(LINE // x.itemsize)
+    whole = first + (last - first) // step * step
+    fours = begin + (end - begin) // np.uint64(4) * np.uint64(4)
+    for o in range(begin, fours, np.uint64(4)):
+        for b in range(first, whole, step):
+            take_rows(x, o * blocks + b, blocks, lanes, b)
+        for at in range(o, o + np.uint64(4)):
+            take_keys(x, at * blocks, whole, last, lows, highs)
+    for o in range(fours, end):
+        take_keys(x, o * blocks, first, last, lows, highs)
+
+
+@device
+def finish_columns(blocks: Any, lanes: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
+    """Widen the keys of columns ``first`` to ``last`` by the extremes in ``lanes``."""
+    for copy in range(np.uint64(4)):
+        take_keys(lanes, copy * blocks, first, last, lows, highs)
+
+
 @kernel
 def column_keys(
     x: Any, outer: Any, blocks: Any, lanes: Any, lows: Any, highs: Any, first: Any, last: Any
@@ -188,20 +221,9 @@ def column_keys(
 
     lanes: (4 * blocks,) of x's dtype, the first row of x four times.
     """
-    step = np.uint64(LINE // x.itemsize)
-    whole = first + (last - first) // step * step
-    fours = outer // np.uint64(4) * np.uint64(4)
-    for b in range(first, last):
-        lows[b], highs[b] = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
-    for o in range(np.uint64(0), fours, np.uint64(4)):
-        for b in range(first, whole, step):
-            take_rows(x, o * blocks + b, blocks, lanes, b)
-        for at in range(o, o + np.uint64(4)):
-            take_keys(x, at * blocks, whole, last, lows, highs)
-    for o in range(fours, outer):
-        take_keys(x, o * blocks, first, last, lows, highs)
-    for copy in range(np.uint64(4)):
-        take_keys(lanes, copy * blocks, first, whole, lows, highs)
+    start_columns(lows, highs, first, last)
+    take_columns(x, np.uint64(0), outer, blocks, lanes, lows, highs, first, last)
+    finish_columns(blocks, lanes, lows, highs, first, last)
 
 
 @device
@@ -259,7 +281,7 @@ def count_runs(
             end = min(at + inner, np.uint64(len(x)))
             while at < end:
                 n = min(np.uint64(TILE), end - at)
-                words, start = _widened(x, at, n, kind, tile)
+                words, start = widened(x, at, n, kind, tile)
                 count_words(words, start, n, shift, table)
                 low, high = run_keys(x, at, at + n, low, high)
                 at += n
@@ -296,152 +318,10 @@ def count_short_runs(
             b, left = np.uint64(p), inner
             while at < end:
                 n = min(np.uint64(TILE), end - at)
-                words, start = _widened(x, at, n, kind, tile)
+                words, start = widened(x, at, n, kind, tile)
                 for i in range(start, start + n):
                     count_one(words[i], shift, bins, counts, b)
                     left -= np.uint64(1)
                     if left == np.uint64(0):
                         b, left = b + np.uint64(1), inner
                 at += n
-
-
-@device
-def sum_words(words: Any, at: Any, count: Any, table: Any) -> None:
-    """Add fractions and how many they are to ``table``, LANES sums an exponent."""
-    one = np.uint64(1) << COUNT_AT
-    end = at + count // LANES * LANES
-    high = SUM_SHIFT + np.uint64(32)
-    for i in range(at, end, LANES):
-        two = load64(words, i)
-        table[(two >> SUM_SHIFT) & SUM_MASK] += (two & FRACTION) + one
-        table[((two >> high) & SUM_MASK) + np.uint64(1)] += ((two >> np.uint64(32)) & FRACTION) + one
-        two = load64(words, i + np.uint64(2))
-        table[((two >> SUM_SHIFT) & SUM_MASK) + np.uint64(2)] += (two & FRACTION) + one
-        table[((two >> high) & SUM_MASK) + np.uint64(3)] += ((two >> np.uint64(32)) & FRACTION) + one
-    for i in range(end, at + count):
-        bits = np.uint64(bits32(words[i]))
-        table[(bits >> SUM_SHIFT) & SUM_MASK] += (bits & FRACTION) + one
-
-
-@device
-def move_sums(table: Any, mantissas: Any, counts: Any, b: Any) -> None:
-    """Add the sums of finite numbers to block ``b`` and clear all; subnormals have no leading one."""
-    for e in range(FINITE):
-        fractions, count = np.uint64(0), np.uint64(0)
-        for lane in range(LANES):
-            word = table[e * LANES + lane]
-            fractions += word & ((np.uint64(1) << COUNT_AT) - np.uint64(1))
-            count += word >> COUNT_AT
-        lead = count << FRACTION_BITS if e > np.uint64(0) else np.uint64(0)
-        mantissas[b * FINITE + e] += np.int64(fractions + lead)
-        counts[b] += np.int64(count)
-    for i in range(np.uint64(SUMS)):
-        table[i] = np.uint64(0)
-
-
-@kernel
-def sum_runs(
-    x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, mantissas: Any, counts: Any, lows: Any,
-    highs: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
-    """Sum mantissas of blocks ``first`` to ``last`` by exponent, and find their extremes.
-
-    mantissas: (blocks * 255,) int64. counts: (blocks,) int64, of finite numbers.
-    """
-    tile, table = scratch(TILE, np.float32), scratch(SUMS, np.uint64)
-    for i in range(np.uint64(SUMS)):
-        table[i] = np.uint64(0)
-    for b in range(first, last):
-        low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
-        summed = np.uint64(0)
-        for o in range(outer):
-            at = (o * blocks + b) * inner
-            end = min(at + inner, np.uint64(len(x)))
-            while at < end:
-                n = min(np.uint64(TILE), end - at)
-                words, start = _widened(x, at, n, kind, tile)
-                sum_words(words, start, n, table)
-                low, high = run_keys(x, at, at + n, low, high)
-                at += n
-                summed += n
-                if summed >= SUMMED:
-                    move_sums(table, mantissas, counts, b)
-                    summed = np.uint64(0)
-        move_sums(table, mantissas, counts, b)
-        lows[b], highs[b] = low, high
-
-
-@device
-def sum_one(value: Any, mantissas: Any, counts: Any, b: Any) -> None:
-    """Add a number to the sums of block ``b``, unless it is not finite."""
-    bits = np.uint64(bits32(value))
-    e = (bits >> FRACTION_BITS) & np.uint64(0xFF)
-    if e < FINITE:
-        lead = np.uint64(1) << FRACTION_BITS if e > np.uint64(0) else np.uint64(0)
-        mantissas[b * FINITE + e] += np.int64((bits & FRACTION) + lead)
-        counts[b] += np.int64(1)
-
-
-@kernel
-def sum_short_runs(
-    x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, mantissas: Any, counts: Any, first: Any, last: Any
-) -> None:
-    """Sum blocks ``first`` to ``last`` that are small beside their sums, without sums in between."""
-    tile = scratch(TILE, np.float32)
-    panel = max(PANEL // inner, np.uint64(1))
-    for p in range(first, last, panel):
-        width = min(panel, last - p)
-        for o in range(outer):
-            at = (o * blocks + p) * inner
-            end = min(at + width * inner, np.uint64(len(x)))
-            b, left = np.uint64(p), inner
-            while at < end:
-                n = min(np.uint64(TILE), end - at)
-                words, start = _widened(x, at, n, kind, tile)
-                for i in range(start, start + n):
-                    sum_one(words[i], mantissas, counts, b)
-                    left -= np.uint64(1)
-                    if left == np.uint64(0):
-                        b, left = b + np.uint64(1), inner
-                at += n
-
-
-@device
-def move_column_sums(table: Any, mantissas: Any, counts: Any, p: Any, width: Any) -> None:
-    """Add the sums of ``width`` columns to those of blocks from ``p`` on, as :func:`move_sums`."""
-    for e in range(np.uint64(256)):
-        for i in range(width):
-            word = table[e * COLUMNS + i]
-            table[e * COLUMNS + i] = np.uint64(0)
-            if word != np.uint64(0) and e < FINITE:
-                count = word >> COUNT_AT
-                lead = count << FRACTION_BITS if e > np.uint64(0) else np.uint64(0)
-                fractions = word & ((np.uint64(1) << COUNT_AT) - np.uint64(1))
-                mantissas[(p + i) * FINITE + e] += np.int64(fractions + lead)
-                counts[p + i] += np.int64(count)
-
-
-@kernel
-def sum_columns(
-    x: Any, kind: Any, outer: Any, blocks: Any, table: Any, mantissas: Any, counts: Any, first: Any, last: Any
-) -> None:
-    """Sum columns ``first`` to ``last``, blocks of single neighbors; sums of a panel lie side by side.
-
-    table: (256 * COLUMNS,) uint64, zero before and after.
-    """
-    tile = scratch(TILE, np.float32)
-    one = np.uint64(1) << COUNT_AT
-    for p in range(first, last, COLUMNS):
-        width = min(COLUMNS, last - p)
-        summed = np.uint64(0)
-        for o in range(outer):
-            words, start = _widened(x, o * blocks + p, width, kind, tile)
-            for i in range(width):
-                bits = np.uint64(bits32(words[start + i]))
-                e = (bits >> FRACTION_BITS) & np.uint64(0xFF)
-                table[e * COLUMNS + i] += (bits & FRACTION) + one
-            summed += np.uint64(1)
-            if summed >= SUMMED:
-                move_column_sums(table, mantissas, counts, p, width)
-                summed = np.uint64(0)
-        move_column_sums(table, mantissas, counts, p, width)

@@ -13,20 +13,16 @@ from ...ops.registry import Extremes
 from ...ops.threads import WORTH_A_THREAD, over_rows, thread_count
 from .arrays import flat_array
 from .count import (
-    COLUMNS,
-    FINITE,
     FRACTION_BITS,
     LANES,
-    SUMS,
     column_keys,
     count_runs,
     count_short_runs,
     extreme_keys,
-    sum_columns,
-    sum_runs,
-    sum_short_runs,
 )
 from .lowering import KINDS
+from .sums import LIMBS, sum_columns, sum_runs, sum_short_runs
+from .vector import HALF
 
 
 class CpuCounter:
@@ -78,28 +74,28 @@ class CpuCounter:
         found = _values(ends, runs, x.dtype) if long else self.extremes(x, runs)
         return found, _merged(counts, runs, 2 * width)
 
-    def mantissas(self, x: torch.Tensor, runs: Runs) -> tuple[Extremes, torch.Tensor, torch.Tensor]:
+    def sums(self, x: torch.Tensor, runs: Runs) -> tuple[Extremes, torch.Tensor, torch.Tensor]:
         """See :class:`zeropoint.ops.registry.Counter`."""
         data, cut, kind = flat_array(x), _cut(runs, x.numel()), KINDS[x.dtype]
         shape = _numbers(cut)
-        sums, counts = np.zeros(cut.blocks * int(FINITE), np.int64), np.zeros(cut.blocks, np.int64)
+        limbs, counts = np.zeros(cut.blocks * int(LIMBS), np.int64), np.zeros(cut.blocks, np.int64)
         ends = np.empty((2, cut.blocks), np.int32)
         lows, highs = ends
-        long = cut.outer * cut.inner >= SUMS and cut.inner > 1
+        short = 1 < cut.inner < int(HALF)
+        lanes = np.tile(data[: cut.blocks], 4)
 
         def work(first: int, last: int) -> None:
             rows = np.uint64(first), np.uint64(last)
-            if cut.inner == 1 and cut.outer >= SUMS:
-                table = np.zeros(256 * int(COLUMNS), np.uint64)
-                sum_columns(data, kind, *shape[:2], table, sums, counts, *rows)
-            elif long:
-                sum_runs(data, kind, *shape, sums, counts, lows, highs, *rows)
+            if cut.inner == 1:
+                sum_columns(data, kind, *shape[:2], lanes, limbs, counts, lows, highs, *rows)
+            elif short:
+                sum_short_runs(data, kind, *shape, limbs, counts, *rows)
             else:
-                sum_short_runs(data, kind, *shape, sums, counts, *rows)
+                sum_runs(data, kind, *shape, limbs, counts, lows, highs, *rows)
 
         over_rows(cut.blocks, x.numel(), work)
-        found = _values(ends, runs, x.dtype) if long else self.extremes(x, runs)
-        return found, _merged(sums, runs, int(FINITE)), _merged(counts, runs, 1)
+        found = self.extremes(x, runs) if short else _values(ends, runs, x.dtype)
+        return found, _merged(limbs, runs, int(LIMBS)), _merged(counts, runs, 1)
 
 
 class _Tables(threading.local):

@@ -21,6 +21,7 @@ from .cache import cache_directory
 F = TypeVar("F", bound=Callable[..., Any])
 
 F32 = ir.FloatType()
+F64 = ir.DoubleType()
 F16 = ir.HalfType()
 I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 LINE = 64

@@ -1,7 +1,7 @@
 """Vectors as values of a kernel, for the inner loops that the auto-vectorizer makes too slow.
 
 A step is 32 neighboring elements: two vectors of 16 floats (float32) or words (uint32), or one of 32 halves
-(uint16) or octets (uint8). Vectors take ``+ - * /`` or ``+ - & | ^ << >>`` with their own kind. Everything is
+(uint16) or octets (uint8); sums may need doubles. Vectors take ``+ - * /`` or ``+ - & | ^ << >>`` with their own kind. Everything is
 portable LLVM IR: the code generator splits them into the vectors that the machine has.
 
 Between 16 and 32 bits, two words are taken out of each pair of halves without shuffles when the first vector
@@ -20,7 +20,7 @@ from numba.core import cgutils
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import lower_builtin, models, register_model
 
-from .intrinsics import F16, F32, I8, I16, I32, address, primitive
+from .intrinsics import F16, F32, F64, I8, I16, I32, address, primitive
 
 # None of these has types.
 _tools: Any = cgutils
@@ -59,6 +59,7 @@ FLOATS = Vector("floats", F32, STEP // 2, types.float32)
 WORDS = Vector("words", I32, STEP // 2, types.uint32)
 HALVES = Vector("halves", I16, STEP, types.uint16)
 OCTETS = Vector("octets", I8, STEP, types.uint8)
+DOUBLES = Vector("doubles", F64, STEP // 2, types.float64)
 
 
 def _define(symbol: Callable[..., Any], instruction: str, kind: Vector) -> None:
@@ -75,6 +76,7 @@ def _define(symbol: Callable[..., Any], instruction: str, kind: Vector) -> None:
 
 for _symbol, _instruction in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), ("truediv", "fdiv")):
     _define(getattr(operator, _symbol), _instruction, FLOATS)
+_define(operator.add, "fadd", DOUBLES)
 for _kind in (WORDS, HALVES, OCTETS):
     for _symbol in ("add", "sub", "and_", "or_", "xor"):
         _define(getattr(operator, _symbol), _symbol, _kind)
@@ -107,7 +109,9 @@ def _splatter(kind: Vector) -> Any:
     return splat
 
 
-floats_of, words_of, halves_of, octets_of = (_splatter(k) for k in (FLOATS, WORDS, HALVES, OCTETS))
+floats_of, words_of, halves_of, octets_of, doubles_of = (
+    _splatter(k) for k in (FLOATS, WORDS, HALVES, OCTETS, DOUBLES)
+)
 """A vector with one number in all lanes."""
 
 
@@ -132,8 +136,9 @@ two_floats, two_halves = _joiner(FLOATS), _joiner(HALVES)
 
 @primitive
 def load_lanes(typingctx: Any, array: Any, at: Any) -> Any:
-    """Load neighbors: 16 floats of float32, 32 halves of 16-bit numbers, 32 octets of bytes."""
-    kind = FLOATS if array.dtype == types.float32 else {16: HALVES, 8: OCTETS}[array.dtype.bitwidth]
+    """Load neighbors: 32 halves or octets of 16- or 8-bit numbers, 16 of wider ones."""
+    kind = next((k for k in (FLOATS, WORDS, DOUBLES) if k.scalar == array.dtype), None)
+    kind = kind or {16: HALVES, 8: OCTETS}[array.dtype.bitwidth]
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         value = builder.load(address(context, builder, signature.args[0], args[0], args[1], kind.lanes))
@@ -215,6 +220,7 @@ def _cast(source: Vector, target: Vector, instruction: str) -> Any:
 
 
 bits_of, values_of = _cast(FLOATS, WORDS, "bitcast"), _cast(WORDS, FLOATS, "bitcast")
+wide_floats = _cast(FLOATS, DOUBLES, "fpext")
 floats_of_integers = _cast(WORDS, FLOATS, "sitofp")
 octets_of_halves, halves_of_octets = _cast(HALVES, OCTETS, "trunc"), _cast(OCTETS, HALVES, "zext")
 
@@ -406,21 +412,27 @@ def _reducer(name: str) -> Any:
 largest_lane, smallest_lane, sum_of_words = _reducer("umax"), _reducer("umin"), _reducer("add")
 
 
-@primitive
-def sum_of_lanes(typingctx: Any, x: Any) -> Any:
-    """Return the sum of 16 floats, added in one order: as a tree of halves."""
+def _adder(kind: Vector) -> Any:
+    """Build the sum of the lanes of floats, added in one order: as a tree of halves."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value, lanes = args[0], FLOATS.count
-        while lanes > 1:
-            lanes //= 2
-            low, high = _indices(list(range(lanes))), _indices(list(range(lanes, 2 * lanes)))
-            value = builder.fadd(
-                builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high)
-            )
-        return builder.extract_element(value, I32(0))
+    @primitive
+    def add(typingctx: Any, x: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            value, lanes = args[0], kind.count
+            while lanes > 1:
+                lanes //= 2
+                low, high = _indices(list(range(lanes))), _indices(list(range(lanes, 2 * lanes)))
+                value = builder.fadd(
+                    builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high)
+                )
+            return builder.extract_element(value, I32(0))
 
-    return types.float32(FLOATS), codegen
+        return kind.scalar(kind), codegen
+
+    return add
+
+
+sum_of_lanes, sum_of_doubles = _adder(FLOATS), _adder(DOUBLES)
 
 
 def _look_up(context: Any, builder: Any, table: Any, codes: Any) -> Any:
