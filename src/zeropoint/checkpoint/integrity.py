@@ -7,6 +7,7 @@ told apart from damage to what it is about. Its layout is that of manifest.py.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CheckpointError, printable
+from .documents import MANIFEST
 from .problems import Problem
 from .proofs import Check, OpenFiles
 from .quantize import Scratch
@@ -22,8 +24,8 @@ from .safetensors_file import TensorEntry, unique_keys
 from .source import MAX_JSON_BYTES, Source
 from .storage import OpenFile, exists, read_small
 
-MANIFEST = "zeropoint_manifest.json"
 _SEAL = b'"sha256": "'
+_SMALL_BUFFER = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +65,8 @@ def read_manifest(source: Source) -> Manifest | None:
     raw = read_small(path, limit=MAX_JSON_BYTES)[0]
     try:
         table = json.loads(raw.decode("utf-8"), object_pairs_hook=unique_keys)
-        seal = raw.rindex(_SEAL)
-        if table["sha256"] != hashlib.sha256(raw[:seal]).hexdigest():
+        seal = raw.rfind(_SEAL)
+        if seal >= 0 and table["sha256"] != hashlib.sha256(raw[:seal]).hexdigest():
             raise CheckpointError("its text is not the one that its last member, sha256, is the hash of")
         files = {name: _file(record) for name, record in table["files"].items()}
         tensors = {name: (_text(t["file"]), _parts(t["parts"])) for name, t in table["tensors"].items()}
@@ -129,8 +131,7 @@ def hash_checks(
 
     No name of the manifest becomes a path: files are looked for among those of the checkpoint.
     """
-    names = [*source.shards, *filter(None, [source.index]), *map(str, source.companions)]
-    present = dict.fromkeys(name for name in names if name != MANIFEST)
+    present = {*source.shards, *_beside(source)}
     # What somebody put beside the checkpoint, such as a README, is nobody's damage.
     expected = {name for name in present if name in source.shards or name in manifest.files}
     problems = _unmatched(expected, manifest.files) + _unmatched(source.entries, manifest.tensors)
@@ -145,6 +146,33 @@ def hash_checks(
             problems += found
             checks.setdefault(name, []).extend(more)
     return problems, checks
+
+
+def _beside(source: Source) -> set[str]:
+    """Return the names of all files of a checkpoint but its shards and the manifest."""
+    paths = {str(path) for path in (*source.companions, *source.left_out)}
+    return (paths | ({source.index} if source.index else set())) - {MANIFEST}
+
+
+def damaged_files(source: Source) -> list[Problem]:
+    """Return what is wrong with the files beside the shards, which explains why nothing else can be read."""
+    try:
+        manifest = read_manifest(source)
+    except CheckpointError as error:
+        return [Problem(where=MANIFEST, what=str(error))]
+    with contextlib.ExitStack() as stack:
+        files = OpenFiles(stack)
+        present = _beside(source)
+        named = {} if manifest is None else {n: r for n, r in manifest.files.items() if n in present}
+        checks = [_content(source, name, record, files[source.root / name]) for name, record in named.items()]
+        scratch = Scratch(bytearray(_SMALL_BUFFER))
+        for task in [task for _, tasks in checks for task in tasks]:
+            task.run(scratch, threading.Event())
+    return [
+        problem
+        for found, tasks in checks
+        for problem in (*found, *(problem for task in tasks for problem in task.problems))
+    ]
 
 
 def _unmatched(present: Iterable[str], named: Iterable[str]) -> list[Problem]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ZeropointError
 from .comparisons import configuration_problems, kept_tensors
 from .consistency import (
     AttendantCheck,
@@ -22,15 +22,16 @@ from .consistency import (
     require_readable,
     unlisted,
 )
-from .integrity import MANIFEST, Digest, hash_checks, read_manifest
+from .documents import MANIFEST
+from .integrity import Digest, damaged_files, hash_checks, read_manifest
 from .limits import Limits
 from .measure import TensorError
-from .originals import open_original
+from .originals import Original, open_original
 from .problems import Problem
 from .proofs import Check, LayerCheck, LayerProof, OpenFiles
 from .source import Source, open_source
 from .storage import Place
-from .stored import find_layers
+from .stored import Stored, find_layers
 from .workers import Progress, run_tasks
 
 _LISTED = 50
@@ -90,9 +91,8 @@ def verify(
     """
     limits = limits or Limits.default()
     source = open_source(path)
-    require_readable(source)
     original = None if against is None else open_original(against)
-    stored = find_layers(source, None if original is None else original.known())
+    stored = _layers(source, original)
     problems = [*stored.problems, *index_problems(source), *unlisted(source, stored), *idle_targets(stored)]
     if original is not None:
         problems += configuration_problems(source, original.source)
@@ -124,6 +124,18 @@ def verify(
         problems=tuple(dict.fromkeys(problems)),
         notes=source.notes,
     )
+
+
+def _layers(source: Source, original: Original | None) -> Stored:
+    """Return the quantized layers; where they cannot be told, the error names the file that was damaged."""
+    try:
+        require_readable(source)
+        return find_layers(source, None if original is None else original.known())
+    except ZeropointError as error:
+        damaged = damaged_files(source)
+        if not damaged:
+            raise
+        raise CheckpointError(f"{'; '.join(map(str, damaged))}; therefore {error}") from error
 
 
 def _hashes(source: Source, files: OpenFiles) -> tuple[list[Problem], dict[str, list[Check]]]:

@@ -1,0 +1,238 @@
+"""Fuzz the parsers of what others wrote: headers, indexes, configurations, recipes, manifests, journals.
+
+    python -m tests.hostile.fuzz [--minutes 10] [--seed 0] [--only NAME]
+
+Prints how many inputs each parser was given and what became of them. The process ends, with the input on
+the screen, when a parser raises anything but ZeropointError, when it accepts or refuses a safetensors file
+that the library does not but for the documented list, when one input takes more than CPU_SECONDS of processor
+time, or when all together take more memory than `limited.limit` allows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+from tests.hostile.directories import DIRECTORIES, INDEX, SHARDED
+from tests.hostile.files import FILES, GOOD
+from tests.hostile.mutations import mutate, mutate_file
+from tests.hostile.quantized import CONFIG, QUANTIZED, WEIGHTS
+
+from zeropoint.checkpoint.inspect import inspect
+from zeropoint.checkpoint.integrity import MANIFEST, read_manifest
+from zeropoint.checkpoint.safetensors_file import parse_header
+from zeropoint.checkpoint.source import open_source
+from zeropoint.errors import CheckpointError, ZeropointError
+from zeropoint.recipes.document import load_recipe
+
+CPU_SECONDS = 20
+"""Of processor time for one input, most of which take less than a millisecond."""
+# What safetensors takes and is refused here, by our message; the docstring of safetensors_file.py says why.
+DOCUMENTED = re.compile(
+    r"stands twice in one object|has the unknown keys|but must be an object|has the unknown dtype \{"
+    r"|overflows 63 bits|bytes, above the limit of 4096"
+)
+Decide = Callable[[bytes], str]
+Mutate = Callable[[bytes, random.Random, Sequence[bytes]], bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A parser: inputs to begin with, how they are changed, and what says "accepted", "refused" and so on."""
+
+    name: str
+    seeds: Sequence[bytes]
+    decide: Decide
+    mutate: Mutate = mutate
+
+
+def refusal(judge: Callable[[Path], object], path: Path) -> str | None:
+    """Return the message, one printable line, with which ``judge`` refuses what is at a path, or None."""
+    message = None
+    try:
+        judge(path)
+    except ZeropointError as error:
+        message = str(error)
+    assert message is None or message.isprintable(), message
+    return message
+
+
+def header_target(folder: Path) -> Target:
+    """Headers of safetensors files, with the library as the judge."""
+    path = folder / "x.safetensors"
+
+    def decide(content: bytes) -> str:
+        path.write_bytes(content)
+        try:
+            theirs = dict(safetensors.deserialize(content))
+        except safetensors.SafetensorError:
+            theirs = None
+        message = refusal(parse_header, path)
+        if message is not None:
+            assert theirs is None or DOCUMENTED.search(message), f"the library accepts it: {message}"
+            return "refused" if theirs is None else "documented"
+        assert theirs is not None, "the library refuses it"
+        header = parse_header(path)
+        found = {e.name: (e.dtype, list(e.shape), content[e.begin :][: e.nbytes]) for e in header.entries}
+        assert found == {n: (v["dtype"], v["shape"], bytes(v["data"])) for n, v in theirs.items()}
+        return "accepted"
+
+    small = [c.content for c in FILES if isinstance(c.content, bytes) and len(c.content) < 2000]
+    # What is well formed comes as often as all that is not.
+    seeds = [*small, *([GOOD] * (len(small) // 2))]
+    return Target(name="header", seeds=seeds, decide=decide, mutate=mutate_file)
+
+
+def _in_directory(folder: Path, name: str, judge: Callable[[Path], object]) -> Decide:
+    """Return what puts an input at ``folder / name`` and says what ``judge`` makes of the folder."""
+
+    def decide(content: bytes) -> str:
+        (folder / name).write_bytes(content)
+        return "accepted" if refusal(judge, folder) is None else "refused"
+
+    return decide
+
+
+def index_target(folder: Path) -> Target:
+    """Indexes of shards."""
+    for name, content in SHARDED.items():
+        assert isinstance(content, bytes)
+        (folder / name).write_bytes(content)
+    found = [c.content[INDEX] for c in DIRECTORIES if c.number in (83, 85) and INDEX in c.content]  # type: ignore[index]
+    seeds = [content for content in found if isinstance(content, bytes) and len(content) < 4000]
+    return Target(name="index", seeds=seeds, decide=_in_directory(folder, INDEX, open_source))
+
+
+def config_target(folder: Path) -> Target:
+    """Configurations of quantized checkpoints: read, matched with layers, and summed up by inspect."""
+    from safetensors.torch import save_file
+
+    save_file(WEIGHTS, folder / "model.safetensors")
+    found = [case.content["config.json"] for case in QUANTIZED]  # type: ignore[index]
+    seeds = [c for c in found if isinstance(c, bytes) and len(c) < 4000]
+    seeds += [json.dumps({"quantization_config": CONFIG}).encode()] * (len(seeds) // 2)
+
+    def judge(place: Path) -> None:
+        problems = inspect(place).problems
+        if problems:
+            raise CheckpointError("; ".join(problems))
+
+    return Target(name="config", seeds=seeds, decide=_in_directory(folder, "config.json", judge))
+
+
+_RECIPE = b"""default: w4a16
+rules:
+  - name: "*.lm_head"
+    keep: logits are sensitive
+  - type: [Linear, Conv2d]
+    shape: "...,%128"
+    weight: int4:g128
+    input: int8:token dynamic
+"""
+
+
+def recipe_target(folder: Path) -> Target:
+    """Recipes in YAML."""
+    seeds = [
+        _RECIPE,
+        b"default: keep\nrules: []\n",
+        b'default: &a w8a8\nrules:\n- {name: "re:.*", preset: *a}\n',
+    ]
+    return Target(
+        name="recipe",
+        seeds=seeds,
+        decide=_in_directory(folder, "r.yaml", lambda p: load_recipe(p / "r.yaml")),
+    )
+
+
+def manifest_target(folder: Path) -> Target:
+    """Manifests of outputs; the hash inside is left as it was, or none would pass."""
+    for name, content in SHARDED.items():
+        assert isinstance(content, bytes)
+        (folder / name).write_bytes(content)
+    source = open_source(folder)
+    part = [[0, 8, "00" * 32]]
+    table = {"format": 1, "files": {INDEX: {"size": 8, "parts": part}, "x": {"size": 1, "header": "00"}},
+             "tensors": {"a": {"file": "x", "parts": part}}, "sha256": ""}  # fmt: skip
+    seeds = [json.dumps(table).encode(), json.dumps(table, indent=0).encode()]
+    return Target(
+        name="manifest", seeds=seeds, decide=_in_directory(folder, MANIFEST, lambda _: read_manifest(source))
+    )
+
+
+TARGETS = (header_target, index_target, config_target, recipe_target, manifest_target)
+
+
+class Hang(BaseException):
+    """Raised by the clock of processor time; no Exception, so that no parser catches it."""
+
+
+def fuzz(target: Target, rng: random.Random, go_on: Iterator[object]) -> Counter[str]:
+    """Give a parser one changed input for each item of ``go_on``; return what became of them.
+
+    Raises AssertionError, with the input in its notes, at the first that breaks a rule.
+    """
+
+    def ring(number: int, frame: object) -> None:
+        raise Hang
+
+    tally: Counter[str] = Counter()
+    before = signal.signal(signal.SIGVTALRM, ring)
+    pool = list(target.seeds)
+    try:
+        for _ in go_on:
+            content = target.mutate(rng.choice(pool), rng, pool)
+            if len(content) > 1 << 16:
+                continue
+            signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
+            try:
+                tally[target.decide(content)] += 1
+            except BaseException as error:
+                error.add_note(f"{target.name}: {content!r}")
+                raise
+            finally:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    finally:
+        signal.signal(signal.SIGVTALRM, before)
+    return tally
+
+
+def _until(end: float) -> Iterator[None]:
+    while time.monotonic() < end:
+        yield None
+
+
+def main() -> None:
+    """Fuzz each parser for its share of the time, and print what became of its inputs."""
+    from tests.hostile.limited import limit
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    limit()
+    chosen = [make for make in TARGETS if make.__name__.startswith(options.only)]
+    share = 60 * options.minutes / len(chosen)
+    for make in chosen:
+        with tempfile.TemporaryDirectory() as folder:
+            target = make(Path(folder))
+            tally = fuzz(target, random.Random(options.seed), _until(time.monotonic() + share))
+        counts = ", ".join(f"{count} {word}" for word, count in sorted(tally.items()))
+        sys.stdout.write(f"{target.name}: {tally.total()} inputs: {counts}; no crash, no hang\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
