@@ -79,6 +79,17 @@ def test_any_text_is_matched_as_python_does_or_refused(pattern: str, name: str) 
     assert found == (re.match(pattern, name) is not None)
 
 
+@pytest.mark.parametrize("others", ["", "|x"])
+def test_a_list_of_many_layers_and_experts_is_no_danger_but_one_that_doubles_is(others: str) -> None:
+    layers, experts = ("|".join(map(str, range(count))) for count in (128, 512))
+    name = "model.language_model.layers.61.mlp.experts.384.down_proj"
+    pattern = rf".*\blayers\.(?:{layers})\.mlp\.experts\.(?:{experts})\.(?:up|down)_proj$"
+    assert search_from_start(pattern, name)
+    doubled = "(?:" + "|".join([experts, *map(str, range(512))]) + ")"
+    with pytest.raises(CheckpointError, match="is refused"):
+        search_from_start(rf".*{doubled}{doubled}\.\d+.{doubled}{others}", name)
+
+
 def test_a_class_or_escape_with_brackets_is_no_group() -> None:
     assert search_from_start(r"[(]+\)+[])]*[^\]]*", "((()))x")
     assert search_from_start(r"\(+x*\)+", "((xx))")

@@ -30,6 +30,8 @@ _PART = re.compile(
 _COMMENT = re.compile(r"\(\?(?:#|[a-zA-Z-]*x)")
 _PREFIX = re.compile(r"\?(?:[:=!>]|<[=!]|P?<\w+>|P=\w+|\(\w+\)|[a-zA-Z-]+:?)")
 
+_PLAIN = frozenset(("_", "-", "/", " ", "\\.", "\\-", "\\_"))
+
 
 @dataclass(frozen=True, slots=True)
 class _Bounded:
@@ -75,36 +77,57 @@ def _bounded(pattern: str) -> _Bounded:
     return _Bounded(compiled, repeats, branches)
 
 
+@dataclass(slots=True)
+class _Group:
+    """A group while it is read. literal: whether it holds characters and bars alone."""
+
+    start: int
+    alternatives: int = 1
+    loops: bool = False
+    literal: bool = True
+
+    def branches(self, text: str) -> int:
+        """Return in how many ways the group, whose content is ``text``, can match at one place at most.
+
+        Of different literals, only those that begin each other match at one place: as many as are long.
+        """
+        options = text.casefold().split("|")
+        if self.literal and len(set(options)) == len(options):
+            return min(self.alternatives, max(map(len, options)) + 1)
+        return self.alternatives
+
+
 def _count(pattern: str) -> tuple[int, int]:
     """Return the repeats and the product of branches; raises CheckpointError for nested repeats."""
     repeats, branches = 0, 1
-    # For each open group: its alternatives, and whether something in it repeats.
-    groups: list[list[int]] = [[1, 0]]
-    closed: list[int] | None = None
+    groups = [_Group(0)]
+    closed: _Group | None = None
     at = 0
     while at < len(pattern):
         part = _PART.match(pattern, at)
         assert part is not None
-        at = part.end()
-        kind = part.lastgroup
+        kind, begin, at = part.lastgroup, at, part.end()
         if kind == "repeat":
             loops = part["repeat"] != "?"
-            if closed is not None and loops and (closed[0] > 1 or closed[1]):
+            if closed is not None and loops and (closed.alternatives > 1 or closed.loops):
                 raise CheckpointError(
                     f"pattern {printable(pattern)} is refused: a group that repeats holds repeats or "
                     "alternatives, which can take forever; name the modules without it"
                 )
             repeats += 1
-            groups[-1][1] += loops
+            groups[-1].loops |= loops
         closed = None
         if kind == "open":
-            groups.append([1, 0])
             prefix = _PREFIX.match(pattern, at)
             at = at if prefix is None else prefix.end()
+            groups[-1].literal = False
+            groups.append(_Group(at))
         elif kind == "bar":
-            groups[-1][0] += 1
+            groups[-1].alternatives += 1
         elif kind == "close":
             closed = groups.pop()
-            branches *= closed[0]
-            groups[-1][1] += closed[1] + (closed[0] > 1)
-    return repeats, branches * groups[0][0]
+            branches *= closed.branches(pattern[closed.start : begin])
+            groups[-1].loops |= closed.loops or closed.alternatives > 1
+        elif kind is not None or part[0] == "." or not (part[0].isalnum() or part[0] in _PLAIN):
+            groups[-1].literal = False
+    return repeats, branches * groups[0].branches(pattern[groups[0].start :])
