@@ -28,13 +28,14 @@ def source(tmp_path: Path) -> Path:
 
 
 def damaged(source: Path, out: Path, to: str, change: Callable[[Tensors], None]) -> Verification:
-    """Quantize, change the tensors that were written, and verify."""
+    """Quantize, change the tensors that were written, and verify, as if another tool had written them."""
     quantize(source, out, to)
     path = out / "model.safetensors"
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path)
-    (out / "model.safetensors.index.json").unlink()
+    for name in ("model.safetensors.index.json", "zeropoint_manifest.json"):
+        (out / name).unlink()
     return verify(out, source)
 
 

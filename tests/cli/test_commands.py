@@ -146,7 +146,7 @@ def test_verify_fails_when_a_byte_is_wrong(call: Call, model: Path, tmp_path: Pa
     called = call("verify", tmp_path / "out", "--against", model)
     assert called.status == 1
     assert "problem: " in called.out
-    assert called.err.startswith("error: 1 problems: ")
+    assert called.err.startswith("error: 2 problems: ")
     assert called.err.count("\n") == 1
     as_json = call("verify", tmp_path / "out", "--against", model, "--json")
     assert as_json.status == 1

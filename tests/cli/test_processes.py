@@ -10,14 +10,16 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.checkpoint.written import digests
 from tests.cli.checkpoints import write_llama
 
 from zeropoint import __version__
+from zeropoint.checkpoint.journal import JOURNAL
 
 # The real command, but each part of a weight takes so long that there is time for a signal.
 SLOW = """
 import sys, time
-import zeropoint.checkpoint.run as stream
+import zeropoint.checkpoint.work as stream
 quantize_part = stream.quantize_part
 def slow(*arguments):
     time.sleep(0.2)
@@ -40,7 +42,9 @@ def wait_for(condition: object, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_quantize_leaves_nothing(tmp_path: Path, number: signal.Signals, status: int) -> None:
+def test_an_interrupted_quantize_publishes_nothing_and_goes_on(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
     model = write_llama(tmp_path / "model", layers=30)
     before = {path.name: path.stat().st_mtime_ns for path in model.iterdir()}
     out = tmp_path / "new" / "out"
@@ -59,14 +63,20 @@ def test_an_interrupted_quantize_leaves_nothing(tmp_path: Path, number: signal.S
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    wait_for(lambda: out.exists() and any(out.glob(".*.partial")), process)
+    journal = out / JOURNAL
+    wait_for(lambda: journal.exists() and journal.read_bytes().count(b"\n") > 1, process)
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == status
     assert stdout == ""
-    assert stderr == f"error: interrupted by {number.name}\n"
-    assert not (tmp_path / "new").exists()
+    assert stderr.startswith(f"error: interrupted by {number.name}; the work so far is kept in ")
+    assert stderr.endswith("; the same command goes on\n")
+    assert {path.name[0] for path in out.iterdir()} == {"."}
     assert {path.name: path.stat().st_mtime_ns for path in model.iterdir()} == before
+    subprocess.run([sys.executable, "-m", "zeropoint", *command[3:]], check=True, capture_output=True)
+    fresh = [*command[3:5], str(tmp_path / "fresh"), *command[6:]]
+    subprocess.run([sys.executable, "-m", "zeropoint", *fresh], check=True, capture_output=True)
+    assert digests(out) == digests(tmp_path / "fresh")
 
 
 def test_a_reader_that_goes_away_ends_the_command_quietly(tmp_path: Path) -> None:

@@ -1,19 +1,16 @@
-"""The error that quantization makes: measured while a tile is in cache, and summed in one fixed order.
+"""The error that quantization makes: measured while a tile is in cache, and summed without rounding.
 
-Sums are taken a row at a time, and the rows' sums are added exactly (math.fsum), so neither tile sizes nor
-threads change a digit.
+Sums are kept as floats that add up to them exactly, so neither tiles, units, threads nor the order in which
+results come in change a digit.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from ..formats import FloatFormat, Format
@@ -27,17 +24,17 @@ from ..tensor import QuantizedTensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorError:
-    """How far a dequantized tensor is from the original.
+    """How far a dequantized tensor, or a part of it, is from the original.
 
-    values: how many. sum_squares, sum_errors: sums of squares of the values and of the errors. largest:
-    largest error.
+    values: how many. squares, errors: the exact sums of the squared values and of the squared errors, as
+    :func:`exact_sum` gives them. largest: largest error.
     clipped: values past the last code. zero_blocks: blocks of zeros alone. lost_blocks: blocks that hold
     other values but came out as zeros.
     """
 
     values: int
-    sum_squares: float
-    sum_errors: float
+    squares: tuple[float, ...]
+    errors: tuple[float, ...]
     largest: float
     clipped: int
     zero_blocks: int
@@ -46,9 +43,10 @@ class TensorError:
     @property
     def relative(self) -> float:
         """Root of the squared error over the squared values; 0 when nothing is lost."""
-        if self.sum_errors == 0:
+        errors, squares = math.fsum(self.errors), math.fsum(self.squares)
+        if errors == 0:
             return 0.0
-        return math.sqrt(self.sum_errors / self.sum_squares) if self.sum_squares else math.inf
+        return math.sqrt(errors / squares) if squares else math.inf
 
     @property
     def sqnr_db(self) -> float:
@@ -68,61 +66,46 @@ class TensorError:
 
     @staticmethod
     def merge(items: Sequence[TensorError]) -> TensorError:
-        """Return the error of several tensors taken as one."""
+        """Return the error of several tensors, or parts of one, taken as one; their order does not matter."""
         return TensorError(
-            values=sum(e.values for e in items), sum_squares=math.fsum(e.sum_squares for e in items),
-            sum_errors=math.fsum(e.sum_errors for e in items),
+            values=sum(e.values for e in items),
+            squares=exact_sum(part for e in items for part in e.squares),
+            errors=exact_sum(part for e in items for part in e.errors),
             largest=max((e.largest for e in items), default=0.0),
             clipped=sum(e.clipped for e in items), zero_blocks=sum(e.zero_blocks for e in items),
             lost_blocks=sum(e.lost_blocks for e in items),
         )  # fmt: skip
 
 
-class ErrorSum:
-    """The error of one weight, gathered from parts of its rows in any order and by several threads.
+def exact_sum(numbers: Iterable[float]) -> tuple[float, ...]:
+    """Return the sum of ``numbers`` without rounding: floats that add up to it, the rounded sum first.
 
-    Sums of each row are kept until all rows are there, so that the total depends on no order. They lie in
-    arrays made
-    at the start: small results that live on between large ones that do not would scatter the heap.
+    Each is the rounded rest that those before it leave, so equal sums have equal parts. A sum that is not
+    finite is one part.
+
+    >>> exact_sum([1e100, 1.0, -1e100, 2.0**-60])
+    (1.0, 8.673617379884035e-19)
+    >>> exact_sum([])
+    ()
     """
+    rest, parts = list(numbers), []
+    while part := math.fsum(rest):
+        parts.append(part)
+        if not math.isfinite(part):
+            break
+        rest.append(-part)
+    return tuple(parts)
 
-    def __init__(self, rows: int, columns: int) -> None:
-        self._values = rows * columns
-        self._pending = rows
-        self._guard = threading.Lock()
-        self._sums: npt.NDArray[np.float64] | None = None
-        self._shape = (2, rows)
-        self._largest = 0.0
-        self._counts = [0, 0, 0]
-        self._total: TensorError | None = None
 
-    def add(self, x: torch.Tensor, q: QuantizedTensor, start: int) -> None:
-        """Measure ``q``, the codes of the rows ``x`` that begin at row ``start``."""
-        rows = row_errors(x, q)
-        counts = (int(rows.clipped.sum()), *_quiet_blocks(x, q))
-        with self._guard:
-            if self._sums is None:
-                self._sums = np.zeros(self._shape)
-            self._sums[0, start : start + len(x)] = rows.squares
-            self._sums[1, start : start + len(x)] = rows.errors
-            self._largest = max(self._largest, float(rows.largest.max()))
-            self._counts = [a + b for a, b in zip(self._counts, counts, strict=True)]
-            self._pending -= len(x)
-            if not self._pending:
-                self._total = self._sum(self._sums)
-                self._sums = None
-
-    def _sum(self, sums: npt.NDArray[np.float64]) -> TensorError:
-        clipped, zero, lost = self._counts
-        return TensorError(
-            values=self._values, sum_squares=math.fsum(sums[0]), sum_errors=math.fsum(sums[1]),
-            largest=self._largest, clipped=clipped, zero_blocks=zero, lost_blocks=lost,
-        )  # fmt: skip
-
-    @property
-    def total(self) -> TensorError | None:
-        """The error of the weight, or None while rows are missing."""
-        return self._total
+def measure(x: torch.Tensor, q: QuantizedTensor) -> TensorError:
+    """Return how far ``q``, the codes of ``x``, is from it; ``x`` may be some rows of a weight."""
+    rows = row_errors(x, q)
+    zero, lost = _quiet_blocks(x, q)
+    return TensorError(
+        values=x.numel(), squares=exact_sum(rows.squares.tolist()), errors=exact_sum(rows.errors.tolist()),
+        largest=float(rows.largest.max()), clipped=int(rows.clipped.sum()), zero_blocks=zero,
+        lost_blocks=lost,
+    )  # fmt: skip
 
 
 def _quiet_blocks(x: torch.Tensor, q: QuantizedTensor) -> tuple[int, int]:

@@ -1,28 +1,27 @@
 """The output directory: nothing that a loader would open exists before everything is there.
 
 Files are written under hidden names, ``.NAME.partial``, in the directory itself, so that the final rename
-never crosses file systems. Publishing renames shards and companions first, then the index, then config.json.
-Until then, and after any failure, the directory holds what it held before. A lock keeps a second run out; it
-dies with its process.
+never crosses file systems. Publishing renames shards and companions first, then the manifest, config.json and
+the index, whose rename is the commit. A run that ends before leaves the hidden files, from which the next one
+goes on, or removes them, and no other file is touched. A lock keeps a second run out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CheckpointError
+from .journal import JOURNAL
+from .lock import LOCK, OWNER, Lock
 from .object_store import RemotePath
 from .storage import OpenFile, Place, shown
 
-LOCK = ".zeropoint.lock"
-COPY_CHUNK = 1 << 26
-"""Bytes that one call copies: long enough to be fast, short enough that an interrupt is felt."""
 _FALLBACK_CHUNK = 1 << 20
 _NO_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -38,59 +37,32 @@ def partial_name(name: str) -> str:
     return str(path.with_name(f".{path.name}.partial"))
 
 
-class OutputDirectory:
-    """A directory that is being filled: a context manager, in which :meth:`publish` comes last.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partials:
+    """The hidden files of a directory that is being filled, which any process may open while a run lasts.
 
-    path: where to write. Created with its parents where it does not exist. root: the source, which must be
-    elsewhere.
-    names: every file that will be written. needed: their bytes. overwrite: whether the directory may hold
-    files already; those of other names are left alone.
-
-    Raises CheckpointError when the place is taken, locked, inside the source, or has too little room.
+    needed: bytes of all files, for messages.
     """
 
-    def __init__(
-        self, path: Path, root: Place, names: Sequence[str], *, needed: int, overwrite: bool
-    ) -> None:
-        self.path = Path(os.path.realpath(path))
-        self._names = tuple(names)
-        self._needed = needed
-        self._overwrite = overwrite
-        self._files: dict[str, int] = {}
-        self._published: list[Path] = []
-        self._made: list[Path] = []
-        self._lock: int | None = None
-        _require_apart(path, self.path, root)
-        self._require_free(path)
+    path: Path
+    needed: int
 
-    def __enter__(self) -> OutputDirectory:
-        try:
-            self._make(self.path)
-            self._take_lock()
-            self._require_room()
-        except BaseException:
-            self._discard()
-            raise
-        return self
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[int]:
+        """Give the descriptor of the partial file of ``name`` for the block, to read and write.
 
-    def __exit__(self, *failure: object) -> None:
-        # Without publish() the run failed, whatever the reason.
-        self._discard()
-
-    def create(self, name: str, size: int) -> int:
-        """Return the descriptor, ours to close, of a new file that will be published as ``name``."""
-        path = self.path / partial_name(name)
-        self._require_replaceable(name)
+        Operating system errors inside the block, and on closing, become a CheckpointError about ``name``.
+        """
         with self.io(name):
-            self._make(path.parent)
-            with contextlib.suppress(FileNotFoundError):
-                if stat.S_ISREG(os.lstat(path).st_mode):  # what a killed run left
-                    os.unlink(path)
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(path, flags, 0o666)
-            self._files[name] = descriptor
-            _reserve(descriptor, size)
-        return descriptor
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(self.path / partial_name(name), flags)
+            try:
+                yield descriptor
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+                raise
+            os.close(descriptor)
 
     @contextlib.contextmanager
     def io(self, name: str) -> Iterator[None]:
@@ -104,81 +76,191 @@ class OutputDirectory:
     def _remedy(self, number: int | None) -> str:
         if number in _FULL:
             free = _available(self.path)
-            return f"{self._needed} bytes are needed in all and {free} are free: make room and start again"
+            return f"{self.needed} bytes are needed in all and {free} are free: make room and start again"
         if number == errno.EFBIG:
             return "the file system or `ulimit -f` limits the size of a file: raise it, or use smaller shards"
         if number == errno.EMFILE:
             return "too many files are open: raise `ulimit -n`"
         return "check the directory, its permissions and the disk"
 
-    def publish(self, last: Sequence[str]) -> None:
-        """Give every file its name, those of ``last`` at the end, so that no loader sees half of it."""
-        order = [name for name in self._files if name not in last] + [
-            name for name in last if name in self._files
-        ]
+
+class OutputDirectory:
+    """A directory that is being filled by this process alone: a context manager that holds its lock.
+
+    path: where to write. Created with its parents where it does not exist. root: the source, which must be
+    elsewhere. sizes: bytes of every file that will be written, by name. overwrite: whether the directory may
+    hold files already; those of other names are left alone.
+
+    Raises CheckpointError when the place is no directory, locked, or inside the source.
+    """
+
+    def __init__(self, path: Path, root: Place, sizes: Mapping[str, int], *, overwrite: bool) -> None:
+        self.path = Path(os.path.realpath(path))
+        self.partials = Partials(path=self.path, needed=sum(sizes.values()))
+        self._given = path
+        self.names = tuple(sizes)
+        self._sizes = sizes
+        self.overwrite = overwrite
+        self._begun = False
+        self._made: list[Path] = []
+        self._lock: Lock | None = None
+        _require_apart(path, self.path, root)
+        if os.path.lexists(path) and not os.path.isdir(path):
+            raise CheckpointError(f"output {shown(path)} exists and is no directory; pass another path")
+
+    def __enter__(self) -> OutputDirectory:
+        try:
+            with self.partials.io(LOCK):
+                while self._lock is None:
+                    self._make(self.path)
+                    # The run before may just be removing the directory that it made.
+                    with contextlib.suppress(FileNotFoundError):
+                        self._lock = Lock(self.path)
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._leave()
+
+    def require_free(self, *, published: bool) -> None:
+        """Raise CheckpointError when the directory holds files of others, or has too little room.
+
+        published: whether an interrupted run of the same plan had begun to give files their names.
+        """
+        self._begun = published
+        with self.partials.io("."):
+            found = sorted(set(os.listdir(self.path)) - {LOCK, OWNER, JOURNAL, *self._own()})
+        if self.overwrite or published:
+            found = [name for name in found if name not in self._sizes]
+        if self.overwrite:
+            self._require_no_other_weights(found)
+        else:
+            self._require_nothing(found)
+        self._require_room()
+
+    def prepare(self, name: str, size: int, head: bytes = b"") -> None:
+        """Make the partial file of ``name``, or take over what is there; then it has that size and head."""
+        path = self.path / partial_name(name)
+        self._require_replaceable(name)
+        with self.partials.io(name):
+            self._make(path.parent)
+            with contextlib.suppress(FileNotFoundError):
+                found = os.lstat(path)
+                if not stat.S_ISREG(found.st_mode):
+                    raise CheckpointError(f"{shown(path)} exists and is no regular file; move it away")
+                if found.st_nlink > 1:  # another name holds the same bytes, which are not ours to change
+                    os.unlink(path)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(path, flags, 0o666)
+            try:
+                if os.fstat(descriptor).st_size > size:
+                    os.ftruncate(descriptor, size)
+                _reserve(descriptor, size)
+                write_at(descriptor, memoryview(head), 0)
+            finally:
+                os.close(descriptor)
+
+    def published(self, name: str) -> bool:
+        """Return whether ``name`` has its name already, and no partial file stands for a newer one."""
+        path, partial = self.path / name, self.path / partial_name(name)
+        return not os.path.lexists(partial) and path.is_file() and not path.is_symlink()
+
+    def publish(self, last: Sequence[str], *, skip: Collection[str] = ()) -> None:
+        """Give every file its name, those of ``last`` at the end, so that no loader sees half of it.
+
+        skip: files that have theirs.
+        """
+        order = [name for name in self._sizes if name not in (*last, *skip)] + list(last)
         for name in order:
             self._require_replaceable(name)
-            with self.io(name):
-                os.fsync(self._files[name])
-        if self._overwrite:
+            if not self.overwrite and not self._begun and os.path.lexists(self.path / name):
+                raise CheckpointError(f"{shown(self.path / name)} appeared during the run; move it away")
+            with self.partials.open(name) as descriptor:
+                os.fsync(descriptor)
+        for name in last:
             # An old index or configuration must not describe new shards, not even for a moment.
-            for name in last:
-                with self.io(name), contextlib.suppress(FileNotFoundError):
-                    os.unlink(self.path / name)
-        for name in order:
-            with self.io(name):
+            with self.partials.io(name), contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path / name)
+        self.sync_names()
+        for number, name in enumerate(order):
+            if number == len(order) - len(last):
+                self.sync_names()
+            with self.partials.io(name):
                 os.rename(self.path / partial_name(name), self.path / name)
-            os.close(self._files.pop(name))
-            self._published.append(self.path / name)
-        with self.io("."):
+        self.sync_names()
+        self._made.clear()
+
+    def sync_names(self) -> None:
+        """Wait until the names of all files, and of directories that were made for them, are on disk."""
+        folders = {(self.path / name).parent for name in self._sizes} | {made.parent for made in self._made}
+        with self.partials.io("."):
+            for folder in sorted(folders):
+                _sync_directory(folder)
+
+    def finish(self) -> None:
+        """Remove the journal: the run is over."""
+        with self.partials.io(JOURNAL):
+            os.unlink(self.path / JOURNAL)
             _sync_directory(self.path)
-        self._published.clear()
+
+    def discard(self, names: Iterable[str], *, published: bool) -> None:
+        """Remove what this run or an interrupted one left of the files ``names``, and the journal.
+
+        published: whether those that have their names already are ours too.
+        """
+        leftovers = [partial_name(name) for name in names] + (list(names) if published else [])
+        for name in (*leftovers, JOURNAL):  # the journal last: until then it says what the others are
+            with contextlib.suppress(OSError):
+                if stat.S_ISREG(os.lstat(self.path / name).st_mode):
+                    os.unlink(self.path / name)
+
+    def _own(self) -> list[str]:
+        return [partial_name(name) for name in self._sizes]
+
+    def _leave(self) -> None:
+        """Give up the lock, and remove folders that this run made and nothing is in. Safe to call twice."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+        for folder in reversed(self._made):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
         self._made.clear()
 
     def _make(self, folder: Path) -> None:
         if not folder.exists():
             self._make(folder.parent)
-            with self.io("."):
-                os.mkdir(folder)
+            with self.partials.io("."):
+                os.makedirs(folder, exist_ok=True)  # another run may have been faster
             self._made.append(folder)
 
-    def _require_free(self, given: Path) -> None:
-        if os.path.lexists(given) and not os.path.isdir(given):
-            raise CheckpointError(f"output {shown(given)} exists and is no directory; pass another path")
-        if not self.path.exists():
-            return
-        if self._overwrite:
-            self._require_no_other_weights(given)
-            return
-        ours = {LOCK, *(partial_name(name) for name in self._names)}
-        with self.io("."):
-            found = sorted(set(os.listdir(self.path)) - ours)
-        # Folders of companions may be left by a killed run; they hold nothing but partial files.
-        found = [name for name in found if not self._only_partials(self.path / name)]
+    def _require_nothing(self, found: Sequence[str]) -> None:
+        # Folders of companions may be left by a killed run; they hold nothing but its files.
+        found = [name for name in found if not self._only_own(self.path / name)]
         if found:
             listed = ", ".join(map(shown, found[:3])) + (
                 f" and {len(found) - 3} more" if len(found) > 3 else ""
             )
             raise CheckpointError(
-                f"output {shown(given)} holds {listed}; pass an empty directory, or overwrite"
+                f"output {shown(self._given)} holds {listed}; pass an empty directory, or overwrite"
             )
 
-    def _require_no_other_weights(self, given: Path) -> None:
-        with self.io("."):
-            found = sorted(set(os.listdir(self.path)) - set(self._names))
+    def _require_no_other_weights(self, found: Sequence[str]) -> None:
         weights = [name for name in found if name.endswith((".safetensors", ".safetensors.index.json"))]
         if weights:
             listed = ", ".join(map(shown, weights[:3]))
             raise CheckpointError(
-                f"output {shown(given)} holds other weights ({listed}), which loaders might take instead; "
-                "remove them, or write elsewhere"
+                f"output {shown(self._given)} holds other weights ({listed}), which loaders might take "
+                "instead; remove them, or write elsewhere"
             )
 
-    def _only_partials(self, path: Path) -> bool:
+    def _only_own(self, path: Path) -> bool:
         if path.is_symlink() or not path.is_dir():
             return False
-        ours = {str(self.path / partial_name(name)) for name in self._names}
-        return all(str(found) in ours or self._only_partials(found) for found in path.iterdir())
+        own = {str(self.path / name) for name in (*self._own(), *(self._sizes if self._begun else ()))}
+        return all(str(found) in own or self._only_own(found) for found in path.iterdir())
 
     def _require_replaceable(self, name: str) -> None:
         path = self.path / name
@@ -189,50 +271,23 @@ class OutputDirectory:
 
     def _require_room(self) -> None:
         free = _available(self.path)
-        if free < self._needed:
+        missing = sum(self._missing(name, size) for name, size in self._sizes.items())
+        if free < missing:
             raise CheckpointError(
-                f"{shown(self.path)} has {free} bytes free, but {self._needed} are needed; make room or "
+                f"{shown(self.path)} has {free} bytes free, but {missing} are needed; make room or "
                 "write elsewhere"
             )
 
-    def _take_lock(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        with self.io(LOCK):
-            self._lock = os.open(self.path / LOCK, flags, 0o666)
+    def _missing(self, name: str, size: int) -> int:
+        """Return the bytes of the disk that a file still takes, in whole blocks."""
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(self._lock, 64, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(self._lock)
-            self._lock = None
-            rule = f"is being written by another run (process {holder})"
-            raise CheckpointError(f"{shown(self.path)} {rule}; wait for it, or write elsewhere") from error
-        with self.io(LOCK):
-            os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, str(os.getpid()).encode(), 0)
-
-    def _discard(self) -> None:
-        """Remove what this run made and has not published. Safe to call at any point, and twice."""
-        for name, descriptor in self._files.items():
-            os.close(descriptor)
-            _unlink(self.path / partial_name(name))
-        self._files.clear()
-        for path in self._published:
-            _unlink(path)
-        self._published.clear()
-        if self._lock is not None:
-            _unlink(self.path / LOCK)
-            os.close(self._lock)
-            self._lock = None
-        for folder in reversed(self._made):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        self._made.clear()
+            found = os.lstat(self.path / partial_name(name))
+        except OSError:
+            return -(-size // _BLOCK) * _BLOCK
+        return max(0, size - 512 * found.st_blocks)
 
 
-def _unlink(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)
+_BLOCK = 4096
 
 
 def _reserve(descriptor: int, size: int) -> None:

@@ -21,7 +21,7 @@ from ..layout.blocks import reduce_blocks, spread_blocks
 from ..tensor import QuantizedTensor
 from .decoding import alignment, read_lines
 from .limits import Limits, value_bytes
-from .measure import ErrorSum, TensorError
+from .measure import TensorError, measure
 from .originals import OriginalWeight
 from .problems import Problem
 from .quantize import Scratch
@@ -82,7 +82,6 @@ class LayerCheck:
         self.files = {file: files[file] for file in (entry.file for entry in layer.tensors.values())}
         if weight is not None:
             self.files |= {file: files[file] for file in weight.origin.files}
-        self.error = ErrorSum((layer.experts or 1) * layer.shape[0], layer.shape[1])
         self.parts: list[_Part] = []
 
     def rows(self, limits: Limits) -> int:
@@ -110,9 +109,11 @@ class LayerCheck:
 
     def proof(self) -> LayerProof:
         """Return what was found."""
-        error = self.error.total
-        worst = None if error is None else max((part.ratio for part in self.parts), default=0.0)
-        return LayerProof(layer=self.layer, error=error, of_bound=worst)
+        errors = [part.error for part in self.parts if part.error is not None]
+        if not errors or len(errors) < len(self.parts):
+            return LayerProof(layer=self.layer, error=None, of_bound=None)
+        worst = max(part.ratio for part in self.parts)
+        return LayerProof(layer=self.layer, error=TensorError.merge(errors), of_bound=worst)
 
 
 class _Part(Check):
@@ -125,6 +126,7 @@ class _Part(Check):
         self.start = start
         self.rows = rows
         self.ratio = 0.0
+        self.error: TensorError | None = None
 
     def run(self, scratch: Scratch, stop: threading.Event) -> None:  # noqa: ARG002
         """See :class:`Task`."""
@@ -154,7 +156,7 @@ class _Part(Check):
         first = self.expert * self.check.layer.shape[0] + self.start
         x = self.check.weight.read(self.check.files, first, self.rows, buffer).to(q.dtype)
         self.ratio = _of_bound(x, decoded, q)
-        self.check.error.add(x, q, first)
+        self.error = measure(x, q)
         if self.ratio > 1:
             self.report(f"{self._where()} are off by up to {self.ratio:.3g} times the proven bound")
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
@@ -22,28 +22,25 @@ def needs_extremes(scheme: Scheme) -> bool:
     return any(level.granularity == Granularity.tensor() for level in scheme.scales)
 
 
-@dataclass(slots=True)
-class Extremes:
-    """The smallest and largest value of a set of weights, gathered from parts by several threads."""
+def extremes_of(x: torch.Tensor) -> tuple[float, float]:
+    """Return the smallest and the largest value of ``x``; both are NaN where it holds one.
 
-    pending: int
-    low: float = math.inf
-    high: float = -math.inf
-    done: threading.Event = field(default_factory=threading.Event)
-    _guard: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, x: torch.Tensor) -> None:
-        """Take in one part, which may hold NaN: quantizing that part will say where."""
-        low, high = (float(v) for v in torch.aminmax(x))
-        with self._guard:
-            self.low, self.high = _least(self.low, low), -_least(-self.high, -high)
-            self.pending -= 1
-            if not self.pending:
-                self.done.set()
+    Quantizing that part will say where the NaN is.
+    """
+    low, high = torch.aminmax(x)
+    return float(low), float(high)
 
 
-def _least(a: float, b: float) -> float:
-    return math.nan if math.isnan(a) or math.isnan(b) else min(a, b)
+def widest(found: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Return the extremes of all parts, in any order, whose extremes are given.
+
+    >>> widest([(-1.0, 2.0), (-3.0, 0.5)])
+    (-3.0, 2.0)
+    """
+    lows, highs = zip(*found, strict=True)
+    if any(map(math.isnan, lows)):
+        return math.nan, math.nan
+    return min(lows), max(highs)
 
 
 @dataclass(slots=True)

@@ -1,15 +1,17 @@
 """Worker threads over an ordered list of tasks, of whose failures the first in that order is raised.
 
 Tasks are handed out in order and each one handed out runs to its end, so of several failing tasks the
-earliest is always among those that ran.
+earliest is always among those that ran. What a task finds out it keeps in itself.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Generic, TypeVar
 
 import torch
 
@@ -39,21 +41,33 @@ class Task:
         raise NotImplementedError
 
 
+T = TypeVar("T", bound=Task)
+
+
 def run_tasks(
     tasks: Sequence[Task], *, workers: int, buffer_bytes: int, on_progress: Progress | None = None
 ) -> None:
-    """Run ``tasks`` on ``workers`` threads, each with a buffer of ``buffer_bytes``.
+    """Run ``tasks`` as :func:`done_tasks` does, and report each one that was done."""
+    done, total = 0, sum(task.nbytes for task in tasks)
+    with closing(done_tasks(tasks, workers=workers, buffer_bytes=buffer_bytes)) as finished:
+        for task in finished:
+            done += task.nbytes
+            if on_progress is not None:
+                on_progress(done, total, task.name)
 
-    Raises the error of the first task, in their order, that failed, after all threads have ended. An
-    exception in the caller's thread (Ctrl-C, or one of ``on_progress``) also ends all threads before it goes
-    on.
+
+def done_tasks(tasks: Sequence[T], *, workers: int, buffer_bytes: int) -> Generator[T, None, None]:
+    """Run ``tasks`` on ``workers`` threads, with ``buffer_bytes`` of memory each; yield those that are done.
+
+    Raises the error of the first task, in their order, that failed, after all threads have ended. Closing the
+    generator, or an exception in the caller's thread (Ctrl-C), also ends all threads before it goes on.
     """
     crew = _Crew(tasks, buffer_bytes)
     before = torch.get_num_threads()
     with ThreadPoolExecutor(workers, thread_name_prefix="zeropoint") as pool:
         try:
             threads = [pool.submit(crew.work, slot) for slot in range(workers)]
-            _follow(crew.events, workers, sum(task.nbytes for task in tasks), on_progress)
+            yield from _follow(crew.events, workers)
         finally:
             crew.stop.set()
             torch.set_num_threads(before)
@@ -64,12 +78,12 @@ def run_tasks(
         raise first
 
 
-class _Crew:
+class _Crew(Generic[T]):
     """What the threads of a run share: the tasks still to do, the events, and the sign to stop."""
 
-    def __init__(self, tasks: Sequence[Task], buffer_bytes: int) -> None:
+    def __init__(self, tasks: Sequence[T], buffer_bytes: int) -> None:
         self.stop = threading.Event()
-        self.events: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[T | None] = queue.SimpleQueue()
         self.at: dict[int, int] = {}
         self._todo = iter(enumerate(tasks))
         self._guard = threading.Lock()
@@ -99,11 +113,8 @@ class _Crew:
             self.events.put(None)
 
 
-def _follow(
-    events: queue.SimpleQueue[Task | None], running: int, total: int, on_progress: Progress | None
-) -> None:
-    """Wait for all threads, and report each task that was done."""
-    done = 0
+def _follow(events: queue.SimpleQueue[T | None], running: int) -> Iterator[T]:
+    """Yield each task that was done until all threads have ended."""
     while running:
         try:
             event = events.get(timeout=_POLL_SECONDS)
@@ -111,7 +122,5 @@ def _follow(
             continue
         if event is None:
             running -= 1
-            continue
-        done += event.nbytes
-        if on_progress is not None:
-            on_progress(done, total, event.name)
+        else:
+            yield event

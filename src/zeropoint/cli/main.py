@@ -15,6 +15,7 @@ from zeropoint import __version__
 
 from ..checkpoint.inspect import inspect as inspect_checkpoint
 from ..checkpoint.limits import Limits
+from ..checkpoint.lock import break_lock
 from ..checkpoint.plan import make_plan
 from ..checkpoint.recipe import RecipeText
 from ..checkpoint.run import run as run_plan
@@ -94,6 +95,12 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     workers: Workers = None,
     max_memory: Memory = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="OUT may hold files already.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Begin anew where an interrupted run left its work.")
+    ] = False,
+    unlock: Annotated[
+        bool, typer.Option("--break-lock", help="Remove the lock of a run that is surely dead.")
+    ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail when a linear weight is left alone unasked.")
     ] = False,
@@ -103,7 +110,8 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     """Quantize the linear weights of a checkpoint and write the result as compressed-tensors.
 
     Embeddings, norms, routers and the head are kept unless --include names them. The report says of each
-    tensor what happened and why. OUT appears complete or not at all.
+    tensor what happened and why. OUT appears complete or not at all; when the command is ended before, the
+    same command goes on where it was.
 
     \b
     Examples:
@@ -117,8 +125,10 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     asked = one_of({"--to": to, "--recipe": recipe})
     limits = Limits.default(workers, max_memory)
     plan = make_plan(open_source(source), asked, selection=selection, limits=limits)
+    if unlock:
+        break_lock(out)
     with progress("quantizing") as on_progress:
-        result = run_plan(plan, out, overwrite=overwrite, on_progress=on_progress)
+        result = run_plan(plan, out, overwrite=overwrite, restart=restart, on_progress=on_progress)
     seconds = time.perf_counter() - start
     if as_json:
         show_json(run_document(result, seconds=seconds))
@@ -213,17 +223,22 @@ def main(arguments: Sequence[str]) -> int:
         fail(error.format_message())
         return 2
     except Interrupted as interruption:
-        fail(str(interruption))
+        fail(_said(interruption))
         return interruption.status
     except ReaderGoneError:
         return 128 + signal.SIGPIPE
     except (ZeropointError, OSError) as error:
-        fail(str(error))
+        fail(_said(error))
         return 1
     except MemoryError:
         fail("out of memory; use --max-memory or fewer --workers")
         return 1
     return int(status or 0)
+
+
+def _said(error: BaseException) -> str:
+    """Return the message of an error with what was noted on its way."""
+    return "; ".join((str(error), *getattr(error, "__notes__", ())))
 
 
 def run() -> None:

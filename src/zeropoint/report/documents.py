@@ -27,10 +27,13 @@ def run_document(result: RunResult, *, seconds: float) -> dict[str, Any]:
         "quantized_values": plan.quantized_values,
         "bits_per_value": plan.bits_per_value,
         "seconds": seconds,
+        "sync_seconds": result.sync_seconds,
+        "units": result.units,
+        "resumed_units": result.resumed,
         "error": _error(result.error),
         "tensors": [_decision(decision) for decision in plan.decisions],
         "weights": [_outcome(outcome) for outcome in result.outcomes],
-        "notes": list(plan.notes),
+        "notes": list(result.notes),
     }
 
 

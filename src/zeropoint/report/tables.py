@@ -44,7 +44,7 @@ def run_report(result: RunResult, *, seconds: float, everything: bool = False) -
         Text(),
         error_table(result.outcomes, everything=everything),
         Text(),
-        *_lines(plan.notes, "note: "),
+        *_lines(result.notes, "note: "),
         *_lines(_losses(result.outcomes), "warning: "),
         Text("\n".join(facts)),
     )

@@ -1,0 +1,136 @@
+"""What runs the units of a job: the contract of an engine, and the one that uses this machine's threads.
+
+The driver (run.py) alone journals and publishes; an engine does units in any order and anywhere, and says
+what became of each.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Protocol
+
+from .output import Partials
+from .plan import Plan
+from .quantize import Scratch, widest
+from .units import Rows, Unit
+from .work import Done, Scanned, buffer_bytes, do, scan
+from .workers import Stopped, Task, done_tasks
+
+Results = Generator[Scanned | Done, None, None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is still to do.
+
+    partials: the files to write into, all of which exist. todo: units, in their order. groups: all units of
+    the sets that must be scanned as one, by name. scanned: what is known of them already, by number.
+    """
+
+    plan: Plan
+    partials: Partials
+    todo: tuple[Unit, ...]
+    groups: Mapping[str, tuple[Rows, ...]]
+    scanned: Mapping[int, Scanned]
+
+
+class Engine(Protocol):
+    """Does a job."""
+
+    def __call__(self, job: Job) -> Results:
+        """Yield what was scanned and done, as it comes; closing the generator ends all work first.
+
+        Raises the error of the first unit, in their order, that failed.
+        """
+
+
+def local(job: Job) -> Results:
+    """Do a job on this machine's threads; an :class:`Engine`."""
+    tasks = _tasks(job)
+    limits = job.plan.limits
+    needed = buffer_bytes([task.unit for task in tasks], limits)
+    with closing(done_tasks(tasks, workers=limits.workers, buffer_bytes=needed)) as finished:
+        for task in finished:
+            assert task.result is not None
+            yield task.result
+
+
+def _tasks(job: Job) -> list[_UnitTask]:
+    """Return all work in order.
+
+    A set is scanned before the units ahead of it are done, so that no thread waits for another.
+    """
+    sets: dict[str, _Extremes] = {}
+    tasks: list[_UnitTask] = []
+    ahead: list[_UnitTask] = []
+    for unit in job.todo:
+        if unit.group is not None and unit.group not in sets:
+            members = job.groups[unit.group]
+            sets[unit.group] = extremes = _Extremes(members, job.scanned)
+            tasks += [_Scan(member, job, extremes) for member in members if member.number not in job.scanned]
+            tasks += ahead
+            ahead.clear()
+        ahead.append(_Do(unit, job, None if unit.group is None else sets[unit.group]))
+    return tasks + ahead
+
+
+class _Extremes:
+    """The extremes of a set, gathered from its units by several threads."""
+
+    def __init__(self, members: tuple[Rows, ...], scanned: Mapping[int, Scanned]) -> None:
+        self._found = [scanned[unit.number] for unit in members if unit.number in scanned]
+        self._count = len(members)
+        self._guard = threading.Lock()
+        self._complete = threading.Event()
+        if len(self._found) == self._count:
+            self._complete.set()
+
+    def add(self, found: Scanned) -> None:
+        """Take in one unit's."""
+        with self._guard:
+            self._found.append(found)
+            if len(self._found) == self._count:
+                self._complete.set()
+
+    def wait(self, stop: threading.Event) -> tuple[float, float]:
+        """Return those of the set when all units are in; raises Stopped when the run ends before."""
+        while not self._complete.wait(timeout=0.1):
+            if stop.is_set():
+                raise Stopped
+        return widest((found.low, found.high) for found in self._found)
+
+
+class _UnitTask(Task):
+    """Work on one unit."""
+
+    def __init__(self, unit: Unit, job: Job, extremes: _Extremes | None) -> None:
+        super().__init__(unit.name, unit.nbytes)
+        self.unit = unit
+        self.job = job
+        self.extremes = extremes
+        self.result: Scanned | Done | None = None
+
+
+class _Scan(_UnitTask):
+    """Scan a unit."""
+
+    def __init__(self, unit: Rows, job: Job, extremes: _Extremes) -> None:
+        super().__init__(unit, job, extremes)
+        self.rows, self.gathers = unit, extremes
+
+    def run(self, scratch: Scratch, stop: threading.Event) -> None:  # noqa: ARG002
+        """See :class:`Task`."""
+        self.result = found = scan(self.rows, self.job.plan.limits, scratch)
+        self.gathers.add(found)
+
+
+class _Do(_UnitTask):
+    """Do a unit, as soon as its set is scanned."""
+
+    def run(self, scratch: Scratch, stop: threading.Event) -> None:
+        """See :class:`Task`."""
+        extremes = None if self.extremes is None else self.extremes.wait(stop)
+        self.result = do(self.unit, self.job.partials, self.job.plan.limits, scratch, extremes)

@@ -1,0 +1,100 @@
+"""What a run makes of what, in words and digests: two runs with one identity write the same bytes.
+
+A journal, a plan file and a worker on another machine are compared by it before anything is done. It holds
+no path, time or host, and nothing that changes speed alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+
+from ..errors import CheckpointError, printable
+from .journal import FORMAT
+from .object_store import Stamp
+from .plan import Plan
+from .storage import Place, open_file, stamp
+
+VERSION = metadata.version("zeropoint")
+
+
+def identity(plan: Plan) -> dict[str, str]:
+    """Return the identity of a plan: field name to text or digest, those that a user chose first.
+
+    Reads the headers of all shards. Raises CheckpointError when one is gone.
+    """
+    selection, source = plan.selection, plan.source
+    fields = {
+        "zeropoint": VERSION,
+        "journal": FORMAT,
+        "recipe": plan.recipe.text,
+        "include": json.dumps(list(selection.include)),
+        "ignore": json.dumps(list(selection.ignore)),
+        "config.json": _of_text(source.config_text),
+        "companions": _digest(f"{path}\0{size}\n" for path, size in sorted(plan.companions.items())),
+    }
+    files = {entry.file.name: entry.file for entry in source.entries.values()}
+    for name in source.shards:
+        path = files.get(name, source.root / name)
+        size, digest = header_digest(path)
+        fields[f"shard {name}"] = f"{size} bytes, header {digest}"
+    fields["output"] = _digest(
+        [shard.name.encode() + b"\0" + shard.header for shard in plan.shards]
+        + [f"{name}\0{text}".encode() for name, text in sorted(plan.texts.items())]
+        + [f"{weight.module}\0{weight.layer}\0{weight.share}".encode() for weight in plan.weights]
+    )
+    return fields
+
+
+def require_same(now: Mapping[str, str], then: Mapping[str, str], *, what: str, remedy: str) -> None:
+    """Raise CheckpointError that names the first field in which two identities differ, and both values.
+
+    what: what ``then`` is the identity of.
+    """
+    for field in (*now, *then):
+        if now.get(field) != then.get(field):
+            values = [printable(fields.get(field, "absent")) for fields in (then, now)]
+            raise CheckpointError(
+                f"{what} differs in {printable(field)}: it has {values[0]}, now {values[1]}; {remedy}"
+            )
+
+
+def stamps(plan: Plan) -> dict[str, str]:
+    """Return the state of every file that units read, by name: a change means that its bytes may differ."""
+    source = plan.source
+    found = {path.name: state for path, state in source.stamps.items() if path.name in source.shards}
+    for path in plan.companions:
+        found[str(path)] = stamp(source.root / path)
+    return {name: _stamp_text(state) for name, state in found.items()}
+
+
+def header_digest(path: Place) -> tuple[int, str]:
+    """Return the size of a safetensors file and the SHA-256 of its header, length and padding included."""
+    file = open_file(path)
+    try:
+        size, head = file.stamp.size, bytearray(8)
+        file.read_into(memoryview(head), 0)
+        # A length that the file does not have means that it was replaced since it was opened.
+        text = bytearray(min(int.from_bytes(head, "little"), size))
+        file.read_into(memoryview(text), 8)
+    finally:
+        file.close()
+    return size, hashlib.sha256(head + text).hexdigest()
+
+
+def _stamp_text(state: Stamp) -> str:
+    # Without the device, whose number a network file system may choose anew at each mount.
+    return f"{state.size} {state.mtime_ns} {state.inode} {state.identity}".strip()
+
+
+def _of_text(text: str | None) -> str:
+    return "absent" if text is None else _digest([text.encode()])
+
+
+def _digest(parts: Iterable[str | bytes]) -> str:
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part)
+    return total.hexdigest()

@@ -1,0 +1,109 @@
+"""One writer at a time: the lock of an output directory.
+
+The kernel's lock (flock) on ``.zeropoint.lock`` dies with its process. Where the file system has none, a file
+``.zeropoint.owner`` that only one process can create stands for it, and names who did; what a killed process
+left of that kind has to be broken by hand, since nothing here can see whether its host still runs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from ..errors import CheckpointError
+from .storage import shown
+
+LOCK, OWNER = ".zeropoint.lock", ".zeropoint.owner"
+_NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Lock:
+    """The lock of a directory, held until :meth:`release`.
+
+    Raises CheckpointError when another run holds it, and OSError when it cannot be taken at all.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._descriptor = self._take()
+
+    def release(self) -> None:
+        """Give the lock up and remove its file; safe to call twice."""
+        if self._descriptor is None:
+            return
+        name = LOCK if self._by_kernel else OWNER
+        with contextlib.suppress(OSError):
+            os.unlink(self._folder / name)
+        os.close(self._descriptor)
+        self._descriptor = None
+
+    def _take(self) -> int | None:
+        self._by_kernel = True
+        path = self._folder / LOCK
+        while True:
+            descriptor = os.open(path, _FLAGS, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Between our open and our lock, the holder before may have removed the file and gone.
+                if _is_at(descriptor, path):
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+                    return descriptor
+            except BlockingIOError as error:
+                holder = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip() or "unknown"
+                os.close(descriptor)
+                rule = f"is being written by another run (process {holder})"
+                raise CheckpointError(
+                    f"{shown(self._folder)} {rule}; wait for it, or write elsewhere"
+                ) from error
+            except OSError as error:
+                os.close(descriptor)
+                if error.errno not in _NO_FLOCK:
+                    raise
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                return self._take_ownership()
+            os.close(descriptor)
+
+    def _take_ownership(self) -> int:
+        self._by_kernel = False
+        path = self._folder / OWNER
+        try:
+            descriptor = os.open(path, _FLAGS | os.O_EXCL, 0o666)
+        except FileExistsError as error:
+            with contextlib.suppress(OSError):
+                holder = path.read_text(encoding="utf-8", errors="replace")[:200]
+                raise CheckpointError(
+                    f"{shown(self._folder)} is being written by another run ({shown(holder)}); wait for "
+                    "it, or pass --break-lock when it is surely dead"
+                ) from error
+            raise
+        os.pwrite(descriptor, _identity().encode(), 0)
+        return descriptor
+
+
+def break_lock(folder: Path | str) -> None:
+    """Remove what a dead run left where the file system has no locks; a lock of the kernel is not touched."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(Path(folder) / OWNER)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _identity() -> str:
+    """Return who holds the lock: process, host and boot."""
+    boot = "unknown"
+    with contextlib.suppress(OSError):
+        boot = _BOOT_ID.read_text(encoding="ascii").strip()
+    return f"process {os.getpid()} on {socket.gethostname()}, boot {boot}"

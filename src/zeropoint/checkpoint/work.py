@@ -1,0 +1,238 @@
+"""Do one unit: read, quantize, measure, write and hash it, a tile at a time, in one thread.
+
+Whatever runs the units, threads here or processes on other machines, calls :func:`do` and :func:`scan`. A
+tile is as many rows as the limits allow; tiles follow each other in order, so neither bytes nor hashes depend
+on their size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ..codecs.compressed_tensors import encode_constants, encode_part
+from ..errors import NonFiniteError, ZeropointError, printable
+from .limits import Limits
+from .measure import TensorError, measure
+from .output import Partials, copy_range, write_at
+from .plan import Weight, slab_rows
+from .quantize import Scratch, extremes_of, quantize_part, sentinel_rows, widest
+from .storage import OpenFile, Place, open_file, shown
+from .units import Copy, Rows, Span, Unit
+
+Files = Mapping[Place, OpenFile]
+PIECE = 1 << 20
+"""Bytes that are hashed and copied at once: few enough to stay in cache between the two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scanned:
+    """The extremes of the unit of this number."""
+
+    number: int
+    low: float
+    high: float
+
+    def document(self) -> dict[str, Any]:
+        """Return it as values that JSON holds; :meth:`parse` is the inverse, without loss."""
+        return {"scan": self.number, "low": self.low, "high": self.high}
+
+    @staticmethod
+    def parse(document: Mapping[str, Any]) -> Scanned:
+        """Return what a document says."""
+        return Scanned(number=document["scan"], low=document["low"], high=document["high"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What became of the unit of this number.
+
+    digests: SHA-256 of what it wrote into each of its spans, in hexadecimal. error: what quantization did to
+    it; None for a copy.
+    """
+
+    number: int
+    digests: tuple[str, ...]
+    error: TensorError | None
+
+    def document(self) -> dict[str, Any]:
+        """Return it as values that JSON holds; :meth:`parse` is the inverse, without loss."""
+        error = None if self.error is None else asdict(self.error)
+        return {"unit": self.number, "sha256": list(self.digests), "error": error}
+
+    @staticmethod
+    def parse(document: Mapping[str, Any]) -> Done:
+        """Return what a document says."""
+        error = document["error"]
+        if error is not None:
+            sums = {key: tuple(error[key]) for key in ("squares", "errors")}
+            error = TensorError(**{**error, **sums})
+        return Done(number=document["unit"], digests=tuple(document["sha256"]), error=error)
+
+
+def buffer_bytes(todo: Iterable[Unit], limits: Limits) -> int:
+    """Return the bytes of the buffer that a thread needs to do ``todo``."""
+    weights = {id(unit.weight): unit.weight for unit in todo if isinstance(unit, Rows)}
+    tiles = (
+        (min(slab_rows(w, limits), w.shape[0]) + sentinel_rows(w.shape[1])) * w.row_bytes
+        for w in weights.values()
+    )
+    return max((PIECE, *tiles))
+
+
+def scan(unit: Rows, limits: Limits, scratch: Scratch) -> Scanned:
+    """Return the extremes of a unit's values."""
+    with _opened(unit) as files:
+        low, high = widest(
+            extremes_of(_read(unit.weight, files, start, rows, scratch.buffer))
+            for start, rows in _tiles(unit, limits)
+        )
+    return Scanned(number=unit.number, low=low, high=high)
+
+
+def do(
+    unit: Unit, partials: Partials, limits: Limits, scratch: Scratch,
+    extremes: tuple[float, float] | None = None,
+) -> Done:  # fmt: skip
+    """Do a unit, whose bytes end up in the partial files; ``extremes`` are those of its group, if any.
+
+    Raises NonFiniteError with tensor, file and first index; RangeError when a scale fits no format;
+    CheckpointError when the source changed or a file cannot be read or written.
+    """
+    with _opened(unit) as files, partials.open(unit.file) as target:
+        if isinstance(unit, Copy):
+            return _copy(unit, files[unit.source], target, scratch.buffer)
+        writers = [_Writer(target, span) for span in unit.spans]
+        errors = [
+            _quantize_tile(unit.weight, files, cut, (extremes, scratch), writers)
+            for cut in _tiles(unit, limits)
+        ]
+    digests = tuple(writer.digest() for writer in writers)
+    return Done(number=unit.number, digests=digests, error=TensorError.merge(errors))
+
+
+class _Writer:
+    """Writes one span from its begin to its end, and hashes what it writes."""
+
+    def __init__(self, target: int, span: Span) -> None:
+        self.span = span
+        self._target = target
+        self._done = 0
+        self._hash = hashlib.sha256()
+
+    def write(self, tensor: torch.Tensor) -> None:
+        """Write the bytes of a tensor behind those before."""
+        data = memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+        write_at(self._target, data, self.span.begin + self._done)
+        self._hash.update(data)
+        self._done += len(data)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the span, all of which must have been written."""
+        assert self._done == self.span.size, self.span
+        return self._hash.hexdigest()
+
+
+def _quantize_tile(
+    weight: Weight, files: Files, cut: tuple[int, int],
+    means: tuple[tuple[float, float] | None, Scratch], writers: list[_Writer],
+) -> TensorError:  # fmt: skip
+    (start, rows), (extremes, scratch) = cut, means
+    extra = 0 if extremes is None else sentinel_rows(weight.shape[1])
+    x = _read(weight, files, start, rows, scratch.buffer, extra=extra)
+    try:
+        q = quantize_part(x, weight.layer.weight, extremes, scratch)
+    except ZeropointError as error:
+        raise _named(error, weight, files, scratch.buffer, rows=rows) from error
+    measured = measure(x[:rows], q)
+    layout = weight.layer.layout
+    tensors = encode_part(layout, q)
+    if start == 0:
+        tensors |= encode_constants(layout, q.params, weight.shape)
+    by_name = {f"{weight.module}.{suffix}": tensor for suffix, tensor in tensors.items()}
+    for writer in writers:
+        if writer.span.tensor in by_name:
+            writer.write(by_name[writer.span.tensor])
+    return measured
+
+
+def _tiles(unit: Rows, limits: Limits) -> list[tuple[int, int]]:
+    """Return the first row and the number of rows of each tile."""
+    rows = slab_rows(unit.weight, limits)
+    stop = unit.start + unit.rows
+    return [(start, min(rows, stop - start)) for start in range(unit.start, stop, rows)]
+
+
+def _read(
+    weight: Weight, files: Files, start: int, rows: int, buffer: bytearray, *, extra: int = 0
+) -> torch.Tensor:
+    """Return some rows of a weight in ``buffer``, with room for ``extra`` more behind them."""
+    view = memoryview(buffer)[: rows * weight.row_bytes]
+    files[weight.source.file].read_into(view, weight.begin + start * weight.row_bytes)
+    columns = weight.shape[1]
+    count = (rows + extra) * columns
+    return torch.frombuffer(buffer, dtype=weight.dtype, count=count).view(rows + extra, columns)
+
+
+def _copy(unit: Copy, source: OpenFile, target: int, buffer: bytearray) -> Done:
+    """Hash what the source holds and copy it, in the kernel where it can."""
+    digest = hashlib.sha256()
+    piece = memoryview(buffer)[:PIECE]
+    for done in range(0, unit.nbytes, len(piece)):
+        part = piece[: unit.nbytes - done]
+        source.read_into(part, unit.begin + done)
+        digest.update(part)
+        copy_range(source, target, begin=unit.begin + done, to=unit.target.begin + done, size=len(part))
+    return Done(number=unit.number, digests=(digest.hexdigest(),), error=None)
+
+
+@contextlib.contextmanager
+def _opened(unit: Unit) -> Iterator[Files]:
+    """Open a unit's sources for the block; each unit does, so that no run needs many descriptors."""
+    with contextlib.ExitStack() as stack:
+        files = {}
+        for place in unit.sources:
+            files[place] = open_file(place)
+            stack.callback(files[place].close)
+        yield files
+
+
+def _named(
+    error: ZeropointError, weight: Weight, files: Files, buffer: bytearray, *, rows: int
+) -> ZeropointError:
+    """Return the error with the tensor's name; the first value that is not finite is looked for."""
+    source = weight.source
+    facts = f"{shown(source.file.name)}, {source.dtype}, shape {list(source.shape)}"
+    place = f"tensor {printable(source.name)} ({facts})"
+    found = _first_non_finite(weight, files, buffer, rows=rows)
+    if found is None:
+        return type(error)(f"{place}: {error}")
+    row, column, value, count = found
+    where = f"first at row {row}, column {column}"
+    if weight.begin != source.begin:
+        where += f" of {printable(weight.module)}"
+    return NonFiniteError(
+        f"{place} holds {count} values that are not finite, {where} ({value}); replace them, or ignore it"
+    )
+
+
+def _first_non_finite(
+    weight: Weight, files: Files, buffer: bytearray, *, rows: int
+) -> tuple[int, int, float, int] | None:
+    """Return row, column and value of the first NaN or Inf of a weight and the count of all, or None."""
+    first: tuple[int, int, float] | None = None
+    count = 0
+    for start in range(0, weight.shape[0], rows):
+        x = _read(weight, files, start, min(rows, weight.shape[0] - start), buffer)
+        bad = ~torch.isfinite(x)
+        here = int(bad.sum())
+        if here and first is None:
+            row, column = torch.nonzero(bad)[0].tolist()
+            first = (start + row, column, float(x[row, column]))
+        count += here
+    return None if first is None else (*first, count)
