@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import zeropoint as zp
-from zeropoint.errors import CalibrationError, RecipeError
-from zeropoint.models import calibrate, calibrate_sequential, quantize_model
+from zeropoint.errors import CalibrationError, RecipeError, UnsupportedError
+from zeropoint.models import calibrate, calibrate_sequential, prepare, quantize_model
 from zeropoint.models.graph import calibrate_graph, quantize_graph
 from zeropoint.recipes import Assignment, Recipe, Rule, parse_recipe
 from zeropoint.schemes import Scheme
@@ -172,9 +172,10 @@ def test_a_recipe_without_static_parts_learns_nothing_but_runs() -> None:
             {"input": torch.ones(8, 16)},
             r"data \(a dict\) must be .*would give its keys; pass a list of",
         ),
+        (5, r"^data \(a int\) must be an iterable of batches; pass a list of batches$"),
     ],
 )
-def test_one_batch_instead_of_several_is_refused(data: object, message: str) -> None:
+def test_what_gives_no_batches_is_refused(data: object, message: str) -> None:
     with pytest.raises(CalibrationError, match=message):
         calibrate(model(), STATIC, data)  # type: ignore[arg-type]
 
@@ -210,6 +211,38 @@ def test_a_misspelled_statistic_is_refused_before_any_data() -> None:
 
     with pytest.raises(CalibrationError, match=r"statistic \(='min-max'\) is unknown; did you mean minmax"):
         calibrate(model(), STATIC, never(), statistic="min-max")
+
+
+def test_what_is_no_statistic_is_refused() -> None:
+    with pytest.raises(
+        CalibrationError, match=r"^statistic \(=5\) must be a name such as 'minmax', or a fun"
+    ):
+        calibrate(model(), STATIC, batches(), statistic=5)  # type: ignore[arg-type]
+
+
+def test_batches_may_come_from_what_is_read_by_position() -> None:
+    class Numbered:
+        def __getitem__(self, position: int) -> torch.Tensor:
+            return batches()[position]
+
+    assert calibrate(model(), STATIC, Numbered()) == calibrate(model(), STATIC, batches())  # type: ignore[arg-type]
+
+
+def test_a_prepared_model_is_not_calibrated_in_silence() -> None:
+    prepared = prepare(model(), "w8a16")
+    for way in (calibrate, calibrate_sequential):
+        with pytest.raises(
+            UnsupportedError, match=r"^layer 0 is prepared already; convert the model or pass"
+        ):
+            way(prepared, STATIC, batches())
+
+
+def test_parameters_are_those_of_a_calibration() -> None:
+    params = calibrate(model(), STATIC, batches()).params
+    with pytest.raises(
+        CalibrationError, match=r"^layer 0: calibration \(a dict\) must be the Calibration that"
+    ):
+        quantize_model(model(), STATIC, calibration=params)  # type: ignore[arg-type]
 
 
 class Reader(nn.Module):

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import zeropoint as zp
+from zeropoint.errors import ShapeError, UnsupportedError
 from zeropoint.models import (
     PackedWeight,
     PreparedLayer,
@@ -195,12 +196,68 @@ def test_converted_recurrent_layers_are_exported(name: str) -> None:
     assert same(torch.export.export(model, args).module()(*args), model(*args))
 
 
-@pytest.mark.parametrize("name", ["conv2d", "embedding", "bag", "lstm", "gru cell", "transposed 2d"])
+@pytest.mark.parametrize(
+    "name", ["linear", "conv2d", "embedding", "bag", "lstm", "gru cell", "transposed 2d"]
+)
 def test_inputs_go_by_name_too(name: str) -> None:
     layer, (x, *rest) = made(name)
     prepared = prepare(layer, recipe_for(layer, weight="int8:channel"))
     for model in (prepared, convert(prepared).model):
         assert same(model(input=x, **dict(zip(("hx",), rest, strict=False))), model(x, *rest))
+
+
+@pytest.mark.parametrize("number", [-1, 9])
+def test_a_number_that_is_no_row_is_refused_as_torch_refuses_it(number: int) -> None:
+    layer = nn.Embedding(9, 40)
+    converted = convert(prepare(layer, recipe_for(layer, weight="int8:channel"))).model
+    for table in (layer, converted):
+        with pytest.raises(IndexError, match="index out of range"):
+            table(torch.tensor([number]))
+
+
+def test_a_layer_takes_the_weights_that_it_has_in_their_size() -> None:
+    weight = PackedWeight(zp.quantize(torch.ones(4, 18), "int8:channel"))
+    conv = nn.Conv2d(2, 4, 3)
+    assert QuantizedLayer(conv, {"weight": weight})(torch.ones(1, 2, 3, 3)).shape == (1, 4, 1, 1)
+    with pytest.raises(
+        UnsupportedError, match=r"^weights \(with 'wieght'\) must be those of a Conv2d: weight$"
+    ):
+        QuantizedLayer(conv, {"wieght": weight})
+    with pytest.raises(UnsupportedError, match=r"^weights \(with 'weight'\) must be those of a ReLU: none$"):
+        QuantizedLayer(nn.ReLU(), {"weight": weight})
+    with pytest.raises(
+        ShapeError, match=r"^weights\['weight'\] \(shape \(4, 18\)\) must be .* shape \(4, 8\) for"
+    ):
+        QuantizedLayer(nn.Conv2d(2, 4, 2), {"weight": weight})
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("conv2d", "Conv2d in floats, with weight dequantized as a whole for each call"),
+        (
+            "gru cell",
+            "GRUCell in floats, with weight_ih and weight_hh dequantized as a whole for each call",
+        ),
+    ],
+)
+def test_a_layer_says_that_it_dequantizes_its_weights_and_does(
+    name: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, args = made(name)
+    model = convert(prepare(layer, recipe_for(layer, weight="int8:channel"))).model
+    assert model.explain() == told
+    tiles, plain = [], PackedWeight.tile
+
+    def tile(weight: PackedWeight, start: int, stop: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        tiles.append((start, stop, weight.shape[0]))
+        return plain(weight, start, stop, dtype)
+
+    monkeypatch.setattr(PackedWeight, "tile", tile)
+    for _ in range(2):
+        model(*args)
+    assert len(tiles) == 2 * len(model.weights)
+    assert all(start == 0 and stop == rows for start, stop, rows in tiles)
 
 
 def test_nothing_of_a_converted_layer_asks_for_gradients() -> None:

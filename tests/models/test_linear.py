@@ -8,7 +8,15 @@ import torch
 from torch import nn
 
 import zeropoint as zp
-from zeropoint.models import QuantizedLinear, calibrate, integer_product, linear_paths, quantize_model
+from zeropoint.errors import DtypeError, RecipeError, ShapeError
+from zeropoint.models import (
+    DynamicQuantize,
+    QuantizedLinear,
+    calibrate,
+    integer_product,
+    linear_paths,
+    quantize_model,
+)
 from zeropoint.models.linear_paths import PATHS
 from zeropoint.recipes import Assignment, Recipe, Rule
 
@@ -219,6 +227,54 @@ def test_the_operator_passes_torchs_own_checks() -> None:
         torch.ops.zeropoint.linear.default, args, test_utils=("test_schema", "test_faketensor")
     )
     assert found == {"test_schema": "SUCCESS", "test_faketensor": "SUCCESS"}
+
+
+@pytest.mark.parametrize("source", [None, "int8:token", "uint8:tensor:asym static"])
+@pytest.mark.parametrize("tokens", [2, 64])
+def test_an_input_of_other_features_is_refused_in_every_way(source: str | None, tokens: int) -> None:
+    layer = converted("int8:channel", source)
+    for shape in ((tokens, 48), (tokens, 80), (tokens, 0)):
+        message = (
+            rf"^input \(shape \({tokens}, {shape[1]}\)\) must have 64 numbers along its last axis, as many as"
+        )
+        with pytest.raises(ShapeError, match=message):
+            layer(torch.randn(shape))
+    with pytest.raises(ShapeError, match=r"^input \(shape \(\)\) must have 64 numbers"):
+        layer(torch.tensor(1.0))
+    with pytest.raises(
+        DtypeError, match=r"^input \(torch\.int64\) must be a tensor of floats; convert it first"
+    ):
+        layer(torch.ones(tokens, 64, dtype=torch.int64))
+
+
+def test_the_operator_reads_no_further_than_the_weight() -> None:
+    weight = zp.quantize(torch.randn(6, 32), "int4:g16")
+    for columns in (16, 48):
+        with pytest.raises(
+            ShapeError, match=rf"^weight \(16 bytes a row\) must hold {columns} codes of int4:g16 a row, as x"
+        ):
+            torch.ops.zeropoint.linear(
+                torch.randn(3, columns), [], weight.data, list(weight.scales), None,
+                "int8:token", "int4:g16", torch.float32,
+            )  # fmt: skip
+
+
+def test_a_layer_takes_a_bias_of_its_rows_and_quantizers_alone() -> None:
+    weight = converted("int8:channel").weight
+    for length in (31, 33):
+        with pytest.raises(
+            ShapeError, match=rf"^bias \(shape \({length},\)\) must have shape \(32,\), a number for"
+        ):
+            QuantizedLinear(weight, torch.zeros(length))
+    for make in (
+        lambda: QuantizedLinear(weight, None, "int8:token"),  # type: ignore[arg-type]
+        lambda: QuantizedLinear(weight, None, output_quantizer="int8:token"),  # type: ignore[arg-type]
+        lambda: DynamicQuantize("int8:token"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(
+            RecipeError, match=r"^activation \(='int8:token'\) must be an Activation; write Activ"
+        ):
+            make()
 
 
 def test_copies_and_loaded_layers_choose_for_the_machine_they_are_on(monkeypatch: pytest.MonkeyPatch) -> None:

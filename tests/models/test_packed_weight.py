@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import zeropoint as zp
-from zeropoint.errors import UnsupportedError
+from zeropoint.errors import ShapeError, UnsupportedError
 from zeropoint.models import PackedWeight, calibrate, quantize_model
 from zeropoint.recipes import MODEL_PRESETS
 from zeropoint.schemes import Scheme
@@ -69,6 +69,22 @@ def test_rows_by_number_are_the_rows_of_the_whole_or_refused(text: str, rows: in
     else:
         with pytest.raises(UnsupportedError, match="share blocks; dequantize the whole weight"):
             weight.rows(index)
+
+
+def test_a_number_that_is_no_row_is_refused() -> None:
+    for number in (-1, 37):
+        with pytest.raises(IndexError, match="index out of range"):
+            packed("int8:channel", 37, 70).rows(torch.tensor([0, number]))
+
+
+@pytest.mark.parametrize(("start", "stop"), [(1, 4), (0, 3), (0, 12), (-4, 4), (8, 4)])
+def test_tiles_that_cut_blocks_or_leave_the_weight_are_refused(start: int, stop: int) -> None:
+    message = (
+        rf"^rows {start} to {stop} must lie in 0 to 10 and not cut blocks of 4 rows of int8:block4x32; take"
+    )
+    with pytest.raises(ShapeError, match=message):
+        packed("int8:block4x32", 10, 64).tile(start, stop)
+    assert packed("int8:block4x32", 10, 64).tile(8, 10).shape == (2, 64)
 
 
 def test_only_blocks_taller_than_a_row_hold_rows_together() -> None:

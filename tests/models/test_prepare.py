@@ -24,7 +24,9 @@ from zeropoint.models import (
     PreparedLayer,
     QuantizedLinear,
     calibrate,
+    calibrate_sequential,
     convert,
+    fold,
     prepare,
     quantize_model,
 )
@@ -319,6 +321,7 @@ def test_the_summary_names_every_layer_and_why_it_was_kept() -> None:
             str(conversion.layers[-1]),
         ]
         assert conversion.layers[-1].gives is not None
+        assert conversion.layers[4].nbytes == (80, 80)  # directions (4, 4) and lengths (4, 1) in float32
 
 
 @pytest.mark.parametrize(
@@ -331,6 +334,28 @@ def test_the_summary_names_every_layer_and_why_it_was_kept() -> None:
             lambda: prepare(net(), "w8a8", learner="lqs"),
             RecipeError,
             r"^learner 'lqs' is unknown; did you mean lsq\?",
+        ),
+        (
+            lambda: prepare(net(), "w8a8", learner=["lsq"]),
+            RecipeError,
+            r"^learner \['lsq'\] is unknown; did you mean lsq\?",
+        ),
+        (
+            lambda: quantize_model("net", "w8a8"),
+            UnsupportedError,
+            r"^model \(a str\) must be a torch\.nn\.Module",
+        ),
+        (
+            lambda: convert(quantize_model(net(), "w8a8")),
+            UnsupportedError,
+            r"^model \(a Conversion\) must be a torch\.nn\.Module; pass the model of a conversion or",
+        ),
+        (lambda: fold(5), UnsupportedError, r"^model \(a int\) must be a torch\.nn\.Module"),
+        (lambda: calibrate(nn.Linear, "w8a8", []), UnsupportedError, r"^model \(a type\) must be a torch"),
+        (
+            lambda: calibrate_sequential(5, "w8a8", []),
+            UnsupportedError,
+            r"^model \(a int\) must be a torch\.nn\.Module",
         ),
         (lambda: convert(net()), UnsupportedError, r"^model \(a Sequential\) has no prepared layers"),
         (

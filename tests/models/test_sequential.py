@@ -177,11 +177,26 @@ def test_blocks_are_the_longest_list_unless_they_are_named() -> None:
     [
         (("blocks.4",), r"block 'blocks\.4' is not in the model; did you mean blocks\."),
         (("blocks.1", "blocks.1.up"), r"block 'blocks\.1\.up' lies inside of block 'blocks\.1'; name either"),
+        (("blocks.0", "blocks.1", "blocks.0"), r"block 'blocks\.0' is named 2 times; name it once"),
+        ("blocks", r"blocks \(='blocks'\) must be a tuple of names; put the text in one"),
     ],
 )
 def test_blocks_that_cannot_be_are_refused(blocks: tuple[str, ...], message: str) -> None:
     with pytest.raises(CalibrationError, match=message):
         calibrate_sequential(model(), STATIC, data(), steps=Steps(blocks=blocks))
+
+
+def test_steps_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        CalibrationError, match=r"^dtype \(=torch\.int8\) must be one of floats, such as torch"
+    ):
+        Steps(dtype=torch.int8)
+    absent = tmp_path / "absent"
+    with pytest.raises(
+        CalibrationError, match=r"^folder \(='.*absent'\) must be a folder that exists; create it first$"
+    ):
+        calibrate_sequential(model(), STATIC, data(), steps=Steps(folder=absent))
+    assert not absent.exists()
 
 
 def test_a_model_without_a_list_asks_for_names() -> None:

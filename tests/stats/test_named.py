@@ -57,6 +57,17 @@ def test_a_misspelled_name_is_refused_with_what_was_meant(name: str, message: st
         statistic_named(name)
 
 
+def test_a_function_that_makes_statistics_is_itself() -> None:
+    def mine(_: Scheme, shape: tuple[int, ...]) -> Statistic:
+        return MinMax(shape=shape)
+
+    assert statistic_named(mine) is mine
+    with pytest.raises(
+        CalibrationError, match=r"^statistic \(=MinMax\(.*\)\) must be a name such as 'minmax'"
+    ):
+        statistic_named(MinMax())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("name", "what"), [("percentile:40", "percent"), ("moving_average:2", "rate")])
 def test_a_number_out_of_range_is_refused_before_any_data(name: str, what: str) -> None:
     with pytest.raises(RangeError, match=rf"{what} \(=.*\) must be above"):

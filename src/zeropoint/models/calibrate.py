@@ -18,7 +18,7 @@ from ..recipes import Activation, Recipe
 from ..schemes import Scheme
 from ..stats import Observer, State, Statistic, StatisticFor, statistic_named
 from .attention import opened_attention
-from .decisions import as_recipe, decisions_of
+from .decisions import as_recipe, decisions_of, require_model
 from .kinds import kind_of
 from .layer import quantized_inputs, quantized_output
 from .progress import counted
@@ -63,6 +63,7 @@ def calibrate(
     >>> print(calibrate(layer, "w8a8_static", [torch.ones(2, 8)]).params["0.input"].scheme)
     uint8:tensor:asym
     """
+    require_model(model)
     require_batches(data)
     with opened_attention(model) as root, evaluating(root):
         watch = Watch(root, recipe, statistic)
@@ -88,12 +89,16 @@ def run_batches(
 
 
 def require_batches(data: object) -> None:
-    """Raise CalibrationError for what iterates into something else than batches: a tensor, a mapping."""
+    """Raise CalibrationError for what gives no batches when iterated: a number, a tensor, a mapping."""
     if isinstance(data, (torch.Tensor, Mapping)):
         kind, parts = type(data).__name__, "rows" if isinstance(data, torch.Tensor) else "keys"
         raise CalibrationError(
             f"data (a {kind}) must be an iterable of batches, and this one would give its {parts}; "
             "pass a list of batches, such as [data]"
+        )
+    if not isinstance(data, Iterable) and not hasattr(data, "__getitem__"):
+        raise CalibrationError(
+            f"data (a {type(data).__name__}) must be an iterable of batches; pass a list of batches"
         )
 
 
@@ -132,7 +137,7 @@ class Watch:
         self.enabled = True
         self.examine: Callable[[str, torch.Tensor], None] | None = None
         self._latest: _Latest | None = None
-        make = statistic_named(statistic) if isinstance(statistic, str) else statistic
+        make = statistic_named(statistic)
         self.decided = decisions_of(root, as_recipe(recipe))
         self._places: dict[str, _Place] = {}
         for name, module, decision in self.decided:
@@ -243,6 +248,10 @@ def static_params(
 
     Raises CalibrationError when they are missing or were learned for another scheme.
     """
+    if not isinstance(calibration, (Calibration, type(None))):
+        raise CalibrationError(
+            f"calibration (a {type(calibration).__name__}) must be the Calibration that calibrate returns"
+        )
     if activation is None or activation.dynamic:
         return None
     place = f"{name}.{side}".lstrip(".")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from ..recipes import Assignment, Decision
 
@@ -62,8 +63,12 @@ class Conversion:
 
 
 def weight_bytes(module: nn.Module, counted: set[int]) -> int:
-    """Return the bytes of a layer's own weights, biases left out, that are not counted yet; count them."""
-    weights = [p for p in module.parameters(recurse=False) if p.ndim > 1 and id(p) not in counted]
+    """Return the bytes of a layer's own weights, biases left out, that are not counted yet; count them.
+
+    Those of a parametrized layer are what its weights are computed from.
+    """
+    own = module.parameters(recurse=is_parametrized(module))
+    weights = [p for p in own if p.ndim > 1 and id(p) not in counted]
     counted.update(map(id, weights))
     return sum(weight.nbytes for weight in weights)
 

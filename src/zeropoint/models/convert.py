@@ -18,6 +18,7 @@ from ..training import FakeQuantize, Quantizer
 from .attention import replace_modules
 from .calibrate import Calibration
 from .conversion import Conversion, Converted, weight_bytes
+from .decisions import require_model
 from .dynamic_quantize import DynamicQuantize, as_module
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from .kinds import kind_of
@@ -48,6 +49,7 @@ def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
     >>> torch.allclose(convert(prepared).model(x), prepared(x), atol=1e-6)
     True
     """
+    require_model(prepared)
     target = prepared if inplace else copy.deepcopy(prepared)
     layers = {n: m for n, m in target.named_modules() if isinstance(m, PreparedLayer)}
     if not layers:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from ..errors import RecipeError
+from ..errors import RecipeError, UnsupportedError
 from ..recipes import Decision, Recipe, Rule, Subject, model_preset
 from ..training import Quantizer
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
@@ -17,7 +17,6 @@ from .linear import QuantizedLinear
 from .packed_weight import PackedWeight
 
 SEALED = (
-    PreparedLayer,
     QuantizedLayer,
     QuantizedLinear,
     QuantizedEmbedding,
@@ -26,6 +25,15 @@ SEALED = (
     Quantizer,
 )
 """What is quantized already: nothing inside is looked at."""
+
+
+def require_model(model: object) -> None:
+    """Raise UnsupportedError for what is no module: a result that holds one, or an exported program."""
+    if not isinstance(model, nn.Module):
+        raise UnsupportedError(
+            f"model (a {type(model).__name__}) must be a torch.nn.Module; pass the model of a conversion or "
+            "folding, and an exported program to zeropoint.models.graph"
+        )
 
 
 def as_recipe(recipe: Recipe | str) -> Recipe:
@@ -73,8 +81,14 @@ def _unsealed(module: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[tu
 def decisions_of(model: nn.Module, recipe: Recipe) -> list[tuple[str, nn.Module, Decision]]:
     """Return name, layer and decision for each layer; layers with tied weights agree.
 
-    Raises RecipeError when a rule is about nothing or tied layers would differ.
+    Raises RecipeError when a rule is about nothing or tied layers would differ, UnsupportedError for a model
+    with prepared layers.
     """
+    for name, module in model.named_modules():
+        if isinstance(module, PreparedLayer):
+            raise UnsupportedError(
+                f"layer {name or '(itself)'} is prepared already; convert the model or pass the original"
+            )
     modules = layers_of(model, recipe)
     subjects = [_subject(name, module) for name, module in modules]
     decisions = recipe.decide(subjects)

@@ -21,6 +21,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 from ..errors import ShapeError
 from .attention import replace_modules
+from .decisions import require_model
 from .kinds import kind_of
 
 NORMALIZATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -65,6 +66,7 @@ def fold(model: nn.Module, *, inplace: bool = False) -> Folding:
     >>> print(folding)
     1: folded into 0
     """
+    require_model(model)
     target = model if inplace else copy.deepcopy(model)
     names = {module: name for name, module in target.named_modules()}
     norms = [module for module in names if type(module) in NORMALIZATIONS]

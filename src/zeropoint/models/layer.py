@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..errors import ShapeError, UnsupportedError
 from ..recipes import Decision
 from .kinds import WEIGHTLESS, kind_of, weights_of
 from .packed_weight import PackedWeight
@@ -71,10 +72,14 @@ class PreparedLayer(nn.Module):
 
 
 class QuantizedLayer(nn.Module):
-    """A layer with packed weights, which come back as a whole for each call.
+    """A layer with packed weights, all of which are dequantized as a whole for each call.
+
+    While it computes, a call therefore holds its weights in floats too, 4 bytes a number of float32; between
+    calls there are codes alone. A recurrent layer dequantizes once for a sequence, its cell for each step.
 
     layer: the original without its weights: sizes, strides, biases. weights: by name, as matrices.
     Quantizers act as in :class:`PreparedLayer`, with fixed parameters or with those of each tensor.
+    Raises UnsupportedError for a weight that such a layer does not have, ShapeError for one of another size.
     """
 
     def __init__(
@@ -86,11 +91,23 @@ class QuantizedLayer(nn.Module):
         output_quantizer: nn.Module | None = None,
     ) -> None:
         super().__init__()
+        _check_weights(layer, weights)
         self.layer = without_weights(layer, tuple(weights))
         self.weights = nn.ModuleDict(dict(weights))
         self.input_quantizer = input_quantizer
         self.output_quantizer = output_quantizer
         self.train(layer.training)
+
+    def explain(self) -> str:
+        """Return in words how the layer computes.
+
+        >>> from zeropoint.functional import quantize
+        >>> matrix = quantize(torch.ones(2, 9), "int8:channel")
+        >>> QuantizedLayer(nn.Conv2d(1, 2, 3), {"weight": PackedWeight(matrix)}).explain()
+        'Conv2d in floats, with weight dequantized as a whole for each call'
+        """
+        kind, names = type(self.layer).__name__, " and ".join(self.weights)
+        return f"{kind} in floats" + (f", with {names} dequantized as a whole for each call" if names else "")
 
     def forward(self, *args: Any, **named: Any) -> Any:
         """Return what the layer returns."""
@@ -108,6 +125,23 @@ class QuantizedLayer(nn.Module):
         packed = self.weights[name]
         assert isinstance(packed, PackedWeight)
         return packed.tile(0, packed.shape[0], dtype)
+
+
+def _check_weights(layer: nn.Module, weights: Mapping[str, PackedWeight]) -> None:
+    """Raise unless the packed weights are those of such a layer, as the matrices that are quantized."""
+    kind, names = kind_of(layer), kind_of(layer).names(layer)
+    for name, packed in weights.items():
+        if name not in names:
+            known = ", ".join(names) or "none"
+            raise UnsupportedError(
+                f"weights (with {name!r}) must be those of a {type(layer).__name__}: {known}"
+            )
+        shape = tuple(kind.matrix(layer, layer.get_parameter(name)).shape)
+        if packed.shape != shape:
+            raise ShapeError(
+                f"weights[{name!r}] (shape {packed.shape}) must be a matrix of shape {shape} for this "
+                f"{type(layer).__name__}, a row for each output channel"
+            )
 
 
 def without_weights(layer: nn.Module, names: tuple[str, ...]) -> nn.Module:

@@ -110,6 +110,7 @@ def learner_named(learner: str | Learner) -> Learner:
     """
     if isinstance(learner, Learner):
         return learner
-    if learner not in LEARNERS:
-        raise RecipeError(f"learner {learner!r} is unknown; {near_misses(str(learner), LEARNERS)}")
-    return LEARNERS[learner]
+    name = str(learner)  # of anything, a list too, which is no key of a mapping
+    if name not in LEARNERS:
+        raise RecipeError(f"learner {learner!r} is unknown; {near_misses(name, LEARNERS)}")
+    return LEARNERS[name]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ..errors import DtypeError, ShapeError
 from ..recipes import Activation
 from ..training import FakeQuantize
 from .dynamic_quantize import as_module
@@ -20,6 +21,7 @@ class QuantizedLinear(nn.Module):
 
     weight: (out_features, in_features). The input and the output are quantized by modules with fixed
     parameters, or with parameters computed from each tensor.
+    Raises ShapeError for a bias of another length than out_features.
     """
 
     def __init__(
@@ -35,6 +37,11 @@ class QuantizedLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.input_quantizer = as_module(input_quantizer)
         self.output_quantizer = as_module(output_quantizer)
+        if bias is not None and tuple(bias.shape) != (self.out_features,):
+            raise ShapeError(
+                f"bias (shape {tuple(bias.shape)}) must have shape ({self.out_features},), a number for each "
+                "row of the weight"
+            )
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self._ways = prepared(self)
 
@@ -54,9 +61,19 @@ class QuantizedLinear(nn.Module):
         """
         return explain(self)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the layer's output in the dtype of ``x``: (..., in_features) to (..., out_features)."""
-        y = self._run_for(x)(x)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (what torch calls it)
+        """Return the layer's output in the dtype of ``input``: (..., in_features) to (..., out_features).
+
+        Raises ShapeError for another number of features, DtypeError for whole numbers.
+        """
+        if input.ndim == 0 or input.shape[-1] != self.in_features:
+            raise ShapeError(
+                f"input (shape {tuple(input.shape)}) must have {self.in_features} numbers along its last "
+                "axis, as many as the weight has columns"
+            )
+        if not input.is_floating_point():
+            raise DtypeError(f"input ({input.dtype}) must be a tensor of floats; convert it first")
+        y = self._run_for(input)(input)
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
     def _run_for(self, x: torch.Tensor) -> Run:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import UnsupportedError
+from ..errors import ShapeError, UnsupportedError
 from ..params.module_buffers import (
     buffered_params,
     check_buffered,
@@ -73,21 +73,24 @@ class PackedWeight(nn.Module):
     def tile(self, start: int, stop: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the values of rows ``start`` to ``stop``, in ``dtype`` or that of the original.
 
-        Both are multiples of ``block_rows``, or ``stop`` is the number of rows.
+        Both are multiples of ``block_rows``, or ``stop`` is the number of rows; raises ShapeError otherwise.
         """
-        last = self.shape[0]
-        assert start % self.block_rows == 0
-        assert stop % self.block_rows == 0 or stop == last
+        last, step = self.shape[0], self.block_rows
+        if not 0 <= start <= stop <= last or start % step or (stop % step and stop != last):
+            raise ShapeError(
+                f"rows {start} to {stop} must lie in 0 to {last} and not cut blocks of {step} rows of "
+                f"{self.scheme}; take multiples of {step}"
+            )
         return self._picked(lambda t, height: t[start // height : -(-stop // height)], dtype)
 
     def rows(self, index: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return the values of the rows with the numbers in ``index``, a vector.
+        """Return the values of the rows with the numbers in ``index``, a vector of int32 or int64.
 
-        Raises UnsupportedError where rows share parameters in blocks.
+        Raises UnsupportedError where rows share parameters in blocks, IndexError for a number that is no row.
         """
         if not self.rows_are_apart:
             raise UnsupportedError(f"rows of {self.scheme} share blocks; dequantize the whole weight")
-        return self._picked(lambda t, _: t[index], dtype)
+        return self._picked(lambda t, _: t.index_select(0, index), dtype)
 
     def _picked(self, pick: Pick, dtype: torch.dtype | None) -> torch.Tensor:
         """Return the values of the rows that ``pick`` takes out of codes and parameters."""

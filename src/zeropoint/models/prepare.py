@@ -16,7 +16,7 @@ from ..schemes import Scheme
 from .attention import opened_attention, replace_modules
 from .calibrate import Calibration, static_params
 from .conversion import Converted, kept_layer
-from .decisions import as_recipe, decisions_of
+from .decisions import as_recipe, decisions_of, require_model
 from .dynamic_quantize import DynamicQuantize
 from .kinds import KINDS, features, kind_of, weights_of
 from .layer import PreparedLayer
@@ -89,12 +89,8 @@ def preparing(
     model: nn.Module, recipe: Recipe | str, *, learner: str | Learner, calibration: Calibration | None
 ) -> Iterator[Preparation]:
     """Yield the layers to be of ``model``, whose attention is open meanwhile; see :func:`prepare`."""
+    require_model(model)
     rules = as_recipe(recipe)
-    for name, module in model.named_modules():
-        if isinstance(module, PreparedLayer):
-            raise UnsupportedError(
-                f"layer {name} is prepared already; convert the model or pass the original"
-            )
     with opened_attention(model) as root:
         maker = _Maker(learner_named(learner), calibration)
         prepared: dict[nn.Module, PreparedLayer] = {}

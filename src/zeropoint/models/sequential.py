@@ -28,6 +28,7 @@ from ..stats import StatisticFor
 from .attention import opened_attention, replace_modules
 from .calibrate import Calibration, Watch, evaluating, require_batches, run_model
 from .convert import quantize_model
+from .decisions import require_model
 from .progress import counted
 
 
@@ -41,12 +42,18 @@ class Steps:
         outside of blocks stay as they are.
     folder: where what comes out of blocks is kept, in a temporary folder inside; in memory if None.
     dtype: floats are kept in this dtype, which may round them; in their own if None.
+
+    Raises CalibrationError for a dtype that is not one of floats.
     """
 
     blocks: tuple[str, ...] = ()
     quantized_inputs: bool = False
     folder: Path | None = None
     dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and not self.dtype.is_floating_point:
+            raise CalibrationError(f"dtype (={self.dtype}) must be one of floats, such as torch.bfloat16")
 
 
 def calibrate_sequential(
@@ -63,8 +70,9 @@ def calibrate_sequential(
     The parameters are the same, bit for bit, unless ``steps`` asks for quantized inputs or for another dtype.
     data: batches; a list or tuple is read again for each block, anything else is kept as a list.
 
-    Raises what ``calibrate`` raises, CalibrationError for blocks that are not in the model, UnsupportedError
-    for blocks that do not run once each, in order, for every batch; each names the block.
+    Raises what ``calibrate`` raises, CalibrationError for blocks that are not in the model and a folder that
+    does not exist, UnsupportedError for blocks that do not run once each, in order, for every batch; each
+    names the block.
 
     >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
     >>> data = [torch.randn(2, 8) for _ in range(3)]
@@ -73,6 +81,7 @@ def calibrate_sequential(
     True
     """
     chosen = Steps() if steps is None else steps
+    require_model(model)
     require_batches(data)
     batches = data if isinstance(data, (list, tuple)) else list(data)
     if not batches:
@@ -94,8 +103,8 @@ def calibrate_sequential(
 def blocks_of(model: nn.Module, names: Sequence[str] = ()) -> list[tuple[str, nn.Module]]:
     """Return blocks by name: those in ``names``, else the children of the longest ModuleList or Sequential.
 
-    Raises CalibrationError for a name that is not in the model or inside of another, and where nothing is
-    named and there is no list of at least two.
+    Raises CalibrationError for a name that is not in the model, inside of another or there twice, for names
+    in one text, and where nothing is named and there is no list of at least two.
 
     >>> [name for name, _ in blocks_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))]
     ['0', '1']
@@ -111,9 +120,13 @@ def blocks_of(model: nn.Module, names: Sequence[str] = ()) -> list[tuple[str, nn
                 "name its blocks"
             )
         return [(f"{longest}.{key}".lstrip("."), child) for key, child in found]
+    if isinstance(names, str):
+        raise CalibrationError(f"blocks (={names!r}) must be a tuple of names; put the text in one")
     for name in names:
         if name not in modules or not name:
             raise CalibrationError(f"block {name!r} is not in the model; {near_misses(name, modules)}")
+        if list(names).count(name) > 1:
+            raise CalibrationError(f"block {name!r} is named {list(names).count(name)} times; name it once")
         inside = next((other for other in names if name.startswith(f"{other}.")), None)
         if inside is not None:
             raise CalibrationError(f"block {name!r} lies inside of block {inside!r}; name either")
@@ -178,6 +191,10 @@ def _kept(steps: Steps) -> Iterator[_Kept]:
     if steps.folder is None:
         yield _Kept(None, steps.dtype)
         return
+    if not Path(steps.folder).is_dir():
+        raise CalibrationError(
+            f"folder (={str(steps.folder)!r}) must be a folder that exists; create it first"
+        )
     with tempfile.TemporaryDirectory(prefix="zeropoint-", dir=steps.folder) as folder:
         yield _Kept(Path(folder), steps.dtype)
 

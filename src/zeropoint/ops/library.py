@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..errors import ShapeError
 from ..formats.torch_dtypes import format_of, storage_dtype, wide_dtype
 from ..layout import packing
 from ..params.arithmetic import zero_point_dtype
@@ -235,12 +236,17 @@ def linear(
     x: (..., in_features). params: scale, and zero point if there is one, of all of ``x`` under ``scheme``;
     empty where each row gives its own, or where ``scheme`` is empty and ``x`` is not quantized. weight:
     (out_features, bytes) packed codes of ``weight_scheme``.
-    Raises UnsupportedError for schemes that are not products of integer codes, NonFiniteError and RangeError
-    as quantizing ``x`` does.
+    Raises UnsupportedError for schemes that are not products of integer codes, ShapeError for rows of another
+    length than ``x`` has, NonFiniteError and RangeError as quantizing ``x`` does.
     """
     call = linear_call(
         scheme, weight_scheme, (weight.shape[0], x.shape[-1]), weight_dtype, bool(params), x.dtype
     )
+    if weight.shape[1] != packing.packed_length(x.shape[-1], call.weight.bits):
+        raise ShapeError(
+            f"weight ({weight.shape[1]} bytes a row) must hold {x.shape[-1]} codes of {weight_scheme} a row, "
+            f"as x (shape {tuple(x.shape)}) has on its last axis"
+        )
     given = ((params[0],), params[1] if len(params) > 1 else None) if params else None
     kernel = linear_kernel(call) if x.device.type == "cpu" and _ONLY.get() in (None, "cpu") else None
     if callable(kernel):

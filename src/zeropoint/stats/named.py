@@ -56,18 +56,24 @@ _NUMBERS = {"moving_average": "RATE", "absolute_mean": "FACTOR", "percentile": "
 """What the number after the colon is; only percentile cannot do without."""
 
 
-def statistic_named(name: str) -> StatisticFor:
-    """Return how the statistic called ``name`` is made for a scheme and a shape.
+def statistic_named(name: str | StatisticFor) -> StatisticFor:
+    """Return how the statistic called ``name`` is made for a scheme and a shape; a function is itself.
 
     name: ``minmax``, ``moving_average`` or ``moving_average:RATE``, ``absolute_mean`` or
         ``absolute_mean:FACTOR``, ``percentile:PERCENT``, ``mse`` (least squared error of the scheme), or
         ``entropy`` (least Kullback-Leibler divergence).
-    Raises CalibrationError for another name or a number that is missing or too many, RangeError for one out
-    of range.
+    Raises CalibrationError for anything else, another name, or a number that is missing or too many,
+    RangeError for one out of range.
 
     >>> statistic_named("percentile:99.9")(Scheme.parse("int8"), (1, 8)).rule
     Percentile(percent=99.9)
     """
+    if callable(name):
+        return name
+    if not isinstance(name, str):
+        raise CalibrationError(
+            f"statistic (={name!r}) must be a name such as 'minmax', or a function of a scheme and a shape"
+        )
     kind, colon, text = name.partition(":")
     if kind not in _MAKERS:
         raise CalibrationError(f"statistic (={name!r}) is unknown; {near_misses(kind, _MAKERS)}")

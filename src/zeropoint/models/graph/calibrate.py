@@ -41,7 +41,7 @@ def calibrate_graph(
     uint8:tensor:asym
     """
     require_batches(data)
-    make = statistic_named(statistic) if isinstance(statistic, str) else statistic
+    make = statistic_named(statistic)
     module = graph_of(program)
     observers: dict[str, tuple[Observer, Scheme, torch.dtype]] = {}
     for layer, decision in annotated(module, recipe):
