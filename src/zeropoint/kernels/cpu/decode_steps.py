@@ -14,6 +14,7 @@ from numba.extending import overload
 
 from .intrinsics import address_of, bits32, device, float32_of, inlined, prefetch, shl32, shr32
 from .layout import CODEBOOK, INTEGER, ZERO_NONE
+from .lookup import pick_halves, store_picked
 from .steps import is_bfloat16, nearest_bits
 from .vector import (
     HALF,
@@ -33,12 +34,10 @@ from .vector import (
     load_lanes,
     load_nibbles,
     octets_of,
-    pick_halves,
     second_float16,
     second_octets,
     shift_signed,
     store_lanes,
-    store_picked,
     stream_lanes,
     two_halves,
     unequal,

@@ -14,6 +14,7 @@ from numba.extending import overload
 
 from .intrinsics import bits32, device, inlined, load64, scratch, shl32, shr32
 from .layout import DIVIDE, FLOAT
+from .lookup import pick_octets
 from .steps import STRIP, encode_steps, fetch_step, finished, is_bfloat16, is_wide, put
 from .vector import (
     WHOLE,
@@ -24,7 +25,6 @@ from .vector import (
     load_lanes,
     octets_of,
     octets_of_halves,
-    pick_octets,
     smaller_bits,
     unequal,
 )

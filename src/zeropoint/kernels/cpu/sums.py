@@ -179,8 +179,8 @@ def sum_short_runs(
                     if left == np.uint64(0):
                         b, left = b + np.uint64(1), inner
                 at += n
-            for b in range(p, p + width):
-                carry(limbs, b)
+            for c in range(p, p + width):
+                carry(limbs, c)
 
 
 @device

@@ -1,8 +1,8 @@
 """Vectors as values of a kernel, for the inner loops that the auto-vectorizer makes too slow.
 
 A step is 32 neighboring elements: two vectors of 16 floats (float32) or words (uint32), or one of 32 halves
-(uint16) or octets (uint8); sums may need doubles. Vectors take ``+ - * /`` or ``+ - & | ^ << >>`` with their own kind. Everything is
-portable LLVM IR: the code generator splits them into the vectors that the machine has.
+(uint16) or octets (uint8). Sums may need doubles. Vectors take ``+ - * /`` or ``+ - & | ^ << >>`` with their
+own kind. Everything is portable LLVM IR: the code generator makes of them the vectors that the machine has.
 
 Between 16 and 32 bits, two words are taken out of each pair of halves without shuffles when the first vector
 holds the even elements and the second the odd ones; that is the order for arrays of uint16 (bfloat16), and
@@ -84,7 +84,8 @@ for _kind in (WORDS, HALVES, OCTETS):
     _define(operator.rshift, "lshr", _kind)
 
 
-def _indices(lanes: list[int]) -> Any:
+def indices(lanes: list[int]) -> Any:
+    """Return the constant that a shuffle takes."""
     return ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
 
 
@@ -95,7 +96,7 @@ def _constant(kind: Vector, value: int) -> Any:
 def _splat(builder: Any, scalar: Any, kind: Vector) -> Any:
     empty = ir.Constant(kind.lanes, ir.Undefined)
     first = builder.insert_element(empty, scalar, I32(0))
-    return builder.shuffle_vector(first, empty, _indices([0] * kind.count))
+    return builder.shuffle_vector(first, empty, indices([0] * kind.count))
 
 
 def _splatter(kind: Vector) -> Any:
@@ -123,7 +124,7 @@ def _joiner(kind: Vector) -> Any:
             for lane, scalar in enumerate(args):
                 pair = builder.insert_element(pair, scalar, I32(lane))
             half = kind.count // 2
-            return builder.shuffle_vector(pair, pair, _indices([0] * half + [1] * half))
+            return builder.shuffle_vector(pair, pair, indices([0] * half + [1] * half))
 
         return kind(kind.scalar, kind.scalar), codegen
 
@@ -233,7 +234,7 @@ def _part(second: bool, source: Vector, convert: Callable[[Any, Any], Any], targ
     @primitive
     def part(typingctx: Any, x: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return convert(builder, builder.shuffle_vector(args[0], args[0], _indices(lanes)))
+            return convert(builder, builder.shuffle_vector(args[0], args[0], indices(lanes)))
 
         return target(source), codegen
 
@@ -287,7 +288,7 @@ def _narrow(target: Vector, shift: int) -> Any:
     @primitive
     def narrow(typingctx: Any, first: Any, second: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            both = builder.shuffle_vector(*args, _indices(list(range(STEP))))
+            both = builder.shuffle_vector(*args, indices(list(range(STEP))))
             if shift:
                 both = builder.lshr(both, ir.VectorType(I32, STEP)([shift] * STEP))
             return builder.trunc(both, target.lanes)
@@ -317,7 +318,7 @@ def float16_of_floats(typingctx: Any, first: Any, second: Any) -> Any:
     """Round twice 16 floats to float16, half to even, and return their bits."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        both = builder.shuffle_vector(*args, _indices(list(range(STEP))))
+        both = builder.shuffle_vector(*args, indices(list(range(STEP))))
         return builder.bitcast(builder.fptrunc(both, ir.VectorType(F16, STEP)), HALVES.lanes)
 
     return HALVES(FLOATS, FLOATS), codegen
@@ -421,7 +422,7 @@ def _adder(kind: Vector) -> Any:
             value, lanes = args[0], kind.count
             while lanes > 1:
                 lanes //= 2
-                low, high = _indices(list(range(lanes))), _indices(list(range(lanes, 2 * lanes)))
+                low, high = indices(list(range(lanes))), indices(list(range(lanes, 2 * lanes)))
                 value = builder.fadd(
                     builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high)
                 )
@@ -433,78 +434,3 @@ def _adder(kind: Vector) -> Any:
 
 
 sum_of_lanes, sum_of_doubles = _adder(FLOATS), _adder(DOUBLES)
-
-
-def _look_up(context: Any, builder: Any, table: Any, codes: Any) -> Any:
-    """Pick bytes of two tables of 16: by the first for the first 16 codes, the second for the others.
-
-    The one operation that LLVM has no portable instruction for; machines without a byte shuffle go through
-    memory.
-    """
-    triple, _, features = context.codegen().magic_tuple()
-    half = STEP // 2
-    if triple.startswith("x86_64") and "+avx2" in features:
-        kind = ir.FunctionType(OCTETS.lanes, [OCTETS.lanes, OCTETS.lanes])
-        return builder.call(
-            _tools.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.pshuf.b"), [table, codes]
-        )
-    memory = _tools.alloca_once_value(builder, table)
-    entries = builder.bitcast(memory, I8.as_pointer())
-    picked = ir.Constant(OCTETS.lanes, ir.Undefined)
-    for lane in range(STEP):
-        index = builder.zext(builder.extract_element(codes, I32(lane)), I32)
-        place = builder.gep(entries, [builder.add(index, I32(lane // half * half))])
-        picked = builder.insert_element(picked, builder.load(place), I32(lane))
-    return picked
-
-
-def _zip(builder: Any, low: Any, high: Any) -> Any:
-    """Put two vectors of 32 numbers together, element by element, as one of twice as wide bytes' groups."""
-    width = low.type.count // STEP
-    lanes = [s * low.type.count + e * width + k for e in range(STEP) for s in (0, 1) for k in range(width)]
-    return builder.shuffle_vector(low, high, _indices(lanes))
-
-
-def _picked(context: Any, builder: Any, table: Any, codes: Any) -> Any:
-    """Return 32 numbers of a table's width: byte by byte looked up, then put together."""
-    planes = []
-    for shift in range(0, table.type.element.width, 8):
-        moved = builder.lshr(table, table.type([shift] * STEP)) if shift else table
-        planes.append(_look_up(context, builder, builder.trunc(moved, OCTETS.lanes), codes))
-    while len(planes) > 1:
-        planes = [_zip(builder, *planes[n : n + 2]) for n in range(0, len(planes), 2)]
-    return planes[0]
-
-
-@primitive
-def pick_octets(typingctx: Any, table: Any, codes: Any) -> Any:
-    """Return ``table[code]`` of 32 codes below 16; the first 16 lanes are the table of the first 16 codes."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _look_up(context, builder, *args)
-
-    return OCTETS(OCTETS, OCTETS), codegen
-
-
-@primitive
-def pick_halves(typingctx: Any, table: Any, codes: Any) -> Any:
-    """Return ``table[code]`` of 32 codes; the first 16 lanes are the table of the first 16 codes."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(_picked(context, builder, *args), HALVES.lanes)
-
-    return HALVES(HALVES, OCTETS), codegen
-
-
-@primitive
-def store_picked(typingctx: Any, array: Any, at: Any, first: Any, second: Any, codes: Any) -> Any:
-    """Store ``first[code]`` of the first 16 codes and ``second[code]`` of the others as 32 words."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        table = builder.shuffle_vector(args[2], args[3], _indices(list(range(STEP))))
-        value = _picked(context, builder, table, args[4])
-        place = address(context, builder, signature.args[0], args[0], args[1], value.type)
-        builder.store(value, place).align = 1
-        return context.get_dummy_value()
-
-    return types.void(array, types.uint64, WORDS, WORDS, OCTETS), codegen
