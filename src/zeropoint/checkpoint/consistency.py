@@ -104,7 +104,8 @@ def unlisted(source: Source, stored: Stored) -> list[Problem]:
     for entry in stored.others:
         module = module_of(entry.name)
         choice = choose(entry, source.entries, Selection(), source.config or {})
-        if choice.why is Why.LINEAR and entry.name.endswith(".weight") and not matches(module, stored.ignore):
+        linear = choice.why is Why.LINEAR or module.rpartition(".")[2] == "lm_head"
+        if linear and entry.name.endswith(".weight") and not matches(module, stored.ignore):
             named = any(matches(module, group.targets, linear=True) for group in stored.groups)
             if named:
                 what = "neither quantized nor ignored by the configuration"
