@@ -207,7 +207,7 @@ WIDE: tuple[tuple[str, str, Damage, str, str], ...] = (
     ("a foreign shard", "MXFP4", _foreign_shard, "model.layers.0.mlp.down_proj", "times the proven bound"),
     ("a group size", "W4A16", _weights(group_size=64), Q, "but must be BF16 of shape [256, 4] for a weight"),
     ("a number of bits", "W4A16", _weights(num_bits=8), Q, "but must be I32 of shape [256, 64] for a weight"),
-    ("a shape of blocks", "FP8_BLOCK", _weights(block_structure=[64, 128]), Q, "must be BF16 of shape [4, 2]"),
+    ("a shape of blocks", "FP8_BLOCK", _weights(block_structure=[64, 128]), Q, "be BF16 of shape [4, 2]"),
     ("a layer of no group", "W8A8", _quantization(_targets), DOWN, "no group of the configuration names"),
 )  # fmt: skip
 

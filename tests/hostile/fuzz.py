@@ -29,8 +29,10 @@ from tests.hostile.files import FILES, GOOD
 from tests.hostile.mutations import mutate, mutate_file
 from tests.hostile.quantized import CONFIG, QUANTIZED, WEIGHTS
 
+from zeropoint.checkpoint.documents import MANIFEST
 from zeropoint.checkpoint.inspect import inspect
-from zeropoint.checkpoint.integrity import MANIFEST, read_manifest
+from zeropoint.checkpoint.integrity import read_manifest
+from zeropoint.checkpoint.journal import Journal
 from zeropoint.checkpoint.safetensors_file import parse_header
 from zeropoint.checkpoint.source import open_source
 from zeropoint.errors import CheckpointError, ZeropointError
@@ -171,7 +173,37 @@ def manifest_target(folder: Path) -> Target:
     )
 
 
-TARGETS = (header_target, index_target, config_target, recipe_target, manifest_target)
+def journal_target(folder: Path) -> Target:
+    """Journals of runs: of whatever is there, what is taken is the beginning of what was written."""
+    path = folder / "journal"
+    written = Journal(path)
+    written.append([{"identity": {"a": "0" * 64}, "stamps": {}, "files": ["x"]}])
+    for number in range(8):
+        written.append(
+            [{"unit": number, "digests": [f"{number:064x}"], "error": None}, {"shard": str(number)}]
+        )
+    written.close()
+    raw = path.read_bytes()
+    path.unlink()
+
+    def decide(content: bytes) -> str:
+        path.write_bytes(content)
+        journal = Journal(path)
+        found = journal.records
+        journal.close()
+        assert found == _as_written(raw)[: len(found)], "a record that was not written, or not there"
+        assert raw.startswith(path.read_bytes()), "what is left is no beginning of what was written"
+        return "refused" if len(found) < len(_as_written(raw)) else "accepted"
+
+    return Target(name="journal", seeds=[raw], decide=decide)
+
+
+def _as_written(raw: bytes) -> list[object]:
+    """Return the records of a whole journal: the JSON of each line behind its length and CRC."""
+    return [json.loads(line[18:]) for line in raw.splitlines()]
+
+
+TARGETS = (header_target, index_target, config_target, recipe_target, manifest_target, journal_target)
 
 
 class Hang(BaseException):

@@ -65,8 +65,8 @@ def read_manifest(source: Source) -> Manifest | None:
     raw = read_small(path, limit=MAX_JSON_BYTES)[0]
     try:
         table = json.loads(raw.decode("utf-8"), object_pairs_hook=unique_keys)
-        seal = raw.rfind(_SEAL)
-        if seal >= 0 and table["sha256"] != hashlib.sha256(raw[:seal]).hexdigest():
+        seal = raw.rindex(_SEAL)
+        if table["sha256"] != hashlib.sha256(raw[:seal]).hexdigest():
             raise CheckpointError("its text is not the one that its last member, sha256, is the hash of")
         files = {name: _file(record) for name, record in table["files"].items()}
         tensors = {name: (_text(t["file"]), _parts(t["parts"])) for name, t in table["tensors"].items()}
