@@ -15,6 +15,7 @@ import pytest
 import torch
 from compressed_tensors.entrypoints.convert import CompressedTensorsDequantizer, FP8BlockDequantizer
 from safetensors.torch import save_file
+from tests.checkpoint.quantized_inputs import BLOCKS, FP8, fp8_layer
 from tests.checkpoint.written import CONFIG, quantize, same_bytes, save, tensors_of, weight
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
@@ -31,7 +32,6 @@ LAYOUTS = (
     *(name for name, preset in LAYER_PRESETS.items() if preset.needs_calibration is None),
     "int3:g32", "int5:g32", "int8:g32:asym", "int4:channel:asym", "float8_e4m3fn:tensor",
 )  # fmt: skip
-FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
 
 
 @contextlib.contextmanager
@@ -47,7 +47,7 @@ def opened(origins: Mapping[str, Origin]) -> Iterator[dict[Place, OpenFile]]:
 
 def decoded(folder: Path, **options: torch.dtype) -> dict[str, torch.Tensor]:
     """Return every quantized weight of a checkpoint as floats, read at once."""
-    _, origins = as_floats(open_source(folder), **options)
+    origins = as_floats(open_source(folder), **options).origins
     result = {}
     with opened(origins) as files:
         for name, origin in origins.items():
@@ -55,18 +55,6 @@ def decoded(folder: Path, **options: torch.dtype) -> dict[str, torch.Tensor]:
             found = origin.read(files, 0, rows, bytearray(origin.entry.nbytes))
             result[name] = found.clone().reshape(origin.entry.shape)
     return result
-
-
-def fp8_layer(
-    name: str, shape: tuple[int, ...], block: tuple[int, int], seed: int = 0
-) -> dict[str, torch.Tensor]:
-    """Return random codes, without NaN, and factors of some spread, as a block-quantized layer has them."""
-    generator = torch.Generator().manual_seed(seed)
-    codes = torch.randint(0, 0x7F, shape, generator=generator, dtype=torch.uint8)
-    signs = torch.randint(0, 2, shape, generator=generator, dtype=torch.uint8) << 7
-    grid = (*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1]))
-    factors = torch.rand(grid, generator=generator) * 2.0 ** torch.randint(-12, -4, grid, generator=generator)
-    return {name: (codes | signs).view(torch.float8_e4m3fn), f"{name}_scale_inv": factors}
 
 
 # For 4-bit floats compressed-tensors has values in bfloat16 only.
@@ -93,10 +81,8 @@ def test_compressed_tensors_dequantizes_every_layout_to_the_same_bytes(
 def test_compressed_tensors_dequantizes_fp8_blocks_to_the_same_bytes(
     shape: tuple[int, int], tmp_path: Path
 ) -> None:
-    tensors = fp8_layer(UP, shape, (128, 128)) | {"model.norm.weight": weight(8)}
-    folder = save(
-        tmp_path, tensors, CONFIG | {"quantization_config": FP8 | {"weight_block_size": [128, 128]}}
-    )
+    tensors = fp8_layer(UP, shape) | {"model.norm.weight": weight(8)}
+    folder = save(tmp_path, tensors, CONFIG | {"quantization_config": BLOCKS})
     expected = FP8BlockDequantizer.from_pretrained(str(folder)).process(dict(tensors))
     found = decoded(folder)
     assert found.keys() == {UP}
@@ -110,13 +96,13 @@ def test_compressed_tensors_dequantizes_fp8_blocks_to_the_same_bytes(
 
 @pytest.mark.parametrize("kind", ["F8_E8M0", "U8", "BF16", "F16"])
 def test_factors_may_be_powers_of_two_or_short_floats(kind: str, tmp_path: Path) -> None:
-    tensors = fp8_layer(UP, (256, 256), (128, 128))
+    tensors = fp8_layer(UP, (256, 256))
     factors = torch.tensor([[2.0**-3, 2.0**-9], [1.0, 2.0**-12]])
     stored = {
         "F8_E8M0": factors.to(torch.float8_e8m0fnu), "U8": (factors.log2() + 127).to(torch.uint8),
         "BF16": factors.bfloat16(), "F16": factors.half(),
     }[kind]  # fmt: skip
-    config = FP8 | {"weight_block_size": [128, 128]}
+    config = BLOCKS
     folder = save(tmp_path, tensors | {f"{UP}_scale_inv": stored}, CONFIG | {"quantization_config": config})
     expected = Fp8Dequantize(None)._dequantize_one(tensors[UP], stored, torch.bfloat16)
     assert same_bytes(decoded(folder)[UP], expected)
@@ -140,7 +126,7 @@ def test_fused_experts_of_an_fp8_checkpoint_are_decoded_as_transformers_does(
     grid: tuple[int, int], block: list[int] | None, tmp_path: Path
 ) -> None:
     name = "model.layers.0.mlp.experts.gate_up_proj"
-    codes = fp8_layer(name, (3, 256, 384), (128, 128))[name]
+    codes = fp8_layer(name, (3, 256, 384))[name]
     factors = torch.rand(3, *grid, generator=torch.Generator().manual_seed(1)) + 0.01
     config = CONFIG | {"quantization_config": FP8 | {"weight_block_size": block}}
     folder = save(tmp_path, {name: codes, f"{name}_scale_inv": factors}, config)
@@ -152,7 +138,7 @@ def test_fused_experts_of_an_fp8_checkpoint_are_decoded_as_transformers_does(
 def test_any_rows_are_those_of_the_whole(to: str, tmp_path: Path) -> None:
     quantize(save(tmp_path / "in", {UP: weight(300, 128)}), tmp_path / "out", to)
     whole = decoded(tmp_path / "out")[UP]
-    _, origins = as_floats(open_source(tmp_path / "out"))
+    origins = as_floats(open_source(tmp_path / "out")).origins
     with opened(origins) as files:
         for start, rows in ((0, 1), (299, 1), (31, 2), (100, 200), (128, 128), (127, 130), (0, 300)):
             buffer = bytearray(rows * 128 * 2)
@@ -161,11 +147,11 @@ def test_any_rows_are_those_of_the_whole(to: str, tmp_path: Path) -> None:
 
 def test_rows_of_fused_experts_may_begin_inside_a_block_and_end_in_another_expert(tmp_path: Path) -> None:
     name = "model.layers.0.mlp.experts.down_proj"
-    tensors = fp8_layer(name, (3, 200, 130), (128, 128))
-    config = CONFIG | {"quantization_config": FP8 | {"weight_block_size": [128, 128]}}
+    tensors = fp8_layer(name, (3, 200, 130))
+    config = CONFIG | {"quantization_config": BLOCKS}
     folder = save(tmp_path, tensors, config)
     whole = decoded(folder)[name].reshape(600, 130)
-    _, origins = as_floats(open_source(folder))
+    origins = as_floats(open_source(folder)).origins
     with opened(origins) as files:
         for start, rows in ((0, 600), (100, 150), (199, 2), (399, 201), (130, 1)):
             found = origins[name].read(files, start, rows, bytearray(rows * 130 * 2))
@@ -175,10 +161,10 @@ def test_rows_of_fused_experts_may_begin_inside_a_block_and_end_in_another_exper
 def test_a_plain_weight_is_an_origin_that_reads_its_own_bytes(tmp_path: Path) -> None:
     tensors = {UP: weight(40, 24, dtype=torch.bfloat16)}
     source = open_source(save(tmp_path, tensors))
-    same, origins = as_floats(source)
-    assert same is source
-    assert not origins
-    origin = Origin(entry=source.entries[UP])
+    floats = as_floats(source)
+    assert floats.source is source
+    assert not floats.origins
+    origin = floats.origin(source.entries[UP])
     with opened({UP: origin}) as files:
         assert same_bytes(origin.read(files, 7, 20, bytearray(20 * 24 * 2)), tensors[UP][7:27])
 
@@ -189,8 +175,9 @@ def test_a_quantized_checkpoint_looks_as_if_it_were_not(tmp_path: Path) -> None:
     source = save(tmp_path / "in", tensors)
     (source / "config.json").write_text(text)
     quantize(source, tmp_path / "out", "w8a8", ignore=(DOWN,))
-    floats, origins = as_floats(open_source(tmp_path / "out"), dtype=torch.float16)
-    assert origins.keys() == {UP}
+    seen = as_floats(open_source(tmp_path / "out"), dtype=torch.float16)
+    floats = seen.source
+    assert seen.origins.keys() == {UP}
     facts = {name: (entry.dtype, entry.shape, entry.nbytes) for name, entry in floats.entries.items()}
     assert facts == {
         UP: ("F16", (64, 128), 64 * 128 * 2), DOWN: ("F32", (128, 64), 128 * 64 * 4),
@@ -201,14 +188,14 @@ def test_a_quantized_checkpoint_looks_as_if_it_were_not(tmp_path: Path) -> None:
 
 
 def test_scales_in_another_shard_are_found(tmp_path: Path) -> None:
-    tensors = fp8_layer(UP, (128, 128), (128, 128))
+    tensors = fp8_layer(UP, (128, 128))
     shards = {UP: "model-00001-of-00002.safetensors", f"{UP}_scale_inv": "model-00002-of-00002.safetensors"}
     for name, shard in shards.items():
         save_file({name: tensors[name]}, tmp_path / shard)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
-    config = CONFIG | {"quantization_config": FP8 | {"weight_block_size": [128, 128]}}
+    config = CONFIG | {"quantization_config": BLOCKS}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    _, origins = as_floats(open_source(tmp_path))
+    origins = as_floats(open_source(tmp_path)).origins
     assert [path.name for path in origins[UP].files] == list(shards.values())
     expected = tensors[UP].float() * tensors[f"{UP}_scale_inv"]
     assert same_bytes(decoded(tmp_path)[UP], expected.bfloat16())
@@ -226,23 +213,23 @@ def test_scales_in_another_shard_are_found(tmp_path: Path) -> None:
 def test_floats_have_the_dtype_of_the_configuration_or_bfloat16(
     named: dict[str, object], expected: str, tmp_path: Path
 ) -> None:
-    config = CONFIG | named | {"quantization_config": FP8 | {"weight_block_size": [128, 128]}}
-    _, origins = as_floats(open_source(save(tmp_path, fp8_layer(UP, (8, 8), (128, 128)), config)))
-    assert origins[UP].entry.dtype == expected
+    config = CONFIG | named | {"quantization_config": BLOCKS}
+    floats = as_floats(open_source(save(tmp_path, fp8_layer(UP, (8, 8)), config)))
+    assert floats.origins[UP].entry.dtype == expected
 
 
 def test_scales_of_quantized_inputs_leave_with_the_codes(tmp_path: Path) -> None:
     beside = {UP.replace("weight", kind): torch.ones(1) for kind in ("input_scale", "activation_scale")}
     kept = {"model.layers.0.self_attn.k_scale": torch.ones(1)}
-    config = CONFIG | {"quantization_config": FP8 | {"weight_block_size": [128, 128]}}
-    folder = save(tmp_path, fp8_layer(UP, (8, 8), (128, 128)) | beside | kept, config)
-    floats, origins = as_floats(open_source(folder))
-    assert floats.entries.keys() == {UP, *kept}
-    assert {entry.name for entry in origins[UP].attendants} == beside.keys()
+    config = CONFIG | {"quantization_config": BLOCKS}
+    folder = save(tmp_path, fp8_layer(UP, (8, 8)) | beside | kept, config)
+    floats = as_floats(open_source(folder))
+    assert floats.source.entries.keys() == {UP, *kept}
+    assert {entry.name for entry in floats.origins[UP].attendants} == beside.keys()
 
 
 def test_codes_that_cannot_be_read_are_named_with_the_reason(tmp_path: Path) -> None:
-    good = fp8_layer(UP, (256, 256), (128, 128))
+    good = fp8_layer(UP, (256, 256))
     short = {UP: good[UP], f"{UP}_scale_inv": torch.ones(2, 1)}
     fp4 = {UP: torch.zeros(4, 4, dtype=torch.int8), f"{UP}_scale_inv": torch.ones(1, 1)}
     cases: list[tuple[dict[str, torch.Tensor], str]] = [
@@ -254,7 +241,7 @@ def test_codes_that_cannot_be_read_are_named_with_the_reason(tmp_path: Path) -> 
         (good | {f"{UP}_scale": torch.ones(1)}, "it has 2 tensors of factors"),
         ({"v": good[UP].view(-1), "v_scale_inv": torch.ones(1)}, r"shape \[65536\], but must be a matrix"),
     ]
-    config = CONFIG | {"quantization_config": FP8 | {"weight_block_size": [128, 128]}}
+    config = CONFIG | {"quantization_config": BLOCKS}
     for number, (tensors, rule) in enumerate(cases):
         folder = save(tmp_path / str(number), tensors, config)
         with pytest.raises(CheckpointError, match=f"cannot be dequantized: .*{rule}.*; pass the original"):
@@ -276,7 +263,7 @@ def test_a_configuration_that_is_not_read_is_refused(
     change: dict[str, object], error: type[Exception], rule: str, tmp_path: Path
 ) -> None:
     config = CONFIG | {"quantization_config": FP8 | change}
-    folder = save(tmp_path, fp8_layer(UP, (8, 8), (128, 128)), config)
+    folder = save(tmp_path, fp8_layer(UP, (8, 8)), config)
     with pytest.raises(error, match=rule):
         as_floats(open_source(folder))
 

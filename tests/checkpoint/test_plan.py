@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoint.written import CONFIG, LINEAR, ONE, quantize, save, weight
 from tests.oracles import synthetic_llama
 
-from zeropoint.checkpoint.documents import WEIGHTS_ONLY_CONFIG, insert_config
+from zeropoint.checkpoint.config_text import WEIGHTS_ONLY_CONFIG, insert_config
 from zeropoint.checkpoint.limits import Limits
 from zeropoint.checkpoint.plan import make_plan, slab_rows
 from zeropoint.checkpoint.selection import Selection
@@ -52,16 +52,6 @@ def test_a_tied_head_is_in_the_ignore_list_though_it_is_not_in_the_file(
 
 def test_a_model_without_a_head_ignores_none(tmp_path: Path) -> None:
     assert ignored(tmp_path, {}, {"architectures": ["BertModel"]}) == []
-
-
-def test_a_tied_head_that_is_there_twice_stays_as_it_is(tmp_path: Path) -> None:
-    table = weight(8, 32)
-    tensors = {LINEAR: weight(8, 32), "model.embed_tokens.weight": table, "lm_head.weight": table.clone()}
-    save(tmp_path / "in", tensors, CONFIG | {"tie_word_embeddings": True})
-    quantize(tmp_path / "in", tmp_path / "out")
-    written = load_file(tmp_path / "out" / "model.safetensors")
-    assert torch.equal(written["lm_head.weight"], table)
-    assert torch.equal(written["model.embed_tokens.weight"], table)
 
 
 def test_quantizing_a_tied_head_is_reported(tmp_path: Path) -> None:

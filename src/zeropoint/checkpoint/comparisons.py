@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 import threading
 from collections.abc import Container, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..errors import printable
+from .origin import Origin
 from .originals import Original
 from .problems import Problem
 from .proofs import Check, OpenFiles
 from .quantize import Scratch
-from .safetensors_file import TensorEntry
-from .selection import module_of
+from .safetensors_file import DTYPE_BITS, TensorEntry
+from .selection import WEIGHT_DTYPES, module_of
 from .source import CONFIG, Source
 from .stored import Stored
+from .tied import tied_copies
 
 # What a tool writes anew when it saves a configuration; all else describes the model.
 _REWRITTEN = frozenset(
@@ -47,6 +51,39 @@ class _Compare(Check):
             self.report("its bytes are not those of the original")
 
 
+class _CompareFloats(Check):
+    """Compare some rows of a tensor of floats with what the codes of the original stand for."""
+
+    def __init__(self, entry: TensorEntry, origin: Origin, cut: tuple[int, int], files: OpenFiles) -> None:
+        self.start, self.rows = cut
+        self.row_bytes = entry.nbytes // (math.prod(entry.shape[:-1]) or 1)
+        super().__init__(entry.name, self.rows * self.row_bytes)
+        self.entry = entry
+        self.origin = origin
+        self.files = {file: files[file] for file in (entry.file, *origin.files)}
+
+    def run(self, scratch: Scratch, stop: threading.Event) -> None:  # noqa: ARG002
+        """See :class:`Task`."""
+        ours, theirs = bytearray(self.nbytes), bytearray(self.nbytes)
+        begin = self.entry.begin + self.start * self.row_bytes
+        self.files[self.entry.file].read_into(memoryview(ours), begin)
+        self.origin.read(self.files, self.start, self.rows, theirs)
+        if ours != theirs:
+            self.report(f"rows from {self.start} on are not what the codes of the original stand for")
+
+
+def _float_comparisons(entry: TensorEntry, origin: Origin, files: OpenFiles, chunk: int) -> list[Check]:
+    """Return the comparisons of a tensor whose original is quantized; it may have any float dtype."""
+    size = DTYPE_BITS[entry.dtype] // 8
+    origin = replace(origin, entry=replace(origin.entry, dtype=entry.dtype, nbytes=entry.nbytes))
+    height = math.prod(entry.shape[:-1])
+    rows = max(1, chunk // max(1, entry.shape[-1] * size) // origin.alignment) * origin.alignment
+    return [
+        _CompareFloats(entry, origin, (start, min(rows, height - start)), files)
+        for start in range(0, height, rows)
+    ]
+
+
 def kept_tensors(
     stored: Stored, original: Original, attendants: Container[str], files: OpenFiles, *, chunk: int
 ) -> tuple[list[Problem], list[Check]]:
@@ -58,6 +95,11 @@ def kept_tensors(
     problems, accounted = _layers(stored, original)
     tasks: list[Check] = []
     for entry in stored.others:
+        origin = original.floats.origins.get(entry.name)
+        if origin is not None and entry.dtype in WEIGHT_DTYPES and entry.shape == origin.entry.shape:
+            accounted.add(entry.name)
+            tasks += _float_comparisons(entry, origin, files, chunk)
+            continue
         first = original.source.entries.get(entry.name)
         if first is None:
             if entry.name not in attendants:
@@ -75,9 +117,10 @@ def kept_tensors(
             for start in range(0, entry.nbytes, chunk)
         ]
     broken = {problem.where for problem in stored.problems}
+    copies = tied_copies(original.source).keys()
     problems += [
         Problem(where=name, what="it is missing")
-        for name in sorted(original.entries.keys() - accounted)
+        for name in sorted(original.floats.source.entries.keys() - accounted - copies)
         if module_of(name) not in broken and name not in broken
     ]
     return problems, tasks

@@ -7,118 +7,111 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..codecs.compressed_tensors_config import LINEAR, Group, LayerScheme, quantization_config
+from ..codecs.compressed_tensors_config import (
+    LINEAR,
+    Group,
+    LayerScheme,
+    WrittenGroup,
+    matches,
+    quantization_config,
+)
 from ..codecs.targets import targets
+from .config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from .decisions import Decision
 from .experts import matrices
-from .selection import CONFIG_KEYS, Why, is_fused_experts, module_of
-from .source import CONFIG, INDEX_SUFFIX, SINGLE_FILE, Source
+from .origin import Floats
+from .selection import Why, is_fused_experts, module_of
+from .source import CONFIG, INDEX_SUFFIX, SINGLE_FILE
+from .tied import tied_heads
 
-CONFIG_KEY = CONFIG_KEYS[0]
-WEIGHTS_ONLY_CONFIG = "quantization_config.json"
-"""Where the configuration goes when the source has no config.json that it could join."""
 MANIFEST = "zeropoint_manifest.json"
 """Where the digests and error statistics of a run go; that of a source is not copied."""
 
 
 def index_and_config(
-    source: Source, decisions: Sequence[Decision], places: Mapping[str, tuple[str, int]]
-) -> dict[str, str]:
+    floats: Floats, decisions: Sequence[Decision], places: Mapping[str, tuple[str, int]], *,
+    staying: Sequence[Decision] = (),
+) -> dict[str, str]:  # fmt: skip
     """Return the index and the configuration, by file name.
 
-    places: the shard and the bytes of each output tensor by name.
+    places: the shard and the bytes of each output tensor by name. staying: layers that keep the codes which
+    the configuration of ``floats`` describes.
     """
+    source = floats.source
     index = {
         "metadata": {"total_size": sum(nbytes for _, nbytes in places.values())},
         "weight_map": {name: places[name][0] for name in sorted(places)},
     }
-    config = quantization_config(_groups(decisions), _ignored(source, decisions))
     index_name = source.index or SINGLE_FILE + ".index.json"
     assert index_name.endswith(INDEX_SUFFIX)
     texts = {index_name: json.dumps(index, indent=2) + "\n"}
-    if source.config is None or source.config_text is None:
+    config = _config(floats, decisions, staying)
+    if source.config is not None and source.config_text is not None:
+        texts[CONFIG] = insert_config(source.config_text, config) if config else source.config_text
+    elif config:
         texts[WEIGHTS_ONLY_CONFIG] = json.dumps({CONFIG_KEY: config}, indent=2) + "\n"
-    else:
-        texts[CONFIG] = insert_config(source.config_text, config)
     return texts
 
 
-def insert_config(text: str, addition: Mapping[str, Any]) -> str:
-    """Return the text of a JSON object with ``quantization_config`` at its end, all else untouched.
-
-    >>> print(insert_config('{"a": 1e-05}', {}))
-    {"a": 1e-05,
-      "quantization_config": {}
-    }
-    """
-    text = without_keys(text)
-    end = text.rindex("}")
-    head = text[:end].rstrip()
-    comma = "" if head.endswith("{") else ","
-    body = json.dumps(addition, indent=2).replace("\n", "\n  ")
-    return f'{head}{comma}\n  "{CONFIG_KEY}": {body}\n}}{text[end + 1 :]}'
-
-
-def without_keys(text: str) -> str:
-    """Return the text of a JSON object without what it says of quantization, all else untouched.
-
-    >>> without_keys('{"a": 1e-05, "quantization_config": {"bits": [8]}, "b": 2}')
-    '{"a": 1e-05, "b": 2}'
-    >>> without_keys('{"a": 1e-05, "compression_config": null }')
-    '{"a": 1e-05 }'
-    """
-    members = _members(text)
-    last = len(members) - 1
-    for number, (key, begin, end) in reversed(list(enumerate(members))):
-        if key in CONFIG_KEYS:
-            if number < last:
-                text = text[:begin] + text[members[number + 1][1] :]
-            else:
-                text = text[: members[number - 1][2] if number else begin] + text[end:]
-                last -= 1
-    return text
+def _config(
+    floats: Floats, decisions: Sequence[Decision], staying: Sequence[Decision]
+) -> dict[str, Any] | None:
+    """Return what is quantized and how, or None when nothing is; an older configuration is merged into it."""
+    if not any(decision.quantized for decision in decisions):
+        return None
+    old = floats.config or {}
+    groups = _groups(decisions, staying, old)
+    codes = {decision.entry.name for decision in staying}
+    ignored = _ignored(floats, [d for d in decisions if not d.quantized and d.entry.name not in codes])
+    modules = [m.module for d in decisions if d.quantized for m in matrices(d.entry)]
+    modules += [module_of(d.entry.name) for d in staying]
+    ignored += [
+        target
+        for target in old.get("ignore") or []
+        if target not in ignored and not any(matches(module, [target]) for module in modules)
+    ]
+    return quantization_config(groups, ignored, kv_cache=old.get("kv_cache_scheme"))
 
 
-def _members(text: str) -> list[tuple[str, int, int]]:
-    """Return the keys of the JSON object ``text``, with the place of each and the end of its value."""
-    decoder = json.JSONDecoder()
-    found = []
-    at = _skip(text, text.index("{") + 1)
-    while text[at] != "}":
-        key, colon = decoder.raw_decode(text, at)
-        _, end = decoder.raw_decode(text, _skip(text, _skip(text, colon) + 1))
-        found.append((key, at, end))
-        at = _skip(text, end)
-        at = _skip(text, at + 1) if text[at] == "," else at
-    return found
-
-
-def _skip(text: str, at: int) -> int:
-    """Return the first place from ``at`` on that holds no JSON space."""
-    while text[at] in " \t\n\r":
-        at += 1
-    return at
-
-
-def _groups(decisions: Sequence[Decision]) -> list[Group]:
+def _groups(
+    decisions: Sequence[Decision], staying: Sequence[Decision], old: Mapping[str, Any]
+) -> list[Group | WrittenGroup]:
     """Return the layers of each scheme and what names them: one scheme for the class, several by their names.
 
     compressed-tensors tries names before classes, vLLM gives all experts the scheme of the class where one is
     named, and transformers 5.23 gives them the first group whose expressions speak of experts. So no class is
     named where there are several groups, and that of the experts comes first.
     """
-    modules: dict[LayerScheme, list[str]] = {}
+    modules: dict[LayerScheme | str, list[str]] = {}
     kept = []
+    names = {decision.entry.name: _group_of(decision, old) for decision in staying}
     for decision in decisions:
+        name = names.get(decision.entry.name)
         if decision.layer is not None:
             modules.setdefault(decision.layer, []).extend(m.module for m in matrices(decision.entry))
+        elif name is not None:
+            modules.setdefault(name, []).append(module_of(decision.entry.name))
         elif len(decision.entry.shape) == 2:
             kept.append(module_of(decision.entry.name))
     if len(modules) == 1:
-        return [Group(layer=layer, targets=(LINEAR, *odd_targets(decisions))) for layer in modules]
+        (layer,) = modules
+        assert isinstance(layer, LayerScheme)
+        return [Group(layer=layer, targets=(LINEAR, *odd_targets(decisions)))]
     ordered = sorted(modules, key=lambda layer: not any(".experts." in name for name in modules[layer]))
     found = targets([modules[layer] for layer in ordered], kept)
-    return [Group(layer=layer, targets=names) for layer, names in zip(ordered, found, strict=True)]
+    return [
+        WrittenGroup(name=layer, layout=old.get("format"), written=old["config_groups"][layer], targets=names)
+        if isinstance(layer, str)
+        else Group(layer=layer, targets=names)
+        for layer, names in zip(ordered, found, strict=True)
+    ]
+
+
+def _group_of(decision: Decision, old: Mapping[str, Any]) -> str:
+    """Return the name of the group of the older configuration that a layer is in."""
+    module = module_of(decision.entry.name)
+    groups: Mapping[str, Any] = old["config_groups"]
+    return next(name for name, g in groups.items() if matches(module, g["targets"], linear=True))
 
 
 def odd_targets(decisions: Iterable[Decision]) -> list[str]:
@@ -130,42 +123,19 @@ def odd_targets(decisions: Iterable[Decision]) -> list[str]:
     ]
 
 
-def _ignored(source: Source, decisions: Iterable[Decision]) -> list[str]:
+def _ignored(floats: Floats, kept: Iterable[Decision]) -> list[str]:
     """Return the modules that a loader must not take for quantized: kept matrices and tied heads.
 
     A Linear layer that is neither quantized nor listed is left uninitialized by transformers, without an
     error.
     """
     names: dict[str, None] = {}
-    for decision in decisions:
+    for decision in kept:
         entry = decision.entry
-        if not decision.quantized and len(entry.shape) == 2 and entry.name.endswith(".weight"):
+        if len(entry.shape) == 2 and entry.name.endswith(".weight"):
             names[module_of(entry.name)] = None
-        elif not decision.quantized and is_fused_experts(entry):
+        elif is_fused_experts(entry):
             names[module_of(entry.name).rpartition(".")[0]] = None
-    for head in tied_heads(source):
+    for head in tied_heads(floats.source):
         names[head] = None
     return list(names)
-
-
-_HEADS = (
-    ("ForCausalLM", "lm_head"), ("LMHeadModel", "lm_head"), ("ForConditionalGeneration", "lm_head"),
-    ("ForMaskedLM", "cls.predictions.decoder"), ("ForMaskedLM", "lm_head.decoder"),
-    ("ForPreTraining", "cls.predictions.decoder"),
-)  # fmt: skip
-
-
-def tied_heads(source: Source) -> list[str]:
-    """Return heads that the model has and the checkpoint has not, since they are tied to an embedding."""
-    config = source.config or {}
-    found = config.get("architectures")
-    architectures = [a for a in found if isinstance(a, str)] if isinstance(found, list) else []
-    heads = [head for ending, head in _HEADS if any(a.endswith(ending) for a in architectures)]
-    if config.get("tie_word_embeddings") is True and not heads and architectures:
-        heads = ["lm_head"]
-    present = {module_of(name) for name in source.entries}
-    return [
-        head
-        for head in dict.fromkeys(heads)
-        if not any(name == head or name.endswith("." + head) for name in present)
-    ]

@@ -32,6 +32,7 @@ def identity(plan: Plan) -> dict[str, str]:
         "recipe": plan.recipe.text,
         "include": json.dumps(list(selection.include)),
         "ignore": json.dumps(list(selection.ignore)),
+        "dequantize": f"{selection.dequantize.value} {selection.floats or ''}".strip(),
         "config.json": _of_text(source.config_text),
         "companions": _digest(f"{path}\0{size}\n" for path, size in sorted(plan.companions.items())),
     }

@@ -16,6 +16,8 @@ BASE_MEMORY = 400 << 20
 """Resident memory of Python with torch, numba and the compiled kernels, before the first tile."""
 KERNEL_BYTES, REFERENCE_BYTES = 16, 400
 """Temporaries for each number of a tile: codes and bytes to write; with plain torch, also float64 steps."""
+DECODING_BYTES = 8
+"""Temporaries for each number that is decoded: its codes twice, and its value with those beside the tile."""
 TILE_VALUES = 1 << 21
 """Numbers in a tile: so many that calls cost little, so few that the error is measured in cache."""
 DEFAULT_MEMORY = 2 << 30
@@ -89,6 +91,17 @@ def value_bytes(scheme: Scheme, dtype: torch.dtype) -> int:
     ]
     slow = any(registry.explain(request).chosen == "reference" for request in requests)
     return dtype.itemsize + (REFERENCE_BYTES if slow else KERNEL_BYTES)
+
+
+@functools.lru_cache(maxsize=256)
+def decoding_bytes(scheme: Scheme, own_dtype: torch.dtype, dtype: torch.dtype) -> int:
+    """Return the memory that each number of a tile takes while it is decoded, what it becomes aside."""
+    request = registry.Request(
+        op=registry.Op.DEQUANTIZE, scheme=scheme, shape=(128, 1024), dtype=dtype, own_dtype=own_dtype,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    slow = registry.explain(request).chosen == "reference"
+    return REFERENCE_BYTES if slow else DECODING_BYTES
 
 
 def available_cores() -> int:

@@ -47,7 +47,8 @@ def manifest(plan: Plan, identity: Mapping[str, str], units: Sequence[Unit], don
     for name, text in plan.texts.items():
         data = text.encode("utf-8")
         files[name] = {"size": len(data), "parts": [[0, len(data), hashlib.sha256(data).hexdigest()]]}
-    placed = [*(p for weight in plan.weights for p in weight.outputs), *(k.placed for k in plan.kept)]
+    placed = [p for weight in plan.weights for p in weight.outputs]
+    placed += [*(kept.placed for kept in plan.kept), *(restored.placed for restored in plan.restored)]
     tensors = {p.name: {"file": p.shard, "parts": parts.get((p.shard, p.name), [])} for p in placed}
     weights = {name: _statistics(error) for name, error in errors(units, done).items()}
     sections: dict[str, Mapping[str, Any]] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -17,8 +18,9 @@ from ..codecs.compressed_tensors import PACKED, WEIGHT
 from ..codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 from ..errors import CheckpointError, UnsupportedError
 from ..functional import dequantize
+from .config_text import WEIGHTS_ONLY_CONFIG, without_keys
 from .decoding import alignment, read_rows
-from .documents import WEIGHTS_ONLY_CONFIG, without_keys
+from .limits import decoding_bytes
 from .safetensors_file import TensorEntry
 from .selection import CONFIG_KEYS, require_unquantized
 from .source import Source
@@ -62,9 +64,22 @@ class Origin:
         return tuple(dict.fromkeys(entry.file for entry in self.layer.tensors.values()))
 
     @property
+    def place(self) -> tuple[str, int]:
+        """File name and offset of its first byte, or of its first code."""
+        entry = self.entry if self.layer is None else codes_of(self.layer)
+        return entry.file.name, entry.begin
+
+    @property
     def stored(self) -> tuple[TensorEntry, ...]:
         """The tensors of the files that it is made of, with its attendants."""
         return (self.entry,) if self.layer is None else (*self.layer.tensors.values(), *self.attendants)
+
+    @property
+    def value_bytes(self) -> int:
+        """Memory that each number of a tile takes while it is read, itself included."""
+        if self.layer is None:
+            return self.dtype.itemsize
+        return self.dtype.itemsize + decoding_bytes(self.layer.weight, self.layer.dtype, self.dtype)
 
     @property
     def alignment(self) -> int:
@@ -105,17 +120,39 @@ def _decode_rows(layer: StoredLayer, files: Mapping[Place, OpenFile], start: int
         done += count
 
 
-def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> tuple[Source, Mapping[str, Origin]]:
-    """Return ``source`` as if it were not quantized, and the origins of what it holds as codes, by name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floats:
+    """A checkpoint seen as if it were not quantized.
+
+    source: with one tensor of floats for each quantized layer, and no configuration of quantization. origins:
+    by name, of what it holds as codes. config: what its configuration said of quantization, or None.
+    """
+
+    source: Source
+    origins: Mapping[str, Origin]
+    config: Mapping[str, Any] | None
+
+    def origin(self, entry: TensorEntry) -> Origin:
+        """Return where the rows of one of its tensors come from."""
+        return self.origins.get(entry.name) or Origin(entry=entry)
+
+
+def unquantized(source: Source) -> Floats:
+    """Return a checkpoint that is not quantized; raises CheckpointError for one that is."""
+    require_unquantized(list(source.entries.values()), source.config, shown(source.root))
+    return Floats(source=source, origins=MappingProxyType({}), config=None)
+
+
+def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
+    """Return a checkpoint, quantized or not, as if it were not.
 
     dtype: of the floats; by default that which the configuration names, or bfloat16. Raises CheckpointError
     or UnsupportedError when codes cannot be read, listing what is wrong with which layer.
     """
-    place = shown(source.root)
     config = configuration(source)
     if config is None:
-        require_unquantized(list(source.entries.values()), source.config, place)
-        return source, MappingProxyType({})
+        return unquantized(source)
+    place = shown(source.root)
     for key in _UNREAD:
         found = config.get(key)
         if found and not (isinstance(found, dict) and found.get("format") == "dense"):
@@ -135,7 +172,7 @@ def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> tuple[Sour
         config_text=source.config_text if source.config is None else without_keys(source.config_text or ""),
     )  # fmt: skip
     require_unquantized(list(floats.entries.values()), floats.config, place)
-    return floats, MappingProxyType(origins)
+    return Floats(source=floats, origins=MappingProxyType(origins), config=config)
 
 
 def _origins(source: Source, stored: Stored, dtype: torch.dtype) -> dict[str, Origin]:
@@ -146,20 +183,20 @@ def _origins(source: Source, stored: Stored, dtype: torch.dtype) -> dict[str, Or
         shape = layer.shape if layer.experts is None else (layer.experts, *layer.shape)
         entry = TensorEntry(
             name=layer.name, dtype=FILE_DTYPES[dtype], shape=shape, begin=0,
-            nbytes=layer.values * dtype.itemsize, file=_codes(layer).file,
+            nbytes=layer.values * dtype.itemsize, file=codes_of(layer).file,
         )  # fmt: skip
         origins[entry.name] = Origin(entry=entry, layer=layer, attendants=tuple(filter(None, beside)))
     return origins
 
 
-def _codes(layer: StoredLayer) -> TensorEntry:
+def codes_of(layer: StoredLayer) -> TensorEntry:
     """Return the tensor of a layer's codes, in whose place its floats come."""
     return layer.tensors.get(PACKED) or layer.tensors[WEIGHT]
 
 
 def _float_entries(source: Source, origins: Mapping[str, Origin]) -> dict[str, TensorEntry]:
     """Return the entries of ``source``, in their order, with those of each layer replaced by one."""
-    floats = {_codes(o.layer).name: o.entry for o in origins.values() if o.layer is not None}
+    floats = {codes_of(o.layer).name: o.entry for o in origins.values() if o.layer is not None}
     gone = {entry.name for origin in origins.values() for entry in origin.stored}
     entries: dict[str, TensorEntry] = {}
     for name, entry in source.entries.items():

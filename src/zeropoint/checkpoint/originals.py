@@ -9,8 +9,7 @@ import torch
 
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from .experts import matrices
-from .origin import Origin, as_floats
-from .safetensors_file import TensorEntry
+from .origin import Floats, Origin, as_floats
 from .selection import is_fused_experts, module_of
 from .source import Source, open_source
 from .storage import OpenFile, Place
@@ -39,12 +38,12 @@ class OriginalWeight:
 class Original:
     """A checkpoint seen as floats.
 
-    source: as it lies in its files. entries: its tensors by name, codes as floats. matrices: by module, every
+    source: as it lies in its files. floats: seen as if it were not quantized. matrices: by module, every
     matrix that may have been quantized. fused: by module, all experts of a layer, one below the other.
     """
 
     source: Source
-    entries: Mapping[str, TensorEntry]
+    floats: Floats
     matrices: Mapping[str, OriginalWeight]
     fused: Mapping[str, OriginalWeight]
 
@@ -68,13 +67,16 @@ def open_original(path: Place | str) -> Original:
     Raises CheckpointError, UnsupportedError.
     """
     source = open_source(path)
-    floats, origins = (source, {}) if configuration(source) is None else as_floats(source)
+    if configuration(source) is None:
+        seen = Floats(source=source, origins={}, config=None)
+    else:
+        seen = as_floats(source)
     found: dict[str, OriginalWeight] = {}
     fused: dict[str, OriginalWeight] = {}
-    for entry in floats.entries.values():
+    for entry in seen.source.entries.values():
         if entry.dtype not in TORCH_DTYPES or not (len(entry.shape) == 2 or is_fused_experts(entry)):
             continue
-        origin = origins.get(entry.name) or Origin(entry=entry)
+        origin = seen.origin(entry)
         row_bytes = max(1, entry.shape[-1] * origin.dtype.itemsize)
         if is_fused_experts(entry):
             shape = (entry.nbytes // row_bytes, entry.shape[-1])
@@ -82,4 +84,4 @@ def open_original(path: Place | str) -> Original:
         for matrix in matrices(entry):
             first = (matrix.begin - entry.begin) // row_bytes
             found[matrix.module] = OriginalWeight(origin=origin, first=first, shape=matrix.shape)
-    return Original(source=source, entries=floats.entries, matrices=found, fused=fused)
+    return Original(source=source, floats=seen, matrices=found, fused=fused)

@@ -23,16 +23,20 @@ from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats import RoundingMode
 from ..recipes import Recipe
-from .decisions import Decision, decide, fate, nothing_selected
-from .documents import MANIFEST, WEIGHTS_ONLY_CONFIG, index_and_config, odd_targets, tied_heads
+from .config_text import WEIGHTS_ONLY_CONFIG
+from .decisions import Decision, decide, fate
+from .documents import MANIFEST, index_and_config, odd_targets
 from .experts import matrices
+from .fates import Fates
 from .limits import Limits, value_bytes
+from .origin import Floats, Origin, as_floats, unquantized
 from .partners import fused_sets, split_sets
 from .recipe import RecipeText, one_scheme
 from .safetensors_file import DTYPE_BITS, TensorEntry, header_bytes
-from .selection import Selection, check_patterns, module_of, require_unquantized
+from .selection import Dequantize, Selection, check_patterns, module_of
 from .source import Source
 from .storage import stamp
+from .tied import tied_copies, tied_heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,35 +52,45 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """A matrix to quantize: its bytes in the source, and the tensors that it becomes.
+    """A matrix to quantize: where its rows come from, and the tensors that it becomes.
 
-    begin: absolute offset in the source's file, which for one of several fused experts lies inside
-    ``source``.
-    share: name of the set whose members take one tensor scale together, or None.
+    first: its first row among those of the origin, which for fused experts has more. share: name of the set
+    whose members take one tensor scale together, or None.
     """
 
     module: str
-    source: TensorEntry
-    begin: int
+    origin: Origin
+    first: int
     shape: tuple[int, int]
     layer: LayerScheme
     outputs: tuple[Placed, ...]
     share: str | None = None
 
     @property
+    def source(self) -> TensorEntry:
+        """The tensor of the source that holds it, as floats."""
+        return self.origin.entry
+
+    @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the source."""
-        return TORCH_DTYPES[self.source.dtype]
+        """Dtype of its numbers."""
+        return self.origin.dtype
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row in the source."""
+        """Bytes of a row, as floats."""
         return self.shape[1] * self.dtype.itemsize
 
     @property
     def value_bytes(self) -> int:
         """Memory that each number of a tile takes."""
-        return value_bytes(self.layer.weight, self.dtype)
+        quantizing = value_bytes(self.layer.weight, self.dtype)
+        return quantizing + self.origin.value_bytes - self.dtype.itemsize
+
+    @property
+    def alignment(self) -> int:
+        """Rows of which a part must hold a multiple to be quantized and written alone."""
+        return math.lcm(row_alignment(self.layer.weight), self.origin.alignment)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +99,35 @@ class Kept:
 
     source: TensorEntry
     placed: Placed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """A tensor that is written as the floats that its codes stand for."""
+
+    origin: Origin
+    placed: Placed
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Its rows and columns; all axes but the last count as rows."""
+        *rows, columns = self.origin.entry.shape
+        return math.prod(rows), columns
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, as floats."""
+        return self.shape[1] * self.origin.dtype.itemsize
+
+    @property
+    def value_bytes(self) -> int:
+        """Memory that each number of a tile takes."""
+        return self.origin.value_bytes
+
+    @property
+    def alignment(self) -> int:
+        """Rows of which a part holds a multiple so that nothing is decoded twice."""
+        return self.origin.alignment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +154,7 @@ class Plan:
     decisions: tuple[Decision, ...]
     weights: tuple[Weight, ...]
     kept: tuple[Kept, ...]
+    restored: tuple[Restored, ...]
     shards: tuple[OutputShard, ...]
     texts: Mapping[str, str]
     companions: Mapping[Path, int]
@@ -121,6 +165,17 @@ class Plan:
     def layers(self) -> tuple[LayerScheme, ...]:
         """The schemes of weights, in the order of their first weight."""
         return tuple(dict.fromkeys(weight.layer for weight in self.weights))
+
+    @property
+    def worked(self) -> tuple[Weight | Restored, ...]:
+        """All that is more than copied."""
+        return (*self.weights, *self.restored)
+
+    @property
+    def worked_bytes(self) -> int:
+        """Bytes of all tensors that are worked on or copied, codes counted as the floats that they become."""
+        worked = sum(item.shape[0] * item.row_bytes for item in self.worked)
+        return worked + sum(kept.source.nbytes for kept in self.kept)
 
     @property
     def source_bytes(self) -> int:
@@ -149,7 +204,7 @@ class Plan:
     @property
     def peak_memory(self) -> int:
         """Estimate of the largest memory of a run, interpreter and libraries included."""
-        largest = max(w.shape[1] * slab_rows(w, self.limits) * w.value_bytes for w in self.weights)
+        largest = max(w.shape[1] * slab_rows(w, self.limits) * w.value_bytes for w in self.worked)
         return self.limits.base_memory + self.limits.workers * largest
 
     @property
@@ -158,9 +213,10 @@ class Plan:
         return tuple(d for d in self.decisions if d.left_alone)
 
 
-def slab_rows(weight: Weight, limits: Limits) -> int:
-    """Return how many rows of ``weight`` are quantized at once."""
-    return limits.rows(weight.shape[1], row_alignment(weight.layer.weight), weight.value_bytes)
+def slab_rows(weight: Weight | Restored, limits: Limits) -> int:
+    """Return how many rows of ``weight`` are worked on at once."""
+    rows, columns = weight.shape
+    return limits.rows(columns, min(weight.alignment, max(1, rows)), weight.value_bytes)
 
 
 def make_plan(
@@ -178,37 +234,35 @@ def make_plan(
     recipe = one_scheme(layer_scheme(to)) if isinstance(to, str) else to.parse()
     selection, limits = selection or Selection(), limits or Limits.default()
     _require_deterministic(recipe)
-    require_unquantized(list(source.entries.values()), source.config, printable(str(source.root)))
-    check_patterns(selection, source.entries)
-    decisions = decide(source, recipe, selection)
-    drafts = [(d.entry, d.layer, m) for d in decisions if d.layer is not None for m in matrices(d.entry)]
-    if not drafts:
-        raise CheckpointError(nothing_selected(decisions))
+    floats = _floats(source, selection)
+    check_patterns(selection, floats.source.entries)
+    decisions = decide(floats.source, recipe, selection)
     split = split_sets(decisions)
     if split and selection.strict:
         raise CheckpointError(f"{'; '.join(split)}; give each set one scheme, or leave out strict")
-    shards, places = _lay_out(source, _members(decisions))
-    shares = fused_sets(m.module for _, layer, m in drafts if layer.layout is Layout.NVFP4)
-    weights = tuple(
-        Weight(
-            module=m.module, source=entry, begin=m.begin, shape=m.shape, layer=layer,
-            outputs=tuple(places[name] for name in _names(m.module, layer, m.shape, entry)),
-            share=shares.get(m.module),
-        )
-        for entry, layer, m in drafts
-    )  # fmt: skip
-    kept = tuple(Kept(source=d.entry, placed=places[d.entry.name]) for d in decisions if not d.quantized)
+    fates = Fates.of(floats, decisions, tied_copies(source), every=selection.dequantize is Dequantize.EVERY)
+    fates.require_sense()
+    shards, places = _lay_out(source, _members(fates))
     located = {name: (placed.shard, placed.nbytes) for name, placed in places.items()}
-    texts = index_and_config(source, decisions, located)
-    companions = [path for path in source.companions if str(path) not in (*texts, MANIFEST)]
+    texts = index_and_config(floats, decisions, located, staying=fates.staying)
+    companions = [path for path in floats.source.companions if str(path) not in (*texts, MANIFEST)]
     plan = Plan(
-        source=source, recipe=text, selection=selection, decisions=decisions, weights=weights, kept=kept,
-        shards=shards, texts=texts, limits=limits, notes=(*source.notes, *_notes(source, decisions), *split),
+        source=source, recipe=text, selection=selection, decisions=fates.decisions,
+        weights=_weights(fates, places), shards=shards, texts=texts, limits=limits,
+        kept=tuple(Kept(source=entry, placed=places[entry.name]) for entry in fates.kept),
+        restored=tuple(Restored(origin=o, placed=places[o.entry.name]) for o in fates.restored),
+        notes=(*source.notes, *_notes(floats.source, decisions), *split, *fates.notes()),
         companions={path: stamp(source.root / path).size for path in companions},
     )  # fmt: skip
-    for weight in weights:
+    for weight in plan.worked:
         slab_rows(weight, limits)
     return plan
+
+
+def _floats(source: Source, selection: Selection) -> Floats:
+    if selection.dequantize is Dequantize.NONE:
+        return unquantized(source)
+    return as_floats(source, dtype=None if selection.floats is None else TORCH_DTYPES[selection.floats])
 
 
 def _require_deterministic(recipe: Recipe) -> None:
@@ -224,44 +278,57 @@ def _require_deterministic(recipe: Recipe) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Member:
-    """An output tensor before it has a place."""
+    """An output tensor before it has a place; ``of`` is the tensor of the source that it comes from."""
 
     name: str
     spec: TensorSpec
     shard: str
-    origin: str
+    nbytes: int
+    of: str
 
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.spec.shape) * DTYPE_BITS[self.spec.dtype] // 8
+    @staticmethod
+    def whole(entry: TensorEntry) -> _Member:
+        """Return a tensor that comes out as ``entry`` says; its dtype may be one that torch has not."""
+        spec = TensorSpec(suffix="", dtype=entry.dtype, shape=entry.shape)
+        return _Member(name=entry.name, spec=spec, shard=entry.file.name, nbytes=entry.nbytes, of=entry.name)
 
 
-def _members(decisions: Iterable[Decision]) -> list[_Member]:
+def _members(fates: Fates) -> list[_Member]:
     """Return all output tensors; raises CheckpointError when two would have one name."""
-    members = []
-    for decision in decisions:
-        entry = decision.entry
-        shard = entry.file.name
-        layer = decision.layer
-        if layer is None:
-            spec = TensorSpec(suffix="", dtype=entry.dtype, shape=entry.shape)
-            members.append(_Member(name=entry.name, spec=spec, shard=shard, origin=entry.name))
-            continue
-        for m in matrices(entry):
-            specs = tensor_specs(layer.weight, layer.layout, m.shape, TORCH_DTYPES[entry.dtype])
-            members += [
-                _Member(name=f"{m.module}.{spec.suffix}", spec=spec, shard=shard, origin=entry.name)
-                for spec in specs
-            ]
+    members = [_Member.whole(entry) for entry in (*fates.kept, *(o.entry for o in fates.restored))]
+    for entry, layer in fates.quantized:
+        members += [
+            _Member(
+                name=f"{m.module}.{spec.suffix}", spec=spec, shard=entry.file.name, of=entry.name,
+                nbytes=math.prod(spec.shape) * DTYPE_BITS[spec.dtype] // 8,
+            )
+            for m in matrices(entry)
+            for spec in tensor_specs(layer.weight, layer.layout, m.shape, TORCH_DTYPES[entry.dtype])
+        ]  # fmt: skip
     seen: dict[str, _Member] = {}
     for member in members:
         first = seen.setdefault(member.name, member)
         if first is not member:
             raise CheckpointError(
-                f"tensor {printable(member.name)} would come out twice, of {printable(first.origin)} and of "
-                f"{printable(member.origin)}; rename one, or ignore the weight"
+                f"tensor {printable(member.name)} would come out twice, of {printable(first.of)} and of "
+                f"{printable(member.of)}; rename one, or ignore the weight"
             )
     return members
+
+
+def _weights(fates: Fates, places: Mapping[str, Placed]) -> tuple[Weight, ...]:
+    """Return the matrices to quantize."""
+    drafts = [(entry, layer, m) for entry, layer in fates.quantized for m in matrices(entry)]
+    shares = fused_sets(m.module for _, layer, m in drafts if layer.layout is Layout.NVFP4)
+    return tuple(
+        Weight(
+            module=m.module, origin=fates.floats.origin(entry), shape=m.shape, layer=layer,
+            first=(m.begin - entry.begin) // (m.shape[1] * TORCH_DTYPES[entry.dtype].itemsize),
+            outputs=tuple(places[name] for name in _names(m.module, layer, m.shape, entry)),
+            share=shares.get(m.module),
+        )
+        for entry, layer, m in drafts
+    )  # fmt: skip
 
 
 def _names(module: str, layer: LayerScheme, shape: tuple[int, int], entry: TensorEntry) -> list[str]:
@@ -283,20 +350,14 @@ def _lay_out(source: Source, members: Sequence[_Member]) -> tuple[tuple[OutputSh
     for name, group in by_shard.items():
         group.sort(key=lambda m: (-_DTYPE_ORDER[m.spec.dtype], m.name))
         header = header_bytes(
-            [(m.name, m.spec.dtype, m.spec.shape, _size(m, source)) for m in group], source.metadata[name]
+            [(m.name, m.spec.dtype, m.spec.shape, m.nbytes) for m in group], source.metadata[name]
         )
         begin = len(header)
         for m in group:
-            nbytes = _size(m, source)
-            places[m.name] = Placed(name=m.name, spec=m.spec, shard=name, begin=begin, nbytes=nbytes)
-            begin += nbytes
+            places[m.name] = Placed(name=m.name, spec=m.spec, shard=name, begin=begin, nbytes=m.nbytes)
+            begin += m.nbytes
         shards.append(OutputShard(name=name, header=header, size=begin))
     return tuple(shards), places
-
-
-def _size(member: _Member, source: Source) -> int:
-    """Return the bytes of a tensor; those of a kept one are in its header, whatever its dtype."""
-    return source.entries[member.origin].nbytes if not member.spec.suffix else member.nbytes
 
 
 def _notes(source: Source, decisions: Sequence[Decision]) -> list[str]:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from ..errors import CheckpointError, ZeropointError
 from .commit import Commit
-from .documents import MANIFEST, WEIGHTS_ONLY_CONFIG
+from .config_text import WEIGHTS_ONLY_CONFIG
+from .documents import MANIFEST
 from .engine import Engine, Job, local
 from .manifest import errors, manifest
 from .measure import TensorError
@@ -115,13 +116,13 @@ def _sizes(plan: Plan, all_units: Sequence[Unit]) -> dict[str, int]:
         **{shard.name: shard.size for shard in plan.shards},
         **{str(path): size for path, size in plan.companions.items()},
         **{name: len(text.encode("utf-8")) for name, text in plan.texts.items()},
-        MANIFEST: _RECORD_BYTES * (len(all_units) + len(plan.weights) + len(plan.kept)),
+        MANIFEST: _RECORD_BYTES * (len(all_units) + len(plan.worked) + len(plan.kept)),
     }
 
 
 def _do(state: State, job: Job, engine: Engine, commit: Commit, on_progress: Progress | None) -> None:
     """Do what is still to do, and make it durable."""
-    total = job.plan.source_bytes + sum(job.plan.companions.values())
+    total = job.plan.worked_bytes + sum(job.plan.companions.values())
     left = sum(unit.nbytes for unit in job.todo)
     names = {unit.number: unit for unit in job.todo}
     with contextlib.closing(engine(job)) as results:

@@ -42,6 +42,17 @@ class Why(enum.Enum):
     """A linear weight that no rule of the recipe names, and the recipe has no default."""
 
 
+class Dequantize(enum.Enum):
+    """What becomes of layers that are quantized already."""
+
+    NONE = "none"
+    """A checkpoint that has any is refused."""
+    FIRST = "first"
+    """Those that are selected start from what their codes stand for; the others keep their codes."""
+    EVERY = "every"
+    """As FIRST, and the others are written as floats."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """Whether a tensor is quantized, on whose wish, and the reason in words."""
@@ -59,6 +70,8 @@ class Selection:
     ignore: patterns of tensors to keep; it wins over include.
     strict: whether a linear weight that is left alone although nobody asked for it is an error, and so a set
     of layers that engines run as one but that would not have one scheme.
+    dequantize: what becomes of layers that are quantized already. floats: dtype of what they stand for, as
+    safetensors spells it; by default that which the configuration names, or bfloat16.
 
     A pattern is a glob, or ``re:`` and a regular expression that must match from the start; it is tried on
     the tensor's name and on its module's name (without ``.weight``). Raises CheckpointError for a malformed
@@ -68,6 +81,8 @@ class Selection:
     include: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     strict: bool = False
+    dequantize: Dequantize = Dequantize.NONE
+    floats: str | None = None
     _compiled: dict[str, re.Pattern[str]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

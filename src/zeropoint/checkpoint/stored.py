@@ -34,7 +34,7 @@ from ..errors import CheckpointError, ZeropointError, printable
 from ..formats import Format
 from ..formats.torch_dtypes import format_of
 from ..schemes import Granularity, Scheme
-from .documents import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
+from .config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
 from .problems import Problem
 from .safetensors_file import TensorEntry
 from .selection import CONFIG_KEYS, is_fused_experts, module_of

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..codecs.compressed_tensors import row_alignment
-from .plan import Kept, Placed, Plan, Weight
+from .plan import Kept, Placed, Plan, Restored, Weight
 from .quantize import needs_extremes
 from .storage import Place
 
@@ -57,7 +56,7 @@ class Rows:
     @property
     def sources(self) -> tuple[Place, ...]:
         """The files that it is read from."""
-        return (self.weight.source.file,)
+        return self.weight.origin.files
 
     @property
     def stamps(self) -> tuple[str, ...]:
@@ -91,6 +90,53 @@ class Rows:
         elif self.start:
             return None
         return Span(file=placed.shard, tensor=placed.name, begin=placed.begin + begin, size=end - begin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """A unit of a tensor that is written as floats: ``rows`` rows from row ``start``."""
+
+    number: int
+    weight: Restored
+    start: int
+    rows: int
+
+    @property
+    def name(self) -> str:
+        """What progress calls it."""
+        return self.weight.placed.name
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the floats."""
+        return self.rows * self.weight.row_bytes
+
+    @property
+    def sources(self) -> tuple[Place, ...]:
+        """The files that it is read from."""
+        return self.weight.origin.files
+
+    @property
+    def stamps(self) -> tuple[str, ...]:
+        """The names under which the states of these files are kept."""
+        return tuple(place.name for place in self.sources)
+
+    @property
+    def group(self) -> None:
+        """Nothing needs to be scanned before."""
+        return
+
+    @property
+    def file(self) -> str:
+        """The file that it writes to."""
+        return self.weight.placed.shard
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What it writes."""
+        placed = self.weight.placed
+        begin = placed.begin + self.start * self.weight.row_bytes
+        return (Span(file=placed.shard, tensor=placed.name, begin=begin, size=self.nbytes),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,20 +184,29 @@ class Copy:
         return (self.target,)
 
 
-Unit = Rows | Copy
+Unit = Rows | Restore | Copy
 
 
 def units(plan: Plan) -> tuple[Unit, ...]:
     """Return all units of a plan, numbered in the order of the source's bytes; companions come last."""
     shard = {name: number for number, name in enumerate(plan.source.shards)}
-    placed: list[tuple[int, int, Weight | Kept]] = [
-        *((shard[w.source.file.name], w.begin, w) for w in plan.weights),
-        *((shard[k.source.file.name], k.source.begin, k) for k in plan.kept),
+    placed: list[tuple[int, int, int, Weight | Restored | Kept]] = [
+        *((shard[name], at, w.first, w) for w in plan.weights for name, at in (w.origin.place,)),
+        *((shard[name], at, 0, r) for r in plan.restored for name, at in (r.origin.place,)),
+        *((shard[k.source.file.name], k.source.begin, 0, k) for k in plan.kept),
     ]
     found: list[Unit] = []
-    for _, _, item in sorted(placed, key=lambda each: each[:2]):
+    for _, _, _, item in sorted(placed, key=lambda each: each[:3]):
         if isinstance(item, Weight):
-            found += _rows(item, len(found))
+            found += [
+                Rows(number=len(found) + count, weight=item, start=start, rows=rows)
+                for count, (start, rows) in enumerate(_cuts(item))
+            ]
+        elif isinstance(item, Restored):
+            found += [
+                Restore(number=len(found) + count, weight=item, start=start, rows=rows)
+                for count, (start, rows) in enumerate(_cuts(item))
+            ]
         else:
             target = Span(
                 file=item.placed.shard, tensor=item.placed.name, begin=item.placed.begin,
@@ -173,14 +228,11 @@ def groups(all_units: Sequence[Unit]) -> dict[str, tuple[Rows, ...]]:
     return {name: tuple(members) for name, members in found.items()}
 
 
-def _rows(weight: Weight, number: int) -> list[Unit]:
+def _cuts(weight: Weight | Restored) -> list[tuple[int, int]]:
+    """Return the first row and the number of rows of each unit."""
     height, columns = weight.shape
-    alignment = row_alignment(weight.layer.weight)
-    rows = max(alignment, UNIT_VALUES // columns // alignment * alignment)
-    return [
-        Rows(number=number + count, weight=weight, start=start, rows=min(rows, height - start))
-        for count, start in enumerate(range(0, height, rows))
-    ]
+    rows = max(weight.alignment, UNIT_VALUES // max(1, columns) // weight.alignment * weight.alignment)
+    return [(start, min(rows, height - start)) for start in range(0, height, rows)]
 
 
 def _copies(source: Place, begin: int, target: Span, number: int) -> list[Unit]:

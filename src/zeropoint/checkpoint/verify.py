@@ -31,7 +31,7 @@ from .problems import Problem
 from .proofs import Check, LayerCheck, LayerProof, OpenFiles
 from .source import Source, open_source
 from .storage import Place
-from .stored import Stored, find_layers
+from .stored import Stored, configuration, find_layers
 from .workers import Progress, run_tasks
 
 _LISTED = 50
@@ -127,7 +127,12 @@ def verify(
 
 
 def _layers(source: Source, original: Original | None) -> Stored:
-    """Return the quantized layers; where they cannot be told, the error names the file that was damaged."""
+    """Return the quantized layers, of which what was dequantized has none.
+
+    Where they cannot be told, the error names the file that was damaged.
+    """
+    if original is not None and original.floats.origins and configuration(source) is None:
+        return Stored(layers=(), others=tuple(source.entries.values()), groups=(), ignore=(), problems=())
     try:
         require_readable(source)
         return find_layers(source, None if original is None else original.known())

@@ -23,7 +23,7 @@ from .output import Partials, copy_range, write_at
 from .plan import Weight, slab_rows
 from .quantize import Scratch, extremes_of, quantize_part, sentinel_rows, widest
 from .storage import OpenFile, Place, open_file, shown
-from .units import Copy, Rows, Span, Unit
+from .units import Copy, Restore, Rows, Span, Unit
 
 Files = Mapping[Place, OpenFile]
 PIECE = 1 << 20
@@ -77,9 +77,9 @@ class Done:
 
 def buffer_bytes(todo: Iterable[Unit], limits: Limits) -> int:
     """Return the bytes of the buffer that a thread needs to do ``todo``."""
-    weights = {id(unit.weight): unit.weight for unit in todo if isinstance(unit, Rows)}
+    weights = {id(unit.weight): unit.weight for unit in todo if not isinstance(unit, Copy)}
     tiles = (
-        (min(slab_rows(w, limits), w.shape[0]) + sentinel_rows(w.shape[1])) * w.row_bytes
+        (min(slab_rows(w, limits), w.shape[0]) + sentinel_rows(max(1, w.shape[1]))) * w.row_bytes
         for w in weights.values()
     )
     return max((PIECE, *tiles))
@@ -108,6 +108,10 @@ def do(
         if isinstance(unit, Copy):
             return _copy(unit, files[unit.source], target, scratch.buffer)
         writers = [_Writer(target, span) for span in unit.spans]
+        if isinstance(unit, Restore):
+            for cut in _tiles(unit, limits):
+                _restore_tile(unit, files, cut, scratch.buffer, writers[0])
+            return Done(number=unit.number, digests=(writers[0].digest(),), error=None)
         errors = [
             _quantize_tile(unit.weight, files, cut, (extremes, scratch), writers)
             for cut in _tiles(unit, limits)
@@ -161,7 +165,24 @@ def _quantize_tile(
     return measured
 
 
-def _tiles(unit: Rows, limits: Limits) -> list[tuple[int, int]]:
+def _restore_tile(
+    unit: Restore, files: Files, cut: tuple[int, int], buffer: bytearray, writer: _Writer
+) -> None:
+    """Write some rows as floats; raises NonFiniteError where codes stand for none."""
+    origin = unit.weight.origin
+    x = origin.read(files, *cut, buffer)
+    bad = ~torch.isfinite(x)
+    if bool(bad.any()):
+        row, column = torch.nonzero(bad)[0].tolist()
+        facts = f"{shown(origin.entry.file.name)}, {origin.entry.dtype}, shape {list(origin.entry.shape)}"
+        raise NonFiniteError(
+            f"tensor {printable(origin.entry.name)} ({facts}) decodes to values that are not finite, first "
+            f"at row {cut[0] + row}, column {column} ({float(x[row, column])}); pass the original checkpoint"
+        )
+    writer.write(x)
+
+
+def _tiles(unit: Rows | Restore, limits: Limits) -> list[tuple[int, int]]:
     """Return the first row and the number of rows of each tile."""
     rows = slab_rows(unit.weight, limits)
     stop = unit.start + unit.rows
@@ -172,8 +193,7 @@ def _read(
     weight: Weight, files: Files, start: int, rows: int, buffer: bytearray, *, extra: int = 0
 ) -> torch.Tensor:
     """Return some rows of a weight in ``buffer``, with room for ``extra`` more behind them."""
-    view = memoryview(buffer)[: rows * weight.row_bytes]
-    files[weight.source.file].read_into(view, weight.begin + start * weight.row_bytes)
+    weight.origin.read(files, weight.first + start, rows, buffer)
     columns = weight.shape[1]
     count = (rows + extra) * columns
     return torch.frombuffer(buffer, dtype=weight.dtype, count=count).view(rows + extra, columns)
@@ -214,7 +234,7 @@ def _named(
         return type(error)(f"{place}: {error}")
     row, column, value, count = found
     where = f"first at row {row}, column {column}"
-    if weight.begin != source.begin:
+    if weight.shape != source.shape:
         where += f" of {printable(weight.module)}"
     return NonFiniteError(
         f"{place} holds {count} values that are not finite, {where} ({value}); replace them, or ignore it"

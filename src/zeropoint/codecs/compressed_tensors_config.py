@@ -138,35 +138,62 @@ class Group:
     targets: tuple[str, ...] = (LINEAR,)
 
 
-def quantization_config(groups: Sequence[Group], ignore: Sequence[str]) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class WrittenGroup:
+    """Layers that another configuration describes, in its own words.
+
+    name: of the group there. layout: what that configuration says of all its groups. written: the group.
+    targets: what names the layers now.
+    """
+
+    name: str
+    layout: str | None
+    written: Mapping[str, Any]
+    targets: tuple[str, ...]
+
+
+def quantization_config(
+    groups: Sequence[Group | WrittenGroup], ignore: Sequence[str], *, kv_cache: Any = None
+) -> dict[str, Any]:
     """Return the JSON object for layers of ``groups``; ``ignore`` must name all other matrices' modules.
 
     A loader takes the first group that fits. Groups are named after their presets, or ``group_<n>``.
+    kv_cache: how keys and values are quantized, in the words of another configuration.
     """
     table: dict[str, Any] = {}
     for number, group in enumerate(groups):
-        preset = group.layer.name.upper()
-        known = group.layer.name in LAYER_PRESETS and preset not in table
-        table[preset if known else f"group_{number}"] = {
-            "targets": list(group.targets),
-            "weights": _arguments(group.layer.weight),
-            "input_activations": None
-            if group.layer.input is None
-            else _arguments(group.layer.input, dynamic=True),
-            "output_activations": None,
-            "format": group.layer.layout.value,
-        }
-    layouts = {group.layer.layout.value for group in groups}
+        name = group.name if isinstance(group, WrittenGroup) else _preset_name(group.layer)
+        table[f"group_{number}" if name is None or name in table else name] = _entry(group)
+    layouts = {entry["format"] for entry in table.values()}
     return {
         "config_groups": table,
         "format": layouts.pop() if len(layouts) == 1 else "mixed-precision",
         "global_compression_ratio": None,
         "ignore": list(ignore),
-        "kv_cache_scheme": None,
+        "kv_cache_scheme": kv_cache,
         "quant_method": QUANT_METHOD,
         "quantization_status": "compressed",
         "transform_config": {},
         "version": VERSION,
+    }
+
+
+def _preset_name(layer: LayerScheme) -> str | None:
+    return layer.name.upper() if layer.name in LAYER_PRESETS else None
+
+
+def _entry(group: Group | WrittenGroup) -> dict[str, Any]:
+    """Return the JSON object of one group."""
+    if isinstance(group, WrittenGroup):
+        layout = group.written.get("format") or group.layout
+        return {**group.written, "targets": list(group.targets), "format": layout}
+    layer = group.layer
+    return {
+        "targets": list(group.targets),
+        "weights": _arguments(layer.weight),
+        "input_activations": None if layer.input is None else _arguments(layer.input, dynamic=True),
+        "output_activations": None,
+        "format": layer.layout.value,
     }
 
 

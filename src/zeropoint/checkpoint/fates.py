@@ -1,0 +1,89 @@
+"""What becomes of the tensors of a checkpoint: quantized, copied, written as floats, or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..codecs.compressed_tensors_config import QUANT_METHOD, LayerScheme
+from ..errors import CheckpointError, printable
+from .decisions import Decision, fate, nothing_selected
+from .origin import Floats, Origin
+from .safetensors_file import TensorEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fates:
+    """The tensors of ``floats`` by what becomes of them.
+
+    decisions: with the reasons in full. staying: those about layers that keep their codes. restored: what is
+    written as floats. kept: tensors of the files that are copied. copies: heads that are left out, with the
+    embedding whose bytes they have.
+    """
+
+    floats: Floats
+    decisions: tuple[Decision, ...]
+    staying: tuple[Decision, ...]
+    restored: tuple[Origin, ...]
+    kept: tuple[TensorEntry, ...]
+    copies: Mapping[str, str]
+
+    @staticmethod
+    def of(floats: Floats, decisions: Sequence[Decision], tied: Mapping[str, str], *, every: bool) -> Fates:
+        """Return what follows from ``decisions``.
+
+        tied: heads that are copies of an embedding. every: whether layers that are quantized already and not
+        anew are written as floats.
+        """
+        origins = floats.origins
+        held = [d for d in decisions if not d.quantized and d.entry.name in origins]
+        plain = [d.entry for d in decisions if not d.quantized and d.entry.name not in origins]
+        copies = {entry.name: tied[entry.name] for entry in plain if entry.name in tied}
+        staying = () if every else tuple(held)
+        codes = [entry for d in staying for entry in origins[d.entry.name].stored]
+        words = {d.entry.name: f"decoded to {d.entry.dtype}" if every else "with its codes" for d in held}
+        return Fates(
+            floats=floats, staying=staying, copies=copies,
+            decisions=tuple(_with_words(d, words.get(d.entry.name)) for d in decisions),
+            restored=tuple(origins[d.entry.name] for d in held) if every else (),
+            kept=(*(entry for entry in plain if entry.name not in copies), *codes),
+        )  # fmt: skip
+
+    @property
+    def quantized(self) -> tuple[tuple[TensorEntry, LayerScheme], ...]:
+        """What is quantized, and how."""
+        return tuple((d.entry, d.layer) for d in self.decisions if d.layer is not None)
+
+    def require_sense(self) -> None:
+        """Raise CheckpointError when nothing would be done, or when no configuration could say what was."""
+        if not self.quantized and not self.restored:
+            raise CheckpointError(nothing_selected(self.decisions))
+        if self.staying and (self.floats.config or {}).get("quant_method") != QUANT_METHOD:
+            raise CheckpointError(
+                f"{len(self.staying)} layers would keep their fp8 codes, such as {fate(self.staying[0])}, "
+                "but no configuration can name them beside compressed-tensors; pass --dequantize-kept to "
+                "write them as floats"
+            )
+
+    def notes(self) -> list[str]:
+        """Return sentences about what is left out and what keeps its codes."""
+        notes = [
+            f"{printable(head)} is left out: config.json ties it to {printable(embedding)}, which is the same"
+            for head, embedding in self.copies.items()
+        ]
+        worked = [self.floats.origin(entry) for entry, _ in self.quantized]
+        gone = [beside.name for origin in (*worked, *self.restored) for beside in origin.attendants]
+        if gone:
+            notes.append(f"{len(gone)} scales of quantized inputs are left out, such as {printable(gone[0])}")
+        if self.staying:
+            example = fate(self.staying[0])
+            notes.append(f"{len(self.staying)} layers keep the codes that they have, such as {example}")
+        return notes
+
+
+def _with_words(decision: Decision, words: str | None) -> Decision:
+    """Return a decision whose reason ends with what else becomes of the tensor."""
+    if words is None:
+        return decision
+    choice = replace(decision.choice, reason=f"{decision.choice.reason}, {words}")
+    return replace(decision, choice=choice)
