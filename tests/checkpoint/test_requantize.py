@@ -15,6 +15,7 @@ from tests.checkpoint.quantized_inputs import BLOCKS, dequantized_by_others, fp8
 from tests.checkpoint.written import CONFIG, ONE, digests, quantize, same_bytes, save, tensors_of, weight
 from tests.oracles import synthetic_llama
 
+from zeropoint.checkpoint.documents import MANIFEST
 from zeropoint.checkpoint.limits import Limits
 from zeropoint.checkpoint.plan import make_plan
 from zeropoint.checkpoint.recipe import RecipeText
@@ -29,6 +30,11 @@ KEEP = RecipeText(text="default: keep")
 UP, DOWN, Q = (
     f"model.layers.0.{name}.weight" for name in ("mlp.up_proj", "mlp.down_proj", "self_attn.q_proj")
 )
+
+
+def written(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file but the manifest, which names the source."""
+    return {name: digest for name, digest in digests(folder).items() if name != MANIFEST}
 
 
 def requantize(
@@ -56,7 +62,7 @@ def test_fp8_blocks_come_out_as_if_others_had_dequantized_them_first(
     floats = save_like(tmp_path / "floats", fp8, dequantized_by_others(fp8))
     quantize(floats, tmp_path / "expected", to)
     requantize(fp8, tmp_path / "out", to)
-    assert digests(tmp_path / "out") == digests(tmp_path / "expected")
+    assert written(tmp_path / "out") == written(tmp_path / "expected")
 
 
 @pytest.mark.parametrize("first", ["w8a8", "int4:g32:asym", "nvfp4a16", "mxfp8"])
@@ -67,7 +73,7 @@ def test_compressed_tensors_come_out_as_if_others_had_dequantized_them_first(
     floats = save_like(tmp_path / "floats", tmp_path / "first", dequantized_by_others(tmp_path / "first"))
     quantize(floats, tmp_path / "expected", "w4a16")
     requantize(tmp_path / "first", tmp_path / "out", "w4a16")
-    found, expected = (digests(tmp_path / name) for name in ("out", "expected"))
+    found, expected = (written(tmp_path / name) for name in ("out", "expected"))
     # They differ in space alone, since one text was written by json.
     configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("out", "expected")]
     assert configs[0] == configs[1]
@@ -169,9 +175,9 @@ def test_what_an_older_configuration_says_of_the_cache_and_of_absent_modules_sta
     save_file(tensors | extra, tmp_path / "first" / "model.safetensors")
     (tmp_path / "first" / "model.safetensors.index.json").unlink()
     requantize(tmp_path / "first", tmp_path / "out", "w4a16")
-    written = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
-    assert written["kv_cache_scheme"] == cache
-    assert set(written["ignore"]) == {"lm_head", "re:.*vision.*", "re:.*up_proj$x"}
+    merged = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert merged["kv_cache_scheme"] == cache
+    assert set(merged["ignore"]) == {"lm_head", "re:.*vision.*", "re:.*up_proj$x"}
     assert "model.layers.0.self_attn.k_scale" in tensors_of(tmp_path / "out")
 
 
@@ -210,7 +216,7 @@ def test_a_checkpoint_without_a_configuration_of_the_model_is_dequantized_too(tm
     assert (tmp_path / "first" / "quantization_config.json").exists()
     requantize(tmp_path / "first", tmp_path / "out", KEEP, EVERY)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "model.safetensors", "model.safetensors.index.json",
+        "model.safetensors", "model.safetensors.index.json", MANIFEST,
     }  # fmt: skip
     assert tensors_of(tmp_path / "out")[UP].dtype == torch.bfloat16
 
@@ -275,6 +281,7 @@ def test_verify_finds_a_bit_that_flipped_in_what_was_dequantized_or_stayed(
     tensors = load_file(path)
     tensors[Q].view(torch.int16 if floats else torch.int8)[3, 4] ^= 64
     save_file(tensors, path)
+    (tmp_path / "out" / MANIFEST).unlink()
     problems = [str(problem) for problem in verify(tmp_path / "out", tmp_path / "first", limits=ONE).problems]
     assert len(problems) == 1
     what = "rows from 0 on are not what the codes" if floats else "rows from 0 on are off by up to"
