@@ -515,35 +515,6 @@ def test_the_real_model_computes_what_the_eager_one_does() -> None:
     assert held < 0.21 * sum(tensor.nbytes for tensor in model.state_dict().values())
 
 
-@pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")  # torch's own LSTM (2.13)
-def test_what_has_no_quantized_form_is_listed_with_the_reason() -> None:
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.norm, self.lstm = nn.Linear(8, 8), nn.LayerNorm(8), nn.LSTM(8, 8, batch_first=True)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.lstm(self.norm(self.up(x)))[0]
-            return result
-
-    model, x = Mixed(), torch.randn(3, 5, 8)
-    found, wanted = quantize_graph(torch.export.export(model, (x,)), "w8a16"), quantize_model(model, "w8a16")
-    kept = {layer.name: (layer.type, layer.reason) for layer in found.layers if layer.gives is None}
-    assert kept == {
-        "norm": ("LayerNorm", "LayerNorm has no quantized form"),
-        "lstm": ("LSTM", "LSTM has no quantized form"),
-    }
-    assert found.nbytes == wanted.nbytes
-    recipe = parse_recipe("{rules: [{type: LSTM, weight: 'int8:channel'}]}")
-    with pytest.raises(
-        UnsupportedError, match=r"^layer lstm: .* which LSTM does not have in a quantized form"
-    ):
-        quantize_graph(torch.export.export(model, (x,)), recipe)
-    recipe = parse_recipe("{rules: [{type: LSTM, input: 'int8:token'}]}")
-    with pytest.raises(UnsupportedError, match=r"^layer lstm: LSTM is several operators in a graph"):
-        quantize_graph(torch.export.export(model, (x,)), recipe)
-
-
 def test_inputs_of_a_module_that_is_one_operator_are_quantized_where_a_rule_names_its_type() -> None:
     model, x = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()), torch.randn(3, 5, 8)
     recipe = parse_recipe("""

@@ -15,8 +15,8 @@ from ...stats import Observer, StatisticFor, statistic_named
 from .. import Calibration
 from ..calibrate import require_batches, run_batches, run_model
 from .layers import Layer, inputs_of
-from .prepare import annotated, insert_call, row_of
-from .program import cleaned, evaluate, graph_of, put
+from .prepare import annotated, insert_call, row_of, unprepared
+from .program import cleaned, evaluate, put
 
 
 def calibrate_graph(
@@ -42,7 +42,7 @@ def calibrate_graph(
     """
     require_batches(data)
     make = statistic_named(statistic)
-    module = graph_of(program)
+    module = unprepared(program)
     observers: dict[str, tuple[Observer, Scheme, torch.dtype]] = {}
     for layer, decision in annotated(module, recipe):
         gives = decision.gives

@@ -23,8 +23,8 @@ from .. import Calibration, Conversion, Converted
 from ..dynamic_quantize import DynamicQuantize
 from ..learners import LEARNERS
 from .matrices import sunk
-from .prepare import PLAN, Planned, insert
-from .program import args_of, cleaned, copied, evaluate, graph_of, operator_of, put, tensor_at
+from .prepare import PLAN, Planned, insert, unprepared
+from .program import args_of, cleaned, copied, evaluate, operator_of, put, tensor_at
 
 ops = torch.ops.zeropoint
 aten = torch.ops.aten
@@ -43,7 +43,7 @@ def quantize_graph(
     >>> print(quantize_graph(program, "w8a16").layers[0].nbytes)
     (2048, 544)
     """
-    return _converted(insert(graph_of(program), recipe, calibration, LEARNERS["minmax"]))
+    return _converted(insert(unprepared(program), recipe, calibration, LEARNERS["minmax"]))
 
 
 def convert_graph(prepared: fx.GraphModule) -> Conversion:
@@ -55,8 +55,10 @@ def convert_graph(prepared: fx.GraphModule) -> Conversion:
 
     Raises UnsupportedError for a graph that was not prepared, NonFiniteError for a weight with NaN or Inf.
     """
-    if PLAN not in prepared.meta:
-        raise UnsupportedError("prepared (a graph without quantizers) must be a result of prepare_graph")
+    if PLAN not in getattr(prepared, "meta", {}):
+        raise UnsupportedError(
+            f"prepared (a {type(prepared).__name__} without quantizers) must be a result of prepare_graph"
+        )
     module = fx.GraphModule(prepared, copied(prepared.graph))
     module.meta.update(prepared.meta)
     return _converted(module)

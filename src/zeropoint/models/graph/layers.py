@@ -15,9 +15,10 @@ from torch import fx
 
 from ...errors import RecipeError
 from ...recipes import Decision, Recipe, Rule, Subject
+from ..kinds import KINDS
 from . import matrices
 from .matrices import AS_IT_IS, SHAPING, Form
-from .program import attribute, tensor_at
+from .program import args_of, attribute, tensor_at
 
 aten = torch.ops.aten
 
@@ -42,6 +43,10 @@ CONVOLUTIONS = frozenset({
     aten.convolution.default,
     *(target for target, (kind, _) in PRODUCTS.items() if kind.startswith("Conv")),
 })  # fmt: skip
+_WEIGHTED = frozenset(PRODUCTS) - {aten.matmul.default, aten.mm.default, aten.addmm.default}
+"""Operators of which one argument is called a weight; the others multiply activations, too."""
+_CONVERTED = frozenset(kind.__name__ for kind in KINDS) - {kind for kind, _ in PRODUCTS.values()}
+"""Types that have a quantized form outside of graphs alone: recurrent layers and bags."""
 MEETINGS: dict[object, str] = {
     aten.add.Tensor: "Add",
     aten.add_.Tensor: "Add",
@@ -65,7 +70,7 @@ class Layer:
     name, type, shape: what rules see; the shape is that of the weight, empty where there is none.
     nodes: where it is called; more than one for a module that is used again.
     weight: the node that reads the parameter, or None. form: how it becomes the matrix that is quantized.
-    reads: the parameters of a layer without a quantized form, which is listed with the reason.
+    reads: the parameters of a layer without a quantized form. left: why it has none.
     """
 
     name: str
@@ -75,6 +80,7 @@ class Layer:
     weight: fx.Node | None = None
     form: Form = AS_IT_IS
     reads: tuple[fx.Node, ...] = ()
+    left: str = ""
 
     @property
     def subject(self) -> Subject:
@@ -140,15 +146,32 @@ def _is_float(node: fx.Node) -> bool:
 
 
 def _other(module: fx.GraphModule, node: fx.Node) -> Layer | None:
-    """Return the layer of a node that reads parameters of its module in some other way, to be listed."""
+    """Return the layer of a node that has parameters, or a weight, in some other way, to be listed."""
     caller, kind = _stack(node)
-    reads = [
+    reads = tuple(
         arg for arg in node.all_input_nodes
         if arg.op == "get_attr" and isinstance(attribute(module, str(arg.target)), torch.nn.Parameter)
-    ]  # fmt: skip
-    if kind is None or not reads or node.target in SHAPING or _product(module, node) is not None:
+    )  # fmt: skip
+    if kind is None or not (reads or node.target in _WEIGHTED) or node.target in SHAPING:
         return None
-    return Layer(name=caller, type=kind, shape=(), nodes=(node,), reads=tuple(reads))
+    return Layer(name=caller, type=kind, shape=(), nodes=(node,), reads=reads, left=_left(node, kind, reads))
+
+
+def _left(node: fx.Node, kind: str, reads: Sequence[fx.Node]) -> str:
+    """Return why a node that has parameters, or a weight, has no quantized form."""
+    product = _kind(node)
+    if product is not None:
+        weight = args_of(node)[product[1]]
+        if weight.target is torch.ops.zeropoint.dequantize.default:
+            return "its weight is quantized already"
+        if weight in reads:
+            return f"its weight (shape {'x'.join(map(str, weight.meta['val'].shape))}) is no matrix"
+        return "its weight is computed in the graph"
+    name = str(node.target).removeprefix("aten.").partition(".")[0]
+    if kind in _CONVERTED:
+        return f"{kind} is the operator {name} here, which has no quantized form; quantize_model has one"
+    leaves = " and ".join(str(read.target).rpartition(".")[2] for read in reads)
+    return f"{name} of {leaves} has no quantized form"
 
 
 def _identity(module: fx.GraphModule, layer: Layer) -> tuple[object, ...]:
@@ -178,7 +201,7 @@ def _product(module: fx.GraphModule, node: fx.Node) -> Layer | None:
     if read is None:
         return None
     weight = _tensor(module, read)
-    if not weight.is_floating_point() or weight.ndim < 2:
+    if not weight.is_floating_point() or weight.ndim < 2 or (kind == "Linear" and weight.ndim > 2):
         return None
     turned ^= kind == "Linear" and node.target is not aten.linear.default
     name, type_name = _called(node, str(read.target), kind)
@@ -282,11 +305,7 @@ def _narrowed(layer: Layer, decision: Decision, recipe: Recipe) -> Decision:
     if layer.weight is not None and decision.rule is recipe.default and layer.type != "Linear":
         kept = Rule(gives=None, reason="the default is for Linear layers")
     elif layer.weight is None and layer.type not in decision.rule.types:
-        known = layer.type in MEETINGS.values()
-        reason = (
-            f"the rule does not name type {layer.type}" if known else f"{layer.type} has no quantized form"
-        )
-        kept = Rule(gives=None, reason=reason)
+        kept = Rule(gives=None, reason=layer.left or f"the rule does not name type {layer.type}")
     else:
         return decision
     return Decision(subject=decision.subject, rule=kept)

@@ -63,9 +63,19 @@ def prepare_graph(
     >>> [str(node.target) for node in prepared.graph.nodes if node.op == "call_module"]
     ['weight_quantizer', 'input_quantizer']
     """
-    module = graph_of(program)
+    module = unprepared(program)
     _own_parameters(module)
     return insert(module, recipe, calibration, learner_named(learner))
+
+
+def unprepared(program: ExportedProgram | fx.GraphModule) -> fx.GraphModule:
+    """Return the graph of a program, as :func:`~.program.graph_of` does.
+
+    Raises UnsupportedError for one that has quantizers already.
+    """
+    if isinstance(program, fx.GraphModule) and PLAN in program.meta:
+        raise UnsupportedError("program is prepared already; convert it or pass the original")
+    return graph_of(program)
 
 
 def _own_parameters(module: fx.GraphModule) -> None:
@@ -129,14 +139,10 @@ def _check(layer: Layer, gives: Assignment) -> None:
     """Raise UnsupportedError where a layer has nothing that a scheme is for."""
     if layer.type == "Embedding" and (gives.input is not None or gives.output is not None):
         raise UnsupportedError("an embedding's input is whole numbers, and its output rows of its weight")
+    if layer.left:
+        raise UnsupportedError(f"{layer.left}; keep it")
     if layer.weight is None and gives.weight is not None:
-        raise UnsupportedError(
-            f"{gives} names a weight, which {layer.type} does not have in a quantized form"
-        )
-    if layer.reads:
-        raise UnsupportedError(
-            f"{layer.type} is several operators in a graph; keep it, or convert the model itself"
-        )
+        raise UnsupportedError(f"{gives} names a weight, which {layer.type} does not have")
     if layer.weight is not None and gives.weight is None:
         raise UnsupportedError(f"{gives} names no weight, which is what a converted layer holds")
 

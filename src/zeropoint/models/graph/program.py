@@ -148,12 +148,17 @@ def to_program(module: fx.GraphModule, like: ExportedProgram) -> ExportedProgram
     """Return ``module`` as a program for the inputs of ``like``, with the same axes left open.
 
     like: the program that ``module`` was made of, which knows example inputs and which axes may vary.
+    Raises UnsupportedError for anything else, and for a program that was saved without its inputs.
 
     >>> layer = torch.nn.Linear(4, 2)
     >>> like = torch.export.export(layer, (torch.ones(3, 4),), dynamic_shapes=({0: Dim.AUTO},))
     >>> to_program(graph_of(like), like).module()(torch.ones(7, 4)).shape
     torch.Size([7, 2])
     """
+    if not isinstance(like, ExportedProgram):
+        raise UnsupportedError(
+            f"like (a {type(like).__name__}) must be the exported program that module was made of"
+        )
     if like.example_inputs is None:
         raise UnsupportedError("like was saved without example inputs; export the module with your own")
     args, kwargs = like.example_inputs
