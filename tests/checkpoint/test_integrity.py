@@ -64,8 +64,8 @@ def flips(out: Path, step: int, seed: int) -> list[tuple[Path, int, int]]:
     return [(f, at, 1 << rng.randrange(8)) for f in files for at in range(0, f.stat().st_size, step)]
 
 
-def flip_and_look(out: Path, path: Path, at: int, bit: int) -> None:
-    """Flip one bit, and check that what verify says names the tensor or file that it belongs to."""
+def blamed(out: Path, path: Path, at: int, bit: int) -> bool:
+    """Flip one bit; return whether verify names the tensor or file that it belongs to, and no other."""
     owners = {
         name: place
         for name, place in (manifests.places(path) if path.suffix == ".safetensors" else {}).items()
@@ -78,29 +78,26 @@ def flip_and_look(out: Path, path: Path, at: int, bit: int) -> None:
     raw[at] ^= bit
     path.write_bytes(raw)
     expected = next(iter(owners), str(path.relative_to(out)))
-    assert expected in where or (not owners and expected in text), (path.name, at, bit, where, text)
-    if owners:
-        # The other tensors are whole, and said to be.
-        assert where == {expected} or where <= {expected, expected.rpartition(".")[0]}, (at, where)
+    if not owners:
+        return expected in where or expected in text
+    # The layer may be named as well; the other tensors are whole, and said to be.
+    return {expected} <= where <= {expected, expected.rpartition(".")[0]}
 
 
 def test_each_flipped_byte_is_found_and_its_tensor_or_file_named(out: Path) -> None:
-    for path, at, bit in flips(out, step=23, seed=1):
-        flip_and_look(out, path, at, bit)
+    assert [flip for flip in flips(out, step=23, seed=1) if not blamed(out, *flip)] == []
 
 
 @pytest.mark.slow
 def test_every_flipped_byte_is_found_and_its_tensor_or_file_named(out: Path) -> None:
-    for path, at, bit in flips(out, step=1, seed=2):
-        flip_and_look(out, path, at, bit)
+    assert [flip for flip in flips(out, step=1, seed=2) if not blamed(out, *flip)] == []
 
 
 def test_without_hashes_the_same_suite_fails(out: Path) -> None:
     """The control: a flipped bit of a kept norm is found by nothing else."""
     (out / manifests.NAME).unlink()
     begin, _ = manifests.places(out / SHARD)["m.norm.weight"]
-    with pytest.raises(AssertionError, match=SHARD):
-        flip_and_look(out, out / SHARD, begin, 1)
+    assert not blamed(out, out / SHARD, begin, 1)
 
 
 def _change(text: Callable[[dict[str, object]], None]) -> Callable[[Path], None]:
