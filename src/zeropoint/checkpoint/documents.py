@@ -18,7 +18,7 @@ from ..codecs.compressed_tensors_config import (
 from ..codecs.targets import targets
 from .config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from .decisions import Decision
-from .experts import matrices
+from .experts import is_expert, matrices
 from .origin import Floats
 from .selection import Why, is_fused_experts, module_of
 from .source import CONFIG, INDEX_SUFFIX, SINGLE_FILE
@@ -97,7 +97,7 @@ def _groups(
         (layer,) = modules
         assert isinstance(layer, LayerScheme)
         return [Group(layer=layer, targets=(LINEAR, *odd_targets(decisions)))]
-    ordered = sorted(modules, key=lambda layer: not any(".experts." in name for name in modules[layer]))
+    ordered = sorted(modules, key=lambda layer: not any(map(is_expert, modules[layer])))
     found = targets([modules[layer] for layer in ordered], kept)
     return [
         WrittenGroup(name=layer, layout=old.get("format"), written=old["config_groups"][layer], targets=names)

@@ -9,6 +9,7 @@ split_fused_moe_experts). Each matrix is a run of whole rows of the source, so n
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from .safetensors_file import TensorEntry
@@ -22,6 +23,21 @@ class Matrix:
     module: str
     shape: tuple[int, int]
     begin: int
+
+
+_EXPERT = re.compile(r"(^|\.)experts\.\d+\.")
+
+
+def is_expert(module: str) -> bool:
+    """Return whether a module is one projection of one expert.
+
+    >>> (
+    ...     is_expert("model.layers.0.mlp.experts.3.up_proj"),
+    ...     is_expert("model.layers.0.mlp.shared_experts.up_proj"),
+    ... )
+    (True, False)
+    """
+    return _EXPERT.search(module) is not None
 
 
 def matrices(entry: TensorEntry) -> list[Matrix]:

@@ -94,6 +94,14 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedScale:
+    """Weights whose tensor scale is that of all of them, and the shards in which they lie."""
+
+    modules: tuple[str, ...]
+    shards: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """A tensor that is copied as it is."""
 
@@ -206,6 +214,21 @@ class Plan:
         """Estimate of the largest memory of a run, interpreter and libraries included."""
         largest = max(w.shape[1] * slab_rows(w, self.limits) * w.value_bytes for w in self.worked)
         return self.limits.base_memory + self.limits.workers * largest
+
+    @property
+    def shared_scales(self) -> tuple[SharedScale, ...]:
+        """The sets of weights that take one tensor scale together."""
+        members: dict[str, list[Weight]] = {}
+        for weight in self.weights:
+            if weight.share is not None:
+                members.setdefault(weight.share, []).append(weight)
+        return tuple(
+            SharedScale(
+                modules=tuple(weight.module for weight in same),
+                shards=tuple(dict.fromkeys(weight.source.file.name for weight in same)),
+            )
+            for same in members.values()
+        )
 
     @property
     def unfit(self) -> tuple[Decision, ...]:

@@ -8,11 +8,10 @@ from typing import Any
 from ..checkpoint.decisions import Decision
 from ..checkpoint.inspect import Inspection
 from ..checkpoint.measure import TensorError
+from ..checkpoint.plan_document import entry_document, scheme_document
 from ..checkpoint.proofs import LayerProof
 from ..checkpoint.run import Outcome, RunResult
-from ..checkpoint.safetensors_file import TensorEntry
 from ..checkpoint.verify import Verification
-from ..codecs.compressed_tensors_config import LayerScheme
 
 
 def run_document(result: RunResult, *, seconds: float) -> dict[str, Any]:
@@ -21,7 +20,7 @@ def run_document(result: RunResult, *, seconds: float) -> dict[str, Any]:
     return {
         "source": str(plan.source.root),
         "output": str(result.path),
-        "schemes": [_layer(layer) for layer in plan.layers],
+        "schemes": [scheme_document(layer) for layer in plan.layers],
         "source_bytes": plan.source_bytes,
         "output_bytes": plan.output_bytes,
         "quantized_values": plan.quantized_values,
@@ -58,7 +57,7 @@ def inspection_document(inspection: Inspection) -> dict[str, Any]:
             for s in inspection.schemes
         ],
         "ignore": list(inspection.ignore),
-        "tensors": [_entry(entry) for entry in inspection.tensors],
+        "tensors": [entry_document(entry) for entry in inspection.tensors],
         "notes": list(inspection.source.notes),
         "problems": list(inspection.problems),
     }  # fmt: skip
@@ -80,23 +79,9 @@ def verification_document(verification: Verification, *, seconds: float) -> dict
     }
 
 
-def _entry(entry: TensorEntry) -> dict[str, Any]:
-    return {
-        "name": entry.name, "dtype": entry.dtype, "shape": list(entry.shape), "bytes": entry.nbytes,
-        "file": entry.file.name,
-    }  # fmt: skip
-
-
-def _layer(layer: LayerScheme) -> dict[str, Any]:
-    return {
-        "name": str(layer), "weight": str(layer.weight),
-        "input": None if layer.input is None else str(layer.input), "layout": layer.layout.value,
-    }  # fmt: skip
-
-
 def _decision(decision: Decision) -> dict[str, Any]:
     return {
-        **_entry(decision.entry),
+        **entry_document(decision.entry),
         "action": "quantized" if decision.quantized else "kept",
         "scheme": None if decision.layer is None else str(decision.layer),
         "why": decision.choice.why.value,

@@ -44,8 +44,8 @@ def run_report(result: RunResult, *, seconds: float, everything: bool = False) -
         Text(),
         error_table(result.outcomes, everything=everything),
         Text(),
-        *_lines(result.notes, "note: "),
-        *_lines(_losses(result.outcomes), "warning: "),
+        *lines(result.notes, "note: "),
+        *lines(_losses(result.outcomes), "warning: "),
         Text("\n".join(facts)),
     )
 
@@ -56,27 +56,27 @@ def decision_table(decisions: Sequence[Decision], *, everything: bool = False) -
     # Stable: quantized tensors first, and otherwise in the order of the files.
     for headline, group in _grouped(sorted(decisions, key=lambda d: not d.quantized), _headline):
         table.add_row(Text(headline, style="bold"), f"{len(group):,}")
-        for label, entries in _folded([d.entry for d in group], lambda e: e.name, _kind, everything):
-            table.add_row(Text(f"  {label}"), _times(entries), entries[0].dtype, shape(entries[0].shape))
+        for label, entries in folded([d.entry for d in group], lambda e: e.name, _kind, everything):
+            table.add_row(Text(f"  {label}"), times(entries), entries[0].dtype, shape(entries[0].shape))
     return table
 
 
 def error_table(outcomes: Sequence[Outcome], *, everything: bool = False) -> Table:
     """Return how far each weight is from the original; those that share a line are taken as one."""
     table = plain("weights", "n", "rel.err", "SQNR dB", "largest", "clipped", numbers=(1, 2, 3, 4, 5))
-    for label, group in _folded(outcomes, lambda o: o.weight.module, _same, everything):
-        table.add_row(Text(label), _times(group), *_error_cells(TensorError.merge([o.error for o in group])))
+    for label, group in folded(outcomes, lambda o: o.weight.module, _same, everything):
+        table.add_row(Text(label), times(group), *_error_cells(TensorError.merge([o.error for o in group])))
     if len(outcomes) > 1:
         table.add_section()
-        table.add_row("all", _times(outcomes), *_error_cells(TensorError.merge([o.error for o in outcomes])))
+        table.add_row("all", times(outcomes), *_error_cells(TensorError.merge([o.error for o in outcomes])))
     return table
 
 
 def inspection_report(inspection: Inspection, *, everything: bool = False) -> RenderableType:
     """Return what a checkpoint holds: tensors, dtypes, schemes, problems and a summary."""
     tensors = plain("tensors", "n", "dtype", "shape", numbers=(1,))
-    for label, entries in _folded(inspection.tensors, lambda e: e.name, _kind, everything):
-        tensors.add_row(Text(label), _times(entries), entries[0].dtype, shape(entries[0].shape))
+    for label, entries in folded(inspection.tensors, lambda e: e.name, _kind, everything):
+        tensors.add_row(Text(label), times(entries), entries[0].dtype, shape(entries[0].shape))
     dtypes = plain("dtype", "tensors", "numbers", "size", numbers=(1, 2, 3))
     for d in inspection.dtypes:
         dtypes.add_row(d.dtype, f"{d.tensors:,}", f"{d.values:,}", size(d.nbytes))
@@ -88,8 +88,8 @@ def inspection_report(inspection: Inspection, *, everything: bool = False) -> Re
                 short_scheme(s.scheme), s.layout, f"{s.layers:,}", f"{s.values:,}", f"{s.bits_per_value:.3f}"
             )
         parts += [schemes, Text()]
-    parts += _lines(inspection.source.notes, "note: ")
-    parts += _lines(inspection.problems, "problem: ")
+    parts += lines(inspection.source.notes, "note: ")
+    parts += lines(inspection.problems, "problem: ")
     state = "not quantized" if inspection.quantization is None else f"quantized by {inspection.quantization}"
     files = f"{count(len(inspection.tensors), 'tensor')} in {count(len(inspection.source.shards), 'file')}"
     numbers = f"{count(inspection.values, 'number')} at {inspection.bits_per_value:.3f} bits"
@@ -101,8 +101,8 @@ def verification_report(
 ) -> RenderableType:
     """Return what was proven, layer by layer, and what is wrong."""
     table = plain("layers", "n", "rel.err", "SQNR dB", "largest", "bound", numbers=(1, 2, 3, 4, 5))
-    for label, group in _folded(verification.layers, lambda p: p.layer.module, _same, everything):
-        table.add_row(Text(label), _times(group), *_proof_cells(group))
+    for label, group in folded(verification.layers, lambda p: p.layer.module, _same, everything):
+        table.add_row(Text(label), times(group), *_proof_cells(group))
     layers, kept = count(len(verification.layers), "layer"), count(verification.kept, "other tensor")
     facts = f"{layers} decoded ({count(verification.values, 'number')}), {kept}, in {seconds:.1f} s: "
     verdict = f"{count(len(verification.problems), 'problem')} found"
@@ -111,8 +111,8 @@ def verification_report(
     return Group(
         table,
         Text(),
-        *_lines(verification.notes, "note: "),
-        *_lines(map(str, verification.problems), "problem: "),
+        *lines(verification.notes, "note: "),
+        *lines(map(str, verification.problems), "problem: "),
         Text(facts + verdict),
     )
 
@@ -139,7 +139,7 @@ def _grouped(items: Iterable[T], key: Callable[[T], str]) -> list[tuple[str, lis
     return list(found.items())
 
 
-def _folded(
+def folded(
     items: Iterable[T], label: Callable[[T], str], kind: Callable[[T], object], everything: bool
 ) -> list[tuple[str, list[T]]]:
     """Return items whose names differ in numbers only, and which are of one kind, together."""
@@ -151,7 +151,7 @@ def _folded(
     return [(name(label(group[0]) if len(group) == 1 else text), group) for (text, _), group in found.items()]
 
 
-def _times(group: Sequence[object]) -> str:
+def times(group: Sequence[object]) -> str:
     return f"{len(group):,}" if len(group) > 1 else ""
 
 
@@ -178,5 +178,5 @@ def _losses(outcomes: Iterable[Outcome]) -> list[str]:
     ]
 
 
-def _lines(sentences: Iterable[str], prefix: str) -> list[RenderableType]:
+def lines(sentences: Iterable[str], prefix: str) -> list[RenderableType]:
     return [Text(prefix + sentence) for sentence in sentences]

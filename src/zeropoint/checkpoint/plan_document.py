@@ -1,0 +1,125 @@
+"""Plans as documents: all that was decided, as plain values that JSON can hold, and what they follow from.
+
+{"zeropoint_plan": 1, "request": {"source", "recipe": {"name", "text"}, "include", "ignore", "strict"},
+ "identity": {FIELD: VALUE, ...}, "tensors": [...], ...}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from ..codecs.compressed_tensors_config import LayerScheme
+from .engines import verdicts
+from .parallel import indivisible
+from .plan import Placed, Plan
+from .safetensors_file import TensorEntry
+from .source import Source
+
+FORMAT = "zeropoint_plan"
+VERSION = 1
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """Return all that a plan decides, as values that JSON can hold."""
+    return {
+        FORMAT: VERSION,
+        "request": {
+            "source": str(plan.source.root),
+            "recipe": dataclasses.asdict(plan.recipe),
+            "include": list(plan.selection.include),
+            "ignore": list(plan.selection.ignore),
+            "strict": plan.selection.strict,
+        },
+        "identity": identity(plan),
+        "schemes": [scheme_document(layer) for layer in plan.layers],
+        "source_bytes": plan.source_bytes,
+        "output_bytes": plan.output_bytes,
+        "quantized_values": plan.quantized_values,
+        "bits_per_value": plan.bits_per_value,
+        "peak_memory": plan.peak_memory,
+        "tensors": list(tensor_documents(plan)),
+        "shards": [{"name": shard.name, "bytes": shard.size} for shard in plan.shards],
+        "files": {name: len(text.encode()) for name, text in plan.texts.items()}
+        | {str(path): size for path, size in plan.companions.items()},
+        "shared_scales": [{"modules": list(s.modules), "shards": list(s.shards)} for s in plan.shared_scales],
+        "engines": [
+            {"engine": v.engine, "loads": v.loads.value, "reason": v.reason, "checked": v.checked}
+            for v in verdicts(plan)
+        ],
+        "tensor_parallel": [
+            {"module": found.module, "ways": found.ways, "reason": found.reason}
+            for found in indivisible(plan.weights)
+        ],
+        "notes": list(plan.notes),
+    }
+
+
+def scheme_document(layer: LayerScheme) -> dict[str, Any]:
+    """Return the scheme of a layer."""
+    return {
+        "name": str(layer), "weight": str(layer.weight),
+        "input": None if layer.input is None else str(layer.input), "layout": layer.layout.value,
+    }  # fmt: skip
+
+
+def entry_document(entry: TensorEntry) -> dict[str, Any]:
+    """Return a tensor of a file."""
+    return {
+        "name": entry.name, "dtype": entry.dtype, "shape": list(entry.shape), "bytes": entry.nbytes,
+        "file": entry.file.name,
+    }  # fmt: skip
+
+
+def tensor_documents(plan: Plan) -> Iterator[dict[str, Any]]:
+    """Yield each tensor of the source with its fate and what becomes of it."""
+    outputs: dict[str, list[Placed]] = {kept.source.name: [kept.placed] for kept in plan.kept}
+    for weight in plan.weights:
+        outputs.setdefault(weight.source.name, []).extend(weight.outputs)
+    for decision in plan.decisions:
+        yield {
+            **entry_document(decision.entry),
+            "action": "quantized" if decision.quantized else "kept",
+            "scheme": None if decision.layer is None else str(decision.layer),
+            "why": decision.choice.why.value,
+            "reason": decision.choice.reason,
+            "outputs": [
+                {
+                    "name": placed.name, "dtype": placed.spec.dtype, "shape": list(placed.spec.shape),
+                    "bytes": placed.nbytes, "shard": placed.shard, "begin": placed.begin,
+                }
+                for placed in outputs[decision.entry.name]
+            ],
+        }  # fmt: skip
+
+
+def identity(plan: Plan) -> dict[str, str]:
+    """Return what the bytes of a result follow from, by field: texts as they are, the rest as SHA-256."""
+    source = plan.source
+    return {
+        "version": importlib.metadata.version("zeropoint"),
+        "recipe": plan.recipe.text,
+        "include": json.dumps(plan.selection.include),
+        "ignore": json.dumps(plan.selection.ignore),
+        "config.json": _digest(source.config_text),
+        "index": str(source.index),
+        **{f"header of {shard}": digest for shard, digest in _headers(source).items()},
+    }
+
+
+def _headers(source: Source) -> dict[str, str]:
+    """Return the SHA-256 of what the header of each shard says."""
+    tensors: dict[str, list[Any]] = {shard: [] for shard in source.shards}
+    for entry in source.entries.values():
+        tensors[entry.file.name].append([entry.name, entry.dtype, entry.shape, entry.begin, entry.nbytes])
+    return {
+        shard: _digest(json.dumps([found, dict(source.metadata[shard])])) for shard, found in tensors.items()
+    }
+
+
+def _digest(text: str | None) -> str:
+    return "none" if text is None else hashlib.sha256(text.encode()).hexdigest()

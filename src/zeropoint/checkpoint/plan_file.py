@@ -1,0 +1,127 @@
+"""A file from which the same plan is made again.
+
+It is never trusted to describe the source: the plan is made from its request, and refused where the identity
+or any decision is another one. What limits say (memory, threads) changes no byte and is left out of that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, printable
+from .limits import Limits
+from .plan import Plan, make_plan
+from .plan_document import FORMAT, VERSION, identity, plan_document, tensor_documents
+from .recipe import RecipeText
+from .selection import Selection
+from .source import Source
+from .storage import shown
+
+_MAX_BYTES = 1 << 31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFile:
+    """A plan as it was written to ``path``: the request, and what the plan must come out as again."""
+
+    path: Path
+    recipe: RecipeText
+    selection: Selection
+    identity: Mapping[str, str]
+    tensors: tuple[Mapping[str, Any], ...]
+
+    @staticmethod
+    def read(path: Path | str) -> PlanFile:
+        """Return the plan in the file at ``path``.
+
+        Raises CheckpointError when it cannot be read, is none, or was written by a newer zeropoint.
+        """
+        found = _json(Path(path))
+        version = found.get(FORMAT)
+        if version != VERSION:
+            raise CheckpointError(
+                f"{shown(path)} is no plan that is read here: {FORMAT} is {version!r}, not {VERSION}; make it "
+                "again with zeropoint plan --out"
+            )
+        try:
+            request = found["request"]
+            return PlanFile(
+                path=Path(path),
+                recipe=RecipeText(**request["recipe"]),
+                selection=Selection(
+                    include=tuple(request["include"]),
+                    ignore=tuple(request["ignore"]),
+                    strict=request["strict"],
+                ),
+                identity=dict(found["identity"]),
+                tensors=tuple(dict(tensor) for tensor in found["tensors"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{shown(path)} is a damaged plan ({error!r}); make it again with zeropoint plan --out"
+            ) from error
+
+    def remake(self, source: Source, *, limits: Limits | None = None) -> Plan:
+        """Return the same plan for ``source``.
+
+        Raises CheckpointError, naming the first field or tensor that differs, when the source, the
+        configuration or the version is another one.
+        """
+        plan = make_plan(source, self.recipe, selection=self.selection, limits=limits)
+        now = identity(plan)
+        for field in dict.fromkeys((*self.identity, *now)):
+            self._require(printable(field, limit=1000), self.identity.get(field), now.get(field))
+        tensors = list(tensor_documents(plan))
+        self._require("the number of tensors", len(self.tensors), len(tensors))
+        for before, after in zip(self.tensors, tensors, strict=True):
+            for key in after:
+                self._require(f"{key} of tensor {printable(after['name'])}", before.get(key), after[key])
+        return plan
+
+    def _require(self, field: str, before: object, after: object) -> None:
+        if before != after:
+            raise CheckpointError(
+                f"{shown(self.path)} was made when {field} was {printable(str(before))}, and now it is "
+                f"{printable(str(after))}; make the plan again"
+            )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        size = os.stat(path).st_size
+        if size > _MAX_BYTES:
+            raise CheckpointError(
+                f"{shown(path)} has {size} bytes, above the limit of {_MAX_BYTES} of a plan"
+            )
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(
+            f"plan {shown(path)} cannot be read: {error.strerror}; check the path"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{shown(path)} is no JSON: {error}; make it again") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{shown(path)} is no plan but a JSON {type(found).__name__}; make it again")
+    return found
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Write a plan to a new file; raises CheckpointError when something is there, and when it cannot be."""
+    text = json.dumps(plan_document(plan), indent=1, allow_nan=False) + "\n"
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise CheckpointError(f"{shown(path)} is there already; remove it, or choose another name") from error
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise CheckpointError(
+            f"plan {shown(path)} cannot be written: {error.strerror}; choose another place"
+        ) from error

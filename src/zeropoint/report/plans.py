@@ -1,0 +1,118 @@
+"""Tables about plans: what would be written and where, what it takes, who loads it, and how it can be divided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..checkpoint.engines import Verdict, verdicts
+from ..checkpoint.parallel import WAYS, Indivisible, indivisible
+from ..checkpoint.plan import OutputShard, Placed, Plan, SharedScale
+from .layout import plain
+from .tables import decision_table, folded, lines, times
+from .wording import count, name, shape, size
+
+_SHARDS = 12
+"""Shards that are listed unless all are asked for."""
+
+
+def plan_report(plan: Plan, *, everything: bool = False) -> RenderableType:
+    """Return the report of a plan: fates, outputs, shards, engines, devices, notes and a summary.
+
+    everything: a line for each tensor instead of one for each pattern of names.
+    """
+    parts: list[RenderableType] = [
+        decision_table(plan.decisions, everything=everything),
+        output_table(plan, everything=everything),
+        shard_table(plan.shards, everything=everything),
+        engine_table(verdicts(plan)),
+        parallel_table(indivisible(plan.weights), everything=everything),
+    ]
+    if plan.shared_scales:
+        parts.append(shared_table(plan.shared_scales, everything=everything))
+    spaced = [part for table in parts for part in (table, Text())]
+    return Group(*spaced, *lines(plan.notes, "note: "), Text("\n".join(_facts(plan))))
+
+
+def _facts(plan: Plan) -> list[str]:
+    ratio = plan.source_bytes / max(1, plan.output_bytes)
+    layouts = ", ".join(dict.fromkeys(layer.layout.value for layer in plan.layers))
+    return [
+        f"{size(plan.source_bytes)} -> {size(plan.output_bytes)} on disk ({ratio:.2f}x smaller)",
+        f"{count(plan.quantized_values, 'number')} at {plan.bits_per_value:.3f} bits in {layouts}",
+        f"about {size(plan.peak_memory)} of memory with {count(plan.limits.workers, 'worker')}",
+    ]
+
+
+def output_table(plan: Plan, *, everything: bool = False) -> Table:
+    """Return the tensors that quantized weights become; with ``everything``, the shard of each as well."""
+    headings = ("outputs", "n", "dtype", "shape", "size", *(("shard",) if everything else ()))
+    table = plain(*headings, numbers=(1, 4))
+    placed = [placed for weight in plan.weights for placed in weight.outputs]
+    for label, group in folded(placed, lambda p: p.name, _kind, everything):
+        cells = (Text(label), times(group), group[0].spec.dtype, shape(group[0].spec.shape))
+        shard = (Text(name(group[0].shard)),) if everything else ()
+        table.add_row(*cells, size(sum(p.nbytes for p in group)), *shard)
+    return table
+
+
+def _kind(placed: Placed) -> tuple[str, tuple[int, ...]]:
+    return placed.spec.dtype, placed.spec.shape
+
+
+def shard_table(shards: Sequence[OutputShard], *, everything: bool = False) -> Table:
+    """Return the files of weights; of many, the first ones and what the others sum to."""
+    table = plain("shards", "size", numbers=(1,))
+    listed = shards if everything or len(shards) <= _SHARDS else shards[: _SHARDS - 1]
+    for shard in listed:
+        table.add_row(Text(name(shard.name)), size(shard.size))
+    rest = shards[len(listed) :]
+    if rest:
+        table.add_row(f"and {len(rest):,} more", size(sum(shard.size for shard in rest)))
+    return table
+
+
+def engine_table(found: Iterable[Verdict]) -> Table:
+    """Return which engines load the result, and why the others do not."""
+    table = plain("engine", "loads", "why", "checked")
+    table.columns[0].no_wrap = True
+    for verdict in found:
+        checked = "by our tests" if verdict.checked else "not checked here"
+        table.add_row(verdict.engine, verdict.loads.value, Text(verdict.reason), checked)
+    return table
+
+
+def parallel_table(found: Sequence[Indivisible], *, everything: bool = False) -> Table:
+    """Return for each number of devices whether they can share every weight, and what they cannot share."""
+    table = plain("devices", "weights that cannot be divided", "n", "why", numbers=(0, 2))
+    for ways in WAYS:
+        here = [item for item in found if item.ways == ways]
+        groups = folded(here, lambda item: item.module, lambda item: item.reason, everything)
+        for row, (label, group) in enumerate(groups):
+            table.add_row("" if row else str(ways), Text(label), times(group), Text(group[0].reason))
+        if not groups:
+            table.add_row(str(ways), "none", "", "")
+    return table
+
+
+def shared_table(shared: Sequence[SharedScale], *, everything: bool = False) -> Table:
+    """Return the sets that take one tensor scale together, and how many have members in several shards."""
+    table = plain("one tensor scale for", "n", "across shards", numbers=(1, 2))
+    for label, group in folded(shared, _members, _how_many, everything):
+        across = sum(len(item.shards) > 1 for item in group)
+        table.add_row(Text(label), times(group), f"{across:,}" if across else "")
+    return table
+
+
+def _members(shared: SharedScale) -> str:
+    """Return the first member in full and of the others the last part."""
+    first, *others = shared.modules
+    return ", ".join([first, *(module.rpartition(".")[2] for module in others)])
+
+
+def _how_many(shared: SharedScale) -> int:
+    """Return how many weights share."""
+    return len(shared.modules)
