@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,29 @@ def decoded(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
+def of_expert(weights: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    """Return, of a model's parameters, the weight that a file has under ``name``; an expert's is a slice."""
+    experts, _, rest = name.partition(".experts.")
+    number, _, part = rest.partition(".")
+    if not number.isdigit():
+        return weights[name]
+    if part == "down_proj.weight":
+        return weights[f"{experts}.experts.down_proj"][int(number)]
+    both = weights[f"{experts}.experts.gate_up_proj"][int(number)]
+    return both.chunk(2)[0 if part == "gate_proj.weight" else 1]
+
+
+def differing(folder: Path) -> list[str]:
+    """Return the weights that transformers loads with other values than we decode."""
+    model, _ = loaded(folder)
+    weights = dict(model.named_parameters())
+    return [
+        name
+        for name, value in decoded(folder).items()
+        if not torch.equal(of_expert(weights, name).float(), value.bfloat16().float())
+    ]
+
+
 def loaded(folder: Path) -> tuple[torch.nn.Module, dict[str, set[str]]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -94,13 +118,4 @@ def test_the_format_of_the_whole_is_mixed_precision_only_where_layouts_differ(tm
 
 def test_experts_are_loaded_with_their_own_scheme(tmp_path: Path) -> None:
     recipe = "default: w8a8\nrules: [{name: '*.experts.*', preset: w4a16}]"
-    out = written(recipe, tmp_path, moe=True)
-    model, _ = loaded(out)
-    expected, layer = decoded(out), "model.layers.1.mlp.experts"
-    weights = dict(model.named_parameters())
-    for expert in range(synthetic_llama.EXPERTS):
-        names = [f"{layer}.{expert}.{part}_proj.weight" for part in ("gate", "up")]
-        both = torch.cat([expected[name] for name in names])
-        assert torch.equal(weights[f"{layer}.gate_up_proj"][expert].float(), both.bfloat16().float())
-    q = expected["model.layers.1.self_attn.q_proj.weight"]
-    assert torch.equal(weights["model.layers.1.self_attn.q_proj.weight"].float(), q.bfloat16().float())
+    assert differing(written(recipe, tmp_path, moe=True)) == []

@@ -15,7 +15,7 @@ from zeropoint.cli.main import app
 from zeropoint.formats import CATALOG
 from zeropoint.schemes import LAYER_PRESETS
 
-COMMANDS = ("quantize", "inspect", "verify", "formats")
+COMMANDS = ("plan", "quantize", "inspect", "verify", "formats")
 
 
 def document(called: Called) -> dict[str, Any]:

@@ -61,6 +61,15 @@ def test_decoding_what_was_encoded_gives_the_same_tensor(
     assert same_bytes(back.dequantize(), q.dequantize())
 
 
+def test_zero_points_that_fill_one_word_are_read_back() -> None:
+    layer = layer_scheme("int4:g32:asym")
+    q = zp.quantize(weight(8, 160), layer.weight)
+    tensors = encode(layer.layout, q)
+    assert tensors["weight_zero_point"].shape == (1, 5)
+    back = decode(layer.layout, tensors, layer.weight, shape=(8, 160), dtype=torch.float32)
+    assert same_bytes(back.dequantize(), q.dequantize())
+
+
 @pytest.mark.parametrize("text", [*PRESETS, *OTHERS])
 def test_parts_encode_to_the_lines_of_the_whole(text: str) -> None:
     layer = layer_scheme(text)

@@ -46,8 +46,8 @@ class PlanFile:
         version = found.get(FORMAT)
         if version != VERSION:
             raise CheckpointError(
-                f"{shown(path)} is no plan that is read here: {FORMAT} is {version!r}, not {VERSION}; make it "
-                "again with zeropoint plan --out"
+                f"{shown(path)} is no plan that is read here: {FORMAT} is {version!r}, not {VERSION}; make "
+                "it again with zeropoint plan --out"
             )
         try:
             request = found["request"]

@@ -16,44 +16,37 @@ from zeropoint import __version__
 from ..checkpoint.inspect import inspect as inspect_checkpoint
 from ..checkpoint.limits import Limits
 from ..checkpoint.lock import break_lock
-from ..checkpoint.plan import make_plan
-from ..checkpoint.recipe import RecipeText
+from ..checkpoint.plan_file import PlanFile
 from ..checkpoint.run import run as run_plan
 from ..checkpoint.selection import Selection
-from ..checkpoint.source import open_source
 from ..checkpoint.verify import verify as verify_checkpoint
 from ..errors import ZeropointError
 from ..report.documents import inspection_document, run_document, verification_document
 from ..report.formats import formats_document, formats_table, page_document, page_table
 from ..report.tables import inspection_report, run_report, verification_report
+from .options import (
+    READ,
+    AsJson,
+    Everything,
+    Ignore,
+    Include,
+    Memory,
+    Recipe,
+    Strict,
+    To,
+    Workers,
+    planned,
+)
 from .output import ReaderGoneError, fail, progress, show, show_json
+from .plan import plan as plan_command
 from .signals import Interrupted, interruptible
-from .values import one_of, parse_recipe, parse_scheme, parse_size
+from .values import one_of, parse_plan
 
 # The base class of all errors about the command line. Newer versions of typer no longer take it from click.
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-_READ = "Checkpoint directory, .safetensors file, or the s3:// or gs:// URL of either."
-
-AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document instead of a report.")]
-Everything = Annotated[bool, typer.Option("--all", help="A line for each tensor, layers not folded.")]
-Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Threads; default: every core.")]
-Memory = Annotated[
-    int | None,
-    typer.Option(metavar="SIZE", parser=parse_size, help="Most memory of the process; default: 2G."),
-]
-
-
-To = Annotated[
-    RecipeText | None,
-    typer.Option(metavar="SCHEME", parser=parse_scheme, help="Preset or scheme, such as w4a16 or int4:g64."),
-]
-RecipeFile = Annotated[
-    RecipeText | None,
-    typer.Option("--recipe", metavar="FILE", parser=parse_recipe, help="Rules in YAML; in place of --to."),
-]
+app.command(short_help="Say what quantize would do.")(plan_command)
 
 
 @app.callback(invoke_without_command=True)
@@ -65,6 +58,7 @@ def top(
 
     \b
     Examples:
+      zeropoint plan MODEL --to w4a16
       zeropoint quantize MODEL OUT --to w4a16
       zeropoint verify OUT --against MODEL
       zeropoint inspect OUT
@@ -80,18 +74,16 @@ def top(
 
 @app.command(short_help="Quantize a checkpoint.")
 def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
-    source: Annotated[str, typer.Argument(metavar="SRC", help=_READ)],
+    source: Annotated[str, typer.Argument(metavar="SRC", help=READ)],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write.")],
     to: To = None,
-    recipe: RecipeFile = None,
-    include: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="Quantize these too: a glob, or re:REGEX. Repeatable."),
+    recipe: Recipe = None,
+    plan: Annotated[
+        PlanFile | None,
+        typer.Option(metavar="FILE", parser=parse_plan, help="A plan of `zeropoint plan`, in place of --to."),
     ] = None,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="Keep these as they are: a glob, or re:REGEX. Repeatable."),
-    ] = None,
+    include: Include = None,
+    ignore: Ignore = None,
     workers: Workers = None,
     max_memory: Memory = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="OUT may hold files already.")] = False,
@@ -101,9 +93,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     unlock: Annotated[
         bool, typer.Option("--break-lock", help="Remove the lock of a run that is surely dead.")
     ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Fail when a linear weight is left alone unasked.")
-    ] = False,
+    strict: Strict = False,
     everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:
@@ -119,16 +109,16 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize SRC OUT --to mxfp4 --ignore '*.down_proj' --max-memory 1G
       zeropoint quantize SRC OUT --to int4:g64:asym --workers 2 --json
       zeropoint quantize SRC OUT --recipe mixed.yaml --strict
+      zeropoint quantize SRC OUT --plan plan.json
     """  # noqa: D301
     selection = Selection(include=tuple(include or ()), ignore=tuple(ignore or ()), strict=strict)
     start = time.perf_counter()
-    asked = one_of({"--to": to, "--recipe": recipe})
-    limits = Limits.default(workers, max_memory)
-    plan = make_plan(open_source(source), asked, selection=selection, limits=limits)
+    asked = one_of({"--to": to, "--recipe": recipe, "--plan": plan})
+    made = planned(source, asked, selection, Limits.default(workers, max_memory))
     if unlock:
         break_lock(out)
     with progress("quantizing") as on_progress:
-        result = run_plan(plan, out, overwrite=overwrite, restart=restart, on_progress=on_progress)
+        result = run_plan(made, out, overwrite=overwrite, restart=restart, on_progress=on_progress)
     seconds = time.perf_counter() - start
     if as_json:
         show_json(run_document(result, seconds=seconds))
@@ -138,7 +128,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
 
 @app.command(short_help="Say what a checkpoint holds.")
 def inspect(
-    path: Annotated[str, typer.Argument(metavar="PATH", help=_READ)],
+    path: Annotated[str, typer.Argument(metavar="PATH", help=READ)],
     everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:

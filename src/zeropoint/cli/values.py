@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import TypeAlias
 
 import typer
 
+from ..checkpoint.plan_file import PlanFile
 from ..checkpoint.recipe import RecipeText
 from ..codecs.compressed_tensors_config import layer_scheme
 from ..errors import FormatError, ZeropointError, near_misses
@@ -15,7 +16,8 @@ from ..formats import ALIASES, CATALOG
 from ..schemes import LAYER_PRESETS, TENSOR_PRESETS
 
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
-T = TypeVar("T")
+Asked: TypeAlias = RecipeText | PlanFile
+"""What a plan is asked for by."""
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -58,7 +60,7 @@ def parse_scheme(text: str) -> RecipeText:
     return RecipeText.of(text)
 
 
-def one_of(options: Mapping[str, T | None]) -> T:
+def one_of(options: Mapping[str, Asked | None]) -> Asked:
     """Return the one value that was given; raises typer.BadParameter unless exactly one option was."""
     given = {name: value for name, value in options.items() if value is not None}
     if len(given) != 1:
@@ -76,3 +78,11 @@ def parse_recipe(path: str) -> RecipeText:
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
     return recipe
+
+
+def parse_plan(path: str) -> PlanFile:
+    """Return the plan in the file at ``path``; raises typer.BadParameter when it is none."""
+    try:
+        return PlanFile.read(path)
+    except ZeropointError as error:
+        raise typer.BadParameter(str(error)) from error

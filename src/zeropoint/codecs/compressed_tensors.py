@@ -314,7 +314,9 @@ def _pack_zero_point(zero: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _unpack_zero_point(words: torch.Tensor, bits: int, rows: int) -> torch.Tensor:
-    stream = words.t().contiguous().view(torch.uint8)[:, : packing.packed_length(rows, bits)]
+    # By way of one axis, as in _to_words.
+    stream = words.t().reshape(-1).view(torch.uint8).view(words.shape[1], -1)
+    stream = stream[:, : packing.packed_length(rows, bits)]
     fields = packing.unpack(stream, bits, rows)
     return fields.t().to(torch.int32) - (1 << (bits - 1))
 

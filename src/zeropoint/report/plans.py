@@ -1,4 +1,4 @@
-"""Tables about plans: what would be written and where, what it takes, who loads it, and how it can be divided."""
+"""Tables about plans: what would be written and where, what it takes, who loads it, how it can be divided."""
 
 from __future__ import annotations
 

@@ -152,6 +152,7 @@ def folded(
 
 
 def times(group: Sequence[object]) -> str:
+    """Return how many items share a line, where there are several."""
     return f"{len(group):,}" if len(group) > 1 else ""
 
 
@@ -179,4 +180,5 @@ def _losses(outcomes: Iterable[Outcome]) -> list[str]:
 
 
 def lines(sentences: Iterable[str], prefix: str) -> list[RenderableType]:
+    """Return each sentence on a line of its own, behind ``prefix``."""
     return [Text(prefix + sentence) for sentence in sentences]

@@ -1,0 +1,82 @@
+"""The command ``zeropoint plan``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..checkpoint.limits import Limits
+from ..checkpoint.plan_document import plan_document
+from ..checkpoint.plan_file import write_plan
+from ..checkpoint.selection import Selection
+from ..recipes import recipe_schema
+from ..report.plans import plan_report
+from .options import (
+    READ,
+    AsJson,
+    Everything,
+    Ignore,
+    Include,
+    Memory,
+    Recipe,
+    Strict,
+    To,
+    Workers,
+    planned,
+)
+from .output import show, show_json
+from .values import one_of
+
+
+def _show_schema(wanted: bool) -> None:
+    if wanted:
+        show_json(recipe_schema())
+        raise typer.Exit
+
+
+def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
+    source: Annotated[str, typer.Argument(metavar="SRC", help=READ)],
+    to: To = None,
+    recipe: Recipe = None,
+    include: Include = None,
+    ignore: Ignore = None,
+    strict: Strict = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the plan to a new file, for quantize --plan.")
+    ] = None,
+    workers: Workers = None,
+    max_memory: Memory = None,
+    everything: Everything = False,
+    as_json: AsJson = False,
+    schema: Annotated[  # noqa: ARG001 (its callback is all that it does)
+        bool,
+        typer.Option(
+            "--schema",
+            is_eager=True,
+            callback=_show_schema,
+            help="Write the JSON Schema of recipes and exit.",
+        ),
+    ] = False,
+) -> None:
+    """Say what quantize would do: each tensor's fate and reason, outputs, sizes, memory, engines.
+
+    Nothing is read but headers, and nothing is written but FILE.
+
+    \b
+    Examples:
+      zeropoint plan MODEL --to w4a16
+      zeropoint plan MODEL --recipe mixed.yaml --strict
+      zeropoint plan MODEL --to mxfp4 --out plan.json
+      zeropoint quantize MODEL OUT --plan plan.json
+    """  # noqa: D301 (click's mark for a paragraph that keeps its lines)
+    selection = Selection(include=tuple(include or ()), ignore=tuple(ignore or ()), strict=strict)
+    asked = one_of({"--to": to, "--recipe": recipe})
+    made = planned(source, asked, selection, Limits.default(workers, max_memory))
+    if out is not None:
+        write_plan(made, out)
+    if as_json:
+        show_json(plan_document(made))
+    else:
+        show(plan_report(made, everything=everything))

@@ -1,0 +1,125 @@
+"""``zeropoint plan`` says beforehand what quantize does, and writes nothing but its file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.checkpoint.written import digests
+from tests.cli.conftest import Call
+from tests.cli.test_recipe import RECIPE
+
+from zeropoint.recipes import recipe_schema
+
+
+def test_the_report_has_fates_outputs_shards_engines_and_devices(call: Call, model: Path) -> None:
+    before = digests(model)
+    called = call("plan", model, "--to", "nvfp4a16")
+    assert (called.status, called.err) == (0, "")
+    said = " ".join(called.out.split())
+    for part in (
+        "quantized to nvfp4a16: a linear weight 14", "kept: an embedding 1",
+        "model.layers.*.self_attn.q_proj.weight_packed 2 U8 128 x 64 16.0 KiB", "model.safetensors ",
+        "transformers yes reads every layout in it by our tests", "onnxruntime no it reads ONNX models",
+        "not checked here", "devices weights that cannot be divided",
+        "model.layers.*.mlp.gate_proj, up_proj 2", "bits in nvfp4-pack-quantized", "of memory with",
+    ):  # fmt: skip
+        assert part in said
+    lines = called.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all(line == line.rstrip() for line in lines)
+    assert digests(model) == before
+
+
+def test_all_names_every_output_and_its_shard(call: Call, model: Path) -> None:
+    called = call("plan", model, "--to", "w4a16", "--all")
+    assert called.status == 0
+    assert "*" not in called.out
+    assert "model.layers.1.mlp.down_proj" in called.out
+
+
+def test_the_plan_has_the_sizes_that_come_out(call: Call, model: Path, tmp_path: Path) -> None:
+    made = json.loads(call("plan", model, "--to", "w4a16_asym", "--json").out)
+    assert call("quantize", model, tmp_path / "out", "--to", "w4a16_asym").status == 0
+    assert made["shards"] == [
+        {"name": "model.safetensors", "bytes": (tmp_path / "out" / "model.safetensors").stat().st_size}
+    ]
+    assert [s["name"] for s in made["schemes"]] == ["w4a16_asym"]
+
+
+def test_a_plan_file_is_carried_out_to_the_same_bytes(call: Call, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    asked = ("--recipe", tmp_path / "r.yaml", "--ignore", "*.o_proj")
+    assert call("plan", model, *asked, "--out", tmp_path / "plan.json").status == 0
+    assert call("quantize", model, tmp_path / "a", *asked).status == 0
+    (tmp_path / "r.yaml").unlink()
+    assert call("quantize", model, tmp_path / "b", "--plan", tmp_path / "plan.json").status == 0
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+
+
+def test_a_plan_of_another_source_is_refused_in_one_line(call: Call, model: Path, tmp_path: Path) -> None:
+    assert call("plan", model, "--to", "w8a8", "--out", tmp_path / "plan.json").status == 0
+    config = model / "config.json"
+    config.write_text(config.read_text().replace("false", "true"))
+    called = call("quantize", model, tmp_path / "out", "--plan", tmp_path / "plan.json")
+    assert (called.status, called.out) == (1, "")
+    assert "plan.json' was made when 'config.json' was" in called.err
+    assert called.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_brings_its_own_selection(call: Call, model: Path, tmp_path: Path) -> None:
+    assert call("plan", model, "--to", "w8a8", "--out", tmp_path / "plan.json").status == 0
+    for option in (("--strict",), ("--ignore", "lm_head"), ("--include", "lm_head")):
+        called = call("quantize", model, tmp_path / "out", "--plan", tmp_path / "plan.json", *option)
+        assert called.status == 2
+        assert "a plan has its own --include, --ignore and --strict" in called.err
+    both = call("quantize", model, tmp_path / "out", "--plan", tmp_path / "plan.json", "--to", "w8a8")
+    assert both.status == 2
+    assert "--to and --plan is given" in both.err
+
+
+def test_what_is_no_plan_is_a_wrong_option(call: Call, model: Path, tmp_path: Path) -> None:
+    called = call("quantize", model, tmp_path / "out", "--plan", model / "config.json")
+    assert called.status == 2
+    assert "zeropoint_plan is None, not 1" in called.err
+
+
+def test_a_plan_is_not_written_over_something(call: Call, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("mine")
+    called = call("plan", model, "--to", "w8a8", "--out", tmp_path / "plan.json")
+    assert (called.status, called.out) == (1, "")
+    assert "is there already" in called.err
+    assert (tmp_path / "plan.json").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--to", "int4:g256"), "12 linear weights would be left alone"),
+        (
+            ("--to", "w8a8", "--ignore", "*.v_proj"),
+            "is kept, but engines run them as one layer; give each set",
+        ),
+    ],
+)
+def test_strict_refuses_what_nobody_asked_for(
+    call: Call, model: Path, options: tuple[str, ...], message: str
+) -> None:
+    assert call("plan", model, *options).status == 0
+    called = call("plan", model, *options, "--strict")
+    assert (called.status, called.out) == (1, "")
+    assert message in called.err
+
+
+def test_neither_scheme_nor_recipe_is_a_wrong_command_line(call: Call, model: Path) -> None:
+    called = call("plan", model)
+    assert called.status == 2
+    assert "give exactly one of --to, --recipe; none is given" in called.err
+
+
+def test_the_schema_of_recipes_is_printed(call: Call) -> None:
+    called = call("plan", "--schema")
+    assert (called.status, called.err) == (0, "")
+    assert json.loads(called.out) == recipe_schema()
