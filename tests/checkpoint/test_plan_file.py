@@ -72,14 +72,14 @@ def other_config(source: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "field"),
-    [(other_header, "header of model-00002-of-00003.safetensors"), (other_config, "config.json")],
+    [(other_header, "shard model-00002-of-00003.safetensors"), (other_config, "config.json")],
 )
 def test_another_source_is_refused_with_the_differing_field(change: Any, field: str, tmp_path: Path) -> None:
     source = synthetic_llama.write(tmp_path / "in")
     plan = file_of(source, tmp_path / "plan.json")
     change(source)
     with pytest.raises(
-        CheckpointError, match=f"plan.json' was made when '{field}' was '.*; make the plan again"
+        CheckpointError, match=f"plan.json' differs in '{field}': it has '.*make the plan again"
     ):
         plan.remake(open_source(source), limits=ONE)
 
@@ -87,13 +87,13 @@ def test_another_source_is_refused_with_the_differing_field(change: Any, field: 
 @pytest.mark.parametrize(
     ("keys", "value", "field"),
     [
-        (("identity", "version"), "0.0.9", "'version' was '0.0.9', and now it is '"),
-        (("identity", "unheard of"), "x", "'unheard of' was 'x', and now it is 'None'"),
-        (("request", "recipe", "text"), "default: w8a8", "'recipe' was "),
-        (("request", "ignore"), ["lm_head"], "'ignore' was "),
-        (("tensors", 0, "scheme"), "mxfp4", "scheme of tensor '.*' was 'mxfp4'"),
-        (("tensors", 3, "outputs", 0, "begin"), 7, "outputs of tensor '.*' was "),
-        (("tensors",), [], "the number of tensors was '0', and now it is '21'"),
+        (("identity", "zeropoint"), "0.0.9", "'zeropoint': it has '0.0.9', now '"),
+        (("identity", "unheard of"), "x", "'unheard of': it has 'x', now 'absent'"),
+        (("request", "recipe", "text"), "default: w8a8", "'recipe': it has "),
+        (("request", "ignore"), ["lm_head"], "'ignore': it has "),
+        (("tensors", 0, "scheme"), "mxfp4", "scheme of tensor '.*': it has 'mxfp4', now '"),
+        (("tensors", 3, "outputs", 0, "begin"), 7, "outputs of tensor '.*': it has "),
+        (("tensors",), [], "the number of tensors: it has '0', now '21'"),
     ],
 )
 def test_an_edited_plan_is_refused(keys: tuple[Any, ...], value: object, field: str, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_an_edited_plan_is_refused(keys: tuple[Any, ...], value: object, field: 
         node = node[key]
     node[keys[-1]] = value
     (tmp_path / "edited.json").write_text(json.dumps(document))
-    with pytest.raises(CheckpointError, match=f"edited.json' was made when {field}"):
+    with pytest.raises(CheckpointError, match=f"plan '.*edited.json' differs in {field}"):
         PlanFile.read(tmp_path / "edited.json").remake(open_source(source), limits=ONE)
 
 

@@ -64,7 +64,7 @@ def test_a_plan_of_another_source_is_refused_in_one_line(call: Call, model: Path
     config.write_text(config.read_text().replace("false", "true"))
     called = call("quantize", model, tmp_path / "out", "--plan", tmp_path / "plan.json")
     assert (called.status, called.out) == (1, "")
-    assert "plan.json' was made when 'config.json' was" in called.err
+    assert "plan.json' differs in 'config.json': it has" in called.err
     assert called.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 

@@ -7,18 +7,15 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import importlib.metadata
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from ..codecs.compressed_tensors_config import LayerScheme
 from .engines import verdicts
+from .identity import identity
 from .parallel import indivisible
 from .plan import Placed, Plan
 from .safetensors_file import TensorEntry
-from .source import Source
 
 FORMAT = "zeropoint_plan"
 VERSION = 1
@@ -34,6 +31,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             "include": list(plan.selection.include),
             "ignore": list(plan.selection.ignore),
             "strict": plan.selection.strict,
+            "dequantize": plan.selection.dequantize.value,
+            "floats": plan.selection.floats,
         },
         "identity": identity(plan),
         "schemes": [scheme_document(layer) for layer in plan.layers],
@@ -78,6 +77,7 @@ def entry_document(entry: TensorEntry) -> dict[str, Any]:
 def tensor_documents(plan: Plan) -> Iterator[dict[str, Any]]:
     """Yield each tensor of the source with its fate and what becomes of it."""
     outputs: dict[str, list[Placed]] = {kept.source.name: [kept.placed] for kept in plan.kept}
+    outputs |= {restored.origin.entry.name: [restored.placed] for restored in plan.restored}
     for weight in plan.weights:
         outputs.setdefault(weight.source.name, []).extend(weight.outputs)
     for decision in plan.decisions:
@@ -92,34 +92,6 @@ def tensor_documents(plan: Plan) -> Iterator[dict[str, Any]]:
                     "name": placed.name, "dtype": placed.spec.dtype, "shape": list(placed.spec.shape),
                     "bytes": placed.nbytes, "shard": placed.shard, "begin": placed.begin,
                 }
-                for placed in outputs[decision.entry.name]
+                for placed in outputs.get(decision.entry.name, ())
             ],
         }  # fmt: skip
-
-
-def identity(plan: Plan) -> dict[str, str]:
-    """Return what the bytes of a result follow from, by field: texts as they are, the rest as SHA-256."""
-    source = plan.source
-    return {
-        "version": importlib.metadata.version("zeropoint"),
-        "recipe": plan.recipe.text,
-        "include": json.dumps(plan.selection.include),
-        "ignore": json.dumps(plan.selection.ignore),
-        "config.json": _digest(source.config_text),
-        "index": str(source.index),
-        **{f"header of {shard}": digest for shard, digest in _headers(source).items()},
-    }
-
-
-def _headers(source: Source) -> dict[str, str]:
-    """Return the SHA-256 of what the header of each shard says."""
-    tensors: dict[str, list[Any]] = {shard: [] for shard in source.shards}
-    for entry in source.entries.values():
-        tensors[entry.file.name].append([entry.name, entry.dtype, entry.shape, entry.begin, entry.nbytes])
-    return {
-        shard: _digest(json.dumps([found, dict(source.metadata[shard])])) for shard, found in tensors.items()
-    }
-
-
-def _digest(text: str | None) -> str:
-    return "none" if text is None else hashlib.sha256(text.encode()).hexdigest()

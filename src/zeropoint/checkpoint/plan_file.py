@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, printable
+from .identity import identity, require_same
 from .limits import Limits
 from .plan import Plan, make_plan
-from .plan_document import FORMAT, VERSION, identity, plan_document, tensor_documents
+from .plan_document import FORMAT, VERSION, plan_document, tensor_documents
 from .recipe import RecipeText
-from .selection import Selection
+from .selection import Dequantize, Selection
 from .source import Source
 from .storage import shown
 
 _MAX_BYTES = 1 << 31
+_AGAIN = "make the plan again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,8 @@ class PlanFile:
                     include=tuple(request["include"]),
                     ignore=tuple(request["ignore"]),
                     strict=request["strict"],
+                    dequantize=Dequantize(request["dequantize"]),
+                    floats=request["floats"],
                 ),
                 identity=dict(found["identity"]),
                 tensors=tuple(dict(tensor) for tensor in found["tensors"]),
@@ -74,9 +78,7 @@ class PlanFile:
         configuration or the version is another one.
         """
         plan = make_plan(source, self.recipe, selection=self.selection, limits=limits)
-        now = identity(plan)
-        for field in dict.fromkeys((*self.identity, *now)):
-            self._require(printable(field, limit=1000), self.identity.get(field), now.get(field))
+        require_same(identity(plan), self.identity, what=f"plan {shown(self.path)}", remedy=_AGAIN)
         tensors = list(tensor_documents(plan))
         self._require("the number of tensors", len(self.tensors), len(tensors))
         for before, after in zip(self.tensors, tensors, strict=True):
@@ -87,8 +89,8 @@ class PlanFile:
     def _require(self, field: str, before: object, after: object) -> None:
         if before != after:
             raise CheckpointError(
-                f"{shown(self.path)} was made when {field} was {printable(str(before))}, and now it is "
-                f"{printable(str(after))}; make the plan again"
+                f"plan {shown(self.path)} differs in {field}: it has {printable(str(before))}, now "
+                f"{printable(str(after))}; {_AGAIN}"
             )
 
 
