@@ -11,6 +11,7 @@ time, or when all together take more memory than `limited.limit` allows.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import random
 import re
@@ -159,18 +160,23 @@ def recipe_target(folder: Path) -> Target:
 
 
 def manifest_target(folder: Path) -> Target:
-    """Manifests of outputs; the hash inside is left as it was, or none would pass."""
+    """Manifests of outputs; half of them get the hash of what they became, or none would pass."""
     for name, content in SHARDED.items():
         assert isinstance(content, bytes)
         (folder / name).write_bytes(content)
     source = open_source(folder)
     part = [[0, 8, "00" * 32]]
     table = {"format": 1, "files": {INDEX: {"size": 8, "parts": part}, "x": {"size": 1, "header": "00"}},
-             "tensors": {"a": {"file": "x", "parts": part}}, "sha256": ""}  # fmt: skip
-    seeds = [json.dumps(table).encode(), json.dumps(table, indent=0).encode()]
-    return Target(
-        name="manifest", seeds=seeds, decide=_in_directory(folder, MANIFEST, lambda _: read_manifest(source))
-    )
+             "tensors": {"a": {"file": "x", "parts": part}}}  # fmt: skip
+    seeds = [json.dumps(table).encode()[:-1] + b",", json.dumps(table, indent=0).encode()[:-2] + b",\n"]
+
+    def sealed(content: bytes, rng: random.Random, others: Sequence[bytes]) -> bytes:
+        changed = mutate(content, rng, others)
+        of = changed if rng.random() < 0.5 else content
+        return changed + f'"sha256": "{hashlib.sha256(of).hexdigest()}"}}'.encode()
+
+    decide = _in_directory(folder, MANIFEST, lambda _: read_manifest(source))
+    return Target(name="manifest", seeds=seeds, decide=decide, mutate=sealed)
 
 
 def journal_target(folder: Path) -> Target:

@@ -18,7 +18,7 @@ def test_a_parser_refuses_or_accepts_whatever_it_is_given(make: object, tmp_path
     tally = fuzz.fuzz(target, random.Random(20), iter(range(1500)))
     assert tally.total() > 1000
     assert tally["refused"] > 100
-    assert tally["accepted"] > 0 or target.name == "manifest", tally
+    assert tally["accepted"] > 0, tally
     if target.name == "header":
         assert min(tally.values()) > 20, tally
 

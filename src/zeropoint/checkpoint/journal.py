@@ -99,9 +99,15 @@ def _good_lines(file: BinaryIO) -> Iterator[tuple[dict[str, Any], int, int]]:
             length, expected = int(prefix[:8], 16), int(prefix[9:17], 16)
         except ValueError:
             return
-        body = file.read(length + 1) if length <= _MAX_RECORD else b""
+        body = file.read(length + 1) if 0 <= length <= _MAX_RECORD else b""
         crc = zlib.crc32(body[:-1], crc)
-        if crc != expected or body[-1:] != b"\n" or prefix != b"%08x %08x " % (length, crc):
+        # The CRC is of the body alone: a last line whose length is too large would end what follows it later.
+        if (
+            len(body) != length + 1
+            or crc != expected
+            or body[-1:] != b"\n"
+            or prefix != b"%08x %08x " % (length, crc)
+        ):
             return
         try:
             record = json.loads(body)
