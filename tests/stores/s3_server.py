@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,10 @@ Then = Callable[[], None]
 
 
 class _Quiet(WSGIRequestHandler):
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):  # a connection that was reset on purpose
+            super().handle()
+
     def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 (the signature is werkzeug's)
         pass
 
@@ -63,6 +68,9 @@ class S3Server:
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         kind = self._order(method, f"{path}?{environ['QUERY_STRING']}")
+        if kind in ("500", "reset"):
+            # What was sent is taken, or closing the connection would itself be a reset.
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         if kind == "500":
             start_response("500 Internal Server Error", [("Content-Length", "0")])
             return []
@@ -70,8 +78,8 @@ class S3Server:
             # No FIN but RST: the client sees a connection reset by its peer.
             raw = environ["werkzeug.socket"]
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            raw.close()
-            return []
+            os.close(raw.detach())
+            raise ConnectionResetError
         return self._app(environ, start_response)
 
     def _order(self, method: str, target: str) -> str | None:
@@ -88,7 +96,7 @@ class S3Server:
             fault.then()
         return fault.kind
 
-    @contextmanager
+    @contextlib.contextmanager
     def failing(
         self,
         kind: str,

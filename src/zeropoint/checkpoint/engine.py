@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..errors import CheckpointError
 from .output import Partials
 from .plan import Plan
 from .quantize import Scratch, widest
@@ -35,6 +36,10 @@ class Job:
     todo: tuple[Unit, ...]
     groups: Mapping[str, tuple[Rows, ...]]
     scanned: Mapping[int, Scanned]
+
+
+class EngineError(CheckpointError):
+    """An engine cannot go on, whatever the data: what is done stays done."""
 
 
 class Engine(Protocol):

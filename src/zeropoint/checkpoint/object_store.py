@@ -10,9 +10,10 @@ the last change.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -30,6 +31,12 @@ _FAILURES = {
 # One request takes so many bytes, and those of one read are under way together: a single stream of a store
 # carries less than a network does.
 _REQUEST_BYTES = 8 << 20
+# Parts of an upload, of which 10,000 make the largest object of S3, and how many are under way together.
+_UPLOAD: dict[str, dict[str, int]] = {
+    "s3": {"chunksize": 32 << 20, "max_concurrency": 4},
+    "gs": {"chunksize": 32 << 20},
+    "memory": {},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +166,7 @@ class RemoteFile:
             raise CheckpointError(
                 f"{printable(str(self._path))} cannot be read at byte {offset}: {reason(error)}; check the "
                 "connection, and retry"
-            ) from error
+            ) from (error if isinstance(error, OSError) else ConnectionError(str(error)))
         for start, end, part in zip(starts, ends, parts, strict=True):
             if len(part) != end - start:
                 raise CheckpointError(
@@ -215,3 +222,49 @@ def listing(folder: RemotePath, *, may_be_absent: bool = False) -> list[tuple[st
     # A store may list an object by its own name, and a folder by an empty object that stands for it.
     inside = [entry for entry in found if str(entry["name"]).strip("/") != own]
     return [(str(e["name"]).rstrip("/").rpartition("/")[2], e["type"] == "directory") for e in inside]
+
+
+def everything(folder: RemotePath) -> list[str]:
+    """Return the names of all objects below `folder`, sorted, with `/` between their parts."""
+    store = filesystem(folder)
+    store.invalidate_cache(folder.url)
+    with _writing(folder, "listed"):
+        found = store.find(folder.url)
+    own = folder.url.partition("://")[2] + "/"
+    return sorted(str(name).strip("/").removeprefix(own) for name in found)
+
+
+def upload(local: PurePath, target: RemotePath) -> Stamp:
+    """Copy a local file to an object, which appears when all of it is there; return its state.
+
+    At most 128 MiB are in memory. Raises CheckpointError where the store fails.
+    """
+    with _writing(target, "written"):
+        filesystem(target).put_file(str(local), target.url, **_UPLOAD[target.scheme])
+        return stamp(target)
+
+
+def write(target: RemotePath, content: bytes) -> Stamp:
+    """Write an object in one request, and return its state; raises CheckpointError where the store fails."""
+    with _writing(target, "written"):
+        filesystem(target).pipe_file(target.url, content)
+        return stamp(target)
+
+
+def remove(target: RemotePath) -> None:
+    """Remove an object, if there is one; raises CheckpointError where the store fails."""
+    with _writing(target, "removed"), contextlib.suppress(FileNotFoundError):
+        filesystem(target).rm_file(target.url)
+
+
+@contextlib.contextmanager
+def _writing(path: RemotePath, verb: str) -> Iterator[None]:
+    try:
+        yield
+    except failures(path) as error:
+        # Whoever asks what kind of error it was looks for the operating system's.
+        cause = error if isinstance(error, OSError) else ConnectionError(str(error))
+        raise CheckpointError(
+            f"{printable(str(path))} cannot be {verb}: {reason(error)}; check the URL, permissions and the "
+            "credentials, and start the same command again"
+        ) from cause

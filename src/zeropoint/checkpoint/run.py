@@ -8,7 +8,7 @@ a run that nothing ended.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from ..errors import CheckpointError, ZeropointError
 from .commit import Commit
 from .config_text import WEIGHTS_ONLY_CONFIG
 from .documents import MANIFEST
-from .engine import Engine, Job, local
+from .engine import Engine, EngineError, Job, local
 from .manifest import errors, manifest
 from .measure import TensorError
 from .output import OutputDirectory, partial_name
@@ -24,7 +24,7 @@ from .plan import Plan, Weight
 from .resume import State, begin, holds, unproven
 from .safetensors_file import parse_header
 from .source import CONFIG
-from .storage import shown
+from .storage import Place, shown
 from .units import Unit, groups, units
 from .work import Done
 from .workers import Progress
@@ -54,7 +54,7 @@ class RunResult:
     an interrupted run had done. sync_seconds: time that was spent waiting for the disk.
     """
 
-    path: Path
+    path: Place
     plan: Plan
     outcomes: tuple[Outcome, ...]
     notes: tuple[str, ...]
@@ -94,7 +94,7 @@ def run(
                 todo=tuple(unit for unit in all_units if unit.number not in state.done),
             ), engine, commit, on_progress)  # fmt: skip
             plan.source.check_unchanged()
-            _read_back(state, directory, plan, all_units)
+            read_back(state.done, directory, plan, all_units, published=state.published)
             _publish(state, directory, plan, all_units)
         except BaseException as error:
             _leave(error, state, directory, commit)
@@ -102,12 +102,16 @@ def run(
         finally:
             state.journal.close()
         directory.finish()
-    found = errors(all_units, state.done)
     return RunResult(
         path=directory.path, plan=plan, notes=(*plan.notes, *state.notes), units=len(all_units),
-        outcomes=tuple(Outcome(weight=weight, error=found[weight.module]) for weight in plan.weights),
-        resumed=resumed, sync_seconds=commit.seconds,
+        outcomes=outcomes(plan, all_units, state.done), resumed=resumed, sync_seconds=commit.seconds,
     )  # fmt: skip
+
+
+def outcomes(plan: Plan, all_units: Sequence[Unit], done: Mapping[int, Done]) -> tuple[Outcome, ...]:
+    """Return what became of each weight, in the order of the plan, when all units are done."""
+    found = errors(all_units, done)
+    return tuple(Outcome(weight=weight, error=found[weight.module]) for weight in plan.weights)
 
 
 def _sizes(plan: Plan, all_units: Sequence[Unit]) -> dict[str, int]:
@@ -138,16 +142,19 @@ def _do(state: State, job: Job, engine: Engine, commit: Commit, on_progress: Pro
     commit.flush()
 
 
-def _read_back(state: State, directory: OutputDirectory, plan: Plan, all_units: Sequence[Unit]) -> None:
-    """Raise CheckpointError unless every file holds what was written into it."""
+def read_back(
+    done: Mapping[int, Done], directory: OutputDirectory, plan: Plan, all_units: Sequence[Unit],
+    *, published: Container[str],
+) -> None:  # fmt: skip
+    """Raise ReadBackError unless every file that is not published holds what was written into it."""
     for shard in plan.shards:
-        if shard.name not in state.published:
+        if shard.name not in published:
             path = directory.path / partial_name(shard.name)
             parse_header(path)
             if not holds(path, shard.header, size=shard.size):
                 raise ReadBackError(f"{shown(path)} has not the header that was written; {_CHECK}")
-    waiting = [unit for unit in all_units if unit.file not in state.published]
-    wrong = unproven(state.done, directory, waiting, plan)
+    waiting = [unit for unit in all_units if unit.file not in published]
+    wrong = unproven(done, directory, waiting, plan)
     if wrong:
         span = wrong[0].spans[0]
         raise ReadBackError(
@@ -163,14 +170,21 @@ class ReadBackError(CheckpointError):
     """A file does not hold what was written into it."""
 
 
-def _publish(state: State, directory: OutputDirectory, plan: Plan, all_units: Sequence[Unit]) -> None:
-    """Write the files that say what the others are, and give every file its name."""
+def last_files(
+    plan: Plan, identity: Mapping[str, str], all_units: Sequence[Unit], done: Mapping[int, Done]
+) -> dict[str, bytes]:
+    """Return the files that say what the others are, by name; the index, the commit, is last."""
     index = next(name for name in plan.texts if name not in (CONFIG, WEIGHTS_ONLY_CONFIG))
-    texts = {MANIFEST: manifest(plan, state.identity, all_units, state.done)}
+    texts = {MANIFEST: manifest(plan, identity, all_units, done)}
     texts |= {name: text for name, text in plan.texts.items() if name != index}
     texts[index] = plan.texts[index]
-    for name, text in texts.items():
-        data = text.encode("utf-8")
+    return {name: text.encode("utf-8") for name, text in texts.items()}
+
+
+def _publish(state: State, directory: OutputDirectory, plan: Plan, all_units: Sequence[Unit]) -> None:
+    """Write the files that say what the others are, and give every file its name."""
+    texts = last_files(plan, state.identity, all_units, state.done)
+    for name, data in texts.items():
         path = directory.path / name
         if state.publishing and directory.published(name) and holds(path, data, size=len(data)):
             state.published.add(name)
@@ -183,10 +197,16 @@ def _publish(state: State, directory: OutputDirectory, plan: Plan, all_units: Se
     directory.publish([name for name in texts if name not in state.published], skip=state.published)
 
 
+def is_of_data(error: BaseException) -> bool:
+    """Return whether the same call would fail again: the data or the files are wrong, not this machine."""
+    if not isinstance(error, ZeropointError) or isinstance(error, ReadBackError | EngineError):
+        return False
+    return not isinstance(error.__cause__, OSError)
+
+
 def _leave(error: BaseException, state: State, directory: OutputDirectory, commit: Commit) -> None:
     """Keep what is done when the same call can go on with it, and say so; remove it otherwise."""
-    of_data = isinstance(error, ZeropointError) and not isinstance(error, ReadBackError)
-    if of_data and not isinstance(error.__cause__, OSError):
+    if is_of_data(error):
         directory.discard(directory.names, published=state.fresh)
         return
     with contextlib.suppress(CheckpointError):

@@ -59,13 +59,15 @@ _NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{1,9})-of-(?P<count>\d{1,9})\
 class Source:
     """Hold a validated checkpoint: where each tensor lies, and all that is to be copied beside them.
 
-    `root`: the directory, without symbolic links. `entries`: by name; shards by name, file order in each.
+    `given`: what was opened, a directory or one file. `root`: the directory, without symbolic links.
+    `entries`: by name; shards by name, file order in each.
     `shards`: file names in `root`. `metadata`: by shard. `config`: config.json parsed, with its text as it
     stands, or None for weights only. `companions`: relative paths of the files to copy. `left_out`: relative
     paths of weights not chosen and of directories such as `.git`. `notes`: sentences for the report.
     `stamps`: the state of shards, index and config at opening.
     """
 
+    given: Place
     root: Place
     entries: Mapping[str, TensorEntry]
     shards: tuple[str, ...]
@@ -121,6 +123,7 @@ def _single(path: Place) -> Source:
     # The file keeps the name by which it was given: a link in a cache points to a nameless blob.
     entries = {entry.name: entry for entry in header.entries}
     return Source(
+        given=_real(path.parent) / path.name,
         root=_real(path.parent),
         entries=MappingProxyType(entries),
         shards=(path.name,),
@@ -157,6 +160,7 @@ def _directory(root: Place) -> Source:
     companions, left_out = _companions(root, headers.keys() | {index}, notes)
     stamps.update((root / shard, header.stamp) for shard, header in headers.items())
     return Source(
+        given=root,
         root=root,
         entries=MappingProxyType(entries),
         shards=tuple(headers),

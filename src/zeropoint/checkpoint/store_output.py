@@ -1,0 +1,269 @@
+"""The output behind a URL: each object appears when it is whole, and what loaders open first comes last.
+
+A file is done in a local directory, the spool, proven, and uploaded while the next one is being done: the
+spool never holds more than two files, and `spool_bytes` says how much that is. Beside each object that is
+there, `.zeropoint/NAME.json` says what was done for it, and `.zeropoint/identity.json` for what run: these
+records are the journal. A run that ends anywhere goes on with the file that it was at, on any machine, by the
+same command. When the index is there, which comes last of all, the records are removed.
+
+Stores have no locks. Two runs of one command write the same bytes; one of another command is refused by the
+identity. Nothing is replaced that was there before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+from . import object_store
+from .documents import MANIFEST
+from .engine import Engine, Job, local
+from .identity import identity, require_same, stamps
+from .object_store import RemotePath
+from .output import OutputDirectory, partial_name
+from .plan import Plan
+from .run import RunResult, is_of_data, last_files, outcomes, read_back
+from .source import MAX_JSON_BYTES
+from .storage import Place, read_small, shown
+from .units import Unit, groups, units
+from .work import Done, Scanned
+from .workers import Progress
+
+RECORDS = ".zeropoint"
+_IDENTITY = f"{RECORDS}/identity.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    """A file that units write: its name, its size and its first bytes, and the units in their order."""
+
+    name: str
+    size: int
+    head: bytes
+    units: tuple[Unit, ...]
+
+    @property
+    def record(self) -> str:
+        """The name of the object that says what was done for it."""
+        return f"{RECORDS}/{self.name}.json"
+
+
+def spool_bytes(plan: Plan) -> int:
+    """Return how much of a local disk a run takes: one file that is being done, and one on its way."""
+    sizes = [shard.size for shard in plan.shards] + list(plan.companions.values())
+    return sum(sorted(sizes)[-2:])
+
+
+def run_to_store(
+    plan: Plan, out: RemotePath, *, spool: Path | None = None, restart: bool = False, engine: Engine = local,
+    on_progress: Progress | None = None,
+) -> RunResult:  # fmt: skip
+    """Write the checkpoint that ``plan`` describes below the URL ``out``: all of it, or nothing to load.
+
+    spool: local directory for files on their way; None is the system's directory for temporary files.
+    restart: remove what an interrupted run left instead of going on with it. Raises as
+    :func:`zeropoint.checkpoint.run.run` does, and CheckpointError when ``out`` holds anything else.
+
+    After an error of the data nothing is left behind. After anything else, the same call goes on.
+    """
+    _require_apart(plan.source.root, out)
+    run = _Run(plan, out, on_progress)
+    run.begin(restart=restart)
+    resumed = len(run.done)
+    sizes = {file.name: file.size for file in run.files}
+    try:
+        with OutputDirectory(_spool(out, spool), plan.source.root, sizes, overwrite=True) as directory:
+            try:
+                run.do(directory, engine)
+            finally:
+                directory.discard(sizes, published=False)
+        plan.source.check_unchanged()
+        run.finish()
+    except BaseException as error:
+        run.leave(error)
+        raise
+    return RunResult(
+        path=out, plan=plan, notes=(*plan.notes, *run.notes), units=len(run.units), resumed=resumed,
+        outcomes=outcomes(plan, run.units, run.done), sync_seconds=0.0,
+    )  # fmt: skip
+
+
+def _require_apart(root: Place, out: RemotePath) -> None:
+    if isinstance(root, RemotePath) and f"{out}/".startswith(f"{root}/"):
+        raise CheckpointError(f"output {shown(out)} is the source or lies in it; write elsewhere")
+    if isinstance(root, RemotePath) and f"{root}/".startswith(f"{out}/"):
+        raise CheckpointError(f"output {shown(out)} holds the source; write elsewhere")
+
+
+def _spool(out: RemotePath, spool: Path | None) -> Path:
+    """Return the directory of this output in the spool: always the same, so that a kill leaves no litter."""
+    parent = Path(tempfile.gettempdir()) if spool is None else spool
+    return parent / f"zeropoint-{hashlib.sha256(str(out).encode()).hexdigest()[:16]}"
+
+
+def _files(plan: Plan, all_units: Sequence[Unit]) -> tuple[_File, ...]:
+    """Return the files that units write, in the order in which they are done."""
+    by_name: dict[str, list[Unit]] = {}
+    for unit in all_units:
+        by_name.setdefault(unit.file, []).append(unit)
+    found = [(shard.name, shard.size, shard.header) for shard in plan.shards]
+    found += [(str(path), size, b"") for path, size in plan.companions.items()]
+    return tuple(
+        _File(name=name, size=size, head=head, units=tuple(by_name.get(name, ())))
+        for name, size, head in found
+    )
+
+
+class _Run:
+    """A run and how far it is.
+
+    done: by the number of the unit, of all files that are in the store with their records, and of the one
+    that is being done. there: the names of these files.
+    """
+
+    def __init__(self, plan: Plan, out: RemotePath, on_progress: Progress | None) -> None:
+        self.units = units(plan)
+        self.files = _files(plan, self.units)
+        self.done: dict[int, Done] = {}
+        self.notes: list[str] = []
+        self._plan = plan
+        self._out = out
+        self._identity = identity(plan)
+        self._scanned: dict[int, Scanned] = {}
+        self._there: set[str] = set()
+        self._on_progress = on_progress
+        self._total = sum(unit.nbytes for unit in self.units)
+        self._bytes = 0
+
+    def begin(self, *, restart: bool) -> None:
+        """Take in what an interrupted run left, and leave the record of this one.
+
+        Raises CheckpointError when the run was another one, or the place holds objects of others.
+        """
+        found = set(object_store.everything(self._out))
+        if restart and _IDENTITY in found:
+            self._remove_own(found)
+            found = set(object_store.everything(self._out))
+        begun = _IDENTITY in found
+        own = self._own() if begun else set()
+        if found - own:
+            listed = ", ".join(map(shown, sorted(found - own)[:3]))
+            rest = f" and {len(found - own) - 3} more" if len(found - own) > 3 else ""
+            raise CheckpointError(
+                f"output {shown(self._out)} holds {listed}{rest}; remove them, or write elsewhere"
+            )
+        state = stamps(self._plan)
+        if begun:
+            self._go_on(found, state)
+        self._write(_IDENTITY, {"identity": self._identity, "stamps": state})
+
+    def _go_on(self, found: set[str], state: Mapping[str, str]) -> None:
+        then = self._read(_IDENTITY)
+        require_same(
+            self._identity, then.get("identity", {}), what=f"the interrupted run in {shown(self._out)}",
+            remedy="go on with what it has, or restart",
+        )  # fmt: skip
+        changed = sorted(name for name in state if then.get("stamps", {}).get(name) != state[name])
+        if changed:
+            listed = ", ".join(map(shown, changed[:3])) + (" and others" if len(changed) > 3 else "")
+            self.notes.append(f"{listed} changed since the interrupted run, so all is done again")
+            return
+        for file in self.files:
+            if file.name in found and file.record in found:
+                record, now = self._read(file.record), object_store.stamp(self._out / file.name)
+                if (record.get("size"), record.get("object")) == (now.size, now.identity):
+                    self._there.add(file.name)
+                    for done in map(Done.parse, record["units"]):
+                        self._add(done)
+
+    def do(self, directory: OutputDirectory, engine: Engine) -> None:
+        """Do the files that are not there, each uploaded while the next one is being done."""
+        group = groups(self.units)
+        names = {file.name for file in self.files}
+        with ThreadPoolExecutor(1, thread_name_prefix="zeropoint-upload") as uploads:
+            under_way: Future[None] | None = None
+            for file in self.files:
+                if file.name in self._there:
+                    continue
+                directory.prepare(file.name, file.size, file.head)
+                job = Job(
+                    plan=self._plan, partials=directory.partials, todo=file.units, groups=group,
+                    scanned=dict(self._scanned),
+                )  # fmt: skip
+                with contextlib.closing(engine(job)) as results:
+                    for result in results:
+                        self._add(result)
+                read_back(self.done, directory, self._plan, file.units, published=names - {file.name})
+                if under_way is not None:
+                    under_way.result()
+                under_way = uploads.submit(self._publish, file, directory.path / partial_name(file.name))
+            if under_way is not None:
+                under_way.result()
+
+    def _add(self, result: Scanned | Done) -> None:
+        if isinstance(result, Scanned):
+            self._scanned[result.number] = result
+            return
+        unit = self.units[result.number]
+        self.done[result.number] = result
+        self._bytes += unit.nbytes
+        if self._on_progress is not None:
+            self._on_progress(self._bytes, self._total, unit.name)
+
+    def _publish(self, file: _File, path: Path) -> None:
+        """Upload a file, record it, and give its bytes in the spool back."""
+        now = object_store.upload(path, self._out / file.name)
+        if now.size != file.size:
+            raise CheckpointError(
+                f"{shown(self._out / file.name)} has {now.size} bytes after its upload, but {file.size} were "
+                "sent: somebody else writes there; stop it, and start the same command again"
+            ) from OSError("another writer")
+        done = [self.done[unit.number].document() for unit in file.units]
+        self._write(file.record, {"size": now.size, "object": now.identity, "units": done})
+        self._there.add(file.name)
+        os.unlink(path)
+
+    def finish(self) -> None:
+        """Write the files that say what the others are, the index last, and remove the records."""
+        for name, data in last_files(self._plan, self._identity, self.units, self.done).items():
+            object_store.write(self._out / name, data)
+        for record in (*(file.record for file in self.files), _IDENTITY):
+            object_store.remove(self._out / record)
+
+    def leave(self, error: BaseException) -> None:
+        """Keep what is done when the same call can go on with it, and say so; remove it otherwise."""
+        if not is_of_data(error):
+            error.add_note(f"the work so far is kept in {shown(self._out)}; the same command goes on")
+            return
+        with contextlib.suppress(CheckpointError):
+            self._remove_own(set(object_store.everything(self._out)))
+
+    def _own(self) -> set[str]:
+        """Return the names of all objects that a run may write."""
+        own = {name for file in self.files for name in (file.name, file.record)}
+        return own | {_IDENTITY, MANIFEST, *self._plan.texts}
+
+    def _remove_own(self, found: set[str]) -> None:
+        # The identity last: until then it says whose the others are.
+        for name in (*sorted(found & self._own() - {_IDENTITY}), _IDENTITY):
+            object_store.remove(self._out / name)
+
+    def _write(self, name: str, record: Mapping[str, Any]) -> None:
+        object_store.write(self._out / name, json.dumps(record).encode("ascii"))
+
+    def _read(self, name: str) -> dict[str, Any]:
+        raw, _ = read_small(self._out / name, limit=MAX_JSON_BYTES)
+        with contextlib.suppress(ValueError):
+            record = json.loads(raw)
+            if isinstance(record, dict):
+                return record
+        raise CheckpointError(f"{shown(self._out / name)} is no record of a run; restart, or write elsewhere")
