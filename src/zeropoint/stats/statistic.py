@@ -197,12 +197,11 @@ class Statistic(ABC):
         )
         if own is None:
             own = self.take(batch) if seen else {n: t.to(x.device) for n, t in self.empty().items()}
-        counted, left_out = torch.tensor([seen, x.numel() - seen], device=x.device)
         return {
             "minimum": batch.minimum,
             "maximum": batch.maximum,
-            "seen": counted,
-            "left_out": left_out,
+            "seen": torch.tensor(seen, device=x.device),
+            "left_out": torch.tensor(x.numel() - seen, device=x.device),
             **own,
         }
 

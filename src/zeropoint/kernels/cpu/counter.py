@@ -141,8 +141,8 @@ def _values(keys: Any, runs: Runs, dtype: torch.dtype) -> Extremes:
         numbers = bits.astype(np.int16).view(np.float16)
     else:
         numbers = (bits if wide else bits << 16).view(np.float32)
-    low, high = torch.from_numpy(numbers.astype(np.float64) + 0.0)
-    return low, high
+    both = torch.from_numpy(numbers.astype(np.float64) + 0.0)
+    return both[0], both[1]
 
 
 def _merged(numbers: Any, runs: Runs, width: int) -> torch.Tensor:
