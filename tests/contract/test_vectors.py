@@ -150,3 +150,25 @@ def test_a_machine_without_wide_vectors_gives_the_same_bytes(tmp_path: Path) -> 
     environment = os.environ | NARROW_MACHINE | {"NUMBA_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
+
+
+@pytest.mark.parametrize("power", [-124, -30, 0, 41])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_every_bfloat16_over_every_bfloat16_scale_rounds_as_torch_divides(bits: int, power: int) -> None:
+    """Quotients of two bfloat16 come from products with reciprocals; torch divides and rounds to bfloat16."""
+    x = finite_bfloat16().reshape(1, -1)
+    x = torch.nn.functional.pad(x, (0, -x.numel() % 128))
+    mantissas = torch.arange(128, 256, dtype=torch.float64).reshape(-1, 1)
+    scales = (mantissas * 2.0 ** (power - 7)).to(torch.bfloat16)
+    most = 2 ** (bits - 1) - 1
+    for part in range(0, 128, 16):
+        rows = x.expand(16, -1).contiguous()
+        each = scales[part : part + 16]
+        scheme = zp.Scheme.parse(f"int{bits}:g128:scale=input:dialect=compressed-tensors")
+        grid = each.repeat(1, x.shape[1] // 128)
+        params = zp.QuantizationParams(
+            scheme=scheme, shape=tuple(rows.shape), scales=(grid,), dtype=torch.bfloat16
+        )
+        found = zp.quantize(rows, params).codes
+        wanted = (rows / each).round().clamp(-most - 1, most)
+        assert torch.equal(found.to(torch.float32), wanted.to(torch.float32))

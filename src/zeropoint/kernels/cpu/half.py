@@ -113,8 +113,9 @@ def quantize_bfloat16_rows(
             encode_bfloat16(x, at, n, shifts, floors, shift, boundaries, out)
         else:
             encode_steps(
-                x, at, n, multipliers, shift, element, n, np.uint64(4), no_codes, out, at // np.uint64(2)
-            )
+                x, at, n, multipliers, shift, element, False, n, np.uint64(4), no_codes, out,
+                at // np.uint64(2),
+            )  # fmt: skip
         at += n
         block_at += blocks
     return BAD_VALUE if worst >= NOT_FINITE else state

@@ -10,7 +10,7 @@ from .fields import LONG_BLOCK, PAIRS, build_pairs, can_encode_fields, encode_fi
 from .intrinsics import device, float32_of, inlined, kernel, scratch
 from .layout import AFFINE, BAD_VALUE, GIVEN, MULTIPLY, OK, ZERO_NONE
 from .scales import block_scales
-from .steps import can_encode_steps, encode_steps, factor_shift
+from .steps import can_encode_steps, encode_steps, factor_shift, invert_short
 from .tile import (
     NOT_FINITE,
     TILE,
@@ -117,13 +117,17 @@ def encode_span(
         spread(per_block, min(span, step), layout.block, factors)
     if element.zero_place != ZERO_NONE:
         spread(per_block_zero, min(span, step), layout.block, offsets)
+    blocks = (span + layout.block - np.uint64(1)) // layout.block
+    inverted = stepwise and not by_fields and invert_short(x, per_block, blocks, element)
     for chunk in range(np.uint64(0), span, step):
         n = min(step, span - chunk)
         stepped = stepwise and n % WHOLE == 0
         if stepped and by_fields:
             encode_fields(x, at + chunk, n, per_block, element, pairs, span, bits, codes, out, byte_at)
         elif stepped:
-            encode_steps(x, at + chunk, n, per_block, shift, element, span, bits, codes, out, byte_at)
+            encode_steps(
+                x, at + chunk, n, per_block, shift, element, inverted, span, bits, codes, out, byte_at
+            )
         else:
             # Codes of a byte go where they belong; narrower ones are packed from scratch.
             place = out[byte_at : byte_at + n] if bits == np.uint64(8) else codes
