@@ -1,0 +1,43 @@
+"""What the tests of interrupted runs share: a checkpoint in small units, and what comes out of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.checkpoint.interrupted import plan_of, stop_after
+from tests.checkpoint.written import digests
+from tests.oracles import synthetic_llama
+
+from zeropoint.checkpoint import units as cut
+from zeropoint.checkpoint.run import run
+
+
+@pytest.fixture
+def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut a checkpoint of a few megabytes into dozens of units."""
+    monkeypatch.setattr(cut, "UNIT_VALUES", 40_000)
+    monkeypatch.setattr(cut, "UNIT_BYTES", 50_000)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three shards, sets of weights that share a scale across them, and two companions."""
+    folder = synthetic_llama.write(tmp_path_factory.mktemp("source") / "in")
+    (folder / "tokenizer.json").write_text("{}" * 40_000)
+    (folder / "empty.txt").write_bytes(b"")
+    return folder
+
+
+@pytest.fixture
+def golden(source: Path, tmp_path: Path, small_units: None) -> dict[str, str]:
+    """What an undisturbed run writes."""
+    run(plan_of(source), tmp_path / "golden")
+    return digests(tmp_path / "golden")
+
+
+@pytest.fixture
+def stopped(source: Path, tmp_path: Path, small_units: None) -> Path:
+    """An interrupted run of 30 units."""
+    stop_after(plan_of(source), tmp_path / "out", 30)
+    return tmp_path / "out"
