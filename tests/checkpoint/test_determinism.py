@@ -22,8 +22,8 @@ WAYS = (
     Limits(workers=1),
     Limits(workers=2, tile_values=3000),
     Limits(workers=7, tile_values=77_777),
-    Limits(workers=2, max_memory=BASE_MEMORY + (1 << 20)),
-    Limits(workers=7, max_memory=BASE_MEMORY + (7 << 18), tile_values=1 << 30),
+    Limits(workers=2, max_memory=BASE_MEMORY + (4 << 20)),
+    Limits(workers=7, max_memory=BASE_MEMORY + (21 << 19), tile_values=1 << 30),
 )
 STOPS = ((), (2,), (0, 7), (30,), (1, 1, 1, 20))
 SCHEMES = ("nvfp4a16", "w4a16_asym", "mxfp4", "fp8_block", "float8_e4m3fn:tensor")

@@ -85,9 +85,9 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
     ("shapes", "to"),
     [
         ("larger-than-the-limit", "w4a16"),
-        ("experts", "nvfp4a16"),
-        ("odd", "int4:g32"),
-        ("odd", "int8:channel"),
+        pytest.param("odd", "int4:g32", marks=pytest.mark.slow),
+        pytest.param("experts", "nvfp4a16", marks=pytest.mark.slow),
+        pytest.param("odd", "int8:channel", marks=pytest.mark.slow),
     ],
 )
 def test_memory_stays_below_the_limit(shapes: str, to: str, tmp_path: Path) -> None:

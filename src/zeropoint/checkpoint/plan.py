@@ -192,7 +192,7 @@ class Plan:
 
     @property
     def output_bytes(self) -> int:
-        """Bytes of all files that are written."""
+        """Bytes of all files that are written but the manifest, which says what came of them."""
         return (
             sum(shard.size for shard in self.shards)
             + sum(self.companions.values())

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 
 from ..errors import CheckpointError, ZeropointError
 from .commit import Commit
@@ -201,7 +202,8 @@ def is_of_data(error: BaseException) -> bool:
     """Return whether the same call would fail again: the data or the files are wrong, not this machine."""
     if not isinstance(error, ZeropointError) or isinstance(error, ReadBackError | EngineError):
         return False
-    return not isinstance(error.__cause__, OSError)
+    # What a system or a store said is the cause of what we say about it; an error of the data has only ours.
+    return isinstance(error.__cause__, ZeropointError | NoneType)
 
 
 def _leave(error: BaseException, state: State, directory: OutputDirectory, commit: Commit) -> None:

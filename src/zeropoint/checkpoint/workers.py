@@ -9,12 +9,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import Generic, TypeVar
 
 import torch
 
+from ..errors import CheckpointError
 from ..ops.threads import thread_limit
 from .quantize import Scratch
 
@@ -66,7 +67,7 @@ def done_tasks(tasks: Sequence[T], *, workers: int, buffer_bytes: int) -> Genera
     before = torch.get_num_threads()
     with ThreadPoolExecutor(workers, thread_name_prefix="zeropoint") as pool:
         try:
-            threads = [pool.submit(crew.work, slot) for slot in range(workers)]
+            threads = _started(pool, crew, workers)
             yield from _follow(crew.events, workers)
         finally:
             crew.stop.set()
@@ -74,8 +75,19 @@ def done_tasks(tasks: Sequence[T], *, workers: int, buffer_bytes: int) -> Genera
     errors = {crew.at[slot]: thread.exception() for slot, thread in enumerate(threads)}
     failed = sorted(index for index, e in errors.items() if e is not None and not isinstance(e, Stopped))
     first = errors[failed[0]] if failed else None
+    if isinstance(first, RuntimeError) and "allocate memory" in str(first):
+        raise MemoryError(str(first)) from first  # how torch says it
     if first is not None:
         raise first
+
+
+def _started(pool: ThreadPoolExecutor, crew: _Crew[T], workers: int) -> list[Future[None]]:
+    try:
+        return [pool.submit(crew.work, slot) for slot in range(workers)]
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{workers} threads cannot be started: {error}; use fewer workers, or raise `ulimit -u`"
+        ) from error
 
 
 class _Crew(Generic[T]):
@@ -93,10 +105,10 @@ class _Crew(Generic[T]):
         """Do tasks until none is left or one fails, here or elsewhere; ``at[slot]`` is the last one begun."""
         # torch's own threads would compete with ours, and its sums depend on their number.
         torch.set_num_threads(1)
-        scratch = Scratch(bytearray(self._buffer_bytes))
         self.at[slot] = -1 - slot
         finished = False
         try:
+            scratch = Scratch(bytearray(self._buffer_bytes))
             with thread_limit(1), torch.inference_mode():
                 while not self.stop.is_set():
                     with self._guard:
