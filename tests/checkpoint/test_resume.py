@@ -46,7 +46,7 @@ def test_a_run_that_was_stopped_after_each_unit_goes_on_with_the_same_bytes(
     plan = plan_of(source)
     for count in range(len(units(plan))):
         stop_after(plan, tmp_path / str(count), count)
-        resumed(plan, tmp_path / str(count), golden)
+        assert resumed(plan, tmp_path / str(count), golden).resumed > count
         shutil.rmtree(tmp_path / str(count))
 
 
@@ -151,7 +151,7 @@ def test_a_damaged_journal_never_leads_to_wrong_bytes(
 ) -> None:
     path = stopped / JOURNAL
     path.write_bytes(change(path.read_bytes()))
-    resumed(plan_of(source), stopped, golden)
+    assert resumed(plan_of(source), stopped, golden).path == stopped
 
 
 def test_the_records_of_another_run_of_the_same_plan_are_not_believed(
