@@ -81,11 +81,15 @@ def run_to_store(
     resumed = len(run.done)
     sizes = {file.name: file.size for file in run.files}
     try:
-        with OutputDirectory(_spool(out, spool), plan.source.root, sizes, overwrite=True) as directory:
+        folder = _spool(out, spool)
+        with OutputDirectory(folder, plan.source.root, sizes, overwrite=True) as directory:
             try:
                 run.do(directory, engine)
             finally:
                 directory.discard(sizes, published=False)
+        for empty in (*sorted(folder.rglob("*"), reverse=True), folder):
+            with contextlib.suppress(OSError):  # left by a run that was killed, or gone already
+                empty.rmdir()
         plan.source.check_unchanged()
         run.finish()
     except BaseException as error:

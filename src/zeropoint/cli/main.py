@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, cast
 
 import typer
@@ -15,9 +14,7 @@ from zeropoint import __version__
 
 from ..checkpoint.inspect import inspect as inspect_checkpoint
 from ..checkpoint.limits import Limits
-from ..checkpoint.lock import break_lock
 from ..checkpoint.plan_file import PlanFile
-from ..checkpoint.run import run as run_plan
 from ..checkpoint.selection import Selection
 from ..checkpoint.verify import verify as verify_checkpoint
 from ..errors import ZeropointError
@@ -41,6 +38,7 @@ from .output import ReaderGoneError, fail, progress, show, show_json
 from .plan import plan as plan_command
 from .signals import Interrupted, interruptible
 from .values import one_of, parse_plan
+from .writing import Address, EngineName, EngineOption, Spool, Way, engine_of, write
 
 # The base class of all errors about the command line. Newer versions of typer no longer take it from click.
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
@@ -75,7 +73,7 @@ def top(
 @app.command(short_help="Quantize a checkpoint.")
 def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     source: Annotated[str, typer.Argument(metavar="SRC", help=READ)],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="Directory, or s3:// or gs:// URL, to write.")],
     to: To = None,
     recipe: Recipe = None,
     plan: Annotated[
@@ -93,6 +91,9 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     unlock: Annotated[
         bool, typer.Option("--break-lock", help="Remove the lock of a run that is surely dead.")
     ] = False,
+    engine: EngineOption = EngineName.LOCAL,
+    address: Address = None,
+    spool: Spool = None,
     strict: Strict = False,
     everything: Everything = False,
     as_json: AsJson = False,
@@ -110,15 +111,19 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize SRC OUT --to int4:g64:asym --workers 2 --json
       zeropoint quantize SRC OUT --recipe mixed.yaml --strict
       zeropoint quantize SRC OUT --plan plan.json
+      zeropoint quantize s3://BUCKET/MODEL s3://BUCKET/OUT --to w4a16
+      zeropoint quantize SRC OUT --to nvfp4a16 --engine ray --address HEAD:6379
     """  # noqa: D301
     selection = Selection(include=tuple(include or ()), ignore=tuple(ignore or ()), strict=strict)
     start = time.perf_counter()
     asked = one_of({"--to": to, "--recipe": recipe, "--plan": plan})
     made = planned(source, asked, selection, Limits.default(workers, max_memory))
-    if unlock:
-        break_lock(out)
+    way = Way(
+        overwrite=overwrite, restart=restart, break_lock=unlock, spool=spool,
+        engine=engine_of(engine, address),
+    )  # fmt: skip
     with progress("quantizing") as on_progress:
-        result = run_plan(made, out, overwrite=overwrite, restart=restart, on_progress=on_progress)
+        result = write(made, out, way, on_progress)
     seconds = time.perf_counter() - start
     if as_json:
         show_json(run_document(result, seconds=seconds))

@@ -1,0 +1,84 @@
+"""Where and how ``quantize`` writes: a directory or a URL, by threads or on a Ray cluster."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..checkpoint.engine import Engine, local
+from ..checkpoint.lock import break_lock
+from ..checkpoint.object_store import RemotePath
+from ..checkpoint.plan import Plan
+from ..checkpoint.ray_engine import RayEngine
+from ..checkpoint.run import RunResult, run
+from ..checkpoint.storage import place
+from ..checkpoint.store_output import run_to_store
+from ..checkpoint.workers import Progress
+
+
+class EngineName(enum.Enum):
+    """What does the work."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+EngineOption = Annotated[
+    EngineName, typer.Option("--engine", help="What does the work: this machine, or a Ray cluster.")
+]
+Address = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="The Ray cluster; without it, the one that Ray finds or starts."),
+]
+Spool = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Where files wait that go to a URL, two at most."),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How an output is written; each part is an option of the command."""
+
+    overwrite: bool
+    restart: bool
+    break_lock: bool
+    spool: Path | None
+    engine: Engine
+
+
+def engine_of(name: EngineName, address: str | None) -> Engine:
+    """Return the engine of this name.
+
+    Raises typer.BadParameter for an address of the local engine.
+    """
+    if name is EngineName.RAY:
+        return RayEngine(address=address)
+    if address is not None:
+        raise typer.BadParameter(f"--address {address} is that of a Ray cluster; pass --engine ray too")
+    return local
+
+
+def write(plan: Plan, out: str, way: Way, on_progress: Progress | None) -> RunResult:
+    """Carry out a plan.
+
+    Raises typer.BadParameter for options that mean nothing for this kind of output.
+    """
+    target = place(out)
+    if isinstance(target, RemotePath):
+        if way.overwrite or way.break_lock:
+            raise typer.BadParameter("objects behind a URL are neither overwritten nor locked; leave it out")
+        return run_to_store(
+            plan, target, spool=way.spool, restart=way.restart, engine=way.engine, on_progress=on_progress
+        )
+    if way.spool is not None:
+        raise typer.BadParameter("--spool is for an output behind a URL; leave it out")
+    if way.break_lock:
+        break_lock(target)
+    return run(
+        plan, target, overwrite=way.overwrite, restart=way.restart, engine=way.engine, on_progress=on_progress
+    )

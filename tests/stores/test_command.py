@@ -1,0 +1,107 @@
+"""The command reads and writes URLs, and a killed command goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.checkpoint.written import digests
+from tests.faults.tiny import SCHEME, write_tiny
+from tests.stores.s3_server import S3Server
+
+from zeropoint.cli.main import main
+
+
+@pytest.fixture
+def url(s3: S3Server, bucket: str, tmp_path: Path) -> str:
+    """A model in a bucket, of which there also is a directory."""
+    model = write_tiny(tmp_path / "model")
+    for name in digests(model):
+        s3.put(bucket, f"model/{name}", (model / name).read_bytes())
+    return f"s3://{bucket}/model"
+
+
+def content(s3: S3Server, bucket: str) -> dict[str, bytes]:
+    keys = [key for key in s3.keys(bucket) if key.startswith("out/")]
+    return {key.removeprefix("out/"): s3.content(bucket, key) for key in keys}
+
+
+def test_a_command_from_store_to_store_gives_the_bytes_of_directories(
+    url: str, s3: S3Server, bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quantize", str(tmp_path / "model"), str(tmp_path / "out"), "--to", SCHEME]) == 0
+    capsys.readouterr()
+    arguments = ["quantize", url, f"s3://{bucket}/out", "--to", SCHEME, "--spool", str(tmp_path / "spool")]
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["output"] == f"s3://{bucket}/out"
+    folder = tmp_path / "out"
+    assert content(s3, bucket) == {name: (folder / name).read_bytes() for name in digests(folder)}
+    assert main(arguments) == 1
+    assert f"output 's3://{bucket}/out' holds '1_Pooling/config.json'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        (["s3://bucket/out", "--overwrite"], "objects behind a URL are neither overwritten nor locked"),
+        (["s3://bucket/out", "--break-lock"], "objects behind a URL are neither overwritten nor locked"),
+        (["out", "--spool", "spool"], "--spool is for an output behind a URL; leave it out"),
+        (
+            ["out", "--address", "head:6379"],
+            "--address head:6379 is that of a Ray cluster; pass --engine ray",
+        ),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(
+    options: list[str], rule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_tiny(tmp_path / "model")
+    assert main(["quantize", str(model), *options, "--to", SCHEME]) == 2
+    assert rule in capsys.readouterr().err
+
+
+def killed_at(k: int, s3: S3Server, bucket: str, url: str, spool: Path) -> None:
+    """Start the command, and kill it when it sends its k-th request that writes."""
+    command = [sys.executable, "-m", "zeropoint", "quantize", url, f"s3://{bucket}/out", "--to", SCHEME]
+    with s3.failing("none", range(k, k + 1), method="PUT", then=lambda: os.kill(child.pid, signal.SIGKILL)):
+        child = subprocess.Popen(
+            [*command, "--spool", str(spool)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        assert child.stderr is not None
+        with child.stderr as errors:
+            message = errors.read()
+        assert child.wait() == -signal.SIGKILL, message
+
+
+def goes_on(k: int, s3: S3Server, bucket: str, url: str, folder: Path) -> None:
+    """Kill a command at its k-th write, see that no loader finds anything, and go on."""
+    spool = folder.parent / "spool"
+    killed_at(k, s3, bucket, url, spool)
+    golden = {name: (folder / name).read_bytes() for name in digests(folder)}
+    seen = content(s3, bucket).items()
+    found = {name: data for name, data in seen if not name.startswith(".zeropoint/")}
+    assert found.items() <= golden.items()
+    assert main(["quantize", url, f"s3://{bucket}/out", "--to", SCHEME, "--spool", str(spool)]) == 0
+    assert content(s3, bucket) == golden
+    assert not spool.exists() or not list(spool.iterdir())
+    for name in golden:
+        s3.client.delete_object(Bucket=bucket, Key=f"out/{name}")
+
+
+def test_a_killed_command_goes_on_in_the_store(url: str, s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    assert main(["quantize", str(tmp_path / "model"), str(tmp_path / "out"), "--to", SCHEME]) == 0
+    goes_on(5, s3, bucket, url, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_a_command_killed_at_any_write_goes_on_in_the_store(
+    url: str, s3: S3Server, bucket: str, tmp_path: Path
+) -> None:
+    assert main(["quantize", str(tmp_path / "model"), str(tmp_path / "out"), "--to", SCHEME]) == 0
+    for k in range(14):
+        goes_on(k, s3, bucket, url, tmp_path / "out")
