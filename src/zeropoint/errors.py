@@ -70,6 +70,6 @@ def near_misses(name: str, known: Iterable[str]) -> str:
     >>> near_misses("flaot8", ["float8", "int8"])
     'did you mean float8?'
     """
-    names = sorted(known)
+    names = sorted(set(known))
     close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(names)}"
