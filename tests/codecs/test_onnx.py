@@ -13,8 +13,8 @@ from torch.export import Dim
 import zeropoint as zp
 from zeropoint.codecs.onnx import export_onnx
 from zeropoint.errors import CheckpointError, UnsupportedError
-from zeropoint.models import calibrate, quantize_model
-from zeropoint.models.graph import calibrate_graph, quantize_graph, to_program
+from zeropoint.models import calibrate, prepare, quantize_model
+from zeropoint.models.graph import calibrate_graph, prepare_graph, quantize_graph, to_program
 from zeropoint.recipes import parse_recipe
 
 BATCH = [{0: Dim.AUTO}]
@@ -185,8 +185,28 @@ def test_arguments_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
     layer, x = quantize_model(nn.Linear(64, 8), "w8a16").model, torch.randn(3, 64)
     with pytest.raises(UnsupportedError, match=r"opset \(=20\) must be 21 or later"):
         export_onnx(layer, (x,), tmp_path / "model.onnx", opset=20)
-    with pytest.raises(UnsupportedError, match=r"args \(=None\) must be example inputs"):
-        export_onnx(layer, None, tmp_path / "model.onnx")
+    with pytest.raises(UnsupportedError, match=r"^opset \(=99\) is none that this torch writes; take 21$"):
+        export_onnx(layer, (x,), tmp_path / "model.onnx", opset=99)
+    for args, found in ((None, "None"), (x, "a Tensor")):
+        with pytest.raises(UnsupportedError, match=rf"^args \({found}\) must be example inputs for a model"):
+            export_onnx(layer, args, tmp_path / "model.onnx")
+    program = torch.export.export(layer, (x,))
+    with pytest.raises(UnsupportedError, match=r"^args and dynamic_shapes must be None for a program"):
+        export_onnx(program, (x,), tmp_path / "model.onnx")
+    with pytest.raises(UnsupportedError, match=r"^model \(a Conversion\) must be a torch\.nn\.Module; pass"):
+        export_onnx(quantize_model(nn.Linear(64, 8), "w8a16"), (x,), tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_is_prepared_and_not_converted_is_refused(tmp_path: Path) -> None:
+    layer, x = nn.Linear(64, 8), torch.randn(3, 64)
+    for prepared in (
+        prepare(layer, "w8a8"),
+        prepare(nn.Sequential(layer), "w8a8"),
+        prepare_graph(torch.export.export(layer, (x,)), "w8a8"),
+    ):
+        with pytest.raises(UnsupportedError, match=r"^model is prepared; pass what convert or convert_graph"):
+            export_onnx(prepared, (x,), tmp_path / "model.onnx")
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +221,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_file_is_complete_or_absent(tmp_path: Path) -> None:
-    layer, x = quantize_model(nn.Linear(64, 8), "w8a16").model, {"x": torch.randn(3, 64)}
+    layer, x = quantize_model(nn.Linear(64, 8), "w8a16").model, {"input": torch.randn(3, 64)}
     with pytest.raises(CheckpointError, match=r"absent/model\.onnx cannot be written: .*No such file"):
         export_onnx(layer, x, tmp_path / "absent" / "model.onnx")
     path = tmp_path / "model.onnx"
@@ -210,7 +230,7 @@ def test_a_file_is_complete_or_absent(tmp_path: Path) -> None:
         export_onnx(layer, x, path)
     assert [each.name for each in tmp_path.iterdir()] == ["model.onnx"]
     path.rmdir()
-    assert run(export_onnx(layer, x, path), x["x"]).shape == (3, 8)
+    assert run(export_onnx(layer, x, path), x["input"]).shape == (3, 8)
     assert [each.name for each in tmp_path.iterdir()] == ["model.onnx"]
 
 

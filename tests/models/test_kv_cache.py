@@ -345,8 +345,13 @@ def test_other_bad_arguments_are_refused() -> None:
         zp.SchemeError, match=r"keys \(=.*\) must not round stochastically, because each token"
     ):
         QuantizedKVCache(ONE, "int8:token:round=stochastic(1)")
-    with pytest.raises(zp.RangeError, match=r"residual_length \(=-1\) must be 0 or more tokens"):
-        QuantizedKVCache(ONE, residual_length=-1)
+    for length in (-1, 1.5):
+        with pytest.raises(
+            zp.RangeError, match=rf"^residual_length \(={length}\) must be 0 or more tokens, "
+        ):
+            QuantizedKVCache(ONE, residual_length=length)  # type: ignore[arg-type]
+    with pytest.raises(zp.UnsupportedError, match=r"^config \(a int\) must be one of transformers; pass"):
+        QuantizedKVCache(5)  # type: ignore[arg-type]
     with pytest.raises(
         zp.UnsupportedError,
         match=r"config \(a MistralConfig\) must have full attention in every .*SlidingWindowLayer; take",
@@ -354,6 +359,26 @@ def test_other_bad_arguments_are_refused() -> None:
         QuantizedKVCache(MistralConfig(num_hidden_layers=2, sliding_window=16))
     with pytest.raises(zp.NonFiniteError, match=r"nan"):
         filled(ONE, torch.full(SHAPE, torch.nan))
+
+
+@pytest.mark.parametrize("residual_length", [0, 4])
+def test_an_update_that_fails_leaves_the_cache_as_it_was(residual_length: int) -> None:
+    cache, other = (QuantizedKVCache(ONE, residual_length=residual_length) for _ in range(2))
+    first, second = torch.randn(SHAPE), torch.randn(SHAPE)
+    for each in (cache, other):
+        each.update(first, first, 0)
+    nbytes = cache.nbytes
+    spoiled = torch.full(SHAPE, torch.nan)
+    with pytest.raises(zp.NonFiniteError):
+        cache.update(second, spoiled, 0)
+    more = torch.cat([second, second])
+    for wrong in (second[0], more, second[:, :1], second[..., :32]):
+        with pytest.raises(zp.ShapeError, match=r"^states \(shape .*\) must (have|be) "):
+            cache.update(second, wrong, 0)
+    assert (cache.get_seq_length(), cache.nbytes) == (SHAPE[2], nbytes)
+    found, wanted = (each.update(second, second, 0) for each in (cache, other))
+    assert torch.equal(found[0], wanted[0])
+    assert torch.equal(found[1], wanted[1])
 
 
 def test_without_transformers_only_the_cache_is_missing_and_says_what_to_install() -> None:

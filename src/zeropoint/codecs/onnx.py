@@ -19,7 +19,10 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from ..errors import CheckpointError, UnsupportedError
+from ..models import PreparedLayer
+from ..models.decisions import require_model
 from ..models.graph import to_program
+from ..models.graph.prepare import PLAN
 from ..models.graph.program import cleaned, evaluate, graph_of
 from .onnx_graph import Rewriter
 from .onnx_types import CodeType, packed_bytes
@@ -46,8 +49,9 @@ def export_onnx(
     such, which onnxruntime cannot read yet, and before in 8 bits, as the same numbers. allow_float: whether
     weights in schemes that ONNX cannot say are written as float32.
 
-    Raises UnsupportedError, which names the layer and its scheme, for what ONNX cannot say and where
-    ``onnx`` or ``onnxscript`` is missing; CheckpointError where the file cannot be written.
+    Raises UnsupportedError, which names the layer and its scheme, for what ONNX cannot say, for a model that
+    is prepared and not converted, for arguments that do not fit, an operator set that torch does not write,
+    and where ``onnx`` or ``onnxscript`` is missing; CheckpointError where the file cannot be written.
 
     >>> import tempfile
     >>> from zeropoint.models import quantize_model
@@ -58,7 +62,7 @@ def export_onnx(
     """
     if type(opset) is not int or opset < LEAST_OPSET:
         raise UnsupportedError(f"opset (={opset!r}) must be {LEAST_OPSET} or later, where scales have blocks")
-    program = model if isinstance(model, ExportedProgram) else _exported(model, args, dynamic_shapes)
+    program = _exported(model, args, dynamic_shapes)
     module = graph_of(program)
     evaluate(module)
     rewriter = Rewriter(module, opset, allow_float)
@@ -74,10 +78,24 @@ def export_onnx(
 
 
 def _exported(
-    model: nn.Module, args: tuple[Any, ...] | Mapping[str, Any] | None, dynamic_shapes: Any
+    model: nn.Module | ExportedProgram,
+    args: tuple[Any, ...] | Mapping[str, Any] | torch.Tensor | None,
+    dynamic_shapes: Any,
 ) -> ExportedProgram:
-    if args is None:
-        raise UnsupportedError("args (=None) must be example inputs for a model that is no exported program")
+    """Return ``model`` as a program; one that is a program has example inputs and shapes of its own."""
+    if isinstance(model, ExportedProgram):
+        if args is not None or dynamic_shapes is not None:
+            raise UnsupportedError("args and dynamic_shapes must be None for a program, which has its own")
+        return model
+    require_model(model)
+    if PLAN in getattr(model, "meta", {}) or any(isinstance(m, PreparedLayer) for m in model.modules()):
+        raise UnsupportedError("model is prepared; pass what convert or convert_graph makes of it")
+    if args is None or isinstance(args, torch.Tensor):
+        found = "None" if args is None else "a Tensor"
+        raise UnsupportedError(
+            f"args ({found}) must be example inputs for a model that is no exported program: a tuple, or a "
+            "mapping by name"
+        )
     named = isinstance(args, Mapping)
     positional, keywords = ((), dict(args)) if named else (tuple(args), {})
     with torch.no_grad():
@@ -93,6 +111,10 @@ def _proto(program: ExportedProgram, opset: int) -> Any:
     except ImportError as error:
         raise UnsupportedError(f"writing ONNX needs {error.name}; install zeropoint[onnx]") from error
     assert made is not None
+    (written,) = (each.version for each in made.model_proto.opset_import if each.domain in ("", "ai.onnx"))
+    if written != opset:
+        # Without a word torch keeps to its own operator set where it cannot convert to another (torch 2.13).
+        raise UnsupportedError(f"opset (={opset}) is none that this torch writes; take {LEAST_OPSET}")
     return made.model_proto
 
 

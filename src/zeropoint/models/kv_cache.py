@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import RangeError, SchemeError, UnsupportedError
+from ..errors import RangeError, SchemeError, ShapeError, UnsupportedError
 from ..formats import RoundingMode
 from ..functional import quantize
 from ..schemes import Scheme
@@ -53,8 +53,9 @@ class QuantizedKVCache(Cache):
     scales have 4: at head_dim 64, of float32 27 % and 14 %, of bfloat16 53 % and 28 %.
 
     Raises SchemeError for blocks that span sequences or all tokens, and for stochastic rounding; RangeError
-    for a negative length; UnsupportedError for layers of other kinds; NonFiniteError, on update, for NaN or
-    Inf. Source of blocks along tokens and of the residual: KIVI, arXiv:2402.02750.
+    for a negative length; UnsupportedError for layers of other kinds. An update raises NonFiniteError for NaN
+    or Inf, ShapeError for other sequences, heads or head_dim, and then leaves its layer as it was. Source of
+    blocks along tokens and of the residual: KIVI, arXiv:2402.02750.
 
     >>> from transformers import LlamaConfig
     >>> config = LlamaConfig(num_hidden_layers=1)
@@ -75,8 +76,12 @@ class QuantizedKVCache(Cache):
         *,
         residual_length: int = 0,
     ) -> None:
-        if residual_length < 0:
-            raise RangeError(f"residual_length (={residual_length}) must be 0 or more tokens")
+        if type(residual_length) is not int or residual_length < 0:
+            raise RangeError(f"residual_length (={residual_length}) must be 0 or more tokens, a whole number")
+        if not hasattr(config, "get_text_config"):
+            raise UnsupportedError(
+                f"config (a {type(config).__name__}) must be one of transformers; pass model.config"
+            )
         schemes = _checked("keys", keys), _checked("values", keys if values is None else values)
         layers = DynamicCache(config=config).layers
         others = sorted({type(layer).__name__ for layer in layers} - {DynamicLayer.__name__})
@@ -121,7 +126,9 @@ class QuantizedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append keys and values of new tokens, and return those of all tokens in the dtype of the new."""
         keys, values = self.states
-        return keys.append(key_states), values.append(value_states)
+        # Both before either is held, or an error in the values would leave more keys than values.
+        grown = keys.grown(key_states), values.grown(value_states)
+        return keys.hold(grown[0], key_states), values.hold(grown[1], value_states)
 
     def get_seq_length(self) -> int:
         """Return the number of tokens."""
@@ -198,21 +205,31 @@ class QuantizedStates:
             total += sum(tensor.nbytes for tensor in self.older.params.tensors().values())
         return total
 
-    def append(self, x: torch.Tensor) -> torch.Tensor:
-        """Take in new tokens, and return the values of all, in order."""
-        self.device = x.device
-        x = x.detach()
-        newest = x if self.newest is None else torch.cat([self.newest, x], TOKENS)
+    def grown(self, x: torch.Tensor) -> tuple[QuantizedTensor | None, torch.Tensor]:
+        """Return codes and newest tokens with those of ``x`` behind them; what is held does not change.
+
+        Raises ShapeError unless ``x`` is of shape (batch, heads, tokens, head_dim), as what is held.
+        """
+        x, held = x.detach(), self.newest
+        if x.ndim != 4:
+            raise ShapeError(f"states (shape {tuple(x.shape)}) must be (batch, heads, tokens, head_dim)")
+        if held is not None and (x.shape[:TOKENS], x.shape[-1]) != (held.shape[:TOKENS], held.shape[-1]):
+            raise ShapeError(
+                f"states (shape {tuple(x.shape)}) must have the sequences, heads and head_dim of what "
+                f"is cached (shape {tuple(held.shape)}); reset the cache first"
+            )
+        newest = x if held is None else torch.cat([held, x], TOKENS)
         leaving = max(0, newest.shape[TOKENS] - self.residual_length) // self.step * self.step
+        older = self.older
         if leaving:
             coded = quantize(newest[:, :, :leaving], self.scheme)
-            self.older = coded if self.older is None else _joined(self.older, coded)
+            older = coded if older is None else _joined(older, coded)
         # A copy: a view would keep the memory of the tokens that left.
-        self.newest = newest[:, :, leaving:].clone()
-        return self._values(x)
+        return older, newest[:, :, leaving:].clone()
 
-    def _values(self, like: torch.Tensor) -> torch.Tensor:
-        assert self.newest is not None
+    def hold(self, grown: tuple[QuantizedTensor | None, torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+        """Hold what :meth:`grown` gave for ``like``; return the values of all tokens in its dtype."""
+        self.device, (self.older, self.newest) = like.device, grown
         if self.older is None:
             return self.newest.to(like.dtype)
         older = self.older.dequantize(like.dtype)
