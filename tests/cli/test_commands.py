@@ -157,7 +157,28 @@ def test_verify_without_the_original_decodes_only(call: Call, model: Path, tmp_p
     assert call("quantize", model, tmp_path / "out", "--to", "mxfp8").status == 0
     called = call("verify", tmp_path / "out")
     assert called.status == 0
-    assert "no problem found" in " ".join(called.out.split())
+    assert "every byte hashed no problem found, in " in " ".join(called.out.split())
+    (tmp_path / "out" / "zeropoint_manifest.json").unlink()
+    called = call("verify", tmp_path / "out")
+    assert called.status == 0
+    assert "note: there is no zeropoint_manifest.json" in " ".join(called.out.split())
+    assert "hashed" not in called.out
+
+
+def test_verify_names_where_each_problem_is(call: Call, model: Path, tmp_path: Path) -> None:
+    """In the report, in the line of the error, and in the document; the exit status is 1 for each."""
+    assert call("quantize", model, tmp_path / "out", "--to", "mxfp8").status == 0
+    (tmp_path / "out" / "config.json").write_text((tmp_path / "out" / "config.json").read_text() + " ")
+    called = call("verify", tmp_path / "out")
+    assert called.status == 1
+    assert "problem: 'config.json': it has " in " ".join(called.out.split())
+    assert called.err.startswith("error: 1 problems: 'config.json': it has ")
+    as_json = call("verify", tmp_path / "out", "--json")
+    assert as_json.status == 1
+    (problem,) = json.loads(as_json.out)["problems"]
+    assert problem["where"] == "config.json"
+    assert problem["what"].startswith("it has ")
+    assert json.loads(as_json.out)["hashed"] is True
 
 
 def test_formats_lists_formats_and_presets(call: Call) -> None:

@@ -30,11 +30,15 @@ from .originals import Original, open_original
 from .problems import Problem
 from .proofs import Check, LayerCheck, LayerProof, OpenFiles
 from .source import Source, open_source
-from .storage import Place
+from .storage import Place, exists
 from .stored import Stored, configuration, find_layers
 from .workers import Progress, run_tasks
 
 _LISTED = 50
+_NO_MANIFEST = (
+    f"there is no {MANIFEST}: without its hashes, a change is found where it breaks a layer, a rule or a "
+    "bound"
+)
 _CHUNK = 1 << 23
 """Most bytes of a file that are looked at together where no rows are: long enough for the disk, in cache."""
 
@@ -75,9 +79,8 @@ class Verification:
             listed = "; ".join(map(str, self.problems[:_LISTED]))
             rest = len(self.problems) - _LISTED
             more = f"; and {rest} more" if rest > 0 else ""
-            raise CheckpointError(
-                f"{len(self.problems)} problems: {listed}{more}; quantize the original again"
-            )
+            remedy = "copy the files or quantize the original again"
+            raise CheckpointError(f"{len(self.problems)} problems: {listed}{more}; {remedy}")
 
 
 def verify(
@@ -116,13 +119,14 @@ def verify(
         buffer = max([2 * chunk, *(layer.buffer_bytes(limits) for layer in layers)])
         run_tasks(tasks, workers=limits.workers, buffer_bytes=buffer, on_progress=on_progress)
     source.check_unchanged()
+    hashed = any(isinstance(task, Digest) for task in tasks)
     problems += [problem for task in tasks for problem in task.problems]
     return Verification(
         layers=tuple(layer.proof() for layer in layers),
         kept=len(stored.others),
-        hashed=any(isinstance(task, Digest) for task in tasks),
+        hashed=hashed,
         problems=tuple(dict.fromkeys(problems)),
-        notes=source.notes,
+        notes=source.notes if exists(source.root / MANIFEST) else (*source.notes, _NO_MANIFEST),
     )
 
 

@@ -164,10 +164,12 @@ def verify(
 ) -> None:
     """Decode a quantized checkpoint and check each number against the proven bound of its scheme.
 
-    Kept tensors must be those of the original, byte for byte. The exit status is 1 when anything is wrong.
+    Every byte must have the hash in OUT's manifest, and kept tensors must be those of the original. Without
+    an original, everything else is still checked. The exit status is 1 when anything is wrong.
 
     \b
     Examples:
+      zeropoint verify OUT
       zeropoint verify OUT --against SRC
       zeropoint verify OUT --against SRC --json
     """  # noqa: D301

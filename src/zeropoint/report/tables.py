@@ -104,7 +104,8 @@ def verification_report(
     for label, group in folded(verification.layers, lambda p: p.layer.module, _same, everything):
         table.add_row(Text(label), times(group), *_proof_cells(group))
     layers, kept = count(len(verification.layers), "layer"), count(verification.kept, "other tensor")
-    facts = f"{layers} decoded ({count(verification.values, 'number')}), {kept}, in {seconds:.1f} s: "
+    hashed = ", every byte hashed" if verification.hashed else ""
+    facts = f"{layers} decoded ({count(verification.values, 'number')}), {kept}{hashed}"
     verdict = f"{count(len(verification.problems), 'problem')} found"
     if verification.ok:
         verdict = "no problem found" if verification.error is None else "all within the proven bound"
@@ -113,7 +114,7 @@ def verification_report(
         Text(),
         *lines(verification.notes, "note: "),
         *lines(map(str, verification.problems), "problem: "),
-        Text(facts + verdict),
+        Text(f"{facts}\n{verdict}, in {seconds:.1f} s"),
     )
 
 
