@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,8 +50,8 @@ class Fault:
     """What befalls the call ``at`` (from 1): it never returns, fails, or does less than it was asked.
 
     kind: "kill" before the call; "tear": half of a write, then kill; "error" with the errno ``code``;
-    "short": a write takes all but one byte; "signal" ``code`` before the call. lasting: the error also
-    befalls all later calls of ``names``.
+    "short": a write takes all but one byte; "signal" ``code`` before the call. lasting: the same befalls all
+    later calls of ``names``.
     """
 
     at: int
@@ -65,7 +67,7 @@ class Layer:
 
     root: Path
     fault: Fault | None = None
-    before: Callable[[str, str], None] | None = None
+    before: Callable[[], None] | None = None
     calls: list[Call] = field(default_factory=list)
     struck: int = 0
 
@@ -102,7 +104,7 @@ class Layer:
                     self._paths.pop(result, None)
                 return result
             if self.before is not None:
-                self.before(name, path)
+                self.before()
             with self._guard:
                 self._count += 1
                 return self._carry_out(name, path, args, options)
@@ -150,9 +152,7 @@ class Layer:
         fault = self.fault
         if fault is None or self._count < fault.at:
             return None
-        if self._count == fault.at:
-            return fault
-        return fault if fault.lasting and name in fault.names else None
+        return fault if self._count == fault.at or (fault.lasting and name in fault.names) else None
 
     def _record(self, name: str, path: str, args: tuple[Any, ...], result: Any, *, existed: bool) -> None:
         facts: dict[str, Any] = {}
@@ -177,6 +177,12 @@ class Layer:
         self.calls.append(Call(number=self._count, name=name, path=path, **facts))
         if name == "close":
             del self._paths[args[0]]
+
+
+def pauses(seed: int) -> Callable[[], None]:
+    """Return a random pause of at most 3 ms, for each call another one."""
+    rng = random.Random(seed)
+    return lambda: time.sleep(rng.random() * 0.003)
 
 
 def _less(name: str, args: tuple[Any, ...], *, half: bool) -> tuple[Any, ...]:

@@ -33,7 +33,8 @@ class Job:
     """A command line, and the circumstances in which a child carries it out.
 
     root: files below are seen by the layer of calls. plant: a bug. limits: of `resource`, by name.
-    record: where the child writes which calls it made. closed: run without a stdout.
+    record: where the child writes which calls it made. closed: run without a stdout. pace: seed of random
+    pauses in front of calls.
     """
 
     arguments: tuple[str, ...]
@@ -45,6 +46,7 @@ class Job:
     environment: tuple[tuple[str, str], ...] = ()
     record: Path | None = None
     closed: bool = False
+    pace: int | None = None
 
 
 class Children:
@@ -64,7 +66,7 @@ class Children:
             "arguments": job.arguments, "root": str(job.root), "plant": job.plant, "umask": job.umask,
             "fault": None if job.fault is None else asdict(job.fault), "limits": dict(job.limits),
             "environment": dict(job.environment), "out": None if job.closed else str(logs[0]),
-            "err": str(logs[1]), "record": None if job.record is None else str(job.record),
+            "pace": job.pace, "err": str(logs[1]), "record": None if job.record is None else str(job.record),
         }  # fmt: skip
         pid = int(self._ask(do="start", job=request)["pid"])
         self._logs[pid] = logs
@@ -73,6 +75,14 @@ class Children:
     def go(self, pid: int) -> None:
         """Let a child run."""
         self._ask(do="go", pid=pid)
+
+    def wait_for_stop(self, pid: int) -> None:
+        """Wait until a child is stopped by a signal."""
+        assert os.WIFSTOPPED(self._ask(do="stopped", pid=pid)["status"])
+
+    def is_running(self, pid: int) -> bool:
+        """Return whether a child that was let go has not ended."""
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
     def wait(self, pid: int) -> Ended:
         """Wait for the end of a child."""

@@ -27,15 +27,15 @@ SYSTEM_CALLS = {
 }  # fmt: skip
 LAYER_NAME = {call: name for name, calls in SYSTEM_CALLS.items() for call in calls.split(",")}
 _LINE = re.compile(r"^(?P<thread>\d+) +(?P<call>\w+)\((?P<rest>.*)$")
-_CHANGES = re.compile(r"O_CREAT|O_WRONLY|O_RDWR|O_DIRECTORY")
+_CHANGES = re.compile(r"O_CREAT|O_WRONLY|O_RDWR")
 _PATHS = re.compile(r'"((?:[^"\\]|\\.)*)"|\d+<([^>]*)>')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A system call that the kernel saw: `nth` of its name in its thread.
+    """A system call that the kernel saw and carried out: `nth` of its name in its thread.
 
-    changes: whether it is no mere opening to read.
+    changes: whether it is no mere opening to read, or to list a directory.
     """
 
     call: str
@@ -97,9 +97,9 @@ def _seen(log: Path, root: str) -> Iterator[Seen]:
         # Of copy_file_range, the second descriptor is written.
         paths = [a or b for a, b in _PATHS.findall(found["rest"])]
         path = next((p for p in reversed(paths[:2]) if p.startswith(root)), None)
-        if path is not None:
+        if path is not None and " = -1 E" not in found["rest"]:
             yield Seen(
-                call=found["call"], path=path[len(root) + 1 :], thread=int(found["thread"]), nth=nth,
+                call=found["call"], path=path[len(root) + 1 :] or ".", thread=int(found["thread"]), nth=nth,
                 changes=LAYER_NAME[found["call"]] != "open" or _CHANGES.search(found["rest"]) is not None,
             )  # fmt: skip
 

@@ -124,10 +124,9 @@ class Disk:
 
     def _state(self, names: Mapping[str, int], data: Callable[[Content], bytes]) -> State:
         state: State = {}
-        for name, number in names.items():
-            if _folder(name) != "." and names.get(_folder(name)) != DIRECTORY:
-                continue  # its directory was lost
-            state[name] = None if number == DIRECTORY else data(self.files[number])
+        for name, number in sorted(names.items()):
+            if _folder(name) == "." or _folder(name) in state:  # else its directory was lost
+                state[name] = None if number == DIRECTORY else data(self.files[number])
         return state
 
     def after_power_loss(self, rng: random.Random, *, mixes: int) -> Iterator[State]:

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.faults.calls import Fault, Layer
+from tests.faults.calls import Fault, Layer, pauses
 from tests.faults.plants import planted
 from tests.faults.tiny import SCHEME, small_units, write_tiny
 
@@ -38,6 +38,7 @@ def child(job: dict[str, Any], go: int) -> int:
         stream.flush()
         if job[name] is None:
             os.close(number)
+            sys.stdout = None
             continue
         descriptor = os.open(job[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, number)
@@ -46,7 +47,11 @@ def child(job: dict[str, Any], go: int) -> int:
     os.environ.update(job["environment"])
     for name, limit in job["limits"].items():
         resource.setrlimit(getattr(resource, name), (limit, limit))
-    layer = Layer(root=Path(job["root"]), fault=None if job["fault"] is None else Fault(**job["fault"]))
+    layer = Layer(
+        root=Path(job["root"]),
+        fault=None if job["fault"] is None else Fault(**job["fault"]),
+        before=None if job["pace"] is None else pauses(job["pace"]),
+    )
     os.read(go, 1)
     os.close(go)
     with small_units(), layer.installed(), planted(job["plant"]):
@@ -54,7 +59,8 @@ def child(job: dict[str, Any], go: int) -> int:
     if job["record"] is not None:
         calls = [{**asdict(call), "data": len(call.data)} for call in layer.calls]
         Path(job["record"]).write_text(json.dumps(calls))
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()
     return status
 
 
@@ -90,7 +96,8 @@ def serve() -> None:
             os.close(released.pop(request["pid"]))
             replies.write("{}\n")
         else:
-            _, status, usage = os.wait4(request["pid"], 0)
+            options = {"wait": 0, "stopped": os.WUNTRACED}[request["do"]]
+            _, status, usage = os.wait4(request["pid"], options)
             replies.write(json.dumps({"status": status, "peak": usage.ru_maxrss << 10}) + "\n")
 
 

@@ -131,12 +131,13 @@ def test_no_flipped_bit_of_a_header_quantizes_what_safetensors_refuses(damaged: 
 
 
 def shrinking(stage: Stage, at: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Cut every shard to half its size in front of the read number ``at``; return how many there were."""
+    """Cut every shard to half its size in front of the read ``at`` of one; return how many there were."""
     real, reads = os.preadv, 0
+    shards = {(stage.source / name).stat().st_ino for name in NAMES}
 
     def preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
         nonlocal reads
-        reads += 1
+        reads += os.fstat(descriptor).st_ino in shards
         if reads == at:
             for name in NAMES:
                 path = stage.source / name
@@ -147,11 +148,12 @@ def shrinking(stage: Stage, at: int, monkeypatch: pytest.MonkeyPatch) -> Callabl
     return lambda: reads
 
 
-def test_a_shard_that_shrinks_at_any_read_is_an_error(
-    damaged: Stage, built: Stage, monkeypatch: pytest.MonkeyPatch
+def shrunk_anywhere(
+    damaged: Stage, built: Stage, monkeypatch: pytest.MonkeyPatch, *, plant: str | None = None
 ) -> None:
+    """Let the source shrink at each read in turn: an error each time, and nothing for a loader to open."""
     with monkeypatch.context() as patched:
-        count = shrinking(damaged, 0, patched)
+        count = shrinking(damaged, -1, patched)
         assert damaged.run()[0].status == 0
     total = count()
     assert total > len(NAMES)
@@ -161,10 +163,24 @@ def test_a_shard_that_shrinks_at_any_read_is_an_error(
         shutil.copytree(built.source, damaged.source)
         with monkeypatch.context() as patched:
             shrinking(damaged, at, patched)
-            ran, _ = damaged.run()
+            ran, _ = damaged.run(plant=plant)
         damaged.source_digests = digests(damaged.source)
         damaged.tally.points += 1
         damaged.tally.faults += 1
         damaged.check_failed(ran)
         assert any(name in ran.err for name in NAMES), ran.err
         assert not list(damaged.work.rglob("*.safetensors*"))
+
+
+def test_a_shard_that_shrinks_at_any_read_is_an_error(
+    damaged: Stage, built: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shrunk_anywhere(damaged, built, monkeypatch)
+    assert damaged.tally.points > len(NAMES)
+
+
+def test_zeros_behind_the_end_of_a_shard_would_be_found_out(
+    damaged: Stage, built: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(AssertionError):
+        shrunk_anywhere(damaged, built, monkeypatch, plant="zeros behind the end")

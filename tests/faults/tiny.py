@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
+
+from zeropoint.checkpoint import commit, limits, units
 
 LAYER = "model.layers.0"
 HIDDEN = 32
@@ -66,5 +71,18 @@ def write_tiny(folder: Path, *, seed: int = 0) -> Path:
 
 @contextlib.contextmanager
 def small_units() -> Iterator[None]:
-    """Cut weights into several units inside the block, small as they are."""
-    yield
+    """Cut weights into several units inside the block, units into tiles, and commit after every few units."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(units, "UNIT_VALUES", 512)
+        patched.setattr(units, "UNIT_BYTES", 512)
+        patched.setattr(commit, "COMMIT_BYTES", 1200)
+        patched.setattr(commit, "COMMIT_SECONDS", math.inf)
+        patched.setattr(limits.Limits, "default", staticmethod(_small_tiles))
+        yield
+
+
+_default = limits.Limits.default
+
+
+def _small_tiles(workers: int | None = None, max_memory: int | None = None) -> limits.Limits:
+    return replace(_default(workers, max_memory), tile_values=256)

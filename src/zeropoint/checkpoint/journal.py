@@ -12,6 +12,7 @@ that it is about are on disk; even so nothing is believed of them until they has
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zlib
@@ -79,9 +80,10 @@ class Journal:
         return self._count
 
     def close(self) -> None:
-        """Close the file; safe to call twice."""
+        """Close the file; safe to call twice. A failure means nothing: what counts is on disk already."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
             self._descriptor = -1
 
 

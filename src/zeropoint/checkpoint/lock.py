@@ -40,7 +40,8 @@ class Lock:
         name = LOCK if self._by_kernel else OWNER
         with contextlib.suppress(OSError):
             os.unlink(self._folder / name)
-        os.close(self._descriptor)
+        with contextlib.suppress(OSError):  # closed it is, and nothing in it matters
+            os.close(self._descriptor)
         self._descriptor = None
 
     def _take(self) -> int | None:

@@ -1,0 +1,41 @@
+"""Neither the number of threads, nor their pace, nor the size of units and tiles changes a byte."""
+
+from __future__ import annotations
+
+import pytest
+from tests.faults.calls import Layer, pauses
+from tests.faults.stage import Stage, digests
+
+from zeropoint.cli.main import main
+
+
+def delayed(stage: Stage, workers: int, seed: int) -> None:
+    """Run with a random pause in front of each call."""
+    stage.clear()
+    stage.options = ("--workers", str(workers))
+    ran = stage.run_under(Layer(root=stage.work, before=pauses(seed)))
+    assert ran.status == 0, ran.err
+    stage.tally.points += 1
+    stage.check_complete()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 7, 8])
+def test_threads_at_any_pace_write_the_same_bytes(stage: Stage, workers: int) -> None:
+    delayed(stage, workers, seed=workers)
+    assert stage.tally.compared == stage.golden_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 3, 7, 8])
+def test_threads_at_many_paces_write_the_same_bytes(stage: Stage, workers: int) -> None:
+    for seed in range(20):
+        delayed(stage, workers, seed=100 * workers + seed)
+    assert stage.tally.compared == 20 * stage.golden_bytes
+
+
+def test_units_and_tiles_of_any_size_write_the_same_weights(stage: Stage) -> None:
+    assert main([*stage.arguments, "--json"]) == 0
+    written = digests(stage.out)
+    same = {name for name in written if written[name] == stage.golden[name]}
+    # The manifest says which parts were written as one.
+    assert written.keys() - same == {"zeropoint_manifest.json"}
