@@ -140,9 +140,12 @@ def hash_checks(
         if name in source.entries:
             found, checks[name] = _tensor(source.entries[name], record, files)
             problems += found
+    headers = {name: manifest.files[name].size for name in source.shards if name in manifest.files}
+    for entry in source.entries.values():
+        headers[entry.file.name] = min(entry.begin, headers.get(entry.file.name, entry.begin))
     for name, file in manifest.files.items():
         if name in present:
-            found, more = _content(source, name, file, files[source.root / name])
+            found, more = _content(name, file, files[source.root / name], headers.get(name))
             problems += found
             checks.setdefault(name, []).extend(more)
     return problems, checks
@@ -164,7 +167,7 @@ def damaged_files(source: Source) -> list[Problem]:
         files = OpenFiles(stack)
         present = _beside(source)
         named = {} if manifest is None else {n: r for n, r in manifest.files.items() if n in present}
-        checks = [_content(source, name, record, files[source.root / name]) for name, record in named.items()]
+        checks = [_content(name, record, files[source.root / name], None) for name, record in named.items()]
         scratch = Scratch(bytearray(_SMALL_BUFFER))
         for task in [task for _, tasks in checks for task in tasks]:
             task.run(scratch, threading.Event())
@@ -184,16 +187,15 @@ def _unmatched(present: Iterable[str], named: Iterable[str]) -> list[Problem]:
 
 
 def _content(
-    source: Source, name: str, record: FileRecord, file: OpenFile
+    name: str, record: FileRecord, file: OpenFile, header: int | None
 ) -> tuple[list[Problem], list[Check]]:
-    """Return the checks of a shard's header, or of all of another file."""
+    """Return the checks of a shard's header, of so many bytes, or of all of another file."""
     if file.stamp.size != record.size:
         what = f"it has {file.stamp.size} bytes, but was written with {record.size}"
         return [Problem(where=name, what=what)], []
     parts = record.parts
-    if name in source.shards:
-        begins = [entry.begin for entry in source.entries.values() if entry.file.name == name]
-        parts = (Part(begin=0, size=min(begins, default=record.size), digest=record.header or ""),)
+    if header is not None:
+        parts = (Part(begin=0, size=header, digest=record.header or ""),)
     elif not _covers(parts, 0, record.size):
         return [Problem(where=name, what="the parts of the manifest do not cover it")], []
     return [], [Digest(name, part, file, "") for part in parts]
