@@ -1,11 +1,18 @@
 """Time the whole job: `python benchmarks/checkpoint.py [--params-scale small] [--json FILE]`.
 
-Makes a Llama-shaped checkpoint of 1.1 billion parameters, then runs `zeropoint quantize SRC OUT --to SCHEME`
-and `cp -r SRC OUT` in pairs, each as a fresh process on a warm cache with nothing left to write back. Prints
-the wall time of the whole command, the same without what `import torch` takes (measured in the same rounds),
-the ratio of that to `cp -r` (median over the pairs) and the peak resident memory. llm-compressor's
-model_free_ptq runs once a scheme when benchmarks/.peers exists, and its tensors are compared with ours byte
-for byte. Everything is made below one temporary folder, which is removed at the end.
+Makes a Llama-shaped checkpoint of 1.1 billion parameters, and runs in each round, as fresh processes on a
+warm cache with nothing left to write back:
+
+    zeropoint quantize SRC OUT --to SCHEME                       the job
+    the same with --max-memory 512M                              the job in little memory
+    plain_program.py SRC OUT BYTES                               reads SRC, writes as many bytes, synchronizes
+    cp -r SRC OUT                                                for comparison with earlier versions
+
+in an order that changes from round to round. Prints wall times, ratios (medians over the rounds; what
+`import torch` takes is measured in the same rounds and taken off the job), the peak resident memory and the
+share of the time that the job waited for the disk. Peers (checkpoint_peers.py) run once a scheme where their
+environments exist. With `--shards N --size 20G` it checks instead that time grows with the size and memory
+does not. Everything is made below one temporary folder, which is removed at the end.
 
 This process imports neither torch nor numpy on purpose: the kernel counts the memory of the process that
 starts a command into the peak of that command.
@@ -23,30 +30,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from checkpoint_peers import PEERS, Peer, differences
 from facts import machine
 from rich.console import Console
 from rich.table import Table
 
 HERE = Path(__file__).parent
-SCHEMES = ("mxfp4", "w4a16", "nvfp4a16")
-PEER_SCHEMES = ("mxfp4", "nvfp4a16")
-NEEDED_BYTES = {"full": 7_000_000_000, "small": 100_000_000}
-COPY_LIMIT, PEAK_LIMIT_GB, PEER_FACTOR = 4.0, 1.0, 10.0
-MODEL_FREE_PTQ = """
-import sys, time
-begin = time.perf_counter()
-from llmcompressor import model_free_ptq
-loaded = time.perf_counter()
-source, out, scheme, workers = sys.argv[1:]
-ignore = ["lm_head", "re:.*embed_tokens$"]
-model_free_ptq(source, out, scheme=scheme, ignore=ignore, max_workers=int(workers), device="cpu")
-print(f"\\nseconds {loaded - begin} {time.perf_counter() - loaded}")
-"""
+SCHEMES = ("mxfp4", "nvfp4a16", "w4a16", "fp8_dynamic")
+NEEDED_BYTES = {"full": 9_000_000_000, "small": 150_000_000}
+PLAIN_LIMIT, LIMITED_FACTOR, PEAK_LIMIT_GB, PEER_FACTOR, SYNC_SHARE = 2.0, 1.3, 0.7, 10.0, 0.1
+LITTLE = "512M"
+LAYER_BYTES = 88_100_000
+"""Bytes of one layer of the full scale, from which the layers of --size follow."""
+GROWTH = 1.25
+"""How much longer than in proportion to its size the larger checkpoint may take."""
+PEAK_GROWTH_GB = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,27 +61,56 @@ class Ran:
 
 
 @dataclass(kw_only=True)
+class Job:
+    """Runs of our command; one entry a round. sync: seconds in which it waited for the disk."""
+
+    seconds: list[float] = field(default_factory=list)
+    peak_gb: list[float] = field(default_factory=list)
+    sync: list[float] = field(default_factory=list)
+
+    def add(self, ran: Ran) -> None:
+        """Take in a run whose output is the JSON report."""
+        self.seconds.append(ran.seconds)
+        self.peak_gb.append(ran.peak_gb)
+        self.sync.append(json.loads(ran.output[ran.output.index("{") :])["sync_seconds"])
+
+
+@dataclass(kw_only=True)
 class Result:
     """What was measured for one scheme; lists have one entry a round."""
 
     scheme: str
-    seconds: list[float] = field(default_factory=list)
+    output_bytes: int = 0
+    job: Job = field(default_factory=Job)
+    limited: Job = field(default_factory=Job)
+    plain: list[float] = field(default_factory=list)
     copy: list[float] = field(default_factory=list)
     torch: list[float] = field(default_factory=list)
-    peak_gb: list[float] = field(default_factory=list)
-    peer: dict[str, Any] | None = None
+    peers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    @property
-    def without_torch(self) -> list[float]:
+    def without_torch(self, job: Job) -> list[float]:
         """Seconds of each run, less the median of what importing torch takes."""
         loading = statistics.median(self.torch)
-        return [seconds - loading for seconds in self.seconds]
+        return [seconds - loading for seconds in job.seconds]
+
+    def ratio(self, seconds: list[float], to: list[float]) -> float:
+        """Return the median of the ratios of the rounds."""
+        return statistics.median(a / b for a, b in zip(seconds, to, strict=True))
 
     @property
-    def of_copy(self) -> float:
-        """Time without torch's import over that of ``cp -r``: the median of the pairs."""
-        pairs = zip(self.without_torch, self.copy, strict=True)
-        return statistics.median(ours / copy for ours, copy in pairs)
+    def of_plain(self) -> float:
+        """Time without torch's import over that of the plain program."""
+        return self.ratio(self.without_torch(self.job), self.plain)
+
+    @property
+    def of_unlimited(self) -> float:
+        """Time in little memory over that with the default limit, the import included in neither."""
+        return self.ratio(self.without_torch(self.limited), self.without_torch(self.job))
+
+    @property
+    def sync_share(self) -> float:
+        """Share of the job's time in which it waited for the disk."""
+        return self.ratio(self.job.sync, self.without_torch(self.job))
 
 
 def run(command: list[str], folder: Path) -> Ran:
@@ -108,119 +139,189 @@ def warm(folder: Path) -> None:
                 pass
 
 
-def pair(result: Result, source: Path, work: Path, *, ours_first: bool) -> None:
-    """Measure one round: the job, the copy and the import, the order changing from round to round."""
-    out, copied = work / f"out-{result.scheme}", work / "copied"
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def ours(source: Path, out: Path, scheme: str, *options: str) -> list[str]:
+    """Return our command line."""
+    command = [sys.executable, "-m", "zeropoint", "quantize", str(source), str(out), "--to", scheme]
+    return [*command, "--json", *options]
+
+
+def measure_round(result: Result, source: Path, work: Path, *, turn: int) -> None:
+    """Measure one round, beginning with another command each time."""
+    out = work / "out"
     # --reflink=never, where cp knows it: a file system that shares blocks would copy nothing.
     never = ["--reflink=never"] if sys.platform == "linux" else []
-    job = [sys.executable, "-m", "zeropoint", "quantize", str(source), str(out), "--to", result.scheme]
-    copy = ["cp", "-r", *never, str(source), str(copied)]
+    plain = [sys.executable, "-S", str(HERE / "plain_program.py"), str(source), str(out)]
+    steps = [
+        (ours(source, out, result.scheme), result.job.add),
+        ([*plain, str(result.output_bytes)], lambda ran: result.plain.append(ran.seconds)),
+        (ours(source, out, result.scheme, "--max-memory", LITTLE), result.limited.add),
+        (["cp", "-r", *never, str(source), str(out)], lambda ran: result.copy.append(ran.seconds)),
+    ]
     result.torch.append(run([sys.executable, "-c", "import torch"], work).seconds)
-    for command in (job, copy) if ours_first else (copy, job):
-        for old in (out, copied):
-            shutil.rmtree(old, ignore_errors=True)
+    for number in range(len(steps)):
+        command, take = steps[(number + turn) % len(steps)]
         warm(source)
-        ran = run(command, work)
-        if command is copy:
-            result.copy.append(ran.seconds)
-        else:
-            result.seconds.append(ran.seconds)
-            result.peak_gb.append(ran.peak_gb)
-    shutil.rmtree(copied, ignore_errors=True)
-    shutil.rmtree(out, ignore_errors=True)
+        take(run(command, work))
+        shutil.rmtree(out)
 
 
-def beside_peer(result: Result, source: Path, work: Path, python: Path) -> None:
-    """Run llm-compressor once and compare its tensors with ours."""
-    ours, theirs = work / "ours", work / "theirs"
+def first_run(result: Result, source: Path, work: Path) -> None:
+    """Run the job unmeasured: kernels are compiled, and the plain program learns how much to write."""
+    out = work / "out"
+    run(ours(source, out, result.scheme), work)
+    result.output_bytes = size_of(out)
+    shutil.rmtree(out)
+
+
+def beside_peer(result: Result, peer: Peer, source: Path, work: Path) -> None:
+    """Run a peer once, and compare its tensors with ours where they should be the same."""
+    mine, theirs = work / "ours", work / "theirs"
     warm(source)
-    job = [sys.executable, "-m", "zeropoint", "quantize", str(source), str(ours), "--to", result.scheme]
-    run(job, work)
+    run(ours(source, mine, result.scheme), work)
     workers = str(os.cpu_count() or 1)
-    call = [str(python), "-W", "ignore", "-c", MODEL_FREE_PTQ, str(source), str(theirs)]
-    ran = run([*call, result.scheme.upper(), workers], work)
-    loading, running = (float(word) for word in ran.output.splitlines()[-1].split()[1:])
-    result.peer = {
-        "seconds": running,
-        "import_seconds": loading,
+    call = [str(peer.python), "-W", "ignore", "-c", peer.script, str(source), str(theirs)]
+    ran = run([*call, peer.schemes[result.scheme], workers], work)
+    words = next(line for line in reversed(ran.output.splitlines()) if line.startswith("seconds ")).split()
+    result.peers[peer.name] = {
+        "seconds": float(words[2]),
+        "import_seconds": float(words[1]),
         "peak_gb": ran.peak_gb,
-        "differences": differences(ours, theirs),
-        "factor": running / min(result.without_torch),
+        "differences": differences(mine, theirs) if peer.same_bytes else None,
+        "factor": float(words[2]) / min(result.without_torch(result.job)),
     }
-    shutil.rmtree(ours)
+    shutil.rmtree(mine)
     shutil.rmtree(theirs)
-
-
-def differences(ours: Path, theirs: Path) -> list[str]:
-    """Return the names of tensors that are not the same bytes in the same shape in both checkpoints."""
-    left, right = tensors(ours), tensors(theirs)
-    found = [f"{name}: in one checkpoint only" for name in sorted(left.keys() ^ right.keys())]
-    for name in sorted(left.keys() & right.keys()):
-        (path, begin, shape), (other, start, wanted) = left[name], right[name]
-        if shape != wanted:
-            found.append(f"{name}: shape and bytes {shape}, theirs {wanted}")
-        else:
-            pairs = zip(pieces(path, begin, shape[1]), pieces(other, start, wanted[1]), strict=True)
-            if any(a != b for a, b in pairs):
-                found.append(f"{name}: other bytes")
-    return found
-
-
-def tensors(folder: Path) -> dict[str, tuple[Path, int, tuple[list[int], int]]]:
-    """Return name to file, first byte, and (shape, bytes) of every tensor of a checkpoint."""
-    found = {}
-    for path in folder.glob("*.safetensors"):
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        for name, entry in header.items():
-            begin, end = entry["data_offsets"]
-            found[name] = path, 8 + length + begin, (entry["shape"], end - begin)
-    return found
-
-
-def pieces(path: Path, begin: int, length: int) -> Iterator[bytes]:
-    """Yield the bytes of one tensor, a few megabytes at a time."""
-    with path.open("rb") as file:
-        file.seek(begin)
-        for done in range(0, length, 1 << 22):
-            yield file.read(min(1 << 22, length - done))
 
 
 def table(results: list[Result], size_gb: float) -> Table:
     """Return the results as a table."""
-    out = Table(title=f"zeropoint quantize, {size_gb:.2f} GB in; best of rounds, ratio by pairs")
-    columns = ("scheme", "whole s", "import torch s", "without s", "cp -r s", "of cp -r", "peak GB")
+    out = Table(title=f"zeropoint quantize, {size_gb:.2f} GB in; best of rounds, ratios by rounds")
+    columns = (
+        "scheme", "whole s", "import s", "without s", "plain s", "of plain", f"{LITTLE} s", "of whole",
+        "cp -r s", "peak GB", f"{LITTLE} GB", "waits",
+    )  # fmt: skip
     for name in columns:
         out.add_column(name, justify="left" if name == "scheme" else "right", no_wrap=True)
-    out.add_column("llm-compressor (import apart)", no_wrap=True)
+    out.add_column("peers (import apart)", no_wrap=True)
     for r in results:
-        peer = "" if r.peer is None else (
-            f"{r.peer['seconds']:.1f} s, {r.peer['peak_gb']:.1f} GB, {r.peer['factor']:.1f}x; "
-            + (f"{len(r.peer['differences'])} tensors differ" if r.peer["differences"] else "bytes equal")
-        )  # fmt: skip
         out.add_row(
-            r.scheme, f"{min(r.seconds):.2f}", f"{statistics.median(r.torch):.2f}",
-            f"{min(r.without_torch):.2f}", f"{min(r.copy):.2f}", f"{r.of_copy:.2f}",
-            f"{max(r.peak_gb):.2f}", peer,
+            r.scheme, f"{min(r.job.seconds):.2f}", f"{statistics.median(r.torch):.2f}",
+            f"{min(r.without_torch(r.job)):.2f}", f"{min(r.plain):.2f}", f"{r.of_plain:.2f}",
+            f"{min(r.limited.seconds):.2f}", f"{r.of_unlimited:.2f}", f"{min(r.copy):.2f}",
+            f"{max(r.job.peak_gb):.2f}", f"{max(r.limited.peak_gb):.2f}", f"{r.sync_share:.0%}",
+            "\n".join(peer_line(name, peer) for name, peer in r.peers.items()),
         )  # fmt: skip
     return out
+
+
+def peer_line(name: str, peer: dict[str, Any]) -> str:
+    """Return what a peer took, and whether its bytes are ours."""
+    line = f"{name} {peer['seconds']:.1f} s, {peer['peak_gb']:.1f} GB, {peer['factor']:.1f}x"
+    if peer["differences"] is None:
+        return line
+    count = len(peer["differences"])
+    return f"{line}; {f'{count} tensors differ' if count else 'bytes equal'}"
 
 
 def missed(results: list[Result]) -> list[str]:
     """Return the targets that were missed, one line each."""
     lines = []
     for r in results:
-        if r.of_copy > COPY_LIMIT:
-            lines.append(f"{r.scheme}: {r.of_copy:.1f} times cp -r, above {COPY_LIMIT}")
-        if max(r.peak_gb) > PEAK_LIMIT_GB:
-            lines.append(f"{r.scheme}: peak {max(r.peak_gb):.2f} GB, above {PEAK_LIMIT_GB}")
-        if r.peer is not None and r.peer["factor"] < PEER_FACTOR:
-            lines.append(f"{r.scheme}: {r.peer['factor']:.1f} times llm-compressor, below {PEER_FACTOR}")
-        if r.peer is not None and r.peer["differences"]:
-            lines.append(f"{r.scheme}: differs from llm-compressor, first {r.peer['differences'][0]}")
+        found = (
+            (r.of_plain, PLAIN_LIMIT, "times the plain program"),
+            (r.of_unlimited, LIMITED_FACTOR, f"times as long with {LITTLE}"),
+            (max(r.limited.peak_gb), PEAK_LIMIT_GB, f"GB at the peak with {LITTLE}"),
+            (r.sync_share, SYNC_SHARE, "of the time waiting for the disk"),
+        )
+        lines += [
+            f"{r.scheme}: {value:.2f} {what}, above {most}" for value, most, what in found if value > most
+        ]
+        for name, peer in r.peers.items():
+            if peer["factor"] < PEER_FACTOR:
+                lines.append(f"{r.scheme}: {peer['factor']:.1f} times {name}, below {PEER_FACTOR}")
+            if peer["differences"]:
+                lines.append(f"{r.scheme}: differs from {name}, first {peer['differences'][0]}")
     return lines
+
+
+def make_source(work: Path, *options: str) -> Path:
+    """Make a checkpoint and return its folder."""
+    source = work / "source"
+    shutil.rmtree(source, ignore_errors=True)
+    run([sys.executable, str(HERE / "llama_checkpoint.py"), str(source), *options], work)
+    return source
+
+
+def require_room(work: Path, needed: int) -> None:
+    """Exit when the disk has less room than is needed."""
+    free = shutil.disk_usage(work).free
+    if free < needed:
+        raise SystemExit(f"{work} has {free / 1e9:.1f} GB free and needs {needed / 1e9:.1f}; pass --work")
+
+
+def measure(args: argparse.Namespace, work: Path, console: Console) -> dict[str, Any]:
+    """Measure every scheme beside the plain program and the peers; return what is to be kept."""
+    require_room(work, NEEDED_BYTES[args.params_scale])
+    source = make_source(work, "--params-scale", args.params_scale)
+    size_gb = size_of(source) / 1e9
+    results = [Result(scheme=scheme) for scheme in args.schemes]
+    for result in results:
+        first_run(result, source, work)
+    for turn in range(args.rounds):
+        for result in results:
+            measure_round(result, source, work, turn=turn)
+            said = f"{result.job.seconds[-1]:.2f} s, plain {result.plain[-1]:.2f} s"
+            said += f", import {result.torch[-1]:.2f} s"
+            console.print(f"round {turn + 1}, {result.scheme}: {said}", highlight=False)
+    for peer in PEERS:
+        if args.no_peers or not peer.python.exists():
+            continue
+        for result in results:
+            if result.scheme in peer.schemes:
+                beside_peer(result, peer, source, work)
+                console.print(
+                    f"{result.scheme}: {peer_line(peer.name, result.peers[peer.name])}", highlight=False
+                )
+    console.print(table(results, size_gb))
+    lines = missed(results)
+    return {"source_gb": size_gb, "missed": lines, "results": [asdict(result) for result in results]}
+
+
+def scale(args: argparse.Namespace, work: Path, console: Console) -> dict[str, Any]:
+    """Quantize a checkpoint of a quarter of --size and one of all of it; return time and memory of both."""
+    require_room(work, int(args.size * 1.7))
+    found = []
+    for part in (4, 1):
+        layers = max(1, round(args.size / part / LAYER_BYTES))
+        options = ("--layers", str(layers), "--shards", str(max(1, args.shards // part)))
+        source, out = make_source(work, *options), work / "out"
+        ran = run(ours(source, out, args.schemes[0], "--max-memory", LITTLE), work)
+        gb = size_of(source) / 1e9
+        found.append({"gb": gb, "seconds": ran.seconds, "peak_gb": ran.peak_gb, "rate": gb / ran.seconds})
+        console.print(
+            f"{gb:.1f} GB in {len(list(source.glob('*.safetensors')))} shards: {ran.seconds:.1f} s, "
+            f"{gb / ran.seconds:.2f} GB/s, peak {ran.peak_gb:.2f} GB", highlight=False,
+        )  # fmt: skip
+        shutil.rmtree(out)
+    small, large = found
+    growth = large["seconds"] / small["seconds"] / (large["gb"] / small["gb"])
+    lines = []
+    if growth > GROWTH:
+        lines.append(f"time grows {growth:.2f} times as fast as the size, above {GROWTH}")
+    if large["peak_gb"] > small["peak_gb"] + PEAK_GROWTH_GB:
+        lines.append(f"the peak grows from {small['peak_gb']:.2f} to {large['peak_gb']:.2f} GB")
+    return {"missed": lines, "scale": found, "growth": growth}
+
+
+def in_bytes(text: str) -> int:
+    """Return a size such as 20G in bytes; letters are powers of 1000 here."""
+    powers = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+    return int(float(text[:-1]) * powers[text[-1]]) if text[-1] in powers else int(text)
 
 
 def arguments() -> argparse.Namespace:
@@ -230,38 +331,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--params-scale", choices=NEEDED_BYTES, default="full")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--schemes", nargs="+", default=list(SCHEMES))
+    parser.add_argument("--shards", type=int, default=24, help="with --size: shards of the larger checkpoint")
+    parser.add_argument("--size", type=in_bytes, help="check that time is linear up to so many bytes")
     parser.add_argument("--work", type=Path, help="where the temporary folder goes (default: the system's)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
-    parser.add_argument("--peers-python", type=Path, default=HERE / ".peers/bin/python")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a target is missed")
     return parser.parse_args()
-
-
-def measure(args: argparse.Namespace, work: Path, console: Console) -> tuple[list[Result], float]:
-    """Make the checkpoint and measure; return the results and its size in GB."""
-    free = shutil.disk_usage(work).free
-    needed = NEEDED_BYTES[args.params_scale]
-    if free < needed:
-        raise SystemExit(f"{work} has {free / 1e9:.1f} GB free and needs {needed / 1e9:.1f}; pass --work")
-    source = work / "source"
-    maker = [sys.executable, str(HERE / "llama_checkpoint.py"), str(source)]
-    run([*maker, "--params-scale", args.params_scale], work)
-    size_gb = sum(path.stat().st_size for path in source.iterdir()) / 1e9
-    results = [Result(scheme=scheme) for scheme in args.schemes]
-    for turn in range(args.rounds):
-        for result in results:
-            pair(result, source, work, ours_first=turn % 2 == 0)
-            said = (
-                f"{result.seconds[-1]:.2f} s, cp -r {result.copy[-1]:.2f} s, import {result.torch[-1]:.2f} s"
-            )
-            console.print(f"round {turn + 1}, {result.scheme}: {said}", highlight=False)
-    if not args.no_peers and args.peers_python.exists():
-        for result in results:
-            if result.scheme in PEER_SCHEMES:
-                beside_peer(result, source, work, args.peers_python)
-                console.print(f"llm-compressor, {result.scheme}: {result.peer}", highlight=False)
-    return results, size_gb
 
 
 def main() -> None:
@@ -270,16 +346,13 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console()
     if not console.is_terminal:
-        console.width = 150
+        console.width = 180
     with tempfile.TemporaryDirectory(prefix="zeropoint-benchmark-", dir=args.work) as folder:
-        results, size_gb = measure(args, Path(folder), console)
-    console.print(table(results, size_gb))
-    lines = missed(results)
+        found = (measure if args.size is None else scale)(args, Path(folder), console)
+    lines = found["missed"]
     console.print("\n".join(lines) if lines else "every target is met", highlight=False)
     if args.json is not None:
-        everything = {"machine": machine(), "source_gb": size_gb, "missed": lines}
-        everything["results"] = [asdict(result) for result in results]
-        args.json.write_text(json.dumps(everything, indent=1) + "\n")
+        args.json.write_text(json.dumps({"machine": machine(), **found}, indent=1) + "\n")
     if lines and args.strict:
         raise SystemExit(1)
 

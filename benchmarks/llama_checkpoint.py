@@ -1,4 +1,4 @@
-"""A checkpoint without a download: `python llama_checkpoint.py OUT [--params-scale small]`.
+"""A checkpoint without a download: `python llama_checkpoint.py OUT [--params-scale small] [--layers N]`.
 
 It has the names, shapes, dtypes and shards of a Llama of 1.1 billion parameters: 2.2 GB of bfloat16 in four
 shards, each written on its own so that memory stays low. Values are normal, with rows of different spread and
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -109,8 +109,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("out", type=Path)
     parser.add_argument("--params-scale", choices=SIZES, default="full")
+    parser.add_argument("--layers", type=int, help="instead of those of the scale")
+    parser.add_argument("--shards", type=int, help="instead of those of the scale")
     args = parser.parse_args()
-    total = write(args.out, SIZES[args.params_scale])
+    size = SIZES[args.params_scale]
+    changes = {"num_hidden_layers": args.layers, "shards": args.shards}
+    total = write(args.out, replace(size, **{name: n for name, n in changes.items() if n is not None}))
     print(f"{args.out}: {total / 1e9:.2f} GB")
 
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes benchmarks/.peers, the environment of the peers that cannot live beside zeropoint: torchao, llm-compressor (which
+# Makes benchmarks/.peers and benchmarks/.peers-quark, the environments of the peers that cannot live beside zeropoint: torchao, llm-compressor (which
 # wants an older compressed-tensors) and llama.cpp's C. Remove the folder to start anew.
 #
 #   PYTHON       interpreter to use (default python3)
@@ -13,3 +13,9 @@ pip() { nice -n 15 .peers/bin/python -m pip install --disable-pip-version-check 
 pip ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch==2.13.0
 pip llmcompressor==0.14.0 torchao==0.18.0 gguf==0.19.0
 pip llama-cpp-python==0.3.36
+
+# Quark wants another numpy and an onnx of its own, so it lives in an environment of its own.
+test -x .peers-quark/bin/python || "${PYTHON:-python3}" -m venv .peers-quark
+quark() { nice -n 15 .peers-quark/bin/python -m pip install --disable-pip-version-check "$@"; }
+quark ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch==2.13.0
+quark amd-quark==0.13 transformers accelerate

@@ -17,7 +17,10 @@ from zeropoint.schemes import LAYER_PRESETS, TENSOR_PRESETS
 from zeropoint.schemes.dialects import get_dialect
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", *(f"docs/{page}.md" for page in ("guide", "calibration", "models", "graph", "onnx")))
+PAGES = (
+    "README.md",
+    *(f"docs/{page}.md" for page in ("guide", "checkpoints", "calibration", "models", "graph", "onnx")),
+)
 BLOCK = re.compile(r"^```(python|console|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SECONDS = re.compile(r"\bin \d+\.\d s\b")
 RULE = re.compile(r"[─\s]+")
