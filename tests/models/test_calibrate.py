@@ -12,7 +12,7 @@ from torch import nn
 
 import zeropoint as zp
 from zeropoint.errors import CalibrationError, RecipeError, UnsupportedError
-from zeropoint.models import calibrate, calibrate_sequential, prepare, quantize_model
+from zeropoint.models import Add, calibrate, calibrate_sequential, prepare, quantize_model
 from zeropoint.models.graph import calibrate_graph, quantize_graph
 from zeropoint.recipes import Assignment, Recipe, Rule, parse_recipe
 from zeropoint.schemes import Scheme
@@ -243,6 +243,24 @@ def test_parameters_are_those_of_a_calibration() -> None:
         CalibrationError, match=r"^layer 0: calibration \(a dict\) must be the Calibration that"
     ):
         quantize_model(model(), STATIC, calibration=params)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_module_without_parameters_is_calibrated_in_the_dtype_of_what_it_sees(dtype: torch.dtype) -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.add = nn.Linear(16, 16), Add()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.add(x, self.linear(x))
+            return result
+
+    net, data = Sum().to(dtype).eval(), [batch.to(dtype) for batch in batches()]
+    recipe = parse_recipe("rules: [{type: Add, input: 'int8:tensor static'}]")
+    params = calibrate(net, recipe, data).params
+    assert params["add.input"].dtype is dtype
+    assert params == calibrate_graph(torch.export.export(net, (data[0],)), recipe, data).params
 
 
 class Reader(nn.Module):

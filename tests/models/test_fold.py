@@ -129,6 +129,20 @@ class Branching(nn.Module):
         return result
 
 
+@pytest.mark.parametrize("place", ["0", "1", "weight"])
+def test_what_has_hooks_stays_and_says_so(place: str) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), used(nn.BatchNorm2d(3))).eval()
+    if place == "weight":
+        nn.utils.spectral_norm(model[0]).eval()
+    else:
+        model.get_submodule(place).register_forward_hook(lambda *call: call[-1] * 2)
+    folding, x = fold(model), torch.randn(1, 2, 5, 5)
+    assert str(folding) == (
+        "1: kept, it or its layer has hooks, which would see other numbers; remove them first"
+    )
+    assert torch.equal(folding.model(x), model(x))
+
+
 def test_of_a_model_that_cannot_be_traced_neighbors_are_folded() -> None:
     torch.manual_seed(0)
     model = Branching().eval()

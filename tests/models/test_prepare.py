@@ -324,6 +324,14 @@ def test_the_summary_names_every_layer_and_why_it_was_kept() -> None:
         assert conversion.layers[4].nbytes == (80, 80)  # directions (4, 4) and lengths (4, 1) in float32
 
 
+def test_a_layer_that_has_no_parameters_yet_is_kept_until_it_has() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 4))
+    told = quantize_model(model, "w8a16").layers[0]
+    assert told.reason == "its parameters are not initialized; run the model once first"
+    model(torch.ones(2, 8))
+    assert quantize_model(model, "w8a16").layers[0].gives is not None
+
+
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
@@ -349,6 +357,11 @@ def test_the_summary_names_every_layer_and_why_it_was_kept() -> None:
             lambda: convert(quantize_model(net(), "w8a8")),
             UnsupportedError,
             r"^model \(a Conversion\) must be a torch\.nn\.Module; pass the model of a conversion or",
+        ),
+        (
+            lambda: quantize_model(nn.Sequential(nn.Linear(4, 4, device="meta")), "w8a8"),
+            UnsupportedError,
+            "^layer 0: its weights are on the meta device, without numbers; load them first$",
         ),
         (lambda: fold(5), UnsupportedError, r"^model \(a int\) must be a torch\.nn\.Module"),
         (lambda: calibrate(nn.Linear, "w8a8", []), UnsupportedError, r"^model \(a type\) must be a torch"),

@@ -123,7 +123,6 @@ class _Place:
     side: str
     observer: Observer
     scheme: Scheme
-    dtype: torch.dtype
 
 
 class Watch:
@@ -140,6 +139,7 @@ class Watch:
         make = statistic_named(statistic)
         self.decided = decisions_of(root, as_recipe(recipe))
         self._places: dict[str, _Place] = {}
+        self._seen: dict[str, torch.dtype] = {}
         for name, module, decision in self.decided:
             gives = decision.gives
             shapes = kind_of(module).shapes(module)
@@ -152,7 +152,6 @@ class Watch:
                         side=side,
                         observer=Observer(make(activation.scheme, shape), name=place),
                         scheme=activation.scheme,
-                        dtype=_dtype_of(module),
                     )
 
     @contextmanager
@@ -160,8 +159,8 @@ class Watch:
         """Let the observers see what goes into and comes out of their layers."""
         handles: list[Any] = []
         try:
-            for place in self._places.values():
-                eye = _Eye(functools.partial(self._see, place.observer))
+            for name, place in self._places.items():
+                eye = _Eye(functools.partial(self._see, name, place.observer))
                 if place.side == "input":
                     hook = functools.partial(_see_input, eye)
                     handles.append(place.module.register_forward_pre_hook(hook, with_kwargs=True))
@@ -177,7 +176,7 @@ class Watch:
         """Return what follows from the data so far, by place, of all layers or of those inside a module."""
         wanted = None if inside is None else set(inside.modules())
         return {
-            name: place.observer.params(place.scheme, dtype=place.dtype)
+            name: place.observer.params(place.scheme, dtype=self._dtype_of(name, place.module))
             for name, place in self._places.items()
             if wanted is None or place.module in wanted
         }
@@ -187,10 +186,16 @@ class Watch:
         inside = {module for block in blocks for module in block.modules()}
         return any(place.module not in inside for place in self._places.values())
 
-    def _see(self, observer: Observer, x: torch.Tensor) -> torch.Tensor:
+    def _dtype_of(self, name: str, module: nn.Module) -> torch.dtype:
+        """Return the dtype of a layer's parameters; where it has none, that of what passed first."""
+        own = (p.dtype for p in module.parameters() if p.is_floating_point())
+        return next(own, self._seen.get(name, torch.float32))
+
+    def _see(self, name: str, observer: Observer, x: torch.Tensor) -> torch.Tensor:
         """Take ``x`` into an observer; a tensor that several layers read is measured once."""
         if not self.enabled:
             return x
+        self._seen.setdefault(name, x.dtype)
         latest = self._latest
         if latest is None or not latest.is_of(x, observer.statistic):
             latest = _Latest(x, observer)
@@ -215,10 +220,6 @@ class _Latest:
         """Return whether it is what ``statistic`` would measure of ``x`` now."""
         same = self._tensor() is x and not x.is_inference() and x._version == self._version
         return same and self._statistic == statistic
-
-
-def _dtype_of(module: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
 
 
 class _Eye(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import RecipeError, UnsupportedError
@@ -115,12 +116,19 @@ def _subject(name: str, module: nn.Module) -> Subject:
     return Subject(name=name, type=_type(module), shape=tuple(weight.shape), dtype=dtype)
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether something else runs before or after the forward pass of a module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def _refusal(module: nn.Module, decision: Decision, recipe: Recipe) -> str | None:
     """Return why a layer that was given schemes is left alone, or None when it is not."""
     kind = _type(module)
     if is_parametrized(module):
         return "its weight is parametrized; remove the parametrization first"
-    if module._forward_hooks or module._forward_pre_hooks:
+    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        return "its parameters are not initialized; run the model once first"
+    if has_hooks(module):
         return "it has hooks, which would be lost; remove them first"
     if type(module) in KINDS:
         by_default = decision.rule is recipe.default and kind != "Linear"

@@ -21,7 +21,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 from ..errors import ShapeError
 from .attention import replace_modules
-from .decisions import require_model
+from .decisions import has_hooks, require_model
 from .kinds import kind_of
 
 NORMALIZATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -56,9 +56,9 @@ def fold(model: nn.Module, *, inplace: bool = False) -> Folding:
 
     Which do is seen by tracing the model with torch.fx; in one that cannot be traced, only neighbors inside
     an ``nn.Sequential`` are. A normalization stays, with the reason in the result, where it trains, has no
-    running statistics, follows something else, or where its layer is used otherwise or shares its weight.
-    Folded ones become ``nn.Identity``; after a Linear layer, a module that refuses more than two axes, of
-    which a normalization takes the second.
+    running statistics, follows something else, where its layer is used otherwise or shares its weight, and
+    where either has hooks. Folded ones become ``nn.Identity``; after a Linear layer, a module that refuses
+    more than two axes, of which a normalization takes the second.
 
     inplace: whether ``model`` itself is changed; otherwise a copy is.
 
@@ -146,6 +146,8 @@ def _refusal(norm: nn.Module, source: nn.Module | None, shared: Counter[int]) ->
     """Return why ``norm`` cannot be folded into ``source``, empty when it can."""
     if source is None or type(source) not in PRODUCTS:
         return f"it follows a {type(source).__name__}, not a convolution or linear layer"
+    if has_hooks(norm) or has_hooks(source):
+        return "it or its layer has hooks, which would see other numbers; remove them first"
     if norm.training:
         return "it is in training mode; call eval() first"
     if norm._buffers["running_mean"] is None:

@@ -158,6 +158,8 @@ def _check(module: nn.Module, gives: Assignment) -> None:
     if type(module) not in KINDS and gives.weight is not None:
         kind = type(module).__name__
         raise UnsupportedError(f"{kind} has no weight to quantize; give its rule an input or an output alone")
+    if any(weight.is_meta for weight in weights_of(module).values()):
+        raise UnsupportedError("its weights are on the meta device, without numbers; load them first")
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         if gives.input is not None:
             raise UnsupportedError("the input of an embedding is whole numbers; leave it out of the rule")
