@@ -22,6 +22,7 @@ from zeropoint.checkpoint.ray_engine import RayEngine
 from zeropoint.checkpoint.run import run
 from zeropoint.checkpoint.source import open_source
 from zeropoint.checkpoint.work import Done
+from zeropoint.cli.main import main
 from zeropoint.errors import NonFiniteError
 
 
@@ -155,3 +156,13 @@ def test_a_worker_of_another_version_is_an_error_that_names_both(
     with pytest.raises(EngineError, match=rule):
         run(plan, tmp_path / "out", engine=engine)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_command_runs_on_a_cluster(
+    plan: Plan, local: Path, engine: RayEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert engine.address is not None
+    where = ["--engine", "ray", "--address", engine.address]
+    assert main(["quantize", str(plan.source.given), str(tmp_path / "out"), "--to", SCHEME, *where]) == 0
+    assert digests(tmp_path / "out") == digests(local)
+    assert capsys.readouterr().err == ""
