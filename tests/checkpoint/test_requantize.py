@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import warnings
 from pathlib import Path
@@ -16,17 +17,18 @@ from tests.checkpoint.written import CONFIG, ONE, digests, quantize, same_bytes,
 from tests.oracles import synthetic_llama
 
 from zeropoint.checkpoint.documents import MANIFEST
+from zeropoint.checkpoint.engine import Job, Results, local
 from zeropoint.checkpoint.limits import Limits
 from zeropoint.checkpoint.plan import make_plan
-from zeropoint.checkpoint.recipe import RecipeText
+from zeropoint.checkpoint.recipe import KEEP, RecipeText
 from zeropoint.checkpoint.run import RunResult, run
 from zeropoint.checkpoint.selection import Dequantize, Selection
 from zeropoint.checkpoint.source import open_source
+from zeropoint.checkpoint.units import units as units_of
 from zeropoint.checkpoint.verify import verify
 from zeropoint.errors import CheckpointError, NonFiniteError
 
 FIRST, EVERY = Selection(dequantize=Dequantize.FIRST), Selection(dequantize=Dequantize.EVERY)
-KEEP = RecipeText(text="default: keep")
 UP, DOWN, Q = (
     f"model.layers.0.{name}.weight" for name in ("mlp.up_proj", "mlp.down_proj", "self_attn.q_proj")
 )
@@ -289,6 +291,42 @@ def test_verify_finds_a_bit_that_flipped_in_what_was_dequantized_or_stayed(
     assert Q.removesuffix(".weight") in problems[0]
 
 
+@pytest.mark.parametrize(("to", "selection"), [("nvfp4a16", FIRST), (KEEP, EVERY)])
+def test_a_run_that_was_ended_after_any_unit_goes_on_to_the_same_bytes(
+    to: str | RecipeText, selection: Selection, fp8: Path, tmp_path: Path
+) -> None:
+    plan = make_plan(open_source(fp8), to, selection=selection, limits=ONE)
+    run(plan, tmp_path / "whole")
+    units = len(units_of(plan))
+    resumed = []
+    for count in range(1, units, 7):
+
+        def ends(job: Job, count: int = count) -> Results:
+            yield from itertools.islice(local(job), count)
+            raise KeyboardInterrupt
+
+        out = tmp_path / str(count)
+        with pytest.raises(KeyboardInterrupt):
+            run(plan, out, engine=ends)
+        resumed.append(run(plan, out).resumed)
+        assert digests(out) == digests(tmp_path / "whole")
+    assert resumed[0] < resumed[-1] < units
+
+
+def test_a_run_is_not_resumed_with_floats_of_another_dtype(fp8: Path, tmp_path: Path) -> None:
+    def ends(job: Job) -> Results:
+        yield from itertools.islice(local(job), 3)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(make_plan(open_source(fp8), "mxfp4", selection=FIRST, limits=ONE), tmp_path / "out", engine=ends)
+    other = Selection(dequantize=Dequantize.FIRST, floats="F32")
+    with pytest.raises(CheckpointError, match="differs in 'dequantize': it has 'first', now 'first F32'"):
+        requantize(fp8, tmp_path / "out", "mxfp4", other)
+
+
 def test_a_plain_checkpoint_has_nothing_to_dequantize(llama: Path) -> None:
-    with pytest.raises(CheckpointError, match="nothing would be quantized"):
+    with pytest.raises(
+        CheckpointError, match="in' holds no codes to dequantize; pass a quantized checkpoint"
+    ):
         make_plan(open_source(llama), KEEP, selection=EVERY, limits=ONE)

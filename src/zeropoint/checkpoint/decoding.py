@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
-from ..codecs.compressed_tensors import decode, row_alignment, tensor_specs
+from ..codecs.compressed_tensors import SCALE, WORD_BITS, blocks, decode, tensor_specs
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
+from ..schemes import Granularity, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from .storage import OpenFile, Place
 from .stored import StoredLayer
@@ -16,11 +19,11 @@ from .stored import StoredLayer
 def read_lines(
     layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, rows: int, *, expert: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Return, by suffix, the lines of a layer's tensors that belong to ``rows`` rows from row ``start`` on.
+    """Return, by suffix, the lines of a layer's tensors that touch ``rows`` rows from row ``start`` on.
 
-    files: all its files, open. start: a multiple of the scheme's row alignment, as ``rows`` is
-    unless they are the last. expert: the matrix to read, of fused experts. Raises CheckpointError when a file
-    is shorter than its header said.
+    Lines that belong to several rows come whole, even where only some of these rows were asked for. files:
+    all its files, open. expert: the matrix to read, of fused experts. Raises CheckpointError when a file is
+    shorter than its header said.
     """
     found = {}
     for spec in tensor_specs(layer.weight, layer.layout, layer.shape, layer.dtype):
@@ -29,7 +32,8 @@ def read_lines(
         line = size // max(1, spec.shape[0])
         first, count = 0, spec.shape[0]
         if spec.lines:
-            first, count = start // spec.rows * spec.lines, -(-rows * spec.lines // spec.rows)
+            first = start // spec.rows * spec.lines
+            count = min(spec.shape[0], -(-(start + rows) // spec.rows) * spec.lines) - first
         buffer = bytearray(count * line)
         offset = entry.begin + expert * size + first * line
         files[entry.file].read_into(memoryview(buffer), offset)
@@ -41,11 +45,27 @@ def read_lines(
 def read_rows(
     layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, rows: int, *, expert: int = 0
 ) -> QuantizedTensor:
-    """Return rows of a layer in codes, aligned as :func:`read_lines` says; parameters are not judged here."""
-    lines = read_lines(layer, files, start, rows, expert=expert)
-    return decode(layer.layout, lines, layer.weight, shape=(rows, layer.shape[1]), dtype=layer.dtype)
+    """Return rows of a layer in codes; parameters are not judged here.
+
+    With zero points, ``start`` and ``rows`` are multiples of :func:`alignment`, unless the rows are the last.
+    Rows that begin inside a block take its scale as one of their own.
+    """
+    lines, weight = read_lines(layer, files, start, rows, expert=expert), layer.weight
+    height = blocks(weight)[0]
+    if height > 1:
+        each = lines[SCALE].repeat_interleave(height, 0)
+        lines[SCALE] = each[start % height : start % height + rows]
+        weight = _by_row(weight)
+    return decode(layer.layout, lines, weight, shape=(rows, layer.shape[1]), dtype=layer.dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _by_row(weight: Scheme) -> Scheme:
+    """Return the scheme under which each row of a block has a scale of its own."""
+    rows = Granularity.group(blocks(weight)[1])
+    return replace(weight, scales=(replace(weight.scales[0], granularity=rows),))
 
 
 def alignment(layer: StoredLayer) -> int:
-    """Return the rows of which a part must be a multiple to be read without others beside it."""
-    return min(row_alignment(layer.weight), layer.shape[0])
+    """Return the rows of which a part must be a multiple to be decoded without others beside it."""
+    return min(WORD_BITS, layer.shape[0]) if layer.weight.zero_point is not ZeroPoint.NONE else 1

@@ -9,7 +9,9 @@ from ..codecs.compressed_tensors_config import QUANT_METHOD, LayerScheme
 from ..errors import CheckpointError, printable
 from .decisions import Decision, fate, nothing_selected
 from .origin import Floats, Origin
+from .recipe import UNASKED
 from .safetensors_file import TensorEntry
+from .storage import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,9 @@ class Fates:
     def require_sense(self) -> None:
         """Raise CheckpointError when nothing would be done, or when no configuration could say what was."""
         if not self.quantized and not self.restored:
+            if all(d.choice.reason == UNASKED for d in self.decisions):
+                place = shown(self.floats.source.root)
+                raise CheckpointError(f"{place} holds no codes to dequantize; pass a quantized checkpoint")
             raise CheckpointError(nothing_selected(self.decisions))
         if self.staying and (self.floats.config or {}).get("quant_method") != QUANT_METHOD:
             raise CheckpointError(

@@ -205,6 +205,11 @@ class Plan:
         return sum(math.prod(weight.shape) for weight in self.weights)
 
     @property
+    def restored_values(self) -> int:
+        """Numbers that are written as floats, and were codes."""
+        return sum(math.prod(restored.shape) for restored in self.restored)
+
+    @property
     def bits_per_value(self) -> float:
         """Average bits that a quantized number takes, scales and zero points counted."""
         return 8 * sum(p.nbytes for w in self.weights for p in w.outputs) / max(1, self.quantized_values)

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ..codecs.compressed_tensors import SCALE, Layout, decode
+from ..codecs.compressed_tensors import SCALE, Layout, decode, row_alignment
 from ..errors import ZeropointError
 from ..formats import FloatFormat
 from ..layout.blocks import reduce_blocks, spread_blocks
 from ..tensor import QuantizedTensor
-from .decoding import alignment, read_lines
+from .decoding import read_lines
 from .limits import Limits, value_bytes
 from .measure import TensorError, measure
 from .originals import OriginalWeight
@@ -91,7 +91,8 @@ class LayerCheck:
             cost += (
                 _CHECK_BYTES if self.weight.origin.layer is not None else self.weight.origin.dtype.itemsize
             )
-        return limits.rows(self.layer.shape[1], alignment(self.layer), cost)
+        alignment = min(row_alignment(self.layer.weight), self.layer.shape[0])
+        return limits.rows(self.layer.shape[1], alignment, cost)
 
     def buffer_bytes(self, limits: Limits) -> int:
         """Return the bytes of the original that a part reads."""

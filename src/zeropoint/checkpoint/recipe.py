@@ -59,3 +59,8 @@ class RecipeText:
 def one_scheme(layer: LayerScheme) -> Recipe:
     """Return the recipe that gives ``layer`` to all linear weights."""
     return Recipe(default=Rule(gives=layer.assignment))
+
+
+UNASKED = "nothing is to be quantized"
+KEEP = RecipeText(text=f"rules:\n- name: '*'\n  keep: {UNASKED}\n", name="dequantize")
+"""The recipe that quantizes nothing."""

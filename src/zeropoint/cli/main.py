@@ -21,9 +21,12 @@ from ..errors import ZeropointError
 from ..report.documents import inspection_document, run_document, verification_document
 from ..report.formats import formats_document, formats_table, page_document, page_table
 from ..report.tables import inspection_report, run_report, verification_report
+from .dequantize import dequantize
 from .options import (
     READ,
     AsJson,
+    DequantizeFirst,
+    DequantizeKept,
     Everything,
     Ignore,
     Include,
@@ -32,6 +35,7 @@ from .options import (
     Strict,
     To,
     Workers,
+    dequantized,
     planned,
 )
 from .output import ReaderGoneError, fail, progress, show, show_json
@@ -45,6 +49,7 @@ _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command(short_help="Say what quantize would do.")(plan_command)
+app.command(short_help="Write a quantized checkpoint as floats.")(dequantize)
 
 
 @app.callback(invoke_without_command=True)
@@ -95,6 +100,8 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     address: Address = None,
     spool: Spool = None,
     strict: Strict = False,
+    dequantize_first: DequantizeFirst = False,
+    dequantize_kept: DequantizeKept = False,
     everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:
@@ -111,10 +118,14 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize SRC OUT --to int4:g64:asym --workers 2 --json
       zeropoint quantize SRC OUT --recipe mixed.yaml --strict
       zeropoint quantize SRC OUT --plan plan.json
+      zeropoint quantize DeepSeek-V3 OUT --to nvfp4a16 --dequantize-first
       zeropoint quantize s3://BUCKET/MODEL s3://BUCKET/OUT --to w4a16
       zeropoint quantize SRC OUT --to nvfp4a16 --engine ray --address HEAD:6379
     """  # noqa: D301
-    selection = Selection(include=tuple(include or ()), ignore=tuple(ignore or ()), strict=strict)
+    selection = Selection(
+        include=tuple(include or ()), ignore=tuple(ignore or ()), strict=strict,
+        dequantize=dequantized(first=dequantize_first, kept=dequantize_kept),
+    )  # fmt: skip
     start = time.perf_counter()
     asked = one_of({"--to": to, "--recipe": recipe, "--plan": plan})
     made = planned(source, asked, selection, Limits.default(workers, max_memory))

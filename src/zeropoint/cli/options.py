@@ -9,7 +9,7 @@ import typer
 from ..checkpoint.limits import Limits
 from ..checkpoint.plan import Plan, make_plan
 from ..checkpoint.recipe import RecipeText
-from ..checkpoint.selection import Selection
+from ..checkpoint.selection import Dequantize, Selection
 from ..checkpoint.source import open_source
 from .values import Asked, parse_recipe, parse_scheme, parse_size
 
@@ -40,6 +40,20 @@ Ignore = Annotated[
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Fail when a linear weight is left alone unasked.")]
 
+DequantizeFirst = Annotated[
+    bool, typer.Option("--dequantize-first", help="Start from what the codes of a quantized SRC stand for.")
+]
+DequantizeKept = Annotated[
+    bool, typer.Option("--dequantize-kept", help="Also write codes that are kept otherwise as floats.")
+]
+
+
+def dequantized(*, first: bool, kept: bool) -> Dequantize:
+    """Return what becomes of layers that are quantized already."""
+    if kept:
+        return Dequantize.EVERY
+    return Dequantize.FIRST if first else Dequantize.NONE
+
 
 def planned(source: str, asked: Asked, selection: Selection, limits: Limits) -> Plan:
     """Return the plan for the checkpoint at ``source``.
@@ -49,5 +63,7 @@ def planned(source: str, asked: Asked, selection: Selection, limits: Limits) -> 
     if isinstance(asked, RecipeText):
         return make_plan(open_source(source), asked, selection=selection, limits=limits)
     if selection != Selection():
-        raise typer.BadParameter("a plan has its own --include, --ignore and --strict; leave them out")
+        raise typer.BadParameter(
+            "a plan has its own --include, --ignore, --strict and --dequantize-...; leave them out"
+        )
     return asked.remake(open_source(source), limits=limits)

@@ -16,6 +16,8 @@ from ..report.plans import plan_report
 from .options import (
     READ,
     AsJson,
+    DequantizeFirst,
+    DequantizeKept,
     Everything,
     Ignore,
     Include,
@@ -24,6 +26,7 @@ from .options import (
     Strict,
     To,
     Workers,
+    dequantized,
     planned,
 )
 from .output import show, show_json
@@ -43,6 +46,8 @@ def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
     include: Include = None,
     ignore: Ignore = None,
     strict: Strict = False,
+    dequantize_first: DequantizeFirst = False,
+    dequantize_kept: DequantizeKept = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the plan to a new file, for quantize --plan.")
     ] = None,
@@ -71,7 +76,10 @@ def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint plan MODEL --to mxfp4 --out plan.json
       zeropoint quantize MODEL OUT --plan plan.json
     """  # noqa: D301 (click's mark for a paragraph that keeps its lines)
-    selection = Selection(include=tuple(include or ()), ignore=tuple(ignore or ()), strict=strict)
+    selection = Selection(
+        include=tuple(include or ()), ignore=tuple(ignore or ()), strict=strict,
+        dequantize=dequantized(first=dequantize_first, kept=dequantize_kept),
+    )  # fmt: skip
     asked = one_of({"--to": to, "--recipe": recipe})
     made = planned(source, asked, selection, Limits.default(workers, max_memory))
     if out is not None:

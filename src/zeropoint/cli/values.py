@@ -86,3 +86,17 @@ def parse_plan(path: str) -> PlanFile:
         return PlanFile.read(path)
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+_FLOATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+
+
+def parse_float_dtype(text: str) -> str:
+    """Return the name that safetensors has for a dtype; raises typer.BadParameter for any but three.
+
+    >>> parse_float_dtype("bfloat16")
+    'BF16'
+    """
+    if text not in _FLOATS:
+        raise typer.BadParameter(f"dtype {text!r} must be one of {', '.join(_FLOATS)}")
+    return _FLOATS[text]

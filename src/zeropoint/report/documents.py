@@ -25,6 +25,7 @@ def run_document(result: RunResult, *, seconds: float) -> dict[str, Any]:
         "output_bytes": plan.output_bytes,
         "quantized_values": plan.quantized_values,
         "bits_per_value": plan.bits_per_value,
+        "decoded_values": plan.restored_values,
         "seconds": seconds,
         "sync_seconds": result.sync_seconds,
         "units": result.units,

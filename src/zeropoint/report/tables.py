@@ -33,17 +33,23 @@ def run_report(result: RunResult, *, seconds: float, everything: bool = False) -
     """
     plan = result.plan
     ratio = plan.source_bytes / max(1, plan.output_bytes)
-    layouts = ", ".join(dict.fromkeys(layer.layout.value for layer in plan.layers))
-    facts = [
-        f"{size(plan.source_bytes)} -> {size(plan.output_bytes)} ({ratio:.2f}x smaller) in {seconds:.1f} s",
-        f"{count(plan.quantized_values, 'number')} at {plan.bits_per_value:.3f} bits in {layouts}",
-        f"relative error {result.error.relative:.4f}, SQNR {decibels(result.error.sqnr_db)} dB",
-    ]
+    change = f"{ratio:.2f}x smaller" if ratio >= 1 else f"{1 / ratio:.2f}x larger"
+    facts = [f"{size(plan.source_bytes)} -> {size(plan.output_bytes)} ({change}) in {seconds:.1f} s"]
+    if plan.weights:
+        layouts = ", ".join(dict.fromkeys(layer.layout.value for layer in plan.layers))
+        facts += [
+            f"{count(plan.quantized_values, 'number')} at {plan.bits_per_value:.3f} bits in {layouts}",
+            f"relative error {result.error.relative:.4f}, SQNR {decibels(result.error.sqnr_db)} dB",
+        ]
+    if plan.restored:
+        facts.append(f"{count(plan.restored_values, 'number')} decoded in {len(plan.restored):,} tensors")
+    errors: list[RenderableType] = []
+    if plan.weights:
+        errors = [error_table(result.outcomes, everything=everything), Text()]
     return Group(
         decision_table(plan.decisions, everything=everything),
         Text(),
-        error_table(result.outcomes, everything=everything),
-        Text(),
+        *errors,
         *lines(result.notes, "note: "),
         *lines(_losses(result.outcomes), "warning: "),
         Text("\n".join(facts)),

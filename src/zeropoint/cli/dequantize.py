@@ -1,0 +1,60 @@
+"""The command ``zeropoint dequantize``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..checkpoint.limits import Limits
+from ..checkpoint.plan import make_plan
+from ..checkpoint.recipe import KEEP
+from ..checkpoint.run import run
+from ..checkpoint.selection import Dequantize, Selection
+from ..checkpoint.source import open_source
+from ..report.documents import run_document
+from ..report.tables import run_report
+from .options import READ, AsJson, Everything, Memory, Workers
+from .output import progress, show, show_json
+from .values import parse_float_dtype
+
+
+def dequantize(  # noqa: PLR0913 (typer makes an option of each parameter)
+    source: Annotated[str, typer.Argument(metavar="SRC", help=READ)],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write.")],
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DTYPE", parser=parse_float_dtype,
+            help="bfloat16, float16 or float32; default: what config.json names, or bfloat16.",
+        ),
+    ] = None,
+    workers: Workers = None,
+    max_memory: Memory = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="OUT may hold files already.")] = False,
+    everything: Everything = False,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Write a quantized checkpoint as floats: fp8 blocks, or anything that zeropoint writes.
+
+    The configuration loses what it says of quantization and keeps all else, byte for byte. OUT appears
+    complete or not at all; when the command is ended before, the same command goes on where it was.
+
+    \b
+    Examples:
+      zeropoint dequantize DeepSeek-V3 DeepSeek-V3-bf16
+      zeropoint dequantize SRC OUT --dtype float32 --max-memory 1G
+    """  # noqa: D301
+    start = time.perf_counter()
+    selection = Selection(dequantize=Dequantize.EVERY, floats=dtype)
+    limits = Limits.default(workers, max_memory)
+    plan = make_plan(open_source(source), KEEP, selection=selection, limits=limits)
+    with progress("dequantizing") as on_progress:
+        result = run(plan, out, overwrite=overwrite, on_progress=on_progress)
+    seconds = time.perf_counter() - start
+    if as_json:
+        show_json(run_document(result, seconds=seconds))
+    else:
+        show(run_report(result, seconds=seconds, everything=everything))
