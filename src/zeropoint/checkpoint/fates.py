@@ -9,7 +9,6 @@ from ..codecs.compressed_tensors_config import QUANT_METHOD, LayerScheme
 from ..errors import CheckpointError, printable
 from .decisions import Decision, fate, nothing_selected
 from .origin import Floats, Origin
-from .recipe import UNASKED
 from .safetensors_file import TensorEntry
 from .storage import shown
 
@@ -56,10 +55,13 @@ class Fates:
         """What is quantized, and how."""
         return tuple((d.entry, d.layer) for d in self.decisions if d.layer is not None)
 
-    def require_sense(self) -> None:
-        """Raise CheckpointError when nothing would be done, or when no configuration could say what was."""
+    def require_sense(self, *, every: bool) -> None:
+        """Raise CheckpointError when nothing would be done, or when no configuration could say what was.
+
+        every: whether codes that are kept otherwise were to be decoded.
+        """
         if not self.quantized and not self.restored:
-            if all(d.choice.reason == UNASKED for d in self.decisions):
+            if every:
                 place = shown(self.floats.source.root)
                 raise CheckpointError(f"{place} holds no codes to dequantize; pass a quantized checkpoint")
             raise CheckpointError(nothing_selected(self.decisions))

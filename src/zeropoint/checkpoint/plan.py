@@ -268,8 +268,9 @@ def make_plan(
     split = split_sets(decisions)
     if split and selection.strict:
         raise CheckpointError(f"{'; '.join(split)}; give each set one scheme, or leave out strict")
-    fates = Fates.of(floats, decisions, tied_copies(source), every=selection.dequantize is Dequantize.EVERY)
-    fates.require_sense()
+    every = selection.dequantize is Dequantize.EVERY
+    fates = Fates.of(floats, decisions, tied_copies(source), every=every)
+    fates.require_sense(every=every)
     shards, places = _lay_out(source, _members(fates))
     located = {name: (placed.shard, placed.nbytes) for name, placed in places.items()}
     texts = index_and_config(floats, decisions, located, staying=fates.staying)

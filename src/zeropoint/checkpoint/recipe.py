@@ -61,6 +61,5 @@ def one_scheme(layer: LayerScheme) -> Recipe:
     return Recipe(default=Rule(gives=layer.assignment))
 
 
-UNASKED = "nothing is to be quantized"
-KEEP = RecipeText(text=f"rules:\n- name: '*'\n  keep: {UNASKED}\n", name="dequantize")
+KEEP = RecipeText(text="default: keep", name="dequantize")
 """The recipe that quantizes nothing."""
