@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import pytest
 from tests.faults.calls import Call
@@ -37,6 +38,9 @@ def test_a_run_killed_behind_some_bytes_resumes(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_killed_behind_any_byte_resumes(stage: Stage) -> None:
+def test_a_run_killed_behind_every_fifth_byte_and_around_every_write_resumes(stage: Stage) -> None:
     calls, start, total = recorded(stage)
-    assert survived(stage, calls, start, range(total)) == total
+    ends = accumulate(len(call.data) for call in calls)
+    around = {end + step for end in ends for step in (-1, 0, 1) if 0 <= end + step < total}
+    counts = sorted(around | set(range(0, total, 5)))
+    assert survived(stage, calls, start, counts) == len(counts)

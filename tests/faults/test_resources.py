@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import resource
+import shutil
 import stat
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from tests.faults.children import Children
-from tests.faults.stage import Stage
+from tests.faults.stage import INDEX, Stage, digests, run_here
+
+
+def test_few_descriptors_are_enough_for_many_shards(children: Children, stage: Stage) -> None:
+    source = stage.work / "many"
+    source.mkdir()
+    weight_map = {}
+    for number in range(300):
+        tensor, shard = f"layers.{number}.mlp.down_proj.weight", f"model-{number + 1:05}-of-00300.safetensors"
+        save_file({tensor: torch.ones(2, 16, dtype=torch.bfloat16)}, source / shard)
+        weight_map[tensor] = shard
+    (source / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    shutil.copy(stage.source / "config.json", source)
+    stage.source = source
+    ended = children.run(stage.job(limits=(("RLIMIT_NOFILE", 16),)))
+    assert (ended.status, ended.err) == (0, "")
+    few = digests(stage.out)
+    assert len([name for name in few if name.endswith(".safetensors")]) == 300
+    shutil.rmtree(stage.out)
+    assert run_here(stage.arguments).status == 0
+    assert digests(stage.out) == few
 
 
 @pytest.mark.parametrize("limit", [600, 1024, 2000, 4000])
