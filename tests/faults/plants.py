@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from zeropoint.checkpoint import output, resume, source, work
+from zeropoint.checkpoint import engine, output, quantize, resume, source, work
 from zeropoint.cli import main as command
 
 
@@ -145,6 +145,17 @@ def single_write(patched: pytest.MonkeyPatch) -> None:
         patched.setattr(module, "write_at", write_at)
 
 
+def hasty(patched: pytest.MonkeyPatch) -> None:
+    """A set takes its scale from the first of its units that is scanned."""
+    real = engine._Extremes.wait
+
+    def wait(self: Any, stop: Any) -> tuple[float, float]:
+        real(self, stop)
+        return quantize.widest((found.low, found.high) for found in self._found[:1])
+
+    patched.setattr(engine._Extremes, "wait", wait)
+
+
 PLANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "no flock": no_flock,
     "no lock": no_lock,
@@ -152,6 +163,7 @@ PLANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "no data sync": no_data_sync,
     "no preflight": no_preflight,
     "trusting": trusting,
+    "hasty": hasty,
     "codes only": codes_only,
     "index first": index_first,
     "no directory sync": no_directory_sync,

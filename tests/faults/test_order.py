@@ -9,11 +9,11 @@ from tests.faults.stage import Stage, digests
 from zeropoint.cli.main import main
 
 
-def delayed(stage: Stage, workers: int, seed: int) -> None:
+def delayed(stage: Stage, workers: int, seed: int, *, plant: str | None = None) -> None:
     """Run with a random pause in front of each call."""
     stage.clear()
     stage.options = ("--workers", str(workers))
-    ran = stage.run_under(Layer(root=stage.work, before=pauses(seed)))
+    ran = stage.run_under(Layer(root=stage.work, before=pauses(seed)), plant=plant)
     assert ran.status == 0, ran.err
     stage.tally.points += 1
     stage.check_complete()
@@ -23,6 +23,11 @@ def delayed(stage: Stage, workers: int, seed: int) -> None:
 def test_threads_at_any_pace_write_the_same_bytes(stage: Stage, workers: int) -> None:
     delayed(stage, workers, seed=workers)
     assert stage.tally.compared == stage.golden_bytes
+
+
+def test_a_scale_that_does_not_wait_for_its_set_is_found_out(stage: Stage) -> None:
+    with pytest.raises(AssertionError, match="I3"):
+        delayed(stage, 2, seed=1, plant="hasty")
 
 
 @pytest.mark.slow
