@@ -7,6 +7,7 @@ whole groups with their scales, and whole words of packed codes and zero points,
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ def by_columns(module: str) -> bool:
     return _BY_COLUMNS.search(module) is not None
 
 
+@functools.lru_cache(maxsize=4096)
 def problem(layer: LayerScheme, shape: tuple[int, int], ways: int, *, by_columns: bool) -> str | None:
     """Return why a weight cannot be cut into ``ways`` equal parts along one axis, or None when it can.
 

@@ -53,6 +53,8 @@ from .safetensors_dtypes import FILE_DTYPES
 WORD_BITS = 32
 """Bits of a word of pack-quantized; zero points of so many rows come out in whole words."""
 MAX_PACKED_BITS = 8
+_KNOWN = 4096
+"""Answers that are kept: a checkpoint of many tensors has few schemes and shapes."""
 
 PACKED, WEIGHT, SCALE, ZERO_POINT, SHAPE, GLOBAL_SCALE = (
     "weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_shape", "weight_global_scale",
@@ -91,6 +93,7 @@ class TensorSpec:
     rows: int = 1
 
 
+@functools.lru_cache(maxsize=_KNOWN)
 def blocks(scheme: Scheme) -> tuple[int, int]:
     """Return the extents of the finest blocks of a matrix under ``scheme``, with 0 for a whole axis.
 
@@ -104,6 +107,7 @@ def blocks(scheme: Scheme) -> tuple[int, int]:
 _LARGE = 1 << 40
 
 
+@functools.lru_cache(maxsize=_KNOWN)
 def strategy(scheme: Scheme) -> str:
     """Return compressed-tensors' word for the granularity: tensor, channel, group, tensor_group or block.
 
@@ -235,6 +239,7 @@ def _float4_layout(weight: Scheme) -> Layout:
     return Layout.NVFP4
 
 
+@functools.lru_cache(maxsize=_KNOWN)
 def unfit(weight: Scheme, layout: Layout, shape: tuple[int, ...]) -> str | None:
     """Return why a weight of ``shape`` cannot be written in ``layout``, or None when it can.
 
@@ -252,6 +257,7 @@ def unfit(weight: Scheme, layout: Layout, shape: tuple[int, ...]) -> str | None:
     return None
 
 
+@functools.lru_cache(maxsize=_KNOWN)
 def row_alignment(weight: Scheme) -> int:
     """Return the rows of which a part of a weight must hold a multiple to be quantized and written alone."""
     rows = blocks(weight)[0] or 1
@@ -260,6 +266,7 @@ def row_alignment(weight: Scheme) -> int:
     return rows
 
 
+@functools.lru_cache(maxsize=_KNOWN)
 def tensor_specs(
     weight: Scheme, layout: Layout, shape: tuple[int, ...], dtype: torch.dtype
 ) -> tuple[TensorSpec, ...]:

@@ -79,7 +79,7 @@ class LayerScheme:
         given = None if self.input is None else Activation(scheme=self.input, dynamic=True)
         return Assignment(weight=self.weight, input=given)
 
-    @property
+    @functools.cached_property
     def layout(self) -> Layout:
         """The layout of its tensors."""
         return layout_of(self.weight, self.input)
