@@ -64,6 +64,11 @@ def test_shapes_are_matched_axis_by_axis(shape: str, count: int | None) -> None:
     ("rule", "message"),
     [
         (Rule(name="encoder.0.uq", gives=FOUR), r"matches no module by name; did you mean encoder\.0\.up"),
+        (
+            Rule(name="*.qqq.?", gives=FOUR),
+            r"by name; known are encoder\.0\.up, encoder\.0\.down, encoder\.1\.up, stem and 1 more$",
+        ),
+        (Rule(name="*.encodre.*", gives=FOUR), r"by name; did you mean encoder"),
         (Rule(types=("Lineal",), gives=FOUR), "matches no module by type; did you mean Linear"),
         (
             Rule(shape="*,7", gives=FOUR, place="r.yaml, line 3"),

@@ -133,8 +133,12 @@ def _of_dtype(rule: Rule, subject: Subject) -> bool:
 
 def _closest_names(rule: Rule, subjects: Sequence[Subject]) -> str:
     names = [subject.name for subject in subjects[:_COMPARED]]
-    known = {*names, *(name.rpartition(".")[2] for name in names)}
-    return near_misses(rule.name.removeprefix(REGEX).strip("*."), known)
+    parts = {part for name in names for part in name.split(".") if not part.isdigit()}
+    hint = near_misses(rule.name.removeprefix(REGEX).strip("*."), {*names, *parts})
+    if hint.startswith("did you mean"):
+        return hint
+    more = f" and {len(subjects) - _SHOWN:,} more" if len(subjects) > _SHOWN else ""
+    return f"known are {', '.join(names[:_SHOWN])}{more}"
 
 
 def _closest_types(rule: Rule, subjects: Sequence[Subject]) -> str:
@@ -150,7 +154,7 @@ def _closest_dtypes(rule: Rule, subjects: Sequence[Subject]) -> str:
 
 
 # The closest name is found by comparing with each, at some microseconds a name.
-_COMPARED = 2000
+_COMPARED, _SHOWN = 2000, 4
 _Condition = Callable[[Rule, Subject], bool]
 _Hint = Callable[[Rule, Sequence[Subject]], str]
 _CONDITIONS: tuple[tuple[str, _Condition, _Hint], ...] = (
