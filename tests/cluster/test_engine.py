@@ -17,10 +17,12 @@ from zeropoint.checkpoint import ray_engine
 from zeropoint.checkpoint.engine import Engine, EngineError, Job, Results
 from zeropoint.checkpoint.engine import local as on_threads
 from zeropoint.checkpoint.journal import JOURNAL
+from zeropoint.checkpoint.object_store import RemotePath, filesystem
 from zeropoint.checkpoint.plan import Plan, make_plan
 from zeropoint.checkpoint.ray_engine import RayEngine
 from zeropoint.checkpoint.run import run
 from zeropoint.checkpoint.source import open_source
+from zeropoint.checkpoint.store_output import run_to_store
 from zeropoint.checkpoint.work import Done
 from zeropoint.cli.main import main
 from zeropoint.errors import NonFiniteError
@@ -166,3 +168,12 @@ def test_the_command_runs_on_a_cluster(
     assert main(["quantize", str(plan.source.given), str(tmp_path / "out"), "--to", SCHEME, *where]) == 0
     assert digests(tmp_path / "out") == digests(local)
     assert capsys.readouterr().err == ""
+
+
+def test_a_cluster_fills_the_spool_of_an_output_behind_a_url(
+    plan: Plan, local: Path, engine: RayEngine, tmp_path: Path
+) -> None:
+    run_to_store(plan, RemotePath("memory://bucket/out"), spool=tmp_path / "spool", engine=engine)
+    store = filesystem(RemotePath("memory://bucket"))
+    found = {name.removeprefix("/bucket/out/"): store.cat_file(name) for name in store.find("/bucket/out")}
+    assert found == {name: (local / name).read_bytes() for name in digests(local)}

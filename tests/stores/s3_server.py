@@ -50,6 +50,7 @@ class S3Server:
     """Counts requests, and fails those that are ordered to."""
 
     requests: list[str] = field(default_factory=list)
+    bytes_asked: int = 0
     fault: Fault | None = None
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
@@ -67,6 +68,10 @@ class S3Server:
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        if environ.get("HTTP_RANGE", "").startswith("bytes="):
+            first, _, last = environ["HTTP_RANGE"].removeprefix("bytes=").partition("-")
+            with self._guard:
+                self.bytes_asked += int(last) + 1 - int(first)
         kind = self._order(method, f"{path}?{environ['QUERY_STRING']}")
         if kind in ("500", "reset"):
             # What was sent is taken, or closing the connection would itself be a reset.

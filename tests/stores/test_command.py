@@ -41,6 +41,9 @@ def test_a_command_from_store_to_store_gives_the_bytes_of_directories(
     assert json.loads(capsys.readouterr().out)["output"] == f"s3://{bucket}/out"
     folder = tmp_path / "out"
     assert content(s3, bucket) == {name: (folder / name).read_bytes() for name in digests(folder)}
+    assert main(["verify", f"s3://{bucket}/out", "--against", url]) == 0
+    assert main(["plan", f"s3://{bucket}/model", "--to", SCHEME]) == 0
+    capsys.readouterr()
     assert main(arguments) == 1
     assert f"output 's3://{bucket}/out' holds '1_Pooling/config.json'" in capsys.readouterr().err
 

@@ -69,6 +69,18 @@ def test_the_output_has_the_bytes_that_a_local_source_gives(model: Path, url: st
     assert there == here
 
 
+def test_each_byte_of_the_weights_is_fetched_once(
+    model: Path, url: str, s3: S3Server, tmp_path: Path
+) -> None:
+    """What is kept, too; headers are read for the plan, and again for the identity."""
+    size = (model / "model.safetensors").stat().st_size
+    source = open_source(url)
+    before = s3.bytes_asked
+    run(make_plan(source, "int8:channel", limits=Limits(workers=2)), tmp_path / "out")
+    header = min(entry.begin for entry in source.entries.values())
+    assert size - header <= s3.bytes_asked - before <= size + 3 * header
+
+
 @pytest.mark.parametrize("kind", ["500", "reset"])
 def test_requests_that_fail_in_passing_are_repeated(
     kind: str, model: Path, url: str, s3: S3Server, tmp_path: Path

@@ -200,14 +200,19 @@ def _read(
 
 
 def _copy(unit: Copy, source: OpenFile, target: int, buffer: bytearray) -> Done:
-    """Hash what the source holds and copy it, in the kernel where it can."""
+    """Hash what the source holds and copy it, in the kernel where it can; an object is fetched once."""
     digest = hashlib.sha256()
-    piece = memoryview(buffer)[:PIECE]
+    local = source.descriptor is not None
+    piece = memoryview(buffer)[: PIECE if local else len(buffer)]
     for done in range(0, unit.nbytes, len(piece)):
         part = piece[: unit.nbytes - done]
         source.read_into(part, unit.begin + done)
         digest.update(part)
-        copy_range(source, target, begin=unit.begin + done, to=unit.target.begin + done, size=len(part))
+        to = unit.target.begin + done
+        if local:
+            copy_range(source, target, begin=unit.begin + done, to=to, size=len(part))
+        else:
+            write_at(target, part, to)
     return Done(number=unit.number, digests=(digest.hexdigest(),), error=None)
 
 
