@@ -1,4 +1,4 @@
-"""Fuzz the parsers of what others wrote: headers, indexes, configurations, recipes, manifests, journals.
+"""Fuzz the parsers of files: headers, indexes, configurations, recipes, plans, manifests, journals.
 
     python -m tests.hostile.fuzz [--minutes 10] [--seed 0] [--only NAME]
 
@@ -34,7 +34,11 @@ from zeropoint.checkpoint.documents import MANIFEST
 from zeropoint.checkpoint.inspect import inspect
 from zeropoint.checkpoint.integrity import read_manifest
 from zeropoint.checkpoint.journal import Journal
+from zeropoint.checkpoint.plan import make_plan
+from zeropoint.checkpoint.plan_document import plan_document
+from zeropoint.checkpoint.plan_file import PlanFile
 from zeropoint.checkpoint.safetensors_file import parse_header
+from zeropoint.checkpoint.selection import Selection
 from zeropoint.checkpoint.source import open_source
 from zeropoint.errors import CheckpointError, ZeropointError
 from zeropoint.recipes.document import load_recipe
@@ -204,12 +208,34 @@ def journal_target(folder: Path) -> Target:
     return Target(name="journal", seeds=[raw], decide=decide)
 
 
+def plan_target(folder: Path) -> Target:
+    """Plan files: what is taken comes out as the plan that was written."""
+    for name, content in SHARDED.items():
+        assert isinstance(content, bytes)
+        (folder / name).write_bytes(content)
+    source = open_source(folder)
+    plans = [
+        make_plan(source, "int8:channel", selection=selection)
+        for selection in (Selection(), Selection(ignore=("re:a.*",), include=("b",), strict=True))
+    ]
+    seeds = [
+        json.dumps(plan_document(plan), indent=indent).encode() for plan in plans for indent in (1, None)
+    ]
+
+    def judge(place: Path) -> None:
+        assert PlanFile.read(place / "p.json").remake(source).shards in [plan.shards for plan in plans]
+
+    return Target(name="plan", seeds=seeds, decide=_in_directory(folder, "p.json", judge))
+
+
 def _as_written(raw: bytes) -> list[object]:
     """Return the records of a whole journal: the JSON of each line behind its length and CRC."""
     return [json.loads(line[18:]) for line in raw.splitlines()]
 
 
-TARGETS = (header_target, index_target, config_target, recipe_target, manifest_target, journal_target)
+TARGETS = (
+    header_target, index_target, config_target, recipe_target, plan_target, manifest_target, journal_target,
+)  # fmt: skip
 
 
 class Hang(BaseException):

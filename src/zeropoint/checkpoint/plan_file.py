@@ -55,18 +55,18 @@ class PlanFile:
             request = found["request"]
             return PlanFile(
                 path=Path(path),
-                recipe=RecipeText(**request["recipe"]),
+                recipe=RecipeText(**{key: _text(text) for key, text in request["recipe"].items()}),
                 selection=Selection(
-                    include=tuple(request["include"]),
-                    ignore=tuple(request["ignore"]),
-                    strict=request["strict"],
+                    include=tuple(map(_text, request["include"])),
+                    ignore=tuple(map(_text, request["ignore"])),
+                    strict=request["strict"] is True,
                     dequantize=Dequantize(request["dequantize"]),
-                    floats=request["floats"],
+                    floats=None if request["floats"] is None else _text(request["floats"]),
                 ),
                 identity=dict(found["identity"]),
                 tensors=tuple(dict(tensor) for tensor in found["tensors"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{shown(path)} is a damaged plan ({error!r}); make it again with zeropoint plan --out"
             ) from error
@@ -92,6 +92,12 @@ class PlanFile:
                 f"plan {shown(self.path)} differs in {field}: it has {printable(str(before))}, now "
                 f"{printable(str(after))}; {_AGAIN}"
             )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} is no text")
+    return value
 
 
 def _json(path: Path) -> dict[str, Any]:

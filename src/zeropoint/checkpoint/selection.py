@@ -108,7 +108,7 @@ def _compile(text: str) -> re.Pattern[str]:
     source = text[3:] if text.startswith("re:") else fnmatch.translate(text)
     try:
         return re.compile(source)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise CheckpointError(
             f"pattern {printable(text)} is no regular expression: {error}; correct it"
         ) from error

@@ -79,7 +79,7 @@ class Rule:
 def _name_pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text.removeprefix(REGEX) if text.startswith(REGEX) else fnmatch.translate(text))
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise RecipeError(f"name {printable(text)} is no regular expression: {error}; correct it") from error
 
 
