@@ -83,6 +83,18 @@ def test_a_plan_brings_its_own_selection(call: Call, model: Path, tmp_path: Path
     assert "--to and --plan is given" in both.err
 
 
+def test_a_plan_of_what_is_dequantized_first_is_carried_out(call: Call, model: Path, tmp_path: Path) -> None:
+    assert call("quantize", model, tmp_path / "old", "--to", "w8a8").status == 0
+    refused = call("plan", tmp_path / "old", "--to", "mxfp4")
+    assert refused.status == 1
+    assert "is quantized already" in refused.err
+    asked = ("--to", "mxfp4", "--dequantize-first")
+    assert call("plan", tmp_path / "old", *asked, "--out", tmp_path / "plan.json").status == 0
+    assert call("quantize", tmp_path / "old", tmp_path / "a", *asked).status == 0
+    assert call("quantize", tmp_path / "old", tmp_path / "b", "--plan", tmp_path / "plan.json").status == 0
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+
+
 def test_what_is_no_plan_is_a_wrong_option(call: Call, model: Path, tmp_path: Path) -> None:
     called = call("quantize", model, tmp_path / "out", "--plan", model / "config.json")
     assert called.status == 2
