@@ -175,7 +175,7 @@ def test_rows_of_a_packed_weight_are_rows_of_its_values() -> None:
         packed = PackedWeight(zp.quantize(torch.randn(10, 96), scheme))
         index = torch.tensor([7, 0, 7])
         assert torch.equal(packed.rows(index), packed.quantized().dequantize()[index]), scheme
-        assert torch.equal(packed.rows(slice(2, 5)), packed.quantized().dequantize()[2:5]), scheme
+        assert torch.equal(packed.tile(2, 5), packed.quantized().dequantize()[2:5]), scheme
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
