@@ -65,6 +65,7 @@ def test_dequantize_writes_the_floats_that_others_find(
     called = call("dequantize", fp8, tmp_path / "out", *option)
     assert called.status == 0, called.err
     assert "in 14 tensors" in called.out
+    assert "kept: decoded to " in called.out
     assert "x larger) in" in called.out
     found, expected = tensors_of(tmp_path / "out"), dequantized_by_others(fp8, dtype=dtype)
     assert found.keys() == expected.keys()

@@ -42,10 +42,11 @@ class Fates:
         copies = {entry.name: tied[entry.name] for entry in plain if entry.name in tied}
         staying = () if every else tuple(held)
         codes = [entry for d in staying for entry in origins[d.entry.name].stored]
+        alone = not any(d.quantized for d in decisions)
         words = {d.entry.name: f"decoded to {d.entry.dtype}" if every else "with its codes" for d in held}
         return Fates(
             floats=floats, staying=staying, copies=copies,
-            decisions=tuple(_with_words(d, words.get(d.entry.name)) for d in decisions),
+            decisions=tuple(_with_words(d, words.get(d.entry.name), alone=alone) for d in decisions),
             restored=tuple(origins[d.entry.name] for d in held) if every else (),
             kept=(*(entry for entry in plain if entry.name not in copies), *codes),
         )  # fmt: skip
@@ -88,9 +89,10 @@ class Fates:
         return notes
 
 
-def _with_words(decision: Decision, words: str | None) -> Decision:
-    """Return a decision whose reason ends with what else becomes of the tensor."""
+def _with_words(decision: Decision, words: str | None, *, alone: bool) -> Decision:
+    """Return a decision whose reason ends with what becomes of the codes; ``alone`` where that is all."""
     if words is None:
         return decision
-    choice = replace(decision.choice, reason=f"{decision.choice.reason}, {words}")
+    reason = words if alone else f"{decision.choice.reason}, {words}"
+    choice = replace(decision.choice, reason=reason)
     return replace(decision, choice=choice)
