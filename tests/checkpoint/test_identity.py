@@ -27,7 +27,7 @@ def test_another_value_of_any_field_is_refused_with_both_values(source: Path, st
     first, *rest = records(stopped)
     fields = identity(plan)
     assert first["identity"] == fields
-    assert len(fields) == 7 + 3 + 1
+    assert len(fields) == 8 + 3 + 1
     for field, value in fields.items():
         path.unlink()
         journal = Journal(path)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
+from ..errors import CheckpointError
 from .journal import JOURNAL, Journal
 from .output import Partials
 from .units import Unit
@@ -21,9 +23,9 @@ COMMIT_SECONDS = 2.0
 
 
 class Commit:
-    """Gathers results and writes them to the journal after their bytes; the driver's thread uses it alone.
+    """Gathers results and writes them to the journal after their bytes, in a thread of its own.
 
-    seconds: time that was spent waiting for the disk, while the engine went on.
+    seconds: time in which its caller waited for the disk, and for nothing else.
     """
 
     def __init__(self, journal: Journal, partials: Partials, units: Sequence[Unit]) -> None:
@@ -31,30 +33,66 @@ class Commit:
         self._journal = journal
         self._partials = partials
         self._units = units
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="zeropoint-sync")
+        self._running: Future[None] | None = None
         self._pending: list[Scanned | Done] = []
         self._bytes = 0
         self._since = time.monotonic()
 
     def add(self, result: Scanned | Done) -> None:
-        """Take in a result, and make those that came together durable when it is time."""
+        """Take in a result, and begin to make those that came together durable when it is time.
+
+        Raises CheckpointError when the disk has failed meanwhile.
+        """
         self._pending.append(result)
         if isinstance(result, Done):
             self._bytes += sum(span.size for span in self._units[result.number].spans)
+        if self._running is not None and not self._running.done():
+            return
         if self._bytes >= COMMIT_BYTES or time.monotonic() - self._since >= COMMIT_SECONDS:
-            self.flush()
+            self.start()
+
+    def start(self) -> None:
+        """Begin to make all results durable. Raises CheckpointError when the disk failed before."""
+        self._finish()
+        pending, self._pending = self._pending, []
+        self._bytes, self._since = 0, time.monotonic()
+        if not pending:
+            return
+        try:
+            self._running = self._thread.submit(self._write, pending)
+        except RuntimeError:  # the system gives no more threads
+            self._write(pending)
 
     def flush(self) -> None:
-        """Make all results durable. Raises CheckpointError when the disk fails; they are then forgotten.
+        """Wait until all results are durable. Raises CheckpointError when the disk fails."""
+        begin = time.monotonic()
+        self.start()
+        self._finish()
+        self.seconds += time.monotonic() - begin
+
+    def _finish(self) -> None:
+        """Wait for what was begun; when it failed, no result that is not durable yet ever counts.
 
         A later sync that succeeds would prove nothing about the bytes that an earlier one failed to write.
         """
-        pending, self._pending = self._pending, []
-        start = time.monotonic()
+        if self._running is None:
+            return
+        try:
+            self._running.result()
+        except CheckpointError:
+            self._pending.clear()
+            self._running = None
+            raise
+        self._running = None
+
+    def close(self) -> None:
+        """Wait for what was begun, whatever comes of it."""
+        self._thread.shutdown()
+
+    def _write(self, pending: Sequence[Scanned | Done]) -> None:
         for file in sorted({self._units[r.number].file for r in pending if isinstance(r, Done)}):
             with self._partials.open(file) as descriptor:
                 os.fdatasync(descriptor)
-        if pending:
-            with self._partials.io(JOURNAL):
-                self._journal.append(result.document() for result in pending)
-        self._bytes, self._since = 0, time.monotonic()
-        self.seconds += self._since - start
+        with self._partials.io(JOURNAL):
+            self._journal.append(result.document() for result in pending)

@@ -14,6 +14,7 @@ from importlib import metadata
 from ..errors import CheckpointError, printable
 from .journal import FORMAT
 from .object_store import Stamp
+from .origin import Origin
 from .plan import Plan
 from .storage import Place, open_file, stamp
 
@@ -44,9 +45,16 @@ def identity(plan: Plan) -> dict[str, str]:
     fields["output"] = _digest(
         [shard.name.encode() + b"\0" + shard.header for shard in plan.shards]
         + [f"{name}\0{text}".encode() for name, text in sorted(plan.texts.items())]
-        + [f"{weight.module}\0{weight.layer}\0{weight.share}".encode() for weight in plan.weights]
+        + [f"{w.module}\0{w.layer}\0{w.share}\0{_codes(w.origin)}".encode() for w in plan.weights]
+        + [f"{r.placed.name}\0{_codes(r.origin)}".encode() for r in plan.restored]
     )
     return fields
+
+
+def _codes(origin: Origin) -> str:
+    """Return how the codes that floats are decoded from are read, which a configuration says."""
+    layer = origin.layer
+    return "" if layer is None else f"{layer.weight} {layer.layout.value} {layer.dtype}"
 
 
 def require_same(now: Mapping[str, str], then: Mapping[str, str], *, what: str, remedy: str) -> None:

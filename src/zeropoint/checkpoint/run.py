@@ -52,7 +52,7 @@ class RunResult:
     """What a run wrote, and the error of each weight, in the order of the plan.
 
     notes: sentences for the report, the plan's first. units, resumed: units of the plan, and how many of them
-    an interrupted run had done. sync_seconds: time that was spent waiting for the disk.
+    an interrupted run had done. sync_seconds: time in which there was nothing to do but wait for the disk.
     """
 
     path: Place
@@ -95,12 +95,15 @@ def run(
                 todo=tuple(unit for unit in all_units if unit.number not in state.done),
             ), engine, commit, on_progress)  # fmt: skip
             plan.source.check_unchanged()
+            commit.start()  # the last bytes go to the disk while all are read back from memory
             read_back(state.done, directory, plan, all_units, published=state.published)
+            commit.flush()
             _publish(state, directory, plan, all_units)
         except BaseException as error:
             _leave(error, state, directory, commit)
             raise
         finally:
+            commit.close()
             state.journal.close()
         directory.finish()
     return RunResult(
@@ -140,7 +143,6 @@ def _do(state: State, job: Job, engine: Engine, commit: Commit, on_progress: Pro
             left -= names[result.number].nbytes
             if on_progress is not None:
                 on_progress(total - left, total, names[result.number].name)
-    commit.flush()
 
 
 def read_back(
