@@ -32,16 +32,19 @@ from zeropoint.checkpoint.plan import make_plan
 from zeropoint.checkpoint.ray_engine import RayEngine
 from zeropoint.checkpoint.run import run
 from zeropoint.checkpoint.source import open_source
+from zeropoint.checkpoint.work import Done
 
 source, out, scheme, address, count = sys.argv[1:]
 commit.COMMIT_SECONDS = 0.0
 engine = RayEngine(address=address) if address else local
 
 def killed(job):
-    for number, result in enumerate(engine(job)):
-        if number == int(count):
+    done = 0
+    for result in engine(job):
+        if done == int(count):
             os.kill(os.getpid(), signal.SIGKILL)
         yield result
+        done += isinstance(result, Done)
 
 run(make_plan(open_source(source), scheme, limits=Limits(workers=1)), out, engine=killed)
 """
