@@ -126,6 +126,8 @@ class Layer:
 
     def _carry_out(self, name: str, path: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         real, fault = self._real[name], self._fault(name)
+        if name == "close":  # before the number is free for a file that another thread opens out of sight
+            self._paths.pop(args[0], None)
         if fault is not None:
             self.struck += 1
             if fault.kind == "kill":
@@ -135,7 +137,6 @@ class Layer:
             elif fault.kind == "error":
                 if name == "close":
                     real(*args)
-                    self._paths.pop(args[0])
                 if name in ("fsync", "fdatasync"):
                     self.calls.append(Call(number=self._count, name=name, path=path, failed=True))
                 raise OSError(fault.code, os.strerror(fault.code), *([args[0]] if name in BY_PATH else []))
@@ -175,8 +176,6 @@ class Layer:
         elif name == "posix_fallocate":
             facts = {"size": args[1] + args[2]}
         self.calls.append(Call(number=self._count, name=name, path=path, **facts))
-        if name == "close":
-            del self._paths[args[0]]
 
 
 def pauses(seed: int) -> Callable[[], None]:
