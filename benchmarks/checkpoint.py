@@ -11,8 +11,8 @@ warm cache with nothing left to write back:
 in an order that changes from round to round. Prints wall times, ratios (medians over the rounds; what
 `import torch` takes is measured in the same rounds and taken off the job), the peak resident memory and the
 share of the time that the job waited for the disk. Peers (checkpoint_peers.py) run once a scheme where their
-environments exist. With `--shards N --size 20G` it checks instead that time grows with the size and memory
-does not. Everything is made below one temporary folder, which is removed at the end.
+environments exist. With `--shards N --size 20G` it checks instead, from a cold cache, that time grows with
+the size and memory does not. Everything is made below one temporary folder, which is removed at the end.
 
 This process imports neither torch nor numpy on purpose: the kernel counts the memory of the process that
 starts a command into the peak of that command.
@@ -137,6 +137,14 @@ def warm(folder: Path) -> None:
         with path.open("rb", buffering=0) as file:
             while file.readinto(block):
                 pass
+
+
+def cool(folder: Path) -> None:
+    """Forget every file, so that the next command reads it from the disk, however large it is."""
+    os.sync()
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def size_of(folder: Path) -> int:
@@ -300,6 +308,7 @@ def scale(args: argparse.Namespace, work: Path, console: Console) -> dict[str, A
         layers = max(1, round(args.size / part / LAYER_BYTES))
         options = ("--layers", str(layers), "--shards", str(max(1, args.shards // part)))
         source, out = make_source(work, *options), work / "out"
+        cool(source)
         ran = run(ours(source, out, args.schemes[0], "--max-memory", LITTLE), work)
         gb = size_of(source) / 1e9
         found.append({"gb": gb, "seconds": ran.seconds, "peak_gb": ran.peak_gb, "rate": gb / ran.seconds})
