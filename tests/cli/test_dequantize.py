@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from tests.checkpoint.quantized_inputs import dequantized_by_others, to_fp8
-from tests.checkpoint.written import same_bytes, tensors_of
+from tests.checkpoint.written import digests, same_bytes, tensors_of
 from tests.cli.conftest import Call
+
+from zeropoint.checkpoint.plan import make_plan
+from zeropoint.checkpoint.recipe import KEEP
+from zeropoint.checkpoint.run import run
+from zeropoint.checkpoint.selection import Dequantize, Selection
+from zeropoint.checkpoint.source import open_source
 
 
 @pytest.fixture
@@ -103,3 +109,21 @@ def test_what_cannot_be_dequantized_is_one_line(
     assert words in called.err
     assert called.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_dequantization_goes_on_or_begins_anew(call: Call, fp8: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    plan = make_plan(open_source(fp8), KEEP, selection=Selection(dequantize=Dequantize.EVERY))
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, out, on_progress=_interrupt)
+    refused = call("dequantize", fp8, out, "--dtype", "float32")
+    assert refused.status == 1
+    assert "differs in 'dequantize': it has 'every', now 'every F32'" in refused.err
+    anew = call("dequantize", fp8, out, "--dtype", "float32", "--restart")
+    assert anew.status == 0, anew.err
+    assert call("dequantize", fp8, tmp_path / "other", "--dtype", "float32").status == 0
+    assert digests(out) == digests(tmp_path / "other")
+
+
+def _interrupt(done: int, total: int, name: str) -> None:
+    raise KeyboardInterrupt

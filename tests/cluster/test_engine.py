@@ -20,7 +20,9 @@ from zeropoint.checkpoint.journal import JOURNAL
 from zeropoint.checkpoint.object_store import RemotePath, filesystem
 from zeropoint.checkpoint.plan import Plan, make_plan
 from zeropoint.checkpoint.ray_engine import RayEngine
+from zeropoint.checkpoint.recipe import KEEP
 from zeropoint.checkpoint.run import run
+from zeropoint.checkpoint.selection import Dequantize, Selection
 from zeropoint.checkpoint.source import open_source
 from zeropoint.checkpoint.store_output import run_to_store
 from zeropoint.checkpoint.work import Done
@@ -66,6 +68,13 @@ def test_a_cluster_writes_the_bytes_of_threads(
     assert digests(tmp_path / "out") == digests(local)
     assert result.resumed == 0
     assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_a_cluster_decodes_what_is_quantized_already(local: Path, engine: RayEngine, tmp_path: Path) -> None:
+    plan = make_plan(open_source(local), KEEP, selection=Selection(dequantize=Dequantize.EVERY))
+    run(plan, tmp_path / "threads")
+    run(plan, tmp_path / "cluster", engine=engine)
+    assert digests(tmp_path / "cluster") == digests(tmp_path / "threads")
 
 
 def test_the_batch_of_a_worker_that_dies_is_done_again(

@@ -149,8 +149,8 @@ def hasty(patched: pytest.MonkeyPatch) -> None:
     """A set takes its scale from the first of its units that is scanned."""
     real = engine._Extremes.wait
 
-    def wait(self: Any, stop: Any) -> tuple[float, float]:
-        real(self, stop)
+    def wait(self: Any) -> tuple[float, float]:
+        real(self)
         return quantize.widest((found.low, found.high) for found in self._found[:1])
 
     patched.setattr(engine._Extremes, "wait", wait)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import reprlib
-import threading
 from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
@@ -41,7 +40,7 @@ class _Compare(Check):
         self.start = start
         self.files = [files[entry.file] for entry in pair]
 
-    def run(self, scratch: Scratch, stop: threading.Event) -> None:  # noqa: ARG002
+    def run(self, scratch: Scratch) -> None:
         """See :class:`Task`."""
         buffer = scratch.buffer
         views = [memoryview(buffer)[: self.nbytes], memoryview(buffer)[self.nbytes : 2 * self.nbytes]]
@@ -62,7 +61,7 @@ class _CompareFloats(Check):
         self.origin = origin
         self.files = {file: files[file] for file in (entry.file, *origin.files)}
 
-    def run(self, scratch: Scratch, stop: threading.Event) -> None:  # noqa: ARG002
+    def run(self, scratch: Scratch) -> None:  # noqa: ARG002 (rows of codes may be larger)
         """See :class:`Task`."""
         ours, theirs = bytearray(self.nbytes), bytearray(self.nbytes)
         begin = self.entry.begin + self.start * self.row_bytes

@@ -6,7 +6,6 @@ This module needs no original. It reads small files and small tensors; layers ar
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -82,7 +81,7 @@ class AttendantCheck(Check):
         self.entry = entry
         self.file = files[entry.file]
 
-    def run(self, scratch: Scratch, stop: threading.Event) -> None:  # noqa: ARG002
+    def run(self, scratch: Scratch) -> None:  # noqa: ARG002 (it needs a few numbers)
         """See :class:`Task`."""
         dtype = TORCH_DTYPES.get(self.entry.dtype)
         if dtype is None or not self.nbytes or self.nbytes > _SMALL_BYTES:

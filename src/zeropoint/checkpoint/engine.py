@@ -54,16 +54,18 @@ class Engine(Protocol):
 
 def local(job: Job) -> Results:
     """Do a job on this machine's threads; an :class:`Engine`."""
-    tasks = _tasks(job)
+    stop = threading.Event()
+    tasks = _tasks(job, stop)
     limits = job.plan.limits
     needed = buffer_bytes([task.unit for task in tasks], limits)
-    with closing(done_tasks(tasks, workers=limits.workers, buffer_bytes=needed)) as finished:
+    done = done_tasks(tasks, workers=limits.workers, buffer_bytes=needed, stop=stop)
+    with closing(done) as finished:
         for task in finished:
             assert task.result is not None
             yield task.result
 
 
-def _tasks(job: Job) -> list[_UnitTask]:
+def _tasks(job: Job, stop: threading.Event) -> list[_UnitTask]:
     """Return all work in order.
 
     A set is scanned before the units ahead of it are done, so that no thread waits for another.
@@ -74,7 +76,7 @@ def _tasks(job: Job) -> list[_UnitTask]:
     for unit in job.todo:
         if unit.group is not None and unit.group not in sets:
             members = job.groups[unit.group]
-            sets[unit.group] = extremes = _Extremes(members, job.scanned)
+            sets[unit.group] = extremes = _Extremes(members, job.scanned, stop)
             tasks += [_Scan(member, job, extremes) for member in members if member.number not in job.scanned]
             tasks += ahead
             ahead.clear()
@@ -85,7 +87,10 @@ def _tasks(job: Job) -> list[_UnitTask]:
 class _Extremes:
     """The extremes of a set, gathered from its units by several threads."""
 
-    def __init__(self, members: tuple[Rows, ...], scanned: Mapping[int, Scanned]) -> None:
+    def __init__(
+        self, members: tuple[Rows, ...], scanned: Mapping[int, Scanned], stop: threading.Event
+    ) -> None:
+        self._stop = stop
         self._found = [scanned[unit.number] for unit in members if unit.number in scanned]
         self._count = len(members)
         self._guard = threading.Lock()
@@ -100,10 +105,10 @@ class _Extremes:
             if len(self._found) == self._count:
                 self._complete.set()
 
-    def wait(self, stop: threading.Event) -> tuple[float, float]:
+    def wait(self) -> tuple[float, float]:
         """Return those of the set when all units are in; raises Stopped when the run ends before."""
         while not self._complete.wait(timeout=0.1):
-            if stop.is_set():
+            if self._stop.is_set():
                 raise Stopped
         return widest((found.low, found.high) for found in self._found)
 
@@ -126,7 +131,7 @@ class _Scan(_UnitTask):
         super().__init__(unit, job, extremes)
         self.rows, self.gathers = unit, extremes
 
-    def run(self, scratch: Scratch, stop: threading.Event) -> None:  # noqa: ARG002
+    def run(self, scratch: Scratch) -> None:
         """See :class:`Task`."""
         self.result = found = scan(self.rows, self.job.plan.limits, scratch)
         self.gathers.add(found)
@@ -135,7 +140,7 @@ class _Scan(_UnitTask):
 class _Do(_UnitTask):
     """Do a unit, as soon as its set is scanned."""
 
-    def run(self, scratch: Scratch, stop: threading.Event) -> None:
+    def run(self, scratch: Scratch) -> None:
         """See :class:`Task`."""
-        extremes = None if self.extremes is None else self.extremes.wait(stop)
+        extremes = None if self.extremes is None else self.extremes.wait()
         self.result = do(self.unit, self.job.partials, self.job.plan.limits, scratch, extremes)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,7 +108,7 @@ class Digest(Check):
         self.file = file
         self.place = place
 
-    def run(self, scratch: Scratch, stop: threading.Event) -> None:  # noqa: ARG002
+    def run(self, scratch: Scratch) -> None:
         """See :class:`Task`."""
         found, done = hashlib.sha256(), 0
         while done < self.part.size:
@@ -170,7 +169,7 @@ def damaged_files(source: Source) -> list[Problem]:
         checks = [_content(name, record, files[source.root / name], None) for name, record in named.items()]
         scratch = Scratch(bytearray(_SMALL_BUFFER))
         for task in [task for _, tasks in checks for task in tasks]:
-            task.run(scratch, threading.Event())
+            task.run(scratch)
     return [
         problem
         for found, tasks in checks

@@ -8,7 +8,6 @@ two levels, a block's scale may be 0 where all its codes are.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -129,7 +128,7 @@ class _Part(Check):
         self.ratio = 0.0
         self.error: TensorError | None = None
 
-    def run(self, scratch: Scratch, stop: threading.Event) -> None:  # noqa: ARG002
+    def run(self, scratch: Scratch) -> None:
         """See :class:`Task`."""
         layer, shape = self.check.layer, (self.rows, self.check.layer.shape[1])
         lines = read_lines(layer, self.check.files, self.start, self.rows, expert=self.expert)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -215,7 +214,7 @@ class _Proof(Task):
         self.path = path
         self.ok = False
 
-    def run(self, scratch: Scratch, stop: threading.Event) -> None:  # noqa: ARG002
+    def run(self, scratch: Scratch) -> None:
         """See :class:`Task`."""
         spans = self.unit.spans
         if len(spans) != len(self.done.digests):

@@ -35,22 +35,17 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """A unit of a weight: ``rows`` rows from row ``start``."""
+class _OfRows:
+    """A unit of ``rows`` rows from row ``start``."""
 
     number: int
-    weight: Weight
+    weight: Weight | Restored
     start: int
     rows: int
 
     @property
-    def name(self) -> str:
-        """What progress calls it."""
-        return self.weight.module
-
-    @property
     def nbytes(self) -> int:
-        """Bytes of the source that it takes."""
+        """Bytes of the rows as floats, which progress counts."""
         return self.rows * self.weight.row_bytes
 
     @property
@@ -62,6 +57,18 @@ class Rows:
     def stamps(self) -> tuple[str, ...]:
         """The names under which the states of these files are kept."""
         return tuple(place.name for place in self.sources)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows(_OfRows):
+    """A unit of a weight that is quantized."""
+
+    weight: Weight
+
+    @property
+    def name(self) -> str:
+        """What progress calls it."""
+        return self.weight.module
 
     @property
     def group(self) -> str | None:
@@ -93,33 +100,15 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restore:
-    """A unit of a tensor that is written as floats: ``rows`` rows from row ``start``."""
+class Restore(_OfRows):
+    """A unit of a tensor that is written as floats."""
 
-    number: int
     weight: Restored
-    start: int
-    rows: int
 
     @property
     def name(self) -> str:
         """What progress calls it."""
         return self.weight.placed.name
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the floats."""
-        return self.rows * self.weight.row_bytes
-
-    @property
-    def sources(self) -> tuple[Place, ...]:
-        """The files that it is read from."""
-        return self.weight.origin.files
-
-    @property
-    def stamps(self) -> tuple[str, ...]:
-        """The names under which the states of these files are kept."""
-        return tuple(place.name for place in self.sources)
 
     @property
     def group(self) -> None:

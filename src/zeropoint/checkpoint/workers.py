@@ -37,7 +37,7 @@ class Task:
         self.name = name
         self.nbytes = nbytes
 
-    def run(self, scratch: Scratch, stop: threading.Event) -> None:
+    def run(self, scratch: Scratch) -> None:
         """Do the work with a thread's own memory."""
         raise NotImplementedError
 
@@ -57,13 +57,16 @@ def run_tasks(
                 on_progress(done, total, task.name)
 
 
-def done_tasks(tasks: Sequence[T], *, workers: int, buffer_bytes: int) -> Generator[T, None, None]:
+def done_tasks(
+    tasks: Sequence[T], *, workers: int, buffer_bytes: int, stop: threading.Event | None = None
+) -> Generator[T, None, None]:
     """Run ``tasks`` on ``workers`` threads, with ``buffer_bytes`` of memory each; yield those that are done.
 
+    stop: is set when no task will be begun any more, for tasks that wait for others.
     Raises the error of the first task, in their order, that failed, after all threads have ended. Closing the
     generator, or an exception in the caller's thread (Ctrl-C), also ends all threads before it goes on.
     """
-    crew = _Crew(tasks, buffer_bytes)
+    crew = _Crew(tasks, buffer_bytes, stop or threading.Event())
     before = torch.get_num_threads()
     with ThreadPoolExecutor(workers, thread_name_prefix="zeropoint") as pool:
         try:
@@ -93,8 +96,8 @@ def _started(pool: ThreadPoolExecutor, crew: _Crew[T], workers: int) -> list[Fut
 class _Crew(Generic[T]):
     """What the threads of a run share: the tasks still to do, the events, and the sign to stop."""
 
-    def __init__(self, tasks: Sequence[T], buffer_bytes: int) -> None:
-        self.stop = threading.Event()
+    def __init__(self, tasks: Sequence[T], buffer_bytes: int, stop: threading.Event) -> None:
+        self.stop = stop
         self.events: queue.SimpleQueue[T | None] = queue.SimpleQueue()
         self.at: dict[int, int] = {}
         self._todo = iter(enumerate(tasks))
@@ -116,7 +119,7 @@ class _Crew(Generic[T]):
                     if index is None or task is None:
                         break
                     self.at[slot] = index
-                    task.run(scratch, self.stop)
+                    task.run(scratch)
                     self.events.put(task)
             finished = True
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +10,6 @@ import typer
 from ..checkpoint.limits import Limits
 from ..checkpoint.plan import make_plan
 from ..checkpoint.recipe import KEEP
-from ..checkpoint.run import run
 from ..checkpoint.selection import Dequantize, Selection
 from ..checkpoint.source import open_source
 from ..report.documents import run_document
@@ -19,11 +17,24 @@ from ..report.tables import run_report
 from .options import READ, AsJson, Everything, Memory, Workers
 from .output import progress, show, show_json
 from .values import parse_float_dtype
+from .writing import (
+    Address,
+    BreakLock,
+    EngineName,
+    EngineOption,
+    Overwrite,
+    Restart,
+    Spool,
+    Target,
+    Way,
+    engine_of,
+    write,
+)
 
 
 def dequantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     source: Annotated[str, typer.Argument(metavar="SRC", help=READ)],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write.")],
+    out: Target,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -33,7 +44,12 @@ def dequantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     ] = None,
     workers: Workers = None,
     max_memory: Memory = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="OUT may hold files already.")] = False,
+    overwrite: Overwrite = False,
+    restart: Restart = False,
+    unlock: BreakLock = False,
+    engine: EngineOption = EngineName.LOCAL,
+    address: Address = None,
+    spool: Spool = None,
     everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
@@ -51,8 +67,12 @@ def dequantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     selection = Selection(dequantize=Dequantize.EVERY, floats=dtype)
     limits = Limits.default(workers, max_memory)
     plan = make_plan(open_source(source), KEEP, selection=selection, limits=limits)
+    way = Way(
+        overwrite=overwrite, restart=restart, break_lock=unlock, spool=spool,
+        engine=engine_of(engine, address),
+    )  # fmt: skip
     with progress("dequantizing") as on_progress:
-        result = run(plan, out, overwrite=overwrite, on_progress=on_progress)
+        result = write(plan, out, way, on_progress)
     seconds = time.perf_counter() - start
     if as_json:
         show_json(run_document(result, seconds=seconds))

@@ -42,7 +42,19 @@ from .output import ReaderGoneError, fail, progress, show, show_json
 from .plan import plan as plan_command
 from .signals import Interrupted, interruptible
 from .values import one_of, parse_plan
-from .writing import Address, EngineName, EngineOption, Spool, Way, engine_of, write
+from .writing import (
+    Address,
+    BreakLock,
+    EngineName,
+    EngineOption,
+    Overwrite,
+    Restart,
+    Spool,
+    Target,
+    Way,
+    engine_of,
+    write,
+)
 
 # The base class of all errors about the command line. Newer versions of typer no longer take it from click.
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
@@ -78,7 +90,7 @@ def top(
 @app.command(short_help="Quantize a checkpoint.")
 def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     source: Annotated[str, typer.Argument(metavar="SRC", help=READ)],
-    out: Annotated[str, typer.Argument(metavar="OUT", help="Directory, or s3:// or gs:// URL, to write.")],
+    out: Target,
     to: To = None,
     recipe: Recipe = None,
     plan: Annotated[
@@ -89,13 +101,9 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     ignore: Ignore = None,
     workers: Workers = None,
     max_memory: Memory = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="OUT may hold files already.")] = False,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Begin anew where an interrupted run left its work.")
-    ] = False,
-    unlock: Annotated[
-        bool, typer.Option("--break-lock", help="Remove the lock of a run that is surely dead.")
-    ] = False,
+    overwrite: Overwrite = False,
+    restart: Restart = False,
+    unlock: BreakLock = False,
     engine: EngineOption = EngineName.LOCAL,
     address: Address = None,
     spool: Spool = None,

@@ -27,6 +27,14 @@ class EngineName(enum.Enum):
     RAY = "ray"
 
 
+Target = Annotated[str, typer.Argument(metavar="OUT", help="Directory, or s3:// or gs:// URL, to write.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="OUT may hold files already.")]
+Restart = Annotated[
+    bool, typer.Option("--restart", help="Begin anew where an interrupted run left its work.")
+]
+BreakLock = Annotated[
+    bool, typer.Option("--break-lock", help="Remove the lock of a run that is surely dead.")
+]
 EngineOption = Annotated[
     EngineName, typer.Option("--engine", help="What does the work: this machine, or a Ray cluster.")
 ]
