@@ -83,7 +83,10 @@ def serve() -> None:
     """Answer requests until stdin ends."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    # What nohup, or a script that starts tests in the background, has set to be ignored would be inherited.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     warm_up()
     released: dict[int, int] = {}
     replies.write("{}\n")
