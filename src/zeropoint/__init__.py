@@ -1,5 +1,8 @@
 """zeropoint: few-bit numbers in PyTorch, exact and at memory speed."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .errors import (
     CalibrationError,
     CheckpointError,
@@ -16,13 +19,15 @@ from .errors import (
 from .formats import CodebookFormat, FloatFormat, IntFormat, Specials, format_name, get_format
 from .functional import choose_params, dequantize, explain, fake_quantize, quantize
 from .layout.packing import pack, unpack
-from .models import calibrate, convert, fold, prepare, quantize_model
 from .ops.library import only_backend
 from .params import QuantizationParams
-from .prepared import Plan, can_implement, plan
 from .schemes import Granularity, Scheme
 from .tensor import QuantizedTensor
-from .training import FakeQuantize
+
+if TYPE_CHECKING:
+    from .models import calibrate, convert, fold, prepare, quantize_model
+    from .prepared import Plan, can_implement, plan
+    from .training import FakeQuantize
 
 __version__ = "0.1.0"
 
@@ -67,3 +72,20 @@ __all__ = [
     "quantize_model",
     "unpack",
 ]
+
+_PARTS = {
+    **dict.fromkeys(("calibrate", "convert", "fold", "prepare", "quantize_model"), "models"),
+    **dict.fromkeys(("Plan", "can_implement", "plan"), "prepared"),
+    "FakeQuantize": "training",
+}
+"""Names and where they are defined: parts that quantizing tensors and checkpoints never needs."""
+
+
+def __getattr__(name: str) -> Any:
+    """Return a name of a part that is imported when it is first used (PEP 562)."""
+    if name in ("models", "prepared", "stats", "training"):
+        return import_module(f".{name}", __name__)
+    if name not in _PARTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{_PARTS[name]}", __name__), name)
+    return value

@@ -254,7 +254,7 @@ class _Waits(Task):
         self.gate = gate
         self.fails = fails
 
-    def run(self, scratch: Scratch, stop: threading.Event) -> None:  # noqa: ARG002
+    def run(self, scratch: Scratch) -> None:
         if self.fails:
             self.gate.wait(5)
             raise RangeError(self.name)

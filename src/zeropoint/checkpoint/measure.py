@@ -10,7 +10,10 @@ import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..formats import FloatFormat, Format
@@ -117,19 +120,23 @@ def _quiet_blocks(x: torch.Tensor, q: QuantizedTensor) -> tuple[int, int]:
     if not granularity.extents:
         return 0, 0
     found = _bits(q.scales[0]) == _zero_bits(scheme, q.dtype)
-    if not bool(found.any()):
+    if not found.any():
         return 0, 0
-    scale = q.params.effective_scale()
-    assert scale is not None
     height, width = granularity.block_shape(tuple(x.shape))
     if height == 1 and x.shape[1] % width == 0:
-        largest = x.reshape(*found.shape, width)[found].abs().amax(1)
-        scale, found = scale[found], found[found]
+        # Without its sign, the larger of two numbers has the larger bits.
+        patterns = _bits(x).reshape(*found.shape, width)[found]
+        magnitudes = np.bitwise_and(patterns, np.iinfo(patterns.dtype).max, out=patterns).max(1)
+        largest = torch.from_numpy(magnitudes).view(x.dtype)
     else:
-        largest = reduce_blocks(x.abs(), granularity, "amax", 0.0)
+        largest = reduce_blocks(x.abs(), granularity, "amax", 0.0)[torch.from_numpy(found)]
+    scale = q.params.effective_scale()
+    assert scale is not None
     # What is at most half the smallest step rounds to zero.
-    lost = found & (largest > 0) & (largest.to(scale.dtype) <= scale * _half_step(scheme.element))
-    return int((found & (largest == 0)).sum()), int(lost.sum())
+    reach = scale.numpy()[found] * _half_step(scheme.element)
+    biggest = largest.to(scale.dtype).numpy()
+    zero = int((biggest == 0).sum())
+    return zero, int((biggest <= reach).sum()) - zero
 
 
 @functools.lru_cache(maxsize=64)
@@ -139,9 +146,10 @@ def _half_step(element: Format) -> float:
     return float(largest_gap(element)) / 2
 
 
-def _bits(scale: torch.Tensor) -> torch.Tensor:
-    width = scale.element_size()
-    return scale.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width])
+def _bits(values: torch.Tensor) -> npt.NDArray[Any]:
+    """Return what the numbers are made of, as integers of their width, which share their memory."""
+    signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return np.asarray(values.contiguous().view(signed[values.element_size()]).numpy())
 
 
 @functools.lru_cache(maxsize=64)
@@ -149,4 +157,4 @@ def _zero_bits(scheme: Scheme, dtype: torch.dtype) -> int:
     """Return the bit pattern of the finest scale of a block of zeros."""
     columns = max(1, *scheme.granularity.extents)
     params = QuantizationParams.from_range(scheme, 0.0, 0.0, shape=(1, columns), dtype=dtype)
-    return int(_bits(params.scales[0]).flatten()[0])
+    return int(_bits(params.scales[0]).flat[0])
