@@ -8,11 +8,12 @@ warm cache with nothing left to write back:
     plain_program.py SRC OUT BYTES                               reads SRC, writes as many bytes, synchronizes
     cp -r SRC OUT                                                for comparison with earlier versions
 
-in an order that changes from round to round. Prints wall times, ratios (medians over the rounds; what
-`import torch` takes is measured in the same rounds and taken off the job), the peak resident memory and the
-share of the time that the job waited for the disk. Peers (checkpoint_peers.py) run once a scheme where their
-environments exist. With `--shards N --size 20G` it checks instead, from a cold cache, that time grows with
-the size and memory does not. Everything is made below one temporary folder, which is removed at the end.
+in an order that changes from round to round. Prints wall times, ratios (medians over the rounds), the peak
+resident memory and the share of the time that the job waited for the disk. What the job imports (torch, numba
+and zeropoint itself) is measured in the same rounds and taken off it, as imports are for the peers; the ratio
+with torch's import alone taken off stands beside it. Peers (checkpoint_peers.py) run once a scheme where
+their environments exist. With `--shards N --size 20G` it checks instead, from a cold cache, that time grows
+with the size and memory does not. Everything is made below one temporary folder, which is removed at the end.
 
 This process imports neither torch nor numpy on purpose: the kernel counts the memory of the process that
 starts a command into the peak of that command.
@@ -44,6 +45,8 @@ SCHEMES = ("mxfp4", "nvfp4a16", "w4a16", "fp8_dynamic")
 NEEDED_BYTES = {"full": 9_000_000_000, "small": 150_000_000}
 PLAIN_LIMIT, LIMITED_FACTOR, PEAK_LIMIT_GB, PEER_FACTOR, SYNC_SHARE = 2.0, 1.3, 0.7, 10.0, 0.1
 LITTLE = "512M"
+IMPORTS = "zeropoint.cli.main, zeropoint.kernels.cpu"
+"""What the job imports, torch and numba among it."""
 LAYER_BYTES = 88_100_000
 """Bytes of one layer of the full scale, from which the layers of --size follow."""
 GROWTH = 1.25
@@ -86,12 +89,12 @@ class Result:
     plain: list[float] = field(default_factory=list)
     copy: list[float] = field(default_factory=list)
     torch: list[float] = field(default_factory=list)
+    imports: list[float] = field(default_factory=list)
     peers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def without_torch(self, job: Job) -> list[float]:
-        """Seconds of each run, less the median of what importing torch takes."""
-        loading = statistics.median(self.torch)
-        return [seconds - loading for seconds in job.seconds]
+    def working(self, job: Job) -> list[float]:
+        """Seconds of each run, less the median of what its imports take."""
+        return less(job.seconds, self.imports)
 
     def ratio(self, seconds: list[float], to: list[float]) -> float:
         """Return the median of the ratios of the rounds."""
@@ -99,18 +102,29 @@ class Result:
 
     @property
     def of_plain(self) -> float:
-        """Time without torch's import over that of the plain program."""
-        return self.ratio(self.without_torch(self.job), self.plain)
+        """Time without imports over that of the plain program."""
+        return self.ratio(self.working(self.job), self.plain)
+
+    @property
+    def with_imports(self) -> float:
+        """Time with all imports but torch's over that of the plain program."""
+        return self.ratio(less(self.job.seconds, self.torch), self.plain)
 
     @property
     def of_unlimited(self) -> float:
-        """Time in little memory over that with the default limit, the import included in neither."""
-        return self.ratio(self.without_torch(self.limited), self.without_torch(self.job))
+        """Time in little memory over that with the default limit, imports included in neither."""
+        return self.ratio(self.working(self.limited), self.working(self.job))
 
     @property
     def sync_share(self) -> float:
         """Share of the job's time in which it waited for the disk."""
-        return self.ratio(self.job.sync, self.without_torch(self.job))
+        return self.ratio(self.job.sync, self.working(self.job))
+
+
+def less(seconds: list[float], loading: list[float]) -> list[float]:
+    """Return what is left of each time without the median of loading."""
+    apart = statistics.median(loading)
+    return [each - apart for each in seconds]
 
 
 def run(command: list[str], folder: Path) -> Ran:
@@ -170,7 +184,8 @@ def measure_round(result: Result, source: Path, work: Path, *, turn: int) -> Non
         (ours(source, out, result.scheme, "--max-memory", LITTLE), result.limited.add),
         (["cp", "-r", *never, str(source), str(out)], lambda ran: result.copy.append(ran.seconds)),
     ]
-    result.torch.append(run([sys.executable, "-c", "import torch"], work).seconds)
+    for modules, seconds in (("torch", result.torch), (IMPORTS, result.imports)):
+        seconds.append(run([sys.executable, "-c", f"import {modules}"], work).seconds)
     for number in range(len(steps)):
         command, take = steps[(number + turn) % len(steps)]
         warm(source)
@@ -200,7 +215,7 @@ def beside_peer(result: Result, peer: Peer, source: Path, work: Path) -> None:
         "import_seconds": float(words[1]),
         "peak_gb": ran.peak_gb,
         "differences": differences(mine, theirs) if peer.same_bytes else None,
-        "factor": float(words[2]) / min(result.without_torch(result.job)),
+        "factor": float(words[2]) / min(result.working(result.job)),
     }
     shutil.rmtree(mine)
     shutil.rmtree(theirs)
@@ -210,8 +225,8 @@ def table(results: list[Result], size_gb: float) -> Table:
     """Return the results as a table."""
     out = Table(title=f"zeropoint quantize, {size_gb:.2f} GB in; best of rounds, ratios by rounds")
     columns = (
-        "scheme", "whole s", "import s", "without s", "plain s", "of plain", f"{LITTLE} s", "of whole",
-        "cp -r s", "peak GB", f"{LITTLE} GB", "waits",
+        "scheme", "whole s", "torch s", "imports s", "plain s", "of plain", "+ imports", f"{LITTLE} s",
+        "of whole", "cp -r s", "peak GB", f"{LITTLE} GB", "waits",
     )  # fmt: skip
     for name in columns:
         out.add_column(name, justify="left" if name == "scheme" else "right", no_wrap=True)
@@ -219,9 +234,10 @@ def table(results: list[Result], size_gb: float) -> Table:
     for r in results:
         out.add_row(
             r.scheme, f"{min(r.job.seconds):.2f}", f"{statistics.median(r.torch):.2f}",
-            f"{min(r.without_torch(r.job)):.2f}", f"{min(r.plain):.2f}", f"{r.of_plain:.2f}",
-            f"{min(r.limited.seconds):.2f}", f"{r.of_unlimited:.2f}", f"{min(r.copy):.2f}",
-            f"{max(r.job.peak_gb):.2f}", f"{max(r.limited.peak_gb):.2f}", f"{r.sync_share:.0%}",
+            f"{statistics.median(r.imports):.2f}", f"{min(r.plain):.2f}", f"{r.of_plain:.2f}",
+            f"{r.with_imports:.2f}", f"{min(r.limited.seconds):.2f}", f"{r.of_unlimited:.2f}",
+            f"{min(r.copy):.2f}", f"{max(r.job.peak_gb):.2f}", f"{max(r.limited.peak_gb):.2f}",
+            f"{r.sync_share:.0%}",
             "\n".join(peer_line(name, peer) for name, peer in r.peers.items()),
         )  # fmt: skip
     return out
@@ -241,7 +257,7 @@ def missed(results: list[Result]) -> list[str]:
     lines = []
     for r in results:
         found = (
-            (r.of_plain, PLAIN_LIMIT, "times the plain program"),
+            (r.of_plain, PLAIN_LIMIT, "times the plain program, imports apart"),
             (r.of_unlimited, LIMITED_FACTOR, f"times as long with {LITTLE}"),
             (max(r.limited.peak_gb), PEAK_LIMIT_GB, f"GB at the peak with {LITTLE}"),
             (r.sync_share, SYNC_SHARE, "of the time waiting for the disk"),
@@ -284,7 +300,7 @@ def measure(args: argparse.Namespace, work: Path, console: Console) -> dict[str,
         for result in results:
             measure_round(result, source, work, turn=turn)
             said = f"{result.job.seconds[-1]:.2f} s, plain {result.plain[-1]:.2f} s"
-            said += f", import {result.torch[-1]:.2f} s"
+            said += f", imports {result.imports[-1]:.2f} s"
             console.print(f"round {turn + 1}, {result.scheme}: {said}", highlight=False)
     for peer in PEERS:
         if args.no_peers or not peer.python.exists():
