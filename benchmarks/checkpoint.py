@@ -225,12 +225,12 @@ def table(results: list[Result], size_gb: float) -> Table:
     """Return the results as a table."""
     out = Table(title=f"zeropoint quantize, {size_gb:.2f} GB in; best of rounds, ratios by rounds")
     columns = (
-        "scheme", "whole s", "torch s", "imports s", "plain s", "of plain", "+ imports", f"{LITTLE} s",
-        "of whole", "cp -r s", "peak GB", f"{LITTLE} GB", "waits",
+        "scheme", "whole\ns", "torch\ns", "imports\ns", "plain\ns", "of\nplain", "with\nimports",
+        f"{LITTLE}\ns", "of\nwhole", "cp -r\ns", "peak\nGB", f"{LITTLE}\nGB", "waits",
     )  # fmt: skip
     for name in columns:
         out.add_column(name, justify="left" if name == "scheme" else "right", no_wrap=True)
-    out.add_column("peers (import apart)", no_wrap=True)
+    out.add_column("peers\nimports apart", no_wrap=True)
     for r in results:
         out.add_row(
             r.scheme, f"{min(r.job.seconds):.2f}", f"{statistics.median(r.torch):.2f}",

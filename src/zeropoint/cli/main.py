@@ -260,5 +260,5 @@ def _said(error: BaseException) -> str:
 
 def run() -> None:
     """Carry out this process's command line."""
-    gc.freeze()  # what was imported is no garbage, and looking through it takes a tenth of a second each time
+    gc.freeze()  # what was imported is no garbage, and looking through it takes a tenth of a second
     sys.exit(main(sys.argv[1:]))
