@@ -51,8 +51,8 @@ def test_a_command_from_store_to_store_gives_the_bytes_of_directories(
 @pytest.mark.parametrize(
     ("options", "rule"),
     [
-        (["s3://bucket/out", "--overwrite"], "objects behind a URL are neither overwritten nor locked"),
-        (["s3://bucket/out", "--break-lock"], "objects behind a URL are neither overwritten nor locked"),
+        (["s3://bucket/out", "--overwrite"], "neither overwritten nor locked; leave --overwrite out"),
+        (["s3://bucket/out", "--break-lock"], "neither overwritten nor locked; leave --break-lock out"),
         (["out", "--spool", "spool"], "--spool is for an output behind a URL; leave it out"),
         (
             ["out", "--address", "head:6379"],
@@ -68,10 +68,10 @@ def test_options_that_mean_nothing_are_refused(
     assert rule in capsys.readouterr().err
 
 
-def killed_at(k: int, s3: S3Server, bucket: str, url: str, spool: Path) -> None:
-    """Start the command, and kill it when it sends its k-th request that writes."""
+def killed_at(method: str, k: int, s3: S3Server, bucket: str, url: str, spool: Path) -> None:
+    """Start the command, and kill it when it sends its k-th request to write, or to remove, an object."""
     command = [sys.executable, "-m", "zeropoint", "quantize", url, f"s3://{bucket}/out", "--to", SCHEME]
-    with s3.failing("none", range(k, k + 1), method="PUT", then=lambda: os.kill(child.pid, signal.SIGKILL)):
+    with s3.failing("none", range(k, k + 1), method=method, then=lambda: os.kill(child.pid, signal.SIGKILL)):
         child = subprocess.Popen(
             [*command, "--spool", str(spool)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
@@ -81,10 +81,10 @@ def killed_at(k: int, s3: S3Server, bucket: str, url: str, spool: Path) -> None:
         assert child.wait() == -signal.SIGKILL, message
 
 
-def goes_on(k: int, s3: S3Server, bucket: str, url: str, folder: Path) -> None:
-    """Kill a command at its k-th write, see that no loader finds anything, and go on."""
+def goes_on(method: str, k: int, s3: S3Server, bucket: str, url: str, folder: Path) -> None:
+    """Kill a command at its k-th request, see that what is there are whole objects, and go on."""
     spool = folder.parent / "spool"
-    killed_at(k, s3, bucket, url, spool)
+    killed_at(method, k, s3, bucket, url, spool)
     golden = {name: (folder / name).read_bytes() for name in digests(folder)}
     seen = content(s3, bucket).items()
     found = {name: data for name, data in seen if not name.startswith(".zeropoint/")}
@@ -98,7 +98,7 @@ def goes_on(k: int, s3: S3Server, bucket: str, url: str, folder: Path) -> None:
 
 def test_a_killed_command_goes_on_in_the_store(url: str, s3: S3Server, bucket: str, tmp_path: Path) -> None:
     assert main(["quantize", str(tmp_path / "model"), str(tmp_path / "out"), "--to", SCHEME]) == 0
-    goes_on(5, s3, bucket, url, tmp_path / "out")
+    goes_on("PUT", 5, s3, bucket, url, tmp_path / "out")
 
 
 @pytest.mark.slow
@@ -106,5 +106,13 @@ def test_a_command_killed_at_any_write_goes_on_in_the_store(
     url: str, s3: S3Server, bucket: str, tmp_path: Path
 ) -> None:
     assert main(["quantize", str(tmp_path / "model"), str(tmp_path / "out"), "--to", SCHEME]) == 0
-    for k in range(14):
-        goes_on(k, s3, bucket, url, tmp_path / "out")
+    s3.requests.clear()
+    assert main(["quantize", url, f"s3://{bucket}/out", "--to", SCHEME]) == 0
+    methods = [request.partition(" ")[0] for request in s3.requests]
+    for name in content(s3, bucket):
+        s3.client.delete_object(Bucket=bucket, Key=f"out/{name}")
+    writes, removals = methods.count("PUT"), methods.count("DELETE")
+    assert (writes, removals) == (14, 6)
+    # The last removal is that of the identity, behind which there is nothing to go on with.
+    for method, k in [*(("PUT", k) for k in range(writes)), *(("DELETE", k) for k in range(removals - 1))]:
+        goes_on(method, k, s3, bucket, url, tmp_path / "out")
