@@ -29,8 +29,14 @@ USAGE = [
     (["quantize", "a", "b"], "--to"),
     (["quantize", "a", "b", "c", "--to", "w4a16"], "c"),
     (["inspect", "a", "--depth", "2"], "--depth"),
-    (["quantize", "a", "b", "--to", "w4a16", "--workers", "0"], "--workers"),
-    (["quantize", "a", "b", "--to", "w4a16", "--workers", "two"], "--workers"),
+    (["quantize", "a", "b", "--to", "w4a16", "--workers", "0"], "'0' must be a whole number from 1 on"),
+    (
+        ["quantize", "a", "b", "--to", "w4a16", "--workers", "two"],
+        "'--workers': number of threads 'two' must",
+    ),
+    (["verify", "a", "--workers", "1.5"], "'1.5' must be a whole number"),
+    (["plan", "a", "--recipe", "b.yaml"], "'b.yaml' cannot be read: No such file or directory; check"),
+    (["plan", "a", "--recipe", "."], "'.' cannot be read: Is a directory; check the file"),
     (["quantize", "a", "b", "--to", "w4a16", "--max-memory", "2X"], "for example 2G or 512M"),
     (["quantize", "a", "b", "--to", "w4a16", "--max-memory", "-1G"], "for example 2G or 512M"),
     (["quantize", "a", "b", "--to", "w4a16", "--max-memory", "0"], "positive"),
@@ -64,7 +70,8 @@ def test_a_name_that_is_no_format_is_refused_with_the_closest(call: Call) -> Non
 @pytest.mark.parametrize("command", ["quantize", "inspect", "verify"])
 def test_a_directory_that_is_not_there_is_named(call: Call, tmp_path: Path, command: str) -> None:
     extra = (tmp_path / "out", "--to", "w4a16") if command == "quantize" else ()
-    assert_one_line(call(command, tmp_path / "nowhere", *extra), 1, "nowhere")
+    nowhere = call(command, tmp_path / "nowhere", *extra)
+    assert_one_line(nowhere, 1, "nowhere' cannot be opened: No such file", "must be downloaded first")
     assert not (tmp_path / "out").exists()
 
 
@@ -101,7 +108,9 @@ def test_a_quantized_checkpoint_is_not_quantized_again(call: Call, model: Path, 
     assert_one_line(
         call("quantize", tmp_path / "out", tmp_path / "again", "--to", "w4a16"), 1, "quantized already"
     )
-    assert_one_line(call("verify", model), 1, "quantized")
+    assert_one_line(call("verify", model), 1, "is not quantized", "pass the output of zeropoint quantize")
+    one = call("verify", tmp_path / "out" / "model.safetensors", "--against", model)
+    assert_one_line(one, 1, "model.safetensors' is one file, without a configuration; pass its directory")
 
 
 def test_a_pattern_that_names_nothing_is_a_slip(call: Call, model: Path, tmp_path: Path) -> None:

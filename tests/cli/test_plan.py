@@ -80,7 +80,7 @@ def test_a_plan_brings_its_own_selection(call: Call, model: Path, tmp_path: Path
         )
     both = call("quantize", model, tmp_path / "out", "--plan", tmp_path / "plan.json", "--to", "w8a8")
     assert both.status == 2
-    assert "--to and --plan is given" in both.err
+    assert "--to and --plan are given" in both.err
 
 
 def test_a_plan_of_what_is_dequantized_first_is_carried_out(call: Call, model: Path, tmp_path: Path) -> None:

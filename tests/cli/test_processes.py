@@ -92,6 +92,17 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(tmp_path: Path) -> Non
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_report_for_which_there_is_no_room_is_an_error_that_says_so() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "zeropoint", "formats"], stdout=full, stderr=subprocess.PIPE,
+            text=True, check=False,
+        )  # fmt: skip
+    message = "error: the report cannot be written to stdout: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, message)
+
+
 def test_both_entry_points_are_the_same_command() -> None:
     script = Path(sys.executable).with_name("zeropoint")
     for command in ([sys.executable, "-m", "zeropoint"], [str(script)]):

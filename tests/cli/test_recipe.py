@@ -46,7 +46,7 @@ def test_exactly_one_of_scheme_and_recipe_is_given(call: Call, model: Path, tmp_
     assert "none is given" in none.err
     both = call("quantize", model, tmp_path / "out", "--to", "w8a8", "--recipe", tmp_path / "r.yaml")
     assert both.status == 2
-    assert "--to and --recipe is given" in both.err
+    assert "--to and --recipe are given" in both.err
     assert not (tmp_path / "out").exists()
 
 

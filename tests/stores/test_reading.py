@@ -113,9 +113,10 @@ def test_what_is_not_there_is_named(s3: S3Server, bucket: str) -> None:
 
 
 def test_a_url_that_nobody_reads_is_refused_with_those_that_are() -> None:
-    assert refused("s4://bucket/x").startswith(
-        "'s4://bucket/x' has the scheme s4, but s3, gs and file are read;"
-    )
+    # memory:// is what fsspec would read, and lose with the process.
+    for scheme in ("s4", "http", "memory"):
+        rule = f"'{scheme}://bucket/x' has the scheme {scheme}, but s3, gs and file are read; use a directory"
+        assert refused(f"{scheme}://bucket/x").startswith(rule)
     assert refused("s3://") == "'s3://' names no bucket; write s3://BUCKET/NAME"
 
 

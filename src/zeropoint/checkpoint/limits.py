@@ -46,7 +46,7 @@ class Limits:
         if self.max_memory <= self.base_memory:
             raise CheckpointError(
                 f"max_memory (={self.max_memory}) must exceed {self.base_memory}, which Python and torch "
-                "take by themselves"
+                "take by themselves; allow more"
             )
 
     @staticmethod

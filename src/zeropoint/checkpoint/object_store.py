@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from zeropoint.errors import CheckpointError, near_misses, printable
+from zeropoint.errors import CheckpointError, printable
 
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "memory": "fsspec"}
-"""The schemes that are read, and the package that fsspec needs for each; memory is for examples and tests."""
+"""The package that fsspec needs for each scheme."""
+_SPELLED = ("s3", "gs")
+"""The schemes of URLs that are read; memory, which ends with the process, is for tests alone."""
 # What the packages let through beside OSError: failures of credentials, of the connection, of the answer.
 _FAILURES = {
     "s3": ("botocore.exceptions:BotoCoreError", "botocore.exceptions:ClientError", "aiohttp:ClientError"),
@@ -69,10 +71,10 @@ class RemotePath:
         """Return the path of a URL; raises CheckpointError for an unknown scheme or no bucket."""
         scheme, _, rest = text.partition("://")
         scheme = {"s3a": "s3", "gcs": "gs"}.get(scheme.lower(), scheme.lower())
-        if scheme not in _PACKAGES:
+        if scheme not in _SPELLED:
             raise CheckpointError(
-                f"{printable(text)} has the scheme {scheme}, but s3, gs and file are read; "
-                f"{near_misses(scheme, _PACKAGES)}"
+                f"{printable(text)} has the scheme {scheme}, but s3, gs and file are read; use a directory, "
+                "or a bucket of such a store"
             )
         if not rest.strip("/"):
             raise CheckpointError(f"{printable(text)} names no bucket; write {scheme}://BUCKET/NAME")

@@ -109,6 +109,11 @@ def open_source(path: Place | str) -> Source:
         if path.name.endswith(INDEX_SUFFIX):
             rule = f"is an index, but a checkpoint is its directory; pass {shown(path.parent)}"
             raise CheckpointError(f"{shown(path)} {rule}")
+        if isinstance(path, Path) and not storage.exists(path):
+            raise CheckpointError(
+                f"{shown(path)} cannot be opened: No such file or directory; pass the directory of a "
+                "checkpoint, or one .safetensors file; a model of a hub must be downloaded first"
+            )
         return _single(path)
     return _directory(_real(path))
 

@@ -132,7 +132,14 @@ def find_layers(source: Source, known: Mapping[str, Known] | None = None) -> Sto
     """
     config = configuration(source)
     if config is None:
-        raise CheckpointError(f"{shown(source.root)} is not quantized: its configuration has no {CONFIG_KEY}")
+        if source.given != source.root:
+            raise CheckpointError(
+                f"{shown(source.given)} is one file, without a configuration; pass its directory"
+            )
+        raise CheckpointError(
+            f"{shown(source.root)} is not quantized: its configuration has no {CONFIG_KEY}; pass the output "
+            "of zeropoint quantize"
+        )
     if config.get("quant_method") == fp8_block.QUANT_METHOD:
         return _find_fp8(source, fp8_block.weight_scheme(config))
     groups, ignore = read_config(config)

@@ -11,13 +11,15 @@ from ..checkpoint.plan import Plan, make_plan
 from ..checkpoint.recipe import RecipeText
 from ..checkpoint.selection import Dequantize, Selection
 from ..checkpoint.source import open_source
-from .values import Asked, parse_recipe, parse_scheme, parse_size
+from .values import Asked, parse_recipe, parse_scheme, parse_size, parse_workers
 
 READ = "Checkpoint directory, .safetensors file, or the s3:// or gs:// URL of either."
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document instead of a report.")]
 Everything = Annotated[bool, typer.Option("--all", help="A line for each tensor, layers not folded.")]
-Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Threads; default: every core.")]
+Workers = Annotated[
+    int | None, typer.Option(metavar="N", parser=parse_workers, help="Threads; default: every core.")
+]
 Memory = Annotated[
     int | None,
     typer.Option(metavar="SIZE", parser=parse_size, help="Most memory of the process; default: 2G."),

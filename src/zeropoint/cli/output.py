@@ -29,26 +29,32 @@ class ReaderGoneError(Exception):
 def show(report: RenderableType) -> None:
     """Write a report to stdout; a pipe gets plain text without spaces at the ends of lines."""
     console = Console(highlight=False)
-    if console.is_terminal:
-        console.print(report)
-        return
-    with console.capture() as capture:
-        console.print(report)
-    _write("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    with _stdout():
+        if console.is_terminal:
+            console.print(report)
+            return
+        with console.capture() as capture:
+            console.print(report)
+        print("\n".join(line.rstrip() for line in capture.get().splitlines()), flush=True)
 
 
 def show_json(document: dict[str, Any]) -> None:
     """Write one JSON document to stdout."""
-    _write(json.dumps(document, indent=2, allow_nan=False))
+    with _stdout():
+        print(json.dumps(document, indent=2, allow_nan=False), flush=True)
 
 
-def _write(text: str) -> None:
+@contextlib.contextmanager
+def _stdout() -> Iterator[None]:
+    """Say what is wrong when the block cannot write to stdout."""
     try:
-        print(text, flush=True)
+        yield
     except BrokenPipeError as error:
         # What is still in the buffer cannot be written, and trying again at exit would print a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise ReaderGoneError from error
+    except OSError as error:
+        raise OSError(f"the report cannot be written to stdout: {error.strerror}") from error
 
 
 def fail(message: str) -> None:

@@ -38,6 +38,17 @@ def parse_size(text: str) -> int:
     return nbytes
 
 
+def parse_workers(text: str) -> int:
+    """Return a number of threads; raises typer.BadParameter for anything but a whole number from 1 on.
+
+    >>> parse_workers("8")
+    8
+    """
+    if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) < 1:
+        raise typer.BadParameter(f"number of threads {text!r} must be a whole number from 1 on")
+    return int(text)
+
+
 def parse_scheme(text: str) -> RecipeText:
     """Return the recipe that gives all linear weights the layer scheme that ``text`` asks for.
 
@@ -64,8 +75,8 @@ def one_of(options: Mapping[str, Asked | None]) -> Asked:
     """Return the one value that was given; raises typer.BadParameter unless exactly one option was."""
     given = {name: value for name, value in options.items() if value is not None}
     if len(given) != 1:
-        found = " and ".join(given) or "none"
-        raise typer.BadParameter(f"give exactly one of {', '.join(options)}; {found} is given")
+        found = f"{' and '.join(given)} are" if given else "none is"
+        raise typer.BadParameter(f"give exactly one of {', '.join(options)}; {found} given")
     (value,) = given.values()
     return value
 

@@ -79,7 +79,10 @@ def write(plan: Plan, out: str, way: Way, on_progress: Progress | None) -> RunRe
     target = place(out)
     if isinstance(target, RemotePath):
         if way.overwrite or way.break_lock:
-            raise typer.BadParameter("objects behind a URL are neither overwritten nor locked; leave it out")
+            option = "--overwrite" if way.overwrite else "--break-lock"
+            raise typer.BadParameter(
+                f"objects behind a URL are neither overwritten nor locked; leave {option} out"
+            )
         return run_to_store(
             plan, target, spool=way.spool, restart=way.restart, engine=way.engine, on_progress=on_progress
         )

@@ -82,7 +82,10 @@ def read_recipe(path: Path | str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"recipe {printable(str(path))} cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RecipeError(
+            f"recipe {printable(str(path))} cannot be read: {reason}; check the file"
+        ) from error
 
 
 def recipe_schema() -> dict[str, Any]:
