@@ -87,6 +87,31 @@ def test_without_locks_of_the_file_system_an_owner_is_named_until_the_lock_is_br
     Lock(tmp_path).release()
 
 
+def test_locks_of_the_two_kinds_keep_each_other_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with monkeypatch.context() as without:
+        without.setattr(lock.fcntl, "flock", refuse)
+        held = Lock(tmp_path)
+    with pytest.raises(
+        CheckpointError, match=r"another run \('process .*'\); wait for it, or pass --break-lock"
+    ):
+        Lock(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [OWNER]
+    held.release()
+    held = Lock(tmp_path)
+    with monkeypatch.context() as without:
+        without.setattr(lock.fcntl, "flock", refuse)
+        with pytest.raises(OSError, match="No locks available"):
+            Lock(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]  # else a third run would make another one
+    with pytest.raises(CheckpointError, match="is being written"):
+        Lock(tmp_path)
+    held.release()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_other_failures_of_the_lock_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))

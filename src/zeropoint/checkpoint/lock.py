@@ -3,6 +3,9 @@
 The kernel's lock (flock) on ``.zeropoint.lock`` dies with its process. Where the file system has none, a file
 ``.zeropoint.owner`` that only one process can create stands for it, and names who did; what a killed process
 left of that kind has to be broken by hand, since nothing here can see whether its host still runs it.
+
+The two kinds keep each other out, since hosts may differ in what they can lock, and a system may run out of
+locks for a moment: each says that it is there before it looks for the other.
 """
 
 from __future__ import annotations
@@ -31,62 +34,80 @@ class Lock:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._descriptor = self._take()
+        self._name = LOCK
+        self._descriptor: int | None = self._take()
 
     def release(self) -> None:
         """Give the lock up and remove its file; safe to call twice."""
         if self._descriptor is None:
             return
-        name = LOCK if self._by_kernel else OWNER
         with contextlib.suppress(OSError):
-            os.unlink(self._folder / name)
+            os.unlink(self._folder / self._name)
         with contextlib.suppress(OSError):  # closed it is, and nothing in it matters
             os.close(self._descriptor)
         self._descriptor = None
 
-    def _take(self) -> int | None:
-        self._by_kernel = True
+    def _take(self) -> int:
         path = self._folder / LOCK
         while True:
-            descriptor = os.open(path, _FLAGS, 0o666)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.ExitStack() as unless_held:
+                descriptor = os.open(path, _FLAGS, 0o666)
+                unless_held.callback(os.close, descriptor)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    holder = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip() or "unknown"
+                    rule = f"is being written by another run (process {holder})"
+                    raise CheckpointError(
+                        f"{shown(self._folder)} {rule}; wait for it, or write elsewhere"
+                    ) from error
+                except OSError as error:
+                    if error.errno not in _NO_FLOCK:
+                        raise
+                    return self._own(descriptor, error)
                 # Between our open and our lock, the holder before may have removed the file and gone.
                 if _is_at(descriptor, path):
                     os.ftruncate(descriptor, 0)
                     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+                    if os.path.lexists(self._folder / OWNER):
+                        os.unlink(path)
+                        raise self._owned()
+                    unless_held.pop_all()
                     return descriptor
-            except BlockingIOError as error:
-                holder = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip() or "unknown"
-                os.close(descriptor)
-                rule = f"is being written by another run (process {holder})"
-                raise CheckpointError(
-                    f"{shown(self._folder)} {rule}; wait for it, or write elsewhere"
-                ) from error
-            except OSError as error:
-                os.close(descriptor)
-                if error.errno not in _NO_FLOCK:
-                    raise
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-                return self._take_ownership()
-            os.close(descriptor)
 
-    def _take_ownership(self) -> int:
-        self._by_kernel = False
+    def _own(self, lock: int, refusal: OSError) -> int:
+        """Become the owner, since the kernel has no lock; raise its refusal when another run has one."""
         path = self._folder / OWNER
         try:
             descriptor = os.open(path, _FLAGS | os.O_EXCL, 0o666)
         except FileExistsError as error:
-            with contextlib.suppress(OSError):
-                holder = path.read_text(encoding="utf-8", errors="replace")[:200]
-                raise CheckpointError(
-                    f"{shown(self._folder)} is being written by another run ({shown(holder)}); wait for "
-                    "it, or pass --break-lock when it is surely dead"
-                ) from error
-            raise
+            self._removes_empty(lock)
+            raise self._owned() from error
         os.pwrite(descriptor, _identity().encode(), 0)
+        if not self._removes_empty(lock):
+            os.unlink(path)
+            os.close(descriptor)
+            raise refusal
+        self._name = OWNER
         return descriptor
+
+    def _removes_empty(self, lock: int) -> bool:
+        """Remove the file of the kernel's lock, unless a run that has it has written its number there."""
+        if os.fstat(lock).st_size:
+            return False
+        with contextlib.suppress(OSError):
+            os.unlink(self._folder / LOCK)
+        return True
+
+    def _owned(self) -> CheckpointError:
+        """Return the error that names the owner."""
+        holder = "unknown"
+        with contextlib.suppress(OSError):  # it has just ended
+            holder = (self._folder / OWNER).read_text(encoding="utf-8", errors="replace")[:200]
+        return CheckpointError(
+            f"{shown(self._folder)} is being written by another run ({shown(holder)}); wait for it, or pass "
+            "--break-lock when it is surely dead"
+        )
 
 
 def break_lock(folder: Path | str) -> None:
