@@ -146,6 +146,32 @@ def test_the_error_is_that_of_the_decoded_tensor(tmp_path: Path) -> None:
     assert result.error == outcome.error
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("to", "height", "width"), [
+    ("mxfp4", 1, 32), ("nvfp4a16", 1, 16), ("w4a16", 1, 128), ("mxfp8", 1, 32),
+    ("fp8_block", 128, 128),
+])  # fmt: skip
+def test_blocks_that_come_out_as_zeros_alone_are_counted(
+    to: str, height: int, width: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    x = weight(256, 256, dtype=dtype)
+    x[:128, :128] = 0
+    for row, exponent in enumerate((-30, -60, -100, -124, -126, -127, -128, -129, -130, -131, -132, -133)):
+        x[128 + row, 128 : 128 + width] = 2.0**exponent
+    x[140:, 128:] = 2.0**-133
+    result = quantize(save(tmp_path / "in", {LINEAR: x}), tmp_path / "out", to)
+    back = zp.quantize(x, str(layer_scheme(to).weight)).dequantize()
+
+    def filled(values: torch.Tensor) -> torch.Tensor:
+        blocks = values.unflatten(0, (-1, height)).unflatten(2, (-1, width))
+        return (blocks != 0).any(3).any(1)
+
+    assert result.error.zero_blocks == int((~filled(x)).sum()) > 0
+    assert result.error.lost_blocks == int((filled(x) & ~filled(back)).sum())
+    if to in ("mxfp4", "nvfp4a16"):
+        assert result.error.lost_blocks > 0
+
+
 def test_values_past_the_last_code_are_counted_as_clipped(tmp_path: Path) -> None:
     x = torch.full((1, 32), 0.5)
     x[0, 0] = 1.9  # the floor rule gives a scale of 1/4: 6 / 4 is the largest value
