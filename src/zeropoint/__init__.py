@@ -80,12 +80,16 @@ _PARTS = {
 }
 """Names and where they are defined: parts that quantizing tensors and checkpoints never needs."""
 
+if not TYPE_CHECKING:  # type checkers would take any name for one of the package
 
-def __getattr__(name: str) -> Any:
-    """Return a name of a part that is imported when it is first used (PEP 562)."""
-    if name in ("models", "prepared", "stats", "training"):
-        return import_module(f".{name}", __name__)
-    if name not in _PARTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f".{_PARTS[name]}", __name__), name)
-    return value
+    def __getattr__(name: str) -> Any:
+        """Return a name of a part that is imported when it is first used (PEP 562)."""
+        if name in ("models", "prepared", "stats", "training"):
+            return import_module(f".{name}", __name__)
+        if name not in _PARTS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f".{_PARTS[name]}", __name__), name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
