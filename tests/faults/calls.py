@@ -69,7 +69,8 @@ class Layer:
     fault: Fault | None = None
     before: Callable[[], None] | None = None
     calls: list[Call] = field(default_factory=list)
-    struck: int = 0
+    struck: list[str] = field(default_factory=list)
+    """The name of each call that the fault befell."""
 
     def __post_init__(self) -> None:
         self._real: dict[str, Callable[..., Any]] = {}
@@ -129,7 +130,7 @@ class Layer:
         if name == "close":  # before the number is free for a file that another thread opens out of sight
             self._paths.pop(args[0], None)
         if fault is not None:
-            self.struck += 1
+            self.struck.append(name)
             if fault.kind == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             elif fault.kind == "signal":

@@ -56,11 +56,13 @@ def refused(stage: Stage, call: Call, fault: Fault, *, plant: str | None = None)
     ran, layer = stage.run(fault, plant=plant)
     assert layer.struck, "the run made fewer calls than the recorded one"
     stage.tally.points += 1
-    stage.tally.faults += layer.struck
+    stage.tally.faults += len(layer.struck)
     if ran.status == 0:
-        # Where the kernel has no lock to give, a file with the owner's name stands for it.
-        assert call.name in MAY_PASS or (call.name, fault.code) == ("flock", errno.ENOLCK), (
-            f"{call.name} of {call.path} failed with {fault.code}, and nobody noticed"
+        # Threads may have changed places since the calls were counted, so it may have been another one. Where
+        # the kernel has no lock to give, a file with the owner's name stands for it.
+        unnoticed = [name for name in layer.struck if name not in MAY_PASS]
+        assert not unnoticed or (unnoticed, fault.code) == (["flock"], errno.ENOLCK), (
+            f"{unnoticed} failed with {fault.code}, and nobody noticed; counted: {call.name} of {call.path}"
         )
         assert stage.is_complete
         return
@@ -99,7 +101,7 @@ def shortened(stage: Stage, calls: Sequence[Call], *, plant: str | None = None) 
     for call in calls:
         stage.clear()
         ran, layer = stage.run(Fault(at=call.number, kind="short"), plant=plant)
-        assert (ran.status, ran.err, layer.struck) == (0, "", 1)
+        assert (ran.status, ran.err, len(layer.struck)) == (0, "", 1)
         stage.tally.points += 1
         stage.tally.faults += 1
         stage.check_complete()
