@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+
 import pytest
 from tests.faults.calls import Layer, pauses
 from tests.faults.stage import Stage, digests
 
+from zeropoint.checkpoint.commit import Commit
+from zeropoint.checkpoint.work import Done, Scanned
 from zeropoint.cli.main import main
 
 
@@ -36,6 +41,22 @@ def test_threads_at_many_paces_write_the_same_bytes(stage: Stage, workers: int) 
     for seed in range(20):
         delayed(stage, workers, seed=100 * workers + seed)
     assert stage.tally.compared == 20 * stage.golden_bytes
+
+
+def test_a_disk_that_takes_its_time_leaves_the_number_of_calls_as_it_is(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or suites that count the calls of one run, and disturb one of another, would miss the last ones."""
+    _, quick = stage.run()
+    write = Commit._write
+
+    def slow(self: Commit, pending: Sequence[Scanned | Done]) -> None:
+        time.sleep(0.05)
+        write(self, pending)
+
+    monkeypatch.setattr(Commit, "_write", slow)
+    stage.clear()
+    assert len(stage.run()[1].calls) == len(quick.calls) > 300
 
 
 def test_units_and_tiles_of_any_size_write_the_same_weights(stage: Stage) -> None:
