@@ -91,6 +91,19 @@ def test_a_moving_average_depends_on_the_order_of_batches() -> None:
     assert fading.range(averaged(fading, b, a))[1].item() == 2.5
 
 
+def test_averages_move_by_the_rate_in_double_precision_and_stay_where_nothing_is_finite() -> None:
+    batches = [noise(4, seed=seed) for seed in range(5)]
+    batches[2] = torch.full((4,), math.nan)
+    statistic = MovingAverage(rate=0.1)
+    state, want = statistic.start(), None
+    for batch in batches:
+        state = statistic.update(state, batch)
+        if batch is not batches[2]:
+            largest = batch.max().item()
+            want = largest if want is None else want + 0.1 * (largest - want)
+    assert statistic.range(state)[1].item() == want
+
+
 def test_separate_averages_merge_with_their_counts_of_batches() -> None:
     statistic = MovingAverage(rate=0.5)
     one = averaged(statistic, torch.tensor([-1.0, 4.0]))

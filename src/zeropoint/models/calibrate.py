@@ -20,10 +20,15 @@ from ..stats import Observer, State, Statistic, StatisticFor, statistic_named
 from .attention import opened_attention
 from .decisions import as_recipe, decisions_of, require_model
 from .kinds import kind_of
-from .layer import quantized_inputs, quantized_output
+from .layer import OnTensor, quantized_inputs, quantized_output
 from .progress import counted
 
 SIDES = ("input", "output")
+HELD = 1 << 20
+"""Bytes of measures that wait to be taken into their observers.
+
+Between the products of two layers code and data have left the caches; many taken at once share them.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +124,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 class _Place:
     """One input or output with a static scheme."""
 
+    name: str
     module: nn.Module
     side: str
     observer: Observer
+    nbytes: int
     scheme: Scheme
 
 
@@ -140,6 +147,9 @@ class Watch:
         self.decided = decisions_of(root, as_recipe(recipe))
         self._places: dict[str, _Place] = {}
         self._seen: dict[str, torch.dtype] = {}
+        self._waiting: list[tuple[Observer, State]] = []
+        self._held = 0
+        statistics: list[Statistic] = []
         for name, module, decision in self.decided:
             gives = decision.gives
             shapes = kind_of(module).shapes(module)
@@ -147,10 +157,17 @@ class Watch:
             for side, activation, shape in zip(SIDES, activations, shapes, strict=True):
                 if activation is not None and not activation.dynamic:
                     place = f"{name}.{side}".lstrip(".")
+                    made = make(activation.scheme, shape)
+                    # Equal ones as one, which each tensor that passes is told apart by.
+                    made = next((s for s in statistics if s == made), made)
+                    statistics.append(made)
+                    observer = Observer(made, name=place)
                     self._places[place] = _Place(
+                        name=place,
                         module=module,
                         side=side,
-                        observer=Observer(make(activation.scheme, shape), name=place),
+                        observer=observer,
+                        nbytes=sum(tensor.nbytes for tensor in observer.state().values()),
                         scheme=activation.scheme,
                     )
 
@@ -159,21 +176,23 @@ class Watch:
         """Let the observers see what goes into and comes out of their layers."""
         handles: list[Any] = []
         try:
-            for name, place in self._places.items():
-                eye = _Eye(functools.partial(self._see, name, place.observer))
+            for place in self._places.values():
+                see = functools.partial(self._see, place)
                 if place.side == "input":
-                    hook = functools.partial(_see_input, eye)
+                    hook = functools.partial(_see_input, see)
                     handles.append(place.module.register_forward_pre_hook(hook, with_kwargs=True))
                 else:
-                    handles.append(place.module.register_forward_hook(functools.partial(_see_output, eye)))
+                    handles.append(place.module.register_forward_hook(functools.partial(_see_output, see)))
             yield
         finally:
+            self._take()
             self._latest = None
             for handle in handles:
                 handle.remove()
 
     def params(self, inside: nn.Module | None = None) -> dict[str, QuantizationParams]:
         """Return what follows from the data so far, by place, of all layers or of those inside a module."""
+        self._take()
         wanted = None if inside is None else set(inside.modules())
         return {
             name: place.observer.params(place.scheme, dtype=self._dtype_of(name, place.module))
@@ -191,19 +210,29 @@ class Watch:
         own = (p.dtype for p in module.parameters() if p.is_floating_point())
         return next(own, self._seen.get(name, torch.float32))
 
-    def _see(self, name: str, observer: Observer, x: torch.Tensor) -> torch.Tensor:
+    def _see(self, place: _Place, x: torch.Tensor) -> torch.Tensor:
         """Take ``x`` into an observer; a tensor that several layers read is measured once."""
         if not self.enabled:
             return x
-        self._seen.setdefault(name, x.dtype)
-        latest = self._latest
+        observer, latest = place.observer, self._latest
+        self._seen.setdefault(place.name, x.dtype)
         if latest is None or not latest.is_of(x, observer.statistic):
             latest = _Latest(x, observer)
             self._latest = None if x.is_inference() else latest
-        observer.take(latest.state)
+        self._waiting.append((observer, latest.state))
+        self._held += place.nbytes
+        if self._held > HELD:
+            self._take()
         if self.examine is not None and int(latest.state["left_out"]):
-            self.examine(str(observer.name), x)
+            self.examine(place.name, x)
         return x
+
+    def _take(self) -> None:
+        """Take what was measured into the observers, in order."""
+        for observer, state in self._waiting:
+            observer.take(state)
+        self._waiting.clear()
+        self._held = 0
 
 
 class _Latest:
@@ -219,27 +248,15 @@ class _Latest:
     def is_of(self, x: torch.Tensor, statistic: Statistic) -> bool:
         """Return whether it is what ``statistic`` would measure of ``x`` now."""
         same = self._tensor() is x and not x.is_inference() and x._version == self._version
-        return same and self._statistic == statistic
+        return same and self._statistic is statistic
 
 
-class _Eye(nn.Module):
-    """Let an observer see tensors, where a quantizer would change them."""
-
-    def __init__(self, see: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self._see = see
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``x``."""
-        return self._see(x)
+def _see_input(see: OnTensor, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    quantized_inputs(module, see, args, named)
 
 
-def _see_input(eye: _Eye, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-    quantized_inputs(module, eye, args, named)
-
-
-def _see_output(eye: _Eye, module: nn.Module, args: Any, result: Any) -> None:  # noqa: ARG001 (as hooks are)
-    quantized_output(eye, result)
+def _see_output(see: OnTensor, module: nn.Module, args: Any, result: Any) -> None:  # noqa: ARG001 (as hooks)
+    quantized_output(see, result)
 
 
 def static_params(

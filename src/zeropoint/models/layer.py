@@ -18,6 +18,9 @@ from ..recipes import Decision
 from .kinds import WEIGHTLESS, kind_of, weights_of
 from .packed_weight import PackedWeight
 
+OnTensor = Callable[[torch.Tensor], torch.Tensor]
+"""A quantizer, or what stands where one would."""
+
 
 class PreparedLayer(nn.Module):
     """A layer that trains with its own weights, seen through their quantizers at each step.
@@ -158,7 +161,7 @@ def without_weights(layer: nn.Module, names: tuple[str, ...]) -> nn.Module:
 
 
 def quantized_inputs(
-    layer: nn.Module, quantizer: nn.Module | None, args: tuple[Any, ...], named: dict[str, Any]
+    layer: nn.Module, quantizer: OnTensor | None, args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a call of ``layer`` with those quantized that its kind says.
 
@@ -173,7 +176,7 @@ def quantized_inputs(
     return args if quantizer is None else (on_floats(quantizer, args[0]), *args[1:]), named
 
 
-def quantized_output(quantizer: nn.Module | None, result: Any) -> Any:
+def quantized_output(quantizer: OnTensor | None, result: Any) -> Any:
     """Return the result of a layer with its first tensor, or packed sequence, quantized."""
     if quantizer is None:
         return result
@@ -182,7 +185,7 @@ def quantized_output(quantizer: nn.Module | None, result: Any) -> Any:
     return on_floats(quantizer, result)
 
 
-def on_floats(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+def on_floats(function: OnTensor, value: Any) -> Any:
     """Return ``value`` with ``function`` applied to each tensor of floats in it, tuples and lists included.
 
     >>> on_floats(torch.neg, (torch.ones(1), [torch.tensor([2])]))

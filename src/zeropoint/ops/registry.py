@@ -270,5 +270,7 @@ def choose(request: Request, only: str | None = None) -> Backend:
 def counter(x: torch.Tensor, only: str | None = None) -> Counter | None:
     """Return the kernels that sum up data such as ``x``, or None where plain torch does."""
     _load_kernels()
-    able = (c for name, c in _COUNTERS.items() if only in (None, name) and c.takes(x))
-    return next(able, None)
+    for name, found in _COUNTERS.items():
+        if only in (None, name) and found.takes(x):
+            return found
+    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from itertools import pairwise
 
@@ -13,6 +13,7 @@ import torch
 
 _LIMIT: ContextVar[int | None] = ContextVar("zeropoint_threads", default=None)
 _POOLS: dict[int, ThreadPoolExecutor] = {}
+_AS_IT_IS = nullcontext()
 # From bits: a conversion would already flush it in a thread that does.
 _SUBNORMAL, _ONE = np.array([1 << 9], np.uint32).view(np.float32)[0], np.float32(1.0)
 WORTH_A_THREAD = 1 << 17
@@ -40,16 +41,17 @@ def _flushes() -> bool:
     return bool(_SUBNORMAL * _ONE == 0)
 
 
-@contextmanager
-def gradual_underflow() -> Iterator[None]:
+def gradual_underflow() -> AbstractContextManager[None]:
     """Compute with subnormal numbers inside the block, whatever mode the thread is in.
 
     torch.set_flush_denormal, or a library built with fast-math, sets the mode of a thread; scales and
     quotients below 2 ** -126 would then become zero, and other bytes be written.
     """
-    if not _flushes():
-        yield
-        return
+    return _unflushed() if _flushes() else _AS_IT_IS
+
+
+@contextmanager
+def _unflushed() -> Iterator[None]:
     torch.set_flush_denormal(False)
     try:
         yield

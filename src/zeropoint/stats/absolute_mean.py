@@ -10,6 +10,7 @@ import torch
 from ..errors import RangeError
 from ..layout.runs import runs_of
 from ..ops.library import counter_for
+from ..ops.registry import Extremes
 from .float_bits import LIMB_BITS, LIMBS, SMALLEST_EXPONENT, carried, magnitude_bits
 from .statistic import Batch, State, Statistic
 
@@ -49,17 +50,14 @@ class AbsoluteMean(Statistic):
             "counts": torch.zeros(self.grid, dtype=torch.int64),
         }
 
-    def scan(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, State | None]:
+    def scan(self, x: torch.Tensor) -> tuple[Extremes, State | None]:
         """Return extremes and sums of one batch, from one read where there is a kernel."""
         runs, counter = runs_of(self.granularity, tuple(x.shape)), counter_for(x)
         if runs is None or counter is None:
             return super().scan(x)
-        (low, high), limbs, counts = counter.sums(x, runs)
-        own = {
-            "limbs": carried(limbs.reshape(*self.grid, LIMBS)),
-            "counts": counts.reshape(self.grid),
-        }
-        return low, high, own
+        found, limbs, counts = counter.sums(x, runs)
+        limbs = carried(limbs.reshape(*self.grid, LIMBS))
+        return found, {"limbs": limbs, "counts": counts.reshape(self.grid)}
 
     def take(self, batch: Batch) -> State:
         """Return the sums of one batch."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import RangeError
-from .statistic import Batch, State, Statistic
+from .statistic import Batch, State, Statistic, merged_extremes
+
+_AVERAGES = ("average_minimum", "average_maximum")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +65,11 @@ class MovingAverage(Statistic):
 
     def take(self, batch: Batch) -> State:
         """Return the extremes of one batch as the averages of one."""
-        held = batch.minimum <= batch.maximum
-        return {
-            "average_minimum": batch.minimum.where(held, 0.0),
-            "average_maximum": batch.maximum.where(held, 0.0),
-            "batches": held.long(),
-        }
+        low, high = batch.minimum, batch.maximum
+        held = low <= high
+        if batch.finite is not None:
+            low, high = low.where(held, 0.0), high.where(held, 0.0)
+        return {"average_minimum": low, "average_maximum": high, "batches": held.long()}
 
     def join(self, a: State, b: State) -> State:
         """Return averages weighted by the counts of batches."""
@@ -81,19 +82,20 @@ class MovingAverage(Statistic):
             return torch.where((b["batches"] == 0) | (a[name] == b[name]), a[name], kept)
 
         return {
-            "average_minimum": mean("average_minimum"),
-            "average_maximum": mean("average_maximum"),
+            **{name: mean(name) for name in _AVERAGES},
             "batches": count,
         }
 
     def fold(self, state: State, batch: State) -> State:
         """Return the averages after one more batch."""
-        merged = self.merge(state, batch)
-        for name in ("average_minimum", "average_maximum"):
-            moved = state[name] + self.rate * (batch[name] - state[name])
-            moved = moved.where(batch["batches"] > 0, state[name])
-            merged[name] = moved.where(state["batches"] > 0, batch[name])
-        return merged
+        # The first batch weighs all, one without finite numbers nothing; averages of no batches are zeros.
+        weight = batch["batches"].double()
+        weight = (weight * self.rate).where(state["batches"] > 0, weight)
+        return {
+            **merged_extremes(state, batch),
+            **{name: state[name] + weight * (batch[name] - state[name]) for name in _AVERAGES},
+            "batches": state["batches"] + batch["batches"],
+        }
 
     def merge_batches(self, a: State, b: State) -> State:
         """Return the extremes of the two parts together, as one batch."""

@@ -36,8 +36,10 @@ def carried(limbs: torch.Tensor) -> torch.Tensor:
 
     limbs: int64, not negative, the one of the lowest value first. Equal sums then have equal limbs.
     """
-    digits = list(limbs.unbind(-1))
-    for i in range(LIMBS - 1):
-        digits[i + 1] = digits[i + 1] + (digits[i] >> LIMB_BITS)
-        digits[i] = digits[i] & ((1 << LIMB_BITS) - 1)
-    return torch.stack(digits, dim=-1)
+    over = limbs.narrow(-1, 0, LIMBS - 1) >> LIMB_BITS
+    while over.max().item():
+        limbs = limbs.clone()
+        lower = limbs.narrow(-1, 0, LIMBS - 1).bitwise_and_((1 << LIMB_BITS) - 1)
+        limbs.narrow(-1, 1, LIMBS - 1).add_(over)
+        over = lower >> LIMB_BITS
+    return limbs

@@ -21,6 +21,7 @@ import torch
 from ..errors import RangeError, ShapeError
 from ..layout.runs import runs_of
 from ..ops.library import counter_for
+from ..ops.registry import Extremes
 from .clipping import EVERYTHING
 from .counted import Counted
 from .float_bits import EXPONENTS, signed_bits
@@ -94,13 +95,13 @@ class Histogram(Statistic):
         """Return counts of nothing, int64 of shape (grid, 2, bins): positive numbers, then negative ones."""
         return {"counts": torch.zeros((*self.grid, 2, self.bins), dtype=torch.int64)}
 
-    def scan(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, State | None]:
+    def scan(self, x: torch.Tensor) -> tuple[Extremes, State | None]:
         """Return extremes and counts of one batch, from one read where there is a kernel."""
         runs, counter = runs_of(self.granularity, tuple(x.shape)), counter_for(x)
         if runs is None or counter is None:
             return super().scan(x)
-        (low, high), counts = counter.bins(x, runs, self.mantissa_bits)
-        return low, high, {"counts": counts.reshape(*self.grid, 2, self.bins)}
+        found, counts = counter.bins(x, runs, self.mantissa_bits)
+        return found, {"counts": counts.reshape(*self.grid, 2, self.bins)}
 
     def take(self, batch: Batch) -> State:
         """Return the counts of one batch."""

@@ -75,16 +75,18 @@ class Observer(nn.Module):
 
     def take(self, batch: State) -> None:
         """Take what :meth:`measure` returned into the state."""
-        with torch.no_grad():
-            if self._adds:
-                _add(self.state(), self._here(batch))
-            else:
-                self._set(self.statistic.fold(self.state(), self._here(batch)))
+        own = self.state()
+        batch = _beside(own, batch)
+        if self._adds:
+            _add(own, batch)
+        else:
+            _set(own, self.statistic.fold(own, batch))
 
     def merge(self, other: Observer) -> None:
         """Take in the state of an observer with the same statistic; the other one stays as it is."""
+        own = self.state()
         with torch.no_grad():
-            self._set(self.statistic.merge(self.state(), self._here(other.state())))
+            _set(own, self.statistic.merge(own, _beside(own, other.state())))
 
     def gathered(self) -> Observer:
         """Return a copy with the states of all processes merged; every process must call it.
@@ -97,7 +99,7 @@ class Observer(nn.Module):
                 "use it as it is, or make it with shared=False"
             )
         whole = copy.deepcopy(self)
-        whole._set(gathered(self.state(), self.statistic.merge))
+        _set(whole.state(), gathered(self.state(), self.statistic.merge))
         return whole
 
     def range(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,7 +117,8 @@ class Observer(nn.Module):
 
     def reset(self) -> None:
         """Forget all data."""
-        self._set(self._here(self.statistic.start()))
+        own = self.state()
+        _set(own, _beside(own, self.statistic.start()))
 
     def enable(self) -> None:
         """Take in what passes."""
@@ -129,20 +132,22 @@ class Observer(nn.Module):
         """Return the statistic, and whether it is frozen."""
         return f"{self.statistic}" + ("" if self.enabled else ", disabled")
 
-    def _here(self, state: State) -> State:
-        own = self.state()
-        if all(tensor.device == own[key].device for key, tensor in state.items()):
-            return state
-        return {key: tensor.to(own[key].device) for key, tensor in state.items()}
-
-    def _set(self, state: State) -> None:
-        own = self.state()
-        for key, tensor in state.items():
-            own[key].copy_(tensor)
-
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         super()._apply(keeping_dtypes(fn), recurse)  # type: ignore[no-untyped-call]
         return self
+
+
+def _beside(own: State, other: State) -> State:
+    """Return the other state on the device of an observer's own."""
+    device = own["minimum"].device
+    if all(tensor.device == device for tensor in other.values()):
+        return other
+    return {key: tensor.to(device) for key, tensor in other.items()}
+
+
+def _set(own: State, state: State) -> None:
+    for key, tensor in state.items():
+        own[key].copy_(tensor)
 
 
 def _add(state: State, batch: State) -> None:

@@ -21,6 +21,7 @@ from ..functional import check_input
 from ..layout.blocks import reduce_blocks, spread_blocks
 from ..layout.runs import runs_of
 from ..ops.library import counter_for
+from ..ops.registry import Extremes
 from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
 from ..schemes import Granularity, Scheme
@@ -31,6 +32,8 @@ State = dict[str, torch.Tensor]
 
 TENSOR = Granularity.tensor()
 _SHARED = ("minimum", "maximum", "seen", "left_out")
+_FEW = 1 << 15
+"""Elements of one block below which plain torch has read them before a kernel is called."""
 _PIECE = 1 << 18
 """Elements whose minimum and maximum are taken before the next ones: 1 MiB of float32, which caches hold."""
 
@@ -77,6 +80,22 @@ def block_extremes(
     if extent >= rows:
         return torch.stack(low_parts).amin(0), torch.stack(high_parts).amax(0)
     return torch.cat(low_parts), torch.cat(high_parts)
+
+
+@lru_cache(maxsize=256)
+def _number(value: int, device: torch.device) -> torch.Tensor:
+    """Return a count as a tensor, the same for all states, which nobody modifies."""
+    return torch.full((), value, dtype=torch.int64, device=device)
+
+
+def merged_extremes(a: State, b: State) -> State:
+    """Return the tensors that all statistics have, for two sets of data together."""
+    return {
+        "minimum": torch.minimum(a["minimum"], b["minimum"]),
+        "maximum": torch.maximum(a["maximum"], b["maximum"]),
+        "seen": a["seen"] + b["seen"],
+        "left_out": a["left_out"] + b["left_out"],
+    }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -138,7 +157,11 @@ class Statistic(ABC):
     @cached_property
     def grid(self) -> tuple[int, ...]:
         """Shape of one number a block."""
-        return self.granularity.grid(calibrated_shape(self.granularity, self.shape))
+        return self.granularity.grid(self._calibrated_shape)
+
+    @cached_property
+    def _calibrated_shape(self) -> tuple[int, ...]:
+        return calibrated_shape(self.granularity, self.shape)
 
     def empty(self) -> State:
         """Return the statistic's own tensors before any data."""
@@ -174,57 +197,51 @@ class Statistic(ABC):
         length than in ``shape``.
         """
         self._check(x)
-        with gradual_underflow():
-            return self._measured(x)
-
-    def _measured(self, x: torch.Tensor) -> State:
         if x.numel() == 0:
             return {name: tensor.to(x.device) for name, tensor in self.start().items()}
-        data, finite, seen = x.detach(), None, x.numel()
-        low, high, own = self.scan(data)
+        with gradual_underflow():
+            return self._measured(x.detach())
+
+    def _measured(self, x: torch.Tensor) -> State:
+        finite, grid, seen = None, self.grid, x.numel()
+        (low, high), own = self.scan(x)
         # A NaN or Inf anywhere shows in an extreme, so that clean data are read but once.
         if not math.isfinite((high - low).sum().item()):
-            finite = torch.isfinite(data)
-            low, high = self._finite_extremes(data, finite)
+            finite = torch.isfinite(x)
+            low, high = self._extremes(x.where(finite, math.inf), x.where(finite, -math.inf))
             seen = int(finite.sum())
-        batch = Batch(
-            x=data,
-            finite=finite,
-            minimum=low.reshape(self.grid),
-            maximum=high.reshape(self.grid),
-            granularity=self.granularity,
-            grid=self.grid,
-        )
+        if low.shape != grid:
+            low, high = low.reshape(grid), high.reshape(grid)
         if own is None:
+            batch = Batch(
+                x=x, finite=finite, minimum=low, maximum=high, granularity=self.granularity, grid=grid
+            )
             own = self.take(batch) if seen else {n: t.to(x.device) for n, t in self.empty().items()}
+        left_out = x.numel() - seen
         return {
-            "minimum": batch.minimum,
-            "maximum": batch.maximum,
-            "seen": torch.tensor(seen, device=x.device),
-            "left_out": torch.tensor(x.numel() - seen, device=x.device),
+            "minimum": low,
+            "maximum": high,
+            "seen": _number(seen, x.device),
+            "left_out": _number(left_out, x.device),
             **own,
         }
 
-    def scan(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, State | None]:
-        """Return the extremes of each block, float64, and the statistic's own tensors if found on the way.
+    def scan(self, x: torch.Tensor) -> tuple[Extremes, State | None]:
+        """Return the extremes of each block, and the statistic's own tensors if found on the way.
 
         NaN and Inf show in the extremes, and are left out of all else. Where the tensors are None,
         :meth:`take` is asked for them.
         """
+        if self.granularity == TENSOR and x.numel() < _FEW:
+            return self._extremes(x, x), None
         runs, counter = runs_of(self.granularity, tuple(x.shape)), counter_for(x)
         if runs is not None and counter is not None:
-            return *counter.extremes(x, runs), None
-        return *self._extremes(x, x), None
+            return counter.extremes(x, runs), None
+        return self._extremes(x, x), None
 
     def merge(self, a: State, b: State) -> State:
         """Return the state of two sets of data together."""
-        return {
-            "minimum": torch.minimum(a["minimum"], b["minimum"]),
-            "maximum": torch.maximum(a["maximum"], b["maximum"]),
-            "seen": a["seen"] + b["seen"],
-            "left_out": a["left_out"] + b["left_out"],
-            **self.join(a, b),
-        }
+        return {**merged_extremes(a, b), **self.join(a, b)}
 
     def fold(self, state: State, batch: State) -> State:
         """Return ``state`` after one more batch, as :meth:`measure` gave it: merged, unless order matters."""
@@ -260,9 +277,9 @@ class Statistic(ABC):
                 f"{self.granularity}; give both the same"
             )
         self._require_data(state, name)
-        shape = calibrated_shape(self.granularity, self.shape)
         with gradual_underflow():
             low, high = self.range(state)
+            shape = self._calibrated_shape
             return QuantizationParams.from_range(parsed, low, high, shape=shape, dtype=dtype)
 
     def _require_data(self, state: State, name: str | None) -> None:
@@ -280,18 +297,14 @@ class Statistic(ABC):
         check_input(x)
         if x.is_meta:
             raise DtypeError("x (device meta) must hold data to be measured; materialize it first")
-        shape = tuple(x.shape)
-        have, want = (calibrated_shape(self.granularity, s) for s in (shape, self.shape))
-        if have != want:
+        shape, want = tuple(x.shape), self._calibrated_shape
+        if calibrated_shape(self.granularity, shape) != want:
             raise ShapeError(
                 f"x (shape {shape}) must have blocks {self.granularity} of a tensor of shape {want}; "
                 "give the statistic the shape of its data, or a granularity that spans the axes that vary"
             )
 
-    def _finite_extremes(self, x: torch.Tensor, finite: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._extremes(x.where(finite, math.inf), x.where(finite, -math.inf))
-
-    def _extremes(self, lows: torch.Tensor, highs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _extremes(self, lows: torch.Tensor, highs: torch.Tensor) -> Extremes:
         if self.granularity == TENSOR and lows is highs:
             low, high = torch.aminmax(lows)
         else:
