@@ -14,7 +14,7 @@ from ...schemes import Scheme
 from ...stats import Observer, StatisticFor, statistic_named
 from .. import Calibration
 from ..calibrate import require_batches, run_batches, run_model
-from .layers import Layer, inputs_of
+from .layers import Layer, inputs_of, output_of
 from .prepare import annotated, insert_call, row_of, unprepared
 from .program import cleaned, evaluate, put
 
@@ -51,7 +51,7 @@ def calibrate_graph(
                 place = f"{layer.name}.{side}".lstrip(".")
                 observer = Observer(make(activation.scheme, row_of(layer, side)), name=place)
                 _insert(module, layer, side, observer)
-                observers[place] = (observer, activation.scheme, layer.nodes[0].meta["val"].dtype)
+                observers[place] = (observer, activation.scheme, output_of(layer.nodes[0]).meta["val"].dtype)
     evaluate(module)
     with torch.no_grad():
         count = run_batches(cleaned(module), data, run, progress=progress)
@@ -64,5 +64,5 @@ def calibrate_graph(
 def _insert(module: fx.GraphModule, layer: Layer, side: str, observer: Observer) -> None:
     path = put(module, f"{layer.name}.{side}_observer".lstrip("."), observer)
     for node in layer.nodes:
-        for source in inputs_of(node) if side == "input" else [node]:
+        for source in inputs_of(node) if side == "input" else [output_of(node)]:
             insert_call(source, path, node if side == "input" else None)

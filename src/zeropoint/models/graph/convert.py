@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -66,9 +67,9 @@ def convert_graph(prepared: fx.GraphModule) -> Conversion:
 
 def _converted(module: fx.GraphModule) -> Conversion:
     plan: tuple[Planned, ...] = module.meta.pop(PLAN)
-    weights = {planned.quantizer for planned in plan if planned.quantizer}
+    weights = {path for planned in plan for path in planned.quantizers}
     packed: dict[str, _Packed] = {}
-    names = {planned.quantizer: planned.decision.subject.name for planned in reversed(plan)}
+    names = {path: p.decision.subject.name for p in reversed(plan) for path in p.quantizers}
     writer = _Writer(module)
     for node in [node for node in module.graph.nodes if node.op == "call_module"]:
         path, quantizer = str(node.target), module.get_submodule(str(node.target))
@@ -88,20 +89,24 @@ def _converted(module: fx.GraphModule) -> Conversion:
 
 @dataclass(slots=True)
 class _Packed:
-    """A packed weight, how far it is from the original, and the layer that is charged with its bytes."""
+    """A packed weight, and the layer that is charged with its bytes.
+
+    nbytes: of the original. off, size: sums of squares of its error and of itself.
+    """
 
     q: QuantizedTensor
-    error: float
+    nbytes: int
+    off: float
+    size: float
     owner: str = ""
 
 
 def _pack(module: fx.GraphModule, node: fx.Node, quantizer: torch.nn.Module) -> _Packed:
     weight = _matrix(module, node.all_input_nodes[0])
     how = quantizer.params if isinstance(quantizer, Quantizer) else _scheme(quantizer)
-    q = quantize(weight, how)
-    size = float(weight.float().norm())
-    off = float((q.dequantize(torch.float32) - weight.float()).norm())
-    return _Packed(q, off / size if size else 0.0)
+    q, original = quantize(weight, how), weight.float()
+    off = float((q.dequantize(torch.float32) - original).square().sum())
+    return _Packed(q, weight.nbytes, off, float(original.square().sum()))
 
 
 def _matrix(module: fx.GraphModule, node: fx.Node) -> torch.Tensor:
@@ -121,10 +126,15 @@ def _scheme(quantizer: torch.nn.Module) -> Scheme:
 def _told(planned: Planned, packed: dict[str, _Packed]) -> Converted:
     subject, rule = planned.decision.subject, planned.decision.rule
     nbytes, error, tied_to = (planned.nbytes, planned.nbytes), 0.0, ""
-    if planned.quantizer:
-        known = packed[planned.quantizer]
-        tied_to, known.owner = known.owner, known.owner or subject.name
-        nbytes, error = (0, 0) if tied_to else (planned.nbytes, known.q.nbytes), known.error
+    if planned.quantizers:
+        known = [packed[path] for path in planned.quantizers]
+        own = [each for each in known if not each.owner]
+        tied_to = next((each.owner for each in known if each.owner), "")
+        nbytes = sum(each.nbytes for each in own), sum(each.q.nbytes for each in own)
+        off, size = sum(each.off for each in known), sum(each.size for each in known)
+        error = math.sqrt(off / size) if size else 0.0
+        for each in own:
+            each.owner = subject.name
     return Converted(
         name=subject.name,
         type=subject.type,

@@ -1,11 +1,13 @@
 """Which nodes of a graph are layers, what they are called, and what a recipe decides for each.
 
-A layer is a product with a parameter, or a table of rows. Its name is that of the module that called it, as
-the graph recorded it; tensors that meet (``Add``, ``Concatenate``) are layers where a rule names their type.
+A layer is a product with a parameter, a table of rows, or a recurrent layer. Its name is that of the module
+that called it, as the graph recorded it; tensors that meet (``Add``, ``Concatenate``) are layers where a rule
+names their type.
 """
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +41,17 @@ PRODUCTS: dict[object, tuple[str, int]] = {
     aten.embedding.default: ("Embedding", 0),
 }
 """Operator to the type of its layer and the position of its weight."""
+RECURRENT: dict[object, str] = {
+    aten.lstm.input: "LSTM",
+    aten.gru.input: "GRU",
+    aten.rnn_tanh.input: "RNN",
+    aten.rnn_relu.input: "RNN",
+    aten.lstm_cell.default: "LSTMCell",
+    aten.gru_cell.default: "GRUCell",
+    aten.rnn_tanh_cell.default: "RNNCell",
+    aten.rnn_relu_cell.default: "RNNCell",
+}
+"""Operator to the type of its layer; its weights are the matrices among its third argument or from it on."""
 CONVOLUTIONS = frozenset({
     aten.convolution.default,
     *(target for target, (kind, _) in PRODUCTS.items() if kind.startswith("Conv")),
@@ -46,7 +59,7 @@ CONVOLUTIONS = frozenset({
 _WEIGHTED = frozenset(PRODUCTS) - {aten.matmul.default, aten.mm.default, aten.addmm.default}
 """Operators of which one argument is called a weight; the others multiply activations, too."""
 _CONVERTED = frozenset(kind.__name__ for kind in KINDS) - {kind for kind, _ in PRODUCTS.values()}
-"""Types that have a quantized form outside of graphs alone: recurrent layers and bags."""
+"""Types of which not every operator has a quantized form: recurrent layers on packed sequences, and bags."""
 MEETINGS: dict[object, str] = {
     aten.add.Tensor: "Add",
     aten.add_.Tensor: "Add",
@@ -70,6 +83,7 @@ class Layer:
     name, type, shape: what rules see; the shape is that of the weight, empty where there is none.
     nodes: where it is called; more than one for a module that is used again.
     weight: the node that reads the parameter, or None. form: how it becomes the matrix that is quantized.
+    further: those that read the other weights of a recurrent layer, matrices as they are.
     reads: the parameters of a layer without a quantized form. left: why it has none.
     """
 
@@ -79,8 +93,14 @@ class Layer:
     nodes: tuple[fx.Node, ...]
     weight: fx.Node | None = None
     form: Form = AS_IT_IS
+    further: tuple[fx.Node, ...] = ()
     reads: tuple[fx.Node, ...] = ()
     left: str = ""
+
+    @property
+    def weights(self) -> tuple[fx.Node, ...]:
+        """The nodes that read its weights."""
+        return () if self.weight is None else (self.weight, *self.further)
 
     @property
     def subject(self) -> Subject:
@@ -102,6 +122,19 @@ def inputs_of(node: fx.Node) -> list[fx.Node]:
     return [moving]
 
 
+def output_of(node: fx.Node) -> fx.Node:
+    """Return the node of a layer's first result, which is written where nothing reads it yet."""
+    results = node.meta["val"]
+    if isinstance(results, torch.Tensor):
+        return node
+    found = next((user for user in node.users if user.target is operator.getitem and user.args[1] == 0), None)
+    if found is None:
+        with node.graph.inserting_after(node):
+            found = node.graph.call_function(operator.getitem, (node, 0))
+        found.meta["val"] = results[0]
+    return found
+
+
 def layers_of(module: fx.GraphModule, recipe: Recipe) -> list[Layer]:
     """Return the layers in the order in which they are first called.
 
@@ -113,8 +146,8 @@ def layers_of(module: fx.GraphModule, recipe: Recipe) -> list[Layer]:
     used: Counter[str] = Counter()
     sizes = Counter(_call(node) for node in module.graph.nodes)
     for node in module.graph.nodes:
-        layer = _product(module, node) or _meeting(node, named, used) or _lone(node, named, sizes)
-        layer = layer or _other(module, node)
+        layer = _product(module, node) or _recurrent(module, node) or _meeting(node, named, used)
+        layer = layer or _lone(node, named, sizes) or _other(module, node)
         if layer is None:
             continue
         key = _identity(module, layer)
@@ -210,6 +243,21 @@ def _product(module: fx.GraphModule, node: fx.Node) -> Layer | None:
     return Layer(name=name, type=type_name, shape=shape, nodes=(node,), weight=read, form=form)
 
 
+def _recurrent(module: fx.GraphModule, node: fx.Node) -> Layer | None:
+    if node.op != "call_function" or node.target not in RECURRENT:
+        return None
+    third = args_of(node)[2]
+    given = third if isinstance(third, (list, tuple)) else args_of(node)[2:]
+    if any(isinstance(arg, fx.Node) and arg.op != "get_attr" for arg in given):
+        return None
+    reads = [arg for arg in given if isinstance(arg, fx.Node) and _tensor(module, arg).ndim == 2]
+    name, kind = _stack(node)
+    if kind is None:
+        name, kind = str(reads[0].target).rpartition(".")[0], RECURRENT[node.target]
+    shape = tuple(_tensor(module, reads[0]).shape)
+    return Layer(name=name, type=kind, shape=shape, nodes=(node,), weight=reads[0], further=tuple(reads[1:]))
+
+
 def _form(node: fx.Node, kind: str, shape: tuple[int, ...]) -> Form:
     if not kind.startswith("ConvTranspose"):
         return matrices.flat(shape)
@@ -291,8 +339,8 @@ def decided(
     ]
     groups: dict[int, list[int]] = {}
     for position, layer in enumerate(layers):
-        if layer.weight is not None:
-            groups.setdefault(id(_tensor(module, layer.weight)), []).append(position)
+        for read in layer.weights:
+            groups.setdefault(id(_tensor(module, read)), []).append(position)
     for positions in groups.values():
         _agree(layers, decisions, positions)
     yield from zip(layers, decisions, strict=True)

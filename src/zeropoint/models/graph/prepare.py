@@ -21,7 +21,7 @@ from ..decisions import as_recipe
 from ..dynamic_quantize import DynamicQuantize
 from ..learners import Learner, learner_named
 from .fold import fold
-from .layers import CONVOLUTIONS, Layer, decided, inputs_of, layers_of
+from .layers import CONVOLUTIONS, Layer, decided, inputs_of, layers_of, output_of
 from .matrices import Form, written
 from .program import attribute, cleaned, graph_of, put, tensor_at
 
@@ -33,11 +33,11 @@ PLAN = "zeropoint"
 class Planned:
     """What was decided for a layer, by names alone, so that copies of a graph keep it.
 
-    quantizer: path of the module that quantizes the weight, or empty. nbytes: of the weight.
+    quantizers: paths of the modules that quantize its weights. nbytes: of these.
     """
 
     decision: Decision
-    quantizer: str = ""
+    quantizers: tuple[str, ...] = ()
     nbytes: int = 0
 
 
@@ -115,24 +115,27 @@ def insert(
             continue
         try:
             _check(layer, decision.gives)
-            quantizer = "" if decision.gives.weight is None else weights.insert(layer, decision.gives.weight)
+            scheme = decision.gives.weight
+            made = () if scheme is None else weights.insert(layer, scheme)
             for side, activation in (("input", decision.gives.input), ("output", decision.gives.output)):
                 params = static_params(calibration, layer.name, side, activation)
                 if activation is not None:
                     sides.insert(layer, side, activation, params)
         except ZeropointError as error:
             raise type(error)(f"layer {layer.name}: {error}") from error
-        plan[-1] = _planned(module, layer, decision, quantizer)
+        plan[-1] = _planned(module, layer, decision, made)
     result = cleaned(module)
     result.meta[PLAN] = tuple(plan)
     return result
 
 
-def _planned(module: fx.GraphModule, layer: Layer, decision: Decision, quantizer: str = "") -> Planned:
-    reads = layer.reads if layer.weight is None else (layer.weight,)
+def _planned(
+    module: fx.GraphModule, layer: Layer, decision: Decision, quantizers: tuple[str, ...] = ()
+) -> Planned:
+    reads = layer.weights or layer.reads
     held = {id(tensor): tensor for tensor in (tensor_at(module, str(read.target)) for read in reads)}
     nbytes = sum(tensor.nbytes for tensor in held.values() if tensor.ndim > 1)
-    return Planned(decision=decision, quantizer=quantizer, nbytes=nbytes)
+    return Planned(decision=decision, quantizers=quantizers, nbytes=nbytes)
 
 
 def _check(layer: Layer, gives: Assignment) -> None:
@@ -155,16 +158,18 @@ class _Weights:
     learner: Learner
     made: dict[int, str] = field(default_factory=dict)
 
-    def insert(self, layer: Layer, scheme: Scheme) -> str:
-        """Let everything that reads the layer's weight read it quantized; return the quantizer's path."""
-        assert layer.weight is not None
-        tensor = tensor_at(self.module, str(layer.weight.target))
+    def insert(self, layer: Layer, scheme: Scheme) -> tuple[str, ...]:
+        """Let everything that reads the layer's weights read them quantized; return the quantizers' paths."""
+        return tuple(self._quantized(read, layer.form, scheme) for read in layer.weights)
+
+    def _quantized(self, weight: fx.Node, form: Form, scheme: Scheme) -> str:
+        tensor = tensor_at(self.module, str(weight.target))
         if id(tensor) not in self.made:
-            quantizer = self.learner.weight(layer.form.matrix(tensor), scheme)
-            self.made[id(tensor)] = put(self.module, f"{layer.weight.target}_quantizer", quantizer)
+            quantizer = self.learner.weight(form.matrix(tensor), scheme)
+            self.made[id(tensor)] = put(self.module, f"{weight.target}_quantizer", quantizer)
             for read in [n for n in self.module.graph.nodes if n.op == "get_attr"]:
                 if attribute(self.module, str(read.target)) is tensor:
-                    _quantize_read(read, self.made[id(tensor)], layer.form)
+                    _quantize_read(read, self.made[id(tensor)], form)
         return self.made[id(tensor)]
 
 
@@ -198,7 +203,7 @@ class _Sides:
         )
         path = put(self.module, f"{layer.name}.{side}_quantizer".lstrip("."), made)
         for node in layer.nodes:
-            for source in inputs_of(node) if side == "input" else [node]:
+            for source in inputs_of(node) if side == "input" else [output_of(node)]:
                 known = self.made.get((source, activation)) if params is None else None
                 result = insert_call(source, path, node if side == "input" else None, known)
                 if params is None:
@@ -210,7 +215,7 @@ def row_of(layer: Layer, side: str) -> tuple[int, ...]:
 
     The axis of channels has its length: the second of a convolution, the last of any other layer.
     """
-    source = inputs_of(layer.nodes[0])[0] if side == "input" else layer.nodes[0]
+    source = inputs_of(layer.nodes[0])[0] if side == "input" else output_of(layer.nodes[0])
     shape = source.meta["val"].shape
     axis = 1 if layer.nodes[0].target in CONVOLUTIONS else len(shape) - 1
     rank = len(shape) if layer.nodes[0].target in CONVOLUTIONS else 2
