@@ -90,9 +90,31 @@ def quantize(
     return QuantizedTensor(data=data, params=params, shape=tuple(x.shape), dtype=x.dtype)
 
 
-def _quantize_into(
-    x: torch.Tensor, scheme: str | Scheme | QuantizationParams, out: QuantizedTensor
+def quantize_part(
+    x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float], *, out: QuantizedTensor | None = None
 ) -> QuantizedTensor:
+    """Return a part of a tensor in codes, as it would be in those of the whole tensor.
+
+    x: whole blocks of the finest scales, of the dtypes of :func:`quantize`. extremes: smallest and largest
+    value of the whole tensor, from which its own scale comes. out: as :func:`quantize`. Raises what
+    :func:`quantize` raises, and NonFiniteError for extremes that are not finite.
+    """
+    check_input(x)
+    if out is not None:
+        return _quantize_into(x.detach(), scheme, out, extremes)
+    backend = library.backend_for(registry.Op.QUANTIZE_DYNAMIC, x, scheme)
+    with gradual_underflow():
+        data, (scales, zero_point) = backend.quantize_dynamic(x.detach(), scheme, extremes=extremes)
+    params = QuantizationParams(
+        scheme=scheme, shape=tuple(x.shape), scales=scales, zero_point=zero_point, dtype=x.dtype
+    )
+    return QuantizedTensor(data=data, params=params, shape=tuple(x.shape), dtype=x.dtype)
+
+
+def _quantize_into(
+    x: torch.Tensor, scheme: str | Scheme | QuantizationParams, out: QuantizedTensor,
+    extremes: tuple[float, float] | None = None,
+) -> QuantizedTensor:  # fmt: skip
     given = isinstance(scheme, QuantizationParams)
     params = (
         fit_params(scheme, tuple(x.shape), x.dtype) if isinstance(scheme, QuantizationParams) else out.params
@@ -109,7 +131,7 @@ def _quantize_into(
         return QuantizedTensor(data=data, params=params, shape=out.shape, dtype=out.dtype)
     backend = library.backend_for(registry.Op.QUANTIZE_DYNAMIC, x, parsed)
     with gradual_underflow():
-        backend.quantize_dynamic(x, parsed, (out.data, (params.scales, params.zero_point)))
+        backend.quantize_dynamic(x, parsed, (out.data, (params.scales, params.zero_point)), extremes=extremes)
     return out
 
 

@@ -19,12 +19,12 @@ from zeropoint.checkpoint.journal import JOURNAL
 # The real command, but each part of a weight takes so long that there is time for a signal.
 SLOW = """
 import sys, time
-import zeropoint.checkpoint.work as stream
-quantize_part = stream.quantize_part
+from zeropoint.checkpoint.quantize import Scratch
+quantize = Scratch.quantize
 def slow(*arguments):
     time.sleep(0.2)
-    return quantize_part(*arguments)
-stream.quantize_part = slow
+    return quantize(*arguments)
+Scratch.quantize = slow
 from zeropoint.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import zeropoint as zp
-from zeropoint.functional import row_errors
+from zeropoint.functional import quantize_part, row_errors
 from zeropoint.ops.registry import Op, Reference, Request, explain
 from zeropoint.ops.threads import thread_limit
 from zeropoint.schemes import LAYER_PRESETS, TENSOR_PRESETS, Scheme
@@ -189,6 +189,38 @@ def test_results_can_be_written_into_earlier_ones(scheme: str) -> None:
     assert all(same(a, b) for a, b in zip(result.scales, expected.scales, strict=True))
     values = torch.empty(6, 288, dtype=torch.float32)
     assert same(zp.dequantize(result, out=values), expected.dequantize(torch.float32))
+
+
+WHOLE = (
+    "int8", "int8:tensor:asym", "uint8:tensor:asym:dialect=onnx", "float8_e4m3fn:tensor", "nvfp4", "nvfp4a16",
+    "int4:g16:scale=ue4m3:scale2=float32@tensor", "mx9", "int4:g128",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", WHOLE)
+def test_parts_have_the_codes_of_the_whole_from_its_extremes(
+    name: str, dtype: torch.dtype, backend: str
+) -> None:
+    scheme = LAYER_PRESETS[name].weight if name in LAYER_PRESETS else name
+    x = sample((48, 256), dtype)
+    extremes = float(x.min()), float(x.max())
+    with zp.only_backend(backend):
+        expected, last = zp.quantize(x, scheme), None
+        for first in range(0, 48, 16):
+            part = quantize_part(x[first : first + 16], expected.scheme, extremes, out=last)
+            assert same(part.data, expected.data[first : first + 16])
+            assert same(part.dequantize(), expected.dequantize()[first : first + 16])
+            last = part
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("name", ["int8", "nvfp4"])
+def test_extremes_that_are_not_finite_are_refused(name: str, backend: str) -> None:
+    x = sample((16, 64), torch.float32)
+    with zp.only_backend(backend), pytest.raises(zp.NonFiniteError, match="must be finite"):
+        quantize_part(x, zp.Scheme.parse(name), (math.nan, math.nan))
 
 
 @pytest.mark.parametrize("scheme", [*FAMILIES, "float8_e4m3fn:block16x32", "mxint8", "int4:token:narrow"])

@@ -132,9 +132,10 @@ def failures(path: RemotePath) -> tuple[type[BaseException], ...]:
 
 def reason(error: BaseException) -> str:
     """Return what went wrong in one line: the store's own words, or the operating system's."""
-    if isinstance(error, FileNotFoundError):  # stores say no more than the name, each in its own way
-        return "there is no such object"
-    return printable(getattr(error, "strerror", None) or str(error) or type(error).__name__)[1:-1]
+    said = getattr(error, "strerror", None)
+    if said is None and isinstance(error, FileNotFoundError):
+        said = "there is no such object"  # stores say no more than its name, each in its own way
+    return printable(said or str(error) or type(error).__name__)[1:-1]
 
 
 class RemoteFile:

@@ -8,11 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..formats.torch_dtypes import wide_dtype
-from ..functional import quantize
-from ..layout.blocks import reduce_blocks
-from ..params import QuantizationParams
-from ..params.arithmetic import Ranges, scales_from_ranges
+from ..functional import quantize, quantize_part
 from ..schemes import Granularity, Scheme
 from ..tensor import QuantizedTensor
 
@@ -54,62 +50,18 @@ class Scratch:
     buffer: bytearray
     result: QuantizedTensor | None = None
 
-    def quantize(self, x: torch.Tensor, scheme: Scheme) -> QuantizedTensor:
-        """Return ``x`` in codes, in the memory of the last result where that fits."""
+    def quantize(
+        self, x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None
+    ) -> QuantizedTensor:
+        """Return rows of a matrix in codes, in the memory of the last result where that fits.
+
+        extremes: those of the whole matrix, or set of matrices, where its scale needs them. Raises
+        NonFiniteError, RangeError.
+        """
         last, shape = self.result, tuple(x.shape)
         fits = last is not None and (last.scheme, last.shape, last.dtype) == (scheme, shape, x.dtype)
-        self.result = quantize(x, scheme, out=last if fits else None)
+        out = last if fits else None
+        self.result = (
+            quantize(x, scheme, out=out) if extremes is None else quantize_part(x, scheme, extremes, out=out)
+        )
         return self.result
-
-
-def sentinel_rows(columns: int) -> int:
-    """Return the rows that :func:`quantize_part` adds to a part so that it has the extremes of the whole."""
-    return -(-2 // columns)
-
-
-def quantize_part(
-    x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None, scratch: Scratch
-) -> QuantizedTensor:
-    """Return rows of a matrix in codes; ``extremes`` are those of the whole tensor, where they are needed.
-
-    x: the rows; with ``extremes``, and :func:`sentinel_rows` more at the end, which are overwritten with
-    them. The whole tensor's scale then follows from the part by the same arithmetic, and the same fast path,
-    as from the whole. Raises NonFiniteError, RangeError.
-    """
-    if extremes is None:
-        return scratch.quantize(x, scheme)
-    extra = sentinel_rows(x.shape[1])
-    rows = x.shape[0] - extra
-    tail = x[rows:].view(-1)
-    tail.zero_()
-    tail[0], tail[1] = extremes
-    if (float(tail[0]), float(tail[1])) != extremes and not any(map(math.isnan, extremes)):
-        return _from_extremes(x[:rows], scheme, extremes)
-    whole = scratch.quantize(x, scheme)
-    shape = (rows, x.shape[1])
-    scales = tuple(
-        scale if level.granularity == Granularity.tensor() else scale[:rows]
-        for scale, level in zip(whole.scales, scheme.scales, strict=True)
-    )
-    params = QuantizationParams(scheme=scheme, shape=shape, scales=scales, dtype=x.dtype)
-    return QuantizedTensor(data=whole.data[:rows], params=params, shape=shape, dtype=x.dtype)
-
-
-def _from_extremes(x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float]) -> QuantizedTensor:
-    """Return rows in codes for extremes that their dtype does not hold, as when a partner has a wider one."""
-    shape, wide = tuple(x.shape), wide_dtype(x.dtype)
-    lows, highs = [], []
-    for level in scheme.scales:
-        if level.granularity == Granularity.tensor():
-            grid = level.granularity.grid(shape)
-            lows.append(torch.full(grid, extremes[0], dtype=wide))
-            highs.append(torch.full(grid, extremes[1], dtype=wide))
-        else:
-            lows.append(reduce_blocks(x, level.granularity, "amin", math.inf).to(wide))
-            highs.append(reduce_blocks(x, level.granularity, "amax", -math.inf).to(wide))
-    ranges = Ranges(minimum=tuple(lows), maximum=tuple(highs), dtype=x.dtype, shape=shape)
-    scales, zero_point = scales_from_ranges(scheme, ranges)
-    params = QuantizationParams(
-        scheme=scheme, shape=shape, scales=scales, zero_point=zero_point, dtype=x.dtype
-    )
-    return quantize(x, params)

@@ -21,7 +21,7 @@ from .limits import Limits
 from .measure import TensorError, measure
 from .output import Partials, copy_range, write_at
 from .plan import Weight, slab_rows
-from .quantize import Scratch, extremes_of, quantize_part, sentinel_rows, widest
+from .quantize import Scratch, extremes_of, widest
 from .storage import OpenFile, Place, open_file, shown
 from .units import Copy, Restore, Rows, Span, Unit
 
@@ -78,10 +78,7 @@ class Done:
 def buffer_bytes(todo: Iterable[Unit], limits: Limits) -> int:
     """Return the bytes of the buffer that a thread needs to do ``todo``."""
     weights = {id(unit.weight): unit.weight for unit in todo if not isinstance(unit, Copy)}
-    tiles = (
-        (min(slab_rows(w, limits), w.shape[0]) + sentinel_rows(max(1, w.shape[1]))) * w.row_bytes
-        for w in weights.values()
-    )
+    tiles = (min(slab_rows(w, limits), w.shape[0]) * w.row_bytes for w in weights.values())
     return max((PIECE, *tiles))
 
 
@@ -147,13 +144,12 @@ def _quantize_tile(
     means: tuple[tuple[float, float] | None, Scratch], writers: list[_Writer],
 ) -> TensorError:  # fmt: skip
     (start, rows), (extremes, scratch) = cut, means
-    extra = 0 if extremes is None else sentinel_rows(weight.shape[1])
-    x = _read(weight, files, start, rows, scratch.buffer, extra=extra)
+    x = _read(weight, files, start, rows, scratch.buffer)
     try:
-        q = quantize_part(x, weight.layer.weight, extremes, scratch)
+        q = scratch.quantize(x, weight.layer.weight, extremes)
     except ZeropointError as error:
         raise _named(error, weight, files, scratch.buffer, rows=rows) from error
-    measured = measure(x[:rows], q)
+    measured = measure(x, q)
     layout = weight.layer.layout
     tensors = encode_part(layout, q)
     if start == 0:
@@ -189,14 +185,11 @@ def _tiles(unit: Rows | Restore, limits: Limits) -> list[tuple[int, int]]:
     return [(start, min(rows, stop - start)) for start in range(unit.start, stop, rows)]
 
 
-def _read(
-    weight: Weight, files: Files, start: int, rows: int, buffer: bytearray, *, extra: int = 0
-) -> torch.Tensor:
-    """Return some rows of a weight in ``buffer``, with room for ``extra`` more behind them."""
+def _read(weight: Weight, files: Files, start: int, rows: int, buffer: bytearray) -> torch.Tensor:
+    """Return some rows of a weight in ``buffer``."""
     weight.origin.read(files, weight.first + start, rows, buffer)
     columns = weight.shape[1]
-    count = (rows + extra) * columns
-    return torch.frombuffer(buffer, dtype=weight.dtype, count=count).view(rows + extra, columns)
+    return torch.frombuffer(buffer, dtype=weight.dtype, count=rows * columns).view(rows, columns)
 
 
 def _copy(unit: Copy, source: OpenFile, target: int, buffer: bytearray) -> Done:

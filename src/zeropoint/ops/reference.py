@@ -27,7 +27,7 @@ from ..params.codes import (
     round_steps,
     uniform_noise,
 )
-from ..schemes import Scaling, Scheme, ZeroPoint, ZeroPointPlace
+from ..schemes import Granularity, Scaling, Scheme, ZeroPoint, ZeroPointPlace
 
 CHUNK = 1 << 22
 """Elements that temporaries of the encoder hold at once, so that a large tensor needs little extra memory."""
@@ -45,22 +45,50 @@ def require_finite(x: torch.Tensor) -> None:
         )
 
 
-def ranges(x: torch.Tensor, scheme: Scheme) -> Ranges:
-    """Return the extremes of each block of each scale level of ``x``, in the wide dtype."""
-    wide = wide_dtype(x.dtype)
+def ranges(x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None = None) -> Ranges:
+    """Return the extremes of each block of each scale level of ``x``, in the wide dtype.
+
+    extremes: of the tensor that ``x`` is a part of, when it is one.
+    """
     levels = [level.granularity for level in scheme.scales]
-    low = tuple(reduce_blocks(x, g, "amin", math.inf).to(wide) for g in levels)
-    high = tuple(reduce_blocks(x, g, "amax", -math.inf).to(wide) for g in levels)
+    found = [whole_range(x, g, extremes) or _block_range(x, g) for g in levels]
+    low, high = tuple(low for low, _ in found), tuple(high for _, high in found)
     return Ranges(minimum=low, maximum=high, dtype=x.dtype, shape=tuple(x.shape))
 
 
-def choose_params(x: torch.Tensor, scheme: Scheme) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
-    """Return scales, finest first, and the zero point that ``x`` gives.
+def _block_range(x: torch.Tensor, granularity: Granularity) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = wide_dtype(x.dtype)
+    low, high = (
+        reduce_blocks(x, granularity, "amin", math.inf),
+        reduce_blocks(x, granularity, "amax", -math.inf),
+    )
+    return low.to(wide), high.to(wide)
+
+
+def whole_range(
+    x: torch.Tensor, granularity: Granularity, extremes: tuple[float, float] | None
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return given extremes as those of the one block of a whole tensor, or None where blocks are smaller.
+
+    Raises NonFiniteError when they are not finite.
+    """
+    if extremes is None or granularity != Granularity.tensor():
+        return None
+    grid, wide = granularity.grid(tuple(x.shape)), wide_dtype(x.dtype)
+    low, high = (torch.full(grid, extreme, dtype=wide, device=x.device) for extreme in extremes)
+    arithmetic.require_finite_range(low, high)
+    return low, high
+
+
+def choose_params(
+    x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None = None
+) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
+    """Return scales, finest first, and the zero point that ``x`` gives; extremes: as :func:`ranges`.
 
     Raises NonFiniteError for NaN and Inf, RangeError for a scale that its format cannot hold.
     """
     require_finite(x)
-    return arithmetic.scales_from_ranges(scheme, ranges(x, scheme))
+    return arithmetic.scales_from_ranges(scheme, ranges(x, scheme, extremes))
 
 
 def quantize(

@@ -64,9 +64,13 @@ class Backend(Protocol):
         """Return why the backend cannot run ``request``, or None when it can."""
 
     def quantize_dynamic(
-        self, x: torch.Tensor, scheme: Scheme, out: tuple[torch.Tensor, Params] | None = None
-    ) -> tuple[torch.Tensor, Params]:
-        """Return packed codes and the parameters that ``x`` gives; raise NonFiniteError for NaN and Inf."""
+        self, x: torch.Tensor, scheme: Scheme, out: tuple[torch.Tensor, Params] | None = None,
+        *, extremes: tuple[float, float] | None = None,
+    ) -> tuple[torch.Tensor, Params]:  # fmt: skip
+        """Return packed codes and the parameters that ``x`` gives; raise NonFiniteError for NaN and Inf.
+
+        extremes: of the tensor that ``x`` is a part of; scales of a whole tensor come from them.
+        """
 
     def quantize(
         self, x: torch.Tensor, scheme: Scheme, params: Params, out: torch.Tensor | None = None
@@ -146,10 +150,11 @@ class Reference:
         return None
 
     def quantize_dynamic(
-        self, x: torch.Tensor, scheme: Scheme, out: tuple[torch.Tensor, Params] | None = None
-    ) -> tuple[torch.Tensor, Params]:
+        self, x: torch.Tensor, scheme: Scheme, out: tuple[torch.Tensor, Params] | None = None,
+        *, extremes: tuple[float, float] | None = None,
+    ) -> tuple[torch.Tensor, Params]:  # fmt: skip
         """See :class:`Backend`."""
-        params = reference.choose_params(x, scheme)
+        params = reference.choose_params(x, scheme, extremes)
         data = reference.quantize(x, scheme, *params)
         return (data, params) if out is None else filled(out, data, params)
 

@@ -73,12 +73,13 @@ class CpuBackend:
         return view if isinstance(view, str) else None
 
     def quantize_dynamic(
-        self, x: torch.Tensor, scheme: Scheme, out: tuple[torch.Tensor, Params] | None = None
-    ) -> tuple[torch.Tensor, Params]:
+        self, x: torch.Tensor, scheme: Scheme, out: tuple[torch.Tensor, Params] | None = None,
+        *, extremes: tuple[float, float] | None = None,
+    ) -> tuple[torch.Tensor, Params]:  # fmt: skip
         """See :class:`zeropoint.ops.registry.Backend`."""
         if x.numel() > 0 and rule_refusal(scheme, x.dtype) is None and view_of_tensor(scheme, x).one_pass:
-            return self._one_pass(x, scheme, out)
-        params = self._params_from_statistics(x, scheme)
+            return self._one_pass(x, scheme, out, extremes)
+        params = self._params_from_statistics(x, scheme, extremes)
         data = self.quantize(x, scheme, params, None if out is None else out[0])
         return (data, params) if out is None else filled(out, data, params)
 
@@ -105,11 +106,12 @@ class CpuBackend:
         return out
 
     def _one_pass(
-        self, x: torch.Tensor, scheme: Scheme, out: tuple[torch.Tensor, Params] | None
-    ) -> tuple[torch.Tensor, Params]:
+        self, x: torch.Tensor, scheme: Scheme, out: tuple[torch.Tensor, Params] | None,
+        extremes: tuple[float, float] | None,
+    ) -> tuple[torch.Tensor, Params]:  # fmt: skip
         """Choose scales and codes in one pass; on any trouble let the reference find it and say where."""
         view, rule = view_of_tensor(scheme, x), rule_of(scheme, x.dtype)
-        coarse = self._coarse_scale(x, scheme) if len(scheme.scales) > 1 else None
+        coarse = self._coarse_scale(x, scheme, extremes) if len(scheme.scales) > 1 else None
         if coarse is not None:
             rule = rule._replace(coarse=np.float32(coarse.reshape(-1)[0].item()))
         multiply = rule.how == k.POWER and isinstance(scheme.element, FloatFormat)
@@ -131,25 +133,36 @@ class CpuBackend:
             ))  # fmt: skip
 
         if over_rows(view.rows, x.numel(), work) != k.OK:
-            reference.choose_params(x, scheme)
+            reference.choose_params(x, scheme, extremes)
             raise AssertionError(f"the kernel refused scales of {scheme} that the reference accepts")
         return data, chosen.params(coarse)
 
-    def _coarse_scale(self, x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    def _coarse_scale(
+        self, x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None
+    ) -> torch.Tensor:
         """Return the tensor's own scale of a scheme with two levels."""
-        amax = self._block_amax(x, Granularity.tensor())
-        _require(x, amax)
+        given = reference.whole_range(x, Granularity.tensor(), extremes)
+        if given is None:
+            amax = self._block_amax(x, Granularity.tensor())
+            _require(x, amax)
+        else:
+            amax = torch.maximum(given[0].abs(), given[1].abs())
         ranges = Ranges(minimum=(amax, amax), maximum=(amax, amax), dtype=x.dtype, shape=tuple(x.shape))
         return arithmetic.coarsest_scale(scheme, ranges)
 
-    def _params_from_statistics(self, x: torch.Tensor, scheme: Scheme) -> Params:
+    def _params_from_statistics(
+        self, x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None
+    ) -> Params:
         """Return parameters from a pass of its own over the data."""
         if x.numel() == 0 or not scheme.scales:
-            return reference.choose_params(x, scheme)
+            return reference.choose_params(x, scheme, extremes)
         ranged = scheme.zero_point is not ZeroPoint.NONE or not has_sign(scheme)
         lows, highs = [], []
         for level in scheme.scales:
-            if ranged:
+            given = reference.whole_range(x, level.granularity, extremes)
+            if given is not None:
+                low, high = given
+            elif ranged:
                 low, high = self._block_range(x, level.granularity)
             else:
                 high = self._block_amax(x, level.granularity)
