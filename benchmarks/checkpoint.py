@@ -45,8 +45,8 @@ SCHEMES = ("mxfp4", "nvfp4a16", "w4a16", "fp8_dynamic")
 NEEDED_BYTES = {"full": 9_000_000_000, "small": 150_000_000}
 PLAIN_LIMIT, LIMITED_FACTOR, PEAK_LIMIT_GB, PEER_FACTOR, SYNC_SHARE = 2.0, 1.3, 0.7, 10.0, 0.1
 LITTLE = "512M"
-IMPORTS = "zeropoint.cli.main, zeropoint.kernels.cpu"
-"""What the job imports, torch and numba among it."""
+IMPORTS = "zeropoint.cli.main, zeropoint.kernels.cpu, pydantic.type_adapter"
+"""What the job imports: torch and numba are among it, and the last is what typer loads to read options."""
 LAYER_BYTES = 88_100_000
 """Bytes of one layer of the full scale, from which the layers of --size follow."""
 GROWTH = 1.25
