@@ -77,7 +77,10 @@ class CpuBackend:
         *, extremes: tuple[float, float] | None = None,
     ) -> tuple[torch.Tensor, Params]:  # fmt: skip
         """See :class:`zeropoint.ops.registry.Backend`."""
-        if x.numel() > 0 and rule_refusal(scheme, x.dtype) is None and view_of_tensor(scheme, x).one_pass:
+        # A row alone may be one block of a whole tensor, whose scale does not come from the row.
+        given = extremes is not None and scheme.granularity == Granularity.tensor()
+        known = x.numel() > 0 and not given and rule_refusal(scheme, x.dtype) is None
+        if known and view_of_tensor(scheme, x).one_pass:
             return self._one_pass(x, scheme, out, extremes)
         params = self._params_from_statistics(x, scheme, extremes)
         data = self.quantize(x, scheme, params, None if out is None else out[0])
