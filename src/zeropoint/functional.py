@@ -66,8 +66,7 @@ def quantize(
 
     x: float64, float32, float16 or bfloat16; any shape and stride; finite; never modified.
     out: an earlier result for the same scheme, shape and dtype, whose memory is used again; after an error
-    its content
-        means nothing. Not for traced code.
+    its content means nothing. Not for traced code.
     Raises NonFiniteError, DtypeError or ShapeError.
 
     >>> quantize(torch.tensor([[1.0, -2.0, 4.0]]), "int8:channel:narrow").codes
@@ -83,11 +82,7 @@ def quantize(
         return QuantizedTensor(data=data, params=params, shape=tuple(x.shape), dtype=x.dtype)
     parsed, text = _resolve(scheme)
     data, *rest = library.quantize_dynamic(source, text)
-    scales, zero_point = _split(parsed, rest)
-    params = QuantizationParams(
-        scheme=parsed, shape=tuple(x.shape), scales=scales, zero_point=zero_point, dtype=x.dtype
-    )
-    return QuantizedTensor(data=data, params=params, shape=tuple(x.shape), dtype=x.dtype)
+    return _made(x, parsed, data, _split(parsed, rest))
 
 
 def quantize_part(
@@ -104,11 +99,17 @@ def quantize_part(
         return _quantize_into(x.detach(), scheme, out, extremes)
     backend = library.backend_for(registry.Op.QUANTIZE_DYNAMIC, x, scheme)
     with gradual_underflow():
-        data, (scales, zero_point) = backend.quantize_dynamic(x.detach(), scheme, extremes=extremes)
+        data, params = backend.quantize_dynamic(x.detach(), scheme, extremes=extremes)
+    return _made(x, scheme, data, params)
+
+
+def _made(x: torch.Tensor, scheme: Scheme, data: torch.Tensor, chosen: registry.Params) -> QuantizedTensor:
+    """Return the codes of ``x`` with the scales and the zero point that were chosen for it."""
+    (scales, zero_point), shape = chosen, tuple(x.shape)
     params = QuantizationParams(
-        scheme=scheme, shape=tuple(x.shape), scales=scales, zero_point=zero_point, dtype=x.dtype
+        scheme=scheme, shape=shape, scales=scales, zero_point=zero_point, dtype=x.dtype
     )
-    return QuantizedTensor(data=data, params=params, shape=tuple(x.shape), dtype=x.dtype)
+    return QuantizedTensor(data=data, params=params, shape=shape, dtype=x.dtype)
 
 
 def _quantize_into(
@@ -198,7 +199,7 @@ def explain(x: torch.Tensor, scheme: str | Scheme, op: str = "quantize_dynamic")
     return registry.explain(library.request(registry.Op(op), x, Scheme.parse(scheme)))
 
 
-def _split(scheme: Scheme, rest: list[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
+def _split(scheme: Scheme, rest: list[torch.Tensor]) -> registry.Params:
     count = len(scheme.scales)
     return tuple(rest[:count]), rest[count] if len(rest) > count else None
 
