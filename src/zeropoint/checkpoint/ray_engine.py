@@ -127,7 +127,8 @@ class _Run:
     def _end(self) -> None:
         """Stop what still runs, and wait until it has."""
         for handle in self._pending:
-            self._ray.cancel(handle)
+            # By force: an interrupt could leave a worker with half an import, and the next run in it.
+            self._ray.cancel(handle, force=True)
         if self._pending:
             self._ray.wait(list(self._pending), num_returns=len(self._pending), timeout=self._patience)
         self._pending.clear()

@@ -19,9 +19,9 @@ from .steps import STRIP, encode_steps, fetch_step, finished, is_bfloat16, is_wi
 from .vector import (
     WHOLE,
     above_octets,
+    any_lane,
     halves_of,
     larger_bits,
-    largest_lane,
     load_lanes,
     octets_of,
     octets_of_halves,
@@ -137,7 +137,7 @@ def fields_strip(
         subnormal = subnormal | above_octets(origin, field - one)
         sign = unequal(upper & octets_of(np.uint8(128)), zero) & sign_bit
         put(finished(code | sign, element), i, bits, scratch, out, byte_at)
-    return largest_lane(subnormal) == np.uint8(0)
+    return not any_lane(subnormal)
 
 
 @device

@@ -20,6 +20,7 @@ from .vector import (
     STEP,
     WHOLE,
     above,
+    any_lane,
     bits_of,
     count_floats_above,
     first_bfloat16,
@@ -44,7 +45,6 @@ from .vector import (
     smaller,
     smaller_bits,
     smaller_signed,
-    smallest_lane,
     store_lanes,
     store_nibbles,
     two_floats,
@@ -57,6 +57,8 @@ STRIP = np.uint64(128)
 """Elements that are done again when one of them has a subnormal code."""
 WIDE = np.float32(4096)
 """Least ratio of the largest to the smallest normal number of a wide format."""
+SPLIT = np.float32(65537)
+"""Times this and back again, by a sum and a difference, a float32 keeps 8 bits (Veltkamp)."""
 LEAST_FIELD, MOST_FIELD = np.uint32(2), np.uint32(252)
 """Exponent fields of factors whose reciprocals are normal."""
 LEAST_EMIN = np.uint32(64)
@@ -231,12 +233,30 @@ def factor_shift(block: Any, count: Any) -> Any:
     return n if (np.uint64(1) << n) == block else np.uint64(0)
 
 
+def _fetch_step(x: Any, at: Any) -> None:
+    """Prefetch a step, one cache line or two."""
+
+
+@overload(_fetch_step, inline="always")
+def _fetch_step_overload(x: Any, at: Any) -> Any:
+    if x.dtype.bitwidth // 8 * STEP > LINE:
+
+        def fetch(x: Any, at: Any) -> None:
+            prefetch(x, at)
+            prefetch(x, at + HALF)
+
+    else:
+
+        def fetch(x: Any, at: Any) -> None:
+            prefetch(x, at)
+
+    return fetch
+
+
 @inlined
-def fetch_step(x: Any, at: Any) -> Any:
+def fetch_step(x: Any, at: Any) -> None:
     """Prefetch ``x[at : at + 32]``."""
-    prefetch(x, at)
-    if x.itemsize * STEP > LINE:
-        prefetch(x, at + HALF)
+    _fetch_step(x, at)
 
 
 @inlined
@@ -289,23 +309,37 @@ def invert_short(x: Any, factors: Any, count: Any, element: Any) -> Any:
 
 
 @inlined
-def scaled_at(x: Any, at: Any, factors: Any, shift: Any, i: Any, element: Any, inverted: Any) -> Any:
-    """Return step ``i`` in units of its scales, two vectors; inverted: see :func:`invert_short`."""
+def quotients_at(x: Any, at: Any, factors: Any, shift: Any, i: Any, element: Any, inverted: Any) -> Any:
+    """Return step ``i`` over its factors, two vectors; inverted: see :func:`invert_short`."""
     a, b = values_at(x, at + i)
     f, g = _factors_at(x, factors, shift, i)
     if inverted or element.scaling == MULTIPLY:
-        a, b = a * f, b * g
-    else:
-        a, b = a / f, b / g
+        return a * f, b * g
+    return a / f, b / g
+
+
+@inlined
+def scaled_at(x: Any, at: Any, factors: Any, shift: Any, i: Any, element: Any, inverted: Any) -> Any:
+    """Return step ``i`` in units of its scales: :func:`quotients_at`, rounded."""
+    a, b = quotients_at(x, at, factors, shift, i, element, inverted)
     if element.quotient == TO_BFLOAT16:
         return nearest_bfloat16(a), nearest_bfloat16(b)
     return a, b
 
 
 @inlined
-def int_words(t: Any, element: Any) -> Any:
-    """Return words with integer codes in their low bytes."""
+def int_words(t: Any, element: Any, inverted: Any) -> Any:
+    """Return words with integer codes in their low bytes, of quotients that are not rounded yet.
+
+    Bounds are bfloat16, so what is clamped may be rounded afterwards. Quotients of two bfloat16 never lie
+    halfway (see :func:`invert_short`), and the split that leaves 8 bits rounds all others to nearest.
+    """
     t = smaller(larger(t, floats_of(element.low)), floats_of(element.high))
+    if inverted:
+        lifted = t * floats_of(SPLIT)
+        t = lifted + (t - lifted)
+    elif element.quotient == TO_BFLOAT16:
+        t = nearest_bfloat16(t)
     return bits_of(t + floats_of(MAGIC))
 
 
@@ -362,7 +396,8 @@ def wide_strip(
         code = smaller_signed(larger_signed(code, halves_of(np.uint16(0))), most)
         codes = octets_of_halves(code | ((upper >> sign_drop) & sign_bit))
         put(finished(codes, element), i, bits, scratch, out, byte_at)
-    return np.uint32(smallest_lane(least)) >= shl32(element.emin, np.uint32(7)) - np.uint32(1)
+    normal = halves_of(np.uint16(shl32(element.emin, np.uint32(7)) - np.uint32(1)))
+    return not any_lane(smaller_bits(least, normal) ^ normal)
 
 
 @device
@@ -379,8 +414,8 @@ def encode_steps(
     if element.kind == INTEGER:
         for i in range(np.uint64(0), count, WHOLE):
             fetch_step(x, at + i + ahead)
-            a, b = scaled_at(x, at, factors, shift, i, element, inverted)
-            codes = _octets_of_words(x, int_words(a, element), int_words(b, element))
+            a, b = quotients_at(x, at, factors, shift, i, element, inverted)
+            codes = _octets_of_words(x, int_words(a, element, inverted), int_words(b, element, inverted))
             put(codes, i, bits, scratch, out, byte_at)
         return
     if element.kind == CODEBOOK:

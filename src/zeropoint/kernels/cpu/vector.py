@@ -413,6 +413,17 @@ def _reducer(name: str) -> Any:
 largest_lane, smallest_lane, sum_of_words = _reducer("umax"), _reducer("umin"), _reducer("add")
 
 
+@primitive
+def any_lane(typingctx: Any, x: Any) -> Any:
+    """Return whether any lane of integers is not zero."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        bits = builder.bitcast(args[0], ir.IntType(x.count * x.lane.width))
+        return builder.icmp_unsigned("!=", bits, bits.type(0))
+
+    return types.boolean(x), codegen
+
+
 def _adder(kind: Vector) -> Any:
     """Build the sum of the lanes of floats, added in one order: as a tree of halves."""
 
