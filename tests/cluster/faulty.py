@@ -54,6 +54,23 @@ def hangs_once(marker: Path) -> Work:
     return hangs
 
 
+def stays_once(marker: Path) -> Work:
+    """The first worker writes its process's number into ``marker``.pid and hangs; no other begins before."""
+    number = marker.with_suffix(".pid")
+
+    def stays(request: Request, batch: Batch) -> list[Result]:
+        if _first(marker):
+            number.with_suffix(".new").write_text(str(os.getpid()))
+            number.with_suffix(".new").rename(number)
+            while True:
+                time.sleep(1)
+        while not number.exists():
+            time.sleep(0.1)
+        return work(request, batch)
+
+    return stays
+
+
 def looks_elsewhere(folder: Path) -> Work:
     """Every worker sees another file system where the output should be."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -122,6 +123,19 @@ def test_what_one_engine_began_the_other_ends(
     result = run(plan, tmp_path / "out", engine=engines.popitem()[1])
     assert 5 <= result.resumed < result.units
     assert digests(tmp_path / "out") == digests(local)
+
+
+def test_no_worker_outlives_a_batch_that_is_cancelled(
+    plan: Plan, engine: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_engine, "work", faulty.stays_once(tmp_path / "marker"))
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, tmp_path / "out", engine=until(1, engine))
+    process = Path("/proc", (tmp_path / "marker.pid").read_text())
+    end = time.monotonic() + 10
+    while process.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not process.exists()
 
 
 def test_an_error_of_the_data_is_that_of_threads_and_leaves_nothing(
