@@ -192,13 +192,22 @@ def test_formats_lists_formats_and_presets(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*CATALOG, "e4m3", "e3m4", "uint5", *LAYER_PRESETS, "mx9", "codebook[1,2,3]"]
+    "name", [*CATALOG, "e4m3", "e3m4", "uint5", *LAYER_PRESETS, "mx9", "codebook[1,2,3]", "int4:g64:asym"]
 )
 def test_every_name_has_a_page_and_a_document(call: Call, name: str) -> None:
     called = call("formats", name)
     assert (called.status, called.err) == (0, "")
     assert max(map(len, called.out.splitlines())) <= 80
     assert "name" in document(call("formats", name, "--json"))
+
+
+def test_the_page_of_a_scheme_says_its_parts(call: Call) -> None:
+    found = document(call("formats", "INT4:g64:scale=bfloat16", "--json"))
+    assert (found["kind"], found["element"], found["scales"]) == ("scheme", "int4", ["bfloat16@g64"])
+    assert found["bits_per_value"] == 4.25
+    wrong = call("formats", "int4:g64:color=red")
+    assert (wrong.status, wrong.out) == (1, "")
+    assert "option 'color=red' of scheme 'int4:g64:color=red' is unknown" in wrong.err
 
 
 def test_the_page_of_a_small_format_lists_every_value(call: Call) -> None:

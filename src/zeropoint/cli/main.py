@@ -209,7 +209,8 @@ def verify(
 @app.command(short_help="List number formats and presets, or explain one.")
 def formats(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A format, an alias, a spelling or a preset.")
+        str | None,
+        typer.Argument(metavar="[NAME]", help="A format, an alias, a spelling, a preset or a scheme."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -220,6 +221,7 @@ def formats(
       zeropoint formats
       zeropoint formats fp8
       zeropoint formats e3m4 --json
+      zeropoint formats int4:g64:asym
     """  # noqa: D301
     if as_json:
         show_json(formats_document() if name is None else page_document(name))

@@ -14,12 +14,13 @@ from ..formats import ALIASES, CATALOG, SOURCES, CodebookFormat, FloatFormat, Fo
 from ..formats.catalog import format_name
 from ..formats.exact import Number, Special, decode
 from ..formats.torch_dtypes import dtype_of
-from ..schemes import LAYER_PRESETS, TENSOR_PRESETS
+from ..schemes import LAYER_PRESETS, TENSOR_PRESETS, Scheme
 from .layout import grid, keyed, plain
 from .wording import exact, short_scheme
 
 MOST_LISTED_BITS = 8
 """Formats of at most so many bits have all their values on their page."""
+_A_MATRIX = (4096, 4096)
 _SHOWN_INTEGERS = (2, 4, 8, 16, 32)
 
 
@@ -33,9 +34,10 @@ def formats_document() -> dict[str, Any]:
 
 
 def page_document(name: str) -> dict[str, Any]:
-    """Return every fact of one format, values included, or the schemes of a preset.
+    """Return every fact of one format, values included, the schemes of a preset, or the parts of a scheme.
 
-    Raises FormatError, with the closest names, when ``name`` is neither.
+    Raises FormatError, with the closest names, when ``name`` is none of these, SchemeError for a scheme that
+    has no meaning.
 
     >>> page_document("e4m3")["name"], page_document("w4a16")["kind"]
     ('float8_e4m3fn', 'layer preset')
@@ -43,6 +45,8 @@ def page_document(name: str) -> dict[str, Any]:
     key = name.strip().lower()
     if key not in CATALOG and key in LAYER_PRESETS.keys() | TENSOR_PRESETS.keys():
         return _preset(key)
+    if ":" in key:
+        return _parts(Scheme.parse(key))
     try:
         fmt = get_format(name)
     except FormatError as error:
@@ -81,10 +85,10 @@ def formats_table() -> RenderableType:
 
 
 def page_table(name: str) -> RenderableType:
-    """Return the page of one format or preset; raises FormatError as :func:`page_document`."""
+    """Return the page of one format, preset or scheme; raises what :func:`page_document` raises."""
     document = page_document(name)
-    if "preset" in document["kind"]:
-        return keyed((k.replace("_", " "), str(v)) for k, v in document.items() if v is not None)
+    if "bits" not in document:
+        return keyed((k.replace("_", " "), _words(v)) for k, v in document.items() if v is not None)
     fmt = get_format(name)
     facts = keyed(_lines(document, fmt))
     if fmt.bits > MOST_LISTED_BITS:
@@ -158,6 +162,21 @@ def _preset(name: str) -> dict[str, Any]:
             "needs_calibration": preset.needs_calibration,
         }  # fmt: skip
     return {"name": name, "kind": "tensor preset", "scheme": TENSOR_PRESETS[name]}
+
+
+def _parts(scheme: Scheme) -> dict[str, Any]:
+    return {
+        "name": str(scheme), "kind": "scheme", "element": scheme.element_name,
+        "scales": [str(level) for level in scheme.scales], "zero_point": scheme.zero_point.value,
+        "rounding": str(scheme.rounding), "overflow": scheme.overflow.value, "dialect": scheme.dialect.name,
+        "bits_per_value": scheme.bits_per_value(_A_MATRIX),
+    }  # fmt: skip
+
+
+def _words(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f} (of a {' x '.join(map(str, _A_MATRIX))} matrix, scales counted)"
+    return (", ".join(value) or "none") if isinstance(value, list) else str(value)
 
 
 def _aliases(name: str) -> str:
