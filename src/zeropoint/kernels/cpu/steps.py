@@ -46,6 +46,7 @@ from .vector import (
     smaller_bits,
     smaller_signed,
     store_lanes,
+    store_nibble_pairs,
     store_nibbles,
     two_floats,
     unequal,
@@ -270,6 +271,36 @@ def put(codes: Any, i: Any, bits: Any, scratch: Any, out: Any, byte_at: Any) -> 
         store_lanes(scratch, i, codes)
 
 
+def _put_words(x: Any, a: Any, b: Any, i: Any, bits: Any, scratch: Any, out: Any, byte_at: Any) -> None:
+    """Write the codes in the low bits of two vectors in the order of the values of ``x``."""
+
+
+@overload(_put_words, inline="always")
+def _put_words_overload(
+    x: Any, a: Any, b: Any, i: Any, bits: Any, scratch: Any, out: Any, byte_at: Any
+) -> Any:
+    if x.dtype == types.uint16:
+
+        def write(x: Any, a: Any, b: Any, i: Any, bits: Any, scratch: Any, out: Any, byte_at: Any) -> None:
+            if bits == np.uint64(4):
+                store_nibble_pairs(out, byte_at + i // np.uint64(2), a, b)
+            else:
+                put(_octets_of_words(x, a, b), i, bits, scratch, out, byte_at)
+
+    else:
+
+        def write(x: Any, a: Any, b: Any, i: Any, bits: Any, scratch: Any, out: Any, byte_at: Any) -> None:
+            put(_octets_of_words(x, a, b), i, bits, scratch, out, byte_at)
+
+    return write
+
+
+@inlined
+def put_words(x: Any, a: Any, b: Any, i: Any, bits: Any, scratch: Any, out: Any, byte_at: Any) -> None:
+    """Write the codes of step ``i``, the low bits of two vectors in the order of the values of ``x``."""
+    _put_words(x, a, b, i, bits, scratch, out, byte_at)
+
+
 @inlined
 def nearest_bits(values: Any) -> Any:
     """Return words whose upper halves are the floats rounded to bfloat16, half to even."""
@@ -415,15 +446,15 @@ def encode_steps(
         for i in range(np.uint64(0), count, WHOLE):
             fetch_step(x, at + i + ahead)
             a, b = quotients_at(x, at, factors, shift, i, element, inverted)
-            codes = _octets_of_words(x, int_words(a, element, inverted), int_words(b, element, inverted))
-            put(codes, i, bits, scratch, out, byte_at)
+            a, b = int_words(a, element, inverted), int_words(b, element, inverted)
+            put_words(x, a, b, i, bits, scratch, out, byte_at)
         return
     if element.kind == CODEBOOK:
         for i in range(np.uint64(0), count, WHOLE):
             fetch_step(x, at + i + ahead)
             a, b = scaled_at(x, at, factors, shift, i, element, inverted)
-            ranks = count_floats_above(a, element.thresholds), count_floats_above(b, element.thresholds)
-            put(_octets_of_words(x, ranks[0], ranks[1]), i, bits, scratch, out, byte_at)
+            a, b = count_floats_above(a, element.thresholds), count_floats_above(b, element.thresholds)
+            put_words(x, a, b, i, bits, scratch, out, byte_at)
         return
     wide = is_wide(element)
     without_mantissa = shl32(element.emin, element.mantissa) & np.uint32(1)
@@ -436,7 +467,10 @@ def encode_steps(
         for i in range(start, stop, WHOLE):
             fetch_step(x, at + i + ahead)
             a, b = scaled_at(x, at, factors, shift, i, element, inverted)
-            codes = _octets_of_words(x, float_words(a, element), float_words(b, element))
+            a, b = float_words(a, element), float_words(b, element)
             if without_mantissa:
-                codes = codes - octets_of(np.uint8(1))
-            put(finished(codes, element), i, bits, scratch, out, byte_at)
+                a, b = a - words_of(np.uint32(1)), b - words_of(np.uint32(1))
+            if element.negative_nan:
+                put(finished(_octets_of_words(x, a, b), element), i, bits, scratch, out, byte_at)
+            else:
+                put_words(x, a, b, i, bits, scratch, out, byte_at)

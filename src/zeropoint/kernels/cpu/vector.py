@@ -193,6 +193,21 @@ def store_nibbles(typingctx: Any, array: Any, at: Any, codes: Any) -> Any:
 
 
 @primitive
+def store_nibble_pairs(typingctx: Any, array: Any, at: Any, first: Any, second: Any) -> Any:
+    """Store the low nibbles of 16 words, each below that of the other vector's word, as 16 bytes."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        low = builder.and_(args[2], _constant(WORDS, 0xF))
+        both = builder.or_(low, builder.shl(args[3], _constant(WORDS, 4)))
+        value = builder.trunc(both, ir.VectorType(I8, STEP // 2))
+        place = address(context, builder, signature.args[0], args[0], args[1], value.type)
+        builder.store(value, place).align = 1
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64, WORDS, WORDS), codegen
+
+
+@primitive
 def load_nibbles(typingctx: Any, array: Any, at: Any) -> Any:
     """Load 16 bytes as 32 octets below 16, low nibble first."""
 
