@@ -37,7 +37,6 @@ from .vector import (
     low_octets,
     octets_of,
     octets_of_halves,
-    octets_of_pairs,
     pairs_of,
     second_bfloat16,
     second_float16,
@@ -151,7 +150,8 @@ def _octets_of_words_overload(x: Any, a: Any, b: Any) -> Any:
     if x.dtype == types.uint16:
 
         def narrow(x: Any, a: Any, b: Any) -> Any:
-            return octets_of_pairs((a & words_of(np.uint32(0xFF))) | (b << words_of(np.uint32(8))))
+            pairs = (a & words_of(np.uint32(0xFFFF))) | (b << words_of(np.uint32(16)))
+            return octets_of_halves(halves_of_pairs(pairs))
 
     else:
 

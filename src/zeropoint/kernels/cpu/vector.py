@@ -318,17 +318,6 @@ low_halves, high_halves, low_octets = _narrow(HALVES, 0), _narrow(HALVES, 16), _
 
 
 @primitive
-def octets_of_pairs(typingctx: Any, x: Any) -> Any:
-    """Return words of two codes each, below 256 in their low halves and times 256 added, as 32 octets."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        narrow = builder.trunc(args[0], ir.VectorType(I16, STEP // 2))
-        return builder.bitcast(narrow, OCTETS.lanes)
-
-    return OCTETS(WORDS), codegen
-
-
-@primitive
 def float16_of_floats(typingctx: Any, first: Any, second: Any) -> Any:
     """Round twice 16 floats to float16, half to even, and return their bits."""
 
