@@ -271,34 +271,13 @@ def put(codes: Any, i: Any, bits: Any, scratch: Any, out: Any, byte_at: Any) -> 
         store_lanes(scratch, i, codes)
 
 
-def _put_words(x: Any, a: Any, b: Any, i: Any, bits: Any, scratch: Any, out: Any, byte_at: Any) -> None:
-    """Write the codes in the low bits of two vectors in the order of the values of ``x``."""
-
-
-@overload(_put_words, inline="always")
-def _put_words_overload(
-    x: Any, a: Any, b: Any, i: Any, bits: Any, scratch: Any, out: Any, byte_at: Any
-) -> Any:
-    if x.dtype == types.uint16:
-
-        def write(x: Any, a: Any, b: Any, i: Any, bits: Any, scratch: Any, out: Any, byte_at: Any) -> None:
-            if bits == np.uint64(4):
-                store_nibble_pairs(out, byte_at + i // np.uint64(2), a, b)
-            else:
-                put(_octets_of_words(x, a, b), i, bits, scratch, out, byte_at)
-
-    else:
-
-        def write(x: Any, a: Any, b: Any, i: Any, bits: Any, scratch: Any, out: Any, byte_at: Any) -> None:
-            put(_octets_of_words(x, a, b), i, bits, scratch, out, byte_at)
-
-    return write
-
-
 @inlined
 def put_words(x: Any, a: Any, b: Any, i: Any, bits: Any, scratch: Any, out: Any, byte_at: Any) -> None:
     """Write the codes of step ``i``, the low bits of two vectors in the order of the values of ``x``."""
-    _put_words(x, a, b, i, bits, scratch, out, byte_at)
+    if is_bfloat16(x) and bits == np.uint64(4):
+        store_nibble_pairs(out, byte_at + i // np.uint64(2), a, b)
+    else:
+        put(_octets_of_words(x, a, b), i, bits, scratch, out, byte_at)
 
 
 @inlined
