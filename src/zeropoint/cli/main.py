@@ -262,5 +262,7 @@ def _said(error: BaseException) -> str:
 
 def run() -> None:
     """Carry out this process's command line."""
+    # Where scipy is installed, numba loads its BLAS, which no kernel calls; that takes a third of a second.
+    sys.modules.setdefault("scipy.linalg", None)  # type: ignore[arg-type]
     gc.freeze()  # what was imported is no garbage, and looking through it takes a tenth of a second
     sys.exit(main(sys.argv[1:]))
