@@ -118,3 +118,13 @@ def test_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_the_command_leaves_scipy_alone(tmp_path: Path) -> None:
+    pytest.importorskip("scipy.linalg")
+    model, out = write_llama(tmp_path / "model"), tmp_path / "out"
+    command = [sys.executable, "-X", "importtime", "-m", "zeropoint", "quantize", str(model), str(out)]
+    done = subprocess.run([*command, "--to", "w4a16"], capture_output=True, text=True, check=True)
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "numba.np.arraymath" in loaded  # it asks for scipy.linalg, as soon as a kernel is there
+    assert "scipy.linalg" not in loaded
