@@ -262,7 +262,8 @@ def _said(error: BaseException) -> str:
 
 def run() -> None:
     """Carry out this process's command line."""
-    # Where scipy is installed, numba loads its BLAS, which no kernel calls; that takes a third of a second.
+    # Where scipy is installed, numba loads its BLAS in a third of a second, and no kernel calls it. None
+    # makes that import fail (Python's reference, "The module cache"), as where scipy is not installed.
     sys.modules.setdefault("scipy.linalg", None)  # type: ignore[arg-type]
     gc.freeze()  # what was imported is no garbage, and looking through it takes a tenth of a second
     sys.exit(main(sys.argv[1:]))
