@@ -1,5 +1,6 @@
 """Static inputs and outputs take their parameters from data, and nothing of the model stays changed."""
 
+import importlib
 import os
 import pty
 import subprocess
@@ -16,9 +17,10 @@ from zeropoint.models import Add, calibrate, calibrate_sequential, prepare, quan
 from zeropoint.models.graph import calibrate_graph, quantize_graph
 from zeropoint.recipes import Assignment, Recipe, Rule, parse_recipe
 from zeropoint.schemes import Scheme
-from zeropoint.stats import Histogram, Percentile, State, Statistic, statistic_named
+from zeropoint.stats import Histogram, MinMax, Percentile, State, Statistic, StatisticFor, statistic_named
 
 STATIC = "w8a8_static"
+calibrating = importlib.import_module("zeropoint.models.calibrate")
 
 
 def model() -> nn.Sequential:
@@ -287,6 +289,7 @@ def test_a_tensor_that_several_layers_read_is_measured_once(monkeypatch: pytest.
 
     plain = Statistic.measure
     monkeypatch.setattr(Statistic, "measure", measure)
+    monkeypatch.setattr(calibrating, "SMALL", 0)
     data = batches(3)
     params = calibrate(Reader(), STATIC, data).params
     assert len(measured) == 2 * len(data)
@@ -294,6 +297,45 @@ def test_a_tensor_that_several_layers_read_is_measured_once(monkeypatch: pytest.
     whole = torch.cat(data)
     for place, seen in (("a.input", whole), ("b.input", whole), ("c.input", 2 * whole)):
         assert params[place].scales[0].item() == zp.choose_params(seen, "uint8:tensor:asym").scales[0].item()
+
+
+class LargestMedian(MinMax):
+    """The largest median of a batch: not that of all batches together."""
+
+    def measure(self, x: torch.Tensor) -> State:
+        return super().measure(x.nanmedian())
+
+
+NAMES = ("minmax", "moving_average:0.3", "absolute_mean", "percentile:99")
+
+
+@pytest.mark.parametrize("statistic", [*NAMES, lambda _, __: LargestMedian()])
+def test_small_tensors_are_measured_together_and_teach_the_same(
+    monkeypatch: pytest.MonkeyPatch, statistic: str | StatisticFor
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    data = [torch.randn(rows, 16, generator=generator) for rows in (3, 40, 5, 1, 64, 2)]
+    data[2][1, 3] = torch.nan
+    expected = {}
+    for small, held in ((0, 0), (1 << 18, 1 << 24), (1 << 18, 1000), (20 * 64, 1 << 24)):
+        monkeypatch.setattr(calibrating, "SMALL", small)
+        monkeypatch.setattr(calibrating, "HELD", held)
+        found = calibrate(Reader(), STATIC, data, statistic=statistic).params
+        expected = expected or found
+        assert found == expected, (small, held)
+
+
+def test_small_tensors_are_read_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    def measure(statistic: Statistic, x: torch.Tensor) -> State:
+        sizes.append(x.numel())
+        return plain(statistic, x)
+
+    plain = Statistic.measure
+    monkeypatch.setattr(Statistic, "measure", measure)
+    calibrate(Reader(), STATIC, data := batches())
+    assert sizes == [sum(batch.numel() for batch in data)] * 3
 
 
 def test_inference_mode_learns_the_same() -> None:

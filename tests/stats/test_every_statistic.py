@@ -71,6 +71,34 @@ def test_parts_merge_to_the_state_of_one_pass_in_any_order(
     assert_same(after(statistic, *x.split(parts)), whole)
 
 
+@pytest.mark.parametrize("statistic", [*ALL, *CHANNELS], ids=name_of)
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_several_batches_at_once_teach_what_one_after_the_other_do(
+    statistic: Statistic, spoiled: bool
+) -> None:
+    batches = [noise(rows, 6, seed=rows) * 10**rows for rows in (3, 1, 4, 0, 2)]
+    if spoiled:
+        batches[2][0, 1] = torch.nan
+    whole = [noise(6, 7, seed=9).T.to(torch.bfloat16)]
+    for data in (batches, batches[:3], whole):
+        state = after(statistic, noise(2, 6))
+        assert_same(statistic.update_all(statistic.start(), data), after(statistic, *data))
+        assert_same(statistic.update_all(state, data), reduce(statistic.update, data, state))
+
+
+def test_a_statistic_made_of_one_that_may_join_batches_does_not_join_them() -> None:
+    class LargestMedian(MinMax):
+        def measure(self, x: torch.Tensor) -> State:
+            return super().measure(x.median())
+
+    data = [torch.tensor([1.0, 1.0, 9.0]), torch.tensor([9.0, 9.0, 9.0]), torch.tensor([1.0, 1.0, 1.0])]
+    statistic = LargestMedian()
+    assert MinMax.batch_free
+    assert not LargestMedian.batch_free
+    assert statistic.update_all(statistic.start(), data)["maximum"].item() == 9
+    assert statistic.measure(torch.cat(data))["maximum"].item() == 1
+
+
 @pytest.mark.parametrize("statistic", ALL, ids=name_of)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_statistic_gives_valid_parameters_for_every_scheme(statistic: Statistic, scheme: str) -> None:

@@ -24,11 +24,10 @@ from .layer import OnTensor, quantized_inputs, quantized_output
 from .progress import counted
 
 SIDES = ("input", "output")
-HELD = 1 << 20
-"""Bytes of measures that wait to be taken into their observers.
-
-Between the products of two layers code and data have left the caches; many taken at once share them.
-"""
+SMALL = 1 << 18
+"""Bytes of a tensor up to which a copy of it is measured later, with others."""
+HELD = 1 << 24
+"""Bytes of copies that wait to be measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +127,6 @@ class _Place:
     module: nn.Module
     side: str
     observer: Observer
-    nbytes: int
     scheme: Scheme
 
 
@@ -136,7 +134,8 @@ class Watch:
     """Observers of all static inputs and outputs of a model's layers.
 
     recipe, statistic: as for :func:`calibrate`. enabled: whether they see what passes. examine: told of
-    tensors that are not finite, with their place. decided: name, layer and decision for each layer.
+    tensors that may hold what is not finite, with their place. decided: name, layer and decision for each
+    layer.
     """
 
     def __init__(self, root: nn.Module, recipe: Recipe | str, statistic: StatisticFor | str) -> None:
@@ -147,8 +146,7 @@ class Watch:
         self.decided = decisions_of(root, as_recipe(recipe))
         self._places: dict[str, _Place] = {}
         self._seen: dict[str, torch.dtype] = {}
-        self._waiting: list[tuple[Observer, State]] = []
-        self._held = 0
+        self._waiting = _Waiting()
         statistics: list[Statistic] = []
         for name, module, decision in self.decided:
             gives = decision.gives
@@ -167,7 +165,6 @@ class Watch:
                         module=module,
                         side=side,
                         observer=observer,
-                        nbytes=sum(tensor.nbytes for tensor in observer.state().values()),
                         scheme=activation.scheme,
                     )
 
@@ -185,14 +182,14 @@ class Watch:
                     handles.append(place.module.register_forward_hook(functools.partial(_see_output, see)))
             yield
         finally:
-            self._take()
+            self._waiting.take()
             self._latest = None
             for handle in handles:
                 handle.remove()
 
     def params(self, inside: nn.Module | None = None) -> dict[str, QuantizationParams]:
         """Return what follows from the data so far, by place, of all layers or of those inside a module."""
-        self._take()
+        self._waiting.take()
         wanted = None if inside is None else set(inside.modules())
         return {
             name: place.observer.params(place.scheme, dtype=self._dtype_of(name, place.module))
@@ -219,36 +216,67 @@ class Watch:
         if latest is None or not latest.is_of(x, observer.statistic):
             latest = _Latest(x, observer)
             self._latest = None if x.is_inference() else latest
-        self._waiting.append((observer, latest.state))
-        self._held += place.nbytes
-        if self._held > HELD:
-            self._take()
-        if self.examine is not None and int(latest.state["left_out"]):
+        if latest.copy is None:
+            self._waiting.take(observer)  # what passed before comes before
+            observer.take(latest.state)
+        else:
+            self._waiting.add(observer, latest.copy)
+        if self.examine is not None and latest.suspicious:
             self.examine(place.name, x)
         return x
 
-    def _take(self) -> None:
-        """Take what was measured into the observers, in order."""
-        for observer, state in self._waiting:
-            observer.take(state)
-        self._waiting.clear()
-        self._held = 0
-
 
 class _Latest:
-    """What was measured last, and of which numbers."""
+    """What passed last: its measure, or a copy of a small tensor that is measured later."""
 
     def __init__(self, x: torch.Tensor, observer: Observer) -> None:
-        self.state: State = observer.measure(x)
         self._statistic: Statistic = observer.statistic
         self._tensor = weakref.ref(x)
         # Tensors of inference mode count no changes, and are measured each time.
         self._version = None if x.is_inference() else x._version
+        self.copy: torch.Tensor | None = None
+        self.state: State = {}
+        if x.nbytes <= SMALL and not observer.shares_batches:
+            self._statistic.check(x)
+            self.copy = x.clone()
+        else:
+            self.state = observer.measure(x)
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether some number may be NaN or Inf."""
+        return self.copy is not None or bool(self.state["left_out"])
 
     def is_of(self, x: torch.Tensor, statistic: Statistic) -> bool:
-        """Return whether it is what ``statistic`` would measure of ``x`` now."""
+        """Return whether it is what ``statistic`` would see of ``x`` now."""
         same = self._tensor() is x and not x.is_inference() and x._version == self._version
         return same and self._statistic is statistic
+
+
+class _Waiting:
+    """Copies of small tensors by observer, measured many at once.
+
+    A call costs more than the numbers of a small tensor do, the more so between the products of two layers:
+    nothing of it is in the caches then.
+    """
+
+    def __init__(self) -> None:
+        self._copies: dict[Observer, list[torch.Tensor]] = {}
+        self._held = 0
+
+    def add(self, observer: Observer, copy: torch.Tensor) -> None:
+        """Let a copy wait; several observers may see the same one."""
+        self._copies.setdefault(observer, []).append(copy)
+        self._held += copy.nbytes
+        if self._held > HELD:
+            self.take()
+
+    def take(self, only: Observer | None = None) -> None:
+        """Take what waits for one observer, or for all."""
+        for observer in list(self._copies) if only is None else [only]:
+            if copies := self._copies.pop(observer, []):
+                self._held -= sum(copy.nbytes for copy in copies)
+                observer.update_all(copies)
 
 
 def _see_input(see: OnTensor, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:

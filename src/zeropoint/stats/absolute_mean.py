@@ -20,7 +20,7 @@ _PIECE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class AbsoluteMean(Statistic):
+class AbsoluteMean(Statistic, batch_free=True):
     """The running mean of ``|x|`` over the finite numbers of each block; the range is +-``factor`` of it.
 
     factor: 1 for BitNet's absmean weights (arXiv:2402.17764, equation 3: the scale of ternary codes is the

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ..errors import RangeError
-from .statistic import Batch, State, Statistic, merged_extremes
+from ..ops.threads import gradual_underflow
+from .statistic import TENSOR, Batch, State, Statistic, merged_extremes
 
 _AVERAGES = ("average_minimum", "average_maximum")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MinMax(Statistic):
+class MinMax(Statistic, batch_free=True):
     """The smallest and the largest number seen; exact, in any order.
 
     >>> statistic = MinMax()
@@ -95,6 +97,31 @@ class MovingAverage(Statistic):
             **merged_extremes(state, batch),
             **{name: state[name] + weight * (batch[name] - state[name]) for name in _AVERAGES},
             "batches": state["batches"] + batch["batches"],
+        }
+
+    def update_all(self, state: State, batches: Sequence[torch.Tensor]) -> State:
+        """Return the averages after several batches; of whole tensors, without tensors for each step."""
+        if self.granularity != TENSOR or not all(x.numel() for x in batches):
+            return super().update_all(state, batches)
+        with gradual_underflow():
+            ends = torch.stack([torch.stack(torch.aminmax(x.detach())).double() for x in batches]) + 0.0
+        if not ends.isfinite().all():
+            return super().update_all(state, batches)
+        averages, before = [state[name].item() for name in _AVERAGES], int(state["batches"])
+        for number, extremes in enumerate(ends.tolist(), before):
+            weight = self.rate if number else 1.0
+            averages = [old + weight * (new - old) for old, new in zip(averages, extremes, strict=True)]
+        both = {
+            "minimum": ends[:, :1].amin(0),
+            "maximum": ends[:, 1:].amax(0),
+            "seen": torch.tensor(sum(x.numel() for x in batches), device=ends.device),
+            "left_out": torch.zeros_like(state["left_out"]),
+        }
+        low, high = (torch.full_like(both["minimum"], average) for average in averages)
+        return {
+            **merged_extremes(state, both),
+            **dict(zip(_AVERAGES, (low, high), strict=True)),
+            "batches": state["batches"] + len(batches),
         }
 
     def merge_batches(self, a: State, b: State) -> State:

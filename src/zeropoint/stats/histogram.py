@@ -56,7 +56,7 @@ def bin_edges(mantissa_bits: int) -> np.ndarray[tuple[int], np.dtype[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Histogram(Statistic):
+class Histogram(Statistic, batch_free=True):
     """Counts of the finite numbers of each block in bins of fixed edges, and the exact extremes.
 
     rule: how a range follows: Everything, Percentile, LeastError or LeastDivergence. A state does not depend

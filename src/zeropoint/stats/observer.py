@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -61,22 +61,33 @@ class Observer(nn.Module):
             Observer.update(self, x)
         return x
 
+    @property
+    def shares_batches(self) -> bool:
+        """Whether other processes see other parts of each batch."""
+        return self.shared and shares_work()
+
     def update(self, x: torch.Tensor) -> None:
         """Take one batch into the state; raises what :meth:`Statistic.measure` raises."""
         with torch.no_grad():
             self.take(self.measure(x))
 
+    def update_all(self, batches: Sequence[torch.Tensor]) -> None:
+        """Take several batches into the state, in order; for an observer that shares none of them."""
+        own = self.state()
+        with torch.no_grad():
+            _set(own, self.statistic.update_all(_beside(batches[0].device, own), batches))
+
     def measure(self, x: torch.Tensor) -> State:
         """Return the state of one batch alone, of the parts of all processes where they share it."""
         batch = self.statistic.measure(x)
-        if self.shared and shares_work():
+        if self.shares_batches:
             batch = gathered(batch, self.statistic.merge_batches)
         return batch
 
     def take(self, batch: State) -> None:
         """Take what :meth:`measure` returned into the state."""
         own = self.state()
-        batch = _beside(own, batch)
+        batch = _beside(own["minimum"].device, batch)
         if self._adds:
             _add(own, batch)
         else:
@@ -86,7 +97,7 @@ class Observer(nn.Module):
         """Take in the state of an observer with the same statistic; the other one stays as it is."""
         own = self.state()
         with torch.no_grad():
-            _set(own, self.statistic.merge(own, _beside(own, other.state())))
+            _set(own, self.statistic.merge(own, _beside(own["minimum"].device, other.state())))
 
     def gathered(self) -> Observer:
         """Return a copy with the states of all processes merged; every process must call it.
@@ -118,7 +129,7 @@ class Observer(nn.Module):
     def reset(self) -> None:
         """Forget all data."""
         own = self.state()
-        _set(own, _beside(own, self.statistic.start()))
+        _set(own, _beside(own["minimum"].device, self.statistic.start()))
 
     def enable(self) -> None:
         """Take in what passes."""
@@ -137,12 +148,11 @@ class Observer(nn.Module):
         return self
 
 
-def _beside(own: State, other: State) -> State:
-    """Return the other state on the device of an observer's own."""
-    device = own["minimum"].device
-    if all(tensor.device == device for tensor in other.values()):
-        return other
-    return {key: tensor.to(device) for key, tensor in other.items()}
+def _beside(device: torch.device, state: State) -> State:
+    """Return a state on a device."""
+    if all(tensor.device == device for tensor in state.values()):
+        return state
+    return {key: tensor.to(device) for key, tensor in state.items()}
 
 
 def _set(own: State, state: State) -> None:

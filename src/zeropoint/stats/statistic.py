@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
+from typing import ClassVar
 
 import torch
 
@@ -32,8 +34,6 @@ State = dict[str, torch.Tensor]
 
 TENSOR = Granularity.tensor()
 _SHARED = ("minimum", "maximum", "seen", "left_out")
-_FEW = 1 << 15
-"""Elements of one block below which plain torch has read them before a kernel is called."""
 _PIECE = 1 << 18
 """Elements whose minimum and maximum are taken before the next ones: 1 MiB of float32, which caches hold."""
 
@@ -153,6 +153,12 @@ class Statistic(ABC):
 
     granularity: Granularity = TENSOR
     shape: tuple[int, ...] = (1,)
+    batch_free: ClassVar[bool] = False
+
+    def __init_subclass__(cls, *, batch_free: bool = False) -> None:
+        """Say of a new kind whether it makes no difference how data are cut into batches; not inherited."""
+        super().__init_subclass__()
+        cls.batch_free = batch_free
 
     @cached_property
     def grid(self) -> tuple[int, ...]:
@@ -196,7 +202,7 @@ class Statistic(ABC):
         Raises DtypeError for other tensors, ShapeError when an axis that is cut into blocks has another
         length than in ``shape``.
         """
-        self._check(x)
+        self.check(x)
         if x.numel() == 0:
             return {name: tensor.to(x.device) for name, tensor in self.start().items()}
         with gradual_underflow():
@@ -232,7 +238,7 @@ class Statistic(ABC):
         NaN and Inf show in the extremes, and are left out of all else. Where the tensors are None,
         :meth:`take` is asked for them.
         """
-        if self.granularity == TENSOR and x.numel() < _FEW:
+        if self.granularity == TENSOR:
             return self._extremes(x, x), None
         runs, counter = runs_of(self.granularity, tuple(x.shape)), counter_for(x)
         if runs is not None and counter is not None:
@@ -254,6 +260,12 @@ class Statistic(ABC):
     def update(self, state: State, x: torch.Tensor) -> State:
         """Return ``state`` after one more batch."""
         return self.fold(state, self.measure(x))
+
+    def update_all(self, state: State, batches: Sequence[torch.Tensor]) -> State:
+        """Return ``state`` after several batches, in order: faster than one by one where they are small."""
+        if self.batch_free and self.granularity == TENSOR:
+            batches = [torch.cat([x.reshape(-1) for x in batches])]
+        return reduce(self.update, batches, state)
 
     def params(
         self,
@@ -293,7 +305,8 @@ class Statistic(ABC):
             "were left out); run calibration data through it before asking for parameters"
         )
 
-    def _check(self, x: torch.Tensor) -> None:
+    def check(self, x: torch.Tensor) -> None:
+        """Raise what :meth:`measure` raises for ``x``."""
         check_input(x)
         if x.is_meta:
             raise DtypeError("x (device meta) must hold data to be measured; materialize it first")
