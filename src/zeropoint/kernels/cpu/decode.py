@@ -222,12 +222,9 @@ def dequantize_rows(
             exact = safe and power
             shift = factor_shift(layout.block, span)
             stepwise = known and shift > np.uint64(0)
-            if not stepwise or element.kind != INTEGER or span % WHOLE > np.uint64(0):
-                spread(per_block, min(span, step), layout.block, factors)
             if element.zero_place != ZERO_NONE:
                 for b in range(blocks):
                     zero_points[b] = zeros[block_at + b]
-                spread(zero_points, min(span, step), layout.block, offsets)
             for chunk in range(np.uint64(0), span, step):
                 n = min(step, span - chunk)
                 size = (n * layout.bits + np.uint64(7)) // np.uint64(8)
@@ -240,6 +237,11 @@ def dequantize_rows(
                         n, out, at + chunk, True, safe, exact,
                     )  # fmt: skip
                 if not stepped:
+                    # Several chunks have one block, and the same factors.
+                    if chunk == np.uint64(0) or stepwise:
+                        spread(per_block, min(span, step), layout.block, factors)
+                        if element.zero_place != ZERO_NONE:
+                            spread(zero_points, min(span, step), layout.block, offsets)
                     load_codes(source, byte_at, n, layout.bits, codes)
                     fetch_ahead(source, byte_at + size, size)
                     decode(codes, n, element, table, factors, offsets, tile)
