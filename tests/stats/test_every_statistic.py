@@ -80,7 +80,7 @@ def test_several_batches_at_once_teach_what_one_after_the_other_do(
     if spoiled:
         batches[2][0, 1] = torch.nan
     whole = [noise(6, 7, seed=9).T.to(torch.bfloat16)]
-    for data in (batches, batches[:3], whole):
+    for data in (batches, batches[:3], whole, []):
         state = after(statistic, noise(2, 6))
         assert_same(statistic.update_all(statistic.start(), data), after(statistic, *data))
         assert_same(statistic.update_all(state, data), reduce(statistic.update, data, state))

@@ -50,6 +50,18 @@ def test_the_input_passes_as_it_is(statistic: Statistic) -> None:
 
 
 @EVERY
+def test_several_batches_are_taken_at_once(statistic: Statistic) -> None:
+    batches = [noise(4, 6).requires_grad_(), noise(0, 6), noise(1, 6), noise(7, 6, seed=1)]
+    one_by_one = observed(statistic, *batches)
+    observer = Observer(statistic)
+    observer.update_all(batches[:1])
+    observer.update_all([])
+    observer.update_all(batches[1:])
+    assert_same(observer.state(), one_by_one.state())
+    assert not any(tensor.requires_grad for tensor in observer.state().values())
+
+
+@EVERY
 def test_a_disabled_observer_is_frozen(statistic: Statistic) -> None:
     observer = observed(statistic, noise(4, 6))
     before = {name: tensor.clone() for name, tensor in observer.state().items()}

@@ -101,7 +101,7 @@ class MovingAverage(Statistic):
 
     def update_all(self, state: State, batches: Sequence[torch.Tensor]) -> State:
         """Return the averages after several batches; of whole tensors, without tensors for each step."""
-        if self.granularity != TENSOR or not all(x.numel() for x in batches):
+        if self.granularity != TENSOR or len(batches) < 2 or not all(x.numel() for x in batches):
             return super().update_all(state, batches)
         with gradual_underflow():
             ends = torch.stack([torch.stack(torch.aminmax(x.detach())).double() for x in batches]) + 0.0

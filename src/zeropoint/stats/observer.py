@@ -72,7 +72,11 @@ class Observer(nn.Module):
             self.take(self.measure(x))
 
     def update_all(self, batches: Sequence[torch.Tensor]) -> None:
-        """Take several batches into the state, in order; for an observer that shares none of them."""
+        """Take several batches into the state, in order: faster than one by one where they are small."""
+        if self.shares_batches or not batches:
+            for batch in batches:
+                self.update(batch)
+            return
         own = self.state()
         with torch.no_grad():
             _set(own, self.statistic.update_all(_beside(batches[0].device, own), batches))

@@ -263,7 +263,7 @@ class Statistic(ABC):
 
     def update_all(self, state: State, batches: Sequence[torch.Tensor]) -> State:
         """Return ``state`` after several batches, in order: faster than one by one where they are small."""
-        if self.batch_free and self.granularity == TENSOR:
+        if self.batch_free and self.granularity == TENSOR and len(batches) > 1:
             batches = [torch.cat([x.reshape(-1) for x in batches])]
         return reduce(self.update, batches, state)
 
