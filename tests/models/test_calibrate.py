@@ -336,6 +336,22 @@ def test_small_tensors_are_read_by_one_call(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Statistic, "measure", measure)
     calibrate(Reader(), STATIC, data := batches())
     assert sizes == [sum(batch.numel() for batch in data)] * 3
+    sizes.clear()
+    monkeypatch.setattr(calibrating, "HELD", 3 * data[0].nbytes)  # of the fourth copy on, all are measured
+    calibrate(Reader(), STATIC, data)
+    assert len(sizes) > 3
+    assert max(sizes) <= 4 * data[0].numel()
+
+
+def test_hooks_are_gone_when_what_waited_cannot_be_measured() -> None:
+    class Failing(MinMax):
+        def measure(self, x: torch.Tensor) -> State:  # noqa: ARG002 - as Statistic.measure
+            raise RuntimeError("no measure")
+
+    net = Reader()
+    with pytest.raises(RuntimeError, match="no measure"):
+        calibrate(net, STATIC, batches(2), statistic=lambda _, __: Failing())
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in net.modules())
 
 
 def test_inference_mode_learns_the_same() -> None:

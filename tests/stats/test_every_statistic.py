@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from functools import reduce
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from zeropoint import DtypeError, Granularity, Scheme, SchemeError, ShapeError, choose_params
 from zeropoint.errors import CalibrationError
-from zeropoint.stats import MinMax, State, Statistic
+from zeropoint.stats import MinMax, Observer, State, Statistic
 from zeropoint.stats.statistic import calibrated_shape
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -84,6 +87,52 @@ def test_several_batches_at_once_teach_what_one_after_the_other_do(
         state = after(statistic, noise(2, 6))
         assert_same(statistic.update_all(statistic.start(), data), after(statistic, *data))
         assert_same(statistic.update_all(state, data), reduce(statistic.update, data, state))
+
+
+@pytest.mark.parametrize("statistic", ALL, ids=name_of)
+def test_batches_of_several_dtypes_teach_what_one_after_the_other_do(statistic: Statistic) -> None:
+    batches = [noise(5, 6, seed=seed).to(dtype) for seed, dtype in enumerate(DTYPES)]
+    assert_same(statistic.update_all(statistic.start(), batches), after(statistic, *batches))
+
+
+@pytest.mark.parametrize("statistic", ALL, ids=name_of)
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        (torch.ones(2, 3), r"batches \(a Tensor\) must be a list or tuple of tensors; pass \[x\]"),
+        ([torch.ones(3), torch.arange(3)], r"x \(dtype torch.int64\) must be one of"),
+        ([torch.arange(3), torch.arange(3)], r"x \(dtype torch.int64\) must be one of"),
+        (["a", "b"], r"x \(a str\) must be a torch.Tensor"),
+    ],
+)
+def test_what_is_no_list_of_batches_is_refused(statistic: Statistic, batches: Any, message: str) -> None:
+    with pytest.raises(DtypeError, match=message):
+        statistic.update_all(statistic.start(), batches)
+    observer = Observer(statistic)
+    with pytest.raises(DtypeError, match=message):
+        observer.update_all(batches)
+    assert_same(observer.state(), statistic.start())
+
+
+FLUSHING = """
+import torch
+torch.set_num_threads(2)
+torch.set_flush_denormal(True)
+torch.randn(1 << 22).exp().sum()  # threads that begin now flush as well
+from zeropoint.stats import MinMax, MovingAverage
+bits = torch.arange(1, (1 << 20) + 1, dtype=torch.int32)
+x = bits.view(torch.float32)
+for statistic in (MinMax(), MovingAverage()):
+    start = statistic.start()
+    for state in (statistic.update(start, x), statistic.update_all(start, [x, x])):
+        print([float.hex(end.item()) for end in statistic.range(state)])
+"""
+
+
+def test_extremes_are_exact_where_the_threads_of_torch_flush_subnormal_numbers() -> None:
+    done = subprocess.run([sys.executable, "-c", FLUSHING], capture_output=True, text=True, check=True)
+    ends = [float.hex(2.0**-149), float.hex(2.0**-129)]
+    assert done.stdout.splitlines() == [str(ends)] * 4
 
 
 def test_a_statistic_made_of_one_that_may_join_batches_does_not_join_them() -> None:

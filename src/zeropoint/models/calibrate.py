@@ -27,7 +27,7 @@ SIDES = ("input", "output")
 SMALL = 1 << 18
 """Bytes of a tensor up to which a copy of it is measured later, with others."""
 HELD = 1 << 24
-"""Bytes of copies that wait to be measured."""
+"""Bytes of copies that wait to be measured, each counted for every observer that sees it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,6 @@ class Watch:
                     handles.append(place.module.register_forward_hook(functools.partial(_see_output, see)))
             yield
         finally:
-            self._waiting.take()
             self._latest = None
             for handle in handles:
                 handle.remove()
@@ -266,6 +265,9 @@ class _Waiting:
 
     def add(self, observer: Observer, copy: torch.Tensor) -> None:
         """Let a copy wait; several observers may see the same one."""
+        copies = self._copies.setdefault(observer, [])
+        if copies and copies[-1].device != copy.device:
+            self.take(observer)
         self._copies.setdefault(observer, []).append(copy)
         self._held += copy.nbytes
         if self._held > HELD:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -95,22 +96,25 @@ class MovingAverage(Statistic):
         weight = (weight * self.rate).where(state["batches"] > 0, weight)
         return {
             **merged_extremes(state, batch),
-            **{name: state[name] + weight * (batch[name] - state[name]) for name in _AVERAGES},
+            **{name: _toward(state[name], batch[name], weight) for name in _AVERAGES},
             "batches": state["batches"] + batch["batches"],
         }
 
     def update_all(self, state: State, batches: Sequence[torch.Tensor]) -> State:
         """Return the averages after several batches; of whole tensors, without tensors for each step."""
+        self.check_all(batches)
         if self.granularity != TENSOR or len(batches) < 2 or not all(x.numel() for x in batches):
             return super().update_all(state, batches)
         with gradual_underflow():
-            ends = torch.stack([torch.stack(torch.aminmax(x.detach())).double() for x in batches]) + 0.0
+            ends = torch.stack(
+                [torch.cat([end.reshape(1) for end in self.scan(x.detach())[0]]) for x in batches]
+            )
         if not ends.isfinite().all():
             return super().update_all(state, batches)
         averages, before = [state[name].item() for name in _AVERAGES], int(state["batches"])
         for number, extremes in enumerate(ends.tolist(), before):
             weight = self.rate if number else 1.0
-            averages = [old + weight * (new - old) for old, new in zip(averages, extremes, strict=True)]
+            averages = [_toward(*pair, weight) for pair in zip(averages, extremes, strict=True)]
         both = {
             "minimum": ends[:, :1].amin(0),
             "maximum": ends[:, 1:].amax(0),
@@ -136,3 +140,8 @@ class MovingAverage(Statistic):
     def range(self, state: State) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the averages."""
         return state["average_minimum"], state["average_maximum"]
+
+
+def _toward(old: Any, new: Any, weight: Any) -> Any:
+    """Return an average after one more number: three operations of float64, on floats as on tensors."""
+    return old + weight * (new - old)

@@ -73,6 +73,7 @@ class Observer(nn.Module):
 
     def update_all(self, batches: Sequence[torch.Tensor]) -> None:
         """Take several batches into the state, in order: faster than one by one where they are small."""
+        self.statistic.check_all(batches)
         if self.shares_batches or not batches:
             for batch in batches:
                 self.update(batch)

@@ -239,7 +239,10 @@ class Statistic(ABC):
         :meth:`take` is asked for them.
         """
         if self.granularity == TENSOR:
-            return self._extremes(x, x), None
+            found = self._extremes(x, x)
+            # torch's threads may flush subnormal numbers, which shows where an extreme is that small.
+            if all(abs(end.item()) >= torch.finfo(x.dtype).tiny for end in found):
+                return found, None
         runs, counter = runs_of(self.granularity, tuple(x.shape)), counter_for(x)
         if runs is not None and counter is not None:
             return counter.extremes(x, runs), None
@@ -262,7 +265,11 @@ class Statistic(ABC):
         return self.fold(state, self.measure(x))
 
     def update_all(self, state: State, batches: Sequence[torch.Tensor]) -> State:
-        """Return ``state`` after several batches, in order: faster than one by one where they are small."""
+        """Return ``state`` after several batches, in order: faster than one by one where they are small.
+
+        Raises what :meth:`measure` raises for one of them, DtypeError for what is no sequence of tensors.
+        """
+        self.check_all(batches)
         if self.batch_free and self.granularity == TENSOR and len(batches) > 1:
             batches = [torch.cat([x.reshape(-1) for x in batches])]
         return reduce(self.update, batches, state)
@@ -304,6 +311,15 @@ class Statistic(ABC):
             f"{name or type(self).__name__} has seen no finite number{where} ({left_out} that are not finite "
             "were left out); run calibration data through it before asking for parameters"
         )
+
+    def check_all(self, batches: Sequence[torch.Tensor]) -> None:
+        """Raise what :meth:`update_all` raises for ``batches``."""
+        if not isinstance(batches, (list, tuple)):
+            raise DtypeError(
+                f"batches (a {type(batches).__name__}) must be a list or tuple of tensors; pass [x]"
+            )
+        for x in batches:
+            self.check(x)
 
     def check(self, x: torch.Tensor) -> None:
         """Raise what :meth:`measure` raises for ``x``."""
