@@ -73,7 +73,7 @@ def quantize(
     tensor([[ 32, -64, 127]], dtype=torch.int8)
     """
     check_input(x)
-    source = x.detach()
+    source = x.detach() if x.requires_grad else x
     if out is not None:
         return _quantize_into(source, scheme, out)
     if isinstance(scheme, QuantizationParams):

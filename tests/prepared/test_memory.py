@@ -125,4 +125,4 @@ def test_the_measures_notice_memory() -> None:
 
 def test_an_operator_without_out_is_noticed() -> None:
     x = torch.randn(SHAPE)
-    assert python_bytes(lambda: zp.quantize(x, "int8:token")) > x.numel()
+    assert tensor_bytes(lambda: zp.quantize(x, "int8:token")) > x.numel()

@@ -434,12 +434,14 @@ class Counting(Reference):
 @pytest.mark.parametrize("name", ["mine", "cpu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_a_backend_of_others_runs_what_is_planned(
-    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     x = sample((4, 8), dtype)
     expected = zp.quantize(x, "int8:token")
     other = Counting(name)
-    monkeypatch.setitem(registry._BACKENDS, name, other)
+    request.addfinalizer(registry.choose.cache_clear)
+    monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
+    registry.register(other)
     p = plan("quantize", expected.params, (4, 8), dtype)
     assert p.allocates == f"backend {name} computes in temporary tensors"
     assert other.calls == 0

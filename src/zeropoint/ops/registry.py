@@ -8,6 +8,7 @@ stays cheap and a missing optional dependency is a reason, not an error.
 from __future__ import annotations
 
 import enum
+import functools
 import importlib
 from dataclasses import dataclass
 from typing import Protocol
@@ -208,6 +209,7 @@ _KERNELS = ("cpu",)
 def register(backend: Backend) -> None:
     """Offer a backend under its name; a later one of the same name replaces the earlier."""
     _BACKENDS[backend.name] = backend
+    choose.cache_clear()
 
 
 def _load_kernels() -> None:
@@ -267,8 +269,9 @@ def explain(request: Request, only: str | None = None) -> Explanation:
     return Explanation(chosen=best.name, reasons=reasons)
 
 
+@functools.lru_cache(maxsize=4096)
 def choose(request: Request, only: str | None = None) -> Backend:
-    """Return the backend that runs ``request``."""
+    """Return the backend that runs ``request``; what a backend refuses never changes."""
     return _BACKENDS[explain(request, only).chosen]
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from itertools import pairwise
 
-import numpy as np
 import torch
 
 _LIMIT: ContextVar[int | None] = ContextVar("zeropoint_threads", default=None)
 _POOLS: dict[int, ThreadPoolExecutor] = {}
 _AS_IT_IS = nullcontext()
-# From bits: a conversion would already flush it in a thread that does.
-_SUBNORMAL, _ONE = np.array([1 << 9], np.uint32).view(np.float32)[0], np.float32(1.0)
+# From bits: reading it as decimals would already flush it in a thread that does.
+_SUBNORMAL: float = struct.unpack("<d", (1).to_bytes(8, "little"))[0]
 WORTH_A_THREAD = 1 << 17
 """Elements below which handing work to another thread costs more than it saves (about 50 microseconds)."""
 
@@ -38,7 +38,7 @@ def thread_count() -> int:
 
 def _flushes() -> bool:
     """Whether this thread flushes subnormal numbers to zero."""
-    return bool(_SUBNORMAL * _ONE == 0)
+    return _SUBNORMAL * 1.0 == 0.0
 
 
 def gradual_underflow() -> AbstractContextManager[None]:
@@ -73,6 +73,8 @@ def over_rows(rows: int, elements: int, work: Callable[[int, int], int | None]) 
     if threads <= 1:
         return run(0, rows)
     cuts = [rows * n // threads for n in range(threads + 1)]
-    pool = _POOLS.setdefault(threads, ThreadPoolExecutor(threads, thread_name_prefix="zeropoint"))
+    pool = _POOLS.get(threads) or _POOLS.setdefault(
+        threads, ThreadPoolExecutor(threads, thread_name_prefix="zeropoint")
+    )
     tasks = [pool.submit(run, a, b) for a, b in pairwise(cuts[1:])]
     return max(run(0, cuts[1]), *(task.result() for task in tasks))

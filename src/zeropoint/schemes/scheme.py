@@ -263,7 +263,7 @@ def _parse(text: str) -> Scheme:
     granularity = _granularity(parts.get("granularity", "tensor"))
     dialect = get_dialect(parts.get("dialect", ZEROPOINT.name))
     rounding = Rounding.parse(parts["round"]) if "round" in parts else Rounding(mode=dialect.rounding)
-    return Scheme(
+    scheme = Scheme(
         element=get_format(parts["element"]),
         scales=() if _switch("cast", parts) else _levels(parts, granularity),
         zero_point=_choice(ZeroPoint, "asym", parts.get("asym", "none")),
@@ -272,6 +272,8 @@ def _parse(text: str) -> Scheme:
         overflow=_choice(Overflow, "overflow", parts.get("overflow", "saturate")),
         dialect=dialect,
     )
+    # One object for all spellings: whoever looks it up finds it without comparing its fields.
+    return scheme if str(scheme) == text else _parse(str(scheme))
 
 
 def _product(shape: tuple[int, ...]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,32 +21,34 @@ from ...schemes import Granularity, Scheme
 from . import layout as k
 from .intrinsics import LINE
 from .layout import Layout
-from .layout import ScaleRule as Rule
-from .lowering import KINDS, View, given_rule, rule_of, rule_refusal, view_of
+from .lowering import KINDS, stored_rule
 
 NO_FLOATS = np.zeros(1, np.float32)
 NO_BYTES = np.zeros(1, np.uint8)
 """Stand for arrays that a kernel does not use."""
+_HUGE = 1 << 22
+"""Bytes from which NumPy asks for huge pages."""
 
 
-def view_of_tensor(scheme: Scheme, x: torch.Tensor) -> View:
-    """Return ``x`` as rows; the backend has refused what cannot be seen so."""
-    view = view_of(scheme, tuple(x.shape), x.dtype)
-    assert isinstance(view, View)
-    return view
+class Rows(NamedTuple):
+    """A tensor as rows of ``width`` blocks each, and the layout as kernels are told."""
+
+    rows: int
+    width: int
+    told: Any
 
 
-def row_view(x: torch.Tensor, granularity: Granularity) -> tuple[View, int]:
-    """Return ``x`` as rows with blocks of the granularity's last extent, and the number of blocks a row."""
-    shape = tuple(x.shape)
+@functools.lru_cache(maxsize=1024)
+def rows_of(shape: tuple[int, ...], dtype: torch.dtype, granularity: Granularity) -> Rows:
+    """Return a tensor as rows with blocks of the granularity's last extent."""
     cols = shape[-1] if shape else 1
     block = min(granularity.block_shape(shape)[-1], cols) if shape else 1
     width = -(-cols // block)
     layout = Layout(
         cols=np.uint64(cols), block=np.uint64(block), row_blocks=np.uint64(width), row_bytes=np.uint64(0),
-        bits=np.uint64(8), kind=KINDS[x.dtype], row_div=np.uint64(1), row_mod=np.uint64(1),
+        bits=np.uint64(8), kind=KINDS[dtype], row_div=np.uint64(1), row_mod=np.uint64(1),
     )  # fmt: skip
-    return View(rows=math.prod(shape[:-1]), layout=layout), width
+    return Rows(rows=math.prod(shape[:-1]), width=width, told=np.array(layout, np.float64))
 
 
 def flat_array(x: torch.Tensor) -> Any:
@@ -54,11 +56,11 @@ def flat_array(x: torch.Tensor) -> Any:
 
     The kernels tell the 16-bit encodings apart by the array's dtype where speed matters.
     """
-    dense = x.detach().contiguous().reshape(-1)
-    if x.dtype == torch.float32:
-        return dense.numpy()
-    bits = dense.view(torch.int16).numpy()
-    return bits.view(np.uint16) if x.dtype == torch.bfloat16 else bits
+    dense = x.detach() if x.requires_grad else x
+    dense = dense if dense.is_contiguous() else dense.contiguous()
+    if x.dtype is not torch.float32:
+        dense = dense.view(torch.uint16 if x.dtype is torch.bfloat16 else torch.int16)
+    return dense.numpy().reshape(-1)
 
 
 def packed_like(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
@@ -68,12 +70,12 @@ def packed_like(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return uninitialized memory, aligned to a cache line.
+    """Return uninitialized memory, aligned to a cache line as torch's own is.
 
-    NumPy asks for huge pages, without which page faults outlast the kernels.
+    Where it is large NumPy asks for huge pages, without which page faults outlast the kernels.
     """
     size = math.prod(shape) * dtype.itemsize
-    if size == 0:
+    if size < _HUGE:
         return torch.empty(shape, dtype=dtype)
     raw = np.empty(size + LINE, np.uint8)
     first = -raw.ctypes.data % LINE
@@ -98,7 +100,9 @@ def block_factors(
     dividing: whether a zero scale becomes Inf, by which every value divides to zero.
     """
     scales, zero_point = params
-    scale = effective_scale(scheme, scales, shape, dtype)
+    plain = len(scales) == 1 and scales[0].dtype is torch.float32
+    plain = plain and scales[0].shape == scheme.granularity.grid(shape)
+    scale = scales[0] if plain else effective_scale(scheme, scales, shape, dtype)
     if scale is None:
         factors = torch.ones(1)
     else:
@@ -111,22 +115,30 @@ def block_factors(
     return factors.contiguous().numpy().reshape(-1), zeros
 
 
-def stored_factors(
-    scheme: Scheme, params: Params, shape: tuple[int, ...], own_dtype: torch.dtype
-) -> tuple[Rule, Any, Any, Any]:
-    """Return how stored scales are read: bytes in the kernel where it knows them, else as factors."""
-    scales, zero_point = params
-    known = len(scales) > 0 and rule_refusal(scheme, own_dtype) is None
-    rule = rule_of(scheme, own_dtype) if known else given_rule()
-    if known and rule.how in (k.POWER, k.MINIFLOAT):
-        if len(scales) > 1:
-            fmt = scheme.scales[1].format_for(format_of(own_dtype))
-            rule = rule._replace(
-                coarse=np.float32(load_scale(scales[1], fmt, torch.float32).reshape(-1)[0].item())
-            )
-        return rule, NO_FLOATS, scales[0].contiguous().view(torch.uint8).numpy().reshape(-1), NO_FLOATS
-    factors, zeros = block_factors(scheme, (scales, zero_point), shape, own_dtype, dividing=False)
-    return given_rule(), factors, NO_BYTES, zeros
+class Stored(NamedTuple):
+    """Scales as a dequantizing kernel takes them: float32 factors, or bytes that it reads itself.
+
+    zeros: float32 zero points. coarse: the scale of the whole tensor beside bytes, if there is one.
+    """
+
+    factors: Any
+    codes: Any
+    zeros: Any
+    coarse: float | None = None
+
+
+def stored_factors(scheme: Scheme, params: Params, shape: tuple[int, ...], own_dtype: torch.dtype) -> Stored:
+    """Return stored scales for a kernel: as bytes where :func:`.lowering.stored_rule` has a rule."""
+    scales, _ = params
+    if stored_rule(scheme, own_dtype) is None:
+        factors, zeros = block_factors(scheme, params, shape, own_dtype, dividing=False)
+        return Stored(factors=factors, codes=NO_BYTES, zeros=zeros)
+    coarse = None
+    if len(scales) > 1:
+        fmt = scheme.scales[1].format_for(format_of(own_dtype))
+        coarse = next(iter(load_scale(scales[1], fmt, torch.float32).reshape(-1).tolist()), None)
+    codes = scales[0].contiguous().view(torch.uint8).numpy().reshape(-1)
+    return Stored(factors=NO_FLOATS, codes=codes, zeros=NO_FLOATS, coarse=coarse)
 
 
 @functools.lru_cache(maxsize=256)
@@ -152,9 +164,10 @@ def value_table(scheme: Scheme) -> Any:
     return table
 
 
-def value_bounds(scheme: Scheme) -> tuple[np.float32, np.float32, np.float32]:
+@functools.lru_cache(maxsize=256)
+def value_bounds(scheme: Scheme) -> Any:
     """Return (low, high, closed) of scaled values that are not clipped; 0 for integers, which need none."""
     low, high, closed = (
         (0.0, 0.0, True) if isinstance(scheme.element, IntFormat) else reference.float_bounds(scheme)
     )
-    return np.float32(low), np.float32(high), np.float32(closed)
+    return np.array((low, high, closed), np.float32)

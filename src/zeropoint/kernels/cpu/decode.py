@@ -12,7 +12,6 @@ from .intrinsics import (
     bits32,
     device,
     float32_of,
-    kernel,
     narrow_half,
     near_bfloat16,
     scratch,
@@ -180,7 +179,7 @@ def normal_products(element: Any, factors: Any, count: Any) -> Any:
     return safe > np.uint32(0)
 
 
-@kernel
+@device
 def dequantize_rows(
     source: Any, layout: Any, element: Any, rule: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any,
     out: Any, first: Any, last: Any,

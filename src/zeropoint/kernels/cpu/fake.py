@@ -6,7 +6,7 @@ import numpy as np
 
 from .decode import decode, emit_values
 from .encode import MAGIC, encode, round_tile, scale_tile
-from .intrinsics import and32, bits32, device, float32_of, kernel, scratch, stream_fence
+from .intrinsics import and32, bits32, device, float32_of, scratch, stream_fence
 from .layout import INTEGER, ZERO_INSIDE, ZERO_NONE
 from .quantize import parameter_row
 from .tile import NOT_FINITE, TILE, clear, fetch_ahead, load, run_amax
@@ -58,7 +58,7 @@ def fake_integers(tile: Any, factors: Any, zeros: Any, count: Any, element: Any)
             tile[i] = ((t + MAGIC) - MAGIC) * factors[i]
 
 
-@kernel
+@device
 def fake_quantize_rows(
     x: Any, layout: Any, element: Any, order: Any, table: Any, scales: Any, back: Any, zeros: Any, out: Any,
     first: Any, last: Any,
@@ -149,7 +149,7 @@ def gate_bounds(tile: Any, count: Any, low: Any, high: Any, closed: Any, grad: A
             grad[i] = grad[i] if (tile[i] > low) & (tile[i] < high) else signed_zero(grad[i])
 
 
-@kernel
+@device
 def fake_quantize_backward_rows(
     grad: Any,
     x: Any,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .intrinsics import device, kernel, prefetch, scratch
+from .intrinsics import device, prefetch, scratch
 from .layout import BAD_VALUE, OK
 from .scales import block_scales
 from .steps import encode_steps, factor_shift
@@ -64,7 +64,7 @@ def encode_bfloat16(
         store_nibbles(out, (at + i) // np.uint64(2), octets_of_halves(codes))
 
 
-@kernel
+@device
 def quantize_bfloat16_rows(
     x: Any,
     layout: Any,

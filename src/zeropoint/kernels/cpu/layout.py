@@ -1,12 +1,15 @@
 """What a kernel is told: the shape of the data, the element and the scale rule, as tuples of numbers.
 
 Formats and rules are run-time parameters, not specializations: one compiled kernel serves every format, also
-one just invented.
+one just invented. From Python they travel as one array of float64, which holds each of them exactly: handing
+over sixty objects takes longer than quantizing thousands of numbers.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from .intrinsics import inlined
 
 
 class Layout(NamedTuple):
@@ -101,3 +104,59 @@ class ScaleRule(NamedTuple):
 
 OK, BAD_VALUE, BAD_SCALE = np.uint8(0), np.uint8(1), np.uint8(2)
 """What a kernel returns: fine, NaN or Inf in the data, a scale that does not fit its format."""
+
+_ELEMENT = len(Layout._fields)
+_THRESHOLDS = _ELEMENT + len(Element._fields) - 1
+_RULE = _THRESHOLDS + THRESHOLDS
+_COARSE = _RULE + ScaleRule._fields.index("coarse")
+
+
+def tell(layout: Layout, element: Element, rule: ScaleRule) -> Any:
+    """Return all that a kernel is told as one array; the layout comes first and can go alone."""
+    return np.array([*layout, *element[:-1], *element.thresholds, *rule], np.float64)
+
+
+def with_coarse(told: Any, coarse: float) -> Any:
+    """Return what was told, but for the coarse scale."""
+    changed = told.copy()
+    changed[_COARSE] = coarse
+    return changed
+
+
+@inlined
+def layout_in(told: Any) -> Any:
+    """Return the layout that was told."""
+    a = told
+    return Layout(
+        np.uint64(a[0]), np.uint64(a[1]), np.uint64(a[2]), np.uint64(a[3]), np.uint64(a[4]), np.uint8(a[5]),
+        np.uint64(a[6]), np.uint64(a[7]),
+    )  # fmt: skip
+
+
+@inlined
+def element_in(told: Any) -> Any:
+    """Return the element that was told."""
+    a, t = told[_ELEMENT:], told[_THRESHOLDS:]
+    return Element(
+        np.uint8(a[0]), np.float32(a[1]), np.float32(a[2]), np.uint8(a[3]), np.uint32(a[4]), np.uint32(a[5]),
+        np.uint32(a[6]), np.float32(a[7]), np.uint32(a[8]), np.uint32(a[9]), np.uint32(a[10]),
+        np.uint8(a[11]), np.float32(a[12]), np.uint8(a[13]), np.uint8(a[14]),
+        (
+            np.float32(t[0]), np.float32(t[1]), np.float32(t[2]), np.float32(t[3]), np.float32(t[4]),
+            np.float32(t[5]), np.float32(t[6]), np.float32(t[7]), np.float32(t[8]), np.float32(t[9]),
+            np.float32(t[10]), np.float32(t[11]), np.float32(t[12]), np.float32(t[13]), np.float32(t[14]),
+        ),
+    )  # fmt: skip
+
+
+@inlined
+def rule_in(told: Any) -> Any:
+    """Return the scale rule that was told."""
+    a = told[_RULE:]
+    return ScaleRule(
+        np.uint8(a[0]), np.float32(a[1]), np.uint8(a[2]), np.uint8(a[3]), np.float32(a[4]), np.float32(a[5]),
+        np.uint32(a[6]), np.uint32(a[7]), np.float32(a[8]), np.uint8(a[9]), np.float32(a[10]),
+        np.float32(a[11]), np.uint8(a[12]), np.uint32(a[13]), np.uint32(a[14]), np.float32(a[15]),
+        np.float32(a[16]), np.float32(a[17]), np.uint8(a[18]), np.uint8(a[19]), np.uint8(a[20]),
+        np.uint8(a[21]),
+    )  # fmt: skip

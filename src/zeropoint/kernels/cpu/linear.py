@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .intrinsics import bits32, device, float32_of, inlined, kernel, scratch
+from .intrinsics import bits32, device, float32_of, inlined, scratch
 from .layout import GIVEN, OK
 from .products import HIGH, LANES, WIDE, multiply_groups, multiply_rows
 from .quantize import quantize_rows
@@ -209,7 +209,7 @@ def finish_row(
         out[at + i] = t + bias[first + i] if biased else t
 
 
-@kernel
+@device
 def linear_rows(
     x: Any, source: Any, given: Any, weight: Any, matrix: Any, scales: Any, bias: Any, work: Any, out: Any,
     rows: Any, columns: Any,
@@ -257,7 +257,7 @@ def linear_rows(
     return state
 
 
-@kernel
+@device
 def float_rows(
     x: Any, weight: Any, matrix: Any, scales: Any, bias: Any, work: Any, out: Any, rows: Any, columns: Any
 ) -> None:

@@ -184,6 +184,15 @@ def rule_of(scheme: Scheme, dtype: torch.dtype) -> Rule:
     )  # fmt: skip
 
 
+@functools.lru_cache(maxsize=1024)
+def stored_rule(scheme: Scheme, dtype: torch.dtype) -> Rule | None:
+    """Return how the kernels read scales as they are stored, or None where they take factors."""
+    if not scheme.scales or rule_refusal(scheme, dtype) is not None:
+        return None
+    rule = rule_of(scheme, dtype)
+    return rule if rule.how in (k.POWER, k.MINIFLOAT) else None
+
+
 def _power_rule(scheme: Scheme, dtype: torch.dtype, rule: Rule) -> Rule:
     """Turn the rule's rounding of amax into one addition to its bits, whose carry moves the exponent."""
     full = (1 << 23) - 1

@@ -6,7 +6,7 @@ import numpy as np
 
 from .decode import decode, stored_scales
 from .decode_steps import can_decode_steps, decode_steps
-from .intrinsics import device, float32_of, kernel, scratch
+from .intrinsics import device, float32_of, scratch
 from .layout import ZERO_NONE
 from .pack import load_codes
 from .quantize import parameter_row
@@ -82,7 +82,7 @@ def count_clipped(tile: Any, factors: Any, zeros: Any, count: Any, middle: Any, 
     return clipped
 
 
-@kernel
+@device
 def measure_rows(
     x: Any, source: Any, layout: Any, element: Any, rule: Any, table: Any, scales: Any, scale_codes: Any,
     zeros: Any, extent: Any, sums: Any, clipped: Any, first: Any, last: Any,

@@ -7,7 +7,7 @@ import numpy as np
 from .emit import emit_packed
 from .encode import encode
 from .fields import LONG_BLOCK, PAIRS, build_pairs, can_encode_fields, encode_fields
-from .intrinsics import device, float32_of, inlined, kernel, scratch
+from .intrinsics import device, float32_of, inlined, scratch
 from .layout import AFFINE, BAD_VALUE, GIVEN, MULTIPLY, OK, ZERO_NONE
 from .scales import block_scales
 from .steps import can_encode_steps, encode_steps, factor_shift, invert_short
@@ -140,7 +140,7 @@ def encode_span(
     return byte_at
 
 
-@kernel
+@device
 def quantize_rows(
     x: Any, layout: Any, element: Any, rule: Any, order: Any, scales: Any, scale_codes: Any, zeros: Any,
     out: Any, first: Any, last: Any,
@@ -188,7 +188,7 @@ def quantize_rows(
     return BAD_VALUE if worst >= NOT_FINITE else state
 
 
-@kernel
+@device
 def amax_rows(x: Any, layout: Any, out: Any, first: Any, last: Any) -> None:
     """Set ``out[r * row_blocks + b]`` to the largest magnitude of a row's block; NaN and Inf win."""
     for r in range(first, last):
@@ -199,7 +199,7 @@ def amax_rows(x: Any, layout: Any, out: Any, first: Any, last: Any) -> None:
             out[r * layout.row_blocks + b] = float32_of(np.uint32(bits))
 
 
-@kernel
+@device
 def range_rows(x: Any, layout: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
     """Set the smallest and largest value of each block of each row; NaN is not seen here."""
     for r in range(first, last):

@@ -13,10 +13,8 @@ from ....formats.torch_dtypes import format_of, storage_dtype
 from ....ops.preparation import Call
 from ....ops.registry import Params, Request
 from ....schemes import Granularity, Scheme, TensorScale, ZeroPoint
-from .. import layout as k
-from ..arrays import NO_BYTES, NO_FLOATS, block_factors, stored_factors
-from ..layout import ScaleRule as Rule
-from ..lowering import given_rule, rule_of, rule_refusal
+from ..arrays import NO_BYTES, NO_FLOATS, Stored, block_factors, stored_factors
+from ..lowering import stored_rule
 
 _CONVERTED = (
     torch.float32,
@@ -136,20 +134,21 @@ class StoredScales:
 
     def __init__(self, call: Call) -> None:
         self._loaded: Factors | None = None
-        self._fixed: tuple[Rule, Any, Any, Any] | None = None
+        self._fixed: Stored | None = None
         self._wanted = wanted = call.request
-        scheme = wanted.scheme
+        scheme, own = wanted.scheme, wanted.own_dtype
         self.nbytes = 0
         if call.params is not None:
-            rule, scales, codes, zeros = stored_factors(scheme, call.params, wanted.shape, wanted.own_dtype)
-            self._fixed = rule, np.array(scales), np.array(codes), np.array(zeros)
-            self.nbytes = sum(array.nbytes for array in self._fixed[1:])
-        elif not _reads_bytes(scheme, wanted.own_dtype):
+            stored = stored_factors(scheme, call.params, wanted.shape, own)
+            factors, codes, zeros = (np.array(array) for array in stored[:3])
+            self._fixed = stored._replace(factors=factors, codes=codes, zeros=zeros)
+            self.nbytes = factors.nbytes + codes.nbytes + zeros.nbytes
+        elif stored_rule(scheme, own) is None:
             self._loaded = Factors(wanted, dividing=False)
             self.nbytes = self._loaded.nbytes
 
-    def arrays(self, params: Params | None) -> tuple[Rule, Any, Any, Any]:
-        """Return rule, factors, bytes and zero points for a call with ``params``."""
+    def load(self, params: Params | None) -> Stored:
+        """Return the scales for a call with ``params``."""
         if self._fixed is not None:
             return self._fixed
         assert params is not None
@@ -157,17 +156,12 @@ class StoredScales:
         if self._loaded is None:
             return stored_factors(wanted.scheme, params, wanted.shape, wanted.own_dtype)
         self._loaded.load(params)
-        return given_rule(), self._loaded.values, NO_BYTES, self._loaded.zeros
-
-
-def _reads_bytes(scheme: Scheme, own_dtype: torch.dtype) -> bool:
-    known = bool(scheme.scales) and rule_refusal(scheme, own_dtype) is None
-    return known and rule_of(scheme, own_dtype).how in (k.POWER, k.MINIFLOAT)
+        return Stored(factors=self._loaded.values, codes=NO_BYTES, zeros=self._loaded.zeros)
 
 
 def dequantize_refusal(call: Call) -> str | None:
     """Return why a prepared dequantization still takes memory, or None."""
     scheme, own = call.request.scheme, call.request.own_dtype
-    if call.params is not None or _reads_bytes(scheme, own):
+    if call.params is not None or stored_rule(scheme, own) is not None:
         return None
     return load_refusal(scheme, own)

@@ -16,7 +16,9 @@ from ....params.arithmetic import effective_scale
 from ....schemes import Scheme
 from .. import layout as k
 from ..arrays import NO_FLOATS, block_factors, code_order, flat_array
-from ..linear import Input, Matrix, float_rows, linear_rows, work_bytes
+from ..entries import linear, linear_from_floats
+from ..layout import tell
+from ..linear import Matrix, work_bytes
 from ..lowering import KINDS, View, element_of, element_refusal, given_rule, rule_of, rule_refusal, view_of
 from ..products import HIGH, WIDE
 
@@ -34,7 +36,8 @@ def prepare(call: LinearCall) -> Linear | str:
     if isinstance(source, str):
         return source
     matrix, (rows, cols) = _matrix_of(call), call.shape
-    kernel = float_rows if source is None else linear_rows
+    numbers = np.array(matrix, np.float64)
+    kernel = linear_from_floats if source is None else linear
 
     def run(
         x: torch.Tensor,
@@ -47,13 +50,13 @@ def prepare(call: LinearCall) -> Linear | str:
         if count == 0 or rows == 0:
             return out.to(x.dtype)
         tensors = (
-            weight.numpy().reshape(-1), matrix, _scales_of(call, scales),
+            weight.numpy().reshape(-1), numbers, _scales_of(call, scales),
             _NO_BIAS if bias is None else bias.detach().float().numpy(),
         )  # fmt: skip
         given = (
             (flat_array(x.float()),)
             if source is None
-            else (flat_array(x), source, _given(call, params, count))
+            else (flat_array(x), *source, _given(call, params, count))
         )
         if _over_threads(kernel, given + tensors, out.numpy().reshape(-1), count, matrix) != k.OK:
             _refuse(x, call)
@@ -73,7 +76,7 @@ def _matrix_of(call: LinearCall) -> Matrix:
     )  # fmt: skip
 
 
-def _input_of(call: LinearCall, scheme: Scheme) -> Input | str:
+def _input_of(call: LinearCall, scheme: Scheme) -> tuple[Any, Any, int] | str:
     """Return what the kernel is told of the input, or why it cannot quantize it."""
     dtype = call.dtype
     reason = element_refusal(scheme) or (None if call.given else rule_refusal(scheme, dtype))
@@ -85,13 +88,8 @@ def _input_of(call: LinearCall, scheme: Scheme) -> Input | str:
     view = view_of(scheme, (_ANY_ROWS, call.shape[1]), dtype)
     assert isinstance(view, View)
     assert isinstance(scheme.element, IntFormat)
-    return Input(
-        layout=view.layout,
-        element=element_of(scheme, dtype, multiply=False),
-        rule=rule,
-        order=code_order(scheme),
-        signed=np.uint8(scheme.element.signed),
-    )
+    element = element_of(scheme, dtype, multiply=False)
+    return tell(view.layout, element, rule), code_order(scheme), int(scheme.element.signed)
 
 
 def _given(call: LinearCall, params: Params | None, count: int) -> tuple[Any, Any]:
@@ -127,13 +125,9 @@ def _over_threads(kernel: Any, tensors: Any, out: Any, count: int, matrix: Matri
         part = first * height, min(last * height, count if along else rows)
         height_of, columns = (part, (0, rows)) if along else ((0, count), part)
         space = np.empty(work_bytes(height_of[1] - height_of[0], cols, bits), np.uint8)
-        return kernel(*tensors, space, out, _unsigned(height_of), _unsigned(columns)) or 0
+        return kernel(*tensors, space, out, *height_of, *columns) or 0
 
     return over_rows(tiles, count * rows * cols // WORK_OF_ONE, work)
-
-
-def _unsigned(part: tuple[int, int]) -> tuple[np.uint64, np.uint64]:
-    return np.uint64(part[0]), np.uint64(part[1])
 
 
 def _refuse(x: torch.Tensor, call: LinearCall) -> None:

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
-from ....formats import FloatFormat
-from ....ops import reference
 from ....ops.preparation import Call, PreparedKernel
 from ....ops.registry import Op, Params, Request
-from ....ops.threads import gradual_underflow, over_rows
+from ....ops.threads import gradual_underflow
 from .. import layout as k
-from ..arrays import NO_BYTES, code_order, flat_array, value_bounds, value_table
+from ..arrays import value_bounds
 from ..backend import BACKEND
-from ..decode import dequantize_rows
-from ..fake import fake_quantize_backward_rows, fake_quantize_rows
-from ..half import quantize_bfloat16_rows
-from ..layout import Element
-from ..lowering import View, element_of, given_rule, half_boundaries, rule_of, rule_refusal, view_of
-from ..quantize import quantize_rows
-from .choose import BlockScales, CoarseScale, ScaleMemory, refuse
+from ..calls import ChosenScales, GivenCall, OnePass, ScaleMemory, one_pass, refuse
+from ..lowering import rule_refusal
+from .choose import BlockScales, CoarseScale
 from .factors import Divisors, StoredScales, dequantize_refusal, load_refusal, multipliers
 
 Run = Callable[..., None]
@@ -32,54 +25,32 @@ def prepare(call: Call) -> PreparedKernel:
     return _PREPARE[call.request.op](call)
 
 
-def _parts(call: Call) -> tuple[View, Element]:
-    """Return the view and the element, its codes limited to those of the call."""
+def _given(call: Call) -> GivenCall:
+    """Return the call under given parameters."""
     wanted = call.request
-    view = view_of(wanted.scheme, wanted.shape, wanted.dtype)
-    assert isinstance(view, View)
-    element = element_of(wanted.scheme, wanted.own_dtype, multiply=False)
-    if call.code_range is not None:
-        low, high = call.code_range
-        element = element._replace(low=np.float32(low), high=np.float32(high))
-    return view, element
-
-
-def _encoder(call: Call, divisors: Divisors) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    view, element = _parts(call)
-    order, rule = code_order(call.request.scheme), given_rule()
-
-    def encode(x: torch.Tensor, data: torch.Tensor) -> None:
-        if x.numel() == 0:
-            return
-        source, target = flat_array(x), data.numpy().reshape(-1)
-
-        def work(first: int, last: int) -> int:
-            return int(quantize_rows(
-                source, view.layout, element, rule, order, divisors.values, NO_BYTES, divisors.zeros, target,
-                np.uint64(first), np.uint64(last),
-            ))  # fmt: skip
-
-        if over_rows(view.rows, x.numel(), work) == k.BAD_VALUE:
-            reference.require_finite(x)
-
-    return encode
+    return GivenCall(wanted.scheme, wanted.shape, wanted.dtype, wanted.own_dtype, call.code_range)
 
 
 def _quantize(call: Call) -> PreparedKernel:
-    divisors = Divisors(call)
-    return PreparedKernel(run=_encoder(call, divisors), workspace_bytes=divisors.nbytes)
+    given, divisors = _given(call), Divisors(call)
+
+    def run(x: torch.Tensor, data: torch.Tensor) -> None:
+        given.quantize(x, divisors.values, divisors.zeros, data)
+
+    return PreparedKernel(run=run, workspace_bytes=divisors.nbytes)
 
 
 def _quantize_dynamic(call: Call) -> PreparedKernel:
     wanted = call.request
-    view, _ = _parts(call)
-    if not wanted.scheme.scales:
-        encode = _encoder(call, Divisors(Call(request=wanted, params=((), None))))
+    scheme, shape, dtype = wanted.scheme, wanted.shape, wanted.dtype
+    if not scheme.scales:
+        encode = _quantize(Call(request=wanted, params=((), None))).run
         return PreparedKernel(run=lambda x, data, _params: encode(x, data), workspace_bytes=0)
-    reason = rule_refusal(wanted.scheme, wanted.dtype)
-    if reason is not None or 0 in wanted.shape:
+    reason = rule_refusal(scheme, dtype)
+    if reason is not None or 0 in shape:
         return PreparedKernel(run=_unprepared(wanted), workspace_bytes=0, allocates=reason)
-    return _one_pass(wanted, view) if view.one_pass else _two_passes(call, view)
+    once = one_pass(scheme, shape, dtype)
+    return _two_passes(call) if once is None else _one_pass(wanted, once)
 
 
 def _unprepared(wanted: Request) -> Run:
@@ -90,125 +61,66 @@ def _unprepared(wanted: Request) -> Run:
     return run
 
 
-def _one_pass(wanted: Request, view: View) -> PreparedKernel:
-    scheme, dtype = wanted.scheme, wanted.dtype
-    fixed, memory = rule_of(scheme, dtype), ScaleMemory(wanted)
-    coarse = CoarseScale(wanted) if len(scheme.scales) > 1 else None
-    multiply = fixed.how == k.POWER and isinstance(scheme.element, FloatFormat)
-    element, order = element_of(scheme, dtype, multiply=multiply), code_order(scheme)
-    boundaries = half_boundaries(scheme, dtype, view)
+def _one_pass(wanted: Request, call: OnePass) -> PreparedKernel:
+    memory, coarse = ScaleMemory(call.scales), CoarseScale(wanted) if call.two_levels else None
 
     def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
         with gradual_underflow():
-            rule = fixed if coarse is None else coarse.into(x, params[0][1], fixed)
-            scales, codes = memory.arrays(params)
-            source, target = flat_array(x), data.numpy().reshape(-1)
-
-            def work(first: int, last: int) -> int:
-                rows = np.uint64(first), np.uint64(last)
-                if boundaries is not None:
-                    return int(quantize_bfloat16_rows(
-                        source, view.layout, element, rule, boundaries, codes, target, *rows
-                    ))  # fmt: skip
-                return int(quantize_rows(
-                    source, view.layout, element, rule, order, scales, codes, memory.zeros, target, *rows
-                ))  # fmt: skip
-
-            if over_rows(view.rows, x.numel(), work) != k.OK:
-                refuse(x, scheme)
-            memory.store(params)
+            factor = None if coarse is None else coarse.into(x, params[0][1])
+            if call.run(x, data, params, memory, factor) != k.OK:
+                refuse(x, wanted.scheme)
 
     return PreparedKernel(run=run, workspace_bytes=memory.nbytes + (0 if coarse is None else coarse.nbytes))
 
 
-def _two_passes(call: Call, view: View) -> PreparedKernel:
+def _two_passes(call: Call) -> PreparedKernel:
     wanted = call.request
-    fixed, memory, blocks = (
-        rule_of(wanted.scheme, wanted.dtype),
-        ScaleMemory(wanted),
-        BlockScales(wanted, view),
-    )
-    coarse = CoarseScale(wanted) if len(wanted.scheme.scales) > 1 else None
-    divisors = Divisors(call)
-    encode = _encoder(call, divisors)
+    scheme, shape, dtype = wanted.scheme, wanted.shape, wanted.dtype
+    memory, blocks = ScaleMemory(ChosenScales(scheme, shape, dtype)), BlockScales(wanted)
+    coarse = CoarseScale(wanted) if len(scheme.scales) > 1 else None
+    given, divisors = _given(call), Divisors(call)
 
     def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
         with gradual_underflow():
-            rule = fixed if coarse is None else coarse.into(x, params[0][1], fixed)
-            blocks.choose(x, rule, memory, params)
+            factor = None if coarse is None else coarse.into(x, params[0][1])
+            blocks.choose(x, factor, memory, params)
             memory.store(params)
             divisors.load(params)
-            encode(x, data)
+            given.quantize(x, divisors.values, divisors.zeros, data)
 
     held = memory.nbytes + blocks.nbytes + divisors.nbytes + (0 if coarse is None else coarse.nbytes)
     return PreparedKernel(run=run, workspace_bytes=held)
 
 
 def _dequantize(call: Call) -> PreparedKernel:
-    view, element = _parts(call)
-    stored, table = StoredScales(call), value_table(call.request.scheme)
+    given, stored = _given(call), StoredScales(call)
 
     def run(data: torch.Tensor, params: Params | None, out: torch.Tensor) -> None:
-        if out.numel() == 0:
-            return
         with gradual_underflow():
-            rule, scales, codes, zeros = stored.arrays(params)
-        source, target = data.numpy().reshape(-1), flat_array(out)
-
-        def work(first: int, last: int) -> None:
-            dequantize_rows(
-                source, view.layout, element, rule, table, scales, codes, zeros, target,
-                np.uint64(first), np.uint64(last),
-            )  # fmt: skip
-
-        over_rows(view.rows, out.numel(), work)
+            scales = stored.load(params)
+        given.dequantize(data, scales, out)
 
     return PreparedKernel(run=run, workspace_bytes=stored.nbytes, allocates=dequantize_refusal(call))
 
 
 def _fake_quantize(call: Call) -> PreparedKernel:
-    wanted = call.request
-    assert call.params is not None
-    view, element = _parts(call)
-    divisors, order, table = Divisors(call), code_order(wanted.scheme), value_table(wanted.scheme)
-    back = multipliers(call)
+    given, divisors, back = _given(call), Divisors(call), multipliers(call)
 
     def run(x: torch.Tensor, out: torch.Tensor) -> None:
-        if x.numel() == 0:
-            return
-        source, target = flat_array(x), flat_array(out)
-
-        def work(first: int, last: int) -> None:
-            fake_quantize_rows(
-                source, view.layout, element, order, table, divisors.values, back, divisors.zeros, target,
-                np.uint64(first), np.uint64(last),
-            )  # fmt: skip
-
-        over_rows(view.rows, x.numel(), work)
+        given.fake_quantize(x, divisors.values, back, divisors.zeros, out)
 
     return PreparedKernel(run=run, workspace_bytes=divisors.nbytes + back.nbytes)
 
 
 def _backward(call: Call) -> PreparedKernel:
-    wanted = call.request
-    view, element = _parts(call)
-    divisors, bounds = Divisors(call), value_bounds(wanted.scheme)
-    refusal = None if call.params is not None else load_refusal(wanted.scheme, wanted.own_dtype)
+    scheme, own = call.request.scheme, call.request.own_dtype
+    given, divisors, bounds = _given(call), Divisors(call), value_bounds(scheme)
+    refusal = None if call.params is not None else load_refusal(scheme, own)
 
     def run(grad: torch.Tensor, x: torch.Tensor, params: Params | None, out: torch.Tensor) -> None:
-        if x.numel() == 0:
-            return
         with gradual_underflow():
             divisors.load(params)
-        slope, source, target = flat_array(grad), flat_array(x), flat_array(out)
-
-        def work(first: int, last: int) -> None:
-            fake_quantize_backward_rows(
-                slope, source, view.layout, element, bounds, divisors.values, divisors.zeros, target,
-                np.uint64(first), np.uint64(last),
-            )  # fmt: skip
-
-        over_rows(view.rows, x.numel(), work)
+        given.fake_quantize_backward(grad, x, bounds, divisors.values, divisors.zeros, out)
 
     return PreparedKernel(run=run, workspace_bytes=divisors.nbytes, allocates=refusal)
 

@@ -1,0 +1,244 @@
+"""Calls of the kernels with everything but the data resolved, once for each scheme, shape and dtype.
+
+What a call needs is spread over many small objects, and between two calls on large tensors the data pushes
+all of them out of the caches: finding them again took a tenth of the time of a kernel on 4096 x 4096 numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...formats import FloatFormat
+from ...formats.torch_dtypes import format_of, storage_dtype
+from ...layout import packing
+from ...ops import reference
+from ...ops.registry import Params
+from ...ops.threads import over_rows
+from ...params.arithmetic import zero_point_dtype
+from ...schemes import Scheme, ZeroPoint
+from . import entries
+from . import layout as k
+from .arrays import NO_BYTES, NO_FLOATS, Stored, aligned_empty, code_order, flat_array, value_table
+from .layout import tell, with_coarse
+from .lowering import (
+    View,
+    element_of,
+    given_rule,
+    half_boundaries,
+    rule_of,
+    rule_refusal,
+    stored_rule,
+    view_of,
+)
+
+
+class GivenCall:
+    """Calls under given parameters, on tensors of ``shape``.
+
+    dtype: of the values, in or out. own_dtype: of the tensor that the parameters belong to. code_range:
+    smallest and largest integer code in use, or None for those of the scheme.
+    """
+
+    def __init__(
+        self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, own_dtype: torch.dtype,
+        code_range: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        view, element = view_of(scheme, shape, dtype), element_of(scheme, own_dtype, multiply=False)
+        assert isinstance(view, View)
+        if code_range is not None:
+            low, high = code_range
+            element = element._replace(low=np.float32(low), high=np.float32(high))
+        self.rows, self.count = view.rows, math.prod(shape)
+        self.order, self.table = code_order(scheme), value_table(scheme)
+        self.told = tell(view.layout, element, given_rule())
+        rule = stored_rule(scheme, own_dtype)
+        self._told_stored = self.told if rule is None else tell(view.layout, element, rule)
+
+    def told_of(self, stored: Stored) -> Any:
+        """Return what a kernel that reads scales as they are stored is told."""
+        if stored.coarse is None:
+            return self._told_stored
+        return with_coarse(self._told_stored, stored.coarse)
+
+    def quantize(self, x: torch.Tensor, factors: Any, zeros: Any, data: torch.Tensor) -> None:
+        """Write the packed codes of ``x``; raises NonFiniteError."""
+        if self.count == 0:
+            return
+        source, target, told, order = flat_array(x), data.numpy().reshape(-1), self.told, self.order
+
+        def work(first: int, last: int) -> Any:
+            return entries.quantize(
+                source, told, order, factors, NO_BYTES, zeros, target, first, last
+            )  # fmt: skip
+
+        if over_rows(self.rows, self.count, work) == k.BAD_VALUE:
+            reference.require_finite(x)
+
+    def dequantize(self, data: torch.Tensor, stored: Stored, out: torch.Tensor) -> None:
+        """Write the values of packed codes."""
+        if self.count == 0:
+            return
+        source, target = data.contiguous().numpy().reshape(-1), flat_array(out)
+        told, table = self.told_of(stored), self.table
+        scales, codes, zeros = stored.factors, stored.codes, stored.zeros
+
+        def work(first: int, last: int) -> Any:
+            return entries.dequantize(source, told, table, scales, codes, zeros, target, first, last)
+
+        over_rows(self.rows, self.count, work)
+
+    def fake_quantize(self, x: torch.Tensor, factors: Any, back: Any, zeros: Any, out: torch.Tensor) -> None:
+        """Write the values of the codes of ``x``; see :func:`.fake.fake_quantize_rows`."""
+        if self.count == 0:
+            return
+        source, target = flat_array(x), flat_array(out)
+        told, order, table = self.told, self.order, self.table
+
+        def work(first: int, last: int) -> Any:
+            return entries.fake_quantize(
+                source, told, order, table, factors, back, zeros, target, first, last
+            )  # fmt: skip
+
+        over_rows(self.rows, self.count, work)
+
+    def fake_quantize_backward(
+        self, grad: torch.Tensor, x: torch.Tensor, bounds: Any, factors: Any, zeros: Any, out: torch.Tensor
+    ) -> None:
+        """Write the straight-through gradient; see :func:`.fake.fake_quantize_backward_rows`."""
+        if self.count == 0:
+            return
+        slope, source, target, told = flat_array(grad), flat_array(x), flat_array(out), self.told
+
+        def work(first: int, last: int) -> Any:
+            return entries.fake_quantize_backward(
+                slope, source, told, bounds, factors, zeros, target, first, last
+            )  # fmt: skip
+
+        over_rows(self.rows, self.count, work)
+
+
+@functools.lru_cache(maxsize=1024)
+def given_call(
+    scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, own_dtype: torch.dtype
+) -> GivenCall:
+    """Return the call under parameters that each run brings."""
+    return GivenCall(scheme, shape, dtype, own_dtype)
+
+
+class OnePass:
+    """Calls that choose scales and codes of tensors of ``shape`` in one pass.
+
+    two_levels: whether the scales are relative to one of the whole tensor.
+    """
+
+    def __init__(self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, view: View) -> None:
+        rule = rule_of(scheme, dtype)
+        multiply = rule.how == k.POWER and isinstance(scheme.element, FloatFormat)
+        boundaries = half_boundaries(scheme, dtype, view)
+        self._told = tell(view.layout, element_of(scheme, dtype, multiply=multiply), rule)
+        self._order = code_order(scheme)
+        self._boundaries = None if boundaries is None else np.array(boundaries, np.int16)
+        self._rows, self._count = view.rows, math.prod(shape)
+        self.two_levels = len(scheme.scales) > 1
+        self._codes = (*shape[:-1], packing.packed_length(packing.row_length(shape), scheme.bits))
+        self.scales = ChosenScales(scheme, shape, dtype)
+
+    def empty(self) -> torch.Tensor:
+        """Return memory for packed codes."""
+        return aligned_empty(self._codes, torch.uint8)
+
+    def run(
+        self, x: torch.Tensor, data: torch.Tensor, params: Params, memory: ScaleMemory,
+        coarse: float | None = None,
+    ) -> int:  # fmt: skip
+        """Write codes, the finest scales and zero points; coarse: the scale of the whole tensor.
+
+        Returns OK, BAD_VALUE or BAD_SCALE; after the latter two what was written means nothing.
+        """
+        scales, codes = memory.arrays(params)
+        source, target, zeros = flat_array(x), data.numpy().reshape(-1), memory.zeros
+        told = self._told if coarse is None else with_coarse(self._told, coarse)
+        order, boundaries = self._order, self._boundaries
+
+        def work(first: int, last: int) -> Any:
+            if boundaries is not None:
+                return entries.quantize_bfloat16(source, told, boundaries, codes, target, first, last)
+            return entries.quantize(source, told, order, scales, codes, zeros, target, first, last)
+
+        state = over_rows(self._rows, self._count, work)
+        memory.store(params)
+        return state
+
+
+@functools.lru_cache(maxsize=1024)
+def one_pass(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> OnePass | None:
+    """Return the call that takes one pass, or None where there is nothing to read or it takes two."""
+    view = view_of(scheme, shape, dtype)
+    assert isinstance(view, View)
+    if 0 in shape or rule_refusal(scheme, dtype) is not None or not view.one_pass:
+        return None
+    return OnePass(scheme, shape, dtype, view)
+
+
+class ChosenScales:
+    """What the finest scales and zero points are that calls on tensors of ``shape`` choose.
+
+    floats: whether the kernel writes them as float32 rather than bytes; direct: whether that is how they are
+    stored. blocks: their number. zeroed: whether there are zero points.
+    """
+
+    def __init__(self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self._grid = scheme.granularity.grid(shape)
+        self._stored = storage_dtype(scheme.scales[0].format_for(format_of(dtype)))
+        self._zeros = None
+        if scheme.zero_point is not ZeroPoint.NONE:
+            integer = scheme.zero_point is ZeroPoint.INTEGER
+            self._zeros = zero_point_dtype(scheme) if integer else torch.float32
+        self.floats = rule_of(scheme, dtype).how in (k.LINEAR, k.AFFINE)
+        self.direct = self.floats and self._stored == torch.float32
+        self.blocks, self.zeroed = math.prod(self._grid), self._zeros is not None
+
+    def empty(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return memory for scales and zero points."""
+        points = None if self._zeros is None else torch.empty(self._grid, dtype=self._zeros)
+        return torch.empty(self._grid, dtype=self._stored), points
+
+
+class ScaleMemory:
+    """The arrays into which a kernel writes the scales of a call, and their way into its tensors.
+
+    Scales that are stored as float32 are written where they belong; others are rounded on the way.
+    """
+
+    def __init__(self, scales: ChosenScales) -> None:
+        self._floats, self._direct = scales.floats, scales.direct
+        apart = scales.floats and not scales.direct
+        self._scales = np.empty(scales.blocks, np.float32) if apart else NO_FLOATS
+        self.zeros: Any = np.empty(scales.blocks, np.float32) if scales.zeroed else NO_FLOATS
+        self.nbytes = 4 * scales.blocks * (apart + scales.zeroed)
+
+    def arrays(self, params: Params) -> tuple[Any, Any]:
+        """Return the arrays for float32 scales and for scale bytes of a call."""
+        fine = params[0][0]
+        if not self._floats:
+            return NO_FLOATS, fine.view(torch.uint8).numpy().reshape(-1)
+        return (fine.numpy().reshape(-1) if self._direct else self._scales), NO_BYTES
+
+    def store(self, params: Params) -> None:
+        """Write what the kernel left here into the tensors of the call."""
+        (fine, *_), zero_point = params
+        if self._floats and not self._direct:
+            fine.view(-1).copy_(torch.from_numpy(self._scales))
+        if zero_point is not None:
+            zero_point.view(-1).copy_(torch.from_numpy(self.zeros))
+
+
+def refuse(x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None = None) -> None:
+    """Let the reference find and name what a kernel refused; extremes: of the tensor ``x`` is a part of."""
+    reference.choose_params(x, scheme, extremes)
+    raise AssertionError(f"the kernel refused scales of {scheme} that the reference accepts")
