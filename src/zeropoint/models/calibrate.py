@@ -24,9 +24,9 @@ from .layer import OnTensor, quantized_inputs, quantized_output
 from .progress import counted
 
 SIDES = ("input", "output")
-SMALL = 1 << 18
+SMALL = 1 << 19
 """Bytes of a tensor up to which a copy of it is measured later, with others."""
-HELD = 1 << 24
+HELD = 1 << 26
 """Bytes of copies that wait to be measured, each counted for every observer that sees it."""
 
 

@@ -82,7 +82,7 @@ class CpuCounter:
         ends = np.empty((2, cut.blocks), np.int32)
         lows, highs = ends
         short = 1 < cut.inner < int(HALF)
-        lanes = np.tile(data[: cut.blocks], 4)
+        lanes = np.tile(data[: cut.blocks], 4) if cut.inner == 1 else data
 
         def work(first: int, last: int) -> None:
             rows = np.uint64(first), np.uint64(last)
@@ -136,7 +136,7 @@ def _values(keys: Any, runs: Runs, dtype: torch.dtype) -> Extremes:
     if keys.shape[1] > runs.blocks:
         keys = np.array([[keys[0].min()], [keys[1].max()]])
     wide = dtype == torch.float32
-    bits = np.where(keys < 0, keys ^ (0x7FFFFFFF if wide else 0x7FFF), keys)
+    bits = keys ^ (keys >> 31 & (0x7FFFFFFF if wide else 0x7FFF))
     if dtype == torch.float16:
         numbers = bits.astype(np.int16).view(np.float16)
     else:
