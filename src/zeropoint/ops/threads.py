@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,6 +12,8 @@ from contextvars import ContextVar
 from itertools import pairwise
 
 import torch
+
+from .openmp import openmp_team
 
 _LIMIT: ContextVar[int | None] = ContextVar("zeropoint_threads", default=None)
 _POOLS: dict[int, ThreadPoolExecutor] = {}
@@ -62,19 +66,52 @@ def _unflushed() -> Iterator[None]:
 def over_rows(rows: int, elements: int, work: Callable[[int, int], int | None]) -> int:
     """Call ``work(first, last)`` for disjoint runs of rows and return the largest result.
 
-    Several threads share the runs when it pays, which changes no result: rows are independent.
+    Several threads share the runs when it pays, which changes no result: rows are independent. Returns, or
+    raises what a run raised, when all have ended.
     """
 
     def run(first: int, last: int) -> int:
         with gradual_underflow():
             return work(first, last) or 0
 
-    threads = min(thread_count(), rows, max(1, elements // WORTH_A_THREAD))
-    if threads <= 1:
+    threads = thread_count()
+    parts = min(threads, rows, max(1, elements // WORTH_A_THREAD))
+    if parts <= 1:
         return run(0, rows)
-    cuts = [rows * n // threads for n in range(threads + 1)]
+    todo = deque(pairwise(rows * n // parts for n in range(parts + 1)))
+    results, errors = list[int](), list[BaseException]()
+
+    def member() -> None:
+        while (part := _next_of(todo)) is not None:
+            try:
+                results.append(run(*part))
+            except BaseException as error:  # noqa: BLE001 - raised where the call was made
+                errors.append(error)
+
+    team = openmp_team() or _pool_team
+    team(threads, member)
+    if errors:
+        raise errors[0]
+    return max(results)
+
+
+def _next_of(todo: deque[tuple[int, int]]) -> tuple[int, int] | None:
+    try:
+        return todo.popleft()
+    except IndexError:
+        return None
+
+
+def _pool_team(threads: int, member: Callable[[], None]) -> None:
+    """Run ``member`` on threads of Python, the calling one among them."""
     pool = _POOLS.get(threads) or _POOLS.setdefault(
         threads, ThreadPoolExecutor(threads, thread_name_prefix="zeropoint")
     )
-    tasks = [pool.submit(run, a, b) for a, b in pairwise(cuts[1:])]
-    return max(run(0, cuts[1]), *(task.result() for task in tasks))
+    others = [pool.submit(member) for _ in range(threads - 1)]
+    member()
+    for other in others:
+        other.result()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_POOLS.clear)  # the child has none of their threads

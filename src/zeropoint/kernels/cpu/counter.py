@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -65,8 +66,8 @@ class CpuCounter:
         def work(first: int, last: int) -> None:
             rows = np.uint64(first), np.uint64(last)
             if long:
-                table = _TABLES.of(keys * int(LANES))
-                count_runs(data, kind, *shape, shift, table, counts, lows, highs, *rows)
+                with _TABLES.of(keys * int(LANES)) as table:
+                    count_runs(data, kind, *shape, shift, table, counts, lows, highs, *rows)
             else:
                 count_short_runs(data, kind, *shape, shift, counts, *rows)
 
@@ -98,17 +99,25 @@ class CpuCounter:
         return found, _merged(limbs, runs, int(LIMBS)), _merged(counts, runs, 1)
 
 
-class _Tables(threading.local):
-    """The counters of this thread by their number: all zero whenever no kernel runs."""
+class _Tables:
+    """Counters to be lent to a kernel, by their number: all zero whenever no kernel has them.
+
+    Not of a thread: those of torch's team are new to Python at each call.
+    """
 
     def __init__(self) -> None:
-        self._by_size: dict[int, Any] = {}
+        self._free: dict[int, list[Any]] = {}
 
-    def of(self, size: int) -> Any:
-        """Return ``size`` counters."""
-        if size not in self._by_size:
-            self._by_size[size] = np.zeros(size, np.uint32)
-        return self._by_size[size]
+    @contextmanager
+    def of(self, size: int) -> Iterator[Any]:
+        """Lend ``size`` counters; a kernel that fails does not give them back."""
+        free = self._free.setdefault(size, [])
+        try:
+            table = free.pop()
+        except IndexError:
+            table = np.zeros(size, np.uint32)
+        yield table
+        free.append(table)
 
 
 _TABLES = _Tables()
