@@ -25,7 +25,6 @@ import torch
 from facts import describe, fail, machine, record
 from figures import Row, summary, table
 from rich.console import Console
-from scaling import scaling, told
 from timing import Copies, in_turns
 from torchao_process import Torchao
 
@@ -200,15 +199,11 @@ def main() -> None:
         console.width = 180
     facts = machine()
     console.print(describe(facts), highlight=False)
-    factors = {threads: scaling(threads) for threads in args.threads if threads > 1}
-    for threads, factor in factors.items():
-        console.print(told(threads, factor), highlight=False)
     rows, found = run(args, console)
     for threads in args.threads:
         console.print(table(rows, threads))
     console.print(summary(rows), highlight=False)
     settings = {"rows": SIDE, "cols": SIDE, "rounds": args.rounds, "threads": args.threads}
-    settings["times_as_fast_as_one_thread"] = factors
     record(args.json, facts, settings=settings, checks=found, rows=[row.record() for row in rows])
     if args.strict and any(row.below_copy or row.too_slow for row in rows):
         raise SystemExit(1)

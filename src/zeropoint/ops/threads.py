@@ -66,8 +66,8 @@ def _unflushed() -> Iterator[None]:
 def over_rows(rows: int, elements: int, work: Callable[[int, int], int | None]) -> int:
     """Call ``work(first, last)`` for disjoint runs of rows and return the largest result.
 
-    Several threads share the runs when it pays, which changes no result: rows are independent. Returns, or
-    raises what a run raised, when all have ended.
+    Several threads share the runs when it pays, which changes no result: rows are independent. What a run
+    raises is raised when all that began have ended.
     """
 
     def run(first: int, last: int) -> int:
@@ -79,20 +79,30 @@ def over_rows(rows: int, elements: int, work: Callable[[int, int], int | None]) 
     if parts <= 1:
         return run(0, rows)
     todo = deque(pairwise(rows * n // parts for n in range(parts + 1)))
-    results, errors = list[int](), list[BaseException]()
+    results, errors = list[int](), _Errors()
 
     def member() -> None:
-        while (part := _next_of(todo)) is not None:
-            try:
+        with errors:
+            while (part := _next_of(todo)) is not None:
                 results.append(run(*part))
-            except BaseException as error:  # noqa: BLE001 - raised where the call was made
-                errors.append(error)
 
     team = openmp_team() or _pool_team
     team(threads, member)
     if errors:
         raise errors[0]
     return max(results)
+
+
+class _Errors(list[BaseException]):
+    """Keeps what its block raises, on whatever thread, for the caller to raise."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if error is not None:
+            self.append(error)
+        return True
 
 
 def _next_of(todo: deque[tuple[int, int]]) -> tuple[int, int] | None:
