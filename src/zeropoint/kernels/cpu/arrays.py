@@ -99,6 +99,8 @@ def block_factors(
 
     dividing: whether a zero scale becomes Inf, by which every value divides to zero.
     """
+    if 0 in shape:
+        return NO_FLOATS, NO_FLOATS  # nobody reads them, and parameters may be those of a larger tensor
     scales, zero_point = params
     plain = len(scales) == 1 and scales[0].dtype is torch.float32
     plain = plain and scales[0].shape == scheme.granularity.grid(shape)
@@ -130,13 +132,13 @@ class Stored(NamedTuple):
 def stored_factors(scheme: Scheme, params: Params, shape: tuple[int, ...], own_dtype: torch.dtype) -> Stored:
     """Return stored scales for a kernel: as bytes where :func:`.lowering.stored_rule` has a rule."""
     scales, _ = params
-    if stored_rule(scheme, own_dtype) is None:
+    if 0 in shape or stored_rule(scheme, own_dtype) is None:
         factors, zeros = block_factors(scheme, params, shape, own_dtype, dividing=False)
         return Stored(factors=factors, codes=NO_BYTES, zeros=zeros)
     coarse = None
     if len(scales) > 1:
         fmt = scheme.scales[1].format_for(format_of(own_dtype))
-        coarse = next(iter(load_scale(scales[1], fmt, torch.float32).reshape(-1).tolist()), None)
+        coarse = load_scale(scales[1], fmt, torch.float32).reshape(-1)[0].item()
     codes = scales[0].contiguous().view(torch.uint8).numpy().reshape(-1)
     return Stored(factors=NO_FLOATS, codes=codes, zeros=NO_FLOATS, coarse=coarse)
 

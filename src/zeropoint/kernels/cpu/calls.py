@@ -72,9 +72,7 @@ class GivenCall:
         source, target, told, order = flat_array(x), data.numpy().reshape(-1), self.told, self.order
 
         def work(first: int, last: int) -> Any:
-            return entries.quantize(
-                source, told, order, factors, NO_BYTES, zeros, target, first, last
-            )  # fmt: skip
+            return entries.quantize(source, told, order, factors, NO_BYTES, zeros, target, first, last)
 
         if over_rows(self.rows, self.count, work) == k.BAD_VALUE:
             reference.require_finite(x)
