@@ -121,8 +121,12 @@ def _quantize_into(
         fit_params(scheme, tuple(x.shape), x.dtype) if isinstance(scheme, QuantizationParams) else out.params
     )
     parsed = params.scheme if given else Scheme.parse(scheme)  # type: ignore[arg-type]
-    if (out.scheme, out.shape, out.dtype) != (parsed, tuple(x.shape), x.dtype):
-        raise ShapeError(f"out ({out}) must be a result for {parsed}, shape {tuple(x.shape)}, {x.dtype}")
+    same = (out.scheme, out.shape, out.dtype) == (parsed, tuple(x.shape), x.dtype)
+    if not same or not out.takes_results(x.device, params=not given):
+        raise ShapeError(
+            f"out ({out}) must be a result for {parsed}, shape {tuple(x.shape)}, {x.dtype}, on {x.device}, "
+            "its tensors contiguous"
+        )
     if out.data.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
         raise ShapeError("out must not share memory with x, which is never modified")
     if given:

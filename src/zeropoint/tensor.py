@@ -19,6 +19,7 @@ from .formats.torch_dtypes import INPUT_DTYPES
 from .layout import packing
 from .ops import library
 from .params import QuantizationParams
+from .params.arithmetic import parameter_tensors
 from .schemes import Scheme
 
 
@@ -99,6 +100,20 @@ class QuantizedTensor:
         )
         return values
 
+    def takes_results(self, device: torch.device, *, params: bool = True) -> bool:
+        """Return whether kernels can write codes here, and scales and zero points when ``params``.
+
+        All must lie contiguous on ``device``, with the shapes and dtypes that the scheme gives them.
+        """
+        tensors, wanted = [self.data], [(packing.packed_shape(self.shape, self.scheme.bits), torch.uint8)]
+        if params:
+            tensors += [*self.scales, *([] if self.zero_point is None else [self.zero_point])]
+            wanted += parameter_tensors(self.scheme, self.shape, self.dtype)
+        return len(tensors) == len(wanted) and all(
+            x.shape == shape and x.dtype is dtype and x.is_contiguous() and x.device == device
+            for x, (shape, dtype) in zip(tensors, wanted, strict=True)
+        )
+
     def to(self, device: torch.device | str) -> QuantizedTensor:
         """Return the tensor on another device."""
         return QuantizedTensor(
@@ -138,8 +153,7 @@ class QuantizedTensor:
             raise CheckpointError(f"{path} is no safetensors file: {error}") from error
         facts = _facts(header, path)
         params = QuantizationParams.from_tensors(facts.scheme, facts.shape, tensors, dtype=facts.params_dtype)
-        data, length = tensors.get("data"), packing.row_length(facts.shape)
-        wanted = (*facts.shape[:-1], packing.packed_length(length, facts.scheme.bits))
+        data, wanted = tensors.get("data"), packing.packed_shape(facts.shape, facts.scheme.bits)
         if data is None or data.dtype != torch.uint8 or tuple(data.shape) != wanted:
             have = "absent" if data is None else f"{data.dtype}, shape {tuple(data.shape)}"
             raise CheckpointError(f"tensor 'data' of {path} ({have}) must be torch.uint8 of shape {wanted}")

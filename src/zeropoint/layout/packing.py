@@ -24,6 +24,11 @@ def packed_length(count: int, bits: int) -> int:
     return -(-count * bits // 8)
 
 
+def packed_shape(shape: tuple[int, ...], bits: int) -> tuple[int, ...]:
+    """Return the shape of the bytes of a tensor of ``shape``."""
+    return (*shape[:-1], packed_length(row_length(shape), bits))
+
+
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Return the bytes of ``codes``, an integer tensor; only the low ``bits`` bits of each code count.
 

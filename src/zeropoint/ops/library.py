@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from ..errors import ShapeError
-from ..formats.torch_dtypes import format_of, storage_dtype, wide_dtype
 from ..layout import packing
-from ..params.arithmetic import zero_point_dtype
-from ..schemes import Scheme, ZeroPoint
+from ..params.arithmetic import parameter_tensors
+from ..schemes import Scheme
 from .linear import linear_call, linear_kernel, reference_linear
 from .registry import Backend, Counter, Op, Request, choose, counter
 from .threads import gradual_underflow
@@ -105,23 +104,12 @@ def quantize_dynamic(x: torch.Tensor, scheme: str) -> list[torch.Tensor]:
 @quantize_dynamic.register_fake
 def _(x: torch.Tensor, scheme: str) -> list[torch.Tensor]:
     value = Scheme.parse(scheme)
-    own = format_of(x.dtype)
-    shape = tuple(x.shape)
-    out = [_fake_data(x, value)]
-    out += [
-        x.new_empty(level.granularity.grid(shape), dtype=storage_dtype(level.format_for(own)))
-        for level in value.scales
-    ]
-    if value.zero_point is not ZeroPoint.NONE:
-        integer = value.zero_point is ZeroPoint.INTEGER
-        dtype = zero_point_dtype(value) if integer else wide_dtype(x.dtype)
-        out.append(x.new_empty(value.granularity.grid(shape), dtype=dtype))
-    return out
+    made = parameter_tensors(value, tuple(x.shape), x.dtype)
+    return [_fake_data(x, value), *(x.new_empty(grid, dtype=dtype) for grid, dtype in made)]
 
 
 def _fake_data(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    length = packing.packed_length(x.shape[-1] if x.ndim else 1, scheme.bits)
-    return x.new_empty((*x.shape[:-1], length), dtype=torch.uint8)
+    return x.new_empty(packing.packed_shape(tuple(x.shape), scheme.bits), dtype=torch.uint8)
 
 
 @operator("quantize")

@@ -105,8 +105,8 @@ def _packed(
     # A chunk of a vector is a multiple of 8 codes, hence of whole bytes, at any width.
     parts = [packing.pack(part, scheme.bits) for part in code_parts(x, scheme, scales, zero_point)]
     if not parts:
-        length = packing.packed_length(x.shape[-1], scheme.bits)
-        return torch.empty((*x.shape[:-1], length), dtype=torch.uint8, device=x.device)
+        shape = packing.packed_shape(tuple(x.shape), scheme.bits)
+        return torch.empty(shape, dtype=torch.uint8, device=x.device)
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 

@@ -10,6 +10,7 @@ compared with it bit for bit.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -273,6 +274,24 @@ def _affine(scheme: Scheme, ranges: Ranges) -> tuple[tuple[torch.Tensor, ...], t
 def zero_point_dtype(scheme: Scheme) -> torch.dtype:
     """Return the dtype of integer zero points: int32, as torch takes them, or int64 for 32-bit codes."""
     return torch.int64 if scheme.bits > 31 else torch.int32
+
+
+@functools.lru_cache(maxsize=1024)
+def parameter_tensors(
+    scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype
+) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
+    """Return shape and dtype of each scale, finest first, and of the zero point, if there is one.
+
+    shape, dtype: of the tensor that is quantized.
+    """
+    own = format_of(dtype)
+    scales = [
+        (level.granularity.grid(shape), storage_dtype(level.format_for(own))) for level in scheme.scales
+    ]
+    if scheme.zero_point is ZeroPoint.NONE:
+        return tuple(scales)
+    zeros = zero_point_dtype(scheme) if scheme.zero_point is ZeroPoint.INTEGER else wide_dtype(dtype)
+    return (*scales, (scheme.granularity.grid(shape), zeros))
 
 
 def store(values: torch.Tensor, fmt: Format) -> torch.Tensor:

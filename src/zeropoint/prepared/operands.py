@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import DtypeError, ShapeError, UnsupportedError
-from ..formats.torch_dtypes import INPUT_DTYPES, format_of, storage_dtype, wide_dtype
+from ..formats.torch_dtypes import INPUT_DTYPES
 from ..layout import packing
 from ..ops.registry import Params
 from ..params import QuantizationParams
-from ..params.arithmetic import zero_point_dtype
-from ..schemes import Scheme, ZeroPoint
+from ..params.arithmetic import parameter_tensors
+from ..schemes import Scheme
 from ..tensor import QuantizedTensor
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -114,57 +114,30 @@ class Codes:
     scheme: Scheme
     operand: Operand
 
-    def data_shape(self) -> tuple[int, ...]:
-        """Return the shape of the packed codes, uint8."""
-        shape = self.operand.shape
-        return (*shape[:-1], packing.packed_length(packing.row_length(shape), self.scheme.bits))
-
-    def _params(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Return shape and dtype of each scale, finest first, and of the zero point, if there is one."""
-        shape, dtype = self.operand.shape, self.operand.dtype
-        own = format_of(dtype)
-        tensors = [
-            (level.granularity.grid(shape), storage_dtype(level.format_for(own)))
-            for level in self.scheme.scales
-        ]
-        if self.scheme.zero_point is not ZeroPoint.NONE:
-            integer = self.scheme.zero_point is ZeroPoint.INTEGER
-            zeros = zero_point_dtype(self.scheme) if integer else wide_dtype(dtype)
-            tensors.append((self.scheme.granularity.grid(shape), zeros))
-        return tensors
-
     def empty(self, params: QuantizationParams | None) -> QuantizedTensor:
         """Return uninitialized memory for codes, and for parameters unless they are given."""
         shape, device = self.operand.shape, self.operand.device
         if params is None:
-            made = [torch.empty(side, dtype=dtype, device=device) for side, dtype in self._params()]
+            wanted = parameter_tensors(self.scheme, shape, self.operand.dtype)
+            made = [torch.empty(side, dtype=dtype, device=device) for side, dtype in wanted]
             count = len(self.scheme.scales)
             params = QuantizationParams(
                 scheme=self.scheme, shape=shape, dtype=self.operand.dtype, scales=tuple(made[:count]),
                 zero_point=made[count] if len(made) > count else None,
             )  # fmt: skip
-        data = torch.empty(self.data_shape(), dtype=torch.uint8, device=device)
+        codes = packing.packed_shape(shape, self.scheme.bits)
+        data = torch.empty(codes, dtype=torch.uint8, device=device)
         return QuantizedTensor(data=data, params=params, shape=shape, dtype=self.operand.dtype)
 
     def check(self, name: str, q: QuantizedTensor, *, whole: bool) -> None:
         """Raise ShapeError unless ``q`` is such a tensor, contiguous, its parameters too when ``whole``."""
         wanted = self.operand
-        data, given = q.data, [(self.data_shape(), torch.uint8)]
-        tensors = [data]
-        if whole:
-            given += self._params()
-            tensors += [*q.scales, *([] if q.zero_point is None else [q.zero_point])]
         same = (q.scheme, q.shape, q.dtype) == (self.scheme, wanted.shape, wanted.dtype)
-        if not same or len(tensors) != len(given) or not all(map(self._fits, tensors, given)):
+        if not same or not q.takes_results(wanted.device, params=whole):
             raise ShapeError(
                 f"{name} ({q}) must be a result for {self.scheme}, contiguous, of a tensor {wanted}; "
                 "make a plan for it"
             )
-
-    def _fits(self, tensor: torch.Tensor, wanted: tuple[tuple[int, ...], torch.dtype]) -> bool:
-        shape, dtype = wanted
-        fits = tensor.shape == shape and tensor.dtype is dtype and tensor.is_contiguous()
-        return fits and tensor.device == self.operand.device
 
 
 def bytes_of(q: QuantizedTensor) -> int:

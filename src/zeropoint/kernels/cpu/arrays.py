@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ...errors import ShapeError
 from ...formats import CodebookFormat, IntFormat
 from ...formats.torch_dtypes import format_of
 from ...layout import packing
@@ -17,7 +18,7 @@ from ...ops import reference
 from ...ops.registry import Params
 from ...params.arithmetic import effective_scale, load_scale
 from ...params.codes import decode as decode_reference
-from ...schemes import Granularity, Scheme
+from ...schemes import Granularity, Scheme, ZeroPoint
 from . import layout as k
 from .intrinsics import LINE
 from .layout import Layout
@@ -65,8 +66,7 @@ def flat_array(x: torch.Tensor) -> Any:
 
 def packed_like(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     """Return uninitialized memory for the packed codes of ``x``."""
-    length = packing.packed_length(packing.row_length(tuple(x.shape)), scheme.bits)
-    return aligned_empty((*x.shape[:-1], length), torch.uint8)
+    return aligned_empty(packing.packed_shape(tuple(x.shape), scheme.bits), torch.uint8)
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -92,6 +92,27 @@ def has_sign(scheme: Scheme) -> bool:
     return not isinstance(scheme.element, IntFormat) or scheme.element.signed
 
 
+@functools.lru_cache(maxsize=1024)
+def _parameter_counts(scheme: Scheme, shape: tuple[int, ...]) -> list[int]:
+    """Return the number of scales of each level, finest first, and of zero points, if there are any."""
+    counts = [level.granularity.block_count(shape) for level in scheme.scales]
+    zeroed = scheme.zero_point is not ZeroPoint.NONE
+    return [*counts, scheme.granularity.block_count(shape)] if zeroed else counts
+
+
+def require_parameters(scheme: Scheme, params: Params, shape: tuple[int, ...]) -> None:
+    """Raise ShapeError unless ``params`` hold a number for each block of a tensor of ``shape``."""
+    scales, zero_point = params
+    wanted = _parameter_counts(scheme, shape)
+    given = scales if zero_point is None else (*scales, zero_point)
+    if [x.numel() for x in given] != wanted:
+        found = ", ".join(str(tuple(x.shape)) for x in given) or "none"
+        raise ShapeError(
+            f"scales and zero points (of shape {found}) must hold {', '.join(map(str, wanted)) or 'no'} "
+            f"numbers, as {scheme} has for a tensor of shape {shape}"
+        )
+
+
 def block_factors(
     scheme: Scheme, params: Params, shape: tuple[int, ...], dtype: torch.dtype, *, dividing: bool
 ) -> tuple[Any, Any]:
@@ -101,6 +122,7 @@ def block_factors(
     """
     if 0 in shape:
         return NO_FLOATS, NO_FLOATS  # nobody reads them, and parameters may be those of a larger tensor
+    require_parameters(scheme, params, shape)
     scales, zero_point = params
     plain = len(scales) == 1 and scales[0].dtype is torch.float32
     plain = plain and scales[0].shape == scheme.granularity.grid(shape)
@@ -135,6 +157,7 @@ def stored_factors(scheme: Scheme, params: Params, shape: tuple[int, ...], own_d
     if 0 in shape or stored_rule(scheme, own_dtype) is None:
         factors, zeros = block_factors(scheme, params, shape, own_dtype, dividing=False)
         return Stored(factors=factors, codes=NO_BYTES, zeros=zeros)
+    require_parameters(scheme, params, shape)
     coarse = None
     if len(scales) > 1:
         fmt = scheme.scales[1].format_for(format_of(own_dtype))

@@ -84,7 +84,7 @@ class CpuBackend:
         coarse = self._coarse_scale(x, scheme, extremes) if call.two_levels else None
         if out is None:
             fine, zeros = call.scales.empty()
-            out = call.empty(), ((fine,) if coarse is None else (fine, coarse), zeros)
+            out = packed_like(x, scheme), ((fine,) if coarse is None else (fine, coarse), zeros)
         elif coarse is not None:
             out[1][0][1].copy_(coarse)
         factor = None if coarse is None else float(coarse)
@@ -182,7 +182,7 @@ class CpuBackend:
         call = given_call(scheme, tuple(x.shape), x.dtype, x.dtype)
         sums, clipped = np.zeros(3 * call.rows), np.zeros(call.rows, np.int64)
         if call.count > 0:
-            values, source = flat_array(x), data.contiguous().numpy().reshape(-1)
+            values, source = flat_array(x), call.codes_in(data)
             stored = stored_factors(scheme, params, tuple(x.shape), x.dtype)
             told, table = call.told_of(stored), call.table
             middle, reach = (number / float(code_step(scheme)) for number in code_extent(scheme))

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...errors import ShapeError
 from ...formats import FloatFormat
-from ...formats.torch_dtypes import format_of, storage_dtype
 from ...layout import packing
 from ...ops import reference
 from ...ops.registry import Params
 from ...ops.threads import over_rows
-from ...params.arithmetic import zero_point_dtype
-from ...schemes import Scheme, ZeroPoint
+from ...params.arithmetic import parameter_tensors
+from ...schemes import Scheme
 from . import entries
 from . import layout as k
-from .arrays import NO_BYTES, NO_FLOATS, Stored, aligned_empty, code_order, flat_array, value_table
+from .arrays import NO_BYTES, NO_FLOATS, Stored, code_order, flat_array, value_table
 from .layout import tell, with_coarse
 from .lowering import (
     View,
@@ -35,6 +35,17 @@ from .lowering import (
     stored_rule,
     view_of,
 )
+
+
+def _flat_bytes(data: torch.Tensor, count: int) -> Any:
+    """Return packed codes as a kernel takes them; raises ShapeError for memory that it must not touch."""
+    if data.numel() != count or data.dtype is not torch.uint8 or not data.is_contiguous():
+        laid = "contiguous" if data.is_contiguous() else "not contiguous"
+        raise ShapeError(
+            f"data ({data.dtype} of shape {tuple(data.shape)}, {laid}) must be {count} contiguous bytes, "
+            "those of all packed codes"
+        )
+    return data.numpy().reshape(-1)
 
 
 class GivenCall:
@@ -53,7 +64,11 @@ class GivenCall:
         if code_range is not None:
             low, high = code_range
             element = element._replace(low=np.float32(low), high=np.float32(high))
-        self.rows, self.count = view.rows, math.prod(shape)
+        self.rows, self.count, self._bytes = (
+            view.rows,
+            math.prod(shape),
+            math.prod(packing.packed_shape(shape, scheme.bits)),
+        )
         self.order, self.table = code_order(scheme), value_table(scheme)
         self.told = tell(view.layout, element, given_rule())
         rule = stored_rule(scheme, own_dtype)
@@ -65,11 +80,15 @@ class GivenCall:
             return self._told_stored
         return with_coarse(self._told_stored, stored.coarse)
 
+    def codes_in(self, data: torch.Tensor) -> Any:
+        """Return packed codes as a kernel reads them; raises ShapeError for another number of bytes."""
+        return _flat_bytes(data.contiguous(), self._bytes)
+
     def quantize(self, x: torch.Tensor, factors: Any, zeros: Any, data: torch.Tensor) -> None:
         """Write the packed codes of ``x``; raises NonFiniteError."""
         if self.count == 0:
             return
-        source, target, told, order = flat_array(x), data.numpy().reshape(-1), self.told, self.order
+        source, target, told, order = flat_array(x), _flat_bytes(data, self._bytes), self.told, self.order
 
         def work(first: int, last: int) -> Any:
             return entries.quantize(source, told, order, factors, NO_BYTES, zeros, target, first, last)
@@ -81,7 +100,7 @@ class GivenCall:
         """Write the values of packed codes."""
         if self.count == 0:
             return
-        source, target = data.contiguous().numpy().reshape(-1), flat_array(out)
+        source, target = self.codes_in(data), flat_array(out)
         told, table = self.told_of(stored), self.table
         scales, codes, zeros = stored.factors, stored.codes, stored.zeros
 
@@ -143,12 +162,8 @@ class OnePass:
         self._boundaries = None if boundaries is None else np.array(boundaries, np.int16)
         self._rows, self._count = view.rows, math.prod(shape)
         self.two_levels = len(scheme.scales) > 1
-        self._codes = (*shape[:-1], packing.packed_length(packing.row_length(shape), scheme.bits))
+        self._bytes = math.prod(packing.packed_shape(shape, scheme.bits))
         self.scales = ChosenScales(scheme, shape, dtype)
-
-    def empty(self) -> torch.Tensor:
-        """Return memory for packed codes."""
-        return aligned_empty(self._codes, torch.uint8)
 
     def run(
         self, x: torch.Tensor, data: torch.Tensor, params: Params, memory: ScaleMemory,
@@ -159,7 +174,7 @@ class OnePass:
         Returns OK, BAD_VALUE or BAD_SCALE; after the latter two what was written means nothing.
         """
         scales, codes = memory.arrays(params)
-        source, target, zeros = flat_array(x), data.numpy().reshape(-1), memory.zeros
+        source, target, zeros = flat_array(x), _flat_bytes(data, self._bytes), memory.zeros
         told = self._told if coarse is None else with_coarse(self._told, coarse)
         order, boundaries = self._order, self._boundaries
 
@@ -191,20 +206,16 @@ class ChosenScales:
     """
 
     def __init__(self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self._grid = scheme.granularity.grid(shape)
-        self._stored = storage_dtype(scheme.scales[0].format_for(format_of(dtype)))
-        self._zeros = None
-        if scheme.zero_point is not ZeroPoint.NONE:
-            integer = scheme.zero_point is ZeroPoint.INTEGER
-            self._zeros = zero_point_dtype(scheme) if integer else torch.float32
+        made = parameter_tensors(scheme, shape, dtype)
+        self._fine, self._zeros = made[0], made[len(scheme.scales) :]
         self.floats = rule_of(scheme, dtype).how in (k.LINEAR, k.AFFINE)
-        self.direct = self.floats and self._stored == torch.float32
-        self.blocks, self.zeroed = math.prod(self._grid), self._zeros is not None
+        self.direct = self.floats and self._fine[1] == torch.float32
+        self.blocks, self.zeroed = math.prod(self._fine[0]), bool(self._zeros)
 
     def empty(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return memory for scales and zero points."""
-        points = None if self._zeros is None else torch.empty(self._grid, dtype=self._zeros)
-        return torch.empty(self._grid, dtype=self._stored), points
+        fine, *points = (torch.empty(grid, dtype=dtype) for grid, dtype in (self._fine, *self._zeros))
+        return fine, points[0] if points else None
 
 
 class ScaleMemory:
@@ -214,8 +225,8 @@ class ScaleMemory:
     """
 
     def __init__(self, scales: ChosenScales) -> None:
-        self._floats, self._direct = scales.floats, scales.direct
         apart = scales.floats and not scales.direct
+        self._chosen = scales
         self._scales = np.empty(scales.blocks, np.float32) if apart else NO_FLOATS
         self.zeros: Any = np.empty(scales.blocks, np.float32) if scales.zeroed else NO_FLOATS
         self.nbytes = 4 * scales.blocks * (apart + scales.zeroed)
@@ -223,14 +234,14 @@ class ScaleMemory:
     def arrays(self, params: Params) -> tuple[Any, Any]:
         """Return the arrays for float32 scales and for scale bytes of a call."""
         fine = params[0][0]
-        if not self._floats:
+        if not self._chosen.floats:
             return NO_FLOATS, fine.view(torch.uint8).numpy().reshape(-1)
-        return (fine.numpy().reshape(-1) if self._direct else self._scales), NO_BYTES
+        return (fine.numpy().reshape(-1) if self._chosen.direct else self._scales), NO_BYTES
 
     def store(self, params: Params) -> None:
         """Write what the kernel left here into the tensors of the call."""
         (fine, *_), zero_point = params
-        if self._floats and not self._direct:
+        if self._chosen.floats and not self._chosen.direct:
             fine.view(-1).copy_(torch.from_numpy(self._scales))
         if zero_point is not None:
             zero_point.view(-1).copy_(torch.from_numpy(self.zeros))
