@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterable
@@ -21,6 +22,9 @@ from .ops import library
 from .params import QuantizationParams
 from .params.arithmetic import parameter_tensors
 from .schemes import Scheme
+
+_parameter_tensors = functools.lru_cache(maxsize=1024)(parameter_tensors)
+"""For tensors that hold data: the shapes that a tracer gives cannot be keys."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,7 +112,7 @@ class QuantizedTensor:
         tensors, wanted = [self.data], [(packing.packed_shape(self.shape, self.scheme.bits), torch.uint8)]
         if params:
             tensors += [*self.scales, *([] if self.zero_point is None else [self.zero_point])]
-            wanted += parameter_tensors(self.scheme, self.shape, self.dtype)
+            wanted += _parameter_tensors(self.scheme, self.shape, self.dtype)
         return len(tensors) == len(wanted) and all(
             x.shape == shape and x.dtype is dtype and x.is_contiguous() and x.device == device
             for x, (shape, dtype) in zip(tensors, wanted, strict=True)

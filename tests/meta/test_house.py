@@ -323,11 +323,12 @@ def collect(rule: Rule, paths: Iterable[Path], reader: Callable[[Path], str] = r
 
 
 def texts() -> list[Path]:
-    """Return every text file that is ours: the top folder and the known folders, caches left out."""
+    """Return every text file that is ours: the top folder and the known folders, caches and peers left out."""
     paths = [path for path in ROOT.iterdir() if path.is_file()]
     for folder in TEXT_FOLDERS:
         paths += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
-    return sorted(p for p in paths if p.suffix in TEXT_SUFFIXES and "__pycache__" not in p.parts)
+    foreign = ("__pycache__", ".peers", ".peers-quark")
+    return sorted(p for p in paths if p.suffix in TEXT_SUFFIXES and not set(foreign) & set(p.parts))
 
 
 def sources_but_catalog() -> list[Path]:

@@ -17,7 +17,7 @@ from zeropoint.models import (
     linear_paths,
     quantize_model,
 )
-from zeropoint.models.linear_paths import PATHS
+from zeropoint.models.linear_paths import MANY_ROWS, PATHS
 from zeropoint.recipes import Assignment, Recipe, Rule
 
 BY_NAME = {path.name: path for path in PATHS}
@@ -118,8 +118,8 @@ def test_torchs_product_is_used_only_where_the_processor_multiplies_bytes(
         layer = converted("int8:channel:narrow", "int8:token")
         assert layer.explain().startswith("product of torch._int_mm") is answer
     takes = BY_NAME["torch._int_mm"].takes
-    assert takes(layer, torch.randn(2, 8, 64))
-    assert not takes(layer, torch.randn(15, 64))
+    assert takes(layer, torch.randn(2, MANY_ROWS // 2, 64))
+    assert not takes(layer, torch.randn(MANY_ROWS - 1, 64))
     monkeypatch.undo()
     integer_product.refusal.cache_clear()
 

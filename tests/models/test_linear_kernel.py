@@ -1,6 +1,8 @@
 """Linear layers on integer codes: sums are those of int64, whatever the shape, the threads and the dtype."""
 
+import importlib
 import itertools
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -8,10 +10,10 @@ import torch
 import zeropoint as zp
 from zeropoint.errors import NonFiniteError, UnsupportedError
 from zeropoint.ops import library
-from zeropoint.ops.linear import LONGEST, linear_call, linear_kernel
+from zeropoint.ops.linear import KERNELS, LONGEST, linear_call, linear_kernel
 from zeropoint.ops.threads import thread_limit
 
-ROWS, COLS, OUT = (1, 2, 3, 4, 6, 65), (1, 15, 16, 17, 33, 160), (1, 2, 3, 7)
+ROWS, COLS, OUT = (1, 2, 3, 4, 6, 65), (1, 15, 16, 17, 33, 64, 160, 192), (1, 2, 3, 7)
 ENDS = {"int8:channel": (-128, 127), "int4:channel": (-8, 7), "uint4:channel": (0, 15)}
 
 
@@ -52,11 +54,21 @@ def mixed(shape: tuple[int, int], ends: tuple[int, int], seed: int) -> torch.Ten
     return torch.where(kind == 0, ends[0], torch.where(kind == 1, ends[1], numbers))
 
 
+@pytest.fixture(params=[False, True], ids=["pairs", "quads"])
+def quads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """Choose the kernel on codes in 16 or in 8 bits, whatever the processor has instructions for."""
+    monkeypatch.setattr(importlib.import_module(KERNELS), "adds_quads", lambda: request.param)
+    linear_kernel.cache_clear()
+    yield request.param
+    linear_kernel.cache_clear()
+
+
 def test_a_kernel_runs_here() -> None:
     call = linear_call("int8:token", "int8:channel", (4, 32), torch.float32, False, torch.float32)
     assert callable(linear_kernel(call))
 
 
+@pytest.mark.usefixtures("quads")
 @pytest.mark.parametrize("scheme", ENDS)
 @pytest.mark.parametrize("cols", COLS)
 def test_sums_are_those_of_int64_for_every_remainder(scheme: str, cols: int) -> None:
@@ -76,6 +88,45 @@ def test_sums_of_groups_are_those_of_int64(scheme: str, group: int) -> None:
         assert torch.equal(found.long(), (codes - 7) @ weight.t()), (rows, out)
 
 
+@pytest.mark.usefixtures("quads")
+@pytest.mark.parametrize(
+    ("scheme", "cols"),
+    [("int8:g64", 64), ("int8:g64", 192), ("int4:g128", 384), ("int8:channel", 64), ("uint4:channel", 128)],
+)
+def test_sums_of_symmetric_inputs_are_those_of_int64(scheme: str, cols: int) -> None:
+    ends = ENDS[scheme.split(":")[0] + ":channel"]
+    for rows, out in itertools.product((*ROWS, 130), (*OUT, 9)):
+        codes, weight = mixed((rows, cols), (-128, 127), rows), mixed((out, cols), ends, out)
+        q = unit_weight(weight, scheme)
+        found = library.linear(
+            codes.float(),
+            [torch.ones(1, 1)],
+            q.data,
+            list(q.scales),
+            None,
+            "int8:tensor",
+            str(q.scheme),
+            q.dtype,
+        )
+        assert torch.equal(found.long(), codes @ weight.t()), (rows, out)
+
+
+def test_which_kernel_runs_is_decided_by_whole_steps_and_zero_points(quads: bool) -> None:
+    module = importlib.import_module(KERNELS)
+    wanted = {
+        ("int8:token", "int8:channel", 64): True,
+        ("int8:token", "int8:channel", 96): False,
+        ("uint8:token:asym", "int8:channel", 64): True,
+        ("int8:token", "int4:g64", 128): True,
+        ("int8:token", "int4:g32", 128): False,
+        ("uint8:token:asym", "int4:g64", 128): False,
+    }
+    for (source, weight, cols), whole in wanted.items():
+        call = linear_call(source, weight, (4, cols), torch.float32, False, torch.float32)
+        chosen = module._integer_kernel(call, module._matrix_of(call))
+        assert chosen is (module.linear_from_quads if whole and quads else module.linear_from_pairs), weight
+
+
 @pytest.mark.parametrize(("scheme", "cols"), [("int8:channel", 48), ("int4:g32", 96), ("uint4:channel", 16)])
 def test_products_with_floats_are_exact_where_floats_hold_them(scheme: str, cols: int) -> None:
     ends = ENDS[scheme.split(":")[0] + ":channel"]
@@ -85,14 +136,16 @@ def test_products_with_floats_are_exact_where_floats_hold_them(scheme: str, cols
         assert torch.equal(found.long(), x @ weight.t()), (rows, out)
 
 
+@pytest.mark.usefixtures("quads")
 def test_the_longest_sums_do_not_overflow() -> None:
-    cols = LONGEST - LONGEST % 16
+    cols = LONGEST - LONGEST % 64
     weight = torch.full((2, cols), -128)
     found = fixed(torch.full((5, cols), 255.0), unit_weight(weight, "int8:channel"), 0)
     # Near the end of int32 a float32 holds every 128th number.
     assert torch.equal(found, torch.full((5, 2), -128 * 255 * cols, dtype=torch.int64).float())
 
 
+@pytest.mark.usefixtures("quads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scheme", ["int8:token", "uint8:token:asym"])
 def test_results_are_sums_times_scales_in_that_order(dtype: torch.dtype, scheme: str) -> None:
@@ -107,19 +160,21 @@ def test_results_are_sums_times_scales_in_that_order(dtype: torch.dtype, scheme:
         assert torch.equal(product(x, weight, bias, scheme), expected.to(dtype))
 
 
-@pytest.mark.parametrize("scheme", ["int8:channel", "int8:tensor", "int4:g32", "int8:tensor:scale=ceil"])
+@pytest.mark.usefixtures("quads")
+@pytest.mark.parametrize("scheme", ["int8:channel", "int8:tensor", "int4:g64", "int8:tensor:scale=ceil"])
 @pytest.mark.parametrize("source", ["int8:token", "uint8:token:asym", "int8:token:narrow"])
 def test_the_kernel_agrees_with_the_reference(scheme: str, source: str) -> None:
     torch.manual_seed(1)
-    x, bias = torch.randn(9, 2, 96), torch.randn(21)
-    weight = zp.quantize(torch.randn(21, 96), scheme)
+    x, bias = torch.randn(9, 2, 128), torch.randn(21)
+    weight = zp.quantize(torch.randn(21, 128), scheme)
     found = product(x, weight, bias, source)
     with zp.only_backend("reference"):
         expected = product(x, weight, bias, source)
-    # The reference adds in float64; here three groups are added, scaled and moved by a bias in float32.
+    # The reference adds in float64; here two groups are added, scaled and moved by a bias in float32.
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.usefixtures("quads")
 @pytest.mark.parametrize("scheme", ["int8:channel", "int4:g64"])
 @pytest.mark.parametrize("rows", [3, 200])
 @pytest.mark.parametrize("source", ["int8:token", ""])

@@ -26,8 +26,8 @@ from .packed_weight import PackedWeight
 
 TILE_VALUES = 1 << 22
 """Numbers of a weight that are dequantized at once: 16 MiB of float32."""
-MANY_ROWS = 16
-"""Tokens from which torch's product is worth its calls."""
+MANY_ROWS = 512
+"""Tokens from which torch's product, taken apart into several operators, is as fast as the kernel."""
 FEW_ROWS = 48
 """Tokens up to which codes of a weight are read by each, rather than dequantized once for torch's product."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)

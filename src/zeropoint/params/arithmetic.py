@@ -10,7 +10,6 @@ compared with it bit for bit.
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 
@@ -276,7 +275,6 @@ def zero_point_dtype(scheme: Scheme) -> torch.dtype:
     return torch.int64 if scheme.bits > 31 else torch.int32
 
 
-@functools.lru_cache(maxsize=1024)
 def parameter_tensors(
     scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype
 ) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:

@@ -12,7 +12,7 @@ from .fake import fake_quantize_backward_rows, fake_quantize_rows
 from .half import quantize_bfloat16_rows
 from .intrinsics import inlined, kernel
 from .layout import element_in, layout_in, rule_in
-from .linear import Input, Matrix, float_rows, linear_rows
+from .linear import Input, Matrix, float_rows, pair_rows, quad_rows
 from .measure import measure_rows
 from .quantize import amax_rows, quantize_rows, range_rows
 
@@ -121,14 +121,25 @@ def matrix_in(a: Any) -> Any:
 
 
 @kernel
-def linear(
+def linear_from_pairs(
     x: Any, told: Any, order: Any, signed: Any, given: Any, weight: Any, matrix: Any, scales: Any, bias: Any,
     work: Any, out: Any, top: Any, bottom: Any, left: Any, right: Any,
 ) -> Any:  # fmt: skip
-    """Compute a part of a layer's output from integer codes; see :func:`.linear.linear_rows`."""
+    """Compute a part of a layer's output from integer codes; see :func:`.linear.pair_rows`."""
     source = Input(layout_in(told), element_in(told), rule_in(told), order, np.uint8(signed))
     rows, columns = (np.uint64(top), np.uint64(bottom)), (np.uint64(left), np.uint64(right))
-    return linear_rows(x, source, given, weight, matrix_in(matrix), scales, bias, work, out, rows, columns)
+    return pair_rows(x, source, given, weight, matrix_in(matrix), scales, bias, work, out, rows, columns)
+
+
+@kernel
+def linear_from_quads(
+    x: Any, told: Any, order: Any, signed: Any, given: Any, weight: Any, matrix: Any, scales: Any, bias: Any,
+    work: Any, out: Any, top: Any, bottom: Any, left: Any, right: Any,
+) -> Any:  # fmt: skip
+    """Compute a part of a layer's output from integer codes; see :func:`.linear.quad_rows`."""
+    source = Input(layout_in(told), element_in(told), rule_in(told), order, np.uint8(signed))
+    rows, columns = (np.uint64(top), np.uint64(bottom)), (np.uint64(left), np.uint64(right))
+    return quad_rows(x, source, given, weight, matrix_in(matrix), scales, bias, work, out, rows, columns)
 
 
 @kernel

@@ -3,10 +3,10 @@
     y[m, n] = (sum over groups g of float32(sum over k in g of a[m, k] * w[n, k]) * t[n, g]) * s[m] + bias[n]
 
 a: codes of the input less their zero points. They are those of :mod:`.quantize`, whose kernel is called for
-64 rows at a time, and are kept in 16 bits while the rows of the weight pass over them. w: codes of the
-weight, bytes as they are kept, or 4 bits that are brought to bytes some rows at a time. Threads take rows of
-the input, or, where these are few, of the weight; every result is computed in one order, so that neither
-changes it.
+some rows at a time, and are kept while the rows of the weight pass over them: in 16 bits, or in 8 where the
+processor multiplies these (see :mod:`.products`). w: codes of the weight, bytes as they are kept, or 4 bits
+that are brought to bytes some rows at a time. Threads take rows of the input, or, where these are few, of the
+weight; every result is computed in one order, so that neither changes it.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +15,19 @@ import numpy as np
 
 from .intrinsics import bits32, device, float32_of, inlined, scratch
 from .layout import GIVEN, OK
-from .products import HIGH, LANES, WIDE, multiply_groups, multiply_rows
+from .products import (
+    HIGH,
+    PAIRS,
+    QUADS,
+    SHIFT,
+    chunk_of,
+    first_of,
+    lanes_of,
+    multiply_groups,
+    multiply_rows,
+    start_sums,
+    wide_of,
+)
 from .quantize import quantize_rows
 from .vector import (
     STEP,
@@ -28,12 +40,13 @@ from .vector import (
     store_lanes,
 )
 
-ROWS = 64
-"""Rows of the input that are quantized at once: their codes and 64 KiB of weight fit the second cache."""
-CHUNK = 1 << 16
-"""Bytes of weight that all of these rows pass over before the next."""
-SUMS = HIGH * WIDE
-ZERO, ONE, TWO = np.uint64(0), np.uint64(1), np.uint64(2)
+QUAD_ROWS, PAIR_ROWS = QUADS.rows, PAIRS.rows
+SUMS = HIGH * QUADS.wide
+START = np.uint64(QUADS.sums)
+"""Numbers that the sums of a group of 8-bit codes begin with."""
+LANES = 16
+"""Floats of a vector."""
+ZERO, ONE, TWO, THREE, FOUR = (np.uint64(n) for n in range(5))
 
 
 class Matrix(NamedTuple):
@@ -62,14 +75,12 @@ class Input(NamedTuple):
     signed: np.uint8
 
 
-def chunk_rows(cols: Any) -> Any:
-    """Return how many rows of a weight of ``cols`` bytes make a chunk: whole tiles."""
-    return max(CHUNK // (WIDE * cols), 1) * WIDE
-
-
-def work_bytes(rows: int, cols: int, bits: int) -> int:
-    """Return the bytes of workspace for ``rows`` rows of input and a weight of ``bits`` bits."""
-    return 4 * min(rows, ROWS) * cols + (chunk_rows(cols) * cols if bits < 8 else 0)
+def work_bytes(rows: int, matrix: Matrix) -> int:
+    """Return the bytes of workspace for ``rows`` rows of input."""
+    cols, groups = int(matrix.cols), int(matrix.groups)
+    chunk = max(QUADS.chunk // cols, QUADS.wide)
+    unpacked = chunk * cols if matrix.bits < 8 else 0
+    return (min(rows, QUADS.rows) + 1) * (4 * cols + 4 * QUADS.sums * groups) + 4 * chunk + unpacked
 
 
 @device
@@ -111,9 +122,10 @@ def add_rest(
 
 
 class Operands(NamedTuple):
-    """What tiles are made of: 16-bit codes of the input, bytes of the weight, its shape and its scales."""
+    """What tiles are made of: codes of the input and what their sums begin with, the weight, its scales."""
 
     codes: Any
+    starts: Any
     weight: Any
     matrix: Any
     scales: Any
@@ -121,29 +133,38 @@ class Operands(NamedTuple):
 
 @inlined
 def multiply_tile(operands: Any, rows: Any, high: Any, columns: Any, out: Any, places: Any) -> None:
-    """Multiply one row, or the four of ``rows``, by two of the weight; results are sums or their bits.
+    """Multiply one row, or the four of ``rows``, by some of the weight; results are sums or their bits.
 
-    columns: where the two begin in the weight, and in its scales.
+    rows: where they begin, and their starts. columns: where those of the weight begin, and their scales.
     """
-    codes, weight, matrix, scales = operands
-    begin, scale_at = columns
+    codes, starts, weight, matrix, scales = operands
+    at, start = rows
+    begin, scale_at = first_of(codes, columns[0]), first_of(codes, columns[1])
+    lanes, groups = lanes_of(codes), matrix.groups
     if matrix.grouped:
-        steps, groups = matrix.group // np.uint64(LANES), matrix.groups
+        steps = matrix.group // lanes
         if high == ONE:
-            multiply_groups(codes, rows[:1], weight, begin, steps, out, places[:1], scales, scale_at, groups)
+            multiply_groups(
+                codes, at[:1], weight, begin, steps, starts, start[:1], out, places[:1], scales, scale_at,
+                groups,
+            )  # fmt: skip
         else:
-            multiply_groups(codes, rows, weight, begin, steps, out, places, scales, scale_at, groups)
+            multiply_groups(
+                codes, at, weight, begin, steps, starts, start, out, places, scales, scale_at, groups
+            )
         return
-    steps = matrix.cols // np.uint64(LANES)
+    steps = matrix.cols // lanes
     if high == ONE:
-        multiply_rows(codes, rows[:1], weight, begin, steps, out, places[:1])
+        multiply_rows(codes, at[:1], weight, begin, steps, starts, start[:1], out, places[:1])
     else:
-        multiply_rows(codes, rows, weight, begin, steps, out, places)
-    done = steps * np.uint64(LANES)
+        multiply_rows(codes, at, weight, begin, steps, starts, start, out, places)
+    done = steps * lanes
     if done < matrix.cols:
         for r in range(high):
-            for c in range(np.uint64(WIDE)):
-                add_rest(codes, rows[r], weight, begin[c], done, matrix.cols, out, places[r] + c)
+            for c in range(wide_of(codes)):
+                add_rest(
+                    codes, at[r], weight, columns[0][c], done, matrix.cols, out, places[r] + np.uint64(c)
+                )
 
 
 @inlined
@@ -155,33 +176,36 @@ def four_places(at: Any, high: Any, pitch: Any) -> Any:
 
 @device
 def multiply_block(
-    codes: Any, count: Any, weight: Any, base: Any, matrix: Any, scales: Any, first: Any, last: Any, out: Any,
-    begin: Any,
-) -> None:  # fmt: skip
-    """Multiply ``count`` rows of codes by rows ``first`` to ``last`` of the weight, which begin at ``base``.
+    operands: Any, rows: Any, columns: Any, base: Any, out: Any, begin: Any, pitch: Any
+) -> None:
+    """Multiply ``rows`` of the codes, first and last, by rows ``columns`` of the weight, from ``base`` on.
 
-    Results of the first row begin at ``out[begin]``.
+    Results of the first row begin at ``out[begin]``, those of the next ``pitch`` further.
     """
     alone = scratch(SUMS, np.float32)
-    operands = Operands(codes, weight, matrix, scales)
-    row = ZERO
-    while row < count:
-        left = count - row
+    codes, matrix = operands.codes, operands.matrix
+    (row, end), (first, last), wide = rows, columns, wide_of(codes)
+    while row < end:
+        left = end - row
         high = min(left, np.uint64(HIGH)) if left > TWO else ONE
-        rows = four_places(row * matrix.cols, high, matrix.cols)
-        at = begin + row * matrix.rows
-        for n in range(first, last, np.uint64(WIDE)):
-            second = min(n + ONE, last - ONE)
-            begins = base + (n - first) * matrix.cols, base + (second - first) * matrix.cols
-            columns = begins, (n * matrix.groups, second * matrix.groups)
-            if second > n:
-                places = four_places(at + n, high, matrix.rows)
-                multiply_tile(operands, rows, high, columns, out, places)
+        sources = (
+            four_places(row * matrix.cols, high, matrix.cols),
+            four_places(row * matrix.groups * START, high, matrix.groups * START),
+        )
+        at = begin + (row - rows[0]) * pitch
+        for n in range(first, last, wide):
+            across = min(wide, last - n)
+            targets = (
+                four_places(base + (n - first) * matrix.cols, across, matrix.cols),
+                four_places(n * matrix.groups, across, matrix.groups),
+            )
+            if across == wide:
+                multiply_tile(operands, sources, high, targets, out, four_places(at + n - first, high, pitch))
             else:
-                places = four_places(ZERO, high, TWO)
-                multiply_tile(operands, rows, high, columns, alone, places)
+                multiply_tile(operands, sources, high, targets, alone, four_places(ZERO, high, FOUR))
                 for r in range(high):
-                    out[at + r * matrix.rows + n] = alone[r * TWO]
+                    for c in range(across):
+                        out[at + r * pitch + n - first + c] = alone[r * FOUR + c]
         row += high
 
 
@@ -210,7 +234,56 @@ def finish_row(
 
 
 @device
-def linear_rows(
+def add_moved(out: Any, at: Any, count: Any, move: Any, sums: Any) -> None:
+    """Add ``move * sums`` to ``count`` sums, integers in the bits of floats."""
+    for i in range(count):
+        out[at + i] = float32_of(np.uint32(bits32(out[at + i]) + move * bits32(sums[i])))
+
+
+@device
+def multiply_chunks(
+    codes: Any, starts: Any, count: Any, moves: Any, weight: Any, matrix: Any, scales: Any, factors: Any,
+    bias: Any, space: Any, out: Any, top: Any, columns: Any,
+) -> None:  # fmt: skip
+    """Compute rows of the output from ``top`` on from ``count`` rows of codes, chunk by chunk of the weight.
+
+    moves: (count,) uint32, what is missing in every code of a row, the codes of a row of ones then following
+    the others; empty where nothing is. factors: float32 scales of the rows, or one of all. space: bytes for a
+    chunk's sums and unpacked codes.
+    """
+    cols, wide = matrix.cols, wide_of(codes)
+    chunk = max(chunk_of(codes) // cols // wide, ONE) * wide
+    sums, unpacked = space[: FOUR * chunk].view(np.float32), space[FOUR * chunk :]
+    for first in range(columns[0], columns[1], chunk):
+        last, begin = min(first + chunk, columns[1]), top * matrix.rows + first
+        held, base = weight, first * cols
+        if matrix.bits < np.uint64(8):
+            unpack_rows(weight, matrix, first, last, unpacked)
+            held, base = unpacked, ZERO
+        operands = Operands(codes, starts, held, matrix, scales)
+        multiply_block(operands, (ZERO, count), (first, last), base, out, begin, matrix.rows)
+        if len(moves) > 0:
+            multiply_block(operands, (count, count + ONE), (first, last), base, sums, ZERO, chunk)
+        for r in range(count):
+            at = begin + r * matrix.rows
+            if len(moves) > 0:
+                add_moved(out, at, last - first, moves[r], sums)
+            factor = factors[r if len(factors) > 1 else ZERO]
+            finish_row(out, at, last - first, matrix, scales, first, factor, bias)
+
+
+@device
+def quantize_block(x: Any, source: Any, scales: Any, zeros: Any, codes: Any, top: Any, count: Any) -> Any:
+    """Write the codes of ``count`` rows of ``x`` from ``top`` on, and return the state."""
+    nothing = scratch(LANES, np.uint8)
+    return quantize_rows(
+        x[top * source.layout.cols :], source.layout, source.element, source.rule, source.order, scales,
+        nothing, zeros, codes, ZERO, count,
+    )  # fmt: skip
+
+
+@device
+def pair_rows(
     x: Any, source: Any, given: Any, weight: Any, matrix: Any, scales: Any, bias: Any, work: Any, out: Any,
     rows: Any, columns: Any,
 ) -> Any:  # fmt: skip
@@ -221,39 +294,79 @@ def linear_rows(
     float32. bias: (rows,) float32, or empty. work: bytes of :func:`work_bytes`. out: (M * rows,) float32.
     Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the output means nothing.
     """
-    own_scales, own_zeros = scratch(ROWS, np.float32), scratch(ROWS, np.float32)
-    nothing = scratch(LANES, np.uint8)
-    block, cols = min(np.uint64(ROWS), rows[1] - rows[0]), matrix.cols
+    own_scales, own_zeros = scratch(PAIR_ROWS, np.float32), scratch(PAIR_ROWS, np.float32)
+    starts, moves = scratch(1, np.int32), scratch(1, np.uint32)
+    block, cols = min(np.uint64(PAIR_ROWS), rows[1] - rows[0]), matrix.cols
     wide = work[: TWO * block * cols].view(np.int16)
-    codes = work[TWO * block * cols : np.uint64(3) * block * cols]
-    unpacked = work[np.uint64(4) * block * cols :]
+    codes, space = work[TWO * block * cols : THREE * block * cols], work[FOUR * block * cols :]
     known = source.rule.how == GIVEN
     used_scales, used_zeros = given if known else (own_scales, own_zeros)
-    chunk = max(np.uint64(CHUNK) // (np.uint64(WIDE) * cols), ONE) * np.uint64(WIDE)
     state = OK
     for top in range(rows[0], rows[1], block):
         count = min(block, rows[1] - top)
-        found = quantize_rows(
-            x[top * cols :], source.layout, source.element, source.rule, source.order, used_scales, nothing,
-            used_zeros, codes, ZERO, count,
-        )  # fmt: skip
-        state = max(state, found)
+        state = max(state, quantize_block(x, source, used_scales, used_zeros, codes, top, count))
         for r in range(count):
             shift = np.int16(0)
             if source.element.zero_place:
                 shift = np.int16(used_zeros[ZERO if known else r])
             widen_codes(codes, r * cols, cols, source.signed, shift, wide[r * cols :])
-        for first in range(columns[0], columns[1], chunk):
-            last, begin = min(first + chunk, columns[1]), top * matrix.rows
-            if matrix.bits < np.uint64(8):
-                unpack_rows(weight, matrix, first, last, unpacked)
-                multiply_block(wide, count, unpacked, ZERO, matrix, scales, first, last, out, begin)
-            else:
-                multiply_block(wide, count, weight, first * cols, matrix, scales, first, last, out, begin)
-            for r in range(count):
-                scale = used_scales[ZERO if known else r]
-                at = begin + r * matrix.rows + first
-                finish_row(out, at, last - first, matrix, scales, first, scale, bias)
+        multiply_chunks(
+            wide,
+            starts,
+            count,
+            moves[:0],
+            weight,
+            matrix,
+            scales,
+            used_scales,
+            bias,
+            space,
+            out,
+            top,
+            columns,
+        )
+    return state
+
+
+@device
+def quad_rows(
+    x: Any, source: Any, given: Any, weight: Any, matrix: Any, scales: Any, bias: Any, work: Any, out: Any,
+    rows: Any, columns: Any,
+) -> Any:  # fmt: skip
+    """Do what :func:`pair_rows` does, on codes in 8 bits, for rows and groups of whole steps.
+
+    Codes without sign are moved down by 128 to fit. What all codes of a row then lack, their zero point
+    considered, is added times the sums over rows of the weight, which a row of ones gives: groups, each with
+    its own sum, cannot have it.
+    """
+    own_scales, own_zeros = scratch(QUAD_ROWS, np.float32), scratch(QUAD_ROWS, np.float32)
+    missing = scratch(QUAD_ROWS, np.uint32)
+    block, cols, groups = min(np.uint64(QUAD_ROWS), rows[1] - rows[0]), matrix.cols, matrix.groups
+    begun = (block + ONE) * cols
+    space = begun + (block + ONE) * groups * START * FOUR
+    octets, starts = work[:begun], work[begun:space].view(np.int32)
+    codes = octets.view(np.int8)
+    known, low = source.rule.how == GIVEN, np.uint8(0 if source.signed else SHIFT)
+    used_scales, used_zeros = given if known else (own_scales, own_zeros)
+    moves = missing[: block if low or source.element.zero_place else ZERO]
+    steps = matrix.cols // groups // lanes_of(codes)
+    state = OK
+    for top in range(rows[0], rows[1], block):
+        count = min(block, rows[1] - top)
+        state = max(state, quantize_block(x, source, used_scales, used_zeros, octets, top, count))
+        for r in range(count):
+            missing[r] = np.uint32(low)
+            if source.element.zero_place:
+                missing[r] -= np.uint32(np.int32(used_zeros[ZERO if known else r]))
+            for i in range(r * cols, r * cols + cols):
+                octets[i] ^= low
+        octets[count * cols : count * cols + cols] = np.uint8(1)
+        for g in range((count + ONE) * groups):
+            start_sums(codes, g * steps * lanes_of(codes), steps, starts, g * START)
+        multiply_chunks(
+            codes, starts, count, moves, weight, matrix, scales, used_scales, bias, work[space:], out, top,
+            columns,
+        )  # fmt: skip
     return state
 
 
@@ -261,20 +374,13 @@ def linear_rows(
 def float_rows(
     x: Any, weight: Any, matrix: Any, scales: Any, bias: Any, work: Any, out: Any, rows: Any, columns: Any
 ) -> None:
-    """Compute rows and columns of the output as :func:`linear_rows` does, from float32 ``x`` as it is.
+    """Compute rows and columns of the output as :func:`pair_rows` does, from float32 ``x`` as it is.
 
     Rows of the weight are whole steps, and ``matrix.grouped`` is set.
     """
-    chunk = max(np.uint64(CHUNK) // (np.uint64(WIDE) * matrix.cols), ONE) * np.uint64(WIDE)
-    values, count, begin = x[rows[0] * matrix.cols :], rows[1] - rows[0], rows[0] * matrix.rows
-    for first in range(columns[0], columns[1], chunk):
-        last = min(first + chunk, columns[1])
-        if matrix.bits < np.uint64(8):
-            unpack_rows(weight, matrix, first, last, work)
-            multiply_block(values, count, work, ZERO, matrix, scales, first, last, out, begin)
-        else:
-            base = first * matrix.cols
-            multiply_block(values, count, weight, base, matrix, scales, first, last, out, begin)
-        for r in range(count):
-            at = begin + r * matrix.rows + first
-            finish_row(out, at, last - first, matrix, scales, first, np.float32(1), bias)
+    starts, moves, factors = scratch(1, np.int32), scratch(1, np.uint32), scratch(1, np.float32)
+    factors[0] = np.float32(1)
+    values, count = x[rows[0] * matrix.cols :], rows[1] - rows[0]
+    multiply_chunks(
+        values, starts, count, moves[:0], weight, matrix, scales, factors, bias, work, out, rows[0], columns
+    )

@@ -1,62 +1,132 @@
 """Products of codes as LLVM IR: a tile of rows of the input by rows of a weight, summed in 32 bits.
 
-An input that is not quantized is float32; the codes of the weight are then made floats, and sums rounded.
+All run along k in memory, so a weight is used as it is kept. The dtype of the input's codes says which:
 
-Both run along k in memory, so a weight is used as it is kept. A step takes 16 neighbors of each row: codes of
-the input in 16 bits, those of the weight widened from 8. Products of neighbors are added in pairs into 8
-lanes, for which x86-64 has one instruction (``vpmaddwd``); elsewhere the same is said in portable IR. Every
-sum is exact as long as it fits 32 bits. The instruction for 8-bit factors (``vpmaddubsw``) is not used: it
-adds its pairs in 16 bits, where two products of 255 by 127 do not fit.
+int8      Where the processor adds the products of four neighbors to a sum (VNNI, ``vpdpbusd``), 64 to a step.
+          It wants factors without sign on one side, so weights are taken as 128 more than they are, and sums
+          begin with what that adds, below zero.
+int16     Anywhere, 16 to a step: codes of the input less their zero point, by those of the weight, widened.
+          Products of neighbors are added in pairs into 8 lanes, for which x86-64 has one instruction
+          (``vpmaddwd``). The one for 8-bit factors (``vpmaddubsw``) is not used: it adds its pairs in 16
+          bits, where two products of 255 by 127 do not fit.
+float32   An input that is not quantized: codes of the weight are made floats, and sums are rounded.
+
+What x86-64 has an instruction for is said in portable IR elsewhere. Every sum of integers is exact as long as
+it fits 32 bits.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 
 from .intrinsics import F32, I8, I16, I32, I64, address, primitive
 
 _tools: Any = cgutils  # has no types
 
-HIGH, WIDE = 4, 2
-"""Rows of input and of weight of a tile: 8 sums. LLVM unrolls the loop, and then 12 do not fit registers."""
-LANES = 16
-"""Products of a step, of one row with one row."""
-_SUMS, _RESULTS = ir.VectorType(I32, LANES // 2), ir.VectorType(F32, LANES // 2)
-_NEIGHBORS = [0, 2, 8, 10, 4, 6, 12, 14]
-"""First lanes of pairs of two vectors, in halves of 128 bits, as x86-64 adds horizontally."""
+HIGH = 4
+"""Rows of the input of a tile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What a tile is made of.
+
+    lanes: products of a step, of one row with one row. wide: rows of the weight. sums: lanes of a sum. LLVM
+    unrolls the loop over steps, and then more sums do not fit registers.
+    rows: of the input that are quantized at once. chunk: bytes of weight that all of these pass over before
+    the next; both together fit the second cache.
+    """
+
+    lanes: int
+    wide: int
+    sums: int
+    rows: int
+    chunk: int
+
+
+QUADS = Kind(lanes=64, wide=4, sums=16, rows=128, chunk=1 << 18)
+PAIRS = Kind(lanes=16, wide=2, sums=8, rows=64, chunk=1 << 16)
+_KINDS = {types.int8: QUADS, types.int16: PAIRS, types.float32: PAIRS}
+SHIFT = 128
+"""What 8-bit weights are moved by."""
+
+
+def _x86_has(feature: str) -> bool:
+    """Return whether the processor that kernels are compiled for is one of x86-64 with ``feature``."""
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return triple.startswith("x86_64") and f"+{feature}" in features.split(",")
+
+
+def adds_quads() -> bool:
+    """Return whether that processor adds the products of four neighbors."""
+    return _x86_has("avx512vnni")
 
 
 def _shuffled(builder: Any, u: Any, v: Any, lanes: list[int]) -> Any:
     return builder.shuffle_vector(u, v, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
 
-def neighbor_sums(context: Any, builder: Any, a: Any, b: Any) -> Any:
+def neighbor_sums(builder: Any, a: Any, b: Any) -> Any:
     """Return ``a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1]`` of 16 int16 each, as 8 int32."""
-    triple, _, features = context.codegen().magic_tuple()
-    if triple.startswith("x86_64") and "+avx2" in features:
-        kind = ir.FunctionType(_SUMS, [a.type, b.type])
+    if _x86_has("avx2"):
+        kind = ir.FunctionType(ir.VectorType(I32, a.type.count // 2), [a.type, b.type])
         multiply = _tools.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.pmadd.wd")
         return builder.call(multiply, [a, b])
-    wide = ir.VectorType(I32, LANES)
-    products = builder.mul(builder.sext(a, wide), builder.sext(b, wide))
-    even = _shuffled(builder, products, products, list(range(0, LANES, 2)))
-    return builder.add(even, _shuffled(builder, products, products, list(range(1, LANES, 2))))
+    wide = ir.VectorType(I32, a.type.count)
+    return _neighbors_added(builder, builder.mul(builder.sext(a, wide), builder.sext(b, wide)), 2)
+
+
+def _neighbors_added(builder: Any, products: Any, count: int) -> Any:
+    """Return the sums of each ``count`` neighbors of a vector."""
+    every = range(0, products.type.count, count)
+    parts = [_shuffled(builder, products, products, [k + n for k in every]) for n in range(count)]
+    return functools.reduce(builder.add, parts)
+
+
+def add_quads(builder: Any, total: Any, positive: Any, signed: Any) -> Any:
+    """Return ``total`` with the products of 64 uint8 by 64 int8 added, four neighbors to each of 16 int32."""
+    if adds_quads():
+        kind = ir.FunctionType(total.type, [total.type] * 3)
+        multiply = _tools.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpdpbusd.512")
+        return builder.call(multiply, [total, *(builder.bitcast(v, total.type) for v in (positive, signed))])
+    wide = ir.VectorType(I32, positive.type.count)
+    products = builder.mul(builder.zext(positive, wide), builder.sext(signed, wide))
+    return builder.add(total, _neighbors_added(builder, products, 4))
+
+
+def add_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    """Return ``total + a * b`` of floats, rounded once where the processor does that."""
+    if not _x86_has("fma"):
+        return builder.fadd(total, builder.fmul(a, b))
+    kind = ir.FunctionType(total.type, [total.type] * 3)
+    fused = _tools.get_or_insert_function(builder.module, kind, f"llvm.fma.v{total.type.count}f32")
+    return builder.call(fused, [a, b, total])
 
 
 def _sums_of_lanes(builder: Any, add: Any, four: list[Any]) -> Any:
     """Return the sums of the lanes of four vectors as one vector."""
 
     def paired(u: Any, v: Any) -> Any:
-        odd = [lane + 1 for lane in _NEIGHBORS]
-        return add(_shuffled(builder, u, v, _NEIGHBORS), _shuffled(builder, u, v, odd))
+        # As x86-64 adds horizontally: neighbors of both vectors, in halves of 128 bits.
+        count = u.type.count
+        even = [lane + own for half in range(0, count, 4) for own in (0, count) for lane in (half, half + 2)]
+        return add(_shuffled(builder, u, v, even), _shuffled(builder, u, v, [lane + 1 for lane in even]))
 
     both = paired(paired(*four[:2]), paired(*four[2:]))
-    return add(_shuffled(builder, both, both, [0, 1, 2, 3]), _shuffled(builder, both, both, [4, 5, 6, 7]))
+    while both.type.count > 4:
+        half = both.type.count // 2
+        low, high = list(range(half)), list(range(half, 2 * half))
+        both = add(_shuffled(builder, both, both, low), _shuffled(builder, both, both, high))
+    return both
 
 
 class _Tile:
@@ -64,142 +134,234 @@ class _Tile:
 
     def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
         self.context, self.builder, self.types, self.args = context, builder, signature.args, args
-        self.high = signature.args[1].count
-        self.floats = signature.args[0].dtype == types.float32
-        lane = F32 if self.floats else I16
-        self._codes = [self.place(0, self._item(1, r), lane) for r in range(self.high)]
-        self._weights = [self.place(2, self._item(3, c), I8) for c in range(WIDE)]
+        self.high, dtype = signature.args[1].count, signature.args[0].dtype
+        self.kind, self.floats = _KINDS[dtype], dtype == types.float32
+        self.results = ir.VectorType(F32, self.kind.sums)
+        self._sums = self.results if self.floats else ir.VectorType(I32, self.kind.sums)
+        self._codes = [
+            self._place(0, at, F32 if self.floats else ir.IntType(dtype.bitwidth)) for at in self._items(1)
+        ]
+        self._weights = [self._place(2, at, I8) for at in self._items(3)]
+        self._starts = [self._place(5, at, I32) for at in self._items(6)]
 
-    def place(self, which: int, index: Any, lane: Any) -> Any:
+    def _place(self, which: int, index: Any, lane: Any) -> Any:
         """Return the address of an element of an argument that is an array."""
         return address(self.context, self.builder, self.types[which], self.args[which], index, lane)
 
-    def items(self, which: int) -> list[Any]:
+    def _items(self, which: int) -> list[Any]:
         """Return the numbers of an argument that is a tuple."""
-        return [self._item(which, n) for n in range(self.types[which].count)]
+        return [self.builder.extract_value(self.args[which], n) for n in range(self.types[which].count)]
 
-    def _item(self, which: int, n: int) -> Any:
-        return self.builder.extract_value(self.args[which], n)
-
-    def totals(self, kind: Any = None) -> list[list[Any]]:
-        """Return variables for a vector a pair of rows, zero; LLVM keeps them in registers.
-
-        kind: that of the sums of products unless another is given.
-        """
-        kind = kind or (_RESULTS if self.floats else _SUMS)
-        count = range(WIDE)
+    def variables(self, kind: Any) -> list[list[Any]]:
+        """Return variables for a vector a pair of rows, zero; LLVM keeps them in registers."""
+        count = range(self.kind.wide)
         made = [[_tools.alloca_once(self.builder, kind) for _ in count] for _ in range(self.high)]
-        self.clear(made)
+        for variable in itertools.chain(*made):
+            self.builder.store(ir.Constant(kind, [0] * kind.count), variable)
         return made
 
-    def clear(self, totals: list[list[Any]]) -> None:
-        """Set variables to zero."""
-        for variable in itertools.chain(*totals):
-            kind = variable.type.pointee
-            self.builder.store(ir.Constant(kind, [0] * kind.count), variable)
-
-    def add_steps(self, totals: list[list[Any]], start: Any) -> None:
-        """Add the products of all steps from element ``start`` of the rows on."""
-        with _tools.for_range(self.builder, self.args[4]) as loop:
-            at = self.builder.add(start, self.builder.mul(loop.index, I64(LANES)))
+    def add_group(self, group: Any) -> list[list[Any]]:
+        """Return variables with the sums of products of a group of each row."""
+        builder, totals = self.builder, self.variables(self._sums)
+        for row, place in zip(totals, self._starts, strict=True):
+            begin = ir.Constant(self._sums, [0] * self.kind.sums)
+            if self.kind is QUADS:
+                begin = self._load(place, builder.mul(group, I64(self.kind.sums)), self._sums)
+            for total in row:
+                builder.store(begin, total)
+        start = builder.mul(group, builder.mul(self.args[4], I64(self.kind.lanes)))
+        with _tools.for_range(builder, self.args[4]) as loop:
+            at = builder.add(start, builder.mul(loop.index, I64(self.kind.lanes)))
             if self.floats:
                 self._add_floats(totals, at)
+            elif self.kind is QUADS:
+                self._add_quads(totals, at)
             else:
-                self._add_integers(totals, at)
+                self._add_pairs(totals, at)
+        return totals
 
-    def _add_integers(self, totals: list[list[Any]], at: Any) -> None:
-        builder, wide = self.builder, ir.VectorType(I16, LANES)
-        weights = [builder.sext(self._load(place, at, I8), wide) for place in self._weights]
+    def _add_quads(self, totals: list[list[Any]], at: Any) -> None:
+        builder, bytes_of = self.builder, ir.VectorType(I8, self.kind.lanes)
+        shift = ir.Constant(bytes_of, [-SHIFT] * self.kind.lanes)
+        weights = [builder.xor(self._load(place, at, bytes_of), shift) for place in self._weights]
         for place, row in zip(self._codes, totals, strict=True):
-            codes = self._load(place, at, I16)
+            codes = self._load(place, at, bytes_of)
             for total, weight in zip(row, weights, strict=True):
-                more = neighbor_sums(self.context, builder, codes, weight)
+                builder.store(add_quads(builder, builder.load(total), weight, codes), total)
+
+    def _add_pairs(self, totals: list[list[Any]], at: Any) -> None:
+        builder, count = self.builder, self.kind.lanes
+        wide, narrow = (ir.VectorType(lane, count) for lane in (I16, I8))
+        weights = [builder.sext(self._load(place, at, narrow), wide) for place in self._weights]
+        for place, row in zip(self._codes, totals, strict=True):
+            codes = self._load(place, at, wide)
+            for total, weight in zip(row, weights, strict=True):
+                more = neighbor_sums(builder, codes, weight)
                 builder.store(builder.add(builder.load(total), more), total)
 
     def _add_floats(self, totals: list[list[Any]], at: Any) -> None:
-        builder = self.builder
-        for half in range(0, LANES, _RESULTS.count):
+        builder, count = self.builder, self.results.count
+        wide, narrow = (ir.VectorType(lane, count) for lane in (I32, I8))
+        for half in range(0, self.kind.lanes, count):
             begin = builder.add(at, I64(half))
             weights = [
-                builder.sitofp(builder.sext(self._load(place, begin, I8, _RESULTS.count), _SUMS), _RESULTS)
+                builder.sitofp(builder.sext(self._load(place, begin, narrow), wide), self.results)
                 for place in self._weights
             ]
             for place, row in zip(self._codes, totals, strict=True):
-                values = self._load(place, begin, F32, _RESULTS.count)
+                values = self._load(place, begin, self.results)
                 for total, weight in zip(row, weights, strict=True):
-                    builder.store(builder.fadd(builder.load(total), builder.fmul(values, weight)), total)
+                    builder.store(add_product(builder, builder.load(total), values, weight), total)
 
-    def _load(self, place: Any, at: Any, lane: Any, count: int = LANES) -> Any:
-        kind = ir.VectorType(lane, count)
+    def _load(self, place: Any, at: Any, kind: Any) -> Any:
         value = self.builder.load(self.builder.bitcast(self.builder.gep(place, [at]), kind.as_pointer()))
         value.align = 1  # codes of a weight begin anywhere, and a wrong promise would crash
         return value
 
-    def store(self, totals: list[list[Any]], add: Any) -> None:
-        """Store the sums of the lanes of each row at its place, rows two by two."""
-        builder, places = self.builder, self.items(6)
-        for r in range(0, self.high, 2):
-            rows = totals[r : r + 2]
+    def store(self, totals: list[list[Any]], *, rounded: bool) -> None:
+        """Store the sums of the lanes of each row at its place."""
+        builder, places, wide = self.builder, self._items(8), self.kind.wide
+        at_once = 4 // wide
+        for r in range(0, self.high, at_once):
+            rows = totals[r : r + at_once]
             four = [builder.load(total) for row in rows for total in row]
-            four += [ir.Constant(four[0].type, [0] * four[0].type.count)] * (2 * WIDE - len(four))
-            found = _sums_of_lanes(builder, add, four)
+            four += [ir.Constant(four[0].type, [0] * four[0].type.count)] * (4 - len(four))
+            found = _sums_of_lanes(builder, builder.fadd if rounded else builder.add, four)
             for k in range(len(rows)):
-                own = _shuffled(builder, found, found, [WIDE * k + c for c in range(WIDE)])
-                place = self.place(5, places[r + k], F32)
+                own = _shuffled(builder, found, found, [wide * k + c for c in range(wide)])
+                place = self._place(7, places[r + k], F32)
                 builder.store(own, builder.bitcast(place, own.type.as_pointer())).align = 4
+
+    def scaled(self, results: list[list[Any]], totals: list[list[Any]], group: Any) -> None:
+        """Add the sums of a group, times its scale, to ``results``."""
+        builder = self.builder
+        for c, at in enumerate(self._items(10)):
+            scale = builder.load(builder.gep(self._place(9, at, F32), [group]))
+            one = builder.insert_element(ir.Constant(self.results, ir.Undefined), scale, I32(0))
+            factor = _shuffled(builder, one, one, [0] * self.results.count)
+            for row, result in zip(totals, results, strict=True):
+                total = builder.load(row[c])
+                total = total if self.floats else builder.sitofp(total, self.results)
+                builder.store(add_product(builder, builder.load(result[c]), total, factor), result[c])
+
+
+def _tile_kind(codes: Any, number: Callable[[Kind], int]) -> Any:
+    kind = _KINDS[codes.dtype]
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return I64(number(kind))
+
+    return types.uint64(codes), codegen
+
+
+@primitive
+def lanes_of(typingctx: Any, codes: Any) -> Any:
+    """Return how many products of a row with a row a step has for such codes."""
+    return _tile_kind(codes, lambda kind: kind.lanes)
+
+
+@primitive
+def wide_of(typingctx: Any, codes: Any) -> Any:
+    """Return how many rows of the weight a tile has for such codes."""
+    return _tile_kind(codes, lambda kind: kind.wide)
+
+
+@primitive
+def chunk_of(typingctx: Any, codes: Any) -> Any:
+    """Return how many bytes of weight all rows of such codes pass over before the next."""
+    return _tile_kind(codes, lambda kind: kind.chunk)
+
+
+@primitive
+def first_of(typingctx: Any, codes: Any, four: Any) -> Any:
+    """Return the first of four numbers, as many as a tile for such codes has rows of the weight."""
+    wide = _KINDS[codes.dtype].wide
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        items = [builder.extract_value(args[1], n) for n in range(wide)]
+        return context.make_tuple(builder, signature.return_type, items)
+
+    some: Any = types.UniTuple
+    return some(types.uint64, wide)(codes, four), codegen
+
+
+@primitive
+def start_sums(typingctx: Any, codes: Any, at: Any, steps: Any, starts: Any, place: Any) -> Any:
+    """Set the 16 lanes from ``starts[place]`` on to what shifted weights add to a sum, below zero.
+
+    codes: int8, ``steps`` of 64 from ``at`` on. starts: int32.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sums, bytes_of = ir.VectorType(I32, QUADS.sums), ir.VectorType(I8, QUADS.lanes)
+        total = _tools.alloca_once(builder, sums)
+        builder.store(ir.Constant(sums, [0] * QUADS.sums), total)
+        first = address(context, builder, codes, args[0], args[1])
+        with _tools.for_range(builder, args[2]) as loop:
+            pointer = builder.gep(first, [builder.mul(loop.index, I64(QUADS.lanes))])
+            found = builder.load(builder.bitcast(pointer, bytes_of.as_pointer()))
+            found.align = 1
+            shift = ir.Constant(bytes_of, [-SHIFT] * QUADS.lanes)
+            builder.store(add_quads(builder, builder.load(total), shift, found), total)
+        target = address(context, builder, starts, args[3], args[4], I32)
+        below = builder.neg(builder.load(total))
+        builder.store(below, builder.bitcast(target, sums.as_pointer())).align = 4
+        return context.get_dummy_value()
+
+    return types.void(codes, types.uint64, types.uint64, starts, types.uint64), codegen
 
 
 @primitive
 def multiply_rows(
-    typingctx: Any, codes: Any, rows: Any, weight: Any, columns: Any, steps: Any, out: Any, places: Any
-) -> Any:
+    typingctx: Any, codes: Any, rows: Any, weight: Any, columns: Any, steps: Any, starts: Any, start_at: Any,
+    out: Any, places: Any,
+) -> Any:  # fmt: skip
     """Set ``out[places[r] + c]`` to the bits of the sum of products of row r and column c, an int32.
 
-    codes: int16; row r begins at ``rows[r]``. weight: bytes, read as int8; column c begins at ``columns[c]``.
-    steps: of 16 products each. out: float32.
+    codes: row r begins at ``rows[r]``. weight: bytes, read as int8; column c begins at ``columns[c]``. steps:
+    in a row. starts: int32; sums of row r begin with 16 lanes from ``start_at[r]`` on where codes are int8.
+    out: float32.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         tile = _Tile(context, builder, signature, args)
-        totals = tile.totals()
-        tile.add_steps(totals, I64(0))
-        tile.store(totals, builder.fadd if tile.floats else builder.add)
+        tile.store(tile.add_group(I64(0)), rounded=tile.floats)
         return context.get_dummy_value()
 
-    return types.void(codes, rows, weight, columns, types.uint64, out, places), codegen
+    return types.void(codes, rows, weight, columns, types.uint64, starts, start_at, out, places), codegen
 
 
 @primitive
 def multiply_groups(
-    typingctx: Any, codes: Any, rows: Any, weight: Any, columns: Any, steps: Any, out: Any, places: Any,
-    scales: Any, scale_at: Any, groups: Any,
+    typingctx: Any, codes: Any, rows: Any, weight: Any, columns: Any, steps: Any, starts: Any, start_at: Any,
+    out: Any, places: Any, scales: Any, scale_at: Any, groups: Any,
 ) -> Any:  # fmt: skip
     """Set ``out[places[r] + c]`` to the sum over groups of a sum of products times the scale of the group.
 
-    codes: int16, or float32 values. steps: of one group. scales: float32; those of column c begin at
-    ``scale_at[c]``. Each of 8 lanes is converted and scaled for itself, and they are added last: one order
-    for every number of rows.
+    steps: of one group. starts: those of the next group follow. scales: float32; those of column c begin at
+    ``scale_at[c]``. Each lane is converted and scaled for itself, and they are added last: one order for
+    every number of rows.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         tile = _Tile(context, builder, signature, args)
-        totals, results = tile.totals(), tile.totals(_RESULTS)
-        factors = [tile.place(7, at, F32) for at in tile.items(8)]
-        length = builder.mul(args[4], I64(LANES))
-        with _tools.for_range(builder, args[9]) as group:
-            tile.clear(totals)
-            tile.add_steps(totals, builder.mul(group.index, length))
-            for c, place in enumerate(factors):
-                scale = builder.load(builder.gep(place, [group.index]))
-                one = builder.insert_element(ir.Constant(_RESULTS, ir.Undefined), scale, I32(0))
-                factor = _shuffled(builder, one, one, [0] * _RESULTS.count)
-                for row, result in zip(totals, results, strict=True):
-                    total = builder.load(row[c])
-                    scaled = builder.fmul(total if tile.floats else builder.sitofp(total, _RESULTS), factor)
-                    builder.store(builder.fadd(builder.load(result[c]), scaled), result[c])
-        tile.store(results, builder.fadd)
+        results = tile.variables(tile.results)
+        with _tools.for_range(builder, args[11]) as group:
+            tile.scaled(results, tile.add_group(group.index), group.index)
+        tile.store(results, rounded=True)
         return context.get_dummy_value()
 
     return types.void(
-        codes, rows, weight, columns, types.uint64, out, places, scales, scale_at, types.uint64
+        codes,
+        rows,
+        weight,
+        columns,
+        types.uint64,
+        starts,
+        start_at,
+        out,
+        places,
+        scales,
+        scale_at,
+        types.uint64,
     ), codegen

@@ -13,14 +13,14 @@ from ....ops.linear import Linear, LinearCall
 from ....ops.registry import Params
 from ....ops.threads import gradual_underflow, over_rows, thread_count
 from ....params.arithmetic import effective_scale
-from ....schemes import Scheme
+from ....schemes import Scheme, ZeroPoint
 from .. import layout as k
 from ..arrays import NO_FLOATS, block_factors, code_order, flat_array
-from ..entries import linear, linear_from_floats
+from ..entries import linear_from_floats, linear_from_pairs, linear_from_quads
 from ..layout import tell
 from ..linear import Matrix, work_bytes
 from ..lowering import KINDS, View, element_of, element_refusal, given_rule, rule_of, rule_refusal, view_of
-from ..products import HIGH, WIDE
+from ..products import HIGH, QUADS, adds_quads
 
 _ANY_ROWS = 1 << 40
 _NO_BIAS = np.zeros(0, np.float32)
@@ -37,7 +37,7 @@ def prepare(call: LinearCall) -> Linear | str:
         return source
     matrix, (rows, cols) = _matrix_of(call), call.shape
     numbers = np.array(matrix, np.float64)
-    kernel = linear_from_floats if source is None else linear
+    kernel = linear_from_floats if source is None else _integer_kernel(call, matrix)
 
     def run(
         x: torch.Tensor,
@@ -63,6 +63,18 @@ def prepare(call: LinearCall) -> Linear | str:
         return out if x.dtype is torch.float32 else out.to(x.dtype)
 
     return run
+
+
+def _integer_kernel(call: LinearCall, matrix: Matrix) -> Any:
+    """Return the kernel for codes in 8 bits where the processor has it and all is whole steps, else in 16."""
+    source = call.source
+    assert source is not None
+    assert isinstance(source.element, IntFormat)
+    plain = source.element.signed and source.zero_point is ZeroPoint.NONE
+    whole = int(matrix.cols // matrix.groups) % QUADS.lanes == 0
+    return (
+        linear_from_quads if adds_quads() and whole and (plain or not matrix.grouped) else linear_from_pairs
+    )
 
 
 def _matrix_of(call: LinearCall) -> Matrix:
@@ -117,14 +129,14 @@ def _scales_of(call: LinearCall, scales: tuple[torch.Tensor, ...]) -> Any:
 
 def _over_threads(kernel: Any, tensors: Any, out: Any, count: int, matrix: Matrix) -> int:
     """Run ``kernel`` on tiles of rows or, where these are few, on those of columns; return its state."""
-    rows, cols, bits = int(matrix.rows), int(matrix.cols), int(matrix.bits)
+    rows, cols = int(matrix.rows), int(matrix.cols)
     along = count >= 2 * HIGH * thread_count()
-    tiles, height = (-(-count // HIGH), HIGH) if along else (-(-rows // WIDE), WIDE)
+    tiles, height = (-(-count // HIGH), HIGH) if along else (-(-rows // QUADS.wide), QUADS.wide)
 
     def work(first: int, last: int) -> int:
         part = first * height, min(last * height, count if along else rows)
         height_of, columns = (part, (0, rows)) if along else ((0, count), part)
-        space = np.empty(work_bytes(height_of[1] - height_of[0], cols, bits), np.uint8)
+        space = np.empty(work_bytes(height_of[1] - height_of[0], matrix), np.uint8)
         return kernel(*tensors, space, out, *height_of, *columns) or 0
 
     return over_rows(tiles, count * rows * cols // WORK_OF_ONE, work)
