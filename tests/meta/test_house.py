@@ -323,7 +323,7 @@ def collect(rule: Rule, paths: Iterable[Path], reader: Callable[[Path], str] = r
 
 
 def texts() -> list[Path]:
-    """Return every text file that is ours: the top folder and the known folders, caches and peers left out."""
+    """Return every text file that is ours: the top folder and the known folders, no caches, no peers."""
     paths = [path for path in ROOT.iterdir() if path.is_file()]
     for folder in TEXT_FOLDERS:
         paths += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
