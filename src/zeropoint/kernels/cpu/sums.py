@@ -9,6 +9,8 @@ too far, or holds subnormal or non-finite numbers, is added number by number. A 
 from typing import Any
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from .count import (
     FINITE,
@@ -25,11 +27,14 @@ from .scales import power_of
 from .tile import TILE, fetch_ahead
 from .vector import (
     HALF,
+    STEP,
     bits_of,
     doubles_of,
+    halves_of,
     larger_bits,
     largest_lane,
     load_lanes,
+    pairs_of,
     smaller_bits,
     smallest_lane,
     store_lanes,
@@ -42,9 +47,13 @@ from .vector import (
 FRACTION = np.uint64(0x7FFFFF)
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 STRIP = np.uint64(512)
-"""Most numbers of one float64 sum."""
+"""Most numbers of one sum: few enough that hardly any of them is far from the others."""
 REACH = np.uint32(53 - 24 - 9)
 """Most exponents between the largest and the smallest of STRIP numbers of 24 bits, for a sum of 53 bits."""
+REACH_OF_FOUR = np.uint32(24 - 8 - 2)
+"""The same for a sum of 24 bits of four numbers of 8 bits."""
+FOURS = np.uint64(64)
+"""Numbers that are added as 16 sums of four."""
 UNIT = np.uint32(127 + (127 + 23) // 2)
 """Exponent field of the root of the units that numbers with exponent field 0 would count."""
 LIMBS, LIMB_BITS = np.uint64(10), np.uint64(32)
@@ -56,10 +65,10 @@ FETCHED_ROWS = np.uint64(4)
 
 
 @device
-def is_exact(most: Any, least: Any) -> Any:
-    """Return whether float64 adds STRIP numbers between two magnitudes, by their bits, without rounding."""
+def are_near(most: Any, least: Any, reach: Any) -> Any:
+    """Return whether two magnitudes, by their bits, are normal and at most ``reach`` exponents apart."""
     top, bottom = most >> np.uint32(23), least >> np.uint32(23)
-    return top - bottom <= REACH and bottom > np.uint32(0) and np.uint64(top) < FINITE
+    return top - bottom <= reach and bottom > np.uint32(0) and np.uint64(top) < FINITE
 
 
 @device
@@ -114,7 +123,7 @@ def add_strip(words: Any, at: Any, count: Any, limbs: Any, counts: Any, b: Any) 
     largest, smallest = np.uint32(largest_lane(most)), np.uint32(smallest_lane(least) + np.uint32(1))
     if largest == np.uint32(0):
         counts[b] += np.int64(count)
-    elif is_exact(largest, smallest):
+    elif are_near(largest, smallest, REACH):
         add_total(sum_of_doubles(total), smallest, limbs, b)
         counts[b] += np.int64(count)
     else:
@@ -123,13 +132,69 @@ def add_strip(words: Any, at: Any, count: Any, limbs: Any, counts: Any, b: Any) 
 
 
 @device
+def add_half_strip(x: Any, at: Any, count: Any, limbs: Any, counts: Any, b: Any) -> Any:
+    """Add ``x[at : at + count]``, bits of bfloat16, to block ``b``; return whether that was possible.
+
+    Four numbers of 8 bits that lie near each other have a sum that float32 holds.
+    """
+    total = doubles_of(np.float64(0))
+    most, least = halves_of(np.uint16(0)), halves_of(np.uint16(0xFFFF))
+    size, one, upper = halves_of(np.uint16(0x7FFF)), halves_of(np.uint16(1)), words_of(np.uint32(0x7FFF0000))
+    half = words_of(np.uint32(16))
+    for i in range(at, at + count, FOURS):
+        u, v = load_lanes(x, i) & size, load_lanes(x, i + STEP) & size
+        most, least = (
+            larger_bits(larger_bits(most, u), v),
+            smaller_bits(smaller_bits(least, u - one), v - one),
+        )
+        p, q = pairs_of(u), pairs_of(v)
+        first = values_of(p << half) + values_of(p & upper)
+        second = values_of(q << half) + values_of(q & upper)
+        total = total + wide_floats(first + second)
+    largest = np.uint32(np.uint32(largest_lane(most)) << np.uint32(16))
+    smallest = np.uint32(np.uint32(np.uint16(smallest_lane(least) + np.uint16(1))) << np.uint32(16))
+    if largest > np.uint32(0):
+        if not are_near(largest, smallest, REACH_OF_FOUR):
+            return False
+        add_total(sum_of_doubles(total), smallest, limbs, b)
+    counts[b] += np.int64(count)
+    return True
+
+
+@device
 def add_run(words: Any, at: Any, count: Any, limbs: Any, counts: Any, b: Any) -> None:
-    """Add ``words[at : at + count]`` to block ``b``."""
+    """Add ``words[at : at + count]``, at most a strip, to block ``b``."""
     whole = at + count // HALF * HALF
-    for i in range(at, whole, STRIP):
-        add_strip(words, i, min(STRIP, whole - i), limbs, counts, b)
+    if at < whole:
+        add_strip(words, at, whole - at, limbs, counts, b)
     for i in range(whole, at + count):
         add_one(words[i], limbs, counts, b)
+
+
+def _add_near(x: Any, at: Any, count: Any, limbs: Any, counts: Any, b: Any) -> Any:
+    """Add ``x[at : at + count]`` without widening it, where it is known how; return whether that was so."""
+
+
+@overload(_add_near, inline="always")
+def _add_near_overload(x: Any, at: Any, count: Any, limbs: Any, counts: Any, b: Any) -> Any:
+    def add(x: Any, at: Any, count: Any, limbs: Any, counts: Any, b: Any) -> Any:
+        return count % FOURS == np.uint64(0) and add_half_strip(x, at, count, limbs, counts, b)
+
+    def leave(x: Any, at: Any, count: Any, limbs: Any, counts: Any, b: Any) -> Any:
+        return False
+
+    return add if x.dtype == types.uint16 else leave
+
+
+@device
+def add_tile(x: Any, at: Any, count: Any, kind: Any, tile: Any, limbs: Any, counts: Any, b: Any) -> None:
+    """Add ``x[at : at + count]``, of any dtype, to block ``b``."""
+    end = at + count
+    for i in range(at, end, STRIP):
+        n = min(STRIP, end - i)
+        if not _add_near(x, i, n, limbs, counts, b):
+            words, start = widened(x, i, n, kind, tile)
+            add_run(words, start, n, limbs, counts, b)
 
 
 @kernel
@@ -149,8 +214,7 @@ def sum_runs(
             end = min(at + inner, np.uint64(len(x)))
             while at < end:
                 n = min(np.uint64(TILE), end - at)
-                words, start = widened(x, at, n, kind, tile)
-                add_run(words, start, n, limbs, counts, b)
+                add_tile(x, at, n, kind, tile, limbs, counts, b)
                 carry(limbs, b)
                 low, high = run_keys(x, at, at + n, low, high)
                 at += n
@@ -229,7 +293,7 @@ def sum_columns(
                 add_row(words, start, width, totals, mosts, leasts)
             for i in range(width):
                 least = np.uint32(leasts[i] + np.uint32(1))
-                if mosts[i] == np.uint32(0) or is_exact(mosts[i], least):
+                if mosts[i] == np.uint32(0) or are_near(mosts[i], least, REACH):
                     if mosts[i] > np.uint32(0):
                         add_total(totals[i], least, limbs, p + i)
                     counts[p + i] += np.int64(rows)
