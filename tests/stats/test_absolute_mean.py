@@ -61,16 +61,33 @@ def test_a_factor_that_gives_no_range_is_refused(factor: float) -> None:
     "granularity", [Granularity.tensor(), Granularity.channel(0), Granularity.channel(-1)]
 )
 @pytest.mark.parametrize("lowest", [1, 40, 200])
-def test_sums_are_exact_however_far_apart_their_numbers_lie(lowest: int, granularity: Granularity) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_are_exact_however_far_apart_their_numbers_lie(
+    lowest: int, granularity: Granularity, dtype: torch.dtype
+) -> None:
     """512 numbers with all their bits set, and one that is ``reach`` exponents smaller."""
-    for reach in range(16, 26):
+    fraction = 0x7FFFFF if dtype == torch.float32 else 0x7F0000
+    for reach in range(10, 26):
         for order in (1, -1):
             fields = torch.full((512,), lowest + reach, dtype=torch.int32)
             fields[5 if order > 0 else 500] = lowest
-            x = (fields << 23 | 0x7FFFFF).view(torch.float32)
+            x = (fields << 23 | fraction).view(torch.float32).to(dtype)
             x = x.reshape(1, -1) if granularity != Granularity.channel(-1) else x.reshape(-1, 1)
             statistic = AbsoluteMean(granularity=granularity, shape=tuple(x.shape))
             exact = sum(Fraction(value) for value in x.double().flatten().tolist()) / 512
             assert statistic.mean(statistic.measure(x)).item() == float(exact)
             limbs = statistic.measure(x)["limbs"].flatten().tolist()
             assert sum(limb << 32 * i for i, limb in enumerate(limbs)) == exact * 512 * 2**149
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_of_any_length_keep_to_themselves(dtype: torch.dtype) -> None:
+    """Numbers near each other, which are added many at a time, in rows that end anywhere in a step."""
+    for length in (31, 63, 64, 65, 127, 511, 513, 576, 2049):
+        x = (1 + torch.rand(5, length, generator=torch.Generator().manual_seed(length))).to(dtype)
+        x[3] = 0
+        x[2, ::3] = 0
+        x[1, -1] = -256
+        statistic = AbsoluteMean(granularity=Granularity.channel(0), shape=tuple(x.shape))
+        exact = [float(sum(Fraction(abs(v)) for v in row) / length) for row in x.double().tolist()]
+        assert statistic.mean(statistic.measure(x)).flatten().tolist() == exact
