@@ -17,7 +17,7 @@ from zeropoint.models import (
     linear_paths,
     quantize_model,
 )
-from zeropoint.models.linear_paths import MANY_ROWS, PATHS
+from zeropoint.models.linear_paths import FEW_ROWS, MANY_ROWS, PATHS
 from zeropoint.recipes import Assignment, Recipe, Rule
 
 BY_NAME = {path.name: path for path in PATHS}
@@ -153,10 +153,15 @@ def test_tiles_of_rows_give_what_the_whole_weight_gives(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_few_float_tokens_are_multiplied_by_codes_of_the_weight(weight: str, dtype: torch.dtype) -> None:
     layer, x = converted(weight, dtype=dtype, shape=(33, 64)), torch.randn(6, 64).to(dtype)
-    told = "product of weight codes up to 48 tokens, else of dequantized tiles (not of torch._int_mm or "
+    told = "product of weight codes up to 96 tokens, else of dequantized tiles (not of torch._int_mm or "
     assert layer.explain().startswith(told)
     takes, bias = BY_NAME["weight codes"].takes, layer.bias
-    assert [takes(layer, torch.randn(rows, 64)) for rows in (0, 1, 48, 49)] == [True, True, True, False]
+    assert [takes(layer, torch.randn(rows, 64)) for rows in (0, 1, FEW_ROWS, FEW_ROWS + 1)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
     assert not takes(layer, torch.randn(1, 64, requires_grad=True))
     assert bias is not None
     with torch.no_grad():

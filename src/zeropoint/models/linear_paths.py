@@ -28,7 +28,7 @@ TILE_VALUES = 1 << 22
 """Numbers of a weight that are dequantized at once: 16 MiB of float32."""
 MANY_ROWS = 512
 """Tokens from which torch's product, taken apart into several operators, is as fast as the kernel."""
-FEW_ROWS = 48
+FEW_ROWS = 96
 """Tokens up to which codes of a weight are read by each, rather than dequantized once for torch's product."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -311,20 +311,9 @@ def pair_rows(
                 shift = np.int16(used_zeros[ZERO if known else r])
             widen_codes(codes, r * cols, cols, source.signed, shift, wide[r * cols :])
         multiply_chunks(
-            wide,
-            starts,
-            count,
-            moves[:0],
-            weight,
-            matrix,
-            scales,
-            used_scales,
-            bias,
-            space,
-            out,
-            top,
+            wide, starts, count, moves[:0], weight, matrix, scales, used_scales, bias, space, out, top,
             columns,
-        )
+        )  # fmt: skip
     return state
 
 

@@ -57,7 +57,7 @@ QUADS = Kind(lanes=64, wide=4, sums=16, rows=128, chunk=1 << 18)
 PAIRS = Kind(lanes=16, wide=2, sums=8, rows=64, chunk=1 << 16)
 _KINDS = {types.int8: QUADS, types.int16: PAIRS, types.float32: PAIRS}
 SHIFT = 128
-"""What 8-bit weights are moved by."""
+"""What 8-bit codes are moved by, from those with a sign to those without, or back."""
 
 
 def _x86_has(feature: str) -> bool:
