@@ -23,7 +23,7 @@ from timing import in_turns
 from torch import nn
 
 import zeropoint as zp
-from zeropoint.models import calibrate, quantize_model
+from zeropoint.models import QuantizedLinear, calibrate, quantize_model
 from zeropoint.recipes import model_preset
 
 SHAPES = ((384, 384), (384, 1536), (1536, 384), (2048, 2048), (2048, 5632), (5632, 2048))
@@ -44,12 +44,14 @@ class Measured:
     best: dict[int, float]
 
 
-def quantized(layer: nn.Linear, preset: str, x: torch.Tensor) -> nn.Module:
+def quantized(layer: nn.Linear, preset: str, x: torch.Tensor) -> QuantizedLinear:
     """Return the layer under a preset, calibrated on ``x`` where it must be."""
     model = nn.Sequential(copy.deepcopy(layer))
     needs = model_preset(preset).needs_calibration
     made = quantize_model(model, preset, calibration=calibrate(model, preset, [x]) if needs else None)
-    return made.model[0]  # type: ignore[index,no-any-return]
+    found = made.model.get_submodule("0")
+    assert isinstance(found, QuantizedLinear)
+    return found
 
 
 def check(layer: nn.Module, x: torch.Tensor, name: str) -> None:
@@ -78,7 +80,7 @@ def measure(shape: tuple[int, int], args: argparse.Namespace) -> list[Measured]:
         Measured(
             shape=shape,
             preset=preset,
-            how=made.explain(),  # type: ignore[operator]
+            how=made.explain(),
             factors={n: _factor(found, preset) for n, found in seconds.items()},
             best={n: min(found[preset]) for n, found in seconds.items()},
         )

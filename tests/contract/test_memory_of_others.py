@@ -16,6 +16,7 @@ import zeropoint as zp
 from zeropoint import QuantizedTensor, ShapeError
 from zeropoint.ops.library import dequantize as dequantize_operator
 from zeropoint.ops.library import fake_quantize as fake_quantize_operator
+from zeropoint.ops.library import fake_quantize_backward as backward_operator
 from zeropoint.ops.library import quantize as quantize_operator
 
 X = torch.randn(8, 128, generator=torch.Generator().manual_seed(3))
@@ -123,3 +124,12 @@ def test_parameters_are_read_only_as_far_as_they_go(scheme: str, part: str) -> N
     for call in calls:
         with pytest.raises(ShapeError, match="scales and zero points"):
             call()
+
+
+@pytest.mark.parametrize("shape", [(8, 127), (7, 128), (1024,), ()])
+def test_a_gradient_is_read_only_where_it_has_a_number_for_each(shape: tuple[int, ...]) -> None:
+    q = zp.quantize(X, "int8:channel:narrow")
+    arguments = X, list(q.scales), None, str(q.scheme)
+    assert torch.equal(backward_operator(torch.ones_like(X), *arguments), torch.ones_like(X))
+    with pytest.raises(ShapeError, match=r"^grad"):
+        backward_operator(torch.ones(shape), *arguments)

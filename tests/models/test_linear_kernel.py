@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import zeropoint as zp
-from zeropoint.errors import NonFiniteError, UnsupportedError
+from zeropoint.errors import NonFiniteError, ShapeError, UnsupportedError
 from zeropoint.ops import library
 from zeropoint.ops.linear import KERNELS, LONGEST, linear_call, linear_kernel
 from zeropoint.ops.threads import thread_limit
@@ -261,3 +261,40 @@ def test_what_is_no_product_of_integer_codes_is_refused(weight: str, source: str
 def test_too_long_sums_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="which fit 32 bits"):
         linear_call("int8:token", "int8:channel", (1, LONGEST + 1), torch.float32, False, torch.float32)
+
+
+@pytest.mark.parametrize("source", ["int8:token", "int8:tensor", "uint8:tensor:asym", ""])
+@pytest.mark.parametrize("scheme", ["int8:channel", "int4:g64"])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_tensors_that_are_too_short_are_refused_before_they_are_read(
+    scheme: str, source: str, backend: str
+) -> None:
+    x, weight = torch.randn(4, 128), zp.quantize(torch.randn(8, 128), scheme)
+    whole = {
+        "int8:tensor": [torch.ones(1, 1)],
+        "uint8:tensor:asym": [torch.ones(1, 1), torch.zeros(1, 1).int()],
+    }
+    given, scale = whole.get(source, []), weight.scales[0]
+
+    def run(
+        params: list[torch.Tensor], scales: list[torch.Tensor], bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        with zp.only_backend(backend):
+            return library.linear(x, params, weight.data, scales, bias, source, scheme, weight.dtype)
+
+    assert run(given, [scale], torch.zeros(8)).shape == (4, 8)
+    wrong = [
+        (given, [scale[:3].clone()], None, "scales and zero points"),
+        (given, [scale[:, :0]], None, "scales and zero points"),
+        (given, [scale, scale], None, "scales and zero points"),
+        (given, [scale], torch.zeros(7), "bias"),
+        (given, [scale], torch.zeros(9), "bias"),
+    ]
+    if given:
+        wrong += [
+            ([torch.ones(0), *given[1:]], [scale], None, "scales and zero points"),
+            ([*given[:1], torch.ones(0).int()], [scale], None, "scales and zero points"),
+        ]
+    for params, scales, bias, named in wrong:
+        with pytest.raises(ShapeError, match=f"^{named}"):
+            run(params, scales, bias)

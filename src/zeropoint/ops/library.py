@@ -15,7 +15,7 @@ import torch
 
 from ..errors import ShapeError
 from ..layout import packing
-from ..params.arithmetic import parameter_tensors
+from ..params.arithmetic import parameter_tensors, require_parameters
 from ..schemes import Scheme
 from .linear import linear_call, linear_kernel, reference_linear
 from .registry import Backend, Counter, Op, Request, choose, counter
@@ -180,7 +180,12 @@ def fake_quantize_backward(
     zero_point: torch.Tensor | None,
     scheme: str,
 ) -> torch.Tensor:
-    """Return ``grad`` where the rounded ``x`` lies within the codes, else zero."""
+    """Return ``grad`` where the rounded ``x`` lies within the codes, else zero.
+
+    Raises ShapeError when ``grad`` and ``x`` differ in shape.
+    """
+    if grad.shape != x.shape:
+        raise ShapeError(f"grad (shape {tuple(grad.shape)}) must have the shape of x, {tuple(x.shape)}")
     value = Scheme.parse(scheme)
     backend = backend_for(Op.FAKE_QUANTIZE_BACKWARD, x, value)
     with gradual_underflow():
@@ -225,7 +230,8 @@ def linear(
     empty where each row gives its own, or where ``scheme`` is empty and ``x`` is not quantized. weight:
     (out_features, bytes) packed codes of ``weight_scheme``.
     Raises UnsupportedError for schemes that are not products of integer codes, ShapeError for rows of another
-    length than ``x`` has, NonFiniteError and RangeError as quantizing ``x`` does.
+    length than ``x`` has and for scales, zero points or a bias that are too few or too many, NonFiniteError
+    and RangeError as quantizing ``x`` does.
     """
     call = linear_call(
         scheme, weight_scheme, (weight.shape[0], x.shape[-1]), weight_dtype, bool(params), x.dtype
@@ -235,7 +241,16 @@ def linear(
             f"weight ({weight.shape[1]} bytes a row) must hold {x.shape[-1]} codes of {weight_scheme} a row, "
             f"as x (shape {tuple(x.shape)}) has on its last axis"
         )
-    given = ((params[0],), params[1] if len(params) > 1 else None) if params else None
+    require_parameters(call.weight, (tuple(weight_scales), None), call.shape)
+    if bias is not None and bias.shape != (call.shape[0],):
+        raise ShapeError(
+            f"bias (shape {tuple(bias.shape)}) must have shape {(call.shape[0],)}, a number a row of weight"
+        )
+    given = None
+    if params:
+        assert call.source is not None
+        given = (params[0],), params[1] if len(params) > 1 else None
+        require_parameters(call.source, given, (1, call.shape[1]))
     kernel = linear_kernel(call) if x.device.type == "cpu" and _ONLY.get() in (None, "cpu") else None
     if callable(kernel):
         return kernel(x, given, weight, tuple(weight_scales), bias)

@@ -10,12 +10,13 @@ compared with it bit for bit.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
 import torch
 
-from ..errors import NonFiniteError, RangeError
+from ..errors import NonFiniteError, RangeError, ShapeError
 from ..formats import CodebookFormat, FloatFormat, Format, IntFormat, RoundingMode
 from ..formats.spec import power_of_two
 from ..formats.torch_dtypes import dtype_of, format_of, storage_dtype, wide_dtype
@@ -290,6 +291,26 @@ def parameter_tensors(
         return tuple(scales)
     zeros = zero_point_dtype(scheme) if scheme.zero_point is ZeroPoint.INTEGER else wide_dtype(dtype)
     return (*scales, (scheme.granularity.grid(shape), zeros))
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameter_counts(scheme: Scheme, shape: tuple[int, ...]) -> list[int]:
+    return [math.prod(grid) for grid, _ in parameter_tensors(scheme, shape, torch.float32)]
+
+
+def require_parameters(
+    scheme: Scheme, params: tuple[tuple[torch.Tensor, ...], torch.Tensor | None], shape: tuple[int, ...]
+) -> None:
+    """Raise ShapeError unless scales and zero point hold a number for each block of a tensor of ``shape``."""
+    scales, zero_point = params
+    wanted = _parameter_counts(scheme, shape)
+    given = scales if zero_point is None else (*scales, zero_point)
+    if [x.numel() for x in given] != wanted:
+        found = ", ".join(str(tuple(x.shape)) for x in given) or "none"
+        raise ShapeError(
+            f"scales and zero points (of shape {found}) must hold {', '.join(map(str, wanted)) or 'no'} "
+            f"numbers, as {scheme} has for a tensor of shape {shape}"
+        )
 
 
 def store(values: torch.Tensor, fmt: Format) -> torch.Tensor:

@@ -10,15 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ...errors import ShapeError
 from ...formats import CodebookFormat, IntFormat
 from ...formats.torch_dtypes import format_of
 from ...layout import packing
 from ...ops import reference
 from ...ops.registry import Params
-from ...params.arithmetic import effective_scale, load_scale
+from ...params.arithmetic import effective_scale, load_scale, require_parameters
 from ...params.codes import decode as decode_reference
-from ...schemes import Granularity, Scheme, ZeroPoint
+from ...schemes import Granularity, Scheme
 from . import layout as k
 from .intrinsics import LINE
 from .layout import Layout
@@ -90,27 +89,6 @@ def code_step(scheme: Scheme) -> Fraction:
 def has_sign(scheme: Scheme) -> bool:
     """Return whether codes stand for negative numbers too."""
     return not isinstance(scheme.element, IntFormat) or scheme.element.signed
-
-
-@functools.lru_cache(maxsize=1024)
-def _parameter_counts(scheme: Scheme, shape: tuple[int, ...]) -> list[int]:
-    """Return the number of scales of each level, finest first, and of zero points, if there are any."""
-    counts = [level.granularity.block_count(shape) for level in scheme.scales]
-    zeroed = scheme.zero_point is not ZeroPoint.NONE
-    return [*counts, scheme.granularity.block_count(shape)] if zeroed else counts
-
-
-def require_parameters(scheme: Scheme, params: Params, shape: tuple[int, ...]) -> None:
-    """Raise ShapeError unless ``params`` hold a number for each block of a tensor of ``shape``."""
-    scales, zero_point = params
-    wanted = _parameter_counts(scheme, shape)
-    given = scales if zero_point is None else (*scales, zero_point)
-    if [x.numel() for x in given] != wanted:
-        found = ", ".join(str(tuple(x.shape)) for x in given) or "none"
-        raise ShapeError(
-            f"scales and zero points (of shape {found}) must hold {', '.join(map(str, wanted)) or 'no'} "
-            f"numbers, as {scheme} has for a tensor of shape {shape}"
-        )
 
 
 def block_factors(

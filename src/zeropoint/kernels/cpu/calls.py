@@ -64,11 +64,8 @@ class GivenCall:
         if code_range is not None:
             low, high = code_range
             element = element._replace(low=np.float32(low), high=np.float32(high))
-        self.rows, self.count, self._bytes = (
-            view.rows,
-            math.prod(shape),
-            math.prod(packing.packed_shape(shape, scheme.bits)),
-        )
+        self.rows, self.count = view.rows, math.prod(shape)
+        self._bytes = math.prod(packing.packed_shape(shape, scheme.bits))
         self.order, self.table = code_order(scheme), value_table(scheme)
         self.told = tell(view.layout, element, given_rule())
         rule = stored_rule(scheme, own_dtype)
