@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import zeropoint as zp
+from zeropoint.kernels.cpu.intrinsics import device, kernel
+from zeropoint.kernels.cpu.team import run_parts
 from zeropoint.ops import threads
 from zeropoint.ops.openmp import openmp_team
-from zeropoint.ops.threads import WORTH_A_THREAD, over_rows, thread_limit
+from zeropoint.ops.threads import WORTH_A_THREAD, share, thread_limit
 
 THREADS = 3
 ROWS = 100
+PATIENCE = 20_000_000
+"""Turns of a run that waits for others, about a second."""
 
 
 @pytest.fixture(params=["openmp", "python"])
 def team(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if request.param == "python":
-        monkeypatch.setattr(threads, "openmp_team", lambda: None)
-    elif openmp_team() is None:
+        monkeypatch.setattr(threads, "openmp_team", lambda: 0)
+    elif not openmp_team():
         pytest.skip("torch has no OpenMP runtime here that can be called")
     else:
-        monkeypatch.delattr(threads, "_pool_team")
+        monkeypatch.delattr(threads, "_share_in_pool")
     before = torch.get_num_threads()
     torch.set_num_threads(THREADS)
     yield request.param
@@ -36,32 +42,71 @@ def team(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.mark.skipif(
-    sys.platform != "linux" or "backend: OpenMP" not in torch.__config__.parallel_info(), reason="no OpenMP"
+    sys.platform != "linux"
+    or platform.machine() != "x86_64"
+    or "backend: OpenMP" not in torch.__config__.parallel_info(),
+    reason="no OpenMP",
 )
 def test_the_team_of_torch_is_found() -> None:
-    assert openmp_team() is not None
+    assert openmp_team()
+
+
+@device
+def _visit(seen: Any, here: Any, spins: Any, wanted: Any, first: Any, last: Any) -> Any:
+    """Count visits of rows, and wait until as many runs as are wanted are there at once."""
+    here[first], present = 1, 0
+    while present < wanted and spins[first] < PATIENCE:
+        spins[first] += 1
+        present = 0
+        for row in range(len(here)):
+            present += here[row]
+    for row in range(first, last):
+        seen[row] += 1
+    return np.uint8(last)
+
+
+@kernel
+def visit(seen: Any, here: Any, spins: Any, wanted: Any, first: Any, last: Any, parts: Any, team: Any) -> Any:
+    return run_parts(_visit, (seen, here, spins, wanted), first, last, parts, team)
+
+
+def visited(rows: int, elements: int, wanted: int) -> int:
+    """Visit all rows where ``wanted`` threads must be there at once, and return the largest result."""
+    seen, here, spins = np.zeros((3, rows), np.int64)
+    largest = share(visit, (seen, here, spins, wanted), rows, elements)
+    assert bool((seen == 1).all())
+    assert int(here.sum()) == wanted
+    assert int(spins.max()) < PATIENCE
+    return largest
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, ROWS])
 def test_every_row_is_visited_once_and_the_largest_result_returned(team: str, rows: int) -> None:
-    seen: list[int] = []
-    idents: set[int] = set()
-
-    def work(first: int, last: int) -> int:
-        idents.add(threading.get_ident())
-        time.sleep(0.01)  # so that nobody takes what was meant for another
-        seen.extend(range(first, last))
-        return last
-
-    assert over_rows(rows, rows * WORTH_A_THREAD, work) == rows
-    assert sorted(seen) == list(range(rows))
-    assert len(idents) == min(rows, THREADS)
+    assert visited(rows, rows * WORTH_A_THREAD, min(rows, THREADS)) == rows
 
 
-def test_what_fails_is_raised_when_all_have_ended(team: str) -> None:
+def test_few_elements_and_a_limit_of_one_are_one_run(team: str) -> None:
+    assert visited(ROWS, WORTH_A_THREAD, 1) == ROWS
+    with thread_limit(1):
+        assert visited(ROWS, ROWS * WORTH_A_THREAD, 1) == ROWS
+
+
+def test_a_team_of_fewer_threads_than_parts_does_them_all() -> None:
+    for parts, called in ((1, 0), (7, 0), (ROWS, openmp_team()), (ROWS + 5, openmp_team())):
+        seen, here, spins = np.zeros((3, ROWS + 1), np.int64)
+        assert visit(seen, here, spins, 1, 0, ROWS, parts, called) == ROWS
+        assert seen.tolist() == [1] * ROWS + [0]
+
+
+def test_what_fails_on_a_thread_of_python_is_raised_when_all_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "openmp_team", lambda: 0)
+    monkeypatch.setattr(threads, "thread_count", lambda: THREADS)
     ended: list[int] = []
 
-    def work(first: int, last: int) -> int:
+    def work(first: int, last: int, parts: int, team: int) -> int:
+        assert (parts, team) == (1, 0)
         if first == 0:
             raise IndexError("the first run")
         time.sleep(0.05)
@@ -69,20 +114,8 @@ def test_what_fails_is_raised_when_all_have_ended(team: str) -> None:
         return 0
 
     with pytest.raises(IndexError, match="the first run"):
-        over_rows(ROWS, ROWS * WORTH_A_THREAD, work)
+        share(work, (), ROWS, ROWS * WORTH_A_THREAD)
     assert len(ended) == THREADS - 1
-    assert over_rows(ROWS, ROWS * WORTH_A_THREAD, lambda *run: run[1]) == ROWS
-
-
-def test_few_elements_and_a_limit_of_one_stay_in_the_calling_thread(team: str) -> None:
-    def work(first: int, last: int) -> int:
-        assert threading.get_ident() == caller
-        return last - first
-
-    caller = threading.get_ident()
-    assert over_rows(ROWS, WORTH_A_THREAD, work) == ROWS
-    with thread_limit(1):
-        assert over_rows(ROWS, ROWS * WORTH_A_THREAD, work) == ROWS
 
 
 def test_callers_at_once_get_their_own_results(team: str) -> None:
@@ -100,7 +133,7 @@ import sys, torch, zeropoint as zp
 from zeropoint.ops import threads
 from zeropoint.ops.threads import WORTH_A_THREAD
 if sys.argv[1] == "python":
-    threads.openmp_team = lambda: None
+    threads.openmp_team = lambda: 0
 torch.set_num_threads(1)
 # Scales are no smaller than 2**-126, so this is 1 of them, and nothing where it is flushed.
 x = torch.full((12, WORTH_A_THREAD), 0.75 * 2.0**-126)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import struct
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from itertools import pairwise
 
 import torch
 
@@ -21,7 +19,7 @@ _AS_IT_IS = nullcontext()
 # From bits: reading it as decimals would already flush it in a thread that does.
 _SUBNORMAL: float = struct.unpack("<d", (1).to_bytes(8, "little"))[0]
 WORTH_A_THREAD = 1 << 17
-"""Elements below which handing work to another thread costs more than it saves (about 50 microseconds)."""
+"""Elements that a thread must have: fewer take less time than a thread that sleeps needs to wake up."""
 
 
 @contextmanager
@@ -63,64 +61,39 @@ def _unflushed() -> Iterator[None]:
         torch.set_flush_denormal(True)
 
 
-def over_rows(rows: int, elements: int, work: Callable[[int, int], int | None]) -> int:
-    """Call ``work(first, last)`` for disjoint runs of rows and return the largest result.
+def parts_for(rows: int, elements: int) -> int:
+    """Return the number of runs that ``rows`` of so many elements are worth."""
+    return min(thread_count(), rows, max(1, elements // WORTH_A_THREAD))
 
-    Several threads share the runs when it pays, which changes no result: rows are independent. What a run
-    raises is raised when all that began have ended.
+
+def share(kernel: Callable[..., int], args: tuple[object, ...], rows: int, elements: int) -> int:
+    """Call ``kernel(*args, first, last, parts, team)`` for all rows and return the largest result.
+
+    Several threads share the rows when it pays, which changes no result: rows are independent. The kernel
+    has the team (:mod:`.openmp`) compute that many parts of the rows. Where there is none, threads of Python
+    call it, each for a part of the rows.
     """
+    parts = parts_for(rows, elements)
+    team = openmp_team() if parts > 1 else 0
+    if parts > 1 and not team:
+        return _share_in_pool(kernel, args, rows, parts)
+    with gradual_underflow():
+        return kernel(*args, 0, rows, parts, team)
 
-    def run(first: int, last: int) -> int:
+
+def _share_in_pool(kernel: Callable[..., int], args: tuple[object, ...], rows: int, parts: int) -> int:
+    """Share rows among threads of Python; raise what one raises when all have ended, and write no more."""
+
+    def run(n: int) -> int:
         with gradual_underflow():
-            return work(first, last) or 0
+            return kernel(*args, rows * n // parts, rows * (n + 1) // parts, 1, 0)
 
-    threads = thread_count()
-    parts = min(threads, rows, max(1, elements // WORTH_A_THREAD))
-    if parts <= 1:
-        return run(0, rows)
-    todo = deque(pairwise(rows * n // parts for n in range(parts + 1)))
-    results, errors = list[int](), _Errors()
-
-    def member() -> None:
-        with errors:
-            while (part := _next_of(todo)) is not None:
-                results.append(run(*part))
-
-    team = openmp_team() or _pool_team
-    team(threads, member)
-    if errors:
-        raise errors[0]
-    return max(results)
-
-
-class _Errors(list[BaseException]):
-    """Keeps what its block raises, on whatever thread, for the caller to raise."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        if error is not None:
-            self.append(error)
-        return True
-
-
-def _next_of(todo: deque[tuple[int, int]]) -> tuple[int, int] | None:
-    try:
-        return todo.popleft()
-    except IndexError:
-        return None
-
-
-def _pool_team(threads: int, member: Callable[[], None]) -> None:
-    """Run ``member`` on threads of Python, the calling one among them."""
-    pool = _POOLS.get(threads) or _POOLS.setdefault(
-        threads, ThreadPoolExecutor(threads, thread_name_prefix="zeropoint")
+    pool = _POOLS.get(parts) or _POOLS.setdefault(
+        parts, ThreadPoolExecutor(parts, thread_name_prefix="zeropoint")
     )
-    others = [pool.submit(member) for _ in range(threads - 1)]
-    member()
-    for other in others:
-        other.result()
+    runs = [pool.submit(run, n) for n in range(parts)]
+    wait(runs)
+    return max(done.result() for done in runs)
 
 
 if hasattr(os, "register_at_fork"):

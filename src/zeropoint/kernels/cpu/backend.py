@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from ...layout.blocks import reduce_blocks
 from ...ops import reference
 from ...ops.registry import Params, Request, filled
 from ...ops.row_errors import RowErrors, code_extent
-from ...ops.threads import over_rows
+from ...ops.threads import share
 from ...params import arithmetic
 from ...params.arithmetic import Ranges
 from ...schemes import Granularity, Scheme, ZeroPoint
@@ -132,7 +131,7 @@ class CpuBackend:
         """Return the largest magnitude of each block, float32; NaN and Inf show as such."""
         rows, width, told = rows_of(tuple(x.shape), x.dtype, granularity)
         out, source = np.empty(rows * width, np.float32), flat_array(x)
-        over_rows(rows, x.numel(), lambda a, b: entries.amax(source, told, out, a, b))
+        share(entries.amax, (source, told, out), rows, x.numel())
         return _over_lead(torch.from_numpy(out), x, granularity, width, "amax", -math.inf)
 
     def _block_range(self, x: torch.Tensor, granularity: Granularity) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,7 +140,7 @@ class CpuBackend:
         rows, width, told = rows_of(tuple(x.shape), x.dtype, granularity)
         low, high = np.empty(rows * width, np.float32), np.empty(rows * width, np.float32)
         source = flat_array(x)
-        over_rows(rows, x.numel(), lambda a, b: entries.extremes(source, told, low, high, a, b))
+        share(entries.extremes, (source, told, low, high), rows, x.numel())
         return (
             _over_lead(torch.from_numpy(low), x, granularity, width, "amin", math.inf),
             _over_lead(torch.from_numpy(high), x, granularity, width, "amax", -math.inf),
@@ -187,14 +186,9 @@ class CpuBackend:
             told, table = call.told_of(stored), call.table
             middle, reach = (number / float(code_step(scheme)) for number in code_extent(scheme))
             extent = np.array((middle, reach), np.float32)
-
-            def work(first: int, last: int) -> Any:
-                return entries.measure(
-                    values, source, told, table, stored.factors, stored.codes, stored.zeros, extent, sums,
-                    clipped, first, last,
-                )  # fmt: skip
-
-            over_rows(call.rows, call.count, work)
+            scales = stored.factors, stored.codes, stored.zeros
+            args = values, source, told, table, *scales, extent, sums, clipped
+            share(entries.measure, args, call.rows, call.count)
         columns = sums.reshape(-1, 3)
         return RowErrors(squares=columns[:, 0], errors=columns[:, 1], largest=columns[:, 2], clipped=clipped)
 

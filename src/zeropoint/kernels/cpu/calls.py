@@ -18,7 +18,7 @@ from ...formats import FloatFormat
 from ...layout import packing
 from ...ops import reference
 from ...ops.registry import Params
-from ...ops.threads import over_rows
+from ...ops.threads import share
 from ...params.arithmetic import parameter_tensors
 from ...schemes import Scheme
 from . import entries
@@ -85,40 +85,25 @@ class GivenCall:
         """Write the packed codes of ``x``; raises NonFiniteError."""
         if self.count == 0:
             return
-        source, target, told, order = flat_array(x), _flat_bytes(data, self._bytes), self.told, self.order
-
-        def work(first: int, last: int) -> Any:
-            return entries.quantize(source, told, order, factors, NO_BYTES, zeros, target, first, last)
-
-        if over_rows(self.rows, self.count, work) == k.BAD_VALUE:
+        target = _flat_bytes(data, self._bytes)
+        args = flat_array(x), self.told, self.order, factors, NO_BYTES, zeros, target
+        if share(entries.quantize, args, self.rows, self.count) == k.BAD_VALUE:
             reference.require_finite(x)
 
     def dequantize(self, data: torch.Tensor, stored: Stored, out: torch.Tensor) -> None:
         """Write the values of packed codes."""
         if self.count == 0:
             return
-        source, target = self.codes_in(data), flat_array(out)
-        told, table = self.told_of(stored), self.table
-        scales, codes, zeros = stored.factors, stored.codes, stored.zeros
-
-        def work(first: int, last: int) -> Any:
-            return entries.dequantize(source, told, table, scales, codes, zeros, target, first, last)
-
-        over_rows(self.rows, self.count, work)
+        scales = stored.factors, stored.codes, stored.zeros
+        args = self.codes_in(data), self.told_of(stored), self.table, *scales, flat_array(out)
+        share(entries.dequantize, args, self.rows, self.count)
 
     def fake_quantize(self, x: torch.Tensor, factors: Any, back: Any, zeros: Any, out: torch.Tensor) -> None:
         """Write the values of the codes of ``x``; see :func:`.fake.fake_quantize_rows`."""
         if self.count == 0:
             return
-        source, target = flat_array(x), flat_array(out)
-        told, order, table = self.told, self.order, self.table
-
-        def work(first: int, last: int) -> Any:
-            return entries.fake_quantize(
-                source, told, order, table, factors, back, zeros, target, first, last
-            )  # fmt: skip
-
-        over_rows(self.rows, self.count, work)
+        args = flat_array(x), self.told, self.order, self.table, factors, back, zeros, flat_array(out)
+        share(entries.fake_quantize, args, self.rows, self.count)
 
     def fake_quantize_backward(
         self, grad: torch.Tensor, x: torch.Tensor, bounds: Any, factors: Any, zeros: Any, out: torch.Tensor
@@ -126,14 +111,8 @@ class GivenCall:
         """Write the straight-through gradient; see :func:`.fake.fake_quantize_backward_rows`."""
         if self.count == 0:
             return
-        slope, source, target, told = flat_array(grad), flat_array(x), flat_array(out), self.told
-
-        def work(first: int, last: int) -> Any:
-            return entries.fake_quantize_backward(
-                slope, source, told, bounds, factors, zeros, target, first, last
-            )  # fmt: skip
-
-        over_rows(self.rows, self.count, work)
+        args = flat_array(grad), flat_array(x), self.told, bounds, factors, zeros, flat_array(out)
+        share(entries.fake_quantize_backward, args, self.rows, self.count)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -173,14 +152,12 @@ class OnePass:
         scales, codes = memory.arrays(params)
         source, target, zeros = flat_array(x), _flat_bytes(data, self._bytes), memory.zeros
         told = self._told if coarse is None else with_coarse(self._told, coarse)
-        order, boundaries = self._order, self._boundaries
-
-        def work(first: int, last: int) -> Any:
-            if boundaries is not None:
-                return entries.quantize_bfloat16(source, told, boundaries, codes, target, first, last)
-            return entries.quantize(source, told, order, scales, codes, zeros, target, first, last)
-
-        state = over_rows(self._rows, self._count, work)
+        if self._boundaries is None:
+            args: tuple[object, ...] = source, told, self._order, scales, codes, zeros, target
+            state = share(entries.quantize, args, self._rows, self._count)
+        else:
+            args = source, told, self._boundaries, codes, target
+            state = share(entries.quantize_bfloat16, args, self._rows, self._count)
         memory.store(params)
         return state
 

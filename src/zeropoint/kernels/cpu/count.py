@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .intrinsics import LINE, bits32, device, float32_of, inlined, kernel, load64, prefetch, scratch
+from .intrinsics import LINE, bits32, device, float32_of, inlined, load64, prefetch, scratch
 from .tile import TILE, load, ordered
 from .vector import (
     bits_of,
@@ -142,7 +142,7 @@ def run_keys(x: Any, at: Any, end: Any, low: Any, high: Any) -> Any:
     return low, high
 
 
-@kernel
+@device
 def extreme_keys(
     x: Any, outer: Any, blocks: Any, inner: Any, lows: Any, highs: Any, first: Any, last: Any
 ) -> None:
@@ -213,7 +213,7 @@ def finish_columns(blocks: Any, lanes: Any, lows: Any, highs: Any, first: Any, l
         take_keys(lanes, copy * blocks, first, last, lows, highs)
 
 
-@kernel
+@device
 def column_keys(
     x: Any, outer: Any, blocks: Any, lanes: Any, lows: Any, highs: Any, first: Any, last: Any
 ) -> None:
@@ -261,7 +261,7 @@ def move_counts(table: Any, bins: Any, counts: Any, at: Any) -> None:
                 counts[at + bins * negative + place] += np.int64(total)
 
 
-@kernel
+@device
 def count_runs(
     x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, shift: Any, table: Any, counts: Any, lows: Any,
     highs: Any, first: Any, last: Any,
@@ -302,7 +302,7 @@ def count_one(value: Any, shift: Any, bins: Any, counts: Any, b: Any) -> None:
         counts[(b * np.uint64(2) + (np.uint64(bits) >> np.uint64(31))) * bins + place] += np.int64(1)
 
 
-@kernel
+@device
 def count_short_runs(
     x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, shift: Any, counts: Any, first: Any, last: Any
 ) -> None:

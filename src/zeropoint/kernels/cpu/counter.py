@@ -11,18 +11,12 @@ import torch
 
 from ...layout.runs import Runs
 from ...ops.registry import Extremes
-from ...ops.threads import WORTH_A_THREAD, over_rows, thread_count
+from ...ops.threads import WORTH_A_THREAD, parts_for, share, thread_count
+from . import counter_entries as entries
 from .arrays import flat_array
-from .count import (
-    FRACTION_BITS,
-    LANES,
-    column_keys,
-    count_runs,
-    count_short_runs,
-    extreme_keys,
-)
+from .count import FRACTION_BITS, LANES
 from .lowering import KINDS
-from .sums import LIMBS, sum_columns, sum_runs, sum_short_runs
+from .sums import LIMBS
 from .vector import HALF
 
 
@@ -41,16 +35,9 @@ class CpuCounter:
         shape = _numbers(cut)
         if cut.inner == 1:
             lanes = np.tile(data[: cut.blocks], 4)
-
-            def work(first: int, last: int) -> None:
-                column_keys(data, *shape[:2], lanes, lows, highs, np.uint64(first), np.uint64(last))
-
+            share(entries.column_keys, (data, *shape[:2], lanes, lows, highs), cut.blocks, x.numel())
         else:
-
-            def work(first: int, last: int) -> None:
-                extreme_keys(data, *shape, lows, highs, np.uint64(first), np.uint64(last))
-
-        over_rows(cut.blocks, x.numel(), work)
+            share(entries.extreme_keys, (data, *shape, lows, highs), cut.blocks, x.numel())
         return _values(ends, runs, x.dtype)
 
     def bins(self, x: torch.Tensor, runs: Runs, mantissa_bits: int) -> tuple[Extremes, torch.Tensor]:
@@ -62,16 +49,13 @@ class CpuCounter:
         ends = np.empty((2, cut.blocks), np.int32)
         lows, highs = ends
         long = cut.outer * cut.inner >= keys
-
-        def work(first: int, last: int) -> None:
-            rows = np.uint64(first), np.uint64(last)
-            if long:
-                with _TABLES.of(keys * int(LANES)) as table:
-                    count_runs(data, kind, *shape, shift, table, counts, lows, highs, *rows)
-            else:
-                count_short_runs(data, kind, *shape, shift, counts, *rows)
-
-        over_rows(cut.blocks, x.numel(), work)
+        if long:
+            slots = parts_for(cut.blocks, x.numel())
+            with _TABLES.of(slots * keys * int(LANES)) as tables:
+                args = data, kind, *shape, shift, tables, np.uint64(slots), counts, lows, highs
+                share(entries.count_runs, args, slots, x.numel())
+        else:
+            share(entries.count_short_runs, (data, kind, *shape, shift, counts), cut.blocks, x.numel())
         found = _values(ends, runs, x.dtype) if long else self.extremes(x, runs)
         return found, _merged(counts, runs, 2 * width)
 
@@ -84,26 +68,20 @@ class CpuCounter:
         lows, highs = ends
         short = 1 < cut.inner < int(HALF)
         lanes = np.tile(data[: cut.blocks], 4) if cut.inner == 1 else data
-
-        def work(first: int, last: int) -> None:
-            rows = np.uint64(first), np.uint64(last)
-            if cut.inner == 1:
-                sum_columns(data, kind, *shape[:2], lanes, limbs, counts, lows, highs, *rows)
-            elif short:
-                sum_short_runs(data, kind, *shape, limbs, counts, *rows)
-            else:
-                sum_runs(data, kind, *shape, limbs, counts, lows, highs, *rows)
-
-        over_rows(cut.blocks, x.numel(), work)
+        if cut.inner == 1:
+            args: tuple[object, ...] = data, kind, *shape[:2], lanes, limbs, counts, lows, highs
+            share(entries.sum_columns, args, cut.blocks, x.numel())
+        elif short:
+            share(entries.sum_short_runs, (data, kind, *shape, limbs, counts), cut.blocks, x.numel())
+        else:
+            args = data, kind, *shape, limbs, counts, lows, highs
+            share(entries.sum_runs, args, cut.blocks, x.numel())
         found = self.extremes(x, runs) if short else _values(ends, runs, x.dtype)
         return found, _merged(limbs, runs, int(LIMBS)), _merged(counts, runs, 1)
 
 
 class _Tables:
-    """Counters to be lent to a kernel, by their number: all zero whenever no kernel has them.
-
-    Not of a thread: those of torch's team are new to Python at each call.
-    """
+    """Counters to be lent to a kernel, by their number: all zero whenever no kernel has them."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[Any]] = {}

@@ -1,6 +1,7 @@
 """The kernels as Python calls them: what they are told comes as one array, rows as plain integers.
 
-See :mod:`.layout` for the array, and the function of the same name, ``..._rows``, for the rest.
+See :mod:`.layout` for the array, and the function of the same name, ``..._rows``, for the rest. Rows from
+``first`` to ``last`` are cut into ``parts`` for the threads of ``team``; see :mod:`.team`.
 """
 
 from typing import Any
@@ -10,105 +11,167 @@ import numpy as np
 from .decode import dequantize_rows
 from .fake import fake_quantize_backward_rows, fake_quantize_rows
 from .half import quantize_bfloat16_rows
-from .intrinsics import inlined, kernel
-from .layout import element_in, layout_in, rule_in
-from .linear import Input, Matrix, float_rows, pair_rows, quad_rows
+from .intrinsics import device, inlined, kernel
+from .layout import OK, element_in, layout_in, rule_in
+from .linear import Input, Matrix, float_rows, pair_rows, quad_rows, slot_of
 from .measure import measure_rows
 from .quantize import amax_rows, quantize_rows, range_rows
+from .team import run_parts
 
 
-@kernel
-def quantize(
+@device
+def _quantize(
     x: Any, told: Any, order: Any, scales: Any, scale_codes: Any, zeros: Any, out: Any, first: Any, last: Any
 ) -> Any:
-    """Quantize rows; see :func:`.quantize.quantize_rows`."""
     return quantize_rows(
         x, layout_in(told), element_in(told), rule_in(told), order, scales, scale_codes, zeros, out,
-        np.uint64(first), np.uint64(last),
+        first, last,
     )  # fmt: skip
 
 
 @kernel
-def quantize_bfloat16(
+def quantize(
+    x: Any, told: Any, order: Any, scales: Any, scale_codes: Any, zeros: Any, out: Any, first: Any, last: Any,
+    parts: Any, team: Any,
+) -> Any:  # fmt: skip
+    """Quantize rows; see :func:`.quantize.quantize_rows`."""
+    args = x, told, order, scales, scale_codes, zeros, out
+    return run_parts(_quantize, args, first, last, parts, team)
+
+
+@device
+def _quantize_bfloat16(
     x: Any, told: Any, boundaries: Any, scale_codes: Any, out: Any, first: Any, last: Any
 ) -> Any:
-    """Quantize rows of bfloat16 to a 4-bit float; see :func:`.half.quantize_bfloat16_rows`.
-
-    boundaries: (7,) int16.
-    """
     seven = (
         boundaries[0], boundaries[1], boundaries[2], boundaries[3], boundaries[4], boundaries[5],
         boundaries[6],
     )  # fmt: skip
     return quantize_bfloat16_rows(
-        x, layout_in(told), element_in(told), rule_in(told), seven, scale_codes, out, np.uint64(first),
-        np.uint64(last),
+        x, layout_in(told), element_in(told), rule_in(told), seven, scale_codes, out, first, last,
     )  # fmt: skip
 
 
 @kernel
-def amax(x: Any, told: Any, out: Any, first: Any, last: Any) -> None:
-    """Find the largest magnitudes of blocks; see :func:`.quantize.amax_rows`."""
-    amax_rows(x, layout_in(told), out, np.uint64(first), np.uint64(last))
+def quantize_bfloat16(
+    x: Any, told: Any, boundaries: Any, scale_codes: Any, out: Any, first: Any, last: Any, parts: Any,
+    team: Any,
+) -> Any:  # fmt: skip
+    """Quantize rows of bfloat16 to a 4-bit float; see :func:`.half.quantize_bfloat16_rows`.
+
+    boundaries: (7,) int16.
+    """
+    args = x, told, boundaries, scale_codes, out
+    return run_parts(_quantize_bfloat16, args, first, last, parts, team)
+
+
+@device
+def _amax(x: Any, told: Any, out: Any, first: Any, last: Any) -> None:
+    amax_rows(x, layout_in(told), out, first, last)
 
 
 @kernel
-def extremes(x: Any, told: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
+def amax(x: Any, told: Any, out: Any, first: Any, last: Any, parts: Any, team: Any) -> Any:
+    """Find the largest magnitudes of blocks; see :func:`.quantize.amax_rows`."""
+    return run_parts(_amax, (x, told, out), first, last, parts, team)
+
+
+@device
+def _extremes(x: Any, told: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
+    range_rows(x, layout_in(told), lows, highs, first, last)
+
+
+@kernel
+def extremes(x: Any, told: Any, lows: Any, highs: Any, first: Any, last: Any, parts: Any, team: Any) -> Any:
     """Find the extremes of blocks; see :func:`.quantize.range_rows`."""
-    range_rows(x, layout_in(told), lows, highs, np.uint64(first), np.uint64(last))
+    return run_parts(_extremes, (x, told, lows, highs), first, last, parts, team)
+
+
+@device
+def _dequantize(
+    source: Any, told: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any, out: Any, first: Any,
+    last: Any,
+) -> None:  # fmt: skip
+    dequantize_rows(
+        source, layout_in(told), element_in(told), rule_in(told), table, scales, scale_codes, zeros, out,
+        first, last,
+    )  # fmt: skip
 
 
 @kernel
 def dequantize(
     source: Any, told: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any, out: Any, first: Any,
+    last: Any, parts: Any, team: Any,
+) -> Any:  # fmt: skip
+    """Dequantize rows; see :func:`.decode.dequantize_rows`."""
+    args = source, told, table, scales, scale_codes, zeros, out
+    return run_parts(_dequantize, args, first, last, parts, team)
+
+
+@device
+def _fake_quantize(
+    x: Any, told: Any, order: Any, table: Any, scales: Any, back: Any, zeros: Any, out: Any, first: Any,
     last: Any,
 ) -> None:  # fmt: skip
-    """Dequantize rows; see :func:`.decode.dequantize_rows`."""
-    dequantize_rows(
-        source, layout_in(told), element_in(told), rule_in(told), table, scales, scale_codes, zeros, out,
-        np.uint64(first), np.uint64(last),
+    fake_quantize_rows(
+        x, layout_in(told), element_in(told), order, table, scales, back, zeros, out, first, last,
     )  # fmt: skip
 
 
 @kernel
 def fake_quantize(
     x: Any, told: Any, order: Any, table: Any, scales: Any, back: Any, zeros: Any, out: Any, first: Any,
-    last: Any,
-) -> None:  # fmt: skip
+    last: Any, parts: Any, team: Any,
+) -> Any:  # fmt: skip
     """Fake-quantize rows; see :func:`.fake.fake_quantize_rows`."""
-    fake_quantize_rows(
-        x, layout_in(told), element_in(told), order, table, scales, back, zeros, out, np.uint64(first),
-        np.uint64(last),
+    args = x, told, order, table, scales, back, zeros, out
+    return run_parts(_fake_quantize, args, first, last, parts, team)
+
+
+@device
+def _fake_quantize_backward(
+    grad: Any, x: Any, told: Any, bounds: Any, scales: Any, zeros: Any, out: Any, first: Any, last: Any
+) -> None:
+    fake_quantize_backward_rows(
+        grad, x, layout_in(told), element_in(told), bounds, scales, zeros, out, first, last,
     )  # fmt: skip
 
 
 @kernel
 def fake_quantize_backward(
-    grad: Any, x: Any, told: Any, bounds: Any, scales: Any, zeros: Any, out: Any, first: Any, last: Any
-) -> None:
+    grad: Any, x: Any, told: Any, bounds: Any, scales: Any, zeros: Any, out: Any, first: Any, last: Any,
+    parts: Any, team: Any,
+) -> Any:  # fmt: skip
     """Set the straight-through gradient of rows; see :func:`.fake.fake_quantize_backward_rows`.
 
     bounds: (3,) float32.
     """
-    fake_quantize_backward_rows(
-        grad, x, layout_in(told), element_in(told), bounds, scales, zeros, out, np.uint64(first),
-        np.uint64(last),
+    args = grad, x, told, bounds, scales, zeros, out
+    return run_parts(_fake_quantize_backward, args, first, last, parts, team)
+
+
+@device
+def _measure(
+    x: Any, source: Any, told: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any, extent: Any,
+    sums: Any, clipped: Any, first: Any, last: Any,
+) -> None:  # fmt: skip
+    measure_rows(
+        x, source, layout_in(told), element_in(told), rule_in(told), table, scales, scale_codes, zeros,
+        (extent[0], extent[1]), sums, clipped, first, last,
     )  # fmt: skip
 
 
 @kernel
 def measure(
     x: Any, source: Any, told: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any, extent: Any,
-    sums: Any, clipped: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
+    sums: Any, clipped: Any, first: Any, last: Any, parts: Any, team: Any,
+) -> Any:  # fmt: skip
     """Measure rows against their codes; see :func:`.measure.measure_rows`.
 
     extent: (2,) float32.
     """
-    measure_rows(
-        x, source, layout_in(told), element_in(told), rule_in(told), table, scales, scale_codes, zeros,
-        (extent[0], extent[1]), sums, clipped, np.uint64(first), np.uint64(last),
-    )  # fmt: skip
+    args = x, source, told, table, scales, scale_codes, zeros, extent, sums, clipped
+    return run_parts(_measure, args, first, last, parts, team)
 
 
 @inlined
@@ -120,33 +183,67 @@ def matrix_in(a: Any) -> Any:
     )  # fmt: skip
 
 
+@device
+def _pairs(
+    x: Any, told: Any, order: Any, signed: Any, given: Any, weight: Any, matrix: Any, scales: Any, bias: Any,
+    work: Any, out: Any, cut: Any, first: Any, last: Any,
+) -> Any:  # fmt: skip
+    source, matrix = Input(layout_in(told), element_in(told), rule_in(told), order, signed), matrix_in(matrix)
+    state = OK
+    for slot in range(first, last):
+        own, rows, columns = slot_of(work, cut, slot)
+        state = max(state, pair_rows(x, source, given, weight, matrix, scales, bias, own, out, rows, columns))
+    return state
+
+
 @kernel
 def linear_from_pairs(
     x: Any, told: Any, order: Any, signed: Any, given: Any, weight: Any, matrix: Any, scales: Any, bias: Any,
-    work: Any, out: Any, top: Any, bottom: Any, left: Any, right: Any,
+    work: Any, out: Any, cut: Any, first: Any, last: Any, parts: Any, team: Any,
 ) -> Any:  # fmt: skip
-    """Compute a part of a layer's output from integer codes; see :func:`.linear.pair_rows`."""
-    source = Input(layout_in(told), element_in(told), rule_in(told), order, np.uint8(signed))
-    rows, columns = (np.uint64(top), np.uint64(bottom)), (np.uint64(left), np.uint64(right))
-    return pair_rows(x, source, given, weight, matrix_in(matrix), scales, bias, work, out, rows, columns)
+    """Compute slots of a layer's output from integer codes; see :func:`.linear.pair_rows`."""
+    args = x, told, order, np.uint8(signed), given, weight, matrix, scales, bias, work, out, cut
+    return run_parts(_pairs, args, first, last, parts, team)
+
+
+@device
+def _quads(
+    x: Any, told: Any, order: Any, signed: Any, given: Any, weight: Any, matrix: Any, scales: Any, bias: Any,
+    work: Any, out: Any, cut: Any, first: Any, last: Any,
+) -> Any:  # fmt: skip
+    source, matrix = Input(layout_in(told), element_in(told), rule_in(told), order, signed), matrix_in(matrix)
+    state = OK
+    for slot in range(first, last):
+        own, rows, columns = slot_of(work, cut, slot)
+        state = max(state, quad_rows(x, source, given, weight, matrix, scales, bias, own, out, rows, columns))
+    return state
 
 
 @kernel
 def linear_from_quads(
     x: Any, told: Any, order: Any, signed: Any, given: Any, weight: Any, matrix: Any, scales: Any, bias: Any,
-    work: Any, out: Any, top: Any, bottom: Any, left: Any, right: Any,
+    work: Any, out: Any, cut: Any, first: Any, last: Any, parts: Any, team: Any,
 ) -> Any:  # fmt: skip
-    """Compute a part of a layer's output from integer codes; see :func:`.linear.quad_rows`."""
-    source = Input(layout_in(told), element_in(told), rule_in(told), order, np.uint8(signed))
-    rows, columns = (np.uint64(top), np.uint64(bottom)), (np.uint64(left), np.uint64(right))
-    return quad_rows(x, source, given, weight, matrix_in(matrix), scales, bias, work, out, rows, columns)
+    """Compute slots of a layer's output from integer codes; see :func:`.linear.quad_rows`."""
+    args = x, told, order, np.uint8(signed), given, weight, matrix, scales, bias, work, out, cut
+    return run_parts(_quads, args, first, last, parts, team)
+
+
+@device
+def _floats(
+    x: Any, weight: Any, matrix: Any, scales: Any, bias: Any, work: Any, out: Any, cut: Any, first: Any,
+    last: Any,
+) -> None:  # fmt: skip
+    for slot in range(first, last):
+        own, rows, columns = slot_of(work, cut, slot)
+        float_rows(x, weight, matrix_in(matrix), scales, bias, own, out, rows, columns)
 
 
 @kernel
 def linear_from_floats(
-    x: Any, weight: Any, matrix: Any, scales: Any, bias: Any, work: Any, out: Any, top: Any, bottom: Any,
-    left: Any, right: Any,
-) -> None:  # fmt: skip
-    """Compute a part of a layer's output from float32; see :func:`.linear.float_rows`."""
-    rows, columns = (np.uint64(top), np.uint64(bottom)), (np.uint64(left), np.uint64(right))
-    float_rows(x, weight, matrix_in(matrix), scales, bias, work, out, rows, columns)
+    x: Any, weight: Any, matrix: Any, scales: Any, bias: Any, work: Any, out: Any, cut: Any, first: Any,
+    last: Any, parts: Any, team: Any,
+) -> Any:  # fmt: skip
+    """Compute slots of a layer's output from float32; see :func:`.linear.float_rows`."""
+    args = x, weight, matrix, scales, bias, work, out, cut
+    return run_parts(_floats, args, first, last, parts, team)

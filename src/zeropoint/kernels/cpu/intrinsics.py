@@ -14,6 +14,7 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from .cache import cache_directory
@@ -69,6 +70,12 @@ def _compiled(function: F, *, wrapped: bool, forceinline: bool = False) -> F:
 def primitive(function: Callable[..., Any]) -> Any:
     """Register a function that writes LLVM IR; its first argument is Numba's and callers leave it out."""
     return intrinsic(function)
+
+
+def x86_has(feature: str) -> bool:
+    """Return whether the processor that kernels are compiled for is one of x86-64 with ``feature``."""
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return triple.startswith("x86_64") and f"+{feature}" in features.split(",")
 
 
 @primitive

@@ -83,6 +83,21 @@ def work_bytes(rows: int, matrix: Matrix) -> int:
     return (min(rows, QUADS.rows) + 1) * (4 * cols + 4 * QUADS.sums * groups) + 4 * chunk + unpacked
 
 
+@inlined
+def slot_of(work: Any, cut: Any, slot: Any) -> Any:
+    """Return the workspace, the rows and the columns of one of ``cut[4]`` slots.
+
+    cut: (5,) uint64, rows of the input, rows of the weight, 1 where slots are rows of the input, rows of a
+    tile, slots. work: as much for each slot.
+    """
+    count, width, along, height, slots = cut[0], cut[1], cut[2], cut[3], cut[4]
+    whole = count if along else width
+    tiles, size = (whole + height - ONE) // height, np.uint64(len(work)) // slots
+    part = tiles * slot // slots * height, min(tiles * (slot + ONE) // slots * height, whole)
+    own = work[slot * size : (slot + ONE) * size]
+    return (own, part, (ZERO, width)) if along else (own, (ZERO, count), part)
+
+
 @device
 def widen_codes(codes: Any, at: Any, count: Any, signed: Any, zero: Any, target: Any) -> None:
     """Set ``target[i] = codes[at + i] - zero`` in 16 bits."""

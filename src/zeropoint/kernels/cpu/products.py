@@ -26,9 +26,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 
-from .intrinsics import F32, I8, I16, I32, I64, address, primitive
+from .intrinsics import F32, I8, I16, I32, I64, address, primitive, x86_has
 
 _tools: Any = cgutils  # has no types
 
@@ -60,15 +59,9 @@ SHIFT = 128
 """What 8-bit codes are moved by, from those with a sign to those without, or back."""
 
 
-def _x86_has(feature: str) -> bool:
-    """Return whether the processor that kernels are compiled for is one of x86-64 with ``feature``."""
-    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
-    return triple.startswith("x86_64") and f"+{feature}" in features.split(",")
-
-
 def adds_quads() -> bool:
     """Return whether that processor adds the products of four neighbors."""
-    return _x86_has("avx512vnni")
+    return x86_has("avx512vnni")
 
 
 def _shuffled(builder: Any, u: Any, v: Any, lanes: list[int]) -> Any:
@@ -77,7 +70,7 @@ def _shuffled(builder: Any, u: Any, v: Any, lanes: list[int]) -> Any:
 
 def neighbor_sums(builder: Any, a: Any, b: Any) -> Any:
     """Return ``a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1]`` of 16 int16 each, as 8 int32."""
-    if _x86_has("avx2"):
+    if x86_has("avx2"):
         kind = ir.FunctionType(ir.VectorType(I32, a.type.count // 2), [a.type, b.type])
         multiply = _tools.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.pmadd.wd")
         return builder.call(multiply, [a, b])
@@ -105,7 +98,7 @@ def add_quads(builder: Any, total: Any, positive: Any, signed: Any) -> Any:
 
 def add_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
     """Return ``total + a * b`` of floats, rounded once where the processor does that."""
-    if not _x86_has("fma"):
+    if not x86_has("fma"):
         return builder.fadd(total, builder.fmul(a, b))
     kind = ir.FunctionType(total.type, [total.type] * 3)
     fused = _tools.get_or_insert_function(builder.module, kind, f"llvm.fma.v{total.type.count}f32")

@@ -22,7 +22,7 @@ from .count import (
     take_columns,
     widened,
 )
-from .intrinsics import bits32, device, float32_of, kernel, scratch
+from .intrinsics import bits32, device, float32_of, scratch
 from .scales import power_of
 from .tile import TILE, fetch_ahead
 from .vector import (
@@ -197,7 +197,7 @@ def add_tile(x: Any, at: Any, count: Any, kind: Any, tile: Any, limbs: Any, coun
             add_run(words, start, n, limbs, counts, b)
 
 
-@kernel
+@device
 def sum_runs(
     x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, limbs: Any, counts: Any, lows: Any,
     highs: Any, first: Any, last: Any,
@@ -221,7 +221,7 @@ def sum_runs(
         lows[b], highs[b] = low, high
 
 
-@kernel
+@device
 def sum_short_runs(
     x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, limbs: Any, counts: Any, first: Any, last: Any
 ) -> None:
@@ -270,7 +270,7 @@ def add_row(words: Any, at: Any, width: Any, totals: Any, mosts: Any, leasts: An
         leasts[i] = min(leasts[i], np.uint32(word - np.uint32(1)))
 
 
-@kernel
+@device
 def sum_columns(
     x: Any, kind: Any, outer: Any, blocks: Any, lanes: Any, limbs: Any, counts: Any, lows: Any,
     highs: Any, first: Any, last: Any,

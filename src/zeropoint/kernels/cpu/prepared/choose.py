@@ -11,7 +11,7 @@ import torch
 from ....errors import NonFiniteError
 from ....ops import reference
 from ....ops.registry import Params, Request
-from ....ops.threads import over_rows
+from ....ops.threads import share
 from ....params import arithmetic
 from ....params.arithmetic import Ranges
 from ....schemes import Granularity, ZeroPoint
@@ -35,7 +35,7 @@ class CoarseScale:
     def into(self, x: torch.Tensor, coarse: torch.Tensor) -> float:
         """Choose the scale of ``x``, store it in ``coarse`` and return it."""
         source, told, out = flat_array(x), self._rows.told, self._amax
-        over_rows(self._rows.rows, self._count, lambda a, b: entries.amax(source, told, out, a, b))
+        share(entries.amax, (source, told, out), self._rows.rows, self._count)
         top = out.max()
         require_finite(x, top)
         wanted = self._wanted
@@ -81,7 +81,7 @@ class BlockScales:
         told = self._told if coarse is None else with_coarse(self._told, coarse)
         state = entries.quantize(
             self._ends.reshape(-1), told, self._order, scales, codes, memory.zeros, self._codes, 0,
-            len(self._ends),
+            len(self._ends), 1, 0,
         )  # fmt: skip
         if state != k.OK:
             refuse(x, self._scheme)
@@ -89,13 +89,13 @@ class BlockScales:
     def _observe(self, x: torch.Tensor) -> None:
         source, (rows, _, told), count = flat_array(x), self._rows, self._count
         high, low = self._high, self._low
-        over_rows(rows, count, lambda a, b: entries.amax(source, told, high, a, b))
+        share(entries.amax, (source, told, high), rows, count)
         require_finite(x, high.max())
         if not self._ranged:
             self._places.merge(np.maximum, high, self._ends[:, 1])
             self._ends[:, 0] = self._ends[:, 1]
             return
-        over_rows(rows, count, lambda a, b: entries.extremes(source, told, low, high, a, b))
+        share(entries.extremes, (source, told, low, high), rows, count)
         self._places.merge(np.minimum, low, self._ends[:, 0])
         self._places.merge(np.maximum, high, self._ends[:, 1])
 

@@ -11,12 +11,13 @@ from ....formats import IntFormat
 from ....ops import reference
 from ....ops.linear import Linear, LinearCall
 from ....ops.registry import Params
-from ....ops.threads import gradual_underflow, over_rows, thread_count
+from ....ops.threads import gradual_underflow, parts_for, share, thread_count
 from ....params.arithmetic import effective_scale
 from ....schemes import Scheme, ZeroPoint
 from .. import layout as k
 from ..arrays import NO_FLOATS, block_factors, code_order, flat_array
 from ..entries import linear_from_floats, linear_from_pairs, linear_from_quads
+from ..intrinsics import LINE
 from ..layout import tell
 from ..linear import Matrix, work_bytes
 from ..lowering import KINDS, View, element_of, element_refusal, given_rule, rule_of, rule_refusal, view_of
@@ -131,15 +132,13 @@ def _over_threads(kernel: Any, tensors: Any, out: Any, count: int, matrix: Matri
     """Run ``kernel`` on tiles of rows or, where these are few, on those of columns; return its state."""
     rows, cols = int(matrix.rows), int(matrix.cols)
     along = count >= 2 * HIGH * thread_count()
-    tiles, height = (-(-count // HIGH), HIGH) if along else (-(-rows // QUADS.wide), QUADS.wide)
-
-    def work(first: int, last: int) -> int:
-        part = first * height, min(last * height, count if along else rows)
-        height_of, columns = (part, (0, rows)) if along else ((0, count), part)
-        space = np.empty(work_bytes(height_of[1] - height_of[0], matrix), np.uint8)
-        return kernel(*tensors, space, out, *height_of, *columns) or 0
-
-    return over_rows(tiles, count * rows * cols // WORK_OF_ONE, work)
+    height, whole = (HIGH, count) if along else (QUADS.wide, rows)
+    elements = count * rows * cols // WORK_OF_ONE
+    slots = parts_for(-(-whole // height), elements)
+    cut = np.array((count, rows, along, height, slots), np.uint64)
+    size = work_bytes(-(-count // slots) + HIGH if along else count, matrix)
+    space = np.empty(slots * -(-size // LINE) * LINE, np.uint8)
+    return share(kernel, (*tensors, space, out, cut), slots, elements)
 
 
 def _refuse(x: torch.Tensor, call: LinearCall) -> None:
