@@ -108,20 +108,33 @@ def test_a_product_that_saturates_is_found_out() -> None:
     assert integer_product.is_exact(integer_product.int_mm)
 
 
-def test_torchs_product_is_used_only_where_the_processor_multiplies_bytes(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("vnni", "amx", "cols", "reason"),
+    [
+        (False, False, 96, "slow without VNNI"),
+        (True, False, 96, None),
+        (True, False, 64, "no faster without AMX"),
+        (True, True, 64, None),
+    ],
+)
+def test_torchs_product_is_used_only_where_it_is_fast(
+    vnni: bool, amx: bool, cols: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for answer, reason in ((False, "slow without VNNI"), (True, None)):
-        monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda answer=answer: answer)
-        integer_product.refusal.cache_clear()
-        assert integer_product.refusal() == reason
-        layer = converted("int8:channel:narrow", "int8:token")
-        assert layer.explain().startswith("product of torch._int_mm") is answer
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: vnni)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    integer_product.refusal.cache_clear()
+    layer = converted("int8:channel:narrow", "int8:token", shape=(32, cols))
+    assert BY_NAME["torch._int_mm"].refusal(layer) == reason
+    assert layer.explain().startswith("product of torch._int_mm") is (reason is None)
+    monkeypatch.undo()
+    integer_product.refusal.cache_clear()
+
+
+def test_torchs_product_is_used_only_for_many_tokens() -> None:
+    layer = converted("int8:channel:narrow", "int8:token")
     takes = BY_NAME["torch._int_mm"].takes
     assert takes(layer, torch.randn(2, MANY_ROWS // 2, 64))
     assert not takes(layer, torch.randn(MANY_ROWS - 1, 64))
-    monkeypatch.undo()
-    integer_product.refusal.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from zeropoint.ops import library
 from zeropoint.ops.linear import KERNELS, LONGEST, linear_call, linear_kernel
 from zeropoint.ops.threads import thread_limit
 
-ROWS, COLS, OUT = (1, 2, 3, 4, 6, 65), (1, 15, 16, 17, 33, 64, 160, 192), (1, 2, 3, 7)
+ROWS, COLS, OUT = (1, 2, 3, 4, 6, 65), (1, 15, 16, 17, 33, 64, 160, 192), (1, 2, 3, 7, 66)
 ENDS = {"int8:channel": (-128, 127), "int4:channel": (-8, 7), "uint4:channel": (0, 15)}
 
 
@@ -95,7 +95,7 @@ def test_sums_of_groups_are_those_of_int64(scheme: str, group: int) -> None:
 )
 def test_sums_of_symmetric_inputs_are_those_of_int64(scheme: str, cols: int) -> None:
     ends = ENDS[scheme.split(":")[0] + ":channel"]
-    for rows, out in itertools.product((*ROWS, 130), (*OUT, 9)):
+    for rows, out in itertools.product((*ROWS, 15, 16, 19, 130, 300), (*OUT, 9, 128, 135)):
         codes, weight = mixed((rows, cols), (-128, 127), rows), mixed((out, cols), ends, out)
         q = unit_weight(weight, scheme)
         found = library.linear(
@@ -150,7 +150,7 @@ def test_the_longest_sums_do_not_overflow() -> None:
 @pytest.mark.parametrize("scheme", ["int8:token", "uint8:token:asym"])
 def test_results_are_sums_times_scales_in_that_order(dtype: torch.dtype, scheme: str) -> None:
     torch.manual_seed(0)
-    for rows, cols, out in ((1, 40, 3), (7, 384, 33), (130, 64, 18)):
+    for rows, cols, out in ((1, 40, 3), (7, 384, 33), (130, 64, 18), (21, 128, 70)):
         x, weight = torch.randn(rows, cols).to(dtype), zp.quantize(torch.randn(out, cols), "int8:channel")
         bias = torch.randn(out)
         q = zp.quantize(x, scheme)

@@ -12,9 +12,12 @@ weight; every result is computed in one order, so that neither changes it.
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from .intrinsics import bits32, device, float32_of, inlined, scratch
 from .layout import GIVEN, OK
+from .panels import PANEL, multiply_panel, multiply_panel_groups, pack_block
 from .products import (
     HIGH,
     PAIRS,
@@ -44,6 +47,9 @@ QUAD_ROWS, PAIR_ROWS = QUADS.rows, PAIRS.rows
 SUMS = HIGH * QUADS.wide
 START = np.uint64(QUADS.sums)
 """Numbers that the sums of a group of 8-bit codes begin with."""
+MANY = np.uint64(16)
+"""Rows of 8-bit codes from which a panel of the weight pays."""
+WIDE = np.uint64(PANEL)
 LANES = 16
 """Floats of a vector."""
 ZERO, ONE, TWO, THREE, FOUR = (np.uint64(n) for n in range(5))
@@ -78,9 +84,11 @@ class Input(NamedTuple):
 def work_bytes(rows: int, matrix: Matrix) -> int:
     """Return the bytes of workspace for ``rows`` rows of input."""
     cols, groups = int(matrix.cols), int(matrix.groups)
-    chunk = max(QUADS.chunk // cols, QUADS.wide)
+    chunk = max(QUADS.chunk // cols, PANEL)
     unpacked = chunk * cols if matrix.bits < 8 else 0
-    return (min(rows, QUADS.rows) + 1) * (4 * cols + 4 * QUADS.sums * groups) + 4 * chunk + unpacked
+    panel = PANEL * (cols + 4 * groups) if rows >= int(MANY) else 0
+    codes = (min(rows, QUADS.rows) + 1) * (4 * cols + 4 * QUADS.sums * groups)
+    return codes + 4 * chunk + unpacked + panel
 
 
 @inlined
@@ -225,6 +233,39 @@ def multiply_block(
 
 
 @device
+def multiply_panels(
+    operands: Any, count: Any, columns: Any, base: Any, out: Any, begin: Any, pitch: Any, space: Any
+) -> None:
+    """Do what :func:`multiply_block` does on 8-bit codes, for rows by fours and columns by whole panels.
+
+    space: bytes for a panel and its scales.
+    """
+    if count == ZERO:
+        return
+    codes, starts, weight, matrix, scales = operands
+    cols, groups, step = matrix.cols, matrix.groups, lanes_of(codes)
+    panel, own_scales = space[: WIDE * cols], space[WIDE * cols :].view(np.float32)
+    steps = cols // groups // FOUR
+    for n in range(columns[0], columns[1], WIDE):
+        source = base + (n - columns[0]) * cols
+        for lane in range(ZERO, WIDE, np.uint64(LANES)):
+            for i in range(ZERO, cols, step):
+                pack_block(weight, source + lane * cols + i, cols, panel, i * WIDE + lane * FOUR)
+        if matrix.grouped:
+            for c in range(WIDE):
+                for g in range(groups):
+                    own_scales[g * WIDE + c] = scales[(n + c) * groups + g]
+        for row in range(ZERO, count, FOUR):
+            at, to = row * cols, begin + row * pitch + n - columns[0]
+            if matrix.grouped:
+                multiply_panel_groups(
+                    codes, at, cols, panel, starts, row, steps, out, to, pitch, own_scales, groups
+                )
+            else:
+                multiply_panel(codes, at, cols, panel, starts, row, steps, out, to, pitch)
+
+
+@device
 def finish_row(
     out: Any, at: Any, count: Any, matrix: Any, scales: Any, first: Any, scale: Any, bias: Any
 ) -> None:
@@ -255,6 +296,37 @@ def add_moved(out: Any, at: Any, count: Any, move: Any, sums: Any) -> None:
         out[at + i] = float32_of(np.uint32(bits32(out[at + i]) + move * bits32(sums[i])))
 
 
+def _multiply_rows(codes: Any, operands: Any, count: Any, columns: Any, base: Any, target: Any) -> None:
+    """Multiply ``count`` rows as :func:`multiply_block` does, in panels where these are for the codes.
+
+    target: the output, where in it results begin, the pitch of its rows; bytes for a panel.
+    """
+
+
+@overload(_multiply_rows, inline="always")
+def _multiply_rows_overload(
+    codes: Any, operands: Any, count: Any, columns: Any, base: Any, target: Any
+) -> Any:
+    def plain(codes: Any, operands: Any, count: Any, columns: Any, base: Any, target: Any) -> None:
+        out, begin, pitch, _ = target
+        multiply_block(operands, (ZERO, count), columns, base, out, begin, pitch)
+
+    def in_panels(codes: Any, operands: Any, count: Any, columns: Any, base: Any, target: Any) -> None:
+        out, begin, pitch, space = target
+        high, whole = count - count % FOUR, (columns[1] - columns[0]) // WIDE * WIDE
+        if count < MANY:
+            high = ZERO
+        middle = columns[0] + whole
+        multiply_panels(operands, high, (columns[0], middle), base, out, begin, pitch, space)
+        multiply_block(
+            operands, (ZERO, high), (middle, columns[1]), base + whole * operands.matrix.cols, out,
+            begin + whole, pitch,
+        )  # fmt: skip
+        multiply_block(operands, (high, count), columns, base, out, begin + high * pitch, pitch)
+
+    return in_panels if codes.dtype == types.int8 else plain
+
+
 @device
 def multiply_chunks(
     codes: Any, starts: Any, count: Any, moves: Any, weight: Any, matrix: Any, scales: Any, factors: Any,
@@ -264,11 +336,13 @@ def multiply_chunks(
 
     moves: (count,) uint32, what is missing in every code of a row, the codes of a row of ones then following
     the others; empty where nothing is. factors: float32 scales of the rows, or one of all. space: bytes for a
-    chunk's sums and unpacked codes.
+    chunk's sums and unpacked codes, and for a panel.
     """
-    cols, wide = matrix.cols, wide_of(codes)
-    chunk = max(chunk_of(codes) // cols // wide, ONE) * wide
-    sums, unpacked = space[: FOUR * chunk].view(np.float32), space[FOUR * chunk :]
+    cols = matrix.cols
+    chunk = max(chunk_of(codes) // cols // WIDE, ONE) * WIDE
+    sums, space = space[: FOUR * chunk].view(np.float32), space[FOUR * chunk :]
+    unpacked = space[: chunk * cols if matrix.bits < np.uint64(8) else ZERO]
+    space = space[len(unpacked) :]
     for first in range(columns[0], columns[1], chunk):
         last, begin = min(first + chunk, columns[1]), top * matrix.rows + first
         held, base = weight, first * cols
@@ -276,7 +350,7 @@ def multiply_chunks(
             unpack_rows(weight, matrix, first, last, unpacked)
             held, base = unpacked, ZERO
         operands = Operands(codes, starts, held, matrix, scales)
-        multiply_block(operands, (ZERO, count), (first, last), base, out, begin, matrix.rows)
+        _multiply_rows(codes, operands, count, (first, last), base, (out, begin, matrix.rows, space))
         if len(moves) > 0:
             multiply_block(operands, (count, count + ONE), (first, last), base, sums, ZERO, chunk)
         for r in range(count):

@@ -52,7 +52,7 @@ class Kind:
     chunk: int
 
 
-QUADS = Kind(lanes=64, wide=4, sums=16, rows=128, chunk=1 << 18)
+QUADS = Kind(lanes=64, wide=4, sums=16, rows=256, chunk=1 << 18)
 PAIRS = Kind(lanes=16, wide=2, sums=8, rows=64, chunk=1 << 16)
 _KINDS = {types.int8: QUADS, types.int16: PAIRS, types.float32: PAIRS}
 SHIFT = 128
@@ -64,7 +64,8 @@ def adds_quads() -> bool:
     return x86_has("avx512vnni")
 
 
-def _shuffled(builder: Any, u: Any, v: Any, lanes: list[int]) -> Any:
+def shuffled(builder: Any, u: Any, v: Any, lanes: list[int]) -> Any:
+    """Return the given lanes of two vectors, those of the second counted on from those of the first."""
     return builder.shuffle_vector(u, v, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
 
@@ -81,7 +82,7 @@ def neighbor_sums(builder: Any, a: Any, b: Any) -> Any:
 def _neighbors_added(builder: Any, products: Any, count: int) -> Any:
     """Return the sums of each ``count`` neighbors of a vector."""
     every = range(0, products.type.count, count)
-    parts = [_shuffled(builder, products, products, [k + n for k in every]) for n in range(count)]
+    parts = [shuffled(builder, products, products, [k + n for k in every]) for n in range(count)]
     return functools.reduce(builder.add, parts)
 
 
@@ -105,20 +106,20 @@ def add_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
     return builder.call(fused, [a, b, total])
 
 
-def _sums_of_lanes(builder: Any, add: Any, four: list[Any]) -> Any:
+def sums_of_lanes(builder: Any, add: Any, four: list[Any]) -> Any:
     """Return the sums of the lanes of four vectors as one vector."""
 
     def paired(u: Any, v: Any) -> Any:
         # As x86-64 adds horizontally: neighbors of both vectors, in halves of 128 bits.
         count = u.type.count
         even = [lane + own for half in range(0, count, 4) for own in (0, count) for lane in (half, half + 2)]
-        return add(_shuffled(builder, u, v, even), _shuffled(builder, u, v, [lane + 1 for lane in even]))
+        return add(shuffled(builder, u, v, even), shuffled(builder, u, v, [lane + 1 for lane in even]))
 
     both = paired(paired(*four[:2]), paired(*four[2:]))
     while both.type.count > 4:
         half = both.type.count // 2
         low, high = list(range(half)), list(range(half, 2 * half))
-        both = add(_shuffled(builder, both, both, low), _shuffled(builder, both, both, high))
+        both = add(shuffled(builder, both, both, low), shuffled(builder, both, both, high))
     return both
 
 
@@ -151,6 +152,14 @@ class _Tile:
         made = [[_tools.alloca_once(self.builder, kind) for _ in count] for _ in range(self.high)]
         for variable in itertools.chain(*made):
             self.builder.store(ir.Constant(kind, [0] * kind.count), variable)
+        return made
+
+    def fours(self) -> list[Any]:
+        """Return a variable, zero, for each vector that :meth:`added` gives."""
+        kind = ir.VectorType(F32, 4)
+        made = [_tools.alloca_once(self.builder, kind) for _ in range(-(-self.high * self.kind.wide // 4))]
+        for variable in made:
+            self.builder.store(ir.Constant(kind, [0] * 4), variable)
         return made
 
     def add_group(self, group: Any) -> list[list[Any]]:
@@ -211,31 +220,50 @@ class _Tile:
         value.align = 1  # codes of a weight begin anywhere, and a wrong promise would crash
         return value
 
-    def store(self, totals: list[list[Any]], *, rounded: bool) -> None:
-        """Store the sums of the lanes of each row at its place."""
+    def added(self, totals: list[list[Any]]) -> list[Any]:
+        """Return the sums of the lanes of variables, four to a vector: those of one row or of two."""
+        builder, at_once, found = self.builder, 4 // self.kind.wide, []
+        for r in range(0, self.high, at_once):
+            four = [builder.load(total) for row in totals[r : r + at_once] for total in row]
+            four += [ir.Constant(four[0].type, [0] * four[0].type.count)] * (4 - len(four))
+            found.append(sums_of_lanes(builder, builder.fadd if self.floats else builder.add, four))
+        return found
+
+    def store(self, fours: list[Any]) -> None:
+        """Store what :meth:`added` gives, each row at its place."""
         builder, places, wide = self.builder, self._items(8), self.kind.wide
         at_once = 4 // wide
-        for r in range(0, self.high, at_once):
-            rows = totals[r : r + at_once]
-            four = [builder.load(total) for row in rows for total in row]
-            four += [ir.Constant(four[0].type, [0] * four[0].type.count)] * (4 - len(four))
-            found = _sums_of_lanes(builder, builder.fadd if rounded else builder.add, four)
-            for k in range(len(rows)):
-                own = _shuffled(builder, found, found, [wide * k + c for c in range(wide)])
-                place = self._place(7, places[r + k], F32)
-                builder.store(own, builder.bitcast(place, own.type.as_pointer())).align = 4
+        for r, place in enumerate(places):
+            four = fours[r // at_once]
+            own = shuffled(builder, four, four, [wide * (r % at_once) + c for c in range(wide)])
+            target = builder.bitcast(self._place(7, place, F32), own.type.as_pointer())
+            builder.store(own, target).align = 4
 
-    def scaled(self, results: list[list[Any]], totals: list[list[Any]], group: Any) -> None:
-        """Add the sums of a group, times its scale, to ``results``."""
+    def scale_lanes(self, results: list[list[Any]], totals: list[list[Any]], group: Any) -> None:
+        """Add the sums of a group, floats, times its scale, to ``results``, lane by lane."""
         builder = self.builder
-        for c, at in enumerate(self._items(10)):
-            scale = builder.load(builder.gep(self._place(9, at, F32), [group]))
-            one = builder.insert_element(ir.Constant(self.results, ir.Undefined), scale, I32(0))
-            factor = _shuffled(builder, one, one, [0] * self.results.count)
+        for c, scale in enumerate(self._scales(group)):
+            factor = self._vector([scale] * self.results.count)
             for row, result in zip(totals, results, strict=True):
-                total = builder.load(row[c])
-                total = total if self.floats else builder.sitofp(total, self.results)
-                builder.store(add_product(builder, builder.load(result[c]), total, factor), result[c])
+                total = add_product(builder, builder.load(result[c]), builder.load(row[c]), factor)
+                builder.store(total, result[c])
+
+    def scale_sums(self, results: list[Any], totals: list[list[Any]], group: Any) -> None:
+        """Add the sums of a group, integers whose lanes are added first, times its scale, to ``results``."""
+        builder, factor = self.builder, self._vector((self._scales(group) * 4)[:4])
+        for result, four in zip(results, self.added(totals), strict=True):
+            found = builder.sitofp(four, factor.type)
+            builder.store(add_product(builder, builder.load(result), found, factor), result)
+
+    def _scales(self, group: Any) -> list[Any]:
+        builder = self.builder
+        return [builder.load(builder.gep(self._place(9, at, F32), [group])) for at in self._items(10)]
+
+    def _vector(self, numbers: list[Any]) -> Any:
+        made = ir.Constant(ir.VectorType(F32, len(numbers)), ir.Undefined)
+        for lane, number in enumerate(numbers):
+            made = self.builder.insert_element(made, number, I32(lane))
+        return made
 
 
 def _tile_kind(codes: Any, number: Callable[[Kind], int]) -> Any:
@@ -318,7 +346,7 @@ def multiply_rows(
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         tile = _Tile(context, builder, signature, args)
-        tile.store(tile.add_group(I64(0)), rounded=tile.floats)
+        tile.store(tile.added(tile.add_group(I64(0))))
         return context.get_dummy_value()
 
     return types.void(codes, rows, weight, columns, types.uint64, starts, start_at, out, places), codegen
@@ -332,16 +360,22 @@ def multiply_groups(
     """Set ``out[places[r] + c]`` to the sum over groups of a sum of products times the scale of the group.
 
     steps: of one group. starts: those of the next group follow. scales: float32; those of column c begin at
-    ``scale_at[c]``. Each lane is converted and scaled for itself, and they are added last: one order for
-    every number of rows.
+    ``scale_at[c]``. Lanes of floats are scaled before they are added; sums of integers are added first, which
+    is the order of a panel's (:mod:`.panels`).
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         tile = _Tile(context, builder, signature, args)
-        results = tile.variables(tile.results)
+        if tile.floats:
+            lanes = tile.variables(tile.results)
+            with _tools.for_range(builder, args[11]) as group:
+                tile.scale_lanes(lanes, tile.add_group(group.index), group.index)
+            tile.store(tile.added(lanes))
+            return context.get_dummy_value()
+        results = tile.fours()
         with _tools.for_range(builder, args[11]) as group:
-            tile.scaled(results, tile.add_group(group.index), group.index)
-        tile.store(results, rounded=True)
+            tile.scale_sums(results, tile.add_group(group.index), group.index)
+        tile.store([builder.load(result) for result in results])
         return context.get_dummy_value()
 
     return types.void(

@@ -19,12 +19,15 @@ from ..arrays import NO_FLOATS, block_factors, code_order, flat_array
 from ..entries import linear_from_floats, linear_from_pairs, linear_from_quads
 from ..intrinsics import LINE
 from ..layout import tell
-from ..linear import Matrix, work_bytes
+from ..linear import MANY, Matrix, work_bytes
 from ..lowering import KINDS, View, element_of, element_refusal, given_rule, rule_of, rule_refusal, view_of
+from ..panels import PANEL
 from ..products import HIGH, QUADS, adds_quads
 
 _ANY_ROWS = 1 << 40
 _NO_BIAS = np.zeros(0, np.float32)
+PACKING = 4
+"""Codes of a weight that are packed in the time in which a number of the input is quantized."""
 WORK_OF_ONE = 16
 """Products in the time of one element of other operators: what decides whether another thread pays."""
 
@@ -129,10 +132,13 @@ def _scales_of(call: LinearCall, scales: tuple[torch.Tensor, ...]) -> Any:
 
 
 def _over_threads(kernel: Any, tensors: Any, out: Any, count: int, matrix: Matrix) -> int:
-    """Run ``kernel`` on tiles of rows or, where these are few, on those of columns; return its state."""
+    """Run ``kernel`` on tiles of rows or, where these are few, on those of columns; return its state.
+
+    Threads that share the rows pack or unpack the whole weight each, others quantize all rows.
+    """
     rows, cols = int(matrix.rows), int(matrix.cols)
-    along = count >= 2 * HIGH * thread_count()
-    height, whole = (HIGH, count) if along else (QUADS.wide, rows)
+    along = count >= 2 * HIGH * thread_count() and count * PACKING >= rows
+    height, whole = (HIGH, count) if along else (PANEL if count >= MANY else QUADS.wide, rows)
     elements = count * rows * cols // WORK_OF_ONE
     slots = parts_for(-(-whole // height), elements)
     cut = np.array((count, rows, along, height, slots), np.uint64)

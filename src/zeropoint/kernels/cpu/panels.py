@@ -1,0 +1,184 @@
+"""Products of 8-bit codes with a panel: rows of a weight packed so that each lane of a vector has its own.
+
+A sum along a row, as in :mod:`.products`, ends with the addition of the lanes of its vector, which takes as
+long as some hundred products. In a panel step by step come the next four codes of every row, so that a lane
+sums for one row; the codes of the input at a step are one number of 32 bits, the same for all lanes. Packing
+costs a product or two for each code and pays when enough rows of the input read it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from .intrinsics import F32, I8, I32, I64, address, primitive
+from .products import QUADS, SHIFT, add_product, add_quads, shuffled, sums_of_lanes
+
+_tools: Any = cgutils  # has no types
+
+VECTORS = 4
+LANES = QUADS.sums
+PANEL = VECTORS * LANES
+"""Rows of the weight in a panel."""
+HIGH = 4
+"""Rows of the input in a tile."""
+_SUMS, _FLOATS, _BYTES = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES), ir.VectorType(I8, QUADS.lanes)
+
+
+def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
+    """Return the columns of a square matrix whose rows are vectors, by interleaving halves."""
+    count = len(rows)
+    low = [lane + own for lane in range(count // 2) for own in (0, count)]
+    high = [lane + count // 2 for lane in low]
+    for _ in range(count.bit_length() - 1):
+        pairs = zip(rows[: count // 2], rows[count // 2 :], strict=True)
+        rows = [shuffled(builder, u, v, half) for u, v in pairs for half in (low, high)]
+    return rows
+
+
+@primitive
+def pack_block(typingctx: Any, weight: Any, begin: Any, pitch: Any, panel: Any, place: Any) -> Any:
+    """Write 16 steps of 16 rows of a panel from ``panel[place]`` on, moved to codes without sign.
+
+    weight: bytes; row i begins at ``begin + i * pitch`` and has 64 of them.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        rows = []
+        for n in range(LANES):
+            at = builder.add(args[1], builder.mul(args[2], I64(n)))
+            row = builder.load(address(context, builder, weight, args[0], at, _SUMS))
+            row.align = 1
+            rows.append(row)
+        shift = ir.Constant(_SUMS, [SHIFT * 0x01010101 - (1 << 32)] * LANES)
+        for n, column in enumerate(_transposed(builder, rows)):
+            target = address(
+                context, builder, panel, args[3], builder.add(args[4], I64(4 * PANEL * n)), _SUMS
+            )
+            builder.store(builder.xor(column, shift), target).align = 4
+        return context.get_dummy_value()
+
+    return types.void(weight, types.uint64, types.uint64, panel, types.uint64), codegen
+
+
+class _Tile:
+    """Writes the IR of a tile of rows of codes by a panel; arguments are those of the primitives below."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
+        self.context, self.builder, self.types, self.args = context, builder, signature.args, args
+        firsts = [builder.add(args[1], builder.mul(args[2], I64(r))) for r in range(HIGH)]
+        self._codes = [self.place(0, at, I32) for at in firsts]
+
+    def place(self, which: int, index: Any, lane: Any) -> Any:
+        """Return the address of an element of an argument that is an array."""
+        return address(self.context, self.builder, self.types[which], self.args[which], index, lane)
+
+    def variables(self, kind: Any) -> list[list[Any]]:
+        """Return a variable, zero, for each row and vector; LLVM keeps them in registers."""
+        made = [[_tools.alloca_once(self.builder, kind) for _ in range(VECTORS)] for _ in range(HIGH)]
+        for variable in itertools.chain(*made):
+            self.builder.store(ir.Constant(kind, [0] * LANES), variable)
+        return made
+
+    def spread(self, number: Any) -> Any:
+        """Return a vector whose lanes are all ``number``."""
+        one = self.builder.insert_element(ir.Constant(_SUMS, ir.Undefined), number, I32(0))
+        return shuffled(self.builder, one, one, [0] * LANES)
+
+    def add_group(self, group: Any, groups: Any, steps: Any) -> list[list[Any]]:
+        """Return variables with the sums of products of a group, which begin as ``starts`` say."""
+        builder, totals = self.builder, self.variables(_SUMS)
+        begun = []
+        for r in range(HIGH):
+            at = builder.add(builder.mul(builder.add(self.args[5], I64(r)), groups), group)
+            start = builder.load(self.place(4, builder.mul(at, I64(LANES)), _SUMS))
+            start.align = 4
+            begun.append(start)
+        begins = sums_of_lanes(builder, builder.add, begun)
+        for r, row in enumerate(totals):
+            begin = self.spread(builder.extract_element(begins, I32(r)))
+            for total in row:
+                builder.store(begin, total)
+        first = builder.mul(group, steps)
+        with _tools.for_range(builder, steps) as loop:
+            step = builder.add(first, loop.index)
+            weights = [self._weight(step, v) for v in range(VECTORS)]
+            for codes, row in zip(self._codes, totals, strict=True):
+                number = builder.load(builder.gep(codes, [step]))
+                number.align = 1
+                numbers = builder.bitcast(self.spread(number), _BYTES)
+                for weight, total in zip(weights, row, strict=True):
+                    builder.store(add_quads(builder, builder.load(total), weight, numbers), total)
+        return totals
+
+    def _weight(self, step: Any, vector: int) -> Any:
+        at = self.builder.add(self.builder.mul(step, I64(4 * PANEL)), I64(4 * LANES * vector))
+        found = self.builder.load(self.place(3, at, _BYTES))
+        found.align = 4
+        return found
+
+    def store(self, results: list[list[Any]], places: tuple[int, int, int]) -> None:
+        """Store vectors to an array from a place on, a row each pitch further: three arguments."""
+        builder, (out, begin, pitch) = self.builder, places
+        for r, row in enumerate(results):
+            first = builder.add(self.args[begin], builder.mul(self.args[pitch], I64(r)))
+            for v, result in enumerate(row):
+                value = builder.load(result)
+                target = self.place(out, builder.add(first, I64(LANES * v)), value.type)
+                builder.store(value, target).align = 4
+
+
+@primitive
+def multiply_panel(
+    typingctx: Any, codes: Any, row: Any, cols: Any, panel: Any, starts: Any, top: Any, steps: Any, out: Any,
+    place: Any, pitch: Any,
+) -> Any:  # fmt: skip
+    """Set ``out[place + r * pitch + n]`` to the bits of the sum of products of four rows with a panel's.
+
+    codes: int8; row r begins at ``row + r * cols``. starts: int32, 16 lanes a row, from row ``top`` on.
+    steps: in a row. out: float32.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        tile = _Tile(context, builder, signature, args)
+        tile.store(tile.add_group(I64(0), I64(1), args[6]), (7, 8, 9))
+        return context.get_dummy_value()
+
+    number = types.uint64
+    return types.void(codes, number, number, panel, starts, number, number, out, number, number), codegen
+
+
+@primitive
+def multiply_panel_groups(
+    typingctx: Any, codes: Any, row: Any, cols: Any, panel: Any, starts: Any, top: Any, steps: Any, out: Any,
+    place: Any, pitch: Any, scales: Any, groups: Any,
+) -> Any:  # fmt: skip
+    """Set results as :func:`multiply_panel` does to the sum over groups of their sums times their scales.
+
+    starts: 16 lanes a row and group. steps: of a group. scales: float32, for each group those of the panel's
+    rows.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        tile = _Tile(context, builder, signature, args)
+        results = tile.variables(_FLOATS)
+        with _tools.for_range(builder, args[11]) as group:
+            totals, at = tile.add_group(group.index, args[11], args[6]), builder.mul(group.index, I64(PANEL))
+            for v in range(VECTORS):
+                scale = builder.load(tile.place(10, builder.add(at, I64(LANES * v)), _FLOATS))
+                scale.align = 4
+                for total, result in zip(totals, results, strict=True):
+                    found = builder.sitofp(builder.load(total[v]), _FLOATS)
+                    more = add_product(builder, builder.load(result[v]), found, scale)
+                    builder.store(more, result[v])
+        tile.store(results, (7, 8, 9))
+        return context.get_dummy_value()
+
+    number = types.uint64
+    return types.void(
+        codes, number, number, panel, starts, number, number, out, number, number, scales, number
+    ), codegen
