@@ -5,8 +5,9 @@
 a: codes of the input less their zero points. They are those of :mod:`.quantize`, whose kernel is called for
 some rows at a time, and are kept while the rows of the weight pass over them: in 16 bits, or in 8 where the
 processor multiplies these (see :mod:`.products`). w: codes of the weight, bytes as they are kept, or 4 bits
-that are brought to bytes some rows at a time. Threads take rows of the input, or, where these are few, of the
-weight; every result is computed in one order, so that neither changes it.
+that are brought to bytes some rows at a time; many rows of 8-bit codes are multiplied by panels of them (see
+:mod:`.panels`). Threads take rows of the input, or, where these are few, of the weight; every result is
+computed in one order, so that neither changes it.
 """
 
 from typing import Any, NamedTuple
