@@ -66,8 +66,8 @@ def _visit(seen: Any, here: Any, spins: Any, wanted: Any, first: Any, last: Any)
 
 
 @kernel
-def visit(seen: Any, here: Any, spins: Any, wanted: Any, first: Any, last: Any, parts: Any, team: Any) -> Any:
-    return run_parts(_visit, (seen, here, spins, wanted), first, last, parts, team)
+def visit(*args: Any) -> Any:
+    return run_parts(_visit, args)
 
 
 def visited(rows: int, elements: int, wanted: int) -> int:

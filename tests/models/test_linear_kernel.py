@@ -4,6 +4,7 @@ import importlib
 import itertools
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
@@ -123,8 +124,8 @@ def test_which_kernel_runs_is_decided_by_whole_steps_and_zero_points(quads: bool
     }
     for (source, weight, cols), whole in wanted.items():
         call = linear_call(source, weight, (4, cols), torch.float32, False, torch.float32)
-        chosen = module._integer_kernel(call, module._matrix_of(call))
-        assert chosen is (module.linear_from_quads if whole and quads else module.linear_from_pairs), weight
+        bits = np.dtype(module._code_dtype(call, module._matrix_of(call))).itemsize * 8
+        assert bits == (8 if whole and quads else 16), weight
 
 
 @pytest.mark.parametrize(("scheme", "cols"), [("int8:channel", 48), ("int4:g32", 96), ("uint4:channel", 16)])

@@ -11,7 +11,7 @@ import torch
 
 from ...layout.runs import Runs
 from ...ops.registry import Extremes
-from ...ops.threads import WORTH_A_THREAD, parts_for, share, thread_count
+from ...ops.threads import parts_for, share, thread_count
 from . import counter_entries as entries
 from .arrays import flat_array
 from .count import FRACTION_BITS, LANES
@@ -106,7 +106,7 @@ def _cut(runs: Runs, elements: int) -> Runs:
     """Return the runs, one long run as one for each thread; the last may be short."""
     if runs.blocks > 1:
         return runs
-    parts = max(1, min(thread_count(), elements // WORTH_A_THREAD))
+    parts = parts_for(thread_count(), elements)
     return Runs(1, parts, -(-elements // parts))
 
 

@@ -13,21 +13,15 @@ from .team import run_parts
 
 
 @kernel
-def extreme_keys(
-    x: Any, outer: Any, blocks: Any, inner: Any, lows: Any, highs: Any, first: Any, last: Any, parts: Any,
-    team: Any,
-) -> Any:  # fmt: skip
+def extreme_keys(*args: Any) -> Any:
     """Find the keys of the extremes of blocks."""
-    return run_parts(count.extreme_keys, (x, outer, blocks, inner, lows, highs), first, last, parts, team)
+    return run_parts(count.extreme_keys, args)
 
 
 @kernel
-def column_keys(
-    x: Any, outer: Any, blocks: Any, lanes: Any, lows: Any, highs: Any, first: Any, last: Any, parts: Any,
-    team: Any,
-) -> Any:  # fmt: skip
+def column_keys(*args: Any) -> Any:
     """Find the keys of the extremes of blocks that are columns."""
-    return run_parts(count.column_keys, (x, outer, blocks, lanes, lows, highs), first, last, parts, team)
+    return run_parts(count.column_keys, args)
 
 
 @device
@@ -43,50 +37,30 @@ def _count_slots(
 
 
 @kernel
-def count_runs(
-    x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, shift: Any, tables: Any, slots: Any, counts: Any,
-    lows: Any, highs: Any, first: Any, last: Any, parts: Any, team: Any,
-) -> Any:  # fmt: skip
+def count_runs(*args: Any) -> Any:
     """Count long blocks in bins. Rows are ``slots``, a table and some blocks each."""
-    args = x, kind, outer, blocks, inner, shift, tables, slots, counts, lows, highs
-    return run_parts(_count_slots, args, first, last, parts, team)
+    return run_parts(_count_slots, args)
 
 
 @kernel
-def count_short_runs(
-    x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, shift: Any, counts: Any, first: Any, last: Any,
-    parts: Any, team: Any,
-) -> Any:  # fmt: skip
+def count_short_runs(*args: Any) -> Any:
     """Count short blocks in bins."""
-    args = x, kind, outer, blocks, inner, shift, counts
-    return run_parts(count.count_short_runs, args, first, last, parts, team)
+    return run_parts(count.count_short_runs, args)
 
 
 @kernel
-def sum_runs(
-    x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, limbs: Any, counts: Any, lows: Any, highs: Any,
-    first: Any, last: Any, parts: Any, team: Any,
-) -> Any:  # fmt: skip
+def sum_runs(*args: Any) -> Any:
     """Add up long blocks."""
-    args = x, kind, outer, blocks, inner, limbs, counts, lows, highs
-    return run_parts(sums.sum_runs, args, first, last, parts, team)
+    return run_parts(sums.sum_runs, args)
 
 
 @kernel
-def sum_short_runs(
-    x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, limbs: Any, counts: Any, first: Any, last: Any,
-    parts: Any, team: Any,
-) -> Any:  # fmt: skip
+def sum_short_runs(*args: Any) -> Any:
     """Add up short blocks."""
-    args = x, kind, outer, blocks, inner, limbs, counts
-    return run_parts(sums.sum_short_runs, args, first, last, parts, team)
+    return run_parts(sums.sum_short_runs, args)
 
 
 @kernel
-def sum_columns(
-    x: Any, kind: Any, outer: Any, blocks: Any, lanes: Any, limbs: Any, counts: Any, lows: Any, highs: Any,
-    first: Any, last: Any, parts: Any, team: Any,
-) -> Any:  # fmt: skip
+def sum_columns(*args: Any) -> Any:
     """Add up blocks that are columns."""
-    args = x, kind, outer, blocks, lanes, limbs, counts, lows, highs
-    return run_parts(sums.sum_columns, args, first, last, parts, team)
+    return run_parts(sums.sum_columns, args)

@@ -13,7 +13,7 @@ from .fake import fake_quantize_backward_rows, fake_quantize_rows
 from .half import quantize_bfloat16_rows
 from .intrinsics import device, inlined, kernel
 from .layout import OK, element_in, layout_in, rule_in
-from .linear import Input, Matrix, float_rows, pair_rows, quad_rows, slot_of
+from .linear import Input, Matrix, code_rows, float_rows, slot_of
 from .measure import measure_rows
 from .quantize import amax_rows, quantize_rows, range_rows
 from .team import run_parts
@@ -30,13 +30,9 @@ def _quantize(
 
 
 @kernel
-def quantize(
-    x: Any, told: Any, order: Any, scales: Any, scale_codes: Any, zeros: Any, out: Any, first: Any, last: Any,
-    parts: Any, team: Any,
-) -> Any:  # fmt: skip
+def quantize(*args: Any) -> Any:
     """Quantize rows; see :func:`.quantize.quantize_rows`."""
-    args = x, told, order, scales, scale_codes, zeros, out
-    return run_parts(_quantize, args, first, last, parts, team)
+    return run_parts(_quantize, args)
 
 
 @device
@@ -53,16 +49,12 @@ def _quantize_bfloat16(
 
 
 @kernel
-def quantize_bfloat16(
-    x: Any, told: Any, boundaries: Any, scale_codes: Any, out: Any, first: Any, last: Any, parts: Any,
-    team: Any,
-) -> Any:  # fmt: skip
+def quantize_bfloat16(*args: Any) -> Any:
     """Quantize rows of bfloat16 to a 4-bit float; see :func:`.half.quantize_bfloat16_rows`.
 
     boundaries: (7,) int16.
     """
-    args = x, told, boundaries, scale_codes, out
-    return run_parts(_quantize_bfloat16, args, first, last, parts, team)
+    return run_parts(_quantize_bfloat16, args)
 
 
 @device
@@ -71,9 +63,9 @@ def _amax(x: Any, told: Any, out: Any, first: Any, last: Any) -> None:
 
 
 @kernel
-def amax(x: Any, told: Any, out: Any, first: Any, last: Any, parts: Any, team: Any) -> Any:
+def amax(*args: Any) -> Any:
     """Find the largest magnitudes of blocks; see :func:`.quantize.amax_rows`."""
-    return run_parts(_amax, (x, told, out), first, last, parts, team)
+    return run_parts(_amax, args)
 
 
 @device
@@ -82,9 +74,9 @@ def _extremes(x: Any, told: Any, lows: Any, highs: Any, first: Any, last: Any) -
 
 
 @kernel
-def extremes(x: Any, told: Any, lows: Any, highs: Any, first: Any, last: Any, parts: Any, team: Any) -> Any:
+def extremes(*args: Any) -> Any:
     """Find the extremes of blocks; see :func:`.quantize.range_rows`."""
-    return run_parts(_extremes, (x, told, lows, highs), first, last, parts, team)
+    return run_parts(_extremes, args)
 
 
 @device
@@ -99,13 +91,9 @@ def _dequantize(
 
 
 @kernel
-def dequantize(
-    source: Any, told: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any, out: Any, first: Any,
-    last: Any, parts: Any, team: Any,
-) -> Any:  # fmt: skip
+def dequantize(*args: Any) -> Any:
     """Dequantize rows; see :func:`.decode.dequantize_rows`."""
-    args = source, told, table, scales, scale_codes, zeros, out
-    return run_parts(_dequantize, args, first, last, parts, team)
+    return run_parts(_dequantize, args)
 
 
 @device
@@ -119,13 +107,9 @@ def _fake_quantize(
 
 
 @kernel
-def fake_quantize(
-    x: Any, told: Any, order: Any, table: Any, scales: Any, back: Any, zeros: Any, out: Any, first: Any,
-    last: Any, parts: Any, team: Any,
-) -> Any:  # fmt: skip
+def fake_quantize(*args: Any) -> Any:
     """Fake-quantize rows; see :func:`.fake.fake_quantize_rows`."""
-    args = x, told, order, table, scales, back, zeros, out
-    return run_parts(_fake_quantize, args, first, last, parts, team)
+    return run_parts(_fake_quantize, args)
 
 
 @device
@@ -138,16 +122,12 @@ def _fake_quantize_backward(
 
 
 @kernel
-def fake_quantize_backward(
-    grad: Any, x: Any, told: Any, bounds: Any, scales: Any, zeros: Any, out: Any, first: Any, last: Any,
-    parts: Any, team: Any,
-) -> Any:  # fmt: skip
+def fake_quantize_backward(*args: Any) -> Any:
     """Set the straight-through gradient of rows; see :func:`.fake.fake_quantize_backward_rows`.
 
     bounds: (3,) float32.
     """
-    args = grad, x, told, bounds, scales, zeros, out
-    return run_parts(_fake_quantize_backward, args, first, last, parts, team)
+    return run_parts(_fake_quantize_backward, args)
 
 
 @device
@@ -162,16 +142,12 @@ def _measure(
 
 
 @kernel
-def measure(
-    x: Any, source: Any, told: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any, extent: Any,
-    sums: Any, clipped: Any, first: Any, last: Any, parts: Any, team: Any,
-) -> Any:  # fmt: skip
+def measure(*args: Any) -> Any:
     """Measure rows against their codes; see :func:`.measure.measure_rows`.
 
     extent: (2,) float32.
     """
-    args = x, source, told, table, scales, scale_codes, zeros, extent, sums, clipped
-    return run_parts(_measure, args, first, last, parts, team)
+    return run_parts(_measure, args)
 
 
 @inlined
@@ -184,49 +160,23 @@ def matrix_in(a: Any) -> Any:
 
 
 @device
-def _pairs(
-    x: Any, told: Any, order: Any, signed: Any, given: Any, weight: Any, matrix: Any, scales: Any, bias: Any,
-    work: Any, out: Any, cut: Any, first: Any, last: Any,
+def _codes(
+    like: Any, x: Any, told: Any, order: Any, signed: Any, given: Any, weight: Any, matrix: Any, scales: Any,
+    bias: Any, work: Any, out: Any, cut: Any, first: Any, last: Any,
 ) -> Any:  # fmt: skip
-    source, matrix = Input(layout_in(told), element_in(told), rule_in(told), order, signed), matrix_in(matrix)
-    state = OK
+    source = Input(layout_in(told), element_in(told), rule_in(told), order, np.uint8(signed))
+    weights, state = matrix_in(matrix), OK
     for slot in range(first, last):
         own, rows, columns = slot_of(work, cut, slot)
-        state = max(state, pair_rows(x, source, given, weight, matrix, scales, bias, own, out, rows, columns))
+        args = x, source, given, weight, weights, scales, bias, own, out, rows, columns
+        state = max(state, code_rows(like, args))
     return state
 
 
 @kernel
-def linear_from_pairs(
-    x: Any, told: Any, order: Any, signed: Any, given: Any, weight: Any, matrix: Any, scales: Any, bias: Any,
-    work: Any, out: Any, cut: Any, first: Any, last: Any, parts: Any, team: Any,
-) -> Any:  # fmt: skip
-    """Compute slots of a layer's output from integer codes; see :func:`.linear.pair_rows`."""
-    args = x, told, order, np.uint8(signed), given, weight, matrix, scales, bias, work, out, cut
-    return run_parts(_pairs, args, first, last, parts, team)
-
-
-@device
-def _quads(
-    x: Any, told: Any, order: Any, signed: Any, given: Any, weight: Any, matrix: Any, scales: Any, bias: Any,
-    work: Any, out: Any, cut: Any, first: Any, last: Any,
-) -> Any:  # fmt: skip
-    source, matrix = Input(layout_in(told), element_in(told), rule_in(told), order, signed), matrix_in(matrix)
-    state = OK
-    for slot in range(first, last):
-        own, rows, columns = slot_of(work, cut, slot)
-        state = max(state, quad_rows(x, source, given, weight, matrix, scales, bias, own, out, rows, columns))
-    return state
-
-
-@kernel
-def linear_from_quads(
-    x: Any, told: Any, order: Any, signed: Any, given: Any, weight: Any, matrix: Any, scales: Any, bias: Any,
-    work: Any, out: Any, cut: Any, first: Any, last: Any, parts: Any, team: Any,
-) -> Any:  # fmt: skip
-    """Compute slots of a layer's output from integer codes; see :func:`.linear.quad_rows`."""
-    args = x, told, order, np.uint8(signed), given, weight, matrix, scales, bias, work, out, cut
-    return run_parts(_quads, args, first, last, parts, team)
+def linear_from_codes(*args: Any) -> Any:
+    """Compute slots of a layer's output from integer codes; see :func:`.linear.code_rows`."""
+    return run_parts(_codes, args)
 
 
 @device
@@ -240,10 +190,6 @@ def _floats(
 
 
 @kernel
-def linear_from_floats(
-    x: Any, weight: Any, matrix: Any, scales: Any, bias: Any, work: Any, out: Any, cut: Any, first: Any,
-    last: Any, parts: Any, team: Any,
-) -> Any:  # fmt: skip
+def linear_from_floats(*args: Any) -> Any:
     """Compute slots of a layer's output from float32; see :func:`.linear.float_rows`."""
-    args = x, weight, matrix, scales, bias, work, out, cut
-    return run_parts(_floats, args, first, last, parts, team)
+    return run_parts(_floats, args)

@@ -449,6 +449,21 @@ def quad_rows(
     return state
 
 
+def code_rows(like: Any, args: Any) -> Any:
+    """Call :func:`quad_rows` or :func:`pair_rows`: codes of the input are kept in the dtype of ``like``."""
+
+
+@overload(code_rows, inline="always")
+def _code_rows_overload(like: Any, args: Any) -> Any:
+    def quads(like: Any, args: Any) -> Any:
+        return quad_rows(*args)
+
+    def pairs(like: Any, args: Any) -> Any:
+        return pair_rows(*args)
+
+    return quads if like.dtype == types.int8 else pairs
+
+
 @device
 def float_rows(
     x: Any, weight: Any, matrix: Any, scales: Any, bias: Any, work: Any, out: Any, rows: Any, columns: Any

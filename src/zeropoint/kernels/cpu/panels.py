@@ -8,7 +8,6 @@ costs a product or two for each code and pays when enough rows of the input read
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 from llvmlite import ir
@@ -16,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 
 from .intrinsics import F32, I8, I32, I64, address, primitive
-from .products import QUADS, SHIFT, add_product, add_quads, shuffled, sums_of_lanes
+from .products import HIGH, QUADS, SHIFT, add_product, add_quads, shuffled, sums_of_lanes, zeroed
 
 _tools: Any = cgutils  # has no types
 
@@ -24,8 +23,6 @@ VECTORS = 4
 LANES = QUADS.sums
 PANEL = VECTORS * LANES
 """Rows of the weight in a panel."""
-HIGH = 4
-"""Rows of the input in a tile."""
 _SUMS, _FLOATS, _BYTES = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES), ir.VectorType(I8, QUADS.lanes)
 
 
@@ -54,12 +51,11 @@ def pack_block(typingctx: Any, weight: Any, begin: Any, pitch: Any, panel: Any, 
             row = builder.load(address(context, builder, weight, args[0], at, _SUMS))
             row.align = 1
             rows.append(row)
-        shift = ir.Constant(_SUMS, [SHIFT * 0x01010101 - (1 << 32)] * LANES)
+        shift = ir.Constant(_BYTES, [-SHIFT] * QUADS.lanes)
         for n, column in enumerate(_transposed(builder, rows)):
-            target = address(
-                context, builder, panel, args[3], builder.add(args[4], I64(4 * PANEL * n)), _SUMS
-            )
-            builder.store(builder.xor(column, shift), target).align = 4
+            place = builder.add(args[4], I64(4 * PANEL * n))
+            target = address(context, builder, panel, args[3], place, _BYTES)
+            builder.store(builder.xor(builder.bitcast(column, _BYTES), shift), target).align = 4
         return context.get_dummy_value()
 
     return types.void(weight, types.uint64, types.uint64, panel, types.uint64), codegen
@@ -78,11 +74,8 @@ class _Tile:
         return address(self.context, self.builder, self.types[which], self.args[which], index, lane)
 
     def variables(self, kind: Any) -> list[list[Any]]:
-        """Return a variable, zero, for each row and vector; LLVM keeps them in registers."""
-        made = [[_tools.alloca_once(self.builder, kind) for _ in range(VECTORS)] for _ in range(HIGH)]
-        for variable in itertools.chain(*made):
-            self.builder.store(ir.Constant(kind, [0] * LANES), variable)
-        return made
+        """Return a variable, zero, for each row and vector."""
+        return [zeroed(self.builder, kind, VECTORS) for _ in range(HIGH)]
 
     def spread(self, number: Any) -> Any:
         """Return a vector whose lanes are all ``number``."""

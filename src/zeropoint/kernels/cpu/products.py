@@ -18,7 +18,6 @@ it fits 32 bits.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +66,14 @@ def adds_quads() -> bool:
 def shuffled(builder: Any, u: Any, v: Any, lanes: list[int]) -> Any:
     """Return the given lanes of two vectors, those of the second counted on from those of the first."""
     return builder.shuffle_vector(u, v, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
+
+
+def zeroed(builder: Any, kind: Any, count: int) -> list[Any]:
+    """Return ``count`` variables for vectors, zero; LLVM keeps them in registers."""
+    made = [_tools.alloca_once(builder, kind) for _ in range(count)]
+    for variable in made:
+        builder.store(ir.Constant(kind, [0] * kind.count), variable)
+    return made
 
 
 def neighbor_sums(builder: Any, a: Any, b: Any) -> Any:
@@ -147,20 +154,8 @@ class _Tile:
         return [self.builder.extract_value(self.args[which], n) for n in range(self.types[which].count)]
 
     def variables(self, kind: Any) -> list[list[Any]]:
-        """Return variables for a vector a pair of rows, zero; LLVM keeps them in registers."""
-        count = range(self.kind.wide)
-        made = [[_tools.alloca_once(self.builder, kind) for _ in count] for _ in range(self.high)]
-        for variable in itertools.chain(*made):
-            self.builder.store(ir.Constant(kind, [0] * kind.count), variable)
-        return made
-
-    def fours(self) -> list[Any]:
-        """Return a variable, zero, for each vector that :meth:`added` gives."""
-        kind = ir.VectorType(F32, 4)
-        made = [_tools.alloca_once(self.builder, kind) for _ in range(-(-self.high * self.kind.wide // 4))]
-        for variable in made:
-            self.builder.store(ir.Constant(kind, [0] * 4), variable)
-        return made
+        """Return variables for a vector a pair of rows, zero."""
+        return [zeroed(self.builder, kind, self.kind.wide) for _ in range(self.high)]
 
     def add_group(self, group: Any) -> list[list[Any]]:
         """Return variables with the sums of products of a group of each row."""
@@ -372,7 +367,7 @@ def multiply_groups(
                 tile.scale_lanes(lanes, tile.add_group(group.index), group.index)
             tile.store(tile.added(lanes))
             return context.get_dummy_value()
-        results = tile.fours()
+        results = zeroed(builder, ir.VectorType(F32, 4), -(-tile.high * tile.kind.wide // 4))
         with _tools.for_range(builder, args[11]) as group:
             tile.scale_sums(results, tile.add_group(group.index), group.index)
         tile.store([builder.load(result) for result in results])

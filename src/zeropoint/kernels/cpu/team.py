@@ -45,24 +45,27 @@ def _without_flushing(builder: Any, run: Any) -> None:
 
 
 @primitive
-def run_parts(typingctx: Any, function: Any, args: Any, first: Any, last: Any, parts: Any, team: Any) -> Any:
-    """Call ``function(*args, begin, end)`` for ``parts`` runs of rows and return the largest result, int64.
+def run_parts(typingctx: Any, function: Any, args: Any) -> Any:
+    """Call ``function(*others, begin, end)`` for some runs of rows and return the largest result, int64.
 
-    function: a device function; its result is an integer without sign, or None. args: a tuple. team: the
-    address of ``GOMP_parallel``, or 0 for the calling thread alone. Threads take runs as long as there are
-    any, so that fewer threads than runs are as good.
+    args: a tuple, the others and then first and last row, the number of runs, and the address of
+    ``GOMP_parallel``, or 0 for the calling thread alone. function: a device function; its result is an
+    integer without sign, or None. Threads take runs as long as there are any, so that fewer threads than runs
+    are as good.
     """
-    own = (*args.types, types.uint64, types.uint64)
+    count = len(args.types) - 4
+    own = (*args.types[:count], types.uint64, types.uint64)
     sig = function.get_call_type(typingctx, own, {})
     compiled = function.dispatcher.get_compile_result(sig)
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         context.add_linking_libs([compiled.library])
         numbers = [I64, I64, I64, I64, I64]  # ticket, largest result, first, last, parts
-        items = [builder.extract_value(values[1], n) for n in range(len(args.types))]
+        given = [builder.extract_value(values[1], n) for n in range(len(args.types))]
+        items, rows, team = given[:count], given[count:-1], given[-1]
         shared = ir.LiteralStructType([*numbers, *(item.type for item in items)])
         box = _tools.alloca_once(builder, shared)
-        for n, value in enumerate([I64(0), I64(0), *values[2:5], *items]):
+        for n, value in enumerate([I64(0), I64(0), *rows, *items]):
             builder.store(value, _tools.gep_inbounds(builder, box, 0, n))
         kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer()])
         name = builder.module.get_unique_name("member_of_team")
@@ -70,17 +73,17 @@ def run_parts(typingctx: Any, function: Any, args: Any, first: Any, last: Any, p
         member.linkage = "internal"
         _write_member(context, member, shared, (sig, compiled))
         data = builder.bitcast(box, I8.as_pointer())
-        alone = builder.icmp_unsigned("==", values[5], I64(0))
+        alone = builder.icmp_unsigned("==", team, I64(0))
         with builder.if_else(alone) as (single, several):
             with single:
                 builder.call(member, [data])
             with several:
                 begin = ir.FunctionType(ir.VoidType(), [kind.as_pointer(), I8.as_pointer(), I32, I32])
-                threads = builder.trunc(values[4], I32)
-                builder.call(builder.inttoptr(values[5], begin.as_pointer()), [member, data, threads, I32(0)])
+                threads = builder.trunc(rows[2], I32)
+                builder.call(builder.inttoptr(team, begin.as_pointer()), [member, data, threads, I32(0)])
         return builder.load(_tools.gep_inbounds(builder, box, 0, 1))
 
-    return types.int64(function, args, types.int64, types.int64, types.int64, types.int64), codegen
+    return types.int64(function, args), codegen
 
 
 def _write_member(context: Any, member: Any, shared: Any, what: Any) -> None:

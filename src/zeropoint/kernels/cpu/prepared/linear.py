@@ -16,7 +16,7 @@ from ....params.arithmetic import effective_scale
 from ....schemes import Scheme, ZeroPoint
 from .. import layout as k
 from ..arrays import NO_FLOATS, block_factors, code_order, flat_array
-from ..entries import linear_from_floats, linear_from_pairs, linear_from_quads
+from ..entries import linear_from_codes, linear_from_floats
 from ..intrinsics import LINE
 from ..layout import tell
 from ..linear import MANY, Matrix, work_bytes
@@ -41,7 +41,8 @@ def prepare(call: LinearCall) -> Linear | str:
         return source
     matrix, (rows, cols) = _matrix_of(call), call.shape
     numbers = np.array(matrix, np.float64)
-    kernel = linear_from_floats if source is None else _integer_kernel(call, matrix)
+    kernel = linear_from_floats if source is None else linear_from_codes
+    like = None if source is None else np.zeros(0, _code_dtype(call, matrix))
 
     def run(
         x: torch.Tensor,
@@ -60,7 +61,7 @@ def prepare(call: LinearCall) -> Linear | str:
         given = (
             (flat_array(x.float()),)
             if source is None
-            else (flat_array(x), *source, _given(call, params, count))
+            else (like, flat_array(x), *source, _given(call, params, count))
         )
         if _over_threads(kernel, given + tensors, out.numpy().reshape(-1), count, matrix) != k.OK:
             _refuse(x, call)
@@ -69,16 +70,14 @@ def prepare(call: LinearCall) -> Linear | str:
     return run
 
 
-def _integer_kernel(call: LinearCall, matrix: Matrix) -> Any:
-    """Return the kernel for codes in 8 bits where the processor has it and all is whole steps, else in 16."""
+def _code_dtype(call: LinearCall, matrix: Matrix) -> type[np.signedinteger[Any]]:
+    """Return int8 where the processor multiplies 8-bit codes and all is whole steps, else int16."""
     source = call.source
     assert source is not None
     assert isinstance(source.element, IntFormat)
     plain = source.element.signed and source.zero_point is ZeroPoint.NONE
     whole = int(matrix.cols // matrix.groups) % QUADS.lanes == 0
-    return (
-        linear_from_quads if adds_quads() and whole and (plain or not matrix.grouped) else linear_from_pairs
-    )
+    return np.int8 if adds_quads() and whole and (plain or not matrix.grouped) else np.int16
 
 
 def _matrix_of(call: LinearCall) -> Matrix:
