@@ -139,6 +139,7 @@ torch.set_num_threads(1)
 x = torch.full((12, WORTH_A_THREAD), 0.75 * 2.0**-126)
 q = zp.quantize(x, "int8:channel")
 values = zp.dequantize(q)
+tiny = torch.full((1 << 21,), 2.0**-130)
 assert bool((q.codes == 1).all())
 # Threads that begin in flushing mode keep it, also after a call of ours.
 torch.set_flush_denormal(True)
@@ -146,7 +147,7 @@ torch.set_num_threads(3)
 torch.randn(1 << 20).exp().sum()
 again = zp.quantize(x, "int8:channel")
 found = zp.dequantize(q)
-flushed = torch.full((1 << 21,), 2.0**-130) * 0.5
+flushed = tiny * 0.5
 torch.set_flush_denormal(False)
 assert torch.equal(again.data, q.data) and torch.equal(again.scales[0], q.scales[0])
 assert torch.equal(found, values)
