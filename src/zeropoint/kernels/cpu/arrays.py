@@ -15,6 +15,7 @@ from ...formats.torch_dtypes import format_of
 from ...layout import packing
 from ...ops import reference
 from ...ops.registry import Params
+from ...ops.row_errors import code_extent
 from ...params.arithmetic import effective_scale, load_scale, require_parameters
 from ...params.codes import decode as decode_reference
 from ...schemes import Granularity, Scheme
@@ -174,3 +175,9 @@ def value_bounds(scheme: Scheme) -> Any:
         (0.0, 0.0, True) if isinstance(scheme.element, IntFormat) else reference.float_bounds(scheme)
     )
     return np.array((low, high, closed), np.float32)
+
+
+@functools.lru_cache(maxsize=256)
+def clip_extent(scheme: Scheme) -> Any:
+    """Return :func:`zeropoint.ops.row_errors.code_extent` in steps of codes."""
+    return np.array([number / float(code_step(scheme)) for number in code_extent(scheme)], np.float32)

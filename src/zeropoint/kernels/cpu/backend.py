@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -11,7 +12,7 @@ from ...errors import NonFiniteError
 from ...layout.blocks import reduce_blocks
 from ...ops import reference
 from ...ops.registry import Params, Request, filled
-from ...ops.row_errors import RowErrors, code_extent
+from ...ops.row_errors import RowErrors
 from ...ops.threads import share
 from ...params import arithmetic
 from ...params.arithmetic import Ranges
@@ -21,7 +22,7 @@ from . import layout as k
 from .arrays import (
     aligned_empty,
     block_factors,
-    code_step,
+    clip_extent,
     flat_array,
     has_sign,
     packed_like,
@@ -95,12 +96,10 @@ class CpuBackend:
         self, x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None
     ) -> torch.Tensor:
         """Return the tensor's own scale of a scheme with two levels."""
-        given = reference.whole_range(x, Granularity.tensor(), extremes)
-        if given is None:
-            amax = self._block_amax(x, Granularity.tensor())
-            _require(x, amax)
-        else:
-            amax = torch.maximum(given[0].abs(), given[1].abs())
+        if extremes is not None:
+            return _coarse_scale_of(scheme, extremes, x.dim(), x.dtype).clone()
+        amax = self._block_amax(x, Granularity.tensor())
+        _require(x, amax)
         ranges = Ranges(minimum=(amax, amax), maximum=(amax, amax), dtype=x.dtype, shape=tuple(x.shape))
         return arithmetic.coarsest_scale(scheme, ranges)
 
@@ -184,13 +183,24 @@ class CpuBackend:
             values, source = flat_array(x), call.codes_in(data)
             stored = stored_factors(scheme, params, tuple(x.shape), x.dtype)
             told, table = call.told_of(stored), call.table
-            middle, reach = (number / float(code_step(scheme)) for number in code_extent(scheme))
-            extent = np.array((middle, reach), np.float32)
             scales = stored.factors, stored.codes, stored.zeros
-            args = values, source, told, table, *scales, extent, sums, clipped
+            args = values, source, told, table, *scales, clip_extent(scheme), sums, clipped
             share(entries.measure, args, call.rows, call.count)
         columns = sums.reshape(-1, 3)
         return RowErrors(squares=columns[:, 0], errors=columns[:, 1], largest=columns[:, 2], clipped=clipped)
+
+
+@functools.lru_cache(maxsize=256)
+def _coarse_scale_of(
+    scheme: Scheme, extremes: tuple[float, float], rank: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the own scale of a tensor of so many axes; the parts of one that is read in parts share it."""
+    part = torch.empty((1,) * rank, dtype=dtype)
+    given = reference.whole_range(part, Granularity.tensor(), extremes)
+    assert given is not None
+    low, high = given
+    ranges = Ranges(minimum=(low, low), maximum=(high, high), dtype=dtype, shape=tuple(part.shape))
+    return arithmetic.coarsest_scale(scheme, ranges)
 
 
 def _require(x: torch.Tensor, amax: torch.Tensor) -> None:
