@@ -335,12 +335,41 @@ def test_small_tensors_are_read_by_one_call(monkeypatch: pytest.MonkeyPatch) -> 
     plain = Statistic.measure
     monkeypatch.setattr(Statistic, "measure", measure)
     calibrate(Reader(), STATIC, data := batches())
-    assert sizes == [sum(batch.numel() for batch in data)] * 3
+    assert sizes == [sum(batch.numel() for batch in data)] * 2  # of a and b together, and of c
     sizes.clear()
     monkeypatch.setattr(calibrating, "HELD", 3 * data[0].nbytes)  # of the fourth copy on, all are measured
     calibrate(Reader(), STATIC, data)
     assert len(sizes) > 3
     assert max(sizes) <= 4 * data[0].numel()
+
+
+class Fickle(nn.Module):
+    """Three layers that read one tensor in an order, and as often, as its number of rows says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        order = ((0, 1, 2), (1, 1, 0, 2), (2, 0), (1, 0, 1, 2, 2))[len(x) % 4]
+        return torch.stack([self.layers[number](x) for number in order])
+
+
+@pytest.mark.parametrize("held", [0, 2000, 1 << 24])
+def test_layers_that_do_not_always_read_the_same_learn_what_each_has_read(
+    monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    data = [torch.randn(rows, 16, generator=generator) for rows in (4, 8, 1, 2, 3, 4, 40, 3, 1)]
+    monkeypatch.setattr(calibrating, "HELD", held)
+    for small in (20 * 64, 1 << 18):
+        net = Fickle()
+        monkeypatch.setattr(calibrating, "SMALL", 0)
+        expected = calibrate(net, STATIC, data, statistic="moving_average:0.3").params
+        monkeypatch.setattr(calibrating, "SMALL", small)
+        assert calibrate(net, STATIC, data, statistic="moving_average:0.3").params == expected
+    ranges = {params.scales[0].item() for params in expected.values()}
+    assert len(ranges) == 3
 
 
 def test_hooks_are_gone_when_what_waited_cannot_be_measured() -> None:

@@ -17,6 +17,8 @@ from ..params import QuantizationParams
 from ..recipes import Activation, Recipe
 from ..schemes import Scheme
 from ..stats import Observer, State, Statistic, StatisticFor, statistic_named
+from ..stats.observer import update_together
+from ..stats.processes import shares_work
 from .attention import opened_attention
 from .decisions import as_recipe, decisions_of, require_model
 from .kinds import kind_of
@@ -26,8 +28,8 @@ from .progress import counted
 SIDES = ("input", "output")
 SMALL = 1 << 19
 """Bytes of a tensor up to which a copy of it is measured later, with others."""
-HELD = 1 << 26
-"""Bytes of copies that wait to be measured, each counted for every observer that sees it."""
+HELD = 1 << 25
+"""Bytes of copies that wait to be measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +149,7 @@ class Watch:
         self._places: dict[str, _Place] = {}
         self._seen: dict[str, torch.dtype] = {}
         self._waiting = _Waiting()
+        self._waits = True
         statistics: list[Statistic] = []
         for name, module, decision in self.decided:
             gives = decision.gives
@@ -172,6 +175,7 @@ class Watch:
     def hooked(self) -> Iterator[None]:
         """Let the observers see what goes into and comes out of their layers."""
         handles: list[Any] = []
+        self._waits = not shares_work()
         try:
             for place in self._places.values():
                 see = functools.partial(self._see, place)
@@ -213,10 +217,10 @@ class Watch:
         observer, latest = place.observer, self._latest
         self._seen.setdefault(place.name, x.dtype)
         if latest is None or not latest.is_of(x, observer.statistic):
-            latest = _Latest(x, observer)
+            latest = _Latest(x, observer, waits=self._waits)
             self._latest = None if x.is_inference() else latest
         if latest.copy is None:
-            self._waiting.take(observer)  # what passed before comes before
+            self._waiting.make_way(observer)
             observer.take(latest.state)
         else:
             self._waiting.add(observer, latest.copy)
@@ -228,14 +232,14 @@ class Watch:
 class _Latest:
     """What passed last: its measure, or a copy of a small tensor that is measured later."""
 
-    def __init__(self, x: torch.Tensor, observer: Observer) -> None:
+    def __init__(self, x: torch.Tensor, observer: Observer, *, waits: bool) -> None:
         self._statistic: Statistic = observer.statistic
         self._tensor = weakref.ref(x)
         # Tensors of inference mode count no changes, and are measured each time.
         self._version = None if x.is_inference() else x._version
         self.copy: torch.Tensor | None = None
         self.state: State = {}
-        if x.nbytes <= SMALL and not observer.shares_batches:
+        if waits and x.nbytes <= SMALL:
             self._statistic.check(x)
             self.copy = x.clone()
         else:
@@ -253,32 +257,44 @@ class _Latest:
 
 
 class _Waiting:
-    """Copies of small tensors by observer, measured many at once.
+    """Copies of small tensors, measured many at once, and those that several layers read but once.
 
     A call costs more than the numbers of a small tensor do, the more so between the products of two layers:
     nothing of it is in the caches then.
     """
 
     def __init__(self) -> None:
-        self._copies: dict[Observer, list[torch.Tensor]] = {}
+        self._copies: list[tuple[torch.Tensor, list[Observer]]] = []
+        self._seers: set[Observer] = set()
         self._held = 0
 
     def add(self, observer: Observer, copy: torch.Tensor) -> None:
-        """Let a copy wait; several observers may see the same one."""
-        copies = self._copies.setdefault(observer, [])
-        if copies and copies[-1].device != copy.device:
-            self.take(observer)
-        self._copies.setdefault(observer, []).append(copy)
-        self._held += copy.nbytes
-        if self._held > HELD:
+        """Let a copy wait for an observer, beside others that see the same one right after each other."""
+        if self._held > HELD or (self._copies and self._copies[-1][0].device != copy.device):
+            self.take()
+        self._seers.add(observer)
+        last, seers = self._copies[-1] if self._copies else (None, [])
+        if last is copy and observer not in seers:
+            seers.append(observer)
+        else:
+            self._copies.append((copy, [observer]))
+            self._held += copy.nbytes
+
+    def make_way(self, observer: Observer) -> None:
+        """Take what waits if any of it is for an observer: what passed before comes before."""
+        if observer in self._seers:
             self.take()
 
-    def take(self, only: Observer | None = None) -> None:
-        """Take what waits for one observer, or for all."""
-        for observer in list(self._copies) if only is None else [only]:
-            if copies := self._copies.pop(observer, []):
-                self._held -= sum(copy.nbytes for copy in copies)
-                observer.update_all(copies)
+    def take(self) -> None:
+        """Take in all that waits."""
+        groups: dict[tuple[Observer, ...], list[torch.Tensor]] = {}
+        for copy, seers in self._copies:
+            groups.setdefault(tuple(seers), []).append(copy)
+        if sum(map(len, groups)) > len(self._seers):  # some saw copies with others, and then without
+            groups = {(one,): [copy for copy, seers in self._copies if one in seers] for one in self._seers}
+        self._copies, self._seers, self._held = [], set(), 0
+        for together, copies in groups.items():
+            update_together(together, copies)
 
 
 def _see_input(see: OnTensor, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:

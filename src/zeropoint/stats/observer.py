@@ -153,6 +153,19 @@ class Observer(nn.Module):
         return self
 
 
+def update_together(observers: Sequence[Observer], batches: Sequence[torch.Tensor]) -> None:
+    """Take the same batches into several observers of one statistic: once, where their states are equal."""
+    first, *others = observers
+    before = {key: tensor.clone() for key, tensor in first.state().items()} if others else {}
+    first.update_all(batches)
+    for other in others:
+        own = other.state()
+        if all(torch.equal(tensor, before[key]) for key, tensor in own.items()):
+            _set(own, first.state())
+        else:
+            other.update_all(batches)
+
+
 def _beside(device: torch.device, state: State) -> State:
     """Return a state on a device."""
     if all(tensor.device == device for tensor in state.values()):
