@@ -5,6 +5,7 @@ import io
 import pickle
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from torch._dynamo.utils import counters
 from zeropoint import UnsupportedError, choose_params, fake_quantize
 from zeropoint.errors import CalibrationError
 from zeropoint.stats import MinMax, MovingAverage, Observer, State, Statistic, name_observers
+from zeropoint.stats.observer import update_together
 
 EVERY = pytest.mark.parametrize("statistic", [*ALL, *CHANNELS], ids=name_of)
 
@@ -59,6 +61,28 @@ def test_several_batches_are_taken_at_once(statistic: Statistic) -> None:
     observer.update_all(batches[1:])
     assert_same(observer.state(), one_by_one.state())
     assert not any(tensor.requires_grad for tensor in observer.state().values())
+
+
+@EVERY
+def test_observers_that_see_the_same_take_it_in_together(
+    monkeypatch: pytest.MonkeyPatch, statistic: Statistic
+) -> None:
+    before, batches = noise(2, 6, seed=2), [noise(4, 6), noise(1, 6, seed=1)]
+    observers = [observed(statistic), observed(statistic, before), observed(statistic)]
+    told = []
+    update_all = Observer.update_all
+
+    def watched(self: Observer, batches: Sequence[torch.Tensor]) -> None:
+        told.append(self)
+        update_all(self, batches)
+
+    monkeypatch.setattr(Observer, "update_all", watched)
+    update_together(observers, batches)
+    assert told == observers[:2]  # the last one's state was that of the first
+    for observer, seen in zip(observers, ([], [before], []), strict=True):
+        assert_same(observer.state(), observed(statistic, *seen, *batches).state())
+    observers[0].update(before)
+    assert_same(observers[2].state(), observed(statistic, *batches).state())
 
 
 @EVERY
