@@ -6,6 +6,7 @@ from .conversion import Conversion, Converted
 from .convert import convert, quantize_model
 from .dynamic_quantize import DynamicQuantize
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
+from .experts import SplitExperts
 from .fold import Folding, fold
 from .joins import Add, Concatenate, Multiply
 from .layer import PreparedLayer, QuantizedLayer
@@ -33,6 +34,7 @@ __all__ = [
     "QuantizedLayer",
     "QuantizedLinear",
     "SplitAttention",
+    "SplitExperts",
     "Steps",
     "calibrate",
     "calibrate_sequential",

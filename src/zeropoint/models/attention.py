@@ -1,15 +1,11 @@
 """MultiheadAttention as four linear layers and what lies between them, so that each can be quantized.
 
-torch's own module multiplies with its weights itself, in one function: there is no layer to replace. In an
-opened model each stands as :class:`SplitAttention`, with the names ``q_proj``, ``k_proj``, ``v_proj`` and
-``out_proj``, and is put back unless one of them was replaced.
+torch's own module multiplies with its weights itself, in one function: there is no layer to replace.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..errors import UnsupportedError
+from .linear_views import linear_on, own_memory
 
 _OPTIONS: dict[str, Any] = {
     "key_padding_mask": None,
@@ -26,7 +23,6 @@ _OPTIONS: dict[str, Any] = {
     "is_causal": False,
 }
 """What a call of the original takes after query, key and value, in order, and what stands for it."""
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 class SplitAttention(nn.Module):
@@ -142,13 +138,7 @@ class SplitAttention(nn.Module):
 
 
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
-    """Return a layer with copies of these; no numbers are drawn for it."""
-    with torch.device("meta"):
-        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-    layer.weight = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
-    if bias is not None:
-        layer.bias = nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
-    return layer
+    return own_memory(linear_on(weight, bias))
 
 
 def _additive(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -156,53 +146,3 @@ def _additive(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if mask.dtype != torch.bool:
         return mask.to(like.dtype)
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -math.inf)
-
-
-@contextmanager
-def opened_attention(model: nn.Module) -> Iterator[nn.Module]:
-    """Let each ``nn.MultiheadAttention`` of ``model`` be a :class:`SplitAttention` for a while.
-
-    Yields the model, or what it was opened to. At the end the originals are put back, but for those of which
-    a projection was replaced. Layers of ``nn.TransformerEncoder`` that go past their modules in evaluation do
-    not while they are open, and never again where something inside them was replaced.
-    """
-    opened: dict[nn.Module, nn.Module] = {
-        whole: SplitAttention(whole) for whole in model.modules() if type(whole) is nn.MultiheadAttention
-    }
-    shortcuts = {
-        (module, name): getattr(module, name)
-        for module in model.modules()
-        for kind, name in _SHORTCUTS
-        if isinstance(module, kind)
-    }
-    before = {module: list(module.modules()) for module, _ in shortcuts}
-    for module, name in shortcuts:
-        setattr(module, name, False)
-    replace_modules(model, opened)
-    try:
-        yield opened.get(model, model)
-    finally:
-        untouched: dict[nn.Module, nn.Module] = {
-            split: whole
-            for whole, split in opened.items()
-            if all(type(split.get_submodule(name)) is nn.Linear for name in PROJECTIONS)
-        }
-        replace_modules(model, untouched)
-        for (module, name), value in shortcuts.items():
-            if list(module.modules()) == before[module]:
-                setattr(module, name, value)
-
-
-_SHORTCUTS = (
-    (nn.TransformerEncoderLayer, "activation_relu_or_gelu"),
-    (nn.TransformerEncoder, "use_nested_tensor"),
-)
-"""Attributes without which these compute module by module (torch 2.6 to 2.13)."""
-
-
-def replace_modules(model: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> None:
-    """Put other modules in the places of those inside ``model``, under each of their names."""
-    for parent in list(model.modules()):
-        for key, child in parent._modules.items():  # named_children leaves out a second name
-            if child is not None and child in replaced:
-                setattr(parent, key, replaced[child])

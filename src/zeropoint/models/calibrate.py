@@ -19,10 +19,10 @@ from ..schemes import Scheme
 from ..stats import Observer, State, Statistic, StatisticFor, statistic_named
 from ..stats.observer import update_together
 from ..stats.processes import shares_work
-from .attention import opened_attention
 from .decisions import as_recipe, decisions_of, require_model
 from .kinds import kind_of
 from .layer import OnTensor, quantized_inputs, quantized_output
+from .opening import opened
 from .progress import counted
 
 SIDES = ("input", "output")
@@ -71,7 +71,7 @@ def calibrate(
     """
     require_model(model)
     require_batches(data)
-    with opened_attention(model) as root, evaluating(root):
+    with opened(model) as root, evaluating(root):
         watch = Watch(root, recipe, statistic)
         with watch.hooked():
             count = run_batches(root, data, run, progress=progress)
@@ -195,10 +195,19 @@ class Watch:
         self._waiting.take()
         wanted = None if inside is None else set(inside.modules())
         return {
-            name: place.observer.params(place.scheme, dtype=self._dtype_of(name, place.module))
+            name: self._params_of(place)
             for name, place in self._places.items()
             if wanted is None or place.module in wanted
         }
+
+    def _params_of(self, place: _Place) -> QuantizationParams:
+        try:
+            return place.observer.params(place.scheme, dtype=self._dtype_of(place.name, place.module))
+        except CalibrationError as error:
+            if place.name in self._seen:
+                raise
+            past = "if the model uses the layer's weight itself, leave the layer out by a rule"
+            raise CalibrationError(f"{error}; {past}") from None
 
     def outside(self, blocks: Iterable[nn.Module]) -> bool:
         """Return whether some observer belongs to a layer that is inside none of ``blocks``."""

@@ -15,7 +15,6 @@ from ..params import QuantizationParams
 from ..recipes import Activation, Recipe
 from ..tensor import QuantizedTensor
 from ..training import FakeQuantize, Quantizer
-from .attention import replace_modules
 from .calibrate import Calibration
 from .conversion import Conversion, Converted, weight_bytes
 from .decisions import require_model
@@ -24,6 +23,7 @@ from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from .kinds import kind_of
 from .layer import PreparedLayer, QuantizedLayer
 from .linear import QuantizedLinear
+from .opening import replace_modules
 from .packed_weight import PackedWeight
 from .prepare import ENTRIES, preparing
 

@@ -20,9 +20,9 @@ from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 from ..errors import ShapeError
-from .attention import replace_modules
 from .decisions import has_hooks, require_model
 from .kinds import kind_of
+from .opening import replace_modules
 
 NORMALIZATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 PRODUCTS: frozenset[type[nn.Module]] = frozenset(

@@ -48,6 +48,23 @@ class PackedWeight(nn.Module):
         self.register_buffer("data", q.data)
         register_params(self, q.params)
 
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:  # fmt: skip
+        """Refuse to stand for a tensor: raises UnsupportedError with what to do."""
+        own = next((arg for arg in (*args, *(kwargs or {}).values()) if isinstance(arg, cls)), None)
+        told = "" if own is None else f" ({own.extra_repr()})"
+        raise UnsupportedError(
+            f"a packed weight{told} is no tensor, and torch's {func.__name__} was called with it: the model "
+            "uses the weight of a quantized layer itself; leave that layer out by a rule"
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the codes are."""
+        return self.get_buffer("data").device
+
     def quantized(self) -> QuantizedTensor:
         """Return the whole as a quantized tensor that shares this memory."""
         params = buffered_params(self, self.scheme, self.shape, self.dtype)

@@ -13,7 +13,6 @@ from torch import nn
 from ..errors import UnsupportedError, ZeropointError
 from ..recipes import Activation, Assignment, Decision, Recipe
 from ..schemes import Scheme
-from .attention import opened_attention, replace_modules
 from .calibrate import Calibration, static_params
 from .conversion import Converted, kept_layer
 from .decisions import as_recipe, decisions_of, require_model
@@ -21,6 +20,7 @@ from .dynamic_quantize import DynamicQuantize
 from .kinds import KINDS, features, kind_of, weights_of
 from .layer import PreparedLayer
 from .learners import Learner, learner_named
+from .opening import opened, replace_modules
 
 ENTRIES = "_zeropoint_layers"
 """Attribute of a prepared model: in order, names of its prepared layers, and what is told of the others."""
@@ -47,7 +47,8 @@ def prepare(
     changed; otherwise a copy is.
 
     Weights of several layers that are one tensor have one quantizer. ``nn.MultiheadAttention`` of which a
-    projection is named becomes :class:`~zeropoint.models.SplitAttention`, with weights of its own.
+    projection is named becomes :class:`~zeropoint.models.SplitAttention`, fused experts of transformers
+    :class:`~zeropoint.models.SplitExperts`, with weights of their own; its ``Conv1D`` becomes a Linear layer.
 
     Raises RecipeError when a rule is about nothing or tied layers would differ, CalibrationError when
     parameters are missing, UnsupportedError when a layer cannot hold its scheme or is prepared already, and
@@ -69,7 +70,7 @@ def prepare(
 class Preparation:
     """What is to become of the layers of a model.
 
-    model: as it was passed. root: the same with its attention opened. prepared: the layers to be, for those
+    model: as it was passed. root: the same, opened. prepared: the layers to be, for those
     of ``root``. entries: in order, the names of these, and what is told of the others.
     """
 
@@ -88,10 +89,10 @@ class Preparation:
 def preparing(
     model: nn.Module, recipe: Recipe | str, *, learner: str | Learner, calibration: Calibration | None
 ) -> Iterator[Preparation]:
-    """Yield the layers to be of ``model``, whose attention is open meanwhile; see :func:`prepare`."""
+    """Yield the layers to be of ``model``, which is open meanwhile; see :func:`prepare`."""
     require_model(model)
     rules = as_recipe(recipe)
-    with opened_attention(model) as root:
+    with opened(model) as root:
         maker = _Maker(learner_named(learner), calibration)
         prepared: dict[nn.Module, PreparedLayer] = {}
         entries: list[str | Converted] = []

@@ -25,10 +25,10 @@ from ..errors import CalibrationError, UnsupportedError, near_misses
 from ..params import QuantizationParams
 from ..recipes import Recipe, Rule
 from ..stats import StatisticFor
-from .attention import opened_attention, replace_modules
 from .calibrate import Calibration, Watch, evaluating, require_batches, run_model
 from .convert import quantize_model
 from .decisions import require_model
+from .opening import opened, replace_modules
 from .progress import counted
 
 
@@ -86,7 +86,7 @@ def calibrate_sequential(
     batches = data if isinstance(data, (list, tuple)) else list(data)
     if not batches:
         raise CalibrationError("calibration data are empty; pass at least one batch")
-    with opened_attention(model) as root, evaluating(root), _kept(chosen) as kept:
+    with opened(model) as root, evaluating(root), _kept(chosen) as kept:
         watch = Watch(root, recipe, statistic)
         chain = _Chain(root, blocks_of(root, chosen.blocks), kept)
         for step in counted(range(len(chain.blocks)), "Calibrating blocks", shown=progress):

@@ -1,0 +1,99 @@
+"""The fused experts of a transformers model as two linear layers each, so that each can be quantized.
+
+transformers, from 5.0 on, keeps the weights of all experts of a layer in tensors of three axes and multiplies
+with parts of these itself. What such a module computes follows from attributes that all of them have, and is
+stated at ``use_experts_implementation`` in its ``integrations/moe.py``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from .layer import without_weights
+from .linear_views import linear_on
+
+_FACTS = ("num_experts", "has_gate", "has_bias", "is_transposed")
+
+
+def is_fused_experts(module: nn.Module) -> bool:
+    """Return whether a module is one of transformers' fused experts, with nothing of its own beside them."""
+    facts = vars(module)
+    if not all(name in facts for name in _FACTS) or facts.get("_is_expert_parallel"):
+        return False
+    own = {name for name, parameter in module._parameters.items() if parameter is not None}
+    return own == set(_names(module)) and all(
+        module.get_parameter(name).dim() == 3 for name in _weights(module)
+    )
+
+
+def _weights(module: Any) -> tuple[str, str]:
+    return ("gate_up_proj" if module.has_gate else "up_proj"), "down_proj"
+
+
+def _names(module: Any) -> tuple[str, ...]:
+    weights = _weights(module)
+    return (*weights, *(f"{name}_bias" for name in weights)) if module.has_bias else weights
+
+
+class SplitExperts(nn.Module):
+    """What the fused experts ``whole`` compute, with linear layers ``gate_up_proj.N`` and ``down_proj.N``.
+
+    Each token's output is the sum over its experts of ``weight * down(gate(up(x)))``; ``gate`` is what the
+    original applies, and ``up`` is called ``up_proj`` where it gates nothing. Arguments and results are those
+    of the original, whose memory the layers share.
+    """
+
+    rest: Any
+
+    def __init__(self, whole: Any) -> None:
+        super().__init__()
+        for name, child in whole.named_children():
+            self.add_module(name, child)
+        # What is left of the original, for its gate. It is no module of this one, but sees what these are.
+        self.__dict__["rest"] = rest = without_weights(whole, _names(whole))
+        rest.__dict__["_modules"] = self._modules
+        self.up, self.down = _weights(whole)
+        for name in (self.up, self.down):
+            self.add_module(name, _layers(whole, name))
+        self._arguments = tuple(inspect.signature(type(whole).forward).parameters)[1:4]
+        self.train(whole.training)
+
+    def forward(self, *args: Any, **named: Any) -> torch.Tensor:
+        """Return (tokens, hidden); takes hidden states of that shape, and experts and weights (tokens, k)."""
+        given = {**dict(zip(self._arguments, args, strict=False)), **named}
+        x, chosen, weights = (given[name] for name in self._arguments)
+        ups, downs = self._modules[self.up], self._modules[self.down]
+        assert isinstance(ups, nn.ModuleDict)
+        assert isinstance(downs, nn.ModuleDict)
+        result = torch.zeros_like(x)
+        for number in chosen.unique().tolist():
+            expert = str(number)
+            if expert in ups:  # the number after the last one says that there is none
+                token, place = torch.where(chosen == number)
+                y = self._normed(downs[expert](self._gated(ups[expert](x[token]))))
+                result.index_add_(0, token, (y * weights[token, place, None]).to(x.dtype))
+        return result
+
+    def _gated(self, y: torch.Tensor) -> torch.Tensor:
+        gated: torch.Tensor = self.rest._apply_gate(y) if self.rest.has_gate else self.rest.act_fn(y)
+        return gated
+
+    def _normed(self, y: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = y
+        if vars(self.rest).get("has_post_expert_norm"):
+            normed = self.rest.post_expert_norm(y)
+        return normed
+
+
+def _layers(whole: Any, name: str) -> nn.ModuleDict:
+    """Return the layers of all experts; a dictionary, since a list is what blocks of a model stand in."""
+    weights, biases = whole.get_parameter(name), whole._parameters.get(f"{name}_bias")
+    layers = nn.ModuleDict()
+    for number, weight in enumerate(weights):
+        matrix = weight.t() if whole.is_transposed else weight
+        layers[str(number)] = linear_on(matrix, None if biases is None else biases[number])
+    return layers

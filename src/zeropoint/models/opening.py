@@ -1,0 +1,97 @@
+"""Modules that hold linear layers in tensors of their own, opened so that each layer can be quantized.
+
+torch's MultiheadAttention and transformers' fused experts and Conv1D multiply with their weights themselves:
+there is no layer to replace. In an opened model others stand in their places, which hold linear layers or are
+one, and they are put back unless one of these layers was replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from .attention import SplitAttention
+from .decisions import has_hooks
+from .experts import SplitExperts, is_fused_experts
+from .linear_views import linear_on, own_memory
+
+
+def _split(module: Any) -> nn.Module | None:
+    """Return what stands for an open module, or None for one that has nothing to open."""
+    if type(module) is nn.MultiheadAttention:
+        return SplitAttention(module)
+    if has_hooks(module) or is_parametrized(module):
+        return None
+    if is_fused_experts(module):
+        return SplitExperts(module)
+    # A linear layer whose weight is (in, out); named, since transformers may not be installed.
+    if (type(module).__module__, type(module).__name__) == ("transformers.pytorch_utils", "Conv1D"):
+        return linear_on(module.weight.t(), module.bias).train(module.training)
+    return None
+
+
+@contextmanager
+def opened(model: nn.Module) -> Iterator[nn.Module]:
+    """Let modules of ``model`` be open for a while.
+
+    Yields the model, or what it was opened to. At the end the originals are put back, but for those of which
+    a layer was replaced. Layers of ``nn.TransformerEncoder`` that go past their modules in evaluation do not
+    while they are open, and never again where something inside them was replaced.
+    """
+    with torch.enable_grad():  # parts of a tensor that trains say so
+        splits = {whole: split for whole in model.modules() if (split := _split(whole)) is not None}
+    layers = {
+        split: {name: module for name, module in split.named_modules() if type(module) is nn.Linear}
+        for split in splits.values()
+    }
+    places = [
+        (parent, key, child)
+        for parent in model.modules()
+        for key, child in parent._modules.items()  # named_children leaves out a second name
+        if child in splits
+    ]
+    shortcuts = {
+        (module, name): getattr(module, name)
+        for module in model.modules()
+        for kind, name in _SHORTCUTS
+        if isinstance(module, kind)
+    }
+    before = {module: list(module.modules()) for module, _ in shortcuts}
+    for module, name in shortcuts:
+        setattr(module, name, False)
+    for parent, key, whole in places:
+        setattr(parent, key, splits[whole])
+    try:
+        yield splits.get(model, model)
+    finally:
+        for parent, key, whole in places:
+            split, now = splits[whole], parent._modules[key]
+            same = all(split.get_submodule(name) is layer for name, layer in layers[split].items())
+            if same and now is split:
+                setattr(parent, key, whole)
+            elif now is not None:
+                for layer in set(layers[split].values()).intersection(now.modules()):
+                    own_memory(layer)
+        for (module, name), value in shortcuts.items():
+            if list(module.modules()) == before[module]:
+                setattr(module, name, value)
+
+
+_SHORTCUTS = (
+    (nn.TransformerEncoderLayer, "activation_relu_or_gelu"),
+    (nn.TransformerEncoder, "use_nested_tensor"),
+)
+"""Attributes without which these compute module by module (torch 2.6 to 2.13)."""
+
+
+def replace_modules(model: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> None:
+    """Put other modules in the places of those inside ``model``, under each of their names."""
+    for parent in list(model.modules()):
+        for key, child in parent._modules.items():
+            if child is not None and child in replaced:
+                setattr(parent, key, replaced[child])

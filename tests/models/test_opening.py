@@ -1,0 +1,301 @@
+"""Modules of transformers that multiply with their weights themselves: GPT-2's Conv1D and fused experts."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import zeropoint as zp
+from zeropoint.errors import CalibrationError, UnsupportedError
+from zeropoint.models import (
+    QuantizedLinear,
+    calibrate,
+    calibrate_sequential,
+    convert,
+    prepare,
+    quantize_model,
+)
+from zeropoint.models.experts import SplitExperts
+from zeropoint.models.opening import opened
+from zeropoint.recipes import Recipe, Rule, model_preset
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 90, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0,
+}  # fmt: skip
+IDS = torch.randint(0, 90, (3, 12), generator=torch.Generator().manual_seed(0))
+ROUTED = (torch.randn(5, 64), torch.tensor([[0, 1], [3, 1], [2, 0], [1, 3], [0, 2]]), torch.rand(5, 2))
+"""Hidden states of tokens, their experts, and the weights of these."""
+
+
+def gpt2() -> nn.Module:
+    config = transformers.GPT2Config(
+        vocab_size=90, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def mixtral() -> nn.Module:
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**SIZES, num_local_experts=4))
+
+
+def gpt_oss() -> nn.Module:
+    """Experts with biases, weights (in, out) and gates of their own."""
+    config = transformers.GptOssConfig(**SIZES, head_dim=16, num_local_experts=4, num_experts_per_tok=2)
+    model = transformers.GptOssForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("proj_bias"):
+                parameter.normal_(generator=torch.Generator().manual_seed(1))
+    return model
+
+
+def nemotron() -> nn.Module:
+    """Experts without gates."""
+    config = transformers.NemotronHConfig(
+        **{**SIZES, "num_hidden_layers": 4}, head_dim=16, hybrid_override_pattern="*E*E", n_routed_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=64, moe_shared_expert_intermediate_size=64,
+    )  # fmt: skip
+    return transformers.NemotronHForCausalLM(config)
+
+
+EXPERTS = {"mixtral": mixtral, "gpt_oss": gpt_oss, "nemotron": nemotron}
+ALL = {"gpt2": gpt2, **EXPERTS}
+
+
+@pytest.fixture(params=ALL)
+def model(request: pytest.FixtureRequest) -> nn.Module:
+    return made(ALL[request.param])
+
+
+def made(make: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return make().eval()
+
+
+def run(model: nn.Module) -> torch.Tensor:
+    result: torch.Tensor = model(input_ids=IDS).logits
+    return result
+
+
+def linears(model: nn.Module, kind: type[nn.Module] = nn.Linear) -> dict[str, nn.Module]:
+    return {name: module for name, module in model.named_modules() if type(module) is kind}
+
+
+def test_open_modules_compute_the_same_and_close_again(model: nn.Module) -> None:
+    before, expected = list(model.modules()), run(model)
+    with opened(model) as root:
+        assert root is model
+        torch.testing.assert_close(run(model), expected, rtol=1e-5, atol=1e-6)
+        assert len(linears(model)) > sum(type(module) is nn.Linear for module in before)
+        assert {type(module).__name__ for module in model.modules()}.isdisjoint(
+            {"Conv1D", "MixtralExperts", "GptOssExperts", "NemotronHExperts"}
+        )
+    assert list(model.modules()) == before
+    assert torch.equal(run(model), expected)
+
+
+def dequantized(model: nn.Module, scheme: str) -> nn.Module:
+    """Return a model whose matrices, but those of embeddings and routers, are those of their codes."""
+    fused = {"Conv1D", "MixtralExperts", "GptOssExperts", "NemotronHExperts"}
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        kind = type(module).__name__
+        turned = kind == "Conv1D" or bool(vars(module).get("is_transposed"))
+        for name, weight in module.named_parameters(recurse=False):
+            if (kind == "Linear" or kind in fused) and "bias" not in name:
+                data = weight.data.transpose(-1, -2) if turned else weight.data
+                rows = data.reshape(-1, data.shape[-1])
+                codes = zp.quantize(rows, scheme).dequantize().reshape(data.shape)
+                weight.data = codes.transpose(-1, -2) if turned else codes
+    return model
+
+
+def test_each_layer_has_the_codes_of_its_own_matrix(model: nn.Module) -> None:
+    conversion = quantize_model(model, "w4a16")
+    fused = {"Conv1D", "MixtralExperts", "GptOssExperts", "NemotronHExperts"}
+    assert fused.isdisjoint(layer.type for layer in conversion.layers)
+    with opened(model):
+        names = {name for name in linears(model) if name != "lm_head" or not model.config.tie_word_embeddings}
+    assert set(linears(conversion.model, QuantizedLinear)) == names
+    expected = dequantized(model, "int4:g128")
+    if model.config.tie_word_embeddings:
+        expected.load_state_dict({**expected.state_dict(), "lm_head.weight": model.lm_head.weight})
+    torch.testing.assert_close(run(conversion.model), run(expected), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(run(model), run(expected), rtol=1e-3, atol=1e-3)
+
+
+def test_memory_drops(model: nn.Module) -> None:
+    conversion = quantize_model(model, "w8a8", inplace=True)
+    layers = [layer for layer in conversion.layers if layer.gives is not None]
+    assert len(layers) >= 8
+    state = conversion.model.state_dict().values()
+    held = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in state}
+    assert sum(held.values()) <= 1.1 * sum(layer.nbytes[1] for layer in conversion.layers)
+
+
+def test_what_was_prepared_trains_and_converts(model: nn.Module, tmp_path: Path) -> None:
+    with torch.no_grad():
+        prepared = prepare(model, "w4a8", learner="lsq").train()
+    run(prepared).square().mean().backward()
+    weights = {name: p for name, p in prepared.named_parameters() if ".layer.weight" in name}
+    assert len(weights) >= 8
+    assert sum(p.grad is not None and bool(p.grad.any()) for p in weights.values()) > len(weights) / 2
+    assert all(p.is_contiguous() and p.requires_grad for p in weights.values())
+    torch.optim.SGD(prepared.parameters(), 0.1).step()
+    save_file({name: p.detach() for name, p in weights.items()}, tmp_path / "weights.safetensors")
+    assert all(torch.equal(load_file(tmp_path / "weights.safetensors")[n], p) for n, p in weights.items())
+    converted = convert(prepared.eval()).model
+    torch.testing.assert_close(run(converted), run(prepared), rtol=2e-2, atol=2e-3)
+    file = io.BytesIO()
+    torch.save(converted, file)
+    file.seek(0)
+    assert torch.equal(run(torch.load(file, weights_only=False)), run(converted))
+
+
+def test_experts_beside_one_that_a_rule_names_own_their_memory() -> None:
+    model = made(mixtral)
+    expected, place = run(model), "model.layers.0.mlp.experts"
+    rules = Recipe(
+        rules=(Rule(name=f"{place}.down_proj.2", gives=model_preset("w8a16")),),
+        default=Rule(gives=None),
+    )
+    conversion = quantize_model(model, rules, inplace=True)
+    experts = conversion.model.get_submodule(place)
+    assert type(experts) is SplitExperts
+    assert type(experts.get_submodule("down_proj.2")) is QuantizedLinear
+    other = experts.get_submodule("down_proj.1").get_parameter("weight")
+    assert other.untyped_storage().nbytes() == other.nbytes
+    assert type(conversion.model.get_submodule("model.layers.1.mlp.experts")).__name__ == "MixtralExperts"
+    torch.testing.assert_close(run(conversion.model), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("make", EXPERTS.values(), ids=EXPERTS)
+def test_calibration_sees_what_each_expert_reads(make: Callable[[], nn.Module]) -> None:
+    model, data = made(make), [{"input_ids": row} for row in IDS.split(1)]
+    found = calibrate(model, "w8a8_static", data)
+    seen: dict[str, list[torch.Tensor]] = {}
+    with opened(model), torch.no_grad():
+        for name, module in linears(model).items():
+            module.register_forward_pre_hook(
+                lambda _, args, name=name: seen.setdefault(name, []).append(args[0])
+            )
+        for batch in data:
+            model(**batch)
+    assert {f"{name}.input" for name in seen} == set(found.params)
+    for name, inputs in seen.items():
+        whole = torch.cat([x.reshape(-1) for x in inputs])
+        params = found.params[f"{name}.input"]
+        assert params.scales[0].item() == zp.choose_params(whole, str(params.scheme)).scales[0].item(), name
+    model = made(make)
+    if make is not nemotron:  # whose layers take what is no tensor
+        assert calibrate_sequential(model, "w8a8_static", data) == found
+
+
+def test_an_expert_that_no_token_reaches_is_named() -> None:
+    with pytest.raises(CalibrationError, match=r"experts\.(gate_up|down)_proj\.\d\.input has seen no finite"):
+        calibrate(made(mixtral), "w8a8_static", [{"input_ids": IDS[:1, :1]}])
+
+
+@pytest.fixture
+def lonely() -> Iterator[nn.Module]:
+    model = made(mixtral)
+    yield model
+    assert not linears(model, SplitExperts)
+
+
+def test_experts_with_hooks_stay_and_say_so(lonely: nn.Module) -> None:
+    lonely.get_submodule("model.layers.0.mlp.experts").register_forward_hook(lambda *_: None)
+    told = {layer.name: layer.reason for layer in quantize_model(lonely, "w8a8").layers}
+    assert "hooks" in told["model.layers.0.mlp.experts"]
+    assert "model.layers.1.mlp.experts.down_proj.3" in told
+
+
+@pytest.mark.parametrize("change", ["parallel", "more"])
+def test_experts_of_another_build_stay_and_say_so(lonely: nn.Module, change: str) -> None:
+    experts = lonely.get_submodule("model.layers.0.mlp.experts")
+    if change == "parallel":
+        vars(experts)["_is_expert_parallel"] = True
+    else:
+        experts.register_parameter("scale", nn.Parameter(torch.ones(4)))
+    told = {layer.name: layer.reason for layer in quantize_model(lonely, "w8a8").layers}
+    assert told["model.layers.0.mlp.experts"] == "MixtralExperts has no quantized form"
+    assert "model.layers.1.mlp.experts.down_proj.3" in told
+
+
+def test_what_lies_beside_the_layers_keeps_its_name_and_is_moved_and_copied_with_them() -> None:
+    whole = made(gpt_oss).get_submodule("model.layers.0.mlp.experts")
+    vars(whole)["has_post_expert_norm"] = True
+    whole.add_module("post_expert_norm", nn.LayerNorm(64))
+    x, chosen, weights = (
+        torch.randn(5, 64),
+        torch.tensor([[0, 1], [3, 1], [2, 0], [1, 3], [0, 2]]),
+        torch.rand(5, 2),
+    )
+    split = SplitExperts(whole)
+    expected = whole(x, chosen, weights)
+    torch.testing.assert_close(split(x, chosen, weights), expected)
+    assert [name for name, _ in split.named_children()] == ["post_expert_norm", "gate_up_proj", "down_proj"]
+    other = copy.deepcopy(split).double()
+    torch.testing.assert_close(
+        other(x.double(), chosen, weights.double()), expected.double(), atol=1e-5, rtol=1e-5
+    )
+    split.post_expert_norm = nn.Identity()
+    assert not torch.allclose(split(x, chosen, weights), expected)
+    torch.testing.assert_close(
+        other(x.double(), chosen, weights.double()), expected.double(), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_arguments_may_be_named() -> None:
+    x, chosen, weights = ROUTED
+    split = SplitExperts(made(gpt_oss).get_submodule("model.layers.0.mlp.experts"))
+    expected = split(*ROUTED)
+    assert torch.equal(split(x, routing_weights=weights, router_indices=chosen), expected)
+    none = torch.tensor([[4, 1], [3, 1], [2, 0], [1, 3], [0, 2]])
+    assert torch.equal(split(x, none, weights)[1:], expected[1:])
+    assert not torch.equal(split(x, none, weights)[0], expected[0])
+
+
+class Past(nn.Module):
+    """A model that multiplies with the weight of its layer itself."""
+
+    def __init__(self, multiply: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.multiply = nn.Linear(16, 4), multiply
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.multiply(self.layer.weight, x)
+
+
+@pytest.mark.parametrize(
+    "multiply",
+    [
+        lambda weight, x: weight @ x.t(),
+        lambda weight, x: x.t() * weight,
+        lambda weight, x: nn.functional.linear(x, weight),
+        lambda weight, x: torch.matmul(input=weight, other=x.t()),
+    ],
+)
+def test_a_model_that_uses_a_weight_itself_is_told_what_to_do(
+    multiply: Callable[[Any, torch.Tensor], torch.Tensor],
+) -> None:
+    model = quantize_model(Past(multiply), "w8a16").model
+    assert model.layer.weight.device == torch.device("cpu")
+    told = (
+        r"packed weight \(int8:channel:narrow, shape=\(4, 16\)\) is no tensor.*leave that layer out by a rule"
+    )
+    with pytest.raises(UnsupportedError, match=told):
+        model(torch.ones(4, 16))
+    with pytest.raises(CalibrationError, match=r"layer.input has seen no finite.*leave the layer out"):
+        calibrate(Past(lambda weight, x: x @ weight.t()), "w8a8_static", [torch.ones(2, 16)])
