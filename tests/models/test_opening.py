@@ -13,6 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 import zeropoint as zp
 from zeropoint.errors import CalibrationError, UnsupportedError
@@ -25,6 +26,8 @@ from zeropoint.models import (
     quantize_model,
 )
 from zeropoint.models.experts import SplitExperts
+from zeropoint.models.graph import quantize_graph
+from zeropoint.models.linear_paths import FEW_ROWS
 from zeropoint.models.opening import opened
 from zeropoint.recipes import Recipe, Rule, model_preset
 
@@ -265,6 +268,20 @@ def test_arguments_may_be_named() -> None:
     none = torch.tensor([[4, 1], [3, 1], [2, 0], [1, 3], [0, 2]])
     assert torch.equal(split(x, none, weights)[1:], expected[1:])
     assert not torch.equal(split(x, none, weights)[0], expected[0])
+
+
+@pytest.mark.parametrize("preset", ["w4a16", "mxfp4"])
+def test_graphs_take_the_same_layers_of_conv1d(preset: str) -> None:
+    net = nn.Sequential(Conv1D(48, 32), nn.ReLU(), Conv1D(64, 48)).eval()
+    x = torch.randn(FEW_ROWS + 1, 32)
+    eager, program = quantize_model(net, preset), torch.export.export(net, (x,))
+    graph = quantize_graph(program, preset)
+    told = [
+        [(layer.name, layer.type, layer.shape, layer.nbytes) for layer in r.layers] for r in (graph, eager)
+    ]
+    assert told[0] == [layer for layer in told[1] if layer[1] != "ReLU"]
+    with torch.no_grad():
+        assert torch.equal(graph.model(x), eager.model(x))
 
 
 class Past(nn.Module):

@@ -20,6 +20,9 @@ from .decisions import has_hooks
 from .experts import SplitExperts, is_fused_experts
 from .linear_views import linear_on, own_memory
 
+CONV1D = "transformers.pytorch_utils.Conv1D"
+"""A linear layer whose weight is (in, out); by name, since transformers may not be installed."""
+
 
 def _split(module: Any) -> nn.Module | None:
     """Return what stands for an open module, or None for one that has nothing to open."""
@@ -29,8 +32,7 @@ def _split(module: Any) -> nn.Module | None:
         return None
     if is_fused_experts(module):
         return SplitExperts(module)
-    # A linear layer whose weight is (in, out); named, since transformers may not be installed.
-    if (type(module).__module__, type(module).__name__) == ("transformers.pytorch_utils", "Conv1D"):
+    if f"{type(module).__module__}.{type(module).__qualname__}" == CONV1D:
         return linear_on(module.weight.t(), module.bias).train(module.training)
     return None
 

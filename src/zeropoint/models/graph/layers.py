@@ -18,6 +18,7 @@ from torch import fx
 from ...errors import RecipeError
 from ...recipes import Decision, Recipe, Rule, Subject
 from ..kinds import KINDS
+from ..opening import CONV1D
 from . import matrices
 from .matrices import AS_IT_IS, SHAPING, Form
 from .program import args_of, attribute, tensor_at
@@ -304,8 +305,8 @@ def _called(node: fx.Node, path: str, kind: str) -> tuple[str, str]:
 def _stack(node: fx.Node) -> tuple[str, str | None]:
     """Return name and class of the innermost module that called ``node``; a second call has a mark."""
     for path, kind in reversed(list(node.meta.get("nn_module_stack", {}).values())):
-        name = kind if isinstance(kind, str) else kind.__name__
-        return str(path).partition("@")[0], name.rpartition(".")[2]
+        name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+        return str(path).partition("@")[0], "Linear" if name == CONV1D else name.rpartition(".")[2]
     return "", None
 
 
