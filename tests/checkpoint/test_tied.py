@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.checkpoint.written import CONFIG, LINEAR, ONE, quantize, same_bytes, 
 from zeropoint.checkpoint.plan import make_plan
 from zeropoint.checkpoint.selection import Selection
 from zeropoint.checkpoint.source import open_source
+from zeropoint.checkpoint.tied import _heads
 from zeropoint.checkpoint.verify import verify
 
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
@@ -101,3 +103,50 @@ def test_transformers_ties_the_head_that_was_left_out(tmp_path: Path) -> None:
         )
     assert not any(info.values())
     assert same_bytes(loaded.lm_head.weight.detach(), tensors[TABLE])
+
+
+_CLASS = re.compile(r"^class (\w+)\(.*?(?=^class |\Z)", re.DOTALL | re.MULTILINE)
+_KEYS = re.compile(r"_tied_weights_keys\s*=\s*\{(.*?)\}", re.DOTALL)
+
+
+def tied_in_transformers() -> dict[str, set[str]]:
+    """Return, by the name of an architecture, the linear layers whose weights transformers ties."""
+    transformers = pytest.importorskip("transformers", reason="extra `hf`")
+    found: dict[str, set[str]] = {}
+    for path in Path(transformers.__file__).parent.glob("models/*/modeling_*.py"):
+        for text in _CLASS.finditer(path.read_text()):
+            keys = _KEYS.search(text[0])
+            # What is read by number is an embedding, which no engine takes for a linear layer.
+            names = re.findall(r'"([\w.]+)\.weight":', keys[1]) if keys else []
+            heads = {name for name in names if not re.search(r"embed|shared|relative|norm$", name)}
+            if heads and re.search("For|LMHead", text[1]):
+                found[text[1]] = heads
+    return found
+
+
+def test_the_heads_that_transformers_ties_are_known() -> None:
+    ties = tied_in_transformers()
+    assert len(ties) > 200
+    unknown = {
+        name: heads - set(_heads({"architectures": [name], "tie_word_embeddings": True}))
+        for name, heads in ties.items()
+    }
+    assert {name: heads for name, heads in unknown.items() if heads} == {}
+
+
+def test_whisper_is_loaded_with_its_tied_head(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="extra `hf`")
+    config = transformers.WhisperConfig(
+        vocab_size=90, d_model=64, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, num_mel_bins=16,
+        max_source_positions=50, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+    )  # fmt: skip
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path / "source")
+    quantize(tmp_path / "source", tmp_path / "out", "fp8_dynamic")
+    loaded = transformers.WhisperForConditionalGeneration.from_pretrained(tmp_path / "out").eval()
+    assert loaded.proj_out.weight is loaded.model.decoder.embed_tokens.weight
+    sound, ids = torch.randn(2, 16, 100), torch.randint(0, 90, (2, 8))
+    with torch.no_grad():
+        ours, theirs = (m(input_features=sound, decoder_input_ids=ids).logits for m in (loaded, model))
+    assert torch.nn.functional.cosine_similarity(ours.flatten(), theirs.flatten(), 0) > 0.99

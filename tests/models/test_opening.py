@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 import zeropoint as zp
 from zeropoint.errors import CalibrationError, UnsupportedError
@@ -30,6 +28,9 @@ from zeropoint.models.graph import quantize_graph
 from zeropoint.models.linear_paths import FEW_ROWS
 from zeropoint.models.opening import opened
 from zeropoint.recipes import Recipe, Rule, model_preset
+
+transformers = pytest.importorskip("transformers", reason="extra `hf`")
+Conv1D = transformers.pytorch_utils.Conv1D
 
 SIZES: dict[str, Any] = {
     "vocab_size": 90, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,

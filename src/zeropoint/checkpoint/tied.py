@@ -15,11 +15,39 @@ from .selection import module_of
 from .source import Source
 from .storage import open_file
 
-_HEADS = (
-    ("ForCausalLM", "lm_head"), ("LMHeadModel", "lm_head"), ("ForConditionalGeneration", "lm_head"),
-    ("ForMaskedLM", "cls.predictions.decoder"), ("ForMaskedLM", "lm_head.decoder"),
-    ("ForPreTraining", "cls.predictions.decoder"),
-)  # fmt: skip
+_HEADS = tuple(
+    (re.compile(pattern), heads)
+    for pattern, heads in (
+        ("(Whisper|Moonshine|Canary|CohereAsr)", ("proj_out",)),
+        ("(Electra|ConvBert)", ("generator_lm_head",)),
+        ("DistilBert", ("vocab_projector",)),
+        ("Albert", ("predictions.decoder",)),
+        ("(XLM|Flaubert)WithLMHead", ("pred_layer.proj",)),
+        ("XLNetLMHead", ("lm_loss",)),
+        ("(BridgeTower|Vilt)ForMaskedLM", ("mlm_score.decoder",)),
+        ("ModernBert(Decoder)?For(Masked|Causal)LM", ("decoder",)),
+        ("(BioGpt|TrOCR)ForCausalLM", ("output_projection",)),
+        ("Kosmos2For", ("text_model.lm_head",)),
+        ("GitForCausalLM", ("output",)),
+        ("RwkvForCausalLM", ("head",)),
+        ("Ultrabert", ("head.decoder",)),
+        ("T5Gemma", ("lm_head.out_proj",)),
+        ("SpeechT5ForSpeechToText", ("text_decoder_postnet.lm_head",)),
+        ("BlipFor", ("text_decoder.cls.predictions.decoder",)),
+        ("FSMT", ("decoder.output_projection",)),
+        ("GraniteSpeech5ForCTC", ("ctc_head",)),
+        ("Luke", ("lm_head.decoder", "entity_predictions.decoder")),
+        ("(EuroBert|Funnel|ModernVBert|NeoMME|UltraVBert)", ("lm_head",)),
+        ("(BertGeneration|Camembert|Esm|Data2VecText|XLMRoberta|Xmod|Roberta)", ("lm_head.decoder",)),
+        (
+            "(Bert|BigBirdFor|BlipText|ErnieFor|MegatronBert|RoCBert|RoFormer|VisualBert)",
+            ("cls.predictions.decoder",),
+        ),
+        (".*For(MaskedLM|PreTraining)$", ("cls.predictions.decoder", "lm_head.decoder")),
+        (".*(For(CausalLM|ConditionalGeneration)|LMHeadModel)$", ("lm_head",)),
+    )
+)
+"""Heads by how an architecture's name begins, the first that fits: _tied_weights_keys of transformers."""
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|tok_embeddings|word_embeddings|wte|shared)\.weight$")
 _COMPARED = 1 << 22
 """Bytes that are compared at once."""
@@ -27,12 +55,11 @@ _COMPARED = 1 << 22
 
 def _heads(config: Mapping[str, Any]) -> list[str]:
     """Return the modules that are heads in the architectures of a configuration."""
-    found = config.get("architectures")
-    architectures = [a for a in found if isinstance(a, str)] if isinstance(found, list) else []
-    heads = [head for ending, head in _HEADS if any(a.endswith(ending) for a in architectures)]
-    if _says_tied(config) and not heads and architectures:
-        heads = ["lm_head"]
-    return list(dict.fromkeys(heads))
+    named = config.get("architectures")
+    architectures = [a for a in named if isinstance(a, str)] if isinstance(named, list) else []
+    usual = ("lm_head",) if _says_tied(config) else ()
+    found = (next((heads for name, heads in _HEADS if name.match(a)), usual) for a in architectures)
+    return list(dict.fromkeys(head for heads in found for head in heads))
 
 
 def _says_tied(config: Mapping[str, Any]) -> bool:
