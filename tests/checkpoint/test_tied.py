@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 from tests.checkpoint.written import CONFIG, LINEAR, ONE, quantize, same_bytes, save, tensors_of, weight
 
+from zeropoint.checkpoint.heads import heads_of
 from zeropoint.checkpoint.plan import make_plan
 from zeropoint.checkpoint.selection import Selection
 from zeropoint.checkpoint.source import open_source
-from zeropoint.checkpoint.tied import _heads
 from zeropoint.checkpoint.verify import verify
 
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
@@ -128,7 +128,7 @@ def test_the_heads_that_transformers_ties_are_known() -> None:
     ties = tied_in_transformers()
     assert len(ties) > 200
     unknown = {
-        name: heads - set(_heads({"architectures": [name], "tie_word_embeddings": True}))
+        name: heads - set(heads_of({"architectures": [name], "tie_word_embeddings": True}))
         for name, heads in ties.items()
     }
     assert {name: heads for name, heads in unknown.items() if heads} == {}
@@ -150,3 +150,14 @@ def test_whisper_is_loaded_with_its_tied_head(tmp_path: Path) -> None:
     with torch.no_grad():
         ours, theirs = (m(input_features=sound, decoder_input_ids=ids).logits for m in (loaded, model))
     assert torch.nn.functional.cosine_similarity(ours.flatten(), theirs.flatten(), 0) > 0.99
+
+
+@pytest.mark.parametrize(
+    ("architecture", "head"),
+    [("WhisperForConditionalGeneration", "proj_out"), ("DistilBertForMaskedLM", "vocab_projector")],
+)
+def test_a_head_of_its_own_is_kept_whatever_its_name(architecture: str, head: str, tmp_path: Path) -> None:
+    tensors = {LINEAR: weight(8, 32), f"{head}.weight": weight(24, 32)}
+    for config, kept in ((CONFIG | {"architectures": [architecture]}, True), (CONFIG, False)):
+        made = make_plan(open_source(save(tmp_path, tensors, config)), "w8a8", limits=ONE)
+        assert (head not in {w.module for w in made.weights}) == kept

@@ -16,6 +16,7 @@ from typing import Any
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, near_misses, printable
 from ..recipes import Rule, Subject
+from .heads import heads_of
 from .safetensors_file import TensorEntry
 
 WEIGHT_DTYPES = ("F32", "BF16", "F16")
@@ -146,7 +147,7 @@ _TYPES = {
 """Why the default rules keep a matrix, to the type that rules see."""
 
 
-def _by_name(module: str, model_type: object) -> str | None:
+def _by_name(module: str, config: Mapping[str, Any]) -> str | None:
     """Return why the default rules keep a matrix of this name, or None."""
     *before, last = module.split(".")
     parent = before[-1] if before else ""
@@ -158,7 +159,9 @@ def _by_name(module: str, model_type: object) -> str | None:
         return _A_ROUTER
     if _HEAD.search(last) or _HEAD_PARENT.search(parent) or _TOP_HEAD.match(module):
         return _A_HEAD
-    if model_type in _CONV1D_MODELS and _CONV1D.search(module):
+    if module in heads_of(config):
+        return _A_HEAD
+    if _model_type(config) in _CONV1D_MODELS and _CONV1D.search(module):
         return _TRANSPOSED
     return None
 
@@ -225,7 +228,7 @@ def choose(
 
 def _by_default(entry: TensorEntry, config: Mapping[str, Any]) -> Choice:
     """Return what happens to a matrix of floats of which the user says nothing."""
-    kept = _by_name(module_of(entry.name), _model_type(config))
+    kept = _by_name(module_of(entry.name), config)
     if kept is not None:
         why = Why.UNFIT if kept == _TRANSPOSED else Why.DEFAULT
         return Choice(quantize=False, why=why, reason=kept)
@@ -253,7 +256,7 @@ def subject_of(entry: TensorEntry, config: Mapping[str, Any]) -> Subject:
     Its type is what the default rules take it for: Linear, Embedding, Norm, Router, Head, Conv1D or Other.
     """
     module = module_of(entry.name)
-    kept = _by_name(module, _model_type(config))
+    kept = _by_name(module, config)
     kind = _TYPES[kept] if kept is not None else "Other" if _no_weight(entry) else "Linear"
     dtype = TORCH_DTYPES.get(entry.dtype)
     return Subject(
