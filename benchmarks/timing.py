@@ -15,14 +15,16 @@ SLOW_SECONDS = 0.2
 SLOW_ROUNDS = 3
 
 
-def in_turns(work: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def in_turns(
+    work: dict[str, Callable[[], object]], rounds: int, *, slow_seconds: float = SLOW_SECONDS
+) -> dict[str, list[float]]:
     """Return the seconds of every call: each function once a round, the order moving on from round to round.
 
     One untimed round comes first (page faults, compilation). Nobody runs twice in a row, so that nobody finds
     its own data in the cache; the order moves, so that nobody always follows the same neighbor.
     """
     seconds: dict[str, list[float]] = {name: [] for name in work}
-    slow = {name for name, call in work.items() if _seconds(call) > SLOW_SECONDS}
+    slow = {name for name, call in work.items() if _seconds(call) > slow_seconds}
     names = list(work)
     for turn in range(rounds):
         start = turn % len(names)
