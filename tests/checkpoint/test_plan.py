@@ -51,8 +51,9 @@ def test_a_tied_head_is_in_the_ignore_list_though_it_is_not_in_the_file(
     assert head in ignored(tmp_path, {}, config)
 
 
-def test_a_model_without_a_head_ignores_none(tmp_path: Path) -> None:
-    assert ignored(tmp_path, {}, {"architectures": ["BertModel"]}) == []
+@pytest.mark.parametrize("architecture", ["BertModel", "BertForQuestionAnswering", "WhisperModel"])
+def test_a_model_without_a_head_ignores_none(architecture: str, tmp_path: Path) -> None:
+    assert ignored(tmp_path, {}, {"architectures": [architecture]}) == []
 
 
 def test_quantizing_a_tied_head_is_reported(tmp_path: Path) -> None:

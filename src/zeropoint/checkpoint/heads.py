@@ -41,7 +41,7 @@ _HEADS = tuple(
 )
 """Heads by how an architecture's name begins, the first that fits: _tied_weights_keys of transformers."""
 _SCORES = re.compile(
-    r".*(LM|LMHeadModel|PreTraining|Generation|Text|CTC|Decoder|Alignment|Answering|MTModel)$"
+    r".*(LM|LMHeadModel|PreTraining|Generation|Text|CTC|Decoder|Alignment)$|BlipForQuestionAnswering$"
 )
 """Names of architectures that have such a head; others, as BertModel, have none or one of classes."""
 
