@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
@@ -45,8 +44,7 @@ def opened(model: nn.Module) -> Iterator[nn.Module]:
     a layer was replaced. Layers of ``nn.TransformerEncoder`` that go past their modules in evaluation do not
     while they are open, and never again where something inside them was replaced.
     """
-    with torch.enable_grad():  # parts of a tensor that trains say so
-        splits = {whole: split for whole in model.modules() if (split := _split(whole)) is not None}
+    splits = {whole: split for whole in model.modules() if (split := _split(whole)) is not None}
     layers = {
         split: {name: module for name, module in split.named_modules() if type(module) is nn.Linear}
         for split in splits.values()
