@@ -37,7 +37,11 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0,
 }  # fmt: skip
 IDS = torch.randint(0, 90, (3, 12), generator=torch.Generator().manual_seed(0))
-ROUTED = (torch.randn(5, 64), torch.tensor([[0, 1], [3, 1], [2, 0], [1, 3], [0, 2]]), torch.rand(5, 2))
+ROUTED = (
+    torch.randn(5, 64, generator=torch.Generator().manual_seed(2)),
+    torch.tensor([[0, 1], [3, 1], [2, 0], [1, 3], [0, 2]]),
+    torch.rand(5, 2, generator=torch.Generator().manual_seed(3)),
+)
 """Hidden states of tokens, their experts, and the weights of these."""
 
 
@@ -258,8 +262,9 @@ def test_arguments_may_be_named() -> None:
     expected = split(*ROUTED)
     assert torch.equal(split(x, routing_weights=weights, router_indices=chosen), expected)
     none = torch.tensor([[4, 1], [3, 1], [2, 0], [1, 3], [0, 2]])
-    assert torch.equal(split(x, none, weights)[1:], expected[1:])
-    assert not torch.equal(split(x, none, weights)[0], expected[0])
+    found = split(x, none, weights)
+    torch.testing.assert_close(found[1:], expected[1:])
+    assert (found[0] - expected[0]).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("preset", ["w4a16", "mxfp4"])
