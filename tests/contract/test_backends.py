@@ -225,6 +225,18 @@ def test_extremes_that_are_not_finite_are_refused(name: str, backend: str) -> No
         quantize_part(x, zp.Scheme.parse(name), (math.nan, math.nan))
 
 
+def test_parts_of_a_tensor_do_not_depend_on_who_asked_first_for_its_scale() -> None:
+    x, scheme, extremes = sample((16, 64), torch.float32), zp.Scheme.parse("nvfp4"), (-7.25, 8.5)
+    place = quantize_part(x, scheme, (-1.0, 1.0))
+    with torch.inference_mode(), torch.device("meta"):
+        quantize_part(x, scheme, extremes, out=place)
+    found = quantize_part(x, scheme, extremes)
+    assert same(found.scales[1], place.scales[1])
+    assert not found.scales[1].is_inference()
+    found.scales[1].mul_(2)
+    assert same(quantize_part(x, scheme, extremes).scales[1], place.scales[1])
+
+
 @pytest.mark.parametrize("scheme", [*FAMILIES, "float8_e4m3fn:block16x32", "mxint8", "int4:token:narrow"])
 def test_measured_errors_agree_with_float64(scheme: str) -> None:
     x = sample((20, 4100), torch.bfloat16) + 0.01

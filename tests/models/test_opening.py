@@ -164,6 +164,7 @@ def test_what_was_prepared_trains_and_converts(model: nn.Module, tmp_path: Path)
     save_file({name: p.detach() for name, p in weights.items()}, tmp_path / "weights.safetensors")
     assert all(torch.equal(load_file(tmp_path / "weights.safetensors")[n], p) for n, p in weights.items())
     converted = convert(prepared.eval()).model
+    # Codes of inputs that are rounded otherwise by a product before may be the neighboring ones.
     torch.testing.assert_close(run(converted), run(prepared), rtol=2e-2, atol=2e-3)
     file = io.BytesIO()
     torch.save(converted, file)
@@ -185,7 +186,7 @@ def test_experts_beside_one_that_a_rule_names_own_their_memory() -> None:
     other = experts.get_submodule("down_proj.1").get_parameter("weight")
     assert other.untyped_storage().nbytes() == other.nbytes
     assert type(conversion.model.get_submodule("model.layers.1.mlp.experts")).__name__ == "MixtralExperts"
-    torch.testing.assert_close(run(conversion.model), expected, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(run(conversion.model), expected, rtol=1e-2, atol=1e-2)  # 8 bits of one matrix
 
 
 @pytest.mark.parametrize("make", EXPERTS.values(), ids=EXPERTS)

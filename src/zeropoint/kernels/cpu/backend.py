@@ -195,7 +195,7 @@ def _coarse_scale_of(
     scheme: Scheme, extremes: tuple[float, float], rank: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """Return the own scale of a tensor of so many axes; the parts of one that is read in parts share it."""
-    part = torch.empty((1,) * rank, dtype=dtype)
+    part = torch.empty((1,) * rank, dtype=dtype, device="cpu")  # whatever the default is
     given = reference.whole_range(part, Granularity.tensor(), extremes)
     assert given is not None
     low, high = given
