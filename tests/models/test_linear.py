@@ -323,3 +323,51 @@ def test_nothing_of_the_size_of_the_weight_is_kept_beside_it() -> None:
     assert held < 0.26 * 512 * 1024 * 4
     tensors = [value for value in vars(layer).values() if isinstance(value, torch.Tensor)]
     assert not tensors
+
+
+def _replace_memory(t: torch.Tensor) -> None:
+    """Give ``t`` other memory with other numbers."""
+    t.data = t.data + 1
+
+
+@pytest.mark.parametrize("weight", ["int8:channel", "int4:g32", "int8:tensor"])
+@pytest.mark.parametrize("source", ["int8:token", "uint8:tensor:asym static", None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_calls_see_what_became_of_the_layer_since_the_last_one(
+    weight: str, source: str | None, dtype: torch.dtype
+) -> None:
+    layer, x = converted(weight, source, dtype=dtype), torch.randn(5, 64).to(dtype)
+    held = {name: t for name, t in layer.state_dict().items() if "extra" not in name}
+    other = {name: t.flip(0) if t.ndim else t for name, t in held.items()}
+    third = {name: t.clone() + 1 for name, t in other.items()}
+    assert layer.bias is not None
+    data, scale, bias = layer.weight.get_buffer("data"), layer.weight.get_buffer("scale1"), layer.bias
+    changes = [
+        lambda: scale.mul_(2),
+        lambda: data.bitwise_xor_(3),
+        lambda: bias.add_(1),
+        lambda: _replace_memory(bias),
+        lambda: _replace_memory(data),
+        lambda: _replace_memory(scale),
+        lambda: layer.load_state_dict(other, strict=False),
+        lambda: layer.load_state_dict(third, strict=False, assign=True),
+        lambda: setattr(layer, "bias", None),
+    ]
+    with torch.no_grad():
+        for number, change in enumerate(changes):
+            before = layer(x)
+            change()
+            found = layer(x)
+            assert not torch.equal(found, before), number
+            assert torch.equal(found, copy.deepcopy(layer)(x)), number
+
+
+def test_a_call_that_names_a_backend_gets_it() -> None:
+    layer, x = converted("int8:channel", "int8:token", shape=(256, 512)), torch.randn(64, 512)
+    with torch.no_grad():
+        found = layer(x)
+        with zp.only_backend("reference"):
+            exact = layer(x)
+        again = layer(x)
+    assert torch.equal(found, again)
+    assert not torch.equal(found, exact)

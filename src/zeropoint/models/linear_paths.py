@@ -132,17 +132,16 @@ def _codes(layer: Layer) -> Run:
     source, weight = layer.input_quantizer, layer.weight
     activation = _scheme_of(source)
     text = str(activation.scheme) if isinstance(activation, Activation) else ""
-    weight_text = str(weight.scheme)
+    product = library.LinearLayer(text, str(weight.scheme), weight.dtype)
 
     def run(x: torch.Tensor) -> torch.Tensor:
         given: list[torch.Tensor] = []
         if isinstance(source, FakeQuantize):
             zero = source._buffers.get("zero_point")
             given = [*_scales(source), *([] if zero is None else [zero])]
-        y: torch.Tensor = library.linear(
-            x, given, weight._buffers["data"], _scales(weight), layer.bias, text, weight_text, weight.dtype
-        )
-        return y
+        data = weight._buffers["data"]
+        assert data is not None
+        return product(x, given, data, _scales(weight), layer.bias)
 
     return run
 

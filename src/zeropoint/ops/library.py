@@ -17,8 +17,8 @@ from ..errors import ShapeError
 from ..layout import packing
 from ..params.arithmetic import parameter_tensors, require_parameters
 from ..schemes import Scheme
-from .linear import linear_call, linear_kernel, reference_linear
-from .registry import Backend, Counter, Op, Request, choose, counter
+from .linear import Linear, LinearCall, linear_call, linear_kernel, reference_linear
+from .registry import Backend, Counter, Op, Params, Request, choose, counter
 from .threads import gradual_underflow
 
 _ONLY: ContextVar[str | None] = ContextVar("zeropoint_backend", default=None)
@@ -236,28 +236,88 @@ def linear(
     call = linear_call(
         scheme, weight_scheme, (weight.shape[0], x.shape[-1]), weight_dtype, bool(params), x.dtype
     )
-    if weight.shape[1] != packing.packed_length(x.shape[-1], call.weight.bits):
-        raise ShapeError(
-            f"weight ({weight.shape[1]} bytes a row) must hold {x.shape[-1]} codes of {weight_scheme} a row, "
-            f"as x (shape {tuple(x.shape)}) has on its last axis"
-        )
-    require_parameters(call.weight, (tuple(weight_scales), None), call.shape)
-    if bias is not None and bias.shape != (call.shape[0],):
-        raise ShapeError(
-            f"bias (shape {tuple(bias.shape)}) must have shape {(call.shape[0],)}, a number a row of weight"
-        )
-    given = None
-    if params:
-        assert call.source is not None
-        given = (params[0],), params[1] if len(params) > 1 else None
-        require_parameters(call.source, given, (1, call.shape[1]))
-    kernel = linear_kernel(call) if x.device.type == "cpu" and _ONLY.get() in (None, "cpu") else None
-    if callable(kernel):
-        return kernel(x, given, weight, tuple(weight_scales), bias)
-    with gradual_underflow():
-        return reference_linear(call, x, given, (weight, tuple(weight_scales)), bias)
+    return _linear_of(call, x.is_cpu, weight, tuple(weight_scales), bias)(x, _given(call, params))
 
 
 @linear.register_fake
 def _(x: torch.Tensor, _params: list[torch.Tensor], weight: torch.Tensor, *_rest: Any) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _linear_of(
+    call: LinearCall,
+    on_host: bool,
+    weight: torch.Tensor,
+    scales: tuple[torch.Tensor, ...],
+    bias: torch.Tensor | None,
+) -> Linear:
+    """Return what computes the layer of ``call`` from its inputs, those in the memory of the host or others.
+
+    Raises as :data:`linear` does for its tensors.
+    """
+    rows, cols = call.shape
+    if weight.shape[1] != packing.packed_length(cols, call.weight.bits):
+        raise ShapeError(
+            f"weight ({weight.shape[1]} bytes a row) must hold {cols} codes of {call.weight} a row, as x "
+            "has numbers on its last axis"
+        )
+    require_parameters(call.weight, (scales, None), call.shape)
+    if bias is not None and bias.shape != (rows,):
+        raise ShapeError(
+            f"bias (shape {tuple(bias.shape)}) must have shape {(rows,)}, a number a row of weight"
+        )
+    kernel = linear_kernel(call) if on_host and _ONLY.get() in (None, "cpu") else None
+    if callable(kernel):
+        return kernel(weight, scales, bias)
+
+    def reference(x: torch.Tensor, params: Params | None) -> torch.Tensor:
+        with gradual_underflow():
+            return reference_linear(call, x, params, (weight, scales), bias)
+
+    return reference
+
+
+def _given(call: LinearCall, params: list[torch.Tensor]) -> Params | None:
+    """Return given parameters of the input; raises ShapeError where they are too few or too many."""
+    if not params:
+        return None
+    assert call.source is not None
+    given = (params[0],), params[1] if len(params) > 1 else None
+    require_parameters(call.source, given, (1, call.shape[1]))
+    return given
+
+
+class LinearLayer:
+    """:data:`linear` for one layer: what its calls have in common is worked out once.
+
+    That holds for as long as the layer's tensors lie where they did; the numbers in them may change.
+    """
+
+    def __init__(self, scheme: str, weight_scheme: str, weight_dtype: torch.dtype) -> None:
+        self._schemes = scheme, weight_scheme, weight_dtype
+        self._last: tuple[object, LinearCall, Linear] | None = None
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        params: list[torch.Tensor],
+        weight: torch.Tensor,
+        scales: list[torch.Tensor],
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the output; arguments and errors are those of :data:`linear`."""
+        if torch.compiler.is_compiling() or not _is_plain(x):
+            y: torch.Tensor = linear(x, params, weight, scales, bias, *self._schemes)
+            return y
+        places = tuple(map(torch.Tensor.data_ptr, (weight, *scales)))
+        own = 0 if bias is None else bias.data_ptr()
+        key = x.dtype, x.is_cpu, x.shape[-1], len(params), _ONLY.get(), places, own
+        last = self._last
+        if last is None or last[0] != key:
+            scheme, weight_scheme, dtype = self._schemes
+            call = linear_call(
+                scheme, weight_scheme, (weight.shape[0], x.shape[-1]), dtype, bool(params), x.dtype
+            )
+            layer = _linear_of(call, x.is_cpu, weight, tuple(scales), bias)
+            last = self._last = key, call, layer  # which holds the tensors, so that no others lie there
+        return last[2](x, _given(last[1], params))

@@ -48,10 +48,10 @@ class LinearCall:
     dtype: torch.dtype
 
 
-Linear = Callable[
-    [torch.Tensor, Params | None, torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor | None], torch.Tensor
-]
-"""Input (..., in_features), its given parameters, packed weight and its scales, bias, to the output."""
+Linear = Callable[[torch.Tensor, Params | None], torch.Tensor]
+"""From an input (..., in_features) and its given parameters to the output."""
+Kernel = Callable[[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor | None], Linear]
+"""From a packed weight, its scales and a bias, in whose memory it goes on to look, to the layer."""
 
 
 def refusal(call: LinearCall) -> str | None:
@@ -120,11 +120,11 @@ def linear_call(
 
 
 @functools.lru_cache(maxsize=1024)
-def linear_kernel(call: LinearCall) -> Linear | str:
+def linear_kernel(call: LinearCall) -> Kernel | str:
     """Return the kernel for ``call`` on tensors in the memory of the host, or why there is none."""
     if importlib.util.find_spec("numba") is None:
         return "needs the package numba, which is not installed"
-    made: Linear | str = importlib.import_module(KERNELS).prepare(call)
+    made: Kernel | str = importlib.import_module(KERNELS).prepare(call)
     return made
 
 

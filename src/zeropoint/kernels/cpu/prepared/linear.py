@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from ....formats import IntFormat
 from ....ops import reference
-from ....ops.linear import Linear, LinearCall
+from ....ops.linear import Kernel, Linear, LinearCall
 from ....ops.registry import Params
 from ....ops.threads import gradual_underflow, parts_for, share, thread_count
 from ....params.arithmetic import effective_scale
@@ -32,7 +33,7 @@ WORK_OF_ONE = 16
 """Products in the time of one element of other operators: what decides whether another thread pays."""
 
 
-def prepare(call: LinearCall) -> Linear | str:
+def prepare(call: LinearCall) -> Kernel | str:
     """Return the kernel for ``call``, or why there is none."""
     if call.dtype not in KINDS:
         return f"{call.dtype} is computed in float64"
@@ -43,31 +44,37 @@ def prepare(call: LinearCall) -> Linear | str:
     numbers = np.array(matrix, np.float64)
     kernel = linear_from_floats if source is None else linear_from_codes
     like = None if source is None else np.zeros(0, _code_dtype(call, matrix))
+    cut_for = functools.lru_cache(maxsize=64)(functools.partial(_cut, matrix))
 
-    def run(
-        x: torch.Tensor,
-        params: Params | None,
-        weight: torch.Tensor,
-        scales: tuple[torch.Tensor, ...],
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        out, count = x.new_empty((*x.shape[:-1], rows), dtype=torch.float32), x.numel() // cols
-        if count == 0 or rows == 0:
-            return out.to(x.dtype)
-        tensors = (
-            weight.numpy().reshape(-1), numbers, _scales_of(call, scales),
-            _NO_BIAS if bias is None else bias.detach().float().numpy(),
-        )  # fmt: skip
-        given = (
-            (flat_array(x.float()),)
-            if source is None
-            else (like, flat_array(x), *source, _given(call, params, count))
-        )
-        if _over_threads(kernel, given + tensors, out.numpy().reshape(-1), count, matrix) != k.OK:
-            _refuse(x, call)
-        return out if x.dtype is torch.float32 else out.to(x.dtype)
+    def bind(
+        weight: torch.Tensor, scales: tuple[torch.Tensor, ...], bias: torch.Tensor | None
+    ) -> Linear:  # fmt: skip
+        def arrays() -> tuple[Any, Any, Any]:
+            of_bias = _NO_BIAS if bias is None else bias.detach().float().numpy()
+            return weight.numpy().reshape(-1), _scales_of(call, scales), of_bias
 
-    return run
+        held = _shared(arrays(), (weight, scales[0], bias))
+
+        def run(x: torch.Tensor, params: Params | None) -> torch.Tensor:
+            out, count = x.new_empty((*x.shape[:-1], rows), dtype=torch.float32), x.numel() // cols
+            if count == 0 or rows == 0:
+                return out.to(x.dtype)
+            codes, factors, of_bias = held or arrays()
+            given = (
+                (flat_array(x.float()),)
+                if source is None
+                else (like, flat_array(x), *source, _given(call, params, count))
+            )
+            cut, size, slots, elements = cut_for(count, thread_count())
+            work = np.empty(size, np.uint8)
+            args = *given, codes, numbers, factors, of_bias, work, out.numpy().reshape(-1), cut
+            if share(kernel, args, slots, elements) != k.OK:
+                _refuse(x, call)
+            return out if x.dtype is torch.float32 else out.to(x.dtype)
+
+        return run
+
+    return bind
 
 
 def _code_dtype(call: LinearCall, matrix: Matrix) -> type[np.signedinteger[Any]]:
@@ -130,20 +137,26 @@ def _scales_of(call: LinearCall, scales: tuple[torch.Tensor, ...]) -> Any:
     return stored.numpy().reshape(-1)
 
 
-def _over_threads(kernel: Any, tensors: Any, out: Any, count: int, matrix: Matrix) -> int:
-    """Run ``kernel`` on tiles of rows or, where these are few, on those of columns; return its state.
+def _shared(arrays: tuple[Any, Any, Any], tensors: tuple[torch.Tensor | None, ...]) -> Any:
+    """Return ``arrays`` if all are the memory of ``tensors``, which may change, else None."""
+    pairs = zip(arrays, tensors, strict=True)
+    return arrays if all(t is None or a.ctypes.data == t.data_ptr() for a, t in pairs) else None
 
-    Threads that share the rows pack or unpack the whole weight each, others quantize all rows.
+
+def _cut(matrix: Matrix, count: int, threads: int) -> tuple[Any, int, int, int]:
+    """Return how ``count`` rows are cut for threads: tiles of rows or, where these are few, of columns.
+
+    As the kernel is told, with the bytes of workspace, the slots, and the elements they are worth. Threads
+    that share the rows pack or unpack the whole weight each, others quantize all rows.
     """
     rows, cols = int(matrix.rows), int(matrix.cols)
-    along = count >= 2 * HIGH * thread_count() and count * PACKING >= rows
+    along = count >= 2 * HIGH * threads and count * PACKING >= rows
     height, whole = (HIGH, count) if along else (PANEL if count >= MANY else QUADS.wide, rows)
     elements = count * rows * cols // WORK_OF_ONE
     slots = parts_for(-(-whole // height), elements)
     cut = np.array((count, rows, along, height, slots), np.uint64)
     size = work_bytes(-(-count // slots) + HIGH if along else count, matrix)
-    space = np.empty(slots * -(-size // LINE) * LINE, np.uint8)
-    return share(kernel, (*tensors, space, out, cut), slots, elements)
+    return cut, slots * -(-size // LINE) * LINE, slots, elements
 
 
 def _refuse(x: torch.Tensor, call: LinearCall) -> None:
