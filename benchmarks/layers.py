@@ -3,7 +3,8 @@
 Layers of MiniLM and of a Llama of 1.1 billion parameters, under presets of zeropoint.models, on random inputs
 of a normal distribution. First every layer is compared with the plain-torch reference. Then the table: how
 many times as fast as torch's float32 the layer is, quantizing its input included, for each number of tokens;
-both are measured in turns in the same rounds.
+both are measured in turns in the same rounds. The six layers of a block of MiniLM are also called one after
+the other, as the model does.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from zeropoint.recipes import model_preset
 
 SHAPES = ((384, 384), (384, 1536), (1536, 384), (2048, 2048), (2048, 5632), (5632, 2048))
 """Inputs and outputs: attention and feed-forward of the two models."""
+ROWS = {f"{k} x {n}": ((k, n),) for k, n in SHAPES} | {"MiniLM's block": (*SHAPES[:1] * 4, *SHAPES[1:3])}
+"""What is called, layer after layer."""
 PRESETS = ("w8a8", "w8a8_static", "w4a8", "w8a16", "w4a16")
 NEAR = 1e-5
 """Largest difference to the reference, relative to the largest output: sums of 5632 products in float32."""
@@ -37,7 +40,7 @@ NEAR = 1e-5
 class Measured:
     """A layer under a preset: by tokens, float32's time over its own (median of rounds) and best seconds."""
 
-    shape: tuple[int, int]
+    layers: str
     preset: str
     how: str
     factors: dict[int, float]
@@ -64,32 +67,36 @@ def check(layer: nn.Module, x: torch.Tensor, name: str) -> None:
         fail(f"{name} is {off:.1e} from the reference")
 
 
-def measure(shape: tuple[int, int], args: argparse.Namespace) -> list[Measured]:
-    """Check and time all presets on one shape."""
-    layer, largest = nn.Linear(*shape), max(args.tokens)
-    x = torch.randn(largest, shape[0])
-    layers = {preset: quantized(layer, preset, x) for preset in args.presets}
+def measure(label: str, args: argparse.Namespace) -> list[Measured]:
+    """Check and time all presets on some layers."""
+    floats = [nn.Linear(*shape) for shape in ROWS[label]]
+    inputs = [torch.randn(max(args.tokens), layer.in_features) for layer in floats]
+    presets = {
+        preset: [quantized(layer, preset, x) for layer, x in zip(floats, inputs, strict=True)]
+        for preset in args.presets
+    }
     seconds: dict[int, dict[str, list[float]]] = {}
     for tokens in args.tokens:
-        part = x[:tokens].clone()
-        for preset, made in layers.items():
-            check(made, part, f"{preset} of {shape} on {tokens} tokens")
-        work = {name: _call(made, part) for name, made in ({"float32": layer} | layers).items()}
+        parts = [x[:tokens].clone() for x in inputs]
+        for preset, made in presets.items():
+            for layer, part in zip(made, parts, strict=True):
+                check(layer, part, f"{preset} of {label} on {tokens} tokens")
+        work = {name: _call(layers, parts) for name, layers in ({"float32": floats} | presets).items()}
         seconds[tokens] = in_turns(work, args.rounds)
     return [
         Measured(
-            shape=shape,
+            layers=label,
             preset=preset,
-            how=made.explain(),
+            how=made[0].explain(),
             factors={n: _factor(found, preset) for n, found in seconds.items()},
             best={n: min(found[preset]) for n, found in seconds.items()},
         )
-        for preset, made in layers.items()
+        for preset, made in presets.items()
     ]
 
 
-def _call(layer: nn.Module, x: torch.Tensor) -> Callable[[], object]:
-    return lambda: layer(x)
+def _call(layers: Sequence[nn.Module], inputs: list[torch.Tensor]) -> Callable[[], object]:
+    return lambda: [layer(x) for layer, x in zip(layers, inputs, strict=True)]
 
 
 def _factor(seconds: dict[str, list[float]], name: str) -> float:
@@ -106,7 +113,7 @@ def table(results: list[Measured], tokens: list[int], threads: int) -> Table:
         out.add_column(str(count), justify="right", no_wrap=True)
     for r in results:
         times = (f"{r.best[n] * 1e3:.2f}  {r.factors[n]:.2f}x" for n in tokens)
-        out.add_row(f"{r.shape[0]} x {r.shape[1]}", r.preset, *times)
+        out.add_row(r.layers, r.preset, *times)
     return out
 
 
@@ -117,6 +124,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 128, 512])
+    parser.add_argument("--layers", nargs="+", default=list(ROWS), choices=list(ROWS), metavar="LAYERS")
     parser.add_argument("--presets", nargs="+", default=list(PRESETS))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
     return parser.parse_args()
@@ -130,7 +138,7 @@ def main() -> None:
     facts = machine()
     console.print(describe(facts), highlight=False)
     with torch.inference_mode():
-        results = [found for shape in SHAPES for found in measure(shape, args)]
+        results = [found for label in args.layers for found in measure(label, args)]
     console.print(f"{len(results) * len(args.tokens)} results are within {NEAR} of the reference")
     for how in sorted({f"{r.preset}: {r.how}" for r in results}):
         console.print(how, highlight=False)
