@@ -12,7 +12,7 @@ from zeropoint.ops.threads import thread_limit
 from zeropoint.schemes import LAYER_PRESETS, TENSOR_PRESETS, Scheme
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SHAPES = ((8, 256), (3, 5, 70), (1, 4099), (130, 33), (17,), (2, 2, 3, 48))
+SHAPES = ((8, 256), (3, 5, 70), (1, 4099), (130, 33), (17,), (2, 2, 3, 48), (12, 384))
 ELEMENTS = (
     "int8", "int8:channel", "int8:channel1", "int8:channel-1", "int8:token:narrow", "int2:g16", "int3:g8",
     "int5:g40", "int6:token", "int7:g24", "uint8:token", "uint4:g32", "binary:g32", "ternary:token",
@@ -81,6 +81,18 @@ def assert_same_everywhere(x: torch.Tensor, scheme: str) -> str:
     return zp.explain(x, scheme).chosen
 
 
+def assert_same_errors(x: torch.Tensor, scheme: str) -> None:
+    """Compare measured errors with the reference's, in float64."""
+    q = zp.quantize(x, scheme)
+    actual = row_errors(x, q)
+    expected = Reference().measure(x, q.data, q.scheme, (q.scales, q.zero_point))
+    # Sums of 4100 float32 squares, 32 at a time: a relative error of some 32 * 2**-24.
+    torch.testing.assert_close(actual.squares, expected.squares, rtol=4e-6, atol=0)
+    torch.testing.assert_close(actual.errors, expected.errors, rtol=1e-4, atol=1e-12)
+    torch.testing.assert_close(actual.largest, expected.largest, rtol=1e-5, atol=1e-12)
+    assert abs(int(actual.clipped.sum()) - int(expected.clipped.sum())) <= 1
+
+
 def gradient(x: torch.Tensor, q: zp.QuantizedTensor, backend: str | None) -> torch.Tensor:
     """Return the straight-through gradient of values half as large again, some of which are clipped."""
     slope = torch.ones_like(x)
@@ -107,6 +119,22 @@ def test_every_length_gives_the_same_bytes(scheme: str) -> None:
     for length in range(258):
         dtype = DTYPES[length % 2]
         assert assert_same_everywhere(sample((2, length), dtype, seed=length), scheme) == "cpu"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "element",
+    ["int8", "int4", "int3", "uint4", "nf4", "float4_e2m1fn", "float8_e4m3fn", "float6_e3m2fn", "int8:asym"],
+)
+def test_blocks_of_any_number_of_whole_steps_give_the_same_bytes(element: str, dtype: torch.dtype) -> None:
+    """Several such blocks fit a tile, whole ones, and with the rest of a row behind them."""
+    name, *more = element.split(":")
+    for group in (96, 224, 256, 288, 320, 992, 1056):
+        for rest in (0, 32, 7, group - 32):
+            x = sample((3, 4 * group + rest), dtype, seed=group)
+            scheme = ":".join((name, f"g{group}", *more))
+            assert assert_same_everywhere(x, scheme) == "cpu"
+            assert_same_errors(x, scheme)
 
 
 @pytest.mark.parametrize("scheme", ["int8:channel", "int4:g32", "mxfp4", "uint8:channel:asym", "nf4"])
@@ -240,14 +268,7 @@ def test_parts_of_a_tensor_do_not_depend_on_who_asked_first_for_its_scale() -> N
 @pytest.mark.parametrize("scheme", [*FAMILIES, "float8_e4m3fn:block16x32", "mxint8", "int4:token:narrow"])
 def test_measured_errors_agree_with_float64(scheme: str) -> None:
     x = sample((20, 4100), torch.bfloat16) + 0.01
-    q = zp.quantize(x, scheme)
-    actual = row_errors(x, q)
-    expected = Reference().measure(x, q.data, q.scheme, (q.scales, q.zero_point))
-    # Sums of 4100 float32 squares, 32 at a time: a relative error of some 32 * 2**-24.
-    torch.testing.assert_close(actual.squares, expected.squares, rtol=4e-6, atol=0)
-    torch.testing.assert_close(actual.errors, expected.errors, rtol=1e-4, atol=1e-12)
-    torch.testing.assert_close(actual.largest, expected.largest, rtol=1e-5, atol=1e-12)
-    assert abs(int(actual.clipped.sum()) - int(expected.clipped.sum())) <= 1
+    assert_same_errors(x, scheme)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -23,7 +23,7 @@ from .layout import CODEBOOK, FLOAT, GIVEN, INTEGER, POWER, ZERO_NONE
 from .pack import load_codes
 from .quantize import parameter_row
 from .scales import combined, minifloat_value
-from .steps import factor_shift
+from .steps import factor_cut
 from .tile import BFLOAT16, TILE, clear, fetch_ahead, spread
 from .vector import WHOLE
 
@@ -219,28 +219,29 @@ def dequantize_rows(
             safe = layout.kind == BFLOAT16 and normal_products(element, per_block, blocks)
             # Then powers of two move the exponent and nothing else.
             exact = safe and power
-            shift = factor_shift(layout.block, span)
-            stepwise = known and shift > np.uint64(0)
+            shift, part = factor_cut(layout.block, span) if known else (np.uint64(0), step)
+            stepwise = shift > np.uint64(0)
             if element.zero_place != ZERO_NONE:
                 for b in range(blocks):
                     zero_points[b] = zeros[block_at + b]
-            for chunk in range(np.uint64(0), span, step):
-                n = min(step, span - chunk)
+            for chunk in range(np.uint64(0), span, part):
+                n, first_block = min(part, span - chunk), chunk // layout.block
+                own, own_zeros = per_block[first_block:], zero_points[first_block:]
                 size = (n * layout.bits + np.uint64(7)) // np.uint64(8)
                 stepped = stepwise and n % WHOLE == 0
                 if stepped:
                     if narrow_codes:
                         load_codes(source, byte_at, n, layout.bits, codes)
                     stepped = decode_steps(
-                        source, byte_at, n, layout.bits, codes, element, table, per_block, zero_points, shift,
+                        source, byte_at, n, layout.bits, codes, element, table, own, own_zeros, shift,
                         n, out, at + chunk, True, safe, exact,
                     )  # fmt: skip
                 if not stepped:
                     # Several chunks have one block, and the same factors.
                     if chunk == np.uint64(0) or stepwise:
-                        spread(per_block, min(span, step), layout.block, factors)
+                        spread(own, min(span, part), layout.block, factors)
                         if element.zero_place != ZERO_NONE:
-                            spread(zero_points, min(span, step), layout.block, offsets)
+                            spread(own_zeros, min(span, part), layout.block, offsets)
                     load_codes(source, byte_at, n, layout.bits, codes)
                     fetch_ahead(source, byte_at + size, size)
                     decode(codes, n, element, table, factors, offsets, tile)

@@ -10,7 +10,7 @@ from .intrinsics import device, float32_of, scratch
 from .layout import ZERO_NONE
 from .pack import load_codes
 from .quantize import parameter_row
-from .steps import factor_shift, values_in_order
+from .steps import factor_cut, values_in_order
 from .tile import TILE, clear, fetch_ahead, load, spread
 from .vector import (
     HALF,
@@ -118,9 +118,10 @@ def measure_rows(
             if element.zero_place != ZERO_NONE:
                 for b in range(blocks):
                     zero_points[b] = zeros[block_at + b]
-            shift = factor_shift(layout.block, span)
-            for chunk in range(np.uint64(0), span, step):
-                n = min(step, span - chunk)
+            shift, part = factor_cut(layout.block, span)
+            for chunk in range(np.uint64(0), span, part):
+                n, first_block = min(part, span - chunk), chunk // layout.block
+                own, own_zeros = per_block[first_block:], zero_points[first_block:]
                 fetch_ahead(x, at + chunk + n, n)
                 whole = shift > np.uint64(0) and n % WHOLE == 0
                 if narrow or not whole:
@@ -128,25 +129,23 @@ def measure_rows(
                 stepped = whole and known
                 if stepped:
                     stepped = decode_steps(
-                        source, byte_at, n, layout.bits, codes, element, table, per_block, zero_points, shift,
+                        source, byte_at, n, layout.bits, codes, element, table, own, own_zeros, shift,
                         n, decoded, np.uint64(0), False, False, False,
                     )  # fmt: skip
                 if not stepped:
                     load_codes(source, byte_at, n, layout.bits, codes)
-                    spread(per_block, n, layout.block, factors)
-                    spread(zero_points, n, layout.block, offsets)
+                    spread(own, n, layout.block, factors)
+                    spread(own_zeros, n, layout.block, offsets)
                     decode(codes, n, element, table, factors, offsets, decoded)
                 byte_at += (n * layout.bits + np.uint64(7)) // np.uint64(8)
                 if whole:
                     over += np.uint64(
-                        measure_steps(
-                            x, at + chunk, n, decoded, per_block, zero_points, shift, extent, totals
-                        )
+                        measure_steps(x, at + chunk, n, decoded, own, own_zeros, shift, extent, totals)
                     )
                 else:
                     load(x, at + chunk, n, layout.kind, tile)
-                    spread(per_block, n, layout.block, factors)
-                    spread(zero_points, n, layout.block, offsets)
+                    spread(own, n, layout.block, factors)
+                    spread(own_zeros, n, layout.block, offsets)
                     measure_tile(tile, decoded, n, totals)
                     over += np.uint64(count_clipped(tile, factors, offsets, n, extent[0], extent[1]))
             at += span

@@ -10,7 +10,7 @@ from .fields import LONG_BLOCK, PAIRS, build_pairs, can_encode_fields, encode_fi
 from .intrinsics import device, float32_of, inlined, scratch
 from .layout import AFFINE, BAD_VALUE, GIVEN, MULTIPLY, OK, ZERO_NONE
 from .scales import block_scales
-from .steps import can_encode_steps, encode_steps, factor_shift, invert_short
+from .steps import can_encode_steps, encode_steps, factor_cut, invert_short
 from .tile import (
     NOT_FINITE,
     TILE,
@@ -108,9 +108,8 @@ def encode_span(
     """
     (tile, factors, offsets), codes, packed = room
     pairs = scratch(PAIRS, np.uint8), scratch(PAIRS, np.uint8)
-    step, bits = np.uint64(TILE), layout.bits
-    shift = factor_shift(layout.block, span)
-    stepwise = known and shift > np.uint64(0)
+    shift, step = factor_cut(layout.block, span) if known else (np.uint64(0), np.uint64(TILE))
+    stepwise, bits = shift > np.uint64(0), layout.bits
     by_fields = stepwise and span >= LONG_BLOCK and span <= layout.block and can_encode_fields(x, element)
     by_fields = by_fields and build_pairs(element, per_block, pairs)
     if not stepwise or span % WHOLE > np.uint64(0):
@@ -121,13 +120,11 @@ def encode_span(
     inverted = stepwise and not by_fields and invert_short(x, per_block, blocks, element)
     for chunk in range(np.uint64(0), span, step):
         n = min(step, span - chunk)
-        stepped = stepwise and n % WHOLE == 0
+        stepped, own = stepwise and n % WHOLE == 0, per_block[chunk // layout.block :]
         if stepped and by_fields:
-            encode_fields(x, at + chunk, n, per_block, element, pairs, span, bits, codes, out, byte_at)
+            encode_fields(x, at + chunk, n, own, element, pairs, span, bits, codes, out, byte_at)
         elif stepped:
-            encode_steps(
-                x, at + chunk, n, per_block, shift, element, inverted, span, bits, codes, out, byte_at
-            )
+            encode_steps(x, at + chunk, n, own, shift, element, inverted, span, bits, codes, out, byte_at)
         else:
             # Codes of a byte go where they belong; narrower ones are packed from scratch.
             place = out[byte_at : byte_at + n] if bits == np.uint64(8) else codes

@@ -15,6 +15,7 @@ from numba.extending import overload
 from .encode import EXPONENT, MAGIC, SIGN, float_lift
 from .intrinsics import LINE, bits32, device, float32_of, inlined, prefetch, shl32, shr32
 from .layout import CODEBOOK, DIVIDE, INTEGER, MULTIPLY, NO_ROUNDING, TO_BFLOAT16, ZERO_NONE
+from .tile import TILE
 from .vector import (
     HALF,
     STEP,
@@ -55,6 +56,8 @@ from .vector import (
 
 STRIP = np.uint64(128)
 """Elements that are done again when one of them has a subnormal code."""
+ALONE = np.uint64(256)
+"""Elements of a block from which it pays to take it alone."""
 WIDE = np.float32(4096)
 """Least ratio of the largest to the smallest normal number of a wide format."""
 SPLIT = np.float32(65537)
@@ -232,6 +235,18 @@ def factor_shift(block: Any, count: Any) -> Any:
     while (np.uint64(1) << n) < block:
         n += np.uint64(1)
     return n if (np.uint64(1) << n) == block else np.uint64(0)
+
+
+@device
+def factor_cut(block: Any, span: Any) -> Any:
+    """Return a shift as :func:`factor_shift` does, and how many of ``span`` elements it holds for at a time.
+
+    Whole blocks of any number of whole steps are taken one by one, where they are not short.
+    """
+    shift, whole = factor_shift(block, span), block % WHOLE == np.uint64(0) and span % block == np.uint64(0)
+    if shift == np.uint64(0) and whole and block >= ALONE:
+        return factor_shift(block, block), block
+    return shift, np.uint64(TILE)
 
 
 def _fetch_step(x: Any, at: Any) -> None:
