@@ -124,7 +124,18 @@ def test_every_length_gives_the_same_bytes(scheme: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "element",
-    ["int8", "int4", "int3", "uint4", "nf4", "float4_e2m1fn", "float8_e4m3fn", "float6_e3m2fn", "int8:asym"],
+    [
+        "int8",
+        "int4",
+        "int3",
+        "uint4",
+        "nf4",
+        "float4_e2m1fn",
+        "float8_e4m3fn",
+        "float6_e3m2fn",
+        "int8:asym",
+        "uint4:asym",
+    ],
 )
 def test_blocks_of_any_number_of_whole_steps_give_the_same_bytes(element: str, dtype: torch.dtype) -> None:
     """Several such blocks fit a tile, whole ones, and with the rest of a row behind them."""

@@ -113,7 +113,7 @@ def quantize_bfloat16_rows(
             encode_bfloat16(x, at, n, shifts, floors, shift, boundaries, out)
         else:
             encode_steps(
-                x, at, n, multipliers, shift, element, False, n, np.uint64(4), no_codes, out,
+                x, at, n, multipliers, multipliers, shift, element, False, n, np.uint64(4), no_codes, out,
                 at // np.uint64(2),
             )  # fmt: skip
         at += n

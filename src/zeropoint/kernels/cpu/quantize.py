@@ -114,17 +114,20 @@ def encode_span(
     by_fields = by_fields and build_pairs(element, per_block, pairs)
     if not stepwise or span % WHOLE > np.uint64(0):
         spread(per_block, min(span, step), layout.block, factors)
-    if element.zero_place != ZERO_NONE:
-        spread(per_block_zero, min(span, step), layout.block, offsets)
+        if element.zero_place != ZERO_NONE:
+            spread(per_block_zero, min(span, step), layout.block, offsets)
     blocks = (span + layout.block - np.uint64(1)) // layout.block
     inverted = stepwise and not by_fields and invert_short(x, per_block, blocks, element)
     for chunk in range(np.uint64(0), span, step):
         n = min(step, span - chunk)
-        stepped, own = stepwise and n % WHOLE == 0, per_block[chunk // layout.block :]
+        stepped, first_block = stepwise and n % WHOLE == 0, chunk // layout.block
+        own, own_zeros = per_block[first_block:], per_block_zero[first_block:]
         if stepped and by_fields:
             encode_fields(x, at + chunk, n, own, element, pairs, span, bits, codes, out, byte_at)
         elif stepped:
-            encode_steps(x, at + chunk, n, own, shift, element, inverted, span, bits, codes, out, byte_at)
+            encode_steps(
+                x, at + chunk, n, own, own_zeros, shift, element, inverted, span, bits, codes, out, byte_at
+            )
         else:
             # Codes of a byte go where they belong; narrower ones are packed from scratch.
             place = out[byte_at : byte_at + n] if bits == np.uint64(8) else codes

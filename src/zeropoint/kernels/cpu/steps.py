@@ -14,7 +14,7 @@ from numba.extending import overload
 
 from .encode import EXPONENT, MAGIC, SIGN, float_lift
 from .intrinsics import LINE, bits32, device, float32_of, inlined, prefetch, shl32, shr32
-from .layout import CODEBOOK, DIVIDE, INTEGER, MULTIPLY, NO_ROUNDING, TO_BFLOAT16, ZERO_NONE
+from .layout import CODEBOOK, DIVIDE, INTEGER, MULTIPLY, NO_ROUNDING, TO_BFLOAT16, ZERO_AFTER, ZERO_INSIDE
 from .tile import TILE
 from .vector import (
     HALF,
@@ -217,7 +217,7 @@ def values_in_order(x: Any, at: Any) -> Any:
 @device
 def can_encode_steps(element: Any, ordered: Any) -> Any:
     """Return whether :func:`encode_steps` knows the element; ``ordered``: codes of a codebook are ranks."""
-    known = (element.kind != CODEBOOK or ordered) and element.zero_place == ZERO_NONE
+    known = (element.kind != CODEBOOK or ordered) and element.zero_place != ZERO_INSIDE
     exact = element.quotient == NO_ROUNDING and (element.scaling == DIVIDE or element.scaling == MULTIPLY)
     narrow = element.quotient == TO_BFLOAT16 and element.scaling == DIVIDE
     return known and (exact or narrow) and (element.kind != INTEGER or element.scaling == DIVIDE)
@@ -353,19 +353,36 @@ def scaled_at(x: Any, at: Any, factors: Any, shift: Any, i: Any, element: Any, i
 
 
 @inlined
-def int_words(t: Any, element: Any, inverted: Any) -> Any:
-    """Return words with integer codes in their low bytes, of quotients that are not rounded yet.
+def whole_numbers(t: Any, low: Any, high: Any, element: Any, inverted: Any) -> Any:
+    """Return quotients that are not rounded yet as whole numbers between bounds, ``MAGIC`` added.
 
     Bounds are bfloat16, so what is clamped may be rounded afterwards. Quotients of two bfloat16 never lie
     halfway (see :func:`invert_short`), and the split that leaves 8 bits rounds all others to nearest.
     """
-    t = smaller(larger(t, floats_of(element.low)), floats_of(element.high))
+    t = smaller(larger(t, low), high)
     if inverted:
         lifted = t * floats_of(SPLIT)
         t = lifted + (t - lifted)
     elif element.quotient == TO_BFLOAT16:
         t = nearest_bfloat16(t)
-    return bits_of(t + floats_of(MAGIC))
+    return t + floats_of(MAGIC)
+
+
+@inlined
+def int_words(t: Any, element: Any, inverted: Any) -> Any:
+    """Return words with integer codes in their low bytes, of quotients that are not rounded yet."""
+    low, high = floats_of(element.low), floats_of(element.high)
+    return bits_of(whole_numbers(t, low, high, element, inverted))
+
+
+@inlined
+def moved_words(t: Any, zero: Any, element: Any, inverted: Any) -> Any:
+    """Do what :func:`int_words` does, with zero points added after rounding.
+
+    Bounds less zero points are whole numbers up to 255, which bfloat16 holds.
+    """
+    low, high = floats_of(element.low) - zero, floats_of(element.high) - zero
+    return bits_of(whole_numbers(t, low, high, element, inverted) + zero)
 
 
 @inlined
@@ -427,15 +444,23 @@ def wide_strip(
 
 @device
 def encode_steps(
-    x: Any, at: Any, count: Any, factors: Any, shift: Any, element: Any, inverted: Any, ahead: Any, bits: Any,
-    scratch: Any, out: Any, byte_at: Any,
+    x: Any, at: Any, count: Any, factors: Any, zeros: Any, shift: Any, element: Any, inverted: Any,
+    ahead: Any, bits: Any, scratch: Any, out: Any, byte_at: Any,
 ) -> None:  # fmt: skip
     """Write the codes of ``x[at : at + count]``, whole steps; ``factors[i >> shift]`` is that of element i.
 
-    inverted: whether factors are reciprocals, from :func:`invert_short`.
-    ahead: how far to prefetch, in elements. Codes of 8 and 4 bits go to ``out[byte_at:]``, others as bytes to
-    ``scratch``.
+    zeros: zero points of the same blocks, unread where the element has none. inverted: whether factors are
+    reciprocals, from :func:`invert_short`. ahead: how far to prefetch, in elements. Codes of 8 and 4 bits go
+    to ``out[byte_at:]``, others as bytes to ``scratch``.
     """
+    if element.zero_place == ZERO_AFTER:
+        for i in range(np.uint64(0), count, WHOLE):
+            fetch_step(x, at + i + ahead)
+            a, b = quotients_at(x, at, factors, shift, i, element, inverted)
+            y, z = _factors_at(x, zeros, shift, i)
+            a, b = moved_words(a, y, element, inverted), moved_words(b, z, element, inverted)
+            put_words(x, a, b, i, bits, scratch, out, byte_at)
+        return
     if element.kind == INTEGER:
         for i in range(np.uint64(0), count, WHOLE):
             fetch_step(x, at + i + ahead)
