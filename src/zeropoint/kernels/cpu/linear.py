@@ -42,6 +42,7 @@ from .vector import (
     load_nibbles,
     octets_of,
     store_lanes,
+    words_of,
 )
 
 QUAD_ROWS, PAIR_ROWS = QUADS.rows, PAIRS.rows
@@ -268,16 +269,23 @@ def multiply_panels(
 
 @device
 def finish_row(
-    out: Any, at: Any, count: Any, matrix: Any, scales: Any, first: Any, scale: Any, bias: Any
-) -> None:
-    """Turn ``count`` sums, with or without their weight's scale, into results."""
+    out: Any, at: Any, count: Any, matrix: Any, scales: Any, first: Any, scale: Any, bias: Any, move: Any,
+    sums: Any,
+) -> None:  # fmt: skip
+    """Turn ``count`` sums, with or without their weight's scale, into results.
+
+    move: times ``sums``, what is to be added to sums of integers; none where ``sums`` is empty.
+    """
     whole, lanes = count - count % np.uint64(LANES), np.uint64(LANES)
-    biased, raw = len(bias) > 0, not matrix.grouped
+    biased, raw, moved = len(bias) > 0, not matrix.grouped, len(sums) > 0
     factor = floats_of(scale)
     for i in range(ZERO, whole, lanes):
         y = load_lanes(out, at + i)
         if raw:
-            y = floats_of_integers(bits_of(y)) * load_lanes(scales, first + i)
+            total = bits_of(y)
+            if moved:
+                total = total + words_of(move) * bits_of(load_lanes(sums, i))
+            y = floats_of_integers(total) * load_lanes(scales, first + i)
         y = y * factor
         if biased:
             y = y + load_lanes(bias, first + i)
@@ -285,16 +293,12 @@ def finish_row(
     for i in range(whole, count):
         t = out[at + i]
         if raw:
-            t = np.float32(np.int32(bits32(t))) * scales[first + i]
+            bits = bits32(t)
+            if moved:
+                bits += move * bits32(sums[i])
+            t = np.float32(np.int32(bits)) * scales[first + i]
         t = t * scale
         out[at + i] = t + bias[first + i] if biased else t
-
-
-@device
-def add_moved(out: Any, at: Any, count: Any, move: Any, sums: Any) -> None:
-    """Add ``move * sums`` to ``count`` sums, integers in the bits of floats."""
-    for i in range(count):
-        out[at + i] = float32_of(np.uint32(bits32(out[at + i]) + move * bits32(sums[i])))
 
 
 def _multiply_rows(codes: Any, operands: Any, count: Any, columns: Any, base: Any, target: Any) -> None:
@@ -352,14 +356,14 @@ def multiply_chunks(
             held, base = unpacked, ZERO
         operands = Operands(codes, starts, held, matrix, scales)
         _multiply_rows(codes, operands, count, (first, last), base, (out, begin, matrix.rows, space))
+        move, moved = np.uint32(0), sums[: chunk if len(moves) > 0 else ZERO]
         if len(moves) > 0:
-            multiply_block(operands, (count, count + ONE), (first, last), base, sums, ZERO, chunk)
+            multiply_block(operands, (count, count + ONE), (first, last), base, moved, ZERO, chunk)
         for r in range(count):
-            at = begin + r * matrix.rows
+            at, factor = begin + r * matrix.rows, factors[r if len(factors) > 1 else ZERO]
             if len(moves) > 0:
-                add_moved(out, at, last - first, moves[r], sums)
-            factor = factors[r if len(factors) > 1 else ZERO]
-            finish_row(out, at, last - first, matrix, scales, first, factor, bias)
+                move = moves[r]
+            finish_row(out, at, last - first, matrix, scales, first, factor, bias, move, moved)
 
 
 @device

@@ -77,6 +77,7 @@ def _define(symbol: Callable[..., Any], instruction: str, kind: Vector) -> None:
 for _symbol, _instruction in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), ("truediv", "fdiv")):
     _define(getattr(operator, _symbol), _instruction, FLOATS)
 _define(operator.add, "fadd", DOUBLES)
+_define(operator.mul, "mul", WORDS)
 for _kind in (WORDS, HALVES, OCTETS):
     for _symbol in ("add", "sub", "and_", "or_", "xor"):
         _define(getattr(operator, _symbol), _symbol, _kind)
