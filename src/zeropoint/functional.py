@@ -177,7 +177,10 @@ def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) ->
     """
     check_input(x)
     if not isinstance(params, QuantizationParams):
-        params = quantize(x, params).params
+        q = quantize(x, params)
+        if library.is_plain(x):
+            return q.dequantize()  # nobody asks for a gradient, and the codes are there
+        params = q.params
     fitted = fit_params(params, tuple(x.shape), x.dtype)
     result: torch.Tensor = library.fake_quantize(x, list(fitted.scales), fitted.zero_point, fitted.text)
     return result

@@ -72,6 +72,8 @@ class Rewriter:
         for node in list(self.module.graph.nodes):
             if node.target is ops.linear.default:
                 self._open(node)
+            elif node.target is ops.linear_values.default:
+                self._open_values(node)
         for node in list(self.module.graph.nodes):
             if node.target in (ops.dequantize.default, ops.fake_quantize.default):
                 try:
@@ -100,6 +102,19 @@ class Rewriter:
             product = self._call(aten.linear.default, (rounded, values, bias))
         for made in (rounded, values):
             made.meta["nn_module_stack"] = node.meta.get("nn_module_stack", {})
+        self._swap(node, product)
+
+    def _open_values(self, node: fx.Node) -> None:
+        """Write a linear layer on values of its weight as their product."""
+        x, weight, scales, zero, bias, text, dtype = args_of(node)
+        value = x.meta["val"]
+        shape = [constant(self.module, weight).shape[0], value.shape[-1]]
+        with self.module.graph.inserting_before(node):
+            values = self._call(
+                ops.dequantize.default, (weight, scales, zero, text, shape, value.dtype, dtype)
+            )
+            product = self._call(aten.linear.default, (x, values, bias))
+        values.meta["nn_module_stack"] = node.meta.get("nn_module_stack", {})
         self._swap(node, product)
 
     def _replace(self, node: fx.Node) -> None:

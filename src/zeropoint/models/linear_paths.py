@@ -30,7 +30,7 @@ MANY_ROWS = 512
 """Tokens from which torch's product, taken apart into several operators, is as fast as a kernel."""
 STEP = 64
 """Columns in whole numbers of which the kernel multiplies bytes, faster than torch's product without AMX."""
-FEW_ROWS = 96
+FEW_ROWS = 32
 """Tokens up to which codes of a weight are read by each, rather than dequantized once for torch's product."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -203,6 +203,34 @@ def _torch(layer: Layer) -> Run:
     return run
 
 
+def _value_call(layer: Layer) -> products.ValueCall:
+    rows, cols = layer.weight.shape
+    return products.ValueCall(weight=layer.weight.scheme, shape=(rows, cols), weight_dtype=layer.weight.dtype)
+
+
+def _values_refusal(layer: Layer) -> str | None:
+    found = products.value_kernel(_value_call(layer))
+    return found if isinstance(found, str) else None
+
+
+def _takes_values(_: Layer, x: torch.Tensor) -> bool:
+    watched = x.requires_grad and torch.is_grad_enabled()
+    return x.dtype is torch.float32 and x.device.type == "cpu" and not watched
+
+
+def _values(layer: Layer) -> Run:
+    source, weight = layer.input_quantizer, layer.weight
+    product = library.ValueLayer(weight.scheme, weight.dtype)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        x = x if source is None else source(x)
+        data, zero = weight._buffers["data"], weight._buffers.get("zero_point")
+        assert data is not None
+        return product(x, data, _scales(weight), zero, layer.bias)
+
+    return run
+
+
 def _tiles(layer: Layer) -> Run:
     return lambda x: _product_of_tiles(layer, x)
 
@@ -236,6 +264,13 @@ PATHS = (
         refusal=_weight_refusal,
         prepare=_codes,
         takes=_takes_few,
+    ),
+    Path(
+        name="panels of values",
+        when=" for float32",
+        refusal=_values_refusal,
+        prepare=_values,
+        takes=_takes_values,
     ),
     Path(name="dequantized tiles", refusal=lambda _: None, prepare=_tiles, takes=lambda _, __: True),
 )

@@ -6,10 +6,10 @@ gradient of fake_quantize is the straight-through estimator with the inclusive m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,10 +17,20 @@ from ..errors import ShapeError
 from ..layout import packing
 from ..params.arithmetic import parameter_tensors, require_parameters
 from ..schemes import Scheme
-from .linear import Linear, LinearCall, linear_call, linear_kernel, reference_linear
+from .linear import (
+    Linear,
+    LinearCall,
+    ValueCall,
+    Values,
+    linear_call,
+    linear_kernel,
+    reference_linear,
+    value_kernel,
+)
 from .registry import Backend, Counter, Op, Params, Request, choose, counter
 from .threads import gradual_underflow
 
+Made = TypeVar("Made")
 _ONLY: ContextVar[str | None] = ContextVar("zeropoint_backend", default=None)
 
 
@@ -75,16 +85,18 @@ class Operator:
 
     def __call__(self, x: torch.Tensor, *rest: Any) -> Any:
         """Call the function, or the operator where something must see the call."""
-        if torch.compiler.is_compiling() or not _is_plain(x):
-            return self._op(x, *rest)
-        return self._function(x, *rest)
+        return self._function(x, *rest) if is_plain(x) else self._op(x, *rest)
 
 
-def _is_plain(x: torch.Tensor) -> bool:
-    """Whether ``x`` is data alone: no subclass, no meta tensor, no gradient, no dispatch mode at work."""
+def is_plain(x: torch.Tensor) -> bool:
+    """Whether ``x`` is data alone, which nothing sees: no compiler, tracer, dispatch mode or gradient.
+
+    Nor is it of a subclass, or without data.
+    """
+    if torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack() > 0:
+        return False
     plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_meta
-    watched = x.requires_grad and torch.is_grad_enabled()
-    return plain and not watched and torch._C._len_torch_dispatch_stack() == 0
+    return plain and not (x.requires_grad and torch.is_grad_enabled())
 
 
 def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
@@ -255,17 +267,7 @@ def _linear_of(
 
     Raises as :data:`linear` does for its tensors.
     """
-    rows, cols = call.shape
-    if weight.shape[1] != packing.packed_length(cols, call.weight.bits):
-        raise ShapeError(
-            f"weight ({weight.shape[1]} bytes a row) must hold {cols} codes of {call.weight} a row, as x "
-            "has numbers on its last axis"
-        )
-    require_parameters(call.weight, (scales, None), call.shape)
-    if bias is not None and bias.shape != (rows,):
-        raise ShapeError(
-            f"bias (shape {tuple(bias.shape)}) must have shape {(rows,)}, a number a row of weight"
-        )
+    _require_weight(call.weight, call.shape, weight, (scales, None), bias)
     kernel = linear_kernel(call) if on_host and _ONLY.get() in (None, "cpu") else None
     if callable(kernel):
         return kernel(weight, scales, bias)
@@ -275,6 +277,23 @@ def _linear_of(
             return reference_linear(call, x, params, (weight, scales), bias)
 
     return reference
+
+
+def _require_weight(
+    scheme: Scheme, shape: tuple[int, int], weight: torch.Tensor, params: Params, bias: torch.Tensor | None
+) -> None:
+    """Raise ShapeError where a weight's codes, parameters or bias are too few or too many."""
+    rows, cols = shape
+    if weight.shape[1] != packing.packed_length(cols, scheme.bits):
+        raise ShapeError(
+            f"weight ({weight.shape[1]} bytes a row) must hold {cols} codes of {scheme} a row, as x has "
+            "numbers on its last axis"
+        )
+    require_parameters(scheme, params, shape)
+    if bias is not None and bias.shape != (rows,):
+        raise ShapeError(
+            f"bias (shape {tuple(bias.shape)}) must have shape {(rows,)}, a number a row of weight"
+        )
 
 
 def _given(call: LinearCall, params: list[torch.Tensor]) -> Params | None:
@@ -287,15 +306,34 @@ def _given(call: LinearCall, params: list[torch.Tensor]) -> Params | None:
     return given
 
 
-class LinearLayer:
-    """:data:`linear` for one layer: what its calls have in common is worked out once.
+class Kept:
+    """What was worked out from tensors, for as long as they lie where they did.
 
-    That holds for as long as the layer's tensors lie where they did; the numbers in them may change.
+    Numbers in them may change. What is kept must hold the memory that it looks at, so that no other tensor
+    comes to lie there.
     """
+
+    def __init__(self) -> None:
+        self._last: tuple[object, Any] | None = None
+
+    def of(
+        self, told: tuple[object, ...], tensors: Iterable[torch.Tensor | None], make: Callable[[], Made]
+    ) -> Made:
+        """Return what ``make`` gave for the same ``told`` and places of ``tensors``, or gives now."""
+        key = told, [0 if t is None else t.data_ptr() for t in tensors]
+        last = self._last
+        if last is None or last[0] != key:
+            last = self._last = key, make()
+        made: Made = last[1]
+        return made
+
+
+class LinearLayer:
+    """:data:`linear` for one layer: what its calls have in common is worked out once."""
 
     def __init__(self, scheme: str, weight_scheme: str, weight_dtype: torch.dtype) -> None:
         self._schemes = scheme, weight_scheme, weight_dtype
-        self._last: tuple[object, LinearCall, Linear] | None = None
+        self._kept = Kept()
 
     def __call__(
         self,
@@ -306,18 +344,90 @@ class LinearLayer:
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the output; arguments and errors are those of :data:`linear`."""
-        if torch.compiler.is_compiling() or not _is_plain(x):
+        if not is_plain(x):
             y: torch.Tensor = linear(x, params, weight, scales, bias, *self._schemes)
             return y
-        places = tuple(map(torch.Tensor.data_ptr, (weight, *scales)))
-        own = 0 if bias is None else bias.data_ptr()
-        key = x.dtype, x.is_cpu, x.shape[-1], len(params), _ONLY.get(), places, own
-        last = self._last
-        if last is None or last[0] != key:
+
+        def make() -> tuple[LinearCall, Linear]:
             scheme, weight_scheme, dtype = self._schemes
             call = linear_call(
                 scheme, weight_scheme, (weight.shape[0], x.shape[-1]), dtype, bool(params), x.dtype
             )
-            layer = _linear_of(call, x.is_cpu, weight, tuple(scales), bias)
-            last = self._last = key, call, layer  # which holds the tensors, so that no others lie there
-        return last[2](x, _given(last[1], params))
+            return call, _linear_of(call, x.is_cpu, weight, tuple(scales), bias)
+
+        told = x.dtype, x.is_cpu, x.shape[-1], len(params), _ONLY.get()
+        call, layer = self._kept.of(told, (weight, *scales, bias), make)
+        return layer(x, _given(call, params))
+
+
+@operator("linear_values")
+def linear_values(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scales: list[torch.Tensor],
+    zero_point: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scheme: str,
+    weight_dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return a linear layer's output from the values of its weight, of which few are in memory at a time.
+
+    x: (..., in_features). weight: (out_features, bytes) packed codes of ``scheme``.
+    Raises ShapeError as :data:`linear` does.
+    """
+    call = ValueCall(
+        weight=Scheme.parse(scheme), shape=(weight.shape[0], x.shape[-1]), weight_dtype=weight_dtype
+    )
+    return _values_of(call, x, weight, (tuple(scales), zero_point), bias)(x)
+
+
+@linear_values.register_fake
+def _(x: torch.Tensor, weight: torch.Tensor, *_rest: Any) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _values_of(
+    call: ValueCall, x: torch.Tensor, weight: torch.Tensor, params: Params, bias: torch.Tensor | None
+) -> Values:
+    """Return what computes the layer of ``call`` from inputs such as ``x``."""
+    _require_weight(call.weight, call.shape, weight, params, bias)
+    here = x.is_cpu and x.dtype is torch.float32 and _ONLY.get() in (None, "cpu")
+    kernel = value_kernel(call) if here else None
+    if callable(kernel):
+        return kernel(weight, params, bias)
+
+    def whole(x: torch.Tensor) -> torch.Tensor:
+        told = str(call.weight), list(call.shape), x.dtype, call.weight_dtype
+        return torch.nn.functional.linear(x, dequantize(weight, list(params[0]), params[1], *told), bias)
+
+    return whole
+
+
+class ValueLayer:
+    """:data:`linear_values` for one layer: what its calls have in common is worked out once."""
+
+    def __init__(self, scheme: Scheme, weight_dtype: torch.dtype) -> None:
+        self._scheme, self._dtype, self._kept = scheme, weight_dtype, Kept()
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        scales: list[torch.Tensor],
+        zero_point: torch.Tensor | None,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the output; arguments and errors are those of :data:`linear_values`."""
+        if not is_plain(x):
+            y: torch.Tensor = linear_values(
+                x, weight, scales, zero_point, bias, str(self._scheme), self._dtype
+            )
+            return y
+
+        def make() -> Values:
+            shape = weight.shape[0], x.shape[-1]
+            call = ValueCall(weight=self._scheme, shape=shape, weight_dtype=self._dtype)
+            return _values_of(call, x, weight, (tuple(scales), zero_point), bias)
+
+        told = x.dtype, x.is_cpu, x.shape[-1], _ONLY.get()
+        return self._kept.of(told, (weight, *scales, zero_point, bias), make)(x)

@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -25,7 +26,7 @@ from ..schemes import Scheme, ZeroPoint
 from . import reference
 from .registry import Params
 
-KERNELS = "zeropoint.kernels.cpu.prepared.linear"
+KERNELS, VALUE_KERNELS = "zeropoint.kernels.cpu.prepared.linear", "zeropoint.kernels.cpu.prepared.values"
 LONGEST = (1 << 31) // (255 * 128)
 """Products of 8-bit codes that an int32 holds the sum of."""
 
@@ -52,6 +53,28 @@ Linear = Callable[[torch.Tensor, Params | None], torch.Tensor]
 """From an input (..., in_features) and its given parameters to the output."""
 Kernel = Callable[[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor | None], Linear]
 """From a packed weight, its scales and a bias, in whose memory it goes on to look, to the layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueCall:
+    """A linear layer whose weight is read as values: scheme, (out_features, in_features), own dtype."""
+
+    weight: Scheme
+    shape: tuple[int, int]
+    weight_dtype: torch.dtype
+
+
+Values = Callable[[torch.Tensor], torch.Tensor]
+"""From a float32 input (..., in_features) to the output."""
+ValueKernel = Callable[[torch.Tensor, Params, torch.Tensor | None], Values]
+"""From packed codes, their parameters and a bias, in whose memory it goes on to look, to the layer."""
+
+
+@functools.lru_cache(maxsize=1024)
+def value_kernel(call: ValueCall) -> ValueKernel | str:
+    """Return the kernel for ``call`` on tensors in the memory of the host, or why there is none."""
+    made: ValueKernel | str = _prepared(VALUE_KERNELS, call)
+    return made
 
 
 def refusal(call: LinearCall) -> str | None:
@@ -122,10 +145,14 @@ def linear_call(
 @functools.lru_cache(maxsize=1024)
 def linear_kernel(call: LinearCall) -> Kernel | str:
     """Return the kernel for ``call`` on tensors in the memory of the host, or why there is none."""
+    made: Kernel | str = _prepared(KERNELS, call)
+    return made
+
+
+def _prepared(module: str, call: LinearCall | ValueCall) -> Any:
     if importlib.util.find_spec("numba") is None:
         return "needs the package numba, which is not installed"
-    made: Kernel | str = importlib.import_module(KERNELS).prepare(call)
-    return made
+    return importlib.import_module(module).prepare(call)
 
 
 def reference_linear(

@@ -182,12 +182,12 @@ def normal_products(element: Any, factors: Any, count: Any) -> Any:
 @device
 def dequantize_rows(
     source: Any, layout: Any, element: Any, rule: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any,
-    out: Any, first: Any, last: Any,
+    out: Any, origin: Any, stream: Any, first: Any, last: Any,
 ) -> None:  # fmt: skip
     """Dequantize rows ``first`` to ``last`` in one pass over memory: ``(value(code) - zero) * scale``.
 
-    Computed in float32. out: (rows * cols,) float32, uint16 bits of bfloat16, or int16 bits of
-    float16 (``layout.kind``).
+    Computed in float32. out: float32, uint16 bits of bfloat16, or int16 bits of float16 (``layout.kind``),
+    from row ``origin`` on. stream: whether it is not read again soon.
     """
     step = np.uint64(TILE)
     tile, factors, offsets = (
@@ -208,7 +208,7 @@ def dequantize_rows(
     fit = max(step // layout.block, np.uint64(1))
     fit = fit // np.uint64(8) * np.uint64(8) if fit >= np.uint64(8) else fit
     for r in range(rows):
-        at = (first + r) * layout.cols
+        at = (first + r - origin) * layout.cols
         end = at + width
         block_at = parameter_row(layout, first + r)
         byte_at = (first + r) * layout.row_bytes
@@ -234,7 +234,7 @@ def dequantize_rows(
                         load_codes(source, byte_at, n, layout.bits, codes)
                     stepped = decode_steps(
                         source, byte_at, n, layout.bits, codes, element, table, own, own_zeros, shift,
-                        n, out, at + chunk, True, safe, exact,
+                        n, out, at + chunk, stream, safe, exact,
                     )  # fmt: skip
                 if not stepped:
                     # Several chunks have one block, and the same factors.
@@ -249,4 +249,5 @@ def dequantize_rows(
                 byte_at += size
             at += span
             block_at += blocks
-    stream_fence()
+    if stream:
+        stream_fence()

@@ -17,6 +17,7 @@ from .linear import Input, Matrix, code_rows, float_rows, slot_of
 from .measure import measure_rows
 from .quantize import amax_rows, quantize_rows, range_rows
 from .team import run_parts
+from .values import ONE, Packed, value_panels
 
 
 @device
@@ -86,7 +87,7 @@ def _dequantize(
 ) -> None:  # fmt: skip
     dequantize_rows(
         source, layout_in(told), element_in(told), rule_in(told), table, scales, scale_codes, zeros, out,
-        first, last,
+        np.uint64(0), True, first, last,
     )  # fmt: skip
 
 
@@ -193,3 +194,27 @@ def _floats(
 def linear_from_floats(*args: Any) -> Any:
     """Compute slots of a layer's output from float32; see :func:`.linear.float_rows`."""
     return run_parts(_floats, args)
+
+
+@device
+def _values(
+    x: Any, source: Any, told: Any, table: Any, stored: Any, bias: Any, work: Any, out: Any, cut: Any,
+    first: Any, last: Any,
+) -> None:  # fmt: skip
+    weight = Packed(source, layout_in(told), element_in(told), rule_in(told), table, *stored)
+    count, cols, rows, panels, slots = cut[0], cut[1], cut[2], cut[3], cut[4]
+    size = np.uint64(len(work)) // slots
+    for slot in range(np.uint64(first), np.uint64(last)):
+        own = work[slot * size : (slot + ONE) * size]
+        ends = panels * slot // slots, panels * (slot + ONE) // slots
+        value_panels(x, weight, count, cols, rows, bias, own, out, *ends)
+
+
+@kernel
+def linear_from_values(*args: Any) -> Any:
+    """Compute slots of a layer's output from values of its weight; see :func:`.values.value_panels`.
+
+    stored: scales, their codes, and zero points. cut: (5,) uint64, rows of the input, columns and rows of the
+    weight, panels, slots.
+    """
+    return run_parts(_values, args)

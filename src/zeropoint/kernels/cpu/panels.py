@@ -26,7 +26,7 @@ PANEL = VECTORS * LANES
 _SUMS, _FLOATS, _BYTES = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES), ir.VectorType(I8, QUADS.lanes)
 
 
-def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
+def transposed(builder: Any, rows: list[Any]) -> list[Any]:
     """Return the columns of a square matrix whose rows are vectors, by interleaving halves."""
     count = len(rows)
     low = [lane + own for lane in range(count // 2) for own in (0, count)]
@@ -35,6 +35,12 @@ def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
         pairs = zip(rows[: count // 2], rows[count // 2 :], strict=True)
         rows = [shuffled(builder, u, v, half) for u, v in pairs for half in (low, high)]
     return rows
+
+
+def spread(builder: Any, number: Any, kind: Any) -> Any:
+    """Return a vector whose lanes are all ``number``."""
+    one = builder.insert_element(ir.Constant(kind, ir.Undefined), number, I32(0))
+    return shuffled(builder, one, one, [0] * kind.count)
 
 
 @primitive
@@ -52,7 +58,7 @@ def pack_block(typingctx: Any, weight: Any, begin: Any, pitch: Any, panel: Any, 
             row.align = 1
             rows.append(row)
         shift = ir.Constant(_BYTES, [-SHIFT] * QUADS.lanes)
-        for n, column in enumerate(_transposed(builder, rows)):
+        for n, column in enumerate(transposed(builder, rows)):
             place = builder.add(args[4], I64(4 * PANEL * n))
             target = address(context, builder, panel, args[3], place, _BYTES)
             builder.store(builder.xor(builder.bitcast(column, _BYTES), shift), target).align = 4
@@ -77,11 +83,6 @@ class _Tile:
         """Return a variable, zero, for each row and vector."""
         return [zeroed(self.builder, kind, VECTORS) for _ in range(HIGH)]
 
-    def spread(self, number: Any) -> Any:
-        """Return a vector whose lanes are all ``number``."""
-        one = self.builder.insert_element(ir.Constant(_SUMS, ir.Undefined), number, I32(0))
-        return shuffled(self.builder, one, one, [0] * LANES)
-
     def add_group(self, group: Any, groups: Any, steps: Any) -> list[list[Any]]:
         """Return variables with the sums of products of a group, which begin as ``starts`` say."""
         builder, totals = self.builder, self.variables(_SUMS)
@@ -93,7 +94,7 @@ class _Tile:
             begun.append(start)
         begins = sums_of_lanes(builder, builder.add, begun)
         for r, row in enumerate(totals):
-            begin = self.spread(builder.extract_element(begins, I32(r)))
+            begin = spread(builder, builder.extract_element(begins, I32(r)), _SUMS)
             for total in row:
                 builder.store(begin, total)
         first = builder.mul(group, steps)
@@ -103,7 +104,7 @@ class _Tile:
             for codes, row in zip(self._codes, totals, strict=True):
                 number = builder.load(builder.gep(codes, [step]))
                 number.align = 1
-                numbers = builder.bitcast(self.spread(number), _BYTES)
+                numbers = builder.bitcast(spread(builder, number, _SUMS), _BYTES)
                 for weight, total in zip(weights, row, strict=True):
                     builder.store(add_quads(builder, builder.load(total), weight, numbers), total)
         return totals

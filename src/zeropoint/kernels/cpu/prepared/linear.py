@@ -26,7 +26,7 @@ from ..panels import PANEL
 from ..products import HIGH, QUADS, adds_quads
 
 _ANY_ROWS = 1 << 40
-_NO_BIAS = np.zeros(0, np.float32)
+NO_BIAS = np.zeros(0, np.float32)
 PACKING = 4
 """Codes of a weight that are packed in the time in which a number of the input is quantized."""
 WORK_OF_ONE = 16
@@ -50,10 +50,11 @@ def prepare(call: LinearCall) -> Kernel | str:
         weight: torch.Tensor, scales: tuple[torch.Tensor, ...], bias: torch.Tensor | None
     ) -> Linear:  # fmt: skip
         def arrays() -> tuple[Any, Any, Any]:
-            of_bias = _NO_BIAS if bias is None else bias.detach().float().numpy()
+            of_bias = NO_BIAS if bias is None else bias.detach().float().numpy()
             return weight.numpy().reshape(-1), _scales_of(call, scales), of_bias
 
-        held = _shared(arrays(), (weight, scales[0], bias))
+        made = arrays()
+        held = made if shared(made, (weight, scales[0], bias)) else None
 
         def run(x: torch.Tensor, params: Params | None) -> torch.Tensor:
             out, count = x.new_empty((*x.shape[:-1], rows), dtype=torch.float32), x.numel() // cols
@@ -137,10 +138,10 @@ def _scales_of(call: LinearCall, scales: tuple[torch.Tensor, ...]) -> Any:
     return stored.numpy().reshape(-1)
 
 
-def _shared(arrays: tuple[Any, Any, Any], tensors: tuple[torch.Tensor | None, ...]) -> Any:
-    """Return ``arrays`` if all are the memory of ``tensors``, which may change, else None."""
+def shared(arrays: tuple[Any, ...], tensors: tuple[torch.Tensor | None, ...]) -> bool:
+    """Return whether arrays are the memory of tensors, whose numbers may change."""
     pairs = zip(arrays, tensors, strict=True)
-    return arrays if all(t is None or a.ctypes.data == t.data_ptr() for a, t in pairs) else None
+    return all(t is None or a.ctypes.data == t.data_ptr() for a, t in pairs)
 
 
 def _cut(matrix: Matrix, count: int, threads: int) -> tuple[Any, int, int, int]:
