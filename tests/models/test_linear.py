@@ -327,8 +327,9 @@ def test_nothing_of_the_size_of_the_weight_is_kept_beside_it() -> None:
 
 
 def moved(t: torch.Tensor) -> torch.Tensor:
-    """Return other numbers of the same kind: those of the next row, or one larger."""
-    return t.roll(1, 0) if t.ndim and len(t) > 1 else t + 1
+    """Return other numbers of the same kind: those of the next row, or somewhat larger ones."""
+    larger = t * 1.5 if t.is_floating_point() else t + 1
+    return t.roll(1, 0) if t.ndim and len(t) > 1 else larger
 
 
 def _replace_memory(t: torch.Tensor) -> None:
