@@ -114,6 +114,22 @@ def test_every_scheme_gives_the_same_bytes_on_every_backend(scheme: str, dtype: 
     assert tried > 0
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("scheme", [*FAMILIES, "nf4", "binary:g32", "float8_e4m3fn:cast", "int4:block4x16"])
+def test_what_torchs_default_device_is_changes_nothing(scheme: str, backend: str) -> None:
+    x = sample((8, 96), torch.bfloat16)
+    with zp.only_backend(backend):
+        expected = zp.quantize(x, scheme)
+        with torch.device("meta"):
+            actual = zp.quantize(x, scheme)
+            values, faked = actual.dequantize(), zp.fake_quantize(x, actual.params)
+            errors = row_errors(x, actual)
+    assert same(actual.data, expected.data)
+    assert same(values, expected.dequantize())
+    assert same(faked, values)
+    assert float(errors.squares.sum()) > 0
+
+
 @pytest.mark.parametrize("scheme", FAMILIES)
 def test_every_length_gives_the_same_bytes(scheme: str) -> None:
     for length in range(258):

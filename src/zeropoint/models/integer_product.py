@@ -46,7 +46,7 @@ def is_exact(product: Product) -> bool:
     generator = torch.Generator().manual_seed(0)
     for rows, k, columns in _SHAPES:
         mixed = [
-            torch.randint(-128, 128, (count, k), generator=generator).to(torch.int8)
+            torch.randint(-128, 128, (count, k), generator=generator, device="cpu").to(torch.int8)
             for count in (rows, columns)
         ]
         for ends in (None, (127, 127), (-128, 127), (-128, -128)):

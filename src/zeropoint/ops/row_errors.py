@@ -54,7 +54,9 @@ def row_errors(
     middle, reach = code_extent(scheme)
     wide = x.double()
     scale = effective_scale(scheme, scales, shape, x.dtype)
-    unit = torch.ones(()) if scale is None else spread_blocks(scale, scheme.granularity, shape).double()
+    unit = torch.ones((), dtype=torch.float64, device=x.device)
+    if scale is not None:
+        unit = spread_blocks(scale, scheme.granularity, shape).double()
     zero = 0.0 if zero_point is None else spread_blocks(zero_point, scheme.granularity, shape).double()
     clipped = (wide - (middle - zero) * unit).abs() > reach * unit
     rows = (-1, shape[-1]) if shape else (1, 1)

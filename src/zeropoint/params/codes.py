@@ -170,7 +170,8 @@ def encode_codebook(x: torch.Tensor, fmt: CodebookFormat) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _codebook_tables(fmt: CodebookFormat) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.tensor(fmt.thresholds, dtype=torch.float64), torch.tensor(fmt.order, dtype=torch.uint8)
+    thresholds = torch.tensor(fmt.thresholds, dtype=torch.float64, device="cpu")
+    return thresholds, torch.tensor(fmt.order, dtype=torch.uint8, device="cpu")
 
 
 def decode(codes: torch.Tensor, fmt: Format, dtype: torch.dtype) -> torch.Tensor:

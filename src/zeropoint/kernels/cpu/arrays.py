@@ -76,7 +76,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """
     size = math.prod(shape) * dtype.itemsize
     if size < _HUGE:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     raw = np.empty(size + LINE, np.uint8)
     first = -raw.ctypes.data % LINE
     return torch.from_numpy(raw[first : first + size]).view(dtype).reshape(shape)
@@ -107,7 +107,7 @@ def block_factors(
     plain = plain and scales[0].shape == scheme.granularity.grid(shape)
     scale = scales[0] if plain else effective_scale(scheme, scales, shape, dtype)
     if scale is None:
-        factors = torch.ones(1)
+        factors = torch.ones(1, device="cpu")
     else:
         factors = scale.to(torch.float32)
         if dividing and len(scales) > 1:

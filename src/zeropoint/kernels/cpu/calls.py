@@ -188,7 +188,8 @@ class ChosenScales:
 
     def empty(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return memory for scales and zero points."""
-        fine, *points = (torch.empty(grid, dtype=dtype) for grid, dtype in (self._fine, *self._zeros))
+        made = (self._fine, *self._zeros)
+        fine, *points = (torch.empty(grid, dtype=dtype, device="cpu") for grid, dtype in made)
         return fine, points[0] if points else None
 
 

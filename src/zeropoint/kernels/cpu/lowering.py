@@ -282,7 +282,8 @@ def half_boundaries(scheme: Scheme, dtype: torch.dtype, view: View) -> tuple[np.
         return None
     if fmt.specials is not Specials.FINITE or fmt.smallest < 2.0**-5:
         return None
-    values = torch.tensor([float((fmt.magnitude(c) + fmt.magnitude(c + 1)) / 2) for c in range(7)])
+    middles = [float((fmt.magnitude(c) + fmt.magnitude(c + 1)) / 2) for c in range(7)]
+    values = torch.tensor(middles, device="cpu")
     exact = values.bfloat16()
     if not bool((exact == values).all()):
         return None

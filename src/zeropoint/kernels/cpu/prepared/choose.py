@@ -39,7 +39,7 @@ class CoarseScale:
         top = out.max()
         require_finite(x, top)
         wanted = self._wanted
-        amax = torch.full((1,) * x.ndim, float(top))
+        amax = torch.full((1,) * x.ndim, float(top), device=x.device)
         ranges = Ranges(minimum=(amax, amax), maximum=(amax, amax), dtype=wanted.dtype, shape=wanted.shape)
         coarse.copy_(arithmetic.coarsest_scale(wanted.scheme, ranges))
         return float(coarse)
