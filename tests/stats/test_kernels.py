@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from tests.stats.every_statistic import name_of
@@ -89,6 +91,20 @@ def test_numbers_that_are_not_finite_are_found_anywhere(
                 expected = statistic.measure(data)
             assert int(expected["left_out"]) == 1
             assert_same(statistic.measure(data), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 5])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_columns_of_zeros_and_ends_of_either_sign(dtype: torch.dtype, rows: int) -> None:
+    """Every column of one number of these and then the same in every order of two others."""
+    ends = [0.0, -0.0, 1e-7, -1e-7, 2.0, -2.0, float("inf"), float("-inf"), float("nan")]
+    kinds = torch.tensor(list(itertools.product(ends, repeat=min(rows, 3)))).t()
+    x = torch.cat([kinds[:1].expand(rows - len(kinds), -1), kinds]).to(dtype).contiguous()
+    assert x.shape == (rows, 9 ** min(rows, 3))
+    for statistic in every(Granularity.channel(-1), tuple(x.shape)):
+        with only_backend("reference"):
+            expected = statistic.measure(x)
+        assert_same(statistic.measure(x), expected)
 
 
 @pytest.mark.parametrize("mantissa_bits", [0, 1, 7, 10])

@@ -67,9 +67,8 @@ class CpuCounter:
         ends = np.empty((2, cut.blocks), np.int32)
         lows, highs = ends
         short = 1 < cut.inner < int(HALF)
-        lanes = np.tile(data[: cut.blocks], 4) if cut.inner == 1 else data
         if cut.inner == 1:
-            args: tuple[object, ...] = data, kind, *shape[:2], lanes, limbs, counts, lows, highs
+            args: tuple[object, ...] = data, kind, *shape[:2], limbs, counts, lows, highs
             share(entries.sum_columns, args, cut.blocks, x.numel())
         elif short:
             share(entries.sum_short_runs, (data, kind, *shape, limbs, counts), cut.blocks, x.numel())

@@ -12,19 +12,10 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .count import (
-    FINITE,
-    FRACTION_BITS,
-    PANEL,
-    finish_columns,
-    run_keys,
-    start_columns,
-    take_columns,
-    widened,
-)
-from .intrinsics import bits32, device, float32_of, scratch
+from .count import FINITE, FRACTION_BITS, PANEL, run_keys, start_columns, widened
+from .intrinsics import bits32, device, float32_of, inlined, narrow_half, scratch
 from .scales import power_of
-from .tile import TILE, fetch_ahead
+from .tile import TILE, fetch_ahead, load, ordered
 from .vector import (
     HALF,
     STEP,
@@ -32,10 +23,12 @@ from .vector import (
     doubles_of,
     halves_of,
     larger_bits,
+    larger_signed,
     largest_lane,
     load_lanes,
     pairs_of,
     smaller_bits,
+    smaller_signed,
     smallest_lane,
     store_lanes,
     sum_of_doubles,
@@ -58,8 +51,8 @@ UNIT = np.uint32(127 + (127 + 23) // 2)
 """Exponent field of the root of the units that numbers with exponent field 0 would count."""
 LIMBS, LIMB_BITS = np.uint64(10), np.uint64(32)
 LIMB, PLACE = np.uint64(0xFFFFFFFF), np.uint64(31)
-ROWS, COLUMNS = np.uint64(256), np.uint64(256)
-"""Rows and columns that are read together: twice, the second time from the cache."""
+ROWS, COLUMNS = np.uint64(512), np.uint64(256)
+"""Rows and columns whose sums are kept at a time."""
 FETCHED_ROWS = np.uint64(4)
 """Rows that are asked for ahead of time."""
 
@@ -247,61 +240,176 @@ def sum_short_runs(
                 carry(limbs, c)
 
 
+@inlined
+def larger_ends(ends: Any, bits: Any) -> Any:
+    """Return the outermost bits of lanes widened by ``bits``: see :func:`four_of`."""
+    top, first, high, low = ends
+    less = bits - words_of(np.uint32(1))
+    top, first = larger_bits(top, bits), smaller_bits(first, less)
+    return top, first, larger_signed(high, bits), smaller_signed(low, less)
+
+
 @device
-def clear_columns(totals: Any, mosts: Any, leasts: Any, width: Any) -> None:
-    """Begin the sums of ``width`` columns."""
+def four_of(ends: Any, i: Any) -> Any:
+    """Return the bits of up to four numbers of column ``i``, which hold its extremes and what lies next to 0.
+
+    ends: arrays of the largest bits and the smallest less one, without sign and with it. Less one, zero is
+    the largest without sign, and so is -0 with it: so neither hides the number next to it, and each is among
+    the four where it is an extreme.
+    """
+    top, first, high, low = ends
+    one = np.uint32(1)
+    return np.uint32(top[i]), np.uint32(first[i] + one), np.uint32(high[i]), np.uint32(low[i] + one)
+
+
+@device
+def clear_columns(totals: Any, ends: Any, width: Any) -> None:
+    """Begin the sums and ends of ``width`` columns."""
+    top, first, high, low = ends
     for i in range(width):
-        totals[i], mosts[i], leasts[i] = np.float64(0), np.uint32(0), np.uint32(0xFFFFFFFF)
+        totals[i], top[i], first[i] = np.float64(0), np.uint32(0), np.uint32(0xFFFFFFFF)
+        high[i], low[i] = np.uint32(0x80000000), np.uint32(0x7FFFFFFF)
+
+
+@inlined
+def load_ends(ends: Any, i: Any) -> Any:
+    """Return the ends of 16 columns."""
+    top, first, high, low = ends
+    return load_lanes(top, i), load_lanes(first, i), load_lanes(high, i), load_lanes(low, i)
+
+
+@inlined
+def store_ends(ends: Any, i: Any, found: Any) -> None:
+    """Store the ends of 16 columns."""
+    top, first, high, low = ends
+    store_lanes(top, i, found[0])
+    store_lanes(first, i, found[1])
+    store_lanes(high, i, found[2])
+    store_lanes(low, i, found[3])
 
 
 @device
-def add_row(words: Any, at: Any, width: Any, totals: Any, mosts: Any, leasts: Any) -> None:
-    """Add one row of ``width`` columns to their sums; ``leasts`` are one less, so that zero is largest."""
-    whole = width // HALF * HALF
+def add_rows(words: Any, at: Any, width: Any, totals: Any, ends: Any) -> None:
+    """Add four rows of ``width`` columns, which begin at the places ``at``, to their sums and ends."""
+    whole, size = width // HALF * HALF, words_of(MAGNITUDE)
     for i in range(np.uint64(0), whole, HALF):
-        bits = bits_of(load_lanes(words, at + i)) & words_of(MAGNITUDE)
-        store_lanes(totals, i, load_lanes(totals, i) + wide_floats(values_of(bits)))
-        store_lanes(mosts, i, larger_bits(load_lanes(mosts, i), bits))
-        store_lanes(leasts, i, smaller_bits(load_lanes(leasts, i), bits - words_of(np.uint32(1))))
-    for i in range(whole, width):
-        word = np.uint32(bits32(words[at + i]) & MAGNITUDE)
-        totals[i] += np.float64(float32_of(word))
-        mosts[i] = max(mosts[i], word)
-        leasts[i] = min(leasts[i], np.uint32(word - np.uint32(1)))
+        found, total = load_ends(ends, i), load_lanes(totals, i)
+        p, q = bits_of(load_lanes(words, at[0] + i)), bits_of(load_lanes(words, at[1] + i))
+        r, s = bits_of(load_lanes(words, at[2] + i)), bits_of(load_lanes(words, at[3] + i))
+        found = larger_ends(larger_ends(larger_ends(larger_ends(found, p), q), r), s)
+        total = total + wide_floats(values_of(p & size)) + wide_floats(values_of(q & size))
+        total = total + wide_floats(values_of(r & size)) + wide_floats(values_of(s & size))
+        store_lanes(totals, i, total)
+        store_ends(ends, i, found)
+    for start in at:
+        add_row(words, start, whole, width, totals, ends)
+
+
+@device
+def add_row(words: Any, at: Any, first: Any, last: Any, totals: Any, ends: Any) -> None:
+    """Add columns ``first`` to ``last`` of the row that begins at ``at`` to their sums and ends."""
+    top, next_up, high, low = ends
+    for i in range(first, last):
+        word = np.uint32(bits32(words[at + i]))
+        less = np.uint32(word - np.uint32(1))
+        totals[i] += np.float64(float32_of(np.uint32(word & MAGNITUDE)))
+        top[i], next_up[i] = max(top[i], word), min(next_up[i], less)
+        high[i] = np.uint32(max(np.int32(high[i]), np.int32(word)))
+        low[i] = np.uint32(min(np.int32(low[i]), np.int32(less)))
+
+
+def _key_in(x: Any, value: Any) -> Any:
+    """Order a value."""
+
+
+@overload(_key_in, inline="always")
+def _key_in_overload(x: Any, value: Any) -> Any:
+    def of_float(x: Any, value: Any) -> Any:
+        return ordered(value)
+
+    def of_bfloat16(x: Any, value: Any) -> Any:
+        return ordered(np.uint16(bits32(value) >> np.uint32(16)))
+
+    def of_float16(x: Any, value: Any) -> Any:
+        return ordered(np.int16(narrow_half(value)))
+
+    if x.dtype == types.float32:
+        return of_float
+    return of_bfloat16 if x.dtype == types.uint16 else of_float16
+
+
+@inlined
+def key_in(x: Any, value: Any) -> Any:
+    """Return the integer that orders as ``value`` does, a number of ``x`` widened to float32."""
+    return _key_in(x, value)
+
+
+def _four_rows(x: Any, at: Any, blocks: Any, width: Any, kind: Any, tile: Any) -> Any:
+    """Widen where needed."""
+
+
+@overload(_four_rows, inline="always")
+def _four_rows_overload(x: Any, at: Any, blocks: Any, width: Any, kind: Any, tile: Any) -> Any:
+    def here(x: Any, at: Any, blocks: Any, width: Any, kind: Any, tile: Any) -> Any:
+        second = at + blocks
+        third = second + blocks
+        return x, (at, second, third, third + blocks)
+
+    def widen(x: Any, at: Any, blocks: Any, width: Any, kind: Any, tile: Any) -> Any:
+        zero = np.uint64(0)
+        for r in range(np.uint64(4)):
+            load(x, at + r * blocks, width, kind, tile[r * COLUMNS :])
+        return tile, (zero, COLUMNS, COLUMNS + COLUMNS, COLUMNS + COLUMNS + COLUMNS)
+
+    return here if x.dtype == types.float32 else widen
+
+
+@inlined
+def four_rows(x: Any, at: Any, blocks: Any, width: Any, kind: Any, tile: Any) -> Any:
+    """Return float32 and where ``width`` numbers of four rows from ``x[at]`` on begin in it."""
+    return _four_rows(x, at, blocks, width, kind, tile)
 
 
 @device
 def sum_columns(
-    x: Any, kind: Any, outer: Any, blocks: Any, lanes: Any, limbs: Any, counts: Any, lows: Any,
-    highs: Any, first: Any, last: Any,
+    x: Any, kind: Any, outer: Any, blocks: Any, limbs: Any, counts: Any, lows: Any, highs: Any, first: Any,
+    last: Any,
 ) -> None:  # fmt: skip
-    """Sum columns ``first`` to ``last``, blocks of single neighbors, and find their extremes.
-
-    lanes: see :func:`.count.column_keys`.
-    """
+    """Sum columns ``first`` to ``last``, blocks of single neighbors, and find their extremes."""
     tile, totals = scratch(TILE, np.float32), scratch(TILE, np.float64)
-    mosts, leasts = scratch(TILE, np.uint32), scratch(TILE, np.uint32)
+    ends = (
+        scratch(TILE, np.uint32), scratch(TILE, np.uint32), scratch(TILE, np.uint32), scratch(TILE, np.uint32)
+    )  # fmt: skip
+    one, four = np.uint64(1), np.uint64(4)
     start_columns(lows, highs, first, last)
     for p in range(first, last, COLUMNS):
         width = min(COLUMNS, last - p)
         for o in range(np.uint64(0), outer, ROWS):
             rows = min(ROWS, outer - o)
-            clear_columns(totals, mosts, leasts, width)
-            for r in range(o, o + rows):
-                fetch_ahead(x, (r + FETCHED_ROWS) * blocks + p, width)
-                words, start = widened(x, r * blocks + p, width, kind, tile)
-                add_row(words, start, width, totals, mosts, leasts)
+            fours = o + rows - rows % four
+            clear_columns(totals, ends, width)
+            for r in range(o, fours, four):
+                for ahead in range(four):
+                    fetch_ahead(x, (r + FETCHED_ROWS + ahead) * blocks + p, width)
+                words, at = four_rows(x, r * blocks + p, blocks, width, kind, tile)
+                add_rows(words, at, width, totals, ends)
+            for r in range(fours, o + rows):
+                row, start = widened(x, r * blocks + p, width, kind, tile)
+                add_row(row, start, np.uint64(0), width, totals, ends)
             for i in range(width):
-                least = np.uint32(leasts[i] + np.uint32(1))
-                if mosts[i] == np.uint32(0) or are_near(mosts[i], least, REACH):
-                    if mosts[i] > np.uint32(0):
-                        add_total(totals[i], least, limbs, p + i)
-                    counts[p + i] += np.int64(rows)
+                b, most, least = p + i, np.uint32(0), np.uint32(0xFFFFFFFF)
+                for bits in four_of(ends, i):
+                    key, size = key_in(x, float32_of(bits)), np.uint32(bits & MAGNITUDE)
+                    lows[b], highs[b] = min(lows[b], key), max(highs[b], key)
+                    most, least = max(most, size), min(least, np.uint32(size - np.uint32(1)))
+                least = np.uint32(least + np.uint32(1))
+                if most == np.uint32(0) or are_near(most, least, REACH):
+                    if most > np.uint32(0):
+                        add_total(totals[i], least, limbs, b)
+                    counts[b] += np.int64(rows)
                 else:
                     for r in range(o, o + rows):
-                        words, start = widened(x, r * blocks + p + i, np.uint64(1), kind, tile)
-                        add_one(words[start], limbs, counts, p + i)
-            take_columns(x, o, o + rows, blocks, lanes, lows, highs, p, p + width)
+                        words, start = widened(x, r * blocks + b, one, kind, tile)
+                        add_one(words[start], limbs, counts, b)
         for b in range(p, p + width):
             carry(limbs, b)
-        finish_columns(blocks, lanes, lows, highs, p, p + width)
