@@ -16,7 +16,7 @@ from numba import types
 from numba.core import cgutils
 
 from .decode import dequantize_rows
-from .intrinsics import F32, I64, address, device, primitive
+from .intrinsics import F32, I64, address, device, primitive, x86_has
 from .panels import LANES, PANEL, VECTORS, spread, transposed
 from .products import HIGH, add_product, zeroed
 from .vector import load_lanes, store_lanes
@@ -48,6 +48,11 @@ class Packed(NamedTuple):
 def work_floats(cols: int) -> int:
     """Return the numbers of workspace that :func:`value_panels` needs: rows, a panel, sums."""
     return (LANES + PANEL) * cols + int(BLOCK) * PANEL
+
+
+def _at_once() -> int:
+    """Return how many vectors of a panel are summed at a time: their sums, of four rows, fit registers."""
+    return VECTORS if x86_has("avx512f") else 1
 
 
 @primitive
@@ -87,25 +92,26 @@ def add_panel(
 
         high = signature.args[1].count
         firsts = [place_of(0, builder.extract_value(args[1], r), F32) for r in range(high)]
-        totals = [zeroed(builder, _FLOATS, VECTORS) for _ in range(high)]
-        with _tools.for_range(builder, args[4]) as loop:
-            at = builder.add(args[3], builder.mul(loop.index, I64(PANEL)))
-            weights = []
-            for v in range(VECTORS):
-                weight = builder.load(place_of(2, builder.add(at, I64(LANES * v)), _FLOATS))
-                weight.align = 4
-                weights.append(weight)
-            for first, row in zip(firsts, totals, strict=True):
-                number = builder.load(builder.gep(first, [loop.index]))
-                numbers = spread(builder, number, _FLOATS)
-                for weight, total in zip(weights, row, strict=True):
-                    builder.store(add_product(builder, builder.load(total), numbers, weight), total)
-        for r, row in enumerate(totals):
-            for v, total in enumerate(row):
-                target = place_of(5, builder.add(args[6], I64(PANEL * r + LANES * v)), _FLOATS)
-                before = builder.load(target)
-                before.align = 4
-                builder.store(builder.fadd(before, builder.load(total)), target).align = 4
+        for start in range(0, VECTORS, _at_once()):
+            vectors = range(start, start + _at_once())
+            totals = [zeroed(builder, _FLOATS, len(vectors)) for _ in range(high)]
+            with _tools.for_range(builder, args[4]) as loop:
+                at = builder.add(args[3], builder.mul(loop.index, I64(PANEL)))
+                weights = []
+                for v in vectors:
+                    weight = builder.load(place_of(2, builder.add(at, I64(LANES * v)), _FLOATS))
+                    weight.align = 4
+                    weights.append(weight)
+                for first, row in zip(firsts, totals, strict=True):
+                    numbers = spread(builder, builder.load(builder.gep(first, [loop.index])), _FLOATS)
+                    for weight, total in zip(weights, row, strict=True):
+                        builder.store(add_product(builder, builder.load(total), numbers, weight), total)
+            for r, row in enumerate(totals):
+                for v, total in zip(vectors, row, strict=True):
+                    target = place_of(5, builder.add(args[6], I64(PANEL * r + LANES * v)), _FLOATS)
+                    before = builder.load(target)
+                    before.align = 4
+                    builder.store(builder.fadd(before, builder.load(total)), target).align = 4
         return context.get_dummy_value()
 
     number = types.uint64

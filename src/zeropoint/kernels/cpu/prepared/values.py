@@ -14,7 +14,6 @@ from ....ops.threads import gradual_underflow, parts_for, share, thread_count
 from ..arrays import NO_FLOATS, flat_array, stored_factors
 from ..calls import given_call
 from ..entries import linear_from_values
-from ..intrinsics import x86_has
 from ..lowering import KINDS, element_refusal, view_of
 from ..panels import PANEL
 from ..values import work_floats
@@ -30,8 +29,6 @@ def prepare(call: ValueCall) -> ValueKernel | str:
     reason = element_refusal(scheme) or (view if isinstance(view, str) else None)
     if reason is not None:
         return reason
-    if not x86_has("avx512f"):
-        return "slow without AVX-512"
     given, panels = given_call(scheme, call.shape, torch.float32, own), -(-rows // PANEL)
 
     @functools.lru_cache(maxsize=64)
