@@ -31,7 +31,7 @@ MANY_ROWS = 512
 STEP = 64
 """Columns in whole numbers of which the kernel multiplies bytes, faster than torch's product without AMX."""
 FEW_ROWS = 32
-"""Tokens up to which codes of a weight are read by each, rather than dequantized once for torch's product."""
+"""Tokens up to which codes of a weight are read by each, rather than made values once for all."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

@@ -26,7 +26,7 @@ PANEL = VECTORS * LANES
 _SUMS, _FLOATS, _BYTES = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES), ir.VectorType(I8, QUADS.lanes)
 
 
-def transposed(builder: Any, rows: list[Any]) -> list[Any]:
+def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
     """Return the columns of a square matrix whose rows are vectors, by interleaving halves."""
     count = len(rows)
     low = [lane + own for lane in range(count // 2) for own in (0, count)]
@@ -43,6 +43,22 @@ def spread(builder: Any, number: Any, kind: Any) -> Any:
     return shuffled(builder, one, one, [0] * kind.count)
 
 
+def columns_at(
+    context: Any, builder: Any, array: tuple[Any, Any], at: tuple[Any, Any], kind: Any
+) -> list[Any]:
+    """Return the columns of 16 rows of a vector each.
+
+    array: its type and value. at: where the first row begins, and how far from it the next one.
+    """
+    rows = []
+    for n in range(LANES):
+        place = builder.add(at[0], builder.mul(at[1], I64(n)))
+        row = builder.load(address(context, builder, *array, place, kind))
+        row.align = 1  # codes begin anywhere
+        rows.append(row)
+    return _transposed(builder, rows)
+
+
 @primitive
 def pack_block(typingctx: Any, weight: Any, begin: Any, pitch: Any, panel: Any, place: Any) -> Any:
     """Write 16 steps of 16 rows of a panel from ``panel[place]`` on, moved to codes without sign.
@@ -51,14 +67,9 @@ def pack_block(typingctx: Any, weight: Any, begin: Any, pitch: Any, panel: Any, 
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows = []
-        for n in range(LANES):
-            at = builder.add(args[1], builder.mul(args[2], I64(n)))
-            row = builder.load(address(context, builder, weight, args[0], at, _SUMS))
-            row.align = 1
-            rows.append(row)
+        columns = columns_at(context, builder, (weight, args[0]), (args[1], args[2]), _SUMS)
         shift = ir.Constant(_BYTES, [-SHIFT] * QUADS.lanes)
-        for n, column in enumerate(transposed(builder, rows)):
+        for n, column in enumerate(columns):
             place = builder.add(args[4], I64(4 * PANEL * n))
             target = address(context, builder, panel, args[3], place, _BYTES)
             builder.store(builder.xor(builder.bitcast(column, _BYTES), shift), target).align = 4

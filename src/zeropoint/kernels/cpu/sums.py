@@ -52,7 +52,7 @@ UNIT = np.uint32(127 + (127 + 23) // 2)
 LIMBS, LIMB_BITS = np.uint64(10), np.uint64(32)
 LIMB, PLACE = np.uint64(0xFFFFFFFF), np.uint64(31)
 ROWS, COLUMNS = np.uint64(512), np.uint64(256)
-"""Rows and columns whose sums are kept at a time."""
+"""Rows and columns whose sums are kept at a time: no more rows than STRIP, and four rows fit a tile."""
 FETCHED_ROWS = np.uint64(4)
 """Rows that are asked for ahead of time."""
 

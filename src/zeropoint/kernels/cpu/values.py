@@ -17,7 +17,7 @@ from numba.core import cgutils
 
 from .decode import dequantize_rows
 from .intrinsics import F32, I64, address, device, primitive, x86_has
-from .panels import LANES, PANEL, VECTORS, spread, transposed
+from .panels import LANES, PANEL, VECTORS, columns_at, spread
 from .products import HIGH, add_product, zeroed
 from .vector import load_lanes, store_lanes
 
@@ -63,13 +63,8 @@ def pack_values(typingctx: Any, values: Any, begin: Any, pitch: Any, panel: Any,
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows = []
-        for n in range(LANES):
-            at = builder.add(args[1], builder.mul(args[2], I64(n)))
-            row = builder.load(address(context, builder, values, args[0], at, _FLOATS))
-            row.align = 4
-            rows.append(row)
-        for n, column in enumerate(transposed(builder, rows)):
+        columns = columns_at(context, builder, (values, args[0]), (args[1], args[2]), _FLOATS)
+        for n, column in enumerate(columns):
             place = builder.add(args[4], I64(PANEL * n))
             builder.store(column, address(context, builder, panel, args[3], place, _FLOATS)).align = 4
         return context.get_dummy_value()

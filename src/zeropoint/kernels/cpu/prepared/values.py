@@ -25,6 +25,8 @@ def prepare(call: ValueCall) -> ValueKernel | str:
     scheme, (rows, cols), own = call.weight, call.shape, call.weight_dtype
     if own not in KINDS:
         return f"{own} is computed in float64"
+    if cols == 0:
+        return "there is nothing to multiply"
     view = view_of(scheme, call.shape, torch.float32)
     reason = element_refusal(scheme) or (view if isinstance(view, str) else None)
     if reason is not None:
@@ -46,12 +48,13 @@ def prepare(call: ValueCall) -> ValueKernel | str:
             return given.codes_in(data), given.told_of(stored), given.table, scales, of_bias
 
         codes, _, _, (factors, scale_codes, _), of_bias = made = arrays()
-        one = params[0][0] if len(params[0]) == 1 and params[1] is None else None
-        own_scales = one is not None and shared((scale_codes if factors is NO_FLOATS else factors,), (one,))
-        held = made if own_scales and shared((codes, of_bias), (data, bias)) else None
+        one_level = len(params[0]) == 1 and params[1] is None
+        of_scales = scale_codes if factors is NO_FLOATS else factors
+        lasting = one_level and shared((codes, of_scales, of_bias), (data, params[0][0], bias))
+        held = made if lasting else None
 
         def run(x: torch.Tensor) -> torch.Tensor:
-            out, count = x.new_empty((*x.shape[:-1], rows)), x.numel() // max(1, cols)
+            out, count = x.new_empty((*x.shape[:-1], rows)), x.numel() // cols
             if count == 0 or rows == 0:
                 return out
             cut, slots, elements = cut_for(count, thread_count())
