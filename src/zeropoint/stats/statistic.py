@@ -34,6 +34,8 @@ State = dict[str, torch.Tensor]
 
 TENSOR = Granularity.tensor()
 _SHARED = ("minimum", "maximum", "seen", "left_out")
+_MANY = 1 << 20
+"""Numbers from which the kernel finds the extremes of a tensor faster than torch.aminmax."""
 _PIECE = 1 << 18
 """Elements whose minimum and maximum are taken before the next ones: 1 MiB of float32, which caches hold."""
 
@@ -238,7 +240,7 @@ class Statistic(ABC):
         NaN and Inf show in the extremes, and are left out of all else. Where the tensors are None,
         :meth:`take` is asked for them.
         """
-        if self.granularity == TENSOR:
+        if self.granularity == TENSOR and x.numel() < _MANY:
             found = self._extremes(x, x)
             # torch's threads may flush subnormal numbers, which shows where an extreme is that small.
             if all(abs(end.item()) >= torch.finfo(x.dtype).tiny for end in found):

@@ -1,9 +1,9 @@
 """Exact sums of magnitudes, in one read with the extremes.
 
-Numbers whose exponents lie near each other have a sum that float64 holds exactly: so a strip of them is
-added on float64 lanes, and only its total is added to an integer of 320 bits, in limbs. A strip that reaches
-too far, or holds subnormal or non-finite numbers, is added number by number. A tensor is ``outer`` times
-``blocks`` runs of ``inner`` neighbors, as in :mod:`.count`.
+Numbers whose exponents lie near each other have a sum that float64 holds exactly: so a piece of them is added
+on float64 lanes, and only its total is added to an integer of 320 bits, in limbs. The extremes of a piece say
+which numbers are near enough; those that are too small, and so would be rounded, are added one by one. A
+tensor is ``outer`` times ``blocks`` runs of ``inner`` neighbors, as in :mod:`.count`.
 """
 
 from typing import Any
@@ -13,23 +13,23 @@ from numba import types
 from numba.extending import overload
 
 from .count import FINITE, FRACTION_BITS, PANEL, run_keys, start_columns, widened
-from .intrinsics import bits32, device, float32_of, inlined, narrow_half, scratch
+from .intrinsics import bits32, device, float32_of, inlined, narrow_half, prefetch, scratch
 from .scales import power_of
-from .tile import TILE, fetch_ahead, load, ordered
+from .tile import TILE, fetch_ahead, load, ordered, value_of_key
 from .vector import (
     HALF,
     STEP,
+    WHOLE,
+    any_below,
     bits_of,
     doubles_of,
     halves_of,
     larger_bits,
     larger_signed,
-    largest_lane,
     load_lanes,
     pairs_of,
     smaller_bits,
     smaller_signed,
-    smallest_lane,
     store_lanes,
     sum_of_doubles,
     values_of,
@@ -39,29 +39,36 @@ from .vector import (
 
 FRACTION = np.uint64(0x7FFFFF)
 MAGNITUDE = np.uint32(0x7FFFFFFF)
-STRIP = np.uint64(512)
-"""Most numbers of one sum: few enough that hardly any of them is far from the others."""
-REACH = np.uint32(53 - 24 - 9)
-"""Most exponents between the largest and the smallest of STRIP numbers of 24 bits, for a sum of 53 bits."""
-REACH_OF_FOUR = np.uint32(24 - 8 - 2)
-"""The same for a sum of 24 bits of four numbers of 8 bits."""
+PIECE = 4096
+"""Numbers of one sum: twice they are read, the second time from the first cache."""
+SPAN = np.uint64(1 << 20)
+"""Numbers after which limbs are carried."""
+REACH = np.uint32(53 - 24 - 12)
+"""Most exponents between the largest and the smallest of PIECE numbers of 24 bits, for a sum of 53 bits."""
+REACH_OF_ROWS = np.uint32(53 - 24 - 9)
+"""The same of ROWS numbers."""
+REACH_OF_HALVES, REACH_OF_FOUR = np.uint32(53 - 8 - 12), np.uint32(24 - 8 - 2)
+"""The same of PIECE numbers of 8 bits, and of four of them for a sum of 24 bits."""
 FOURS = np.uint64(64)
 """Numbers that are added as 16 sums of four."""
 UNIT = np.uint32(127 + (127 + 23) // 2)
 """Exponent field of the root of the units that numbers with exponent field 0 would count."""
 LIMBS, LIMB_BITS = np.uint64(10), np.uint64(32)
 LIMB, PLACE = np.uint64(0xFFFFFFFF), np.uint64(31)
+AHEAD = np.uint64(PIECE)
+FIRST = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+"""Keys of the extremes of nothing."""
 ROWS, COLUMNS = np.uint64(512), np.uint64(256)
-"""Rows and columns whose sums are kept at a time: no more rows than STRIP, and four rows fit a tile."""
+"""Rows and columns whose sums are kept at a time; four rows fit a tile."""
 FETCHED_ROWS = np.uint64(4)
 """Rows that are asked for ahead of time."""
 
 
 @device
-def are_near(most: Any, least: Any, reach: Any) -> Any:
-    """Return whether two magnitudes, by their bits, are normal and at most ``reach`` exponents apart."""
+def are_near(most: Any, least: Any) -> Any:
+    """Return whether two magnitudes, by their bits, are normal and near enough for a sum over ROWS."""
     top, bottom = most >> np.uint32(23), least >> np.uint32(23)
-    return top - bottom <= reach and bottom > np.uint32(0) and np.uint64(top) < FINITE
+    return top - bottom <= REACH_OF_ROWS and bottom > np.uint32(0) and np.uint64(top) < FINITE
 
 
 @device
@@ -84,9 +91,9 @@ def carry(limbs: Any, b: Any) -> None:
 
 
 @device
-def add_total(total: Any, least: Any, limbs: Any, b: Any) -> None:
-    """Add the exact sum of numbers from the magnitude ``least`` on, by its bits, to block ``b``."""
-    e = np.uint32(least >> np.uint32(23))
+def add_total(total: Any, e: Any, limbs: Any, b: Any) -> None:
+    """Add an exact sum of numbers, without bits below those of exponent field ``e``, to block ``b``."""
+    e = max(np.uint32(e), np.uint32(1))
     half = np.uint32(e >> np.uint32(1))
     root, other = np.uint32(UNIT - half), np.uint32(UNIT - np.uint32(e - half))
     units = total * np.float64(power_of(root)) * np.float64(power_of(other))
@@ -94,100 +101,125 @@ def add_total(total: Any, least: Any, limbs: Any, b: Any) -> None:
 
 
 @device
+def add_magnitude(bits: Any, limbs: Any, b: Any) -> None:
+    """Add a finite number, by the bits of its magnitude, to the sum of block ``b``."""
+    e = np.uint64(bits) >> FRACTION_BITS
+    lead = np.uint64(1) << FRACTION_BITS if e > np.uint64(0) else np.uint64(0)
+    add_units((np.uint64(bits) & FRACTION) + lead, e, limbs, b)
+
+
+@device
 def add_one(value: Any, limbs: Any, counts: Any, b: Any) -> None:
     """Add a number to the sum of block ``b``, unless it is not finite."""
-    bits = np.uint64(bits32(value))
-    e = (bits >> FRACTION_BITS) & np.uint64(0xFF)
-    if e < FINITE:
-        lead = np.uint64(1) << FRACTION_BITS if e > np.uint64(0) else np.uint64(0)
-        add_units((bits & FRACTION) + lead, e, limbs, b)
+    bits = np.uint32(bits32(value) & MAGNITUDE)
+    if np.uint64(bits) >> FRACTION_BITS < FINITE:
+        add_magnitude(bits, limbs, b)
         counts[b] += np.int64(1)
 
 
+@inlined
+def fewer_exponents(e: Any, reach: Any) -> Any:
+    """Return the exponent field ``reach`` below ``e``, or 0, where subnormal numbers are."""
+    return np.uint32(e - min(e, reach))
+
+
+@inlined
+def limit_of(e: Any, bits: Any) -> Any:
+    """Return what the magnitudes below exponent field ``e``, less one, are less than.
+
+    bits: of fractions. Less one, zero is the largest; where ``e`` is 0, nothing is less.
+    """
+    floor = np.uint32(e << bits)
+    return np.uint32(floor - min(floor, np.uint32(1)))
+
+
+@inlined
+def add_words(words: Any, at: Any, count: Any, e: Any, limbs: Any, b: Any) -> Any:
+    """Return the sum of finite ``words[at : at + count]``, at most a piece, but for the smallest of them.
+
+    e: exponent field of the largest. Those that are too small for an exact sum are added to block ``b``.
+    """
+    one, size, total = words_of(np.uint32(1)), words_of(MAGNITUDE), doubles_of(np.float64(0))
+    least = words_of(limit_of(fewer_exponents(e, REACH), np.uint32(23)))
+    whole = at + count // WHOLE * WHOLE
+    for i in range(at, whole, WHOLE):
+        prefetch(words, i + AHEAD)
+        prefetch(words, i + AHEAD + HALF)
+        u, v = bits_of(load_lanes(words, i)) & size, bits_of(load_lanes(words, i + HALF)) & size
+        if any_below(smaller_bits(u - one, v - one), least):
+            for n in range(i, i + WHOLE):
+                add_magnitude(bits32(words[n]) & MAGNITUDE, limbs, b)
+        else:
+            total = total + (wide_floats(values_of(u)) + wide_floats(values_of(v)))
+    for i in range(whole, at + count):
+        add_magnitude(bits32(words[i]) & MAGNITUDE, limbs, b)
+    return total
+
+
+@inlined
+def add_halves(x: Any, at: Any, count: Any, e: Any, limbs: Any, b: Any) -> Any:
+    """Do what :func:`add_words` does on bits of bfloat16.
+
+    Four of them, of 8 bits, that lie near each other have a sum that float32 holds.
+    """
+    one, size, total = halves_of(np.uint16(1)), halves_of(np.uint16(0x7FFF)), doubles_of(np.float64(0))
+    half, upper = words_of(np.uint32(16)), words_of(np.uint32(0x7FFF0000))
+    of_four = halves_of(np.uint16(limit_of(fewer_exponents(e, REACH_OF_FOUR), np.uint32(7))))
+    least = halves_of(np.uint16(limit_of(fewer_exponents(e, REACH_OF_HALVES), np.uint32(7))))
+    whole = at + count // FOURS * FOURS
+    for i in range(at, whole, FOURS):
+        prefetch(x, i + AHEAD)
+        prefetch(x, i + AHEAD + WHOLE)
+        u, v = load_lanes(x, i) & size, load_lanes(x, i + STEP) & size
+        p, q, found = pairs_of(u), pairs_of(v), smaller_bits(u - one, v - one)
+        first, second = values_of(p << half), values_of(p & upper)
+        third, fourth = values_of(q << half), values_of(q & upper)
+        if not any_below(found, of_four):
+            total = total + wide_floats((first + second) + (third + fourth))
+        elif not any_below(found, least):
+            total = total + (wide_floats(first) + wide_floats(second))
+            total = total + (wide_floats(third) + wide_floats(fourth))
+        else:
+            for n in range(i, i + FOURS):
+                add_magnitude((np.uint32(x[n]) << np.uint32(16)) & MAGNITUDE, limbs, b)
+    for i in range(whole, at + count):
+        add_magnitude((np.uint32(x[i]) << np.uint32(16)) & MAGNITUDE, limbs, b)
+    return total
+
+
+def _add_finite(x: Any, at: Any, count: Any, kind: Any, tile: Any, e: Any, limbs: Any, b: Any) -> Any:
+    """Sum bfloat16 as it is, and others as float32."""
+
+
+@overload(_add_finite, inline="always")
+def _add_finite_overload(
+    x: Any, at: Any, count: Any, kind: Any, tile: Any, e: Any, limbs: Any, b: Any
+) -> Any:
+    def as_it_is(x: Any, at: Any, count: Any, kind: Any, tile: Any, e: Any, limbs: Any, b: Any) -> Any:
+        return add_halves(x, at, count, e, limbs, b)
+
+    def widen(x: Any, at: Any, count: Any, kind: Any, tile: Any, e: Any, limbs: Any, b: Any) -> Any:
+        words, start = widened(x, at, count, kind, tile)
+        return add_words(words, start, count, e, limbs, b)
+
+    return as_it_is if x.dtype == types.uint16 else widen
+
+
 @device
-def add_strip(words: Any, at: Any, count: Any, limbs: Any, counts: Any, b: Any) -> None:
-    """Add ``words[at : at + count]``, whole vectors, to block ``b``."""
-    total = doubles_of(np.float64(0))
-    most, least = words_of(np.uint32(0)), words_of(np.uint32(0xFFFFFFFF))
-    for i in range(at, at + count, HALF):
-        bits = bits_of(load_lanes(words, i)) & words_of(MAGNITUDE)
-        most, least = larger_bits(most, bits), smaller_bits(least, bits - words_of(np.uint32(1)))
-        total = total + wide_floats(values_of(bits))
-    largest, smallest = np.uint32(largest_lane(most)), np.uint32(smallest_lane(least) + np.uint32(1))
-    if largest == np.uint32(0):
-        counts[b] += np.int64(count)
-    elif are_near(largest, smallest, REACH):
-        add_total(sum_of_doubles(total), smallest, limbs, b)
+def add_piece(
+    x: Any, at: Any, count: Any, largest: Any, kind: Any, tile: Any, limbs: Any, counts: Any, b: Any
+) -> None:
+    """Add ``x[at : at + count]``, at most a piece, to block ``b``; largest: bits of the largest magnitude."""
+    e = np.uint32(largest >> np.uint32(23))
+    if np.uint64(e) < FINITE:
+        total = sum_of_doubles(_add_finite(x, at, count, kind, tile, e, limbs, b))
+        if total > np.float64(0):
+            add_total(total, fewer_exponents(e, REACH), limbs, b)
         counts[b] += np.int64(count)
     else:
-        for i in range(at, at + count):
+        words, start = widened(x, at, count, kind, tile)
+        for i in range(start, start + count):
             add_one(words[i], limbs, counts, b)
-
-
-@device
-def add_half_strip(x: Any, at: Any, count: Any, limbs: Any, counts: Any, b: Any) -> Any:
-    """Add ``x[at : at + count]``, bits of bfloat16, to block ``b``; return whether that was possible.
-
-    Four numbers of 8 bits that lie near each other have a sum that float32 holds.
-    """
-    total = doubles_of(np.float64(0))
-    most, least = halves_of(np.uint16(0)), halves_of(np.uint16(0xFFFF))
-    size, one, upper = halves_of(np.uint16(0x7FFF)), halves_of(np.uint16(1)), words_of(np.uint32(0x7FFF0000))
-    half = words_of(np.uint32(16))
-    for i in range(at, at + count, FOURS):
-        u, v = load_lanes(x, i) & size, load_lanes(x, i + STEP) & size
-        most, least = (
-            larger_bits(larger_bits(most, u), v),
-            smaller_bits(smaller_bits(least, u - one), v - one),
-        )
-        p, q = pairs_of(u), pairs_of(v)
-        first = values_of(p << half) + values_of(p & upper)
-        second = values_of(q << half) + values_of(q & upper)
-        total = total + wide_floats(first + second)
-    largest = np.uint32(np.uint32(largest_lane(most)) << np.uint32(16))
-    smallest = np.uint32(np.uint32(np.uint16(smallest_lane(least) + np.uint16(1))) << np.uint32(16))
-    if largest > np.uint32(0):
-        if not are_near(largest, smallest, REACH_OF_FOUR):
-            return False
-        add_total(sum_of_doubles(total), smallest, limbs, b)
-    counts[b] += np.int64(count)
-    return True
-
-
-@device
-def add_run(words: Any, at: Any, count: Any, limbs: Any, counts: Any, b: Any) -> None:
-    """Add ``words[at : at + count]``, at most a strip, to block ``b``."""
-    whole = at + count // HALF * HALF
-    if at < whole:
-        add_strip(words, at, whole - at, limbs, counts, b)
-    for i in range(whole, at + count):
-        add_one(words[i], limbs, counts, b)
-
-
-def _add_near(x: Any, at: Any, count: Any, limbs: Any, counts: Any, b: Any) -> Any:
-    """Add ``x[at : at + count]`` without widening it, where it is known how; return whether that was so."""
-
-
-@overload(_add_near, inline="always")
-def _add_near_overload(x: Any, at: Any, count: Any, limbs: Any, counts: Any, b: Any) -> Any:
-    def add(x: Any, at: Any, count: Any, limbs: Any, counts: Any, b: Any) -> Any:
-        return count % FOURS == np.uint64(0) and add_half_strip(x, at, count, limbs, counts, b)
-
-    def leave(x: Any, at: Any, count: Any, limbs: Any, counts: Any, b: Any) -> Any:
-        return False
-
-    return add if x.dtype == types.uint16 else leave
-
-
-@device
-def add_tile(x: Any, at: Any, count: Any, kind: Any, tile: Any, limbs: Any, counts: Any, b: Any) -> None:
-    """Add ``x[at : at + count]``, of any dtype, to block ``b``."""
-    end = at + count
-    for i in range(at, end, STRIP):
-        n = min(STRIP, end - i)
-        if not _add_near(x, i, n, limbs, counts, b):
-            words, start = widened(x, i, n, kind, tile)
-            add_run(words, start, n, limbs, counts, b)
 
 
 @device
@@ -199,19 +231,22 @@ def sum_runs(
 
     limbs: (blocks * LIMBS,) int64, of 32 bits each. counts: (blocks,) int64, of finite numbers.
     """
-    tile = scratch(TILE, np.float32)
+    tile = scratch(PIECE, np.float32)
     for b in range(first, last):
-        low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+        lows[b], highs[b] = FIRST
         for o in range(outer):
-            at = (o * blocks + b) * inner
-            end = min(at + inner, np.uint64(len(x)))
-            while at < end:
-                n = min(np.uint64(TILE), end - at)
-                add_tile(x, at, n, kind, tile, limbs, counts, b)
+            begin = (o * blocks + b) * inner
+            end = min(begin + inner, np.uint64(len(x)))
+            for span in range(begin, end, SPAN):
+                stop = min(span + SPAN, end)
+                for at in range(span, stop, np.uint64(PIECE)):
+                    n = min(np.uint64(PIECE), stop - at)
+                    low, high = run_keys(x, at, at + n, *FIRST)
+                    lows[b], highs[b] = min(lows[b], low), max(highs[b], high)
+                    ends = bits32(value_of_key(low, kind)), bits32(value_of_key(high, kind))
+                    largest = max(ends[0] & MAGNITUDE, ends[1] & MAGNITUDE)
+                    add_piece(x, at, n, largest, kind, tile, limbs, counts, b)
                 carry(limbs, b)
-                low, high = run_keys(x, at, at + n, low, high)
-                at += n
-        lows[b], highs[b] = low, high
 
 
 @device
@@ -403,9 +438,9 @@ def sum_columns(
                     lows[b], highs[b] = min(lows[b], key), max(highs[b], key)
                     most, least = max(most, size), min(least, np.uint32(size - np.uint32(1)))
                 least = np.uint32(least + np.uint32(1))
-                if most == np.uint32(0) or are_near(most, least, REACH):
+                if most == np.uint32(0) or are_near(most, least):
                     if most > np.uint32(0):
-                        add_total(totals[i], least, limbs, b)
+                        add_total(totals[i], least >> np.uint32(23), limbs, b)
                     counts[b] += np.int64(rows)
                 else:
                     for r in range(o, o + rows):

@@ -429,6 +429,17 @@ def any_lane(typingctx: Any, x: Any) -> Any:
     return types.boolean(x), codegen
 
 
+@primitive
+def any_below(typingctx: Any, a: Any, b: Any) -> Any:
+    """Return whether any lane of unsigned integers is less than the same lane of others."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        bits = builder.bitcast(builder.icmp_unsigned("<", *args), ir.IntType(a.count))
+        return builder.icmp_unsigned("!=", bits, bits.type(0))
+
+    return types.boolean(a, a), codegen
+
+
 def _adder(kind: Vector) -> Any:
     """Build the sum of the lanes of floats, added in one order: as a tree of halves."""
 
