@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .intrinsics import LINE, bits32, device, float32_of, inlined, load64, prefetch, scratch
+from .intrinsics import LINE, bits32, device, float32_of, inlined, load64, prefetch, prefetch_far, scratch
 from .tile import TILE, load, ordered
 from .vector import (
     bits_of,
@@ -36,6 +36,8 @@ COUNTED = np.uint64(1 << 31)
 """Numbers after which counters are emptied at the latest."""
 FETCHED = np.uint64(32)
 """Cache lines that are asked for ahead of time."""
+ROWS = np.uint64(8)
+"""Rows that are taken together."""
 PANEL = np.uint64(64)
 """Neighbors of different blocks that are taken together: whole cache lines, counters that fit a cache."""
 
@@ -155,23 +157,37 @@ def extreme_keys(
         lows[b], highs[b] = low, high
 
 
+@inlined
+def ends_of_rows(x: Any, at: Any, blocks: Any) -> Any:
+    """Return the extremes of a cache line's columns in four rows: of unsigned bits, then of signed ones."""
+    third = at + blocks + blocks
+    p, q = _bits_at(x, at), _bits_at(x, at + blocks)
+    r, s = _bits_at(x, third), _bits_at(x, third + blocks)
+    return (
+        larger_bits(larger_bits(p, q), larger_bits(r, s)),
+        smaller_bits(smaller_bits(p, q), smaller_bits(r, s)),
+        larger_signed(larger_signed(p, q), larger_signed(r, s)),
+        smaller_signed(smaller_signed(p, q), smaller_signed(r, s)),
+    )
+
+
 @device
 def take_rows(x: Any, at: Any, blocks: Any, lanes: Any, b: Any) -> None:
-    """Widen the extremes of a cache line's columns by four rows: of unsigned bits, then of signed ones."""
-    p, q = _bits_at(x, at), _bits_at(x, at + blocks)
-    r, s = _bits_at(x, at + np.uint64(2) * blocks), _bits_at(x, at + np.uint64(3) * blocks)
+    """Widen the extremes of a cache line's columns by ROWS rows."""
+    for row in range(ROWS):
+        prefetch_far(x, at + (ROWS + row) * blocks)
+    most, least, top, bottom = ends_of_rows(x, at, blocks)
+    also = ends_of_rows(x, at + np.uint64(4) * blocks, blocks)
+    most, least = larger_bits(most, also[0]), smaller_bits(least, also[1])
+    top, bottom = larger_signed(top, also[2]), smaller_signed(bottom, also[3])
     place = b
-    found = larger_bits(larger_bits(p, q), larger_bits(r, s))
-    store_lanes(lanes, place, larger_bits(_bits_at(lanes, place), found))
+    store_lanes(lanes, place, larger_bits(_bits_at(lanes, place), most))
     place += blocks
-    found = smaller_bits(smaller_bits(p, q), smaller_bits(r, s))
-    store_lanes(lanes, place, smaller_bits(_bits_at(lanes, place), found))
+    store_lanes(lanes, place, smaller_bits(_bits_at(lanes, place), least))
     place += blocks
-    found = larger_signed(larger_signed(p, q), larger_signed(r, s))
-    store_lanes(lanes, place, larger_signed(_bits_at(lanes, place), found))
+    store_lanes(lanes, place, larger_signed(_bits_at(lanes, place), top))
     place += blocks
-    found = smaller_signed(smaller_signed(p, q), smaller_signed(r, s))
-    store_lanes(lanes, place, smaller_signed(_bits_at(lanes, place), found))
+    store_lanes(lanes, place, smaller_signed(_bits_at(lanes, place), bottom))
 
 
 @device
@@ -196,13 +212,13 @@ def take_columns(
     """Widen the extremes of columns ``first`` to ``last`` by rows ``begin`` to ``end``."""
     step = np.uint64(LINE // x.itemsize)
     whole = first + (last - first) // step * step
-    fours = begin + (end - begin) // np.uint64(4) * np.uint64(4)
-    for o in range(begin, fours, np.uint64(4)):
+    done = begin + (end - begin) // ROWS * ROWS
+    for o in range(begin, done, ROWS):
         for b in range(first, whole, step):
             take_rows(x, o * blocks + b, blocks, lanes, b)
-        for at in range(o, o + np.uint64(4)):
+        for at in range(o, o + ROWS):
             take_keys(x, at * blocks, whole, last, lows, highs)
-    for o in range(fours, end):
+    for o in range(done, end):
         take_keys(x, o * blocks, first, last, lows, highs)
 
 

@@ -150,18 +150,25 @@ def _scratch(typingctx: Any, count: Any, dtype: Any) -> Any:
 scratch: Any = intrinsic(prefer_literal=True)(_scratch)
 
 
-@primitive
-def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
-    """Ask for the cache line of ``array[index]``; reading past the end is harmless."""
+def _prefetcher(locality: int) -> Any:
+    """Build the request for the cache line of ``array[index]``; reading past the end is harmless."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = address(context, builder, signature.args[0], args[0], args[1])
-        kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
-        function = _declare(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [place, I32(0), I32(3), I32(1)])
-        return context.get_dummy_value()
+    @primitive
+    def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            place = address(context, builder, signature.args[0], args[0], args[1])
+            kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
+            function = _declare(builder.module, kind, "llvm.prefetch.p0")
+            builder.call(function, [place, I32(0), I32(locality), I32(1)])
+            return context.get_dummy_value()
 
-    return types.void(array, types.uint64), codegen
+        return types.void(array, types.uint64), codegen
+
+    return prefetch
+
+
+prefetch, prefetch_far = _prefetcher(3), _prefetcher(2)
+"""Ask for a cache line: into all caches, or all but the first, where rows displace each other's lines."""
 
 
 @primitive

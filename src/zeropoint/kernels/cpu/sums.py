@@ -13,9 +13,10 @@ from numba import types
 from numba.extending import overload
 
 from .count import FINITE, FRACTION_BITS, PANEL, run_keys, start_columns, widened
-from .intrinsics import bits32, device, float32_of, inlined, narrow_half, prefetch, scratch
+from .intrinsics import bits32, device, float32_of, inlined, narrow_half, prefetch, prefetch_far, scratch
 from .scales import power_of
-from .tile import TILE, fetch_ahead, load, ordered, value_of_key
+from .steps import values_in_order
+from .tile import TILE, ordered, value_of_key
 from .vector import (
     HALF,
     STEP,
@@ -58,10 +59,10 @@ LIMB, PLACE = np.uint64(0xFFFFFFFF), np.uint64(31)
 AHEAD = np.uint64(PIECE)
 FIRST = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
 """Keys of the extremes of nothing."""
-ROWS, COLUMNS = np.uint64(512), np.uint64(256)
-"""Rows and columns whose sums are kept at a time; four rows fit a tile."""
-FETCHED_ROWS = np.uint64(4)
-"""Rows that are asked for ahead of time."""
+ROWS, COLUMNS = np.uint64(512), 512
+"""Rows and columns whose sums are kept at a time."""
+TOGETHER = np.uint64(8)
+"""Rows that are added together."""
 
 
 @device
@@ -324,28 +325,39 @@ def store_ends(ends: Any, i: Any, found: Any) -> None:
 
 
 @device
-def add_rows(words: Any, at: Any, width: Any, totals: Any, ends: Any) -> None:
-    """Add four rows of ``width`` columns, which begin at the places ``at``, to their sums and ends."""
-    whole, size = width // HALF * HALF, words_of(MAGNITUDE)
-    for i in range(np.uint64(0), whole, HALF):
-        found, total = load_ends(ends, i), load_lanes(totals, i)
-        p, q = bits_of(load_lanes(words, at[0] + i)), bits_of(load_lanes(words, at[1] + i))
-        r, s = bits_of(load_lanes(words, at[2] + i)), bits_of(load_lanes(words, at[3] + i))
-        found = larger_ends(larger_ends(larger_ends(larger_ends(found, p), q), r), s)
-        total = total + wide_floats(values_of(p & size)) + wide_floats(values_of(q & size))
-        total = total + wide_floats(values_of(r & size)) + wide_floats(values_of(s & size))
+def add_rows(
+    x: Any, at: Any, count: Any, blocks: Any, width: Any, kind: Any, tile: Any, totals: Any, ends: Any
+) -> None:
+    """Add ``count`` rows of ``width`` columns, the first from ``x[at]`` on, to their sums and ends."""
+    whole, size = width // WHOLE * WHOLE, words_of(MAGNITUDE)
+    for i in range(np.uint64(0), whole, WHOLE):
+        first, second = load_ends(ends, i), load_ends(ends, i + HALF)
+        total, other = load_lanes(totals, i), load_lanes(totals, i + HALF)
+        for r in range(count):
+            place = at + r * blocks + i
+            prefetch_far(x, place + count * blocks)
+            prefetch_far(x, place + count * blocks + HALF)
+            p, q = values_in_order(x, place)
+            u, v = bits_of(p), bits_of(q)
+            first, second = larger_ends(first, u), larger_ends(second, v)
+            total = total + wide_floats(values_of(u & size))
+            other = other + wide_floats(values_of(v & size))
         store_lanes(totals, i, total)
-        store_ends(ends, i, found)
-    for start in at:
-        add_row(words, start, whole, width, totals, ends)
+        store_lanes(totals, i + HALF, other)
+        store_ends(ends, i, first)
+        store_ends(ends, i + HALF, second)
+    if whole < width:
+        for r in range(count):
+            words, start = widened(x, at + r * blocks + whole, width - whole, kind, tile)
+            add_row(words, start, whole, width, totals, ends)
 
 
 @device
 def add_row(words: Any, at: Any, first: Any, last: Any, totals: Any, ends: Any) -> None:
-    """Add columns ``first`` to ``last`` of the row that begins at ``at`` to their sums and ends."""
+    """Add columns ``first`` to ``last`` of a row, from ``words[at]`` on, to their sums and ends."""
     top, next_up, high, low = ends
     for i in range(first, last):
-        word = np.uint32(bits32(words[at + i]))
+        word = np.uint32(bits32(words[at + i - first]))
         less = np.uint32(word - np.uint32(1))
         totals[i] += np.float64(float32_of(np.uint32(word & MAGNITUDE)))
         top[i], next_up[i] = max(top[i], word), min(next_up[i], less)
@@ -379,58 +391,26 @@ def key_in(x: Any, value: Any) -> Any:
     return _key_in(x, value)
 
 
-def _four_rows(x: Any, at: Any, blocks: Any, width: Any, kind: Any, tile: Any) -> Any:
-    """Widen where needed."""
-
-
-@overload(_four_rows, inline="always")
-def _four_rows_overload(x: Any, at: Any, blocks: Any, width: Any, kind: Any, tile: Any) -> Any:
-    def here(x: Any, at: Any, blocks: Any, width: Any, kind: Any, tile: Any) -> Any:
-        second = at + blocks
-        third = second + blocks
-        return x, (at, second, third, third + blocks)
-
-    def widen(x: Any, at: Any, blocks: Any, width: Any, kind: Any, tile: Any) -> Any:
-        zero = np.uint64(0)
-        for r in range(np.uint64(4)):
-            load(x, at + r * blocks, width, kind, tile[r * COLUMNS :])
-        return tile, (zero, COLUMNS, COLUMNS + COLUMNS, COLUMNS + COLUMNS + COLUMNS)
-
-    return here if x.dtype == types.float32 else widen
-
-
-@inlined
-def four_rows(x: Any, at: Any, blocks: Any, width: Any, kind: Any, tile: Any) -> Any:
-    """Return float32 and where ``width`` numbers of four rows from ``x[at]`` on begin in it."""
-    return _four_rows(x, at, blocks, width, kind, tile)
-
-
 @device
 def sum_columns(
     x: Any, kind: Any, outer: Any, blocks: Any, limbs: Any, counts: Any, lows: Any, highs: Any, first: Any,
     last: Any,
 ) -> None:  # fmt: skip
     """Sum columns ``first`` to ``last``, blocks of single neighbors, and find their extremes."""
-    tile, totals = scratch(TILE, np.float32), scratch(TILE, np.float64)
+    tile, totals, one = scratch(STEP, np.float32), scratch(COLUMNS, np.float64), np.uint64(1)
     ends = (
-        scratch(TILE, np.uint32), scratch(TILE, np.uint32), scratch(TILE, np.uint32), scratch(TILE, np.uint32)
+        scratch(COLUMNS, np.uint32), scratch(COLUMNS, np.uint32), scratch(COLUMNS, np.uint32),
+        scratch(COLUMNS, np.uint32),
     )  # fmt: skip
-    one, four = np.uint64(1), np.uint64(4)
     start_columns(lows, highs, first, last)
-    for p in range(first, last, COLUMNS):
-        width = min(COLUMNS, last - p)
+    for p in range(first, last, np.uint64(COLUMNS)):
+        width = min(np.uint64(COLUMNS), last - p)
         for o in range(np.uint64(0), outer, ROWS):
             rows = min(ROWS, outer - o)
-            fours = o + rows - rows % four
             clear_columns(totals, ends, width)
-            for r in range(o, fours, four):
-                for ahead in range(four):
-                    fetch_ahead(x, (r + FETCHED_ROWS + ahead) * blocks + p, width)
-                words, at = four_rows(x, r * blocks + p, blocks, width, kind, tile)
-                add_rows(words, at, width, totals, ends)
-            for r in range(fours, o + rows):
-                row, start = widened(x, r * blocks + p, width, kind, tile)
-                add_row(row, start, np.uint64(0), width, totals, ends)
+            for r in range(o, o + rows, TOGETHER):
+                count = min(TOGETHER, o + rows - r)
+                add_rows(x, r * blocks + p, count, blocks, width, kind, tile, totals, ends)
             for i in range(width):
                 b, most, least = p + i, np.uint32(0), np.uint32(0xFFFFFFFF)
                 for bits in four_of(ends, i):
