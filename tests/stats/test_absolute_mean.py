@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -65,19 +66,23 @@ def test_a_factor_that_gives_no_range_is_refused(factor: float) -> None:
 def test_sums_are_exact_however_far_apart_their_numbers_lie(
     lowest: int, granularity: Granularity, dtype: torch.dtype
 ) -> None:
-    """512 numbers with all their bits set, and one that is ``reach`` exponents smaller."""
+    """Numbers with all their bits set, and one that is ``reach`` exponents smaller."""
     fraction = 0x7FFFFF if dtype == torch.float32 else 0x7F0000
-    for reach in range(10, 26):
-        for order in (1, -1):
-            fields = torch.full((512,), lowest + reach, dtype=torch.int32)
-            fields[5 if order > 0 else 500] = lowest
+    for count, reach in itertools.product((512, 4096), (*range(10, 26), *range(31, 37))):
+        for place in (5, count - 12):
+            fields = torch.full((count,), lowest + reach, dtype=torch.int32)
+            fields[place] = lowest
             x = (fields << 23 | fraction).view(torch.float32).to(dtype)
-            x = x.reshape(1, -1) if granularity != Granularity.channel(-1) else x.reshape(-1, 1)
+            exact = sum(Fraction(value) for value in x.double().tolist())
+            columns = granularity == Granularity.channel(-1)
+            x = x.reshape(-1, 1).repeat(1, 33) if columns else x.reshape(1, -1)
             statistic = AbsoluteMean(granularity=granularity, shape=tuple(x.shape))
-            exact = sum(Fraction(value) for value in x.double().flatten().tolist()) / 512
-            assert statistic.mean(statistic.measure(x)).item() == float(exact)
-            limbs = statistic.measure(x)["limbs"].flatten().tolist()
-            assert sum(limb << 32 * i for i, limb in enumerate(limbs)) == exact * 512 * 2**149
+            state = statistic.measure(x)
+            for mean, limbs in zip(
+                statistic.mean(state).flatten().tolist(), state["limbs"].reshape(-1, 10).tolist(), strict=True
+            ):
+                assert mean == float(exact / count)
+                assert sum(limb << 32 * i for i, limb in enumerate(limbs)) == exact * 2**149
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
