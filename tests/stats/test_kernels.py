@@ -19,6 +19,7 @@ CASES = [
     (Granularity.tensor(), (67,)),
     (Granularity.tensor(), (3, 5, 1117)),
     (Granularity.tensor(), (400_003,)),
+    (Granularity.tensor(), (1_100_003,)),
     (Granularity.channel(-1), (7, 6)),
     (Granularity.channel(-1), (301, 200)),
     (Granularity.channel(-1), (2, 70_000, 3)),
@@ -93,18 +94,37 @@ def test_numbers_that_are_not_finite_are_found_anywhere(
             assert_same(statistic.measure(data), expected)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4, 5])
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 8, 9, 16])
+@pytest.mark.parametrize("poison", [(), (float("inf"), float("-inf"), float("nan"))], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_columns_of_zeros_and_ends_of_either_sign(dtype: torch.dtype, rows: int) -> None:
-    """Every column of one number of these and then the same in every order of two others."""
-    ends = [0.0, -0.0, 1e-7, -1e-7, 2.0, -2.0, float("inf"), float("-inf"), float("nan")]
+def test_columns_of_zeros_and_ends_of_either_sign(
+    dtype: torch.dtype, poison: tuple[float, ...], rows: int
+) -> None:
+    """Every column of one number of these and then the same in every order of two others.
+
+    Poison in any column has the extremes of all of them found without the kernel.
+    """
+    ends = [0.0, -0.0, 1e-7, -1e-7, 2.0, -2.0, *poison]
     kinds = torch.tensor(list(itertools.product(ends, repeat=min(rows, 3)))).t()
     x = torch.cat([kinds[:1].expand(rows - len(kinds), -1), kinds]).to(dtype).contiguous()
-    assert x.shape == (rows, 9 ** min(rows, 3))
+    assert x.shape == (rows, len(ends) ** min(rows, 3))
     for statistic in every(Granularity.channel(-1), tuple(x.shape)):
         with only_backend("reference"):
             expected = statistic.measure(x)
         assert_same(statistic.measure(x), expected)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_numbers_of_one_sign_have_their_own_ends(dtype: torch.dtype, sign: int) -> None:
+    """None of them is zero: an extreme next to it that nobody has would be seen."""
+    for shape in ((5, 70), (16, 70), (600, 33)):
+        x = sign * (numbers(shape, dtype).abs() + 1)
+        for granularity in (Granularity.channel(-1), Granularity.channel(0), Granularity.tensor()):
+            for statistic in every(granularity, shape):
+                with only_backend("reference"):
+                    expected = statistic.measure(x)
+                assert_same(statistic.measure(x), expected)
 
 
 @pytest.mark.parametrize("mantissa_bits", [0, 1, 7, 10])

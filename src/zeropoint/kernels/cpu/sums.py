@@ -13,9 +13,8 @@ from numba import types
 from numba.extending import overload
 
 from .count import FINITE, FRACTION_BITS, PANEL, run_keys, start_columns, widened
-from .intrinsics import bits32, device, float32_of, inlined, narrow_half, prefetch, prefetch_far, scratch
+from .intrinsics import LINE, bits32, device, float32_of, inlined, prefetch, prefetch_far, scratch
 from .scales import power_of
-from .steps import values_in_order
 from .tile import TILE, ordered, value_of_key
 from .vector import (
     HALF,
@@ -24,11 +23,13 @@ from .vector import (
     any_below,
     bits_of,
     doubles_of,
+    first_float16,
     halves_of,
     larger_bits,
     larger_signed,
     load_lanes,
     pairs_of,
+    second_float16,
     smaller_bits,
     smaller_signed,
     store_lanes,
@@ -46,10 +47,13 @@ SPAN = np.uint64(1 << 20)
 """Numbers after which limbs are carried."""
 REACH = np.uint32(53 - 24 - 12)
 """Most exponents between the largest and the smallest of PIECE numbers of 24 bits, for a sum of 53 bits."""
-REACH_OF_ROWS = np.uint32(53 - 24 - 9)
-"""The same of ROWS numbers."""
 REACH_OF_HALVES, REACH_OF_FOUR = np.uint32(53 - 8 - 12), np.uint32(24 - 8 - 2)
-"""The same of PIECE numbers of 8 bits, and of four of them for a sum of 24 bits."""
+"""The same of PIECE numbers of 8 bits, and of four of them for a sum of 24 bits.
+
+Of float16 any PIECE numbers have such a sum.
+"""
+ROWS, REACH_OF_ROWS = np.uint64(512), np.uint32(53 - 24 - 9)
+"""Rows of float32 that are summed at a time, few enough that hardly any column is left, and their reach."""
 FOURS = np.uint64(64)
 """Numbers that are added as 16 sums of four."""
 UNIT = np.uint32(127 + (127 + 23) // 2)
@@ -59,17 +63,10 @@ LIMB, PLACE = np.uint64(0xFFFFFFFF), np.uint64(31)
 AHEAD = np.uint64(PIECE)
 FIRST = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
 """Keys of the extremes of nothing."""
-ROWS, COLUMNS = np.uint64(512), 512
-"""Rows and columns whose sums are kept at a time."""
+COLUMNS = 2048
+"""Columns whose sums are kept at a time."""
 TOGETHER = np.uint64(8)
 """Rows that are added together."""
-
-
-@device
-def are_near(most: Any, least: Any) -> Any:
-    """Return whether two magnitudes, by their bits, are normal and near enough for a sum over ROWS."""
-    top, bottom = most >> np.uint32(23), least >> np.uint32(23)
-    return top - bottom <= REACH_OF_ROWS and bottom > np.uint32(0) and np.uint64(top) < FINITE
 
 
 @device
@@ -93,7 +90,7 @@ def carry(limbs: Any, b: Any) -> None:
 
 @device
 def add_total(total: Any, e: Any, limbs: Any, b: Any) -> None:
-    """Add an exact sum of numbers, without bits below those of exponent field ``e``, to block ``b``."""
+    """Add an exact sum, without bits below those of 24 with exponent field ``e``, to block ``b``."""
     e = max(np.uint32(e), np.uint32(1))
     half = np.uint32(e >> np.uint32(1))
     root, other = np.uint32(UNIT - half), np.uint32(UNIT - np.uint32(e - half))
@@ -277,46 +274,24 @@ def sum_short_runs(
 
 
 @inlined
-def larger_ends(ends: Any, bits: Any) -> Any:
-    """Return the outermost bits of lanes widened by ``bits``: see :func:`four_of`."""
+def larger_ends(ends: Any, bits: Any, one: Any) -> Any:
+    """Return the outermost bits of lanes widened by ``bits``: see :func:`four_of`; one: in each lane."""
     top, first, high, low = ends
-    less = bits - words_of(np.uint32(1))
+    less = bits - one
     top, first = larger_bits(top, bits), smaller_bits(first, less)
     return top, first, larger_signed(high, bits), smaller_signed(low, less)
 
 
-@device
-def four_of(ends: Any, i: Any) -> Any:
-    """Return the bits of up to four numbers of column ``i``, which hold its extremes and what lies next to 0.
-
-    ends: arrays of the largest bits and the smallest less one, without sign and with it. Less one, zero is
-    the largest without sign, and so is -0 with it: so neither hides the number next to it, and each is among
-    the four where it is an extreme.
-    """
-    top, first, high, low = ends
-    one = np.uint32(1)
-    return np.uint32(top[i]), np.uint32(first[i] + one), np.uint32(high[i]), np.uint32(low[i] + one)
-
-
-@device
-def clear_columns(totals: Any, ends: Any, width: Any) -> None:
-    """Begin the sums and ends of ``width`` columns."""
-    top, first, high, low = ends
-    for i in range(width):
-        totals[i], top[i], first[i] = np.float64(0), np.uint32(0), np.uint32(0xFFFFFFFF)
-        high[i], low[i] = np.uint32(0x80000000), np.uint32(0x7FFFFFFF)
-
-
 @inlined
 def load_ends(ends: Any, i: Any) -> Any:
-    """Return the ends of 16 columns."""
+    """Return the ends of a cache line's columns."""
     top, first, high, low = ends
     return load_lanes(top, i), load_lanes(first, i), load_lanes(high, i), load_lanes(low, i)
 
 
 @inlined
 def store_ends(ends: Any, i: Any, found: Any) -> None:
-    """Store the ends of 16 columns."""
+    """Store the ends of a cache line's columns."""
     top, first, high, low = ends
     store_lanes(top, i, found[0])
     store_lanes(first, i, found[1])
@@ -324,71 +299,152 @@ def store_ends(ends: Any, i: Any, found: Any) -> None:
     store_lanes(low, i, found[3])
 
 
-@device
-def add_rows(
-    x: Any, at: Any, count: Any, blocks: Any, width: Any, kind: Any, tile: Any, totals: Any, ends: Any
-) -> None:
-    """Add ``count`` rows of ``width`` columns, the first from ``x[at]`` on, to their sums and ends."""
-    whole, size = width // WHOLE * WHOLE, words_of(MAGNITUDE)
-    for i in range(np.uint64(0), whole, WHOLE):
-        first, second = load_ends(ends, i), load_ends(ends, i + HALF)
-        total, other = load_lanes(totals, i), load_lanes(totals, i + HALF)
-        for r in range(count):
-            place = at + r * blocks + i
-            prefetch_far(x, place + count * blocks)
-            prefetch_far(x, place + count * blocks + HALF)
-            p, q = values_in_order(x, place)
-            u, v = bits_of(p), bits_of(q)
-            first, second = larger_ends(first, u), larger_ends(second, v)
-            total = total + wide_floats(values_of(u & size))
-            other = other + wide_floats(values_of(v & size))
-        store_lanes(totals, i, total)
-        store_lanes(totals, i + HALF, other)
-        store_ends(ends, i, first)
-        store_ends(ends, i + HALF, second)
-    if whole < width:
-        for r in range(count):
-            words, start = widened(x, at + r * blocks + whole, width - whole, kind, tile)
-            add_row(words, start, whole, width, totals, ends)
+def _ends_for(x: Any) -> Any:
+    """Make arrays of the bits of numbers of ``x``, a number a column."""
 
 
-@device
-def add_row(words: Any, at: Any, first: Any, last: Any, totals: Any, ends: Any) -> None:
-    """Add columns ``first`` to ``last`` of a row, from ``words[at]`` on, to their sums and ends."""
-    top, next_up, high, low = ends
-    for i in range(first, last):
-        word = np.uint32(bits32(words[at + i - first]))
-        less = np.uint32(word - np.uint32(1))
-        totals[i] += np.float64(float32_of(np.uint32(word & MAGNITUDE)))
-        top[i], next_up[i] = max(top[i], word), min(next_up[i], less)
-        high[i] = np.uint32(max(np.int32(high[i]), np.int32(word)))
-        low[i] = np.uint32(min(np.int32(low[i]), np.int32(less)))
+@overload(_ends_for, inline="always")
+def _ends_for_overload(x: Any) -> Any:
+    kind = np.uint32 if x.dtype == types.float32 else np.uint16
+
+    def make(x: Any) -> Any:
+        return scratch(COLUMNS, kind), scratch(COLUMNS, kind), scratch(COLUMNS, kind), scratch(COLUMNS, kind)
+
+    return make
 
 
-def _key_in(x: Any, value: Any) -> Any:
-    """Order a value."""
+def _floats_of_halves(x: Any, bits: Any) -> Any:
+    """Widen 32 numbers of 16 bits exactly, in the order of :func:`total_of`."""
 
 
-@overload(_key_in, inline="always")
-def _key_in_overload(x: Any, value: Any) -> Any:
-    def of_float(x: Any, value: Any) -> Any:
-        return ordered(value)
+@overload(_floats_of_halves, inline="always")
+def _floats_of_halves_overload(x: Any, bits: Any) -> Any:
+    def of_bfloat16(x: Any, bits: Any) -> Any:
+        pairs = pairs_of(bits)
+        return values_of(pairs << words_of(np.uint32(16))), values_of(pairs & words_of(np.uint32(0xFFFF0000)))
 
-    def of_bfloat16(x: Any, value: Any) -> Any:
-        return ordered(np.uint16(bits32(value) >> np.uint32(16)))
+    def of_float16(x: Any, bits: Any) -> Any:
+        return first_float16(bits), second_float16(bits)
 
-    def of_float16(x: Any, value: Any) -> Any:
-        return ordered(np.int16(narrow_half(value)))
-
-    if x.dtype == types.float32:
-        return of_float
     return of_bfloat16 if x.dtype == types.uint16 else of_float16
 
 
+def _add_lines(x: Any, at: Any, count: Any, blocks: Any, i: Any, totals: Any, ends: Any) -> Any:
+    """Add the cache lines from column ``i`` on of ``count`` rows."""
+
+
+@overload(_add_lines, inline="always")
+def _add_lines_overload(x: Any, at: Any, count: Any, blocks: Any, i: Any, totals: Any, ends: Any) -> Any:
+    def of_words(x: Any, at: Any, count: Any, blocks: Any, i: Any, totals: Any, ends: Any) -> Any:
+        one, size = words_of(np.uint32(1)), words_of(MAGNITUDE)
+        found, total = load_ends(ends, i), load_lanes(totals, i)
+        for r in range(count):
+            place = at + r * blocks + i
+            prefetch_far(x, place + count * blocks)
+            bits = bits_of(load_lanes(x, place))
+            found = larger_ends(found, bits, one)
+            total = total + wide_floats(values_of(bits & size))
+        store_lanes(totals, i, total)
+        store_ends(ends, i, found)
+
+    def of_halves(x: Any, at: Any, count: Any, blocks: Any, i: Any, totals: Any, ends: Any) -> Any:
+        one, size = halves_of(np.uint16(1)), halves_of(np.uint16(0x7FFF))
+        found, first, second = load_ends(ends, i), load_lanes(totals, i), load_lanes(totals, i + HALF)
+        for r in range(count):
+            place = at + r * blocks + i
+            prefetch_far(x, place + count * blocks)
+            bits = load_lanes(x, place)
+            found = larger_ends(found, bits, one)
+            u, v = _floats_of_halves(x, bits & size)
+            first, second = first + wide_floats(u), second + wide_floats(v)
+        store_lanes(totals, i, first)
+        store_lanes(totals, i + HALF, second)
+        store_ends(ends, i, found)
+
+    return of_words if x.dtype == types.float32 else of_halves
+
+
+@device
+def add_rows(x: Any, at: Any, rows: Any, blocks: Any, width: Any, step: Any, totals: Any, ends: Any) -> None:
+    """Set sums and ends of ``width`` columns, by cache lines, to those of rows, the first from ``x[at]`` on.
+
+    step: columns of a cache line.
+    """
+    top, first, high, low = ends
+    sign = np.uint32(1) << np.uint32(8 * x.itemsize - 1)
+    for i in range(width):
+        totals[i], top[i], first[i] = np.float64(0), np.uint32(0), np.uint32(0xFFFFFFFF)
+        high[i], low[i] = sign, sign - np.uint32(1)
+    for r in range(np.uint64(0), rows, TOGETHER):
+        for i in range(np.uint64(0), width, step):
+            _add_lines(x, at + r * blocks, min(TOGETHER, rows - r), blocks, i, totals, ends)
+
+
+def _total_of(x: Any, totals: Any, i: Any) -> Any:
+    """Find the sum of a column."""
+
+
+@overload(_total_of, inline="always")
+def _total_of_overload(x: Any, totals: Any, i: Any) -> Any:
+    def in_order(x: Any, totals: Any, i: Any) -> Any:
+        return totals[i]
+
+    def by_pairs(x: Any, totals: Any, i: Any) -> Any:
+        lane = i % WHOLE
+        return totals[i - lane + lane % np.uint64(2) * HALF + lane // np.uint64(2)]
+
+    return by_pairs if x.dtype == types.uint16 else in_order
+
+
 @inlined
-def key_in(x: Any, value: Any) -> Any:
-    """Return the integer that orders as ``value`` does, a number of ``x`` widened to float32."""
-    return _key_in(x, value)
+def total_of(x: Any, totals: Any, i: Any) -> Any:
+    """Return the sum of column ``i``; those of bfloat16 are kept even columns first, 32 by 32."""
+    return _total_of(x, totals, i)
+
+
+def _key_of(x: Any, bits: Any) -> Any:
+    """Order the bits of a number."""
+
+
+@overload(_key_of, inline="always")
+def _key_of_overload(x: Any, bits: Any) -> Any:
+    def of_word(x: Any, bits: Any) -> Any:
+        return ordered(float32_of(np.uint32(bits)))
+
+    def of_half(x: Any, bits: Any) -> Any:
+        return ordered(np.uint16(bits))
+
+    return of_word if x.dtype == types.float32 else of_half
+
+
+@inlined
+def four_of(x: Any, ends: Any, i: Any) -> Any:
+    """Return the keys of up to four numbers of column ``i``, which hold its extremes and what lies next to 0.
+
+    ends: arrays of the largest bits and the smallest less one, without sign and with it. Less one, zero is
+    the largest without sign, and so is -0 with it: so neither hides the number next to it, and each is among
+    the four where it is an extreme.
+    """
+    top, first, high, low = ends
+    one = np.uint32(1)
+    return _key_of(x, top[i]), _key_of(x, first[i] + one), _key_of(x, high[i]), _key_of(x, low[i] + one)
+
+
+@inlined
+def size_of(key: Any, kind: Any) -> Any:
+    """Return the bits of the magnitude of a number, as float32, from its key."""
+    return np.uint32(bits32(value_of_key(key, kind)) & MAGNITUDE)
+
+
+@device
+def add_column(
+    x: Any, at: Any, rows: Any, blocks: Any, kind: Any, limbs: Any, counts: Any, lows: Any, highs: Any, b: Any
+) -> None:  # fmt: skip
+    """Add ``rows`` numbers, each ``blocks`` further, one by one to column ``b`` and its extremes."""
+    for r in range(rows):
+        key = np.int32(ordered(x[at + r * blocks]))
+        lows[b], highs[b] = min(lows[b], key), max(highs[b], key)
+        add_one(value_of_key(key, kind), limbs, counts, b)
 
 
 @device
@@ -397,34 +453,31 @@ def sum_columns(
     last: Any,
 ) -> None:  # fmt: skip
     """Sum columns ``first`` to ``last``, blocks of single neighbors, and find their extremes."""
-    tile, totals, one = scratch(STEP, np.float32), scratch(COLUMNS, np.float64), np.uint64(1)
-    ends = (
-        scratch(COLUMNS, np.uint32), scratch(COLUMNS, np.uint32), scratch(COLUMNS, np.uint32),
-        scratch(COLUMNS, np.uint32),
-    )  # fmt: skip
+    totals, ends = scratch(COLUMNS, np.float64), _ends_for(x)
+    step, wide = np.uint64(LINE // x.itemsize), x.itemsize > 2
+    most_rows, unit = (ROWS, REACH_OF_ROWS) if wide else (np.uint64(PIECE), REACH)
+    reach = REACH_OF_ROWS if wide else REACH_OF_HALVES
     start_columns(lows, highs, first, last)
     for p in range(first, last, np.uint64(COLUMNS)):
         width = min(np.uint64(COLUMNS), last - p)
-        for o in range(np.uint64(0), outer, ROWS):
-            rows = min(ROWS, outer - o)
-            clear_columns(totals, ends, width)
-            for r in range(o, o + rows, TOGETHER):
-                count = min(TOGETHER, o + rows - r)
-                add_rows(x, r * blocks + p, count, blocks, width, kind, tile, totals, ends)
-            for i in range(width):
+        whole = width // step * step
+        for o in range(np.uint64(0), outer, most_rows):
+            rows, at = min(most_rows, outer - o), o * blocks + p
+            add_rows(x, at, rows, blocks, whole, step, totals, ends)
+            for i in range(whole):
                 b, most, least = p + i, np.uint32(0), np.uint32(0xFFFFFFFF)
-                for bits in four_of(ends, i):
-                    key, size = key_in(x, float32_of(bits)), np.uint32(bits & MAGNITUDE)
+                for key in four_of(x, ends, i):
+                    size = size_of(key, kind)
                     lows[b], highs[b] = min(lows[b], key), max(highs[b], key)
                     most, least = max(most, size), min(least, np.uint32(size - np.uint32(1)))
-                least = np.uint32(least + np.uint32(1))
-                if most == np.uint32(0) or are_near(most, least):
+                e, least = np.uint32(most >> np.uint32(23)), np.uint32(least + np.uint32(1))
+                if np.uint64(e) < FINITE and least >= fewer_exponents(e, reach) << np.uint32(23):
                     if most > np.uint32(0):
-                        add_total(totals[i], least >> np.uint32(23), limbs, b)
+                        add_total(total_of(x, totals, i), fewer_exponents(e, unit), limbs, b)
                     counts[b] += np.int64(rows)
                 else:
-                    for r in range(o, o + rows):
-                        words, start = widened(x, r * blocks + b, one, kind, tile)
-                        add_one(words[start], limbs, counts, b)
+                    add_column(x, at + i, rows, blocks, kind, limbs, counts, lows, highs, b)
+            for i in range(whole, width):
+                add_column(x, at + i, rows, blocks, kind, limbs, counts, lows, highs, p + i)
         for b in range(p, p + width):
             carry(limbs, b)
