@@ -22,7 +22,6 @@ from .vector import (
     largest_lane,
     load_lanes,
     smaller_bits,
-    smaller_signed,
     smallest_lane,
     store_lanes,
     words_of,
@@ -36,6 +35,8 @@ COUNTED = np.uint64(1 << 31)
 """Numbers after which counters are emptied at the latest."""
 FETCHED = np.uint64(32)
 """Cache lines that are asked for ahead of time."""
+ENDS = np.uint64(3)
+"""Outermost numbers that are kept of each column."""
 ROWS = np.uint64(8)
 """Rows that are taken together."""
 PANEL = np.uint64(64)
@@ -61,32 +62,23 @@ def _bits_at_overload(x: Any, at: Any) -> Any:
     return load
 
 
-def _ends(x: Any, most: Any, least: Any, top: Any, bottom: Any) -> Any:
-    """Return the outermost lanes: largest and smallest without sign, largest and smallest with it."""
+def _ends(x: Any, most: Any, least: Any, top: Any) -> Any:
+    """Return the outermost lanes: largest and smallest without sign, and largest with it."""
 
 
 @overload(_ends, inline="always")
-def _ends_overload(x: Any, most: Any, least: Any, top: Any, bottom: Any) -> Any:
-    if x.dtype == types.float32:
+def _ends_overload(x: Any, most: Any, least: Any, top: Any) -> Any:
+    def of_words(x: Any, most: Any, least: Any, top: Any) -> Any:
+        sign = np.uint32(0x80000000)
+        greatest = np.uint32(largest_lane(top ^ words_of(sign)) ^ sign)
+        return float32_of(largest_lane(most)), float32_of(smallest_lane(least)), float32_of(greatest)
 
-        def reduce(x: Any, most: Any, least: Any, top: Any, bottom: Any) -> Any:
-            sign = np.uint32(0x80000000)
-            greatest = largest_lane(top ^ words_of(sign)) ^ sign
-            lowest = smallest_lane(bottom ^ words_of(sign)) ^ sign
-            return (
-                float32_of(largest_lane(most)), float32_of(smallest_lane(least)),
-                float32_of(np.uint32(greatest)), float32_of(np.uint32(lowest)),
-            )  # fmt: skip
+    def of_halves(x: Any, most: Any, least: Any, top: Any) -> Any:
+        sign = np.uint16(0x8000)
+        greatest = np.uint16(largest_lane(top ^ halves_of(sign)) ^ sign)
+        return largest_lane(most), smallest_lane(least), greatest
 
-    else:
-
-        def reduce(x: Any, most: Any, least: Any, top: Any, bottom: Any) -> Any:
-            sign = np.uint16(0x8000)
-            greatest = largest_lane(top ^ halves_of(sign)) ^ sign
-            lowest = smallest_lane(bottom ^ halves_of(sign)) ^ sign
-            return largest_lane(most), smallest_lane(least), np.uint16(greatest), np.uint16(lowest)
-
-    return reduce
+    return of_words if x.dtype == types.float32 else of_halves
 
 
 def _widened(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
@@ -119,22 +111,22 @@ def widened(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
 def run_keys(x: Any, at: Any, end: Any, low: Any, high: Any) -> Any:
     """Return ``low`` and ``high`` widened to the keys of ``x[at:end]``.
 
-    Without sign, the largest bits are the lowest negative number and the smallest the lowest positive one;
-    with sign, the other way round. So no lane has to be turned into a key.
+    Without sign, the largest bits are the lowest negative number, if there is one, and the smallest the
+    lowest positive one, else the highest number; with sign, the largest are the highest positive one. So no
+    lane has to be turned into a key.
     """
     step = np.uint64(LINE // x.itemsize)
     ahead = step * FETCHED
     if at + step <= end:
         first = _bits_at(x, at)
-        most, least, top, bottom = first, first, first, first
+        most, least, top = first, first, first
         at += step
         while at + step <= end:
             prefetch(x, at + ahead)
             bits = _bits_at(x, at)
-            most, least = larger_bits(most, bits), smaller_bits(least, bits)
-            top, bottom = larger_signed(top, bits), smaller_signed(bottom, bits)
+            most, least, top = larger_bits(most, bits), smaller_bits(least, bits), larger_signed(top, bits)
             at += step
-        for found in _ends(x, most, least, top, bottom):
+        for found in _ends(x, most, least, top):
             key = np.int32(ordered(found))
             low, high = min(low, key), max(high, key)
     while at < end:
@@ -159,7 +151,7 @@ def extreme_keys(
 
 @inlined
 def ends_of_rows(x: Any, at: Any, blocks: Any) -> Any:
-    """Return the extremes of a cache line's columns in four rows: of unsigned bits, then of signed ones."""
+    """Return the ends of a cache line's columns in four rows, as :func:`run_keys` takes them."""
     third = at + blocks + blocks
     p, q = _bits_at(x, at), _bits_at(x, at + blocks)
     r, s = _bits_at(x, third), _bits_at(x, third + blocks)
@@ -167,27 +159,22 @@ def ends_of_rows(x: Any, at: Any, blocks: Any) -> Any:
         larger_bits(larger_bits(p, q), larger_bits(r, s)),
         smaller_bits(smaller_bits(p, q), smaller_bits(r, s)),
         larger_signed(larger_signed(p, q), larger_signed(r, s)),
-        smaller_signed(smaller_signed(p, q), smaller_signed(r, s)),
     )
 
 
 @device
 def take_rows(x: Any, at: Any, blocks: Any, lanes: Any, b: Any) -> None:
-    """Widen the extremes of a cache line's columns by ROWS rows."""
+    """Widen the ends of a cache line's columns by ROWS rows."""
     for row in range(ROWS):
         prefetch_far(x, at + (ROWS + row) * blocks)
-    most, least, top, bottom = ends_of_rows(x, at, blocks)
+    most, least, top = ends_of_rows(x, at, blocks)
     also = ends_of_rows(x, at + np.uint64(4) * blocks, blocks)
-    most, least = larger_bits(most, also[0]), smaller_bits(least, also[1])
-    top, bottom = larger_signed(top, also[2]), smaller_signed(bottom, also[3])
-    place = b
-    store_lanes(lanes, place, larger_bits(_bits_at(lanes, place), most))
-    place += blocks
-    store_lanes(lanes, place, smaller_bits(_bits_at(lanes, place), least))
-    place += blocks
-    store_lanes(lanes, place, larger_signed(_bits_at(lanes, place), top))
-    place += blocks
-    store_lanes(lanes, place, smaller_signed(_bits_at(lanes, place), bottom))
+    most, least, top = larger_bits(most, also[0]), smaller_bits(least, also[1]), larger_signed(top, also[2])
+    second = b + blocks
+    third = second + blocks
+    store_lanes(lanes, b, larger_bits(_bits_at(lanes, b), most))
+    store_lanes(lanes, second, smaller_bits(_bits_at(lanes, second), least))
+    store_lanes(lanes, third, larger_signed(_bits_at(lanes, third), top))
 
 
 @device
@@ -225,7 +212,7 @@ def take_columns(
 @device
 def finish_columns(blocks: Any, lanes: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
     """Widen the keys of columns ``first`` to ``last`` by the extremes in ``lanes``."""
-    for copy in range(np.uint64(4)):
+    for copy in range(ENDS):
         take_keys(lanes, copy * blocks, first, last, lows, highs)
 
 
@@ -235,7 +222,7 @@ def column_keys(
 ) -> None:
     """Set the keys of columns ``first`` to ``last``, blocks of single neighbors, as :func:`extreme_keys`.
 
-    lanes: (4 * blocks,) of x's dtype, the first row of x four times.
+    lanes: (ENDS * blocks,) of x's dtype, the first row of x that often.
     """
     start_columns(lows, highs, first, last)
     take_columns(x, np.uint64(0), outer, blocks, lanes, lows, highs, first, last)

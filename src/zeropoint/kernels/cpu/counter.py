@@ -14,7 +14,7 @@ from ...ops.registry import Extremes
 from ...ops.threads import parts_for, share, thread_count
 from . import counter_entries as entries
 from .arrays import flat_array
-from .count import FRACTION_BITS, LANES
+from .count import ENDS, FRACTION_BITS, LANES
 from .lowering import KINDS
 from .sums import LIMBS
 from .vector import HALF
@@ -34,7 +34,7 @@ class CpuCounter:
         lows, highs = ends
         shape = _numbers(cut)
         if cut.inner == 1:
-            lanes = np.tile(data[: cut.blocks], 4)
+            lanes = np.tile(data[: cut.blocks], int(ENDS))
             share(entries.column_keys, (data, *shape[:2], lanes, lows, highs), cut.blocks, x.numel())
         else:
             share(entries.extreme_keys, (data, *shape, lows, highs), cut.blocks, x.numel())

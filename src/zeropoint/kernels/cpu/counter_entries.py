@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from . import count, sums
+from . import column_sums, count, sums
 from .intrinsics import device, kernel
 from .team import run_parts
 
@@ -63,4 +63,4 @@ def sum_short_runs(*args: Any) -> Any:
 @kernel
 def sum_columns(*args: Any) -> Any:
     """Add up blocks that are columns."""
-    return run_parts(sums.sum_columns, args)
+    return run_parts(column_sums.sum_columns, args)

@@ -1,0 +1,255 @@
+"""Exact sums of magnitudes of columns, in one read with the extremes: see :mod:`.sums`.
+
+Lanes are columns. Some rows are added to sums and ends, which say at the end whether the sums are exact; the
+numbers of a column whose sum is not are added one by one.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from .count import FINITE, start_columns
+from .intrinsics import LINE, device, float32_of, inlined, prefetch_far, scratch
+from .sums import (
+    MAGNITUDE,
+    PIECE,
+    REACH,
+    REACH_OF_HALVES,
+    add_one,
+    add_total,
+    carry,
+    fewer_exponents,
+    size_of,
+)
+from .tile import ordered, value_of_key
+from .vector import (
+    HALF,
+    WHOLE,
+    bits_of,
+    first_float16,
+    halves_of,
+    larger_bits,
+    larger_signed,
+    load_lanes,
+    pairs_of,
+    second_float16,
+    smaller_bits,
+    smaller_signed,
+    store_lanes,
+    values_of,
+    wide_floats,
+    words_of,
+)
+
+ROWS, REACH_OF_ROWS = np.uint64(512), np.uint32(53 - 24 - 9)
+"""Rows of float32 that are summed at a time, few enough that hardly any column is left, and their reach."""
+COLUMNS = 2048
+"""Columns whose sums are kept at a time."""
+TOGETHER = np.uint64(8)
+"""Rows that are added together."""
+
+
+@inlined
+def larger_ends(ends: Any, bits: Any, one: Any) -> Any:
+    """Return the outermost bits of lanes widened by ``bits``: see :func:`four_of`; one: in each lane."""
+    top, first, high, low = ends
+    less = bits - one
+    top, first = larger_bits(top, bits), smaller_bits(first, less)
+    return top, first, larger_signed(high, bits), smaller_signed(low, less)
+
+
+@inlined
+def load_ends(ends: Any, i: Any) -> Any:
+    """Return the ends of a cache line's columns."""
+    top, first, high, low = ends
+    return load_lanes(top, i), load_lanes(first, i), load_lanes(high, i), load_lanes(low, i)
+
+
+@inlined
+def store_ends(ends: Any, i: Any, found: Any) -> None:
+    """Store the ends of a cache line's columns."""
+    top, first, high, low = ends
+    store_lanes(top, i, found[0])
+    store_lanes(first, i, found[1])
+    store_lanes(high, i, found[2])
+    store_lanes(low, i, found[3])
+
+
+def _ends_for(x: Any) -> Any:
+    """Make arrays of the bits of numbers of ``x``, a number a column."""
+
+
+@overload(_ends_for, inline="always")
+def _ends_for_overload(x: Any) -> Any:
+    kind = np.uint32 if x.dtype == types.float32 else np.uint16
+
+    def make(x: Any) -> Any:
+        return scratch(COLUMNS, kind), scratch(COLUMNS, kind), scratch(COLUMNS, kind), scratch(COLUMNS, kind)
+
+    return make
+
+
+def _floats_of_halves(x: Any, bits: Any) -> Any:
+    """Widen 32 numbers of 16 bits exactly, in the order of :func:`total_of`."""
+
+
+@overload(_floats_of_halves, inline="always")
+def _floats_of_halves_overload(x: Any, bits: Any) -> Any:
+    def of_bfloat16(x: Any, bits: Any) -> Any:
+        pairs = pairs_of(bits)
+        return values_of(pairs << words_of(np.uint32(16))), values_of(pairs & words_of(np.uint32(0xFFFF0000)))
+
+    def of_float16(x: Any, bits: Any) -> Any:
+        return first_float16(bits), second_float16(bits)
+
+    return of_bfloat16 if x.dtype == types.uint16 else of_float16
+
+
+def _add_lines(x: Any, at: Any, count: Any, blocks: Any, i: Any, sums: Any) -> Any:
+    """Add the cache lines from column ``i`` on of ``count`` rows."""
+
+
+@overload(_add_lines, inline="always")
+def _add_lines_overload(x: Any, at: Any, count: Any, blocks: Any, i: Any, sums: Any) -> Any:
+    def of_words(x: Any, at: Any, count: Any, blocks: Any, i: Any, sums: Any) -> Any:
+        (totals, ends), one, size = sums, words_of(np.uint32(1)), words_of(MAGNITUDE)
+        found, total = load_ends(ends, i), load_lanes(totals, i)
+        for r in range(count):
+            place = at + r * blocks + i
+            prefetch_far(x, place + count * blocks)
+            bits = bits_of(load_lanes(x, place))
+            found = larger_ends(found, bits, one)
+            total = total + wide_floats(values_of(bits & size))
+        store_lanes(totals, i, total)
+        store_ends(ends, i, found)
+
+    def of_halves(x: Any, at: Any, count: Any, blocks: Any, i: Any, sums: Any) -> Any:
+        (totals, ends), one, size = sums, halves_of(np.uint16(1)), halves_of(np.uint16(0x7FFF))
+        found, first, second = load_ends(ends, i), load_lanes(totals, i), load_lanes(totals, i + HALF)
+        for r in range(count):
+            place = at + r * blocks + i
+            prefetch_far(x, place + count * blocks)
+            bits = load_lanes(x, place)
+            found = larger_ends(found, bits, one)
+            u, v = _floats_of_halves(x, bits & size)
+            first, second = first + wide_floats(u), second + wide_floats(v)
+        store_lanes(totals, i, first)
+        store_lanes(totals, i + HALF, second)
+        store_ends(ends, i, found)
+
+    return of_words if x.dtype == types.float32 else of_halves
+
+
+@device
+def add_rows(x: Any, at: Any, rows: Any, blocks: Any, width: Any, step: Any, totals: Any, ends: Any) -> None:
+    """Set sums and ends of ``width`` columns, by cache lines, to those of rows, the first from ``x[at]`` on.
+
+    step: columns of a cache line.
+    """
+    top, first, high, low = ends
+    sign = np.uint32(1) << np.uint32(8 * x.itemsize - 1)
+    for i in range(width):
+        totals[i], top[i], first[i] = np.float64(0), np.uint32(0), np.uint32(0xFFFFFFFF)
+        high[i], low[i] = sign, sign - np.uint32(1)
+    for r in range(np.uint64(0), rows, TOGETHER):
+        for i in range(np.uint64(0), width, step):
+            _add_lines(x, at + r * blocks, min(TOGETHER, rows - r), blocks, i, (totals, ends))
+
+
+def _total_of(x: Any, totals: Any, i: Any) -> Any:
+    """Find the sum of a column."""
+
+
+@overload(_total_of, inline="always")
+def _total_of_overload(x: Any, totals: Any, i: Any) -> Any:
+    def in_order(x: Any, totals: Any, i: Any) -> Any:
+        return totals[i]
+
+    def by_pairs(x: Any, totals: Any, i: Any) -> Any:
+        lane = i % WHOLE
+        return totals[i - lane + lane % np.uint64(2) * HALF + lane // np.uint64(2)]
+
+    return by_pairs if x.dtype == types.uint16 else in_order
+
+
+@inlined
+def total_of(x: Any, totals: Any, i: Any) -> Any:
+    """Return the sum of column ``i``; those of bfloat16 are kept even columns first, 32 by 32."""
+    return _total_of(x, totals, i)
+
+
+def _key_of(x: Any, bits: Any) -> Any:
+    """Order the bits of a number."""
+
+
+@overload(_key_of, inline="always")
+def _key_of_overload(x: Any, bits: Any) -> Any:
+    def of_word(x: Any, bits: Any) -> Any:
+        return ordered(float32_of(np.uint32(bits)))
+
+    def of_half(x: Any, bits: Any) -> Any:
+        return ordered(np.uint16(bits))
+
+    return of_word if x.dtype == types.float32 else of_half
+
+
+@inlined
+def four_of(x: Any, ends: Any, i: Any) -> Any:
+    """Return the keys of up to four numbers of column ``i``, which hold its extremes and what lies next to 0.
+
+    ends: arrays of the largest bits and the smallest less one, without sign and with it. Less one, zero is
+    the largest without sign, and so is -0 with it: so neither hides the number next to it, and each is among
+    the four where it is an extreme.
+    """
+    top, first, high, low = ends
+    one = np.uint32(1)
+    return _key_of(x, top[i]), _key_of(x, first[i] + one), _key_of(x, high[i]), _key_of(x, low[i] + one)
+
+
+@device
+def add_column(
+    x: Any, at: Any, rows: Any, blocks: Any, kind: Any, limbs: Any, counts: Any, lows: Any, highs: Any, b: Any
+) -> None:  # fmt: skip
+    """Add ``rows`` numbers, each ``blocks`` further, one by one to column ``b`` and its extremes."""
+    for r in range(rows):
+        key = np.int32(ordered(x[at + r * blocks]))
+        lows[b], highs[b] = min(lows[b], key), max(highs[b], key)
+        add_one(value_of_key(key, kind), limbs, counts, b)
+
+
+@device
+def sum_columns(
+    x: Any, kind: Any, outer: Any, blocks: Any, limbs: Any, counts: Any, lows: Any, highs: Any, first: Any,
+    last: Any,
+) -> None:  # fmt: skip
+    """Sum columns ``first`` to ``last``, blocks of single neighbors, and find their extremes."""
+    totals, ends = scratch(COLUMNS, np.float64), _ends_for(x)
+    step, wide = np.uint64(LINE // x.itemsize), x.itemsize > 2
+    most_rows, unit = (ROWS, REACH_OF_ROWS) if wide else (np.uint64(PIECE), REACH)
+    reach = REACH_OF_ROWS if wide else REACH_OF_HALVES
+    start_columns(lows, highs, first, last)
+    for p in range(first, last, np.uint64(COLUMNS)):
+        width = min(np.uint64(COLUMNS), last - p)
+        whole = width // step * step
+        for o in range(np.uint64(0), outer, most_rows):
+            rows, at = min(most_rows, outer - o), o * blocks + p
+            add_rows(x, at, rows, blocks, whole, step, totals, ends)
+            for i in range(whole):
+                b, most, least = p + i, np.uint32(0), np.uint32(0xFFFFFFFF)
+                for key in four_of(x, ends, i):
+                    size = size_of(key, kind)
+                    lows[b], highs[b] = min(lows[b], key), max(highs[b], key)
+                    most, least = max(most, size), min(least, np.uint32(size - np.uint32(1)))
+                e, least = np.uint32(most >> np.uint32(23)), np.uint32(least + np.uint32(1))
+                if np.uint64(e) < FINITE and least >= fewer_exponents(e, reach) << np.uint32(23):
+                    if most > np.uint32(0):
+                        add_total(total_of(x, totals, i), fewer_exponents(e, unit), limbs, b)
+                    counts[b] += np.int64(rows)
+                else:
+                    add_column(x, at + i, rows, blocks, kind, limbs, counts, lows, highs, b)
+            for i in range(whole, width):
+                add_column(x, at + i, rows, blocks, kind, limbs, counts, lows, highs, p + i)
+        for b in range(p, p + width):
+            carry(limbs, b)
