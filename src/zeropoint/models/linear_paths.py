@@ -123,7 +123,7 @@ def _takes_few(layer: Layer, x: torch.Tensor) -> bool:
 def _takes_integers(layer: Layer, x: torch.Tensor) -> bool:
     """Whether ``x`` is for a product on integers, through which no gradient passes."""
     source = layer.input_quantizer
-    if x.dtype not in _DTYPES or x.device.type != "cpu" or (x.requires_grad and torch.is_grad_enabled()):
+    if x.dtype not in _DTYPES or not x.is_cpu or (x.requires_grad and torch.is_grad_enabled()):
         return False
     return not isinstance(source, FakeQuantize) or (source.enabled and source.dtype == x.dtype)
 

@@ -13,7 +13,7 @@ from numba import types
 from numba.extending import overload
 
 from .count import FINITE, FRACTION_BITS, PANEL, run_keys, widened
-from .intrinsics import bits32, device, inlined, prefetch, scratch
+from .intrinsics import bits32, device, inlined, prefetch_far, scratch
 from .scales import power_of
 from .tile import TILE, value_of_key
 from .vector import (
@@ -135,8 +135,8 @@ def add_words(words: Any, at: Any, count: Any, e: Any, limbs: Any, b: Any) -> An
     least = words_of(limit_of(fewer_exponents(e, REACH), np.uint32(23)))
     whole = at + count // WHOLE * WHOLE
     for i in range(at, whole, WHOLE):
-        prefetch(words, i + AHEAD)
-        prefetch(words, i + AHEAD + HALF)
+        prefetch_far(words, i + AHEAD)
+        prefetch_far(words, i + AHEAD + HALF)
         u, v = bits_of(load_lanes(words, i)) & size, bits_of(load_lanes(words, i + HALF)) & size
         if any_below(smaller_bits(u - one, v - one), least):
             for n in range(i, i + WHOLE):
@@ -160,8 +160,8 @@ def add_halves(x: Any, at: Any, count: Any, e: Any, limbs: Any, b: Any) -> Any:
     least = halves_of(np.uint16(limit_of(fewer_exponents(e, REACH_OF_HALVES), np.uint32(7))))
     whole = at + count // FOURS * FOURS
     for i in range(at, whole, FOURS):
-        prefetch(x, i + AHEAD)
-        prefetch(x, i + AHEAD + WHOLE)
+        prefetch_far(x, i + AHEAD)
+        prefetch_far(x, i + AHEAD + WHOLE)
         u, v = load_lanes(x, i) & size, load_lanes(x, i + STEP) & size
         p, q, found = pairs_of(u), pairs_of(v), smaller_bits(u - one, v - one)
         first, second = values_of(p << half), values_of(p & upper)
