@@ -61,17 +61,18 @@ def test_a_factor_that_gives_no_range_is_refused(factor: float) -> None:
 @pytest.mark.parametrize(
     "granularity", [Granularity.tensor(), Granularity.channel(0), Granularity.channel(-1)]
 )
-@pytest.mark.parametrize("lowest", [1, 40, 200])
+@pytest.mark.parametrize("lowest", [1, 40, 200, None])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_are_exact_however_far_apart_their_numbers_lie(
-    lowest: int, granularity: Granularity, dtype: torch.dtype
+    lowest: int | None, granularity: Granularity, dtype: torch.dtype
 ) -> None:
-    """Numbers with all their bits set, and one that is ``reach`` exponents smaller."""
+    """Numbers with all their bits set, and one that is ``reach`` exponents smaller; or the largest ones."""
     fraction = 0x7FFFFF if dtype == torch.float32 else 0x7F0000
     for count, reach in itertools.product((512, 4096), (*range(10, 26), *range(31, 37))):
         for place in (5, count - 12):
-            fields = torch.full((count,), lowest + reach, dtype=torch.int32)
-            fields[place] = lowest
+            top = 254 - reach % 3 if lowest is None else lowest + reach
+            fields = torch.full((count,), top, dtype=torch.int32)
+            fields[place] = top - reach
             x = (fields << 23 | fraction).view(torch.float32).to(dtype)
             exact = sum(Fraction(value) for value in x.double().tolist())
             columns = granularity == Granularity.channel(-1)
@@ -83,6 +84,16 @@ def test_sums_are_exact_however_far_apart_their_numbers_lie(
             ):
                 assert mean == float(exact / count)
                 assert sum(limb << 32 * i for i, limb in enumerate(limbs)) == exact * 2**149
+
+
+@pytest.mark.parametrize("granularity", [Granularity.tensor(), Granularity.channel(-1)])
+def test_any_numbers_of_float16_have_an_exact_sum(granularity: Granularity) -> None:
+    x = torch.tensor([65504.0, 2.0**-24, 1023 * 2.0**-24, 2.0**-14, 0.333, 0.0]).half().repeat(1000)
+    columns = x.reshape(-1, 1).repeat(1, 70) if granularity == Granularity.channel(-1) else x
+    statistic = AbsoluteMean(granularity=granularity, shape=tuple(columns.shape))
+    exact = sum(Fraction(value) for value in x.double().tolist())
+    for limbs in statistic.measure(columns)["limbs"].reshape(-1, 10).tolist():
+        assert sum(limb << 32 * i for i, limb in enumerate(limbs)) == exact * 2**149
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -24,6 +24,8 @@ CASES = [
     (Granularity.channel(-1), (301, 200)),
     (Granularity.channel(-1), (2, 70_000, 3)),
     (Granularity.channel(-1), (1100, 300)),
+    (Granularity.channel(-1), (4200, 65)),
+    (Granularity.channel(-1), (70, 2100)),
     (Granularity.channel(0), (5, 33)),
     (Granularity.channel(0), (3, 150_000)),
     (Granularity.channel(1), (4, 3, 7, 7)),

@@ -13,6 +13,7 @@ from numba.extending import overload
 from .count import FINITE, start_columns
 from .intrinsics import LINE, device, float32_of, inlined, prefetch_far, scratch
 from .sums import (
+    ANY_REACH,
     MAGNITUDE,
     PIECE,
     REACH,
@@ -23,7 +24,7 @@ from .sums import (
     fewer_exponents,
     size_of,
 )
-from .tile import ordered, value_of_key
+from .tile import BFLOAT16, FLOAT32, ordered, value_of_key
 from .vector import (
     HALF,
     WHOLE,
@@ -44,7 +45,7 @@ from .vector import (
 )
 
 ROWS, REACH_OF_ROWS = np.uint64(512), np.uint32(53 - 24 - 9)
-"""Rows of float32 that are summed at a time, few enough that hardly any column is left, and their reach."""
+"""Rows of float32 that are summed at a time, so few that hardly a sum is not exact, and their reach."""
 COLUMNS = 2048
 """Columns whose sums are kept at a time."""
 TOGETHER = np.uint64(8)
@@ -212,11 +213,12 @@ def four_of(x: Any, ends: Any, i: Any) -> Any:
 def add_column(
     x: Any, at: Any, rows: Any, blocks: Any, kind: Any, limbs: Any, counts: Any, lows: Any, highs: Any, b: Any
 ) -> None:  # fmt: skip
-    """Add ``rows`` numbers, each ``blocks`` further, one by one to column ``b`` and its extremes."""
+    """Add ``rows`` numbers from ``x[at]`` on, each ``blocks`` further, one by one to column ``b``."""
     for r in range(rows):
         key = np.int32(ordered(x[at + r * blocks]))
         lows[b], highs[b] = min(lows[b], key), max(highs[b], key)
         add_one(value_of_key(key, kind), limbs, counts, b)
+    carry(limbs, b)
 
 
 @device
@@ -224,14 +226,15 @@ def sum_columns(
     x: Any, kind: Any, outer: Any, blocks: Any, limbs: Any, counts: Any, lows: Any, highs: Any, first: Any,
     last: Any,
 ) -> None:  # fmt: skip
-    """Sum columns ``first`` to ``last``, blocks of single neighbors, and find their extremes."""
+    """Sum columns, blocks of single neighbors, and find their extremes: cache lines ``first`` to ``last``."""
     totals, ends = scratch(COLUMNS, np.float64), _ends_for(x)
-    step, wide = np.uint64(LINE // x.itemsize), x.itemsize > 2
+    step, wide = np.uint64(LINE // x.itemsize), kind == FLOAT32
     most_rows, unit = (ROWS, REACH_OF_ROWS) if wide else (np.uint64(PIECE), REACH)
-    reach = REACH_OF_ROWS if wide else REACH_OF_HALVES
-    start_columns(lows, highs, first, last)
-    for p in range(first, last, np.uint64(COLUMNS)):
-        width = min(np.uint64(COLUMNS), last - p)
+    reach = REACH_OF_ROWS if wide else REACH_OF_HALVES if kind == BFLOAT16 else ANY_REACH
+    end = min(last * step, blocks)
+    start_columns(lows, highs, first * step, end)
+    for p in range(first * step, end, np.uint64(COLUMNS)):
+        width = min(np.uint64(COLUMNS), end - p)
         whole = width // step * step
         for o in range(np.uint64(0), outer, most_rows):
             rows, at = min(most_rows, outer - o), o * blocks + p

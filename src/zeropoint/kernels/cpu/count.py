@@ -35,10 +35,12 @@ COUNTED = np.uint64(1 << 31)
 """Numbers after which counters are emptied at the latest."""
 FETCHED = np.uint64(32)
 """Cache lines that are asked for ahead of time."""
+NOTHING = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+"""Lowest and highest key of no numbers."""
 ENDS = np.uint64(3)
 """Outermost numbers that are kept of each column."""
 ROWS = np.uint64(8)
-"""Rows that are taken together."""
+"""Rows that are taken together, twice four."""
 PANEL = np.uint64(64)
 """Neighbors of different blocks that are taken together: whole cache lines, counters that fit a cache."""
 
@@ -142,7 +144,7 @@ def extreme_keys(
 ) -> None:
     """Set the smallest and largest key of blocks ``first`` to ``last``, int32; NaN and Inf are outermost."""
     for b in range(first, last):
-        low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+        low, high = NOTHING
         for o in range(outer):
             at = (o * blocks + b) * inner
             low, high = run_keys(x, at, min(at + inner, np.uint64(len(x))), low, high)
@@ -189,7 +191,7 @@ def take_keys(x: Any, at: Any, first: Any, last: Any, lows: Any, highs: Any) -> 
 def start_columns(lows: Any, highs: Any, first: Any, last: Any) -> None:
     """Set the keys of columns ``first`` to ``last`` to those of nothing."""
     for b in range(first, last):
-        lows[b], highs[b] = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+        lows[b], highs[b] = NOTHING
 
 
 @device
@@ -220,13 +222,15 @@ def finish_columns(blocks: Any, lanes: Any, lows: Any, highs: Any, first: Any, l
 def column_keys(
     x: Any, outer: Any, blocks: Any, lanes: Any, lows: Any, highs: Any, first: Any, last: Any
 ) -> None:
-    """Set the keys of columns ``first`` to ``last``, blocks of single neighbors, as :func:`extreme_keys`.
+    """Set the keys of columns, blocks of single neighbors: cache lines ``first`` to ``last`` of them.
 
     lanes: (ENDS * blocks,) of x's dtype, the first row of x that often.
     """
-    start_columns(lows, highs, first, last)
-    take_columns(x, np.uint64(0), outer, blocks, lanes, lows, highs, first, last)
-    finish_columns(blocks, lanes, lows, highs, first, last)
+    step = np.uint64(LINE // x.itemsize)
+    begin, end = first * step, min(last * step, blocks)
+    start_columns(lows, highs, begin, end)
+    take_columns(x, np.uint64(0), outer, blocks, lanes, lows, highs, begin, end)
+    finish_columns(blocks, lanes, lows, highs, begin, end)
 
 
 @device
@@ -277,7 +281,7 @@ def count_runs(
     tile = scratch(TILE, np.float32)
     bins = FINITE << (FRACTION_BITS - shift)
     for b in range(first, last):
-        low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+        low, high = NOTHING
         place, counted = b * np.uint64(2) * bins, np.uint64(0)
         for o in range(outer):
             at = (o * blocks + b) * inner

@@ -15,6 +15,7 @@ from ...ops.threads import parts_for, share, thread_count
 from . import counter_entries as entries
 from .arrays import flat_array
 from .count import ENDS, FRACTION_BITS, LANES
+from .intrinsics import LINE
 from .lowering import KINDS
 from .sums import LIMBS
 from .vector import HALF
@@ -35,7 +36,7 @@ class CpuCounter:
         shape = _numbers(cut)
         if cut.inner == 1:
             lanes = np.tile(data[: cut.blocks], int(ENDS))
-            share(entries.column_keys, (data, *shape[:2], lanes, lows, highs), cut.blocks, x.numel())
+            share(entries.column_keys, (data, *shape[:2], lanes, lows, highs), _lines(cut, data), x.numel())
         else:
             share(entries.extreme_keys, (data, *shape, lows, highs), cut.blocks, x.numel())
         return _values(ends, runs, x.dtype)
@@ -69,7 +70,7 @@ class CpuCounter:
         short = 1 < cut.inner < int(HALF)
         if cut.inner == 1:
             args: tuple[object, ...] = data, kind, *shape[:2], limbs, counts, lows, highs
-            share(entries.sum_columns, args, cut.blocks, x.numel())
+            share(entries.sum_columns, args, _lines(cut, data), x.numel())
         elif short:
             share(entries.sum_short_runs, (data, kind, *shape, limbs, counts), cut.blocks, x.numel())
         else:
@@ -112,6 +113,11 @@ def _cut(runs: Runs, elements: int) -> Runs:
 def _numbers(runs: Runs) -> tuple[Any, Any, Any]:
     """Return the three numbers as kernels take them."""
     return np.uint64(runs.outer), np.uint64(runs.blocks), np.uint64(runs.inner)
+
+
+def _lines(cut: Runs, data: Any) -> int:
+    """Return how many cache lines a row of columns takes: threads share whole ones."""
+    return -(-cut.blocks * data.itemsize // LINE)
 
 
 def _values(keys: Any, runs: Runs, dtype: torch.dtype) -> Extremes:

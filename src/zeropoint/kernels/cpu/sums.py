@@ -12,10 +12,10 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .count import FINITE, FRACTION_BITS, PANEL, run_keys, widened
+from .count import FINITE, FRACTION_BITS, NOTHING, PANEL, run_keys, widened
 from .intrinsics import bits32, device, inlined, prefetch_far, scratch
 from .scales import power_of
-from .tile import TILE, value_of_key
+from .tile import FLOAT32, TILE, value_of_key
 from .vector import (
     HALF,
     STEP,
@@ -42,10 +42,11 @@ SPAN = np.uint64(1 << 20)
 REACH = np.uint32(53 - 24 - 12)
 """Most exponents between the largest and the smallest of PIECE numbers of 24 bits, for a sum of 53 bits."""
 REACH_OF_HALVES, REACH_OF_FOUR = np.uint32(53 - 8 - 12), np.uint32(24 - 8 - 2)
-"""The same of PIECE numbers of 8 bits, and of four of them for a sum of 24 bits.
-
-Of float16 any PIECE numbers have such a sum.
-"""
+"""The same of PIECE numbers of 8 bits, and of four of them for a sum of 24 bits."""
+ANY_REACH = np.uint32(255)
+"""That of float16, of which any PIECE numbers have such a sum."""
+LEAST_OVER = np.uint32(253)
+"""Least exponent field of numbers of which four may have a sum that float32 does not hold."""
 FOURS = np.uint64(64)
 """Numbers that are added as 16 sums of four."""
 UNIT = np.uint32(127 + (127 + 23) // 2)
@@ -53,8 +54,6 @@ UNIT = np.uint32(127 + (127 + 23) // 2)
 LIMBS, LIMB_BITS = np.uint64(10), np.uint64(32)
 LIMB, PLACE = np.uint64(0xFFFFFFFF), np.uint64(31)
 AHEAD = np.uint64(PIECE)
-FIRST = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
-"""Keys of the extremes of nothing."""
 
 
 @device
@@ -78,7 +77,7 @@ def carry(limbs: Any, b: Any) -> None:
 
 @device
 def add_total(total: Any, e: Any, limbs: Any, b: Any) -> None:
-    """Add an exact sum, without bits below those of 24 with exponent field ``e``, to block ``b``."""
+    """Add an exact sum, a whole number of last bits of float32 with exponent field ``e``, to block ``b``."""
     e = max(np.uint32(e), np.uint32(1))
     half = np.uint32(e >> np.uint32(1))
     root, other = np.uint32(UNIT - half), np.uint32(UNIT - np.uint32(e - half))
@@ -117,22 +116,24 @@ def fewer_exponents(e: Any, reach: Any) -> Any:
 
 @inlined
 def limit_of(e: Any, bits: Any) -> Any:
-    """Return what the magnitudes below exponent field ``e``, less one, are less than.
+    """Return what ``m - 1`` is less than for those magnitudes ``m`` whose exponent field is less than ``e``.
 
-    bits: of fractions. Less one, zero is the largest; where ``e`` is 0, nothing is less.
+    m: bits of a magnitude, ``bits`` of them its fraction. Zero is not among them, since it wraps to the
+    largest number; where ``e`` is 0, none is.
     """
     floor = np.uint32(e << bits)
     return np.uint32(floor - min(floor, np.uint32(1)))
 
 
 @inlined
-def add_words(words: Any, at: Any, count: Any, e: Any, limbs: Any, b: Any) -> Any:
-    """Return the sum of finite ``words[at : at + count]``, at most a piece, but for the smallest of them.
+def add_words(words: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> Any:
+    """Return the sum of finite ``words[at : at + count]``, at most a piece, but for some of them.
 
-    e: exponent field of the largest. Those that are too small for an exact sum are added to block ``b``.
+    far: exponent field of the largest, and the reach. Numbers that are too small for an exact sum, their
+    neighbors in a step, and those behind the last whole step are added to block ``b`` one by one.
     """
     one, size, total = words_of(np.uint32(1)), words_of(MAGNITUDE), doubles_of(np.float64(0))
-    least = words_of(limit_of(fewer_exponents(e, REACH), np.uint32(23)))
+    least = words_of(limit_of(fewer_exponents(*far), np.uint32(23)))
     whole = at + count // WHOLE * WHOLE
     for i in range(at, whole, WHOLE):
         prefetch_far(words, i + AHEAD)
@@ -149,15 +150,16 @@ def add_words(words: Any, at: Any, count: Any, e: Any, limbs: Any, b: Any) -> An
 
 
 @inlined
-def add_halves(x: Any, at: Any, count: Any, e: Any, limbs: Any, b: Any) -> Any:
+def add_halves(x: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> Any:
     """Do what :func:`add_words` does on bits of bfloat16.
 
-    Four of them, of 8 bits, that lie near each other have a sum that float32 holds.
+    Four of them, of 8 bits, that lie near each other have a sum that float32 holds, unless it overflows.
     """
     one, size, total = halves_of(np.uint16(1)), halves_of(np.uint16(0x7FFF)), doubles_of(np.float64(0))
     half, upper = words_of(np.uint32(16)), words_of(np.uint32(0x7FFF0000))
-    of_four = halves_of(np.uint16(limit_of(fewer_exponents(e, REACH_OF_FOUR), np.uint32(7))))
-    least = halves_of(np.uint16(limit_of(fewer_exponents(e, REACH_OF_HALVES), np.uint32(7))))
+    near = fewer_exponents(far[0], REACH_OF_FOUR) if far[0] < LEAST_OVER else np.uint32(FINITE)
+    of_four = halves_of(np.uint16(limit_of(near, np.uint32(7))))
+    least = halves_of(np.uint16(limit_of(fewer_exponents(*far), np.uint32(7))))
     whole = at + count // FOURS * FOURS
     for i in range(at, whole, FOURS):
         prefetch_far(x, i + AHEAD)
@@ -180,31 +182,32 @@ def add_halves(x: Any, at: Any, count: Any, e: Any, limbs: Any, b: Any) -> Any:
 
 
 def _as_added(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-    """Return where numbers are added from: bfloat16 as they are, others as float32."""
+    """Return where numbers are added from, bfloat16 as they are and others as float32, and their reach."""
 
 
 @overload(_as_added, inline="always")
 def _as_added_overload(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
     def as_they_are(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-        return x, at
+        return x, at, REACH_OF_HALVES
 
     def as_words(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-        return widened(x, at, count, kind, tile)
+        words, start = widened(x, at, count, kind, tile)
+        return words, start, REACH if kind == FLOAT32 else ANY_REACH
 
     return as_they_are if x.dtype == types.uint16 else as_words
 
 
-def _add_numbers(source: Any, at: Any, count: Any, e: Any, limbs: Any, b: Any) -> Any:
+def _add_numbers(source: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> Any:
     """Call :func:`add_halves` or :func:`add_words`."""
 
 
 @overload(_add_numbers, inline="always")
-def _add_numbers_overload(source: Any, at: Any, count: Any, e: Any, limbs: Any, b: Any) -> Any:
-    def of_halves(source: Any, at: Any, count: Any, e: Any, limbs: Any, b: Any) -> Any:
-        return add_halves(source, at, count, e, limbs, b)
+def _add_numbers_overload(source: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> Any:
+    def of_halves(source: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> Any:
+        return add_halves(source, at, count, far, limbs, b)
 
-    def of_words(source: Any, at: Any, count: Any, e: Any, limbs: Any, b: Any) -> Any:
-        return add_words(source, at, count, e, limbs, b)
+    def of_words(source: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> Any:
+        return add_words(source, at, count, far, limbs, b)
 
     return of_halves if source.dtype == types.uint16 else of_words
 
@@ -216,8 +219,8 @@ def add_piece(
     """Add ``x[at : at + count]``, at most a piece, to block ``b``; largest: bits of the largest magnitude."""
     e = np.uint32(largest >> np.uint32(23))
     if np.uint64(e) < FINITE:
-        source, start = _as_added(x, at, count, kind, tile)
-        total = sum_of_doubles(_add_numbers(source, start, count, e, limbs, b))
+        source, start, reach = _as_added(x, at, count, kind, tile)
+        total = sum_of_doubles(_add_numbers(source, start, count, (e, reach), limbs, b))
         if total > np.float64(0):
             add_total(total, fewer_exponents(e, REACH), limbs, b)
         counts[b] += np.int64(count)
@@ -238,7 +241,7 @@ def sum_runs(
     """
     tile = scratch(PIECE, np.float32)
     for b in range(first, last):
-        lows[b], highs[b] = FIRST
+        lows[b], highs[b] = NOTHING
         for o in range(outer):
             begin = (o * blocks + b) * inner
             end = min(begin + inner, np.uint64(len(x)))
@@ -246,7 +249,7 @@ def sum_runs(
                 stop = min(span + SPAN, end)
                 for at in range(span, stop, np.uint64(PIECE)):
                     n = min(np.uint64(PIECE), stop - at)
-                    low, high = run_keys(x, at, at + n, *FIRST)
+                    low, high = run_keys(x, at, at + n, *NOTHING)
                     lows[b], highs[b] = min(lows[b], low), max(highs[b], high)
                     largest = max(size_of(low, kind), size_of(high, kind))
                     add_piece(x, at, n, largest, kind, tile, limbs, counts, b)

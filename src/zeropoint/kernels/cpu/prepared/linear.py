@@ -50,7 +50,7 @@ def prepare(call: LinearCall) -> Kernel | str:
         weight: torch.Tensor, scales: tuple[torch.Tensor, ...], bias: torch.Tensor | None
     ) -> Linear:  # fmt: skip
         def arrays() -> tuple[Any, Any, Any]:
-            of_bias = NO_BIAS if bias is None else bias.detach().float().numpy()
+            of_bias = NO_BIAS if bias is None else bias.detach().float().contiguous().numpy()
             return weight.numpy().reshape(-1), _scales_of(call, scales), of_bias
 
         made = arrays()

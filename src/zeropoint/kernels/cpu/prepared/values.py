@@ -44,7 +44,7 @@ def prepare(call: ValueCall) -> ValueKernel | str:
             with gradual_underflow():
                 stored = stored_factors(scheme, params, call.shape, own)
             scales = stored.factors, stored.codes, stored.zeros
-            of_bias = NO_BIAS if bias is None else bias.detach().float().numpy()
+            of_bias = NO_BIAS if bias is None else bias.detach().float().contiguous().numpy()
             return given.codes_in(data), given.told_of(stored), given.table, scales, of_bias
 
         codes, _, _, (factors, scale_codes, _), of_bias = made = arrays()
