@@ -54,6 +54,7 @@ UNIT = np.uint32(127 + (127 + 23) // 2)
 LIMBS, LIMB_BITS = np.uint64(10), np.uint64(32)
 LIMB, PLACE = np.uint64(0xFFFFFFFF), np.uint64(31)
 AHEAD = np.uint64(PIECE)
+"""How far ahead numbers are asked for: while a piece is added, the next one comes to the second cache."""
 
 
 @device
