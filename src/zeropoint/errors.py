@@ -50,6 +50,10 @@ class RecipeError(ZeropointError):
     """A recipe is malformed, or a rule of it is about nothing."""
 
 
+class PatternError(ZeropointError):
+    """A pattern of names is malformed, or could take too long to match."""
+
+
 class CheckpointError(ZeropointError):
     """A checkpoint on disk is damaged, hostile, incomplete or in the way."""
 

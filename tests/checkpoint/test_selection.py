@@ -10,7 +10,7 @@ from tests.checkpoint.written import CONFIG, LINEAR, save, weight
 from zeropoint.checkpoint.plan import Plan, make_plan
 from zeropoint.checkpoint.selection import Selection
 from zeropoint.checkpoint.source import open_source
-from zeropoint.errors import CheckpointError
+from zeropoint.errors import CheckpointError, PatternError
 
 
 def plan(
@@ -156,7 +156,7 @@ def test_an_include_that_names_nothing_to_quantize_is_an_error(tmp_path: Path) -
 
 
 def test_a_malformed_expression_is_an_error() -> None:
-    with pytest.raises(CheckpointError, match=r"pattern 're:\(' is no regular expression"):
+    with pytest.raises(PatternError, match=r"pattern '\(' is not a regular expression"):
         Selection(ignore=("re:(",))
 
 

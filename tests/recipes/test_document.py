@@ -56,7 +56,7 @@ def test_defaults_are_presets_assignments_or_keep() -> None:
         ("rules:\n  - type: Linear\n    weight: int5000\n", "line 3: .*int5000"),
         ("rules:\n  - name: a\n\n    input: int8:token static\n", "line 4: static scheme"),
         ("a: [", "line 1: this is no YAML"),
-        ("rules:\n  - name: 're:('\n    keep: true\n", "line 2: name .* is no regular expression"),
+        ("rules:\n  - name: 're:('\n    keep: true\n", "line 2: pattern .* is not a regular expression"),
         ("rules:\n  - shape: '3,x'\n    keep: true\n", "line 2: shape .* has an axis 'x'"),
         ("rules: 3", "line 1: rules must be a list"),
         ("- 1", "line 1: this must be a mapping with default, rules"),

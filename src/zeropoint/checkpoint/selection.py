@@ -7,14 +7,14 @@ tried in order, the first that applies gives the reason, and every tensor gets o
 from __future__ import annotations
 
 import enum
-import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, near_misses, printable
+from ..patterns import name_pattern
 from ..recipes import Rule, Subject
 from .heads import heads_of
 from .safetensors_file import TensorEntry
@@ -75,7 +75,7 @@ class Selection:
     safetensors spells it; by default that which the configuration names, or bfloat16.
 
     A pattern is a glob, or ``re:`` and a regular expression that must match from the start; it is tried on
-    the tensor's name and on its module's name (without ``.weight``). Raises CheckpointError for a malformed
+    the tensor's name and on its module's name (without ``.weight``). Raises PatternError for a malformed
     regular expression.
     """
 
@@ -84,12 +84,10 @@ class Selection:
     strict: bool = False
     dequantize: Dequantize = Dequantize.NONE
     floats: str | None = None
-    _compiled: dict[str, re.Pattern[str]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "_compiled", {text: _compile(text) for text in (*self.include, *self.ignore)}
-        )
+        for text in (*self.include, *self.ignore):
+            name_pattern(text)
 
     def included(self, name: str) -> bool:
         """Return whether an include pattern names the tensor."""
@@ -101,18 +99,8 @@ class Selection:
 
     def named(self, pattern: str, name: str) -> bool:
         """Return whether ``pattern``, one of ours, names the tensor."""
-        compiled = self._compiled[pattern]
-        return compiled.match(name) is not None or compiled.match(module_of(name)) is not None
-
-
-def _compile(text: str) -> re.Pattern[str]:
-    source = text[3:] if text.startswith("re:") else fnmatch.translate(text)
-    try:
-        return re.compile(source)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise CheckpointError(
-            f"pattern {printable(text)} is no regular expression: {error}; correct it"
-        ) from error
+        compiled = name_pattern(pattern)
+        return compiled.match(name) or compiled.match(module_of(name))
 
 
 def module_of(name: str) -> str:

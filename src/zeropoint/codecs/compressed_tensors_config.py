@@ -19,11 +19,11 @@ from typing import Any
 from ..errors import CheckpointError, FormatError, UnsupportedError, near_misses
 from ..formats import IntFormat
 from ..formats.catalog import CATALOG
+from ..patterns import REGEX, name_pattern
 from ..recipes import Activation, Assignment
 from ..schemes import LAYER_PRESETS, TENSOR_PRESETS, Scheme, ZeroPoint, get_dialect
 from ..schemes.text import words
 from .compressed_tensors import Layout, blocks, layout_of, strategy
-from .patterns import search_from_start
 
 QUANT_METHOD = "compressed-tensors"
 DIALECT = "compressed-tensors"
@@ -313,8 +313,8 @@ def matches(module: str, targets: Sequence[str], *, linear: bool = False) -> boo
     True
     """
     return any(
-        search_from_start(target[3:], module)
-        if target.startswith("re:")
+        name_pattern(target).match(module)
+        if target.startswith(REGEX)
         else module == target or (linear and target == LINEAR)
         for target in targets
     )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..errors import RecipeError, near_misses, printable
+from ..patterns import REGEX, name_pattern
 from .assignment import Assignment
 
-REGEX = "re:"
 _AXIS = re.compile(r"\*|(?P<op>>=|<=|%|)(?P<number>[1-9][0-9]*)")
 
 
@@ -57,7 +56,7 @@ class Rule:
     place: str = ""
 
     def __post_init__(self) -> None:
-        _name_pattern(self.name)
+        name_pattern(self.name)
         _axes(self.shape)
 
     def matches(self, subject: Subject) -> bool:
@@ -73,14 +72,6 @@ class Rule:
         kinds, dtypes = " ".join(self.types), " ".join(self.dtypes)
         parts = [("name", self.name), ("type", kinds), ("shape", self.shape), ("dtype", dtypes)]
         return ", ".join(f"{key} {value}" for key, value in parts if value)
-
-
-@functools.lru_cache(maxsize=1024)
-def _name_pattern(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text.removeprefix(REGEX) if text.startswith(REGEX) else fnmatch.translate(text))
-    except (re.error, OverflowError, RecursionError) as error:
-        raise RecipeError(f"name {printable(text)} is no regular expression: {error}; correct it") from error
 
 
 @functools.lru_cache(maxsize=1024)
@@ -113,10 +104,8 @@ def _holds(op: str, number: int, length: int) -> bool:
 
 
 def _called_so(rule: Rule, subject: Subject) -> bool:
-    match = _name_pattern(rule.name).fullmatch
-    return match(subject.name) is not None or (
-        subject.parameter != "" and match(subject.parameter) is not None
-    )
+    match = name_pattern(rule.name).fullmatch
+    return match(subject.name) or (subject.parameter != "" and match(subject.parameter))
 
 
 def _of_type(rule: Rule, subject: Subject) -> bool:
