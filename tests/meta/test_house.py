@@ -324,7 +324,8 @@ def collect(rule: Rule, paths: Iterable[Path], reader: Callable[[Path], str] = r
 
 def texts() -> list[Path]:
     """Return every text file that is ours: the top folder and the known folders, no caches, no peers."""
-    paths = [path for path in ROOT.iterdir() if path.is_file()]
+    # In a linked worktree .git is a file of Git's own.
+    paths = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]
     for folder in TEXT_FOLDERS:
         paths += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
     foreign = ("__pycache__", ".peers", ".peers-quark")
