@@ -1,0 +1,270 @@
+"""Random schemes over the whole grammar, and tensors that are hard for them; the same ones for the same seed.
+
+``random_scheme(rng)`` returns a text, which may be one that the library refuses: contradictions are part of
+the grammar. ``random_tensor(rng, scheme)`` returns a small finite tensor for it, and ``hard_tensor`` the same
+with elements moved onto midpoints between codes, ends of ranges and their neighbors.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import torch
+
+from zeropoint.formats import FloatFormat, Format, IntFormat
+from zeropoint.formats.catalog import ALIASES, CATALOG
+from zeropoint.layout.blocks import reduce_blocks, spread_blocks
+from zeropoint.params import QuantizationParams
+from zeropoint.schemes import DIALECTS, Scheme
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_SPECIALS = ("", "ieee", "fn", "fnuz", "finite")
+_ROUNDINGS = (
+    "half_even", "half_away", "half_up", "half_down", "floor", "ceil", "toward_zero", "stochastic(0)",
+    "stochastic(7)",
+)  # fmt: skip
+_RULES = ("floor", "even", "ceil", "rceil")
+_WIDE_SCALES = ("float32", "bfloat16", "float16", "input", "float64")
+_NARROW_SCALES = ("ue4m3", "ue5m3", "e5m2", "e4m3", "e3m4", "e2m1", "e8m0", "ue3m2", "e4m3fnuz", "ue2m5")
+_POWER_TABLES = ("microexponent", "codebook[0.25,0.5,1,2]", "codebook[4,1]", "e3m0fn", "ue5m0b15finitens")
+
+
+def random_scheme(rng: random.Random) -> str:
+    """Return the text of a scheme; about one in six is refused when it is parsed."""
+    element = _element(rng)
+    options: list[str] = []
+    if rng.random() < 0.06:
+        options.append("cast")
+    else:
+        options += _scales(rng)
+    integer = element.startswith(("int", "uint")) or rng.random() < 0.03
+    if integer and rng.random() < 0.35:
+        options.append(rng.choice(["asym", "asym", "asym=real"]))
+    if integer and rng.random() < 0.2:
+        options.append("narrow")
+    if rng.random() < 0.3:
+        options.append(f"round={rng.choice(_ROUNDINGS)}")
+    if rng.random() < 0.1:
+        options.append(f"overflow={rng.choice(['saturate', 'special', 'error'])}")
+    if rng.random() < 0.45:
+        options.append(f"dialect={rng.choice(sorted(DIALECTS))}")
+    return ":".join([element, *options])
+
+
+def _element(rng: random.Random) -> str:
+    kind = rng.random()
+    if kind < 0.4:
+        return rng.choice(sorted({*CATALOG, *ALIASES}))
+    if kind < 0.65:
+        bits, sign = rng.choice([*range(1, 17), 2, 3, 4, 4, 4, 8, 8, 8, 24, 32]), rng.choice(["", "u"])
+        return f"{sign}int{bits}" + (f"f{rng.randrange(bits)}" if rng.random() < 0.2 else "")
+    if kind < 0.85:
+        exponent, mantissa = rng.randrange(0, 6), rng.randrange(0, 8)
+        bias = f"b{rng.randrange(-3, 20)}" if rng.random() < 0.4 else ""
+        sign, flat = rng.choice(["", "", "u"]), rng.choice(["", "", "", "ns"])
+        return f"{sign}e{exponent}m{mantissa}{bias}{rng.choice(_SPECIALS)}{flat}"
+    return f"codebook[{','.join(map(repr, _table(rng)))}]"
+
+
+def _table(rng: random.Random) -> list[float]:
+    """Return the values of a codebook: unsorted, with repeated and one-sided ones."""
+    count = rng.choice([2, 3, 4, 5, 8, 15, 16, 16, 17, 40])
+    low = rng.choice([-1.0, -1.0, -1.0, 0.0, 0.25])
+    values = [round(rng.uniform(low, 1.0), rng.choice([1, 3, 6])) for _ in range(count)]
+    if rng.random() < 0.5:
+        values[0] = 0.0
+    if rng.random() < 0.3:
+        values.sort()
+    scale = 2.0 ** rng.choice([0, 0, 0, -4, 7])
+    return [value * scale for value in values]
+
+
+def _scales(rng: random.Random) -> list[str]:
+    """Return granularity and levels: coarser blocks are unions of finer ones, nearly always."""
+    chain = _chain(rng)
+    depth = rng.choice([1, 1, 1, 1, 2, 2, 3])
+    blocks = [chain[min(level, len(chain) - 1)] for level in range(depth)]
+    if rng.random() < 0.03:
+        rng.shuffle(blocks)
+    levels = [_level(rng, fine=level < depth - 1) for level in range(depth)]
+    if depth > 1 and rng.random() < 0.3:
+        levels = [rng.choice([*_RULES, "floor/" + rng.choice(_POWER_TABLES)]) for _ in levels]
+    texts = [blocks[0]] if rng.random() < 0.95 else []
+    if levels[0] != "float32":
+        texts.append(f"scale={levels[0]}")
+    coarser = zip(levels[1:], blocks[1:], strict=True)
+    return texts + [f"scale{number}={level}@{block}" for number, (level, block) in enumerate(coarser, 2)]
+
+
+def _chain(rng: random.Random) -> list[str]:
+    """Return granularities from fine to coarse."""
+    fine = rng.choice([1, 2, 3, 4, 7])
+    rows = rng.choice([1, 2, 3])
+    return rng.choice([
+        [f"g{fine}", f"g{fine * rng.choice([2, 4])}", "tensor"],
+        [f"g{fine}", "token", "tensor"],
+        ["channel", "tensor", "tensor"],
+        ["channel1", "tensor", "tensor"],
+        ["channel-1", "tensor", "tensor"],
+        ["token", "tensor", "tensor"],
+        [f"block{rows}x{fine}", f"block{rows * 2}x{fine * 2}", "tensor"],
+        [f"g{fine}", f"block{rows}x{fine * 2}", "tensor"],
+        [f"first[{rows},0]rest1", "tensor", "tensor"],
+        [f"last[{fine},0]rest0", "tensor", "tensor"],
+        ["tensor", "tensor", "tensor"],
+    ])  # fmt: skip
+
+
+def _level(rng: random.Random, *, fine: bool) -> str:
+    kind = rng.random()
+    if kind < 0.2:
+        return rng.choice(_RULES)
+    if kind < 0.25:
+        return f"{rng.choice(_RULES)}/{rng.choice(_POWER_TABLES)}"
+    narrow = kind < (0.7 if fine else 0.45)
+    fmt = rng.choice(_NARROW_SCALES) if narrow else rng.choice(("float32", *_WIDE_SCALES))
+    if rng.random() < 0.02:
+        fmt = f"ue{rng.randrange(1, 9)}m{rng.randrange(0, 8)}"
+    return f"{rng.choice(['linear', 'linear_up'])}/{fmt}" if rng.random() < 0.2 else fmt
+
+
+def random_shape(rng: random.Random, scheme: Scheme) -> tuple[int, ...]:
+    """Return the shape of a small tensor, of the rank that ``scheme`` needs but for one in fifty."""
+    needed = max((len(level.granularity.extents) for level in scheme.scales), default=0)
+    rank = rng.choice([1, 2, 2, 2, 2, 3, 4])
+    rank = max(rank, needed) if rng.random() < 0.98 else rng.randrange(0, 3)
+    return tuple(
+        rng.choice([1, 2, 3, 4, 5, 8, 9, 17] if axis == rank - 1 else [1, 2, 3]) for axis in range(rank)
+    )
+
+
+def random_tensor(rng: random.Random, scheme: Scheme, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return finite numbers of one of many kinds, of ``dtype`` or one of four."""
+    dtype = dtype or rng.choice(DTYPES)
+    shape = random_shape(rng, scheme)
+    generator = torch.Generator().manual_seed(rng.randrange(1 << 31))
+    x = rng.choice(_KINDS)(rng, shape, generator).to(torch.float64)
+    info = torch.finfo(dtype)
+    magnitude = rng.random()
+    if magnitude < 0.5:
+        x = x * 2.0 ** rng.choice([0, 0, 0, 3, -3, 10, -10])
+    elif magnitude < 0.7:
+        x = x * rng.uniform(0.1, 4)
+    elif magnitude < 0.8:
+        x = x * info.tiny * 2.0 ** rng.randrange(-8, 24)
+    elif magnitude < 0.9 and x.numel():
+        x = x / x.abs().max().clamp(min=1e-300) * info.max * rng.choice([1, 0.999, 0.5, 0.06])
+    else:
+        x = x * 2.0 ** rng.uniform(-100, 100)
+    if _is_one_sided(scheme.element) and rng.random() < 0.8:
+        x = x.abs()
+    x = x.clamp(-info.max, info.max).to(dtype)
+    if rng.random() < 0.2:
+        x[torch.rand(shape, generator=generator) < 0.5] = 0.0
+    if rng.random() < 0.2:
+        x[torch.rand(shape, generator=generator) < 0.3] = -0.0
+    return x
+
+
+def _is_one_sided(fmt: Format) -> bool:
+    return fmt.min >= 0
+
+
+_Kind = Callable[[random.Random, tuple[int, ...], torch.Generator], torch.Tensor]
+
+
+def _normal(rng: random.Random, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _shifted(rng: random.Random, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    return _normal(rng, shape, generator) + rng.choice([-1000.0, -30.0, -3.0, 3.0, 30.0, 1000.0])
+
+
+def _outlier(rng: random.Random, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    x = _normal(rng, shape, generator)
+    if x.numel():
+        x.view(-1)[rng.randrange(x.numel())] *= rng.choice([10.0, 1e3, -1e5])
+    return x
+
+
+def _mixed(rng: random.Random, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    spread = rng.choice([2.0, 8.0, 30.0, 120.0])
+    exponents = (torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1) * spread
+    return _normal(rng, shape, generator) * torch.exp2(exponents)
+
+
+def _powers(rng: random.Random, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    exponents = torch.randint(-6, 7, shape, generator=generator)
+    signs = torch.randint(0, 2, shape, generator=generator) * 2 - 1
+    near = torch.randint(-1, 2, shape, generator=generator) * 2.0 ** rng.choice([-52, -23, -10, -8])
+    return torch.exp2(exponents.double()) * signs * (1 + near)
+
+
+def _multiples(rng: random.Random, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Return multiples of half a step, as a grid of codes has them."""
+    return torch.randint(-300, 301, shape, generator=generator).double() * rng.choice([0.5, 1 / 3, 0.1])
+
+
+def _constant(rng: random.Random, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    return torch.full(shape, rng.choice([0.0, -0.0, 1.0, -1.0, 0.1, -1 / 3, 8.4, 127.5]), dtype=torch.float64)
+
+
+def _rows(rng: random.Random, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Return rows of very different magnitude."""
+    lead = (*shape[:-1], 1) if shape else ()
+    return _normal(rng, shape, generator) * torch.exp2(torch.randn(lead, generator=generator).double() * 12)
+
+
+_KINDS: tuple[_Kind, ...] = (
+    _normal, _normal, _shifted, _outlier, _mixed, _powers, _multiples, _constant, _rows,
+)  # fmt: skip
+
+
+def hard_tensor(rng: random.Random, x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
+    """Return ``x`` with elements moved to where the codes of ``params``, made from ``x``, err most.
+
+    Those are midpoints between neighbors, ends of the range and numbers one ulp beside, clamped to the
+    extremes of their block, so that the moved tensor mostly keeps its parameters.
+    """
+    scale, granularity, shape = params.effective_scale(), params.scheme.granularity, tuple(x.shape)
+    if not x.numel() or scale is None:
+        return x
+    generator = torch.Generator().manual_seed(rng.randrange(1 << 31))
+    spread = spread_blocks(scale.double(), granularity, shape).expand(shape)
+    places = _places(params.scheme.element)
+    steps = places[torch.randint(0, len(places), shape, generator=generator)]
+    if params.zero_point is not None:
+        zero = spread_blocks(params.zero_point.double(), granularity, shape).expand(shape)
+        steps = steps - zero * float(params.scheme.element_step)
+    moved = (steps * spread).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    low, high = (
+        spread_blocks(reduce_blocks(x, granularity, kind, fill), granularity, shape).double()
+        for kind, fill in (("amin", torch.inf), ("amax", -torch.inf))
+    )
+    near = torch.minimum(torch.maximum(moved, low), high).to(x.dtype)
+    bump = torch.randint(-1, 2, shape, generator=generator)
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
+    beside = torch.where(near == 0, near, (near.view(bits) + bump.to(bits)).view(x.dtype))
+    beside = torch.minimum(torch.maximum(beside.double(), low), high).to(x.dtype)
+    keep = (torch.rand(shape, generator=generator) < 0.3) | (x == low) | (x == high) | ~torch.isfinite(beside)
+    return torch.where(keep, x, beside)
+
+
+def _places(fmt: Format) -> torch.Tensor:
+    """Return numbers on, between and beside the values of ``fmt``, at most some hundreds."""
+    if isinstance(fmt, IntFormat):
+        codes = sorted({*range(max(fmt.qmin, -40), min(fmt.qmax, 40) + 1), fmt.qmin, fmt.qmax, fmt.qmax - 1})
+        values = torch.tensor(codes, dtype=torch.float64) * float(fmt.step)
+        halves = values + float(fmt.step) / 2
+        return torch.cat([values, halves, halves])
+    if isinstance(fmt, FloatFormat):
+        codes = sorted({*range(min(fmt.max_code, 60)), *range(max(0, fmt.max_code - 40), fmt.max_code + 1)})
+        positive = torch.tensor([float(fmt.magnitude(code)) for code in codes], dtype=torch.float64)
+        values = torch.cat([-positive, positive]) if fmt.signed else positive
+    else:
+        values = torch.tensor(fmt.values, dtype=torch.float64)
+    ordered = values.sort().values
+    halves = (ordered[1:] + ordered[:-1]) / 2
+    return torch.cat([ordered, halves, halves])
