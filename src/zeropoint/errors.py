@@ -1,7 +1,7 @@
 """The exceptions of zeropoint: one small tree, whose messages name place, value, rule and remedy.
 
-This module owns the exception classes and the way names from untrusted files are printed. It knows nothing of
-tensors, formats or files.
+This module owns the exception classes and how names, sizes and counts are written in a sentence. It knows
+nothing of tensors, formats or files.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ class CheckpointError(ZeropointError):
     """A checkpoint on disk is damaged, hostile, incomplete or in the way."""
 
 
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
 def printable(name: str, *, limit: int = 200) -> str:
     r"""Return ``name`` quoted and escaped, so that a hostile tensor name cannot drive a terminal.
 
@@ -66,6 +69,27 @@ def printable(name: str, *, limit: int = 200) -> str:
     """
     text = ascii(name)
     return text if len(text) <= limit else f"{text[:limit]}...' ({len(name)} characters)"
+
+
+def size_of(nbytes: int) -> str:
+    """Return a number of bytes in the unit that keeps it below 1024.
+
+    >>> size_of(96), size_of(90868376), size_of(1 << 40)
+    ('96 B', '86.7 MiB', '1 TiB')
+    """
+    value, unit = float(nbytes), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.0f} {_UNITS[unit]}" if value.is_integer() else f"{value:.1f} {_UNITS[unit]}"
+
+
+def count(number: int, one: str, many: str | None = None) -> str:
+    """Return a number with its noun.
+
+    >>> count(1, "tensor"), count(1234, "tensor")
+    ('1 tensor', '1,234 tensors')
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def near_misses(name: str, known: Iterable[str]) -> str:

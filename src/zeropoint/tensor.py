@@ -154,7 +154,7 @@ class QuantizedTensor:
                     )
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         except SafetensorError as error:
-            raise CheckpointError(f"{path} is no safetensors file: {error}") from error
+            raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
         facts = _facts(header, path)
         params = QuantizationParams.from_tensors(facts.scheme, facts.shape, tensors, dtype=facts.params_dtype)
         data, wanted = tensors.get("data"), packing.packed_shape(facts.shape, facts.scheme.bits)

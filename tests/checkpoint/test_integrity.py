@@ -133,7 +133,7 @@ def _parts(name: str, parts: list[list[object]]) -> Callable[[dict[str, object]]
         (lambda out: (out / manifests.NAME).write_text("["), manifests.NAME,
          "it is damaged: JSONDecodeError"),
         (_change(_parts("m.norm.weight", [[0, 8, "00"]])), "m.norm.weight", "the parts of the manifest do"),
-        (_change(_parts("m.norm.weight", [[-1, 8, "00"]])), manifests.NAME, "-1 is no number of bytes"),
+        (_change(_parts("m.norm.weight", [[-1, 8, "00"]])), manifests.NAME, "-1 is not a number of bytes"),
         (_change(_parts("m.norm.weight", [[0, 8]])), manifests.NAME, "it is damaged: ValueError"),
         (_change(lambda t: t["tensors"]["m.norm.weight"].update(file="x")), "m.norm.weight",  # type: ignore[index]
          "it lies in 'model.safetensors', but was written to 'x'"),

@@ -46,7 +46,9 @@ def test_an_empty_directory_is_a_fine_output(model: Path, tmp_path: Path) -> Non
 def test_an_output_with_files_is_refused_and_left_alone(model: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
-    with pytest.raises(CheckpointError, match=r"holds 'mine\.txt'; pass an empty directory, or overwrite"):
+    with pytest.raises(
+        CheckpointError, match=r"holds 'mine\.txt'; choose an empty directory, or add --overwrite"
+    ):
         quantize(model, tmp_path / "out")
     assert digests(tmp_path / "out").keys() == {"mine.txt"}
 
@@ -74,7 +76,7 @@ def test_overwrite_is_refused_beside_weights_that_loaders_might_take_instead(
 
 def test_a_file_in_the_place_of_the_output_is_refused(model: Path, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(CheckpointError, match="exists and is no directory"):
+    with pytest.raises(CheckpointError, match="exists and is not a directory"):
         quantize(model, tmp_path / "out")
     assert (tmp_path / "out").read_text() == "mine"
 
@@ -111,7 +113,7 @@ def test_a_link_at_an_output_name_is_never_followed(name: str, model: Path, tmp_
     victim.write_text("precious")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).symlink_to(victim)
-    with pytest.raises(CheckpointError, match=r"is no regular file|File exists|symbolic"):
+    with pytest.raises(CheckpointError, match=r"is not a regular file|File exists|symbolic"):
         run(make_plan(open_source(model), "w8a8", limits=ONE), tmp_path / "out", overwrite=True)
     assert victim.read_text() == "precious"
     assert (tmp_path / "out" / name).is_symlink()
@@ -121,7 +123,7 @@ def test_too_little_room_is_said_before_writing(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "_available", lambda _: 1000)
-    with pytest.raises(CheckpointError, match=r"has 1000 bytes free, but \d+ are needed"):
+    with pytest.raises(CheckpointError, match=r"has 1000 B free, but .*B are needed"):
         quantize(model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -194,7 +196,7 @@ def test_a_full_disk_says_how_much_is_needed_and_free(
 ) -> None:
     plan = make_plan(open_source(model), "w4a16", limits=ONE)
     monkeypatch.setattr(os, "pwrite", _Fails("pwrite", errno.ENOSPC, 3))
-    with pytest.raises(CheckpointError, match=r"\d+ bytes are needed in all and \d+ are free"):
+    with pytest.raises(CheckpointError, match=r"B are needed in all and .*B are free"):
         run(plan, tmp_path / "out")
 
 
@@ -329,5 +331,5 @@ def test_a_sparse_giant_is_planned_without_reading_it(tmp_path: Path) -> None:
             pytest.skip("the file system holds no file of a terabyte")
     plan = make_plan(open_source(folder), "w8a8", limits=ONE)
     assert plan.peak_memory < 1 << 30
-    with pytest.raises(CheckpointError, match="bytes free, but"):
+    with pytest.raises(CheckpointError, match=" free, but"):
         run(plan, tmp_path / "out")

@@ -76,21 +76,21 @@ def test_one_device_takes_whatever_was_written() -> None:
 @pytest.mark.parametrize(
     ("text", "shape", "by_columns", "reason"),
     [
-        ("int4:g128", (64, 256), True, "256 columns / 4 = 64, no multiple of the group, 128"),
-        ("fp8_block", (256, 256), False, "256 rows / 4 = 64, no multiple of the block, 128"),
+        ("int4:g128", (64, 256), True, "256 columns / 4 = 64, not a multiple of the group, 128"),
+        ("fp8_block", (256, 256), False, "256 rows / 4 = 64, not a multiple of the block, 128"),
         (
             "int4:channel",
             (64, 16),
             True,
-            "16 columns / 4 = 4, no multiple of the codes that fill whole words, 8",
+            "16 columns / 4 = 4, not a multiple of the codes that fill whole words, 8",
         ),
         (
             "int4:g32:asym",
             (16, 32),
             False,
-            "16 rows / 4 = 4, no multiple of the zero points that fill whole words, 8",
+            "16 rows / 4 = 4, not a multiple of the zero points that fill whole words, 8",
         ),
-        ("int8:channel", (6, 32), False, "6 rows cannot be divided by 4"),
+        ("int8:channel", (6, 32), False, "6 rows cannot be split into 4"),
     ],
 )
 def test_the_reason_has_the_numbers(text: str, shape: tuple[int, int], by_columns: bool, reason: str) -> None:

@@ -188,7 +188,7 @@ def test_tiles_hold_whole_blocks_and_whole_words_of_zero_points(tmp_path: Path) 
     [
         ({"workers": 0}, r"workers \(=0\) must be at least 1"),
         ({"workers": 1, "tile_values": 0}, r"tile_values \(=0\)"),
-        ({"workers": 1, "max_memory": MIB}, "which Python and torch take by themselves"),
+        ({"workers": 1, "max_memory": MIB}, "is too little: Python and torch alone need"),
     ],
 )
 def test_limits_under_which_nothing_runs_are_refused(limits: dict[str, int], rule: str) -> None:
@@ -200,7 +200,7 @@ def test_too_little_memory_for_one_block_names_how_much_is_needed(tmp_path: Path
     source = open_source(save(tmp_path, {LINEAR: weight(256, 4096)}))
     tight = Limits(workers=4, max_memory=10 * MIB, base_memory=MIB)
     with pytest.raises(
-        CheckpointError, match=r"too little for 128 rows of 4096 columns; use at least \d+, or one"
+        CheckpointError, match=r"too little for 128 rows of 4096 columns; use --max-memory \d+M, or"
     ):
         make_plan(source, "fp8_block", limits=tight)
 

@@ -112,10 +112,10 @@ def test_an_edited_plan_is_refused(keys: tuple[Any, ...], value: object, field: 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
-        ("[]", "is no plan but a JSON list"),
-        ("{}", "is no plan that is read here: zeropoint_plan is None, not 1"),
+        ("", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
+        ("[]", "is not a plan but a JSON list"),
+        ("{}", "is not a plan that is read here: zeropoint_plan is None, not 1"),
         ('{"zeropoint_plan": 2}', "zeropoint_plan is 2, not 1; make it again with zeropoint plan --out"),
         ('{"zeropoint_plan": 1}', r"is a damaged plan \(KeyError\('request'\)\)"),
         ('{"zeropoint_plan": 1, "request": {"recipe": 3}}', "is a damaged plan"),
@@ -130,7 +130,7 @@ def test_what_is_no_plan_is_refused(text: str, message: str, tmp_path: Path) -> 
 def test_a_plan_is_written_to_a_new_file_only(tmp_path: Path) -> None:
     plan = planned(synthetic_llama.write(tmp_path / "in"))
     (tmp_path / "there").write_text("mine")
-    with pytest.raises(CheckpointError, match="there' is there already; remove it, or choose another name"):
+    with pytest.raises(CheckpointError, match="there' already exists; remove it, or choose another name"):
         write_plan(plan, tmp_path / "there")
     assert (tmp_path / "there").read_text() == "mine"
     with pytest.raises(CheckpointError, match="cannot be written: No such file or directory"):

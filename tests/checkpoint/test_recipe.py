@@ -145,7 +145,7 @@ def test_strict_asks_for_a_word_about_every_linear_weight(tmp_path: Path) -> Non
     folder = save(tmp_path, {LINEAR: weight(8, 64), "b.weight": weight(8, 64)})
     rules = "rules: [{name: '*up_proj', preset: w8a8}]"
     assert [d.entry.name for d in planned(folder, rules).unfit] == ["b.weight"]
-    with pytest.raises(CheckpointError, match=r"1 linear .* left alone: 'b.weight' .*no rule names"):
+    with pytest.raises(CheckpointError, match=r"1 linear .* unquantized: 'b.weight' .*no rule names"):
         planned(folder, rules, strict=True)
     assert planned(folder, "default: keep\n" + rules, strict=True).unfit == ()
     assert planned(folder, rules, strict=True, ignore=("b",)).unfit == ()
@@ -195,7 +195,7 @@ def test_partners_of_several_schemes_are_a_warning_and_under_strict_an_error(tmp
         "mxfp4, but engines run them as one layer"
     )
     assert rule in planned(folder, recipe).notes
-    with pytest.raises(CheckpointError, match=rule + "; give each set one scheme, or leave out strict"):
+    with pytest.raises(CheckpointError, match=rule + "; give each set one scheme, or leave out --strict"):
         planned(folder, recipe, strict=True)
 
 

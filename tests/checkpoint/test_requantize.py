@@ -237,7 +237,9 @@ def test_codes_that_stand_for_nan_are_named(to: str | RecipeText, tmp_path: Path
     tensors = fp8_layer(UP, (128, 128))
     tensors[UP].view(torch.uint8)[5, 7] = 0x7F
     source = save(tmp_path / "in", tensors, CONFIG | {"quantization_config": BLOCKS})
-    with pytest.raises(NonFiniteError, match=f"tensor '{UP}' .*not finite, first at row 5, column 7 .nan.;"):
+    with pytest.raises(
+        NonFiniteError, match=f"tensor '{UP}' .*non-finite values, first at row 5, column 7 .nan.;"
+    ):
         requantize(source, tmp_path / "out", to, EVERY)
     assert not list((tmp_path / "out").glob("*.safetensors"))
 
@@ -286,7 +288,9 @@ def test_verify_finds_a_bit_that_flipped_in_what_was_dequantized_or_stayed(
     (tmp_path / "out" / MANIFEST).unlink()
     problems = [str(problem) for problem in verify(tmp_path / "out", tmp_path / "first", limits=ONE).problems]
     assert len(problems) == 1
-    what = "rows from 0 on are not what the codes" if floats else "rows from 0 on are off by up to"
+    what = (
+        "differs from the dequantized original from row 0 on" if floats else "rows from 0 on are off by up to"
+    )
     assert what in problems[0]
     assert Q.removesuffix(".weight") in problems[0]
 

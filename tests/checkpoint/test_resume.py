@@ -220,14 +220,16 @@ def test_a_link_in_the_place_of_a_partial_file_is_refused_and_everything_kept(
     path.rename(tmp_path / "victim")
     path.symlink_to(tmp_path / "victim")
     before = digests(stopped)
-    with pytest.raises(CheckpointError, match="exists and is no regular file; move it away"):
+    with pytest.raises(CheckpointError, match="exists and is not a regular file; move it away"):
         run(plan_of(source), stopped)
     assert digests(stopped) == before
 
 
 def test_an_interrupted_run_beside_files_of_others_is_refused(source: Path, stopped: Path) -> None:
     (stopped / "mine.txt").write_text("mine")
-    with pytest.raises(CheckpointError, match=r"holds 'mine\.txt'; pass an empty directory, or overwrite"):
+    with pytest.raises(
+        CheckpointError, match=r"holds 'mine\.txt'; choose an empty directory, or add --overwrite"
+    ):
         run(plan_of(source), stopped)
     assert (stopped / JOURNAL).exists()
 

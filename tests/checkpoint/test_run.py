@@ -201,7 +201,7 @@ def test_a_value_that_is_not_finite_is_an_error_that_says_where(to: str, bits: i
         run(plan, tmp_path / "out")
     text = str(caught.value)
     assert f"tensor '{LINEAR}' ('model.safetensors', BF16, shape [300, 128])" in text
-    assert "2 values that are not finite, first at row 217, column 5 (" in text
+    assert "2 non-finite values, first at row 217, column 5 (" in text
     assert not (tmp_path / "out").exists()
 
 

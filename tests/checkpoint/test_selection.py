@@ -80,9 +80,9 @@ def test_embeddings_norms_routers_and_heads_are_kept(name: str, why: str, tmp_pa
 @pytest.mark.parametrize(
     ("name", "tensor", "why"),
     [
-        ("a.bias", weight(32), "1 axes, not a matrix"),
-        ("a.norm.weight", weight(32), "1 axes, not a matrix"),
-        ("conv.weight", weight(4, 4, 3), "3 axes, not a matrix"),
+        ("a.bias", weight(32), "1-D, not a matrix"),
+        ("a.norm.weight", weight(32), "1-D, not a matrix"),
+        ("conv.weight", weight(4, 4, 3), "3-D, not a matrix"),
         ("a.A_log", weight(8, 32), "not named *.weight"),
         ("a.position_ids.weight", torch.arange(64).reshape(2, 32), "I64, not a float"),
         ("a.mask.weight", torch.ones(2, 32, dtype=torch.bool), "BOOL, not a float"),
@@ -115,7 +115,7 @@ def test_a_last_axis_that_the_group_does_not_divide_is_kept_and_reported(tmp_pat
 
 def test_strict_makes_it_an_error(tmp_path: Path) -> None:
     with pytest.raises(
-        CheckpointError, match=r"1 linear weights would be left alone: 'a.weight' \(F32, shape \[8, 48\]\)"
+        CheckpointError, match=r"1 linear weight would stay unquantized: 'a.weight' \(F32, shape \[8, 48\]\)"
     ):
         plan(tmp_path, {"a.weight": weight(8, 48)}, "int4:g32", strict=True)
     assert plan(tmp_path, {"a.weight": weight(8, 48)}, "int4:g32", strict=True, ignore=("a",)).unfit == ()
@@ -151,7 +151,7 @@ def test_every_idle_pattern_is_named(tmp_path: Path) -> None:
 
 
 def test_an_include_that_names_nothing_to_quantize_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=re.escape("'a.bias' (F32, shape [32]): 1 axes, not a matrix")):
+    with pytest.raises(CheckpointError, match=re.escape("'a.bias' (F32, shape [32]): 1-D, not a matrix")):
         plan(tmp_path, {"a.bias": weight(32)}, include=("*bias",))
 
 

@@ -230,7 +230,7 @@ def test_two_names_of_one_shard_are_refused(tmp_path: Path) -> None:
     lay_out(tmp_path, SHARDED, {INDEX: index({"a": "one.safetensors", "b": "two.safetensors"})})
     (tmp_path / ONE).rename(tmp_path / "one.safetensors")
     os.link(tmp_path / "one.safetensors", tmp_path / "two.safetensors")
-    assert "tensor 'a' stands in both 'one.safetensors' and 'two.safetensors'" in refused(tmp_path)
+    assert "tensor 'a' is in both 'one.safetensors' and 'two.safetensors'" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("total", [4, 3.5, "3", None])
@@ -238,7 +238,7 @@ def test_a_wrong_total_size_is_noted(tmp_path: Path, total: object) -> None:
     """E85: no loader reads it, so it is reported only."""
     source = open_source(lay_out(tmp_path, SHARDED, {INDEX: index({"a": ONE, "b": ONE, "c": TWO}, total)}))
     (note,) = source.notes
-    assert f"says total_size {total!r}, but the tensors have 3 bytes" in note
+    assert f"has total_size {total!r}, but the tensors have 3 bytes" in note
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_an_invalid_config_leaves_the_weights_only(tmp_path: Path, content: byte
     """E88: it is noted, and still copied as it is."""
     source = open_source(lay_out(tmp_path, SHARDED, {"config.json": content}))
     assert source.config is None
-    assert "is no valid configuration" in source.notes[0]
+    assert "is not a valid configuration" in source.notes[0]
     assert Path("config.json") in source.companions
 
 
@@ -338,7 +338,7 @@ def test_a_key_that_stands_twice_in_the_config_is_noted(tmp_path: Path) -> None:
     """E88: the last counts, as for transformers."""
     source = open_source(lay_out(tmp_path, SHARDED, {"config.json": b'{"a": 1, "a": 2}'}))
     assert source.config == {"a": 2}
-    assert "has keys that stand twice, the last of which counts: 'a'" in source.notes[0]
+    assert "has duplicate keys, the last of which counts: 'a'" in source.notes[0]
 
 
 def test_companions_are_every_regular_file_but_weights_and_caches(tmp_path: Path) -> None:

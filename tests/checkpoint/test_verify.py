@@ -95,7 +95,7 @@ def _put(name: str, tensor: torch.Tensor) -> Callable[[Tensors], None]:
         ("w4a16", _scale(-1.0), "must be finite and at least"),
         ("w4a16", _scale(float("nan")), "must be finite and at least"),
         ("w4a16", _scale(float("inf")), "must be finite and at least"),
-        ("w4a16", _scale(3.0e38), "not finite|times the proven bound"),
+        ("w4a16", _scale(3.0e38), "non-finite|times the proven bound"),
         ("nvfp4a16", _scale(float("nan")), "must be finite and at least"),
         ("nvfp4a16", _scale(-2.0), "a scale is negative"),
         ("mxfp4", lambda t: t[f"{MODULE}.weight_scale"].fill_(255), "must be finite and at least"),
@@ -159,7 +159,9 @@ def test_an_index_that_contradicts_the_single_file_is_a_problem(source: Path, tm
     assert any(p.where == "a.bias" and "does not say where it is" in p.what for p in problems)
     assert any(p.where == path.name and "total_size" in p.what for p in problems)
     path.write_text("[]")
-    assert any(p.where == path.name and "is no index" in p.what for p in verify(tmp_path / "out").problems)
+    assert any(
+        p.where == path.name and "is not an index" in p.what for p in verify(tmp_path / "out").problems
+    )
 
 
 def test_another_original_is_told_apart(source: Path, tmp_path: Path) -> None:

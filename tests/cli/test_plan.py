@@ -20,9 +20,9 @@ def test_the_report_has_fates_outputs_shards_engines_and_devices(call: Call, mod
     said = " ".join(called.out.split())
     for part in (
         "quantized to nvfp4a16: a linear weight 14", "kept: an embedding 1",
-        "model.layers.*.self_attn.q_proj.weight_packed 2 U8 128 x 64 16.0 KiB", "model.safetensors ",
+        "model.layers.*.self_attn.q_proj.weight_packed 2 U8 128 x 64 16 KiB", "model.safetensors ",
         "transformers yes reads every layout in it by our tests", "onnxruntime no it reads ONNX models",
-        "not checked here", "devices weights that cannot be divided",
+        "not checked here", "tensor parallel weights that cannot be split",
         "model.layers.*.mlp.gate_proj, up_proj 2", "bits in nvfp4-pack-quantized", "of memory with",
     ):  # fmt: skip
         assert part in said
@@ -105,14 +105,14 @@ def test_a_plan_is_not_written_over_something(call: Call, model: Path, tmp_path:
     (tmp_path / "plan.json").write_text("mine")
     called = call("plan", model, "--to", "w8a8", "--out", tmp_path / "plan.json")
     assert (called.status, called.out) == (1, "")
-    assert "is there already" in called.err
+    assert "already exists" in called.err
     assert (tmp_path / "plan.json").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--to", "int4:g256"), "12 linear weights would be left alone"),
+        (("--to", "int4:g256"), "12 linear weights would stay unquantized"),
         (
             ("--to", "w8a8", "--ignore", "*.v_proj"),
             "is kept, but engines run them as one layer; give each set",

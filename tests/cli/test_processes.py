@@ -41,9 +41,12 @@ def wait_for(condition: object, process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "interrupted by SIGTERM")],
+)
 def test_an_interrupted_quantize_publishes_nothing_and_goes_on(
-    tmp_path: Path, number: signal.Signals, status: int
+    tmp_path: Path, number: signal.Signals, status: int, said: str
 ) -> None:
     model = write_llama(tmp_path / "model", layers=30)
     before = {path.name: path.stat().st_mtime_ns for path in model.iterdir()}
@@ -69,8 +72,8 @@ def test_an_interrupted_quantize_publishes_nothing_and_goes_on(
     stdout, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == status
     assert stdout == ""
-    assert stderr.startswith(f"error: interrupted by {number.name}; the work so far is kept in ")
-    assert stderr.endswith("; the same command goes on\n")
+    assert stderr.startswith(f"error: {said}; the work so far is kept in ")
+    assert stderr.endswith("; run the same command again to resume\n")
     assert {path.name[0] for path in out.iterdir()} == {"."}
     assert {path.name: path.stat().st_mtime_ns for path in model.iterdir()} == before
     subprocess.run([sys.executable, "-m", "zeropoint", *command[3:]], check=True, capture_output=True)

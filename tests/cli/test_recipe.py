@@ -63,7 +63,7 @@ def test_a_mistake_in_a_recipe_is_one_line_with_its_place(call: Call, model: Pat
             2,
             "r.yaml, line 5: key 'prset' is unknown; did you mean preset",
         ),
-        ("default: [", 2, "r.yaml, line 1: this is no YAML"),
+        ("default: [", 2, "r.yaml, line 1: this is not valid YAML"),
     ):
         recipe.write_text(text)
         called = call("quantize", model, tmp_path / "out", "--recipe", recipe)

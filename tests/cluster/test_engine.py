@@ -153,7 +153,7 @@ def test_an_error_of_the_data_is_that_of_threads_and_leaves_nothing(
         messages.append(str(caught.value))
         assert not (tmp_path / "out").exists()
     assert messages[0] == messages[1]
-    assert "holds 1 values that are not finite, first at row 0, column 17 (inf)" in messages[0]
+    assert "contains 1 non-finite value, first at row 0, column 17 (inf)" in messages[0]
 
 
 def test_a_worker_that_sees_another_file_system_is_an_error_and_keeps_what_is_done(

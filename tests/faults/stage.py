@@ -177,7 +177,7 @@ class Stage:
         done = self.is_complete and not (self.out / JOURNAL).exists()
         ran = run_here(self.arguments)
         if done and not self.old:  # nothing was left to do, and what is complete is not written again
-            assert "pass an empty directory, or overwrite" in ran.err, ran
+            assert "choose an empty directory, or add --overwrite" in ran.err, ran
         else:
             assert ran.status == 0, f"I5: {ran.err}"
         self.check_complete()

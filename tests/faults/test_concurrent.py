@@ -14,7 +14,7 @@ from tests.faults.calls import Fault
 from tests.faults.children import Children, Ended
 from tests.faults.stage import INDEX, Stage
 
-REFUSALS = ("is being written by another run", "pass an empty directory, or overwrite")
+REFUSALS = ("is being written by another run", "choose an empty directory, or add --overwrite")
 
 
 def together(

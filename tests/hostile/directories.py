@@ -86,8 +86,8 @@ def _contradictions() -> Iterator[Case]:
                 files={INDEX: index(MAP | {f"gone{i}": ONE for i in range(1000)})})  # fmt: skip
     yield _case(83, "shard cut", "is truncated", files={TWO: shard(C)[:-1]})
     yield _case(83, "shard empty", "0 bytes are too small", files={TWO: b""})
-    yield _case(84, "tensor in two shards", f"tensor '{A}' stands in both", files={TWO: shard(C, A)})
-    yield _case(84, "one shard under two names", f"tensor '{A}' stands in both",
+    yield _case(84, "tensor in two shards", f"tensor '{A}' is in both", files={TWO: shard(C, A)})
+    yield _case(84, "one shard under two names", f"tensor '{A}' is in both",
                 files={INDEX: index({A: "one.safetensors", B: "two.safetensors"}),
                        "one.safetensors": shard(A, B),
                        "two.safetensors": link("one.safetensors")})  # fmt: skip

@@ -120,5 +120,5 @@ def _case(name: str, words: str, config: object, tensors: Mapping[str, torch.Ten
 QUANTIZED: tuple[Case, ...] = (
     *(_case(f"config with {label[:60]}", words, {**CONFIG, **change}) for (label, change), words in _CHANGES),
     *(_case(name, words, CONFIG, tensors) for name, tensors, words in _DAMAGES),
-    *(_case(f"config is {value!r}", "no object", value) for value in ([], "x", 3, True)),
+    *(_case(f"config is {value!r}", "not an object", value) for value in ([], "x", 3, True)),
 )

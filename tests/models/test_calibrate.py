@@ -102,7 +102,7 @@ def test_hooks_are_gone_after_a_failure() -> None:
 def test_no_data_is_an_error_and_a_layer_without_numbers_is_named() -> None:
     with pytest.raises(CalibrationError, match="calibration data are empty"):
         calibrate(model(), STATIC, [])
-    with pytest.raises(CalibrationError, match=r"^0\.input has seen no finite number"):
+    with pytest.raises(CalibrationError, match=r"^0\.input received no finite number"):
         calibrate(model(), STATIC, [torch.full((2, 16), torch.nan)])
 
 

@@ -384,12 +384,12 @@ def test_a_layer_that_has_no_parameters_yet_is_kept_until_it_has() -> None:
         (
             lambda: prepare(net(), "w8a8_static"),
             CalibrationError,
-            "^layer 3: its input needs parameters from data",
+            "^layer 3: its input needs calibration",
         ),
         (
             lambda: prepare(nn.Embedding(3, 4, max_norm=1.0), recipe_for(nn.Embedding(1, 1), weight="int8")),
             UnsupportedError,
-            r"^layer \(itself\): max_norm \(=1.0\) changes the table; set it to None first",
+            r"^layer model: max_norm \(=1.0\) changes the table; set it to None first",
         ),
         (
             lambda: prepare(nn.ReLU(), recipe_for(nn.ReLU(), weight="int8")),

@@ -147,7 +147,7 @@ def test_a_failure_names_the_layer_and_leaves_the_model_alone() -> None:
     with pytest.raises(NonFiniteError, match=r"^layer 1: "):
         quantize_model(model, "w8a16", inplace=True)
     assert type(model[0]) is nn.Linear
-    with pytest.raises(CalibrationError, match=r"^layer 0: its input needs parameters from data"):
+    with pytest.raises(CalibrationError, match=r"^layer 0: its input needs calibration"):
         quantize_model(model, "w8a8_static")
     with pytest.raises(UnsupportedError, match="needs parameters by rows"):
         quantize_model(

@@ -282,9 +282,7 @@ def test_a_value_that_is_not_finite_is_an_error_with_its_place_and_count(scheme:
     x = torch.ones(3, 8)
     x[1, 5] = value
     x[2, 0] = math.nan
-    message = (
-        rf"tensor \(shape \(3, 8\), torch.float32\) holds {value} at index \(1, 5\) and 2 non-finite values"
-    )
+    message = rf"tensor \(shape \(3, 8\), torch.float32\) contains {value} at \(1, 5\); 2 non-finite values"
     for call in (zp.quantize, zp.choose_params, zp.fake_quantize):
         with pytest.raises(NonFiniteError, match=message):
             call(x, scheme)
@@ -298,7 +296,7 @@ def test_infinity_in_any_lane_of_a_block_is_found(lane: int) -> None:
     """Bad input 3."""
     x = torch.ones(2, 32)
     x[1, lane] = math.inf
-    with pytest.raises(NonFiniteError, match=rf"holds inf at index \(1, {lane}\) and 1 non-finite"):
+    with pytest.raises(NonFiniteError, match=rf"contains inf at \(1, {lane}\); 1 non-finite"):
         zp.quantize(x, "mxfp4")
 
 
@@ -306,7 +304,7 @@ def test_infinity_in_any_lane_of_a_block_is_found(lane: int) -> None:
 def test_every_kind_of_nan_is_an_error(payload: int) -> None:
     """Bad input 4."""
     x = torch.tensor([0, payload], dtype=torch.int64).to(torch.int32).view(torch.float32)
-    with pytest.raises(NonFiniteError, match="holds nan at index"):
+    with pytest.raises(NonFiniteError, match="contains nan at"):
         zp.quantize(x, "int8")
 
 

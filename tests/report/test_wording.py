@@ -7,9 +7,10 @@ from fractions import Fraction
 
 import pytest
 
+from zeropoint.errors import count, size_of
 from zeropoint.formats import CATALOG, CodebookFormat, Format, get_format
 from zeropoint.formats.exact import decode
-from zeropoint.report.wording import count, exact, name, pattern, share, short_scheme, size
+from zeropoint.report.wording import exact, name, pattern, share, short_scheme
 
 SMALL = [name_ for name_, fmt in CATALOG.items() if fmt.bits <= 8]
 
@@ -50,8 +51,8 @@ def test_values_are_written_as_a_reader_would(value: Fraction, text: str) -> Non
 
 
 def test_sizes_counts_and_shares_are_short() -> None:
-    assert [size(n) for n in (0, 1023, 1024, 1 << 31, 1 << 60)] == [
-        "0 B", "1023 B", "1.0 KiB", "2.0 GiB", "1024.0 PiB",
+    assert [size_of(n) for n in (0, 1023, 1024, 1 << 31, 1 << 60)] == [
+        "0 B", "1023 B", "1 KiB", "2 GiB", "1024 PiB",
     ]  # fmt: skip
     assert [count(n, "entry", "entries") for n in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]
     assert [share(v) for v in (0.0, 1e-9, 0.5, 1.0)] == ["0", "<0.01%", "50.00%", "100.00%"]

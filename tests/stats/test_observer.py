@@ -143,7 +143,7 @@ def test_parameters_are_those_of_the_data_and_name_the_observer_without_data() -
     assert torch.equal(fake_quantize(x, params), fake_quantize(x, "uint8:tensor:asym"))
     observer.reset()
     observer.name = "model.layers.0.mlp"
-    with pytest.raises(CalibrationError, match=r"^model\.layers\.0\.mlp has seen no finite number"):
+    with pytest.raises(CalibrationError, match=r"^model\.layers\.0\.mlp received no calibration data"):
         observer.params("int8")
 
 
@@ -152,7 +152,7 @@ def test_errors_name_the_place_in_the_model() -> None:
     model["k_proj"] = Observer(MinMax(), name="keys")
     found = name_observers(model)
     assert found == {"q_proj.0": model["q_proj"][0], "k_proj": model["k_proj"]}
-    with pytest.raises(CalibrationError, match=r"^q_proj\.0 has seen no finite number"):
+    with pytest.raises(CalibrationError, match=r"^q_proj\.0 received no calibration data"):
         found["q_proj.0"].params("int8")
     assert model["k_proj"].name == "keys"
 

@@ -168,7 +168,7 @@ def test_a_file_of_other_tensors_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_no_safetensors_is_refused(content: bytes, tmp_path: Path) -> None:
     """Nothing is unpickled, whatever the file is."""
     (tmp_path / "q.bin").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"q.bin is no safetensors file"):
+    with pytest.raises(CheckpointError, match=r"q.bin is not a safetensors file"):
         QuantizedTensor.load(tmp_path / "q.bin")
 
 

@@ -68,7 +68,7 @@ class _CompareFloats(Check):
         self.files[self.entry.file].read_into(memoryview(ours), begin)
         self.origin.read(self.files, self.start, self.rows, theirs)
         if ours != theirs:
-            self.report(f"rows from {self.start} on are not what the codes of the original stand for")
+            self.report(f"differs from the dequantized original from row {self.start} on")
 
 
 def _float_comparisons(entry: TensorEntry, origin: Origin, files: OpenFiles, chunk: int) -> list[Check]:
@@ -155,7 +155,7 @@ def configuration_problems(source: Source, original: Source) -> list[Problem]:
     if source.config is None or original.config is None:
         return []
     return [
-        Problem(where=CONFIG, what=f"it says {key} {ours}, but the original says {theirs}")
+        Problem(where=CONFIG, what=f"{key} is {ours}, but {theirs} in the original")
         for key, ours, theirs in _differences(source.config, original.config)
     ]
 

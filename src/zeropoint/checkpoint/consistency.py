@@ -85,7 +85,9 @@ class AttendantCheck(Check):
         """See :class:`Task`."""
         dtype = TORCH_DTYPES.get(self.entry.dtype)
         if dtype is None or not self.nbytes or self.nbytes > _SMALL_BYTES:
-            self.report(f"{self.entry.dtype} of shape {list(self.entry.shape)} is no scale or zero point")
+            self.report(
+                f"{self.entry.dtype} of shape {list(self.entry.shape)} is neither a scale nor a zero point"
+            )
             return
         if self.name.endswith("zero_point"):
             return
@@ -135,11 +137,11 @@ def index_problems(source: Source) -> Sequence[Problem]:
         wrong = _misplaced(source, weight_map) if source.index is None else []
         size = metadata.get("total_size")
     except (CheckpointError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return [Problem(where=name, what=f"it is no index: {error!r:.200}")]
+        return [Problem(where=name, what=f"it is not an index: {error!r:.200}")]
     problems = [Problem(where=tensor, what=f"{name} does not say where it is") for tensor in wrong]
     found = sum(entry.nbytes for entry in source.entries.values())
     if size is not None and size != found:
-        what = f"it says total_size {size!r:.40}, but the tensors have {found} bytes"
+        what = f"total_size is {size!r:.40}, but the tensors have {found} bytes"
         problems.append(Problem(where=name, what=what))
     return problems
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..codecs.compressed_tensors import unfit
 from ..codecs.compressed_tensors_config import LayerScheme
-from ..errors import CheckpointError, RecipeError, printable
+from ..errors import CheckpointError, RecipeError, count, printable
 from ..recipes import Decision as Named
 from ..recipes import Recipe, Rule
 from .experts import matrices
@@ -129,8 +129,8 @@ def _check_strict(decisions: Sequence[Decision]) -> None:
         listed = "; ".join(fate(d) for d in left[:_LISTED])
         more = f"; and {len(left) - _LISTED} more" if len(left) > _LISTED else ""
         raise CheckpointError(
-            f"{len(left)} linear weights would be left alone: {listed}{more}; ignore them by name, or leave "
-            "out strict"
+            f"{count(len(left), 'linear weight')} would stay unquantized: {listed}{more}; --ignore them by "
+            "name, or leave out --strict"
         )
 
 
@@ -146,6 +146,8 @@ def fate(decision: Decision) -> str:
 def nothing_selected(decisions: Sequence[Decision]) -> str:
     """Return the sentence for a checkpoint of which nothing would be quantized, with the reasons."""
     reasons = Counter(d.choice.reason for d in decisions).most_common(3)
-    listed = ", ".join(f"{count} because: {reason}" for reason, count in reasons)
-    count = len(decisions)
-    return f"nothing would be quantized: all {count} tensors are kept ({listed}); name some with include"
+    listed = ", ".join(f"{number} because: {reason}" for reason, number in reasons)
+    return (
+        f"nothing would be quantized: all {len(decisions)} tensors are kept ({listed}); use --include "
+        "PATTERN to quantize some of them"
+    )

@@ -77,13 +77,13 @@ def read_manifest(source: Source) -> Manifest | None:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is no text")
+        raise TypeError(f"{value!r:.40} is not a string")
     return value
 
 
 def _count(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise TypeError(f"{value!r:.40} is no number of bytes")
+        raise TypeError(f"{value!r:.40} is not a number of bytes")
     return value
 
 

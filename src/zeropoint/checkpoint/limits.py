@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, size_of
 from ..ops import registry
 from ..schemes import Scheme
 
@@ -45,8 +45,8 @@ class Limits:
             raise CheckpointError(f"tile_values (={self.tile_values}) must be at least 1")
         if self.max_memory <= self.base_memory:
             raise CheckpointError(
-                f"max_memory (={self.max_memory}) must exceed {self.base_memory}, which Python and torch "
-                "take by themselves; allow more"
+                f"--max-memory {size_of(self.max_memory)} is too little: Python and torch alone need "
+                f"{size_of(self.base_memory)}; use 512M or more"
             )
 
     @staticmethod
@@ -70,13 +70,18 @@ class Limits:
             return rows
         needed = alignment * columns * value_bytes
         if needed > share:
-            least = self.base_memory + needed
+            least = _mebibytes(self.base_memory + needed)
             raise CheckpointError(
-                f"max_memory (={self.max_memory}) with {self.workers} workers is too little for {alignment} "
-                f"rows of {columns} columns; use at least {self.base_memory + self.workers * needed}, or one "
-                f"worker and {least}"
+                f"--max-memory {size_of(self.max_memory)} with --workers {self.workers} is too little for "
+                f"{alignment} rows of {columns} columns; use --max-memory "
+                f"{_mebibytes(self.base_memory + self.workers * needed)}, or --workers 1 and {least}"
             )
         return alignment
+
+
+def _mebibytes(nbytes: int) -> str:
+    """Return a number of bytes rounded up, as --max-memory takes it."""
+    return f"{-(-nbytes >> 20)}M"
 
 
 @functools.lru_cache(maxsize=256)

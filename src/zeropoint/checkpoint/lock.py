@@ -106,7 +106,7 @@ class Lock:
             holder = (self._folder / OWNER).read_text(encoding="utf-8", errors="replace")[:200]
         return CheckpointError(
             f"{shown(self._folder)} is being written by another run ({shown(holder)}); wait for it, or pass "
-            "--break-lock when it is surely dead"
+            "--break-lock when you know that it has died"
         )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, size_of
 from .journal import JOURNAL
 from .lock import LOCK, OWNER, Lock
 from .object_store import RemotePath
@@ -76,7 +76,8 @@ class Partials:
     def _remedy(self, number: int | None) -> str:
         if number in _FULL:
             free = _available(self.path)
-            return f"{self.needed} bytes are needed in all and {free} are free: make room and start again"
+            needed = size_of(self.needed)
+            return f"{needed} are needed in all and {size_of(free)} are free: make room and start again"
         if number == errno.EFBIG:
             return "the file system or `ulimit -f` limits the size of a file: raise it, or use smaller shards"
         if number == errno.EMFILE:
@@ -106,7 +107,7 @@ class OutputDirectory:
         self._lock: Lock | None = None
         _require_apart(path, self.path, root)
         if os.path.lexists(path) and not os.path.isdir(path):
-            raise CheckpointError(f"output {shown(path)} exists and is no directory; pass another path")
+            raise CheckpointError(f"output {shown(path)} exists and is not a directory; choose another path")
 
     def __enter__(self) -> OutputDirectory:
         try:
@@ -149,7 +150,7 @@ class OutputDirectory:
             with contextlib.suppress(FileNotFoundError):
                 found = os.lstat(path)
                 if not stat.S_ISREG(found.st_mode):
-                    raise CheckpointError(f"{shown(path)} exists and is no regular file; move it away")
+                    raise CheckpointError(f"{shown(path)} exists and is not a regular file; move it away")
                 if found.st_nlink > 1:  # another name holds the same bytes, which are not ours to change
                     os.unlink(path)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -244,7 +245,7 @@ class OutputDirectory:
                 f" and {len(found) - 3} more" if len(found) > 3 else ""
             )
             raise CheckpointError(
-                f"output {shown(self._given)} holds {listed}; pass an empty directory, or overwrite"
+                f"output {shown(self._given)} holds {listed}; choose an empty directory, or add --overwrite"
             )
 
     def _require_no_other_weights(self, found: Sequence[str]) -> None:
@@ -266,7 +267,7 @@ class OutputDirectory:
         path = self.path / name
         if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
             raise CheckpointError(
-                f"{shown(path)} exists and is no regular file; move it away, or pass another output"
+                f"{shown(path)} exists and is not a regular file; move it away, or choose another output"
             )
 
     def _require_room(self) -> None:
@@ -274,8 +275,8 @@ class OutputDirectory:
         missing = sum(self._missing(name, size) for name, size in self._sizes.items())
         if free < missing:
             raise CheckpointError(
-                f"{shown(self.path)} has {free} bytes free, but {missing} are needed; make room or "
-                "write elsewhere"
+                f"{shown(self.path)} has {size_of(free)} free, but {size_of(missing)} are needed; make room "
+                "or write elsewhere"
             )
 
     def _missing(self, name: str, size: int) -> int:

@@ -61,16 +61,16 @@ def problem(layer: LayerScheme, shape: tuple[int, int], ways: int, *, by_columns
 
     >>> from zeropoint.codecs.compressed_tensors_config import layer_scheme
     >>> problem(layer_scheme("w4a16"), (4096, 11008), 4, by_columns=True)
-    '11008 columns / 4 = 2752, no multiple of the group, 128'
+    '11008 columns / 4 = 2752, not a multiple of the group, 128'
     """
     extent, noun = (shape[1], "columns") if by_columns else (shape[0], "rows")
     if extent % ways:
-        return f"{extent} {noun} cannot be divided by {ways}"
+        return f"{extent} {noun} cannot be split into {ways}"
     part = extent // ways
     for multiple, what in _multiples(layer, by_columns=by_columns):
         # One device holds all, with whatever stands over at the end.
         if part % multiple and ways > 1:
-            return f"{extent} {noun} / {ways} = {part}, no multiple of {what}, {multiple}"
+            return f"{extent} {noun} / {ways} = {part}, not a multiple of {what}, {multiple}"
     return None
 
 

@@ -48,8 +48,8 @@ class PlanFile:
         version = found.get(FORMAT)
         if version != VERSION:
             raise CheckpointError(
-                f"{shown(path)} is no plan that is read here: {FORMAT} is {version!r}, not {VERSION}; make "
-                "it again with zeropoint plan --out"
+                f"{shown(path)} is not a plan that is read here: {FORMAT} is {version!r}, not {VERSION}; "
+                "make it again with zeropoint plan --out"
             )
         try:
             request = found["request"]
@@ -96,7 +96,7 @@ class PlanFile:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.80} is no text")
+        raise TypeError(f"{value!r:.80} is not a string")
     return value
 
 
@@ -113,9 +113,9 @@ def _json(path: Path) -> dict[str, Any]:
             f"plan {shown(path)} cannot be read: {error.strerror}; check the path"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{shown(path)} is no JSON: {error}; make it again") from error
+        raise CheckpointError(f"{shown(path)} is not valid JSON: {error}; make it again") from error
     if not isinstance(found, dict):
-        raise CheckpointError(f"{shown(path)} is no plan but a JSON {type(found).__name__}; make it again")
+        raise CheckpointError(f"{shown(path)} is not a plan but a JSON {type(found).__name__}; make it again")
     return found
 
 
@@ -126,7 +126,7 @@ def write_plan(plan: Plan, path: Path) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
-        raise CheckpointError(f"{shown(path)} is there already; remove it, or choose another name") from error
+        raise CheckpointError(f"{shown(path)} already exists; remove it, or choose another name") from error
     except OSError as error:
         with contextlib.suppress(OSError):
             path.unlink()

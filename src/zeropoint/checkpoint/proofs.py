@@ -147,7 +147,7 @@ class _Part(Check):
             self.report(f"{self._where()}: the scale of block {block} is 0, but not all of its codes are")
         decoded = q.dequantize(torch.float32)
         if not bool(torch.isfinite(decoded).all()):
-            self.report(f"{self._where()} decode to values that are not finite")
+            self.report(f"{self._where()} decode to non-finite values")
         elif self.check.weight is not None:
             self._compare(q, decoded, lines, scratch.buffer)
 

@@ -120,7 +120,7 @@ class _Run:
             if cpus:
                 return cpus
             if time.monotonic() >= end:
-                rule = "has no node with a CPU; add one, and the same command goes on"
+                rule = "has no node with a CPU; add one, and run the same command again to resume"
                 raise EngineError(f"the Ray cluster {rule}")
             time.sleep(_POLL_SECONDS)
 

@@ -96,8 +96,15 @@ def _go_on(state: State, now: Header, units: Sequence[Unit], directory: OutputDi
     """Take in what the journal says; raises CheckpointError when it is that of another run."""
     header, what = _header(state.journal), f"the interrupted run in {shown(directory.path)}"
     if header is None:
-        raise CheckpointError(f"{what} was made by another version of zeropoint; restart, or use that one")
-    require_same(now.identity, header.identity, what=what, remedy="go on with what it has, or restart")
+        raise CheckpointError(
+            f"{what} was made by another version of zeropoint; add --restart, or use that one"
+        )
+    require_same(
+        now.identity,
+        header.identity,
+        what=what,
+        remedy="rerun the original command to resume, or add --restart to start over",
+    )
     found = dict(header.stamps)
     for record in state.journal.records[1:]:
         if "stamps" in record:

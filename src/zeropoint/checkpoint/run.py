@@ -216,6 +216,8 @@ def _leave(error: BaseException, state: State, directory: OutputDirectory, commi
     with contextlib.suppress(CheckpointError):
         commit.flush()
     if len(state.journal) > 1:
-        error.add_note(f"the work so far is kept in {shown(directory.path)}; the same command goes on")
+        error.add_note(
+            f"the work so far is kept in {shown(directory.path)}; run the same command again to resume"
+        )
     else:
         directory.discard(directory.names, published=state.fresh)

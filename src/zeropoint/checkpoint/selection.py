@@ -263,7 +263,7 @@ def _no_weight(entry: TensorEntry) -> str | None:
     if is_fused_experts(entry):
         return None
     if len(entry.shape) != 2:
-        return f"{len(entry.shape)} axes, not a matrix"
+        return f"{len(entry.shape)}-D, not a matrix"
     if not entry.name.endswith(WEIGHT):
         return "not named *.weight"
     return None
@@ -322,5 +322,5 @@ def require_unquantized(entries: Sequence[TensorEntry], config: Mapping[str, Any
             )
 
 
-_DEQUANTIZE = "pass the original checkpoint, or --dequantize-first to start from what its codes stand for"
+_DEQUANTIZE = "pass the original checkpoint, or add --dequantize-first to dequantize it first"
 _UNREADABLE = "pass the original checkpoint"

@@ -112,7 +112,8 @@ def open_source(path: Place | str) -> Source:
         if isinstance(path, Path) and not storage.exists(path):
             raise CheckpointError(
                 f"{shown(path)} cannot be opened: No such file or directory; pass the directory of a "
-                "checkpoint, or one .safetensors file; a model of a hub must be downloaded first"
+                "checkpoint, or one .safetensors file; to use a model from the Hugging Face Hub, "
+                "download it first: hf download ORG/NAME --local-dir DIR"
             )
         return _single(path)
     return _directory(_real(path))
@@ -160,7 +161,7 @@ def _directory(root: Place) -> Source:
         found = sum(entry.nbytes for entry in entries.values())
         if total_size != found:
             place = shown(root / index)
-            notes.append(f"{place} says total_size {total_size!r:.40}, but the tensors have {found} bytes")
+            notes.append(f"{place} has total_size {total_size!r:.40}, but the tensors have {found} bytes")
     config, config_text = _read_config(root, names, notes, stamps)
     companions, left_out = _companions(root, headers.keys() | {index}, notes)
     stamps.update((root / shard, header.stamp) for shard, header in headers.items())
@@ -264,9 +265,9 @@ def _merge(headers: Mapping[str, Header]) -> dict[str, TensorEntry]:
             first = entries.setdefault(entry.name, entry)
             if first is not entry:
                 where = f"{printable(first.file.name)} and {printable(entry.file.name)}"
-                twice.append(f"tensor {printable(entry.name)} stands in both {where}")
+                twice.append(f"tensor {printable(entry.name)} is in both {where}")
     if twice:
-        raise CheckpointError(f"{_listed(twice)}, but a tensor may stand once; download the shards again")
+        raise CheckpointError(f"{_listed(twice)}, but each may be in one; download the shards again")
     return entries
 
 
@@ -296,7 +297,7 @@ def _read_index(root: Place, index: str, stamps: dict[Place, Stamp]) -> tuple[di
         )
     except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, a key that stands twice
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise CheckpointError(f"{shown(path)} is no valid index: {reason}; download it again") from error
+        raise CheckpointError(f"{shown(path)} is not a valid index: {reason}; download it again") from error
     weight_map = table.get("weight_map") if isinstance(table, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         rule = "must be a JSON object whose weight_map names the shard of each tensor"
@@ -397,7 +398,7 @@ def _read_config(
             twice.extend(printable(key) for key, count in counts.items() if count > 1)
         return table
 
-    text, reason = None, "it is no JSON object"
+    text, reason = None, "it is not a JSON object"
     raw = _read_bytes(root, CONFIG, stamps)
     try:
         text = raw.decode("utf-8")
@@ -406,10 +407,10 @@ def _read_config(
     except (ValueError, RecursionError) as error:
         config, reason = None, str(error)
     if twice:
-        rule = "has keys that stand twice, the last of which counts"
+        rule = "has duplicate keys, the last of which counts"
         notes.append(f"{shown(root / CONFIG)} {rule}: {_listed(twice)}")
     if not isinstance(config, dict):
-        notes.append(f"{shown(root / CONFIG)} is no valid configuration ({reason}): weights only")
+        notes.append(f"{shown(root / CONFIG)} is not a valid configuration ({reason}): weights only")
         return None, text
     return config, text
 

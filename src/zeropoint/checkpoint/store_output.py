@@ -174,7 +174,7 @@ class _Run:
         then = self._read(_IDENTITY)
         require_same(
             self._identity, then.get("identity", {}), what=f"the interrupted run in {shown(self._out)}",
-            remedy="go on with what it has, or restart",
+            remedy="rerun the original command to resume, or add --restart to start over",
         )  # fmt: skip
         changed = sorted(name for name in state if then.get("stamps", {}).get(name) != state[name])
         if changed:
@@ -246,7 +246,9 @@ class _Run:
     def leave(self, error: BaseException) -> None:
         """Keep what is done when the same call can go on with it, and say so; remove it otherwise."""
         if not is_of_data(error):
-            error.add_note(f"the work so far is kept in {shown(self._out)}; the same command goes on")
+            error.add_note(
+                f"the work so far is kept in {shown(self._out)}; run the same command again to resume"
+            )
             return
         with contextlib.suppress(CheckpointError):
             self._remove_own(set(object_store.everything(self._out)))
@@ -270,4 +272,6 @@ class _Run:
             record = json.loads(raw)
             if isinstance(record, dict):
                 return record
-        raise CheckpointError(f"{shown(self._out / name)} is no record of a run; restart, or write elsewhere")
+        raise CheckpointError(
+            f"{shown(self._out / name)} is not a record of a run; add --restart, or write elsewhere"
+        )

@@ -116,12 +116,12 @@ def configuration(source: Source) -> dict[str, Any] | None:
                 found = json.loads(read_small(path, limit=MAX_JSON_BYTES)[0]).get(CONFIG_KEY)
             except (ValueError, RecursionError, AttributeError) as error:
                 raise CheckpointError(
-                    f"{shown(path)} is no JSON object: {error}; the file is damaged"
+                    f"{shown(path)} is not a JSON object: {error}; the file is damaged"
                 ) from error
     if found is None:
         return None
     if not isinstance(found, dict):
-        raise CheckpointError(f"{CONFIG_KEY} of {shown(source.root)} is no object; the file is damaged")
+        raise CheckpointError(f"{CONFIG_KEY} of {shown(source.root)} is not an object; the file is damaged")
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..codecs.compressed_tensors import encode_constants, encode_part
-from ..errors import NonFiniteError, ZeropointError, printable
+from ..errors import NonFiniteError, ZeropointError, count, printable
 from .limits import Limits
 from .measure import TensorError, measure
 from .output import Partials, copy_range, write_at
@@ -172,8 +172,8 @@ def _restore_tile(
         row, column = torch.nonzero(bad)[0].tolist()
         facts = f"{shown(origin.entry.file.name)}, {origin.entry.dtype}, shape {list(origin.entry.shape)}"
         raise NonFiniteError(
-            f"tensor {printable(origin.entry.name)} ({facts}) decodes to values that are not finite, first "
-            f"at row {cut[0] + row}, column {column} ({float(x[row, column])}); pass the original checkpoint"
+            f"tensor {printable(origin.entry.name)} ({facts}) decodes to non-finite values, first at "
+            f"row {cut[0] + row}, column {column} ({float(x[row, column])}); pass the original checkpoint"
         )
     writer.write(x)
 
@@ -230,12 +230,13 @@ def _named(
     found = _first_non_finite(weight, files, buffer, rows=rows)
     if found is None:
         return type(error)(f"{place}: {error}")
-    row, column, value, count = found
+    row, column, value, number = found
     where = f"first at row {row}, column {column}"
     if weight.shape != source.shape:
         where += f" of {printable(weight.module)}"
     return NonFiniteError(
-        f"{place} holds {count} values that are not finite, {where} ({value}); replace them, or ignore it"
+        f"{place} contains {count(number, 'non-finite value')}, {where} ({value}); replace them, or "
+        "--ignore it"
     )
 
 

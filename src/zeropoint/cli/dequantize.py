@@ -55,8 +55,8 @@ def dequantize(  # noqa: PLR0913 (typer makes an option of each parameter)
 ) -> None:  # fmt: skip
     """Write a quantized checkpoint as floats: fp8 blocks, or anything that zeropoint writes.
 
-    The configuration loses what it says of quantization and keeps all else, byte for byte. OUT appears
-    complete or not at all; when the command is ended before, the same command goes on where it was.
+    The configuration loses what it says of quantization and keeps all else, byte for byte. OUT is all or
+    nothing: if the command is interrupted, run it again to resume.
 
     \b
     Examples:

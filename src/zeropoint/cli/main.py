@@ -61,7 +61,7 @@ from .writing import (
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-app.command(short_help="Say what quantize would do.")(plan_command)
+app.command(short_help="Show what quantize would do.")(plan_command)
 app.command(short_help="Write a quantized checkpoint as floats.")(dequantize)
 
 
@@ -117,8 +117,8 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     """Quantize the linear weights of a checkpoint and write the result as compressed-tensors.
 
     Embeddings, norms, routers and the head are kept unless --include names them. The report says of each
-    tensor what happened and why. OUT appears complete or not at all; when the command is ended before, the
-    same command goes on where it was.
+    tensor what happened and why. OUT is all or nothing: if the command is interrupted, run it again
+    to resume.
 
     \b
     Examples:
@@ -151,13 +151,13 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
         show(run_report(result, seconds=seconds, everything=everything))
 
 
-@app.command(short_help="Say what a checkpoint holds.")
+@app.command(short_help="Show what a checkpoint holds.")
 def inspect(
     path: Annotated[str, typer.Argument(metavar="PATH", help=READ)],
     everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a checkpoint holds: tensors, dtypes, sizes, and how it is quantized.
+    """Show what a checkpoint holds: tensors, dtypes, sizes, and how it is quantized.
 
     \b
     Examples:

@@ -40,13 +40,16 @@ Ignore = Annotated[
     list[str] | None,
     typer.Option(metavar="PATTERN", help="Keep these as they are: a glob, or re:REGEX. Repeatable."),
 ]
-Strict = Annotated[bool, typer.Option("--strict", help="Fail when a linear weight is left alone unasked.")]
+Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Fail if a linear weight stays unquantized without an --ignore for it."),
+]
 
 DequantizeFirst = Annotated[
-    bool, typer.Option("--dequantize-first", help="Start from what the codes of a quantized SRC stand for.")
+    bool, typer.Option("--dequantize-first", help="Dequantize SRC first, then quantize it.")
 ]
 DequantizeKept = Annotated[
-    bool, typer.Option("--dequantize-kept", help="Also write codes that are kept otherwise as floats.")
+    bool, typer.Option("--dequantize-kept", help="Write layers that are not requantized as floats, too.")
 ]
 
 

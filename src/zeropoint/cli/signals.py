@@ -14,7 +14,8 @@ class Interrupted(BaseException):
     """Raised in the main thread by a signal; no Exception, so that nothing on the way catches it."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"interrupted by {signal.Signals(number).name}")
+        by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
+        super().__init__(f"interrupted{by}")
         self.status = 128 + number
 
 

@@ -28,12 +28,10 @@ class EngineName(enum.Enum):
 
 
 Target = Annotated[str, typer.Argument(metavar="OUT", help="Directory, or s3:// or gs:// URL, to write.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="OUT may hold files already.")]
-Restart = Annotated[
-    bool, typer.Option("--restart", help="Begin anew where an interrupted run left its work.")
-]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Write into a directory that is not empty.")]
+Restart = Annotated[bool, typer.Option("--restart", help="Discard an interrupted run in OUT and start over.")]
 BreakLock = Annotated[
-    bool, typer.Option("--break-lock", help="Remove the lock of a run that is surely dead.")
+    bool, typer.Option("--break-lock", help="Remove the lock of a run that you know has died.")
 ]
 EngineOption = Annotated[
     EngineName, typer.Option("--engine", help="What does the work: this machine, or a Ray cluster.")
@@ -44,7 +42,7 @@ Address = Annotated[
 ]
 Spool = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Where files wait that go to a URL, two at most."),
+    typer.Option(metavar="DIR", help="Scratch directory for uploads (holds at most two files)."),
 ]
 
 

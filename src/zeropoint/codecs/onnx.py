@@ -93,8 +93,8 @@ def _exported(
     if args is None or isinstance(args, torch.Tensor):
         found = "None" if args is None else "a Tensor"
         raise UnsupportedError(
-            f"args ({found}) must be example inputs for a model that is no exported program: a tuple, or a "
-            "mapping by name"
+            f"args ({found}) must be example inputs for a model that is not an exported program: a tuple, or "
+            "a mapping by name"
         )
     named = isinstance(args, Mapping)
     positional, keywords = ((), dict(args)) if named else (tuple(args), {})

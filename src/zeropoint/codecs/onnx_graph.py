@@ -79,7 +79,7 @@ class Rewriter:
                 try:
                     self._replace(node)
                 except UnsupportedError as error:
-                    name = layer_name(node) or "(itself)"
+                    name = layer_name(node) or "model"
                     raise UnsupportedError(
                         f"layer {name}: {node.args[3]} cannot be written to ONNX: {error}"
                     ) from error

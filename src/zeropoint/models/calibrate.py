@@ -331,7 +331,8 @@ def static_params(
     found = None if calibration is None else calibration.params.get(place)
     if found is None:
         raise CalibrationError(
-            f"its {side} needs parameters from data for {activation}; pass those of calibrate"
+            f"its {side} needs calibration for {activation}: pass "
+            "calibration=zp.calibrate(model, recipe, data)"
         )
     if found.scheme != activation.scheme:
         raise CalibrationError(f"its {side} was calibrated for {found.scheme}, not for {activation.scheme}")

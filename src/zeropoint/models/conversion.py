@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from ..errors import size_of
 from ..recipes import Assignment, Decision
 
 
@@ -30,7 +31,7 @@ class Converted:
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))
-        facts = f"{self.name or '(itself)'} ({f'{self.type} {shape}'.strip()})"
+        facts = f"{self.name or 'model'} ({f'{self.type} {shape}'.strip()})"
         if self.gives is None:
             return f"{facts}: kept, {self.reason}"
         if self.gives.weight is None:
@@ -38,7 +39,7 @@ class Converted:
         if self.tied_to:
             return f"{facts}: {self.gives}; its weight is that of {self.tied_to}"
         share = self.nbytes[1] / self.nbytes[0] if self.nbytes[0] else 0.0
-        return f"{facts}: {self.gives}; {share:.1%} of its bytes, error {self.error:.4f}"
+        return f"{facts}: {self.gives}; {share:.1%} of the original size, error {self.error:.4f}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class Conversion:
         before, now = self.nbytes
         lines = [
             *map(str, self.layers),
-            f"weights: {before} bytes before, {now} now ({now / max(1, before):.1%})",
+            f"weights: {size_of(before)} -> {size_of(now)} ({now / max(1, before):.1%})",
         ]
         return "\n".join(lines)
 

@@ -109,7 +109,7 @@ def _converted(
             try:
                 replaced[layer], line = packer.layer(layer)
             except ZeropointError as error:
-                raise type(error)(f"layer {entry or '(itself)'}: {error}") from error
+                raise type(error)(f"layer {entry or 'model'}: {error}") from error
             told.append(line)
     return replaced, tuple(told)
 

@@ -88,7 +88,7 @@ def decisions_of(model: nn.Module, recipe: Recipe) -> list[tuple[str, nn.Module,
     for name, module in model.named_modules():
         if isinstance(module, PreparedLayer):
             raise UnsupportedError(
-                f"layer {name or '(itself)'} is prepared already; convert the model or pass the original"
+                f"layer {name or 'model'} is prepared already; convert the model or pass the original"
             )
     modules = layers_of(model, recipe)
     subjects = [_subject(name, module) for name, module in modules]

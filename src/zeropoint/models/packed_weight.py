@@ -56,8 +56,8 @@ class PackedWeight(nn.Module):
         own = next((arg for arg in (*args, *(kwargs or {}).values()) if isinstance(arg, cls)), None)
         told = "" if own is None else f" ({own.extra_repr()})"
         raise UnsupportedError(
-            f"a packed weight{told} is no tensor, and torch's {func.__name__} was called with it: the model "
-            "uses the weight of a quantized layer itself; leave that layer out by a rule"
+            f"a packed weight{told} is not a tensor, and torch's {func.__name__} was called with it: the "
+            "model uses the weight of a quantized layer itself; leave that layer out by a rule"
         )
 
     @property

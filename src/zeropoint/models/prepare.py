@@ -105,7 +105,7 @@ def preparing(
             try:
                 prepared[module] = maker.layer(name, module, decision, decision.gives)
             except ZeropointError as error:
-                raise type(error)(f"layer {name or '(itself)'}: {error}") from error
+                raise type(error)(f"layer {name or 'model'}: {error}") from error
         yield Preparation(model=model, root=root, prepared=prepared, entries=tuple(entries))
 
 

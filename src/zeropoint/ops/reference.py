@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..errors import NonFiniteError, RangeError, UnsupportedError
+from ..errors import NonFiniteError, RangeError, UnsupportedError, count
 from ..formats import CodebookFormat, FloatFormat, IntFormat, Overflow, RoundingMode
 from ..formats.torch_dtypes import wide_dtype
 from ..layout import packing
@@ -38,10 +38,10 @@ def require_finite(x: torch.Tensor) -> None:
     good = torch.isfinite(x)
     if not bool(good.all()):
         where = tuple(torch.nonzero(~good)[0].tolist()) if x.ndim else ()
-        count = int((~good).sum())
+        number = int((~good).sum())
         raise NonFiniteError(
-            f"tensor (shape {tuple(x.shape)}, {x.dtype}) holds {float(x[where])} at index {where} and "
-            f"{count} non-finite values in all; replace them before quantizing"
+            f"tensor (shape {tuple(x.shape)}, {x.dtype}) contains {float(x[where])} at {where}; "
+            f"{count(number, 'non-finite value')} in total; replace them before quantizing"
         )
 
 

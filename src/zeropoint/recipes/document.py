@@ -114,7 +114,7 @@ def parse_recipe(text: str, *, name: str = "recipe", words: Vocabulary = MODELS)
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
         reason = getattr(error, "problem", None) or "it cannot be parsed"
-        raise RecipeError(f"{name}{line}: this is no YAML: {reason}") from error
+        raise RecipeError(f"{name}{line}: this is not valid YAML: {reason}") from error
     if root is None:
         raise RecipeError(f"{name}: the recipe is empty; it needs default or rules")
     place = _Place(name, words, root)
@@ -136,7 +136,7 @@ def _mapping(place: _Place, known: tuple[str, ...]) -> dict[str, Any]:
         if not isinstance(key, yaml.ScalarNode) or key.value not in known:
             raise place.at(key).error(f"key {key.value!r} is unknown; {near_misses(str(key.value), known)}")
         if key.value in found:
-            raise place.at(key).error(f"key {key.value!r} stands here twice; keep one")
+            raise place.at(key).error(f"duplicate key {key.value!r}; keep one")
         found[key.value] = value
     return found
 

@@ -11,9 +11,10 @@ from rich.text import Text
 from ..checkpoint.engines import Verdict, verdicts
 from ..checkpoint.parallel import WAYS, Indivisible, indivisible
 from ..checkpoint.plan import OutputShard, Placed, Plan, SharedScale
+from ..errors import count, size_of
 from .layout import plain
 from .tables import decision_table, folded, lines, times
-from .wording import count, name, shape, size
+from .wording import name, shape
 
 _SHARDS = 12
 """Shards that are listed unless all are asked for."""
@@ -41,9 +42,9 @@ def _facts(plan: Plan) -> list[str]:
     ratio = plan.source_bytes / max(1, plan.output_bytes)
     layouts = ", ".join(dict.fromkeys(layer.layout.value for layer in plan.layers))
     return [
-        f"{size(plan.source_bytes)} -> {size(plan.output_bytes)} on disk ({ratio:.2f}x smaller)",
+        f"{size_of(plan.source_bytes)} -> {size_of(plan.output_bytes)} on disk ({ratio:.2f}x smaller)",
         f"{count(plan.quantized_values, 'number')} at {plan.bits_per_value:.3f} bits in {layouts}",
-        f"about {size(plan.peak_memory)} of memory with {count(plan.limits.workers, 'worker')}",
+        f"about {size_of(plan.peak_memory)} of memory with {count(plan.limits.workers, 'worker')}",
     ]
 
 
@@ -55,7 +56,7 @@ def output_table(plan: Plan, *, everything: bool = False) -> Table:
     for label, group in folded(placed, lambda p: p.name, _kind, everything):
         cells = (Text(label), times(group), group[0].spec.dtype, shape(group[0].spec.shape))
         shard = (Text(name(group[0].shard)),) if everything else ()
-        table.add_row(*cells, size(sum(p.nbytes for p in group)), *shard)
+        table.add_row(*cells, size_of(sum(p.nbytes for p in group)), *shard)
     return table
 
 
@@ -68,10 +69,10 @@ def shard_table(shards: Sequence[OutputShard], *, everything: bool = False) -> T
     table = plain("shards", "size", numbers=(1,))
     listed = shards if everything or len(shards) <= _SHARDS else shards[: _SHARDS - 1]
     for shard in listed:
-        table.add_row(Text(name(shard.name)), size(shard.size))
+        table.add_row(Text(name(shard.name)), size_of(shard.size))
     rest = shards[len(listed) :]
     if rest:
-        table.add_row(f"and {len(rest):,} more", size(sum(shard.size for shard in rest)))
+        table.add_row(f"and {len(rest):,} more", size_of(sum(shard.size for shard in rest)))
     return table
 
 
@@ -87,7 +88,7 @@ def engine_table(found: Iterable[Verdict]) -> Table:
 
 def parallel_table(found: Sequence[Indivisible], *, everything: bool = False) -> Table:
     """Return for each number of devices whether they can share every weight, and what they cannot share."""
-    table = plain("devices", "weights that cannot be divided", "n", "why", numbers=(0, 2))
+    table = plain("tensor parallel", "weights that cannot be split", "n", "why", numbers=(0, 2))
     for ways in WAYS:
         here = [item for item in found if item.ways == ways]
         groups = folded(here, lambda item: item.module, lambda item: item.reason, everything)

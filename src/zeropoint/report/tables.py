@@ -20,8 +20,9 @@ from ..checkpoint.proofs import LayerProof
 from ..checkpoint.run import Outcome, RunResult
 from ..checkpoint.safetensors_file import TensorEntry
 from ..checkpoint.verify import Verification
+from ..errors import count, size_of
 from .layout import plain
-from .wording import count, decibels, name, pattern, shape, share, short_scheme, size
+from .wording import decibels, name, pattern, shape, share, short_scheme
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ def run_report(result: RunResult, *, seconds: float, everything: bool = False) -
     plan = result.plan
     ratio = plan.source_bytes / max(1, plan.output_bytes)
     change = f"{ratio:.2f}x smaller" if ratio >= 1 else f"{1 / ratio:.2f}x larger"
-    facts = [f"{size(plan.source_bytes)} -> {size(plan.output_bytes)} ({change}) in {seconds:.1f} s"]
+    facts = [f"{size_of(plan.source_bytes)} -> {size_of(plan.output_bytes)} ({change}) in {seconds:.1f} s"]
     if plan.weights:
         layouts = ", ".join(dict.fromkeys(layer.layout.value for layer in plan.layers))
         facts += [
@@ -85,7 +86,7 @@ def inspection_report(inspection: Inspection, *, everything: bool = False) -> Re
         tensors.add_row(Text(label), times(entries), entries[0].dtype, shape(entries[0].shape))
     dtypes = plain("dtype", "tensors", "numbers", "size", numbers=(1, 2, 3))
     for d in inspection.dtypes:
-        dtypes.add_row(d.dtype, f"{d.tensors:,}", f"{d.values:,}", size(d.nbytes))
+        dtypes.add_row(d.dtype, f"{d.tensors:,}", f"{d.values:,}", size_of(d.nbytes))
     parts: list[RenderableType] = [tensors, Text(), dtypes, Text()]
     if inspection.schemes:
         schemes = plain("scheme", "layout", "layers", "numbers", "bits", numbers=(2, 3, 4))
@@ -99,7 +100,7 @@ def inspection_report(inspection: Inspection, *, everything: bool = False) -> Re
     state = "not quantized" if inspection.quantization is None else f"quantized by {inspection.quantization}"
     files = f"{count(len(inspection.tensors), 'tensor')} in {count(len(inspection.source.shards), 'file')}"
     numbers = f"{count(inspection.values, 'number')} at {inspection.bits_per_value:.3f} bits"
-    return Group(*parts, Text(f"{files}, {size(inspection.nbytes)}\n{numbers}, {state}"))
+    return Group(*parts, Text(f"{files}, {size_of(inspection.nbytes)}\n{numbers}, {state}"))
 
 
 def verification_report(

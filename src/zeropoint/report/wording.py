@@ -1,4 +1,4 @@
-"""How numbers, sizes and names are written in tables. This module knows no tensors."""
+"""How numbers and names are written in tables. This module knows no tensors."""
 
 from __future__ import annotations
 
@@ -9,34 +9,10 @@ from fractions import Fraction
 from ..errors import printable
 from ..formats.spec import exponent_of, power_of_two
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _NUMBERED = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
 _LONGEST = 12
 """Characters of a decimal that still reads better than a power of two."""
 _LARGEST_FACTOR = 1 << 10
-
-
-def size(nbytes: int) -> str:
-    """Return a number of bytes in the unit that keeps it below 1024.
-
-    >>> size(96), size(90868376), size(1 << 40)
-    ('96 B', '86.7 MiB', '1.0 TiB')
-    """
-    if nbytes < 1024:
-        return f"{nbytes} B"
-    value, unit = float(nbytes), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{value:.1f} {_UNITS[unit]}"
-
-
-def count(number: int, one: str, many: str | None = None) -> str:
-    """Return a number with its noun.
-
-    >>> count(1, "tensor"), count(1234, "tensor")
-    ('1 tensor', '1,234 tensors')
-    """
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def decibels(value: float) -> str:

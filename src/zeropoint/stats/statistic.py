@@ -309,9 +309,10 @@ class Statistic(ABC):
             return
         where = "" if bare.numel() == 1 else f" in block {tuple(torch.nonzero(bare)[0].tolist())}"
         left_out = int(state["left_out"])
+        found = f"finite number ({left_out:,} non-finite left out)" if left_out else "calibration data"
         raise CalibrationError(
-            f"{name or type(self).__name__} has seen no finite number{where} ({left_out} that are not finite "
-            "were left out); run calibration data through it before asking for parameters"
+            f"{name or type(self).__name__} received no {found}{where}; run calibration data through it "
+            "before asking for parameters"
         )
 
     def check_all(self, batches: Sequence[torch.Tensor]) -> None:

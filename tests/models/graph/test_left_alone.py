@@ -68,7 +68,7 @@ class Experts(nn.Module):
     ("model", "x", "kept"),
     [
         (Experts(batched=True), (3, 2, 8), {"": "bmm of experts has no quantized form"}),
-        (Experts(batched=False), (3, 2, 8), {"": "its weight (shape 3x8x4) is no matrix"}),
+        (Experts(batched=False), (3, 2, 8), {"": "its weight (shape 3x8x4) is not a matrix"}),
         (
             nn.Sequential(weight_norm(nn.Linear(8, 4, bias=False))),
             (2, 8),

@@ -147,7 +147,7 @@ def test_what_was_not_prepared_or_calibrated_is_an_error() -> None:
     program = torch.export.export(nn.Linear(8, 3), (x,))
     with pytest.raises(UnsupportedError, match="must be a result of prepare_graph"):
         convert_graph(program.module())
-    with pytest.raises(CalibrationError, match=r"input needs parameters from data"):
+    with pytest.raises(CalibrationError, match=r"input needs calibration"):
         prepare_graph(program, "w8a8_static")
 
 

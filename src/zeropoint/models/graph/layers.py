@@ -199,7 +199,7 @@ def _left(node: fx.Node, kind: str, reads: Sequence[fx.Node]) -> str:
         if weight.target is torch.ops.zeropoint.dequantize.default:
             return "its weight is quantized already"
         if weight in reads:
-            return f"its weight (shape {'x'.join(map(str, weight.meta['val'].shape))}) is no matrix"
+            return f"its weight (shape {'x'.join(map(str, weight.meta['val'].shape))}) is not a matrix"
         return "its weight is computed in the graph"
     name = str(node.target).removeprefix("aten.").partition(".")[0]
     if kind in _CONVERTED:
