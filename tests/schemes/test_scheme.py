@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from dataclasses import FrozenInstanceError, replace
 from fractions import Fraction
@@ -229,3 +230,14 @@ def test_copies_and_pickles_of_a_scheme_are_the_object_that_its_text_gives(text:
     for other in (copy.deepcopy(own), copy.copy(own), pickle.loads(pickle.dumps(own))):
         assert other is Scheme.parse(str(scheme))
         assert other == own
+
+
+def test_schemes_are_ordered_as_their_texts() -> None:
+    texts = ["uint4:g32:asym", "int8:tensor", "mxfp4", "int4:channel", "int4:tensor", "int8:tensor"]
+    ordered = sorted(map(Scheme.parse, texts))
+    assert [str(s) for s in ordered] == sorted(str(Scheme.parse(text)) for text in texts)
+    for a, b in itertools.pairwise(ordered):
+        assert (a < b) + (a == b) + (a > b) == 1
+        assert a <= b
+    with pytest.raises(TypeError, match="not supported between instances"):
+        ordered[0] < 1  # noqa: B015 (the comparison itself is the test)

@@ -11,7 +11,8 @@ from torch.func import functional_call
 
 import zeropoint as zp
 from zeropoint import Scheme
-from zeropoint.training import LearnedThreshold, ThresholdRule
+from zeropoint.recipes import TQTThresholdInitMeth
+from zeropoint.training import LearnedScale, LearnedThreshold, ThresholdRule
 from zeropoint.training.thresholds import threshold
 
 
@@ -269,3 +270,28 @@ def test_a_second_derivative_is_refused() -> None:
     (gradient,) = torch.autograd.grad(y.square().sum(), quantizer.log2_threshold, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
+
+
+@pytest.mark.parametrize("rule", ["_3SD", "3sd", "max", None, 7, ThresholdRule])
+def test_a_rule_is_a_member_of_its_enumeration(rule: object) -> None:
+    with pytest.raises(
+        zp.SchemeError, match=r"rule \(=.*\) must be a ThresholdRule; ThresholdRule\('_3SD'\)"
+    ):
+        LearnedThreshold.from_tensor(torch.ones(4), "int8", rule)  # type: ignore[arg-type]
+
+
+def test_quarks_names_of_rules_are_read() -> None:
+    assert ThresholdRule("_3SD") is ThresholdRule(TQTThresholdInitMeth._3SD) is ThresholdRule.THREE_SD
+    assert ThresholdRule("_LL_J") is ThresholdRule("_KL_J") is ThresholdRule.KL_J
+    with pytest.raises(ValueError, match="'_4SD' is not a valid ThresholdRule"):
+        ThresholdRule("_4SD")
+
+
+def test_no_advice_leads_in_a_circle() -> None:
+    with pytest.raises(
+        zp.SchemeError, match="powers of two of symmetric integers, and FakeQuantize"
+    ) as first:
+        LearnedScale(zp.choose_params(torch.ones(32), "mxfp4"))
+    with pytest.raises(zp.SchemeError, match="linear scales of any element, FakeQuantize takes every"):
+        LearnedThreshold("mxfp4", 1.0)
+    assert "learns nothing" in str(first.value)

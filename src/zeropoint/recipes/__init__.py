@@ -6,9 +6,29 @@ This package decides from names, types and shapes alone. It knows no model, no c
 from .assignment import Activation, Assignment
 from .document import Vocabulary, load_recipe, parse_recipe, read_recipe, recipe_schema
 from .presets import MODEL_PRESETS, model_preset
+from .quark import (
+    DeviceType,
+    Dtype,
+    QSchemeType,
+    QuantizationMode,
+    RoundType,
+    ScaleType,
+    TQTThresholdInitMeth,
+    ZeroPointType,
+    scheme_from_quark,
+)
 from .rules import Decision, Recipe, Rule, Subject
 
 __all__ = [
+    "scheme_from_quark",
+    "ZeroPointType",
+    "TQTThresholdInitMeth",
+    "ScaleType",
+    "RoundType",
+    "QuantizationMode",
+    "QSchemeType",
+    "Dtype",
+    "DeviceType",
     "MODEL_PRESETS",
     "Activation",
     "Assignment",

@@ -23,8 +23,8 @@ MODEL_PRESETS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyT
         "mxfp4": {"weight": "mxfp4", "input": "mxfp4 dynamic"},
         # Shifts in place of multiplications: one power of two for each tensor, as on embedded targets.
         "int8_power_of_two": {
-            "weight": "int8:tensor:narrow:scale=ceil", "input": "int8:tensor:narrow:scale=ceil static",
-            "output": "int8:tensor:narrow:scale=ceil static",
+            "weight": "int8:tensor:narrow:scale=rceil", "input": "int8:tensor:narrow:scale=rceil static",
+            "output": "int8:tensor:narrow:scale=rceil static",
         },
     }.items()
 })  # fmt: skip

@@ -1,65 +1,168 @@
-"""Quark's names for what a scheme says: its enumerations, read into schemes of ours.
+"""Quark's names for what a scheme says: its enumerations, and its specifications read into schemes of ours.
 
-The names are those of quark.torch.quantization.config.type. What they mean is spelled in our own algebra and
-default dialect; Quark's own kernels ignore some of them in places (its processors round half to even whatever
-``round_method`` says), which is not imitated here.
+The names are those of quark.torch.quantization.config.type (amd-quark 0.13). What they mean is spelled in our
+own algebra and default dialect; Quark's own kernels ignore some of them in places (its processors round half
+to even whatever ``round_method`` says), which is not imitated here. Nothing of a specification is dropped: a
+key is read, or it is refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import enum
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import TypeVar
 
 from ..errors import RecipeError, near_misses
-from ..schemes import Scheme
+from ..schemes import Granularity, Scheme
 
-DTYPES: Mapping[str, str] = MappingProxyType({
-    **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (2, 4, 8, 16, 32)},
-    "int3": "int3",
-    "bfloat16": "bfloat16", "float16": "float16",
-    "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "fp6_e3m2": "float6_e3m2fn",
-    "fp6_e2m3": "float6_e2m3fn", "fp4": "float4_e2m1fn", "fp8_e5m3": "float8_ue5m3fn",
-    "mx": "", "mx6": "mx6", "mx9": "mx9", "bfp16": "bfp16",
+E = TypeVar("E", bound=enum.StrEnum)
+
+
+class QSchemeType(enum.StrEnum):
+    """Which elements share parameters."""
+
+    per_tensor = "per_tensor"
+    per_channel = "per_channel"
+    per_group = "per_group"
+    per_block = "per_block"
+
+
+class ZeroPointType(enum.StrEnum):
+    """What a zero point is: a code, or a real number."""
+
+    int32 = "int32"
+    float32 = "float32"
+
+
+class Dtype(enum.StrEnum):
+    """The formats of codes; an ``mx`` takes its element from ``mx_element_dtype``."""
+
+    int8 = "int8"
+    uint8 = "uint8"
+    int16 = "int16"
+    uint16 = "uint16"
+    int32 = "int32"
+    uint32 = "uint32"
+    int4 = "int4"
+    uint4 = "uint4"
+    int3 = "int3"
+    int2 = "int2"
+    uint2 = "uint2"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    fp8_e4m3 = "fp8_e4m3"
+    fp8_e5m2 = "fp8_e5m2"
+    fp8_e5m3 = "fp8_e5m3"
+    fp6_e3m2 = "fp6_e3m2"
+    fp6_e2m3 = "fp6_e2m3"
+    fp4 = "fp4"
+    mx = "mx"
+    mx6 = "mx6"
+    mx9 = "mx9"
+    bfp16 = "bfp16"
+
+
+class ScaleType(enum.StrEnum):
+    """The numbers that scales may be; ``float`` means those of the tensor's own dtype."""
+
+    float = "float"
+    pof2 = "pof2"
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    float8_e5m3 = "float8_e5m3"
+    float8_e8m0fnu = "float8_e8m0fnu"
+
+
+class RoundType(enum.StrEnum):
+    """How quotients become codes."""
+
+    round = "round"
+    floor = "floor"
+    half_even = "half_even"
+
+
+class DeviceType(enum.StrEnum):
+    """What a model is made for; both take the same bytes."""
+
+    CPU = "CPU"
+    IPU = "IPU"
+
+
+class QuantizationMode(enum.StrEnum):
+    """How a model is taken apart: its modules (``zp.quantize_model``), or its graph (``quantize_graph``)."""
+
+    eager_mode = "eager_mode"
+    fx_graph_mode = "fx_graph_mode"
+
+
+class TQTThresholdInitMeth(enum.StrEnum):
+    """Where a trained threshold starts; the documents spell the second ``_LL_J``, the code ``_KL_J``."""
+
+    _3SD = "_3SD"
+    _LL_J = "_LL_J"
+    _KL_J = "_LL_J"
+
+
+_ELEMENTS: Mapping[Dtype, str] = MappingProxyType({
+    **{dtype: dtype.value for dtype in Dtype if "int" in dtype.value},
+    Dtype.bfloat16: "bfloat16", Dtype.float16: "float16", Dtype.fp8_e4m3: "float8_e4m3fn",
+    Dtype.fp8_e5m2: "float8_e5m2", Dtype.fp8_e5m3: "float8_ue5m3fn", Dtype.fp6_e3m2: "float6_e3m2fn",
+    Dtype.fp6_e2m3: "float6_e2m3fn", Dtype.fp4: "float4_e2m1fn",
 })  # fmt: skip
-"""``Dtype``: name to element or preset; an ``mx`` takes its element from ``mx_element_dtype``."""
-SCALES: Mapping[str, str] = MappingProxyType({
-    "float": "input", "pof2": "ceil", "float32": "float32", "float16": "float16", "bfloat16": "bfloat16",
-    "fp8_e4m3": "float8_ue4m3fn", "fp8_e5m3": "float8_ue5m3fn", "e8m0": "even",
+_OCP_ELEMENTS: Mapping[Dtype, str] = MappingProxyType({
+    **{dtype: _ELEMENTS[dtype] for dtype in Dtype if dtype.value.startswith("fp") and dtype != "fp8_e5m3"},
+    Dtype.int8: "int8_mx",
 })  # fmt: skip
-"""``ScaleType`` and the scale formats of newer releases."""
-ROUNDINGS: Mapping[str, str] = MappingProxyType(
-    {"round": "half_away", "floor": "floor", "half_even": "half_even"}
+"""The element types of OCP MX 1.0, table 1."""
+_SCALES: Mapping[ScaleType, str] = MappingProxyType({
+    # ``rceil`` is the smallest power of two that clips nothing; ``ceil``, of OCP elements, leaves half of the
+    # integers unused where amax is just above a power of two.
+    ScaleType.float: "input", ScaleType.pof2: "rceil", ScaleType.float32: "float32",
+    ScaleType.float16: "float16", ScaleType.bfloat16: "bfloat16", ScaleType.float8_e5m3: "float8_ue5m3fn",
+})  # fmt: skip
+_SCALE_FORMATS: Mapping[str, str] = MappingProxyType(
+    {"float32": "float32", "e5m3": "float8_ue5m3fn", "e4m3": "float8_ue4m3fn", "e8m0": "e8m0"}
 )
-"""``RoundType``."""
-ZERO_POINTS: Mapping[str, str] = MappingProxyType({"int32": "integer", "float32": "real"})
-"""``ZeroPointType``."""
-DEVICES = ("CPU", "IPU")
-"""``DeviceType``; both take the same bytes."""
-MODES = ("eager_mode", "fx_graph_mode")
-"""``QuantizationMode``."""
-THRESHOLDS: Mapping[str, str] = MappingProxyType({"_3SD": "3sd", "_KL_J": "kl_j", "_LL_J": "kl_j"})
-"""``TQTThresholdInitMeth``; the documents spell the second ``_LL_J``, the code ``_KL_J``."""
-_CASTS = ("bfloat16", "float16")
-_PRESETS = ("mx6", "mx9", "bfp16")
-_BLOCK = 32
-"""Elements under one exponent of an OCP MX block (OCP MX 1.0, section 5)."""
-KEYS = (
-    "dtype", "qscheme", "ch_axis", "group_size", "symmetric", "zero_point_type", "scale_type", "round_method",
-    "mx_element_dtype", "is_dynamic", "observer_cls",
+_MODES = ("even", "floor", "ceil")
+_ROUNDINGS: Mapping[RoundType, str] = MappingProxyType(
+    {RoundType.round: ":round=half_away", RoundType.floor: ":round=floor", RoundType.half_even: ""}
+)
+_CASTS = (Dtype.bfloat16, Dtype.float16)
+_BLOCKS: Mapping[Dtype, int] = MappingProxyType({Dtype.mx: 32, Dtype.mx6: 16, Dtype.mx9: 16, Dtype.bfp16: 8})
+"""Elements under one exponent: OCP MX 1.0, section 5; arXiv:2302.08007, table 2."""
+_OBSERVERS = (
+    "PlaceholderObserver", "PerTensorMinMaxObserver", "PerTensorPowOf2MinMaxObserver",
+    "PerChannelMinMaxObserver", "PerChannelPowOf2MinMaxObserver", "PerGroupMinMaxObserver",
+    "PerBlockMXObserver", "PerBlockMXBufferReuseObserver", "PerBlock2DMinMaxObserver", "PerBlockBFPObserver",
 )  # fmt: skip
-"""Keys of a specification that are read; the last two say when, not how, and change no scheme."""
+"""Those that take the extremes of the data, as schemes do."""
+_ALWAYS = (
+    "dtype", "round_method", "is_dynamic", "observer_cls", "target_device", "device", "quant_mode",
+    "enable_buffer_reuse", "max_input_numel",
+)  # fmt: skip
+"""Keys that mean something, or say when and where and not how, for every dtype."""
+_SCALED = (
+    "qscheme", "ch_axis", "group_size", "block_size", "symmetric", "zero_point_type", "scale_type",
+    "scale_format", "scale_calculation_mode",
+)  # fmt: skip
+KEYS = (*_ALWAYS, *_SCALED, "mx_element_dtype", "is_scale_quant", "qat_spec")
+"""All keys of a specification."""
 
 
 def scheme_from_quark(spec: Mapping[str, object]) -> Scheme:
     """Return the scheme that a Quark quantization specification describes.
 
-    spec: ``dtype``, ``qscheme`` (per_tensor, per_channel, per_group), ``ch_axis``, ``group_size``,
-    ``symmetric``, ``zero_point_type``, ``scale_type``, ``round_method``, ``mx_element_dtype``.
-    Raises RecipeError for an unknown key or name and for what is missing or contradicts itself.
+    spec: what ``QTensorConfig.to_dict()`` gives, or its fields: names as text or as members of Quark's or of
+        these enumerations. None means that a key is not given. Without ``symmetric`` there is no zero point,
+        without ``scale_type`` scales are float32, without ``qscheme`` there is one for the tensor.
+    Raises RecipeError for an unknown key or name, for what is missing or contradicts itself, and for a key
+    that the dtype does not use; SchemeError for a combination without meaning.
 
     >>> print(
     ...     scheme_from_quark(
-    ...         {"dtype": "uint4", "qscheme": "per_group", "group_size": 64, "symmetric": False}
+    ...         {"dtype": Dtype.uint4, "qscheme": "per_group", "group_size": 64, "symmetric": False}
     ...     )
     ... )
     uint4:g64:asym
@@ -67,55 +170,184 @@ def scheme_from_quark(spec: Mapping[str, object]) -> Scheme:
     for key in spec:
         if key not in KEYS:
             raise RecipeError(f"Quark's key {key!r} is unknown; {near_misses(str(key), KEYS)}")
-    if "dtype" not in spec:
+    given = {key: value for key, value in spec.items() if value is not None}
+    if "dtype" not in given:
         raise RecipeError("a Quark specification needs a dtype")
-    name = str(spec["dtype"])
-    element = _named(DTYPES, "dtype", name)
-    rounding = _named(ROUNDINGS, "round_method", str(spec.get("round_method", "half_even")))
-    ending = "" if rounding == "half_even" else f":round={rounding}"
-    if name in _CASTS:
-        return Scheme.parse(f"{element}:cast{ending}")
-    if name in _PRESETS:
-        return Scheme.parse(element + ending)
-    if name == "mx":
-        inner = _named(DTYPES, "mx_element_dtype", str(spec.get("mx_element_dtype", "")))
-        inner = "int8_mx:narrow" if inner == "int8" else inner
-        word, _, option = inner.partition(":")
-        extra = f":{option}" if option else ""
-        return Scheme.parse(f"{word}:g{_whole(spec, 'group_size', _BLOCK)}:scale=even{extra}{ending}")
-    return Scheme.parse(f"{element}:{_granularity(spec)}{_zero_point(spec)}{_scale(spec)}{ending}")
+    dtype = _member(Dtype, "dtype", given)
+    _check_circumstances(given)
+    ending = _ROUNDINGS[_member(RoundType, "round_method", given, RoundType.half_even)]
+    if dtype in _CASTS:
+        _refuse_others(dtype, given, ())
+        return Scheme.parse(f"{_ELEMENTS[dtype]}:cast{ending}")
+    if dtype in _BLOCKS:
+        return Scheme.parse(_shared_exponent(dtype, given) + ending)
+    _refuse_others(dtype, given, _SCALED)
+    zeros = _zero_point(given)
+    return Scheme.parse(f"{_ELEMENTS[dtype]}:{_granularity(given)}{zeros}{_scale(given)}{ending}")
 
 
-def _named(table: Mapping[str, str], key: str, name: str) -> str:
-    if name not in table:
-        raise RecipeError(f"Quark's {key} {name!r} is unknown; {near_misses(name, table)}")
-    return table[name]
+def _check_circumstances(given: Mapping[str, object]) -> None:
+    """Check the keys that change no scheme."""
+    for key in ("target_device", "device"):
+        _member(DeviceType, key, given, DeviceType.CPU)
+    _member(QuantizationMode, "quant_mode", given, QuantizationMode.eager_mode)
+    for key in ("is_dynamic", "enable_buffer_reuse", "is_scale_quant"):
+        _truth(given, key, default=False)
+    _whole(given, "max_input_numel", 1)
+    observer = given.get("observer_cls", _OBSERVERS[0])
+    name = observer.__name__ if isinstance(observer, type) else str(observer)
+    if name not in _OBSERVERS:
+        raise RecipeError(
+            f"Quark's observer_cls {name!r} takes other ranges than the extremes, which no scheme says; "
+            "leave it out, and give zp.calibrate a statistic"
+        )
+    if _truth(given, "is_scale_quant", default=False):
+        raise RecipeError(
+            "Quark's is_scale_quant (=True) describes the scales of another specification; write the scheme, "
+            "as in float4_e2m1fn:g16:scale=ue4m3:scale2=float32@tensor"
+        )
+    if "qat_spec" in given:
+        raise RecipeError(
+            "Quark's qat_spec says how a model is trained, not how a tensor is quantized; leave it out and "
+            "take a quantizer of zeropoint.training"
+        )
 
 
-def _whole(spec: Mapping[str, object], key: str, default: int | None) -> int:
-    value = spec.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RecipeError(f"Quark's {key} (={value!r}) must be a whole number")
+def _refuse_others(dtype: Dtype, given: Mapping[str, object], used: Iterable[str]) -> None:
+    """Raise RecipeError for a key that means nothing for ``dtype``; defaults that Quark writes may stand."""
+    idle = {"zero_point_type": "int32", "is_scale_quant": "False"}
+    for key, value in given.items():
+        if key not in (*_ALWAYS, *used) and _word(value) != idle.get(key):
+            raise RecipeError(
+                f"Quark's {key} (={_word(value)}) means nothing for dtype {dtype}; leave it out"
+            )
+
+
+def _shared_exponent(dtype: Dtype, given: Mapping[str, object]) -> str:
+    """Return the scheme of a format whose blocks share an exponent, without its rounding."""
+    mine = ("ch_axis", "group_size", "scale_calculation_mode")
+    of_mx = ("mx_element_dtype", "qscheme", "scale_type", "scale_format") if dtype is Dtype.mx else ()
+    _refuse_others(dtype, given, (*mine, *of_mx))
+    axis, size = _whole(given, "ch_axis", -1), _whole(given, "group_size", _BLOCKS[dtype])
+    mode = _named(_MODES, "scale_calculation_mode", given.get("scale_calculation_mode", "even"))
+    blocks = _blocks(size, axis)
+    if dtype is Dtype.mx:
+        element = _OCP_ELEMENTS.get(_member(Dtype, "mx_element_dtype", given))
+        if element is None:
+            known = ", ".join(_OCP_ELEMENTS)
+            raise RecipeError(
+                f"Quark's mx_element_dtype (={_word(given['mx_element_dtype'])}) must be one of {known}"
+            )
+        for key, wanted in (("qscheme", "per_group"), ("scale_format", "e8m0")):
+            if _word(given.get(key, wanted)) != wanted:
+                raise RecipeError(f"Quark's {key} (={_word(given[key])}) must be {wanted} for dtype mx")
+        if _word(given.get("scale_type", "float")) not in ("float", "pof2", "float8_e8m0fnu"):
+            raise RecipeError(f"Quark's scale_type (={_word(given['scale_type'])}) must be pof2 for dtype mx")
+        return f"{element}:{blocks}:scale={mode}" + (":narrow" if element == "int8_mx" else "")
+    if mode != "even":
+        raise RecipeError(
+            f"Quark's scale_calculation_mode (={mode}) means nothing for dtype {dtype}; leave it out"
+        )
+    if dtype is Dtype.bfp16:
+        return f"int8_mx:{blocks}:scale=even"
+    if size % 2:
+        raise RecipeError(
+            f"Quark's group_size (={size}) must be even for dtype {dtype}, whose pairs share a bit"
+        )
+    return f"{dtype}_element:{_blocks(2, axis)}:scale=floor/microexponent:scale2=floor@{blocks}"
+
+
+def _granularity(given: Mapping[str, object]) -> str:
+    kind = _member(QSchemeType, "qscheme", given, QSchemeType.per_tensor)
+    used = {
+        QSchemeType.per_tensor: (),
+        QSchemeType.per_channel: ("ch_axis",),
+        QSchemeType.per_group: ("ch_axis", "group_size"),
+        QSchemeType.per_block: ("block_size",),
+    }[kind]
+    for key in ("ch_axis", "group_size", "block_size"):
+        if key in given and key not in used:
+            raise RecipeError(
+                f"Quark's {key} (={given[key]!r}) means nothing for qscheme {kind}; leave it out"
+            )
+    if kind is QSchemeType.per_channel:
+        return str(Granularity.channel(_whole(given, "ch_axis", 0)))
+    if kind is QSchemeType.per_group:
+        return _blocks(_whole(given, "group_size", None), _whole(given, "ch_axis", -1))
+    if kind is QSchemeType.per_block:
+        sides = given.get("block_size")
+        if not isinstance(sides, list | tuple) or len(sides) != 2 or not all(type(s) is int for s in sides):
+            raise RecipeError(f"Quark's block_size (={sides!r}) must be two whole numbers, rows and columns")
+        return str(Granularity.block(*sides))
+    return str(Granularity.tensor())
+
+
+def _blocks(size: int, axis: int) -> str:
+    """Return the granularity of blocks of ``size`` along ``axis``; -1 means the whole axis, as in Quark."""
+    if size < 1 and size != -1:
+        raise RecipeError(f"Quark's group_size (={size}) must be positive, or -1 for a whole axis")
+    return str(Granularity.along(axis, 0 if size == -1 else size))
+
+
+def _zero_point(given: Mapping[str, object]) -> str:
+    kind = _member(ZeroPointType, "zero_point_type", given, ZeroPointType.int32)
+    if not _truth(given, "symmetric", default=True):
+        return ":asym" if kind is ZeroPointType.int32 else ":asym=real"
+    if kind is ZeroPointType.float32:
+        raise RecipeError("Quark's zero_point_type (=float32) needs symmetric (=False), or leave it out")
+    return ""
+
+
+def _scale(given: Mapping[str, object]) -> str:
+    kind = _member(ScaleType, "scale_type", given, ScaleType.float32)
+    chosen = _SCALES.get(kind, "e8m0")
+    # Quark's own specifications write the format of block scales beside a scale_type that says "float".
+    if "scale_format" in given:
+        named = _SCALE_FORMATS[_named(_SCALE_FORMATS, "scale_format", given["scale_format"])]
+        if kind in (ScaleType.float, ScaleType.float32):
+            chosen = chosen if named == "float32" else named
+        elif named not in (chosen, "float32"):
+            raise RecipeError(
+                f"Quark's scale_format (={given['scale_format']}) contradicts scale_type (={kind}); "
+                "leave out one"
+            )
+    if chosen == "e8m0":
+        chosen = _named(_MODES, "scale_calculation_mode", given.get("scale_calculation_mode", "even"))
+    elif "scale_calculation_mode" in given:
+        raise RecipeError(
+            f"Quark's scale_calculation_mode (={given['scale_calculation_mode']}) needs power-of-two scales, "
+            "scale_format e8m0"
+        )
+    return "" if chosen == "float32" else f":scale={chosen}"
+
+
+def _word(value: object) -> str:
+    """Return the name of a member of any enumeration, or the text of another value."""
+    return value.name if isinstance(value, enum.Enum) else str(value)
+
+
+def _named(known: Iterable[str], key: str, value: object) -> str:
+    name = _word(value)
+    if name not in known:
+        raise RecipeError(f"Quark's {key} {name!r} is unknown; {near_misses(name, known)}")
+    return name
+
+
+def _member(kind: type[E], key: str, given: Mapping[str, object], default: E | None = None) -> E:
+    if key not in given and default is not None:
+        return default
+    return kind[_named(kind.__members__, key, given.get(key, ""))]
+
+
+def _truth(given: Mapping[str, object], key: str, *, default: bool) -> bool:
+    value = given.get(key, default)
+    if not isinstance(value, bool):
+        raise RecipeError(f"Quark's {key} (={value!r}) must be True or False")
     return value
 
 
-def _granularity(spec: Mapping[str, object]) -> str:
-    kind = str(spec.get("qscheme", "per_tensor"))
-    if kind == "per_channel":
-        return f"channel{_whole(spec, 'ch_axis', 0)}"
-    if kind == "per_group":
-        return f"g{_whole(spec, 'group_size', None)}"
-    _named({"per_tensor": "", "per_channel": "", "per_group": ""}, "qscheme", kind)
-    return "tensor"
-
-
-def _zero_point(spec: Mapping[str, object]) -> str:
-    if spec.get("symmetric", True):
-        return ""
-    kind = _named(ZERO_POINTS, "zero_point_type", str(spec.get("zero_point_type", "int32")))
-    return ":asym" if kind == "integer" else ":asym=real"
-
-
-def _scale(spec: Mapping[str, object]) -> str:
-    chosen = _named(SCALES, "scale_type", str(spec.get("scale_type", "float32")))
-    return "" if chosen == "float32" else f":scale={chosen}"
+def _whole(given: Mapping[str, object], key: str, default: int | None) -> int:
+    value = given.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RecipeError(f"Quark's {key} (={value!r}) must be a whole number")
+    return value

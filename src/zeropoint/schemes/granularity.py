@@ -74,6 +74,18 @@ class Granularity:
         return cls(extents=(size,), rest=1)
 
     @classmethod
+    def along(cls, axis: int, size: int) -> Granularity:
+        """Blocks of ``size`` consecutive elements of any axis; 0 means the whole axis.
+
+        >>> Granularity.along(0, 32).grid((70, 4))
+        (3, 4)
+        """
+        others = len(cls.channel(axis).extents) - 1
+        if axis < 0:
+            return cls(extents=(size, *[1] * others), rest=1)
+        return cls(extents=(*[1] * others, size), rest=1, anchor=Anchor.FIRST)
+
+    @classmethod
     def block(cls, *shape: int) -> Granularity:
         """Blocks of ``shape`` over the last axes."""
         if not shape or min(shape) < 1:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, total_ordering
 from itertools import pairwise
 from typing import TypeVar
 
@@ -74,6 +74,7 @@ class Rounding:
         return f"stochastic({self.seed})" if self.mode is RoundingMode.STOCHASTIC else self.mode.value
 
 
+@total_ordering
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
     """How a tensor becomes codes and parameters.
@@ -210,6 +211,14 @@ class Scheme:
         'float4_e2m1fn:g32:scale=even'
         """
         return text if isinstance(text, Scheme) else _parse(text)
+
+    def __lt__(self, other: object) -> bool:
+        """Order schemes as their text forms: a total order, in which equal schemes are equal.
+
+        >>> [str(scheme) for scheme in sorted(map(Scheme.parse, ("int8:channel", "int4")))]
+        ['int4:tensor', 'int8:channel']
+        """
+        return str(self) < str(other) if isinstance(other, Scheme) else NotImplemented
 
     def __hash__(self) -> int:
         return self._hash

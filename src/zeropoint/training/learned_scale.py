@@ -151,5 +151,6 @@ def _check_scheme(scheme: Scheme) -> None:
     if len(scheme.scales) != 1 or scheme.scales[0].rule.power_of_two:
         raise SchemeError(
             f"scheme (={scheme}) must have one scale level with a linear rule to learn its scales; "
-            "LearnedThreshold learns powers of two"
+            "LearnedThreshold learns powers of two of symmetric integers, and FakeQuantize, which learns "
+            "nothing, takes every scheme"
         )

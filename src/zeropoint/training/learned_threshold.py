@@ -132,5 +132,5 @@ def _check_scheme(scheme: Scheme) -> None:
     if not integer or level is None or not isinstance(level.format, FloatFormat | None):
         raise SchemeError(
             f"scheme (={scheme}) must be of symmetric integers with one scale level to learn a threshold; "
-            "LearnedScale learns others"
+            "LearnedScale learns linear scales of any element, FakeQuantize takes every scheme"
         )

@@ -13,12 +13,17 @@ import torch
 from ..errors import RangeError, SchemeError
 from ..formats import IntFormat
 from ..layout.blocks import reduce_blocks, spread_blocks
+from ..recipes import TQTThresholdInitMeth
 from ..schemes import Granularity, Scheme
 from .straight_through import sum_blocks
 
 
 class ThresholdRule(enum.Enum):
-    """How the first threshold of a block follows from its data."""
+    """How the first threshold of a block follows from its data; Quark's names are read too.
+
+    >>> ThresholdRule("_3SD")
+    <ThresholdRule.THREE_SD: '3sd'>
+    """
 
     MAX = "max"
     """The largest magnitude: nothing is clipped."""
@@ -27,16 +32,27 @@ class ThresholdRule(enum.Enum):
     KL_J = "kl_j"
     """The threshold of the smallest J-distance of distributions, see :func:`kl_j_threshold`."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> ThresholdRule | None:
+        quark = TQTThresholdInitMeth.__members__.get(str(value))
+        if quark is None:
+            return None
+        return cls.THREE_SD if quark is TQTThresholdInitMeth._3SD else cls.KL_J
+
 
 def threshold(x: torch.Tensor, scheme: Scheme, rule: ThresholdRule) -> torch.Tensor:
     """Return the first threshold of each block of ``x``, float64, on the grid of the finest blocks.
 
-    A block of zeros has threshold 0. Raises SchemeError for the KL-J search of more than one block,
-    RangeError for an empty tensor.
+    A block of zeros has threshold 0. Raises SchemeError for the KL-J search of more than one block, or for a
+    rule that is no ThresholdRule; RangeError for an empty tensor.
 
     >>> threshold(torch.tensor([1.0, -3.0]), Scheme.parse("int8"), ThresholdRule.THREE_SD)
     tensor([7.], dtype=torch.float64)
     """
+    if not isinstance(rule, ThresholdRule):
+        raise SchemeError(
+            f"rule (={rule!r}) must be a ThresholdRule; ThresholdRule('_3SD') makes one of Quark's name"
+        )
     if x.numel() == 0:
         raise RangeError(f"x (shape {tuple(x.shape)}) must hold elements to find a threshold")
     granularity, wide = scheme.granularity, x.detach().double()
