@@ -127,8 +127,7 @@ def _quantize_into(
             f"out ({out}) must be a result for {parsed}, shape {tuple(x.shape)}, {x.dtype}, on {x.device}, "
             "its tensors contiguous"
         )
-    if out.data.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
-        raise ShapeError("out must not share memory with x, which is never modified")
+    check_apart((out.data,) if given else tensors_of(out), (x,))
     if given:
         backend = library.backend_for(registry.Op.QUANTIZE, x, parsed)
         with gradual_underflow():
@@ -138,6 +137,30 @@ def _quantize_into(
     with gradual_underflow():
         backend.quantize_dynamic(x, parsed, (out.data, (params.scales, params.zero_point)), extremes=extremes)
     return out
+
+
+def tensors_of(q: QuantizedTensor) -> tuple[torch.Tensor, ...]:
+    """Return the tensors that make up ``q``: codes, scales, and zero points if there are any."""
+    return (q.data, *q.scales, *(() if q.zero_point is None else (q.zero_point,)))
+
+
+def check_apart(outputs: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]) -> None:
+    """Raise ShapeError where memory that is written is also that of an input or of another output."""
+    spans = [_span(tensor) for tensor in (*outputs, *inputs)]
+    for index, (begin, end) in enumerate(spans[: len(outputs)]):
+        if any(begin < other_end and other < end for other, other_end in spans[index + 1 :]):
+            raise ShapeError(
+                "out must not share memory with the input, which is never modified, nor its tensors "
+                "with each other; pass memory of its own"
+            )
+
+
+def _span(x: torch.Tensor) -> tuple[int, int]:
+    """Return the first address of ``x`` and the one past its last."""
+    if x.numel() == 0:
+        return 0, 0
+    last = sum((length - 1) * stride for length, stride in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), x.data_ptr() + (last + 1) * x.itemsize
 
 
 def dequantize(
@@ -157,6 +180,7 @@ def dequantize(
         raise ShapeError(
             f"out (shape {tuple(out.shape)}) must be a contiguous tensor of shape {q.shape} without gradient"
         )
+    check_apart((out,), tensors_of(q))
     wanted = registry.Request(
         op=registry.Op.DEQUANTIZE,
         scheme=q.scheme,

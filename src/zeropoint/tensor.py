@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.utils import _pytree as pytree
 
-from .errors import CheckpointError, printable
+from .errors import CheckpointError, DtypeError, printable
 from .formats import IntFormat
 from .formats.torch_dtypes import INPUT_DTYPES
 from .layout import packing
@@ -119,7 +119,9 @@ class QuantizedTensor:
         )
 
     def to(self, device: torch.device | str) -> QuantizedTensor:
-        """Return the tensor on another device."""
+        """Return the tensor on another device; raises DtypeError for a dtype, which codes do not have."""
+        if isinstance(device, torch.dtype):
+            raise DtypeError(f"to({device}) would change packed codes; use dequantize({device})")
         return QuantizedTensor(
             data=self.data.to(device), params=self.params.to(device), shape=self.shape, dtype=self.dtype
         )
@@ -152,7 +154,8 @@ class QuantizedTensor:
                     raise CheckpointError(
                         f"{path} holds no zeropoint tensor; its metadata has no key 'zeropoint'"
                     )
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+                # Copies: a mapped file that changes later would change the numbers, or end the process.
+                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
         facts = _facts(header, path)
@@ -194,7 +197,7 @@ def _facts(header: str, path: str | Path) -> _Facts:
             dtype=names[read["dtype"]],
             params_dtype=names[read["params_dtype"]],
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"metadata 'zeropoint' of {path} (={printable(header)}) is damaged: {error}"
         ) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from ..errors import ShapeError
+from ..errors import FormatError, ShapeError
 from ..formats import Format, IntFormat
 from ..formats.torch_dtypes import code_dtype
 
@@ -38,6 +38,7 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     >>> pack(torch.tensor([1, 2, 3]), 4)
     tensor([33,  3], dtype=torch.uint8)
     """
+    _require_bits(bits)
     rows = codes.reshape(1) if codes.ndim == 0 else codes
     if bits in (8, 16, 32):
         return _whole_bytes(rows, bits)
@@ -57,6 +58,11 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     return out.to(torch.uint8).flatten(-2)[..., :length].contiguous()
 
 
+def _require_bits(bits: int) -> None:
+    if type(bits) is not int or bits < 1:
+        raise FormatError(f"bits (={bits!r}) must be a whole number from 1 on")
+
+
 def _whole_bytes(rows: torch.Tensor, bits: int) -> torch.Tensor:
     if bits == 8:
         return (
@@ -72,7 +78,8 @@ def unpack(data: torch.Tensor, bits: int, count: int) -> torch.Tensor:
 
     Raises ShapeError when the rows have another length than ``count`` codes take.
     """
-    if data.shape[-1] != packed_length(count, bits):
+    _require_bits(bits)
+    if data.ndim == 0 or data.shape[-1] != packed_length(count, bits):
         raise ShapeError(
             f"data (shape {tuple(data.shape)}) must have {packed_length(count, bits)} bytes a row for "
             f"{count} codes of {bits} bits"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..errors import ShapeError
+from ..errors import DtypeError, ShapeError
 from ..layout import packing
 from ..params.arithmetic import parameter_tensors, require_parameters
 from ..schemes import Scheme
@@ -194,10 +194,12 @@ def fake_quantize_backward(
 ) -> torch.Tensor:
     """Return ``grad`` where the rounded ``x`` lies within the codes, else zero.
 
-    Raises ShapeError when ``grad`` and ``x`` differ in shape.
+    Raises ShapeError when ``grad`` and ``x`` differ in shape, DtypeError when they differ in dtype.
     """
     if grad.shape != x.shape:
         raise ShapeError(f"grad (shape {tuple(grad.shape)}) must have the shape of x, {tuple(x.shape)}")
+    if grad.dtype != x.dtype:
+        raise DtypeError(f"grad ({grad.dtype}) must have the dtype of x, {x.dtype}; convert it first")
     value = Scheme.parse(scheme)
     backend = backend_for(Op.FAKE_QUANTIZE_BACKWARD, x, value)
     with gradual_underflow():
@@ -284,10 +286,10 @@ def _require_weight(
 ) -> None:
     """Raise ShapeError where a weight's codes, parameters or bias are too few or too many."""
     rows, cols = shape
-    if weight.shape[1] != packing.packed_length(cols, scheme.bits):
+    if weight.dtype is not torch.uint8 or weight.shape != packing.packed_shape(shape, scheme.bits):
         raise ShapeError(
-            f"weight ({weight.shape[1]} bytes a row) must hold {cols} codes of {scheme} a row, as x has "
-            "numbers on its last axis"
+            f"weight ({weight.dtype} of shape {tuple(weight.shape)}) must hold {cols} codes of {scheme} in "
+            "bytes a row, as x has numbers on its last axis"
         )
     require_parameters(scheme, params, shape)
     if bias is not None and bias.shape != (rows,):
@@ -307,7 +309,7 @@ def _given(call: LinearCall, params: list[torch.Tensor]) -> Params | None:
 
 
 class Kept:
-    """What was worked out from tensors, for as long as they lie where they did.
+    """What was worked out from tensors, for as long as they lie where and as they did.
 
     Numbers in them may change. What is kept must hold the memory that it looks at, so that no other tensor
     comes to lie there.
@@ -320,7 +322,7 @@ class Kept:
         self, told: tuple[object, ...], tensors: Iterable[torch.Tensor | None], make: Callable[[], Made]
     ) -> Made:
         """Return what ``make`` gave for the same ``told`` and places of ``tensors``, or gives now."""
-        key = told, [0 if t is None else t.data_ptr() for t in tensors]
+        key = told, [None if t is None else (t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors]
         last = self._last
         if last is None or last[0] != key:
             last = self._last = key, make()

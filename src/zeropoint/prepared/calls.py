@@ -12,13 +12,14 @@ from typing import Protocol
 import torch
 
 from ..errors import RangeError, ShapeError
+from ..functional import check_apart, tensors_of
 from ..ops.library import backend_of
 from ..ops.preparation import Call, PreparedKernel, prepare
 from ..ops.registry import Op, Params, Request
 from ..params import QuantizationParams
 from ..schemes import Scheme
 from ..tensor import QuantizedTensor
-from .operands import Codes, Operand, Staged, bytes_of, check_apart, params_of
+from .operands import Codes, Operand, Staged, bytes_of, params_of
 
 Value = torch.Tensor | QuantizedTensor
 
@@ -61,6 +62,12 @@ class Signature:
             scheme=self.scheme,
             operand=Operand(shape=own.shape, dtype=self.own_dtype, strides=None, device=own.device),
         )
+
+    @property
+    def reentrant(self) -> bool:
+        """Whether a run writes to its result alone, so that several threads may run at once."""
+        own = self.operand
+        return self.params is not None and own.strides is None and own.dtype is not torch.float64
 
     def kernel(self, op: Op) -> PreparedKernel:
         """Return the prepared kernel for ``op``, with the given parameters where it takes some."""
@@ -107,7 +114,7 @@ class Quantize:
         given = self._params
         self._operand.check("x", x)
         self._codes.check("out", out, whole=given is None)
-        check_apart(out.data, x)
+        check_apart((out.data,) if given is not None else tensors_of(out), (x,))
         source = self._staged.contiguous(x)
         if given is None:
             self._run(source, out.data, params_of(out))
@@ -139,7 +146,7 @@ class Dequantize:
             raise ShapeError(
                 f"q ({q.params}) must have the parameters of the plan ({given}); make a plan for it"
             )
-        self._operand.check_out(out, q.data)
+        self._operand.check_out(out, *tensors_of(q))
         self._run(q.data, None if given is not None else params_of(q), out)
         return out
 

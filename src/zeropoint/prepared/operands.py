@@ -8,6 +8,7 @@ import torch
 
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..formats.torch_dtypes import INPUT_DTYPES
+from ..functional import check_apart, tensors_of
 from ..layout import packing
 from ..ops.registry import Params
 from ..params import QuantizationParams
@@ -67,7 +68,7 @@ class Operand:
         self.contiguous().check("out", out)
         if out.requires_grad:
             raise ShapeError("out (requires_grad=True) must not require a gradient; detach it first")
-        check_apart(out, *inputs)
+        check_apart((out,), inputs)
 
     def contiguous(self) -> Operand:
         """Return the same tensor in contiguous memory."""
@@ -82,13 +83,6 @@ class Operand:
     def __str__(self) -> str:
         laid = "contiguous" if self.strides is None else f"of strides {self.strides}"
         return f"{self.dtype} of shape {self.shape}, {laid}, on {self.device}"
-
-
-def check_apart(out: torch.Tensor, *inputs: torch.Tensor) -> None:
-    """Raise ShapeError when ``out`` shares its storage with an input, which is never modified."""
-    memory = out.untyped_storage().data_ptr()
-    if memory and any(x.untyped_storage().data_ptr() == memory for x in inputs):
-        raise ShapeError("out must not share memory with the input, which is never modified")
 
 
 class Staged:
@@ -142,8 +136,7 @@ class Codes:
 
 def bytes_of(q: QuantizedTensor) -> int:
     """Return the bytes of all tensors of ``q``."""
-    zeros = 0 if q.zero_point is None else q.zero_point.nbytes
-    return q.data.nbytes + sum(scale.nbytes for scale in q.scales) + zeros
+    return sum(tensor.nbytes for tensor in tensors_of(q))
 
 
 def params_of(q: QuantizedTensor) -> Params:

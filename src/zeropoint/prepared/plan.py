@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,9 +47,9 @@ class Plan:
     allocates: why a run with ``out`` takes further memory that grows with the tensor, or None when it takes
         none.
 
-    A plan whose parameters are not given, or for strided or float64 tensors, writes to its workspace: run it
-    in one thread at a time. A plan keeps what it read of given parameters, whose tensors must not be changed
-    as long as it is used.
+    A plan whose parameters are not given, or for strided or float64 tensors, writes to its workspace: a run
+    beside another one in a second thread raises UnsupportedError. A plan keeps what it read of given
+    parameters, whose tensors must not be changed as long as it is used.
 
     >>> p = plan("quantize", QuantizationParams.new(0.5), (4,))
     >>> p.run(torch.tensor([1.0, -1.25, 0.2, 90.0])).codes
@@ -61,6 +62,7 @@ class Plan:
     workspace_bytes: int
     allocates: str | None
     _call: PlannedCall = field(repr=False)
+    _free: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     @property
     def identity(self) -> str:
@@ -88,7 +90,18 @@ class Plan:
         that the plan is not for, NonFiniteError for NaN and Inf where quantize does; after an error the
         content of ``out`` means nothing.
         """
-        return self._call.run(*inputs, out=self._call.empty() if out is None else out)
+        result = self._call.empty() if out is None else out
+        if self.signature.reentrant:
+            return self._call.run(*inputs, out=result)
+        if not self._free.acquire(blocking=False):
+            raise UnsupportedError(
+                "plan is running in another thread, and its workspace serves one run at a time; make one "
+                "plan for each thread"
+            )
+        try:
+            return self._call.run(*inputs, out=result)
+        finally:
+            self._free.release()
 
     def within(self, low: int, high: int) -> Plan:
         """Return the plan with codes limited to ``low..high``: ``clamp(round(x / s) + z, low, high)``.

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ...errors import DtypeError
 from ...formats import CodebookFormat, IntFormat
 from ...formats.torch_dtypes import format_of
 from ...layout import packing
@@ -52,16 +53,43 @@ def rows_of(shape: tuple[int, ...], dtype: torch.dtype, granularity: Granularity
     return Rows(rows=math.prod(shape[:-1]), width=width, told=np.array(layout, np.float64))
 
 
-def flat_array(x: torch.Tensor) -> Any:
-    """Return the elements as a flat numpy array: float32, uint16 bits of bfloat16, int16 bits of float16.
+_ELEMENTS = {
+    torch.float32: np.dtype(np.float32).str,
+    torch.bfloat16: np.dtype(np.uint16).str,
+    torch.float16: np.dtype(np.int16).str,
+}
+"""How NumPy is told of a tensor's elements; of any other dtype kernels take the bytes."""
+_BYTE = np.dtype(np.uint8).str
 
-    The kernels tell the 16-bit encodings apart by the array's dtype where speed matters.
+
+class _Memory:
+    """The memory of a contiguous tensor, as NumPy takes it, and the tensor, whose memory it is.
+
+    ``Tensor.numpy`` would forbid ever after that the tensor's storage is resized or freed, as FSDP does.
     """
-    dense = x.detach() if x.requires_grad else x
-    dense = dense if dense.is_contiguous() else dense.contiguous()
-    if x.dtype is not torch.float32:
-        dense = dense.view(torch.uint16 if x.dtype is torch.bfloat16 else torch.int16)
-    return dense.numpy().reshape(-1)
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        kind = _ELEMENTS.get(tensor.dtype)
+        size = tensor.nbytes if kind is None else tensor.numel()
+        place = tensor.data_ptr()
+        if place == 0 and size:
+            raise DtypeError(f"tensor (shape {tuple(tensor.shape)}) has no memory: its storage was freed")
+        self.__array_interface__ = {
+            "data": (place, False), "shape": (size,), "typestr": kind or _BYTE, "version": 3
+        }  # fmt: skip
+
+
+def flat_array(x: torch.Tensor) -> Any:
+    """Return the elements as a flat, dense array: float32, or as the integers that they are in memory.
+
+    uint16 for bfloat16, int16 for float16, bytes for all else: the kernels tell the 16-bit encodings apart by
+    the array's dtype where speed matters. Where ``x`` is contiguous, writing to the array writes to ``x``.
+    """
+    dense = x if x.is_contiguous() else x.detach().contiguous()
+    return np.asarray(_Memory(dense.resolve_neg() if dense.is_neg() else dense))
 
 
 def packed_like(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
@@ -114,8 +142,8 @@ def block_factors(
             factors = torch.where(factors == 0, torch.inf, factors)
     if isinstance(scheme.element, IntFormat) and scheme.element.fraction_bits:
         factors = factors * float(scheme.element_step)
-    zeros = NO_FLOATS if zero_point is None else zero_point.to(torch.float32).contiguous().numpy().reshape(-1)
-    return factors.contiguous().numpy().reshape(-1), zeros
+    zeros = NO_FLOATS if zero_point is None else flat_array(zero_point.to(torch.float32))
+    return flat_array(factors), zeros
 
 
 class Stored(NamedTuple):
@@ -141,7 +169,7 @@ def stored_factors(scheme: Scheme, params: Params, shape: tuple[int, ...], own_d
     if len(scales) > 1:
         fmt = scheme.scales[1].format_for(format_of(own_dtype))
         coarse = load_scale(scales[1], fmt, torch.float32).reshape(-1)[0].item()
-    codes = scales[0].contiguous().view(torch.uint8).numpy().reshape(-1)
+    codes = flat_array(scales[0])
     return Stored(factors=NO_FLOATS, codes=codes, zeros=NO_FLOATS, coarse=coarse)
 
 

@@ -45,7 +45,7 @@ def _flat_bytes(data: torch.Tensor, count: int) -> Any:
             f"data ({data.dtype} of shape {tuple(data.shape)}, {laid}) must be {count} contiguous bytes, "
             "those of all packed codes"
         )
-    return data.numpy().reshape(-1)
+    return flat_array(data)
 
 
 class GivenCall:
@@ -210,8 +210,8 @@ class ScaleMemory:
         """Return the arrays for float32 scales and for scale bytes of a call."""
         fine = params[0][0]
         if not self._chosen.floats:
-            return NO_FLOATS, fine.view(torch.uint8).numpy().reshape(-1)
-        return (fine.numpy().reshape(-1) if self._chosen.direct else self._scales), NO_BYTES
+            return NO_FLOATS, flat_array(fine)
+        return (flat_array(fine) if self._chosen.direct else self._scales), NO_BYTES
 
     def store(self, params: Params) -> None:
         """Write what the kernel left here into the tensors of the call."""

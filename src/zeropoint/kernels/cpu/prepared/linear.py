@@ -50,8 +50,8 @@ def prepare(call: LinearCall) -> Kernel | str:
         weight: torch.Tensor, scales: tuple[torch.Tensor, ...], bias: torch.Tensor | None
     ) -> Linear:  # fmt: skip
         def arrays() -> tuple[Any, Any, Any]:
-            of_bias = NO_BIAS if bias is None else bias.detach().float().contiguous().numpy()
-            return weight.numpy().reshape(-1), _scales_of(call, scales), of_bias
+            of_bias = NO_BIAS if bias is None else flat_array(bias.detach().float())
+            return flat_array(weight), _scales_of(call, scales), of_bias
 
         made = arrays()
         held = made if shared(made, (weight, scales[0], bias)) else None
@@ -68,7 +68,7 @@ def prepare(call: LinearCall) -> Kernel | str:
             )
             cut, size, slots, elements = cut_for(count, thread_count())
             work = np.empty(size, np.uint8)
-            args = *given, codes, numbers, factors, of_bias, work, out.numpy().reshape(-1), cut
+            args = *given, codes, numbers, factors, of_bias, work, flat_array(out), cut
             if share(kernel, args, slots, elements) != k.OK:
                 _refuse(x, call)
             return out if x.dtype is torch.float32 else out.to(x.dtype)
@@ -121,8 +121,8 @@ def _given(call: LinearCall, params: Params | None, count: int) -> tuple[Any, An
         return NO_FLOATS, NO_FLOATS
     (scale, *more), zero = params
     if not more and scale.dtype is torch.float32:
-        zeros = NO_FLOATS if zero is None else zero.to(torch.float32).numpy().reshape(-1)
-        return scale.numpy().reshape(-1), zeros
+        zeros = NO_FLOATS if zero is None else flat_array(zero.to(torch.float32))
+        return flat_array(scale), zeros
     with gradual_underflow():
         return block_factors(call.source, params, (count, call.shape[1]), call.dtype, dividing=True)
 
@@ -135,7 +135,7 @@ def _scales_of(call: LinearCall, scales: tuple[torch.Tensor, ...]) -> Any:
             combined = effective_scale(call.weight, scales, call.shape, call.weight_dtype)
         assert combined is not None
         stored = combined.to(torch.float32).expand(rows, -1).contiguous()
-    return stored.numpy().reshape(-1)
+    return flat_array(stored)
 
 
 def shared(arrays: tuple[Any, ...], tensors: tuple[torch.Tensor | None, ...]) -> bool:

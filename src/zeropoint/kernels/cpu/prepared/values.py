@@ -44,7 +44,7 @@ def prepare(call: ValueCall) -> ValueKernel | str:
             with gradual_underflow():
                 stored = stored_factors(scheme, params, call.shape, own)
             scales = stored.factors, stored.codes, stored.zeros
-            of_bias = NO_BIAS if bias is None else bias.detach().float().contiguous().numpy()
+            of_bias = NO_BIAS if bias is None else flat_array(bias.detach().float())
             return given.codes_in(data), given.told_of(stored), given.table, scales, of_bias
 
         codes, _, _, (factors, scale_codes, _), of_bias = made = arrays()
@@ -59,7 +59,7 @@ def prepare(call: ValueCall) -> ValueKernel | str:
                 return out
             cut, slots, elements = cut_for(count, thread_count())
             work = np.empty(slots * work_floats(cols), np.float32)
-            args = flat_array(x), *(held or arrays()), work, out.numpy().reshape(-1), cut
+            args = flat_array(x), *(held or arrays()), work, flat_array(out), cut
             share(linear_from_values, args, slots, elements)
             return out
 
