@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import printable
+from .entries import TensorEntry
 from .origin import Origin
 from .originals import Original
 from .problems import Problem
 from .proofs import Check, OpenFiles
 from .quantize import Scratch
-from .safetensors_file import DTYPE_BITS, TensorEntry
+from .safetensors_file import DTYPE_BITS
 from .selection import WEIGHT_DTYPES, module_of
 from .source import CONFIG, Source
 from .stored import Stored

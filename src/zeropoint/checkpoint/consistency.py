@@ -14,11 +14,11 @@ from ..codecs.compressed_tensors_config import QUANT_METHOD, matches
 from ..codecs.fp8_block import QUANT_METHOD as FP8
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError
+from .entries import TensorEntry
 from .origin import ATTENDANTS
 from .problems import Problem
 from .proofs import Check, OpenFiles
 from .quantize import Scratch
-from .safetensors_file import TensorEntry
 from .selection import Selection, Why, choose, module_of
 from .source import MAX_JSON_BYTES, SINGLE_FILE, Source
 from .storage import exists, read_small, shown

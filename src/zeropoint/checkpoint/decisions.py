@@ -14,8 +14,8 @@ from ..codecs.compressed_tensors_config import LayerScheme
 from ..errors import CheckpointError, RecipeError, count, printable
 from ..recipes import Decision as Named
 from ..recipes import Recipe, Rule
+from .entries import TensorEntry
 from .experts import matrices
-from .safetensors_file import TensorEntry
 from .selection import Choice, Selection, Why, choose, subject_of
 from .source import Source
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .safetensors_file import TensorEntry
+from .entries import TensorEntry
 from .selection import DOWN, GATE_UP, is_fused_experts, module_of
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from ..codecs.compressed_tensors_config import QUANT_METHOD, LayerScheme
 from ..errors import CheckpointError, printable
 from .decisions import Decision, fate, nothing_selected
+from .entries import TensorEntry
 from .origin import Floats, Origin
-from .safetensors_file import TensorEntry
 from .storage import shown
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import ZeropointError
-from .safetensors_file import TensorEntry
+from .entries import TensorEntry
 from .source import Source, open_source
 from .storage import Place
 from .stored import Stored, configuration, find_layers

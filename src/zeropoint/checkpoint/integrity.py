@@ -16,10 +16,11 @@ from typing import Any
 
 from ..errors import CheckpointError, printable
 from .documents import MANIFEST
+from .entries import TensorEntry
 from .problems import Problem
 from .proofs import Check, OpenFiles
 from .quantize import Scratch
-from .safetensors_file import TensorEntry, unique_keys
+from .safetensors_file import unique_keys
 from .source import MAX_JSON_BYTES, Source
 from .storage import OpenFile, exists, read_small
 

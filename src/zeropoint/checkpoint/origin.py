@@ -20,8 +20,8 @@ from ..errors import CheckpointError, UnsupportedError
 from ..functional import dequantize
 from .config_text import WEIGHTS_ONLY_CONFIG, without_keys
 from .decoding import alignment, read_rows
+from .entries import TensorEntry
 from .limits import decoding_bytes
-from .safetensors_file import TensorEntry
 from .selection import CONFIG_KEYS, require_unquantized
 from .source import Source
 from .storage import OpenFile, Place, shown

@@ -26,13 +26,14 @@ from ..recipes import Recipe
 from .config_text import WEIGHTS_ONLY_CONFIG
 from .decisions import Decision, decide, fate
 from .documents import MANIFEST, index_and_config, odd_targets
+from .entries import TensorEntry
 from .experts import matrices
 from .fates import Fates
 from .limits import Limits, value_bytes
 from .origin import Floats, Origin, as_floats, unquantized
 from .partners import fused_sets, split_sets
 from .recipe import RecipeText, one_scheme
-from .safetensors_file import DTYPE_BITS, TensorEntry, header_bytes
+from .safetensors_file import DTYPE_BITS, header_bytes
 from .selection import Dequantize, Selection, check_patterns, module_of
 from .source import Source
 from .storage import stamp

@@ -12,10 +12,10 @@ from typing import Any
 
 from ..codecs.compressed_tensors_config import LayerScheme
 from .engines import verdicts
+from .entries import TensorEntry
 from .identity import identity
 from .parallel import indivisible
 from .plan import Placed, Plan
-from .safetensors_file import TensorEntry
 
 FORMAT = "zeropoint_plan"
 VERSION = 1

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import printable
+
+_LISTED = 50
+"""So many names of each kind are spelled out in one message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,3 +26,9 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{printable(self.where)}: {self.what}"
+
+
+def listed(items: Sequence[str]) -> str:
+    """Return items in a row, of many the first ones and how many more there are."""
+    rest = len(items) - _LISTED
+    return ", ".join(items[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")

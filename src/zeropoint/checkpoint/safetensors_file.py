@@ -21,12 +21,15 @@ from __future__ import annotations
 import json
 import reprlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from zeropoint.checkpoint.columns import Names
+from zeropoint.checkpoint.entries import Entries, TensorEntry
+from zeropoint.checkpoint.json_stream import JsonError, JsonStream
 from zeropoint.checkpoint.object_store import Stamp
 from zeropoint.checkpoint.storage import OpenFile, Place, open_file, place, shown
 from zeropoint.errors import CheckpointError, near_misses, printable
@@ -35,6 +38,12 @@ from zeropoint.errors import CheckpointError, near_misses, printable
 MAX_HEADER_BYTES = 100_000_000
 # Ten times the longest name seen in published models; a longer one only floods logs and reports.
 MAX_NAME_BYTES = 4096
+# What one tensor says takes some hundred characters; a longer text is no tensor, and is never made a value.
+_MAX_SPEC = 1 << 16
+# Published files have a few dozen; a million of them would take a gigabyte.
+_MAX_METADATA_KEYS = 100_000
+PIECE = 1 << 20
+"""Bytes of a text that are read at once."""
 # File offsets are signed 64-bit integers, and so are torch's sizes.
 _MAX_BYTES = 2**63 - 1
 
@@ -54,6 +63,7 @@ DTYPE_BITS: Mapping[str, int] = MappingProxyType(
 )
 """Bits an element, for each dtype of safetensors 0.8.0 (`enum Dtype` in tensor.rs)."""
 
+_METADATA = "__metadata__"
 _TENSOR_KEYS = frozenset(("dtype", "shape", "data_offsets"))
 _CONVERT = "convert it to safetensors first, with software that you trust; zeropoint never unpickles"
 LFS_MAGIC = b"version https://git-lfs"
@@ -87,26 +97,19 @@ _DAMAGED = "the file is damaged or was not written as safetensors; download or e
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorEntry:
-    """Say where one tensor lies: `nbytes` bytes of `file` from the absolute offset `begin`."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    nbytes: int
-    file: Place
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
     """Hold what one file says: tensors in file order, metadata, and the state of the file."""
 
-    entries: tuple[TensorEntry, ...]
+    table: Entries
     metadata: Mapping[str, str]
     data_begin: int
     file_size: int
     stamp: Stamp
+
+    @property
+    def entries(self) -> Sequence[TensorEntry]:
+        """The tensors in file order."""
+        return self.table.values()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,22 +140,14 @@ def parse_header(path: Place | str) -> Header:
     path = place(path)
     file = open_file(path)
     try:
-        raw = _read_raw_header(file, path)
+        length = _header_length(file, path)
+        table, metadata = _decode(file, path, length)
     finally:
         file.close()
-    data_begin = 8 + len(raw)
-    table = _decode(raw, path)
-    metadata = _check_metadata(table.pop("__metadata__", None), path)
-    entries = [_entry(name, spec, path, data_begin) for name, spec in table.items()]
-    # An empty tensor comes before the tensor with bytes that begins at the same offset, as in the library.
-    entries.sort(key=lambda entry: (entry.begin, entry.nbytes))
-    _check_cover(entries, path, data_begin, file_size=file.stamp.size)
+    table = table.in_file_order()
+    _check_cover(table.values(), path, 8 + length, file_size=file.stamp.size)
     return Header(
-        entries=tuple(entries),
-        metadata=metadata,
-        data_begin=data_begin,
-        file_size=file.stamp.size,
-        stamp=file.stamp,
+        table=table, metadata=metadata, data_begin=8 + length, file_size=file.stamp.size, stamp=file.stamp
     )
 
 
@@ -168,16 +163,17 @@ def _not_safetensors(path: Place, head: bytes, problem: str) -> CheckpointError:
     return CheckpointError(f"{shown(path)} is not a safetensors file but a {what}; {remedy}")
 
 
-def _read(file: OpenFile, size: int, offset: int) -> bytes:
-    buffer = bytearray(size)
-    file.read_into(memoryview(buffer), offset)
-    return bytes(buffer)
+def pieces(file: OpenFile, begin: int, size: int) -> Iterator[bytes]:
+    """Yield ``size`` bytes of a file from the absolute offset ``begin`` on, a piece at a time."""
+    for at in range(0, size, PIECE):
+        buffer = bytearray(min(PIECE, size - at))
+        file.read_into(memoryview(buffer), begin + at)
+        yield bytes(buffer)
 
 
-def _read_raw_header(file: OpenFile, path: Place) -> bytes:
-    """Return the JSON bytes of the header, after its length was compared with the limit and the file."""
-    size = file.stamp.size
-    head = _read(file, min(size, _MAGIC_BYTES), 0)
+def _header_length(file: OpenFile, path: Place) -> int:
+    """Return the bytes of the header's JSON, after it was compared with the limit and the file."""
+    size, head = file.stamp.size, _head(file)
     if size < 8:
         raise _not_safetensors(
             path, head, f"{size} bytes are too small for a header, which takes 8 bytes or more"
@@ -191,7 +187,11 @@ def _read_raw_header(file: OpenFile, path: Place) -> bytes:
     if length > size - 8:
         rule = f"the header has {length} bytes, but only {size - 8} follow its length: the file is truncated"
         raise _not_safetensors(path, head, rule)
-    return _read(file, length, 8)
+    return length
+
+
+def _head(file: OpenFile) -> bytes:
+    return b"".join(pieces(file, 0, min(file.stamp.size, _MAGIC_BYTES)))
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -208,39 +208,68 @@ def _count(text: str) -> int | _NotACount:
     return int(text) if len(text) <= 20 and text[0] != "-" else _NotACount(text)
 
 
-def _decode(raw: bytes, path: Place) -> dict[str, Any]:
-    """Parse the JSON of a header; numbers that are no counts come back as `_NotACount`, for later refusal."""
-    head = len(raw).to_bytes(8, "little") + raw[:_MAGIC_BYTES]
+def _decode(file: OpenFile, path: Place, length: int) -> tuple[Entries, Mapping[str, str]]:
+    """Return the tensors in the order of the header, each validated but for its place, and the metadata."""
+    problem: str
     try:
-        table = json.loads(
-            raw.decode("utf-8"),
-            object_pairs_hook=unique_keys,
-            parse_int=_count,
-            parse_float=_NotACount,
-            parse_constant=_NotACount,
-        )
+        return _walk(file, path, length)
+    except CheckpointError:
+        raise
     except UnicodeDecodeError as error:
-        raise _not_safetensors(path, head, f"the header is not UTF-8 at its byte {error.start}") from error
-    except json.JSONDecodeError as error:
-        problem = f"the header is not JSON: {error.msg} at its character {error.pos}"
-        raise _not_safetensors(path, head, problem) from error
+        problem = f"the header is not UTF-8 at its byte {error.start}"
+        raise _not_safetensors(path, _head(file), problem) from error
+    except JsonError as error:
+        raise _not_safetensors(path, _head(file), f"the header is not JSON: {error}") from error
     except RecursionError as error:
-        raise _not_safetensors(path, head, "the header is nested deeper than 3 levels") from error
+        problem = "the header is nested deeper than 3 levels"
+        raise _not_safetensors(path, _head(file), problem) from error
     except ValueError as error:
         raise CheckpointError(
             f"{shown(path)}: in the header, {error}, but each name must be unique; {_DAMAGED}"
         ) from error
-    if not isinstance(table, dict):
-        raise _not_safetensors(
-            path, head, f"the header is a JSON {type(table).__name__}, but must be an object"
-        )
-    return table
+
+
+def _walk(file: OpenFile, path: Place, length: int) -> tuple[Entries, Mapping[str, str]]:
+    stream = JsonStream(
+        pieces(file, 8, length), object_pairs_hook=unique_keys, parse_int=_count, parse_float=_NotACount,
+        parse_constant=_NotACount,
+    )  # fmt: skip
+    if not stream.is_object:
+        found = stream.value(_MAX_SPEC)
+        stream.end()
+        problem = f"the header is a JSON {type(found).__name__}, but must be an object"
+        raise _not_safetensors(path, _head(file), problem)
+    table, metadata = Entries(), None
+    for name in stream.members():
+        if name == _METADATA:
+            if metadata is not None:
+                raise ValueError(f"{printable(name)} stands twice in one object")
+            metadata = _read_metadata(stream, path)
+        elif not table.add(_entry(name, stream.value(_MAX_SPEC), path, 8 + length)):
+            raise ValueError(f"{printable(name)} stands twice in one object")
+    stream.end()
+    return table, metadata or MappingProxyType({})
+
+
+def _read_metadata(stream: JsonStream, path: Place) -> Mapping[str, str]:
+    """Return what ``__metadata__`` says; null counts as absent, as in the library."""
+    if not stream.is_object:
+        return _check_metadata(stream.value(_MAX_SPEC), path)
+    found: dict[str, Any] = {}
+    for key in stream.members():
+        if key in found:
+            raise ValueError(f"{printable(key)} stands twice in one object")
+        found[key] = stream.value() if stream.is_text else stream.value(_MAX_SPEC)
+        if len(found) > _MAX_METADATA_KEYS:
+            rule = f"more than {_MAX_METADATA_KEYS} keys, above the limit"
+            raise CheckpointError(f"{shown(path)}: {_METADATA} has {rule}; {_DAMAGED}")
+    return _check_metadata(found, path)
 
 
 def _check_metadata(metadata: object, path: Place) -> Mapping[str, str]:
-    if metadata is None:  # absent, or null, which the library takes as absent
+    if metadata is None:
         return MappingProxyType({})
-    place = f"{shown(path)}: __metadata__"
+    place = f"{shown(path)}: {_METADATA}"
     if not isinstance(metadata, dict):
         raise CheckpointError(f"{place} is {_brief(metadata)}, but must be an object of strings; {_DAMAGED}")
     for key, value in metadata.items():
@@ -331,6 +360,8 @@ def _entry(name: str, spec: object, path: Place, data_begin: int) -> TensorEntry
     if end - begin != nbytes:
         problem = f"has {end - begin} bytes of data, but {dtype} of shape {_brief(shape)} takes {nbytes}"
         raise _tensor_error(path, name, problem)
+    if data_begin + end > _MAX_BYTES:
+        raise _tensor_error(path, name, f"has the data_offsets {_brief(offsets)}, which overflow 63 bits")
     return TensorEntry(
         name=name, dtype=dtype, shape=tuple(shape), begin=data_begin + begin, nbytes=nbytes, file=path
     )
@@ -356,7 +387,7 @@ def _check_cover(entries: Sequence[TensorEntry], path: Place, data_begin: int, *
 
 
 def header_bytes(
-    entries: Sequence[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]
+    entries: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]
 ) -> bytes:
     r"""Return the length and header of a file whose tensors lie one after the other in the given order.
 
@@ -369,25 +400,30 @@ def header_bytes(
     >>> header_bytes([("w", "BF16", (2, 2), 8)], {})[8:]
     b'{"w":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}}       '
     """
-    table: dict[str, object] = {}
+    names, begin = Names(), 0
+    text = bytearray(b"{")
     if metadata:
-        table["__metadata__"] = dict(_check_metadata(dict(metadata), Path("output")))
-    begin = 0
+        checked = dict(_check_metadata(dict(metadata), Path("output")))
+        text += f'"{_METADATA}":{_compact(checked)},'.encode()
     for name, dtype, shape, nbytes in entries:
         _check_name(None, name)
-        if name == "__metadata__" or name in table:
-            rule = "is reserved for the metadata" if name == "__metadata__" else "stands twice in one file"
+        if name == _METADATA or names.add(name) is None:
+            rule = "is reserved for the metadata" if name == _METADATA else "stands twice in one file"
             raise _tensor_error(None, name, f"cannot be written: the name {rule}", remedy="rename the tensor")
         expected = _data_bytes(None, name, dtype, shape)
         if expected != nbytes:
             problem = f"has {nbytes} bytes, but {dtype} of shape {list(shape)} takes {expected}"
             raise _tensor_error(None, name, problem, remedy="pass matching ones")
-        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, begin + nbytes]}
+        spec = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, begin + nbytes]}
+        text += f"{_compact(name)}:{_compact(spec)},".encode()
         begin += nbytes
-    text = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    text[-1 if text.endswith(b",") else 1 :] = b"}"
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
-        problem = f"the header of {len(entries)} tensors has {len(text)} bytes"
+        problem = f"the header of {len(names)} tensors has {len(text)} bytes"
         rule = f"above the limit of {MAX_HEADER_BYTES} that loaders set"
         raise CheckpointError(f"{problem}, {rule}; write more, smaller shards")
     return len(text).to_bytes(8, "little") + text
+
+
+_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

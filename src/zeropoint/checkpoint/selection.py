@@ -16,8 +16,8 @@ from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, near_misses, printable
 from ..patterns import name_pattern
 from ..recipes import Rule, Subject
+from .entries import TensorEntry
 from .heads import heads_of
-from .safetensors_file import TensorEntry
 
 WEIGHT_DTYPES = ("F32", "BF16", "F16")
 """Dtypes of weights that are quantized, as safetensors spells them."""

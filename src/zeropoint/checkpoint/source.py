@@ -27,32 +27,25 @@ from types import MappingProxyType
 from typing import Any
 
 from zeropoint.checkpoint import storage
+from zeropoint.checkpoint.entries import Entries, TensorEntry
+from zeropoint.checkpoint.index import NUMBERED, check_index, read_index, require_json
 from zeropoint.checkpoint.object_store import RemotePath, Stamp, reason
-from zeropoint.checkpoint.safetensors_file import (
-    LFS_MAGIC,
-    Header,
-    TensorEntry,
-    foreign_magic,
-    parse_header,
-    unique_keys,
-)
+from zeropoint.checkpoint.problems import listed
+from zeropoint.checkpoint.safetensors_file import LFS_MAGIC, Header, parse_header
 from zeropoint.checkpoint.storage import Place, open_file, shown
 from zeropoint.errors import CheckpointError, printable
 
 SINGLE_FILE = "model.safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 CONFIG = "config.json"
-# As for a safetensors header: the largest published index has about 10 MB.
-MAX_JSON_BYTES = 100_000_000
-# So many names of each kind are spelled out in one message.
-_LISTED = 50
+# Values of JSON take up to 20 times their text, and the largest published configurations have about 5 MB.
+MAX_JSON_BYTES = 16_000_000
 _WEIGHT_SUFFIXES = frozenset(
     (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".npz")
 )
 # Version control and download caches: they describe the source, not the copy.
 _UNCOPIED_DIRECTORIES = frozenset((".git", ".cache", "__pycache__"))
 _INDEX = re.compile(r"\.index(\.[^.]+)?\.json$")
-_NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{1,9})-of-(?P<count>\d{1,9})\.safetensors", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +88,7 @@ class Source:
                 changed.append(f"{shown(path)} ({', '.join(moved)})")
         if changed:
             rule = "changed since the checkpoint was opened; stop what writes there and start again"
-            raise CheckpointError(f"{_listed(changed)} {rule}")
+            raise CheckpointError(f"{listed(changed)} {rule}")
 
 
 def open_source(path: Place | str) -> Source:
@@ -127,11 +120,10 @@ def _real(path: Place) -> Place:
 def _single(path: Place) -> Source:
     header = parse_header(path)
     # The file keeps the name by which it was given: a link in a cache points to a nameless blob.
-    entries = {entry.name: entry for entry in header.entries}
     return Source(
         given=_real(path.parent) / path.name,
         root=_real(path.parent),
-        entries=MappingProxyType(entries),
+        entries=header.table,
         shards=(path.name,),
         metadata=MappingProxyType({path.name: header.metadata}),
         index=None,
@@ -154,21 +146,22 @@ def _directory(root: Place) -> Source:
         headers = _read_headers(root, [_choose_single(root, names)])
         entries = _merge(headers)
     else:
-        weight_map, total_size = _read_index(root, index, stamps)
-        headers = _read_headers(root, sorted(set(weight_map.values()) & set(names)))
+        path = _inside(root, index)
+        stamps[path], shards, total_size = read_index(path)
+        headers = _read_headers(root, sorted(shards & set(names)))
         entries = _merge(headers)
-        _check_index(root / index, weight_map, headers, entries)
-        found = sum(entry.nbytes for entry in entries.values())
-        if total_size != found:
+        check_index(path, headers, entries)
+        if total_size != entries.nbytes:
             place = shown(root / index)
-            notes.append(f"{place} has total_size {total_size!r:.40}, but the tensors have {found} bytes")
+            found = f"the tensors have {entries.nbytes} bytes"
+            notes.append(f"{place} has total_size {total_size!r:.40}, but {found}")
     config, config_text = _read_config(root, names, notes, stamps)
     companions, left_out = _companions(root, headers.keys() | {index}, notes)
     stamps.update((root / shard, header.stamp) for shard, header in headers.items())
     return Source(
         given=root,
         root=root,
-        entries=MappingProxyType(entries),
+        entries=entries,
         shards=tuple(headers),
         metadata=MappingProxyType({shard: header.metadata for shard, header in headers.items()}),
         index=index,
@@ -181,13 +174,8 @@ def _directory(root: Place) -> Source:
     )
 
 
-def _listed(items: Sequence[str]) -> str:
-    rest = len(items) - _LISTED
-    return ", ".join(items[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
-
-
 def _quoted(names: Iterable[str]) -> str:
-    return _listed([printable(name) for name in names])
+    return listed([printable(name) for name in names])
 
 
 def _inside(root: Place, name: Path | str) -> Place:
@@ -230,7 +218,7 @@ def _choose_single(root: Place, names: Sequence[str]) -> str:
     if SINGLE_FILE in names:
         return SINGLE_FILE
     found = [name for name in names if name.endswith(".safetensors")]
-    numbered = _NUMBERED.fullmatch(found[0]) if found else None
+    numbered = NUMBERED.fullmatch(found[0]) if found else None
     if len(found) == 1 and (numbered is None or int(numbered["count"]) == 1):
         return found[0]
     if found:
@@ -251,135 +239,25 @@ def _choose_single(root: Place, names: Sequence[str]) -> str:
 
 
 def _read_headers(root: Place, shards: Iterable[str]) -> dict[str, Header]:
-    """Parse the headers of shards that exist; `_check_index` names the others."""
+    """Parse the headers of shards that exist; `check_index` names the others."""
     paths = {shard: _inside(root, shard) for shard in shards}
     return {shard: parse_header(path) for shard, path in paths.items()}
 
 
-def _merge(headers: Mapping[str, Header]) -> dict[str, TensorEntry]:
+def _merge(headers: Mapping[str, Header]) -> Entries:
     """Join the shards' tensors; raises CheckpointError where two shards hold the same one."""
-    entries: dict[str, TensorEntry] = {}
+    if len(headers) == 1:
+        return next(iter(headers.values())).table
+    entries = Entries()
     twice = []
     for header in headers.values():
         for entry in header.entries:
-            first = entries.setdefault(entry.name, entry)
-            if first is not entry:
-                where = f"{printable(first.file.name)} and {printable(entry.file.name)}"
+            if not entries.add(entry):
+                where = f"{printable(entries[entry.name].file.name)} and {printable(entry.file.name)}"
                 twice.append(f"tensor {printable(entry.name)} is in both {where}")
     if twice:
-        raise CheckpointError(f"{_listed(twice)}, but each may be in one; download the shards again")
+        raise CheckpointError(f"{listed(twice)}, but each may be in one; download the shards again")
     return entries
-
-
-def _read_bytes(root: Place, name: str, stamps: dict[Place, Stamp]) -> bytes:
-    """Read a JSON file of bounded size; raises CheckpointError where it is a Git LFS pointer or the like."""
-    path = _inside(root, name)
-    raw, stamp = storage.read_small(path, limit=MAX_JSON_BYTES)
-    foreign = foreign_magic(raw[:64])
-    if foreign is not None:
-        what, remedy = foreign
-        raise CheckpointError(f"{shown(path)} is not JSON but a {what}; {remedy}")
-    stamps[path] = stamp
-    return raw
-
-
-def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is not JSON")
-
-
-def _read_index(root: Place, index: str, stamps: dict[Place, Stamp]) -> tuple[dict[str, str], object]:
-    """Return an index's weight_map, tensor to shard, with every shard's name checked, and its total_size."""
-    path = root / index
-    raw = _read_bytes(root, index, stamps)
-    try:
-        table = json.loads(
-            raw.decode("utf-8"), object_pairs_hook=unique_keys, parse_constant=_refuse_constant
-        )
-    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, a key that stands twice
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise CheckpointError(f"{shown(path)} is not a valid index: {reason}; download it again") from error
-    weight_map = table.get("weight_map") if isinstance(table, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
-        rule = "must be a JSON object whose weight_map names the shard of each tensor"
-        raise CheckpointError(f"{shown(path)} {rule}; download it again")
-    for name, shard in weight_map.items():
-        if not isinstance(shard, str):
-            place = f"{shown(path)}: weight_map says of tensor {printable(name)} a {type(shard).__name__}"
-            raise CheckpointError(f"{place}, but must name a shard; download it again")
-    shards = sorted(set(weight_map.values()))
-    _check_names(path, shards)
-    _check_numbering(path, shards)
-    metadata = table.get("metadata")
-    return weight_map, metadata.get("total_size") if isinstance(metadata, dict) else None
-
-
-def _check_names(path: Place, shards: Sequence[str]) -> None:
-    """Refuse a shard's name that would, or on another system could, lead out of the directory."""
-    bad = []
-    for shard in shards:
-        try:
-            long = len(os.fsencode(shard)) > 255
-        except UnicodeEncodeError:
-            long = True
-        if long or shard in ("", ".", "..") or any(character in shard for character in "/\\\0"):
-            bad.append(printable(shard))
-    if bad:
-        raise CheckpointError(
-            f"{shown(path)}: weight_map names {_listed(bad)}, but a shard must be the plain name of a file "
-            "in the same directory; do not trust this checkpoint, or correct the index"
-        )
-
-
-def _check_numbering(path: Place, shards: Sequence[str]) -> None:
-    """Refuse shards named NUMBER-of-COUNT that are not COUNT numbers without a gap."""
-    sets: dict[str, tuple[set[int], set[int]]] = {}
-    for match in filter(None, map(_NUMBERED.fullmatch, shards)):
-        numbers, counts = sets.setdefault(match["stem"], (set(), set()))
-        numbers.add(int(match["number"]))
-        counts.add(int(match["count"]))
-    for stem, (numbers, counts) in sets.items():
-        count = max(counts)
-        # Some exporters count from 0.
-        if len(counts) > 1 or len(numbers) != count or max(numbers) - min(numbers) != count - 1:
-            found = f"{_listed(list(map(str, sorted(numbers))))} of {_listed(list(map(str, sorted(counts))))}"
-            raise CheckpointError(
-                f"{shown(path)}: weight_map names of {printable(stem)} the shards {found}, but all {count} "
-                "must be there under one count; download the index again"
-            )
-
-
-def _check_index(
-    path: Place,
-    weight_map: Mapping[str, str],
-    headers: Mapping[str, Header],
-    entries: Mapping[str, TensorEntry],
-) -> None:
-    """Compare the index with the shards; raises one CheckpointError that lists every contradiction."""
-    missing = Counter(shard for shard in weight_map.values() if shard not in headers)
-    absent, moved = [], []
-    for name, shard in weight_map.items():
-        entry = entries.get(name)
-        if entry is not None and entry.file.name != shard:
-            where = f"{printable(entry.file.name)}, not {printable(shard)}"
-            moved.append(f"{printable(name)} lies in {where}")
-        elif entry is None and shard in headers:
-            absent.append(f"{printable(name)} (of {printable(shard)})")
-    extra = [
-        f"{printable(name)} (in {printable(entry.file.name)})"
-        for name, entry in entries.items()
-        if name not in weight_map
-    ]
-    shards = [f"{printable(shard)} ({count} tensors)" for shard, count in missing.items()]
-    kinds = {
-        "missing shards": shards,
-        "missing tensors": absent,
-        "tensors in another shard": moved,
-        "tensors that the index does not name": extra,
-    }
-    problems = [f"{len(found)} {kind}: {_listed(found)}" for kind, found in kinds.items() if found]
-    if problems:
-        rule = f"the index and its shards contradict each other: {'; '.join(problems)}"
-        raise CheckpointError(f"{shown(path)}: {rule}; download the checkpoint again")
 
 
 def _read_config(
@@ -399,7 +277,9 @@ def _read_config(
         return table
 
     text, reason = None, "it is not a JSON object"
-    raw = _read_bytes(root, CONFIG, stamps)
+    path = _inside(root, CONFIG)
+    stamps[path] = require_json(path, limit=MAX_JSON_BYTES)
+    raw, _ = storage.read_small(path, limit=MAX_JSON_BYTES)
     try:
         text = raw.decode("utf-8")
         # NaN and Infinity stay allowed: published configs hold them, such as Mamba's time_step_limit.
@@ -408,7 +288,7 @@ def _read_config(
         config, reason = None, str(error)
     if twice:
         rule = "has duplicate keys, the last of which counts"
-        notes.append(f"{shown(root / CONFIG)} {rule}: {_listed(twice)}")
+        notes.append(f"{shown(root / CONFIG)} {rule}: {listed(twice)}")
     if not isinstance(config, dict):
         notes.append(f"{shown(root / CONFIG)} is not a valid configuration ({reason}): weights only")
         return None, text
@@ -435,8 +315,8 @@ def _companions(
     for relative in companions:
         _check_companion(root, relative, notes)
     if left_out:
-        listed = _listed(sorted(printable(str(path)) for path in left_out))
-        notes.append(f"not copied from {shown(root)}: {listed}")
+        names = listed(sorted(printable(str(path)) for path in left_out))
+        notes.append(f"not copied from {shown(root)}: {names}")
     return tuple(sorted(companions)), tuple(sorted(left_out))
 
 

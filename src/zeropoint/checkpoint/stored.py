@@ -35,8 +35,8 @@ from ..formats import Format
 from ..formats.torch_dtypes import format_of
 from ..schemes import Granularity, Scheme
 from .config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
+from .entries import TensorEntry
 from .problems import Problem
-from .safetensors_file import TensorEntry
 from .selection import CONFIG_KEYS, is_fused_experts, module_of
 from .source import MAX_JSON_BYTES, Source
 from .storage import exists, open_file, read_small, shown

@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ..checkpoint.decisions import Decision
+from ..checkpoint.entries import TensorEntry
 from ..checkpoint.inspect import Inspection
 from ..checkpoint.measure import TensorError
 from ..checkpoint.proofs import LayerProof
 from ..checkpoint.run import Outcome, RunResult
-from ..checkpoint.safetensors_file import TensorEntry
 from ..checkpoint.verify import Verification
 from ..errors import count, size_of
 from .layout import plain

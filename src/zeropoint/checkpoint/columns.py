@@ -1,0 +1,158 @@
+"""Very many small things in little memory: names in one table, items that are made when they are asked for.
+
+A Python object with a few fields takes hundreds of bytes, and a checkpoint may have a million tensors. What
+is kept of each lies in columns of numbers; the object is made where it is looked at, and forgotten.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, overload
+
+T = TypeVar("T")
+
+
+class Made(Sequence[T]):
+    """``count`` items, of which ``make`` makes the one of a number whenever it is asked for.
+
+    >>> squares = Made(4, lambda n: n * n)
+    >>> list(squares), squares[-1], squares[1:3]
+    ([0, 1, 4, 9], 9, (1, 4))
+    """
+
+    __slots__ = ("_make", "_numbers")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, count: int, make: Callable[[int], T]) -> None:
+        self._numbers = range(count)
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[T, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> T | tuple[T, ...]:
+        if isinstance(at, slice):
+            return tuple(map(self._make, self._numbers[at]))
+        return self._make(self._numbers[at])
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self._make, self._numbers)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} items, such as {self[0]!r}>" if len(self) else "<no items>"
+
+
+class Names(Sequence[str]):
+    """Texts, each once, with their numbers: about 30 bytes for each beside its own.
+
+    >>> names = Names()
+    >>> names.add("a"), names.add("b"), names.add("a"), names.number("b"), names.number("c"), names[1]
+    (0, 1, None, 1, None, 'b')
+    """
+
+    __slots__ = ("_ends", "_hashes", "_slots", "_text")
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._ends = array("q", [0])
+        self._hashes = array("q")
+        self._slots = array("i", [-1]) * 16
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes."""
+        columns = (self._ends, self._hashes, self._slots)
+        return len(self._text) + sum(column.itemsize * len(column) for column in columns)
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[str, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> str | tuple[str, ...]:
+        if isinstance(at, slice):
+            return tuple(self[n] for n in range(*at.indices(len(self))))
+        return self._text[self._ends[at] : self._ends[at + 1]].decode("utf-8", "surrogatepass")
+
+    def number(self, name: str) -> int | None:
+        """Return the number of a text, or None where it is not there."""
+        found = self._slots[self._slot(name.encode("utf-8", "surrogatepass"), hash(name))]
+        return None if found < 0 else found
+
+    def add(self, name: str) -> int | None:
+        """Add a text and return its number; None where it was there."""
+        text, hashed = name.encode("utf-8", "surrogatepass"), hash(name)
+        slot = self._slot(text, hashed)
+        if self._slots[slot] >= 0:
+            return None
+        number = self._slots[slot] = len(self)
+        self._text += text
+        self._ends.append(len(self._text))
+        self._hashes.append(hashed)
+        if 3 * len(self) > 2 * len(self._slots):
+            self._grow()
+        return number
+
+    def _slot(self, text: bytes, hashed: int) -> int:
+        """Return the slot of a text, or the free one where it would be; neighbors are tried in order."""
+        slots, hashes, ends, mask = self._slots, self._hashes, self._ends, len(self._slots) - 1
+        slot = hashed & mask
+        while (number := slots[slot]) >= 0:
+            if hashes[number] == hashed and self._text[ends[number] : ends[number + 1]] == text:
+                break
+            slot = (slot + 1) & mask
+        return slot
+
+    def _grow(self) -> None:
+        slots = array("i", [-1]) * (2 * len(self._slots))
+        mask = len(slots) - 1
+        for number, hashed in enumerate(self._hashes):
+            slot = hashed & mask
+            while slots[slot] >= 0:
+                slot = (slot + 1) & mask
+            slots[slot] = number
+        self._slots = slots
+
+
+class Kinds:
+    """Values of which many items share few: a number for each that is new.
+
+    >>> kinds = Kinds()
+    >>> kinds.number("x"), kinds.number("y"), kinds.number("x"), kinds[1]
+    (0, 1, 0, 'y')
+    """
+
+    __slots__ = ("_numbers", "_values")
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._values: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, number: int) -> Any:
+        return self._values[number]
+
+    def number(self, value: Any) -> int:
+        """Return the number of a value, which is given one where it has none."""
+        number = self._numbers.setdefault(value, len(self._values))
+        if number == len(self._values):
+            self._values.append(value)
+        return number
