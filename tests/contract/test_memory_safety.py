@@ -142,6 +142,8 @@ def test_parts_of_one_buffer_that_do_not_overlap_may_be_written() -> None:
 
 def test_a_plan_with_a_workspace_refuses_a_second_thread_instead_of_mixing_results() -> None:
     plan, x = zp.plan("quantize", "nvfp4", (512, 1024)), torch.randn(512, 1024, generator=SEED)
+    with plan._free, pytest.raises(zp.UnsupportedError, match="make one plan for each thread"):
+        plan.run(x)
     right, refused, wrong = zp.quantize(x, "nvfp4"), [], []
     start = threading.Barrier(4)
 
