@@ -1,40 +1,131 @@
-"""Where compiled kernels are kept: one folder for each state of the sources.
+"""Where compiled kernels are kept: one folder for each state of the sources, one file for each kernel.
 
-Numba renews a cached kernel when its own file changes, not when a file it calls into does; after an upgrade
-it would go on running machine code of the old version. A folder named by the hash of all kernel sources
-cannot go stale.
+    32 bytes  SHA-256 of what follows
+    the rest  Numba's compiled function, pickled
+
+Numba's own cache renews a kernel when its own file changes, not when a file it calls into does; after an
+upgrade it would go on running machine code of the old version. A folder named by the hash of all kernel
+sources cannot go stale. Nor does Numba's check what it reads, which a power loss may have cut: here a file
+that is missing, damaged or cannot be written means that the kernel is compiled, no more.
+
+Machine code is run as it is read, so that a folder is taken only where nobody else can write.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import os
+import pickle
+import platform
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+from numba.core.caching import FunctionCache
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
+
+# Numba ships no types.
+_CompileResult: Any = CompileResult
+_dumps: Any = dumps
+_OTHERS_WRITE = 0o022
 
 
 def source_hash() -> str:
-    """Return a hash of the sources in this folder, in order of their names."""
-    digest = hashlib.sha256()
+    """Return a hash of the sources in this folder and of what compiles them."""
+    digest = hashlib.sha256(
+        repr((numba.__version__, llvmlite.__version__, platform.python_version())).encode()
+    )
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def cache_directory() -> str:
-    """Return a writable folder.
+@functools.cache
+def cache_directory() -> Path | None:
+    """Return a folder that we alone can write, or None where there is none.
 
-    Below NUMBA_CACHE_DIR, else below the user's cache, else one for this process alone.
+    Below NUMBA_CACHE_DIR, else below the user's cache.
     """
     asked = os.environ.get("NUMBA_CACHE_DIR")
     users = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     for base in (asked, os.path.join(users, "zeropoint")):
         if base:
             folder = Path(base) / f"kernels-{source_hash()}"
+            with contextlib.suppress(OSError):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if os.access(folder, os.W_OK) and _is_ours(folder):
+                    return folder
+    return None
+
+
+def _is_ours(folder: Path) -> bool:
+    """Return whether ``folder`` belongs to this user, and no other may write there."""
+    found = folder.stat()
+    return not hasattr(os, "geteuid") or (found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_WRITE)
+
+
+class KernelCache(FunctionCache):
+    """Numba's cache of one function, in files that are checked before they are believed.
+
+    folder: where they are, or None to keep nothing.
+    """
+
+    def __init__(self, function: Callable[..., Any], folder: Path | None) -> None:
+        self._py_func, self._folder = function, folder
+        self._stem = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}"
+
+    def __repr__(self) -> str:
+        return f"KernelCache({self._stem}, {self._folder})"
+
+    @property
+    def cache_path(self) -> str:
+        """The folder, as Numba asks for it."""
+        return str(self._folder)
+
+    def flush(self) -> None:
+        """Forget what is kept of this function."""
+        for path in self._folder.glob(f"{self._stem}-*") if self._folder else ():
+            path.unlink(missing_ok=True)
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return the compiled function for ``sig``, or None where there is none that is whole."""
+        target_context.refresh()
+        path = self._path(sig, target_context.codegen())
+        if path is None:
+            return None
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return None
+        seal, payload = content[:32], content[32:]
+        if hashlib.sha256(payload).digest() != seal:
+            return None
+        return _CompileResult._rebuild(target_context, *pickle.loads(payload))
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep a compiled function for ``sig``, where there is room and the right to."""
+        path = self._path(sig, data.codegen)
+        if path is None or data.library.has_dynamic_globals:
+            return
+        payload = _dumps(data._reduce())
+        with contextlib.suppress(OSError):
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                with open(handle, "wb") as file:
+                    file.write(hashlib.sha256(payload).digest() + payload)
+                os.replace(name, path)
             except OSError:
-                continue
-            if os.access(folder, os.W_OK):
-                return str(folder)
-    return tempfile.mkdtemp(prefix="zeropoint-kernels-")
+                os.unlink(name)
+
+    def _path(self, sig: Any, codegen: Any) -> Path | None:
+        if self._folder is None:
+            return None
+        own: Any = self
+        key = repr(own._index_key(sig, codegen)).encode()
+        return self._folder / f"{self._stem}-{hashlib.sha256(key).hexdigest()[:24]}"

@@ -17,7 +17,7 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from .cache import cache_directory
+from .cache import KernelCache, cache_directory
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,7 +27,6 @@ F16 = ir.HalfType()
 I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 LINE = 64
 """Bytes of a cache line; a wrong value costs speed, never bytes."""
-_CACHE = cache_directory()
 # Neither has types: numba fills its configuration at import, and the other function is not annotated.
 _CONFIG: Any = numba.config
 _declare: Any = cgutils.get_or_insert_function
@@ -53,17 +52,13 @@ def inlined(function: F) -> F:
 
 
 def _compiled(function: F, *, wrapped: bool, forceinline: bool = False) -> F:
-    theirs = _CONFIG.CACHE_DIR
-    _CONFIG.CACHE_DIR = _CACHE
-    options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
     # Without Numba's reference counts, atomic additions in every call that an array is handed to.
     options |= {"_nrt": False, "forceinline": forceinline}
     if not wrapped:
         options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    try:
-        compiled = njit(**options)(function)
-    finally:
-        _CONFIG.CACHE_DIR = theirs
+    compiled: Any = njit(**options)(function)
+    compiled._cache = KernelCache(function, cache_directory())
     return cast("F", compiled)
 
 

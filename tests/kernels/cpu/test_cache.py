@@ -1,0 +1,121 @@
+"""Kernels on disk: believed when whole and ours, compiled anew otherwise, and never a reason to fail."""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import pytest
+
+from zeropoint.kernels.cpu import cache
+from zeropoint.kernels.cpu.cache import KernelCache
+
+
+def _twice(x: int) -> int:
+    return 2 * x
+
+
+def _dispatcher(folder: Path | None) -> Any:
+    """Return the function compiled at its first call, as in a process that has just begun."""
+    compiled: Any = numba.njit(_twice)
+    compiled._cache = KernelCache(_twice, folder)
+    return compiled
+
+
+def _result(folder: Path | None) -> tuple[int, bool]:
+    """Return what the function gives, and whether it came from the disk."""
+    compiled = _dispatcher(folder)
+    return compiled(21), bool(compiled.stats.cache_hits)
+
+
+def test_a_second_process_reads_what_the_first_compiled(tmp_path: Path) -> None:
+    assert _result(tmp_path) == (42, False)
+    assert _result(tmp_path) == (42, True)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def _flipped(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda _: b"",
+        lambda c: c[:20],
+        lambda c: c[:-1],
+        lambda c: c + b"\0",
+        _flipped,
+        lambda c: b"\1" + c[1:],
+    ],
+    ids=["empty", "cut in the seal", "cut", "longer", "a bit flipped", "another seal"],
+)
+def test_a_damaged_file_is_compiled_anew_and_mended(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    _result(tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(damage(path.read_bytes()))
+    assert _result(tmp_path) == (42, False)
+    assert _result(tmp_path) == (42, True)
+
+
+def test_a_file_that_cannot_be_read_is_compiled_anew(tmp_path: Path) -> None:
+    _result(tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.unlink()
+    path.mkdir()
+    assert _result(tmp_path) == (42, False)
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_disk_without_room_keeps_nothing_and_fails_nothing(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+    try:
+        found = _result(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert found == (42, False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_folder_kernels_are_compiled_in_each_process() -> None:
+    assert _result(None) == (42, False)
+    assert _result(None) == (42, False)
+
+
+def _directory(monkeypatch: pytest.MonkeyPatch, asked: Path, users: Path) -> Path | None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(asked))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(users))
+    found: Path | None = cache.cache_directory.__wrapped__()
+    return found
+
+
+def test_the_folder_is_for_its_owner_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = _directory(monkeypatch, tmp_path / "asked", tmp_path / "users")
+    assert found is not None
+    assert found.parent == tmp_path / "asked"
+    assert stat.S_IMODE(found.stat().st_mode) & 0o077 == 0
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+def test_a_folder_that_others_can_write_is_not_taken(
+    mode: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared" / f"kernels-{cache.source_hash()}"
+    shared.mkdir(parents=True)
+    shared.chmod(mode)
+    found = _directory(monkeypatch, tmp_path / "shared", tmp_path / "users")
+    assert found is not None
+    assert found.is_relative_to(tmp_path / "users")
+
+
+def test_a_folder_of_another_user_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "theirs" / f"kernels-{cache.source_hash()}").mkdir(parents=True)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert _directory(monkeypatch, tmp_path / "theirs", tmp_path / "users") is None
