@@ -236,10 +236,11 @@ def _split(scheme: Scheme, rest: list[torch.Tensor]) -> registry.Params:
 
 
 def fit_params(params: QuantizationParams, shape: tuple[int, ...], dtype: torch.dtype) -> QuantizationParams:
-    """Return parameters whose tensors lie on the grid of a tensor of ``shape``; one number serves any shape.
+    """Return parameters whose tensors lie on the grid of a tensor of ``shape``.
 
-    Otherwise the grids must agree but for axes of length 1: a list of channels fits the axis it is for.
-    Raises ShapeError when they do not.
+    Parameters for a single value, as those without a shape are, serve all blocks of any tensor. Otherwise the
+    grids must agree but for axes of length 1: a list of channels fits the axis it is for. Raises ShapeError
+    when they do not.
 
     >>> fit_params(QuantizationParams.new(0.5), (2, 3), torch.float32).scales[0].shape
     torch.Size([1, 1])
@@ -247,19 +248,27 @@ def fit_params(params: QuantizationParams, shape: tuple[int, ...], dtype: torch.
     if params.shape == shape and params.dtype == dtype:
         return params
     grids = [level.granularity.grid(shape) for level in params.scheme.scales]
-    if any(
+    if math.prod(params.shape) == 1:
+        fitted = [_spread(scale, grid) for scale, grid in zip(params.scales, grids, strict=True)]
+    elif any(
         _long_axes(scale.shape) != _long_axes(grid) for scale, grid in zip(params.scales, grids, strict=True)
     ):
         have = [tuple(scale.shape) for scale in params.scales]
         raise ShapeError(
             f"parameters for shape {params.shape} (scales {have}) do not fit a tensor of shape {shape}"
         )
+    else:
+        fitted = [scale.reshape(grid) for scale, grid in zip(params.scales, grids, strict=True)]
     zero = params.zero_point
     return QuantizationParams(
-        scheme=params.scheme, shape=shape, dtype=params.dtype,
-        scales=tuple(s.reshape(g) for s, g in zip(params.scales, grids, strict=True)),
-        zero_point=None if zero is None else zero.reshape(params.scheme.granularity.grid(shape)),
+        scheme=params.scheme, shape=shape, dtype=params.dtype, scales=tuple(fitted),
+        zero_point=None if zero is None else _spread(zero, params.scheme.granularity.grid(shape)),
     )  # fmt: skip
+
+
+def _spread(values: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
+    """Return one number for each place of a grid: those that there are, or the only one everywhere."""
+    return values.reshape(grid) if math.prod(grid) == values.numel() else values.reshape(()).repeat(grid)
 
 
 def _long_axes(shape: Iterable[int]) -> tuple[int, ...]:

@@ -94,7 +94,8 @@ def test_block_wise_has_one_block_of_the_given_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "message"), [(0, r"group size \(=0\) must be at least 1"), (-1, "option 'g-1' of scheme")]
+    ("size", "message"),
+    [(0, r"size \(=0\) must be a whole number, at least 1"), (-1, r"size \(=-1\) must be")],
 )
 def test_block_wise_refuses_a_size_below_one(size: int, message: str) -> None:
     """Bad input 37."""
@@ -102,15 +103,15 @@ def test_block_wise_refuses_a_size_below_one(size: int, message: str) -> None:
         QuantizationParams.block_wise(size)
 
 
-def test_from_statistics_maps_the_range_to_all_codes() -> None:
-    params = QuantizationParams.int8_symmetric().from_statistics(-2.0, 2.0)
+def test_with_range_maps_the_range_to_all_codes() -> None:
+    params = QuantizationParams.int8_symmetric().with_range(-2.0, 2.0)
     assert params.scales[0].item() == torch.tensor(2.0 / 127.5).item()
     # 2 / 127.5 is rounded up to float32, so -2 lies just inside half a step from -127.
     assert zp.quantize(torch.tensor([-2.0, -2.01, 2.0]), params).codes.tolist() == [-127, -128, 127]
 
 
-def test_from_statistics_keeps_the_observed_extremes() -> None:
-    params = QuantizationParams.uint8_asymmetric().from_statistics(-1.0, 3.0)
+def test_with_range_keeps_the_observed_extremes() -> None:
+    params = QuantizationParams.uint8_asymmetric().with_range(-1.0, 3.0)
     assert params.minimum is not None
     assert params.maximum is not None
     assert (params.minimum.tolist(), params.maximum.tolist()) == ([-1.0], [3.0])
@@ -118,17 +119,17 @@ def test_from_statistics_keeps_the_observed_extremes() -> None:
     assert params.zero_point.tolist() == [64]
 
 
-def test_from_statistics_leaves_the_original_alone() -> None:
+def test_with_range_leaves_the_original_alone() -> None:
     before = QuantizationParams.int8_symmetric()
-    before.from_statistics(-9.0, 9.0)
+    assert before.with_range(-9.0, 9.0) != before
     assert before == QuantizationParams.int8_symmetric()
 
 
-def test_from_statistics_refuses_a_minimum_above_the_maximum() -> None:
+def test_with_range_refuses_a_minimum_above_the_maximum() -> None:
     with pytest.raises(
         RangeError, match=r"minimum \(=2.0\) must not exceed maximum \(=1.0\) of block \(0,\)"
     ):
-        QuantizationParams.int8_symmetric().from_statistics(2.0, 1.0)
+        QuantizationParams.int8_symmetric().with_range(2.0, 1.0)
 
 
 @pytest.mark.parametrize("bad", [(math.nan, 1.0), (0.0, math.nan), (-math.inf, 0.0), (0.0, math.inf)])
@@ -252,7 +253,7 @@ def test_validate_refuses_scales_off_their_grid() -> None:
     """Bad input 54: both shapes are named."""
     params = replace(QuantizationParams.channel_wise(4), scales=(torch.ones(3, 1),))
     with pytest.raises(
-        ShapeError, match=r"scale 1 \(shape \(3, 1\)\) must have shape \(4, 1\) for channel of a tensor"
+        ShapeError, match=r"scale 1 \(shape \(3, 1\)\) must have shape \(4,\) for channel of a tensor"
     ):
         params.validate()
 
@@ -458,5 +459,5 @@ def test_a_fraction_is_a_zero_point_of_real_ones_only() -> None:
     assert params.zero_point.tolist() == [1.5]
     # Codes of x / 0.5 + 1.5, half to even.
     assert zp.quantize(torch.tensor([0.0, 1.0, 9.0]), params).codes.tolist() == [2, 4, 15]
-    with pytest.raises(RangeError, match=r"zero_point \(=1\.5\) must be a whole number, or pass"):
+    with pytest.raises(RangeError, match=r"zero_point \(=1\.5\) .* must be a whole number, or pass"):
         QuantizationParams.new(0.5, 1.5, "uint8:tensor:asym")

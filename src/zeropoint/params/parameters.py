@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import torch
 
-from ..errors import RangeError, SchemeError, ShapeError
+from ..errors import RangeError, SchemeError, ShapeError, UnsupportedError
 from ..formats import Format, format_name
 from ..formats.torch_dtypes import dtype_of, format_of, storage_dtype, wide_dtype
 from ..layout.blocks import reduce_blocks
 from ..schemes import Granularity, Scheme, ZeroPoint
 from . import arithmetic
 from .bounds import block_bounds
+from .given import (
+    as_numbers,
+    given_scales,
+    given_scheme,
+    given_shape,
+    given_zero_points,
+    middle_code,
+    with_blocks,
+)
 from .tracing import traced_as_constant
 
 
@@ -94,22 +104,51 @@ class QuantizationParams:
         QuantizationParams(uint8:tensor:asym, shape=(1,), scales 255, zero_point 128)
         """
         parsed = Scheme.parse(scheme or "int8:tensor")
+        for name, value in (("scale", scale), ("zero_point", zero_point)):
+            if not isinstance(value, int | float):
+                raise RangeError(
+                    f"{name} (={value!r}) must be a number; QuantizationParams.given takes tensors"
+                )
         if scheme is None and zero_point > parsed.qmax:
             parsed = Scheme.parse("uint8:tensor")
-        if zero_point and parsed.zero_point is ZeroPoint.NONE:
-            parsed = replace(parsed, zero_point=ZeroPoint.INTEGER)
-        zeros = None
-        if parsed.zero_point is not ZeroPoint.NONE:
-            real = parsed.zero_point is ZeroPoint.REAL
-            if not real and zero_point != int(zero_point):
-                raise RangeError(
-                    f"zero_point (={zero_point}) must be a whole number, or pass a scheme of asym=real"
-                )
-            zeros = torch.tensor(
-                [zero_point], dtype=torch.float32 if real else arithmetic.zero_point_dtype(parsed)
-            )
+        return QuantizationParams.given(parsed, scale, zero_point, shape=(1,))
+
+    @staticmethod
+    def given(
+        scheme: str | Scheme,
+        scale: float | Sequence[float] | torch.Tensor,
+        zero_point: float | Sequence[float] | torch.Tensor = 0,
+        *,
+        axis: int | None = None,
+        shape: tuple[int, ...] | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> QuantizationParams:
+        """Return validated parameters with these scales and zero points: numbers, or flat vectors.
+
+        scheme: one scale level. A zero point other than 0 makes a symmetric scheme affine.
+        scale, zero_point: one number for all blocks, or one a block. Scales are rounded to their format.
+        axis: the axis whose channels the vectors are for; unless given, the scheme says it.
+        shape: of the tensor that they are for. Without it, vectors are for the channels of any tensor that
+            has as many, and a number is for tensors and blocks of any shape.
+        dtype: of the tensor, which scales of ``scale=input`` share.
+        Raises SchemeError for several levels, ShapeError for vectors of a wrong length, RangeError for a
+        zero point that is no code, or a fraction other than for ``asym=real``, and what :meth:`validate`
+        raises.
+
+        >>> params = QuantizationParams.given("uint8", [0.5, 0.25], [128, 3], axis=1)
+        >>> str(params.scheme), params.shape
+        ('uint8:channel1:asym', (1, 2))
+        """
+        count = max(as_numbers("scale", scale).numel(), as_numbers("zero_point", zero_point).numel())
+        parsed = given_scheme(Scheme.parse(scheme), as_numbers("zero_point", zero_point), axis)
+        shape = given_shape(parsed, count) if shape is None else tuple(shape)
+        grid = parsed.granularity.grid(shape)
         params = QuantizationParams(
-            scheme=parsed, shape=(1,), scales=(torch.tensor([scale], dtype=torch.float32),), zero_point=zeros
+            scheme=parsed,
+            shape=shape,
+            scales=(given_scales(parsed, scale, grid, dtype),),
+            zero_point=given_zero_points(parsed, zero_point, grid, dtype),
+            dtype=dtype,
         )
         params.validate()
         return params
@@ -130,21 +169,50 @@ class QuantizationParams:
         return QuantizationParams.new(1.0, 0, "int4:tensor")
 
     @staticmethod
-    def channel_wise(count: int, element: str = "int8") -> QuantizationParams:
-        """Return parameters with scale 1 for each of ``count`` channels, axis 0 of a (count, 1) tensor."""
-        return _ones(Scheme.parse(f"{element}:channel"), (count, 1))
+    def channel_wise(count: int, element: str | Scheme = "int8", *, axis: int = 0) -> QuantizationParams:
+        """Return parameters with scale 1 for ``count`` channels of an axis of any tensor that has as many.
+
+        element: a scheme whose blocks do not matter: ``int8``, ``uint8:asym``. Zero points are in the middle
+        of the codes, 128 for uint8. Raises ShapeError for a count below 1.
+
+        >>> QuantizationParams.channel_wise(2, "uint8:asym", axis=1).zero_point
+        tensor([[128, 128]], dtype=torch.int32)
+        """
+        if type(count) is not int or count < 1:
+            raise ShapeError(f"count (={count!r}) must be a whole number of channels, at least 1")
+        parsed = Scheme.parse(element)
+        ones = torch.ones(count)
+        return QuantizationParams.given(parsed, ones, ones * middle_code(parsed), axis=axis)
 
     @staticmethod
-    def block_wise(size: int, element: str = "int8") -> QuantizationParams:
-        """Return parameters with scale 1 for one block of ``size`` consecutive elements."""
-        return _ones(Scheme.parse(f"{element}:g{size}"), (size,))
+    def block_wise(size: int, element: str | Scheme = "int8", *, axis: int = -1) -> QuantizationParams:
+        """Return parameters with scale 1 for blocks of ``size`` elements along an axis, any number of them.
 
-    def from_statistics(
-        self, minimum: float | torch.Tensor, maximum: float | torch.Tensor
-    ) -> QuantizationParams:
-        """Return these parameters for newly observed extremes; see :meth:`from_range`."""
+        element: as :meth:`channel_wise`. Raises SchemeError for a size below 1.
+
+        >>> QuantizationParams.block_wise(128).block_size
+        (128,)
+        """
+        if type(size) is not int or size < 1:
+            raise SchemeError(f"block size (={size!r}) must be a whole number, at least 1")
+        parsed = with_blocks(Scheme.parse(element), Granularity.along(axis, size))
+        rank = len(parsed.granularity.extents)
+        return QuantizationParams.given(parsed, 1.0, middle_code(parsed), shape=(1,) * rank)
+
+    def with_range(self, minimum: float | torch.Tensor, maximum: float | torch.Tensor) -> QuantizationParams:
+        """Return parameters like these for newly observed extremes; see :meth:`from_range`."""
         return QuantizationParams.from_range(
             self.scheme, minimum, maximum, shape=self.shape, dtype=self.dtype
+        )
+
+    def from_statistics(self, minimum: float, maximum: float) -> NoReturn:
+        """Refuse what would do nothing: ToRSh's method changes its object, and these never change.
+
+        Raises UnsupportedError, which names :meth:`with_range` and :mod:`zeropoint.params.torsh`.
+        """
+        raise UnsupportedError(
+            f"from_statistics({minimum}, {maximum}) changes its object in ToRSh, and these parameters never "
+            "change; write params = params.with_range(minimum, maximum), or take zeropoint.params.torsh"
         )
 
     def validate(self) -> None:
@@ -222,8 +290,14 @@ class QuantizationParams:
 
     @property
     def compression_ratio(self) -> float:
-        """Bits of float32 over bits a value, scales and zero points counted."""
+        """Bits of float32 over bits a value, scales and zero points counted.
+
+        Of parameters for tensors of any shape, where each set stands for one value, the codes alone count:
+        what scales add depends on the tensor, see :meth:`Scheme.bits_per_value`.
+        """
         values = math.prod(self.shape)
+        if 0 < values == self.num_parameter_sets:
+            return 32 / self.scheme.bits
         return 32 * values / max(1, self.scheme.bits * values + self.parameter_bits)
 
     @property
@@ -322,14 +396,6 @@ class QuantizationParams:
 def scheme_text(scheme: Scheme) -> str:
     """Return ``str(scheme)``; a function of its own so that torch.compile takes the result as a constant."""
     return str(scheme)
-
-
-def _ones(scheme: Scheme, shape: tuple[int, ...]) -> QuantizationParams:
-    params = QuantizationParams(
-        scheme=scheme, shape=shape, scales=(torch.ones(scheme.granularity.grid(shape), dtype=torch.float32),)
-    )
-    params.validate()
-    return params
 
 
 def _on_grid(value: float | torch.Tensor, grid: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

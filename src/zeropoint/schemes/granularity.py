@@ -124,12 +124,14 @@ class Granularity:
         if self.anchor is Anchor.LAST and self.rest == 1 and self.extents and min(self.extents) > 0:
             sizes = "x".join(map(str, self.extents))
             return f"g{sizes}" if len(self.extents) == 1 else f"block{sizes}"
-        axis = self._channel_axis()
+        axis = self.channel_axis
         if axis is not None:
             return f"channel{axis}"
         return f"{self.anchor.value}[{','.join(map(str, self.extents))}]rest{self.rest}"
 
-    def _channel_axis(self) -> int | None:
+    @property
+    def channel_axis(self) -> int | None:
+        """The axis each index of which is a block, as :meth:`channel` takes it, or None."""
         first = self.anchor is Anchor.FIRST
         position = len(self.extents) - 1 if first else 0
         axis = position if first else -len(self.extents)
