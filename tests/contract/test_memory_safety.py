@@ -192,3 +192,10 @@ def test_packing_takes_a_positive_number_of_bits(bits: int) -> None:
 def test_unpacking_a_scalar_is_an_error() -> None:
     with pytest.raises(zp.ShapeError, match="must have 1 bytes a row"):
         zp.unpack(torch.tensor(3, dtype=torch.uint8), 4, 2)
+
+
+def test_a_negative_length_is_an_error() -> None:
+    q = zp.quantize(torch.ones(4, 4), "int8")
+    wrong = zp.QuantizedTensor(data=q.data, params=q.params, shape=(-4, -4), dtype=q.dtype)
+    with pytest.raises(zp.ShapeError, match=r"shape \(=\(-4, -4\)\) must not have a negative length"):
+        wrong.dequantize()

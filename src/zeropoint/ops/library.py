@@ -149,7 +149,9 @@ def dequantize(
     dtype: torch.dtype,
     own_dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return the values of packed codes in ``dtype``."""
+    """Return the values of packed codes in ``dtype``; raises ShapeError for a negative length."""
+    if any(length < 0 for length in shape):
+        raise ShapeError(f"shape (={tuple(shape)}) must not have a negative length")
     wanted = Request(
         op=Op.DEQUANTIZE,
         scheme=Scheme.parse(scheme),
