@@ -386,10 +386,15 @@ class QuantizationParams:
 
     __hash__ = None  # type: ignore[assignment]  # tensors are compared by value and may change
 
-    def __repr__(self) -> str:
-        zero = "" if self.zero_point is None else f", zero_point {_brief(self.zero_point)}"
+    @property
+    def numbers(self) -> str:
+        """Scales and zero points in a few words."""
         scales = ", ".join(_brief(s.float() if s.is_floating_point() else s) for s in self.scales)
-        return f"QuantizationParams({self.scheme}, shape={self.shape}, scales {scales}{zero})"
+        zero = "" if self.zero_point is None else f", zero_point {_brief(self.zero_point)}"
+        return f"scales {scales}{zero}"
+
+    def __repr__(self) -> str:
+        return f"QuantizationParams({self.scheme}, shape={self.shape}, {self.numbers})"
 
 
 @traced_as_constant

@@ -3,7 +3,7 @@
 They hold parameters and call the operators; how codes come about is not known here.
 """
 
-from .fake_quantize import FakeQuantize
+from .fake_quantize import FakeQuantize, GradientMask
 from .followed_range import FollowedRange
 from .learned_scale import LearnedScale
 from .learned_threshold import LearnedThreshold
@@ -14,6 +14,7 @@ from .thresholds import ThresholdRule
 __all__ = [
     "FakeQuantize",
     "FollowedRange",
+    "GradientMask",
     "LearnedScale",
     "LearnedThreshold",
     "Pact",

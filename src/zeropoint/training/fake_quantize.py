@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -9,15 +10,27 @@ import torch
 
 from ..errors import RangeError, SchemeError, ShapeError
 from ..formats.torch_dtypes import format_of
-from ..functional import choose_params, fake_quantize
+from ..functional import check_input, choose_params, fake_quantize, fit_params
+from ..layout.blocks import spread_blocks
 from ..params import QuantizationParams
 from ..params.arithmetic import store
 from ..params.module_buffers import buffered_params, bytes_of, check_buffered, register_params
 from ..schemes import Scheme, ZeroPoint
+from ..stats import Observer
 from .quantizer import Quantizer
+from .straight_through import pass_where
 
 MAX_BITS = 16
-"""Widest integer that :meth:`FakeQuantize.from_bits` makes."""
+"""Widest integer that a number of bits stands for."""
+
+
+class GradientMask(enum.Enum):
+    """Where the gradient passes."""
+
+    ROUNDED = "rounded"
+    """Where the rounded x lies within the codes: half a step past their ends too, as in torch."""
+    RANGE = "range"
+    """Where x itself lies within ``float_range()``, as in oxicuda."""
 
 
 class FakeQuantize(Quantizer):
@@ -28,21 +41,46 @@ class FakeQuantize(Quantizer):
 
     params: the parameters; their tensors become buffers ``scale1``, ``scale2``, ... and ``zero_point``,
         scales of 8 bits as their bytes. They are copied, and validated. Parameters of one block serve tensors
-        of any shape, others those whose grid of blocks agrees.
+        of any shape, others those whose grid of blocks agrees. Or a number of bits, 1 to 16, which with
+        symmetric, scale and zero_point stands for integers with one scale: symmetric codes are signed,
+        others unsigned, and one symmetric bit means -1 and 1.
+    observer: what watches x in training mode; parameters follow it, once it has seen finite numbers.
+    mask: an attribute, where the gradient passes; assign ``GradientMask.RANGE`` for the rule of oxicuda.
 
-    Raises what :meth:`QuantizationParams.validate` raises. The straight-through estimator is that of Bengio
-    et al., arXiv:1308.3432, with the mask of ``torch.fake_quantize_per_tensor_affine``.
+    Raises what :meth:`QuantizationParams.validate` raises, and RangeError for bits, scale or zero point out
+    of their range. The straight-through estimator is that of Bengio et al., arXiv:1308.3432, with the mask of
+    ``torch.fake_quantize_per_tensor_affine``.
 
-    >>> quantizer = FakeQuantize.from_bits(4, scale=0.5)
+    >>> quantizer = FakeQuantize(4, scale=0.5)
     >>> quantizer(torch.tensor([0.3, -9.0, 1.0]))
     tensor([ 0.5000, -4.0000,  1.0000])
     """
 
-    def __init__(self, params: QuantizationParams, *, enabled: bool = True) -> None:
+    observer: Observer | None
+    zero_point: torch.Tensor | int
+
+    def __init__(
+        self,
+        params: QuantizationParams | int,
+        symmetric: bool = True,
+        scale: float = 1.0,
+        zero_point: int = 0,
+        *,
+        enabled: bool = True,
+        observer: Observer | None = None,
+    ) -> None:
+        if not isinstance(params, QuantizationParams):
+            params = _params_of_bits(params, symmetric, scale, zero_point)
+        elif (symmetric, scale, zero_point) != (True, 1.0, 0):
+            raise SchemeError("symmetric, scale and zero_point are part of params; give them with bits alone")
         super().__init__(params.scheme, enabled=enabled)
         params.validate()
         self.shape, self.dtype = params.shape, params.dtype
+        self.mask = GradientMask.ROUNDED
+        self.observer = observer
         register_params(self, params)
+        if self.symmetric:
+            self.zero_point = 0
 
     @classmethod
     def from_bits(
@@ -54,24 +92,12 @@ class FakeQuantize(Quantizer):
         zero_point: int = 0,
         enabled: bool = True,
     ) -> FakeQuantize:
-        """Return a quantizer to integers of ``bits`` bits, one scale for the tensor.
-
-        bits: 1 to 16. Symmetric codes are signed, others unsigned; one symmetric bit means -1 and 1.
-        scale: finite, at least 2**-128. zero_point: a code; 0 for symmetric ones.
-        Raises RangeError for a number outside of its range.
+        """Return ``FakeQuantize(bits, symmetric, scale, zero_point)``.
 
         >>> FakeQuantize.from_bits(8, symmetric=False, scale=0.1, zero_point=3).quant_range()
-        (0.0, 255.0)
+        (0, 255)
         """
-        if type(bits) is not int or not 1 <= bits <= MAX_BITS:
-            raise RangeError(f"bits (={bits!r}) must be an integer in 1..{MAX_BITS}; or pass a scheme")
-        if symmetric and zero_point != 0:
-            raise RangeError(
-                f"zero_point (={zero_point}) must be 0 for symmetric codes; pass symmetric=False"
-            )
-        signed = "binary:tensor" if bits == 1 else f"int{bits}:tensor"
-        scheme = Scheme.parse(signed if symmetric else f"uint{bits}:tensor:asym")
-        return cls(QuantizationParams.new(scale, zero_point, scheme), enabled=enabled)
+        return cls(_params_of_bits(bits, symmetric, scale, zero_point), enabled=enabled)
 
     @classmethod
     def from_tensor(cls, x: torch.Tensor, scheme: str | Scheme) -> FakeQuantize:
@@ -87,9 +113,29 @@ class FakeQuantize(Quantizer):
         """The parameters, which share the memory of the buffers."""
         return buffered_params(self, self.scheme, self.shape, self.dtype)
 
+    @property
+    def scale(self) -> torch.Tensor:
+        """One factor a finest block, all levels together."""
+        factor = self.params.effective_scale()
+        return torch.ones((1,) * len(self.shape)) if factor is None else factor
+
     def simulate(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``dequantize(quantize(x, params))``, bit for bit, differentiable in ``x``."""
-        return fake_quantize(x, self.params)
+        """Return ``dequantize(quantize(x, params))``, bit for bit, differentiable in ``x``.
+
+        In training mode the parameters follow the observer first, if there is one.
+        """
+        if self.observer is not None and self.training:
+            self.observer(x)
+            if int(self.observer.get_buffer("seen")) > 0:
+                self.update_params(self.observer.params(self.scheme, dtype=self.dtype))
+        if self.mask is GradientMask.ROUNDED:
+            return fake_quantize(x, self.params)
+        check_input(x)
+        fitted = fit_params(self.params, tuple(x.shape), x.dtype)
+        low, high = (
+            spread_blocks(end, self.scheme.granularity, fitted.shape) for end in self.range_of(fitted)
+        )
+        return pass_where(x, fake_quantize(x.detach(), fitted), (x >= low) & (x <= high))
 
     def update_params(
         self, scale: float | torch.Tensor | QuantizationParams, zero_point: int | torch.Tensor = 0
@@ -129,10 +175,26 @@ class FakeQuantize(Quantizer):
             zero_point=None if zeros is None else wanted.to(zeros.dtype),
         )
 
+    def extra_repr(self) -> str:
+        """Return what ``print`` shows of the module: the scheme, and the numbers of its parameters."""
+        text, numbers = super().extra_repr(), self.params.numbers
+        head, comma, tail = text.partition(", ")
+        return f"{head}, {numbers}{comma}{tail}" if numbers else text
+
     def check_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Raise a ZeropointError unless the tensors are valid parameters for this module."""
         super().check_state(tensors)
         check_buffered(self.params, tensors)
+
+
+def _params_of_bits(bits: int, symmetric: bool, scale: float, zero_point: int) -> QuantizationParams:
+    if type(bits) is not int or not 1 <= bits <= MAX_BITS:
+        raise RangeError(f"bits (={bits!r}) must be an integer in 1..{MAX_BITS}; or pass a scheme")
+    if symmetric and zero_point != 0:
+        raise RangeError(f"zero_point (={zero_point}) must be 0 for symmetric codes; pass symmetric=False")
+    signed = "binary:tensor" if bits == 1 else f"int{bits}:tensor"
+    scheme = Scheme.parse(signed if symmetric else f"uint{bits}:tensor:asym")
+    return QuantizationParams.new(scale, zero_point, scheme)
 
 
 def _numbers(what: str, value: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-
 from ..params import QuantizationParams
 from ..stats import MovingAverage, Observer
 from .fake_quantize import FakeQuantize
-from .quantizer import Quantizer
 
 
-class FollowedRange(Quantizer):
+class FollowedRange(FakeQuantize):
     """Fake quantization under the moving average of the extremes that it sees in training mode.
 
         low += rate (min x - low),    high += rate (max x - high),    params = those of low..high
 
-    In evaluation mode the parameters stay. The gradient is that of
-    :class:`~zeropoint.training.FakeQuantize`. Processes of torch.distributed see one range, that of all their
+    A :class:`~zeropoint.training.FakeQuantize` with an observer. In evaluation mode the parameters stay.
+    Processes of torch.distributed see one range, that of all their
     data. A batch without finite numbers changes nothing.
 
     params: where the parameters start; the first batch replaces them. rate: weight of the newest batch, in
@@ -27,6 +22,7 @@ class FollowedRange(Quantizer):
     Raises what :class:`~zeropoint.stats.MovingAverage` and ``FakeQuantize`` raise. Source: the moving ranges
     of activations in arXiv:1712.05877, section 3.1.
 
+    >>> import torch
     >>> quantizer = FollowedRange(QuantizationParams.new(1.0, 0, "int8"), rate=0.5)
     >>> for largest in (127.5, 63.75):
     ...     y = quantizer(torch.tensor([-largest, largest]))
@@ -35,29 +31,5 @@ class FollowedRange(Quantizer):
     """
 
     def __init__(self, params: QuantizationParams, *, rate: float = 0.01, enabled: bool = True) -> None:
-        super().__init__(params.scheme, enabled=enabled)
         statistic = MovingAverage(granularity=params.scheme.granularity, shape=params.shape, rate=rate)
-        self.observer = Observer(statistic)
-        self.quantizer = FakeQuantize(params)
-
-    @property
-    def params(self) -> QuantizationParams:
-        """The parameters of the present range."""
-        return self.quantizer.params
-
-    def simulate(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``dequantize(quantize(x, params))``, bit for bit, after the range has followed ``x``."""
-        if self.training:
-            self.observer(x)
-            if int(self.observer.get_buffer("seen")) > 0:
-                found = self.observer.params(self.scheme, dtype=self.quantizer.dtype)
-                self.quantizer.update_params(found)
-        return self.quantizer.simulate(x)
-
-    def reseed(self, seed: int) -> None:
-        """Give stochastic rounding another seed; see :meth:`Quantizer.reseed`."""
-        super().reseed(seed)
-        self.quantizer.reseed(seed)
-
-    def check_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Leave the check to observer and quantizer, which hold all tensors."""
+        super().__init__(params, enabled=enabled, observer=Observer(statistic))

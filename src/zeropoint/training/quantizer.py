@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..errors import SchemeError, ShapeError
+from ..errors import DtypeError, SchemeError, ShapeError
 from ..formats import IntFormat, RoundingMode
 from ..formats.torch_dtypes import wide_dtype
 from ..functional import fake_quantize
@@ -25,7 +25,7 @@ from ..params.module_buffers import (
     scheme_described,
 )
 from ..params.parameters import scheme_text
-from ..schemes import Scheme
+from ..schemes import Scheme, ZeroPoint
 
 
 class Quantizer(torch.nn.Module, ABC):
@@ -58,8 +58,23 @@ class Quantizer(torch.nn.Module, ABC):
     def simulate(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``dequantize(quantize(x, params))``, bit for bit, differentiable."""
 
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return self.scheme.bits
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether there is no zero point."""
+        return self.scheme.zero_point is ZeroPoint.NONE
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``x`` quantized and dequantized, or ``x`` itself when empty or not enabled."""
+        """Return ``x`` quantized and dequantized, or ``x`` itself when empty or not enabled.
+
+        Raises DtypeError for anything but a tensor.
+        """
+        if not isinstance(x, torch.Tensor):
+            raise DtypeError(f"x (a {type(x).__name__}) must be a torch.Tensor; pass torch.as_tensor(x)")
         return self.simulate(x) if self.enabled and x.numel() > 0 else x
 
     def backward(self, grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -81,10 +96,12 @@ class Quantizer(torch.nn.Module, ABC):
     def quant_range(self) -> tuple[float, float]:
         """Return the smallest and the largest number that codes stand for, before zero point and scale.
 
-        For integer formats without fraction bits these are the smallest and largest code in use.
+        For integer formats without fraction bits these are the smallest and largest code in use, integers.
         """
         element = self.scheme.element
         if isinstance(element, IntFormat):
+            if not element.fraction_bits:
+                return self.scheme.qmin, self.scheme.qmax
             step = element.step
             return float(self.scheme.qmin * step), float(self.scheme.qmax * step)
         return float(element.min), float(element.max)
@@ -94,7 +111,10 @@ class Quantizer(torch.nn.Module, ABC):
 
         Shaped like the grid of blocks, in the wide dtype; values outside are clipped to these.
         """
-        params = self.params
+        return self.range_of(self.params)
+
+    def range_of(self, params: QuantizationParams) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return :meth:`float_range` under other parameters of the same scheme."""
         wide = wide_dtype(params.dtype)
         scale = params.effective_scale()
         factor = torch.ones((), dtype=wide) if scale is None else scale
