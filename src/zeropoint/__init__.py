@@ -1,7 +1,10 @@
 """zeropoint: few-bit numbers in PyTorch, exact and at memory speed."""
 
+import itertools
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 from .errors import (
     CalibrationError,
@@ -16,17 +19,18 @@ from .errors import (
     UnsupportedError,
     ZeropointError,
 )
-from .formats import CodebookFormat, FloatFormat, IntFormat, Specials, format_name, get_format
-from .functional import choose_params, dequantize, explain, fake_quantize, quantize
-from .layout.packing import pack, unpack
-from .ops.library import only_backend
-from .params import QuantizationParams
-from .schemes import Granularity, Scheme
-from .tensor import QuantizedTensor
 
 if TYPE_CHECKING:
+    from .checkpoint.verbs import inspect_checkpoint, plan_checkpoint, quantize_checkpoint, verify_checkpoint
+    from .formats import CodebookFormat, FloatFormat, IntFormat, Specials, format_name, get_format
+    from .functional import choose_params, dequantize, explain, fake_quantize, quantize
+    from .layout.packing import pack, unpack
     from .models import calibrate, convert, fold, prepare, quantize_model
+    from .ops.library import only_backend
+    from .params import QuantizationParams
     from .prepared import Plan, can_implement, plan
+    from .schemes import Granularity, Scheme
+    from .tensor import QuantizedTensor
     from .training import FakeQuantize
 
 __version__ = "0.1.0"
@@ -64,32 +68,65 @@ __all__ = [
     "fold",
     "format_name",
     "get_format",
+    "inspect_checkpoint",
     "only_backend",
     "pack",
     "plan",
+    "plan_checkpoint",
     "prepare",
     "quantize",
+    "quantize_checkpoint",
     "quantize_model",
     "unpack",
+    "verify_checkpoint",
 ]
 
-_PARTS = {
+_OWNERS = {
+    **dict.fromkeys(
+        ("CodebookFormat", "FloatFormat", "IntFormat", "Specials", "format_name", "get_format"), "formats"
+    ),
+    **dict.fromkeys(("choose_params", "dequantize", "explain", "fake_quantize", "quantize"), "functional"),
+    **dict.fromkeys(("pack", "unpack"), "layout.packing"),
     **dict.fromkeys(("calibrate", "convert", "fold", "prepare", "quantize_model"), "models"),
     **dict.fromkeys(("Plan", "can_implement", "plan"), "prepared"),
+    **dict.fromkeys(("Granularity", "Scheme"), "schemes"),
+    **dict.fromkeys(
+        ("inspect_checkpoint", "plan_checkpoint", "quantize_checkpoint", "verify_checkpoint"),
+        "checkpoint.verbs",
+    ),
     "FakeQuantize": "training",
+    "QuantizationParams": "params",
+    "QuantizedTensor": "tensor",
+    "only_backend": "ops.library",
 }
-"""Names and where they are defined: parts that quantizing tensors and checkpoints never needs."""
+"""Names and their owners, which are imported at the first use (PEP 562)."""
+_PARTS = frozenset((
+    "checkpoint", "codecs", "formats", "functional", "layout", "models", "ops", "params", "patterns",
+    "prepared", "recipes", "schemes", "stats", "tensor", "training",
+))  # fmt: skip
+
 
 if not TYPE_CHECKING:  # type checkers would take any name for one of the package
 
-    def __getattr__(name: str) -> Any:
-        """Return a name of a part that is imported when it is first used (PEP 562)."""
-        if name in ("models", "prepared", "stats", "training"):
+    def __getattr__(name: str) -> object:
+        """Return a public name or a part, imported when it is first used."""
+        if name in _PARTS:
             return import_module(f".{name}", __name__)
-        if name not in _PARTS:
+        if name not in _OWNERS:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(f".{_PARTS[name]}", __name__), name)
+        value = globals()[name] = getattr(import_module(f".{_OWNERS[name]}", __name__), name)
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return sorted({*__all__, "models", "prepared", "recipes", "stats", "training"})
+
+
+def _is_command() -> bool:
+    """Return whether this process is the command, whose help and errors must not wait for torch."""
+    by_module = ("-m", __name__) in itertools.pairwise(sys.orig_argv)
+    return by_module or PurePath(sys.argv[0]).stem == __name__
+
+
+if not _is_command():
+    # Exported programs name our operators: they must be there before one is loaded.
+    import_module(".ops.library", __name__)

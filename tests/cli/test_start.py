@@ -3,28 +3,113 @@
 from __future__ import annotations
 
 import operator
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
+from tests.cli.checkpoints import write_llama
 
 import zeropoint as zp
+from zeropoint import __version__
 
-LOADED = "import sys, zeropoint.cli.main; print(*sys.modules)"
+# A process of the command, told apart from one that imports the library by its arguments.
+SAYS_WHAT_IS_LOADED = """
+import atexit, sys
+atexit.register(lambda: print("loaded:", *sys.modules, file=sys.stderr))
+import runpy
+sys.orig_argv[:] = ["python", "-m", "zeropoint", *sys.argv[1:]]
+runpy.run_module("zeropoint", run_name="__main__")
+"""
 
 
-def test_the_command_line_loads_neither_models_nor_kernels() -> None:
-    child = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
-    loaded = child.stdout.split()
-    assert "zeropoint.checkpoint.run" in loaded
+def command(*arguments: str) -> tuple[int, str, str, set[str]]:
+    """Return the exit status of a command, what it says, and the modules that it has loaded."""
+    child = subprocess.run(
+        [sys.executable, "-c", SAYS_WHAT_IS_LOADED, *arguments], capture_output=True, text=True, check=False
+    )
+    said, _, loaded = child.stderr.partition("loaded:")
+    return child.returncode, child.stdout, said, set(loaded.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ([], 0, "Usage: zeropoint"),
+        (["--help"], 0, "Usage: zeropoint"),
+        (["-h"], 0, "Usage: zeropoint"),
+        (["quantize", "--help"], 0, "--dequantize-first"),
+        (["verify", "-h"], 0, "--against"),
+        (["--version"], 0, f"zeropoint {__version__}"),
+        (["--show-completion", "bash"], 0, "complete -o default"),
+        (["quantise"], 2, "see zeropoint --help"),
+        (["quantize"], 2, "Missing argument 'SRC'; see zeropoint quantize --help"),
+        (["quantize", "a", "b"], 2, "none is given, for example --to w4a16"),
+        (["quantize", "a", "b", "--too", "w4a16"], 2, "No such option: --too"),
+        (["quantize", "a", "b", "--to", "w4a61"], 2, "did you mean w4a16"),
+        (["quantize", "a", "b", "w4a16"], 2, "did you mean --to w4a16?"),
+        (["quantize", "a", "b", "--to", "gptq"], 2, "gptq is not written"),
+        (["inspect", ""], 2, "is empty"),
+    ],
+)
+def test_help_the_version_and_slips_are_answered_before_torch_is_loaded(
+    arguments: list[str], status: int, said: str
+) -> None:
+    found, out, err, loaded = command(*arguments)
+    assert (found, said in out + err) == (status, True), out + err
+    assert "zeropoint.cli.app" in loaded
+    assert {"torch", "numpy", "numba", "rich.table"}.isdisjoint(loaded)
+
+
+def test_the_command_line_loads_neither_models_nor_kernels(tmp_path: Path) -> None:
+    status, _, _, loaded = command("inspect", str(write_llama(tmp_path / "model")))
+    assert status == 0
+    assert "zeropoint.checkpoint.inspect" in loaded
     parts = ("models", "prepared", "stats", "training", "kernels")
     assert [name for name in loaded if name.startswith(tuple(f"zeropoint.{part}" for part in parts))] == []
     assert {"numba", "transformers", "ray", "fsspec"}.isdisjoint(loaded)
 
 
-def test_every_public_name_is_there() -> None:
+def test_a_program_has_the_operators_as_soon_as_zeropoint_is_imported() -> None:
+    code = "import zeropoint, torch; print(torch.ops.zeropoint.linear)"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout == "zeropoint.linear\n"
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_torch_is_loaded_is_one_line(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    """Torch is loaded for the first word that needs it; here that sends the signal."""
+    (tmp_path / "torch.py").write_text(
+        f"import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep(60)\n"
+    )
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {SAYS_WHAT_IS_LOADED}"
+    child = subprocess.run(
+        [sys.executable, "-c", code, "inspect", "x"], capture_output=True, text=True, check=False
+    )
+    by = "" if number == signal.SIGINT else " by SIGTERM"
+    assert (child.returncode, child.stdout, child.stderr) == (status, "", f"error: interrupted{by}\n")
+
+
+def test_a_second_interrupt_at_the_end_is_one_line_too(tmp_path: Path) -> None:
+    """After the work, while the report is written or the interpreter ends."""
+    code = SAYS_WHAT_IS_LOADED.replace(
+        'print("loaded:", *sys.modules, file=sys.stderr)',
+        "(__import__('os').kill(__import__('os').getpid(), 2))",
+    )
+    started = time.monotonic()
+    child = subprocess.run([sys.executable, "-c", code, "-V"], capture_output=True, text=True, check=False)
+    assert (child.returncode, child.stderr) == (130, "error: interrupted\n")
+    assert time.monotonic() - started < 60
+
+
+def test_every_public_name_is_there_and_nothing_else_is_listed() -> None:
     assert {name for name in zp.__all__ if not hasattr(zp, name)} == set()
-    assert set(zp.__all__) <= set(dir(zp))
+    parts = {"models", "prepared", "recipes", "stats", "training"}
+    assert set(dir(zp)) == set(zp.__all__) | parts
     assert zp.stats is sys.modules["zeropoint.stats"]
 
 

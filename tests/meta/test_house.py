@@ -36,7 +36,7 @@ TEXT_FOLDERS = ("src", "tests", "benchmarks", "examples", "docs", ".ci", ".githu
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 70
 MAX_PARAMETERS = 6
-MAX_PUBLIC_NAMES = 40
+MAX_PUBLIC_NAMES = 50
 
 # Every exception in one place: rule -> subject -> reason. The subject is what stands before the colon of a
 # violation, for example "src/zeropoint/x.py::f"; under "optional import" it is a top-level module.
@@ -46,7 +46,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "function size": {},
     "parameters": {
         "src/zeropoint/cli/dequantize.py::dequantize": "typer makes an option of each parameter",
-        "src/zeropoint/cli/main.py::quantize": "typer makes an option of each parameter",
+        "src/zeropoint/cli/app.py::quantize": "typer makes an option of each parameter",
         "src/zeropoint/cli/plan.py::plan": "typer makes an option of each parameter",
         "src/zeropoint/ops/reference.py::dequantize": "takes what the operator's schema names",
     },

@@ -7,15 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ..checkpoint.limits import Limits
-from ..checkpoint.plan import make_plan
-from ..checkpoint.recipe import KEEP
-from ..checkpoint.selection import Dequantize, Selection
-from ..checkpoint.source import open_source
-from ..report.documents import run_document
-from ..report.tables import run_report
-from .options import READ, AsJson, Everything, Memory, Workers
-from .output import progress, show, show_json
+from . import layers
+from .options import AsJson, Checkpoint, Everything, Memory, Workers
+from .output import show, show_json
 from .values import parse_float_dtype
 from .writing import (
     Address,
@@ -33,7 +27,7 @@ from .writing import (
 
 
 def dequantize(  # noqa: PLR0913 (typer makes an option of each parameter)
-    source: Annotated[str, typer.Argument(metavar="SRC", help=READ)],
+    source: Checkpoint,
     out: Target,
     dtype: Annotated[
         str | None,
@@ -64,17 +58,16 @@ def dequantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint dequantize SRC OUT --dtype float32 --max-memory 1G
     """  # noqa: D301
     start = time.perf_counter()
-    selection = Selection(dequantize=Dequantize.EVERY, floats=dtype)
-    limits = Limits.default(workers, max_memory)
-    plan = make_plan(open_source(source), KEEP, selection=selection, limits=limits)
+    selection = layers.Selection(dequantize=layers.Dequantize.EVERY, floats=dtype)
+    limits = layers.Limits.default(workers, max_memory)
+    plan = layers.make_plan(layers.open_source(source), layers.KEEP, selection=selection, limits=limits)
     way = Way(
         overwrite=overwrite, restart=restart, break_lock=unlock, spool=spool,
         engine=engine_of(engine, address),
     )  # fmt: skip
-    with progress("dequantizing") as on_progress:
-        result = write(plan, out, way, on_progress)
+    result = write(plan, out, way, "dequantizing")
     seconds = time.perf_counter() - start
     if as_json:
-        show_json(run_document(result, seconds=seconds))
+        show_json(layers.run_document(result, seconds=seconds))
     else:
-        show(run_report(result, seconds=seconds, everything=everything))
+        show(layers.run_report(result, seconds=seconds, everything=everything))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..checkpoint.limits import Limits
-from ..checkpoint.plan import Plan, make_plan
-from ..checkpoint.recipe import RecipeText
-from ..checkpoint.selection import Dequantize, Selection
-from ..checkpoint.source import open_source
-from .values import Asked, parse_recipe, parse_scheme, parse_size, parse_workers
+from . import layers
+from .values import parse_path, parse_recipe, parse_scheme, parse_size, parse_workers
+
+if TYPE_CHECKING:
+    from ..checkpoint.plan import Plan
+    from ..checkpoint.selection import Dequantize, Selection
+    from .values import Asked
 
 READ = "Checkpoint directory, .safetensors file, or the s3:// or gs:// URL of either."
+
+Checkpoint = Annotated[str, typer.Argument(metavar="SRC", parser=parse_path, help=READ)]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document instead of a report.")]
 Everything = Annotated[bool, typer.Option("--all", help="A line for each tensor, layers not folded.")]
@@ -24,12 +27,13 @@ Memory = Annotated[
     int | None,
     typer.Option(metavar="SIZE", parser=parse_size, help="Most memory of the process; default: 2G."),
 ]
+# What a parser returns is of a layer below, which typer must not ask for before the command runs.
 To = Annotated[
-    RecipeText | None,
+    Any,
     typer.Option(metavar="SCHEME", parser=parse_scheme, help="Preset or scheme, such as w4a16 or int4:g64."),
 ]
 Recipe = Annotated[
-    RecipeText | None,
+    Any,
     typer.Option(metavar="FILE", parser=parse_recipe, help="Rules in YAML, in place of --to."),
 ]
 Include = Annotated[
@@ -56,19 +60,32 @@ DequantizeKept = Annotated[
 def dequantized(*, first: bool, kept: bool) -> Dequantize:
     """Return what becomes of layers that are quantized already."""
     if kept:
-        return Dequantize.EVERY
-    return Dequantize.FIRST if first else Dequantize.NONE
+        return layers.Dequantize.EVERY
+    return layers.Dequantize.FIRST if first else layers.Dequantize.NONE
 
 
-def planned(source: str, asked: Asked, selection: Selection, limits: Limits) -> Plan:
+def selected(
+    include: list[str] | None, ignore: list[str] | None, *, strict: bool, first: bool, kept: bool
+) -> Selection:
+    """Return what the options say of which tensors are quantized."""
+    return layers.Selection(
+        include=tuple(include or ()), ignore=tuple(ignore or ()), strict=strict,
+        dequantize=dequantized(first=first, kept=kept),
+    )  # fmt: skip
+
+
+def planned(
+    source: str, asked: Asked, selection: Selection, workers: int | None, max_memory: int | None
+) -> Plan:
     """Return the plan for the checkpoint at ``source``.
 
     Raises typer.BadParameter where a plan file, which has a selection of its own, is given another one.
     """
-    if isinstance(asked, RecipeText):
-        return make_plan(open_source(source), asked, selection=selection, limits=limits)
-    if selection != Selection():
+    limits = layers.Limits.default(workers, max_memory)
+    if isinstance(asked, layers.RecipeText):
+        return layers.make_plan(layers.open_source(source), asked, selection=selection, limits=limits)
+    if selection != layers.Selection():
         raise typer.BadParameter(
             "a plan has its own --include, --ignore, --strict and --dequantize-...; leave them out"
         )
-    return asked.remake(open_source(source), limits=limits)
+    return asked.remake(layers.open_source(source), limits=limits)

@@ -6,20 +6,20 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, RenderableType
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from ..errors import size_of
+from . import layers
 
-from ..checkpoint.workers import Progress as OnProgress
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_UNWRAPPED = 1 << 16
+"""Columns of output that is not a terminal: names stay whole, for whoever searches a log."""
+_FIRST_LINE, _NEXT_LINE = 5.0, 30.0
+"""Seconds until a run without a terminal says how far it is, and between one such line and the next."""
 
 
 class ReaderGoneError(Exception):
@@ -27,12 +27,13 @@ class ReaderGoneError(Exception):
 
 
 def show(report: RenderableType) -> None:
-    """Write a report to stdout; a pipe gets plain text without spaces at the ends of lines."""
-    console = Console(highlight=False)
+    """Write a report to stdout; what is no terminal gets plain text, lines as long as they are."""
+    console = layers.Console(highlight=False)
     with _stdout():
         if console.is_terminal:
             console.print(report)
             return
+        console = layers.Console(highlight=False, width=_UNWRAPPED)
         with console.capture() as capture:
             console.print(report)
         print("\n".join(line.rstrip() for line in capture.get().splitlines()), flush=True)
@@ -57,26 +58,58 @@ def _stdout() -> Iterator[None]:
         raise OSError(f"the report cannot be written to stdout: {error.strerror}") from error
 
 
-def fail(message: str) -> None:
-    """Write one line to stderr, whatever the message holds."""
-    print("error:", " ".join(message.split()), file=sys.stderr)
+def note(sentence: str) -> None:
+    """Write a note about the call itself to stderr."""
+    print("note:", sentence, file=sys.stderr)
 
 
 @contextlib.contextmanager
-def progress(verb: str) -> Iterator[OnProgress | None]:
-    """Show a bar on stderr while the block runs, and give the callback that moves it; None in a pipe."""
-    console = Console(stderr=True)
+def progress(verb: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Show a bar on stderr while the block runs, a line now and then in a pipe; give what moves it."""
+    console = layers.Console(stderr=True)
     if not console.is_terminal:
-        yield None
+        yield lines(verb, time.monotonic)
         return
-    done = DownloadColumn(binary_units=True)
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        done,
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        layers.SpinnerColumn(),
+        layers.TextColumn("{task.description}"),
+        layers.BarColumn(),
+        layers.TextColumn("{task.fields[done]}"),
+        layers.TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(verb, total=None)
-        yield lambda done, total, _name: bar.update(task, completed=done, total=total)
+    with layers.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(verb, total=None, done="")
+        start = time.monotonic()
+
+        def move(done: int, total: int, name: str) -> None:  # noqa: ARG001 (the signature is Progress's)
+            bar.update(task, completed=done, total=total, done=_done(done, total, time.monotonic() - start))
+
+        yield move
+
+
+def lines(
+    verb: str, clock: Callable[[], float], write: Callable[[str], object] = sys.stderr.write
+) -> Callable[[int, int, str], None]:
+    """Return what writes a line of progress, after some seconds and then every half a minute."""
+    start = clock()
+    due = start + _FIRST_LINE
+
+    def move(done: int, total: int, name: str) -> None:  # noqa: ARG001 (the signature is Progress's)
+        nonlocal due
+        now = clock()
+        if now >= due:
+            due = now + _NEXT_LINE
+            write(f"{verb}: {_done(done, total, now - start)}\n")
+
+    return move
+
+
+def _done(done: int, total: int, seconds: float) -> str:
+    """Return how far a run is, in the same units throughout."""
+    if done >= total:
+        return f"{size_of(total)}, reading back and finishing"
+    left = seconds * (total - done) / max(1, done)
+    return (
+        f"{size_of(done)} of {size_of(total)} ({done / total:.0%}), "
+        f"{size_of(int(done / max(seconds, 1e-3)))}/s, about {left:.0f} s left"
+    )

@@ -7,15 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ..checkpoint.limits import Limits
-from ..checkpoint.plan_document import plan_document
-from ..checkpoint.plan_file import write_plan
-from ..checkpoint.selection import Selection
-from ..recipes import recipe_schema
-from ..report.plans import plan_report
+from . import layers
 from .options import (
-    READ,
     AsJson,
+    Checkpoint,
     DequantizeFirst,
     DequantizeKept,
     Everything,
@@ -26,21 +21,22 @@ from .options import (
     Strict,
     To,
     Workers,
-    dequantized,
     planned,
+    selected,
 )
 from .output import show, show_json
+from .signals import interruptible
 from .values import one_of
 
 
 def _show_schema(wanted: bool) -> None:
     if wanted:
-        show_json(recipe_schema())
+        show_json(layers.recipe_schema())
         raise typer.Exit
 
 
 def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
-    source: Annotated[str, typer.Argument(metavar="SRC", help=READ)],
+    source: Checkpoint,
     to: To = None,
     recipe: Recipe = None,
     include: Include = None,
@@ -76,15 +72,13 @@ def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint plan MODEL --to mxfp4 --out plan.json
       zeropoint quantize MODEL OUT --plan plan.json
     """  # noqa: D301 (click's mark for a paragraph that keeps its lines)
-    selection = Selection(
-        include=tuple(include or ()), ignore=tuple(ignore or ()), strict=strict,
-        dequantize=dequantized(first=dequantize_first, kept=dequantize_kept),
-    )  # fmt: skip
     asked = one_of({"--to": to, "--recipe": recipe})
-    made = planned(source, asked, selection, Limits.default(workers, max_memory))
+    selection = selected(include, ignore, strict=strict, first=dequantize_first, kept=dequantize_kept)
+    made = planned(source, asked, selection, workers, max_memory)
     if out is not None:
-        write_plan(made, out)
+        with interruptible():
+            layers.write_plan(made, out)
     if as_json:
-        show_json(plan_document(made))
+        show_json(layers.plan_document(made))
     else:
-        show(plan_report(made, everything=everything))
+        show(layers.plan_report(made, everything=everything))

@@ -1,24 +1,50 @@
-"""What the words of the command line mean: sizes, schemes and recipes. Wrong ones are usage errors."""
+"""What the words of the command line mean: paths, sizes, schemes and recipes. Wrong ones are usage errors."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import typer
 
-from ..checkpoint.plan_file import PlanFile
-from ..checkpoint.recipe import RecipeText
-from ..codecs.compressed_tensors_config import layer_scheme
 from ..errors import FormatError, ZeropointError, near_misses
-from ..formats import ALIASES, CATALOG
-from ..schemes import LAYER_PRESETS, TENSOR_PRESETS
+from . import layers
 
+if TYPE_CHECKING:
+    from ..checkpoint.plan_file import PlanFile
+    from ..checkpoint.recipe import RecipeText
+
+    Asked: TypeAlias = RecipeText | PlanFile
+    """What a plan is asked for by."""
+
+Given = TypeVar("Given")
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
-Asked: TypeAlias = RecipeText | PlanFile
-"""What a plan is asked for by."""
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+# What llama.cpp calls its types, and methods that other tools write in layouts of their own.
+_OF_OTHERS = re.compile(r"(?:i?q[1-8]_\w+|gguf|gptq|awq|exl[23]|bnb|hqq)", re.IGNORECASE)
+
+
+def parse_path(text: str) -> str:
+    """Return a path or URL; raises typer.BadParameter for an empty one, most likely an unset variable.
+
+    >>> parse_path("models/a")
+    'models/a'
+    """
+    if not text.strip():
+        raise typer.BadParameter("it is empty, as an unset variable is; give a path, or . for this directory")
+    return text
+
+
+def parse_output(text: str) -> str:
+    """Return where to write; raises typer.BadParameter for no path, and for the name of a weight file.
+
+    >>> parse_output("out")
+    'out'
+    """
+    if parse_path(text).endswith((".safetensors", ".gguf", ".bin", ".pt")):
+        raise typer.BadParameter(f"{text!r} is the name of a file; give the directory that the files go into")
+    return text
 
 
 def parse_size(text: str) -> int:
@@ -59,24 +85,44 @@ def parse_scheme(text: str) -> RecipeText:
     '--to w4a16'
     """
     try:
-        layer_scheme(text)
-    except FormatError as error:
-        head = text.strip().partition(":")[0]
-        if not head.isidentifier():
-            raise typer.BadParameter(str(error)) from error
-        known = (*LAYER_PRESETS, *TENSOR_PRESETS, *CATALOG, *ALIASES)
-        raise typer.BadParameter(f"scheme {head!r} is unknown; {near_misses(head, known)}") from error
+        _require_known(text.strip().partition(":")[0])
+        layers.layer_scheme(text)
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
-    return RecipeText.of(text)
+    return layers.RecipeText.of(text)
 
 
-def one_of(options: Mapping[str, Asked | None]) -> Asked:
+def _require_known(head: str) -> None:
+    """Raise FormatError, with what to write instead, where ``head`` begins no scheme of a checkpoint."""
+    presets = [name for name, preset in layers.LAYER_PRESETS.items() if not preset.needs_calibration]
+    if not head.isidentifier() or head.lower() in (*layers.LAYER_PRESETS, *layers.TENSOR_PRESETS):
+        return
+    if _OF_OTHERS.fullmatch(head):
+        raise FormatError(
+            f"{head} is not written, nor are other types of GGUF, GPTQ, AWQ, EXL, HQQ and bitsandbytes; "
+            "w4a16 is the int4 that vLLM and transformers read"
+        )
+    if head.lower() in layers.MODEL_PRESETS:
+        raise FormatError(
+            f"{head} is a preset of models in memory (zp.quantize_model); those of checkpoints are "
+            f"{', '.join(presets)}"
+        )
+    try:
+        layers.get_format(head)
+    except FormatError as error:
+        known = (*presets, *layers.TENSOR_PRESETS, *layers.CATALOG, *layers.ALIASES)
+        near = near_misses(head, known)
+        if not near.startswith("did you mean"):
+            near = f"presets are {', '.join(presets)}; zeropoint formats lists the rest"
+        raise FormatError(f"scheme {head!r} is unknown; {near}") from error
+
+
+def one_of(options: Mapping[str, Given | None]) -> Given:
     """Return the one value that was given; raises typer.BadParameter unless exactly one option was."""
     given = {name: value for name, value in options.items() if value is not None}
     if len(given) != 1:
-        found = f"{' and '.join(given)} are" if given else "none is"
-        raise typer.BadParameter(f"give exactly one of {', '.join(options)}; {found} given")
+        found = f"{' and '.join(given)} are given" if given else "none is given, for example --to w4a16"
+        raise typer.BadParameter(f"give exactly one of {', '.join(options)}; {found}")
     (value,) = given.values()
     return value
 
@@ -84,7 +130,7 @@ def one_of(options: Mapping[str, Asked | None]) -> Asked:
 def parse_recipe(path: str) -> RecipeText:
     """Return the recipe in the file at ``path``; raises typer.BadParameter when it is none."""
     try:
-        recipe = RecipeText.read(path)
+        recipe = layers.RecipeText.read(path)
         recipe.parse()
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
@@ -94,7 +140,7 @@ def parse_recipe(path: str) -> RecipeText:
 def parse_plan(path: str) -> PlanFile:
     """Return the plan in the file at ``path``; raises typer.BadParameter when it is none."""
     try:
-        return PlanFile.read(path)
+        return layers.PlanFile.read(path)
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..checkpoint.engine import Engine, local
-from ..checkpoint.lock import break_lock
-from ..checkpoint.object_store import RemotePath
-from ..checkpoint.plan import Plan
-from ..checkpoint.ray_engine import RayEngine
-from ..checkpoint.run import RunResult, run
-from ..checkpoint.storage import place
-from ..checkpoint.store_output import run_to_store
-from ..checkpoint.workers import Progress
+from . import layers
+from .output import note, progress
+from .signals import interruptible
+from .values import parse_output
+
+if TYPE_CHECKING:
+    from ..checkpoint.engine import Engine
+    from ..checkpoint.plan import Plan
+    from ..checkpoint.run import RunResult
 
 
 class EngineName(enum.Enum):
@@ -27,7 +27,10 @@ class EngineName(enum.Enum):
     RAY = "ray"
 
 
-Target = Annotated[str, typer.Argument(metavar="OUT", help="Directory, or s3:// or gs:// URL, to write.")]
+Target = Annotated[
+    str,
+    typer.Argument(metavar="OUT", parser=parse_output, help="Directory, or s3:// or gs:// URL, to write."),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Write into a directory that is not empty.")]
 Restart = Annotated[bool, typer.Option("--restart", help="Discard an interrupted run in OUT and start over.")]
 BreakLock = Annotated[
@@ -63,31 +66,38 @@ def engine_of(name: EngineName, address: str | None) -> Engine:
     Raises typer.BadParameter for an address of the local engine.
     """
     if name is EngineName.RAY:
-        return RayEngine(address=address)
+        return layers.RayEngine(address=address)
     if address is not None:
         raise typer.BadParameter(f"--address {address} is that of a Ray cluster; pass --engine ray too")
-    return local
+    return layers.local
 
 
-def write(plan: Plan, out: str, way: Way, on_progress: Progress | None) -> RunResult:
-    """Carry out a plan.
+def write(plan: Plan, out: str, way: Way, verb: str) -> RunResult:
+    """Carry out a plan, with its progress under ``verb``; a signal is an exception while it writes.
 
     Raises typer.BadParameter for options that mean nothing for this kind of output.
     """
-    target = place(out)
-    if isinstance(target, RemotePath):
+    target = layers.place(out)
+    if isinstance(target, layers.RemotePath):
         if way.overwrite or way.break_lock:
             option = "--overwrite" if way.overwrite else "--break-lock"
             raise typer.BadParameter(
                 f"objects behind a URL are neither overwritten nor locked; leave {option} out"
             )
-        return run_to_store(
-            plan, target, spool=way.spool, restart=way.restart, engine=way.engine, on_progress=on_progress
-        )
+        with interruptible(), progress(verb) as on_progress:
+            return layers.run_to_store(
+                plan, target, spool=way.spool, restart=way.restart, engine=way.engine, on_progress=on_progress
+            )
     if way.spool is not None:
         raise typer.BadParameter("--spool is for an output behind a URL; leave it out")
+    absent = not target.parent.exists()
     if way.break_lock:
-        break_lock(target)
-    return run(
-        plan, target, overwrite=way.overwrite, restart=way.restart, engine=way.engine, on_progress=on_progress
-    )
+        layers.break_lock(target)
+    with interruptible(), progress(verb) as on_progress:
+        result = layers.run(
+            plan, target, overwrite=way.overwrite, restart=way.restart, engine=way.engine,
+            on_progress=on_progress,
+        )  # fmt: skip
+    if absent:  # most likely meant, but a slip in a path would look the same
+        note(f"the directory {str(target.parent)!r} did not exist and was created")
+    return result

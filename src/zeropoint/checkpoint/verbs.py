@@ -1,0 +1,50 @@
+"""What the command line does, as functions of one line each: the verbs of checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .inspect import inspect as inspect_checkpoint
+from .object_store import RemotePath
+from .plan import Plan, make_plan
+from .recipe import RecipeText
+from .run import RunResult, run
+from .selection import Selection
+from .source import open_source
+from .storage import Place, place
+from .store_output import run_to_store
+from .verify import verify as verify_checkpoint
+
+__all__ = ["inspect_checkpoint", "plan_checkpoint", "quantize_checkpoint", "verify_checkpoint"]
+
+
+def plan_checkpoint(
+    source: Place | str, to: str | RecipeText, *, include: Iterable[str] = (), ignore: Iterable[str] = ()
+) -> Plan:
+    """Return what :func:`quantize_checkpoint` would do, from the headers alone: fates, sizes, memory.
+
+    source: a checkpoint's directory, one .safetensors file, or the URL of either. to: a preset or scheme, or
+    a recipe (``RecipeText.read(path)``). include, ignore: patterns of tensors to quantize although they are
+    kept by default, and of tensors to keep.
+
+    Raises CheckpointError, RecipeError, SchemeError or UnsupportedError for what cannot be done.
+    """
+    selection = Selection(include=tuple(include), ignore=tuple(ignore))
+    return make_plan(open_source(source), to, selection=selection)
+
+
+def quantize_checkpoint(
+    source: Place | str, out: Place | str, to: str | RecipeText,
+    *, include: Iterable[str] = (), ignore: Iterable[str] = (), overwrite: bool = False,
+) -> RunResult:  # fmt: skip
+    """Quantize a checkpoint into ``out``, a directory or URL, as ``zeropoint quantize`` does.
+
+    The other arguments are those of :func:`plan_checkpoint`. overwrite: write into a directory that is not
+    empty. If it is interrupted, the same call resumes. Raises as :func:`plan_checkpoint`, and CheckpointError
+    when ``out`` cannot be written.
+    """
+    plan = plan_checkpoint(source, to, include=include, ignore=ignore)
+    target = place(out)
+    if isinstance(target, RemotePath):
+        return run_to_store(plan, target)
+    return run(plan, target, overwrite=overwrite)

@@ -1,0 +1,102 @@
+"""The layers below, imported when a command first asks for one of their names (PEP 562).
+
+They import torch, which takes a second or more; help, the version, completion and slips of the command line
+need none of it. Commands say ``layers.make_plan(...)``.
+"""
+
+from __future__ import annotations
+
+import gc
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console as Console
+    from rich.progress import BarColumn as BarColumn
+    from rich.progress import Progress as Progress
+    from rich.progress import SpinnerColumn as SpinnerColumn
+    from rich.progress import TextColumn as TextColumn
+    from rich.progress import TimeElapsedColumn as TimeElapsedColumn
+
+    from ..checkpoint.engine import local as local
+    from ..checkpoint.inspect import inspect as inspect
+    from ..checkpoint.limits import Limits as Limits
+    from ..checkpoint.lock import break_lock as break_lock
+    from ..checkpoint.object_store import RemotePath as RemotePath
+    from ..checkpoint.plan import make_plan as make_plan
+    from ..checkpoint.plan_document import plan_document as plan_document
+    from ..checkpoint.plan_file import PlanFile as PlanFile
+    from ..checkpoint.plan_file import write_plan as write_plan
+    from ..checkpoint.ray_engine import RayEngine as RayEngine
+    from ..checkpoint.recipe import KEEP as KEEP
+    from ..checkpoint.recipe import RecipeText as RecipeText
+    from ..checkpoint.run import run as run
+    from ..checkpoint.selection import Dequantize as Dequantize
+    from ..checkpoint.selection import Selection as Selection
+    from ..checkpoint.source import open_source as open_source
+    from ..checkpoint.storage import place as place
+    from ..checkpoint.store_output import run_to_store as run_to_store
+    from ..checkpoint.verify import verify as verify
+    from ..codecs.compressed_tensors_config import layer_scheme as layer_scheme
+    from ..formats import ALIASES as ALIASES
+    from ..formats import CATALOG as CATALOG
+    from ..formats import get_format as get_format
+    from ..recipes import recipe_schema as recipe_schema
+    from ..recipes.presets import MODEL_PRESETS as MODEL_PRESETS
+    from ..report.documents import inspection_document as inspection_document
+    from ..report.documents import run_document as run_document
+    from ..report.documents import verification_document as verification_document
+    from ..report.formats import formats_document as formats_document
+    from ..report.formats import formats_table as formats_table
+    from ..report.formats import page_document as page_document
+    from ..report.formats import page_table as page_table
+    from ..report.plans import plan_report as plan_report
+    from ..report.tables import inspection_report as inspection_report
+    from ..report.tables import run_report as run_report
+    from ..report.tables import verification_report as verification_report
+    from ..schemes import LAYER_PRESETS as LAYER_PRESETS
+    from ..schemes import TENSOR_PRESETS as TENSOR_PRESETS
+
+_OWNERS = {
+    "Console": "rich.console",
+    **dict.fromkeys(
+        ("BarColumn", "Progress", "SpinnerColumn", "TextColumn", "TimeElapsedColumn"), "rich.progress"
+    ),
+    "local": "checkpoint.engine",
+    "inspect": "checkpoint.inspect",
+    "Limits": "checkpoint.limits",
+    "break_lock": "checkpoint.lock",
+    "RemotePath": "checkpoint.object_store",
+    "make_plan": "checkpoint.plan",
+    "plan_document": "checkpoint.plan_document",
+    **dict.fromkeys(("PlanFile", "write_plan"), "checkpoint.plan_file"),
+    "RayEngine": "checkpoint.ray_engine",
+    **dict.fromkeys(("KEEP", "RecipeText"), "checkpoint.recipe"),
+    "run": "checkpoint.run",
+    **dict.fromkeys(("Dequantize", "Selection"), "checkpoint.selection"),
+    "open_source": "checkpoint.source",
+    "place": "checkpoint.storage",
+    "run_to_store": "checkpoint.store_output",
+    "verify": "checkpoint.verify",
+    "layer_scheme": "codecs.compressed_tensors_config",
+    **dict.fromkeys(("ALIASES", "CATALOG", "get_format"), "formats"),
+    "recipe_schema": "recipes",
+    "MODEL_PRESETS": "recipes.presets",
+    **dict.fromkeys(("inspection_document", "run_document", "verification_document"), "report.documents"),
+    **dict.fromkeys(("formats_document", "formats_table", "page_document", "page_table"), "report.formats"),
+    "plan_report": "report.plans",
+    **dict.fromkeys(("inspection_report", "run_report", "verification_report"), "report.tables"),
+    **dict.fromkeys(("LAYER_PRESETS", "TENSOR_PRESETS"), "schemes"),
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Return a name of a layer below, which stays here from then on."""
+        if name not in _OWNERS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        place = _OWNERS[name]
+        owner = import_module(place if place.startswith("rich") else f"..{place}", __package__)
+        gc.freeze()  # what was imported is no garbage, and looking through it takes a tenth of a second
+        value = globals()[name] = getattr(owner, name)
+        return value
