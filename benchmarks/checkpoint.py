@@ -48,7 +48,10 @@ PLAIN_LIMIT, COPY_LIMIT, LIMITED_FACTOR, PEER_FACTOR = 2.0, 4.0, 1.3, 10.0
 PEAK_LIMIT_GB, SYNC_SHARE = 0.7, 0.1
 LITTLE = "512M"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-IMPORTS = "zeropoint.cli.main, zeropoint.kernels.cpu, pydantic.type_adapter"
+IMPORTS = (
+    "zeropoint.cli.app, zeropoint.checkpoint.run, zeropoint.checkpoint.verify, zeropoint.report.tables, "
+    "zeropoint.kernels.cpu, pydantic.type_adapter"
+)
 """What the job imports: torch and numba are among it, and the last is what typer loads to read options."""
 LAYER_BYTES = 88_100_000
 """Bytes of one layer of the full scale, from which the layers of --size follow."""

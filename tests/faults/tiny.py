@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from zeropoint.checkpoint import commit, limits, units
 from zeropoint.checkpoint.work import Done, Scanned
-from zeropoint.cli import main
+from zeropoint.cli import app
 
 LAYER = "model.layers.0"
 HIDDEN = 32
@@ -83,7 +83,7 @@ def small_units() -> Iterator[None]:
         patched.setattr(commit, "COMMIT_SECONDS", math.inf)
         patched.setattr(commit.Commit, "add", _add_behind_the_last_commit)
         patched.setattr(limits.Limits, "default", staticmethod(_small_tiles))
-        patched.setattr(main, "app", _COMMAND)
+        patched.setattr(app, "app", _COMMAND)
         yield
 
 
@@ -100,7 +100,7 @@ def _add_behind_the_last_commit(self: commit.Commit, result: Scanned | Done) -> 
 
 _default = limits.Limits.default
 # What calling the app makes of it anew each time, which takes a third of the time of a run.
-_COMMAND = typer.main.get_command(main.app)
+_COMMAND = typer.main.get_command(app.app)
 
 
 def _small_tiles(workers: int | None = None, max_memory: int | None = None) -> limits.Limits:

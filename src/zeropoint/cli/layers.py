@@ -10,6 +10,8 @@ import gc
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from .signals import ending_at_once
+
 if TYPE_CHECKING:
     from rich.console import Console as Console
     from rich.progress import BarColumn as BarColumn
@@ -96,7 +98,8 @@ if not TYPE_CHECKING:
         if name not in _OWNERS:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         place = _OWNERS[name]
-        owner = import_module(place if place.startswith("rich") else f"..{place}", __package__)
+        with ending_at_once():
+            owner = import_module(place if place.startswith("rich") else f"..{place}", __package__)
         gc.freeze()  # what was imported is no garbage, and looking through it takes a tenth of a second
         value = globals()[name] = getattr(owner, name)
         return value

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from ..errors import ZeropointError
-from .signals import Interrupted, end_at_once
+from .signals import Interrupted, end_at_once, interruptible
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -22,7 +22,8 @@ def main(arguments: Sequence[str]) -> int:
     """
     app = import_module(".app", __package__)  # once signals are caught: it takes a tenth of a second
     try:
-        status = app.call(arguments)
+        with interruptible():
+            status = app.call(arguments)
     except app.UsageError as error:
         fail(app.usage(error))
         return 2

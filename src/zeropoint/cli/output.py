@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _UNWRAPPED = 1 << 16
 """Columns of output that is not a terminal: names stay whole, for whoever searches a log."""
-_FIRST_LINE, _NEXT_LINE = 5.0, 30.0
-"""Seconds until a run without a terminal says how far it is, and between one such line and the next."""
+_LINE_SECONDS = 60.0
+"""How often a run without a terminal says how far it is; one that takes less says nothing."""
 
 
 class ReaderGoneError(Exception):
@@ -90,15 +90,15 @@ def progress(verb: str) -> Iterator[Callable[[int, int, str], None]]:
 def lines(
     verb: str, clock: Callable[[], float], write: Callable[[str], object] = sys.stderr.write
 ) -> Callable[[int, int, str], None]:
-    """Return what writes a line of progress, after some seconds and then every half a minute."""
+    """Return what writes a line of progress, once a minute."""
     start = clock()
-    due = start + _FIRST_LINE
+    due = start + _LINE_SECONDS
 
     def move(done: int, total: int, name: str) -> None:  # noqa: ARG001 (the signature is Progress's)
         nonlocal due
         now = clock()
         if now >= due:
-            due = now + _NEXT_LINE
+            due = now + _LINE_SECONDS
             write(f"{verb}: {_done(done, total, now - start)}\n")
 
     return move

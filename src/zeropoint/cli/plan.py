@@ -25,7 +25,6 @@ from .options import (
     selected,
 )
 from .output import show, show_json
-from .signals import interruptible
 from .values import one_of
 
 
@@ -76,8 +75,7 @@ def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
     selection = selected(include, ignore, strict=strict, first=dequantize_first, kept=dequantize_kept)
     made = planned(source, asked, selection, workers, max_memory)
     if out is not None:
-        with interruptible():
-            layers.write_plan(made, out)
+        layers.write_plan(made, out)
     if as_json:
         show_json(layers.plan_document(made))
     else:

@@ -1,8 +1,8 @@
 """Ctrl-C and SIGTERM: one line and an exit status, whenever they come.
 
-While a block writes, a signal is an exception, so that whatever was begun is taken back before the process
-ends. Before it, while torch is imported, and after it there is nothing to take back, and the process ends at
-once: an exception in the middle of an import prints pages.
+While a command works, a signal is an exception, so that whatever was begun is taken back before the process
+ends. Before and after, and while modules are imported, the process ends at once: there is nothing to take
+back, and an exception in the middle of an import prints pages.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 _CAUGHT = (signal.SIGINT, signal.SIGTERM)
@@ -28,16 +28,23 @@ def _said(number: int) -> str:
     return "interrupted" if number == signal.SIGINT else f"interrupted by {signal.Signals(number).name}"
 
 
+def _end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the signature is Python's)
+    with contextlib.suppress(OSError):
+        os.write(2, f"error: {_said(number)}\n".encode())
+    os._exit(128 + number)
+
+
 def end_at_once() -> None:
-    """Let a signal end the process from now on, with one line on stderr and the status of the signal."""
-
-    def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the signature is Python's)
-        with contextlib.suppress(OSError):
-            os.write(2, f"error: {_said(number)}\n".encode())
-        os._exit(128 + number)
-
+    """Let a signal end this process from now on, with one line on stderr and the signal's status."""
     for number in _CAUGHT:
-        signal.signal(number, end)
+        signal.signal(number, _end)
+
+
+@contextlib.contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Let a signal inside the block do as :func:`end_at_once`."""
+    with _handling(_end):
+        yield
 
 
 @contextlib.contextmanager
@@ -49,9 +56,15 @@ def interruptible() -> Iterator[None]:
             signal.signal(caught, signal.SIG_DFL)
         raise Interrupted(number)
 
-    before = {number: signal.signal(number, interrupt) for number in _CAUGHT}
+    with _handling(interrupt):
+        yield
+
+
+@contextlib.contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in _CAUGHT}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -11,7 +11,6 @@ import typer
 
 from . import layers
 from .output import note, progress
-from .signals import interruptible
 from .values import parse_output
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def engine_of(name: EngineName, address: str | None) -> Engine:
 
 
 def write(plan: Plan, out: str, way: Way, verb: str) -> RunResult:
-    """Carry out a plan, with its progress under ``verb``; a signal is an exception while it writes.
+    """Carry out a plan, with its progress under ``verb``.
 
     Raises typer.BadParameter for options that mean nothing for this kind of output.
     """
@@ -84,7 +83,7 @@ def write(plan: Plan, out: str, way: Way, verb: str) -> RunResult:
             raise typer.BadParameter(
                 f"objects behind a URL are neither overwritten nor locked; leave {option} out"
             )
-        with interruptible(), progress(verb) as on_progress:
+        with progress(verb) as on_progress:
             return layers.run_to_store(
                 plan, target, spool=way.spool, restart=way.restart, engine=way.engine, on_progress=on_progress
             )
@@ -93,7 +92,7 @@ def write(plan: Plan, out: str, way: Way, verb: str) -> RunResult:
     absent = not target.parent.exists()
     if way.break_lock:
         layers.break_lock(target)
-    with interruptible(), progress(verb) as on_progress:
+    with progress(verb) as on_progress:
         result = layers.run(
             plan, target, overwrite=way.overwrite, restart=way.restart, engine=way.engine,
             on_progress=on_progress,
