@@ -131,8 +131,9 @@ def _parts(name: str, parts: list[list[object]]) -> Callable[[dict[str, object]]
         (_rename_shard, "m.norm.weight", "it is missing, but in the manifest"),
         (lambda out: (out / manifests.NAME).write_text("{}"), manifests.NAME, "it is damaged: ValueError"),
         (lambda out: (out / manifests.NAME).write_text("["), manifests.NAME,
-         "it is damaged: JSONDecodeError"),
-        (_change(_parts("m.norm.weight", [[0, 8, "00"]])), "m.norm.weight", "the parts of the manifest do"),
+         "it is damaged: ValueError"),
+        (_change(_parts("m.norm.weight", [[0, 8, "00" * 32]])), "m.norm.weight",
+         "the parts of the manifest do"),
         (_change(_parts("m.norm.weight", [[-1, 8, "00"]])), manifests.NAME, "-1 is not a number of bytes"),
         (_change(_parts("m.norm.weight", [[0, 8]])), manifests.NAME, "it is damaged: ValueError"),
         (_change(lambda t: t["tensors"]["m.norm.weight"].update(file="x")), "m.norm.weight",  # type: ignore[index]

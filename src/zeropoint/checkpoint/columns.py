@@ -7,7 +7,7 @@ is kept of each lies in columns of numbers; the object is made where it is looke
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
@@ -101,11 +101,30 @@ class Names(Sequence[str]):
         slot = self._slot(text, hashed)
         if self._slots[slot] >= 0:
             return None
-        number = self._slots[slot] = len(self)
+        return self._put(slot, text, hashed)
+
+    def extend(self, others: Names) -> list[int]:
+        """Add other texts; return the numbers among them of those that were there, which are left out."""
+        if not len(self):
+            self._text, self._ends = others._text[:], others._ends[:]
+            self._hashes, self._slots = others._hashes[:], others._slots[:]
+            return []
+        known = []
+        for number, hashed in enumerate(others._hashes):
+            text = bytes(others._text[others._ends[number] : others._ends[number + 1]])
+            slot = self._slot(text, hashed)
+            if self._slots[slot] >= 0:
+                known.append(number)
+            else:
+                self._put(slot, text, hashed)
+        return known
+
+    def _put(self, slot: int, text: bytes, hashed: int) -> int:
+        number = self._slots[slot] = len(self._hashes)
         self._text += text
         self._ends.append(len(self._text))
         self._hashes.append(hashed)
-        if 3 * len(self) > 2 * len(self._slots):
+        if 3 * number > 2 * len(self._slots):
             self._grow()
         return number
 
@@ -128,6 +147,54 @@ class Names(Sequence[str]):
                 slot = (slot + 1) & mask
             slots[slot] = number
         self._slots = slots
+
+
+class Blobs(MutableMapping[int, bytes]):
+    """A few bytes for each of the numbers below ``count``, in the memory that they take and 12 bytes more.
+
+    What is replaced or removed is forgotten, but its memory is not used again.
+
+    >>> blobs = Blobs(3)
+    >>> blobs[2] = b"abc"
+    >>> list(blobs), blobs[2], 1 in blobs
+    ([2], b'abc', False)
+    """
+
+    __slots__ = ("_begins", "_data", "_filled", "_sizes")
+
+    def __init__(self, count: int) -> None:
+        self._begins = array("q", [-1]) * count
+        self._sizes = array("I", [0]) * count
+        self._data = bytearray()
+        self._filled = 0
+
+    def __getitem__(self, number: int) -> bytes:
+        if not 0 <= number < len(self._begins) or self._begins[number] < 0:
+            raise KeyError(number)
+        begin = self._begins[number]
+        return bytes(self._data[begin : begin + self._sizes[number]])
+
+    def __setitem__(self, number: int, data: bytes) -> None:
+        if not 0 <= number < len(self._begins):
+            raise KeyError(number)
+        self._filled += self._begins[number] < 0
+        self._begins[number], self._sizes[number] = len(self._data), len(data)
+        self._data += data
+
+    def __delitem__(self, number: int) -> None:
+        if number not in self:
+            raise KeyError(number)
+        self._begins[number] = -1
+        self._filled -= 1
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and 0 <= number < len(self._begins) and self._begins[number] >= 0
+
+    def __iter__(self) -> Iterator[int]:
+        return (number for number, begin in enumerate(self._begins) if begin >= 0)
+
+    def __len__(self) -> int:
+        return self._filled
 
 
 class Kinds:

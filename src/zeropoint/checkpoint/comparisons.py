@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Container, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import printable
+from .config_text import WEIGHTS_ONLY_CONFIG
+from .documents import MANIFEST
 from .entries import TensorEntry
+from .experts import matrices
+from .integrity import is_loaded
 from .origin import Origin
 from .originals import Original
 from .problems import Problem
 from .proofs import Check, OpenFiles
 from .quantize import Scratch
-from .safetensors_file import DTYPE_BITS
-from .selection import WEIGHT_DTYPES, module_of
-from .source import CONFIG, Source
+from .safetensors_file import DTYPE_BITS, pieces
+from .selection import WEIGHT_DTYPES, is_fused_experts, module_of
+from .source import CONFIG, SINGLE_FILE, Source
+from .storage import OpenFile
 from .stored import Stored
 from .tied import tied_copies
 
+_WRITTEN = frozenset((CONFIG, MANIFEST, WEIGHTS_ONLY_CONFIG, SINGLE_FILE + ".index.json"))
+"""Files that an output has of its own, whatever the original has."""
 # What a tool writes anew when it saves a configuration; all else describes the model.
 _REWRITTEN = frozenset(
     (
@@ -84,91 +91,174 @@ def _float_comparisons(entry: TensorEntry, origin: Origin, files: OpenFiles, chu
     ]
 
 
-def kept_tensors(
-    stored: Stored, original: Original, attendants: Container[str], files: OpenFiles, *, chunk: int
-) -> tuple[list[Problem], list[Check]]:
-    """Return what is missing, surplus or of another shape, and the comparisons of all kept tensors.
+class Accounts:
+    """Which tensors of an original have become something, by their numbers."""
 
-    attendants: names of tensors that belong to quantized layers and need no original. chunk: bytes of each
-    side that a comparison reads; its buffer holds both.
+    def __init__(self, original: Original) -> None:
+        self._entries = original.floats.source.entries
+        self._found = bytearray(len(self._entries))
+        self._split = bytearray(len(self._entries))
+
+    def add(self, name: str, *, split: bool = False) -> None:
+        """Account for a tensor; ``split`` says that only one of its experts was found."""
+        number = self._entries.number(name)
+        if number is not None:
+            self._found[number] = True
+            self._split[number] |= split
+
+    def missing(self) -> Iterator[str]:
+        """Yield the names of the tensors that were not found."""
+        return (name for name, found in zip(self._entries, self._found, strict=True) if not found)
+
+    def split(self) -> Iterator[TensorEntry]:
+        """Yield the fused experts of which some were found one by one."""
+        return (self._entries.at(number) for number, split in enumerate(self._split) if split)
+
+
+def layer_problems(stored: Stored, accounts: Accounts) -> list[Problem]:
+    """Return the experts that are missing of those that were split."""
+    broken = {problem.where for problem in stored.problems}
+    return [
+        Problem(where=matrix.module, what="this expert is missing")
+        for entry in accounts.split()
+        if is_fused_experts(entry)
+        for matrix in matrices(entry)
+        if stored.modules.number(matrix.module) is None and matrix.module not in broken
+    ]
+
+
+def kept_problems(
+    stored: Stored, original: Original, accounts: Accounts, *, needless: Callable[[str], bool]
+) -> list[Problem]:
+    """Return what is missing, surplus or of another shape.
+
+    needless: says of a name that its tensor belongs to a quantized layer and needs no original.
     """
-    problems, accounted = _layers(stored, original)
-    tasks: list[Check] = []
+    problems = []
     for entry in stored.others:
-        origin = original.floats.origins.get(entry.name)
-        if origin is not None and entry.dtype in WEIGHT_DTYPES and entry.shape == origin.entry.shape:
-            accounted.add(entry.name)
-            tasks += _float_comparisons(entry, origin, files, chunk)
+        if _origin_of(entry, original) is not None:
+            accounts.add(entry.name)
             continue
         first = original.source.entries.get(entry.name)
         if first is None:
-            if entry.name not in attendants:
+            if not needless(entry.name):
                 problems.append(Problem(where=entry.name, what="the original has no such tensor"))
             continue
-        accounted.add(entry.name)
+        accounts.add(entry.name)
         if (first.dtype, first.shape) != (entry.dtype, entry.shape):
             theirs = f"but the original has {first.dtype} of shape {list(first.shape)}"
             problems.append(
                 Problem(where=entry.name, what=f"{entry.dtype} of shape {list(entry.shape)}, {theirs}")
             )
-            continue
-        tasks += [
-            _Compare((entry, first), start, min(chunk, entry.nbytes - start), files)
-            for start in range(0, entry.nbytes, chunk)
-        ]
     broken = {problem.where for problem in stored.problems}
     copies = tied_copies(original.source).keys()
-    problems += [
+    return problems + [
         Problem(where=name, what="it is missing")
-        for name in sorted(original.floats.source.entries.keys() - accounted - copies)
-        if module_of(name) not in broken and name not in broken
+        for name in sorted(accounts.missing())
+        if name not in copies and module_of(name) not in broken and name not in broken
     ]
-    return problems, tasks
 
 
-def _layers(stored: Stored, original: Original) -> tuple[list[Problem], set[str]]:
-    """Return layers and experts that only one side has, and the names of the originals of the others."""
-    problems: list[Problem] = []
-    accounted: set[str] = set()
-    split: set[str] = set()
-    for layer in stored.layers:
-        weight = original.weight_of(layer)
-        if weight is None:
-            problems.append(Problem(where=layer.module, what="the original has no such weight of its shape"))
-            continue
-        accounted.add(weight.origin.entry.name)
-        if layer.experts is None:
-            split.add(weight.origin.entry.name)
-    present = {layer.module for layer in stored.layers} | {problem.where for problem in stored.problems}
-    problems += [
-        Problem(where=module, what="this expert is missing")
-        for module, weight in original.matrices.items()
-        if weight.origin.entry.name in split and module not in present
-    ]
-    return problems, accounted
+def comparisons(stored: Stored, original: Original, files: OpenFiles, *, chunk: int) -> Iterator[Check]:
+    """Yield the comparisons of all kept tensors with the original's.
 
-
-def configuration_problems(source: Source, original: Source) -> list[Problem]:
-    """Return where config.json describes another model than the original's does.
-
-    Only what both say is compared, since tools add and leave out defaults, and not what they write anew.
+    chunk: bytes of each side that a comparison reads; its buffer holds both.
     """
+    for entry in stored.others:
+        origin = _origin_of(entry, original)
+        first = original.source.entries.get(entry.name)
+        if origin is not None:
+            yield from _float_comparisons(entry, origin, files, chunk)
+        elif first is not None and (first.dtype, first.shape) == (entry.dtype, entry.shape):
+            for start in range(0, entry.nbytes, chunk):
+                yield _Compare((entry, first), start, min(chunk, entry.nbytes - start), files)
+
+
+def _origin_of(entry: TensorEntry, original: Original) -> Origin | None:
+    """Return the codes of the original that a tensor of floats stands for, or None."""
+    origin = original.floats.origins.get(entry.name)
+    same = origin is not None and entry.dtype in WEIGHT_DTYPES and entry.shape == origin.entry.shape
+    return origin if same else None
+
+
+class _CompareFiles(Check):
+    """Compare a file beside the weights with the original's."""
+
+    def __init__(self, name: str, pair: Sequence[OpenFile]) -> None:
+        super().__init__(name, pair[0].stamp.size)
+        self.pair = pair
+
+    def run(self, scratch: Scratch) -> None:  # noqa: ARG002 (files are read by pieces)
+        """See :class:`Task`."""
+        sizes = [file.stamp.size for file in self.pair]
+        ours, theirs = (pieces(file, 0, sizes[0]) for file in self.pair)
+        if sizes[0] != sizes[1] or any(a != b for a, b in zip(ours, theirs, strict=True)):
+            self.report("its bytes are not those of the original")
+
+
+def companions(source: Source, original: Original, files: OpenFiles) -> tuple[list[Problem], list[Check]]:
+    """Return what is missing beside the weights, or there for loaders to run or read; and the comparisons.
+
+    A file that was given alone has nothing beside it.
+    """
+    if source.given != source.root or original.source.given != original.source.root:
+        return [], []
+    theirs = {str(path) for path in original.floats.source.companions} - _WRITTEN
+    ours = {str(path) for path in source.companions}
+    problems = [Problem(where=name, what="it is missing") for name in sorted(theirs - ours)]
+    surplus = {name for name in ours | {str(path) for path in source.left_out} if is_loaded(name)}
+    surplus -= theirs | _WRITTEN
+    problems += [
+        Problem(where=name, what="the original has no such file, and loaders may read or run it")
+        for name in sorted(surplus)
+    ]
+    pairs = {name: (files[source.root / name], files[original.source.root / name]) for name in theirs & ours}
+    return problems, [_CompareFiles(name, pair) for name, pair in sorted(pairs.items())]
+
+
+def configuration_differences(source: Source, original: Source) -> list[Difference]:
+    """Return where config.json describes another model than the original's, but for what is written anew."""
     if source.config is None or original.config is None:
         return []
-    return [
-        Problem(where=CONFIG, what=f"{key} is {ours}, but {theirs} in the original")
-        for key, ours, theirs in _differences(source.config, original.config)
-    ]
+    return _differences(source.config, original.config)
 
 
-def _differences(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = ""
-) -> list[tuple[str, str, str]]:
-    found = []
-    for key in ours.keys() & theirs.keys() - _REWRITTEN:
-        a, b = ours[key], theirs[key]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A key of a configuration with its values on both sides; None where it is not there.
+
+    code: whether it names code that loaders run.
+    """
+
+    key: str
+    ours: str | None
+    theirs: str | None
+    code: bool = False
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it may be a default that a tool added or left out, as transformers does."""
+        return not self.code and (self.ours is None or self.theirs is None)
+
+    def __str__(self) -> str:
+        ours, theirs = (value or "absent" for value in (self.ours, self.theirs))
+        return f"{self.key} is {ours}, but {theirs} in the original"
+
+
+def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> list[Difference]:
+    found: list[Difference] = []
+    for key in sorted((ours.keys() | theirs.keys()) - _REWRITTEN):
+        a, b = ours.get(key, _ABSENT), theirs.get(key, _ABSENT)
         if isinstance(a, dict) and isinstance(b, dict):
             found += _differences(a, b, f"{prefix}{key}.")
         elif a != b and not (a != a and b != b):  # NaN equals NaN here
-            found.append((printable(prefix + key), reprlib.repr(a), reprlib.repr(b)))
-    return sorted(found)
+            found.append(
+                Difference(
+                    key=printable(prefix + key), ours=None if a is _ABSENT else reprlib.repr(a),
+                    theirs=None if b is _ABSENT else reprlib.repr(b), code=key == "auto_map",
+                )
+            )  # fmt: skip
+    return found
+
+
+_ABSENT: Any = object()

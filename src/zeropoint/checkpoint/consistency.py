@@ -5,23 +5,23 @@ This module needs no original. It reads small files and small tensors; layers ar
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from ..codecs.compressed_tensors_config import QUANT_METHOD, matches
+from ..codecs.compressed_tensors_config import QUANT_METHOD, Targets
 from ..codecs.fp8_block import QUANT_METHOD as FP8
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError
 from .entries import TensorEntry
+from .index import IndexMap
 from .origin import ATTENDANTS
 from .problems import Problem
 from .proofs import Check, OpenFiles
 from .quantize import Scratch
-from .selection import Selection, Why, choose, module_of
-from .source import MAX_JSON_BYTES, SINGLE_FILE, Source
-from .storage import exists, read_small, shown
+from .selection import WEIGHT, Selection, Why, choose, module_of
+from .source import SINGLE_FILE, Source
+from .storage import exists, shown
 from .stored import Stored, configuration
 
 # Scales of a quantized cache of keys and values, which belong to the attention and not to a linear layer.
@@ -62,15 +62,10 @@ def require_readable(source: Source) -> None:
         raise CheckpointError(f"{shown(source.root)} is quantized by {_FILES[found]} ({found}), {rule}")
 
 
-def attendants(stored: Stored) -> dict[str, TensorEntry]:
-    """Return, by name, what a quantized checkpoint has beside its layers: scales of inputs and of caches."""
-    modules = {layer.module for layer in stored.layers}
-    found = {}
-    for entry in stored.others:
-        module, _, last = entry.name.rpartition(".")
-        if last in _CACHE or (last in ATTENDANTS and module in modules):
-            found[entry.name] = entry
-    return found
+def is_attendant(name: str, stored: Stored) -> bool:
+    """Return whether a tensor belongs to a layer or a cache: a scale of inputs, outputs, keys or values."""
+    module, _, last = name.rpartition(".")
+    return last in _CACHE or (last in ATTENDANTS and stored.modules.number(module) is not None)
 
 
 class AttendantCheck(Check):
@@ -102,26 +97,31 @@ class AttendantCheck(Check):
 def unlisted(source: Source, stored: Stored) -> list[Problem]:
     """Return linear weights that are neither quantized nor ignored, which loaders leave uninitialized."""
     found = []
+    ignored, selection = Targets(stored.ignore), Selection()
+    groups = [Targets(group.targets) for group in stored.groups]
     for entry in stored.others:
         module = module_of(entry.name)
-        choice = choose(entry, source.entries, Selection(), source.config or {})
+        choice = choose(entry, source.entries, selection, source.config or {})
         linear = choice.why is Why.LINEAR or module.rpartition(".")[2] == "lm_head"
-        if linear and entry.name.endswith(".weight") and not matches(module, stored.ignore):
-            named = any(matches(module, group.targets, linear=True) for group in stored.groups)
-            if named:
-                what = "neither quantized nor ignored by the configuration"
-                found.append(Problem(where=module, what=what))
+        unquantized = linear and entry.name.endswith(WEIGHT) and not ignored.match(module)
+        if unquantized and any(group.match(module, linear=True) for group in groups):
+            what = "neither quantized nor ignored by the configuration"
+            found.append(Problem(where=module, what=what))
     return found
 
 
-def idle_targets(stored: Stored) -> list[Problem]:
+def idle_targets(source: Source, stored: Stored) -> list[Problem]:
     """Return modules that a group names one by one and that are not there, such as a layer that got lost."""
-    modules = {layer.module for layer in stored.layers}
-    modules |= {module_of(entry.name) for entry in stored.others} | {p.where for p in stored.problems}
+    broken = {problem.where for problem in stored.problems}
     return [
         Problem(where=target, what="a group of the configuration names it, but it is not there")
         for target in dict.fromkeys(target for group in stored.groups for target in group.targets)
-        if "." in target and not target.startswith("re:") and target not in modules
+        if "." in target
+        and not target.startswith("re:")
+        and target not in broken
+        and stored.modules.number(target) is None
+        and source.entries.number(target) is None
+        and source.entries.number(f"{target}{WEIGHT}") is None
     ]
 
 
@@ -131,21 +131,26 @@ def index_problems(source: Source) -> Sequence[Problem]:
     path = source.root / name
     if (source.index is None and source.shards != (SINGLE_FILE,)) or not exists(path):
         return []
+    table = IndexMap(path)
     try:
-        index = json.loads(read_small(path, limit=MAX_JSON_BYTES)[0])
-        weight_map, metadata = index["weight_map"], index.get("metadata") or {}
-        wrong = _misplaced(source, weight_map) if source.index is None else []
-        size = metadata.get("total_size")
-    except (CheckpointError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        wrong = _misplaced(source, table)
+    except (ValueError, RecursionError) as error:
         return [Problem(where=name, what=f"it is not an index: {error!r:.200}")]
-    problems = [Problem(where=tensor, what=f"{name} does not say where it is") for tensor in wrong]
-    found = sum(entry.nbytes for entry in source.entries.values())
-    if size is not None and size != found:
-        what = f"total_size is {size!r:.40}, but the tensors have {found} bytes"
+    problems = [Problem(where=tensor, what=f"{name} does not say where it is") for tensor in sorted(wrong)]
+    if table.total_size is not None and table.total_size != source.entries.nbytes:
+        what = f"total_size is {table.total_size!r:.40}, but the tensors have {source.entries.nbytes} bytes"
         problems.append(Problem(where=name, what=what))
     return problems
 
 
-def _misplaced(source: Source, weight_map: Mapping[str, object]) -> list[str]:
-    wrong = {name for name, shard in weight_map.items() if shard != SINGLE_FILE}
-    return sorted(wrong | (weight_map.keys() ^ source.entries.keys()))
+def _misplaced(source: Source, table: IndexMap) -> set[str]:
+    """Return the tensors of one file of which an index says something else; that of shards was checked."""
+    wrong, named = set(), bytearray(len(source.entries))
+    for tensor, shard in table:
+        number = source.entries.number(tensor)
+        if number is not None:
+            named[number] = True
+        if number is None or shard != SINGLE_FILE:
+            wrong.add(tensor)
+    wrong |= {name for name, found in zip(source.entries, named, strict=True) if not found}
+    return wrong if source.index is None else set()

@@ -44,6 +44,17 @@ class Entries(Mapping[str, TensorEntry]):
             self._of.append(self._kinds.number((entry.dtype, entry.shape, entry.file)))
         return new
 
+    def extend(self, others: Entries) -> list[TensorEntry]:
+        """Add other tensors; return those whose names were there, which are left out."""
+        known = set(self._names.extend(others._names))
+        kinds = [self._kinds.number(others._kinds[n]) for n in range(len(others._kinds))]
+        for number in range(len(others)):
+            if number not in known:
+                self._begins.append(others._begins[number])
+                self._sizes.append(others._sizes[number])
+                self._of.append(kinds[others._of[number]])
+        return [others.at(number) for number in sorted(known)]
+
     def number(self, name: str) -> int | None:
         """Return the number of the tensor of this name, or None where there is none."""
         return self._names.number(name)

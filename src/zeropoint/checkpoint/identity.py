@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 
 from ..errors import CheckpointError, printable
@@ -16,6 +16,7 @@ from .journal import FORMAT
 from .object_store import Stamp
 from .origin import Origin
 from .plan import Plan
+from .source import Source
 from .storage import Place, open_file, stamp
 
 VERSION = metadata.version("zeropoint")
@@ -37,11 +38,7 @@ def identity(plan: Plan) -> dict[str, str]:
         "config.json": _of_text(source.config_text),
         "companions": _digest(f"{path}\0{size}\n" for path, size in sorted(plan.companions.items())),
     }
-    files = {entry.file.name: entry.file for entry in source.entries.values()}
-    for name in source.shards:
-        path = files.get(name, source.root / name)
-        size, digest = header_digest(path)
-        fields[f"shard {name}"] = f"{size} bytes, header {digest}"
+    fields |= shard_fields(source)
     fields["output"] = _digest(
         [shard.name.encode() + b"\0" + shard.header for shard in plan.shards]
         + [f"{name}\0{text}".encode() for name, text in sorted(plan.texts.items())]
@@ -49,6 +46,19 @@ def identity(plan: Plan) -> dict[str, str]:
         + [f"{r.placed.name}\0{_codes(r.origin)}".encode() for r in plan.restored]
     )
     return fields
+
+
+SHARD = "shard "
+"""How the fields begin that are about files of weights."""
+
+
+def shard_fields(source: Source) -> Iterator[tuple[str, str]]:
+    """Yield the field of each shard, and what it says; raises CheckpointError when one is gone."""
+    # A file that was given alone may be a link with a name of its own.
+    paths = {path.name: path for path in source.stamps}
+    for name in source.shards:
+        size, digest = header_digest(paths.get(name, source.root / name))
+        yield f"{SHARD}{name}", f"{size} bytes, header {digest}"
 
 
 def _codes(origin: Origin) -> str:

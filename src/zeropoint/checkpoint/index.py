@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from zeropoint.checkpoint.columns import Names
 from zeropoint.checkpoint.entries import Entries
 from zeropoint.checkpoint.json_stream import JsonStream
 from zeropoint.checkpoint.object_store import Stamp
@@ -104,12 +103,9 @@ class IndexMap:
 def read_index(path: Place) -> tuple[Stamp, set[str], object]:
     """Return the state of an index, the shards that it names, each name checked, and its total_size."""
     stamp = require_json(path, limit=MAX_INDEX_BYTES)
-    table, names, shards = IndexMap(path), Names(), set[str]()
+    table = IndexMap(path)
     try:
-        for name, shard in table:
-            if names.add(name) is None:
-                raise ValueError(f"{printable(name)} stands twice in one object")
-            shards.add(shard)
+        shards = {shard for _, shard in table}
     except CheckpointError:
         raise
     except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, a key that stands twice
@@ -158,15 +154,20 @@ def _check_numbering(path: Place, shards: Sequence[str]) -> None:
 def check_index(path: Place, headers: Mapping[str, Header], entries: Entries) -> None:
     """Compare the index with the shards; raises one CheckpointError that lists every contradiction."""
     missing: Counter[str] = Counter()
-    absent, moved = [], []
+    absent, moved, twice = [], [], []
+    strangers: set[str] = set()
     named = bytearray(len(entries))
     for name, shard in IndexMap(path):
         number = entries.number(name)
         if shard not in headers:
             missing[shard] += 1
         if number is None:
+            twice += [printable(name)] if name in strangers else []
+            strangers.add(name)
             absent += [f"{printable(name)} (of {printable(shard)})"] if shard in headers else []
             continue
+        if named[number]:
+            twice.append(printable(name))
         named[number] = True
         lies = entries.at(number).file.name
         if lies != shard:
@@ -181,6 +182,7 @@ def check_index(path: Place, headers: Mapping[str, Header], entries: Entries) ->
         "missing tensors": absent,
         "tensors in another shard": moved,
         "tensors that the index does not name": extra,
+        "tensors that the index names twice": twice,
     }
     problems = [f"{len(found)} {kind}: {listed(found)}" for kind, found in kinds.items() if found]
     if problems:

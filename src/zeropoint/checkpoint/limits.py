@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
+from collections.abc import Sized
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,6 +21,8 @@ DECODING_BYTES = 8
 """Temporaries for each number that is decoded: its codes twice, and its value with those beside the tile."""
 TILE_VALUES = 1 << 21
 """Numbers in a tile: so many that calls cost little, so few that the error is measured in cache."""
+TENSOR_BYTES = 160
+"""Memory for each tensor: its name and place, and the hashes and errors of what was read or written."""
 DEFAULT_MEMORY = 2 << 30
 
 
@@ -56,6 +59,21 @@ class Limits:
             workers=available_cores() if workers is None else workers,
             max_memory=DEFAULT_MEMORY if max_memory is None else max_memory,
         )
+
+    def beside(self, *tables: Sized | None) -> Limits:
+        """Return what is left beside all that must be kept of the entries of ``tables``.
+
+        Raises CheckpointError when nothing is left.
+        """
+        count = sum(len(table) for table in tables if table is not None)
+        base = self.base_memory + TENSOR_BYTES * count
+        if base >= self.max_memory:
+            raise CheckpointError(
+                f"max_memory (={self.max_memory}) is too little for {count} tensors, of which {TENSOR_BYTES} "
+                f"bytes each are kept in memory beside {self.base_memory} of Python and torch; use at least "
+                f"{base + (64 << 20)}"
+            )
+        return replace(self, base_memory=base)
 
     def rows(self, columns: int, alignment: int, value_bytes: int) -> int:
         """Return the rows of a tile of a matrix with ``columns`` columns: a multiple of ``alignment``.

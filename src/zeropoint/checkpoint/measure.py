@@ -7,7 +7,10 @@ results come in change a digit.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import struct
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,16 +71,49 @@ class TensorError:
         return self.clipped / max(1, self.values)
 
     @staticmethod
-    def merge(items: Sequence[TensorError]) -> TensorError:
+    def merge(items: Iterable[TensorError]) -> TensorError:
         """Return the error of several tensors, or parts of one, taken as one; their order does not matter."""
+        found = iter(items)
+        first = next(found, None)
+        second = next(found, None)
+        if first is not None and second is None:
+            return first
+        counts, squares, errors, largest = [0, 0, 0, 0], array("d"), array("d"), 0.0
+        for e in itertools.chain(filter(None, (first, second)), found):
+            counts = [a + b for a, b in zip(counts, e._counts, strict=True)]
+            squares.extend(e.squares)
+            errors.extend(e.errors)
+            largest = max(largest, e.largest)
+        return TensorError._of(counts, largest, exact_sum(squares), exact_sum(errors))
+
+    @property
+    def _counts(self) -> tuple[int, int, int, int]:
+        return self.values, self.clipped, self.zero_blocks, self.lost_blocks
+
+    @staticmethod
+    def _of(
+        counts: Sequence[int], largest: float, squares: tuple[float, ...], errors: tuple[float, ...]
+    ) -> TensorError:
+        values, clipped, zero, lost = counts
         return TensorError(
-            values=sum(e.values for e in items),
-            squares=exact_sum(part for e in items for part in e.squares),
-            errors=exact_sum(part for e in items for part in e.errors),
-            largest=max((e.largest for e in items), default=0.0),
-            clipped=sum(e.clipped for e in items), zero_blocks=sum(e.zero_blocks for e in items),
-            lost_blocks=sum(e.lost_blocks for e in items),
+            values=values, squares=squares, errors=errors, largest=largest, clipped=clipped, zero_blocks=zero,
+            lost_blocks=lost,
         )  # fmt: skip
+
+    def pack(self) -> bytes:
+        """Return it in few bytes; :meth:`unpack` is the inverse, without loss."""
+        floats = (self.largest, *self.squares, *self.errors)
+        return _COUNTS.pack(*self._counts, len(self.squares)) + array("d", floats).tobytes()
+
+    @staticmethod
+    def unpack(data: bytes) -> TensorError:
+        """Return what :meth:`pack` gave."""
+        *counts, many = _COUNTS.unpack_from(data)
+        largest, *floats = memoryview(data)[_COUNTS.size :].cast("d")
+        return TensorError._of(counts, largest, tuple(floats[:many]), tuple(floats[many:]))
+
+
+_COUNTS = struct.Struct("=5q")
 
 
 def exact_sum(numbers: Iterable[float]) -> tuple[float, ...]:

@@ -20,7 +20,7 @@ from ..errors import CheckpointError, UnsupportedError
 from ..functional import dequantize
 from .config_text import WEIGHTS_ONLY_CONFIG, without_keys
 from .decoding import alignment, read_rows
-from .entries import TensorEntry
+from .entries import Entries, TensorEntry
 from .limits import decoding_bytes
 from .selection import CONFIG_KEYS, require_unquantized
 from .source import Source
@@ -166,7 +166,7 @@ def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
         raise CheckpointError(f"{place} cannot be dequantized: {listed}; pass the original checkpoint")
     origins = _origins(source, stored, dtype or _declared_dtype(source))
     floats = replace(
-        source, entries=MappingProxyType(_float_entries(source, origins)),
+        source, entries=_float_entries(source, origins),
         companions=tuple(path for path in source.companions if str(path) != WEIGHTS_ONLY_CONFIG),
         config=source.config and {k: v for k, v in source.config.items() if k not in CONFIG_KEYS},
         config_text=source.config_text if source.config is None else without_keys(source.config_text or ""),
@@ -194,16 +194,17 @@ def codes_of(layer: StoredLayer) -> TensorEntry:
     return layer.tensors.get(PACKED) or layer.tensors[WEIGHT]
 
 
-def _float_entries(source: Source, origins: Mapping[str, Origin]) -> dict[str, TensorEntry]:
+def _float_entries(source: Source, origins: Mapping[str, Origin]) -> Entries:
     """Return the entries of ``source``, in their order, with those of each layer replaced by one."""
+    if not origins:
+        return source.entries
     floats = {codes_of(o.layer).name: o.entry for o in origins.values() if o.layer is not None}
     gone = {entry.name for origin in origins.values() for entry in origin.stored}
-    entries: dict[str, TensorEntry] = {}
-    for name, entry in source.entries.items():
-        if name in floats or name not in gone:
-            found = floats.get(name, entry)
-            entries[found.name] = found
-    return entries
+    return Entries(
+        floats.get(name, entry)
+        for name, entry in zip(source.entries, source.entries.values(), strict=True)
+        if name in floats or name not in gone
+    )
 
 
 def _declared_dtype(source: Source) -> torch.dtype:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
-from .experts import matrices
+from .entries import TensorEntry
+from .experts import Matrix, matrices
 from .origin import Floats, Origin, as_floats
-from .selection import is_fused_experts, module_of
+from .selection import DOWN, GATE_UP, WEIGHT, is_fused_experts
 from .source import Source, open_source
 from .storage import OpenFile, Place
 from .stored import Known, StoredLayer, configuration
@@ -38,27 +42,60 @@ class OriginalWeight:
 class Original:
     """A checkpoint seen as floats.
 
-    source: as it lies in its files. floats: seen as if it were not quantized. matrices: by module, every
-    matrix that may have been quantized. fused: by module, all experts of a layer, one below the other.
+    source: as it lies in its files. floats: seen as if it were not quantized.
     """
 
     source: Source
     floats: Floats
-    matrices: Mapping[str, OriginalWeight]
-    fused: Mapping[str, OriginalWeight]
+
+    def matrix(self, module: str) -> OriginalWeight | None:
+        """Return the matrix of a module, which may be one of fused experts, or None."""
+        for name in (f"{module}{WEIGHT}", module):
+            entry = self.floats.source.entries.get(name)
+            if entry is not None and len(entry.shape) == 2 and entry.dtype in TORCH_DTYPES:
+                return self._weight(entry, entry.begin, (entry.shape[0], entry.shape[1]))
+        found = _OF_EXPERT.fullmatch(module)
+        if found is None:
+            return None
+        fused = self._fused(found["stem"] + (DOWN if found["kind"] == DOWN else GATE_UP))
+        matrix = None if fused is None else _by_module(fused).get(module)
+        return None if fused is None or matrix is None else self._weight(fused, matrix.begin, matrix.shape)
 
     def weight_of(self, layer: StoredLayer) -> OriginalWeight | None:
         """Return what a layer was quantized from, or None where nothing has its name and shape."""
-        weight = (self.matrices if layer.experts is None else self.fused).get(layer.module)
+        if layer.experts is None:
+            weight = self.matrix(layer.module)
+        else:
+            entry = self._fused(layer.module)
+            rows = 0 if entry is None else math.prod(entry.shape[:-1])
+            weight = None if entry is None else self._weight(entry, entry.begin, (rows, entry.shape[-1]))
         rows, columns = (layer.experts or 1) * layer.shape[0], layer.shape[1]
         return weight if weight is not None and weight.shape == (rows, columns) else None
 
-    def known(self) -> dict[str, Known]:
-        """Return shape and dtype of each weight by module."""
-        return {
-            module: Known(shape=weight.shape, dtype=weight.origin.dtype)
-            for module, weight in self.matrices.items()
-        }
+    def known(self, module: str) -> Known | None:
+        """Return shape and dtype of the weight of a module."""
+        weight = self.matrix(module)
+        return None if weight is None else Known(shape=weight.shape, dtype=weight.origin.dtype)
+
+    def _fused(self, module: str) -> TensorEntry | None:
+        for name in (module, f"{module}{WEIGHT}"):
+            entry = self.floats.source.entries.get(name)
+            if entry is not None and is_fused_experts(entry) and entry.dtype in TORCH_DTYPES:
+                return entry
+        return None
+
+    def _weight(self, entry: TensorEntry, begin: int, shape: tuple[int, int]) -> OriginalWeight:
+        origin = self.floats.origin(entry)
+        row_bytes = max(1, entry.shape[-1] * origin.dtype.itemsize)
+        return OriginalWeight(origin=origin, first=(begin - entry.begin) // row_bytes, shape=shape)
+
+
+_OF_EXPERT = re.compile(r"(?P<stem>(.*\.)?)\d+\.(?P<kind>gate_proj|up_proj|down_proj)", re.DOTALL)
+
+
+@functools.lru_cache(maxsize=8)
+def _by_module(entry: TensorEntry) -> dict[str, Matrix]:
+    return {matrix.module: matrix for matrix in matrices(entry)}
 
 
 def open_original(path: Place | str) -> Original:
@@ -68,20 +105,5 @@ def open_original(path: Place | str) -> Original:
     """
     source = open_source(path)
     if configuration(source) is None:
-        seen = Floats(source=source, origins={}, config=None)
-    else:
-        seen = as_floats(source)
-    found: dict[str, OriginalWeight] = {}
-    fused: dict[str, OriginalWeight] = {}
-    for entry in seen.source.entries.values():
-        if entry.dtype not in TORCH_DTYPES or not (len(entry.shape) == 2 or is_fused_experts(entry)):
-            continue
-        origin = seen.origin(entry)
-        row_bytes = max(1, entry.shape[-1] * origin.dtype.itemsize)
-        if is_fused_experts(entry):
-            shape = (entry.nbytes // row_bytes, entry.shape[-1])
-            fused[module_of(entry.name)] = OriginalWeight(origin=origin, first=0, shape=shape)
-        for matrix in matrices(entry):
-            first = (matrix.begin - entry.begin) // row_bytes
-            found[matrix.module] = OriginalWeight(origin=origin, first=first, shape=matrix.shape)
-    return Original(source=source, floats=seen, matrices=found, fused=fused)
+        return Original(source=source, floats=Floats(source=source, origins={}, config=None))
+    return Original(source=source, floats=as_floats(source))

@@ -8,8 +8,10 @@ two levels, a block's scale may be 0 where all its codes are.
 from __future__ import annotations
 
 import contextlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 
@@ -18,6 +20,7 @@ from ..errors import ZeropointError
 from ..formats import FloatFormat
 from ..layout.blocks import reduce_blocks, spread_blocks
 from ..tensor import QuantizedTensor
+from .columns import Blobs
 from .decoding import read_lines
 from .limits import Limits, value_bytes
 from .measure import TensorError, measure
@@ -42,6 +45,50 @@ class LayerProof:
     layer: StoredLayer
     error: TensorError | None
     of_bound: float | None
+
+
+class Proofs(Sequence[LayerProof]):
+    """The proofs of layers, by their numbers; each is made when it is asked for."""
+
+    def __init__(self, layers: Sequence[StoredLayer]) -> None:
+        self._layers = layers
+        self._errors = Blobs(len(layers))
+        self._of_bound = array("d", [0.0]) * len(layers)
+
+    def keep(self, number: int, proof: LayerProof) -> None:
+        """Keep what was found of the layer of a number."""
+        if proof.error is not None and proof.of_bound is not None:
+            self._errors[number] = proof.error.pack()
+            self._of_bound[number] = proof.of_bound
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    @overload
+    def __getitem__(self, at: int) -> LayerProof: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[LayerProof, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> LayerProof | tuple[LayerProof, ...]:
+        if isinstance(at, slice):
+            return tuple(self[n] for n in range(*at.indices(len(self))))
+        number = range(len(self))[at]
+        packed = self._errors.get(number)
+        error = None if packed is None else TensorError.unpack(packed)
+        of_bound = None if packed is None else self._of_bound[number]
+        return LayerProof(layer=self._layers[number], error=error, of_bound=of_bound)
+
+    @property
+    def values(self) -> int:
+        """Quantized numbers of all layers."""
+        return sum(layer.values for layer in self._layers)
+
+    @property
+    def error(self) -> TensorError | None:
+        """The error of all layers taken as one, or None without an original."""
+        errors = (TensorError.unpack(packed) for packed in self._errors.values())
+        return TensorError.merge(errors) if len(self._errors) else None
 
 
 class OpenFiles(dict[Place, OpenFile]):
@@ -72,16 +119,16 @@ class Check(Task):
 class LayerCheck:
     """The check of one layer, in parts of some rows.
 
-    layer: what is stored. weight: the original, or None. files: all files of both, open.
+    number: of the layer. layer: what is stored. weight: the original, or None.
     """
 
-    def __init__(self, layer: StoredLayer, weight: OriginalWeight | None, files: OpenFiles) -> None:
+    def __init__(self, number: int, layer: StoredLayer, weight: OriginalWeight | None) -> None:
+        self.number = number
         self.layer = layer
         self.weight = weight
-        self.files = {file: files[file] for file in (entry.file for entry in layer.tensors.values())}
-        if weight is not None:
-            self.files |= {file: files[file] for file in weight.origin.files}
-        self.parts: list[_Part] = []
+        self.files: dict[Place, OpenFile] = {}
+        self.parts: list[Part] = []
+        self._open = 0
 
     def rows(self, limits: Limits) -> int:
         """Return the rows of a part."""
@@ -97,15 +144,24 @@ class LayerCheck:
         """Return the bytes of the original that a part reads."""
         return 0 if self.weight is None else self.rows(limits) * self.weight.row_bytes
 
-    def tasks(self, limits: Limits) -> Sequence[Check]:
-        """Return the work."""
+    def tasks(self, limits: Limits, files: OpenFiles) -> Sequence[Check]:
+        """Return the work; ``files`` are all files of both checkpoints, open."""
+        self.files = {file: files[file] for file in (entry.file for entry in self.layer.tensors.values())}
+        if self.weight is not None:
+            self.files |= {file: files[file] for file in self.weight.origin.files}
         height, step = self.layer.shape[0], self.rows(limits)
         self.parts = [
-            _Part(self, expert, start, min(step, height - start))
+            Part(self, expert, start, min(step, height - start))
             for expert in range(self.layer.experts or 1)
             for start in range(0, height, step)
         ]
+        self._open = len(self.parts)
         return self.parts
+
+    def end(self) -> bool:
+        """Count a part that was done, and return whether it was the last."""
+        self._open -= 1
+        return not self._open
 
     def proof(self) -> LayerProof:
         """Return what was found."""
@@ -116,7 +172,7 @@ class LayerCheck:
         return LayerProof(layer=self.layer, error=TensorError.merge(errors), of_bound=worst)
 
 
-class _Part(Check):
+class Part(Check):
     """Decode some rows of one expert, and compare them with the original."""
 
     def __init__(self, check: LayerCheck, expert: int, start: int, rows: int) -> None:

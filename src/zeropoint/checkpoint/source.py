@@ -27,7 +27,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zeropoint.checkpoint import storage
-from zeropoint.checkpoint.entries import Entries, TensorEntry
+from zeropoint.checkpoint.entries import Entries
 from zeropoint.checkpoint.index import NUMBERED, check_index, read_index, require_json
 from zeropoint.checkpoint.object_store import RemotePath, Stamp, reason
 from zeropoint.checkpoint.problems import listed
@@ -62,7 +62,7 @@ class Source:
 
     given: Place
     root: Place
-    entries: Mapping[str, TensorEntry]
+    entries: Entries
     shards: tuple[str, ...]
     metadata: Mapping[str, Mapping[str, str]]
     index: str | None
@@ -251,10 +251,9 @@ def _merge(headers: Mapping[str, Header]) -> Entries:
     entries = Entries()
     twice = []
     for header in headers.values():
-        for entry in header.entries:
-            if not entries.add(entry):
-                where = f"{printable(entries[entry.name].file.name)} and {printable(entry.file.name)}"
-                twice.append(f"tensor {printable(entry.name)} is in both {where}")
+        for entry in entries.extend(header.table):
+            where = f"{printable(entries[entry.name].file.name)} and {printable(entry.file.name)}"
+            twice.append(f"tensor {printable(entry.name)} is in both {where}")
     if twice:
         raise CheckpointError(f"{listed(twice)}, but each may be in one; download the shards again")
     return entries
@@ -308,7 +307,7 @@ def _companions(
             relative = folder / found.name
             if found.is_folder:
                 (left_out if found.name in _UNCOPIED_DIRECTORIES else pending).append(relative)
-            elif folder != Path() or not _is_weights(found.name):
+            elif folder != Path() or not is_weights(found.name):
                 companions.append(relative)
             elif found.name not in taken:
                 left_out.append(relative)
@@ -320,7 +319,8 @@ def _companions(
     return tuple(sorted(companions)), tuple(sorted(left_out))
 
 
-def _is_weights(name: str) -> bool:
+def is_weights(name: str) -> bool:
+    """Return whether a file of this name holds weights, or is the index of some."""
     return Path(name).suffix in _WEIGHT_SUFFIXES or _INDEX.search(name) is not None
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,14 +29,15 @@ from ..codecs.compressed_tensors import (
     tensor_specs,
     unfit,
 )  # fmt: skip
-from ..codecs.compressed_tensors_config import Group, matches, read_config
+from ..codecs.compressed_tensors_config import Group, Targets, read_config
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, ZeropointError, printable
 from ..formats import Format
 from ..formats.torch_dtypes import format_of
 from ..schemes import Granularity, Scheme
+from .columns import Kinds, Made, Names
 from .config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
-from .entries import TensorEntry
+from .entries import Entries, TensorEntry
 from .problems import Problem
 from .selection import CONFIG_KEYS, is_fused_experts, module_of
 from .source import MAX_JSON_BYTES, Source
@@ -84,14 +86,68 @@ class StoredLayer:
 class Stored:
     """The quantized layers of a checkpoint, its other tensors, and what is wrong with either.
 
-    groups, ignore: of compressed-tensors; empty for fp8.
+    modules: those of the layers, in their order. groups, ignore: of compressed-tensors; empty for fp8.
     """
 
-    layers: tuple[StoredLayer, ...]
-    others: tuple[TensorEntry, ...]
+    layers: Sequence[StoredLayer]
+    modules: Names
+    others: Sequence[TensorEntry]
     groups: tuple[Group, ...]
     ignore: tuple[str, ...]
     problems: tuple[Problem, ...]
+
+    @staticmethod
+    def none(entries: Entries) -> Stored:
+        """Return what a checkpoint of floats alone holds."""
+        return Stored.of(entries, _Layers(entries), ((), ()), ())
+
+    @staticmethod
+    def of(
+        entries: Entries, layers: _Layers, rules: tuple[tuple[Group, ...], tuple[str, ...]],
+        problems: Sequence[Problem],
+    ) -> Stored:  # fmt: skip
+        """Return what was found among ``entries``; ``layers`` knows which of them are taken."""
+        others = array("I", (n for n in range(len(entries)) if not layers.taken[n]))
+        groups, ignore = rules
+        return Stored(
+            layers=Made(len(layers.modules), layers.at), modules=layers.modules, groups=groups, ignore=ignore,
+            others=Made(len(others), lambda n: entries.at(others[n])), problems=tuple(problems),
+        )  # fmt: skip
+
+
+class _Layers:
+    """Layers in columns: what many have in common once, and for each the numbers of its tensors.
+
+    taken: whether a tensor, by number, belongs to a layer or to what is wrong with one.
+    """
+
+    def __init__(self, entries: Entries) -> None:
+        self.modules = Names()
+        self.taken = bytearray(len(entries))
+        self._entries = entries
+        self._kinds, self._of = Kinds(), array("I")
+        self._begins, self._tensors = array("q"), array("I")
+
+    def add(self, layer: StoredLayer) -> None:
+        self.modules.add(layer.module)
+        suffixes = tuple((suffix, entry.dtype) for suffix, entry in layer.tensors.items())
+        kind = (layer.weight, layer.layout, layer.shape, layer.dtype, layer.experts, suffixes)
+        self._of.append(self._kinds.number(kind))
+        self._begins.append(len(self._tensors))
+        numbers = (self._entries.number(entry.name) for entry in layer.tensors.values())
+        self._tensors.extend(n for n in numbers if n is not None)
+
+    def at(self, number: int) -> StoredLayer:
+        """Return the layer of a number."""
+        weight, layout, shape, dtype, experts, suffixes = self._kinds[self._of[number]]
+        tensors = {}
+        for at, (suffix, stored) in enumerate(suffixes, self._begins[number]):
+            entry = self._entries.at(self._tensors[at])
+            tensors[suffix] = entry if entry.dtype == stored else replace(entry, dtype=stored)
+        return StoredLayer(
+            module=self.modules[number], weight=weight, layout=layout, shape=shape, dtype=dtype,
+            tensors=tensors, experts=experts,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +181,8 @@ def configuration(source: Source) -> dict[str, Any] | None:
     return found
 
 
-def find_layers(source: Source, known: Mapping[str, Known] | None = None) -> Stored:
-    """Return the quantized layers of ``source``; ``known`` gives what the original says of a weight.
+def find_layers(source: Source, known: Callable[[str], Known | None] | None = None) -> Stored:
+    """Return the quantized layers of ``source``; ``known`` gives what the original says of a module's weight.
 
     Raises CheckpointError when the checkpoint is not quantized in a way that is read here.
     """
@@ -142,47 +198,59 @@ def find_layers(source: Source, known: Mapping[str, Known] | None = None) -> Sto
         )
     if config.get("quant_method") == fp8_block.QUANT_METHOD:
         return _find_fp8(source, fp8_block.weight_scheme(config))
-    groups, ignore = read_config(config)
-    candidates = _by_module(source.entries.values())
-    layers, problems = [], []
-    for module, tensors in candidates.items():
+    rules = read_config(config)
+    named = [(group, Targets(group.targets)) for group in rules[0]], Targets(rules[1])
+    layers, problems = _Layers(source.entries), []
+    for module, tensors in _by_module(source.entries, layers.taken):
         try:
-            layers.append(_layer(module, tensors, (groups, ignore), source, (known or {}).get(module)))
+            layers.add(_layer(module, tensors, named, source, known and known(module)))
         except ZeropointError as error:
             problems.append(Problem(where=module, what=str(error)))
-    taken = {entry.name for tensors in candidates.values() for entry in tensors.values()}
-    others = tuple(entry for entry in source.entries.values() if entry.name not in taken)
-    return Stored(layers=tuple(layers), others=others, groups=groups, ignore=ignore, problems=tuple(problems))
+    return Stored.of(source.entries, layers, rules, problems)
 
 
 def _find_fp8(source: Source, weight: Scheme) -> Stored:
     """Return the quantized layers of an fp8 checkpoint; codes without factors are a problem."""
-    factors: dict[str, list[TensorEntry]] = {}
-    for entry in source.entries.values():
+    entries = source.entries
+    layers, problems = _Layers(entries), []
+    weights, factors = Names(), array("i")
+    for number, entry in enumerate(entries.values()):
         name = fp8_block.weight_of(entry.name)
-        if name is not None:
-            factors.setdefault(name, []).append(entry)
-        elif entry.dtype.startswith("F8_"):
-            factors.setdefault(entry.name, [])
-    layers, problems = [], []
-    for name, found in factors.items():
+        if name is None and not entry.dtype.startswith("F8_"):
+            continue
+        layers.taken[number] = True
+        if weights.add(name or entry.name) is not None:
+            factors.append(-1)
+        at = weights.number(name or entry.name)
+        if name is not None and at is not None:
+            factors[at] = number if factors[at] == -1 else _SEVERAL
+    for at, name in enumerate(weights):
+        codes = entries.number(name)
+        if codes is not None:
+            layers.taken[codes] = True
         try:
-            layers.append(_fp8_layer(source.entries.get(name), found, weight))
+            layers.add(_fp8_layer(entries, codes, factors[at], weight))
         except ZeropointError as error:
             problems.append(Problem(where=name, what=str(error)))
-    taken = factors.keys() | {entry.name for found in factors.values() for entry in found}
-    others = tuple(entry for entry in source.entries.values() if entry.name not in taken)
-    return Stored(layers=tuple(layers), others=others, groups=(), ignore=(), problems=tuple(problems))
+    return Stored.of(entries, layers, ((), ()), problems)
 
 
-def _fp8_layer(codes: TensorEntry | None, factors: Sequence[TensorEntry], weight: Scheme) -> StoredLayer:
-    if codes is None:
-        raise CheckpointError(f"{printable(factors[0].name)} is there, but its codes are missing")
+_SEVERAL = -2
+
+
+def _fp8_layer(entries: Entries, number: int | None, factor: int, weight: Scheme) -> StoredLayer:
+    """Return a layer of the codes and the factors of these numbers."""
+    if number is None:
+        what = f"{printable(entries.at(factor).name)} is there" if factor >= 0 else "its factors are there"
+        raise CheckpointError(f"{what}, but its codes are missing")
+    codes = entries.at(number)
     if codes.dtype != fp8_block.CODES:
         raise CheckpointError(f"its codes are {codes.dtype}, but must be {fp8_block.CODES}")
-    if len(factors) != 1:
-        raise CheckpointError(f"it has {len(factors)} tensors of factors, but must have one")
-    scale = replace(factors[0], dtype="F8_E8M0") if factors[0].dtype == "U8" else factors[0]
+    if factor < 0:
+        count = "several" if factor == _SEVERAL else "0"
+        raise CheckpointError(f"it has {count} tensors of factors, but must have one")
+    scale = entries.at(factor)
+    scale = replace(scale, dtype="F8_E8M0") if scale.dtype == "U8" else scale
     if scale.dtype not in fp8_block.FACTORS:
         raise CheckpointError(f"its factors are {scale.dtype}, but must be {', '.join(fp8_block.FACTORS)}")
     fused = is_fused_experts(codes)
@@ -212,35 +280,39 @@ def _expert_blocks(weight: Scheme, shape: tuple[int, int], factors: tuple[int, .
     return fp8_block.weight_scheme({"weight_block_size": blocks})
 
 
-def _by_module(entries: Iterable[TensorEntry]) -> dict[str, dict[str, TensorEntry]]:
-    """Return, by module and suffix, the tensors of modules that have a packed weight or a scale."""
-    found: dict[str, dict[str, TensorEntry]] = {}
-    plain: dict[str, TensorEntry] = {}
-    for entry in entries:
-        module, dot, last = entry.name.rpartition(".")
-        if dot and last in _OWN:
-            found.setdefault(module, {})[last] = entry
-        elif dot and last == WEIGHT:
-            plain[module] = entry
-    for module, tensors in found.items():
-        if module in plain:
-            tensors[WEIGHT] = plain[module]
-    return found
+def _by_module(entries: Entries, taken: bytearray) -> Iterator[tuple[str, dict[str, TensorEntry]]]:
+    """Yield, for each module that has a packed weight or a scale, its tensors by suffix, and mark them."""
+    modules = Names()
+    columns = {suffix: array("i") for suffix in (*_OWN, WEIGHT)}
+    for own in (True, False):
+        for number, name in enumerate(entries):
+            module, dot, last = name.rpartition(".")
+            if not dot or (last not in _OWN if own else last != WEIGHT):
+                continue
+            if own and modules.add(module) is not None:
+                for column in columns.values():
+                    column.append(-1)
+            at = modules.number(module)
+            if at is not None:
+                columns[last][at] = number
+                taken[number] = True
+    for at, module in enumerate(modules):
+        yield module, {last: entries.at(column[at]) for last, column in columns.items() if column[at] >= 0}
 
 
 def _layer(
-    module: str, tensors: dict[str, TensorEntry], rules: tuple[tuple[Group, ...], tuple[str, ...]],
+    module: str, tensors: dict[str, TensorEntry], rules: tuple[list[tuple[Group, Targets]], Targets],
     source: Source, known: Known | None,
 ) -> StoredLayer:  # fmt: skip
     groups, ignore = rules
     scale = tensors.get(SCALE)
     if scale is not None and scale.dtype not in _SCALE_DTYPES:
         raise CheckpointError(f"weight_scale is {scale.dtype}, but must be one of {', '.join(_SCALE_DTYPES)}")
-    if matches(module, ignore):
+    if ignore.match(module):
         raise CheckpointError(
             "it is quantized, but the configuration ignores it, so loaders would not find it"
         )
-    group = next((g for g in groups if matches(module, g.targets, linear=True)), None)
+    group = next((g for g, named in groups if named.match(module, linear=True)), None)
     if group is None:
         raise CheckpointError("it is quantized, but no group of the configuration names it")
     layout, weight = group.layer.layout, group.layer.weight

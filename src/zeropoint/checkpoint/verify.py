@@ -10,29 +10,38 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import CheckpointError, ZeropointError
-from .comparisons import configuration_problems, kept_tensors
+from .comparisons import (
+    Accounts,
+    companions,
+    comparisons,
+    configuration_differences,
+    kept_problems,
+    layer_problems,
+)
 from .consistency import (
     AttendantCheck,
-    attendants,
     idle_targets,
     index_problems,
+    is_attendant,
     require_readable,
     unlisted,
 )
 from .documents import MANIFEST
-from .integrity import Digest, damaged_files, hash_checks, read_manifest
+from .identity import SHARD, shard_fields
+from .integrity import Digest, Manifest, damaged_files, file_checks, read_manifest, tensor_checks
 from .limits import Limits
 from .measure import TensorError
 from .originals import Original, open_original
-from .problems import Problem
-from .proofs import Check, LayerCheck, LayerProof, OpenFiles
-from .source import Source, open_source
-from .storage import Place, exists
+from .problems import Problem, listed
+from .proofs import Check, LayerCheck, OpenFiles, Part, Proofs
+from .source import CONFIG, Source, open_source
+from .storage import Place, exists, shown
 from .stored import Stored, configuration, find_layers
-from .workers import Progress, run_tasks
+from .workers import Progress, done_tasks
 
 _LISTED = 50
 _NO_MANIFEST = (
@@ -51,7 +60,7 @@ class Verification:
     was compared.
     """
 
-    layers: tuple[LayerProof, ...]
+    layers: Proofs
     kept: int
     hashed: bool
     problems: tuple[Problem, ...]
@@ -65,13 +74,12 @@ class Verification:
     @property
     def values(self) -> int:
         """Quantized numbers that were decoded."""
-        return sum(proof.layer.values for proof in self.layers)
+        return self.layers.values
 
     @property
     def error(self) -> TensorError | None:
         """The error of all layers taken as one, or None without an original."""
-        errors = [proof.error for proof in self.layers if proof.error is not None]
-        return TensorError.merge(errors) if errors else None
+        return self.layers.error
 
     def require(self) -> None:
         """Raise CheckpointError, with every problem, unless all is well."""
@@ -85,49 +93,82 @@ class Verification:
 
 def verify(
     path: Place | str, against: Place | str | None = None, *, limits: Limits | None = None,
-    on_progress: Progress | None = None,
+    require_manifest: bool = False, on_progress: Progress | None = None,
 ) -> Verification:  # fmt: skip
     """Return what is wrong with the quantized checkpoint at ``path``, compared with the original when given.
 
-    Raises CheckpointError when files are damaged so that they cannot be read, or the checkpoint is not
-    quantized or not in a layout that is read here; everything else is in the result.
+    require_manifest: whether a checkpoint without a manifest is a problem, not a note. Raises CheckpointError
+    when files are damaged so that they cannot be read, the checkpoint is not quantized or not in a layout
+    that is read here, ``against`` is not its original, or ``limits`` are too small for the number of its
+    tensors; everything else is in the result.
     """
     limits = limits or Limits.default()
     source = open_source(path)
     original = None if against is None else open_original(against)
-    stored = _layers(source, original)
-    problems = [*stored.problems, *index_problems(source), *unlisted(source, stored), *idle_targets(stored)]
     if original is not None:
-        problems += configuration_problems(source, original.source)
+        _require_order(source, original)
+    manifest, problems = _manifest(source)
+    notes = list(source.notes)
+    if manifest is None and not problems:
+        notes.append(_NO_MANIFEST)
+        if require_manifest:
+            problems.append(Problem(where=MANIFEST, what="it is missing"))
+    stored = _layers(source, original)
+    limits = limits.beside(source.entries, None if original is None else original.source.entries)
+    problems += [
+        *stored.problems, *index_problems(source), *unlisted(source, stored), *idle_targets(source, stored)
+    ]  # fmt: skip
+    if original is not None:
+        apart = _structure(stored, original)
+        if apart and manifest is not None and not _made_of(manifest, original.source):
+            raise CheckpointError(
+                f"{shown(original.source.given)} is not the original of {shown(source.given)}, whose "
+                f"manifest names files with other tensors ({len(apart)} differ, such as {apart[0]}); pass "
+                "the checkpoint that it was made from"
+            )
+        problems += apart
+        found, more = _configuration(source, original.source, strict=manifest is not None)
+        problems, notes = [*problems, *found], [*notes, *more]
     with contextlib.ExitStack() as stack:
-        files = OpenFiles(stack)
-        layers = [
-            LayerCheck(layer, None if original is None else original.weight_of(layer), files)
-            for layer in stored.layers
-        ]
-        found, hashes = _hashes(source, files)
-        problems += found
-        tasks: list[Check] = [task for layer in layers for task in _of_layer(layer, hashes, limits)]
-        beside = attendants(stored)
-        tasks += [AttendantCheck(entry, files) for entry in beside.values()]
-        tasks += [task for checks in hashes.values() for task in checks]
-        chunk = _chunk(limits)
-        if original is not None:
-            found, comparisons = kept_tensors(stored, original, beside, files, chunk=chunk)
-            problems += found
-            tasks += comparisons
-        buffer = max([2 * chunk, *(layer.buffer_bytes(limits) for layer in layers)])
-        run_tasks(tasks, workers=limits.workers, buffer_bytes=buffer, on_progress=on_progress)
+        work = _Work(stored, original, manifest, limits, OpenFiles(stack))
+        problems += work.begin(source)
+        work.run(on_progress)
     source.check_unchanged()
-    hashed = any(isinstance(task, Digest) for task in tasks)
-    problems += [problem for task in tasks for problem in task.problems]
+    if original is not None:
+        original.source.check_unchanged()
     return Verification(
-        layers=tuple(layer.proof() for layer in layers),
-        kept=len(stored.others),
-        hashed=hashed,
-        problems=tuple(dict.fromkeys(problems)),
-        notes=source.notes if exists(source.root / MANIFEST) else (*source.notes, _NO_MANIFEST),
-    )
+        layers=work.proofs, kept=len(stored.others), hashed=work.hashed > 0, notes=tuple(notes),
+        problems=tuple(dict.fromkeys([*problems, *work.problems])),
+    )  # fmt: skip
+
+
+def _require_order(source: Source, original: Original) -> None:
+    """Raise CheckpointError where the output was passed as the original, which its manifest tells."""
+    if configuration(source) is not None or exists(source.root / MANIFEST):
+        return
+    try:
+        manifest = read_manifest(original.source)
+    except CheckpointError:
+        return
+    if manifest is not None and _made_of(manifest, source):
+        ours, theirs = shown(source.given), shown(original.source.given)
+        raise CheckpointError(
+            f"{ours} is the original of {theirs}, not its result; pass the result first: zeropoint verify "
+            f"{theirs} --against {ours}"
+        )
+
+
+def _made_of(manifest: Manifest, source: Source) -> bool:
+    """Return whether a manifest names the shards of ``source``, by their sizes and headers."""
+    named = {key: value for key, value in manifest.identity.items() if key.startswith(SHARD)}
+    return named == dict(shard_fields(source))
+
+
+def _manifest(source: Source) -> tuple[Manifest | None, list[Problem]]:
+    try:
+        return read_manifest(source), []
+    except CheckpointError as error:
+        return None, [Problem(where=MANIFEST, what=str(error))]
 
 
 def _layers(source: Source, original: Original | None) -> Stored:
@@ -136,10 +177,10 @@ def _layers(source: Source, original: Original | None) -> Stored:
     Where they cannot be told, the error names the file that was damaged.
     """
     if original is not None and original.floats.origins and configuration(source) is None:
-        return Stored(layers=(), others=tuple(source.entries.values()), groups=(), ignore=(), problems=())
+        return Stored.none(source.entries)
     try:
         require_readable(source)
-        return find_layers(source, None if original is None else original.known())
+        return find_layers(source, None if original is None else original.known)
     except ZeropointError as error:
         damaged = damaged_files(source)
         if not damaged:
@@ -147,19 +188,112 @@ def _layers(source: Source, original: Original | None) -> Stored:
         raise CheckpointError(f"{'; '.join(map(str, damaged))}; therefore {error}") from error
 
 
-def _hashes(source: Source, files: OpenFiles) -> tuple[list[Problem], dict[str, list[Check]]]:
-    """Return what is wrong with the manifest, and the checks of hashes by tensor or file."""
-    try:
-        manifest = read_manifest(source)
-    except CheckpointError as error:
-        return [Problem(where=MANIFEST, what=str(error))], {}
-    return ([], {}) if manifest is None else hash_checks(source, manifest, files)
+def _structure(stored: Stored, original: Original) -> list[Problem]:
+    """Return the tensors that only one side has, or that have another shape."""
+    accounts = Accounts(original)
+    problems = []
+    for layer in stored.layers:
+        weight = original.weight_of(layer)
+        if weight is None:
+            problems.append(Problem(where=layer.module, what="the original has no such weight of its shape"))
+        else:
+            accounts.add(weight.origin.entry.name, split=layer.experts is None)
+    problems += layer_problems(stored, accounts)
+    return problems + kept_problems(
+        stored, original, accounts, needless=lambda name: is_attendant(name, stored)
+    )
 
 
-def _of_layer(layer: LayerCheck, hashes: dict[str, list[Check]], limits: Limits) -> list[Check]:
-    """Return the checks of a layer: the hashes of its tensors, then its parts, in the cache by then."""
-    own = [task for entry in layer.layer.tensors.values() for task in hashes.pop(entry.name, [])]
-    return [*own, *layer.tasks(limits)]
+def _configuration(source: Source, original: Source, *, strict: bool) -> tuple[list[Problem], list[str]]:
+    """Return in what config.json differs, and a note about what may be defaults of the tool that wrote it."""
+    found = configuration_differences(source, original)
+    loose = [] if strict else [difference for difference in found if difference.is_default]
+    problems = [Problem(where=CONFIG, what=str(d)) for d in found if d not in loose]
+    keys = listed([difference.key for difference in loose])
+    rule = "only one side has, which may be defaults that a tool added or left out"
+    return problems, [f"{CONFIG} was not compared in keys that {rule}: {keys}"] if loose else []
+
+
+class _Work:
+    """The checks that read data, made one after the other, and what they find.
+
+    hashed: hashes that were compared.
+    """
+
+    def __init__(
+        self, stored: Stored, original: Original | None, manifest: Manifest | None, limits: Limits,
+        files: OpenFiles,
+    ) -> None:  # fmt: skip
+        self.proofs = Proofs(stored.layers)
+        self.problems: list[Problem] = []
+        self.hashed = 0
+        self._stored, self._original, self._manifest = stored, original, manifest
+        self._limits, self._files = limits, files
+        self._beside: list[Check] = []
+        self._chunk = _chunk(limits)
+
+    def begin(self, source: Source) -> list[Problem]:
+        """Prepare what is not about single tensors, and return what is wrong with it already."""
+        problems: list[Problem] = []
+        if self._manifest is not None:
+            found, checks = file_checks(source, self._manifest, self._files)
+            problems += found
+            self._beside += checks
+        if self._original is not None:
+            found, checks = companions(source, self._original, self._files)
+            problems += found
+            self._beside += checks
+        return problems
+
+    def run(self, on_progress: Progress | None) -> None:
+        """Do all checks; raises CheckpointError when the limits are too small for some part of a layer."""
+        layers = self._checks()
+        buffer = max([2 * self._chunk, *(check.buffer_bytes(self._limits) for check in layers)])
+        done, total = 0, self._bytes()
+        tasks = done_tasks(self._tasks(), workers=self._limits.workers, buffer_bytes=buffer)
+        with contextlib.closing(tasks) as finished:
+            for task in finished:
+                done += task.nbytes
+                self._take_in(task)
+                if on_progress is not None:
+                    on_progress(done, total, task.name)
+
+    def _checks(self) -> Iterator[LayerCheck]:
+        original = self._original
+        return (
+            LayerCheck(number, layer, None if original is None else original.weight_of(layer))
+            for number, layer in enumerate(self._stored.layers)
+        )
+
+    def _tasks(self) -> Iterator[Check]:
+        """Yield all work: the hashes of a layer's tensors before its parts, in the cache by then."""
+        for check in self._checks():
+            for entry in check.layer.tensors.values():
+                yield from tensor_checks(entry, self._manifest, self._files)
+            yield from check.tasks(self._limits, self._files)
+        for entry in self._stored.others:
+            if is_attendant(entry.name, self._stored):
+                yield AttendantCheck(entry, self._files)
+            yield from tensor_checks(entry, self._manifest, self._files)
+        yield from self._beside
+        if self._original is not None:
+            yield from comparisons(self._stored, self._original, self._files, chunk=self._chunk)
+
+    def _bytes(self) -> int:
+        """Return the bytes of all work, which progress counts."""
+        found = sum(layer.values * layer.dtype.itemsize for layer in self._stored.layers)
+        found += sum(task.nbytes for task in self._beside)
+        if self._manifest is not None:
+            found += self._manifest.nbytes
+        if self._original is not None:
+            found += sum(entry.nbytes for entry in self._stored.others)
+        return found
+
+    def _take_in(self, task: Check) -> None:
+        self.problems += task.problems
+        self.hashed += isinstance(task, Digest)
+        if isinstance(task, Part) and task.check.end():
+            self.proofs.keep(task.check.number, task.check.proof())
 
 
 def _chunk(limits: Limits) -> int:

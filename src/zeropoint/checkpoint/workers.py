@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import Generic, TypeVar
@@ -24,6 +24,8 @@ Progress = Callable[[int, int, str], None]
 
 _POLL_SECONDS = 0.2
 """How long the caller's thread sleeps at most, so that Ctrl-C is felt on every platform."""
+_AHEAD = 4096
+"""Tasks that may begin before the caller has taken in the first of them, so that results do not pile up."""
 
 
 class Stopped(Exception):  # noqa: N818 (not an error: it ends a task that waits for one that failed)
@@ -58,10 +60,11 @@ def run_tasks(
 
 
 def done_tasks(
-    tasks: Sequence[T], *, workers: int, buffer_bytes: int, stop: threading.Event | None = None
+    tasks: Iterable[T], *, workers: int, buffer_bytes: int, stop: threading.Event | None = None
 ) -> Generator[T, None, None]:
     """Run ``tasks`` on ``workers`` threads, with ``buffer_bytes`` of memory each; yield those that are done.
 
+    tasks: each is taken when a thread is free for it, so those of a generator need not exist at once.
     stop: is set when no task will be begun any more, for tasks that wait for others.
     Raises the error of the first task, in their order, that failed, after all threads have ended. Closing the
     generator, or an exception in the caller's thread (Ctrl-C), also ends all threads before it goes on.
@@ -71,7 +74,7 @@ def done_tasks(
     with ThreadPoolExecutor(workers, thread_name_prefix="zeropoint") as pool:
         try:
             threads = _started(pool, crew, workers)
-            yield from _follow(crew.events, workers)
+            yield from _follow(crew.events, workers, crew.taken)
         finally:
             crew.stop.set()
             torch.set_num_threads(before)
@@ -96,13 +99,18 @@ def _started(pool: ThreadPoolExecutor, crew: _Crew[T], workers: int) -> list[Fut
 class _Crew(Generic[T]):
     """What the threads of a run share: the tasks still to do, the events, and the sign to stop."""
 
-    def __init__(self, tasks: Sequence[T], buffer_bytes: int, stop: threading.Event) -> None:
+    def __init__(self, tasks: Iterable[T], buffer_bytes: int, stop: threading.Event) -> None:
         self.stop = stop
         self.events: queue.SimpleQueue[T | None] = queue.SimpleQueue()
         self.at: dict[int, int] = {}
         self._todo = iter(enumerate(tasks))
         self._guard = threading.Lock()
+        self._ahead = threading.Semaphore(_AHEAD)
         self._buffer_bytes = buffer_bytes
+
+    def taken(self) -> None:
+        """Let another task begin: what one that was done had found out is taken in."""
+        self._ahead.release()
 
     def work(self, slot: int) -> None:
         """Do tasks until none is left or one fails, here or elsewhere; ``at[slot]`` is the last one begun."""
@@ -114,6 +122,8 @@ class _Crew(Generic[T]):
             scratch = Scratch(bytearray(self._buffer_bytes))
             with thread_limit(1), torch.inference_mode():
                 while not self.stop.is_set():
+                    if not self._ahead.acquire(timeout=_POLL_SECONDS):
+                        continue
                     with self._guard:
                         index, task = next(self._todo, (None, None))
                     if index is None or task is None:
@@ -128,8 +138,8 @@ class _Crew(Generic[T]):
             self.events.put(None)
 
 
-def _follow(events: queue.SimpleQueue[T | None], running: int) -> Iterator[T]:
-    """Yield each task that was done until all threads have ended."""
+def _follow(events: queue.SimpleQueue[T | None], running: int, taken: Callable[[], None]) -> Iterator[T]:
+    """Yield each task that was done until all threads have ended; ``taken`` is called after each."""
     while running:
         try:
             event = events.get(timeout=_POLL_SECONDS)
@@ -139,3 +149,4 @@ def _follow(events: queue.SimpleQueue[T | None], running: int) -> Iterator[T]:
             running -= 1
         else:
             yield event
+            taken()

@@ -12,7 +12,7 @@ reads too. This module turns schemes into that JSON and back; it opens no file.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -306,15 +306,25 @@ def _any_input(weight: Scheme, layout: Layout) -> Scheme | None:
     return None
 
 
-def matches(module: str, targets: Sequence[str], *, linear: bool = False) -> bool:
-    """Return whether one of ``targets`` names ``module``; ``linear`` says that it counts as a Linear layer.
+class Targets:
+    """What names modules: a class, modules, ``re:`` patterns; asked for each of very many modules."""
+
+    def __init__(self, targets: Iterable[str]) -> None:
+        found = list(targets)
+        self._names = frozenset(target for target in found if not target.startswith(REGEX))
+        self._patterns = [name_pattern(target) for target in found if target.startswith(REGEX)]
+
+    def match(self, module: str, *, linear: bool = False) -> bool:
+        """Return whether it names ``module``; ``linear`` says that it counts as a Linear layer."""
+        if module in self._names or (linear and LINEAR in self._names):
+            return True
+        return any(pattern.match(module) for pattern in self._patterns)
+
+
+def matches(module: str, targets: Iterable[str], *, linear: bool = False) -> bool:
+    """Return whether one of ``targets`` names ``module``; see :class:`Targets`.
 
     >>> matches("model.layers.0.mlp.gate", ["re:.*mlp.gate$"])
     True
     """
-    return any(
-        name_pattern(target).match(module)
-        if target.startswith(REGEX)
-        else module == target or (linear and target == LINEAR)
-        for target in targets
-    )
+    return Targets(targets).match(module, linear=linear)

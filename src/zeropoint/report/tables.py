@@ -5,7 +5,7 @@ The tensors of a model's layers differ by a number in their names; they share a 
 
 from __future__ import annotations
 
-import math
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..checkpoint.columns import Made
 from ..checkpoint.decisions import Decision
 from ..checkpoint.entries import TensorEntry
 from ..checkpoint.inspect import Inspection
@@ -72,10 +73,10 @@ def error_table(outcomes: Sequence[Outcome], *, everything: bool = False) -> Tab
     """Return how far each weight is from the original; those that share a line are taken as one."""
     table = plain("weights", "n", "rel.err", "SQNR dB", "largest", "clipped", numbers=(1, 2, 3, 4, 5))
     for label, group in folded(outcomes, lambda o: o.weight.module, _same, everything):
-        table.add_row(Text(label), times(group), *_error_cells(TensorError.merge([o.error for o in group])))
+        table.add_row(Text(label), times(group), *_error_cells(TensorError.merge(o.error for o in group)))
     if len(outcomes) > 1:
         table.add_section()
-        table.add_row("all", times(outcomes), *_error_cells(TensorError.merge([o.error for o in outcomes])))
+        table.add_row("all", times(outcomes), *_error_cells(TensorError.merge(o.error for o in outcomes)))
     return table
 
 
@@ -148,15 +149,25 @@ def _grouped(items: Iterable[T], key: Callable[[T], str]) -> list[tuple[str, lis
 
 
 def folded(
-    items: Iterable[T], label: Callable[[T], str], kind: Callable[[T], object], everything: bool
-) -> list[tuple[str, list[T]]]:
-    """Return items whose names differ in numbers only, and which are of one kind, together."""
-    if everything:
-        return [(name(label(item)), [item]) for item in items]
-    found: dict[tuple[str, object], list[T]] = {}
-    for item in items:
-        found.setdefault((pattern(label(item)), kind(item)), []).append(item)
-    return [(name(label(group[0]) if len(group) == 1 else text), group) for (text, _), group in found.items()]
+    items: Sequence[T], label: Callable[[T], str], kind: Callable[[T], object], everything: bool
+) -> list[tuple[str, Sequence[T]]]:
+    """Return items whose names differ in numbers only, and which are of one kind, together.
+
+    A group knows the numbers of its items, so those that are made when they are asked for take no memory.
+    """
+    found: dict[tuple[str, object], array[int]] = {}
+    for number, item in enumerate(items):
+        key = (label(item), number) if everything else (pattern(label(item)), kind(item))
+        found.setdefault(key, array("I")).append(number)
+    groups = [Made(len(numbers), _picked(items, numbers)) for numbers in found.values()]
+    return [
+        (name(label(group[0]) if len(group) == 1 else text), group)
+        for (text, _), group in zip(found, groups, strict=True)
+    ]
+
+
+def _picked(items: Sequence[T], numbers: array[int]) -> Callable[[int], T]:
+    return lambda n: items[numbers[n]]
 
 
 def times(group: Sequence[object]) -> str:
@@ -171,11 +182,11 @@ def _error_cells(error: TensorError) -> tuple[str, ...]:
 
 
 def _proof_cells(group: Sequence[LayerProof]) -> tuple[str, ...]:
-    errors = [proof.error for proof in group if proof.error is not None]
-    if not errors:
+    worst = max((proof.of_bound for proof in group if proof.of_bound is not None), default=None)
+    if worst is None:
         return ("", "", "", "")
-    worst = max((proof.of_bound for proof in group if proof.of_bound is not None), default=math.nan)
-    return (*_error_cells(TensorError.merge(errors))[:3], share(worst))
+    error = TensorError.merge(proof.error for proof in group if proof.error is not None)
+    return (*_error_cells(error)[:3], share(worst))
 
 
 def _losses(outcomes: Iterable[Outcome]) -> list[str]:
