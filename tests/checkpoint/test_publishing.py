@@ -12,6 +12,7 @@ from tests.checkpoint.written import digests
 
 from zeropoint.checkpoint.journal import JOURNAL
 from zeropoint.checkpoint.run import run
+from zeropoint.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("small_units")
 
@@ -61,10 +62,10 @@ def test_a_run_that_was_stopped_before_its_journal_was_removed_has_nothing_left_
     plan, out = plan_of(source), tmp_path / "out"
     unlink = os.unlink
 
-    def stop(path: Path) -> None:
+    def stop(path: str, **folder: int | None) -> None:
         if Path(path).name == JOURNAL:
             raise KeyboardInterrupt
-        unlink(path)
+        unlink(path, **folder)
 
     with monkeypatch.context() as context:
         context.setattr(os, "unlink", stop)
@@ -80,7 +81,7 @@ def test_a_run_that_was_stopped_before_its_journal_was_removed_has_nothing_left_
     assert digests(out) == golden
 
 
-def test_a_published_file_that_changed_is_written_again(
+def test_a_published_file_that_changed_is_no_longer_ours_and_is_written_again_when_it_is_gone(
     source: Path, tmp_path: Path, golden: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, out = plan_of(source), tmp_path / "out"
@@ -88,6 +89,10 @@ def test_a_published_file_that_changed_is_written_again(
         context.setattr(os, "rename", _Stops("rename", 3))
         with pytest.raises(KeyboardInterrupt):
             run(plan, out)
-    flip_a_byte(out / "model-00001-of-00003.safetensors")
+    changed = out / "model-00001-of-00003.safetensors"
+    flip_a_byte(changed)
+    with pytest.raises(CheckpointError, match=rf"'{changed}' is not a file of this run; move it away"):
+        run(plan, out)
+    changed.unlink()
     result = resumed(plan, out, golden)
     assert 0 < result.resumed < result.units

@@ -96,9 +96,7 @@ class Layer:
         real = self._real[name]
 
         def stand_in(*args: Any, **options: Any) -> Any:
-            if options.get("dir_fd") is not None or options.get("src_dir_fd") is not None:
-                raise NotImplementedError("the layer follows no directory descriptors")
-            path = self._path(name, args)
+            path = self._path(name, _absolute(args, options))
             if path is None:
                 result = real(*args, **options)
                 if name == "open":  # the number may have been that of a file closed out of sight
@@ -143,9 +141,9 @@ class Layer:
                 raise OSError(fault.code, os.strerror(fault.code), *([args[0]] if name in BY_PATH else []))
             elif name in WRITES and fault.kind in ("tear", "short"):
                 args = _less(name, args, half=fault.kind == "tear")
-        existed = name != "open" or os.path.lexists(args[0])
+        existed = name != "open" or os.path.lexists(self.root / path)
         result = real(*args, **options)
-        self._record(name, path, args, result, existed=existed)
+        self._record(name, path, _absolute(args, options), result, existed=existed)
         if fault is not None and fault.kind == "tear":
             os.kill(os.getpid(), signal.SIGKILL)
         return result
@@ -177,6 +175,14 @@ class Layer:
         elif name == "posix_fallocate":
             facts = {"size": args[1] + args[2]}
         self.calls.append(Call(number=self._count, name=name, path=path, **facts))
+
+
+def _absolute(args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the arguments of a call with paths in place of names below the descriptor of a directory."""
+    folders = [options.get(key) for key in ("dir_fd", "src_dir_fd", "dst_dir_fd")]
+    given = [os.readlink(f"/proc/self/fd/{folder}") for folder in folders if folder is not None]
+    paths = [os.path.join(folder, name) for folder, name in zip(given, args, strict=False)]
+    return (*paths, *args[len(given) :])
 
 
 def pauses(seed: int) -> Callable[[], None]:

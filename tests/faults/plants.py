@@ -77,9 +77,9 @@ def codes_only(patched: pytest.MonkeyPatch) -> None:
     """Of a unit that was done, only the first output is proved."""
     real = resume._Proof._digest
 
-    def digest(self: Any, descriptor: int, begin: int, size: int, buffer: bytearray) -> str:
+    def digest(self: Any, file: Any, begin: int, size: int, buffer: bytearray) -> str:
         place = [span.begin for span in self.unit.spans].index(begin)
-        return real(self, descriptor, begin, size, buffer) if place == 0 else self.done.digests[place]
+        return real(self, file, begin, size, buffer) if place == 0 else self.done.digests[place]
 
     patched.setattr(resume._Proof, "_digest", digest)
 
@@ -132,7 +132,11 @@ def uninterruptible(patched: pytest.MonkeyPatch) -> None:
 def private(patched: pytest.MonkeyPatch) -> None:
     """Files are for their owner only, whatever the umask."""
     real = os.open
-    patched.setattr(os, "open", lambda path, flags, mode=0o600: real(path, flags, min(mode, 0o600)))
+
+    def open_private(path: Any, flags: int, mode: int = 0o600, **at: Any) -> int:
+        return real(path, flags, min(mode, 0o600), **at)
+
+    patched.setattr(os, "open", open_private)
 
 
 def single_write(patched: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from ..errors import CheckpointError
 from .journal import JOURNAL, Journal
 from .output import Partials
 from .units import Unit
-from .work import Done, Scanned
+from .work import Done
 
 COMMIT_BYTES = 1 << 28
 COMMIT_SECONDS = 2.0
@@ -35,18 +35,17 @@ class Commit:
         self._units = units
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="zeropoint-sync")
         self._running: Future[None] | None = None
-        self._pending: list[Scanned | Done] = []
+        self._pending: list[Done] = []
         self._bytes = 0
         self._since = time.monotonic()
 
-    def add(self, result: Scanned | Done) -> None:
+    def add(self, result: Done) -> None:
         """Take in a result, and begin to make those that came together durable when it is time.
 
         Raises CheckpointError when the disk has failed meanwhile.
         """
         self._pending.append(result)
-        if isinstance(result, Done):
-            self._bytes += sum(span.size for span in self._units[result.number].spans)
+        self._bytes += sum(span.size for span in self._units[result.number].spans)
         if self._running is not None and not self._running.done():
             return
         if self._bytes >= COMMIT_BYTES or time.monotonic() - self._since >= COMMIT_SECONDS:
@@ -90,8 +89,8 @@ class Commit:
         """Wait for what was begun, whatever comes of it."""
         self._thread.shutdown()
 
-    def _write(self, pending: Sequence[Scanned | Done]) -> None:
-        for file in sorted({self._units[r.number].file for r in pending if isinstance(r, Done)}):
+    def _write(self, pending: Sequence[Done]) -> None:
+        for file in sorted({self._units[result.number].file for result in pending}):
             with self._partials.open(file) as descriptor:
                 os.fdatasync(descriptor)
         with self._partials.io(JOURNAL):

@@ -12,9 +12,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..errors import CheckpointError
 from .output import Partials
 from .plan import Plan
+from .problems import ObstacleError
 from .quantize import Scratch, widest
 from .units import Rows, Unit
 from .work import Done, Scanned, buffer_bytes, do, scan
@@ -38,7 +38,7 @@ class Job:
     scanned: Mapping[int, Scanned]
 
 
-class EngineError(CheckpointError):
+class EngineError(ObstacleError):
     """An engine cannot go on, whatever the data: what is done stays done."""
 
 

@@ -6,13 +6,13 @@ becomes a path before it is checked.
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from zeropoint.checkpoint.entries import Entries
 from zeropoint.checkpoint.json_stream import JsonStream
+from zeropoint.checkpoint.names import is_plain
 from zeropoint.checkpoint.object_store import Stamp
 from zeropoint.checkpoint.problems import listed
 from zeropoint.checkpoint.safetensors_file import Header, foreign_magic, pieces, unique_keys
@@ -118,18 +118,12 @@ def read_index(path: Place) -> tuple[Stamp, set[str], object]:
 
 def _check_names(path: Place, shards: Sequence[str]) -> None:
     """Refuse a shard's name that would, or on another system could, lead out of the directory."""
-    bad = []
-    for shard in shards:
-        try:
-            long = len(os.fsencode(shard)) > 255
-        except UnicodeEncodeError:
-            long = True
-        if long or shard in ("", ".", "..") or any(character in shard for character in "/\\\0"):
-            bad.append(printable(shard))
+    bad = [printable(shard) for shard in shards if not is_plain(shard) or not shard.endswith(".safetensors")]
     if bad:
         raise CheckpointError(
             f"{shown(path)}: weight_map names {listed(bad)}, but a shard must be the plain name of a file "
-            "in the same directory; do not trust this checkpoint, or correct the index"
+            "in the same directory, which ends in .safetensors; do not trust this checkpoint, or correct the "
+            "index"
         )
 
 

@@ -15,11 +15,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from ..errors import CheckpointError
+from .names import is_inside, is_own
+from .problems import ObstacleError
+from .storage import shown
 
 JOURNAL = ".zeropoint.journal"
 FORMAT = "1"
@@ -40,16 +46,49 @@ class Header:
         """Return it as values that JSON holds; ``Header(**document)`` is the inverse."""
         return {"identity": dict(self.identity), "stamps": dict(self.stamps), "files": list(self.files)}
 
+    @staticmethod
+    def parse(document: Mapping[str, Any]) -> Header:
+        """Return what a document says; raises CheckpointError where it is not a header."""
+        files = document.get("files")
+        if document.keys() != {"identity", "stamps", "files"} or not isinstance(files, list):
+            raise CheckpointError("its first record does not say what is made of what")
+        for name in files:
+            require_output(name)
+        return Header(
+            identity=texts(document["identity"]), stamps=texts(document["stamps"]), files=tuple(files)
+        )
+
+
+def require_output(name: object) -> None:
+    """Raise CheckpointError unless a record's ``name`` can be that of a file of the output."""
+    if not is_inside(name) or any(map(is_own, str(name).split("/"))):
+        raise CheckpointError(f"it names {shown(repr(name))}, which is no file of an output")
+
+
+def texts(found: object) -> dict[str, str]:
+    """Return a table of texts; raises CheckpointError for anything else."""
+    if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
+        raise CheckpointError(f"it has {shown(repr(found)[:80])} where a table of texts belongs")
+    return found
+
 
 class Journal:
     """A journal that is open for appending; every record is on disk when :meth:`append` returns.
 
-    records: those that were there, in order; what follows the last good one is cut off. Raises OSError.
+    records: those that were there, in order; what follows the last good one is cut off. Raises OSError, and
+    ObstacleError when it is no file, or has another name too, whose bytes are not ours to change.
     """
 
     def __init__(self, path: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o666)
+        found = os.fstat(self._descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            self.close()
+            raise ObstacleError(
+                f"{shown(path)} is not a journal of a run: it is not a regular file, or has another name "
+                "too; move it away"
+            )
         self.records: list[dict[str, Any]] = []
         self._end = self._crc = 0
         with open(self._descriptor, "rb", closefd=False) as file:
@@ -113,7 +152,9 @@ def _good_lines(file: BinaryIO) -> Iterator[tuple[dict[str, Any], int, int]]:
             return
         try:
             record = json.loads(body)
-        except ValueError:  # an empty line, whose CRC is that of the line before
+        except (ValueError, RecursionError):  # an empty line, whose CRC is that of the line before
+            return
+        if not isinstance(record, dict):
             return
         end += len(prefix) + len(body)
         yield record, end, crc

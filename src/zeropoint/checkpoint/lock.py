@@ -14,15 +14,18 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import socket
 from pathlib import Path
 
 from ..errors import CheckpointError
+from .problems import ObstacleError
 from .storage import shown
 
 LOCK, OWNER = ".zeropoint.lock", ".zeropoint.owner"
 _NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_LONGEST = 4096
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -35,7 +38,23 @@ class Lock:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._name = LOCK
+        self._text = b""
         self._descriptor: int | None = self._take()
+
+    def is_seen_in(self, folder: Path) -> bool:
+        """Return whether the file of this lock is seen in a folder, which then is the same by another path."""
+        try:
+            descriptor = os.open(
+                folder / self._name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            )
+        except OSError:
+            return False
+        try:
+            return os.read(descriptor, _LONGEST) == self._text
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
 
     def release(self) -> None:
         """Give the lock up and remove its file; safe to call twice."""
@@ -53,10 +72,13 @@ class Lock:
             with contextlib.ExitStack() as unless_held:
                 descriptor = os.open(path, _FLAGS, 0o666)
                 unless_held.callback(os.close, descriptor)
+                _require_one_name(descriptor, path)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
-                    holder = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip() or "unknown"
+                    holder = (
+                        os.pread(descriptor, 64, 0).decode("ascii", "replace").partition(" ")[0] or "unknown"
+                    )
                     rule = f"is being written by another run (process {holder})"
                     raise CheckpointError(
                         f"{shown(self._folder)} {rule}; wait for it, or write elsewhere"
@@ -68,7 +90,7 @@ class Lock:
                 # Between our open and our lock, the holder before may have removed the file and gone.
                 if _is_at(descriptor, path):
                     os.ftruncate(descriptor, 0)
-                    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+                    self._write(descriptor, f"{os.getpid()}")
                     if os.path.lexists(self._folder / OWNER):
                         os.unlink(path)
                         raise self._owned()
@@ -83,13 +105,18 @@ class Lock:
         except FileExistsError as error:
             self._removes_empty(lock)
             raise self._owned() from error
-        os.pwrite(descriptor, _identity().encode(), 0)
+        self._write(descriptor, _identity())
         if not self._removes_empty(lock):
             os.unlink(path)
             os.close(descriptor)
             raise refusal
         self._name = OWNER
         return descriptor
+
+    def _write(self, descriptor: int, holder: str) -> None:
+        """Say who holds the lock, and something that only this file says."""
+        self._text = f"{holder} {secrets.token_hex(16)}".encode()
+        os.pwrite(descriptor, self._text, 0)
 
     def _removes_empty(self, lock: int) -> bool:
         """Remove the file of the kernel's lock, unless a run that has it has written its number there."""
@@ -114,6 +141,12 @@ def break_lock(folder: Path | str) -> None:
     """Remove what a dead run left where the file system has no locks; a lock of the kernel is not touched."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(Path(folder) / OWNER)
+
+
+def _require_one_name(descriptor: int, path: Path) -> None:
+    """Refuse a file that was put there under a second name, whose bytes are not ours to change."""
+    if os.fstat(descriptor).st_nlink > 1:
+        raise ObstacleError(f"{shown(path)} is not a lock of a run: it has another name too; move it away")
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from zeropoint.checkpoint.names import is_inside
 from zeropoint.errors import CheckpointError, printable
 
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "memory": "fsspec"}
@@ -85,7 +86,13 @@ class RemotePath:
 
     def __truediv__(self, other: str | PurePath) -> RemotePath:
         inner = other if isinstance(other, str) else other.as_posix()
-        return self if inner == "." else RemotePath(f"{self.url}/{inner}")
+        if inner == ".":
+            return self
+        if not is_inside(inner):
+            raise CheckpointError(
+                f"{printable(inner)} is not a name below {printable(self.url)}; do not trust where it is from"
+            )
+        return RemotePath(f"{self.url}/{inner}")
 
     @property
     def name(self) -> str:

@@ -3,23 +3,28 @@
 Files are written under hidden names, ``.NAME.partial``, in the directory itself, so that the final rename
 never crosses file systems. Publishing renames shards and companions first, then the manifest, config.json and
 the index, whose rename is the commit. A run that ends before leaves the hidden files, from which the next one
-goes on, or removes them, and no other file is touched. A lock keeps a second run out.
+goes on, or removes them, and no other file is touched: what has a final name is removed only where its inode
+says that it is ours. A lock keeps a second run out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CheckpointError, size_of
+from .folder import Folder
 from .journal import JOURNAL
 from .lock import LOCK, OWNER, Lock
+from .names import require_outputs
 from .object_store import RemotePath
+from .problems import ObstacleError
 from .storage import OpenFile, Place, shown
 
 _FALLBACK_CHUNK = 1 << 20
@@ -54,8 +59,7 @@ class Partials:
         Operating system errors inside the block, and on closing, become a CheckpointError about ``name``.
         """
         with self.io(name):
-            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(self.path / partial_name(name), flags)
+            descriptor = Folder(self.path).open(partial_name(name), os.O_RDWR)
             try:
                 yield descriptor
             except BaseException:
@@ -92,7 +96,8 @@ class OutputDirectory:
     elsewhere. sizes: bytes of every file that will be written, by name. overwrite: whether the directory may
     hold files already; those of other names are left alone.
 
-    Raises CheckpointError when the place is no directory, locked, or inside the source.
+    Raises CheckpointError when the place is no directory, locked, or inside the source, and when a name leads
+    out of it.
     """
 
     def __init__(self, path: Path, root: Place, sizes: Mapping[str, int], *, overwrite: bool) -> None:
@@ -102,9 +107,14 @@ class OutputDirectory:
         self.names = tuple(sizes)
         self._sizes = sizes
         self.overwrite = overwrite
+        self._folder = Folder(self.path)
         self._begun = False
         self._made: list[Path] = []
+        self._inner: list[str] = []
+        self._ours: dict[str, tuple[int, int]] = {}
         self._lock: Lock | None = None
+        self._root = root
+        require_outputs(sizes)
         _require_apart(path, self.path, root)
         if os.path.lexists(path) and not os.path.isdir(path):
             raise CheckpointError(f"output {shown(path)} exists and is not a directory; choose another path")
@@ -117,6 +127,7 @@ class OutputDirectory:
                     # The run before may just be removing the directory that it made.
                     with contextlib.suppress(FileNotFoundError):
                         self._lock = Lock(self.path)
+            self._require_unseen(self._lock)
         except BaseException:
             self._leave()
             raise
@@ -143,19 +154,17 @@ class OutputDirectory:
 
     def prepare(self, name: str, size: int, head: bytes = b"") -> None:
         """Make the partial file of ``name``, or take over what is there; then it has that size and head."""
-        path = self.path / partial_name(name)
-        self._require_replaceable(name)
+        partial = partial_name(name)
         with self.partials.io(name):
-            self._make(path.parent)
-            with contextlib.suppress(FileNotFoundError):
-                found = os.lstat(path)
-                if not stat.S_ISREG(found.st_mode):
-                    raise CheckpointError(f"{shown(path)} exists and is not a regular file; move it away")
-                if found.st_nlink > 1:  # another name holds the same bytes, which are not ours to change
-                    os.unlink(path)
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(path, flags, 0o666)
+            self._require_replaceable(name)
+            self._inner += self._folder.make(name)
+            found = self._folder.file(partial)
+            if found is not None and found.st_nlink > 1:
+                # Another name holds the same bytes, which are not ours to change.
+                self._folder.unlink(partial)
+            descriptor = self._folder.open(partial, os.O_RDWR | os.O_CREAT)
             try:
+                self._ours[name] = _inode(os.fstat(descriptor))
                 if os.fstat(descriptor).st_size > size:
                     os.ftruncate(descriptor, size)
                 _reserve(descriptor, size)
@@ -165,33 +174,47 @@ class OutputDirectory:
 
     def published(self, name: str) -> bool:
         """Return whether ``name`` has its name already, and no partial file stands for a newer one."""
-        path, partial = self.path / name, self.path / partial_name(name)
-        return not os.path.lexists(partial) and path.is_file() and not path.is_symlink()
+        found = self._folder.state(name)
+        waits = self._folder.state(partial_name(name)) is not None
+        return not waits and found is not None and stat.S_ISREG(found.st_mode)
+
+    def adopt(self, name: str) -> None:
+        """Take a file that has its name for ours, whose bytes are proven, unless it may be an older one."""
+        found = self._folder.state(name)
+        if found is not None and not self.overwrite:
+            self._ours[name] = _inode(found)
+
+    def settle(self, skip: Collection[str] = ()) -> dict[str, str]:
+        """Make the bytes of all files durable but those of ``skip``; return the state of each, as text."""
+        found = {}
+        for name in self._sizes:
+            if name not in skip:
+                self._require_replaceable(name)
+                with self.partials.open(name) as descriptor:
+                    os.fsync(descriptor)
+                    found[name] = _state(os.fstat(descriptor))
+        return found
 
     def publish(self, last: Sequence[str], *, skip: Collection[str] = ()) -> None:
         """Give every file its name, those of ``last`` at the end, so that no loader sees half of it.
 
-        skip: files that have theirs.
+        skip: files that have theirs. Raises ObstacleError when a file of somebody else has one.
         """
         order = [name for name in self._sizes if name not in (*last, *skip)] + list(last)
-        for name in order:
-            self._require_replaceable(name)
-            if not self.overwrite and not self._begun and os.path.lexists(self.path / name):
-                raise CheckpointError(f"{shown(self.path / name)} appeared during the run; move it away")
-            with self.partials.open(name) as descriptor:
-                os.fsync(descriptor)
-        for name in last:
+        for name in last if self.overwrite else ():
             # An old index or configuration must not describe new shards, not even for a moment.
             with self.partials.io(name), contextlib.suppress(FileNotFoundError):
-                os.unlink(self.path / name)
+                self._folder.unlink(name)
         self.sync_names()
         for number, name in enumerate(order):
             if number == len(order) - len(last):
                 self.sync_names()
             with self.partials.io(name):
-                os.rename(self.path / partial_name(name), self.path / name)
+                self._require_replaceable(name)
+                self._folder.rename(partial_name(name), name)
         self.sync_names()
         self._made.clear()
+        self._inner.clear()
 
     def sync_names(self) -> None:
         """Wait until the names of all files, and of directories that were made for them, are on disk."""
@@ -203,19 +226,31 @@ class OutputDirectory:
     def finish(self) -> None:
         """Remove the journal: the run is over."""
         with self.partials.io(JOURNAL):
-            os.unlink(self.path / JOURNAL)
+            with contextlib.suppress(FileNotFoundError):  # somebody was faster
+                self._folder.unlink(JOURNAL)
             _sync_directory(self.path)
 
-    def discard(self, names: Iterable[str], *, published: bool) -> None:
-        """Remove what this run or an interrupted one left of the files ``names``, and the journal.
+    def discard(self, names: Iterable[str] = (), published: Mapping[str, str] | None = None) -> None:
+        """Remove the partial files of this run, or an interrupted one's ``names``, and the journal.
 
-        published: whether those that have their names already are ours too.
+        published: files that have their names, with the state that the interrupted run gave them; by default
+        those of this run. A file that is another one meanwhile stays.
         """
-        leftovers = [partial_name(name) for name in names] + (list(names) if published else [])
-        for name in (*leftovers, JOURNAL):  # the journal last: until then it says what the others are
-            with contextlib.suppress(OSError):
-                if stat.S_ISREG(os.lstat(self.path / name).st_mode):
-                    os.unlink(self.path / name)
+        for name in dict.fromkeys((*self.names, *names)):
+            self._remove(partial_name(name), lambda _: True)
+        if published is None:
+            for name, inode in self._ours.items():
+                self._remove(name, functools.partial(_is_inode, inode))
+        else:
+            for name, state in published.items():
+                self._remove(name, functools.partial(_is_state, state))
+        self._remove(JOURNAL, lambda _: True)  # the journal last: until then it says what the others are
+
+    def _remove(self, name: str, ours: Callable[[os.stat_result], bool]) -> None:
+        with contextlib.suppress(OSError, CheckpointError):
+            found = self._folder.file(name)
+            if found is not None and ours(found):
+                self._folder.unlink(name)
 
     def _own(self) -> list[str]:
         return [partial_name(name) for name in self._sizes]
@@ -225,10 +260,14 @@ class OutputDirectory:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+        for inner in reversed(self._inner):
+            with contextlib.suppress(OSError, CheckpointError):
+                self._folder.remove(inner)
         for folder in reversed(self._made):
             with contextlib.suppress(OSError):
                 folder.rmdir()
         self._made.clear()
+        self._inner.clear()
 
     def _make(self, folder: Path) -> None:
         if not folder.exists():
@@ -236,6 +275,19 @@ class OutputDirectory:
             with self.partials.io("."):
                 os.makedirs(folder, exist_ok=True)  # another run may have been faster
             self._made.append(folder)
+
+    def _require_unseen(self, lock: Lock) -> None:
+        """Refuse an output that is the source, lies in it or holds it by another path, such as a mount's."""
+        if isinstance(self._root, RemotePath):
+            return
+        parts = self.path.parts[1:]
+        below = [self._root.joinpath(*parts[begin:]) for begin in range(len(parts))]
+        for folder in (*(place for root in _roots(self._root) for place in (root, *root.parents)), *below):
+            if folder != self.path and lock.is_seen_in(folder):
+                raise CheckpointError(
+                    f"output {shown(self._given)} is the source, lies in it or holds it: it is also seen as "
+                    f"{shown(folder)}; write elsewhere"
+                )
 
     def _require_nothing(self, found: Sequence[str]) -> None:
         # Folders of companions may be left by a killed run; they hold nothing but its files.
@@ -264,11 +316,13 @@ class OutputDirectory:
         return all(str(found) in own or self._only_own(found) for found in path.iterdir())
 
     def _require_replaceable(self, name: str) -> None:
-        path = self.path / name
-        if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-            raise CheckpointError(
-                f"{shown(path)} exists and is not a regular file; move it away, or choose another output"
-            )
+        """Refuse a name that is that of no file, or of a file that is not to be overwritten."""
+        with self.partials.io(name):
+            if self._folder.file(name) is not None and not self.overwrite:
+                raise ObstacleError(
+                    f"{shown(self.path / name)} is not a file of this run; move it away, and run the same "
+                    "command again to resume"
+                )
 
     def _require_room(self) -> None:
         free = _available(self.path)
@@ -281,14 +335,31 @@ class OutputDirectory:
 
     def _missing(self, name: str, size: int) -> int:
         """Return the bytes of the disk that a file still takes, in whole blocks."""
-        try:
-            found = os.lstat(self.path / partial_name(name))
-        except OSError:
+        with self.partials.io(name):
+            found = self._folder.state(partial_name(name))
+        if found is None:
             return -(-size // _BLOCK) * _BLOCK
         return max(0, size - 512 * found.st_blocks)
 
 
 _BLOCK = 4096
+
+
+def _inode(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+def _is_inode(inode: tuple[int, int], found: os.stat_result) -> bool:
+    return _inode(found) == inode
+
+
+def _is_state(state: str, found: os.stat_result) -> bool:
+    return _state(found) == state
+
+
+def _state(found: os.stat_result) -> str:
+    # A new name changes none of these, and without the device, as in identity.py.
+    return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
 
 
 def _reserve(descriptor: int, size: int) -> None:
@@ -321,10 +392,15 @@ def _require_apart(given: Path, out: Path, root: Place) -> None:
     def same(a: Path, b: Path) -> bool:
         return a == b or (a.exists() and b.exists() and os.path.samefile(a, b))
 
-    if any(same(folder, root) for folder in (out, *out.parents)):
+    if any(same(folder, place) for folder in (out, *out.parents) for place in _roots(root)):
         raise CheckpointError(f"output {shown(given)} is the source or lies in it; write elsewhere")
     if any(same(folder, out) for folder in root.parents):
         raise CheckpointError(f"output {shown(given)} holds the source; write elsewhere")
+
+
+def _roots(root: Path) -> tuple[Path, ...]:
+    """Return a source and where else its files may lie: those of a snapshot are in `blobs` of the same cache."""
+    return (root, root.parent.parent / "blobs") if root.parent.name == "snapshots" else (root,)
 
 
 def write_at(descriptor: int, data: memoryview, offset: int) -> None:

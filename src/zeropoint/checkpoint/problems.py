@@ -1,11 +1,11 @@
-"""What is wrong with a checkpoint, as values: where, and what."""
+"""What is wrong with a checkpoint, as values: where, and what; and what is in the way of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import printable
+from ..errors import CheckpointError, printable
 
 _LISTED = 50
 """So many names of each kind are spelled out in one message."""
@@ -32,3 +32,7 @@ def listed(items: Sequence[str]) -> str:
     """Return items in a row, of many the first ones and how many more there are."""
     rest = len(items) - _LISTED
     return ", ".join(items[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+class ObstacleError(CheckpointError):
+    """Something beside the data stops a run: what is done stays, and the same call goes on without it."""

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, printable
 from .identity import identity, require_same, stamps
-from .journal import JOURNAL, Header, Journal
+from .journal import JOURNAL, Header, Journal, require_output, texts
+from .object_store import RemotePath
 from .output import OutputDirectory, partial_name
 from .plan import Plan
 from .quantize import Scratch
-from .storage import open_regular, read_into, shown
+from .storage import OpenFile, Place, open_file, shown
 from .units import Unit, groups
-from .work import PIECE, Done, Scanned
+from .work import PIECE, Done
 from .workers import Task, run_tasks
 
 
@@ -25,17 +27,14 @@ from .workers import Task, run_tasks
 class State:
     """How far a run is.
 
-    scanned, done: by the number of the unit. done: only what the files prove. publishing: whether files have
-    begun to get their names. fresh: whether none of these names was there before, so that whatever has one
-    is this run's. published: shards and companions that have theirs. notes: sentences for the report.
+    done: by the number of the unit, only what the files prove. publishing: whether files have begun to get
+    their names. published: shards and companions that have theirs. notes: sentences for the report.
     """
 
     journal: Journal
     identity: Mapping[str, str]
-    scanned: dict[int, Scanned] = field(default_factory=dict)
     done: dict[int, Done] = field(default_factory=dict)
     publishing: bool = False
-    fresh: bool = False
     published: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
@@ -69,7 +68,7 @@ def begin(directory: OutputDirectory, plan: Plan, units: Sequence[Unit], *, rest
     except BaseException:
         journal.close()
         if new:
-            directory.discard(directory.names, published=False)
+            directory.discard()
         raise
     return state
 
@@ -81,36 +80,42 @@ def _remove_leftovers(directory: OutputDirectory, path: Path) -> None:
     with directory.partials.io(JOURNAL):
         journal = Journal(path)
     journal.close()
-    header, fresh = _header(journal), any(record.get("publish") for record in journal.records)
-    directory.discard(() if header is None else header.files, published=fresh)
+    files: Collection[str] = ()
+    published: dict[str, str] = {}
+    # What is no record of ours says nothing about files: then only those of this command's names go.
+    with contextlib.suppress(CheckpointError):
+        files = Header.parse(journal.records[0]).files if journal.records else ()
+        for record in journal.records[1:]:
+            if "publish" in record:
+                published |= _published(record)
+    directory.discard(files, published)
 
 
-def _header(journal: Journal) -> Header | None:
-    try:
-        return Header(**journal.records[0]) if journal.records else None
-    except TypeError:
-        return None
+def _published(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the files that were about to get their names, with their states."""
+    found = texts(record["publish"])
+    for name in found:
+        require_output(name)
+    return found
 
 
 def _go_on(state: State, now: Header, units: Sequence[Unit], directory: OutputDirectory) -> None:
     """Take in what the journal says; raises CheckpointError when it is that of another run."""
-    header, what = _header(state.journal), f"the interrupted run in {shown(directory.path)}"
-    if header is None:
-        raise CheckpointError(
-            f"{what} was made by another version of zeropoint; add --restart, or use that one"
-        )
+    what = f"the interrupted run in {shown(directory.path)}"
+    try:
+        header = Header.parse(state.journal.records[0])
+    except CheckpointError as error:
+        raise _foreign(what, error) from error
     require_same(
         now.identity,
         header.identity,
         what=what,
         remedy="rerun the original command to resume, or add --restart to start over",
     )
-    found = dict(header.stamps)
-    for record in state.journal.records[1:]:
-        if "stamps" in record:
-            _forget(state, units, _changed(found, record["stamps"]))
-            found = record["stamps"]
-        _take_in(state, record)
+    try:
+        found = _replay(state, header, units)
+    except CheckpointError as error:
+        raise _foreign(what, error) from error
     changed = _changed(found, now.stamps)
     if changed:
         lost = _forget(state, units, changed)
@@ -120,15 +125,30 @@ def _go_on(state: State, now: Header, units: Sequence[Unit], directory: OutputDi
             state.journal.append([{"stamps": dict(now.stamps)}])
 
 
-def _take_in(state: State, record: Mapping[str, Any]) -> None:
-    if "unit" in record:
-        found = Done.parse(record)
-        state.done[found.number] = found
-    elif "scan" in record:
-        scanned = Scanned.parse(record)
-        state.scanned[scanned.number] = scanned
-    elif "publish" in record:
-        state.publishing, state.fresh = True, record["publish"]
+def _foreign(what: str, error: CheckpointError) -> CheckpointError:
+    return CheckpointError(
+        f"{what} was made by another version of zeropoint, or by somebody else: {error}; add --restart"
+    )
+
+
+def _replay(state: State, header: Header, units: Sequence[Unit]) -> Mapping[str, str]:
+    """Take in all records behind the first, and return the stamps that the last of them are about.
+
+    Raises CheckpointError for one that no run of these units writes.
+    """
+    stamps = header.stamps
+    for record in state.journal.records[1:]:
+        if "unit" in record:
+            found = Done.parse(record, units)
+            state.done[found.number] = found
+        elif "publish" in record:
+            _published(record)
+            state.publishing = True
+        else:
+            now = texts(record.get("stamps"))
+            _forget(state, units, _changed(stamps, now))
+            stamps = now
+    return stamps
 
 
 def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
@@ -139,8 +159,6 @@ def _forget(state: State, units: Sequence[Unit], changed: Collection[str]) -> in
     """Forget all that came of changed files, sets that hold a weight of theirs included; return how much."""
     changed = frozenset(changed)
     stale = {unit.number for unit in units if not changed.isdisjoint(unit.stamps)}
-    for number in stale:
-        state.scanned.pop(number, None)
     for members in groups(units).values():
         numbers = {unit.number for unit in members}
         if numbers & stale:
@@ -156,69 +174,70 @@ def _prepare(state: State, directory: OutputDirectory, plan: Plan, units: Sequen
     for name, size, head in files:
         if name not in named:
             directory.prepare(name, size, head)
-    state.done = _proven(state.done, directory, units, plan, named=named)
+    place = {name: directory.path / (name if name in named else partial_name(name)) for name, _, _ in files}
+    state.done = _proven(state.done, units, plan, where=lambda file: place[file])
     missing = {unit.file for unit in units if unit.number not in state.done}
     for name, size, head in files:
         if name not in named:
             continue
         if name in missing or not holds(directory.path / name, head, size=size):
-            directory.prepare(name, size, head)
+            directory.prepare(name, size, head)  # or refuse, where it replaces what may be another's
             state.done = {
                 unit.number: state.done[unit.number]
                 for unit in units
                 if unit.file != name and unit.number in state.done
             }
         else:
+            directory.adopt(name)
             state.published.add(name)
 
 
-def holds(path: Path, head: bytes, *, size: int) -> bool:
+def holds(path: Place, head: bytes, *, size: int) -> bool:
     """Return whether a file has ``size`` bytes, the first of which are ``head``."""
-    descriptor = open_regular(path)
+    file = open_file(path)
     try:
-        if os.fstat(descriptor).st_size != size:
+        if file.stamp.size != size:
             return False
         found = bytearray(len(head))
-        read_into(descriptor, memoryview(found), 0, path=path)
+        file.read_into(memoryview(found), 0)
     finally:
-        os.close(descriptor)
+        file.close()
     return found == head
 
 
 def unproven(
-    done: Mapping[int, Done], directory: OutputDirectory, units: Sequence[Unit], plan: Plan
+    done: Mapping[int, Done], units: Sequence[Unit], plan: Plan, *, where: Callable[[str], Place]
 ) -> list[Unit]:
-    """Return the units whose bytes in the partial files are not those that they wrote."""
-    proven = _proven(done, directory, units, plan, named=())
+    """Return the units that are not done, or whose bytes are not those that they wrote; where: of a file."""
+    proven = _proven(done, units, plan, where=where)
     return [unit for unit in units if unit.number not in proven]
 
 
 def _proven(
-    done: Mapping[int, Done], directory: OutputDirectory, units: Sequence[Unit], plan: Plan,
-    *, named: Collection[str],
-) -> dict[int, Done]:  # fmt: skip
-    """Return the part of ``done`` whose bytes hash to what it says; ``named`` files have their names."""
+    done: Mapping[int, Done], units: Sequence[Unit], plan: Plan, *, where: Callable[[str], Place]
+) -> dict[int, Done]:
+    """Return the part of ``done`` whose bytes hash to what it says."""
     proofs = [
-        _Proof(unit, done[unit.number], directory.path / _name(unit.file, named))
-        for unit in units
-        if unit.number in done
-    ]
-    run_tasks(proofs, workers=plan.limits.workers, buffer_bytes=PIECE)
+        _Proof(unit, done[unit.number], where(unit.file)) for unit in units if unit.number in done
+    ]  # fmt: skip
+    remote = any(isinstance(proof.place, RemotePath) for proof in proofs)
+    buffer_bytes = _REMOTE_PIECE if remote else PIECE
+    run_tasks(proofs, workers=plan.limits.workers, buffer_bytes=buffer_bytes)
     return {proof.done.number: proof.done for proof in proofs if proof.ok}
 
 
-def _name(file: str, named: Collection[str]) -> str:
-    return file if file in named else partial_name(file)
+_REMOTE_PIECE = 1 << 23
+"""Bytes that are asked of a store at once: a request takes as long as reading megabytes of a disk."""
 
 
 class _Proof(Task):
     """Hash what a unit wrote, and compare."""
 
-    def __init__(self, unit: Unit, done: Done, path: Path) -> None:
+    def __init__(self, unit: Unit, done: Done, place: Place) -> None:
         super().__init__(unit.name, unit.nbytes)
         self.unit = unit
         self.done = done
-        self.path = path
+        self.place = place
         self.ok = False
 
     def run(self, scratch: Scratch) -> None:
@@ -226,21 +245,20 @@ class _Proof(Task):
         spans = self.unit.spans
         if len(spans) != len(self.done.digests):
             return
-        descriptor = open_regular(self.path)
+        file = open_file(self.place)
         try:
-            size = os.fstat(descriptor).st_size
             self.ok = all(
-                span.begin + span.size <= size
-                and self._digest(descriptor, span.begin, span.size, scratch.buffer) == digest
+                span.begin + span.size <= file.stamp.size
+                and self._digest(file, span.begin, span.size, scratch.buffer) == digest
                 for span, digest in zip(spans, self.done.digests, strict=True)
             )
         finally:
-            os.close(descriptor)
+            file.close()
 
-    def _digest(self, descriptor: int, begin: int, size: int, buffer: bytearray) -> str:
+    def _digest(self, file: OpenFile, begin: int, size: int, buffer: bytearray) -> str:
         found = hashlib.sha256()
-        for done in range(0, size, PIECE):
-            part = memoryview(buffer)[: min(PIECE, size - done)]
-            read_into(descriptor, part, begin + done, path=self.path)
+        for done in range(0, size, len(buffer)):
+            part = memoryview(buffer)[: size - done]
+            file.read_into(part, begin + done)
             found.update(part)
         return found.hexdigest()

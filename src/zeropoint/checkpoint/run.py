@@ -17,11 +17,12 @@ from ..errors import CheckpointError, ZeropointError
 from .commit import Commit
 from .config_text import WEIGHTS_ONLY_CONFIG
 from .documents import MANIFEST
-from .engine import Engine, EngineError, Job, local
+from .engine import Engine, Job, local
 from .manifest import errors, manifest
 from .measure import TensorError
 from .output import OutputDirectory, partial_name
 from .plan import Plan, Weight
+from .problems import ObstacleError
 from .resume import State, begin, holds, unproven
 from .safetensors_file import parse_header
 from .source import CONFIG
@@ -91,7 +92,7 @@ def run(
         commit = Commit(state.journal, directory.partials, all_units)
         try:
             _do(state, Job(
-                plan=plan, partials=directory.partials, groups=groups(all_units), scanned=dict(state.scanned),
+                plan=plan, partials=directory.partials, groups=groups(all_units), scanned={},
                 todo=tuple(unit for unit in all_units if unit.number not in state.done),
             ), engine, commit, on_progress)  # fmt: skip
             plan.source.check_unchanged()
@@ -135,10 +136,9 @@ def _do(state: State, job: Job, engine: Engine, commit: Commit, on_progress: Pro
     names = {unit.number: unit for unit in job.todo}
     with contextlib.closing(engine(job)) as results:
         for result in results:
-            commit.add(result)
             if not isinstance(result, Done):
-                state.scanned[result.number] = result
                 continue
+            commit.add(result)
             state.done[result.number] = result
             left -= names[result.number].nbytes
             if on_progress is not None:
@@ -157,7 +157,7 @@ def read_back(
             if not holds(path, shard.header, size=shard.size):
                 raise ReadBackError(f"{shown(path)} has not the header that was written; {_CHECK}")
     waiting = [unit for unit in all_units if unit.file not in published]
-    wrong = unproven(done, directory, waiting, plan)
+    wrong = unproven(done, waiting, plan, where=lambda file: directory.path / partial_name(file))
     if wrong:
         span = wrong[0].spans[0]
         raise ReadBackError(
@@ -169,7 +169,7 @@ def read_back(
 _CHECK = "check the memory and the disk; nothing was published"
 
 
-class ReadBackError(CheckpointError):
+class ReadBackError(ObstacleError):
     """A file does not hold what was written into it."""
 
 
@@ -190,19 +190,19 @@ def _publish(state: State, directory: OutputDirectory, plan: Plan, all_units: Se
     for name, data in texts.items():
         path = directory.path / name
         if state.publishing and directory.published(name) and holds(path, data, size=len(data)):
+            directory.adopt(name)
             state.published.add(name)
         else:
             directory.prepare(name, len(data), data)
-    if not state.publishing:
-        state.publishing, state.fresh = True, not directory.overwrite
-        with directory.partials.io("."):
-            state.journal.append([{"publish": state.fresh}])
+    states = directory.settle(skip=state.published)
+    with directory.partials.io("."):
+        state.journal.append([{"publish": {} if directory.overwrite else states}])
     directory.publish([name for name in texts if name not in state.published], skip=state.published)
 
 
 def is_of_data(error: BaseException) -> bool:
     """Return whether the same call would fail again: the data or the files are wrong, not this machine."""
-    if not isinstance(error, ZeropointError) or isinstance(error, ReadBackError | EngineError):
+    if not isinstance(error, ZeropointError) or isinstance(error, ObstacleError):
         return False
     # What a system or a store said is the cause of what we say about it; an error of the data has only ours.
     return isinstance(error.__cause__, ZeropointError | NoneType)
@@ -211,7 +211,7 @@ def is_of_data(error: BaseException) -> bool:
 def _leave(error: BaseException, state: State, directory: OutputDirectory, commit: Commit) -> None:
     """Keep what is done when the same call can go on with it, and say so; remove it otherwise."""
     if is_of_data(error):
-        directory.discard(directory.names, published=state.fresh)
+        directory.discard()
         return
     with contextlib.suppress(CheckpointError):
         commit.flush()
@@ -220,4 +220,4 @@ def _leave(error: BaseException, state: State, directory: OutputDirectory, commi
             f"the work so far is kept in {shown(directory.path)}; run the same command again to resume"
         )
     else:
-        directory.discard(directory.names, published=state.fresh)
+        directory.discard()

@@ -29,6 +29,7 @@ from typing import Any
 from zeropoint.checkpoint import storage
 from zeropoint.checkpoint.entries import Entries
 from zeropoint.checkpoint.index import NUMBERED, check_index, read_index, require_json
+from zeropoint.checkpoint.names import is_own, is_plain
 from zeropoint.checkpoint.object_store import RemotePath, Stamp, reason
 from zeropoint.checkpoint.problems import listed
 from zeropoint.checkpoint.safetensors_file import LFS_MAGIC, Header, parse_header
@@ -304,8 +305,15 @@ def _companions(
     while pending:
         folder = pending.pop()
         for found in storage.listing(root / folder):
+            if not is_plain(found.name):
+                raise CheckpointError(
+                    f"{shown(root / folder)} holds {printable(found.name)}, which is not the name of a file; "
+                    "do not trust this checkpoint, or rename it"
+                )
             relative = folder / found.name
-            if found.is_folder:
+            if is_own(found.name):
+                left_out.append(relative)
+            elif found.is_folder:
                 (left_out if found.name in _UNCOPIED_DIRECTORIES else pending).append(relative)
             elif folder != Path() or not is_weights(found.name):
                 companions.append(relative)

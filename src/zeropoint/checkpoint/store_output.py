@@ -16,21 +16,26 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import CheckpointError
 from . import object_store
 from .documents import MANIFEST
 from .engine import Engine, Job, local
+from .folder import Folder
 from .identity import identity, require_same, stamps
+from .journal import texts
+from .names import require_outputs
 from .object_store import RemotePath
 from .output import OutputDirectory, partial_name
 from .plan import Plan
+from .resume import holds, unproven
 from .run import RunResult, is_of_data, last_files, outcomes, read_back
 from .source import MAX_JSON_BYTES
 from .storage import Place, read_small, shown
@@ -80,16 +85,16 @@ def run_to_store(
     run.begin(restart=restart)
     resumed = len(run.done)
     sizes = {file.name: file.size for file in run.files}
+    folder = _spool(out, spool)
+    _require_own(folder)
     try:
-        folder = _spool(out, spool)
         with OutputDirectory(folder, plan.source.root, sizes, overwrite=True) as directory:
+            _require_own(folder)
             try:
                 run.do(directory, engine)
             finally:
-                directory.discard(sizes, published=False)
-        for empty in (*sorted(folder.rglob("*"), reverse=True), folder):
-            with contextlib.suppress(OSError):  # left by a run that was killed, or gone already
-                empty.rmdir()
+                directory.discard()
+        _remove_folders(folder, sizes)
         plan.source.check_unchanged()
         run.finish()
     except BaseException as error:
@@ -112,6 +117,29 @@ def _spool(out: RemotePath, spool: Path | None) -> Path:
     """Return the directory of this output in the spool: always the same, so that a kill leaves no litter."""
     parent = Path(tempfile.gettempdir()) if spool is None else spool
     return parent / f"zeropoint-{hashlib.sha256(str(out).encode()).hexdigest()[:16]}"
+
+
+def _require_own(folder: Path) -> None:
+    """Raise CheckpointError for a spool that somebody else made, or put a link in place of.
+
+    Its name can be foreseen, and the system's directory for temporary files is everybody's.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        found = os.lstat(folder)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise CheckpointError(
+                f"spool {shown(folder)} is not a directory of yours; choose another one with --spool"
+            )
+
+
+def _remove_folders(folder: Path, names: Iterable[str]) -> None:
+    """Remove the folders of files in the spool, and the spool, where they are empty."""
+    inner = {str(parent) for name in names for parent in PurePosixPath(name).parents[:-1]}
+    with contextlib.suppress(OSError):  # left by a run that was killed, or gone already
+        for name in sorted(inner, reverse=True):
+            with contextlib.suppress(FileNotFoundError):
+                Folder(folder).remove(name)
+        folder.rmdir()
 
 
 def _files(plan: Plan, all_units: Sequence[Unit]) -> tuple[_File, ...]:
@@ -137,6 +165,7 @@ class _Run:
     def __init__(self, plan: Plan, out: RemotePath, on_progress: Progress | None) -> None:
         self.units = units(plan)
         self.files = _files(plan, self.units)
+        require_outputs((*(file.name for file in self.files), *plan.texts))
         self.done: dict[int, Done] = {}
         self.notes: list[str] = []
         self._plan = plan
@@ -171,23 +200,44 @@ class _Run:
         self._write(_IDENTITY, {"identity": self._identity, "stamps": state})
 
     def _go_on(self, found: set[str], state: Mapping[str, str]) -> None:
-        then = self._read(_IDENTITY)
+        begun = self._read(_IDENTITY)
+        try:
+            then = {key: texts(begun.get(key)) for key in ("identity", "stamps")}
+        except CheckpointError as error:
+            raise self._no_record(_IDENTITY) from error
         require_same(
-            self._identity, then.get("identity", {}), what=f"the interrupted run in {shown(self._out)}",
+            self._identity, then["identity"], what=f"the interrupted run in {shown(self._out)}",
             remedy="rerun the original command to resume, or add --restart to start over",
         )  # fmt: skip
-        changed = sorted(name for name in state if then.get("stamps", {}).get(name) != state[name])
+        changed = sorted(name for name in state if then["stamps"].get(name) != state[name])
         if changed:
             listed = ", ".join(map(shown, changed[:3])) + (" and others" if len(changed) > 3 else "")
             self.notes.append(f"{listed} changed since the interrupted run, so all is done again")
             return
         for file in self.files:
             if file.name in found and file.record in found:
-                record, now = self._read(file.record), object_store.stamp(self._out / file.name)
-                if (record.get("size"), record.get("object")) == (now.size, now.identity):
+                done = self._proven(file)
+                if done is not None:
                     self._there.add(file.name)
-                    for done in map(Done.parse, record["units"]):
-                        self._add(done)
+                    for unit in done:
+                        self._add(unit)
+
+    def _proven(self, file: _File) -> list[Done] | None:
+        """Return what was done for a file in the store, or None where its bytes do not prove it."""
+        record, place = self._read(file.record), self._out / file.name
+        listed = record.get("units")
+        try:
+            done = [
+                Done.parse(unit, self.units) for unit in (listed if isinstance(listed, list) else [record])
+            ]
+        except CheckpointError as error:
+            raise self._no_record(file.record) from error
+        if not holds(place, file.head, size=file.size):
+            return None
+        found = {each.number: each for each in done}
+        if unproven(found, file.units, self._plan, where=lambda _: place):
+            return None
+        return [found[unit.number] for unit in file.units]
 
     def do(self, directory: OutputDirectory, engine: Engine) -> None:
         """Do the files that are not there, each uploaded while the next one is being done."""
@@ -232,7 +282,7 @@ class _Run:
                 "sent: somebody else writes there; stop it, and start the same command again"
             ) from OSError("another writer")
         done = [self.done[unit.number].document() for unit in file.units]
-        self._write(file.record, {"size": now.size, "object": now.identity, "units": done})
+        self._write(file.record, {"units": done})
         self._there.add(file.name)
         os.unlink(path)
 
@@ -268,10 +318,13 @@ class _Run:
 
     def _read(self, name: str) -> dict[str, Any]:
         raw, _ = read_small(self._out / name, limit=MAX_JSON_BYTES)
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(raw)
             if isinstance(record, dict):
                 return record
-        raise CheckpointError(
+        raise self._no_record(name)
+
+    def _no_record(self, name: str) -> CheckpointError:
+        return CheckpointError(
             f"{shown(self._out / name)} is not a record of a run; add --restart, or write elsewhere"
         )

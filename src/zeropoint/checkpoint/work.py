@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from ..codecs.compressed_tensors import encode_constants, encode_part
-from ..errors import NonFiniteError, ZeropointError, count, printable
+from ..errors import CheckpointError, NonFiniteError, ZeropointError, count, printable
 from .limits import Limits
 from .measure import TensorError, measure
 from .output import Partials, copy_range, write_at
@@ -26,6 +27,7 @@ from .storage import OpenFile, Place, open_file, shown
 from .units import Copy, Restore, Rows, Span, Unit
 
 Files = Mapping[Place, OpenFile]
+_MOST, _PARTS = 1e300, 64
 PIECE = 1 << 20
 """Bytes that are hashed and copied at once: few enough to stay in cache between the two."""
 
@@ -37,15 +39,6 @@ class Scanned:
     number: int
     low: float
     high: float
-
-    def document(self) -> dict[str, Any]:
-        """Return it as values that JSON holds; :meth:`parse` is the inverse, without loss."""
-        return {"scan": self.number, "low": self.low, "high": self.high}
-
-    @staticmethod
-    def parse(document: Mapping[str, Any]) -> Scanned:
-        """Return what a document says."""
-        return Scanned(number=document["scan"], low=document["low"], high=document["high"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +59,57 @@ class Done:
         return {"unit": self.number, "sha256": list(self.digests), "error": error}
 
     @staticmethod
-    def parse(document: Mapping[str, Any]) -> Done:
-        """Return what a document says."""
-        error = document["error"]
-        if error is not None:
-            sums = {key: tuple(error[key]) for key in ("squares", "errors")}
-            error = TensorError(**{**error, **sums})
-        return Done(number=document["unit"], digests=tuple(document["sha256"]), error=error)
+    def parse(document: object, units: Sequence[Unit]) -> Done:
+        """Return what a document says; raises CheckpointError where none of ``units`` can have said it."""
+        match document:
+            case {"unit": int(number), "sha256": [*digests], "error": error} if 0 <= number < len(units):
+                if all(isinstance(digest, str) for digest in digests):
+                    return Done(
+                        number=number, digests=tuple(digests), error=_parsed_error(error, units[number])
+                    )  # fmt: skip
+        raise CheckpointError(f"a record of a unit says {printable(repr(document)[:80])}")
+
+
+def _parsed_error(found: object, unit: Unit) -> TensorError | None:
+    """Return the error of a unit as :func:`dataclasses.asdict` gives it; only weights in rows have one."""
+    if not isinstance(unit, Rows) and found is None:
+        return None
+    match found:
+        case {
+            "values": int(values),
+            "squares": [*squares],
+            "errors": [*errors],
+            "largest": float(largest),
+            "clipped": int(clipped),
+            "zero_blocks": int(zero),
+            "lost_blocks": int(lost),
+        } if (
+            isinstance(unit, Rows)
+            and values == unit.rows * unit.weight.shape[1]
+            and all(0 <= number <= values for number in (clipped, zero, lost))
+            and largest >= 0
+            and _is_sum(squares)
+            and _is_sum(errors)
+        ):
+            return TensorError(
+                values=values,
+                squares=tuple(squares),
+                errors=tuple(errors),
+                largest=largest,
+                clipped=clipped,
+                zero_blocks=zero,
+                lost_blocks=lost,
+            )
+    raise CheckpointError(f"a record of unit {unit.number} says of its error {printable(repr(found)[:80])}")
+
+
+def _is_sum(parts: list[object]) -> bool:
+    """Return whether parts are what :func:`exact_sum` gives of squares."""
+    if parts == [math.inf]:
+        return True
+    # Far from where sums of a few of them would overflow; squares of float32 stay below 1e78 each.
+    numbers = [part for part in parts if isinstance(part, float) and abs(part) < _MOST]
+    return len(numbers) == len(parts) <= _PARTS and math.fsum(numbers) >= 0
 
 
 def buffer_bytes(todo: Iterable[Unit], limits: Limits) -> int:
