@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -105,6 +105,50 @@ def test_an_output_at_the_source_is_refused(
     with pytest.raises(CheckpointError, match=rule):
         run(plan, place(model, tmp_path), overwrite=True)
     assert digests(model) == before
+
+
+@pytest.fixture
+def mounted(model: Path, tmp_path: Path) -> Iterator[Path]:
+    """The parent of the source under another mount, which gives it other numbers of device and inode."""
+    at, *others = (tmp_path / name for name in ("mount", "upper", "work"))
+    for folder in (at, *others):
+        folder.mkdir()
+    options = f"lowerdir={model.parent / 'in'},upperdir={others[0]},workdir={others[1]}"
+    made = subprocess.run(
+        ["mount", "-t", "overlay", "overlay", "-o", options, str(at)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
+    yield at
+    subprocess.run(["umount", str(at)], check=True)
+
+
+@pytest.mark.parametrize("inner", [".", "deep/out"])
+def test_an_output_at_the_source_is_refused_under_another_mount(
+    inner: str, model: Path, mounted: Path
+) -> None:
+    assert not os.path.samefile(model, mounted)
+    before = digests(model)
+    plan = make_plan(open_source(mounted), "w8a8", limits=ONE)
+    with pytest.raises(CheckpointError, match="is the source, lies in it or holds it: it is also seen as"):
+        run(plan, model / inner, overwrite=True)
+    assert digests(model) == before
+
+
+def test_an_output_among_the_files_of_a_snapshot_is_refused(model: Path, tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "hub" / "snapshots" / "abc", tmp_path / "hub" / "blobs"
+    snapshot.mkdir(parents=True)
+    model.rename(blobs)
+    for path in blobs.iterdir():
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    before = digests(blobs)
+    plan = make_plan(open_source(snapshot), "w8a8", limits=ONE)
+    with pytest.raises(CheckpointError, match="is the source or lies in it"):
+        run(plan, blobs, overwrite=True)
+    assert digests(blobs) == before
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", ".model.safetensors.partial"])

@@ -250,7 +250,7 @@ def test_an_interruption_says_that_the_same_command_goes_on(source: Path, tmp_pa
     with pytest.raises(KeyboardInterrupt) as caught:
         run(plan_of(source), tmp_path / "out", on_progress=progress)
     assert caught.value.__notes__ == [
-        f"the work so far is kept in '{tmp_path / 'out'}'; the same command goes on"
+        f"the work so far is kept in '{tmp_path / 'out'}'; run the same command again to resume"
     ]
 
 

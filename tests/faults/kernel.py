@@ -95,13 +95,26 @@ def _seen(log: Path, root: str) -> Iterator[Seen]:
             continue
         counts[found["thread"], found["call"]] = nth = counts.get((found["thread"], found["call"]), 0) + 1
         # Of copy_file_range, the second descriptor is written.
-        paths = [a or b for a, b in _PATHS.findall(found["rest"])]
+        paths = _paths(found["rest"])
         path = next((p for p in reversed(paths[:2]) if p.startswith(root)), None)
         if path is not None and " = -1 E" not in found["rest"]:
             yield Seen(
                 call=found["call"], path=path[len(root) + 1 :] or ".", thread=int(found["thread"]), nth=nth,
                 changes=LAYER_NAME[found["call"]] != "open" or _CHANGES.search(found["rest"]) is not None,
             )  # fmt: skip
+
+
+def _paths(rest: str) -> list[str]:
+    """Return the paths of a call; a name that stands behind the descriptor of a folder is one below it."""
+    paths: list[str] = []
+    before = ""
+    for name, opened in _PATHS.findall(rest):
+        if before and name and not name.startswith("/"):
+            paths[-1] = f"{before}/{name}"
+        else:
+            paths.append(name or opened)
+        before = opened
+    return paths
 
 
 def injected(children: Children, job: Job, seen: Seen, what: str, *, log: Path) -> Ended:

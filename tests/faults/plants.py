@@ -40,6 +40,9 @@ def no_lock(patched: pytest.MonkeyPatch) -> None:
         def __init__(self, folder: Any) -> None:
             pass
 
+        def is_seen_in(self, _: Any) -> bool:
+            return False
+
         def release(self) -> None:
             pass
 

@@ -25,6 +25,7 @@ from .storage import shown
 LOCK, OWNER = ".zeropoint.lock", ".zeropoint.owner"
 _NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LONGEST = 4096
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -42,7 +43,7 @@ class Lock:
         self._descriptor: int | None = self._take()
 
     def is_seen_in(self, folder: Path) -> bool:
-        """Return whether the file of this lock is seen in a folder, which then is the same by another path."""
+        """Return whether its file is seen in a folder, which then is the same one by another path."""
         try:
             descriptor = os.open(
                 folder / self._name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -399,7 +399,7 @@ def _require_apart(given: Path, out: Path, root: Place) -> None:
 
 
 def _roots(root: Path) -> tuple[Path, ...]:
-    """Return a source and where else its files may lie: those of a snapshot are in `blobs` of the same cache."""
+    """Return a source and where else its files may lie: those of a snapshot are in `blobs` beside it."""
     return (root, root.parent.parent / "blobs") if root.parent.name == "snapshots" else (root,)
 
 

@@ -1,0 +1,87 @@
+"""Keys of a store are whatever somebody put there: none of them leads out of the output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.checkpoint.written import digests
+from tests.faults.tiny import SCHEME, write_tiny
+from tests.stores.s3_server import S3Server
+
+from zeropoint.checkpoint.documents import MANIFEST
+from zeropoint.checkpoint.inspect import inspect
+from zeropoint.checkpoint.object_store import RemotePath
+from zeropoint.checkpoint.source import open_source
+from zeropoint.checkpoint.store_output import _spool
+from zeropoint.checkpoint.verify import verify
+from zeropoint.cli.main import main
+from zeropoint.errors import CheckpointError
+
+PREFIX = "deep/er/model"
+
+
+@pytest.fixture
+def url(s3: S3Server, bucket: str, tmp_path: Path) -> str:
+    model = write_tiny(tmp_path / "model")
+    for name in digests(model):
+        s3.put(bucket, f"{PREFIX}/{name}", (model / name).read_bytes())
+    return f"s3://{bucket}/{PREFIX}"
+
+
+KEYS = [
+    "../evil.txt",
+    "../../../../../../evil.pth",
+    "sub/../../evil.txt",
+    "./x.txt",
+    "sub/./x.txt",
+    "a\\b.txt",
+]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_checkpoint_with_such_a_key_is_refused_by_every_command(
+    key: str, url: str, s3: S3Server, bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    s3.put(bucket, f"{PREFIX}/{key}", b"EVIL")
+    before = s3.keys(bucket)
+    out = tmp_path / "x" / "y" / "out"
+    remote = f"s3://{bucket}/other/out"
+    for command in (
+        ["inspect", url],
+        ["plan", url, "--to", SCHEME],
+        ["quantize", url, str(out), "--to", SCHEME, "--overwrite"],
+        ["quantize", url, remote, "--to", SCHEME],
+        ["dequantize", url, str(out), "--overwrite"],
+        ["verify", url],
+    ):
+        assert main(command) == 1
+        assert "which is not the name of a file; do not trust this checkpoint" in capsys.readouterr().err
+    assert s3.keys(bucket) == before
+    assert not (tmp_path / "x").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}
+
+
+def test_folders_and_what_stands_for_them_are_read_as_before(url: str, s3: S3Server, bucket: str) -> None:
+    s3.put(bucket, f"{PREFIX}/sub/", b"")
+    s3.put(bucket, f"{PREFIX}/sub/notes.txt", b"x")
+    assert Path("sub/notes.txt") in open_source(url).companions
+
+
+def test_a_link_in_the_place_of_the_spool_is_not_followed(
+    url: str, bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "victim" / "empty").mkdir(parents=True)
+    arguments = ["quantize", url, f"s3://{bucket}/out", "--to", SCHEME, "--spool", str(tmp_path / "spool")]
+    spool = _spool(RemotePath(f"s3://{bucket}/out"), tmp_path / "spool")
+    spool.parent.mkdir()
+    spool.symlink_to(tmp_path / "victim")
+    assert main(arguments) == 1
+    assert f"spool '{spool}' is not a directory of yours" in capsys.readouterr().err
+    assert (tmp_path / "victim" / "empty").exists()
+    spool.unlink()
+    assert main(arguments) == 0
+    assert inspect(f"s3://{bucket}/out").quantization == "compressed-tensors"
+    assert verify(f"s3://{bucket}/out").ok
+    with pytest.raises(CheckpointError, match="is not a name below"):
+        RemotePath(f"s3://{bucket}/out") / f"../{MANIFEST}"
