@@ -1,4 +1,4 @@
-"""Dialect onnx against ONNX's own node tests and, operator set by operator set, its reference evaluator."""
+"""Dialect onnx-reference against ONNX's own node tests and, operator set by operator set, its reference evaluator."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def parameters(
     affine = zero_point is not None and element.lstrip("u").startswith("int")
     special = ":overflow=special" if attributes.get("saturate", 1) == 0 else ""
     text = f"{element}:{granularity(scale, len(shape), attributes)}{':asym' if affine else ''}"
-    scheme = Scheme.parse(f"{text}:scale=input:dialect=onnx{special}")
+    scheme = Scheme.parse(f"{text}:scale=input:dialect=onnx-reference{special}")
     grid, dtype = scheme.granularity.grid(shape), torch.from_numpy(np.asarray(scale)).dtype
     zeros = None
     if affine:

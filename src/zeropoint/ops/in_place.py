@@ -13,8 +13,8 @@ import torch
 
 from ..formats import IntFormat, Overflow, RoundingMode
 from ..layout.blocks import spread_blocks
-from ..params.arithmetic import effective_scale
-from ..schemes import Scaling, Scheme, ZeroPoint, ZeroPointPlace
+from ..params.arithmetic import effective_scale, multiplies
+from ..schemes import Scheme, ZeroPoint, ZeroPointPlace
 from . import reference
 from .registry import Op, Params, Request
 
@@ -31,7 +31,7 @@ def refusal(request: Request) -> str | None:
         return f"{scheme.element_name} is computed in temporary tensors"
     if request.op in (Op.QUANTIZE, Op.DEQUANTIZE) and element.bits != 8:
         return f"codes of {element.bits} bits are packed in temporary tensors"
-    if len(scheme.scales) != 1 or scheme.dialect.scaling is Scaling.RECIPROCAL:
+    if len(scheme.scales) != 1 or multiplies(scheme):
         return f"scales of {scheme} are combined in temporary tensors"
     if scheme.rounding.mode is not RoundingMode.HALF_EVEN or scheme.overflow is not Overflow.SATURATE:
         return f"rounding {scheme.rounding}, overflow {scheme.overflow.value} take temporary tensors"

@@ -17,7 +17,7 @@ from ..formats.torch_dtypes import wide_dtype
 from ..layout import packing
 from ..layout.blocks import reduce_blocks, spread_blocks
 from ..params import arithmetic
-from ..params.arithmetic import Ranges, effective_scale, rounder, through
+from ..params.arithmetic import Ranges, effective_scale, multiplies, rounder, through
 from ..params.codes import (
     decode,
     encode_codebook,
@@ -27,7 +27,7 @@ from ..params.codes import (
     round_steps,
     uniform_noise,
 )
-from ..schemes import Granularity, Scaling, Scheme, ZeroPoint, ZeroPointPlace
+from ..schemes import Granularity, Scheme, ZeroPoint, ZeroPointPlace
 
 CHUNK = 1 << 22
 """Elements that temporaries of the encoder hold at once, so that a large tensor needs little extra memory."""
@@ -152,9 +152,10 @@ def scaled(x: torch.Tensor, scheme: Scheme, scale: torch.Tensor | None) -> torch
     wide = x.to(wide_dtype(x.dtype))
     if scale is None:
         return wide
-    # A block whose scale was lost holds zeros, with the signs of its values.
-    divisor = torch.where(scale == 0, torch.inf, scale)
-    ratio = wide * (1.0 / divisor) if scheme.dialect.scaling is Scaling.RECIPROCAL else wide / divisor
+    ratio = wide * (1.0 / scale) if multiplies(scheme) else wide / scale
+    # A block whose scale was lost holds zeros, with the signs of its values; a NaN stays one.
+    lost = ((scale == 0) | torch.isinf(scale)) & ~torch.isnan(wide)
+    ratio = torch.where(lost, torch.copysign(torch.zeros_like(wide), wide), ratio)
     return through(ratio, scaled_rounder(scheme, x.dtype))
 
 
@@ -306,10 +307,11 @@ def float_bounds(scheme: Scheme) -> tuple[float, float, bool]:
     """Return the interval of scaled values that need no clipping, and whether its ends belong to it.
 
     A codebook ends at its extremes. A float format ends half a step past its largest value; a tie there
-    rounds to that value only when its code is even. Rounding is to nearest even.
+    rounds to that value only when its significand is even, which without mantissa bits it never is. Rounding
+    is to nearest even.
     """
     element = scheme.element
     if not isinstance(element, FloatFormat):
         return float(element.min), float(element.max), True
     high = float(element.max) + 2.0 ** (max(element.emax, element.emin) - element.mantissa_bits - 1)
-    return (-high if element.signed else 0.0), high, element.max_code % 2 == 0
+    return (-high if element.signed else 0.0), high, element.mantissa_bits > 0 and element.max_code % 2 == 0

@@ -21,7 +21,7 @@ from ..formats import CodebookFormat, FloatFormat, Format, IntFormat, RoundingMo
 from ..formats.spec import power_of_two
 from ..formats.torch_dtypes import dtype_of, format_of, storage_dtype, wide_dtype
 from ..layout.blocks import spread_grid
-from ..schemes import Arithmetic, ScaleLevel, ScaleRule, Scheme, TensorScale, ZeroPoint
+from ..schemes import Arithmetic, ScaleLevel, ScaleRule, Scaling, Scheme, TensorScale, ZeroPoint
 from .codes import decode, encode_nearest, round_steps, times_power_of_two
 
 _IEEE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -111,6 +111,15 @@ def rounder(scheme: Scheme, dtype: torch.dtype) -> torch.dtype | None:
 def through(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     """Round ``x`` to ``dtype`` and widen it again."""
     return x if dtype is None else x.to(dtype).to(x.dtype)
+
+
+def multiplies(scheme: Scheme) -> bool:
+    """Whether values are multiplied by the rounded reciprocal of their scale.
+
+    Programs that do so have one level of linear scales; dividing by a power of two is exact either way.
+    """
+    single = len(scheme.scales) == 1 and not scheme.scales[0].rule.power_of_two
+    return single and scheme.dialect.scaling is Scaling.RECIPROCAL
 
 
 def zero_scale(scheme: Scheme, dtype: torch.dtype) -> float:
@@ -260,8 +269,10 @@ def _affine(scheme: Scheme, ranges: Ranges) -> tuple[tuple[torch.Tensor, ...], t
     ideal = torch.where(torch.isinf(width), high / steps - low / steps, ideal)
     scale = _linear(ideal, scheme, level, ranges.dtype)
     unit = float(scheme.element_step)
-    offset = scheme.qmin * unit - through(low / scale, narrow)
-    offset = through(offset, narrow) / unit
+    quotient = through(low / scale, narrow)
+    if scheme.dialect.rounds_quotient and scheme.zero_point is ZeroPoint.INTEGER:
+        quotient = unit * round_steps(quotient / unit, scheme.dialect.zero_point_rounding)
+    offset = through(scheme.qmin * unit - quotient, narrow) / unit
     if not scheme.dialect.formula_zero_point:
         offset = torch.where(ideal == 0, float(max(scheme.qmin, 0)), offset)
     stored = store(scale, level.format_for(format_of(ranges.dtype)))

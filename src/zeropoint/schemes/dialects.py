@@ -58,6 +58,7 @@ class Dialect:
     scaling: division, or multiplication by a reciprocal.
     zero_point_place: whether the zero point is added before or after rounding.
     zero_point_rounding: how ``qmin - minimum / scale`` becomes an integer.
+    rounds_quotient: whether it is ``minimum / scale`` that is rounded so, before the difference.
     widen_to_zero: whether the range of an affine scheme is widened to contain 0.
     zero_scale: the linear scale of a block whose range is zero; None means the machine epsilon of the input's
         dtype.
@@ -77,6 +78,7 @@ class Dialect:
     scaling: Scaling = Scaling.DIVIDE
     zero_point_place: ZeroPointPlace = ZeroPointPlace.AFTER_ROUNDING
     zero_point_rounding: RoundingMode = RoundingMode.HALF_EVEN
+    rounds_quotient: bool = False
     widen_to_zero: bool = True
     zero_scale: float | None = 1.0
     formula_zero_point: bool = False
@@ -97,15 +99,19 @@ _DIALECTS = (
     Dialect(
         name="torch",
         scaling=Scaling.RECIPROCAL,
+        rounds_quotient=True,
         zero_scale=_EPSILON32,
         formula_zero_point=True,
         minimum_scale=_EPSILON32,
     ),
-    # QuantizeLinear-25 and DynamicQuantizeLinear-11: our formula, with the division in the type of the scale.
-    # To float4 the zero point 0.0 is added, which makes a negative zero positive.
-    Dialect(name="onnx", arithmetic=Arithmetic.INPUT, positive_zero_bits=4),
+    # QuantizeLinear-25 and DynamicQuantizeLinear-11 as onnxruntime computes them: our formula in float32. To
+    # float4 the zero point 0.0 is added, which makes a negative zero positive.
+    Dialect(name="onnx", positive_zero_bits=4),
+    # The same as their text has it, and ONNX's reference evaluator: the division is in the type of the scale.
+    Dialect(name="onnx-reference", arithmetic=Arithmetic.INPUT, positive_zero_bits=4),
     # compressed-tensors 0.19 and 0.20 as llm-compressor 0.14 calls it. Its MX rule takes FP4's mantissa width
-    # for every element; its FP4 cast takes the sign from torch.sign, which has none for zero.
+    # for every element. It adds a zero point of 0 before it casts to FP8, and its FP4 cast takes the sign
+    # from torch.sign: neither leaves a negative zero.
     Dialect(
         name="compressed-tensors",
         arithmetic=Arithmetic.INPUT,
@@ -115,7 +121,7 @@ _DIALECTS = (
         even_mantissa_bits=1,
         tensor_scale=TensorScale.RECIPROCAL,
         zero_block_scale=2.0**-3,
-        positive_zero_bits=4,
+        positive_zero_bits=8,
     ),
     # burn v0.16, QuantizationScheme::compute_q_params; f32::round rounds half away from zero.
     Dialect(

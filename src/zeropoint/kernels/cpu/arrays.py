@@ -19,7 +19,7 @@ from ...ops.registry import Params
 from ...ops.row_errors import code_extent
 from ...params.arithmetic import effective_scale, load_scale, require_parameters
 from ...params.codes import decode as decode_reference
-from ...schemes import Granularity, Scheme
+from ...schemes import Granularity, Scheme, ZeroPoint
 from . import layout as k
 from .intrinsics import LINE
 from .layout import Layout
@@ -115,9 +115,10 @@ def code_step(scheme: Scheme) -> Fraction:
     return scheme.element_step if isinstance(scheme.element, IntFormat) else Fraction(1)
 
 
-def has_sign(scheme: Scheme) -> bool:
-    """Return whether codes stand for negative numbers too."""
-    return not isinstance(scheme.element, IntFormat) or scheme.element.signed
+def needs_range(scheme: Scheme) -> bool:
+    """Return whether scales follow from both extremes of a block, and not from its largest magnitude."""
+    unsigned = isinstance(scheme.element, IntFormat) and not scheme.element.signed
+    return unsigned or scheme.zero_point is not ZeroPoint.NONE
 
 
 def block_factors(

@@ -16,7 +16,7 @@ from ...ops.row_errors import RowErrors
 from ...ops.threads import share
 from ...params import arithmetic
 from ...params.arithmetic import Ranges
-from ...schemes import Granularity, Scheme, ZeroPoint
+from ...schemes import Granularity, Scheme
 from . import entries
 from . import layout as k
 from .arrays import (
@@ -24,7 +24,7 @@ from .arrays import (
     block_factors,
     clip_extent,
     flat_array,
-    has_sign,
+    needs_range,
     packed_like,
     rows_of,
     stored_factors,
@@ -98,9 +98,9 @@ class CpuBackend:
         """Return the tensor's own scale of a scheme with two levels."""
         if extremes is not None:
             return _coarse_scale_of(scheme, extremes, x.dim(), x.dtype).clone()
-        amax = self._block_amax(x, Granularity.tensor())
-        _require(x, amax)
-        ranges = Ranges(minimum=(amax, amax), maximum=(amax, amax), dtype=x.dtype, shape=tuple(x.shape))
+        low, high = self._block_extremes(x, Granularity.tensor(), scheme)
+        _require(x, high)
+        ranges = Ranges(minimum=(low, low), maximum=(high, high), dtype=x.dtype, shape=tuple(x.shape))
         return arithmetic.coarsest_scale(scheme, ranges)
 
     def _params_from_statistics(
@@ -109,22 +109,24 @@ class CpuBackend:
         """Return parameters from a pass of its own over the data."""
         if x.numel() == 0 or not scheme.scales:
             return reference.choose_params(x, scheme, extremes)
-        ranged = scheme.zero_point is not ZeroPoint.NONE or not has_sign(scheme)
         lows, highs = [], []
         for level in scheme.scales:
             given = reference.whole_range(x, level.granularity, extremes)
-            if given is not None:
-                low, high = given
-            elif ranged:
-                low, high = self._block_range(x, level.granularity)
-            else:
-                high = self._block_amax(x, level.granularity)
-                low = high
+            low, high = given or self._block_extremes(x, level.granularity, scheme)
             lows.append(low)
             highs.append(high)
         _require(x, highs[0])
         ranges = Ranges(minimum=tuple(lows), maximum=tuple(highs), dtype=x.dtype, shape=tuple(x.shape))
         return arithmetic.scales_from_ranges(scheme, ranges)
+
+    def _block_extremes(
+        self, x: torch.Tensor, granularity: Granularity, scheme: Scheme
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what scales follow from: extremes of each block, or its magnitude for both."""
+        if needs_range(scheme):
+            return self._block_range(x, granularity)
+        amax = self._block_amax(x, granularity)
+        return amax, amax
 
     def _block_amax(self, x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
         """Return the largest magnitude of each block, float32; NaN and Inf show as such."""

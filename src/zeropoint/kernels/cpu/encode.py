@@ -31,6 +31,7 @@ MAGIC = np.float32(12582912.0)
 Its low byte is 0, so the sum's low byte is the code.
 """
 EXPONENT = np.uint32(0x7F800000)
+MOST_FLOAT16, INFINITE = np.float32(65504), np.float32(np.inf)
 SIGN = np.uint32(0x80000000)
 
 
@@ -64,8 +65,9 @@ def round_tile(tile: Any, count: Any, to: Any) -> None:
             a = abs(tile[i])
             e = max(np.uint32(bits32(a) & EXPONENT), np.uint32((127 - 14) << 23))
             c = float32_of(np.uint32(e + np.uint32(13 << 23)))
-            rounded = bits32((a + c) - c) | (bits32(tile[i]) & SIGN)
-            tile[i] = float32_of(np.uint32(rounded))
+            t = (a + c) - c
+            t = INFINITE if t > MOST_FLOAT16 else t
+            tile[i] = float32_of(np.uint32(bits32(t) | (bits32(tile[i]) & SIGN)))
 
 
 @device
@@ -155,6 +157,15 @@ def encode_codebook(tile: Any, count: Any, thresholds: Any, codes: Any) -> None:
 
 
 @device
+def is_identity(order: Any) -> Any:
+    """Return whether the code of each rank of a codebook is the rank."""
+    same = True
+    for i in range(len(order)):
+        same &= order[i] == i
+    return same
+
+
+@device
 def encode(tile: Any, factors: Any, zeros: Any, count: Any, element: Any, order: Any, codes: Any) -> None:
     """Turn a tile of values into codes; the tile is scratch afterwards.
 
@@ -172,7 +183,7 @@ def encode(tile: Any, factors: Any, zeros: Any, count: Any, element: Any, order:
         encode_float(tile, count, element, codes)
     else:
         encode_codebook(tile, count, element.thresholds, codes)
-        if order[0] != 0 or order[1] != 1 or order[15] != 15:
+        if not is_identity(order):
             for i in range(count):
                 codes[i] = order[codes[i]]
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from .decode import decode, emit_values
-from .encode import MAGIC, encode, round_tile, scale_tile
+from .encode import INFINITE, MAGIC, encode, round_tile, scale_tile
 from .intrinsics import and32, bits32, device, float32_of, scratch, stream_fence
 from .layout import INTEGER, ZERO_INSIDE, ZERO_NONE
 from .quantize import parameter_row
@@ -59,6 +59,12 @@ def fake_integers(tile: Any, factors: Any, zeros: Any, count: Any, element: Any)
 
 
 @device
+def signed_zero(x: Any) -> Any:
+    """Return zero with the sign of ``x``: what multiplying a finite slope by a mask of 0 gives."""
+    return float32_of(and32(bits32(x), np.uint32(0x80000000)))
+
+
+@device
 def fake_quantize_rows(
     x: Any, layout: Any, element: Any, order: Any, table: Any, scales: Any, back: Any, zeros: Any, out: Any,
     first: Any, last: Any,
@@ -71,7 +77,7 @@ def fake_quantize_rows(
     """
     lossy = False
     for b in range(np.uint64(len(scales))):
-        lossy |= scales[b] != back[b]
+        lossy |= scales[b] == INFINITE
     step = np.uint64(TILE)
     tile, factors, offsets = (
         scratch(TILE, np.float32),
@@ -89,6 +95,11 @@ def fake_quantize_rows(
             fill_blocks(scales, base, c, n, layout.block, factors)
             if element.zero_place != ZERO_NONE:
                 fill_blocks(zeros, base, c, n, layout.block, offsets)
+            if lossy:
+                # Blocks whose scale was lost hold zeros, of Inf too.
+                for i in range(n):
+                    zero = factors[i] == INFINITE and tile[i] == tile[i]
+                    tile[i] = signed_zero(tile[i]) if zero else tile[i]
             if element.kind == INTEGER:
                 scale_tile(tile, factors, n, element.scaling)
                 round_tile(tile, n, element.quotient)
@@ -107,12 +118,6 @@ def fake_quantize_rows(
                         tile[i] = tile[i] if offsets[i] == offsets[i] else np.float32(np.nan)
             emit_values(tile, n, layout.kind, out, at)
     stream_fence()
-
-
-@device
-def signed_zero(x: Any) -> Any:
-    """Return zero with the sign of ``x``: what multiplying a finite slope by a mask of 0 gives."""
-    return float32_of(and32(bits32(x), np.uint32(0x80000000)))
 
 
 @device

@@ -125,6 +125,7 @@ def fields_strip(
     sign_bit = octets_of(np.uint8(element.magnitude + np.uint32(1)))
     zero, one, low = octets_of(np.uint8(0)), octets_of(np.uint8(1)), octets_of(np.uint8(127))
     subnormal = zero
+    unsigned = element.unsigned_below >= np.float32(0)
     for i in range(start, stop, WHOLE):
         fetch_step(x, at + i + ahead)
         u = _halves_at(x, at + i)
@@ -136,6 +137,11 @@ def fields_strip(
         code = smaller_bits(code + (power << drop), most) & unequal(field, zero)
         subnormal = subnormal | above_octets(origin, field - one)
         sign = unequal(upper & octets_of(np.uint8(128)), zero) & sign_bit
+        if unsigned:
+            # Of numbers with field 0 only zeros lose their sign; the others go the general way.
+            normal = unequal(field, zero)
+            sign = sign & normal
+            subnormal = subnormal | (unequal(lower & low, zero) & (normal ^ octets_of(np.uint8(255))))
         put(finished(code | sign, element), i, bits, scratch, out, byte_at)
     return not any_lane(subnormal)
 

@@ -18,12 +18,12 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from .cache import KernelCache, cache_directory
+from .float16 import narrowed, widened
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 F32 = ir.FloatType()
 F64 = ir.DoubleType()
-F16 = ir.HalfType()
 I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 LINE = 64
 """Bytes of a cache line; a wrong value costs speed, never bytes."""
@@ -98,7 +98,7 @@ def widen_half(typingctx: Any, x: Any) -> Any:
     """Return the float16 with the given uint16 bits as float32 (exact)."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fpext(builder.bitcast(args[0], F16), F32)
+        return widened(context, builder, args[0])
 
     return types.float32(types.uint16), codegen
 
@@ -108,7 +108,7 @@ def narrow_half(typingctx: Any, x: Any) -> Any:
     """Round a float32 to float16, half to even, and return its bits as uint16."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(args[0], F16), I16)
+        return narrowed(context, builder, args[0])
 
     return types.uint16(types.float32), codegen
 

@@ -66,16 +66,19 @@ class Element(NamedTuple):
 
 
 GIVEN, LINEAR, POWER, MINIFLOAT, AFFINE = (np.uint8(n) for n in range(5))
+OFFSET_REAL, OFFSET_NEAREST, OFFSET_TRUNCATED, OFFSET_OF_ROUNDED = (np.uint8(n) for n in range(4))
 
 
 class ScaleRule(NamedTuple):
     """How scales come about, and how stored ones are read.
 
     GIVEN: float32 factors. LINEAR: ``amax / divisor``, through ``narrow``, rounded to ``stored``. POWER: E8M0
-    bytes from ``exponent(bits(amax) + addend) - emax``; magnitudes below ``quiet`` take byte ``quiet_byte``.
+    bytes from ``exponent(bits(amax) + addend) - emax``, at least ``least_byte``; magnitudes below ``quiet``
+    take byte ``quiet_byte``.
     MINIFLOAT: a small float format, relative to ``coarse`` (multiplied or, if ``inverse``, divided). AFFINE:
     from the range, with zero points.
-    unit: step of the element's codes. offset_truncates, real_offset: how a zero point becomes a number.
+    unit: step of the element's codes. offset: how ``low - minimum / scale`` becomes a zero point: not at all,
+    rounded, cut off, or from a rounded quotient. formula: whether that of an empty range is so too.
     """
 
     how: np.uint8
@@ -88,6 +91,7 @@ class ScaleRule(NamedTuple):
     emax: np.uint32
     quiet: np.float32
     quiet_byte: np.uint8
+    least_byte: np.uint32
     unit: np.float32
     coarse: np.float32
     inverse: np.uint8
@@ -98,8 +102,8 @@ class ScaleRule(NamedTuple):
     high: np.float32
     unsigned: np.uint8
     widen: np.uint8
-    offset_truncates: np.uint8
-    real_offset: np.uint8
+    offset: np.uint8
+    formula: np.uint8
 
 
 OK, BAD_VALUE, BAD_SCALE = np.uint8(0), np.uint8(1), np.uint8(2)
@@ -155,8 +159,8 @@ def rule_in(told: Any) -> Any:
     a = told[_RULE:]
     return ScaleRule(
         np.uint8(a[0]), np.float32(a[1]), np.uint8(a[2]), np.uint8(a[3]), np.float32(a[4]), np.float32(a[5]),
-        np.uint32(a[6]), np.uint32(a[7]), np.float32(a[8]), np.uint8(a[9]), np.float32(a[10]),
-        np.float32(a[11]), np.uint8(a[12]), np.uint32(a[13]), np.uint32(a[14]), np.float32(a[15]),
-        np.float32(a[16]), np.float32(a[17]), np.uint8(a[18]), np.uint8(a[19]), np.uint8(a[20]),
-        np.uint8(a[21]),
+        np.uint32(a[6]), np.uint32(a[7]), np.float32(a[8]), np.uint8(a[9]), np.uint32(a[10]),
+        np.float32(a[11]), np.float32(a[12]), np.uint8(a[13]), np.uint32(a[14]), np.uint32(a[15]),
+        np.float32(a[16]), np.float32(a[17]), np.float32(a[18]), np.uint8(a[19]), np.uint8(a[20]),
+        np.uint8(a[21]), np.uint8(a[22]),
     )  # fmt: skip

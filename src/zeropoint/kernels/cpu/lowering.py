@@ -14,8 +14,8 @@ import torch
 
 from ...formats import CodebookFormat, FloatFormat, IntFormat, Overflow, RoundingMode, Specials
 from ...formats.torch_dtypes import dtype_of, format_of
-from ...params.arithmetic import rounder, zero_scale
-from ...schemes import ScaleRule, Scaling, Scheme, TensorScale, ZeroPoint, ZeroPointPlace
+from ...params.arithmetic import multiplies, rounder, zero_scale
+from ...schemes import ScaleRule, Scheme, TensorScale, ZeroPoint, ZeroPointPlace
 from . import layout as k
 from .layout import Element, Layout
 from .layout import ScaleRule as Rule
@@ -36,6 +36,8 @@ _OPEN = np.float32(0)
 def element_refusal(scheme: Scheme) -> str | None:
     """Return why the kernels cannot encode and decode the scheme's elements, or None."""
     element = scheme.element
+    if isinstance(element, IntFormat) and element.fraction_bits and not _by_powers(scheme):
+        return f"fixed-point codes of {scheme.element_name} are scaled by the reference but by powers of two"
     if element.bits > 8:
         return f"codes of {element.bits} bits are wider than a byte"
     if scheme.rounding.mode is not RoundingMode.HALF_EVEN:
@@ -55,6 +57,11 @@ def element_refusal(scheme: Scheme) -> str | None:
     return None
 
 
+def _by_powers(scheme: Scheme) -> bool:
+    """Return whether the product of scale and step is exact, which factors include."""
+    return len(scheme.scales) <= 1 and all(level.rule.power_of_two for level in scheme.scales)
+
+
 @functools.lru_cache(maxsize=1024)
 def element_of(scheme: Scheme, dtype: torch.dtype, *, multiply: bool) -> Element:
     """Return the kernel parameters of the scheme's elements.
@@ -62,7 +69,7 @@ def element_of(scheme: Scheme, dtype: torch.dtype, *, multiply: bool) -> Element
     multiply: whether factors are exact reciprocals (powers of two).
     """
     fmt = scheme.element
-    scaling = k.RECIPROCAL if scheme.dialect.scaling is Scaling.RECIPROCAL else k.DIVIDE
+    scaling = k.RECIPROCAL if multiplies(scheme) else k.DIVIDE
     narrow = rounder(scheme, dtype) if len(scheme.scales) == 1 else None
     # A bfloat16 times a power of two is a bfloat16 again, unless it falls below the subnormals and becomes
     # zero.
@@ -138,9 +145,10 @@ def rule_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
 _NO_RULE = Rule(
     how=k.GIVEN, divisor=np.float32(1), narrow=k.NO_ROUNDING, stored=k.NO_ROUNDING, zero_scale=np.float32(1),
     least=np.float32(0), addend=np.uint32(0), emax=np.uint32(0), quiet=np.float32(0), quiet_byte=np.uint8(0),
+    least_byte=np.uint32(0),
     unit=np.float32(1), coarse=np.float32(1), inverse=np.uint8(0), mantissa=np.uint32(0),
     emin=np.uint32(0), maximum=np.float32(0), low=_OPEN, high=_OPEN, unsigned=np.uint8(0), widen=np.uint8(0),
-    offset_truncates=np.uint8(0), real_offset=np.uint8(0),
+    offset=k.OFFSET_NEAREST, formula=np.uint8(0),
 )  # fmt: skip
 
 
@@ -178,10 +186,18 @@ def rule_of(scheme: Scheme, dtype: torch.dtype) -> Rule:
         return rule
     return rule._replace(
         how=k.AFFINE, low=np.float32(scheme.qmin), high=np.float32(scheme.qmax),
-        widen=np.uint8(scheme.dialect.widen_to_zero), real_offset=np.uint8(scheme.zero_point is
-        ZeroPoint.REAL), offset_truncates=np.uint8(scheme.dialect.zero_point_rounding is
-        RoundingMode.TOWARD_ZERO),
+        widen=np.uint8(scheme.dialect.widen_to_zero), offset=_offset(scheme),
+        formula=np.uint8(scheme.dialect.formula_zero_point),
     )  # fmt: skip
+
+
+def _offset(scheme: Scheme) -> np.uint8:
+    if scheme.zero_point is ZeroPoint.REAL:
+        return k.OFFSET_REAL
+    if scheme.dialect.rounds_quotient:
+        return k.OFFSET_OF_ROUNDED
+    truncates = scheme.dialect.zero_point_rounding is RoundingMode.TOWARD_ZERO
+    return k.OFFSET_TRUNCATED if truncates else k.OFFSET_NEAREST
 
 
 @functools.lru_cache(maxsize=1024)
@@ -205,8 +221,12 @@ def _power_rule(scheme: Scheme, dtype: torch.dtype, rule: Rule) -> Rule:
     }[scheme.scales[0].rule]  # fmt: skip
     rule = rule._replace(how=k.POWER, addend=np.uint32(addend), emax=np.uint32(scheme.element.emax))
     if rounder(scheme, dtype) is torch.float16:
-        # Below this a float16 block has a scale of 0 in its own dtype, which the dialect replaces by 1.
-        rule = rule._replace(quiet=np.float32(2.0**-14 - 2.0**-16), quiet_byte=np.uint8(127))
+        # Below this a float16 block has a scale of 0 in its own dtype, which the dialect replaces by 1; other
+        # blocks have at least the exponent of its normal numbers.
+        rule = rule._replace(
+            quiet=np.float32(2.0**-14 - 2.0**-16), quiet_byte=np.uint8(127),
+            least_byte=np.uint32(max(127 - 14 - scheme.element.emax, 0)),
+        )  # fmt: skip
     return rule
 
 
@@ -229,8 +249,7 @@ def view_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> View 
     cols = shape[-1] if shape else 1
     rows = math.prod(shape[:-1])
     granularity = scheme.granularity
-    extents = granularity.block_shape(shape) if shape else (1,)
-    grid = granularity.grid(shape) if shape else (1,)
+    extents, grid = granularity.block_shape(shape) or (1,), granularity.grid(shape) or (1,)
     block = min(extents[-1], max(cols, 1))
     if block * scheme.bits % 8 and block < cols and block > TILE // 8:
         return f"blocks of {block} codes of {scheme.bits} bits do not end on bytes"

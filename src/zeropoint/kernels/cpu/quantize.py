@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from .emit import emit_packed
-from .encode import encode
+from .encode import encode, is_identity
 from .fields import LONG_BLOCK, PAIRS, build_pairs, can_encode_fields, encode_fields
 from .intrinsics import device, float32_of, inlined, scratch
 from .layout import AFFINE, BAD_VALUE, GIVEN, MULTIPLY, OK, ZERO_NONE
@@ -86,15 +86,6 @@ def span_scales(
         amax, lows, highs, blocks, rule, element.scaling == MULTIPLY, block_at, scales, scale_codes, zeros,
         factors, offsets,
     )  # fmt: skip
-
-
-@device
-def is_identity(order: Any) -> Any:
-    """Return whether the code of each rank of a codebook is the rank."""
-    same = True
-    for i in range(len(order)):
-        same &= order[i] == i
-    return same
 
 
 @inlined

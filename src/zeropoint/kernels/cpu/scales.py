@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from .encode import INFINITE
 from .intrinsics import (
     add32,
     bits32,
@@ -15,9 +16,21 @@ from .intrinsics import (
     to_bfloat16,
     widen_half,
 )
-from .layout import AFFINE, BAD_SCALE, LINEAR, MINIFLOAT, NO_ROUNDING, OK, POWER, TO_BFLOAT16, TO_FLOAT16
+from .layout import (
+    AFFINE,
+    BAD_SCALE,
+    LINEAR,
+    MINIFLOAT,
+    NO_ROUNDING,
+    OFFSET_OF_ROUNDED,
+    OFFSET_REAL,
+    OFFSET_TRUNCATED,
+    OK,
+    POWER,
+    TO_BFLOAT16,
+    TO_FLOAT16,
+)
 
-INFINITE = np.float32(np.inf)
 LEAST_NORMAL = np.uint32(0x00800000)
 """Bits of 2 ** -126."""
 LEAST_POWER = np.uint32(0x00400000)
@@ -66,7 +79,7 @@ def power_code(amax: Any, rule: Any) -> Any:
         # From 2 ** -127 on, the significand of a subnormal without its first bit; below, nothing rounds up.
         u = np.uint32(max(shl32(u, np.uint32(1)), LEAST_NORMAL) - LEAST_NORMAL)
     e = shr32(add32(u, rule.addend), np.uint32(23))
-    return np.uint32(e - rule.emax) if e > rule.emax else np.uint32(0)
+    return np.uint32(max(np.uint32(e - rule.emax) if e > rule.emax else np.uint32(0), rule.least_byte))
 
 
 @device
@@ -111,6 +124,14 @@ def combined(fine: Any, rule: Any) -> Any:
 
 
 @device
+def largest(amax: Any, high: Any, rule: Any) -> Any:
+    """Return the largest magnitude that codes must hold, of a block's magnitude bits and largest value."""
+    if rule.unsigned:
+        return high if high > np.float32(0) else np.float32(0)  # max would keep the sign of -0.0
+    return float32_of(amax)
+
+
+@device
 def affine(low: Any, high: Any, rule: Any) -> Any:
     """Return scale, zero point and whether the scale fits, of a block with extremes ``low``, ``high``."""
     if rule.widen:
@@ -122,11 +143,14 @@ def affine(low: Any, high: Any, rule: Any) -> Any:
     if width == INFINITE:
         ideal = high / steps - low / steps
     s, fits = linear_scale(ideal, rule)
-    offset = rounded(rule.low - rounded(low / s, rule.narrow), rule.narrow)
-    if ideal == np.float32(0):
+    quotient = rounded(low / s, rule.narrow)
+    if rule.offset == OFFSET_OF_ROUNDED:
+        quotient = np.rint(quotient)
+    offset = rounded(rule.low - quotient, rule.narrow)
+    if ideal == np.float32(0) and not rule.formula:
         offset = max(rule.low, np.float32(0))
-    if not rule.real_offset:
-        offset = np.trunc(offset) if rule.offset_truncates else np.rint(offset)
+    if rule.offset != OFFSET_REAL:
+        offset = np.trunc(offset) if rule.offset == OFFSET_TRUNCATED else np.rint(offset)
         offset = min(max(offset, rule.low), rule.high)
     return s, offset, fits
 
@@ -160,21 +184,21 @@ def block_scales(
         state = BAD_SCALE if misfits > np.uint32(0) else state
     elif rule.how == LINEAR:
         for b in range(count):
-            a = max(highs[b], np.float32(0)) if rule.unsigned else float32_of(amax[b])
+            a = largest(amax[b], highs[b], rule)
             s, fits = linear_scale(rounded(a / rule.divisor, rule.narrow), rule)
             state = state if fits else BAD_SCALE
             scales[at + b] = s
             factors[b] = s * rule.unit
     elif rule.how == POWER:
         for b in range(count):
-            byte = power_code(max(highs[b], np.float32(0)) if rule.unsigned else float32_of(amax[b]), rule)
+            byte = power_code(largest(amax[b], highs[b], rule), rule)
             state = state if byte < np.uint32(255) else BAD_SCALE
             byte = min(byte, np.uint32(254))
             codes[at + b] = np.uint8(byte)
             factors[b] = inverse_power_of(byte) if multiply else power_of(byte) * rule.unit
     elif rule.how == MINIFLOAT:
         for b in range(count):
-            a = max(highs[b], np.float32(0)) if rule.unsigned else float32_of(amax[b])
+            a = largest(amax[b], highs[b], rule)
             ideal = rounded(a / rule.divisor, rule.narrow)
             relative = ideal * rule.coarse if rule.inverse else ideal / rule.coarse
             code = minifloat_code(relative, rule)

@@ -21,6 +21,7 @@ from .vector import (
     STEP,
     WHOLE,
     above,
+    above_signed,
     any_lane,
     bits_of,
     count_floats_above,
@@ -176,8 +177,9 @@ def _magnitudes_overload(x: Any, a: Any, b: Any, element: Any) -> Any:
             top, half = words_of(np.uint32(0xFFFF0000)), words_of(np.uint32(16))
             upper = halves_of_pairs((a >> half) | (b & top))
             magnitude = upper & halves_of(np.uint16(0x7FFF))
-            # Rounded quotients are bfloat16, and bfloat16 times powers of two.
-            if element.quotient == NO_ROUNDING and element.scaling == DIVIDE:
+            # Rounded quotients are bfloat16, as are bfloat16 times powers of two but for tiny ones.
+            longer = element.scaling == DIVIDE or element.unsigned_below >= np.float32(0)
+            if element.quotient == NO_ROUNDING and longer:
                 lower = halves_of_pairs((a & words_of(np.uint32(0xFFFF))) | (b << half))
                 magnitude = magnitude | smaller_bits(lower, halves_of(np.uint16(1)))
             return upper, magnitude
@@ -412,7 +414,7 @@ def is_wide(element: Any) -> Any:
     """Return whether the codes are those of a wide float format, for :func:`wide_strip`."""
     few = element.mantissa >= np.uint32(1) and element.mantissa <= np.uint32(5)
     smallest = float32_of(shl32(element.emin, np.uint32(23)))
-    return few and element.unsigned_below < np.float32(0) and element.maximum >= WIDE * smallest
+    return few and element.maximum >= WIDE * smallest
 
 
 @device
@@ -436,7 +438,10 @@ def wide_strip(
         least = smaller_bits(least, magnitude - one)
         code = shift_signed(magnitude + base + ((magnitude >> drop) & one), drop)
         code = smaller_signed(larger_signed(code, halves_of(np.uint16(0))), most)
-        codes = octets_of_halves(code | ((upper >> sign_drop) & sign_bit))
+        sign = (upper >> sign_drop) & sign_bit
+        if element.unsigned_below >= np.float32(0):
+            sign = sign & above_signed(magnitude, halves_of(np.uint16(0)))
+        codes = octets_of_halves(code | sign)
         put(finished(codes, element), i, bits, scratch, out, byte_at)
     normal = halves_of(np.uint16(shl32(element.emin, np.uint32(7)) - np.uint32(1)))
     return not any_lane(smaller_bits(least, normal) ^ normal)

@@ -20,7 +20,8 @@ from numba.core import cgutils
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import lower_builtin, models, register_model
 
-from .intrinsics import F16, F32, F64, I8, I16, I32, address, primitive
+from .float16 import narrowed, widened
+from .intrinsics import F32, F64, I8, I16, I32, address, primitive
 
 # None of these has types.
 _tools: Any = cgutils
@@ -250,29 +251,25 @@ def _part(second: bool, source: Vector, convert: Callable[[Any, Any], Any], targ
     @primitive
     def part(typingctx: Any, x: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return convert(builder, builder.shuffle_vector(args[0], args[0], indices(lanes)))
+            return convert(context, builder, builder.shuffle_vector(args[0], args[0], indices(lanes)))
 
         return target(source), codegen
 
     return part
 
 
-def _widen_float16(builder: Any, x: Any) -> Any:
-    return builder.fpext(builder.bitcast(x, ir.VectorType(F16, STEP // 2)), FLOATS.lanes)
-
-
-def _widen_octets(builder: Any, x: Any) -> Any:
+def _widen_octets(context: Any, builder: Any, x: Any) -> Any:
     return builder.zext(x, WORDS.lanes)
 
 
-def _widen_bfloat16(builder: Any, x: Any) -> Any:
+def _widen_bfloat16(context: Any, builder: Any, x: Any) -> Any:
     moved = builder.shl(builder.zext(x, WORDS.lanes), _constant(WORDS, 16))
     return builder.bitcast(moved, FLOATS.lanes)
 
 
 first_bfloat16, second_bfloat16 = (_part(second, HALVES, _widen_bfloat16, FLOATS) for second in (False, True))
 """Half of 32 bfloat16, by their bits, as floats (exact)."""
-first_float16, second_float16 = (_part(second, HALVES, _widen_float16, FLOATS) for second in (False, True))
+first_float16, second_float16 = (_part(second, HALVES, widened, FLOATS) for second in (False, True))
 """Half of 32 float16, by their bits, as floats (exact)."""
 first_octets, second_octets = (_part(second, OCTETS, _widen_octets, WORDS) for second in (False, True))
 """Half of 32 octets as words."""
@@ -324,7 +321,7 @@ def float16_of_floats(typingctx: Any, first: Any, second: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         both = builder.shuffle_vector(*args, indices(list(range(STEP))))
-        return builder.bitcast(builder.fptrunc(both, ir.VectorType(F16, STEP)), HALVES.lanes)
+        return narrowed(context, builder, both)
 
     return HALVES(FLOATS, FLOATS), codegen
 

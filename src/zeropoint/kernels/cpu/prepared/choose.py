@@ -14,10 +14,10 @@ from ....ops.registry import Params, Request
 from ....ops.threads import share
 from ....params import arithmetic
 from ....params.arithmetic import Ranges
-from ....schemes import Granularity, ZeroPoint
+from ....schemes import Granularity
 from .. import entries
 from .. import layout as k
-from ..arrays import code_order, flat_array, has_sign, rows_of
+from ..arrays import code_order, flat_array, needs_range, rows_of
 from ..calls import ScaleMemory, refuse
 from ..layout import Layout, tell, with_coarse
 from ..lowering import KINDS, View, element_of, rule_of, view_of
@@ -29,18 +29,20 @@ class CoarseScale:
     def __init__(self, wanted: Request) -> None:
         self._wanted, self._count = wanted, math.prod(wanted.shape)
         self._rows = rows_of(wanted.shape, wanted.dtype, Granularity.tensor())
-        self._amax: Any = np.empty(self._rows.rows, np.float32)
-        self.nbytes: int = self._amax.nbytes
+        self._high: Any = np.empty(self._rows.rows, np.float32)
+        self._low: Any = np.empty(self._rows.rows if needs_range(wanted.scheme) else 0, np.float32)
+        self.nbytes: int = self._high.nbytes + self._low.nbytes
 
     def into(self, x: torch.Tensor, coarse: torch.Tensor) -> float:
         """Choose the scale of ``x``, store it in ``coarse`` and return it."""
-        source, told, out = flat_array(x), self._rows.told, self._amax
-        share(entries.amax, (source, told, out), self._rows.rows, self._count)
-        top = out.max()
-        require_finite(x, top)
-        wanted = self._wanted
-        amax = torch.full((1,) * x.ndim, float(top), device=x.device)
-        ranges = Ranges(minimum=(amax, amax), maximum=(amax, amax), dtype=wanted.dtype, shape=wanted.shape)
+        source, (rows, _, told), low, high = flat_array(x), self._rows, self._low, self._high
+        share(entries.amax, (source, told, high), rows, self._count)
+        require_finite(x, high.max())
+        if len(low):
+            share(entries.extremes, (source, told, low, high), rows, self._count)
+        wanted, ends = self._wanted, (low.min() if len(low) else high.max(), high.max())
+        least, most = (torch.full((1,) * x.ndim, float(end), device=x.device) for end in ends)
+        ranges = Ranges(minimum=(least, least), maximum=(most, most), dtype=wanted.dtype, shape=wanted.shape)
         coarse.copy_(arithmetic.coarsest_scale(wanted.scheme, ranges))
         return float(coarse)
 
@@ -55,7 +57,7 @@ class BlockScales:
     def __init__(self, wanted: Request) -> None:
         scheme, blocks = wanted.scheme, wanted.scheme.granularity.block_count(wanted.shape)
         self._scheme, self._count = scheme, math.prod(wanted.shape)
-        self._ranged = scheme.zero_point is not ZeroPoint.NONE or not has_sign(scheme)
+        self._ranged = needs_range(scheme)
         self._rows = rows_of(wanted.shape, wanted.dtype, scheme.granularity)
         count = self._rows.rows * self._rows.width
         self._high: Any = np.empty(count, np.float32)

@@ -1,0 +1,142 @@
+"""The kernels on random schemes of the whole grammar: they give what the reference gives, or its error."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from tests.property.random_schemes import hard_tensor, random_scheme, random_tensor
+
+import zeropoint as zp
+from zeropoint.ops import library
+from zeropoint.schemes import Scheme
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PARTS = 8
+"""Parts of a sweep, each with a seed of its own: what fails is found again in an eighth of the time."""
+IN_THE_QUICK_SUITE, IN_THE_SLOW_ONE = 2400, 50_000
+
+
+def random_case(rng: random.Random) -> tuple[Scheme, torch.Tensor]:
+    """Return a scheme that the kernels run and a tensor for it, half of them of whole steps of kernels."""
+    while True:
+        text, wide = random_scheme(rng), rng.random() < 0.5
+        if wide:
+            text = re.sub(r"\bg(\d+)", lambda group: f"g{int(group[1]) * 16}", text)
+        try:
+            scheme = Scheme.parse(text)
+            x = random_tensor(rng, scheme, rng.choice(DTYPES))
+            if wide and x.ndim:
+                parts = [
+                    x.roll(n, -1) * rng.choice([1.0, 1.0, 0.25, -1.0]) for n in range(rng.randrange(1, 24))
+                ]
+                x = torch.cat(parts, -1)
+            if zp.explain(x, scheme).chosen == "cpu":
+                return scheme, x
+        except (zp.SchemeError, zp.FormatError):
+            continue
+        except zp.ShapeError:
+            return scheme, x
+
+
+def outcome(function: Callable[[], Any]) -> Any:
+    """Return what a function returns, or the class of zeropoint's error that it raises."""
+    try:
+        return function()
+    except zp.ZeropointError as error:
+        return type(error)
+
+
+def on_both(function: Callable[[], Any]) -> tuple[Any, Any]:
+    """Return the outcome on the reference and on the kernels."""
+    found = []
+    for backend in ("reference", "cpu"):
+        with zp.only_backend(backend):
+            found.append(outcome(function))
+    return found[0], found[1]
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Compare dtype, shape and bytes; every NaN is one."""
+    if a.dtype.is_floating_point and a.element_size() > 1:
+        nan = torch.isnan(a)
+        if not torch.equal(nan, torch.isnan(b)):
+            return False
+        a, b = (t.masked_fill(nan, 0) for t in (a, b))
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*(bits_of(t) for t in (a, b)))
+
+
+def bits_of(x: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor, flat."""
+    flat = x.reshape(-1)
+    return flat.view(torch.uint8) if flat.numel() else flat.to(torch.uint8)
+
+
+def quantized(x: torch.Tensor, scheme: Scheme) -> list[torch.Tensor]:
+    """Return codes, scales and zero points."""
+    q = zp.quantize(x, scheme)
+    return [q.data, *q.scales, *([] if q.zero_point is None else [q.zero_point])]
+
+
+def checks(rng: random.Random, scheme: Scheme, x: torch.Tensor) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what is compared, and both outcomes."""
+    expected, found = on_both(lambda: quantized(x, scheme))
+    yield "parameters and codes", expected, found
+    if isinstance(expected, type):
+        return
+    with zp.only_backend("reference"):
+        q = zp.quantize(x, scheme)
+    params = q.params
+    given = list(q.scales), q.zero_point, str(scheme)
+    hard = hard_tensor(rng, x, params)
+    beyond = hard * rng.choice([1.0, 1.5, 4.0])
+    yield "codes under given parameters", *on_both(lambda: library.quantize(hard, *given))
+    yield "codes of larger numbers", *on_both(lambda: library.quantize(beyond, *given))
+    if beyond.numel() and rng.random() < 0.3:
+        beyond.view(-1)[rng.randrange(beyond.numel())] = rng.choice([torch.nan, torch.inf, -torch.inf])
+    slope = torch.where(torch.rand(x.shape) < 0.5, 0.75, -2.0).to(x.dtype)
+    yield "fake-quantized values", *on_both(lambda: library.fake_quantize(beyond, *given))
+    yield "gradients", *on_both(lambda: library.fake_quantize_backward(slope, beyond, *given))
+    wanted = *given, list(x.shape), rng.choice(DTYPES), x.dtype
+    yield "values", *on_both(lambda: library.dequantize(q.data, *wanted))
+    codes = torch.randint(0, 256, q.data.shape, dtype=torch.uint8, generator=seeded(rng))
+    yield "values of any codes", *on_both(lambda: library.dequantize(codes, *wanted))
+
+
+def seeded(rng: random.Random) -> torch.Generator:
+    return torch.Generator().manual_seed(rng.randrange(1 << 31))
+
+
+def agree(expected: Any, found: Any) -> bool:
+    if isinstance(expected, torch.Tensor):
+        return isinstance(found, torch.Tensor) and same(expected, found)
+    if isinstance(expected, list):
+        return isinstance(found, list) and all(map(same, expected, found))
+    return expected is found
+
+
+def sweep(seed: int, count: int) -> None:
+    rng = random.Random(seed)
+    for number in range(count):
+        scheme, x = random_case(rng)
+        for what, expected, found in checks(rng, scheme, x):
+            assert agree(expected, found), (
+                f"{what} of case {number} of seed {seed}, {scheme} on {x.dtype} {tuple(x.shape)}: "
+                f"{expected} on the reference, {found} on the kernels"
+            )
+
+
+@pytest.mark.parametrize("seed", range(PARTS))
+def test_random_schemes_give_the_same_on_kernels_and_reference(seed: int) -> None:
+    sweep(seed, IN_THE_QUICK_SUITE // PARTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 100 + PARTS))
+def test_fifty_thousand_random_schemes_give_the_same(seed: int) -> None:
+    sweep(seed, IN_THE_SLOW_ONE // PARTS)
+    print(f"{IN_THE_SLOW_ONE // PARTS} schemes are the same on kernels and reference")
