@@ -1,0 +1,157 @@
+"""Cases in which kernels once differed from the reference, one test each."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.contract.test_random_schemes import agree, on_both, quantized, same
+
+import zeropoint as zp
+from zeropoint.ops import library
+from zeropoint.schemes import Scheme
+
+
+def both(x: torch.Tensor, scheme: str) -> zp.QuantizedTensor:
+    """Return the kernels' result, which is the reference's."""
+    assert zp.explain(x, scheme).chosen == "cpu"
+    assert agree(*on_both(lambda: quantized(x, Scheme.parse(scheme))))
+    return zp.quantize(x, scheme)
+
+
+@pytest.mark.parametrize(
+    ("table", "number", "value"),
+    [("-1,-0.5,0.5,0.25", 0.25, 0.25), ("0,1,1,2", 1.0, 1.0), ("0.5,0.25,1", 0.3, 0.25)],
+)
+def test_codes_of_an_unsorted_codebook_are_places_in_the_table(
+    table: str, number: float, value: float
+) -> None:
+    q = both(torch.full((2, 40), number), f"codebook[{table}]:cast")
+    assert q.dequantize().unique().tolist() == [value]
+
+
+def test_a_codebook_whose_inner_entries_are_swapped_is_in_order() -> None:
+    table = [n / 8 for n in range(16)]
+    table[5], table[9] = table[9], table[5]
+    x = torch.tensor([table, table[::-1]])
+    q = both(x, f"codebook[{','.join(map(str, table))}]:cast")
+    assert torch.equal(q.dequantize(), x)
+    assert q.codes[0].tolist() == list(range(16))
+
+
+@pytest.mark.parametrize("rule", ["even", "floor", "rceil"])
+@pytest.mark.parametrize("element", ["float4_e2m1fn", "float8_e4m3fn", "int8_mx"])
+def test_every_float16_amax_has_the_power_of_the_reference(element: str, rule: str) -> None:
+    bits = torch.arange(0x7C00, dtype=torch.int16)
+    x = torch.nn.functional.pad(bits.view(torch.float16)[:, None], (0, 31))
+    q = both(x, f"{element}:g32:scale={rule}:dialect=compressed-tensors")
+    assert q.scales[0].shape == (0x7C00, 1)
+
+
+@pytest.mark.parametrize("element", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("blocks", ["channel:scale=input", "g32:scale=even", "g32", "tensor:scale=input"])
+def test_compressed_tensors_writes_no_negative_zero_but_of_numbers(
+    blocks: str, dtype: torch.dtype, element: str
+) -> None:
+    """Quotients that are zero lose their sign; what is rounded to zero keeps it in float8."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 4096, generator=generator)
+    x = torch.where(torch.rand(6, 4096, generator=generator) < 0.5, -0.0, x)
+    x[1] *= 2.0**-20
+    x[2, 7::5] = -(2.0**-24)
+    if dtype is not torch.float16:
+        x[3] *= 2.0**-110
+        x[4, 0], x[4, 1::3] = 2.0**100, -(2.0**-60)
+        x[5, 0], x[5, 1::3] = 2.0**100, -(2.0**-133)
+    x = x.to(dtype)
+    q = both(x, f"{element}:{blocks}:dialect=compressed-tensors")
+    assert not torch.signbit(q.dequantize()[x == 0]).any()
+    if element != "float4_e2m1fn" and blocks.startswith("channel"):
+        assert torch.signbit(q.dequantize()[2, 7::5]).all()
+
+
+def test_an_empty_range_has_the_zero_point_of_torchs_formula() -> None:
+    q = both(torch.zeros(2, 4), "int8:channel:asym:dialect=torch")
+    assert q.zero_point is not None
+    assert q.zero_point.flatten().tolist() == [-128, -128]
+    assert both(torch.zeros(2, 64), "int4:g32:asym:dialect=torch").zero_point is not None
+
+
+def test_the_quotient_alone_is_rounded_for_torchs_zero_point() -> None:
+    x = torch.tensor([[-5.0, 29.0]] * 2)
+    for scheme in ("int8:tensor:asym:dialect=torch", "int8:channel:asym:dialect=torch"):
+        q = both(x, scheme)
+        assert q.zero_point is not None
+        assert q.zero_point.flatten()[0] == -91
+
+
+def test_the_scale_of_an_unsigned_tensor_follows_from_its_largest_number() -> None:
+    x = torch.tensor([[0.0, 1.0, 0.5, 0.25] * 4, [1e-3] * 16])
+    q = both(x, "uint8:g16:scale=ue4m3:scale2=float32@tensor")
+    assert q.scales[1].item() == pytest.approx(1.0 / 255 / 448)
+
+
+@pytest.mark.parametrize("element", ["uint1", "uint2", "uint4", "uint8"])
+def test_negative_zeros_of_unsigned_integers_have_the_least_power(element: str) -> None:
+    q = both(torch.full((3, 4), -0.0), f"{element}:token:scale=floor")
+    assert q.scales[0].view(torch.uint8).tolist() == [[0], [0], [0]]
+
+
+@pytest.mark.parametrize("element", ["e3m0fn", "e2m0finite", "e4m0"])
+def test_the_gradient_ends_at_the_middle_to_the_next_power(element: str) -> None:
+    fmt = zp.get_format(element)
+    top = float(fmt.max)
+    x = torch.tensor([[1.0, top * 1.5, -top * 1.5, math.nextafter(top * 1.5, 0)] * 2], dtype=torch.float32)
+    params = zp.QuantizationParams.new(1.0, scheme=f"{element}:tensor")
+    given = [params.scales[0].reshape(1, 1)], None, params.text
+    expected, found = on_both(lambda: library.fake_quantize_backward(torch.ones(1, 8), x, *given))
+    assert torch.equal(expected, found)
+    assert found[0, :3].tolist() == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("element", ["float8_e4m3fn", "nf4", "int4", "float4_e2m1fn"])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_inf_in_a_block_whose_scale_is_zero_is_a_zero(element: str, value: float) -> None:
+    scheme = f"{element}:g2:scale=ue4m3:scale2=float32@tensor"
+    q = zp.quantize(torch.tensor([[100.0, 1.0, 1e-9, -1e-9]]), scheme)
+    assert float(q.scales[0].float()[0, 1]) == 0
+    x = torch.tensor([[100.0, 1.0, value, -1e-9]])
+    expected, found = on_both(lambda: zp.fake_quantize(x, q.params))
+    assert same(expected, found)
+    if not math.isnan(value):
+        assert found[0, 2] == 0
+        assert bool(torch.signbit(found[0, 2])) == (value < 0 and not element.startswith(("int", "nf4")))
+
+
+@pytest.mark.parametrize("scheme", ["int8_mx:block1x1", "int8f6:tensor", "uint5f2:tensor:dialect=torch"])
+def test_fixed_point_codes_by_linear_scales_run_on_the_reference(scheme: str) -> None:
+    x = torch.tensor([[-1.026e-37, 1.0]])
+    told = zp.explain(x, scheme)
+    assert told.chosen == "reference"
+    assert "powers of two" in told.reasons["cpu"]
+    assert zp.explain(x, "mxint8").chosen == "cpu"
+
+
+@pytest.mark.parametrize("dialect", ["onnx-reference", "compressed-tensors"])
+def test_a_quotient_past_float16_takes_the_largest_code(dialect: str) -> None:
+    x = torch.tensor([[2.2011, 1.0, -0.3, 4.0]], dtype=torch.float16)
+    both(x, f"e5m1:g1:scale=rceil:dialect={dialect}")
+    both(x, f"e5m0:g1:scale=rceil:dialect={dialect}")
+
+
+def test_scales_of_two_powers_are_divided_by_in_the_dialect_torch() -> None:
+    x = torch.full((1, 8), 2.0**-140)
+    x[0, :4] = 0
+    q = both(x, "int8:g4:scale=floor:scale2=floor@tensor:dialect=torch")
+    assert bool(torch.isfinite(q.dequantize()).all())
+
+
+@pytest.mark.parametrize("granularity", ["g4", "channel", "block2x2", "token"])
+@pytest.mark.parametrize("scale", ["float32", "rceil/codebook[4.0,1.0]", "float16"])
+def test_a_tensor_without_axes_has_the_same_error_on_both(granularity: str, scale: str) -> None:
+    x = torch.tensor(6.1875e30)
+    for scheme in (f"int8:{granularity}:scale={scale}", f"nf4:{granularity}:scale={scale}"):
+        found = on_both(lambda scheme=scheme: quantized(x, Scheme.parse(scheme)))
+        assert found == (zp.ShapeError, zp.ShapeError)
