@@ -1,4 +1,4 @@
-"""Dialect onnx-reference against ONNX's own node tests and, operator set by operator set, its reference evaluator."""
+"""Dialect onnx-reference against the node tests of ONNX and its evaluator, operator set by operator set."""
 
 from __future__ import annotations
 

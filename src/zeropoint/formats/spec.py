@@ -272,8 +272,8 @@ class CodebookFormat:
 
     Of codes with equal values the lowest is written; ``order`` lists the written codes by rising value.
     Encoding takes the nearest value; the boundary between two neighbors is their midpoint rounded to float32,
-    and a value on the boundary goes to the lower neighbor. That is bitsandbytes' rule, which NF4 checkpoints
-    in the field follow. Zero has no sign: -0.0 is kept as 0.0, so that equal tables are spelled equally.
+    and a value on the boundary goes to the lower neighbor. That is bitsandbytes' rule for NF4. Zero has
+    no sign: -0.0 is kept as 0.0, so that equal tables are spelled equally.
 
     Raises FormatError when a value is not finite in float32, or the table has not 2 to 256 entries.
     """
