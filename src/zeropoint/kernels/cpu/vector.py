@@ -243,7 +243,7 @@ floats_of_integers = _cast(WORDS, FLOATS, "sitofp")
 octets_of_halves, halves_of_octets = _cast(HALVES, OCTETS, "trunc"), _cast(OCTETS, HALVES, "zext")
 
 
-def _part(second: bool, source: Vector, convert: Callable[[Any, Any], Any], target: Vector) -> Any:
+def _part(second: bool, source: Vector, convert: Callable[[Any, Any, Any], Any], target: Vector) -> Any:
     """Build the conversion of the first or second 16 lanes."""
     half = STEP // 2
     lanes = list(range(half, STEP) if second else range(half))
