@@ -125,7 +125,7 @@ def agree(expected: Any, found: Any) -> bool:
     return expected is found
 
 
-def sweep(seed: int, count: int) -> None:
+def assert_random_cases_agree(seed: int, count: int) -> None:
     rng = random.Random(seed)
     for number in range(count):
         scheme, x = random_case(rng)
@@ -138,12 +138,12 @@ def sweep(seed: int, count: int) -> None:
 
 @pytest.mark.parametrize("seed", range(PARTS))
 def test_random_schemes_give_the_same_on_kernels_and_reference(seed: int) -> None:
-    sweep(seed, IN_THE_QUICK_SUITE // PARTS)
+    assert_random_cases_agree(seed, IN_THE_QUICK_SUITE // PARTS)
 
 
 @pytest.mark.slow
 def test_fifty_thousand_random_schemes_give_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     for seed in range(100, 100 + PARTS):
-        sweep(seed, IN_THE_SLOW_ONE // PARTS)
+        assert_random_cases_agree(seed, IN_THE_SLOW_ONE // PARTS)
     with capsys.disabled():
         sys.stdout.write(f"\n{IN_THE_SLOW_ONE} random schemes: kernels and reference agree\n")

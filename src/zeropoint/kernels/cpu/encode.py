@@ -31,7 +31,7 @@ MAGIC = np.float32(12582912.0)
 Its low byte is 0, so the sum's low byte is the code.
 """
 EXPONENT = np.uint32(0x7F800000)
-MOST_FLOAT16, INFINITE = np.float32(65504), np.float32(np.inf)
+PAST_FLOAT16, INFINITE = np.float32(2.0**16), np.float32(np.inf)
 SIGN = np.uint32(0x80000000)
 
 
@@ -66,7 +66,7 @@ def round_tile(tile: Any, count: Any, to: Any) -> None:
             e = max(np.uint32(bits32(a) & EXPONENT), np.uint32((127 - 14) << 23))
             c = float32_of(np.uint32(e + np.uint32(13 << 23)))
             t = (a + c) - c
-            t = INFINITE if t > MOST_FLOAT16 else t
+            t = INFINITE if t >= PAST_FLOAT16 else t
             tile[i] = float32_of(np.uint32(bits32(t) | (bits32(tile[i]) & SIGN)))
 
 
