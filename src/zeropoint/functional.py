@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 import torch
+from torch._C import _functorch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .errors import DtypeError, ShapeError
@@ -40,7 +41,8 @@ def choose_params(x: torch.Tensor, scheme: str | Scheme) -> QuantizationParams:
     parsed, text = _resolve(scheme)
     wide = wide_dtype(x.dtype)
     source = x.detach()
-    if x.is_meta:
+    if not library.is_plain(source):
+        # A tracer sees the operator, whose fake kernel needs no data; a choice in plain torch does.
         _, *rest = library.quantize_dynamic(source, text)
         scales, zero_point = _split(parsed, rest)
     else:
@@ -287,6 +289,13 @@ def check_input(x: torch.Tensor) -> None:
         raise DtypeError(
             f"x (a {type(x).__name__}) must be a plain tensor; take its local or dequantized tensor first"
         )
+    if not torch.compiler.is_compiling() and (
+        _functorch.is_batchedtensor(x) or _functorch.is_gradtrackingtensor(x)
+    ):
+        raise DtypeError(
+            "x (a wrapper of torch.func: vmap, grad, jvp) must be a plain tensor; quantize outside of the "
+            "transform, or take gradients by torch.autograd"
+        )
     if x.layout is not torch.strided or x.is_quantized or x.is_nested:
         raise DtypeError(
             f"x (layout {x.layout}, {x.dtype}) must be a dense tensor; call to_dense() or dequantize() first"
@@ -294,6 +303,10 @@ def check_input(x: torch.Tensor) -> None:
     if x.dtype not in INPUT_DTYPES:
         known = ", ".join(str(dtype) for dtype in INPUT_DTYPES)
         raise DtypeError(f"x (dtype {x.dtype}) must be one of {known}; convert it first")
+
+
+def _is_transformed(x: torch.Tensor) -> bool:
+    return _functorch.is_batchedtensor(x) or _functorch.is_gradtrackingtensor(x)
 
 
 __all__ = ["check_input", "choose_params", "dequantize", "explain", "fake_quantize", "fit_params", "quantize"]

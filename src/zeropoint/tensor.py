@@ -164,7 +164,9 @@ class QuantizedTensor:
         if data is None or data.dtype != torch.uint8 or tuple(data.shape) != wanted:
             have = "absent" if data is None else f"{data.dtype}, shape {tuple(data.shape)}"
             raise CheckpointError(f"tensor 'data' of {path} ({have}) must be torch.uint8 of shape {wanted}")
-        return QuantizedTensor(data=data, params=params, shape=facts.shape, dtype=facts.dtype)
+        read = QuantizedTensor(data=data, params=params, shape=facts.shape, dtype=facts.dtype)
+        _require_codes(read, path)
+        return read
 
     def __repr__(self) -> str:
         kind = "integers" if isinstance(self.scheme.element, IntFormat) else "codes"
@@ -203,23 +205,39 @@ def _facts(header: str, path: str | Path) -> _Facts:
         ) from error
 
 
+def _require_codes(q: QuantizedTensor, path: str | Path) -> None:
+    """Raise CheckpointError where a code lies past the end of a codebook, which no value gives."""
+    count = q.scheme.element.code_count
+    if count < 1 << q.scheme.bits and q.data.numel():
+        largest = int(q.codes.max())
+        if largest >= count:
+            name = q.scheme.element_name
+            raise CheckpointError(f"tensor 'data' of {path} holds code {largest}; {name} has 0..{count - 1}")
+
+
 def _flatten(q: QuantizedTensor) -> tuple[list[torch.Tensor], tuple[object, ...]]:
     params = q.params
     zeros = [] if params.zero_point is None else [params.zero_point]
-    return [q.data, *params.scales, *zeros], (params.scheme, q.shape, q.dtype, len(params.scales))
+    return [q.data, *params.scales, *zeros], (
+        params.scheme,
+        q.shape,
+        q.dtype,
+        params.dtype,
+        len(params.scales),
+    )
 
 
 def _unflatten(
-    leaves: Iterable[torch.Tensor], context: tuple[Scheme, tuple[int, ...], torch.dtype, int]
+    leaves: Iterable[torch.Tensor], context: tuple[Scheme, tuple[int, ...], torch.dtype, torch.dtype, int]
 ) -> QuantizedTensor:
-    scheme, shape, dtype, count = context
+    scheme, shape, dtype, params_dtype, count = context
     data, *rest = leaves
     params = QuantizationParams(
         scheme=scheme,
         shape=shape,
         scales=tuple(rest[:count]),
         zero_point=rest[count] if len(rest) > count else None,
-        dtype=dtype,
+        dtype=params_dtype,
     )
     return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
 

@@ -118,3 +118,15 @@ def test_histograms_that_would_fill_the_memory_are_refused() -> None:
         Histogram(granularity=Granularity.channel(-1), shape=(100_000,))
     with pytest.raises(RangeError, match=r"mantissa_bits \(=11\) must lie in 0\.\.10"):
         Histogram(mantissa_bits=11)
+
+
+def test_edges_that_are_made_while_subnormals_are_flushed_are_those_of_any_time() -> None:
+    expected = bin_edges(4).copy()
+    bin_edges.cache_clear()
+    assert torch.set_flush_denormal(True)
+    try:
+        found = bin_edges(4)
+    finally:
+        torch.set_flush_denormal(False)
+    assert np.array_equal(found, expected)
+    assert found[8] > 0

@@ -22,6 +22,7 @@ from ..errors import RangeError, ShapeError
 from ..layout.runs import runs_of
 from ..ops.library import counter_for
 from ..ops.registry import Extremes
+from ..ops.threads import gradual_underflow
 from .clipping import EVERYTHING
 from .counted import Counted
 from .float_bits import EXPONENTS, signed_bits
@@ -50,7 +51,8 @@ def bin_edges(mantissa_bits: int) -> np.ndarray[tuple[int], np.dtype[np.float64]
     True
     """
     bits = np.arange(EXPONENTS << mantissa_bits, dtype=np.uint32) << (_FRACTION_BITS - mantissa_bits)
-    edges = np.append(bits.view(np.float32).astype(np.float64), 2.0 ** (EXPONENTS - 127))
+    with gradual_underflow():
+        edges = np.append(bits.view(np.float32).astype(np.float64), 2.0 ** (EXPONENTS - 127))
     edges.setflags(write=False)
     return edges
 
