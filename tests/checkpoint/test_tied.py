@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from tests.checkpoint.written import CONFIG, LINEAR, ONE, quantize, same_bytes, save, tensors_of, weight
 
-from zeropoint.checkpoint.heads import heads_of
+from zeropoint.architectures import heads_of
 from zeropoint.checkpoint.plan import make_plan
 from zeropoint.checkpoint.selection import Selection
 from zeropoint.checkpoint.source import open_source

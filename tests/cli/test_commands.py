@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from tests.cli.conftest import Call, Called
 from typer.testing import CliRunner
 
@@ -29,6 +31,44 @@ def document(called: Called) -> dict[str, Any]:
     found = json.loads(called.out, parse_constant=refuse)
     assert isinstance(found, dict)
     return found
+
+
+def test_what_no_engine_loads_is_refused_unless_forced(call: Call, model: Path, tmp_path: Path) -> None:
+    line = ("quantize", model, tmp_path / "out", "--to", "w8a8", "--include", "*embed_tokens")
+    refused = call(*line)
+    assert refused.status == 1
+    assert "quantized embeddings are read where weights alone are quantized" in refused.err
+    assert "add --force" in refused.err
+    assert not (tmp_path / "out").exists()
+    forced = call(*line, "--force")
+    assert forced.status == 0
+    assert "transformers: does not load it, since quantized embeddings" in " ".join(forced.out.split())
+
+
+def test_a_model_that_nobody_has_loaded_is_said_to_be_unchecked(
+    call: Call, model: Path, tmp_path: Path
+) -> None:
+    text = "transformers: not checked for this architecture"
+    known = call("quantize", model, tmp_path / "known", "--to", "w8a16")
+    assert "transformers" not in known.out
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"model_type": "unheard_of"}))
+    assert text in call("quantize", model, tmp_path / "out", "--to", "w8a16").out
+    assert "not checked for this architecture" in " ".join(call("plan", model, "--to", "w8a16").out.split())
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "lora"])
+def test_an_adapter_is_no_model(name: str, call: Call, tmp_path: Path) -> None:
+    folder, weights = tmp_path / "adapter", torch.zeros(8, 32)
+    folder.mkdir()
+    module = "base_model.model.layers.0.mlp.up_proj" + (".lora_A" if name == "lora" else "")
+    save_file({f"{module}.weight": weights}, folder / "adapter_model.safetensors")
+    if name != "lora":
+        (folder / name).write_text("{}")
+    called = call("quantize", folder, tmp_path / "out", "--to", "w8a8")
+    assert called.status == 1
+    assert "is an adapter (it holds " in called.err
+    assert "merge it into its base model first" in called.err
 
 
 @pytest.mark.parametrize("command", COMMANDS)

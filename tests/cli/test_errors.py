@@ -156,8 +156,10 @@ def test_a_name_that_would_drive_the_terminal_is_escaped(call: Call, model: Path
     assert "\x1b" not in call("formats", evil).err
 
 
-def test_what_is_odd_about_a_source_is_in_the_report(call: Call, model: Path, tmp_path: Path) -> None:
+def test_a_configuration_that_cannot_be_read_is_an_error(call: Call, model: Path, tmp_path: Path) -> None:
     (model / "config.json").write_text(json.dumps({"a": 1})[:-1])
     called = call("quantize", model, tmp_path / "out", "--to", "w4a16")
-    assert called.status == 0
-    assert "is not a valid configuration" in " ".join(called.out.split())
+    assert_one_line(called, 1)
+    assert "is not a valid configuration" in called.err
+    assert not (tmp_path / "out").exists()
+    assert "is not a valid configuration" in " ".join(call("inspect", model).out.split())

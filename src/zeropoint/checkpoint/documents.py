@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..architectures import Config, loaded_names
 from ..codecs.compressed_tensors_config import (
     LINEAR,
     Group,
@@ -59,12 +60,13 @@ def _config(
     """Return what is quantized and how, or None when nothing is; an older configuration is merged into it."""
     if not any(decision.quantized for decision in decisions):
         return None
-    old = floats.config or {}
-    groups = _groups(decisions, staying, old)
+    old, family = floats.config or {}, floats.source.config or {}
+    groups = _groups(decisions, staying, old, family)
     codes = {decision.entry.name for decision in staying}
     ignored = _ignored(floats, [d for d in decisions if not d.quantized and d.entry.name not in codes])
     modules = [m.module for d in decisions if d.quantized for m in matrices(d.entry)]
     modules += [module_of(d.entry.name) for d in staying]
+    ignored += _elsewhere(ignored, modules, family)
     ignored += [
         target
         for target in old.get("ignore") or []
@@ -73,8 +75,22 @@ def _config(
     return quantization_config(groups, ignored, kv_cache=old.get("kv_cache_scheme"))
 
 
+def _elsewhere(ignored: Sequence[str], modules: Sequence[str], family: Config) -> list[str]:
+    """Return what else names ignored modules, and none of ``modules``: the names that loaders give them.
+
+    Numbered ones are named by expressions that hold inside of other models too, as where a model is loaded
+    without its head.
+    """
+    kept = [name for module in ignored for name in loaded_names(module, family)]
+    if not any(map(str.isdigit, ".".join(kept).split("."))):
+        return [name for name in dict.fromkeys(kept) if name not in ignored]
+    others = [name for module in modules for name in loaded_names(module, family)]
+    (expressions, _) = targets([kept, others])
+    return [expression for expression in expressions if expression not in ignored]
+
+
 def _groups(
-    decisions: Sequence[Decision], staying: Sequence[Decision], old: Mapping[str, Any]
+    decisions: Sequence[Decision], staying: Sequence[Decision], old: Mapping[str, Any], family: Config
 ) -> list[Group | WrittenGroup]:
     """Return the layers of each scheme and what names them: one scheme for the class, several by their names.
 
@@ -98,7 +114,10 @@ def _groups(
         assert isinstance(layer, LayerScheme)
         return [Group(layer=layer, targets=(LINEAR, *odd_targets(decisions)))]
     ordered = sorted(modules, key=lambda layer: not any(map(is_expert, modules[layer])))
-    found = targets([modules[layer] for layer in ordered], kept)
+    found = targets(
+        [[name for m in modules[layer] for name in loaded_names(m, family)] for layer in ordered],
+        [name for module in kept for name in loaded_names(module, family)],
+    )
     return [
         WrittenGroup(name=layer, layout=old.get("format"), written=old["config_groups"][layer], targets=names)
         if isinstance(layer, str)
@@ -115,7 +134,7 @@ def _group_of(decision: Decision, old: Mapping[str, Any]) -> str:
 
 
 def odd_targets(decisions: Iterable[Decision]) -> list[str]:
-    """Return quantized modules that are no Linear layers, which loaders find only by name."""
+    """Return quantized modules that are no Linear layers, such as embeddings."""
     return [
         module_of(d.entry.name)
         for d in decisions

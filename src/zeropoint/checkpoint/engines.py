@@ -1,7 +1,8 @@
 """Which engines load what a plan writes, and why the others do not.
 
-Facts about transformers are checked by our tests against the version installed there. The others are read off
-their sources and change with their releases; nothing of theirs ran here, and every row says so:
+What transformers loads was run, for the architectures of tested.py, and is not claimed for others. The other
+engines are read off their sources and change with their releases; nothing of theirs ran here, and every row
+says so:
 
 - vLLM: model_executor/layers/quantization/compressed_tensors/compressed_tensors.py (its schemes) and
   utils.py (fused layers).
@@ -14,16 +15,22 @@ their sources and change with their releases; nothing of theirs ran here, and ev
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
+import torch
+
+from ..architectures import is_transposed, model_type, splits_experts, unloadable
 from ..codecs.compressed_tensors import Layout, strategy
 from ..codecs.compressed_tensors_config import LayerScheme
+from ..errors import CheckpointError
 from ..schemes import ZeroPoint
 from .documents import odd_targets
 from .experts import is_expert
 from .partners import split_sets
 from .plan import Plan
+from .selection import is_fused_experts
+from .tested import tested
 
 
 class Loads(enum.Enum):
@@ -33,6 +40,8 @@ class Loads(enum.Enum):
     PARTLY = "partly"
     """With an option, a conversion or some releases only, which the reason names."""
     NO = "no"
+    UNCHECKED = "not checked"
+    """Nothing speaks against it, and nobody has tried it with this architecture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,34 +62,90 @@ def verdicts(plan: Plan) -> tuple[Verdict, ...]:
     return tuple(_verdict(engine, problems, plan) for engine, problems in _ENGINES.items())
 
 
+def refusal(plan: Plan) -> str | None:
+    """Return why transformers does not load the result of a plan that vLLM does not load either, or None.
+
+    What one of them does not take may be meant for the other.
+    """
+    theirs, vllm = (v for v in verdicts(plan) if v.engine in (_CHECKED, _VLLM))
+    refused = theirs.loads is Loads.NO and vllm.loads in (Loads.NO, Loads.UNCHECKED)
+    return theirs.reason if refused else None
+
+
+def require_loadable(plan: Plan) -> None:
+    """Raise CheckpointError where transformers does not load the result of a plan, nor vLLM that we know."""
+    reason = refusal(plan)
+    if reason is not None:
+        raise CheckpointError(
+            f"transformers {TRANSFORMERS} does not load the result: {reason}; choose another scheme, or "
+            "add --force to write it all the same"
+        )
+
+
 def _verdict(engine: str, problems: Callable[[Plan], Iterator[_Problem]], plan: Plan) -> Verdict:
     found = list(problems(plan))
-    worst = next((p for p in found if p[0] is Loads.NO), next(iter(found), None))
-    loads, reason = worst or (Loads.YES, "reads every layout in it")
-    return Verdict(engine=engine, loads=loads, reason=reason, checked=engine == _CHECKED)
+    # The worst comes first; of equals, the one that was found first.
+    found.sort(key=lambda problem: -_WORST.index(problem[0]))
+    loads, reason = next(iter(found), (Loads.YES, "reads every layout in it"))
+    checked = engine == _CHECKED and loads is not Loads.UNCHECKED
+    return Verdict(engine=engine, loads=loads, reason=reason, checked=checked)
 
 
-_CHECKED = "transformers"
+_WORST = (Loads.YES, Loads.PARTLY, Loads.UNCHECKED, Loads.NO)
+TRANSFORMERS = "5.23"
+"""The version that our tests load with."""
+_CHECKED, _VLLM = USUAL = "transformers", "vLLM"
 _EXPERTS_READ = (Layout.PACK, Layout.MXFP4)
 
 
 def _transformers(plan: Plan) -> Iterator[_Problem]:
-    if odd_targets(plan.decisions):
-        yield Loads.NO, "quantized embeddings are not read"
+    config = plan.source.config or {}
+    broken = unloadable(config)
+    if broken is not None:
+        yield Loads.NO, broken
+    if splits_experts(config) and any(is_fused_experts(kept.source) for kept in plan.kept):
+        yield Loads.NO, "it takes the experts of this family one by one, and here they are kept as one tensor"
     experts = {weight.layer for weight in plan.weights if is_expert(weight.module)}
-    if len(experts) > 1:
-        yield Loads.NO, "all experts are read under one scheme, and here they have several"
-    for layer in experts:
-        plain = layer.layout in (Layout.FLOAT, Layout.NAIVE) and strategy(layer.weight) in (
-            "channel",
-            "tensor",
+    decoded = len(plan.layers) == 1 and not plan.quantizes_inputs
+    if not decoded and odd_targets(plan.decisions):
+        yield Loads.NO, f"quantized embeddings are read {_DECODED}"
+    if not decoded and _transposed(plan):
+        yield Loads.NO, f"quantized weights of Conv1D are read {_DECODED}"
+    if any(_affine(layer) for layer in plan.layers) and (experts or not decoded):
+        yield Loads.NO, f"zero points are read {_DECODED}, and not of experts"
+    yield from _of_experts(experts)
+    wider = any(weight.dtype is not torch.bfloat16 for weight in plan.weights)
+    small = [layer for layer in plan.layers if layer.layout in (Layout.MXFP4, Layout.MXFP8, Layout.NVFP4)]
+    if small and wider and not decoded:
+        layout = small[0].layout.value
+        yield (
+            Loads.PARTLY,
+            f"{layout} is decoded to bfloat16, and the model is not: pass dtype=torch.bfloat16",
         )
+    answer = tested(model_type(config), plan.layers)
+    if answer is None:
+        yield Loads.UNCHECKED, "not checked for this architecture"
+    elif not answer.loads:
+        yield Loads.NO, answer.reason
+
+
+_DECODED = "where weights alone are quantized, all in one way"
+
+
+def _of_experts(layers: Collection[LayerScheme]) -> Iterator[_Problem]:
+    if len(layers) > 1:
+        yield Loads.NO, "all experts are read under one scheme, and here they have several"
+    for layer in layers:
+        word = strategy(layer.weight)
+        plain = layer.layout in (Layout.FLOAT, Layout.NAIVE) and word in ("channel", "tensor")
         if layer.layout not in _EXPERTS_READ and not plain:
             yield Loads.NO, f"experts in {layer.layout.value} under {layer} are not read"
-    if any(_affine(layer) for layer in plan.layers):
-        if len(plan.layers) > 1 or experts:
-            yield Loads.NO, "zero points need dequantize=True, which reads one scheme and no experts"
-        yield Loads.PARTLY, "zero points are read with dequantize=True"
+
+
+def _transposed(plan: Plan) -> bool:
+    """Return whether weights are quantized that lie transposed in their files."""
+    config = plan.source.config or {}
+    return any(is_transposed(weight.module, config) for weight in plan.weights)
 
 
 def _vllm(plan: Plan) -> Iterator[_Problem]:
@@ -89,6 +154,11 @@ def _vllm(plan: Plan) -> Iterator[_Problem]:
         yield Loads.NO, split[0]
     if odd_targets(plan.decisions):
         yield Loads.NO, "quantized embeddings are not read"
+    if _transposed(plan):
+        yield Loads.NO, "quantized weights of Conv1D are not read"
+    config = plan.source.config or {}
+    if unloadable(config) or splits_experts(config):
+        yield Loads.UNCHECKED, "not checked for this architecture"
     for layer in plan.layers:
         word = strategy(layer.weight)
         if layer.layout is Layout.PACK and word == "tensor":
@@ -133,7 +203,7 @@ def _onnxruntime(plan: Plan) -> Iterator[_Problem]:  # noqa: ARG001 (whatever th
 
 _ENGINES: dict[str, Callable[[Plan], Iterator[_Problem]]] = {
     _CHECKED: _transformers,
-    "vLLM": _vllm,
+    _VLLM: _vllm,
     "SGLang": _sglang,
     "TensorRT-LLM": _tensorrt,
     "llama.cpp": _llama_cpp,

@@ -11,12 +11,14 @@ the order that safetensors' own writer gives them: falling dtype, then name.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from ..architectures import is_transposed
 from ..codecs.compressed_tensors import Layout, TensorSpec, row_alignment, tensor_specs
 from ..codecs.compressed_tensors_config import LayerScheme, layer_scheme
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
@@ -25,7 +27,7 @@ from ..formats import RoundingMode
 from ..recipes import Recipe
 from .config_text import WEIGHTS_ONLY_CONFIG
 from .decisions import Decision, decide, fate
-from .documents import MANIFEST, index_and_config, odd_targets
+from .documents import MANIFEST, index_and_config
 from .entries import TensorEntry
 from .experts import matrices
 from .fates import Fates
@@ -35,8 +37,8 @@ from .partners import fused_sets, split_sets
 from .recipe import RecipeText, one_scheme
 from .safetensors_file import DTYPE_BITS, header_bytes
 from .selection import Dequantize, Selection, check_patterns, module_of
-from .source import Source
-from .storage import stamp
+from .source import CONFIG, Source
+from .storage import shown, stamp
 from .tied import tied_copies, tied_heads
 
 
@@ -176,6 +178,11 @@ class Plan:
         return tuple(dict.fromkeys(weight.layer for weight in self.weights))
 
     @property
+    def quantizes_inputs(self) -> bool:
+        """Whether inputs of layers are quantized at run time, too."""
+        return any(layer.input is not None for layer in self.layers)
+
+    @property
     def worked(self) -> tuple[Weight | Restored, ...]:
         """All that is more than copied."""
         return (*self.weights, *self.restored)
@@ -253,7 +260,8 @@ def make_plan(
 ) -> Plan:
     """Return the plan that quantizes ``source`` to a layer preset or weight scheme, or by a recipe.
 
-    Raises CheckpointError when the source is quantized already, a pattern matches nothing, two output tensors
+    Raises CheckpointError when the source is an adapter, has a config.json that cannot be read or is
+    quantized already, a pattern matches nothing, two output tensors
     would have one name, nothing would be quantized or (under ``selection.strict``) a linear weight is left
     alone or layers that engines run as one have several schemes; RecipeError for a malformed recipe and for a
     rule about nothing; UnsupportedError when no layout holds the scheme; CheckpointError when ``limits`` are
@@ -261,6 +269,7 @@ def make_plan(
     """
     text = RecipeText.of(to) if isinstance(to, str) else to
     recipe = one_scheme(layer_scheme(to)) if isinstance(to, str) else to.parse()
+    _require_model(source)
     selection, limits = selection or Selection(), limits or Limits.default()
     _require_deterministic(recipe)
     floats = _floats(source, selection)
@@ -287,6 +296,28 @@ def make_plan(
     for weight in plan.worked:
         slab_rows(weight, limits)
     return plan
+
+
+_ADAPTER = re.compile(r"\.(lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|hada_w\d_[ab]|lokr_w\d)\b")
+"""What PEFT calls the parts of adapters: tuners of LoRA, LoHa and LoKr."""
+_ADAPTER_CONFIG = "adapter_config.json"
+
+
+def _require_model(source: Source) -> None:
+    """Raise CheckpointError for an adapter, and for a config.json that says nothing of the model."""
+    found = next((name for name in source.entries if _ADAPTER.search(name)), None)
+    if found is None and source.config is None and Path(_ADAPTER_CONFIG) in source.companions:
+        found = _ADAPTER_CONFIG
+    if found is not None:
+        raise CheckpointError(
+            f"{shown(source.root)} is an adapter (it holds {printable(found)}), not a model; merge it into "
+            "its base model first, as with merge_and_unload() of PEFT"
+        )
+    if source.config is None and Path(CONFIG) in source.companions:
+        raise CheckpointError(
+            f"{shown(source.root / CONFIG)} is not a valid configuration, and the result could not say in it "
+            "what is quantized; correct it, or remove it to quantize the weights alone"
+        )
 
 
 def _floats(source: Source, selection: Selection) -> Floats:
@@ -401,10 +432,13 @@ def _notes(source: Source, decisions: Sequence[Decision]) -> list[str]:
             for d in decisions
             if d.quantized and module_of(d.entry.name).endswith("lm_head")
         ]
-    notes += [
-        f"{printable(module)} is an embedding, which transformers 5.23 cannot read quantized"
-        for module in odd_targets(decisions)
-    ]
+    family = source.config or {}
+    turned = [d for d in decisions if d.quantized and is_transposed(module_of(d.entry.name), family)]
+    if turned:
+        notes.append(
+            f"{len(turned)} weights are stored transposed, and their blocks run along the outputs, such as "
+            f"{fate(turned[0])}"
+        )
     notes += _left_alone(decisions)
     if source.config is None:
         notes.append(f"no config.json: the configuration is written to {WEIGHTS_ONLY_CONFIG}")

@@ -46,16 +46,21 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "files": {name: len(text.encode()) for name, text in plan.texts.items()}
         | {str(path): size for path, size in plan.companions.items()},
         "shared_scales": [{"modules": list(s.modules), "shards": list(s.shards)} for s in plan.shared_scales],
-        "engines": [
-            {"engine": v.engine, "loads": v.loads.value, "reason": v.reason, "checked": v.checked}
-            for v in verdicts(plan)
-        ],
+        "engines": engine_documents(plan),
         "tensor_parallel": [
             {"module": found.module, "ways": found.ways, "reason": found.reason}
             for found in indivisible(plan.weights)
         ],
         "notes": list(plan.notes),
     }
+
+
+def engine_documents(plan: Plan) -> list[dict[str, Any]]:
+    """Return what each engine makes of the result."""
+    return [
+        {"engine": v.engine, "loads": v.loads.value, "reason": v.reason, "checked": v.checked}
+        for v in verdicts(plan)
+    ]
 
 
 def scheme_document(layer: LayerScheme) -> dict[str, Any]:

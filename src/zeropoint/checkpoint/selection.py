@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..architectures import heads_of, is_transposed
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, near_misses, printable
 from ..patterns import name_pattern
 from ..recipes import Rule, Subject
 from .entries import TensorEntry
-from .heads import heads_of
 
 WEIGHT_DTYPES = ("F32", "BF16", "F16")
 """Dtypes of weights that are quantized, as safetensors spells them."""
@@ -122,9 +122,6 @@ _HEAD = re.compile(r"(^|_)(lm_head|classifier|score|qa_outputs|head)$", re.IGNOR
 _HEAD_PARENT = re.compile(r"(^|_)(lm_head|classifier|score)$", re.IGNORECASE)
 # Mistral's own checkpoints call the head `output`; BERT's heads live under `cls`.
 _TOP_HEAD = re.compile(r"^(output$|cls\.)")
-# transformers' Conv1D stores (in, out), and compressed-tensors' target Linear does not name it.
-_CONV1D_MODELS = frozenset(("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp"))
-_CONV1D = re.compile(r"(^|\.)(c_attn|c_proj|c_fc|q_attn)$")
 
 
 _AN_EMBEDDING, _A_NORM, _A_ROUTER, _A_HEAD = "an embedding", "a norm", "a router", "a head"
@@ -149,7 +146,7 @@ def _by_name(module: str, config: Mapping[str, Any]) -> str | None:
         return _A_HEAD
     if module in heads_of(config):
         return _A_HEAD
-    if _model_type(config) in _CONV1D_MODELS and _CONV1D.search(module):
+    if is_transposed(module, config):
         return _TRANSPOSED
     return None
 
@@ -228,14 +225,6 @@ def _by_default(entry: TensorEntry, config: Mapping[str, Any]) -> Choice:
         )
     fused = "fused experts" if is_fused_experts(entry) else "a linear weight"
     return Choice(quantize=True, why=Why.LINEAR, reason=fused)
-
-
-def _model_type(config: Mapping[str, Any]) -> object:
-    """Return the kind of model, that of the text part where there are several."""
-    model_type = config.get("model_type")
-    if isinstance(config.get("text_config"), dict) and model_type not in _CONV1D_MODELS:
-        return config["text_config"].get("model_type")
-    return model_type
 
 
 def subject_of(entry: TensorEntry, config: Mapping[str, Any]) -> Subject:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
+from ..architectures import heads_of, says_tied
 from .entries import TensorEntry
-from .heads import heads_of, says_tied
 from .selection import module_of
 from .source import Source
 from .storage import open_file

@@ -25,6 +25,7 @@ from .options import (
     DequantizeFirst,
     DequantizeKept,
     Everything,
+    Force,
     Ignore,
     Include,
     Memory,
@@ -108,6 +109,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     address: Address = None,
     spool: Spool = None,
     strict: Strict = False,
+    force: Force = False,
     dequantize_first: DequantizeFirst = False,
     dequantize_kept: DequantizeKept = False,
     everything: Everything = False,
@@ -134,6 +136,8 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     asked = one_of({"--to": to, "--recipe": recipe, "--plan": plan})
     selection = selected(include, ignore, strict=strict, first=dequantize_first, kept=dequantize_kept)
     made = planned(source, asked, selection, workers, max_memory)
+    if not force:
+        layers.require_loadable(made)
     way = Way(
         overwrite=overwrite, restart=restart, break_lock=unlock, spool=spool,
         engine=engine_of(engine, address),

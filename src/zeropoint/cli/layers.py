@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.progress import TimeElapsedColumn as TimeElapsedColumn
 
     from ..checkpoint.engine import local as local
+    from ..checkpoint.engines import require_loadable as require_loadable
     from ..checkpoint.inspect import inspect as inspect
     from ..checkpoint.limits import Limits as Limits
     from ..checkpoint.lock import break_lock as break_lock
@@ -65,6 +66,7 @@ _OWNERS = {
         ("BarColumn", "Progress", "SpinnerColumn", "TextColumn", "TimeElapsedColumn"), "rich.progress"
     ),
     "local": "checkpoint.engine",
+    "require_loadable": "checkpoint.engines",
     "inspect": "checkpoint.inspect",
     "Limits": "checkpoint.limits",
     "break_lock": "checkpoint.lock",

@@ -49,6 +49,10 @@ Strict = Annotated[
     typer.Option("--strict", help="Fail if a linear weight stays unquantized without an --ignore for it."),
 ]
 
+Force = Annotated[
+    bool, typer.Option("--force", help="Write it even if no engine is known to load the result.")
+]
+
 DequantizeFirst = Annotated[
     bool, typer.Option("--dequantize-first", help="Dequantize SRC first, then quantize it.")
 ]

@@ -158,15 +158,20 @@ def quantization_config(
     """Return the JSON object for layers of ``groups``; ``ignore`` must name all other matrices' modules.
 
     A loader takes the first group that fits. Groups are named after their presets, or ``group_<n>``.
-    kv_cache: how keys and values are quantized, in the words of another configuration.
+    kv_cache: how keys and values are quantized, in the words of another configuration. Where weights alone
+    are quantized, all in one way, ``dequantize`` tells transformers to decode them while it loads: what it
+    leaves for the first forward has no ``.weight`` for the model code that asks for one (T5, Mamba, SigLIP),
+    and floats of 4 bits would become bfloat16 in a float32 model. Other loaders do not know the word.
     """
     table: dict[str, Any] = {}
     for number, group in enumerate(groups):
         name = group.name if isinstance(group, WrittenGroup) else _preset_name(group.layer)
         table[f"group_{number}" if name is None or name in table else name] = _entry(group)
     layouts = {entry["format"] for entry in table.values()}
+    decoded = len(table) == 1 and kv_cache is None and all(map(_weights_alone, table.values()))
     return {
         "config_groups": table,
+        **({"dequantize": True} if decoded else {}),
         "format": layouts.pop() if len(layouts) == 1 else "mixed-precision",
         "global_compression_ratio": None,
         "ignore": list(ignore),
@@ -176,6 +181,10 @@ def quantization_config(
         "transform_config": {},
         "version": VERSION,
     }
+
+
+def _weights_alone(entry: Mapping[str, Any]) -> bool:
+    return entry.get("input_activations") is None and entry.get("output_activations") is None
 
 
 def _preset_name(layer: LayerScheme) -> str | None:
@@ -266,7 +275,9 @@ def read_config(config: Mapping[str, Any]) -> tuple[tuple[Group, ...], tuple[str
     """
     method = config.get("quant_method")
     if method != QUANT_METHOD:
-        raise CheckpointError(f"quant_method is {method!r}, but only {QUANT_METHOD} is read here")
+        raise CheckpointError(
+            f"quant_method is {method!r}, but only {QUANT_METHOD} and fp8 are read; pass one of these"
+        )
     found = config.get("config_groups")
     if not isinstance(found, dict) or not all(isinstance(group, dict) for group in found.values()):
         raise CheckpointError(

@@ -8,7 +8,7 @@ from typing import Any
 from ..checkpoint.decisions import Decision
 from ..checkpoint.inspect import Inspection
 from ..checkpoint.measure import TensorError
-from ..checkpoint.plan_document import entry_document, scheme_document
+from ..checkpoint.plan_document import engine_documents, entry_document, scheme_document
 from ..checkpoint.proofs import LayerProof
 from ..checkpoint.run import Outcome, RunResult
 from ..checkpoint.verify import Verification
@@ -33,6 +33,7 @@ def run_document(result: RunResult, *, seconds: float) -> dict[str, Any]:
         "error": _error(result.error),
         "tensors": [_decision(decision) for decision in plan.decisions],
         "weights": [_outcome(outcome) for outcome in result.outcomes],
+        "engines": engine_documents(plan),
         "notes": list(result.notes),
     }
 

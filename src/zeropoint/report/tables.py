@@ -15,9 +15,11 @@ from rich.text import Text
 
 from ..checkpoint.columns import Made
 from ..checkpoint.decisions import Decision
+from ..checkpoint.engines import USUAL, Loads, verdicts
 from ..checkpoint.entries import TensorEntry
 from ..checkpoint.inspect import Inspection
 from ..checkpoint.measure import TensorError
+from ..checkpoint.plan import Plan
 from ..checkpoint.proofs import LayerProof
 from ..checkpoint.run import Outcome, RunResult
 from ..checkpoint.verify import Verification
@@ -53,6 +55,7 @@ def run_report(result: RunResult, *, seconds: float, everything: bool = False) -
         Text(),
         *errors,
         *lines(result.notes, "note: "),
+        *lines(_doubts(plan), "note: "),
         *lines(_losses(result.outcomes), "warning: "),
         Text("\n".join(facts)),
     )
@@ -187,6 +190,20 @@ def _proof_cells(group: Sequence[LayerProof]) -> tuple[str, ...]:
         return ("", "", "", "")
     error = TensorError.merge(proof.error for proof in group if proof.error is not None)
     return (*_error_cells(error)[:3], share(worst))
+
+
+def _doubts(plan: Plan) -> list[str]:
+    """Return what there is to say of the engines that most people load with, where one may not load it."""
+    if not plan.weights:
+        return []
+    return [
+        f"{found.engine}: {_LOADS[found.loads]}{found.reason}"
+        for found in verdicts(plan)
+        if found.engine in USUAL and found.loads is not Loads.YES
+    ]
+
+
+_LOADS = {Loads.NO: "does not load it, since ", Loads.PARTLY: "", Loads.UNCHECKED: ""}
 
 
 def _losses(outcomes: Iterable[Outcome]) -> list[str]:

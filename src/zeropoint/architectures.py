@@ -1,0 +1,195 @@
+"""What is known about model families, in one place: heads, names on loading, weights stored transposed.
+
+The rows are about transformers 5.23, and tests compare them with the version that is installed. This module
+knows configurations and names; it opens no file and imports no model.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Config = Mapping[str, Any]
+"""A config.json."""
+_HEADS = tuple(
+    (re.compile(pattern), heads)
+    for pattern, heads in (
+        ("(Whisper|Moonshine|Canary|CohereAsr)", ("proj_out",)),
+        ("(Electra|ConvBert)", ("generator_lm_head",)),
+        ("DistilBert", ("vocab_projector",)),
+        ("Albert", ("predictions.decoder",)),
+        ("(XLM|Flaubert)WithLMHead", ("pred_layer.proj",)),
+        ("XLNetLMHead", ("lm_loss",)),
+        ("(BridgeTower|Vilt)ForMaskedLM", ("mlm_score.decoder",)),
+        ("ModernBert(Decoder)?For(Masked|Causal)LM", ("decoder",)),
+        ("(BioGpt|TrOCR)ForCausalLM", ("output_projection",)),
+        ("Kosmos2For", ("text_model.lm_head",)),
+        ("(Blip2|InstructBlip(Video)?)For", ("language_model.lm_head",)),
+        ("GitForCausalLM", ("output",)),
+        ("RwkvForCausalLM", ("head",)),
+        ("Ultrabert", ("head.decoder",)),
+        ("T5Gemma", ("lm_head.out_proj",)),
+        ("SpeechT5ForSpeechToText", ("text_decoder_postnet.lm_head",)),
+        ("BlipFor", ("text_decoder.cls.predictions.decoder",)),
+        ("FSMT", ("model.decoder.output_projection",)),
+        ("GraniteSpeech5ForCTC", ("ctc_head",)),
+        ("Luke", ("lm_head.decoder", "entity_predictions.decoder")),
+        ("(EuroBert|Funnel|ModernVBert|NeoMME|UltraVBert)", ("lm_head",)),
+        ("(BertGeneration|Camembert|Esm|Data2VecText|XLMRoberta|Xmod|Roberta)", ("lm_head.decoder",)),
+        (
+            "(Bert|BigBirdFor|BlipText|ErnieFor|MegatronBert|RoCBert|RoFormer|VisualBert)",
+            ("cls.predictions.decoder",),
+        ),
+        (".*For(MaskedLM|PreTraining)$", ("cls.predictions.decoder", "lm_head.decoder")),
+        (".*(For(CausalLM|ConditionalGeneration)|LMHeadModel)$", ("lm_head",)),
+    )
+)
+"""Heads by how an architecture's name begins, the first that fits: _tied_weights_keys of transformers."""
+_SCORES = re.compile(
+    r".*(LM|LMHeadModel|PreTraining|Generation|Text|CTC|Decoder|Alignment)$|BlipForQuestionAnswering$"
+)
+"""Names of architectures that have such a head; others, as BertModel, have none or one of classes."""
+
+
+def says_tied(config: Config) -> bool:
+    """Return whether a configuration says that the head is the embedding."""
+    return config.get("tie_word_embeddings") is True
+
+
+def heads_of(config: Config) -> tuple[str, ...]:
+    """Return the modules that are heads in the architectures of a configuration.
+
+    >>> heads_of({"architectures": ["WhisperForConditionalGeneration"]})
+    ('proj_out',)
+    """
+    named = config.get("architectures")
+    architectures = tuple(a for a in named if isinstance(a, str)) if isinstance(named, list) else ()
+    return _heads_of(architectures, tied=says_tied(config))
+
+
+@functools.lru_cache(maxsize=64)
+def _heads_of(architectures: tuple[str, ...], *, tied: bool) -> tuple[str, ...]:
+    usual = ("lm_head",) if tied else ()
+    found = (
+        next((heads for name, heads in _HEADS if name.match(a) and _SCORES.match(a)), usual)
+        for a in architectures
+    )
+    return tuple(dict.fromkeys(head for heads in found for head in heads))
+
+
+def model_type(config: Config) -> str:
+    """Return the kind of a whole model, or an empty string."""
+    found = config.get("model_type")
+    return found if isinstance(found, str) else ""
+
+
+def model_types(config: Config) -> Iterator[str]:
+    """Yield the kinds of a model and of its parts, each of which has a configuration inside.
+
+    >>> list(model_types({"model_type": "llava", "text_config": {"model_type": "llama"}}))
+    ['llava', 'llama']
+    """
+    if model_type(config):
+        yield model_type(config)
+    for name, part in config.items():
+        if name.endswith("_config") and isinstance(part, dict) and model_type(part):
+            yield model_type(part)
+
+
+# transformers' Conv1D stores (in, out).
+_CONV1D_MODELS = frozenset(("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp"))
+_CONV1D = re.compile(r"(^|\.)(c_attn|c_proj|c_fc|q_attn)$")
+
+
+def is_transposed(module: str, config: Config) -> bool:
+    """Return whether a module stores its weight as (in, out).
+
+    >>> is_transposed("h.0.attn.c_attn", {"model_type": "gpt2"})
+    True
+    """
+    return _CONV1D.search(module) is not None and not _CONV1D_MODELS.isdisjoint(model_types(config))
+
+
+def _renaming(families: str, *rows: tuple[str, str]) -> dict[str, tuple[tuple[re.Pattern[str], str], ...]]:
+    compiled = tuple((re.compile(pattern), new) for pattern, new in rows)
+    return dict.fromkeys(families.split(), compiled)
+
+
+RENAMED = {
+    **_renaming(
+        "aria audioflamingo3 aya_vision fuyu gemma3 glmasr got_ocr2 internvl llava llava_next "
+        "llava_next_video llava_onevision mistral3 mllama musicflamingo paligemma qwen2_audio vipllava "
+        "voxtral",
+        (r"^language_model\.lm_head\b", "lm_head"),
+        (r"^language_model\b", "model.language_model"),
+        (
+            r"^(vision_tower|vision_model|audio_tower|multi_modal_projector|vision_embed_tokens)\b",
+            r"model.\1",
+        ),
+        (r"^(model\.language_model)\.model\b", r"\1"),
+        (r"^(model\.vision_tower)\.vision_model\b", r"\1"),
+    ),
+    **_renaming(
+        "qwen2_vl qwen2_5_vl",
+        (r"^visual\b", "model.visual"),
+        (r"^model\b(?!\.(language_model|visual)\b)", "model.language_model"),
+    ),
+    **_renaming(
+        "vit",
+        (r"encoder\.layer\.", "layers."),
+        (r"\battention\.query\b", "q_proj"),
+        (r"\battention\.key\b", "k_proj"),
+        (r"\battention\.value\b", "v_proj"),
+        (r"\battention\.output\.dense\b", "attention.o_proj"),
+        (r"\bintermediate\.dense\b", "mlp.fc1"),
+        (r"\boutput\.dense\b", "mlp.fc2"),
+    ),
+    **_renaming(
+        "dinov2 dinov2_with_registers",
+        (r"\battention\.attention\.query\b", "attention.q_proj"),
+        (r"\battention\.attention\.key\b", "attention.k_proj"),
+        (r"\battention\.attention\.value\b", "attention.v_proj"),
+        (r"\battention\.output\.dense\b", "attention.o_proj"),
+        (r"\bmlp\.weights_out\b", "mlp.down_proj"),
+    ),
+    **_renaming("gpt_neox", (r"^embed_out\b", "lm_head")),
+    **_renaming("mixtral", (r"\.block_sparse_moe\.", ".mlp.")),
+}
+"""What becomes of names in files when transformers loads them, by the kind of model: the rows of its
+conversion_mapping.py, each applied once and in turn."""
+
+
+def loaded_name(module: str, config: Config) -> str:
+    """Return the name that a module of a file has in the model that transformers makes.
+
+    >>> loaded_name("language_model.lm_head", {"model_type": "llava"})
+    'lm_head'
+    """
+    for pattern, new in RENAMED.get(model_type(config), ()):
+        module = pattern.sub(new, module, count=1)
+    return module
+
+
+def loaded_names(module: str, config: Config) -> tuple[str, ...]:
+    """Return the names under which loaders look for a module: that of the file first."""
+    return tuple(dict.fromkeys((module, loaded_name(module, config))))
+
+
+_UNLOADABLE = dict.fromkeys(
+    ("dinov2", "dinov2_with_registers"),
+    "its converter for gated layers fails on every checkpoint that is quantized",
+)
+SPLIT_EXPERTS = frozenset(("llama4", "llama4_text"))
+"""Families whose experts transformers splits into Linear layers where a checkpoint is quantized."""
+
+
+def unloadable(config: Config) -> str | None:
+    """Return why transformers loads no quantized model of a family, or None."""
+    return next((_UNLOADABLE[kind] for kind in model_types(config) if kind in _UNLOADABLE), None)
+
+
+def splits_experts(config: Config) -> bool:
+    """Return whether fused experts that are kept do not load, since the loader wants them one by one."""
+    return not SPLIT_EXPERTS.isdisjoint(model_types(config))

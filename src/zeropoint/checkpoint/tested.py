@@ -1,0 +1,76 @@
+"""Which architectures transformers has loaded in our tests, and under which schemes.
+
+tested.json holds, for each model of tests/architectures/zoo.py, what became of it under each preset: `yes`,
+or `no` and why, or `refused` and why. `python benchmarks/architectures.py` runs all of them and writes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+from ..codecs.compressed_tensors_config import LayerScheme, layer_scheme
+
+TABLE = Path(__file__).with_name("tested.json")
+SEVERAL = "several"
+"""The column of checkpoints with more than one scheme."""
+YES = "yes"
+
+
+class Row(TypedDict):
+    """A model: its name, what goes into it, its kind in config.json, and the answer for each preset."""
+
+    name: str
+    takes: str
+    model_type: str
+    answers: dict[str, str]
+
+
+def rows() -> list[Row]:
+    """Return the table, a row for each model."""
+    found: list[Row] = json.loads(TABLE.read_text(encoding="utf-8"))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Whether a model loads, and what is to be said of it."""
+
+    loads: bool
+    reason: str = ""
+
+
+def tested(model_type: str, layers: Sequence[LayerScheme]) -> Answer | None:
+    """Return what became of a kind of model with the layouts that ``layers`` take, or None if nobody tried.
+
+    What a loader does follows from the layout, so that int4:g32 was tested with w4a16.
+    """
+    known = _answers().get(model_type, {})
+    ways = [*(_way(layer) for layer in layers), *([SEVERAL] if len(layers) > 1 else [])]
+    if any(way not in known for way in ways):
+        return None
+    return next((known[way] for way in ways if not known[way].loads), Answer(loads=True))
+
+
+def _way(layer: LayerScheme) -> str:
+    inputs = "" if layer.input is None else " with inputs"
+    return f"{layer.layout.value} {layer.weight.zero_point.value}{inputs}"
+
+
+@functools.cache
+def _answers() -> Mapping[str, Mapping[str, Answer]]:
+    """Return the answers by kind of model and layout; of several presets in one layout, the worst."""
+    found: dict[str, dict[str, Answer]] = {}
+    for row in rows():
+        here = found.setdefault(row["model_type"], {})
+        for name, text in row["answers"].items():
+            word, _, reason = text.partition(": ")
+            answer = Answer(loads=word.startswith(YES), reason=reason)
+            way = name if name == SEVERAL else _way(layer_scheme(name))
+            if way not in here or not answer.loads:
+                here[way] = answer
+    return found

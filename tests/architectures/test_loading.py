@@ -1,0 +1,150 @@
+"""What the table of architectures says is what transformers does, and our names are those that it gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", reason="extra `hf`")
+
+from tests.architectures.trial import COLUMNS, Trial, planned, quiet, save, tried  # noqa: E402 (needs transformers)
+from tests.architectures.zoo import DTYPES, ZOO, Animal  # noqa: E402
+from tests.checkpoint.written import tensors_of  # noqa: E402
+from transformers import conversion_mapping, core_model_loading  # noqa: E402
+from transformers.quantizers import base  # noqa: E402
+
+from zeropoint.architectures import RENAMED, SPLIT_EXPERTS, loaded_name  # noqa: E402
+from zeropoint.checkpoint.engines import TRANSFORMERS, refusal  # noqa: E402
+from zeropoint.checkpoint.run import run  # noqa: E402
+from zeropoint.checkpoint.tested import rows  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
+
+# Each way to fail that a family has, or had: heads by another name, tied ones, layers whose weight is asked
+# for, weights stored transposed, floats of 4 bits in float32, experts, and what does not load at all.
+QUICK = (
+    ("Llama", "several"), ("Mistral", "mxfp4a16"), ("OLMo 2", "nvfp4a16"), ("Gemma 2", "mxfp4"),
+    ("Falcon", "w4a16"), ("GPT-2", "w8a16"), ("GPT-2", "w8a8"), ("Mamba", "w8a16"), ("T5", "w4a16"),
+    ("T5", "several"), ("ModernBERT", "mxfp4a16"), ("Mixtral", "w8a8"), ("Qwen2-MoE", "fp8_dynamic"),
+    ("Llama 4 (text)", "w4a16"), ("ViT", "w8a8"), ("DINOv2", "w8a8"), ("SigLIP", "nvfp4a16"),
+    ("wav2vec 2.0", "mxfp4a16"), ("LLaVA", "w8a8"), ("Fuyu", "fp8_dynamic"), ("BLIP-2", "w8a8"),
+    ("Gemma 3", "w4a16"), ("Qwen2-Audio", "fp8_dynamic"),
+)  # fmt: skip
+BY_NAME = {animal.name: animal for animal in ZOO}
+
+
+def saved(animal: Animal, folder: Path) -> Path:
+    number = ZOO.index(animal)
+    return save(animal, folder, DTYPES[number % len(DTYPES)], sharded=number % 2 == 1)
+
+
+def trial(name: str, column: str, folder: Path) -> Trial:
+    animal = BY_NAME[name]
+    return tried(animal, saved(animal, folder / "in"), column, folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        *QUICK,
+        *(
+            pytest.param(animal.name, column, marks=pytest.mark.slow)
+            for animal in ZOO
+            for column in COLUMNS
+            if (animal.name, column) not in QUICK
+        ),
+    ],
+)
+def test_a_model_loads_and_computes_as_the_table_says(name: str, column: str, tmp_path: Path) -> None:
+    found = trial(name, column, tmp_path)
+    (row,) = (row for row in rows() if row["name"] == name)
+    assert found.as_said, (found.problem, found.verdict)
+    assert found.answer.partition(":")[0] == row["answers"][column].partition(":")[0], found.answer
+
+
+def test_the_table_has_fifty_models_and_every_scheme() -> None:
+    table = rows()
+    assert [row["name"] for row in table] == [animal.name for animal in ZOO]
+    assert len(table) == 50
+    assert all(tuple(row["answers"]) == COLUMNS for row in table)
+    assert transformers.__version__.startswith(f"{TRANSFORMERS}.")
+
+
+def test_no_preset_fails_for_a_reason_that_is_not_stated() -> None:
+    failed = [
+        f"{row['name']}, {column}: {answer}"
+        for row in rows()
+        for column, answer in row["answers"].items()
+        if not answer.startswith("yes") and ("Error" in answer or "keys" in answer)
+    ]
+    assert failed == []
+
+
+def renamed_by_transformers(animal: Animal, names: list[str]) -> dict[str, str]:
+    """Return the names that transformers gives the tensors of a file."""
+    with quiet():
+        model: Any = animal.build(torch.float32)
+        mapping = conversion_mapping.get_model_conversion_mapping(model)
+    renamings = [t for t in mapping if isinstance(t, core_model_loading.WeightRenaming)]
+    return {name: core_model_loading.apply_renamings(name, renamings) for name in names}
+
+
+@pytest.mark.parametrize("animal", ZOO, ids=lambda animal: animal.name)
+def test_modules_are_known_by_the_names_that_transformers_gives_them(animal: Animal, tmp_path: Path) -> None:
+    import json
+
+    folder = saved(animal, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    names = [
+        name for name, tensor in tensors_of(folder).items() if name.endswith(".weight") and tensor.dim() == 2
+    ]
+    expected = renamed_by_transformers(animal, names)
+    found = {name: f"{loaded_name(name.removesuffix('.weight'), config)}.weight" for name in names}
+    assert found == expected
+
+
+def test_families_with_renamings_are_those_of_transformers() -> None:
+    classes = {
+        "vit": "ViTModel", "dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel",
+        "gpt_neox": "GPTNeoXForCausalLM", "qwen2_vl": "Qwen2VLForConditionalGeneration",
+        "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    }  # fmt: skip
+    for family in RENAMED:
+        mapping = conversion_mapping.get_checkpoint_conversion_mapping(classes.get(family, family))
+        theirs = [t for t in mapping if isinstance(t, core_model_loading.WeightRenaming)]
+        for name in ("language_model.lm_head", "visual.merger.mlp.0", "layers.0.block_sparse_moe.gate"):
+            ours = loaded_name(name, {"model_type": family})
+            assert f"{ours}.weight" == core_model_loading.apply_renamings(f"{name}.weight", theirs), family
+
+
+def test_experts_are_split_by_the_loader_in_the_families_that_are_listed() -> None:
+    assert set(base.MODULES_TO_PATCH_FOR_QUANTIZATION) == {"Llama4TextExperts"}
+    assert {"llama4", "llama4_text"} == SPLIT_EXPERTS
+
+
+@pytest.mark.parametrize("name", ["Qwen2-MoE", "OPT"])
+def test_a_model_is_loaded_without_its_head(name: str, tmp_path: Path) -> None:
+    # The base model has other names: model.layers.0.mlp.shared_expert_gate is layers.0....
+    animal = BY_NAME[name]
+    run(planned(animal, saved(animal, tmp_path / "in"), "fp8_dynamic"), tmp_path / "codes")
+    with quiet():
+        _, info = transformers.AutoModel.from_pretrained(tmp_path / "codes", output_loading_info=True)
+    assert info["missing_keys"] == set()
+
+
+def test_what_loads_nowhere_is_refused_and_what_vllm_loads_is_not(tmp_path: Path) -> None:
+    reasons = {}
+    for name, column in (
+        ("GPT-2", "w8a8"),
+        ("Llama 4 (text)", "w4a16"),
+        ("Mixtral", "w8a8"),
+        ("Llama", "w8a8"),
+    ):
+        animal = BY_NAME[name]
+        reasons[name] = refusal(planned(animal, saved(animal, tmp_path / name), column))
+    assert reasons["Mixtral"] is reasons["Llama"] is None
+    assert "Conv1D" in str(reasons["GPT-2"])
+    assert "one by one" in str(reasons["Llama 4 (text)"])

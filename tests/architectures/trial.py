@@ -1,0 +1,196 @@
+"""One model under one scheme: written, loaded by transformers, and compared with what its codes stand for."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as tf
+from tests.architectures.zoo import Animal
+from tests.checkpoint.written import ONE
+from torch import nn
+
+from zeropoint.checkpoint.engines import Loads, Verdict, refusal, verdicts
+from zeropoint.checkpoint.experts import is_expert
+from zeropoint.checkpoint.plan import Plan, make_plan
+from zeropoint.checkpoint.recipe import KEEP, RecipeText
+from zeropoint.checkpoint.run import run
+from zeropoint.checkpoint.selection import Dequantize, Selection
+from zeropoint.checkpoint.source import open_source
+from zeropoint.checkpoint.tested import SEVERAL
+
+COLUMNS = (
+    "w4a16", "w8a16", "w8a8", "fp8_dynamic", "mxfp4a16", "nvfp4a16", "w4a16_asym", "mxfp4", "mxfp8",
+    "mxfp8a16",
+    "float8_e4m3fn:channel", SEVERAL,
+)  # fmt: skip
+# Dynamic inputs move the outputs of two layers by some hundredths of their norm, of 4 bits by some tenths.
+# Experts in mxfp4 stay bfloat16 in a float32 model.
+NEAR = {"w8a8": 0.08, "fp8_dynamic": 0.15, "mxfp8": 0.25, "mxfp4": 0.7, "mxfp4a16": 2.0**-7}
+"""Largest distance of the outputs to those of the weights alone, relative to their norm."""
+BFLOAT16 = 2.0**-7
+"""What two roundings to bfloat16 change, which is how transformers decodes nvfp4 in every model."""
+_BFLOAT16_ALONE = ("mxfp4", "mxfp8")
+"""What is decoded at the first forward, and to bfloat16 in every model."""
+_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What became of a model.
+
+    problem: the first thing that is wrong, or None. verdict: what the table of engines says of transformers.
+    refused: whether `quantize` would not have written it. option: whether it was loaded as bfloat16, which
+    the original is not. named: whether its weights must be named. kept: why linear weights stay floats.
+    """
+
+    problem: str | None
+    verdict: Verdict
+    refused: bool
+    option: bool
+    named: bool
+    kept: tuple[str, ...]
+
+    @property
+    def answer(self) -> str:
+        """What the table says of it."""
+        if self.problem is not None:
+            known = self.verdict.loads is Loads.NO
+            word = "refused" if self.refused else "no"
+            return f"{word}: {self.verdict.reason if known else self.problem}"
+        if self.option:
+            return "yes: with dtype=torch.bfloat16"
+        if self.named:
+            return "yes: where --include names its Conv1D weights, which are kept otherwise"
+        return "yes" + (f": but some are kept ({'; '.join(self.kept)})" if self.kept else "")
+
+    @property
+    def as_said(self) -> bool:
+        """Whether it loads where the verdict says so, and does not where the verdict says that."""
+        said = self.verdict.loads in (Loads.YES, Loads.PARTLY)
+        partly = self.option and self.problem is None
+        return said == (self.problem is None) and partly == (self.verdict.loads is Loads.PARTLY)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what transformers and compressed-tensors say while they load to themselves."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before = tf.logging.get_verbosity()
+        tf.logging.set_verbosity(logging.CRITICAL)
+        tf.logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            tf.logging.set_verbosity(before)
+            tf.logging.enable_progress_bar()
+
+
+def save(animal: Animal, folder: Path, dtype: torch.dtype, *, sharded: bool = False) -> Path:
+    """Write a model as its users would find it, and return the folder."""
+    with quiet():
+        animal.build(dtype).save_pretrained(folder, max_shard_size="400KB" if sharded else "5GB")
+    return folder
+
+
+def tried(animal: Animal, source: Path, column: str, folder: Path) -> Trial:
+    """Quantize ``source``, load what was written and what it stands for, and compare the two."""
+    plan = planned(animal, source, column)
+    run(plan, folder / "codes")
+    (verdict,) = (v for v in verdicts(plan) if v.engine == "transformers")
+    dtype = torch.bfloat16 if column in _BFLOAT16_ALONE else None
+    option = dtype is not None and any(weight.dtype != dtype for weight in plan.weights)
+    return Trial(
+        problem=problem_of(animal, folder, column, dtype), verdict=verdict,
+        refused=refusal(plan) is not None, option=option, named=bool(animal.include),
+        kept=tuple(dict.fromkeys(d.choice.reason for d in plan.unfit)),
+    )  # fmt: skip
+
+
+def planned(animal: Animal, source: Path, column: str) -> Plan:
+    """Return the plan for a model; of several schemes, one layer has another than the others."""
+    opened, selection = open_source(source), Selection(include=animal.include)
+    if column != SEVERAL:
+        return make_plan(opened, column, selection=selection, limits=ONE)
+    weights = make_plan(opened, "w4a16", selection=selection, limits=ONE).weights
+    last = next(weight.module for weight in reversed(weights) if not is_expert(weight.module))
+    recipe = RecipeText(text=f"default: w4a16\nrules: [{{name: {last}, preset: w8a16}}]")
+    return make_plan(opened, recipe, selection=selection, limits=ONE)
+
+
+# What model code raises of a weight that is not there, or is not what it expects.
+_LOADING = (RuntimeError, AttributeError, ValueError, KeyError, TypeError, IndexError)
+
+
+def problem_of(animal: Animal, folder: Path, column: str, dtype: torch.dtype | None = None) -> str | None:
+    """Return the first thing that is wrong with the model in ``folder / "codes"``, or None."""
+    try:
+        codes, found = _loaded(animal, folder / "codes", dtype)
+    except _LOADING as error:
+        return _first(error)
+    if found:
+        return found
+    try:
+        outputs = _forward(animal, codes)
+    except _LOADING as error:
+        return f"in its forward, {_first(error)}"
+    floats = Selection(dequantize=Dequantize.EVERY, floats=_NAMES[codes.dtype])
+    run(make_plan(open_source(folder / "codes"), KEEP, selection=floats, limits=ONE), folder / "floats")
+    plain, found = _loaded(animal, folder / "floats", dtype)
+    assert not found, found
+    small = BFLOAT16 if column == "nvfp4a16" and plain.dtype is not torch.bfloat16 else 0.0
+    wrong = _differing(plain, codes, small)
+    if wrong:
+        return f"has other weights: {wrong}"
+    expected = _forward(animal, plain)
+    distance = float((outputs - expected).norm() / expected.norm())
+    if not distance <= NEAR.get(column, 2 * small):
+        return f"gives other outputs: they differ by {distance:.3g} of their norm"
+    return None
+
+
+def _first(error: Exception) -> str:
+    if re.search("object has no attribute 'weight'", str(error)):
+        return "its code asks packed layers for a weight"
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:120]
+
+
+def _loaded(animal: Animal, folder: Path, dtype: torch.dtype | None) -> tuple[Any, str | None]:
+    """Return a model as transformers makes it, and what is missing or too much."""
+    with quiet():
+        model, info = getattr(tf, animal.loader).from_pretrained(
+            folder, output_loading_info=True, **({} if dtype is None else {"dtype": dtype})
+        )
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        if info.get(kind):
+            names = sorted(map(str, info[kind]))
+            return model, f"{kind.replace('_', ' ')}: {', '.join(names[:2])} ({len(names)} in all)"
+    return model.eval(), None
+
+
+def _forward(animal: Animal, model: nn.Module) -> torch.Tensor:
+    floats = model.dtype
+    inputs = {k: v.to(floats) if v.is_floating_point() else v for k, v in animal.inputs().items()}
+    with quiet(), torch.no_grad():
+        found = model(**inputs)
+    return next(v for v in found.values() if isinstance(v, torch.Tensor) and v.numel() > 1).float().flatten()
+
+
+def _differing(plain: nn.Module, codes: nn.Module, small: float) -> str | None:
+    """Return the first parameter of ``plain`` that ``codes`` has not, or has with other values."""
+    found = dict(codes.named_parameters()) | dict(codes.named_buffers())
+    for name, value in plain.named_parameters():
+        other = found.get(name)
+        if other is None:
+            return f"{name} is not there"
+        if not torch.allclose(other.float(), value.float(), rtol=small, atol=0.0):
+            return f"{name} differs"
+    return None
