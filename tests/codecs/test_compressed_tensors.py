@@ -22,13 +22,17 @@ from zeropoint.codecs.compressed_tensors import (
 )
 from zeropoint.codecs.compressed_tensors_config import (
     Group,
+    LayerScheme,
+    input_arguments,
     layer_scheme,
     matches,
     quantization_config,
     read_config,
+    read_input,
 )
 from zeropoint.codecs.safetensors_dtypes import FILE_DTYPES
 from zeropoint.errors import CheckpointError, FormatError, SchemeError, UnsupportedError, ZeropointError
+from zeropoint.recipes import Activation
 from zeropoint.schemes import LAYER_PRESETS, Scheme
 
 PRESETS = [name for name, preset in LAYER_PRESETS.items() if preset.needs_calibration is None]
@@ -202,8 +206,8 @@ def test_quantized_inputs_choose_the_layout() -> None:
     int8, token = Scheme.parse("int8:channel"), Scheme.parse("int8:token")
     assert layout_of(int8) is Layout.PACK
     assert layout_of(int8, token) is Layout.INT
-    with pytest.raises(UnsupportedError, match="symmetric int8"):
-        layout_of(Scheme.parse("int4:channel"), token)
+    with pytest.raises(UnsupportedError, match="needs symmetric weights"):
+        layout_of(Scheme.parse("int4:channel:asym"), token)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +238,7 @@ def test_tensors_that_do_not_fit_the_layout_are_refused(
         (("config_groups",), [], "config_groups"),
         (("config_groups", "W4A16"), 3, "config_groups"),
         (("config_groups", "W4A16", "format"), "marlin-24", "layout 'marlin-24' cannot be read"),
-        (("config_groups", "W4A16", "format"), "int-quantized", "symmetric int8"),
+        (("config_groups", "W4A16", "format"), "float-quantized", "does not fit"),
         (("config_groups", "W4A16", "weights"), None, "lacks weights or targets"),
         (("config_groups", "W4A16", "weights", "num_bits"), 16, "with 16 bits cannot be read"),
         (("config_groups", "W4A16", "weights", "num_bits"), "4", "cannot be read"),
@@ -261,3 +265,58 @@ def test_targets_are_classes_names_and_expressions_from_the_start() -> None:
     assert not matches("a.b", ["b"])
     assert matches("a.b", ["re:.*b$"])
     assert not matches("a.b", ["re:b$"])
+
+
+@pytest.mark.parametrize("text", ["int4:g32", "int2:channel", "int5:tensor"])
+def test_narrow_weights_with_quantized_inputs_stand_in_whole_bytes(text: str) -> None:
+    layer = LayerScheme.named(Scheme.parse(text), Activation.of("int8:token"))
+    q = zp.quantize(weight(8, 64), layer.weight)
+    tensors = encode(layer.layout, q)
+    assert (layer.layout, tensors["weight"].dtype) == (Layout.INT, torch.int8)
+    again = decode(layer.layout, tensors, layer.weight, shape=(8, 64), dtype=torch.float32)
+    assert torch.equal(again.data, q.data)
+    tensors["weight"][3, 5] = 1 << (layer.weight.bits - 1)
+    with pytest.raises(CheckpointError, match=r"weight holds codes from .* the file is damaged"):
+        decode(layer.layout, tensors, layer.weight, shape=(8, 64), dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("given", "read", "arguments"),
+    [
+        ("int8:token", "int8:token:dialect=compressed-tensors dynamic", ("int", "token", True)),
+        (
+            "uint8:tensor:asym",
+            "int8:tensor:asym:dialect=compressed-tensors static",
+            ("int", "tensor", False),
+        ),
+        (
+            "float8_e4m3fn:tensor static",
+            "float8_e4m3fn:tensor:dialect=compressed-tensors static",
+            ("float", "tensor", False),
+        ),
+        (
+            "float8_e4m3fn:g32:scale=even",
+            "float8_e4m3fn:g32:scale=even:dialect=compressed-tensors dynamic",
+            ("float", "group", True),
+        ),
+    ],
+)
+def test_inputs_are_named_and_read(given: str, read: str, arguments: tuple[object, ...]) -> None:
+    found = input_arguments(Activation.parse(given))
+    assert (found["type"], found["strategy"], found["dynamic"]) == arguments
+    assert str(read_input(found)) == read
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ("int4:token", "has codes that no engine takes"), ("nf4:g32", "has codes that no engine takes"),
+        ("uint8:tensor static", "uint8 with asym"), ("int8:tensor:narrow", "leave out narrow"),
+        ("int8:token:round=floor", "leave out round"),
+        ("float8_e4m3fn:g32:scale=floor", "use scale=even"),
+        ("int8:channel1 static", "more than one linear scale from data|no place in"),
+    ],
+)  # fmt: skip
+def test_inputs_that_engines_do_not_have_are_refused(given: str, rule: str) -> None:
+    with pytest.raises(UnsupportedError, match=rule):
+        LayerScheme.named(Scheme.parse("int8:channel"), Activation.parse(given))

@@ -47,7 +47,7 @@ _CHANGES: tuple[tuple[_Change, str], ...] = (
     (_group(targets="Linear"), "lacks weights or targets"), (_group(format="x"), "layout 'x' cannot be read"),
     (_group(format=["pack-quantized"]), "cannot be read"), (_group(format={"x": 1}), "cannot be read"),
     (_group(format="marlin-24"), "layout 'marlin-24' cannot be read"),
-    (_group(format="float-quantized"), "needs symmetric int8 weights"),
+    (_group(format="float-quantized"), "does not fit"),
     (_weights(num_bits=1), "cannot be read"),
     (_weights(num_bits=9), "cannot be read"), (_weights(num_bits=10**30), "cannot be read"),
     (_weights(num_bits="4"), "cannot be read"), (_weights(num_bits=None), "cannot be read"),

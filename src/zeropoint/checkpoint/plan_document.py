@@ -67,7 +67,7 @@ def scheme_document(layer: LayerScheme) -> dict[str, Any]:
     """Return the scheme of a layer."""
     return {
         "name": str(layer), "weight": str(layer.weight),
-        "input": None if layer.input is None else str(layer.input), "layout": layer.layout.value,
+        "input": None if layer.input is None else str(layer.input.scheme), "layout": layer.layout.value,
     }  # fmt: skip
 
 

@@ -10,8 +10,8 @@ little-endian, rows one after the other):
         X.weight_zero_point    I32 [ceil(N * b / 32), G]: as above, packed along axis 0; asymmetric only
         X.weight_shape         I64 [2] = N, K
     int-quantized
-        X.weight               I8 [N, K]
-        X.weight_scale         as above; [N, 1] or [1]
+        X.weight               I8 [N, K], of fewer bits too
+        X.weight_scale         as above; [N, G], [N, 1] or [1]
     float-quantized, naive-quantized
         X.weight               F8_E4M3 [N, K]
         X.weight_scale         as above; [N, G], [N, 1], [1]; blocks of r x c: [ceil(N / r), ceil(K / c)]
@@ -25,6 +25,10 @@ little-endian, rows one after the other):
         X.weight_packed        U8 [N, K / 2]: as above
         X.weight_scale         F8_E4M3 [N, K / 16]
         X.weight_global_scale  F32 [1]: the factor by which the block scales were enlarged
+    in any of them, where inputs have parameters from data
+        X.input_scale          F32 [1]
+        X.input_zero_point     I8 [1]; asymmetric only
+        X.input_global_scale   F32 [1]: as X.weight_global_scale, for inputs in nvfp4
 
 Source: compressed-tensors 0.20 (compressors/*/base.py, quantization/utils/helpers.py) and the files that
 llm-compressor 0.14 writes with them. This module knows tensors and schemes; it opens no file and decides
@@ -175,8 +179,8 @@ def _integer_layout(weight: Scheme, element: IntFormat, input_: Scheme | None) -
         )
     if input_ is None:
         return Layout.PACK
-    if element.bits != MAX_PACKED_BITS or weight.zero_point is not ZeroPoint.NONE:
-        raise _refused(weight, "with quantized inputs needs symmetric int8 weights")
+    if weight.zero_point is not ZeroPoint.NONE:
+        raise _refused(weight, "with quantized inputs needs symmetric weights; leave out asym")
     return Layout.INT
 
 
@@ -339,8 +343,10 @@ def encode_part(layout: Layout, q: QuantizedTensor) -> dict[str, torch.Tensor]:
         lines = {PACKED: _to_words(q.data ^ offset)}
     elif layout in (Layout.MXFP4, Layout.NVFP4):
         lines = {PACKED: q.data}
+    elif layout is Layout.INT:
+        lines = {WEIGHT: q.codes}
     else:
-        lines = {WEIGHT: q.data.view(torch.int8 if layout is Layout.INT else torch.float8_e4m3fn)}
+        lines = {WEIGHT: q.data.view(torch.float8_e4m3fn)}
     if strategy(scheme) != "tensor":
         scale = q.scales[0]
         lines[SCALE] = scale.view(torch.uint8) if scale.dtype is torch.float8_e8m0fnu else scale
@@ -366,6 +372,17 @@ def encode_constants(
 def encode(layout: Layout, q: QuantizedTensor) -> dict[str, torch.Tensor]:
     """Return the tensors of a whole weight by suffix; :func:`decode` is the inverse."""
     return {**encode_part(layout, q), **encode_constants(layout, q.params, q.shape)}
+
+
+def _narrow_codes(codes: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """Return the codes of fewer than 8 bits that stand in whole bytes; raises CheckpointError for others."""
+    low, high = (int(extreme) for extreme in torch.aminmax(codes)) if codes.numel() else (0, 0)
+    if not scheme.qmin <= low <= high <= scheme.qmax:
+        raise CheckpointError(
+            f"{WEIGHT} holds codes from {low} to {high}, but those of {scheme.element_name} lie in "
+            f"{scheme.qmin} to {scheme.qmax}; the file is damaged"
+        )
+    return codes
 
 
 def decode(
@@ -397,6 +414,8 @@ def decode(
     if layout is Layout.PACK:
         stream = tensors[PACKED].view(torch.uint8)[:, : packing.packed_length(shape[1], scheme.bits)]
         data = stream ^ _offset_row(shape[1], scheme.bits)
+    elif layout is Layout.INT and scheme.bits < MAX_PACKED_BITS:
+        data = packing.pack(_narrow_codes(tensors[WEIGHT], scheme), scheme.bits)
     else:
         name = PACKED if layout in (Layout.MXFP4, Layout.NVFP4) else WEIGHT
         data = tensors[name].view(torch.uint8)

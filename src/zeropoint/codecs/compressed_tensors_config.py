@@ -12,16 +12,26 @@ reads too. This module turns schemes into that JSON and back; it opens no file.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import CheckpointError, FormatError, UnsupportedError, near_misses
-from ..formats import IntFormat
+from ..formats import IntFormat, get_format
 from ..formats.catalog import CATALOG
+from ..formats.rounding import Overflow
 from ..patterns import REGEX, name_pattern
 from ..recipes import Activation, Assignment
-from ..schemes import LAYER_PRESETS, TENSOR_PRESETS, Scheme, ZeroPoint, get_dialect
+from ..schemes import (
+    LAYER_PRESETS,
+    TENSOR_PRESETS,
+    Granularity,
+    RangeRule,
+    Rounding,
+    ScaleRule,
+    Scheme,
+    ZeroPoint,
+)
 from ..schemes.text import words
 from .compressed_tensors import Layout, blocks, layout_of, strategy
 
@@ -38,17 +48,19 @@ class LayerScheme:
     """What happens to a linear layer in a checkpoint.
 
     name: the preset's name, or the weight scheme's text. weight: how its weight is quantized. input: how its
-    inputs are quantized at run time, or None.
+    inputs are quantized, or None.
 
     Raises UnsupportedError when no layout can hold such a layer.
     """
 
     name: str
     weight: Scheme
-    input: Scheme | None = None
+    input: Activation | None = None
 
     def __post_init__(self) -> None:
         assert self.layout is not None
+        if self.input is not None:
+            input_arguments(self.input)
 
     @staticmethod
     def of(assignment: Assignment) -> LayerScheme:
@@ -68,28 +80,30 @@ class LayerScheme:
                 f"input {given} has parameters from data, which a checkpoint alone does not give; make it "
                 "dynamic"
             )
-        scheme = None if given is None else given.scheme
-        return LayerScheme(
-            name=_preset_names().get((weight, scheme), str(weight)), weight=weight, input=scheme
-        )
+        return LayerScheme.named(weight, given)
+
+    @staticmethod
+    def named(weight: Scheme, input: Activation | None) -> LayerScheme:  # noqa: A002 (the layer's input)
+        """Return the scheme of a layer, named after the preset that says the same, or else as its weight."""
+        name = _preset_names().get((weight, input), str(weight))
+        return LayerScheme(name=name, weight=weight, input=input)
 
     @property
     def assignment(self) -> Assignment:
         """What a recipe gives for it."""
-        given = None if self.input is None else Activation(scheme=self.input, dynamic=True)
-        return Assignment(weight=self.weight, input=given)
+        return Assignment(weight=self.weight, input=self.input)
 
     @functools.cached_property
     def layout(self) -> Layout:
         """The layout of its tensors."""
-        return layout_of(self.weight, self.input)
+        return layout_of(self.weight, None if self.input is None else self.input.scheme)
 
     def __str__(self) -> str:
         return self.name
 
 
 @functools.cache
-def _preset_names() -> dict[tuple[Scheme, Scheme | None], str]:
+def _preset_names() -> dict[tuple[Scheme, Activation | None], str]:
     layers = [layer_scheme(name) for name, preset in LAYER_PRESETS.items() if not preset.needs_calibration]
     return {(layer.weight, layer.input): layer.name for layer in layers}
 
@@ -116,7 +130,7 @@ def layer_scheme(text: str | LayerScheme) -> LayerScheme:
         return LayerScheme(
             name=head.lower() + colon + options,
             weight=Scheme.parse(preset.weight + colon + options),
-            input=None if preset.input is None else Scheme.parse(preset.input),
+            input=None if preset.input is None else Activation.of(preset.input, dynamic=True),
         )
     parts = words(text)
     extra = "" if "dialect" in parts else f":dialect={DIALECT}"
@@ -200,24 +214,110 @@ def _entry(group: Group | WrittenGroup) -> dict[str, Any]:
     return {
         "targets": list(group.targets),
         "weights": _arguments(layer.weight),
-        "input_activations": None if layer.input is None else _arguments(layer.input, dynamic=True),
+        "input_activations": None if layer.input is None else input_arguments(layer.input),
         "output_activations": None,
         "format": layer.layout.value,
     }
 
 
-def _arguments(scheme: Scheme, *, dynamic: bool = False) -> dict[str, Any]:
-    """Return the thirteen arguments of weights, or of inputs that are quantized at run time."""
+def input_arguments(given: Activation) -> dict[str, Any]:
+    """Return the thirteen arguments of inputs; codes without a sign count as signed ones, shifted.
+
+    Raises UnsupportedError for inputs that engines, which quantize them by rules of their own, do not have.
+
+    >>> static = input_arguments(Activation.of("uint8:tensor:asym"))
+    >>> static["type"], static["dynamic"], static["strategy"], static["symmetric"]
+    ('int', False, 'tensor', False)
+    """
+    scheme = given.scheme
+    for refused, why in _INPUT_RULES:
+        if refused(scheme):
+            raise UnsupportedError(f"input {given} {why}")
+    arguments = _arguments(scheme)
+    word = arguments["strategy"]
+    if given.dynamic:
+        return {**arguments, "strategy": "token" if word == "channel" else word, "dynamic": True}
+    if word not in ("tensor", "tensor_group") or scheme.scales[0].rule.power_of_two:
+        raise UnsupportedError(
+            f"input {given} needs more than one linear scale from data, and the layouts hold one; use tensor"
+        )
+    return {**arguments, "dynamic": False if word == "tensor" else "local"}
+
+
+def _is_integer(scheme: Scheme) -> bool:
+    return isinstance(scheme.element, IntFormat) and not scheme.element.fraction_bits
+
+
+_INPUT_ELEMENTS = (*map(get_format, ("int8", "uint8", "float8_e4m3fn", "float4_e2m1fn")),)
+_INPUT_RULES: tuple[tuple[Callable[[Scheme], bool], str], ...] = (
+    (
+        lambda s: s.element not in _INPUT_ELEMENTS or not s.scales,
+        "has codes that no engine takes; use int8, uint8 with asym, float8_e4m3fn or float4_e2m1fn",
+    ),
+    (
+        lambda s: s.zero_point is ZeroPoint.REAL or (_is_integer(s) and s.qmin == 0 and not _affine(s)),
+        "has codes that no engine takes; use int8, or uint8 with asym",
+    ),
+    (
+        lambda s: s.range_rule is not RangeRule.FULL,
+        "leaves out a code, and engines use all; leave out narrow",
+    ),
+    (
+        lambda s: s.rounding != Rounding() or s.overflow is not Overflow.SATURATE,
+        "rounds or overflows as no engine does; leave out round and overflow",
+    ),
+    (
+        lambda s: s.scales[0].rule.power_of_two and s.scales[0].rule is not ScaleRule.EVEN,
+        "has another rule for powers of two than engines; use scale=even",
+    ),
+)
+"""Which inputs engines do not have, and what is said of them."""
+
+
+def read_input(arguments: object) -> Activation | None:
+    """Return how inputs are quantized under the ``input_activations`` of a group, or None.
+
+    Raises UnsupportedError for what is not read.
+
+    >>> print(read_input(input_arguments(Activation.of("uint8:tensor:asym"))))
+    int8:tensor:asym:dialect=compressed-tensors static
+    """
+    if arguments is None:
+        return None
+    if not isinstance(arguments, dict):
+        raise CheckpointError("input_activations of a group must be an object; the file is damaged")
+    e8m0 = arguments.get("scale_dtype") == _E8M0 or (
+        arguments.get("strategy") == "group" and arguments.get("group_size") == _MX_BLOCK
+    )
+    word = "channel" if arguments.get("strategy") == "token" else arguments.get("strategy")
+    scheme = _scheme({**arguments, "strategy": word}, e8m0=e8m0)
+    scale = scheme.scales[0]
+    if scale.format is None:  # computed and kept in float32
+        scheme = replace(scheme, scales=(replace(scale, format=get_format("float32")),))
+    if word == "channel":
+        levels = (replace(scheme.scales[0], granularity=Granularity.token()),)
+        scheme = replace(scheme, scales=levels)
+    return Activation(scheme=scheme, dynamic=arguments.get("dynamic") is True)
+
+
+_MX_BLOCK = 32
+"""Elements under one exponent of an OCP MX block (OCP MX 1.0, section 5)."""
+
+
+def _affine(scheme: Scheme) -> bool:
+    return scheme.zero_point is not ZeroPoint.NONE
+
+
+def _arguments(scheme: Scheme) -> dict[str, Any]:
+    """Return the thirteen arguments of weights."""
     rows, columns = blocks(scheme)
     word = strategy(scheme)
-    if dynamic and word == "channel":
-        word = "token"
-    affine = scheme.zero_point is not ZeroPoint.NONE
+    affine = _affine(scheme)
     scale_dtype = _E4M3 if word == "tensor_group" else _E8M0 if scheme.scales[0].rule.power_of_two else None
     return {
         "actorder": None,
         "block_structure": [rows, columns] if word == "block" else None,
-        "dynamic": dynamic,
+        "dynamic": False,
         "group_size": columns if word in ("group", "tensor_group") else None,
         "num_bits": scheme.bits,
         "observer": None,
@@ -296,8 +396,8 @@ def read_config(config: Mapping[str, Any]) -> tuple[tuple[Group, ...], tuple[str
             )
         layout = layouts[text]
         weight = _scheme(arguments, e8m0=layout in (Layout.MXFP4, Layout.MXFP8))
-        dynamic = None if layout in (Layout.PACK, Layout.NAIVE) else _any_input(weight, layout)
-        layer = LayerScheme(name=str(weight), weight=weight, input=dynamic)
+        given = _ANY_INPUT if layout in (Layout.INT, Layout.FLOAT) else None
+        layer = LayerScheme(name=str(weight), weight=weight, input=given)
         if layer.layout is not layout:
             raise CheckpointError(
                 f"layout {text!r} does not fit {weight}, which takes {layer.layout.value}; the file is "
@@ -310,11 +410,8 @@ def read_config(config: Mapping[str, Any]) -> tuple[tuple[Group, ...], tuple[str
     return tuple(groups), tuple(map(str, ignore))
 
 
-def _any_input(weight: Scheme, layout: Layout) -> Scheme | None:
-    """Return some input scheme for layouts with quantized inputs; how inputs are treated is not read."""
-    if layout in (Layout.INT, Layout.FLOAT):
-        return replace(Scheme.parse("int8:token"), element=weight.element, dialect=get_dialect("zeropoint"))
-    return None
+_ANY_INPUT = Activation.of("int8:token")
+"""Stands for the inputs of layouts that have some: how they are treated is not read."""
 
 
 class Targets:

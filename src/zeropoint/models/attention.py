@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from ..errors import UnsupportedError
 from .linear_views import linear_on, own_memory
+from .original_state import State, stated
 
 _OPTIONS: dict[str, Any] = {
     "key_padding_mask": None,
@@ -55,7 +56,17 @@ class SplitAttention(nn.Module):
         self.q_proj, self.k_proj, self.v_proj = map(_linear, weights, shifts)
         self.out_proj = _linear(whole.out_proj.weight, whole.out_proj.bias)
         self.bias_k, self.bias_v = whole.bias_k, whole.bias_v
+        self._joined = joined is not None
         self.train(whole.training)
+        names = _Names(joined=self._joined)
+        stated(self, names.out, names.back)
+
+    def original_parameters(self) -> dict[str, nn.Parameter | None]:
+        """Return the parameters of the original but those of its last projection, with the values of now."""
+        own = dict(self.named_parameters())
+        state = _Names(joined=self._joined).out({name: p.detach() for name, p in own.items()})
+        names = (*_JOINED, *_APART, "bias_k", "bias_v")
+        return {name: nn.Parameter(state[name], False) if name in state else None for name in names}
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **named: Any
@@ -135,6 +146,45 @@ class SplitAttention(nn.Module):
     def extra_repr(self) -> str:
         """Return sizes."""
         return f"{self.embed_dim}, num_heads={self.num_heads}"
+
+
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_JOINED = ("in_proj_weight", "in_proj_bias")
+_APART = tuple(f"{name}_weight" for name in _PROJECTIONS)
+"""Names of the original's weights, in one tensor or in three."""
+
+
+class _Names:
+    """The state of the three projections as that of the original."""
+
+    def __init__(self, *, joined: bool) -> None:
+        self.joined = joined
+
+    def out(self, state: State) -> State:
+        """Join what belongs together, where all of it is floats."""
+        weights, biases = (tuple(f"{name}.{kind}" for name in _PROJECTIONS) for kind in ("weight", "bias"))
+        if not all(name in state for name in weights):
+            return state
+        found = {name: value for name, value in state.items() if name not in (*weights, *biases)}
+        if self.joined:
+            found[_JOINED[0]] = torch.cat([state[name] for name in weights])
+        else:
+            found |= {whole: state[name] for whole, name in zip(_APART, weights, strict=True)}
+        if biases[0] in state:
+            found[_JOINED[1]] = torch.cat([state[name] for name in biases])
+        return found
+
+    def back(self, state: State) -> State:
+        """Take apart what is joined."""
+        found = dict(state)
+        for whole, kind in zip(_JOINED, ("weight", "bias"), strict=True):
+            if whole in found:
+                parts = found.pop(whole).chunk(3)
+                found |= {f"{name}.{kind}": part for name, part in zip(_PROJECTIONS, parts, strict=True)}
+        for whole, name in zip(_APART, _PROJECTIONS, strict=True):
+            if whole in found:
+                found[f"{name}.weight"] = found.pop(whole)
+        return found
 
 
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:

@@ -23,9 +23,11 @@ from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from .kinds import kind_of
 from .layer import PreparedLayer, QuantizedLayer
 from .linear import QuantizedLinear
+from .linear_views import TURNED
 from .opening import replace_modules
 from .packed_weight import PackedWeight
 from .prepare import ENTRIES, preparing
+from .saving_guard import guarded
 
 
 def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
@@ -60,7 +62,7 @@ def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
     known = {entry for entry in planned_order if isinstance(entry, str)}
     replaced, told = _converted([*planned_order, *(name for name in layers if name not in known)], layers)
     replace_modules(target, replaced)
-    return Conversion(model=replaced.get(target, target), layers=told)
+    return Conversion(model=guarded(replaced.get(target, target)), layers=told)
 
 
 def quantize_model(
@@ -88,7 +90,7 @@ def quantize_model(
         layers = {prepared.decision.subject.name: prepared for prepared in made.prepared.values()}
         packed, told = _converted(made.entries, layers)
         result = made.installed({layer: packed[prepared] for layer, prepared in made.prepared.items()})
-    return Conversion(model=result, layers=told)
+    return Conversion(model=guarded(result) if packed else result, layers=told)
 
 
 def _converted(
@@ -181,10 +183,11 @@ def _layer(prepared: PreparedLayer, packed: Mapping[str, PackedWeight]) -> nn.Mo
     layer = prepared.layer
     inner, outer = _fixed(prepared.input_quantizer), _fixed(prepared.output_quantizer)
     if packed and isinstance(layer, nn.Linear):
-        return QuantizedLinear(packed["weight"], layer.bias, inner, output_quantizer=outer)
+        turned = bool(vars(layer).get(TURNED, False))
+        return QuantizedLinear(packed["weight"], layer.bias, inner, output_quantizer=outer, turned=turned)
     behind = as_module(outer)
     if packed and isinstance(layer, nn.Embedding):
-        return QuantizedEmbedding(packed["weight"], behind)
+        return QuantizedEmbedding(packed["weight"], behind, padding_idx=layer.padding_idx)
     if packed and isinstance(layer, nn.EmbeddingBag):
         return QuantizedEmbeddingBag(layer, packed["weight"], behind)
     return QuantizedLayer(layer, packed, input_quantizer=as_module(inner), output_quantizer=behind)

@@ -12,12 +12,20 @@ from .packed_weight import PackedWeight
 class QuantizedEmbedding(nn.Module):
     """A table of packed rows; only the rows that are asked for are dequantized.
 
-    weight: (num_embeddings, embedding_dim). output_quantizer: of the rows, or None.
+    weight: (num_embeddings, embedding_dim). output_quantizer: of the rows, or None. padding_idx: as
+    ``nn.Embedding`` has it, which matters to gradients alone.
     Raises UnsupportedError for schemes in which rows share blocks.
     """
 
-    def __init__(self, weight: PackedWeight, output_quantizer: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        weight: PackedWeight,
+        output_quantizer: nn.Module | None = None,
+        *,
+        padding_idx: int | None = None,
+    ) -> None:
         super().__init__()
+        self.padding_idx = padding_idx
         self.weight = _by_rows(weight)
         self.output_quantizer = output_quantizer
         self.num_embeddings, self.embedding_dim = weight.shape

@@ -15,6 +15,7 @@ from torch import nn
 
 from .layer import without_weights
 from .linear_views import linear_on
+from .original_state import State, stated
 
 _FACTS = ("num_experts", "has_gate", "has_bias", "is_transposed")
 
@@ -61,6 +62,14 @@ class SplitExperts(nn.Module):
             self.add_module(name, _layers(whole, name))
         self._arguments = tuple(inspect.signature(type(whole).forward).parameters)[1:4]
         self.train(whole.training)
+        names = _Names(self.up, self.down, transposed=whole.is_transposed)
+        stated(self, names.out, names.back)
+
+    def original_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters of the original, with the values that the layers have now."""
+        own = {n: p.detach() for n, p in self.named_parameters() if n.startswith((self.up, self.down))}
+        joined = _Names(self.up, self.down, transposed=self.rest.is_transposed).out(own)
+        return {name: nn.Parameter(value, False) for name, value in joined.items()}
 
     def forward(self, *args: Any, **named: Any) -> torch.Tensor:
         """Return (tokens, hidden); takes hidden states of that shape, and experts and weights (tokens, k)."""
@@ -87,6 +96,37 @@ class SplitExperts(nn.Module):
         if vars(self.rest).get("has_post_expert_norm"):
             normed = self.rest.post_expert_norm(y)
         return normed
+
+
+class _Names:
+    """The state of all experts' layers as that of the original: one tensor for each projection."""
+
+    def __init__(self, *projections: str, transposed: bool) -> None:
+        self.projections, self.transposed = projections, transposed
+
+    def out(self, state: State) -> State:
+        """Stack what all experts have in floats."""
+        found = dict(state)
+        for name in self.projections:
+            for kind, ending in (("weight", ""), ("bias", "_bias")):
+                experts = {key.split(".")[1] for key in state if key.startswith(f"{name}.")}
+                own = [f"{name}.{number}.{kind}" for number in range(len(experts))]
+                if own and all(key in state for key in own):
+                    parts = [found.pop(key) for key in own]
+                    turn = self.transposed and kind == "weight"
+                    found[name + ending] = torch.stack([part.t() if turn else part for part in parts])
+        return found
+
+    def back(self, state: State) -> State:
+        """Give each expert its own."""
+        found = dict(state)
+        for name in self.projections:
+            for kind, ending in (("weight", ""), ("bias", "_bias")):
+                whole = found.pop(name + ending, None)
+                turn = self.transposed and kind == "weight"
+                for number, part in enumerate(() if whole is None else whole):
+                    found[f"{name}.{number}.{kind}"] = part.t() if turn else part
+        return found
 
 
 def _layers(whole: Any, name: str) -> nn.ModuleDict:

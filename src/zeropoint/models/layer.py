@@ -16,6 +16,7 @@ from torch import nn
 from ..errors import ShapeError, UnsupportedError
 from ..recipes import Decision
 from .kinds import WEIGHTLESS, kind_of, weights_of
+from .original_state import Inside, stated
 from .packed_weight import PackedWeight
 
 OnTensor = Callable[[torch.Tensor], torch.Tensor]
@@ -31,8 +32,9 @@ class PreparedLayer(nn.Module):
     the weight as a matrix whose rows make one output channel. Any quantizer may be None or absent. decision:
     what a recipe said of the layer.
 
-    A layer with weights has its first argument quantized; another module every tensor of floats that it is
-    called with, all by one quantizer. Of several results the first is quantized: of an LSTM the outputs.
+    Its state has the names of the layer's own, and what quantizers hold beside; other attributes are those of
+    the layer. A layer with weights has its first argument quantized; another module every tensor of floats
+    that it is called with, all by one quantizer. Of several results the first is quantized: of an LSTM the outputs.
     """
 
     def __init__(
@@ -51,11 +53,11 @@ class PreparedLayer(nn.Module):
         self.input_quantizer = input_quantizer
         self.output_quantizer = output_quantizer
         self.train(layer.training)
+        stated(self, _IN_LAYER.out, _IN_LAYER.back)
 
-    @property
-    def weight(self) -> torch.Tensor:
-        """The weight that trains, where the layer has one of that name."""
-        return self.layer.get_parameter("weight")
+    def __getattr__(self, name: str) -> Any:
+        """Return what the layer has and this module has not: its weight, bias, sizes and strides."""
+        return _of_layer(self, name)
 
     def quantized_weights(self) -> dict[str, torch.Tensor]:
         """Return what the layer computes with: weights by name, in their own shapes."""
@@ -101,6 +103,12 @@ class QuantizedLayer(nn.Module):
         self.output_quantizer = output_quantizer
         self.train(layer.training)
 
+    def __getattr__(self, name: str) -> Any:
+        """Return what the layer has and this module has not: its bias, sizes and strides."""
+        if name != "layer" and name in self.__dict__.get("_modules", {}).get("weights", ()):
+            return self.weights[name]  # which says what to do when the model computes with it
+        return _of_layer(self, name)
+
     def explain(self) -> str:
         """Return in words how the layer computes.
 
@@ -128,6 +136,20 @@ class QuantizedLayer(nn.Module):
         packed = self.weights[name]
         assert isinstance(packed, PackedWeight)
         return packed.tile(0, packed.shape[0], dtype)
+
+
+_IN_LAYER = Inside("layer", ("weight_quantizers", "input_quantizer", "output_quantizer"))
+
+
+def _of_layer(module: nn.Module, name: str) -> Any:
+    """Return an attribute of ``module``, or else of the layer inside it."""
+    try:
+        return nn.Module.__getattr__(module, name)
+    except AttributeError:
+        layer = module.__dict__.get("_modules", {}).get("layer")
+        if layer is None or name.startswith("__"):
+            raise
+        return getattr(layer, name)
 
 
 def _check_weights(layer: nn.Module, weights: Mapping[str, PackedWeight]) -> None:

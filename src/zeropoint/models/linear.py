@@ -20,8 +20,8 @@ class QuantizedLinear(nn.Module):
     """``y = input @ weight.T + bias`` with a packed weight, and an input quantized on its way in.
 
     weight: (out_features, in_features). The input and the output are quantized by modules with fixed
-    parameters, or with parameters computed from each tensor.
-    Raises ShapeError for a bias of another length than out_features.
+    parameters, or with parameters computed from each tensor. turned: whether the original's weight was (in,
+    out). Raises ShapeError for a bias of another length than out_features.
     """
 
     def __init__(
@@ -31,10 +31,12 @@ class QuantizedLinear(nn.Module):
         input_quantizer: FakeQuantize | Activation | None = None,
         *,
         output_quantizer: FakeQuantize | Activation | None = None,
+        turned: bool = False,
     ) -> None:
         super().__init__()
         self.weight = weight
         self.out_features, self.in_features = weight.shape
+        self.turned = turned
         self.input_quantizer = as_module(input_quantizer)
         self.output_quantizer = as_module(output_quantizer)
         if bias is not None and tuple(bias.shape) != (self.out_features,):

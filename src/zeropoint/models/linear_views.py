@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+TURNED = "zeropoint_turned"
+"""Attribute of a Linear layer that stands for one whose weight is (in, out)."""
+
 
 def linear_on(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
     """Return a layer on the memory of ``weight`` (out, in) and ``bias``; each trains where it does."""

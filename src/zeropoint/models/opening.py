@@ -17,7 +17,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from .attention import SplitAttention
 from .decisions import has_hooks
 from .experts import SplitExperts, is_fused_experts
-from .linear_views import linear_on, own_memory
+from .linear_views import TURNED, linear_on, own_memory
+from .original_state import stated, turned
 
 CONV1D = "transformers.pytorch_utils.Conv1D"
 """A linear layer whose weight is (in, out); by name, since transformers may not be installed."""
@@ -32,7 +33,10 @@ def _split(module: Any) -> nn.Module | None:
     if is_fused_experts(module):
         return SplitExperts(module)
     if f"{type(module).__module__}.{type(module).__qualname__}" == CONV1D:
-        return linear_on(module.weight.t(), module.bias).train(module.training)
+        linear = linear_on(module.weight.t(), module.bias).train(module.training)
+        vars(linear)[TURNED] = True
+        stated(linear, turned, turned)
+        return linear
     return None
 
 

@@ -109,8 +109,24 @@ class PackedWeight(nn.Module):
             raise UnsupportedError(f"rows of {self.scheme} share blocks; dequantize the whole weight")
         return self._picked(lambda t, _: t.index_select(0, index), dtype)
 
+    def part(self, index: torch.Tensor) -> QuantizedTensor:
+        """Return the rows with the numbers in ``index`` in codes.
+
+        Raises UnsupportedError where rows share parameters, but for whole blocks of rows in their order.
+        """
+        if self.rows_are_apart:
+            return self._part(lambda t, _: t.index_select(0, index))
+        start, stop, step = int(index[0]), int(index[-1]) + 1, self.block_rows
+        whole = len(index) == stop - start and not start % step and (stop == self.shape[0] or not stop % step)
+        if not whole or not torch.equal(index, torch.arange(start, stop)):
+            raise UnsupportedError(f"rows of {self.scheme} share blocks, which are not taken apart")
+        return self._part(lambda t, height: t[start // height : -(-stop // height)])
+
     def _picked(self, pick: Pick, dtype: torch.dtype | None) -> torch.Tensor:
         """Return the values of the rows that ``pick`` takes out of codes and parameters."""
+        return self._part(pick).dequantize(dtype)
+
+    def _part(self, pick: Pick) -> QuantizedTensor:
         whole = self.quantized()
         data = pick(whole.data, 1)
         shape = (data.shape[0], *self.shape[1:])
@@ -125,7 +141,7 @@ class PackedWeight(nn.Module):
             scales=tuple(map(own, whole.scales, heights)),
             zero_point=None if zero is None else own(zero, heights[0]),
         )
-        return QuantizedTensor(data=data, params=params, shape=shape, dtype=self.dtype).dequantize(dtype)
+        return QuantizedTensor(data=data, params=params, shape=shape, dtype=self.dtype)
 
     def get_extra_state(self) -> torch.Tensor:
         """Return the scheme's text as bytes, which loading compares."""

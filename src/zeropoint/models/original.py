@@ -1,0 +1,166 @@
+"""The way back: layers with packed weights become the float layers that they were made of.
+
+Weights are then what their codes stand for, under the names and in the shapes that they had. What quantized
+inputs and outputs is gone: a product of the same weights, with inputs that are not rounded.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Collection
+
+import torch
+from torch import nn
+
+from ..errors import UnsupportedError
+from .attention import SplitAttention
+from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
+from .experts import SplitExperts
+from .kinds import kind_of
+from .layer import PreparedLayer, QuantizedLayer
+from .linear import QuantizedLinear
+from .linear_views import linear_on
+from .opening import replace_modules
+from .packed_weight import PackedWeight
+from .saving_guard import unguarded
+
+QUANTIZED = (QuantizedLinear, QuantizedLayer, QuantizedEmbedding, QuantizedEmbeddingBag)
+"""Layers with packed weights, or with quantizers around one."""
+
+
+def dequantize_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
+    """Return ``model`` with float layers in the places of all quantized ones; see the module.
+
+    ``SplitAttention``, ``SplitExperts`` and opened ``Conv1D`` become what they were. Weights that several
+    layers share stay one. inplace: whether ``model`` itself is changed; otherwise a copy is.
+    Raises UnsupportedError for a model without quantized layers, and for a prepared one.
+
+    >>> from zeropoint.models import quantize_model
+    >>> converted = quantize_model(nn.Sequential(nn.Linear(64, 8)), "w8a16").model
+    >>> dequantize_model(converted)
+    Sequential(
+      (0): Linear(in_features=64, out_features=8, bias=True)
+    )
+    """
+    if not isinstance(model, nn.Module) or not any(isinstance(m, QUANTIZED) for m in model.modules()):
+        prepared = isinstance(model, nn.Module) and any(isinstance(m, PreparedLayer) for m in model.modules())
+        raise UnsupportedError(
+            f"model (a {type(model).__name__}) has no quantized layers to bring back; "
+            + ("convert it first" if prepared else "pass the model of a conversion")
+        )
+    target = model if inplace else copy.deepcopy(model)
+    restored = restore(target, [m for m in target.modules() if isinstance(m, (*QUANTIZED, *_OPENED))])
+    return unguarded(restored)
+
+
+def restore(model: nn.Module, layers: Collection[nn.Module]) -> nn.Module:
+    """Put the originals in the places of ``layers``, quantized or opened ones of ``model``; return it."""
+    weights = _Weights()
+    replaced: dict[nn.Module, nn.Module] = {}
+    for layer in layers:
+        if isinstance(layer, QUANTIZED):
+            replaced[layer] = _original(layer, weights).train(layer.training)
+    replace_modules(model, replaced)
+    opened: dict[nn.Module, nn.Module] = {
+        layer: _closed(layer).train(layer.training) for layer in layers if isinstance(layer, _OPENED)
+    }
+    replace_modules(model, opened)
+    return opened.get(model, replaced.get(model, model))
+
+
+_OPENED = (SplitAttention, SplitExperts)
+
+
+class _Weights:
+    """Parameters of the values of packed weights; layers that shared one share the other."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[PackedWeight, nn.Parameter]] = {}
+
+    def of(self, packed: PackedWeight) -> nn.Parameter:
+        """Return the values of a matrix, in its own dtype."""
+        known = self._known.get(id(packed))
+        if known is None:
+            known = packed, nn.Parameter(packed.quantized().dequantize(), requires_grad=False)
+            self._known[id(packed)] = known
+        return known[1]
+
+
+def _original(layer: nn.Module, weights: _Weights) -> nn.Module:
+    if isinstance(layer, QuantizedLinear):
+        return _linear(layer, weights.of(layer.weight))
+    if isinstance(layer, QuantizedEmbedding):
+        rows, columns = layer.weight.shape
+        with torch.device("meta"):
+            table = nn.Embedding(rows, columns, padding_idx=layer.padding_idx)
+        table.weight = weights.of(layer.weight)
+        return table
+    if isinstance(layer, QuantizedEmbeddingBag):
+        rows, columns = layer.weight.shape
+        with torch.device("meta"):
+            bag = nn.EmbeddingBag(
+                rows, columns, mode=layer.mode, padding_idx=layer.padding_idx,
+                include_last_offset=layer.include_last_offset,
+            )  # fmt: skip
+        bag.weight = weights.of(layer.weight)
+        return bag
+    assert isinstance(layer, QuantizedLayer)
+    return _whole(layer)
+
+
+def _linear(layer: QuantizedLinear, weight: nn.Parameter) -> nn.Module:
+    if layer.turned:
+        pytorch_utils = importlib.import_module("transformers.pytorch_utils")
+        with torch.device("meta"):
+            turned: nn.Module = pytorch_utils.Conv1D(layer.out_features, layer.in_features)
+        turned.register_parameter("weight", nn.Parameter(weight.detach().t().contiguous(), False))
+        turned.register_parameter("bias", layer.bias)
+        return turned
+    linear = linear_on(weight, layer.bias)
+    linear.weight = weight  # the same object, so that ties stay
+    return linear
+
+
+def _whole(layer: QuantizedLayer) -> nn.Module:
+    """Return the layer inside with its weights again; one without weights is itself."""
+    if not len(layer.weights):
+        return layer.layer
+    shell = copy.copy(layer.layer)
+    shell.__dict__["_parameters"] = dict(layer.layer._parameters)
+    kind = kind_of(shell)
+    for name, packed in layer.weights.items():
+        assert isinstance(packed, PackedWeight)
+        values = kind.restore(shell, packed.quantized().dequantize()).contiguous()
+        shell._parameters[name] = nn.Parameter(values, requires_grad=False)
+    if isinstance(shell, nn.RNNBase):
+        shell._flat_weights = [shell._parameters[name] for name in shell._flat_weights_names]
+    return shell
+
+
+def _closed(module: nn.Module) -> nn.Module:
+    """Return what an opened module was made of, with the weights that its layers have now."""
+    return _attention(module) if isinstance(module, SplitAttention) else _experts(module)
+
+
+def _attention(split: SplitAttention) -> nn.Module:
+    layers = [split.q_proj, split.k_proj, split.v_proj]
+    with torch.device("meta"):
+        whole = nn.MultiheadAttention(
+            split.embed_dim, split.num_heads, dropout=split.dropout, bias=split.out_proj.bias is not None,
+            add_zero_attn=split.add_zero_attn, kdim=layers[1].in_features, vdim=layers[2].in_features,
+            batch_first=split.batch_first,
+        )  # fmt: skip
+    for name, parameter in split.original_parameters().items():
+        whole.register_parameter(name, parameter)
+    whole.out_proj.weight, whole.out_proj.bias = split.out_proj.weight, split.out_proj.bias
+    return whole
+
+
+def _experts(split: nn.Module) -> nn.Module:
+    assert isinstance(split, SplitExperts)
+    whole: nn.Module = copy.copy(split.rest)
+    whole.__dict__["_parameters"] = {**split.rest._parameters, **split.original_parameters()}
+    own = (split.up, split.down)
+    whole.__dict__["_modules"] = {name: m for name, m in split._modules.items() if name not in own}
+    return whole

@@ -1,0 +1,38 @@
+"""What stands in the place of ``save_pretrained`` in a converted model.
+
+transformers would write packed codes under names that it does not know, and load random weights from them.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ..errors import UnsupportedError
+
+_NAME = "save_pretrained"
+
+
+class Refusal:
+    """Refuse to save a converted model as if it were one of floats; a value, copied and pickled with it."""
+
+    def __call__(self, *_: object, **__: object) -> None:
+        """Raise UnsupportedError with what to call instead."""
+        raise UnsupportedError(
+            "save_pretrained would write packed weights that from_pretrained cannot load; call "
+            "zeropoint.save_checkpoint(model, directory), or dequantize_model(model) first"
+        )
+
+
+def guarded(model: nn.Module) -> nn.Module:
+    """Let no part of ``model``, which holds packed weights, be saved by transformers; return it."""
+    for module in model.modules():
+        if callable(getattr(type(module), _NAME, None)):
+            vars(module)[_NAME] = Refusal()
+    return model
+
+
+def unguarded(model: nn.Module) -> nn.Module:
+    """Undo :func:`guarded`."""
+    for module in model.modules():
+        vars(module).pop(_NAME, None)
+    return model
