@@ -21,11 +21,13 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from .checkpoint.loading import load_checkpoint
+    from .checkpoint.saving import save_checkpoint
     from .checkpoint.verbs import inspect_checkpoint, plan_checkpoint, quantize_checkpoint, verify_checkpoint
     from .formats import CodebookFormat, FloatFormat, IntFormat, Specials, format_name, get_format
     from .functional import choose_params, dequantize, explain, fake_quantize, quantize
     from .layout.packing import pack, unpack
-    from .models import calibrate, convert, fold, prepare, quantize_model
+    from .models import calibrate, convert, dequantize_model, fold, prepare, quantize_model
     from .ops.library import only_backend
     from .params import QuantizationParams
     from .prepared import Plan, can_implement, plan
@@ -63,12 +65,14 @@ __all__ = [
     "choose_params",
     "convert",
     "dequantize",
+    "dequantize_model",
     "explain",
     "fake_quantize",
     "fold",
     "format_name",
     "get_format",
     "inspect_checkpoint",
+    "load_checkpoint",
     "only_backend",
     "pack",
     "plan",
@@ -77,6 +81,7 @@ __all__ = [
     "quantize",
     "quantize_checkpoint",
     "quantize_model",
+    "save_checkpoint",
     "unpack",
     "verify_checkpoint",
 ]
@@ -87,7 +92,9 @@ _OWNERS = {
     ),
     **dict.fromkeys(("choose_params", "dequantize", "explain", "fake_quantize", "quantize"), "functional"),
     **dict.fromkeys(("pack", "unpack"), "layout.packing"),
-    **dict.fromkeys(("calibrate", "convert", "fold", "prepare", "quantize_model"), "models"),
+    **dict.fromkeys(
+        ("calibrate", "convert", "dequantize_model", "fold", "prepare", "quantize_model"), "models"
+    ),
     **dict.fromkeys(("Plan", "can_implement", "plan"), "prepared"),
     **dict.fromkeys(("Granularity", "Scheme"), "schemes"),
     **dict.fromkeys(
@@ -98,6 +105,8 @@ _OWNERS = {
     "QuantizationParams": "params",
     "QuantizedTensor": "tensor",
     "only_backend": "ops.library",
+    "load_checkpoint": "checkpoint.loading",
+    "save_checkpoint": "checkpoint.saving",
 }
 """Names and their owners, which are imported at the first use (PEP 562)."""
 _PARTS = frozenset((

@@ -2,7 +2,8 @@
 
 In memory transformers, from 5.0 on, calls and joins weights otherwise than its files do. How it gets from one
 to the other when it saves is asked of transformers itself: for each quantized weight a column with the
-numbers of its rows goes through the same conversion as the other tensors, and says where each has come to lie.
+numbers of its rows goes through the same conversion as the other tensors, and says where each has come to
+lie.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from ..errors import UnsupportedError
+from ..models import QuantizedLinear, SplitExperts
 from .selection import module_of
 
 WEIGHT = ".weight"
@@ -39,6 +41,31 @@ class Stand:
 
     layers: tuple[tuple[str, int], ...]
     shape: tuple[int, ...]
+
+
+def stands_of(layers: Mapping[str, int], experts: Mapping[str, SplitExperts]) -> dict[str, Stand]:
+    """Return the weights that a checkpoint may hold quantized, by their names in the model.
+
+    layers: the rows of linear layers by name, of which those of experts do not count. experts: by name.
+    """
+    inside = tuple(f"{name}." for name in experts)
+    found = {
+        f"{name}{WEIGHT}".lstrip("."): Stand(layers=((name, rows),), shape=(rows, 1))
+        for name, rows in layers.items()
+        if not name.startswith(inside)
+    }
+    for name, split in experts.items():
+        for own in (split.up, split.down):
+            children = split.get_submodule(own).named_children()
+            members = tuple((f"{name}.{own}.{key}", _rows(layer)) for key, layer in children)
+            turned = (1, members[0][1]) if split.rest.is_transposed else (members[0][1], 1)
+            found[f"{name}.{own}"] = Stand(layers=members, shape=(len(members), *turned))
+    return found
+
+
+def _rows(layer: nn.Module) -> int:
+    assert isinstance(layer, nn.Linear | QuantizedLinear)
+    return layer.out_features
 
 
 def file_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -70,7 +97,7 @@ def file_rows(model: nn.Module, stands: Mapping[str, Stand]) -> list[Rows]:
     begins = torch.tensor(sorted(starts))
     found = []
     for name, numbers in (_reverted(model, columns) if is_pretrained(model) else columns).items():
-        owners = torch.searchsorted(begins, numbers.flatten(), right=True).unique() - 1
+        owners = sorted(set((torch.searchsorted(begins, numbers.flatten(), right=True) - 1).tolist()))
         first = int(begins[owners[0]])
         layer, rows = starts[first]
         if len(owners) > 1 or numbers.ndim != 2 or numbers.shape[1] != 1 or not name.endswith(WEIGHT):

@@ -93,14 +93,14 @@ class OutputDirectory:
     """A directory that is being filled by this process alone: a context manager that holds its lock.
 
     path: where to write. Created with its parents where it does not exist. root: the source, which must be
-    elsewhere. sizes: bytes of every file that will be written, by name. overwrite: whether the directory may
-    hold files already; those of other names are left alone.
+    elsewhere, or None for a model in memory. sizes: bytes of every file that will be written, by name.
+    overwrite: whether the directory may hold files already; those of other names are left alone.
 
     Raises CheckpointError when the place is no directory, locked, or inside the source, and when a name leads
     out of it.
     """
 
-    def __init__(self, path: Path, root: Place, sizes: Mapping[str, int], *, overwrite: bool) -> None:
+    def __init__(self, path: Path, root: Place | None, sizes: Mapping[str, int], *, overwrite: bool) -> None:
         self.path = Path(os.path.realpath(path))
         self.partials = Partials(path=self.path, needed=sum(sizes.values()))
         self._given = path
@@ -115,7 +115,8 @@ class OutputDirectory:
         self._lock: Lock | None = None
         self._root = root
         require_outputs(sizes)
-        _require_apart(path, self.path, root)
+        if root is not None:
+            _require_apart(path, self.path, root)
         if os.path.lexists(path) and not os.path.isdir(path):
             raise CheckpointError(f"output {shown(path)} exists and is not a directory; choose another path")
 
@@ -278,7 +279,7 @@ class OutputDirectory:
 
     def _require_unseen(self, lock: Lock) -> None:
         """Refuse an output that is the source, lies in it or holds it by another path, such as a mount's."""
-        if isinstance(self._root, RemotePath):
+        if self._root is None or isinstance(self._root, RemotePath):
             return
         parts = self.path.parts[1:]
         below = [self._root.joinpath(*parts[begin:]) for begin in range(len(parts))]

@@ -63,6 +63,8 @@ _KNOWN = 4096
 PACKED, WEIGHT, SCALE, ZERO_POINT, SHAPE, GLOBAL_SCALE = (
     "weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_shape", "weight_global_scale",
 )  # fmt: skip
+INPUT_SCALE, INPUT_ZERO_POINT, INPUT_GLOBAL_SCALE = "input_scale", "input_zero_point", "input_global_scale"
+"""Last parts of the names of what inputs with parameters from data need."""
 SUFFIXES = (PACKED, WEIGHT, SCALE, ZERO_POINT, SHAPE, GLOBAL_SCALE)
 """Last parts of the names of all tensors that these layouts write."""
 

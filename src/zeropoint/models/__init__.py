@@ -12,6 +12,7 @@ from .joins import Add, Concatenate, Multiply
 from .layer import PreparedLayer, QuantizedLayer
 from .learners import LEARNERS, Learner
 from .linear import QuantizedLinear
+from .original import dequantize_model
 from .packed_weight import PackedWeight
 from .prepare import prepare
 from .sequential import Steps, calibrate_sequential
@@ -39,6 +40,7 @@ __all__ = [
     "calibrate",
     "calibrate_sequential",
     "convert",
+    "dequantize_model",
     "fold",
     "prepare",
     "quantize_model",

@@ -32,12 +32,19 @@ HELD = 1 << 25
 """Bytes of copies that wait to be measured."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Calibration:
     """What was learned: parameters by layer and side (``encoder.0.input``), and how many batches it took."""
 
     params: Mapping[str, QuantizationParams] = field(default_factory=dict)
     batches: int = 0
+
+    def __str__(self) -> str:
+        lines = [f"{place}: {params}" for place, params in self.params.items()]
+        return "\n".join([*lines, f"learned from {self.batches} batches"])
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def run_model(model: nn.Module, batch: Any) -> Any:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import math
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -17,7 +22,7 @@ class Converted:
 
     gives: its schemes, or None with the reason why it was left alone. nbytes: of its weights before and now;
     those that are tied to an earlier layer's, whose name is ``tied_to``, count there. error: root of the
-    squared error over the squared weights.
+    squared error over the squared weights, NaN where these are not known.
     """
 
     name: str
@@ -32,17 +37,31 @@ class Converted:
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))
         facts = f"{self.name or 'model'} ({f'{self.type} {shape}'.strip()})"
+        return f"{facts}: {self._fate}" + ("" if self._told is None else f", error {self.error:.4f}")
+
+    @property
+    def _fate(self) -> str:
         if self.gives is None:
-            return f"{facts}: kept, {self.reason}"
+            return f"kept, {self.reason}"
         if self.gives.weight is None:
-            return f"{facts}: {self.gives}"
+            return f"{self.gives}"
         if self.tied_to:
-            return f"{facts}: {self.gives}; its weight is that of {self.tied_to}"
+            return f"{self.gives}; its weight is that of {self.tied_to}"
         share = self.nbytes[1] / self.nbytes[0] if self.nbytes[0] else 0.0
-        return f"{facts}: {self.gives}; {share:.1%} of the original size, error {self.error:.4f}"
+        return f"{self.gives}; {share:.1%} of the original size"
+
+    @property
+    def _told(self) -> float | None:
+        """The error, where it is told of the layer."""
+        packed = self.gives is not None and self.gives.weight is not None and not self.tied_to
+        return self.error if packed and not math.isnan(self.error) else None
+
+    def _family(self) -> tuple[str, str]:
+        """Return what layers that are told of in one line have in common: their names but for numbers."""
+        return _NUMBER.sub("*", self.name), str(replace(self, name="", error=math.nan))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Conversion:
     """A converted model, and what became of each layer that has parameters, in the model's order."""
 
@@ -56,11 +75,41 @@ class Conversion:
 
     def __str__(self) -> str:
         before, now = self.nbytes
+        families: dict[tuple[str, str], list[Converted]] = {}
+        for layer in self.layers:
+            families.setdefault(layer._family(), []).append(layer)
         lines = [
-            *map(str, self.layers),
+            *itertools.chain.from_iterable(map(_lines, families.values())),
             f"weights: {size_of(before)} -> {size_of(now)} ({now / max(1, before):.1%})",
         ]
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def save_checkpoint(self, directory: Path | str, **options: Any) -> Any:
+        """Write the model as :func:`zeropoint.save_checkpoint` does, with its options."""
+        # The one import upwards: whoever holds a result looks here for what to do with it.
+        from ..checkpoint.saving import save_checkpoint
+
+        return save_checkpoint(self.model, directory, **options)
+
+
+_NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")
+_FOLDED = 3
+"""Layers of one kind from which on one line tells of all of them."""
+
+
+def _lines(family: list[Converted]) -> list[str]:
+    """Return what is told of layers that differ in numbers of their names alone."""
+    if len(family) < _FOLDED:
+        return [str(layer) for layer in family]
+    first = family[0]
+    name = _NUMBER.sub("*", first.name)
+    shape = "x".join(map(str, first.shape))
+    errors = [layer._told for layer in family if layer._told is not None]
+    told = f", error {min(errors):.4f} to {max(errors):.4f}" if errors else ""
+    return [f"{name} ({len(family)} x {f'{first.type} {shape}'.strip()}): {first._fate}{told}"]
 
 
 def weight_bytes(module: nn.Module, counted: set[int]) -> int:

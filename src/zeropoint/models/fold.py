@@ -35,7 +35,7 @@ UNTRACED = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, As
 """What a model's own code raises when it is run with stand-ins for tensors."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Folding:
     """A model with normalizations folded, and what became of each.
 
@@ -49,6 +49,9 @@ class Folding:
     def __str__(self) -> str:
         lines = [f"{norm}: folded into {layer}" for norm, layer in self.folded.items()]
         return "\n".join([*lines, *(f"{norm}: kept, {reason}" for norm, reason in self.kept.items())])
+
+    def __repr__(self) -> str:
+        return str(self) or "no batch normalizations"
 
 
 def fold(model: nn.Module, *, inplace: bool = False) -> Folding:

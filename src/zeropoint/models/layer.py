@@ -34,7 +34,8 @@ class PreparedLayer(nn.Module):
 
     Its state has the names of the layer's own, and what quantizers hold beside; other attributes are those of
     the layer. A layer with weights has its first argument quantized; another module every tensor of floats
-    that it is called with, all by one quantizer. Of several results the first is quantized: of an LSTM the outputs.
+    that it is called with, all by one quantizer. Of several results the first is quantized: of an LSTM the
+    outputs.
     """
 
     def __init__(

@@ -15,6 +15,7 @@ from torch import nn
 
 from ..errors import UnsupportedError
 from .attention import SplitAttention
+from .decisions import require_model
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from .experts import SplitExperts
 from .kinds import kind_of
@@ -43,8 +44,9 @@ def dequantize_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
       (0): Linear(in_features=64, out_features=8, bias=True)
     )
     """
-    if not isinstance(model, nn.Module) or not any(isinstance(m, QUANTIZED) for m in model.modules()):
-        prepared = isinstance(model, nn.Module) and any(isinstance(m, PreparedLayer) for m in model.modules())
+    require_model(model)
+    if not any(isinstance(m, QUANTIZED) for m in model.modules()):
+        prepared = any(isinstance(m, PreparedLayer) for m in model.modules())
         raise UnsupportedError(
             f"model (a {type(model).__name__}) has no quantized layers to bring back; "
             + ("convert it first" if prepared else "pass the model of a conversion")

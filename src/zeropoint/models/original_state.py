@@ -19,8 +19,8 @@ Change = Callable[[State], State]
 
 def stated(module: nn.Module, saved: Change, loaded: Change) -> None:
     """Let the state of ``module`` pass ``saved`` after it is taken, and ``loaded`` before it is loaded."""
-    module.register_state_dict_post_hook(_Saved(saved))
-    module.register_load_state_dict_pre_hook(_Loaded(loaded))
+    module.register_state_dict_post_hook(_Saved(saved))  # type: ignore[no-untyped-call]
+    module.register_load_state_dict_pre_hook(_Loaded(loaded))  # type: ignore[no-untyped-call]
 
 
 class _Saved:

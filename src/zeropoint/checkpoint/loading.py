@@ -1,0 +1,243 @@
+"""A checkpoint of compressed-tensors in a model of ours: packed layers in the places of its Linear layers.
+
+Codes, scales and zero points become what the file holds, bit for bit; other tensors are copied into it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..codecs.compressed_tensors import INPUT_GLOBAL_SCALE, INPUT_SCALE, INPUT_ZERO_POINT, decode
+from ..codecs.compressed_tensors_config import Group, matches, read_input
+from ..codecs.safetensors_dtypes import TORCH_DTYPES
+from ..errors import CheckpointError, UnsupportedError, printable
+from ..models import Conversion, Converted, PackedWeight, QuantizedLinear, SplitExperts
+from ..models.decisions import require_model
+from ..models.linear_views import TURNED
+from ..models.opening import opened, replace_modules
+from ..models.saving_guard import guarded
+from ..params import QuantizationParams
+from ..recipes import Activation
+from ..tensor import QuantizedTensor
+from ..training import FakeQuantize
+from .decoding import read_lines
+from .entries import TensorEntry
+from .model_names import WEIGHT, Rows, file_rows, file_tensors, stands_of
+from .model_parts import layer_scheme_of
+from .source import Source, open_source
+from .storage import OpenFile, Place, open_file, shown
+from .stored import Known, Stored, StoredLayer, configuration, find_layers
+
+_BESIDE = (INPUT_SCALE, INPUT_ZERO_POINT, INPUT_GLOBAL_SCALE)
+
+
+def load_checkpoint(model: nn.Module, directory: Path | str, *, inplace: bool = False) -> Conversion:
+    """Return ``model`` with the weights of a checkpoint: in packed layers where they are quantized.
+
+    model: of the same architecture, of floats, with any numbers, such as ``AutoModel.from_config(config)``.
+    directory: what :func:`~zeropoint.checkpoint.saving.save_checkpoint` or ``zeropoint quantize`` wrote, or
+    another tool in the same layouts. Inputs are quantized as its configuration says. inplace: whether
+    ``model`` itself is changed; otherwise a copy is.
+
+    Raises CheckpointError where files are damaged, or where they and the model do not have the same weights,
+    and UnsupportedError for layers or layouts that are not read.
+    """
+    require_model(model)
+    source = open_source(directory)
+    target = model if inplace else copy.deepcopy(model)
+    with _Files() as files, opened(target) as root:
+        linears = {name: m for name, m in root.named_modules() if type(m) is nn.Linear}
+        experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
+        rows = {name: m.out_features for name, m in linears.items() if TURNED not in vars(m)}
+        where = file_rows(root, stands_of(rows, experts))
+        stored = _stored(source, where, linears)
+        _load_floats(target, stored, files)
+        made = _layers(linears, where, (source, stored), files)
+        replace_modules(root, {linears[name]: layer for name, layer in made.items()})
+        result = made.get("", root)
+    told = tuple(_told(name, layer) for name, layer in made.items())
+    return Conversion(model=guarded(result), layers=told)
+
+
+class _Files(dict[Place, OpenFile]):
+    """Files that are opened when they are first asked for, and closed at the end."""
+
+    def __missing__(self, place: Place) -> OpenFile:
+        self[place] = file = open_file(place)
+        return file
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for file in self.values():
+            file.close()
+
+
+def _stored(source: Source, where: Sequence[Rows], linears: Mapping[str, nn.Linear]) -> Stored:
+    """Return the quantized layers of the files, with the shapes and dtypes that the model gives them."""
+    known = {
+        rows.module: Known(
+            shape=(len(rows.index), linears[rows.layer].in_features), dtype=linears[rows.layer].weight.dtype
+        )
+        for rows in where
+    }
+    stored = find_layers(source, known)
+    if stored.problems:
+        raise CheckpointError(f"{shown(source.root)} cannot be loaded: {stored.problems[0]}")
+    strange = next((layer for layer in stored.layers if layer.module not in known), None)
+    if strange is not None:
+        raise CheckpointError(
+            f"{printable(strange.name)} is quantized, but the model has no Linear layer of that name; pass a "
+            "model of the same architecture"
+        )
+    if not stored.groups:
+        raise UnsupportedError(
+            f"{shown(source.root)} is quantized in another layout than those of compressed-tensors; "
+            "dequantize it with zeropoint dequantize"
+        )
+    return stored
+
+
+def _load_floats(model: nn.Module, stored: Stored, files: Mapping[Place, OpenFile]) -> None:
+    """Copy what is not quantized into the model, through views of its memory that have the names of files."""
+    state = {name: t for name, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
+    memory = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
+    views = file_tensors(model, state)
+    quantized = {layer.module + WEIGHT for layer in stored.layers}
+    entries = {entry.name: entry for entry in stored.others if entry.name.rpartition(".")[2] not in _BESIDE}
+    strange = entries.keys() - views.keys()
+    for missing, of in ((views.keys() - entries.keys() - quantized, "files"), (strange, "model")):
+        if missing:
+            raise CheckpointError(
+                f"{printable(min(missing))} (of {len(missing)}) is not in the {of}; pass a model of the same "
+                "architecture as the checkpoint"
+            )
+    for name, entry in entries.items():
+        value, view = _read(entry, files), views[name]
+        if view.shape != value.shape or view.untyped_storage().data_ptr() not in memory:
+            raise CheckpointError(
+                f"{printable(name)} of shape {list(value.shape)} does not fit the model, which has "
+                f"{list(view.shape)} there; pass a model of the same architecture"
+            )
+        view.copy_(value)
+
+
+def _read(entry: TensorEntry, files: Mapping[Place, OpenFile]) -> torch.Tensor:
+    if entry.dtype not in TORCH_DTYPES:
+        raise UnsupportedError(f"{printable(entry.name)} is {entry.dtype}, which torch has no dtype for")
+    if not entry.nbytes:
+        return torch.empty(entry.shape, dtype=TORCH_DTYPES[entry.dtype])
+    buffer = bytearray(entry.nbytes)
+    files[entry.file].read_into(memoryview(buffer), entry.begin)
+    return torch.frombuffer(buffer, dtype=TORCH_DTYPES[entry.dtype]).reshape(entry.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Some rows of a layer in codes, and what the file says of the layer's input."""
+
+    index: torch.Tensor
+    codes: QuantizedTensor
+    input: FakeQuantize | Activation | None
+
+
+def _layers(
+    linears: Mapping[str, nn.Linear], where: Sequence[Rows], found: tuple[Source, Stored],
+    files: Mapping[Place, OpenFile],
+) -> dict[str, QuantizedLinear]:  # fmt: skip
+    """Return the packed layers by name."""
+    source, stored = found
+    inputs = _inputs(source, stored)
+    records = {layer.module: layer for layer in stored.layers}
+    pieces: dict[str, list[_Piece]] = {}
+    for rows in where:
+        layer = records.get(rows.module)
+        if layer is not None:
+            given = _input(layer, inputs, source, files)
+            lines = read_lines(layer, files, 0, layer.shape[0])
+            codes = decode(layer.layout, lines, layer.weight, shape=layer.shape, dtype=layer.dtype)
+            codes.params.validate()
+            pieces.setdefault(rows.layer, []).append(_Piece(rows.index, codes, given))
+    made = {}
+    for name, own in pieces.items():
+        linear = linears[name]
+        if sum(len(piece.index) for piece in own) != linear.out_features:
+            raise CheckpointError(f"layer {name} is quantized in part, which no layer of ours can be")
+        made[name] = QuantizedLinear(PackedWeight(_joined(own)), linear.bias, own[0].input)
+        made[name].train(linear.training)
+    return made
+
+
+def _joined(pieces: Sequence[_Piece]) -> QuantizedTensor:
+    """Return the rows of all pieces, in the order of the layer."""
+    first = pieces[0].codes
+    order = torch.cat([piece.index for piece in pieces])
+    if len(pieces) == 1 and torch.equal(order, torch.arange(len(order))):
+        return first
+    if len({piece.codes.scheme for piece in pieces}) > 1 or not PackedWeight(first).rows_are_apart:
+        raise UnsupportedError(f"parts of a layer under {first.scheme} cannot be joined; use channel or g<N>")
+    back = order.argsort()
+    whole, every = (len(order), first.shape[1]), [piece.codes for piece in pieces]
+
+    def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        if all(len(part) == q.shape[0] for part, q in zip(parts, every, strict=True)):
+            return torch.cat(list(parts))[back]
+        if any(not torch.equal(part, parts[0]) for part in parts):  # of the whole matrix
+            raise UnsupportedError(f"parts of a layer under {first.scheme} have several scales for it")
+        return parts[0]
+
+    zeros = [q.zero_point for q in every if q.zero_point is not None]
+    params = replace(
+        first.params, shape=whole, zero_point=joined(zeros) if zeros else None,
+        scales=tuple(joined(level) for level in zip(*(q.scales for q in every), strict=True)),
+    )  # fmt: skip
+    data = joined([q.data for q in every])
+    return QuantizedTensor(data=data, params=params, shape=whole, dtype=first.dtype)
+
+
+_Inputs = Sequence[tuple[Group, Activation | None]]
+
+
+def _inputs(source: Source, stored: Stored) -> _Inputs:
+    """Return each group with what the configuration says of inputs."""
+    config: Mapping[str, Any] = configuration(source) or {}
+    written = config["config_groups"].values()
+    return [
+        (group, read_input(entry.get("input_activations")))
+        for group, entry in zip(stored.groups, written, strict=True)
+    ]
+
+
+def _input(
+    layer: StoredLayer, inputs: _Inputs, source: Source, files: Mapping[Place, OpenFile]
+) -> FakeQuantize | Activation | None:
+    """Return how a layer's input is quantized, with the parameters that the file has."""
+    given = next(given for group, given in inputs if matches(layer.module, group.targets, linear=True))
+    if given is None or given.dynamic:
+        return given
+    found = {end: source.entries.get(f"{layer.module}.{end}") for end in _BESIDE}
+    scale, zero = found[INPUT_SCALE], found[INPUT_ZERO_POINT]
+    if scale is None or math.prod(scale.shape) != 1 or (zero is not None and math.prod(zero.shape) != 1):
+        raise CheckpointError(f"{layer.module}.{INPUT_SCALE} is missing, or not one number")
+    number = _read(scale, files).reshape(()).float()
+    point = 0 if zero is None else int(_read(zero, files).reshape(()))
+    params = QuantizationParams.new(float(number), point, given.scheme)
+    return FakeQuantize(replace(params, dtype=layer.dtype))
+
+
+def _told(name: str, layer: QuantizedLinear) -> Converted:
+    codes = layer.weight.quantized()
+    return Converted(
+        name=name, type="Linear", shape=codes.shape,
+        gives=layer_scheme_of(layer).assignment, reason="",
+        nbytes=(math.prod(codes.shape) * codes.dtype.itemsize, codes.nbytes), error=math.nan,
+    )  # fmt: skip
