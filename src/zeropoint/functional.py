@@ -9,7 +9,7 @@ import torch
 from torch._C import _functorch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .errors import DtypeError, ShapeError
+from .errors import DtypeError, ShapeError, UnsupportedError
 from .formats.torch_dtypes import INPUT_DTYPES, wide_dtype
 from .layout.blocks import reduce_blocks
 from .ops import library, reference, registry
@@ -176,6 +176,10 @@ def dequantize(
     >>> dequantize(quantize(torch.tensor([0.5, -1.0]), "int8:narrow"))
     tensor([ 0.5039, -1.0000])
     """
+    if isinstance(q, torch.nn.Module):
+        raise UnsupportedError(
+            f"q (a {type(q).__name__}) must be a QuantizedTensor; for a model call dequantize_model"
+        )
     if out is None:
         return q.dequantize(dtype)
     if tuple(out.shape) != q.shape or not out.is_contiguous() or out.requires_grad:

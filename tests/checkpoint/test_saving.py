@@ -175,7 +175,7 @@ def test_experts_that_were_fused_are_written_one_by_one(kind: str, tmp_path: Pat
     )
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, num_experts_per_tok=2, head_dim=32, **fields[kind],
+        num_key_value_heads=2, num_experts_per_tok=2, head_dim=32, **fields,
     )  # fmt: skip
     torch.manual_seed(0)
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()

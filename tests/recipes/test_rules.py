@@ -1,9 +1,21 @@
 """Rules decide in order, by name, type and shape, and none of them may be about nothing."""
 
+from typing import Any
+
 import pytest
+from torch import nn
 
 from zeropoint.errors import RecipeError
-from zeropoint.recipes import MODEL_PRESETS, Activation, Assignment, Recipe, Rule, Subject, model_preset
+from zeropoint.recipes import (
+    MODEL_PRESETS,
+    Activation,
+    Assignment,
+    Recipe,
+    Rule,
+    Subject,
+    model_preset,
+    parse_recipe,
+)
 from zeropoint.schemes import Scheme
 
 FOUR, EIGHT = Assignment.of(weight="int4:g128"), Assignment.of(weight="int8:channel")
@@ -119,3 +131,30 @@ def test_static_parts_need_calibration() -> None:
     assert not model_preset("w8a8").needs_calibration
     assert Recipe(default=Rule(gives=model_preset("int8_power_of_two"))).needs_calibration
     assert not Recipe(rules=(Rule(gives=None),)).needs_calibration
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"types": "Linear"}, r"types \(='Linear'\) must be a tuple of names; write types=\('Linear',\)"),
+        ({"types": (nn.Linear,)}, r"must be a tuple of names; write types=\('Linear',\)"),
+        ({"dtypes": ["float16"]}, r"write dtypes=\('float16',\)"),
+        ({"gives": "w8a8"}, r"gives \(='w8a8'\) must be an Assignment or None"),
+    ],
+)
+def test_arguments_of_a_rule_are_checked(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        Rule(**{"gives": None, **fields})
+
+
+def test_arguments_of_a_recipe_are_checked() -> None:
+    with pytest.raises(RecipeError, match=r"default \(='w4a16'\) must be a Rule"):
+        Recipe(default="w4a16")  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match="must be a tuple of Rule; read YAML with parse_recipe"):
+        Recipe(rules=["x"])  # type: ignore[arg-type]
+
+
+def test_an_error_in_a_rule_names_its_line_once() -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe("rules:\n  - shape: [128, 64]\n    weight: int8:channel")
+    assert str(caught.value) == "recipe, line 2: this must be one word or text in quotes"

@@ -62,6 +62,8 @@ def export_onnx(
     """
     if type(opset) is not int or opset < LEAST_OPSET:
         raise UnsupportedError(f"opset (={opset!r}) must be {LEAST_OPSET} or later, where scales have blocks")
+    if not Path(path).parent.is_dir():
+        raise CheckpointError(f"path (={str(path)!r}) must lie in a folder that exists; create it first")
     program = _exported(model, args, dynamic_shapes)
     module = graph_of(program)
     evaluate(module)

@@ -194,9 +194,9 @@ class Rewriter:
         name = f"{layer_name(node)}.weight".lstrip(".")
         try:
             weight = stored(q, self.opset)
-        except UnsupportedError:
+        except UnsupportedError as error:
             if not self.allow_float:
-                raise
+                raise UnsupportedError(f"{error}; or pass allow_float=True, which writes floats") from error
             values = q.dequantize(args_of(node)[5])
             return _Written(codes=q.data, paths=[put(self.module, name, values)])
         moved = _moved(weight, chain)

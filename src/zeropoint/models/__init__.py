@@ -8,6 +8,7 @@ from .dynamic_quantize import DynamicQuantize
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from .experts import SplitExperts
 from .fold import Folding, fold
+from .groups import parameter_groups
 from .joins import Add, Concatenate, Multiply
 from .layer import PreparedLayer, QuantizedLayer
 from .learners import LEARNERS, Learner
@@ -42,6 +43,7 @@ __all__ = [
     "convert",
     "dequantize_model",
     "fold",
+    "parameter_groups",
     "prepare",
     "quantize_model",
 ]

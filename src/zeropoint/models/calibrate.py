@@ -69,8 +69,8 @@ def calibrate(
     ``run`` takes it. statistic: what is learned of each tensor, by a name of
     :func:`~zeropoint.stats.statistic_named` or as a function of a scheme and the shape of a batch of one row.
     progress: whether to show a bar, on a terminal. Values that are not finite are left out.
-    Raises CalibrationError when there is no batch, when ``data`` is one batch instead of several, or when
-    some layer saw no finite number, with its name.
+    Raises CalibrationError when there is nothing static or no batch, when ``data`` is one batch instead of
+    several, or when some layer saw no finite number, with its name.
 
     >>> layer = nn.Sequential(nn.Linear(8, 4))
     >>> print(calibrate(layer, "w8a8_static", [torch.ones(2, 8)]).params["0.input"].scheme)
@@ -80,6 +80,11 @@ def calibrate(
     require_batches(data)
     with opened(model) as root, evaluating(root):
         watch = Watch(root, recipe, statistic)
+        if not watch.places:
+            raise CalibrationError(
+                "recipe gives no layer of this model a static input or output, so there is nothing to learn; "
+                "pass it to quantize_model or prepare without calibration"
+            )
         with watch.hooked():
             count = run_batches(root, data, run, progress=progress)
     return Calibration(params=watch.params(), batches=count)
@@ -197,6 +202,11 @@ class Watch:
             for handle in handles:
                 handle.remove()
 
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The inputs and outputs that are watched, by name."""
+        return tuple(self._places)
+
     def params(self, inside: nn.Module | None = None) -> dict[str, QuantizationParams]:
         """Return what follows from the data so far, by place, of all layers or of those inside a module."""
         self._waiting.take()
@@ -213,8 +223,11 @@ class Watch:
         except CalibrationError as error:
             if place.name in self._seen:
                 raise
-            past = "if the model uses the layer's weight itself, leave the layer out by a rule"
-            raise CalibrationError(f"{error}; {past}") from None
+            raise CalibrationError(
+                f"{place.name} was never reached: no batch ran through its layer, or the model uses its "
+                "weight past it; calibrate with batches that reach it (every expert needs a token), or keep "
+                f"the layer by a rule, {{name: '{place.name.rpartition('.')[0]}', keep: true}}"
+            ) from error
 
     def outside(self, blocks: Iterable[nn.Module]) -> bool:
         """Return whether some observer belongs to a layer that is inside none of ``blocks``."""

@@ -78,7 +78,7 @@ def quantize_model(
     layers; others are converted when a rule names them. Weights of several layers that are one tensor stay
     one. inplace: whether ``model`` itself is changed; otherwise a copy is.
 
-    Raises what these two raise, but for a model without layers to convert. A model that is changed in place
+    Raises what these two raise. A model that is changed in place
     is as it was after an error.
 
     >>> conversion = quantize_model(nn.Sequential(nn.Linear(64, 8)), "w8a16")
@@ -142,6 +142,8 @@ class _Packer:
             off += float((packed[key].quantized().dequantize(torch.float32) - original).square().sum())
             size += float(original.square().sum())
         new = _layer(prepared, packed).train(prepared.training)
+        if isinstance(new, (QuantizedLinear, QuantizedLayer)):
+            new.place = name
         return new, Converted(
             name=name,
             type=prepared.decision.subject.type,

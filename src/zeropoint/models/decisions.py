@@ -48,7 +48,10 @@ def as_recipe(recipe: Recipe | str) -> Recipe:
     if isinstance(recipe, Recipe):
         return recipe
     if not isinstance(recipe, str):
-        raise RecipeError(f"recipe (={recipe!r}) must be a Recipe, or the name of a preset such as 'w8a8'")
+        raise RecipeError(
+            f"recipe (={recipe!r}) must be a Recipe, the name of a preset such as 'w8a8', or a scheme for "
+            "weights such as 'int4:g32'"
+        )
     return Recipe(default=Rule(gives=model_preset(recipe)))
 
 

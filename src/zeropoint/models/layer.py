@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import ShapeError, UnsupportedError
+from ..errors import NonFiniteError, ShapeError, UnsupportedError
 from ..recipes import Decision
 from .kinds import WEIGHTLESS, kind_of, weights_of
 from .original_state import Inside, stated
@@ -72,9 +72,12 @@ class PreparedLayer(nn.Module):
 
     def forward(self, *args: Any, **named: Any) -> Any:
         """Return what the layer returns."""
-        args, named = quantized_inputs(self.layer, self.input_quantizer, args, named)
-        result = kind_of(self.layer).run(self.layer, self.quantized_weights(), *args, **named)
-        return quantized_output(self.output_quantizer, result)
+        try:
+            args, named = quantized_inputs(self.layer, self.input_quantizer, args, named)
+            result = kind_of(self.layer).run(self.layer, self.quantized_weights(), *args, **named)
+            return quantized_output(self.output_quantizer, result)
+        except NonFiniteError as error:
+            raise placed(error, self.decision.subject.name) from error
 
 
 class QuantizedLayer(nn.Module):
@@ -84,9 +87,12 @@ class QuantizedLayer(nn.Module):
     calls there are codes alone. A recurrent layer dequantizes once for a sequence, its cell for each step.
 
     layer: the original without its weights: sizes, strides, biases. weights: by name, as matrices.
-    Quantizers act as in :class:`PreparedLayer`, with fixed parameters or with those of each tensor.
+    Quantizers act as in :class:`PreparedLayer`, with fixed parameters or with those of each tensor. place:
+    its name in the model, for messages.
     Raises UnsupportedError for a weight that such a layer does not have, ShapeError for one of another size.
     """
+
+    place: str = ""
 
     def __init__(
         self,
@@ -123,6 +129,12 @@ class QuantizedLayer(nn.Module):
 
     def forward(self, *args: Any, **named: Any) -> Any:
         """Return what the layer returns."""
+        try:
+            return self._computed(*args, **named)
+        except NonFiniteError as error:
+            raise placed(error, self.place) from error
+
+    def _computed(self, *args: Any, **named: Any) -> Any:
         args, named = quantized_inputs(self.layer, self.input_quantizer, args, named)
         kind, values = kind_of(self.layer), {}
         for name in kind.names(self.layer):
@@ -137,6 +149,11 @@ class QuantizedLayer(nn.Module):
         packed = self.weights[name]
         assert isinstance(packed, PackedWeight)
         return packed.tile(0, packed.shape[0], dtype)
+
+
+def placed(error: NonFiniteError, place: str) -> NonFiniteError:
+    """Return the error with the name of the layer, where it is known."""
+    return NonFiniteError(f"layer {place}: {error}") if place else error
 
 
 _IN_LAYER = Inside("layer", ("weight_quantizers", "input_quantizer", "output_quantizer"))

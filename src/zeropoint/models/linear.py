@@ -8,10 +8,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..errors import DtypeError, ShapeError
+from ..errors import DtypeError, NonFiniteError, ShapeError
 from ..recipes import Activation
 from ..training import FakeQuantize
 from .dynamic_quantize import as_module
+from .layer import placed
 from .linear_paths import Run, explain, prepared
 from .packed_weight import PackedWeight
 
@@ -21,8 +22,11 @@ class QuantizedLinear(nn.Module):
 
     weight: (out_features, in_features). The input and the output are quantized by modules with fixed
     parameters, or with parameters computed from each tensor. turned: whether the original's weight was (in,
-    out). Raises ShapeError for a bias of another length than out_features.
+    out). place: its name in the model, for messages.
+    Raises ShapeError for a bias of another length than out_features.
     """
+
+    place: str = ""
 
     def __init__(
         self,
@@ -75,8 +79,11 @@ class QuantizedLinear(nn.Module):
             )
         if not input.is_floating_point():
             raise DtypeError(f"input ({input.dtype}) must be a tensor of floats; convert it first")
-        y = self._run_for(input)(input)
-        return y if self.output_quantizer is None else self.output_quantizer(y)
+        try:
+            y = self._run_for(input)(input)
+            return y if self.output_quantizer is None else self.output_quantizer(y)
+        except NonFiniteError as error:
+            raise placed(error, self.place) from error
 
     def _run_for(self, x: torch.Tensor) -> Run:
         for takes, run in self._ways[:-1]:

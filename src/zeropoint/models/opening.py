@@ -24,6 +24,10 @@ CONV1D = "transformers.pytorch_utils.Conv1D"
 """A linear layer whose weight is (in, out); by name, since transformers may not be installed."""
 
 
+SAME_AS_LINEAR = ("transformers.models.falcon.modeling_falcon.FalconLinear",)
+"""Subclasses of ``nn.Linear`` that are known to compute what it does, by name."""
+
+
 def _split(module: Any) -> nn.Module | None:
     """Return what stands for an open module, or None for one that has nothing to open."""
     if type(module) is nn.MultiheadAttention:
@@ -32,7 +36,10 @@ def _split(module: Any) -> nn.Module | None:
         return None
     if is_fused_experts(module):
         return SplitExperts(module)
-    if f"{type(module).__module__}.{type(module).__qualname__}" == CONV1D:
+    kind = f"{type(module).__module__}.{type(module).__qualname__}"
+    if kind in SAME_AS_LINEAR:
+        return linear_on(module.weight, module.bias).train(module.training)
+    if kind == CONV1D:
         linear = linear_on(module.weight.t(), module.bias).train(module.training)
         vars(linear)[TURNED] = True
         stated(linear, turned, turned)

@@ -154,7 +154,7 @@ def _attention(split: SplitAttention) -> nn.Module:
             batch_first=split.batch_first,
         )  # fmt: skip
     for name, parameter in split.original_parameters().items():
-        whole.register_parameter(name, parameter)
+        setattr(whole, name, parameter)
     whole.out_proj.weight, whole.out_proj.bias = split.out_proj.weight, split.out_proj.bias
     return whole
 

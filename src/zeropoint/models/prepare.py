@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from ..recipes import Activation, Assignment, Decision, Recipe
 from ..schemes import Scheme
 from .calibrate import Calibration, static_params
 from .conversion import Converted, kept_layer
-from .decisions import as_recipe, decisions_of, require_model
+from .decisions import SEALED, as_recipe, decisions_of, require_model
 from .dynamic_quantize import DynamicQuantize
 from .kinds import KINDS, features, kind_of, weights_of
 from .layer import PreparedLayer
@@ -51,9 +52,9 @@ def prepare(
     :class:`~zeropoint.models.SplitExperts`, with weights of their own; its ``Conv1D`` becomes a Linear layer.
 
     Raises RecipeError when a rule is about nothing or tied layers would differ, CalibrationError when
-    parameters are missing, UnsupportedError when a layer cannot hold its scheme or is prepared already, and
-    SchemeError when the learner cannot train it; each names the layer. A model that is changed in place is as
-    it was after an error.
+    parameters are missing, UnsupportedError when a layer cannot hold its scheme or is prepared already, or
+    when nothing would be quantized, and SchemeError when the learner cannot train it; each names the layer.
+    A model that is changed in place is as it was after an error.
 
     >>> model = prepare(nn.Sequential(nn.Linear(64, 8)), "w4a16", learner="lsq")
     >>> sorted(name for name, _ in model.named_parameters())
@@ -106,7 +107,27 @@ def preparing(
                 prepared[module] = maker.layer(name, module, decision, decision.gives)
             except ZeropointError as error:
                 raise type(error)(f"layer {name or 'model'}: {error}") from error
+        if not prepared:
+            raise UnsupportedError(
+                _nothing(model, [entry for entry in entries if isinstance(entry, Converted)])
+            )
         yield Preparation(model=model, root=root, prepared=prepared, entries=tuple(entries))
+
+
+def _nothing(model: nn.Module, kept: Sequence[Converted]) -> str:
+    """Return the sentence for a model of which the recipe changes nothing, with the reasons."""
+    kind = type(model).__name__
+    if any(isinstance(module, SEALED) for module in model.modules()):
+        return f"model (a {kind}) is quantized already, and nothing else in it is to be; pass the original"
+    reasons = Counter(layer.reason for layer in kept).most_common(_REASONS)
+    told = "; ".join(f"{count} kept: {reason}" for reason, count in reasons) or "it has no layers"
+    return (
+        f"model (a {kind}) has no layer that the recipe would quantize ({told}); name some by a rule: "
+        "Rule(types=('Conv2d',), gives=Assignment.of(weight='int8:channel'))"
+    )
+
+
+_REASONS = 3
 
 
 class _Maker:

@@ -168,14 +168,13 @@ def _rule(place: _Place) -> Rule:
             "a rule needs a name, a type, a shape or a dtype; what is left over belongs to default"
         )
     gives, reason = _given(place, fields)
+    name = _text(place.at(fields["name"])) if "name" in fields else "*"
+    shape = _text(place.at(fields["shape"])) if "shape" in fields else ""
+    types, dtypes = (_texts(place.at(fields[key])) if key in fields else () for key in ("type", "dtype"))
     return _guarded(
         place,
         lambda: Rule(
-            name=_text(place.at(fields["name"])) if "name" in fields else "*",
-            types=_texts(place.at(fields["type"])) if "type" in fields else (),
-            shape=_text(place.at(fields["shape"])) if "shape" in fields else "",
-            dtypes=_texts(place.at(fields["dtype"])) if "dtype" in fields else (),
-            gives=gives, reason=reason, place=str(place),
+            name=name, types=types, shape=shape, dtypes=dtypes, gives=gives, reason=reason, place=str(place)
         ),
     )  # fmt: skip
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from ..errors import RecipeError, near_misses
+from ..errors import RecipeError, ZeropointError, near_misses
+from ..schemes import TENSOR_PRESETS, Scheme
 from .assignment import Assignment
 
 MODEL_PRESETS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType({
@@ -32,13 +33,25 @@ MODEL_PRESETS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyT
 
 
 def model_preset(name: str) -> Assignment:
-    """Return the assignment that a preset gives to a linear layer.
+    """Return the assignment that a preset gives to a linear layer, or a scheme's text to its weight.
 
-    Raises RecipeError for an unknown name.
+    Case does not matter in a preset's name. A format alone is no scheme here: one scale for a whole weight is
+    rarely meant. Raises RecipeError for anything else.
 
-    >>> str(model_preset("w4a8").input)
-    'int8:token dynamic'
+    >>> str(model_preset("w4a8").input), str(model_preset("int4:g32"))
+    ('int8:token dynamic', 'weight int4:g32')
     """
-    if name not in MODEL_PRESETS:
-        raise RecipeError(f"preset {name!r} is unknown; {near_misses(name, MODEL_PRESETS)}")
-    return Assignment.of(**MODEL_PRESETS[name])
+    preset = MODEL_PRESETS.get(name.lower())
+    if preset is not None:
+        return Assignment.of(**preset)
+    if ":" in name or name in TENSOR_PRESETS:
+        return Assignment.of(weight=name)
+    try:
+        Scheme.parse(name)
+    except ZeropointError:
+        known = {*MODEL_PRESETS, *TENSOR_PRESETS}
+        raise RecipeError(f"preset {name!r} is unknown; {near_misses(name, known)}") from None
+    raise RecipeError(
+        f"scheme {name!r} does not say which numbers share a scale; write '{name}:channel' or '{name}:g128' "
+        f"for weights, or '{name}:tensor' for one scale in all"
+    )

@@ -56,6 +56,13 @@ class Rule:
     place: str = ""
 
     def __post_init__(self) -> None:
+        _require_names("types", self.types)
+        _require_names("dtypes", self.dtypes)
+        if not isinstance(self.gives, Assignment | None):
+            raise RecipeError(
+                f"gives (={self.gives!r}) must be an Assignment or None; write Assignment.of(weight=...), or "
+                "model_preset(name)"
+            )
         name_pattern(self.name)
         _axes(self.shape)
 
@@ -87,6 +94,16 @@ def _axes(text: str) -> tuple[bool, tuple[tuple[str, int], ...]]:
             )
     axes = [(m["op"] or "=", int(m["number"])) if m and m["number"] else ("*", 0) for _, m in found]
     return open_ended, tuple(axes)
+
+
+def _require_names(field: str, names: object) -> None:
+    """Raise RecipeError for what is no tuple of names: a name alone, or classes."""
+    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+        given = (names,) if isinstance(names, str) else names if isinstance(names, tuple | list) else ()
+        spelled = tuple(name if isinstance(name, str) else getattr(name, "__name__", "?") for name in given)
+        raise RecipeError(
+            f"{field} (={names!r}) must be a tuple of names; write {field}={spelled or ('Linear',)!r}"
+        )
 
 
 def _fits(text: str, shape: tuple[int, ...]) -> bool:
@@ -203,6 +220,16 @@ class Recipe:
             if id(rule) not in used:
                 raise RecipeError(_idle(rule, known))
         return decisions
+
+    def __post_init__(self) -> None:
+        rules: object = self.rules
+        if not isinstance(rules, tuple) or not all(isinstance(rule, Rule) for rule in rules):
+            raise RecipeError(f"rules (={self.rules!r}) must be a tuple of Rule; read YAML with parse_recipe")
+        if not isinstance(self.default, Rule):
+            raise RecipeError(
+                f"default (={self.default!r}) must be a Rule; write Rule(gives=model_preset(name)), or pass "
+                "the name of a preset itself as the recipe"
+            )
 
     @property
     def needs_calibration(self) -> bool:

@@ -75,7 +75,7 @@ class Rounding:
 
 
 @total_ordering
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Scheme:
     """How a tensor becomes codes and parameters.
 
@@ -234,6 +234,9 @@ class Scheme:
 
     def __str__(self) -> str:
         return self._text
+
+    def __repr__(self) -> str:
+        return f"Scheme({self._text!r})"
 
     @cached_property
     def _text(self) -> str:
