@@ -135,7 +135,8 @@ def test_converted_models_are_copied_pickled_and_compiled() -> None:
 
 def test_converting_again_finds_nothing_left_to_convert() -> None:
     once = quantize_model(nn.Sequential(nn.Linear(64, 8)), "w8a16").model
-    assert quantize_model(once, "w8a16").layers == ()
+    with pytest.raises(UnsupportedError, match="is quantized already"):
+        quantize_model(once, "w8a16")
     with pytest.raises(RecipeError, match="matches no module by name"):
         quantize_model(once, parse_recipe("{rules: [{name: '0', preset: w8a16}]}"))
 

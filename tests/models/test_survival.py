@@ -64,7 +64,8 @@ def test_a_model_is_quantized_in_two_steps_and_each_layer_once() -> None:
     assert isinstance(second.model[0], QuantizedEmbedding)
     assert isinstance(second.model[3], QuantizedLinear)
     assert second.model[3] is second.model[2]
-    assert quantize_model(second.model, "w8a16").layers == ()
+    with pytest.raises(UnsupportedError, match="is quantized already"):
+        quantize_model(second.model, "w8a16")
 
 
 def test_a_rule_for_what_cannot_be_quantized_names_its_path() -> None:
