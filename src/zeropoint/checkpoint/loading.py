@@ -90,7 +90,7 @@ def _stored(source: Source, where: Sequence[Rows], linears: Mapping[str, nn.Line
         )
         for rows in where
     }
-    stored = find_layers(source, known)
+    stored = find_layers(source, known.get)
     if stored.problems:
         raise CheckpointError(f"{shown(source.root)} cannot be loaded: {stored.problems[0]}")
     strange = next((layer for layer in stored.layers if layer.module not in known), None)
