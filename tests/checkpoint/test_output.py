@@ -14,13 +14,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.checkpoint.written import LINEAR, ONE, digests, quantize, save, weight
+from tests.checkpoint.written import CONFIG, LINEAR, ONE, digests, quantize, save, weight
 from tests.oracles import synthetic_llama
 
 from zeropoint.checkpoint import output
 from zeropoint.checkpoint.plan import make_plan
 from zeropoint.checkpoint.run import run
 from zeropoint.checkpoint.source import open_source
+from zeropoint.checkpoint.verify import verify
+from zeropoint.cli.main import main
 from zeropoint.errors import CheckpointError
 
 
@@ -210,7 +212,8 @@ def test_a_failing_call_publishes_nothing_and_the_same_call_goes_on(
     plan = make_plan(open_source(model), "w4a16", limits=ONE)
     fault = _Fails(name, number, at)
     monkeypatch.setattr(os, name, fault)
-    with pytest.raises(CheckpointError, match=r"cannot be written: .*nothing was published"):
+    so_far = "some files were published, but not the index" if at == 3 and name == "rename" else "nothing was"
+    with pytest.raises(CheckpointError, match=rf"cannot be written: .*{so_far}"):
         run(plan, tmp_path / "out")
     monkeypatch.undo()
     assert fault.left <= 0
@@ -377,3 +380,46 @@ def test_a_sparse_giant_is_planned_without_reading_it(tmp_path: Path) -> None:
     assert plan.peak_memory < 1 << 30
     with pytest.raises(CheckpointError, match=" free, but"):
         run(plan, tmp_path / "out")
+
+
+def test_an_output_of_one_file_has_nothing_to_say_about_itself(tmp_path: Path) -> None:
+    quantize(save(tmp_path / "in", {LINEAR: weight(8, 32)}), tmp_path / "out")
+    source = open_source(tmp_path / "out")
+    assert source.notes == ()
+    assert source.index == "model.safetensors.index.json"
+    assert source.left_out == ()
+    assert verify(tmp_path / "out").problems == ()
+
+
+def test_no_path_is_not_the_current_directory(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(CheckpointError, match="the path is empty"):
+        run(make_plan(open_source(model), "w8a8", limits=ONE), "")
+    assert main(["quantize", str(model), "", "--to", "w8a8"]) != 0
+    assert list(Path().iterdir()) == []
+
+
+def test_an_empty_configuration_of_quantization_says_nothing(tmp_path: Path) -> None:
+    model = save(tmp_path / "in", {LINEAR: weight(8, 32)}, {**CONFIG, "quantization_config": {}})
+    quantize(model, tmp_path / "out")
+    assert verify(tmp_path / "out", model).ok
+
+
+def test_used_up_inodes_and_quotas_are_not_called_a_full_disk(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(open_source(model), "w4a16", limits=ONE)
+    real = os.statvfs
+    for number, rule in ((errno.ENOSPC, r"no room for more files \(inodes\)"), (errno.EDQUOT, "your quota")):
+        with monkeypatch.context() as context:
+            context.setattr(os, "pwrite", _Fails("pwrite", number, 3))
+            context.setattr(os, "statvfs", lambda path: _without_inodes(real(path)))
+            with pytest.raises(CheckpointError, match=rule):
+                run(plan, tmp_path / "out")
+
+
+def _without_inodes(found: os.statvfs_result) -> os.statvfs_result:
+    return os.statvfs_result((*found[:5], 1000, 0, 0, *found[8:]))

@@ -294,3 +294,40 @@ def test_a_record_with_fewer_digests_than_parts_proves_nothing(
     forged.close()
     assert len(done) > 0
     assert resumed(plan_of(source), out, golden).resumed == 0
+
+
+def scaled(path: Path) -> None:
+    """Change a shard in place, and set its time back."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        file.write(bytes(100))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_source_changed_in_place_with_its_old_time_is_read_again(source: Path, tmp_path: Path) -> None:
+    own = tmp_path / "in"
+    shutil.copytree(source, own)
+    stop_after(plan_of(own), tmp_path / "out", 40)
+    scaled(own / "model-00001-of-00003.safetensors")
+    run(plan_of(own), tmp_path / "expected")
+    result = resumed(plan_of(own), tmp_path / "out", digests(tmp_path / "expected"))
+    assert any("changed since the interrupted run" in note for note in result.notes)
+
+
+def test_a_source_that_changes_during_a_run_costs_its_own_units_only(source: Path, tmp_path: Path) -> None:
+    own = tmp_path / "in"
+    shutil.copytree(source, own)
+    plan = plan_of(own)
+    with pytest.raises(
+        CheckpointError, match=r"\(.*ctime_ns\) changed since the checkpoint was opened"
+    ) as caught:
+        run(
+            plan,
+            tmp_path / "out",
+            on_progress=lambda *_: scaled(own / "model-00003-of-00003.safetensors"),
+        )
+    assert "run the same command again to resume" in caught.value.__notes__[0]
+    assert all(path.name.startswith(".") for path in (tmp_path / "out").iterdir())
+    run(plan_of(own), tmp_path / "expected")
+    assert resumed(plan_of(own), tmp_path / "out", digests(tmp_path / "expected")).resumed > 0

@@ -6,7 +6,8 @@ import json
 import os
 import pickle
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.checkpoint.safetensors_bytes import blob, spec
 
 from zeropoint.checkpoint import source as source_module
 from zeropoint.checkpoint.source import open_source
+from zeropoint.checkpoint.verify import verify
 from zeropoint.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
@@ -361,3 +363,35 @@ def test_a_hostile_file_name_is_escaped_in_notes(tmp_path: Path) -> None:
     source = open_source(lay_out(tmp_path, SHARDED, {"\x1b[31m\n.bin": b""}))
     assert all(note.isprintable() for note in source.notes)
     assert "\\x1b[31m\\n.bin" in source.notes[0]
+
+
+def test_a_file_that_was_changed_and_set_back_in_time_is_found(tmp_path: Path) -> None:
+    path = lay_out(tmp_path, SHARDED) / ONE
+    source = open_source(tmp_path)
+    before = path.stat()
+    time.sleep(0.02)  # the clock of the file system has ticks of some milliseconds
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x55")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(CheckpointError, match=r"\(ctime_ns\) changed since the checkpoint was opened"):
+        source.check_unchanged()
+
+
+@pytest.mark.parametrize(
+    "config", [{"model_type": ["x"]}, {"model_type": {}}, {"text_config": {"model_type": 7}}]
+)
+def test_a_type_of_model_that_is_not_a_word_is_refused(tmp_path: Path, config: dict[str, object]) -> None:
+    lay_out(tmp_path, SHARDED)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "but it must be text; download it again" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("open_", [open_source, verify])
+def test_no_path_is_not_the_current_directory(
+    open_: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay_out(tmp_path, SHARDED)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=r"the path is empty; name a directory, or write \. for the"):
+        open_("")

@@ -176,10 +176,9 @@ class Stage:
         self.check()
         done = self.is_complete and not (self.out / JOURNAL).exists()
         ran = run_here(self.arguments)
+        assert ran.status == 0, f"I5: {ran.err}"
         if done and not self.old:  # nothing was left to do, and what is complete is not written again
-            assert "choose an empty directory, or add --overwrite" in ran.err, ran
-        else:
-            assert ran.status == 0, f"I5: {ran.err}"
+            assert "is complete already" in ran.out, ran
         self.check_complete()
         self.tally.resumes += 1
 

@@ -100,7 +100,7 @@ _INDEXES = (
     (b'{"weight_map": ' + b"9" * 10_000 + b"}", "Exceeds the limit"),
     (b'{"weight_map": {"a": -Infinity}}', "-Infinity is not JSON"),
     (b"[" * 100_000, "nested too deeply"), (b'{"a":' * 100_000, "nested too deeply"),
-    (b'{"weight_map": {"a": "x", "a": "y"}}', "names twice: 'a'"),
+    (b'{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}', "names twice: 'a'"),
     (b'{"weight_map": {}, "weight_map": {}}', "'weight_map' stands twice"),
     (b"[]", _MAPLESS), (b"{}", _MAPLESS), (b"null", _MAPLESS), (b'"weight_map"', _MAPLESS),
     (b'{"weight_map": {}}', _MAPLESS), (b'{"weight_map": ["a"]}', _MAPLESS),

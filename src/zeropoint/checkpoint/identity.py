@@ -105,7 +105,7 @@ def header_digest(path: Place) -> tuple[int, str]:
 
 def _stamp_text(state: Stamp) -> str:
     # Without the device, whose number a network file system may choose anew at each mount.
-    return f"{state.size} {state.mtime_ns} {state.inode} {state.identity}".strip()
+    return f"{state.size} {state.mtime_ns} {state.ctime_ns} {state.inode} {state.identity}".strip()
 
 
 def _of_text(text: str | None) -> str:

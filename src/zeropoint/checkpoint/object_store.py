@@ -46,11 +46,14 @@ _UPLOAD: dict[str, dict[str, int]] = {
 class Stamp:
     """Identify the state of a file: two equal stamps mean that nobody replaced, resized or rewrote it.
 
+    `ctime_ns`: of the last change of the file or of what is said about it, which nobody can set back as they
+    can `mtime_ns`. So a new owner, name or link counts as a change too, which costs work and no harm.
     `identity`: the ETag of an object, which then has no inode and no device; empty for a file.
     """
 
     size: int
     mtime_ns: int
+    ctime_ns: int
     inode: int
     device: int
     identity: str = ""
@@ -200,7 +203,7 @@ def stamp(path: RemotePath) -> Stamp:
     if facts["type"] != "file":
         raise IsADirectoryError(errno.EISDIR, "it is a folder, not an object", path.url)
     identity = facts.get("ETag") or facts.get("etag") or store.modified(path.url)
-    return Stamp(size=facts["size"], mtime_ns=0, inode=0, device=0, identity=str(identity))
+    return Stamp(size=facts["size"], mtime_ns=0, ctime_ns=0, inode=0, device=0, identity=str(identity))
 
 
 def exists(path: RemotePath) -> bool:

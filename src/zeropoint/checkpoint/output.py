@@ -69,17 +69,25 @@ class Partials:
             os.close(descriptor)
 
     @contextlib.contextmanager
-    def io(self, name: str) -> Iterator[None]:
-        """Turn operating system errors inside the block into a CheckpointError about ``name``."""
+    def io(self, name: str, so_far: str = "nothing was published") -> Iterator[None]:
+        """Turn operating system errors inside the block into a CheckpointError about ``name``.
+
+        so_far: what has become of the output by then.
+        """
         try:
             yield
         except OSError as error:
             reason = f"{shown(self.path / name)} cannot be written: {error.strerror or error}"
-            raise CheckpointError(f"{reason}; {self._remedy(error.errno)}; nothing was published") from error
+            raise CheckpointError(f"{reason}; {self._remedy(error.errno)}; {so_far}") from error
 
     def _remedy(self, number: int | None) -> str:
         if number in _FULL:
             free = _available(self.path)
+            if number == errno.EDQUOT:
+                return "your quota on this file system is used up: make room and start again"
+            found = os.statvfs(self.path)
+            if found.f_files and not found.f_favail:
+                return "the file system has no room for more files (inodes): remove some and start again"
             needed = size_of(self.needed)
             return f"{needed} are needed in all and {size_of(free)} are free: make room and start again"
         if number == errno.EFBIG:
@@ -209,24 +217,24 @@ class OutputDirectory:
         self.sync_names()
         for number, name in enumerate(order):
             if number == len(order) - len(last):
-                self.sync_names()
-            with self.partials.io(name):
-                self._require_replaceable(name)
+                self.sync_names(_PARTLY)
+            self._require_replaceable(name)
+            with self.partials.io(name, "nothing was published" if number == 0 else _PARTLY):
                 self._folder.rename(partial_name(name), name)
-        self.sync_names()
+        self.sync_names("all files were published")
         self._made.clear()
         self._inner.clear()
 
-    def sync_names(self) -> None:
+    def sync_names(self, so_far: str = "nothing was published") -> None:
         """Wait until the names of all files, and of directories that were made for them, are on disk."""
         folders = {(self.path / name).parent for name in self._sizes} | {made.parent for made in self._made}
-        with self.partials.io("."):
+        with self.partials.io(".", so_far):
             for folder in sorted(folders):
                 _sync_directory(folder)
 
     def finish(self) -> None:
         """Remove the journal: the run is over."""
-        with self.partials.io(JOURNAL):
+        with self.partials.io(JOURNAL, "all files were published"):
             with contextlib.suppress(FileNotFoundError):  # somebody was faster
                 self._folder.unlink(JOURNAL)
             _sync_directory(self.path)
@@ -343,6 +351,7 @@ class OutputDirectory:
         return max(0, size - 512 * found.st_blocks)
 
 
+_PARTLY = "some files were published, but not the index"
 _BLOCK = 4096
 
 

@@ -8,25 +8,30 @@ a run that nothing ended.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 
 from ..errors import CheckpointError, ZeropointError
+from .already import done_already
 from .commit import Commit
 from .config_text import WEIGHTS_ONLY_CONFIG
 from .documents import MANIFEST
 from .engine import Engine, Job, local
+from .identity import identity
+from .journal import JOURNAL
 from .manifest import errors, manifest
 from .measure import TensorError
-from .output import OutputDirectory, partial_name
+from .object_store import RemotePath
+from .output import OutputDirectory, Partials, partial_name
 from .plan import Plan, Weight
 from .problems import ObstacleError
 from .resume import State, begin, holds, unproven
 from .safetensors_file import parse_header
 from .source import CONFIG
-from .storage import Place, shown
+from .storage import Place, place, shown
 from .units import Unit, groups, units
 from .work import Done
 from .workers import Progress
@@ -83,10 +88,17 @@ def run(
     else.
 
     After an error of the data nothing is left behind. After Ctrl-C, and when the system fails, what was done
-    stays in hidden files, and the same call goes on with it; a note of the exception says so.
+    stays in hidden files, and the same call goes on with it; a note of the exception says so. Where all is
+    there already, to the byte, nothing is written, which is among the notes of the result.
     """
-    path, all_units = Path(out), units(plan)
+    path, all_units = place(out), units(plan)
+    if isinstance(path, RemotePath):
+        raise CheckpointError(f"{shown(path)} is a URL; use run_to_store")
     with OutputDirectory(path, plan.source.root, _sizes(plan, all_units), overwrite=overwrite) as directory:
+        if not overwrite and not os.path.lexists(directory.path / JOURNAL):
+            there = repeated(plan, all_units, directory.path, directory.partials, on_progress)
+            if there is not None:
+                return there
         state = begin(directory, plan, all_units, restart=restart)
         resumed = len(state.done)
         commit = Commit(state.journal, directory.partials, all_units)
@@ -110,6 +122,26 @@ def run(
     return RunResult(
         path=directory.path, plan=plan, notes=(*plan.notes, *state.notes), units=len(all_units),
         outcomes=outcomes(plan, all_units, state.done), resumed=resumed, sync_seconds=commit.seconds,
+    )  # fmt: skip
+
+
+def repeated(
+    plan: Plan, all_units: Sequence[Unit], path: Place, partials: Partials, on_progress: Progress | None
+) -> RunResult | None:
+    """Return the result of a run whose files are all there already, or None."""
+    done = done_already(plan, all_units, lambda name: path / name, partials, on_progress)
+    if done is None:
+        return None
+    for name, data in last_files(plan, identity(plan), all_units, done).items():
+        try:
+            if not holds(path / name, data, size=len(data)):
+                return None
+        except CheckpointError:  # the manifest is missing
+            return None
+    note = f"{shown(path)} is complete already: it holds what this command writes, so nothing was written"
+    return RunResult(
+        path=path, plan=plan, notes=(*plan.notes, note), outcomes=outcomes(plan, all_units, done),
+        units=len(all_units), resumed=len(all_units), sync_seconds=0.0,
     )  # fmt: skip
 
 
@@ -174,11 +206,11 @@ class ReadBackError(ObstacleError):
 
 
 def last_files(
-    plan: Plan, identity: Mapping[str, str], all_units: Sequence[Unit], done: Mapping[int, Done]
+    plan: Plan, made_of: Mapping[str, str], all_units: Sequence[Unit], done: Mapping[int, Done]
 ) -> dict[str, bytes]:
     """Return the files that say what the others are, by name; the index, the commit, is last."""
     index = next(name for name in plan.texts if name not in (CONFIG, WEIGHTS_ONLY_CONFIG))
-    texts = {MANIFEST: manifest(plan, identity, all_units, done)}
+    texts = {MANIFEST: manifest(plan, made_of, all_units, done)}
     texts |= {name: text for name, text in plan.texts.items() if name != index}
     texts[index] = plan.texts[index]
     return {name: text.encode("utf-8") for name, text in texts.items()}

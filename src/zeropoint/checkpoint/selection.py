@@ -293,7 +293,7 @@ def require_unquantized(entries: Sequence[TensorEntry], config: Mapping[str, Any
     """Raise CheckpointError when a checkpoint is quantized already: doing so again would destroy it."""
     for key in CONFIG_KEYS:
         found = (config or {}).get(key)
-        if found is not None:
+        if found not in (None, {}):
             method = found.get("quant_method") if isinstance(found, dict) else found
             remedy = _DEQUANTIZE if method in _READ else _UNREADABLE
             raise CheckpointError(f"{place} is quantized already ({key} says {method!r}); {remedy}")

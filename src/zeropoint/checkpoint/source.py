@@ -16,6 +16,7 @@ directory. Symbolic links may not leave the directory, but for the cache of hugg
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -31,7 +32,7 @@ from zeropoint.checkpoint.entries import Entries
 from zeropoint.checkpoint.index import NUMBERED, check_index, read_index, require_json
 from zeropoint.checkpoint.names import is_own, is_plain
 from zeropoint.checkpoint.object_store import RemotePath, Stamp, reason
-from zeropoint.checkpoint.problems import listed
+from zeropoint.checkpoint.problems import ObstacleError, listed
 from zeropoint.checkpoint.safetensors_file import LFS_MAGIC, Header, parse_header
 from zeropoint.checkpoint.storage import Place, open_file, shown
 from zeropoint.errors import CheckpointError, printable
@@ -75,21 +76,27 @@ class Source:
     stamps: Mapping[Place, Stamp]
 
     def check_unchanged(self) -> None:
-        """Raise CheckpointError, naming each file, where shards, index or config changed since opening."""
-        changed = []
+        """Raise CheckpointError, naming each file, where shards, index or config changed since opening.
+
+        ObstacleError where a later run can tell what to do again: shards have their names and sizes still.
+        """
+        changed, kept = [], True
         for path, stamp in self.stamps.items():
             try:
                 now = storage.stamp(path)
             except storage.failures(path) as error:
                 changed.append(f"{shown(path)} ({reason(error)})")
+                kept = False
                 continue
             if now != stamp:
-                fields = ("size", "mtime_ns", "inode", "device", "identity")
+                fields = [field.name for field in dataclasses.fields(stamp)]
                 moved = [field for field in fields if getattr(now, field) != getattr(stamp, field)]
                 changed.append(f"{shown(path)} ({', '.join(moved)})")
+                kept = kept and now.size == stamp.size and path.name in self.shards
         if changed:
+            kind = ObstacleError if kept else CheckpointError
             rule = "changed since the checkpoint was opened; stop what writes there and start again"
-            raise CheckpointError(f"{listed(changed)} {rule}")
+            raise kind(f"{listed(changed)} {rule}")
 
 
 def open_source(path: Place | str) -> Source:
@@ -197,21 +204,37 @@ def _inside(root: Place, name: Path | str) -> Place:
 def _choose_index(root: Place, names: Sequence[str], notes: list[str]) -> str | None:
     """Return the index to read, or None where the weights are one file."""
     found = [name for name in names if name.endswith(INDEX_SUFFIX)]
+    own = SINGLE_FILE + ".index.json"
     if SINGLE_FILE in names:
+        if own in found and _agrees(root, own):
+            return own
         if found:
             notes.append(
                 f"{shown(root)} holds both {SINGLE_FILE} and {_quoted(found)}: "
                 f"{SINGLE_FILE} is read, as transformers does"
             )
         return None
-    if SINGLE_FILE + ".index.json" in found:
-        return SINGLE_FILE + ".index.json"
+    if own in found:
+        return own
     if len(found) > 1:
         listed = _quoted(found)
         raise CheckpointError(
             f"{shown(root)} holds {len(found)} indexes ({listed}), but one is read; keep one"
         )
     return found[0] if found else None
+
+
+def _agrees(root: Place, index: str) -> bool:
+    """Return whether an index names the single file with its tensors and no other, as our outputs have it."""
+    path = _inside(root, index)
+    try:
+        if read_index(path)[1] != {SINGLE_FILE}:
+            return False
+        headers = _read_headers(root, [SINGLE_FILE])
+        check_index(path, headers, _merge(headers))
+    except CheckpointError:
+        return False
+    return True
 
 
 def _choose_single(root: Place, names: Sequence[str]) -> str:
@@ -292,7 +315,18 @@ def _read_config(
     if not isinstance(config, dict):
         notes.append(f"{shown(root / CONFIG)} is not a valid configuration ({reason}): weights only")
         return None, text
+    _require_words(config, shown(root / CONFIG))
     return config, text
+
+
+def _require_words(config: Mapping[str, Any], place: str) -> None:
+    """Raise CheckpointError where a model, or a part of it, has a type that is not a word."""
+    for table in (config, *(part for part in config.values() if isinstance(part, dict))):
+        found = table.get("model_type")
+        if found is not None and not isinstance(found, str):
+            raise CheckpointError(
+                f"{place} has the model_type {printable(repr(found))}, but it must be text; download it again"
+            )
 
 
 def _companions(

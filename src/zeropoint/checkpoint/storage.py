@@ -62,13 +62,16 @@ class Listed:
 def place(text: str | Place) -> Place:
     """Return where `text` points to: a path, or an object or folder behind a URL.
 
-    Raises CheckpointError for a URL whose scheme is none of those that are read.
+    Raises CheckpointError for a URL whose scheme is none of those that are read, and for no text at all,
+    which a path would take for the current directory.
 
     >>> place("models/a"), str(place("s3://bucket/a/"))
     (PosixPath('models/a'), 's3://bucket/a')
     """
     if not isinstance(text, str):
         return text
+    if not text:
+        raise CheckpointError("the path is empty; name a directory, or write . for the current one")
     if not _URL.match(text):
         return Path(text)
     if text.lower().startswith("file://"):
@@ -208,7 +211,10 @@ def _require_regular(path: Path, mode: int) -> None:
 
 def stamp_of(result: os.stat_result) -> Stamp:
     """Return the stamp of an `os.stat` result."""
-    return Stamp(size=result.st_size, mtime_ns=result.st_mtime_ns, inode=result.st_ino, device=result.st_dev)
+    return Stamp(
+        size=result.st_size, mtime_ns=result.st_mtime_ns, ctime_ns=result.st_ctime_ns, inode=result.st_ino,
+        device=result.st_dev,
+    )  # fmt: skip
 
 
 def read_into(fd: int, buffer: memoryview, offset: int, *, path: Place | str = "the file") -> None:

@@ -33,10 +33,10 @@ from .identity import identity, require_same, stamps
 from .journal import texts
 from .names import require_outputs
 from .object_store import RemotePath
-from .output import OutputDirectory, partial_name
+from .output import OutputDirectory, Partials, partial_name
 from .plan import Plan
 from .resume import holds, unproven
-from .run import RunResult, is_of_data, last_files, outcomes, read_back
+from .run import RunResult, is_of_data, last_files, outcomes, read_back, repeated
 from .source import MAX_JSON_BYTES
 from .storage import Place, read_small, shown
 from .units import Unit, groups, units
@@ -82,6 +82,9 @@ def run_to_store(
     """
     _require_apart(plan.source.root, out)
     run = _Run(plan, out, on_progress)
+    there = run.repeated()
+    if there is not None:
+        return there
     run.begin(restart=restart)
     resumed = len(run.done)
     sizes = {file.name: file.size for file in run.files}
@@ -176,6 +179,14 @@ class _Run:
         self._on_progress = on_progress
         self._total = sum(unit.nbytes for unit in self.units)
         self._bytes = 0
+
+    def repeated(self) -> RunResult | None:
+        """Return the result where a run that ended well has left all of it, or None."""
+        found = set(object_store.everything(self._out))
+        if _IDENTITY in found or not self._own_at_the_end() <= found:
+            return None
+        partials = Partials(path=Path(), needed=0)
+        return repeated(self._plan, self.units, self._out, partials, self._on_progress)
 
     def begin(self, *, restart: bool) -> None:
         """Take in what an interrupted run left, and leave the record of this one.
@@ -305,8 +316,10 @@ class _Run:
 
     def _own(self) -> set[str]:
         """Return the names of all objects that a run may write."""
-        own = {name for file in self.files for name in (file.name, file.record)}
-        return own | {_IDENTITY, MANIFEST, *self._plan.texts}
+        return self._own_at_the_end() | {_IDENTITY, *(file.record for file in self.files)}
+
+    def _own_at_the_end(self) -> set[str]:
+        return {MANIFEST, *self._plan.texts, *(file.name for file in self.files)}
 
     def _remove_own(self, found: set[str]) -> None:
         # The identity last: until then it says whose the others are.

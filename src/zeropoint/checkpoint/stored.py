@@ -164,7 +164,7 @@ def configuration(source: Source) -> dict[str, Any] | None:
     Raises CheckpointError when it is malformed.
     """
     config = source.config or {}
-    found = next((config[key] for key in CONFIG_KEYS if config.get(key) is not None), None)
+    found = next((config[key] for key in CONFIG_KEYS if config.get(key) not in (None, {})), None)
     if found is None and source.config is None:
         path = source.root / WEIGHTS_ONLY_CONFIG
         if exists(path):
