@@ -1,6 +1,7 @@
 """The kernels on vectors at the edges of what they take over: subnormals, codes, scales, machines."""
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -13,21 +14,47 @@ from zeropoint.ops.threads import thread_limit
 
 WIDE = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "e3m4", "e5m2")
 POWERS = ("mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8", "int4:g64:scale=e8m0")
-NARROW_MACHINE = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "+sse4.2,+f16c"}
-ON_A_NARROW_MACHINE = """
+V2 = "+cx16,+popcnt,+sse,+sse2,+sse3,+sse4.1,+sse4.2,+ssse3"
+MACHINES = {
+    "x86-64-v2": V2,
+    "x86-64-v3": f"{V2},+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe",
+}
+"""Names of processors, with all their features: those that Numba is not told of are the host's."""
+ON_ANOTHER_MACHINE = """
 import sys, torch, zeropoint as zp
+dtypes, *schemes = sys.argv[1:]
 torch.manual_seed(0)
-for scheme in sys.argv[1:]:
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        x = torch.randn(4, 512).to(dtype)
+for dtype in (getattr(torch, name) for name in dtypes.split(",")):
+    for scheme in schemes:
+        x = torch.cat([torch.randn(4, 544), torch.randn(4, 544) * 1e-6]).to(dtype)
         found = {}
         for backend in ("reference", "cpu"):
             with zp.only_backend(backend):
                 q = zp.quantize(x, scheme)
-                found[backend] = (q.data, zp.dequantize(q).view(torch.uint8))
+                values = [q.data, *q.scales, zp.dequantize(q)]
+                found[backend] = [value.view(torch.uint8) for value in values]
         assert all(map(torch.equal, found["reference"], found["cpu"])), (scheme, dtype)
+    if dtype is torch.float16:
+        bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
+        x = bits[torch.isfinite(bits)].repeat(2)[: 1 << 16].reshape(-1, 256)
+        for backend in ("reference", "cpu"):
+            with zp.only_backend(backend):
+                q = zp.quantize(x, "float8_e5m2:cast")
+                again = zp.dequantize(q, torch.float16)
+                found[backend] = [q.data, again.view(torch.uint8)]
+        assert all(map(torch.equal, found["reference"], found["cpu"])), "every float16"
 print("equal")
 """
+
+
+def equal_on(machine: str, dtypes: str, schemes: tuple[str, ...], cache: Path) -> tuple[int, str, str]:
+    """Compare kernels and reference in a process whose kernels are compiled for another processor."""
+    told = {"NUMBA_CPU_NAME": machine, "NUMBA_CPU_FEATURES": MACHINES[machine], "NUMBA_CACHE_DIR": str(cache)}
+    done = subprocess.run(
+        [sys.executable, "-c", ON_ANOTHER_MACHINE, dtypes, *schemes],
+        env=os.environ | told, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
 
 
 def finite_bfloat16() -> torch.Tensor:
@@ -143,13 +170,29 @@ def test_every_code_times_every_power_decodes_as_the_reference(scheme: str, dtyp
     assert_equal_values(q, dtype)
 
 
+X86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="processors of x86-64")
+
+
+@X86
+@pytest.mark.parametrize(("machine", "dtype"), [("x86-64-v2", "float16"), ("x86-64-v3", "float32")])
+def test_other_processors_give_the_same_bytes(machine: str, dtype: str, tmp_path: Path) -> None:
+    """The first has no conversions of float16, for which LLVM calls functions that are not there."""
+    schemes = ("int8:channel", "mxfp4", "float8_e4m3fn:token:scale=input:dialect=compressed-tensors")
+    code, said, errors = equal_on(machine, dtype, schemes, tmp_path)
+    assert (code, said) == (0, "equal\n"), errors
+
+
+@X86
 @pytest.mark.slow
-def test_a_machine_without_wide_vectors_gives_the_same_bytes(tmp_path: Path) -> None:
-    schemes = ("int8:channel", "int4:g128", "int4:g128:asym", "float8_e4m3fn:channel", "mxfp4", "mxfp8_e4m3")
-    command = [sys.executable, "-c", ON_A_NARROW_MACHINE, *schemes, "nvfp4", "nf4", "int3:g64"]
-    environment = os.environ | NARROW_MACHINE | {"NUMBA_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
+@pytest.mark.parametrize("machine", MACHINES)
+def test_other_processors_give_the_same_bytes_for_all_families(machine: str, tmp_path: Path) -> None:
+    schemes = (
+        "int8:channel", "int4:g128", "int4:g128:asym", "float8_e4m3fn:channel", "float8_e5m2:g32:scale=even",
+        "mxfp4", "mxfp8_e4m3", "mxint8", "nvfp4", "nvfp4:dialect=compressed-tensors", "nf4", "int3:g64",
+        "uint8:tensor:asym:dialect=torch", "int4:g32:scale=float16", "int8:block4x64", "int4:g7",
+    )  # fmt: skip
+    code, said, errors = equal_on(machine, "float32,bfloat16,float16", schemes, tmp_path)
+    assert (code, said) == (0, "equal\n"), errors
 
 
 @pytest.mark.parametrize("power", [-124, -30, 0, 41])
