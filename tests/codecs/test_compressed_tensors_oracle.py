@@ -43,7 +43,7 @@ def theirs(w: torch.Tensor, preset: str) -> dict[str, torch.Tensor]:
     scheme = preset_name_to_scheme(preset.upper(), ["Linear"])
     module = torch.nn.Linear(w.shape[1], w.shape[0], bias=False, dtype=w.dtype)
     module.weight.data.copy_(w)
-    initialize_module_for_quantization(module, scheme, force_zero_point=False)
+    initialize_module_for_quantization(module, scheme)  # as oneshot calls it
     arguments = scheme.weights
     low, high = _extremes(w, arguments)
     tensor_scale = None
@@ -106,6 +106,35 @@ def test_every_layer_of_minilm_is_compressed_to_the_same_bytes(
 ) -> None:
     assert len(minilm) == 37
     assert {name: compare(w.to(dtype), preset) for name, w in minilm.items()} == {name: [] for name in minilm}
+
+
+def adversarial(kind: str, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Return a weight of 256 x 256 with what trained weights seldom have."""
+    generator = torch.Generator().manual_seed(seed)
+    w = torch.randn(256, 256, generator=generator)
+    if kind == "pruned":
+        w = w * (torch.rand(256, 256, generator=generator) < 0.5)  # a product with a mask leaves -0.0
+    elif kind == "tiny":
+        w = w * torch.logspace(-6.5, -1, 256)[:, None]
+    elif kind == "wide":
+        w = w * torch.exp2(torch.randn(256, 256, generator=generator) * 6)
+    elif kind == "coarse":
+        w = torch.randint(-12, 13, (256, 256), generator=generator) / 8
+    else:
+        w[torch.rand(256, 256, generator=generator) < 0.9] = 0.0
+        w[:128], w[128:, :128] = -0.0, 0.0
+    return w.clamp(-20000, 20000).to(dtype)  # ranges past float16 are Inf there
+
+
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 7), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["pruned", "tiny", "wide", "coarse", "dead"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_hard_weights_are_compressed_to_the_same_bytes(
+    preset: str, kind: str, dtype: torch.dtype, seeds: range
+) -> None:
+    for seed in seeds:
+        assert compare(adversarial(kind, dtype, seed), preset) == []
 
 
 @pytest.mark.parametrize("columns", [1, 7, 31, 32, 33, 100, 128])

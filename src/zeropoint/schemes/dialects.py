@@ -110,8 +110,8 @@ _DIALECTS = (
     # The same as their text has it, and ONNX's reference evaluator: the division is in the type of the scale.
     Dialect(name="onnx-reference", arithmetic=Arithmetic.INPUT, positive_zero_bits=4),
     # compressed-tensors 0.19 and 0.20 as llm-compressor 0.14 calls it. Its MX rule takes FP4's mantissa width
-    # for every element. It adds a zero point of 0 before it casts to FP8, and its FP4 cast takes the sign
-    # from torch.sign: neither leaves a negative zero.
+    # for every element. To float8 it adds a zero point of 0 (in oneshot; not in model_free_ptq), and its FP4
+    # cast takes the sign from torch.sign: neither leaves a negative zero.
     Dialect(
         name="compressed-tensors",
         arithmetic=Arithmetic.INPUT,

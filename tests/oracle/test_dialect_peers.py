@@ -1,0 +1,180 @@
+"""Dialects beside the programs whose bytes they promise, on random and adversarial tensors."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper
+from tests.property.random_schemes import random_tensor
+from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver
+from torch.ao.quantization.observer import ObserverBase
+
+import zeropoint as zp
+from zeropoint.schemes import Scheme
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+QUICK, SLOW = 40, 1500
+"""Tensors for each scheme and dtype."""
+COUNTS = [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)]
+
+
+def tensors(text: str, dtype: torch.dtype, count: int) -> list[torch.Tensor]:
+    """Return tensors whose ranges have a width, as float32 numbers have one."""
+    rng, found = random.Random(f"{text} {dtype}"), []
+    scheme = Scheme.parse(text)
+    while len(found) < count:
+        x = random_tensor(rng, scheme, dtype)
+        if x.ndim > 1 and x.numel() and bool(torch.isfinite(x.float().max() - x.float().min())):
+            found.append(x)
+    return found
+
+
+def flat(x: torch.Tensor | None) -> list[float]:
+    return [] if x is None else x.flatten().tolist()
+
+
+OBSERVED = {
+    "int8:tensor": (torch.qint8, torch.per_tensor_symmetric),
+    "int8:tensor:asym": (torch.qint8, torch.per_tensor_affine),
+    "uint8:tensor:asym": (torch.quint8, torch.per_tensor_affine),
+    "int8:channel": (torch.qint8, torch.per_channel_symmetric),
+    "int8:channel:asym": (torch.qint8, torch.per_channel_affine),
+    "uint8:channel:asym": (torch.quint8, torch.per_channel_affine),
+    "int4:channel1:asym": (torch.qint8, torch.per_channel_affine),
+}
+
+
+def observer_of(text: str) -> ObserverBase:
+    """Return torch's observer with the codes and blocks of a scheme."""
+    dtype, kind = OBSERVED[text]
+    limits = {"quant_min": -8, "quant_max": 7} if text.startswith("int4") else {}
+    if "channel" not in text:
+        return MinMaxObserver(dtype=dtype, qscheme=kind, **limits)
+    return PerChannelMinMaxObserver(ch_axis=int("channel1" in text), dtype=dtype, qscheme=kind, **limits)
+
+
+def torchs(x: torch.Tensor, text: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return torch's scale, zero point and fake-quantized values."""
+    observer, scheme = observer_of(text), Scheme.parse(text)
+    observer(x)
+    scale, zero = observer.calculate_qparams()
+    if "channel" not in text:
+        values = torch.fake_quantize_per_tensor_affine(x, scale, zero.int(), scheme.qmin, scheme.qmax)
+    else:
+        axis = int("channel1" in text)
+        values = torch.fake_quantize_per_channel_affine(x, scale, zero.int(), axis, scheme.qmin, scheme.qmax)
+    return scale, zero, values
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("text", OBSERVED)
+def test_torch_observes_and_fake_quantizes_so(text: str, dtype: torch.dtype, count: int) -> None:
+    for x in tensors(text, dtype, count):
+        scale, zero, values = torchs(x, text)
+        params = zp.choose_params(x, f"{text}:dialect=torch")
+        q = zp.quantize(x, f"{text}:dialect=torch")
+        assert flat(params.scales[0]) == flat(q.scales[0]) == flat(scale)
+        assert flat(params.zero_point) == flat(q.zero_point) == (flat(zero) if "asym" in text else [])
+        assert torch.equal(zp.fake_quantize(x, params), values), x
+
+
+TYPES = {
+    "int8": TensorProto.INT8, "uint8": TensorProto.UINT8, "int16": TensorProto.INT16,
+    "uint16": TensorProto.UINT16, "int4": TensorProto.INT4, "float8_e4m3fn": TensorProto.FLOAT8E4M3FN,
+    "float8_e5m2": TensorProto.FLOAT8E5M2,
+}  # fmt: skip
+REALS = {torch.float32: TensorProto.FLOAT, torch.float16: TensorProto.FLOAT16}
+
+
+@functools.cache
+def session(element: str, dtype: torch.dtype, axis: int | None, zeroed: bool) -> onnxruntime.InferenceSession:
+    """Return a model of QuantizeLinear and DequantizeLinear; the codes come out as bytes."""
+    kind, real = TYPES[element], REALS[dtype]
+    attributes = {} if axis is None else {"axis": axis}
+    given = ["x", "scale", "zero"] if zeroed else ["x", "scale"]
+    output = {} if zeroed else {"output_dtype": kind}
+    nodes = [
+        helper.make_node("QuantizeLinear", given, ["codes"], **attributes, **output),
+        helper.make_node("DequantizeLinear", ["codes", *given[1:]], ["values"], **attributes),
+    ]
+    inputs = [helper.make_tensor_value_info(n, real, None) for n in given[:2]]
+    if zeroed:
+        inputs.append(helper.make_tensor_value_info("zero", kind, None))
+    outputs = [helper.make_tensor_value_info(n, k, None) for n, k in (("codes", kind), ("values", real))]
+    graph = helper.make_graph(nodes, "both", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 3, 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+
+
+def runtimes(x: torch.Tensor, q: zp.QuantizedTensor, element: str) -> tuple[Any, Any]:
+    """Return onnxruntime's codes and values for the scales and zero points of ``q``."""
+    axis = None if q.scales[0].numel() == 1 and "channel" not in str(q.scheme) else 0
+    run = session(element, x.dtype, axis, q.zero_point is not None)
+    scale = q.scales[0].flatten() if axis is not None else q.scales[0].reshape(())
+    given = {"x": x.numpy(), "scale": scale.numpy()}
+    if q.zero_point is not None:
+        given["zero"] = q.zero_point.reshape(scale.shape).numpy().astype(element)
+    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in given.items()}
+    codes, decoded = run.run_with_ort_values(None, values)
+    return codes, decoded.numpy()
+
+
+ONNX_CASES = [
+    f"{element}:{blocks}{asym}"
+    for element in ("int8", "uint8", "int16", "uint16", "float8_e4m3fn", "float8_e5m2")
+    for blocks in ("tensor", "channel")
+    for asym in (("", ":asym") if element.startswith(("int", "uint")) else ("",))
+    if asym or not element.startswith("uint")
+]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("dtype", REALS, ids=str)
+@pytest.mark.parametrize("text", ONNX_CASES)
+def test_onnxruntime_quantizes_and_dequantizes_so(text: str, dtype: torch.dtype, count: int) -> None:
+    element, tried = text.split(":")[0], 0
+    for x in tensors(text, dtype, count):
+        try:
+            q = zp.quantize(x, f"{text}:scale=input:dialect=onnx")
+        except zp.RangeError:
+            continue  # a scale that float16 cannot hold
+        codes, values = runtimes(x, q, element)
+        if element.startswith(("int", "uint")):
+            assert q.codes.tolist() == codes.numpy().tolist()
+        mine = q.dequantize()
+        assert mine.numpy().tobytes() == values.tobytes(), (x, mine, values)
+        tried += 1
+    assert tried > count // 2
+
+
+@functools.cache
+def dynamic() -> onnxruntime.InferenceSession:
+    node = helper.make_node("DynamicQuantizeLinear", ["x"], ["codes", "scale", "zero"])
+    kinds = (("codes", TensorProto.UINT8), ("scale", TensorProto.FLOAT), ("zero", TensorProto.UINT8))
+    outputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, None)]
+    graph = helper.make_graph([node], "dynamic", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return onnxruntime.InferenceSession(model.SerializeToString(), None, ["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_onnxruntime_quantizes_dynamically_so(count: int) -> None:
+    text = "uint8:tensor:asym"
+    for x in tensors(text, torch.float32, count):
+        width = max(float(x.max()), 0.0) - min(float(x.min()), 0.0)
+        if 0 < width / 255 < 2.0**-126:
+            continue  # such scales are raised to the least normal number
+        codes, scale, zero = dynamic().run(None, {"x": x.numpy()})
+        q = zp.quantize(x, f"{text}:dialect=onnx")
+        assert (flat(q.scales[0]), flat(q.zero_point)) == ([float(scale)], [int(zero)])
+        assert q.codes.tolist() == codes.tolist()
