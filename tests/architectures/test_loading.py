@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,15 @@ transformers = pytest.importorskip("transformers", reason="extra `hf`")
 
 from tests.architectures.trial import COLUMNS, Trial, planned, quiet, save, tried  # noqa: E402 (needs transformers)
 from tests.architectures.zoo import DTYPES, ZOO, Animal  # noqa: E402
-from tests.checkpoint.written import tensors_of  # noqa: E402
+from tests.checkpoint.written import ONE, tensors_of  # noqa: E402
 from transformers import conversion_mapping, core_model_loading  # noqa: E402
 from transformers.quantizers import base  # noqa: E402
 
 from zeropoint.architectures import RENAMED, SPLIT_EXPERTS, loaded_name  # noqa: E402
 from zeropoint.checkpoint.engines import TRANSFORMERS, refusal  # noqa: E402
 from zeropoint.checkpoint.run import run  # noqa: E402
-from zeropoint.checkpoint.tested import rows  # noqa: E402
+from zeropoint.checkpoint.tested import SEVERAL, rows  # noqa: E402
+from zeropoint.checkpoint.verify import verify  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
 
@@ -94,8 +96,6 @@ def renamed_by_transformers(animal: Animal, names: list[str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("animal", ZOO, ids=lambda animal: animal.name)
 def test_modules_are_known_by_the_names_that_transformers_gives_them(animal: Animal, tmp_path: Path) -> None:
-    import json
-
     folder = saved(animal, tmp_path)
     config = json.loads((folder / "config.json").read_text())
     names = [
@@ -133,6 +133,23 @@ def test_a_model_is_loaded_without_its_head(name: str, tmp_path: Path) -> None:
     with quiet():
         _, info = transformers.AutoModel.from_pretrained(tmp_path / "codes", output_loading_info=True)
     assert info["missing_keys"] == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "column"), [("LLaVA", SEVERAL), ("Mistral 3", "fp8_dynamic"), ("GPT-2", "w4a16")]
+)
+def test_names_that_the_loader_gives_are_no_problem_of_what_was_written(
+    name: str, column: str, tmp_path: Path
+) -> None:
+    animal = BY_NAME[name]
+    source = saved(animal, tmp_path / "in")
+    made = planned(animal, source, column)
+    run(made, tmp_path / "codes")
+    written = json.loads(made.texts["config.json"])["quantization_config"]
+    targets = {target for group in written["config_groups"].values() for target in group["targets"]}
+    if column == SEVERAL:
+        assert {"multi_modal_projector.linear_1", "model.multi_modal_projector.linear_1"} <= targets
+    assert verify(tmp_path / "codes", source, limits=ONE).problems == ()
 
 
 def test_what_loads_nowhere_is_refused_and_what_vllm_loads_is_not(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..architectures import loaded_name
 from ..codecs.compressed_tensors_config import QUANT_METHOD, Targets
 from ..codecs.fp8_block import QUANT_METHOD as FP8
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
@@ -113,8 +114,8 @@ def unlisted(source: Source, stored: Stored) -> list[Problem]:
 def idle_targets(source: Source, stored: Stored) -> list[Problem]:
     """Return modules that a group names one by one and that are not there, such as a layer that got lost."""
     broken = {problem.where for problem in stored.problems}
-    return [
-        Problem(where=target, what="a group of the configuration names it, but it is not there")
+    idle = [
+        target
         for target in dict.fromkeys(target for group in stored.groups for target in group.targets)
         if "." in target
         and not target.startswith("re:")
@@ -122,6 +123,15 @@ def idle_targets(source: Source, stored: Stored) -> list[Problem]:
         and stored.modules.number(target) is None
         and source.entries.number(target) is None
         and source.entries.number(f"{target}{WEIGHT}") is None
+    ]
+    if not idle:
+        return []
+    # Groups also hold the names that a loader gives to modules.
+    loaded = {loaded_name(module, source.config or {}) for module in stored.modules}
+    return [
+        Problem(where=target, what="a group of the configuration names it, but it is not there")
+        for target in idle
+        if target not in loaded
     ]
 
 

@@ -82,11 +82,11 @@ def _elsewhere(ignored: Sequence[str], modules: Sequence[str], family: Config) -
     without its head.
     """
     kept = [name for module in ignored for name in loaded_names(module, family)]
-    if not any(map(str.isdigit, ".".join(kept).split("."))):
-        return [name for name in dict.fromkeys(kept) if name not in ignored]
-    others = [name for module in modules for name in loaded_names(module, family)]
-    (expressions, _) = targets([kept, others])
-    return [expression for expression in expressions if expression not in ignored]
+    if any(map(str.isdigit, ".".join(kept).split("."))):
+        others = [name for module in modules for name in loaded_names(module, family)]
+        kept = list(targets([kept, others])[0])
+    known = set(ignored)
+    return [name for name in dict.fromkeys(kept) if name not in known]
 
 
 def _groups(
