@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,26 @@ def test_names_that_the_loader_gives_are_no_problem_of_what_was_written(
     if column == SEVERAL:
         assert {"multi_modal_projector.linear_1", "model.multi_modal_projector.linear_1"} <= targets
     assert verify(tmp_path / "codes", source, limits=ONE).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "included", "column"),
+    [
+        ("Llama", "*embed_tokens", "w8a16"),
+        ("Gemma 3 (text)", "*embed_tokens", "mxfp4a16"),
+        ("Mixtral", "*.gate", "w8a16"),
+        ("Llama", "*embed_tokens", "w8a8"),
+        ("Mixtral", "*.gate", "fp8_dynamic"),
+    ],
+)
+def test_embeddings_and_routers_load_where_all_weights_are_decoded(
+    name: str, included: str, column: str, tmp_path: Path
+) -> None:
+    animal = replace(BY_NAME[name], include=(included,))
+    found = tried(animal, saved(BY_NAME[name], tmp_path / "in"), column, tmp_path)
+    assert (found.problem is None) == (column not in ("w8a8", "fp8_dynamic")), found.problem
+    assert found.as_said, (found.problem, found.verdict)
+    assert found.refused == (found.problem is not None)
 
 
 def test_what_loads_nowhere_is_refused_and_what_vllm_loads_is_not(tmp_path: Path) -> None:

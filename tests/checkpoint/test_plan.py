@@ -71,7 +71,9 @@ def test_a_quantized_embedding_is_a_target_by_name_and_refused_unless_forced(tmp
     made = make_plan(source, "w8a8", selection=Selection(include=("*embed_tokens",)))
     (group,) = json.loads(made.texts["config.json"])["quantization_config"]["config_groups"].values()
     assert group["targets"] == ["Linear", "model.embed_tokens"]
-    with pytest.raises(CheckpointError, match=r"quantized embeddings are read where weights alone .*--force"):
+    with pytest.raises(
+        CheckpointError, match=r"quantized embeddings and routers are read where weights alone .*--force"
+    ):
         require_loadable(made)
 
 

@@ -37,7 +37,7 @@ def test_what_no_engine_loads_is_refused_unless_forced(call: Call, model: Path, 
     line = ("quantize", model, tmp_path / "out", "--to", "w8a8", "--include", "*embed_tokens")
     refused = call(*line)
     assert refused.status == 1
-    assert "quantized embeddings are read where weights alone are quantized" in refused.err
+    assert "quantized embeddings and routers are read where weights alone are quantized" in refused.err
     assert "add --force" in refused.err
     assert not (tmp_path / "out").exists()
     forced = call(*line, "--force")

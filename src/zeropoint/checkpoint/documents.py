@@ -21,7 +21,7 @@ from .config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from .decisions import Decision
 from .experts import is_expert, matrices
 from .origin import Floats
-from .selection import Why, is_fused_experts, module_of
+from .selection import Why, is_fused_experts, module_of, subject_of
 from .source import CONFIG, INDEX_SUFFIX, SINGLE_FILE
 from .tied import tied_heads
 
@@ -112,7 +112,7 @@ def _groups(
     if len(modules) == 1:
         (layer,) = modules
         assert isinstance(layer, LayerScheme)
-        return [Group(layer=layer, targets=(LINEAR, *odd_targets(decisions)))]
+        return [Group(layer=layer, targets=(LINEAR, *odd_targets(decisions, family)))]
     ordered = sorted(modules, key=lambda layer: not any(map(is_expert, modules[layer])))
     found = targets(
         [[name for m in modules[layer] for name in loaded_names(m, family)] for layer in ordered],
@@ -133,12 +133,20 @@ def _group_of(decision: Decision, old: Mapping[str, Any]) -> str:
     return next(name for name, g in groups.items() if matches(module, g["targets"], linear=True))
 
 
-def odd_targets(decisions: Iterable[Decision]) -> list[str]:
-    """Return quantized modules that are no Linear layers, such as embeddings."""
+_MAYBE_ODD = re.compile(r"embed|position|token_type|wte|wpe|shared|bias|norm|router|gat(e|ing)$|wg$|(^|\.)ln")
+_ODD = ("Embedding", "Norm", "Router")
+"""What rules call modules that loaders do not make Linear layers of."""
+
+
+def odd_targets(decisions: Iterable[Decision], family: Config) -> list[str]:
+    """Return quantized modules that are no Linear layers, such as embeddings and routers."""
     return [
         module_of(d.entry.name)
         for d in decisions
-        if d.quantized and d.choice.why is Why.USER and re.search(r"embed|wte|wpe", d.entry.name)
+        if d.quantized
+        and d.choice.why is Why.USER
+        and _MAYBE_ODD.search(module_of(d.entry.name))
+        and subject_of(d.entry, family).type in _ODD
     ]
 
 

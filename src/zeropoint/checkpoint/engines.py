@@ -15,8 +15,10 @@ says so:
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterator
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -25,11 +27,13 @@ from ..codecs.compressed_tensors import Layout, strategy
 from ..codecs.compressed_tensors_config import LayerScheme
 from ..errors import CheckpointError
 from ..schemes import ZeroPoint
+from .config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
 from .documents import odd_targets
 from .experts import is_expert
 from .partners import split_sets
 from .plan import Plan
 from .selection import is_fused_experts
+from .source import CONFIG
 from .tested import tested
 
 
@@ -106,9 +110,10 @@ def _transformers(plan: Plan) -> Iterator[_Problem]:
     if splits_experts(config) and any(is_fused_experts(kept.source) for kept in plan.kept):
         yield Loads.NO, "it takes the experts of this family one by one, and here they are kept as one tensor"
     experts = {weight.layer for weight in plan.weights if is_expert(weight.module)}
-    decoded = len(plan.layers) == 1 and not plan.quantizes_inputs
-    if not decoded and odd_targets(plan.decisions):
-        yield Loads.NO, f"quantized embeddings are read {_DECODED}"
+    written = _written(plan)
+    decoded = written.get("dequantize") is True
+    if not decoded and odd_targets(plan.decisions, config):
+        yield Loads.NO, f"quantized embeddings and routers are read {_DECODED}"
     if not decoded and _transposed(plan):
         yield Loads.NO, f"quantized weights of Conv1D are read {_DECODED}"
     if any(_affine(layer) for layer in plan.layers) and (experts or not decoded):
@@ -122,11 +127,18 @@ def _transformers(plan: Plan) -> Iterator[_Problem]:
             Loads.PARTLY,
             f"{layout} is decoded to bfloat16, and the model is not: pass dtype=torch.bfloat16",
         )
-    answer = tested(model_type(config), plan.layers)
+    answer = tested(model_type(config), plan.layers, several=len(written.get("config_groups", ())) > 1)
     if answer is None:
         yield Loads.UNCHECKED, "not checked for this architecture"
     elif not answer.loads:
         yield Loads.NO, answer.reason
+
+
+def _written(plan: Plan) -> Mapping[str, Any]:
+    """Return what the result's configuration says of quantization."""
+    text = plan.texts.get(CONFIG) or plan.texts.get(WEIGHTS_ONLY_CONFIG) or "{}"
+    found: Mapping[str, Any] = json.loads(text).get(CONFIG_KEY) or {}
+    return found
 
 
 _DECODED = "where weights alone are quantized, all in one way"
@@ -152,11 +164,11 @@ def _vllm(plan: Plan) -> Iterator[_Problem]:
     split = split_sets(plan.decisions)
     if split:
         yield Loads.NO, split[0]
-    if odd_targets(plan.decisions):
-        yield Loads.NO, "quantized embeddings are not read"
+    config = plan.source.config or {}
+    if odd_targets(plan.decisions, config):
+        yield Loads.NO, "quantized embeddings and routers are not read"
     if _transposed(plan):
         yield Loads.NO, "quantized weights of Conv1D are not read"
-    config = plan.source.config or {}
     if unloadable(config) or splits_experts(config):
         yield Loads.UNCHECKED, "not checked for this architecture"
     for layer in plan.layers:

@@ -178,11 +178,6 @@ class Plan:
         return tuple(dict.fromkeys(weight.layer for weight in self.weights))
 
     @property
-    def quantizes_inputs(self) -> bool:
-        """Whether inputs of layers are quantized at run time, too."""
-        return any(layer.input is not None for layer in self.layers)
-
-    @property
     def worked(self) -> tuple[Weight | Restored, ...]:
         """All that is more than copied."""
         return (*self.weights, *self.restored)

@@ -44,13 +44,14 @@ class Answer:
     reason: str = ""
 
 
-def tested(model_type: str, layers: Sequence[LayerScheme]) -> Answer | None:
+def tested(model_type: str, layers: Sequence[LayerScheme], *, several: bool) -> Answer | None:
     """Return what became of a kind of model with the layouts that ``layers`` take, or None if nobody tried.
 
-    What a loader does follows from the layout, so that int4:g32 was tested with w4a16.
+    What a loader does follows from the layout, so that int4:g32 was tested with w4a16. several: whether the
+    configuration has several groups of layers.
     """
     known = _answers().get(model_type, {})
-    ways = [*(_way(layer) for layer in layers), *([SEVERAL] if len(layers) > 1 else [])]
+    ways = [*(_way(layer) for layer in layers), *([SEVERAL] if several else [])]
     if any(way not in known for way in ways):
         return None
     return next((known[way] for way in ways if not known[way].loads), Answer(loads=True))
