@@ -146,7 +146,7 @@ def test_names_that_the_loader_gives_are_no_problem_of_what_was_written(
     source = saved(animal, tmp_path / "in")
     made = planned(animal, source, column)
     run(made, tmp_path / "codes")
-    written = json.loads(made.texts["config.json"])["quantization_config"]
+    written = json.loads(str(made.texts["config.json"]))["quantization_config"]
     targets = {target for group in written["config_groups"].values() for target in group["targets"]}
     if column == SEVERAL:
         assert {"multi_modal_projector.linear_1", "model.multi_modal_projector.linear_1"} <= targets

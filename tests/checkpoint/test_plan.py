@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 def ignored(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, object]) -> list[str]:
     made = make_plan(open_source(save(folder, {LINEAR: weight(8, 32)} | tensors, config)), "w8a8")
-    found: list[str] = json.loads(made.texts["config.json"])["quantization_config"]["ignore"]
+    found: list[str] = json.loads(str(made.texts["config.json"]))["quantization_config"]["ignore"]
     return found
 
 
@@ -69,7 +69,7 @@ def test_quantizing_a_tied_head_is_reported(tmp_path: Path) -> None:
 def test_a_quantized_embedding_is_a_target_by_name_and_refused_unless_forced(tmp_path: Path) -> None:
     source = open_source(save(tmp_path, {LINEAR: weight(8, 32), "model.embed_tokens.weight": weight(8, 32)}))
     made = make_plan(source, "w8a8", selection=Selection(include=("*embed_tokens",)))
-    (group,) = json.loads(made.texts["config.json"])["quantization_config"]["config_groups"].values()
+    (group,) = json.loads(str(made.texts["config.json"]))["quantization_config"]["config_groups"].values()
     assert group["targets"] == ["Linear", "model.embed_tokens"]
     with pytest.raises(
         CheckpointError, match=r"quantized embeddings and routers are read where weights alone .*--force"

@@ -112,6 +112,6 @@ def test_squares_are_told_from_proportions() -> None:
 def test_targets_stay_few_however_many_layers_there_are(folders: dict[int, Path]) -> None:
     counts = []
     for folder in folders.values():
-        config = json.loads(planned(folder, "mixed").texts["config.json"])["quantization_config"]
+        config = json.loads(str(planned(folder, "mixed").texts["config.json"]))["quantization_config"]
         counts.append(sum(len(group["targets"]) for group in config["config_groups"].values()))
     assert len(set(counts)) == 1

@@ -19,32 +19,31 @@ from .output import Partials
 from .plan import Plan
 from .resume import holds, unproven
 from .storage import Place
+from .texts import Text
 from .units import Unit, groups
-from .work import Done
+from .work import Done, Results
 from .workers import Progress
 
 
 def done_already(
     plan: Plan, units: Sequence[Unit], where: Callable[[str], Place], partials: Partials,
     on_progress: Progress | None,
-) -> dict[int, Done] | None:  # fmt: skip
+) -> Results | None:  # fmt: skip
     """Return what a run would do, where the files at ``where`` hold all of it but the manifest, else None.
 
     partials: of the output, for messages. Raises as a run does for data that cannot be quantized.
     """
-    heads = {str(path): (b"", size) for path, size in plan.companions.items()}
-    heads |= {shard.name: (shard.header, shard.size) for shard in plan.shards}
-    for name, text in plan.texts.items():
-        data = text.encode("utf-8")
-        heads[name] = (data, len(data))
+    heads = {str(path): (Text.of(""), size) for path, size in plan.companions.items()}
+    heads |= {shard.name: (shard.head, shard.size) for shard in plan.shards}
+    heads |= {name: (text, text.size) for name, text in plan.texts.items()}
     try:
-        if not all(holds(where(name), head, size=size) for name, (head, size) in heads.items()):
+        if not all(holds(where(name), head.pieces(), size=size) for name, (head, size) in heads.items()):
             return None
     except CheckpointError:  # one is missing, or cannot be read
         return None
-    done: dict[int, Done] = {}
+    done = Results(len(units))
     nowhere = _Nowhere(path=partials.path, needed=partials.needed)
-    job = Job(plan=plan, partials=nowhere, todo=tuple(units), groups=groups(units), scanned={})
+    job = Job(plan=plan, partials=nowhere, todo=units, groups=groups(units), scanned={})
     total, finished = sum(unit.nbytes for unit in units), 0
     with closing(local(job)) as results:
         for result in results:

@@ -95,6 +95,13 @@ class Names(Sequence[str]):
         found = self._slots[self._slot(name.encode("utf-8", "surrogatepass"), hash(name))]
         return None if found < 0 else found
 
+    def numbered(self, name: str) -> int:
+        """Return the number of a text that is there; raises KeyError otherwise."""
+        found = self.number(name)
+        if found is None:
+            raise KeyError(name)
+        return found
+
     def add(self, name: str) -> int | None:
         """Add a text and return its number; None where it was there."""
         text, hashed = name.encode("utf-8", "surrogatepass"), hash(name)

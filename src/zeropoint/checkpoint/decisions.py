@@ -5,16 +5,17 @@ This module joins the selection by name (selection.py) with what the layout can 
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..codecs.compressed_tensors import unfit
 from ..codecs.compressed_tensors_config import LayerScheme
 from ..errors import CheckpointError, RecipeError, count, printable
-from ..recipes import Decision as Named
-from ..recipes import Recipe, Rule
-from .entries import TensorEntry
+from ..recipes import Recipe, Rule, Subject
+from .columns import Kinds, Made
+from .entries import Entries, TensorEntry
 from .experts import matrices
 from .selection import Choice, Selection, Why, choose, subject_of
 from .source import Source
@@ -39,7 +40,7 @@ class Decision:
         return self.choice.why in (Why.UNFIT, Why.UNNAMED)
 
 
-def decide(source: Source, recipe: Recipe, selection: Selection) -> tuple[Decision, ...]:
+def decide(source: Source, recipe: Recipe, selection: Selection) -> Sequence[Decision]:
     """Return the fate of every tensor of ``source``, in the order of its entries.
 
     The rules of ``recipe`` come before the default rules, which decide about what no rule names and give what
@@ -49,27 +50,70 @@ def decide(source: Source, recipe: Recipe, selection: Selection) -> tuple[Decisi
     CheckpointError when an include pattern names nothing that can be, or, under strict, when a linear weight
     is left alone although nobody asked for it.
     """
-    config = source.config or {}
-    layers = _Layers()
-    decisions, used = [], set()
-    named = recipe.decide(subject_of(entry, config) for entry in source.entries.values())
-    for entry, found in zip(source.entries.values(), named, strict=True):
-        rule = None if found.rule is recipe.default else found.rule
-        choice = choose(entry, source.entries, selection, config, rule=rule)
+    entries, config = source.entries, source.config or {}
+    layers, uses = _Layers(), _Uses(recipe)
+
+    def decided(entry: TensorEntry) -> Decision:
+        subject = subject_of(entry, config)
+        found = recipe.first(subject)
+        choice = choose(entry, entries, selection, config, rule=None if found is recipe.default else found)
         if choice.quantize and found.gives is None:
             choice = _left_over(recipe.default)
-        layer = layers.of(found.rule) if choice.quantize else None
-        if layer is not None:
-            used.add(id(found.rule))
-            problem = _misfit(entry, layer)
-            if problem is not None:
-                choice, layer = Choice(quantize=False, why=Why.UNFIT, reason=problem), None
-        decisions.append(Decision(entry=entry, choice=choice, layer=layer))
-    _check_rules(recipe, used, named, decisions)
+        layer = layers.of(found) if choice.quantize else None
+        uses.add(found, entry, choice, quantized=layer is not None)
+        problem = None if layer is None else _misfit(entry, layer)
+        if problem is not None:
+            choice, layer = Choice(quantize=False, why=Why.UNFIT, reason=problem), None
+        return Decision(entry=entry, choice=choice, layer=layer)
+
+    decisions = compact(entries, map(decided, entries.values()))
+    uses.check(subject_of(entry, config) for entry in entries.values())
     _check_includes(selection, decisions)
     if selection.strict:
         _check_strict(decisions)
-    return tuple(decisions)
+    return decisions
+
+
+def compact(entries: Entries, decisions: Iterable[Decision]) -> Sequence[Decision]:
+    """Return the decisions about ``entries``, one for each in their order, in columns."""
+    of, kinds = array("I"), Kinds()
+    for decision in decisions:
+        of.append(kinds.number((decision.choice, decision.layer)))
+
+    def made(number: int) -> Decision:
+        choice, layer = kinds[of[number]]
+        return Decision(entry=entries.at(number), choice=choice, layer=layer)
+
+    return Made(len(of), made)
+
+
+class _Uses:
+    """What became of the rules of a recipe: which decided, and which gave a scheme to something."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._gave: set[int] = set()
+        self._first: dict[int, Decision] = {}
+        self._wished: set[int] = set()
+
+    def add(self, rule: Rule, entry: TensorEntry, choice: Choice, *, quantized: bool) -> None:
+        if quantized:
+            self._gave.add(id(rule))
+        if choice.why is Why.USER:
+            self._wished.add(id(rule))
+        self._first.setdefault(id(rule), Decision(entry=entry, choice=choice, layer=None))
+
+    def check(self, subjects: Iterable[Subject]) -> None:
+        """Raise RecipeError when a rule decided about nothing, or gave a scheme to nothing."""
+        if any(id(rule) not in self._first for rule in self._recipe.rules):
+            self._recipe.decide(subjects)
+        for rule in self._recipe.rules:
+            if rule.gives is None or id(rule) in self._gave or id(rule) in self._wished:
+                continue
+            raise RecipeError(
+                f"{rule.place}: rule ({rule}) gives a scheme to nothing that can be quantized, only to such "
+                f"as {fate(self._first[id(rule)])}; name weights"
+            )
 
 
 class _Layers:
@@ -97,20 +141,6 @@ def _misfit(entry: TensorEntry, layer: LayerScheme) -> str | None:
     if not shapes:
         return "is empty"
     return next(filter(None, (unfit(layer.weight, layer.layout, shape) for shape in shapes)), None)
-
-
-def _check_rules(
-    recipe: Recipe, used: set[int], named: Sequence[Named], decisions: Sequence[Decision]
-) -> None:
-    for rule in recipe.rules:
-        if rule.gives is None or id(rule) in used:
-            continue
-        about = [d for d, found in zip(decisions, named, strict=True) if found.rule is rule]
-        if not any(d.choice.why is Why.USER for d in about):
-            raise RecipeError(
-                f"{rule.place}: rule ({rule}) gives a scheme to nothing that can be quantized, only to such "
-                f"as {fate(about[0])}; name weights"
-            )
 
 
 def _check_includes(selection: Selection, decisions: Sequence[Decision]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..architectures import Config, loaded_names
@@ -12,17 +12,22 @@ from ..codecs.compressed_tensors_config import (
     LINEAR,
     Group,
     LayerScheme,
+    Targets,
     WrittenGroup,
     matches,
     quantization_config,
 )
 from ..codecs.targets import targets
+from ..errors import CheckpointError
+from ..patterns import REGEX
 from .config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from .decisions import Decision
 from .experts import is_expert, matrices
 from .origin import Floats
+from .placement import Placement
 from .selection import Why, is_fused_experts, module_of, subject_of
-from .source import CONFIG, INDEX_SUFFIX, SINGLE_FILE
+from .source import CONFIG, INDEX_SUFFIX, MAX_JSON_BYTES, SINGLE_FILE
+from .texts import Text
 from .tied import tied_heads
 
 MANIFEST = "zeropoint_manifest.json"
@@ -30,28 +35,44 @@ MANIFEST = "zeropoint_manifest.json"
 
 
 def index_and_config(
-    floats: Floats, decisions: Sequence[Decision], places: Mapping[str, tuple[str, int]], *,
-    staying: Sequence[Decision] = (),
-) -> dict[str, str]:  # fmt: skip
+    floats: Floats, decisions: Sequence[Decision], placement: Placement, *, staying: Sequence[Decision] = ()
+) -> dict[str, Text]:
     """Return the index and the configuration, by file name.
 
-    places: the shard and the bytes of each output tensor by name. staying: layers that keep the codes which
+    placement: of all output tensors. staying: layers that keep the codes which
     the configuration of ``floats`` describes.
     """
     source = floats.source
-    index = {
-        "metadata": {"total_size": sum(nbytes for _, nbytes in places.values())},
-        "weight_map": {name: places[name][0] for name in sorted(places)},
-    }
     index_name = source.index or SINGLE_FILE + ".index.json"
     assert index_name.endswith(INDEX_SUFFIX)
-    texts = {index_name: json.dumps(index, indent=2) + "\n"}
+    texts = {index_name: Text.of(_index(placement))}
     config = _config(floats, decisions, staying)
     if source.config is not None and source.config_text is not None:
-        texts[CONFIG] = insert_config(source.config_text, config) if config else source.config_text
+        text = insert_config(source.config_text, config) if config else source.config_text
+        texts[CONFIG] = _readable(Text.of(text))
     elif config:
-        texts[WEIGHTS_ONLY_CONFIG] = json.dumps({CONFIG_KEY: config}, indent=2) + "\n"
+        texts[WEIGHTS_ONLY_CONFIG] = _readable(Text.of(json.dumps({CONFIG_KEY: config}, indent=2) + "\n"))
     return texts
+
+
+def _index(placement: Placement) -> Iterator[str]:
+    """Yield the index as json.dumps writes it with an indent of 2."""
+    yield f'{{\n  "metadata": {{\n    "total_size": {placement.nbytes}\n  }},\n  "weight_map": {{'
+    comma = ""
+    for name, shard in placement.files():
+        yield f"{comma}\n    {json.dumps(name)}: {json.dumps(shard)}"
+        comma = ","
+    yield "\n  }\n}\n"
+
+
+def _readable(text: Text) -> Text:
+    """Return the text of a configuration; raises CheckpointError for one that is too large to be read."""
+    if text.size > MAX_JSON_BYTES:
+        raise CheckpointError(
+            f"{CONFIG} would have {text.size} bytes, above the limit of {MAX_JSON_BYTES} for what it says of "
+            "layers by name; quantize all layers of a kind, or keep all of them"
+        )
+    return text
 
 
 def _config(
@@ -63,19 +84,18 @@ def _config(
     old, family = floats.config or {}, floats.source.config or {}
     groups = _groups(decisions, staying, old, family)
     codes = {decision.entry.name for decision in staying}
-    ignored = _ignored(floats, [d for d in decisions if not d.quantized and d.entry.name not in codes])
-    modules = [m.module for d in decisions if d.quantized for m in matrices(d.entry)]
-    modules += [module_of(d.entry.name) for d in staying]
+    ignored = _ignored(floats, (d for d in decisions if not d.quantized and d.entry.name not in codes))
+
+    def modules() -> Iterator[str]:
+        yield from (m.module for d in decisions if d.quantized for m in matrices(d.entry))
+        yield from (module_of(d.entry.name) for d in staying)
+
     ignored += _elsewhere(ignored, modules, family)
-    ignored += [
-        target
-        for target in old.get("ignore") or []
-        if target not in ignored and not any(matches(module, [target]) for module in modules)
-    ]
+    ignored += _ignored_before(old, set(ignored), modules)
     return quantization_config(groups, ignored, kv_cache=old.get("kv_cache_scheme"))
 
 
-def _elsewhere(ignored: Sequence[str], modules: Sequence[str], family: Config) -> list[str]:
+def _elsewhere(ignored: Sequence[str], modules: Callable[[], Iterator[str]], family: Config) -> list[str]:
     """Return what else names ignored modules, and none of ``modules``: the names that loaders give them.
 
     Numbered ones are named by expressions that hold inside of other models too, as where a model is loaded
@@ -83,10 +103,23 @@ def _elsewhere(ignored: Sequence[str], modules: Sequence[str], family: Config) -
     """
     kept = [name for module in ignored for name in loaded_names(module, family)]
     if any(map(str.isdigit, ".".join(kept).split("."))):
-        others = [name for module in modules for name in loaded_names(module, family)]
+        others = (name for module in modules() for name in loaded_names(module, family))
         kept = list(targets([kept, others])[0])
     known = set(ignored)
     return [name for name in dict.fromkeys(kept) if name not in known]
+
+
+def _ignored_before(
+    old: Mapping[str, Any], ignored: Collection[str], modules: Callable[[], Iterator[str]]
+) -> list[str]:  # fmt: skip
+    """Return what an older configuration ignores as well, unless it names what is quantized now."""
+    before = [target for target in old.get("ignore") or [] if target not in ignored]
+    if not before:
+        return []
+    here = set(modules())
+    idle = {target for target in before if target.startswith(REGEX)}
+    idle = {target for target in idle if not any(map(Targets([target]).match, here))}
+    return [t for t in before if (t in idle if t.startswith(REGEX) else t not in here)]
 
 
 def _groups(

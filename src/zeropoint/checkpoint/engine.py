@@ -7,7 +7,7 @@ what became of each.
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
@@ -33,7 +33,7 @@ class Job:
 
     plan: Plan
     partials: Partials
-    todo: tuple[Unit, ...]
+    todo: Sequence[Unit]
     groups: Mapping[str, tuple[Rows, ...]]
     scanned: Mapping[int, Scanned]
 
@@ -55,33 +55,41 @@ class Engine(Protocol):
 def local(job: Job) -> Results:
     """Do a job on this machine's threads; an :class:`Engine`."""
     stop = threading.Event()
-    tasks = _tasks(job, stop)
     limits = job.plan.limits
-    needed = buffer_bytes([task.unit for task in tasks], limits)
-    done = done_tasks(tasks, workers=limits.workers, buffer_bytes=needed, stop=stop)
+    needed = buffer_bytes(job.todo, limits)
+    done = done_tasks(_tasks(job, stop), workers=limits.workers, buffer_bytes=needed, stop=stop)
     with closing(done) as finished:
         for task in finished:
             assert task.result is not None
             yield task.result
 
 
-def _tasks(job: Job, stop: threading.Event) -> list[_UnitTask]:
-    """Return all work in order.
+def _tasks(job: Job, stop: threading.Event) -> Iterator[_UnitTask]:
+    """Yield all work in order.
 
     A set is scanned before the units ahead of it are done, so that no thread waits for another.
     """
     sets: dict[str, _Extremes] = {}
-    tasks: list[_UnitTask] = []
     ahead: list[_UnitTask] = []
     for unit in job.todo:
         if unit.group is not None and unit.group not in sets:
             members = job.groups[unit.group]
             sets[unit.group] = extremes = _Extremes(members, job.scanned, stop)
-            tasks += [_Scan(member, job, extremes) for member in members if member.number not in job.scanned]
-            tasks += ahead
+            yield from (_Scan(m, job, extremes) for m in members if m.number not in job.scanned)
+            yield from ahead
             ahead.clear()
-        ahead.append(_Do(unit, job, None if unit.group is None else sets[unit.group]))
-    return tasks + ahead
+        found = None if unit.group is None else sets[unit.group]
+        ahead.append(_Do(unit, job, found))
+        if found is not None and unit.group is not None and found.is_last():
+            del sets[unit.group]
+        if len(ahead) > _AHEAD:
+            yield from ahead
+            ahead.clear()
+    yield from ahead
+
+
+_AHEAD = 64
+"""Units that wait for the scans of the next set, at most."""
 
 
 class _Extremes:
@@ -92,7 +100,7 @@ class _Extremes:
     ) -> None:
         self._stop = stop
         self._found = [scanned[unit.number] for unit in members if unit.number in scanned]
-        self._count = len(members)
+        self._count = self._left = len(members)
         self._guard = threading.Lock()
         self._complete = threading.Event()
         if len(self._found) == self._count:
@@ -104,6 +112,11 @@ class _Extremes:
             self._found.append(found)
             if len(self._found) == self._count:
                 self._complete.set()
+
+    def is_last(self) -> bool:
+        """Count a unit that will wait for it, and return whether no other will."""
+        self._left -= 1
+        return not self._left
 
     def wait(self) -> tuple[float, float]:
         """Return those of the set when all units are in; raises Stopped when the run ends before."""

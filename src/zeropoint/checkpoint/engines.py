@@ -137,7 +137,7 @@ def _transformers(plan: Plan) -> Iterator[_Problem]:
 def _written(plan: Plan) -> Mapping[str, Any]:
     """Return what the result's configuration says of quantization."""
     text = plan.texts.get(CONFIG) or plan.texts.get(WEIGHTS_ONLY_CONFIG) or "{}"
-    found: Mapping[str, Any] = json.loads(text).get(CONFIG_KEY) or {}
+    found: Mapping[str, Any] = json.loads(str(text)).get(CONFIG_KEY) or {}
     return found
 
 

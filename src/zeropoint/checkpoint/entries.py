@@ -59,6 +59,14 @@ class Entries(Mapping[str, TensorEntry]):
         """Return the number of the tensor of this name, or None where there is none."""
         return self._names.number(name)
 
+    def numbered(self, name: str) -> int:
+        """Return the number of the tensor of this name, which is there."""
+        return self._names.numbered(name)
+
+    def name(self, number: int) -> str:
+        """Return the name of the tensor of a number."""
+        return self._names[number]
+
     def at(self, number: int) -> TensorEntry:
         """Return the tensor of a number."""
         dtype, shape, file = self._kinds[self._of[number]]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..codecs.compressed_tensors_config import QUANT_METHOD, LayerScheme
 from ..errors import CheckpointError, printable
-from .decisions import Decision, fate, nothing_selected
+from .columns import Made
+from .decisions import Decision, compact, fate, nothing_selected
 from .entries import TensorEntry
 from .origin import Floats, Origin
 from .storage import shown
@@ -23,10 +26,10 @@ class Fates:
     """
 
     floats: Floats
-    decisions: tuple[Decision, ...]
+    decisions: Sequence[Decision]
     staying: tuple[Decision, ...]
     restored: tuple[Origin, ...]
-    kept: tuple[TensorEntry, ...]
+    kept: Sequence[TensorEntry]
     copies: Mapping[str, str]
 
     @staticmethod
@@ -36,32 +39,43 @@ class Fates:
         tied: heads that are copies of an embedding. every: whether layers that are quantized already and not
         anew are written as floats.
         """
-        origins = floats.origins
-        held = [d for d in decisions if not d.quantized and d.entry.name in origins]
-        plain = [d.entry for d in decisions if not d.quantized and d.entry.name not in origins]
-        copies = {entry.name: tied[entry.name] for entry in plain if entry.name in tied}
+        origins, entries = floats.origins, floats.source.entries
+        held, plain, copies = [], array("I"), {}
+        for number, decision in enumerate(decisions):
+            name = decision.entry.name
+            if decision.quantized:
+                continue
+            if name in origins:
+                held.append(decision)
+            elif name in tied:
+                copies[name] = tied[name]
+            else:
+                plain.append(number)
         staying = () if every else tuple(held)
         codes = [entry for d in staying for entry in origins[d.entry.name].stored]
         alone = not any(d.quantized for d in decisions)
         words = {d.entry.name: f"decoded to {d.entry.dtype}" if every else "with its codes" for d in held}
+        said = (_with_words(d, words.get(d.entry.name), alone=alone) for d in decisions)
         return Fates(
-            floats=floats, staying=staying, copies=copies,
-            decisions=tuple(_with_words(d, words.get(d.entry.name), alone=alone) for d in decisions),
+            floats=floats, staying=staying, copies=copies, decisions=compact(entries, said),
             restored=tuple(origins[d.entry.name] for d in held) if every else (),
-            kept=(*(entry for entry in plain if entry.name not in copies), *codes),
+            kept=Made(
+                len(plain) + len(codes),
+                lambda n: entries.at(plain[n]) if n < len(plain) else codes[n - len(plain)],
+            ),
         )  # fmt: skip
 
     @property
-    def quantized(self) -> tuple[tuple[TensorEntry, LayerScheme], ...]:
+    def quantized(self) -> Iterator[tuple[TensorEntry, LayerScheme]]:
         """What is quantized, and how."""
-        return tuple((d.entry, d.layer) for d in self.decisions if d.layer is not None)
+        return ((d.entry, d.layer) for d in self.decisions if d.layer is not None)
 
     def require_sense(self, *, every: bool) -> None:
         """Raise CheckpointError when nothing would be done, or when no configuration could say what was.
 
         every: whether codes that are kept otherwise were to be decoded.
         """
-        if not self.quantized and not self.restored:
+        if next(self.quantized, None) is None and not self.restored:
             if every:
                 place = shown(self.floats.source.root)
                 raise CheckpointError(f"{place} holds no codes to dequantize; pass a quantized checkpoint")
@@ -79,8 +93,8 @@ class Fates:
             f"{printable(head)} is left out: config.json ties it to {printable(embedding)}, which is the same"
             for head, embedding in self.copies.items()
         ]
-        worked = [self.floats.origin(entry) for entry, _ in self.quantized]
-        gone = [beside.name for origin in (*worked, *self.restored) for beside in origin.attendants]
+        worked = (self.floats.origin(entry) for entry, _ in self.quantized)
+        gone = [beside.name for o in itertools.chain(worked, self.restored) for beside in o.attendants]
         if gone:
             notes.append(f"{len(gone)} scales of quantized inputs are left out, such as {printable(gone[0])}")
         if self.staying:

@@ -39,13 +39,20 @@ def identity(plan: Plan) -> dict[str, str]:
         "companions": _digest(f"{path}\0{size}\n" for path, size in sorted(plan.companions.items())),
     }
     fields |= shard_fields(source)
-    fields["output"] = _digest(
-        [shard.name.encode() + b"\0" + shard.header for shard in plan.shards]
-        + [f"{name}\0{text}".encode() for name, text in sorted(plan.texts.items())]
-        + [f"{w.module}\0{w.layer}\0{w.share}\0{_codes(w.origin)}".encode() for w in plan.weights]
-        + [f"{r.placed.name}\0{_codes(r.origin)}".encode() for r in plan.restored]
-    )
+    fields["output"] = _digest(_output(plan))
     return fields
+
+
+def _output(plan: Plan) -> Iterator[str | bytes]:
+    """Yield all that tells one output from another."""
+    heads = ((shard.name, shard.head) for shard in plan.shards)
+    for name, text in (*heads, *sorted(plan.texts.items(), key=lambda item: item[0])):
+        yield f"{name}\0"
+        yield from text.pieces()
+    for w in plan.weights:
+        yield f"{w.module}\0{w.layer}\0{w.share}\0{_codes(w.origin)}"
+    for r in plan.restored:
+        yield f"{r.placed.name}\0{_codes(r.origin)}"
 
 
 SHARD = "shard "

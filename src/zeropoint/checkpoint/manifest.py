@@ -20,62 +20,87 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from .identity import VERSION
 from .measure import TensorError
 from .plan import Plan
-from .units import Rows, Unit
+from .texts import Text
+from .units import Units
 from .work import Done
 
 FORMAT = 1
 
 
-def manifest(plan: Plan, identity: Mapping[str, str], units: Sequence[Unit], done: Mapping[int, Done]) -> str:
-    """Return the text of the manifest of a run all of whose ``units`` are ``done``."""
-    parts: dict[tuple[str, str | None], list[list[Any]]] = {}
-    for unit in units:
-        for span, digest in zip(unit.spans, done[unit.number].digests, strict=True):
-            parts.setdefault((span.file, span.tensor), []).append([span.begin, span.size, digest])
+def manifest(plan: Plan, identity: Mapping[str, str], all_units: Units, done: Mapping[int, Done]) -> Text:
+    """Return the text of the manifest of a run all of whose units are ``done``."""
+    return Text.of(_sealed(_pieces(plan, identity, all_units, done)))
+
+
+def _sealed(pieces: Iterable[str]) -> Iterator[str]:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece.encode())
+        yield piece
+    yield f'"sha256": "{digest.hexdigest()}"\n}}\n'
+
+
+def _pieces(
+    plan: Plan, identity: Mapping[str, str], all_units: Units, done: Mapping[int, Done]
+) -> Iterator[str]:
+    yield f'{{\n"format": {FORMAT},\n"zeropoint": {json.dumps(VERSION)},\n'
+    yield from _section("identity", sorted(identity.items()))
     files: dict[str, Any] = {
-        shard.name: {"size": shard.size, "header": hashlib.sha256(shard.header).hexdigest()}
-        for shard in plan.shards
+        shard.name: {"size": shard.size, "header": shard.head.sha256} for shard in plan.shards
     }
-    for path, size in plan.companions.items():
-        files[str(path)] = {"size": size, "parts": parts.get((str(path), None), [])}
+    for number, (path, size) in enumerate(plan.companions.items()):
+        files[str(path)] = {"size": size, "parts": _parts(all_units, done, "companions", number)}
     for name, text in plan.texts.items():
-        data = text.encode("utf-8")
-        files[name] = {"size": len(data), "parts": [[0, len(data), hashlib.sha256(data).hexdigest()]]}
-    placed = [p for weight in plan.weights for p in weight.outputs]
-    placed += [*(kept.placed for kept in plan.kept), *(restored.placed for restored in plan.restored)]
-    tensors = {p.name: {"file": p.shard, "parts": parts.get((p.shard, p.name), [])} for p in placed}
-    weights = {name: _statistics(error) for name, error in errors(units, done).items()}
-    sections: dict[str, Mapping[str, Any]] = {
-        "identity": identity,
-        "files": files,
-        "tensors": tensors,
-        "weights": weights,
-    }
-    body = ",\n".join(_section(name, table) for name, table in sections.items())
-    text = f'{{\n"format": {FORMAT},\n"zeropoint": {json.dumps(VERSION)},\n{body},\n'
-    return f'{text}"sha256": "{hashlib.sha256(text.encode()).hexdigest()}"\n}}\n'
+        files[name] = {"size": text.size, "parts": [[0, text.size, text.sha256]]}
+    yield from _section("files", sorted(files.items()))
+    yield from _section("tensors", _tensors(plan, all_units, done))
+    modules = [weight.module for weight in plan.weights]
+    order = array("I", sorted(range(len(modules)), key=modules.__getitem__))
+    del modules
+    found = ((plan.weights[n].module, _statistics(error_of(n, all_units, done))) for n in order)
+    yield from _section("weights", found)
 
 
-def errors(units: Sequence[Unit], done: Mapping[int, Done]) -> dict[str, TensorError]:
-    """Return the error of each weight by module, in the order of the units."""
-    found: dict[str, list[TensorError]] = {}
-    for unit in units:
-        error = done[unit.number].error
-        if isinstance(unit, Rows) and error is not None:
-            found.setdefault(unit.weight.module, []).append(error)
-    return {module: TensorError.merge(parts) for module, parts in found.items()}
+def error_of(weight: int, all_units: Units, done: Mapping[int, Done]) -> TensorError:
+    """Return the error of the weight of a number, when all of its units are done."""
+    errors = (done[number].error for number in all_units.of_weight(weight))
+    return TensorError.merge(error for error in errors if error is not None)
 
 
-def _section(name: str, table: Mapping[str, Any]) -> str:
-    """Return a member of the object, a line an entry, so that two manifests can be compared by line."""
-    lines = [f"{json.dumps(key)}: {json.dumps(table[key], allow_nan=False)}" for key in sorted(table)]
-    return f"{json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n}"
+def _tensors(plan: Plan, all_units: Units, done: Mapping[int, Done]) -> Iterator[tuple[str, Any]]:
+    """Yield what is said of each output tensor, by name."""
+    for at, placed in enumerate(plan.placement.by_name):
+        parts = _parts(all_units, done, *plan.placement.owner(at), tensor=placed.name)
+        yield placed.name, {"file": placed.shard, "parts": parts}
+
+
+def _parts(
+    all_units: Units, done: Mapping[int, Done], kind: str, number: int, *, tensor: str | None = None
+) -> list[list[Any]]:
+    """Return the parts of a tensor, or of a file that holds none, from what its units wrote."""
+    return [
+        [span.begin, span.size, digest]
+        for unit in all_units.of(kind, number)
+        for span, digest in zip(all_units[unit].spans, done[unit].digests, strict=True)
+        if span.tensor == tensor
+    ]
+
+
+def _section(name: str, members: Iterable[tuple[str, Any]]) -> Iterator[str]:
+    """Yield a member of the object, a line an entry, so that two manifests can be compared by line."""
+    yield f"{json.dumps(name)}: {{\n"
+    comma = ""
+    for key, value in members:
+        yield f"{comma}{json.dumps(key)}: {json.dumps(value, allow_nan=False)}"
+        comma = ",\n"
+    yield "\n},\n"
 
 
 def _statistics(error: TensorError) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..codecs.compressed_tensors import WORD_BITS, Layout, blocks
 from ..codecs.compressed_tensors_config import LayerScheme
 from ..schemes import ZeroPoint
-from .plan import Weight
+from .placement import Weight
 
 WAYS = (1, 2, 4, 8)
 """Numbers of devices that are looked at."""

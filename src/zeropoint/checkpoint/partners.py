@@ -6,7 +6,6 @@ This module knows names and schemes; it places nothing.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ..codecs.compressed_tensors_config import LayerScheme
@@ -43,15 +42,13 @@ def _set_of(module: str, patterns: Sequence[re.Pattern[str]]) -> str | None:
     return None
 
 
-def fused_sets(modules: Iterable[str]) -> dict[str, str]:
-    """Return module to the name of its set, for modules that share a tensor scale with another one.
+def sharing_set(module: str) -> str | None:
+    """Return the name of the set with whose other members a module shares a tensor scale, or None.
 
-    >>> fused_sets(["a.mlp.gate_proj", "a.mlp.up_proj", "a.mlp.down_proj"])
-    {'a.mlp.gate_proj': 'a.mlp#2', 'a.mlp.up_proj': 'a.mlp#2'}
+    >>> sharing_set("a.mlp.gate_proj"), sharing_set("a.mlp.up_proj"), sharing_set("a.mlp.down_proj")
+    ('a.mlp#2', 'a.mlp#2', None)
     """
-    found = {module: _set_of(module, _SHARING) for module in modules}
-    sizes = Counter(found.values())
-    return {module: name for module, name in found.items() if name is not None and sizes[name] > 1}
+    return _set_of(module, _SHARING)
 
 
 def split_sets(decisions: Iterable[Decision]) -> list[str]:

@@ -1,25 +1,21 @@
 """Decide everything before anything is read or written: each tensor's fate, each output byte's place.
 
 A plan is a value: what is quantized and how, what is kept and why, which files come out with which headers
-and offsets, how much memory and disk it takes. Running it (run.py) makes no more decisions. This module reads
-no weights.
-
-Output shards have the names of the input's, and each tensor stays in its shard. Inside a file, tensors lie in
-the order that safetensors' own writer gives them: falling dtype, then name.
+and offsets (placement.py), how much memory and disk it takes. Running it (run.py) makes no more decisions.
+This module reads no weights.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
+from typing import TypeVar
 
 from ..architectures import is_transposed
-from ..codecs.compressed_tensors import Layout, TensorSpec, row_alignment, tensor_specs
 from ..codecs.compressed_tensors_config import LayerScheme, layer_scheme
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, UnsupportedError, printable
@@ -28,126 +24,17 @@ from ..recipes import Recipe
 from .config_text import WEIGHTS_ONLY_CONFIG
 from .decisions import Decision, decide, fate
 from .documents import MANIFEST, index_and_config
-from .entries import TensorEntry
-from .experts import matrices
 from .fates import Fates
-from .limits import Limits, value_bytes
-from .origin import Floats, Origin, as_floats, unquantized
-from .partners import fused_sets, split_sets
+from .limits import Limits
+from .origin import Floats, as_floats, unquantized
+from .partners import split_sets
+from .placement import Kept, OutputShard, Placement, Restored, SharedScale, Weight
 from .recipe import RecipeText, one_scheme
-from .safetensors_file import DTYPE_BITS, header_bytes
 from .selection import Dequantize, Selection, check_patterns, module_of
 from .source import CONFIG, Source
 from .storage import shown, stamp
+from .texts import Text
 from .tied import tied_copies, tied_heads
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """An output tensor and its place: ``nbytes`` bytes of ``shard`` from the absolute offset ``begin``."""
-
-    name: str
-    spec: TensorSpec
-    shard: str
-    begin: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weight:
-    """A matrix to quantize: where its rows come from, and the tensors that it becomes.
-
-    first: its first row among those of the origin, which for fused experts has more. share: name of the set
-    whose members take one tensor scale together, or None.
-    """
-
-    module: str
-    origin: Origin
-    first: int
-    shape: tuple[int, int]
-    layer: LayerScheme
-    outputs: tuple[Placed, ...]
-    share: str | None = None
-
-    @property
-    def source(self) -> TensorEntry:
-        """The tensor of the source that holds it, as floats."""
-        return self.origin.entry
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of its numbers."""
-        return self.origin.dtype
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row, as floats."""
-        return self.shape[1] * self.dtype.itemsize
-
-    @property
-    def value_bytes(self) -> int:
-        """Memory that each number of a tile takes."""
-        quantizing = value_bytes(self.layer.weight, self.dtype)
-        return quantizing + self.origin.value_bytes - self.dtype.itemsize
-
-    @property
-    def alignment(self) -> int:
-        """Rows of which a part must hold a multiple to be quantized and written alone."""
-        return math.lcm(row_alignment(self.layer.weight), self.origin.alignment)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedScale:
-    """Weights whose tensor scale is that of all of them, and the shards in which they lie."""
-
-    modules: tuple[str, ...]
-    shards: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """A tensor that is copied as it is."""
-
-    source: TensorEntry
-    placed: Placed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """A tensor that is written as the floats that its codes stand for."""
-
-    origin: Origin
-    placed: Placed
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Its rows and columns; all axes but the last count as rows."""
-        *rows, columns = self.origin.entry.shape
-        return math.prod(rows), columns
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row, as floats."""
-        return self.shape[1] * self.origin.dtype.itemsize
-
-    @property
-    def value_bytes(self) -> int:
-        """Memory that each number of a tile takes."""
-        return self.origin.value_bytes
-
-    @property
-    def alignment(self) -> int:
-        """Rows of which a part holds a multiple so that nothing is decoded twice."""
-        return self.origin.alignment
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputShard:
-    """A file to write: its name, its first bytes and its size."""
-
-    name: str
-    header: bytes
-    size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,25 +49,42 @@ class Plan:
     source: Source
     recipe: RecipeText
     selection: Selection
-    decisions: tuple[Decision, ...]
-    weights: tuple[Weight, ...]
-    kept: tuple[Kept, ...]
-    restored: tuple[Restored, ...]
-    shards: tuple[OutputShard, ...]
-    texts: Mapping[str, str]
+    decisions: Sequence[Decision]
+    placement: Placement
+    texts: Mapping[str, Text]
     companions: Mapping[Path, int]
     notes: tuple[str, ...]
     limits: Limits
 
     @property
-    def layers(self) -> tuple[LayerScheme, ...]:
-        """The schemes of weights, in the order of their first weight."""
-        return tuple(dict.fromkeys(weight.layer for weight in self.weights))
+    def weights(self) -> Sequence[Weight]:
+        """What is quantized."""
+        return self.placement.weights
 
     @property
-    def worked(self) -> tuple[Weight | Restored, ...]:
+    def kept(self) -> Sequence[Kept]:
+        """What is copied."""
+        return self.placement.kept
+
+    @property
+    def restored(self) -> Sequence[Restored]:
+        """What is written as floats."""
+        return self.placement.restored
+
+    @property
+    def shards(self) -> tuple[OutputShard, ...]:
+        """The files of weights."""
+        return self.placement.shards
+
+    @property
+    def layers(self) -> tuple[LayerScheme, ...]:
+        """The schemes of weights, in the order of their first weight."""
+        return self.placement.layers
+
+    @property
+    def worked(self) -> Iterator[Weight | Restored]:
         """All that is more than copied."""
-        return (*self.weights, *self.restored)
+        return itertools.chain(self.weights, self.restored)
 
     @property
     def worked_bytes(self) -> int:
@@ -191,7 +95,7 @@ class Plan:
     @property
     def source_bytes(self) -> int:
         """Bytes of all tensors of the source."""
-        return sum(entry.nbytes for entry in self.source.entries.values())
+        return self.source.entries.nbytes
 
     @property
     def output_bytes(self) -> int:
@@ -199,7 +103,7 @@ class Plan:
         return (
             sum(shard.size for shard in self.shards)
             + sum(self.companions.values())
-            + sum(map(len, self.texts.values()))
+            + sum(text.size for text in self.texts.values())
         )
 
     @property
@@ -215,12 +119,13 @@ class Plan:
     @property
     def bits_per_value(self) -> float:
         """Average bits that a quantized number takes, scales and zero points counted."""
-        return 8 * sum(p.nbytes for w in self.weights for p in w.outputs) / max(1, self.quantized_values)
+        return 8 * self.placement.weight_bytes / max(1, self.quantized_values)
 
     @property
     def peak_memory(self) -> int:
         """Estimate of the largest memory of a run, interpreter and libraries included."""
-        largest = max(w.shape[1] * slab_rows(w, self.limits) * w.value_bytes for w in self.worked)
+        kinds = kinds_of(self.worked)
+        largest = max(w.shape[1] * slab_rows(w, self.limits) * w.value_bytes for w in kinds)
         return self.limits.base_memory + self.limits.workers * largest
 
     @property
@@ -250,6 +155,17 @@ def slab_rows(weight: Weight | Restored, limits: Limits) -> int:
     return limits.rows(columns, min(weight.alignment, max(1, rows)), weight.value_bytes)
 
 
+T = TypeVar("T", bound=Weight | Restored)
+
+
+def kinds_of(items: Iterable[T]) -> list[T]:
+    """Return one of each kind."""
+    found: dict[Hashable, T] = {}
+    for item in items:
+        found.setdefault(item.kind, item)
+    return list(found.values())
+
+
 def make_plan(
     source: Source, to: str | RecipeText, *, selection: Selection | None = None, limits: Limits | None = None
 ) -> Plan:
@@ -276,19 +192,17 @@ def make_plan(
     every = selection.dequantize is Dequantize.EVERY
     fates = Fates.of(floats, decisions, tied_copies(source), every=every)
     fates.require_sense(every=every)
-    shards, places = _lay_out(source, _members(fates))
-    located = {name: (placed.shard, placed.nbytes) for name, placed in places.items()}
-    texts = index_and_config(floats, decisions, located, staying=fates.staying)
+    placement = Placement(source, fates)
+    limits = limits.beside(source.entries, placement.by_name)
+    texts = index_and_config(floats, decisions, placement, staying=fates.staying)
     companions = [path for path in floats.source.companions if str(path) not in (*texts, MANIFEST)]
     plan = Plan(
-        source=source, recipe=text, selection=selection, decisions=fates.decisions,
-        weights=_weights(fates, places), shards=shards, texts=texts, limits=limits,
-        kept=tuple(Kept(source=entry, placed=places[entry.name]) for entry in fates.kept),
-        restored=tuple(Restored(origin=o, placed=places[o.entry.name]) for o in fates.restored),
+        source=source, recipe=text, selection=selection, decisions=fates.decisions, placement=placement,
+        texts=texts, limits=limits,
         notes=(*source.notes, *_notes(floats.source, decisions), *split, *fates.notes()),
         companions={path: stamp(source.root / path).size for path in companions},
     )  # fmt: skip
-    for weight in plan.worked:
+    for weight in kinds_of(plan.worked):
         slab_rows(weight, limits)
     return plan
 
@@ -330,90 +244,6 @@ def _require_deterministic(recipe: Recipe) -> None:
                 f"{weight} draws random bits by the place in a tensor, but weights are quantized in parts; "
                 "use half_even"
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Member:
-    """An output tensor before it has a place; ``of`` is the tensor of the source that it comes from."""
-
-    name: str
-    spec: TensorSpec
-    shard: str
-    nbytes: int
-    of: str
-
-    @staticmethod
-    def whole(entry: TensorEntry) -> _Member:
-        """Return a tensor that comes out as ``entry`` says; its dtype may be one that torch has not."""
-        spec = TensorSpec(suffix="", dtype=entry.dtype, shape=entry.shape)
-        return _Member(name=entry.name, spec=spec, shard=entry.file.name, nbytes=entry.nbytes, of=entry.name)
-
-
-def _members(fates: Fates) -> list[_Member]:
-    """Return all output tensors; raises CheckpointError when two would have one name."""
-    members = [_Member.whole(entry) for entry in (*fates.kept, *(o.entry for o in fates.restored))]
-    for entry, layer in fates.quantized:
-        members += [
-            _Member(
-                name=f"{m.module}.{spec.suffix}", spec=spec, shard=entry.file.name, of=entry.name,
-                nbytes=math.prod(spec.shape) * DTYPE_BITS[spec.dtype] // 8,
-            )
-            for m in matrices(entry)
-            for spec in tensor_specs(layer.weight, layer.layout, m.shape, TORCH_DTYPES[entry.dtype])
-        ]  # fmt: skip
-    seen: dict[str, _Member] = {}
-    for member in members:
-        first = seen.setdefault(member.name, member)
-        if first is not member:
-            raise CheckpointError(
-                f"tensor {printable(member.name)} would come out twice, of {printable(first.of)} and of "
-                f"{printable(member.of)}; rename one, or ignore the weight"
-            )
-    return members
-
-
-def _weights(fates: Fates, places: Mapping[str, Placed]) -> tuple[Weight, ...]:
-    """Return the matrices to quantize."""
-    drafts = [(entry, layer, m) for entry, layer in fates.quantized for m in matrices(entry)]
-    shares = fused_sets(m.module for _, layer, m in drafts if layer.layout is Layout.NVFP4)
-    return tuple(
-        Weight(
-            module=m.module, origin=fates.floats.origin(entry), shape=m.shape, layer=layer,
-            first=(m.begin - entry.begin) // (m.shape[1] * TORCH_DTYPES[entry.dtype].itemsize),
-            outputs=tuple(places[name] for name in _names(m.module, layer, m.shape, entry)),
-            share=shares.get(m.module),
-        )
-        for entry, layer, m in drafts
-    )  # fmt: skip
-
-
-def _names(module: str, layer: LayerScheme, shape: tuple[int, int], entry: TensorEntry) -> list[str]:
-    return [
-        f"{module}.{s.suffix}"
-        for s in tensor_specs(layer.weight, layer.layout, shape, TORCH_DTYPES[entry.dtype])
-    ]
-
-
-_DTYPE_ORDER = {name: order for order, name in enumerate(DTYPE_BITS)}
-
-
-def _lay_out(source: Source, members: Sequence[_Member]) -> tuple[tuple[OutputShard, ...], dict[str, Placed]]:
-    """Return the output files and the place of each tensor by name."""
-    by_shard: dict[str, list[_Member]] = {name: [] for name in source.shards}
-    for member in members:
-        by_shard[member.shard].append(member)
-    shards, places = [], {}
-    for name, group in by_shard.items():
-        group.sort(key=lambda m: (-_DTYPE_ORDER[m.spec.dtype], m.name))
-        header = header_bytes(
-            [(m.name, m.spec.dtype, m.spec.shape, m.nbytes) for m in group], source.metadata[name]
-        )
-        begin = len(header)
-        for m in group:
-            places[m.name] = Placed(name=m.name, spec=m.spec, shard=name, begin=begin, nbytes=m.nbytes)
-            begin += m.nbytes
-        shards.append(OutputShard(name=name, header=header, size=begin))
-    return tuple(shards), places
 
 
 def _notes(source: Source, decisions: Sequence[Decision]) -> list[str]:

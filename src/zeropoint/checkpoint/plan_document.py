@@ -15,7 +15,8 @@ from .engines import verdicts
 from .entries import TensorEntry
 from .identity import identity
 from .parallel import indivisible
-from .plan import Placed, Plan
+from .placement import Placed
+from .plan import Plan
 
 FORMAT = "zeropoint_plan"
 VERSION = 1
@@ -43,7 +44,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "peak_memory": plan.peak_memory,
         "tensors": list(tensor_documents(plan)),
         "shards": [{"name": shard.name, "bytes": shard.size} for shard in plan.shards],
-        "files": {name: len(text.encode()) for name, text in plan.texts.items()}
+        "files": {name: text.size for name, text in plan.texts.items()}
         | {str(path): size for path, size in plan.companions.items()},
         "shared_scales": [{"modules": list(s.modules), "shards": list(s.shards)} for s in plan.shared_scales],
         "engines": engine_documents(plan),

@@ -11,7 +11,7 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -141,7 +141,7 @@ def _content(path: Path) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def _prepare(request: Request) -> tuple[Plan, tuple[Unit, ...]]:
+def _prepare(request: Request) -> tuple[Plan, Sequence[Unit]]:
     """Return the driver's plan and its units, made here; raises EngineError where they differ."""
     plan = make_plan(
         open_source(request.source), request.recipe, selection=request.selection, limits=request.limits

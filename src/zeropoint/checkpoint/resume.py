@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from .output import OutputDirectory, partial_name
 from .plan import Plan
 from .quantize import Scratch
 from .storage import OpenFile, Place, open_file, shown
+from .texts import Text
 from .units import Unit, groups
-from .work import PIECE, Done
-from .workers import Task, run_tasks
+from .work import PIECE, Done, Results
+from .workers import Task, done_tasks
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class State:
 
     journal: Journal
     identity: Mapping[str, str]
-    done: dict[int, Done] = field(default_factory=dict)
+    done: MutableMapping[int, Done]
     publishing: bool = False
     published: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
@@ -53,7 +54,7 @@ def begin(directory: OutputDirectory, plan: Plan, units: Sequence[Unit], *, rest
         directory.require_free(published=False)
     with directory.partials.io(JOURNAL):
         journal = Journal(path)
-    state = State(journal=journal, identity=identity(plan))
+    state = State(journal=journal, identity=identity(plan), done=Results(len(units)))
     try:
         now = Header(identity=state.identity, stamps=stamps(plan), files=directory.names)
         if journal.records:
@@ -168,62 +169,63 @@ def _forget(state: State, units: Sequence[Unit], changed: Collection[str]) -> in
 
 def _prepare(state: State, directory: OutputDirectory, plan: Plan, units: Sequence[Unit]) -> None:
     """Make or take over every file, and keep of ``state.done`` what they prove."""
-    files = [(shard.name, shard.size, shard.header) for shard in plan.shards]
-    files += [(str(path), size, b"") for path, size in plan.companions.items()]
+    files = [(shard.name, shard.size, shard.head) for shard in plan.shards]
+    files += [(str(path), size, Text.of("")) for path, size in plan.companions.items()]
     named = {name for name, _, _ in files if state.publishing and directory.published(name)}
     for name, size, head in files:
         if name not in named:
-            directory.prepare(name, size, head)
+            directory.prepare(name, size, bytes(head))
     place = {name: directory.path / (name if name in named else partial_name(name)) for name, _, _ in files}
-    state.done = _proven(state.done, units, plan, where=lambda file: place[file])
+    for number in _wrong(state.done, units, plan, where=lambda file: place[file]):
+        del state.done[number]
     missing = {unit.file for unit in units if unit.number not in state.done}
     for name, size, head in files:
         if name not in named:
             continue
-        if name in missing or not holds(directory.path / name, head, size=size):
-            directory.prepare(name, size, head)  # or refuse, where it replaces what may be another's
-            state.done = {
-                unit.number: state.done[unit.number]
-                for unit in units
-                if unit.file != name and unit.number in state.done
-            }
+        if name in missing or not holds(directory.path / name, head.pieces(), size=size):
+            directory.prepare(name, size, bytes(head))  # or refuse, where it replaces what may be another's
+            for number in [unit.number for unit in units if unit.file == name]:
+                state.done.pop(number, None)
         else:
             directory.adopt(name)
             state.published.add(name)
 
 
-def holds(path: Place, head: bytes, *, size: int) -> bool:
-    """Return whether a file has ``size`` bytes, the first of which are ``head``."""
+def holds(path: Place, head: Iterable[bytes], *, size: int) -> bool:
+    """Return whether a file has ``size`` bytes, the first of which are those of ``head``, in pieces."""
     file = open_file(path)
     try:
-        if file.stamp.size != size:
-            return False
-        found = bytearray(len(head))
-        file.read_into(memoryview(found), 0)
+        at = 0
+        for piece in head if file.stamp.size == size else ():
+            found = bytearray(len(piece))
+            file.read_into(memoryview(found), at)
+            at += len(piece)
+            if found != piece:
+                return False
+        return file.stamp.size == size
     finally:
         file.close()
-    return found == head
 
 
 def unproven(
     done: Mapping[int, Done], units: Sequence[Unit], plan: Plan, *, where: Callable[[str], Place]
 ) -> list[Unit]:
     """Return the units that are not done, or whose bytes are not those that they wrote; where: of a file."""
-    proven = _proven(done, units, plan, where=where)
-    return [unit for unit in units if unit.number not in proven]
+    wrong = set(_wrong(done, units, plan, where=where))
+    return [unit for unit in units if unit.number not in done or unit.number in wrong]
 
 
-def _proven(
+def _wrong(
     done: Mapping[int, Done], units: Sequence[Unit], plan: Plan, *, where: Callable[[str], Place]
-) -> dict[int, Done]:
-    """Return the part of ``done`` whose bytes hash to what it says."""
-    proofs = [
-        _Proof(unit, done[unit.number], where(unit.file)) for unit in units if unit.number in done
-    ]  # fmt: skip
-    remote = any(isinstance(proof.place, RemotePath) for proof in proofs)
-    buffer_bytes = _REMOTE_PIECE if remote else PIECE
-    run_tasks(proofs, workers=plan.limits.workers, buffer_bytes=buffer_bytes)
-    return {proof.done.number: proof.done for proof in proofs if proof.ok}
+) -> list[int]:
+    """Return the numbers of the units that are done, but whose bytes do not hash to what that says."""
+    first = next((unit for unit in units if unit.number in done), None)
+    if first is None:
+        return []
+    proofs = (_Proof(u, done[u.number], where(u.file)) for u in units if u.number in done)
+    piece = _REMOTE_PIECE if isinstance(where(first.file), RemotePath) else PIECE
+    with contextlib.closing(done_tasks(proofs, workers=plan.limits.workers, buffer_bytes=piece)) as found:
+        return sorted(proof.done.number for proof in found if not proof.ok)
 
 
 _REMOTE_PIECE = 1 << 23

@@ -9,30 +9,34 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Container, Mapping, Sequence
+from array import array
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 
 from ..errors import CheckpointError, ZeropointError
 from .already import done_already
+from .columns import Made
 from .commit import Commit
 from .config_text import WEIGHTS_ONLY_CONFIG
 from .documents import MANIFEST
 from .engine import Engine, Job, local
 from .identity import identity
 from .journal import JOURNAL
-from .manifest import errors, manifest
+from .manifest import error_of, manifest
 from .measure import TensorError
 from .object_store import RemotePath
-from .output import OutputDirectory, Partials, partial_name
-from .plan import Plan, Weight
+from .output import OutputDirectory, Partials, partial_name, write_at
+from .placement import Weight
+from .plan import Plan
 from .problems import ObstacleError
 from .resume import State, begin, holds, unproven
 from .safetensors_file import parse_header
 from .source import CONFIG
 from .storage import Place, place, shown
-from .units import Unit, groups, units
+from .texts import Text
+from .units import Unit, Units, groups, units
 from .work import Done
 from .workers import Progress
 
@@ -63,7 +67,7 @@ class RunResult:
 
     path: Place
     plan: Plan
-    outcomes: tuple[Outcome, ...]
+    outcomes: Sequence[Outcome]
     notes: tuple[str, ...]
     units: int
     resumed: int
@@ -72,7 +76,7 @@ class RunResult:
     @property
     def error(self) -> TensorError:
         """The error of all quantized weights taken as one."""
-        return TensorError.merge([outcome.error for outcome in self.outcomes])
+        return TensorError.merge(outcome.error for outcome in self.outcomes)
 
 
 def run(
@@ -105,8 +109,8 @@ def run(
         try:
             _do(state, Job(
                 plan=plan, partials=directory.partials, groups=groups(all_units), scanned={},
-                todo=tuple(unit for unit in all_units if unit.number not in state.done),
-            ), engine, commit, on_progress)  # fmt: skip
+                todo=left_of(all_units, state.done),
+            ), all_units, engine, commit, on_progress)  # fmt: skip
             plan.source.check_unchanged()
             commit.start()  # the last bytes go to the disk while all are read back from memory
             read_back(state.done, directory, plan, all_units, published=state.published)
@@ -126,15 +130,15 @@ def run(
 
 
 def repeated(
-    plan: Plan, all_units: Sequence[Unit], path: Place, partials: Partials, on_progress: Progress | None
+    plan: Plan, all_units: Units, path: Place, partials: Partials, on_progress: Progress | None
 ) -> RunResult | None:
     """Return the result of a run whose files are all there already, or None."""
     done = done_already(plan, all_units, lambda name: path / name, partials, on_progress)
     if done is None:
         return None
-    for name, data in last_files(plan, identity(plan), all_units, done).items():
+    for name, text in last_files(plan, identity(plan), all_units, done).items():
         try:
-            if not holds(path / name, data, size=len(data)):
+            if not holds(path / name, text.pieces(), size=text.size):
                 return None
         except CheckpointError:  # the manifest is missing
             return None
@@ -145,10 +149,17 @@ def repeated(
     )  # fmt: skip
 
 
-def outcomes(plan: Plan, all_units: Sequence[Unit], done: Mapping[int, Done]) -> tuple[Outcome, ...]:
+def left_of(all_units: Sequence[Unit], done: Collection[int]) -> Sequence[Unit]:
+    """Return the units that are not done, in their order."""
+    left = array("I", (number for number in range(len(all_units)) if number not in done))
+    return Made(len(left), lambda n: all_units[left[n]])
+
+
+def outcomes(plan: Plan, all_units: Units, done: Mapping[int, Done]) -> Sequence[Outcome]:
     """Return what became of each weight, in the order of the plan, when all units are done."""
-    found = errors(all_units, done)
-    return tuple(Outcome(weight=weight, error=found[weight.module]) for weight in plan.weights)
+    return Made(
+        len(plan.weights), lambda n: Outcome(weight=plan.weights[n], error=error_of(n, all_units, done))
+    )
 
 
 def _sizes(plan: Plan, all_units: Sequence[Unit]) -> dict[str, int]:
@@ -156,25 +167,27 @@ def _sizes(plan: Plan, all_units: Sequence[Unit]) -> dict[str, int]:
     return {
         **{shard.name: shard.size for shard in plan.shards},
         **{str(path): size for path, size in plan.companions.items()},
-        **{name: len(text.encode("utf-8")) for name, text in plan.texts.items()},
-        MANIFEST: _RECORD_BYTES * (len(all_units) + len(plan.worked) + len(plan.kept)),
+        **{name: text.size for name, text in plan.texts.items()},
+        MANIFEST: _RECORD_BYTES * (len(all_units) + len(plan.weights) + len(plan.restored) + len(plan.kept)),
     }
 
 
-def _do(state: State, job: Job, engine: Engine, commit: Commit, on_progress: Progress | None) -> None:
+def _do(
+    state: State, job: Job, all_units: Units, engine: Engine, commit: Commit, on_progress: Progress | None
+) -> None:
     """Do what is still to do, and make it durable."""
     total = job.plan.worked_bytes + sum(job.plan.companions.values())
     left = sum(unit.nbytes for unit in job.todo)
-    names = {unit.number: unit for unit in job.todo}
     with contextlib.closing(engine(job)) as results:
         for result in results:
             if not isinstance(result, Done):
                 continue
             commit.add(result)
             state.done[result.number] = result
-            left -= names[result.number].nbytes
+            unit = all_units[result.number]
+            left -= unit.nbytes
             if on_progress is not None:
-                on_progress(total - left, total, names[result.number].name)
+                on_progress(total - left, total, unit.name)
 
 
 def read_back(
@@ -186,9 +199,10 @@ def read_back(
         if shard.name not in published:
             path = directory.path / partial_name(shard.name)
             parse_header(path)
-            if not holds(path, shard.header, size=shard.size):
+            if not holds(path, shard.head.pieces(), size=shard.size):
                 raise ReadBackError(f"{shown(path)} has not the header that was written; {_CHECK}")
-    waiting = [unit for unit in all_units if unit.file not in published]
+    left = array("I", (at for at, unit in enumerate(all_units) if unit.file not in published))
+    waiting = Made(len(left), lambda n: all_units[left[n]])
     wrong = unproven(done, waiting, plan, where=lambda file: directory.path / partial_name(file))
     if wrong:
         span = wrong[0].spans[0]
@@ -206,30 +220,40 @@ class ReadBackError(ObstacleError):
 
 
 def last_files(
-    plan: Plan, made_of: Mapping[str, str], all_units: Sequence[Unit], done: Mapping[int, Done]
-) -> dict[str, bytes]:
+    plan: Plan, made_of: Mapping[str, str], all_units: Units, done: Mapping[int, Done]
+) -> dict[str, Text]:
     """Return the files that say what the others are, by name; the index, the commit, is last."""
     index = next(name for name in plan.texts if name not in (CONFIG, WEIGHTS_ONLY_CONFIG))
     texts = {MANIFEST: manifest(plan, made_of, all_units, done)}
     texts |= {name: text for name, text in plan.texts.items() if name != index}
     texts[index] = plan.texts[index]
-    return {name: text.encode("utf-8") for name, text in texts.items()}
+    return texts
 
 
-def _publish(state: State, directory: OutputDirectory, plan: Plan, all_units: Sequence[Unit]) -> None:
+def _publish(state: State, directory: OutputDirectory, plan: Plan, all_units: Units) -> None:
     """Write the files that say what the others are, and give every file its name."""
     texts = last_files(plan, state.identity, all_units, state.done)
-    for name, data in texts.items():
+    for name, text in texts.items():
         path = directory.path / name
-        if state.publishing and directory.published(name) and holds(path, data, size=len(data)):
+        if state.publishing and directory.published(name) and holds(path, text.pieces(), size=text.size):
             directory.adopt(name)
             state.published.add(name)
         else:
-            directory.prepare(name, len(data), data)
+            directory.prepare(name, text.size)
+            _write(text, name, directory)
     states = directory.settle(skip=state.published)
     with directory.partials.io("."):
         state.journal.append([{"publish": {} if directory.overwrite else states}])
     directory.publish([name for name in texts if name not in state.published], skip=state.published)
+
+
+def _write(text: Text, name: str, directory: OutputDirectory) -> None:
+    """Write a text into a file that was prepared for it."""
+    at = 0
+    with directory.partials.open(name) as descriptor:
+        for piece in text.pieces():
+            write_at(descriptor, memoryview(piece), at)
+            at += len(piece)
 
 
 def is_of_data(error: BaseException) -> bool:

@@ -18,6 +18,7 @@ import json
 import os
 import stat
 import tempfile
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from . import object_store
+from .columns import Made
 from .documents import MANIFEST
 from .engine import Engine, Job, local
 from .folder import Folder
@@ -39,8 +41,9 @@ from .resume import holds, unproven
 from .run import RunResult, is_of_data, last_files, outcomes, read_back, repeated
 from .source import MAX_JSON_BYTES
 from .storage import Place, read_small, shown
+from .texts import Text
 from .units import Unit, groups, units
-from .work import Done, Scanned
+from .work import Done, Results, Scanned
 from .workers import Progress
 
 RECORDS = ".zeropoint"
@@ -53,8 +56,8 @@ class _File:
 
     name: str
     size: int
-    head: bytes
-    units: tuple[Unit, ...]
+    head: Text
+    units: Sequence[Unit]
 
     @property
     def record(self) -> str:
@@ -147,15 +150,17 @@ def _remove_folders(folder: Path, names: Iterable[str]) -> None:
 
 def _files(plan: Plan, all_units: Sequence[Unit]) -> tuple[_File, ...]:
     """Return the files that units write, in the order in which they are done."""
-    by_name: dict[str, list[Unit]] = {}
+    by_name: dict[str, array[int]] = {}
     for unit in all_units:
-        by_name.setdefault(unit.file, []).append(unit)
-    found = [(shard.name, shard.size, shard.header) for shard in plan.shards]
-    found += [(str(path), size, b"") for path, size in plan.companions.items()]
-    return tuple(
-        _File(name=name, size=size, head=head, units=tuple(by_name.get(name, ())))
-        for name, size, head in found
-    )
+        by_name.setdefault(unit.file, array("I")).append(unit.number)
+
+    def of_file(name: str) -> Sequence[Unit]:
+        numbers = by_name.get(name, array("I"))
+        return Made(len(numbers), lambda n: all_units[numbers[n]])
+
+    found = [(shard.name, shard.size, shard.head) for shard in plan.shards]
+    found += [(str(path), size, Text.of("")) for path, size in plan.companions.items()]
+    return tuple(_File(name=name, size=size, head=head, units=of_file(name)) for name, size, head in found)
 
 
 class _Run:
@@ -169,7 +174,7 @@ class _Run:
         self.units = units(plan)
         self.files = _files(plan, self.units)
         require_outputs((*(file.name for file in self.files), *plan.texts))
-        self.done: dict[int, Done] = {}
+        self.done = Results(len(self.units))
         self.notes: list[str] = []
         self._plan = plan
         self._out = out
@@ -243,7 +248,7 @@ class _Run:
             ]
         except CheckpointError as error:
             raise self._no_record(file.record) from error
-        if not holds(place, file.head, size=file.size):
+        if not holds(place, file.head.pieces(), size=file.size):
             return None
         found = {each.number: each for each in done}
         if unproven(found, file.units, self._plan, where=lambda _: place):
@@ -259,7 +264,7 @@ class _Run:
             for file in self.files:
                 if file.name in self._there:
                     continue
-                directory.prepare(file.name, file.size, file.head)
+                directory.prepare(file.name, file.size, bytes(file.head))
                 job = Job(
                     plan=self._plan, partials=directory.partials, todo=file.units, groups=group,
                     scanned=dict(self._scanned),
@@ -299,8 +304,8 @@ class _Run:
 
     def finish(self) -> None:
         """Write the files that say what the others are, the index last, and remove the records."""
-        for name, data in last_files(self._plan, self._identity, self.units, self.done).items():
-            object_store.write(self._out / name, data)
+        for name, text in last_files(self._plan, self._identity, self.units, self.done).items():
+            object_store.write(self._out / name, bytes(text))
         for record in (*(file.record for file in self.files), _IDENTITY):
             object_store.remove(self._out / record)
 

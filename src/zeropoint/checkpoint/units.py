@@ -8,10 +8,14 @@ is work.py's business.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import overload
 
-from .plan import Kept, Placed, Plan, Restored, Weight
+from .columns import Names
+from .placement import Kept, Placed, Restored, Weight
+from .plan import Plan
 from .quantize import needs_extremes
 from .storage import Place
 
@@ -176,60 +180,159 @@ class Copy:
 Unit = Rows | Restore | Copy
 
 
-def units(plan: Plan) -> tuple[Unit, ...]:
-    """Return all units of a plan, numbered in the order of the source's bytes; companions come last."""
-    shard = {name: number for number, name in enumerate(plan.source.shards)}
-    placed: list[tuple[int, int, int, Weight | Restored | Kept]] = [
-        *((shard[name], at, w.first, w) for w in plan.weights for name, at in (w.origin.place,)),
-        *((shard[name], at, 0, r) for r in plan.restored for name, at in (r.origin.place,)),
-        *((shard[k.source.file.name], k.source.begin, 0, k) for k in plan.kept),
-    ]
-    found: list[Unit] = []
-    for _, _, _, item in sorted(placed, key=lambda each: each[:3]):
-        if isinstance(item, Weight):
-            found += [
-                Rows(number=len(found) + count, weight=item, start=start, rows=rows)
-                for count, (start, rows) in enumerate(_cuts(item))
-            ]
-        elif isinstance(item, Restored):
-            found += [
-                Restore(number=len(found) + count, weight=item, start=start, rows=rows)
-                for count, (start, rows) in enumerate(_cuts(item))
-            ]
+class Units(Sequence[Unit]):
+    """All units of a plan, numbered in the order of the source's bytes; companions come last.
+
+    nbytes: bytes of each, by number. What is kept of one is what it is about, where it begins, and how much
+    of it there is.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._companions = tuple(plan.companions)
+        self._kind, self._item = array("B"), array("I")
+        self._begins, self._counts = array("q"), array("I")
+        self.nbytes = array("q")
+        counts = (len(plan.weights), len(plan.restored), len(plan.kept), len(plan.companions))
+        self._first = [array("q", [0]) * count for count in counts]
+        for kind, number in self._order():
+            self._add(kind, number, (plan.weights, plan.restored, plan.kept)[kind][number])
+        for number, size in enumerate(plan.companions.values()):
+            self._cut(_COMPANION, number, range(0, size, UNIT_BYTES), size, 1)
+
+    def of(self, kind: str, number: int) -> range:
+        """Return the numbers of the units of an item, one of "weights", "restored", "kept", "companions"."""
+        found = _KINDS.index(kind)
+        begin = end = self._first[found][number]
+        while end < len(self) and (self._kind[end], self._item[end]) == (found, number):
+            end += 1
+        return range(begin, end)
+
+    def of_weight(self, number: int) -> range:
+        """Return the numbers of the units of the weight of a number."""
+        return self.of("weights", number)
+
+    def __len__(self) -> int:
+        return len(self._kind)
+
+    @overload
+    def __getitem__(self, at: int) -> Unit: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Unit, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> Unit | tuple[Unit, ...]:
+        numbers = range(len(self))
+        return tuple(map(self._made, numbers[at])) if isinstance(at, slice) else self._made(numbers[at])
+
+    def __iter__(self) -> Iterator[Unit]:
+        return map(self._made, range(len(self)))
+
+    def _order(self) -> list[tuple[int, int]]:
+        """Return (kind, number) of all that lies in shards, in the order of the source's bytes."""
+        plan = self._plan
+        shard = {name: number for number, name in enumerate(plan.source.shards)}
+        keys: list[tuple[int, int, int, int, int]] = []
+        for number, weight in enumerate(plan.weights):
+            name, at = weight.origin.place
+            keys.append((shard[name], at, weight.first, _ROWS, number))
+        for number, restored in enumerate(plan.restored):
+            name, at = restored.origin.place
+            keys.append((shard[name], at, 0, _RESTORE, number))
+        for number, kept in enumerate(plan.kept):
+            keys.append((shard[kept.source.file.name], kept.source.begin, 0, _KEPT, number))
+        keys.sort(key=lambda key: key[:3])
+        return [(kind, number) for _, _, _, kind, number in keys]
+
+    def _add(self, kind: int, number: int, item: Weight | Restored | Kept) -> None:
+        if isinstance(item, Kept):
+            size = item.placed.nbytes
+            self._cut(kind, number, range(0, size, UNIT_BYTES), size, 1)
         else:
+            height, step = item.shape[0], _rows(item)
+            self._cut(kind, number, range(0, height, step), height, item.row_bytes)
+
+    def _cut(self, kind: int, number: int, cuts: range, end: int, each: int) -> None:
+        self._first[kind][number] = len(self)
+        for begin in cuts:
+            count = min(cuts.step, end - begin)
+            self._kind.append(kind)
+            self._item.append(number)
+            self._begins.append(begin)
+            self._counts.append(count)
+            self.nbytes.append(count * each)
+
+    def _made(self, number: int) -> Unit:
+        kind, item = self._kind[number], self._item[number]
+        begin, count = self._begins[number], self._counts[number]
+        if kind == _ROWS:
+            return Rows(number=number, weight=self._plan.weights[item], start=begin, rows=count)
+        if kind == _RESTORE:
+            return Restore(number=number, weight=self._plan.restored[item], start=begin, rows=count)
+        if kind == _KEPT:
+            kept = self._plan.kept[item]
+            placed, source, at = kept.placed, kept.source.file, kept.source.begin
             target = Span(
-                file=item.placed.shard, tensor=item.placed.name, begin=item.placed.begin,
-                size=item.placed.nbytes,
+                file=placed.shard, tensor=placed.name, begin=placed.begin + begin, size=count
             )  # fmt: skip
-            found += _copies(item.source.file, item.source.begin, target, len(found))
-    for path, size in plan.companions.items():
-        target = Span(file=str(path), tensor=None, begin=0, size=size)
-        found += _copies(plan.source.root / path, 0, target, len(found))
-    return tuple(found)
+            return Copy(number=number, source=source, begin=at + begin, target=target)
+        path = self._companions[item]
+        target = Span(file=str(path), tensor=None, begin=begin, size=count)
+        return Copy(number=number, source=self._plan.source.root / path, begin=begin, target=target)
 
 
-def groups(all_units: Sequence[Unit]) -> dict[str, tuple[Rows, ...]]:
-    """Return, by name, the units of each set of weights that must be scanned before it is quantized."""
-    found: dict[str, list[Rows]] = {}
-    for unit in all_units:
-        if isinstance(unit, Rows) and unit.group is not None:
-            found.setdefault(unit.group, []).append(unit)
-    return {name: tuple(members) for name, members in found.items()}
+_KINDS = ("weights", "restored", "kept", "companions")
+_ROWS, _RESTORE, _KEPT, _COMPANION = range(len(_KINDS))
 
 
-def _cuts(weight: Weight | Restored) -> list[tuple[int, int]]:
-    """Return the first row and the number of rows of each unit."""
-    height, columns = weight.shape
-    rows = max(weight.alignment, UNIT_VALUES // max(1, columns) // weight.alignment * weight.alignment)
-    return [(start, min(rows, height - start)) for start in range(0, height, rows)]
+def units(plan: Plan) -> Units:
+    """Return all units of a plan."""
+    return Units(plan)
 
 
-def _copies(source: Place, begin: int, target: Span, number: int) -> list[Unit]:
-    cuts = range(0, target.size, UNIT_BYTES)
-    return [
-        Copy(
-            number=number + count, source=source, begin=begin + cut,
-            target=replace(target, begin=target.begin + cut, size=min(UNIT_BYTES, target.size - cut)),
-        )
-        for count, cut in enumerate(cuts)
-    ]  # fmt: skip
+class Groups(Mapping[str, tuple[Rows, ...]]):
+    """By name, the units of each set of weights that must be scanned before it is quantized."""
+
+    def __init__(self, all_units: Sequence[Unit]) -> None:
+        self._units = all_units
+        self._names = Names()
+        self._heads, self._tails = array("q"), array("q")
+        self._next = array("q", [-1]) * len(all_units)
+        for unit in all_units:
+            if isinstance(unit, Rows) and unit.group is not None:
+                self._join(unit.number, unit.group)
+
+    def _join(self, number: int, group: str) -> None:
+        if self._names.add(group) is not None:
+            self._heads.append(number)
+            self._tails.append(number)
+            return
+        at = self._names.numbered(group)
+        self._next[self._tails[at]] = number
+        self._tails[at] = number
+
+    def __getitem__(self, name: str) -> tuple[Rows, ...]:
+        found, number = [], self._heads[self._names.numbered(name)]
+        while number >= 0:
+            unit = self._units[number]
+            assert isinstance(unit, Rows)
+            found.append(unit)
+            number = self._next[number]
+        return tuple(found)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def groups(all_units: Sequence[Unit]) -> Groups:
+    """Return the sets of units that must be scanned before they are quantized."""
+    return Groups(all_units)
+
+
+def _rows(weight: Weight | Restored) -> int:
+    """Return the rows of a unit."""
+    columns, alignment = weight.shape[1], weight.alignment
+    return max(alignment, UNIT_VALUES // max(1, columns) // alignment * alignment)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,10 +18,12 @@ import torch
 
 from ..codecs.compressed_tensors import encode_constants, encode_part
 from ..errors import CheckpointError, NonFiniteError, ZeropointError, count, printable
+from .columns import Blobs
 from .limits import Limits
 from .measure import TensorError, measure
 from .output import Partials, copy_range, write_at
-from .plan import Weight, slab_rows
+from .placement import Weight
+from .plan import slab_rows
 from .quantize import Scratch, extremes_of, widest
 from .storage import OpenFile, Place, open_file, shown
 from .units import Copy, Restore, Rows, Span, Unit
@@ -112,9 +114,41 @@ def _is_sum(parts: list[object]) -> bool:
     return len(numbers) == len(parts) <= _PARTS and math.fsum(numbers) >= 0
 
 
+class Results(MutableMapping[int, Done]):
+    """What became of units, by number, in few bytes for each of ``count``."""
+
+    def __init__(self, count: int, found: Mapping[int, Done] | None = None) -> None:
+        self._packed = Blobs(count)
+        self.update(found or {})
+
+    def __getitem__(self, number: int) -> Done:
+        data = self._packed[number]
+        count = data[0]
+        digests = tuple(data[1 + 32 * n : 33 + 32 * n].hex() for n in range(count))
+        error = data[1 + 32 * count :]
+        return Done(number=number, digests=digests, error=TensorError.unpack(error) if error else None)
+
+    def __setitem__(self, number: int, done: Done) -> None:
+        digests = b"".join(map(bytes.fromhex, done.digests))
+        error = b"" if done.error is None else done.error.pack()
+        self._packed[number] = bytes([len(done.digests)]) + digests + error
+
+    def __delitem__(self, number: int) -> None:
+        del self._packed[number]
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._packed
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._packed)
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+
 def buffer_bytes(todo: Iterable[Unit], limits: Limits) -> int:
     """Return the bytes of the buffer that a thread needs to do ``todo``."""
-    weights = {id(unit.weight): unit.weight for unit in todo if not isinstance(unit, Copy)}
+    weights = {unit.weight.kind: unit.weight for unit in todo if not isinstance(unit, Copy)}
     tiles = (min(slab_rows(w, limits), w.shape[0]) * w.row_bytes for w in weights.values())
     return max((PIECE, *tiles))
 

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from ..checkpoint.engines import Verdict, verdicts
 from ..checkpoint.parallel import WAYS, Indivisible, indivisible
-from ..checkpoint.plan import OutputShard, Placed, Plan, SharedScale
+from ..checkpoint.placement import OutputShard, Placed, SharedScale
+from ..checkpoint.plan import Plan
 from ..errors import count, size_of
 from .layout import plain
 from .tables import decision_table, folded, lines, times
@@ -52,8 +53,7 @@ def output_table(plan: Plan, *, everything: bool = False) -> Table:
     """Return the tensors that quantized weights become; with ``everything``, the shard of each as well."""
     headings = ("outputs", "n", "dtype", "shape", "size", *(("shard",) if everything else ()))
     table = plain(*headings, numbers=(1, 4))
-    placed = [placed for weight in plan.weights for placed in weight.outputs]
-    for label, group in folded(placed, lambda p: p.name, _kind, everything):
+    for label, group in folded(plan.placement.of_weights, lambda p: p.name, _kind, everything):
         cells = (Text(label), times(group), group[0].spec.dtype, shape(group[0].spec.shape))
         shard = (Text(name(group[0].shard)),) if everything else ()
         table.add_row(*cells, size_of(sum(p.nbytes for p in group)), *shard)

@@ -1,0 +1,69 @@
+"""Long texts in little memory: an index, a manifest or a header says a line of each of very many tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+_PIECE = 1 << 20
+_LEVEL = 1
+"""zlib's fastest: names repeat so much that more effort saves little."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """A text in UTF-8, kept packed. size: its bytes. sha256: their digest."""
+
+    size: int
+    sha256: str
+    _packed: tuple[bytes, ...]
+
+    @staticmethod
+    def of(pieces: str | bytes | bytearray | Iterable[str]) -> Text:
+        """Return a text that may come in pieces.
+
+        >>> text = Text.of(["ab", "c"])
+        >>> text.size, str(text), text == Text.of("abc")
+        (3, 'abc', True)
+        """
+        packer, packed, size, digest = zlib.compressobj(_LEVEL), [], 0, hashlib.sha256()
+        whole = [pieces] if isinstance(pieces, str | bytes | bytearray) else pieces
+        for piece in _gathered(whole):
+            size += len(piece)
+            digest.update(piece)
+            packed.append(packer.compress(piece))
+        packed.append(packer.flush())
+        return Text(size=size, sha256=digest.hexdigest(), _packed=tuple(filter(None, packed)))
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield its bytes, a piece at a time."""
+        unpacker = zlib.decompressobj()
+        for packed in self._packed:
+            left = packed
+            while left:
+                piece = unpacker.decompress(left, _PIECE)
+                left = unpacker.unconsumed_tail
+                if piece:
+                    yield piece
+        rest = unpacker.flush()
+        if rest:
+            yield rest
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.pieces())
+
+    def __str__(self) -> str:
+        return bytes(self).decode("utf-8")
+
+
+def _gathered(parts: Iterable[str | bytes | bytearray]) -> Iterator[bytes]:
+    """Yield the bytes of texts in pieces that are worth a call."""
+    buffer = bytearray()
+    for part in parts:
+        buffer += part.encode("utf-8") if isinstance(part, str) else part
+        if len(buffer) >= _PIECE:
+            yield bytes(buffer)
+            buffer.clear()
+    yield bytes(buffer)
