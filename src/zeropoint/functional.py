@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch._C import _functorch
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from .errors import DtypeError, ShapeError, UnsupportedError
 from .formats.torch_dtypes import INPUT_DTYPES, wide_dtype
 from .layout.blocks import reduce_blocks
-from .ops import library, reference, registry
+from .ops import library, reference, registry, through
 from .ops.row_errors import RowErrors
 from .ops.threads import gradual_underflow
 from .params import QuantizationParams
@@ -80,7 +81,8 @@ def quantize(
         return _quantize_into(source, scheme, out)
     if isinstance(scheme, QuantizationParams):
         params = fit_params(scheme, tuple(x.shape), x.dtype)
-        data = library.quantize(source, list(params.scales), params.zero_point, params.text)
+        scales, zero_point = through.detached((params.scales, params.zero_point))
+        data = library.quantize(source, list(scales), zero_point, params.text)
         return QuantizedTensor(data=data, params=params, shape=tuple(x.shape), dtype=x.dtype)
     parsed, text = _resolve(scheme)
     data, *rest = library.quantize_dynamic(source, text)
@@ -119,6 +121,8 @@ def _quantize_into(
     extremes: tuple[float, float] | None = None,
 ) -> QuantizedTensor:  # fmt: skip
     given = isinstance(scheme, QuantizationParams)
+    if not isinstance(out, QuantizedTensor):
+        raise DtypeError(f"out (a {type(out).__name__}) must be a QuantizedTensor, an earlier result")
     params = (
         fit_params(scheme, tuple(x.shape), x.dtype) if isinstance(scheme, QuantizationParams) else out.params
     )
@@ -133,7 +137,7 @@ def _quantize_into(
     if given:
         backend = library.backend_for(registry.Op.QUANTIZE, x, parsed)
         with gradual_underflow():
-            data = backend.quantize(x, parsed, (params.scales, params.zero_point), out.data)
+            data = backend.quantize(x, parsed, through.detached((params.scales, params.zero_point)), out.data)
         return QuantizedTensor(data=data, params=params, shape=out.shape, dtype=out.dtype)
     backend = library.backend_for(registry.Op.QUANTIZE_DYNAMIC, x, parsed)
     with gradual_underflow():
@@ -200,10 +204,11 @@ def dequantize(
 
 
 def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) -> torch.Tensor:
-    """Return ``dequantize(quantize(x, params))``, bit for bit, differentiable in ``x``.
+    """Return ``dequantize(quantize(x, params))``, bit for bit, differentiable in ``x`` and in given scales.
 
     The gradient is the straight-through estimator: 1 where ``x``, rounded, lies within the codes (ends
-    included), else 0. A scheme instead of parameters takes them from ``x`` itself.
+    included), else 0; scales and real zero points that require a gradient get that of LSQ, see
+    :mod:`zeropoint.ops.through`. A scheme instead of parameters takes them from ``x`` itself.
     """
     check_input(x)
     if not isinstance(params, QuantizationParams):
@@ -212,6 +217,9 @@ def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) ->
             return q.dequantize()  # nobody asks for a gradient, and the codes are there
         params = q.params
     fitted = fit_params(params, tuple(x.shape), x.dtype)
+    given = fitted.scales, fitted.zero_point
+    if through.learns(given):
+        return through.fake_quantize(x, fitted.scheme, given)
     result: torch.Tensor = library.fake_quantize(x, list(fitted.scales), fitted.zero_point, fitted.text)
     return result
 
@@ -275,6 +283,14 @@ def fit_params(params: QuantizationParams, shape: tuple[int, ...], dtype: torch.
 def _spread(values: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
     """Return one number for each place of a grid: those that there are, or the only one everywhere."""
     return values.reshape(grid) if math.prod(grid) == values.numel() else values.reshape(()).repeat(grid)
+
+
+def detached_params(params: QuantizationParams) -> QuantizationParams:
+    """Return parameters without gradients, which share the memory: themselves where they have none."""
+    if not any(tensor.requires_grad for tensor in params.tensors().values()):
+        return params
+    scales, zero_point = through.detached((params.scales, params.zero_point))
+    return replace(params, scales=scales, zero_point=zero_point)
 
 
 def _long_axes(shape: Iterable[int]) -> tuple[int, ...]:

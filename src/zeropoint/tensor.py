@@ -18,7 +18,7 @@ from .errors import CheckpointError, DtypeError, printable
 from .formats import IntFormat
 from .formats.torch_dtypes import INPUT_DTYPES
 from .layout import packing
-from .ops import library
+from .ops import library, through
 from .params import QuantizationParams
 from .params.arithmetic import parameter_tensors
 from .schemes import Scheme
@@ -91,12 +91,17 @@ class QuantizedTensor:
         return self.params.error_bound(self.dtype)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return the values, in the original dtype unless another is given."""
-        wanted = dtype or self.dtype
+        """Return the values, in the original dtype unless another is given; differentiable in scales."""
+        wanted, params = dtype or self.dtype, (self.scales, self.zero_point)
+        if through.learns(params):
+            return through.dequantize_codes(
+                self.data, self.scheme, params, shape=self.shape, dtype=wanted, own_dtype=self.dtype
+            )
+        scales, zero_point = through.detached(params)
         values: torch.Tensor = library.dequantize(
             self.data,
-            list(self.scales),
-            self.zero_point,
+            list(scales),
+            zero_point,
             self.params.text,
             list(self.shape),
             wanted,

@@ -19,6 +19,8 @@ from . import reference
 from .registry import Op, Params, Request
 
 Slice = slice | tuple[()]
+CHUNK = 1 << 17
+"""Elements of the workspace, 1 MiB of float64, unless a row alone has more."""
 
 
 def refusal(request: Request) -> str | None:
@@ -57,15 +59,18 @@ class InPlace:
         self._chunks = _chunks(shape)
         rows = max((pick.stop - pick.start for pick in self._chunks if isinstance(pick, slice)), default=0)
         side = (rows, *shape[1:]) if shape else ()
-        needs = request.op in (Op.QUANTIZE, Op.FAKE_QUANTIZE_BACKWARD)
+        needs = request.op is Op.QUANTIZE
         masks = request.op is Op.FAKE_QUANTIZE_BACKWARD
         self._steps = torch.empty(side if needs else 0, dtype=torch.float64, device=request.device)
         self._fits = torch.empty((2, *side) if masks else 0, dtype=torch.bool, device=request.device)
         self._nothing = torch.zeros((), dtype=torch.float64, device=request.device)
+        self._total = torch.zeros((), dtype=torch.float64, device=request.device)
         assert isinstance(scheme.element, IntFormat)
         self._codes = torch.int8 if scheme.element.signed else torch.uint8
-        held = (self._scale, self._zero, self._steps, self._fits, self._nothing)
-        self.nbytes = sum(tensor.nbytes for tensor in held)
+        self.workspace_bytes = (
+            self._steps.nbytes + self._fits.nbytes + self._nothing.nbytes + self._total.nbytes
+        )
+        self.parameter_bytes = self._scale.nbytes + self._zero.nbytes
 
     def runner(self, op: Op) -> Callable[..., None]:
         """Return the function for ``op``, of the tensors that a prepared kernel takes."""
@@ -83,7 +88,8 @@ class InPlace:
             steps = self._part(self._steps, pick)
             # Inf and NaN times zero are NaN, and so is the sum of all.
             torch.mul(x[pick], 0.0, out=steps)
-            if math.isnan(steps.sum().item()):
+            torch.sum(steps, tuple(range(steps.dim())), out=self._total)
+            if math.isnan(self._total.item()):
                 reference.require_finite(x)
             self._round(x, pick, steps)
             codes[pick].copy_(steps.clamp_(self._low, self._high))
@@ -106,13 +112,12 @@ class InPlace:
     ) -> None:
         assert params is None
         for pick in self._chunks:
-            steps = self._part(self._steps, pick)
-            low, high = self._part(self._fits[0], pick), self._part(self._fits[1], pick)
-            self._round(x, pick, steps)
-            torch.ge(steps, self._low, out=low)
-            torch.le(steps, self._high, out=high)
-            low.logical_and_(high)
             slope, target = grad[pick], out[pick]
+            low, high = self._part(self._fits[0], pick), self._part(self._fits[1], pick)
+            self._round(x, pick, target)
+            torch.ge(target, self._low, out=low)
+            torch.le(target, self._high, out=high)
+            low.logical_and_(high)
             torch.copysign(self._nothing.expand(slope.shape), slope, out=target)
             torch.where(low, slope, target, out=target)
 
@@ -139,10 +144,10 @@ class InPlace:
 
 
 def _chunks(shape: tuple[int, ...]) -> list[Slice]:
-    """Return indices that cut a tensor of ``shape`` along its first axis, as the reference does."""
+    """Return indices that cut a tensor of ``shape`` along its first axis into about CHUNK elements each."""
     if not shape:
         return [()]
-    rows = max(1, reference.CHUNK // max(1, math.prod(shape[1:])))
+    rows = max(1, CHUNK // max(1, math.prod(shape[1:])))
     return [slice(begin, min(begin + rows, shape[0])) for begin in range(0, shape[0], rows)]
 
 

@@ -55,9 +55,9 @@ def request(op: Op, x: torch.Tensor, scheme: Scheme) -> Request:
     )
 
 
-def backend_of(wanted: Request) -> Backend:
-    """Return the backend that runs ``wanted`` here, :func:`only_backend` considered."""
-    return choose(wanted, _ONLY.get())
+def backend_of(wanted: Request, only: str | None = None) -> Backend:
+    """Return the backend that runs ``wanted``: the one named ``only``, or as :func:`only_backend` says."""
+    return choose(wanted, only or _ONLY.get())
 
 
 def backend_for(op: Op, x: torch.Tensor, scheme: Scheme) -> Backend:

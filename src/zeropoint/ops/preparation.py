@@ -41,12 +41,14 @@ class PreparedKernel:
         ``dequantize(data, params, out)``, ``fake_quantize(x, out)``,
         ``fake_quantize_backward(grad, x, params, out)``; ``params`` is None where they were given before.
         It writes to ``data``, ``out`` and, dynamic, ``params``.
-    workspace_bytes: memory that the kernel holds between calls, and uses in each.
+    workspace_bytes: memory that the kernel holds between calls, and writes to in each.
+    parameter_bytes: memory of its copies of given parameters, which no call writes to.
     allocates: why a call takes further memory that grows with the data, or None when it takes none.
     """
 
     run: Callable[..., None]
     workspace_bytes: int
+    parameter_bytes: int = 0
     allocates: str | None = None
 
 
@@ -58,7 +60,10 @@ def prepare(call: Call, backend: Backend) -> PreparedKernel:
     if not ours or importlib.util.find_spec(f"{name}.prepared") is None:
         return _in_place(call, backend) or _wrapped(call, backend)
     kernel: PreparedKernel = importlib.import_module(f"{name}.prepared").prepare(call)
-    return kernel
+    if call.params is None:
+        return kernel
+    # Under given parameters these kernels hold nothing else.
+    return replace(kernel, workspace_bytes=0, parameter_bytes=kernel.workspace_bytes)
 
 
 def _in_place(call: Call, backend: Backend) -> PreparedKernel | None:
@@ -66,7 +71,11 @@ def _in_place(call: Call, backend: Backend) -> PreparedKernel | None:
     if type(backend) is not Reference or call.params is None or in_place.refusal(call.request) is not None:
         return None
     kernel = in_place.InPlace(call.request, call.params, call.code_range)
-    return PreparedKernel(run=kernel.runner(call.request.op), workspace_bytes=kernel.nbytes)
+    return PreparedKernel(
+        run=kernel.runner(call.request.op),
+        workspace_bytes=kernel.workspace_bytes,
+        parameter_bytes=kernel.parameter_bytes,
+    )
 
 
 def _wrapped(call: Call, backend: Backend) -> PreparedKernel:
@@ -83,7 +92,7 @@ def _wrapped(call: Call, backend: Backend) -> PreparedKernel:
         with gradual_underflow():
             run(*tensors)
 
-    return PreparedKernel(run=unflushed, workspace_bytes=held, allocates=reason)
+    return PreparedKernel(run=unflushed, workspace_bytes=0, parameter_bytes=held, allocates=reason)
 
 
 def _quantize(call: Call, backend: Backend) -> Callable[..., None]:

@@ -31,6 +31,10 @@ class Op(enum.Enum):
     DEQUANTIZE = "dequantize"
     FAKE_QUANTIZE = "fake_quantize"
     FAKE_QUANTIZE_BACKWARD = "fake_quantize_backward"
+    QUANTIZE_BACKWARD = "quantize_backward"
+    """The gradient of codes to values, alone: a kernel's mask, and a division in plain torch."""
+    DEQUANTIZE_BACKWARD = "dequantize_backward"
+    """The gradient of values to codes, alone: a product in plain torch."""
     MEASURE = "measure"
 
 
@@ -230,15 +234,21 @@ def _load_kernels() -> None:
 class Explanation:
     """Which backend would run a request, and why the others would not.
 
-    chosen: its name. reasons: name of each other backend to the reason.
+    chosen: its name, or None where the request itself is impossible. reasons: name of each other backend to
+        the reason, or ``request`` to what is wrong with the request.
+
+    It is true where a backend would run.
     """
 
-    chosen: str
+    chosen: str | None
     reasons: dict[str, str]
+
+    def __bool__(self) -> bool:
+        return self.chosen is not None
 
     def __str__(self) -> str:
         rest = "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
-        return f"{self.chosen} runs" + (f" ({rest})" if rest else "")
+        return f"{self.chosen or 'nothing'} runs" + (f" ({rest})" if rest else "")
 
 
 def explain(request: Request, only: str | None = None) -> Explanation:
@@ -272,7 +282,9 @@ def explain(request: Request, only: str | None = None) -> Explanation:
 @functools.lru_cache(maxsize=4096)
 def choose(request: Request, only: str | None = None) -> Backend:
     """Return the backend that runs ``request``; what a backend refuses never changes."""
-    return _BACKENDS[explain(request, only).chosen]
+    chosen = explain(request, only).chosen
+    assert chosen is not None
+    return _BACKENDS[chosen]
 
 
 def counter(x: torch.Tensor, only: str | None = None) -> Counter | None:

@@ -28,11 +28,12 @@ Value = torch.Tensor | QuantizedTensor
 class Signature:
     """All that a plan is made from.
 
-    op: quantize, dequantize, fake_quantize or fake_quantize_backward.
+    op: quantize, dequantize, fake_quantize or the gradient of one of them.
     params: given parameters on the grids of the operand, or None when they are chosen from the data, or come
         with the codes.
     operand: the tensor of values, in or out.
     code_range: smallest and largest integer code in use, or None for those of the scheme.
+    backend: the one that shall run, or None for the fastest.
     """
 
     op: Op
@@ -40,6 +41,7 @@ class Signature:
     params: QuantizationParams | None
     operand: Operand
     code_range: tuple[int, int] | None
+    backend: str | None = None
 
     @property
     def own_dtype(self) -> torch.dtype:
@@ -75,20 +77,26 @@ class Signature:
         if self.params is not None:
             params = self.params.scales, self.params.zero_point
         request = self.request(op)
-        return prepare(Call(request=request, params=params, code_range=self.code_range), backend_of(request))
+        call = Call(request=request, params=params, code_range=self.code_range)
+        return prepare(call, backend_of(request, self.backend))
 
 
 class PlannedCall(Protocol):
     """The part of a plan that runs.
 
-    workspace_bytes: memory held between calls. allocates: why a call takes more, or None.
+    workspace_bytes: memory held between calls that a call writes to. parameter_bytes: that of copies of given
+    parameters. allocates: why a call takes more, or None.
     """
 
     workspace_bytes: int
+    parameter_bytes: int
     allocates: str | None
 
     def empty(self) -> Value:
         """Return memory for a result."""
+
+    def check(self, *inputs: Value, out: Value | None = None) -> None:
+        """Raise what a run on these tensors raises before it reads a number."""
 
     def run(self, *inputs: Value, out: Value) -> Value:
         """Write the result into ``out`` and return it."""
@@ -103,18 +111,24 @@ class Quantize:
         self._operand, self._codes = signature.operand, signature.codes()
         self._params, self._run, self._staged = signature.params, kernel.run, Staged(signature.operand)
         self.workspace_bytes = kernel.workspace_bytes + self._staged.nbytes
-        self.allocates = kernel.allocates
+        self.parameter_bytes, self.allocates = kernel.parameter_bytes, kernel.allocates
 
     def empty(self) -> QuantizedTensor:
         """See :class:`PlannedCall`."""
         return self._codes.empty(self._params)
 
-    def run(self, x: torch.Tensor, *, out: QuantizedTensor) -> QuantizedTensor:
+    def check(self, x: torch.Tensor, *, out: QuantizedTensor | None = None) -> None:
         """See :class:`PlannedCall`."""
         given = self._params
         self._operand.check("x", x)
-        self._codes.check("out", out, whole=given is None)
-        check_apart((out.data,) if given is not None else tensors_of(out), (x,))
+        if out is not None:
+            self._codes.check("out", out, whole=given is None)
+            check_apart((out.data,) if given is not None else tensors_of(out), (x,))
+
+    def run(self, x: torch.Tensor, *, out: QuantizedTensor) -> QuantizedTensor:
+        """See :class:`PlannedCall`."""
+        given = self._params
+        self.check(x, out=out)
         source = self._staged.contiguous(x)
         if given is None:
             self._run(source, out.data, params_of(out))
@@ -132,13 +146,14 @@ class Dequantize:
         kernel = signature.kernel(Op.DEQUANTIZE)
         self._operand, self._codes = signature.operand.contiguous(), signature.codes()
         self._params, self._run = signature.params, kernel.run
-        self.workspace_bytes, self.allocates = kernel.workspace_bytes, kernel.allocates
+        self.workspace_bytes, self.parameter_bytes = kernel.workspace_bytes, kernel.parameter_bytes
+        self.allocates = kernel.allocates
 
     def empty(self) -> torch.Tensor:
         """See :class:`PlannedCall`."""
         return self._operand.empty()
 
-    def run(self, q: QuantizedTensor, *, out: torch.Tensor) -> torch.Tensor:
+    def check(self, q: QuantizedTensor, *, out: torch.Tensor | None = None) -> None:
         """See :class:`PlannedCall`."""
         given = self._params
         self._codes.check("q", q, whole=given is None)
@@ -146,8 +161,13 @@ class Dequantize:
             raise ShapeError(
                 f"q ({q.params}) must have the parameters of the plan ({given}); make a plan for it"
             )
-        self._operand.check_out(out, *tensors_of(q))
-        self._run(q.data, None if given is not None else params_of(q), out)
+        if out is not None:
+            self._operand.check_out(out, *tensors_of(q))
+
+    def run(self, q: QuantizedTensor, *, out: torch.Tensor) -> torch.Tensor:
+        """See :class:`PlannedCall`."""
+        self.check(q, out=out)
+        self._run(q.data, None if self._params is not None else params_of(q), out)
         return out
 
 
@@ -161,23 +181,28 @@ class FakeQuantize:
             kernel = signature.kernel(Op.FAKE_QUANTIZE)
             self._run = kernel.run
             self.workspace_bytes = kernel.workspace_bytes + self._staged.nbytes
-            self.allocates = kernel.allocates
+            self.parameter_bytes, self.allocates = kernel.parameter_bytes, kernel.allocates
             return
         first, second = signature.kernel(Op.QUANTIZE_DYNAMIC), signature.kernel(Op.DEQUANTIZE)
         self._codes = signature.codes().empty(None)
         self._choose, self._run = first.run, second.run
         held = first.workspace_bytes + second.workspace_bytes + bytes_of(self._codes)
-        self.workspace_bytes = held + self._staged.nbytes
+        self.workspace_bytes, self.parameter_bytes = held + self._staged.nbytes, 0
         self.allocates = first.allocates or second.allocates
 
     def empty(self) -> torch.Tensor:
         """See :class:`PlannedCall`."""
         return self._operand.empty()
 
-    def run(self, x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    def check(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> None:
         """See :class:`PlannedCall`."""
         self._operand.check("x", x)
-        self._operand.check_out(out, x)
+        if out is not None:
+            self._operand.check_out(out, x)
+
+    def run(self, x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        """See :class:`PlannedCall`."""
+        self.check(x, out=out)
         source = self._staged.contiguous(x)
         if self._codes is None:
             self._run(source, out)
@@ -197,6 +222,7 @@ class Backward:
         kernel = signature.kernel(Op.FAKE_QUANTIZE_BACKWARD)
         self._run, self.allocates = kernel.run, kernel.allocates
         self.workspace_bytes = kernel.workspace_bytes + 2 * self._staged.nbytes
+        self.parameter_bytes = kernel.parameter_bytes
         self._codes: QuantizedTensor | None = None
         if signature.params is None:
             first = signature.kernel(Op.QUANTIZE_DYNAMIC)
@@ -208,11 +234,16 @@ class Backward:
         """See :class:`PlannedCall`."""
         return self._operand.empty()
 
-    def run(self, grad: torch.Tensor, x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    def check(self, grad: torch.Tensor, x: torch.Tensor, *, out: torch.Tensor | None = None) -> None:
         """See :class:`PlannedCall`."""
         self._operand.check("grad", grad)
         self._operand.check("x", x)
-        self._operand.check_out(out, grad, x)
+        if out is not None:
+            self._operand.check_out(out, grad, x)
+
+    def run(self, grad: torch.Tensor, x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        """See :class:`PlannedCall`."""
+        self.check(grad, x, out=out)
         source, slope = self._staged.contiguous(x), self._staged_slope.contiguous(grad)
         params = None
         if self._codes is not None:
@@ -227,7 +258,9 @@ def check_code_range(signature: Signature) -> None:
     if signature.code_range is None:
         return
     (low, high), scheme = signature.code_range, signature.scheme
-    if signature.params is None or signature.op is Op.DEQUANTIZE:
+    if type(low) is not int or type(high) is not int:
+        raise RangeError(f"code range {low!r}..{high!r} must be two whole numbers, as codes are")
+    if signature.params is None or signature.op in (Op.DEQUANTIZE, Op.DEQUANTIZE_BACKWARD):
         raise RangeError(
             f"code range {low}..{high} needs given parameters and values to clip: a scale chosen from "
             "the data uses all codes; pass QuantizationParams"

@@ -126,6 +126,11 @@ class Codes:
     def check(self, name: str, q: QuantizedTensor, *, whole: bool) -> None:
         """Raise ShapeError unless ``q`` is such a tensor, contiguous, its parameters too when ``whole``."""
         wanted = self.operand
+        if not isinstance(q, QuantizedTensor):
+            raise DtypeError(
+                f"{name} (a {type(q).__name__}) must be a QuantizedTensor, as Plan.empty() gives; "
+                f"its integers are {name}.codes"
+            )
         same = (q.scheme, q.shape, q.dtype) == (self.scheme, wanted.shape, wanted.dtype)
         if not same or not q.takes_results(wanted.device, params=whole):
             raise ShapeError(

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..errors import ShapeError, UnsupportedError
-from ..functional import fit_params
+from ..errors import ShapeError, UnsupportedError, ZeropointError
+from ..functional import detached_params, fit_params
 from ..ops.library import backend_of
 from ..ops.registry import Explanation, Op, explain
 from ..params import QuantizationParams
@@ -25,6 +25,7 @@ from .calls import (
     check_code_range,
 )
 from .guarantee import Guarantee, guarantee_of
+from .halves import HALVES, check_possible
 from .operands import Operand
 
 _CALLS: dict[Op, Callable[[Signature], Any]] = {
@@ -32,6 +33,7 @@ _CALLS: dict[Op, Callable[[Signature], Any]] = {
     Op.DEQUANTIZE: Dequantize,
     Op.FAKE_QUANTIZE: FakeQuantize,
     Op.FAKE_QUANTIZE_BACKWARD: Backward,
+    **HALVES,
 }
 
 
@@ -42,8 +44,9 @@ class Plan:
     signature: what the plan was made from.
     explanation: the backend that runs, and why the others do not.
     guarantee: what is promised of the numbers.
-    workspace_bytes: memory that the plan holds and uses in each run, in bytes: its copies of parameters,
-        statistics, chosen scales, and contiguous copies of strided inputs.
+    workspace_bytes: memory that the plan holds and writes to in each run, in bytes: statistics, chosen
+        scales, and contiguous copies of strided inputs.
+    parameter_bytes: memory of its copies of given parameters, prepared for the kernel.
     allocates: why a run with ``out`` takes further memory that grows with the tensor, or None when it takes
         none.
 
@@ -60,6 +63,7 @@ class Plan:
     explanation: Explanation
     guarantee: Guarantee
     workspace_bytes: int
+    parameter_bytes: int
     allocates: str | None
     _call: PlannedCall = field(repr=False)
     _free: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
@@ -85,6 +89,8 @@ class Plan:
         dequantize: ``run(q: QuantizedTensor) -> Tensor``.
         fake_quantize: ``run(x) -> Tensor``.
         fake_quantize_backward: ``run(grad, x) -> Tensor``, where ``grad`` is laid out as ``x``.
+        quantize_backward: the same, where ``grad`` is that of the codes.
+        dequantize_backward: ``run(grad) -> Tensor``, the gradient of the codes from that of the values.
 
         No result carries a gradient, and no input is modified. Raises DtypeError and ShapeError for tensors
         that the plan is not for, NonFiniteError for NaN and Inf where quantize does; after an error the
@@ -102,6 +108,13 @@ class Plan:
             return self._call.run(*inputs, out=result)
         finally:
             self._free.release()
+
+    def check(self, *inputs: Any, out: Any = None) -> None:
+        """Raise what :meth:`run` would raise for these tensors, but for what their numbers are.
+
+        >>> plan("quantize", "int8", (4,)).check(torch.zeros(4))
+        """
+        self._call.check(*inputs, out=out)
 
     def within(self, low: int, high: int) -> Plan:
         """Return the plan with codes limited to ``low..high``: ``clamp(round(x / s) + z, low, high)``.
@@ -127,14 +140,17 @@ def plan(
     *,
     strides: tuple[int, ...] | None = None,
     device: str | torch.device = "cpu",
+    backend: str | None = None,
 ) -> Plan:
     """Return a prepared call of ``op`` on tensors of ``shape``, ``dtype`` and ``strides``.
 
-    op: quantize, dequantize, fake_quantize, or fake_quantize_backward, its straight-through gradient.
+    op: quantize, dequantize, fake_quantize, or a straight-through gradient: fake_quantize_backward, and under
+        given parameters quantize_backward and dequantize_backward, of which it is made.
     scheme: parameters, or a scheme whose parameters each run takes from the data (quantize, fake_quantize and
         its gradient) or from the codes (dequantize).
     dtype: float64, float32, float16 or bfloat16, of the values, in or out.
     strides: None for contiguous tensors; results are always contiguous.
+    backend: the name of the one that shall run, or None for the fastest that can.
 
     The backend is chosen now, :func:`zeropoint.only_backend` considered. Raises UnsupportedError for another
     operator or device, ShapeError, DtypeError or SchemeError for a combination without meaning, and what
@@ -143,7 +159,8 @@ def plan(
     >>> plan("quantize", "int8:channel", (8, 256)).identity
     'cpu/quantize/int8:channel/float32[8, 256]/chosen'
     """
-    return _plan(_signature(op, scheme, shape, dtype, strides=strides, device=device))
+    signature = _signature(op, scheme, shape, dtype, strides=strides, device=device)
+    return _plan(replace(signature, backend=backend))
 
 
 def can_implement(
@@ -154,14 +171,28 @@ def can_implement(
     *,
     strides: tuple[int, ...] | None = None,
     device: str | torch.device = "cpu",
+    backend: str | None = None,
 ) -> Explanation:
-    """Return which backend a plan would use, and why each other would not; raises what :func:`plan` raises.
+    """Return which backend a plan would use, and why each other would not.
 
+    Of a plan that cannot be made, the answer is false, and says under ``request`` what :func:`plan` raises.
+    Tensors are checked by :meth:`Plan.check`.
+
+    >>> (
+    ...     bool(can_implement("quantize", "int8:channel4", (2, 3))),
+    ...     bool(can_implement("quantize", "int8", (2, 3))),
+    ... )
+    (False, True)
     >>> can_implement("quantize", "int8", (4,), torch.float64).reasons["cpu"]
     'torch.float64 is computed in float64'
     """
-    signature = _signature(op, scheme, shape, dtype, strides=strides, device=device)
-    return explain(signature.request(signature.op))
+    try:
+        signature = _signature(op, scheme, shape, dtype, strides=strides, device=device)
+        made = replace(signature, backend=backend)
+        check_possible(made)
+        return explain(made.request(made.op), backend_of(made.request(made.op), backend).name)
+    except ZeropointError as error:
+        return Explanation(chosen=None, reasons={"request": str(error)})
 
 
 def _signature(
@@ -179,7 +210,7 @@ def _signature(
         raise UnsupportedError(f"op (={op!r}) must be one of {', '.join(known)}")
     params = None
     if isinstance(scheme, QuantizationParams):
-        params = fit_params(scheme, operand.shape, operand.dtype)
+        params = detached_params(fit_params(scheme, operand.shape, operand.dtype))
         _require_device(params, operand.device)
         params.validate()
         scheme = params.scheme
@@ -191,7 +222,11 @@ def _signature(
 
 def _resolved(device: str | torch.device) -> torch.device:
     """Return the device with its index, which tensors have: ``cuda:0`` for ``cuda``."""
-    return torch.empty(0, device=device).device
+    try:
+        return torch.empty(0, device=device).device
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UnsupportedError(f"device (={str(device)!r}) is not there: {reason}") from error
 
 
 def _require_device(params: QuantizationParams, device: torch.device) -> None:
@@ -206,13 +241,14 @@ def _require_device(params: QuantizationParams, device: torch.device) -> None:
 def _plan(signature: Signature) -> Plan:
     check_code_range(signature)
     request = signature.request(signature.op)
-    chosen = backend_of(request).name
+    chosen = backend_of(request, signature.backend).name
     call = _CALLS[signature.op](signature)
     return Plan(
         signature=signature,
         explanation=explain(request, chosen),
         guarantee=guarantee_of(request),
         workspace_bytes=call.workspace_bytes,
+        parameter_bytes=call.parameter_bytes,
         allocates=call.allocates,
         _call=call,
     )

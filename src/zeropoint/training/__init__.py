@@ -5,6 +5,7 @@ They hold parameters and call the operators; how codes come about is not known h
 
 from .fake_quantize import FakeQuantize, GradientMask
 from .followed_range import FollowedRange
+from .halves import dequantize_ste, quantize_ste
 from .learned_scale import LearnedScale
 from .learned_threshold import LearnedThreshold
 from .pact import Pact
@@ -20,4 +21,6 @@ __all__ = [
     "Pact",
     "Quantizer",
     "ThresholdRule",
+    "dequantize_ste",
+    "quantize_ste",
 ]

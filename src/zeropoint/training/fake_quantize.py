@@ -12,13 +12,13 @@ from ..errors import RangeError, SchemeError, ShapeError
 from ..formats.torch_dtypes import format_of
 from ..functional import check_input, choose_params, fake_quantize, fit_params
 from ..layout.blocks import spread_blocks
+from ..ops.through import pass_where
 from ..params import QuantizationParams
 from ..params.arithmetic import store
 from ..params.module_buffers import buffered_params, bytes_of, check_buffered, register_params
 from ..schemes import Scheme, ZeroPoint
 from ..stats import Observer
 from .quantizer import Quantizer
-from .straight_through import pass_where
 
 MAX_BITS = 16
 """Widest integer that a number of bits stands for."""

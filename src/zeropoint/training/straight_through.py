@@ -210,23 +210,6 @@ def _clipped_steps(
     return torch.where(x > origin, scheme.qmax * unit, scheme.qmin * unit) * factor
 
 
-class PassWhere(torch.autograd.Function):
-    """``y``, a constant, with the gradient of ``x`` where a mask says so: ``dx = dy m``."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return ``y``."""
-        ctx.save_for_backward(mask)
-        return y.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """Return ``grad`` where the mask is true, else 0."""
-        (mask,) = ctx.saved_tensors
-        return torch.where(mask, grad, 0.0), None, None
-
-
 class ClipLearned(torch.autograd.Function):
     """Fake quantization to unsigned codes with a learned end alpha, and PACT's gradients.
 
@@ -276,12 +259,6 @@ def fake_quantize_learned(
     result: torch.Tensor = FakeQuantizeLearned.apply(  # type: ignore[no-untyped-call]
         x, scale, shift, text, factor
     )
-    return result
-
-
-def pass_where(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return :class:`PassWhere` of ``x``."""
-    result: torch.Tensor = PassWhere.apply(x, y, mask)  # type: ignore[no-untyped-call]
     return result
 
 

@@ -11,7 +11,7 @@ import torch
 from ...errors import NonFiniteError
 from ...layout.blocks import reduce_blocks
 from ...ops import reference
-from ...ops.registry import Params, Request, filled
+from ...ops.registry import Op, Params, Request, filled
 from ...ops.row_errors import RowErrors
 from ...ops.threads import share
 from ...params import arithmetic
@@ -44,6 +44,8 @@ class CpuBackend:
         """Return why the kernels cannot run ``request``, or None."""
         if request.device.type != "cpu":
             return f"the data is on {request.device}"
+        if request.op is Op.DEQUANTIZE_BACKWARD:
+            return "a product is left to torch"
         if request.dtype not in KINDS or request.own_dtype not in KINDS:
             return f"{request.dtype} is computed in float64"
         reason = element_refusal(request.scheme)

@@ -1,0 +1,127 @@
+"""Quantizing and dequantizing, each alone, with gradients: to the values, to given scales and zero points.
+
+With u = x / S + z, v the number that a code stands for and m the mask (1 where the rounded u lies within the
+codes, ends included, else 0), rounding passes gradients straight through:
+
+    quantize     v = clamp(round(u)),   dx = m dv / S,   dS = -sum_block m dv x / S^2,   dz = sum_block m dv
+    dequantize   y = (v - z) * S,       dv = dy S,       dS = sum_block dy (v - z),      dz = -sum_block dy S
+
+The two together are fake quantization, with LSQ's gradient of the scale. Numbers come from the operators, bit
+for bit; what is differentiated is plain torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ..formats import IntFormat
+from ..formats.torch_dtypes import wide_dtype
+from ..layout import packing
+from ..layout.blocks import spread_blocks
+from ..params.arithmetic import effective_scale
+from ..params.codes import decode
+from ..schemes import Scheme
+from . import library
+from .registry import Params
+
+
+class PassWhere(torch.autograd.Function):
+    """``y``, a constant, with the gradient of ``x`` where a mask says so: ``dx = dy m``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Return ``y``."""
+        ctx.save_for_backward(mask)
+        return y.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Return ``grad`` where the mask is true, else 0."""
+        (mask,) = ctx.saved_tensors
+        return torch.where(mask, grad, 0.0), None, None
+
+
+def pass_where(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return :class:`PassWhere` of ``x``."""
+    result: torch.Tensor = PassWhere.apply(x, y, mask)  # type: ignore[no-untyped-call]
+    return result
+
+
+def learns(params: Params) -> bool:
+    """Return whether a gradient of scales or zero points is asked for."""
+    scales, zero_point = params
+    wanted = any(scale.requires_grad for scale in scales) or (
+        zero_point is not None and zero_point.requires_grad
+    )
+    return wanted and torch.is_grad_enabled()
+
+
+def detached(params: Params) -> Params:
+    """Return parameters without gradients, which share the memory."""
+    scales, zero_point = params
+    return tuple(scale.detach() for scale in scales), None if zero_point is None else zero_point.detach()
+
+
+def quantize(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
+    """Return the numbers that the codes of ``x`` stand for, before zero point and scale, wide dtype."""
+    shape, wide, text = tuple(x.shape), wide_dtype(x.dtype), str(scheme)
+    (scales, zero_point), source = detached(params), x.detach()
+    data = library.quantize(source, list(scales), zero_point, text)
+    numbers = _decoded(data, scheme, shape, wide)
+    ones = torch.ones_like(source)
+    mask = library.fake_quantize_backward(ones, source, list(scales), zero_point, text) != 0
+    scale, origin = _spread(scheme, params, shape, x.dtype)
+    steps = x.to(wide)
+    if scale is not None:
+        steps = steps / torch.where(scale == 0, torch.inf, scale)
+    return pass_where(steps if origin is None else steps + origin, numbers, mask)
+
+
+def dequantize(
+    numbers: torch.Tensor, scheme: Scheme, params: Params, *, dtype: torch.dtype, own_dtype: torch.dtype
+) -> torch.Tensor:
+    """Return ``(numbers - zero_point) * S`` in ``dtype``; ``own_dtype`` is that of the tensor quantized."""
+    scale, origin = _spread(scheme, params, tuple(numbers.shape), own_dtype)
+    wide = torch.float64 if torch.float64 in (dtype, own_dtype) else torch.float32
+    steps = numbers.to(wide)
+    if origin is not None:
+        steps = (numbers.double() - origin.double()).to(wide)
+    return (steps if scale is None else steps * scale.to(wide)).to(dtype)
+
+
+def dequantize_codes(
+    data: torch.Tensor, scheme: Scheme, params: Params, *, shape: tuple[int, ...], dtype: torch.dtype,
+    own_dtype: torch.dtype,
+) -> torch.Tensor:  # fmt: skip
+    """Return the values of packed codes, differentiable in scales and zero points."""
+    wide = torch.float64 if torch.float64 in (dtype, own_dtype) else torch.float32
+    numbers = _decoded(data, scheme, shape, wide)
+    return dequantize(numbers, scheme, params, dtype=dtype, own_dtype=own_dtype)
+
+
+def fake_quantize(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
+    """Return the operator's values of ``x``, differentiable in ``x``, scales and zero points."""
+    scales, zero_point = detached(params)
+    values = library.fake_quantize(x.detach(), list(scales), zero_point, str(scheme))
+    smooth = dequantize(quantize(x, scheme, params), scheme, params, dtype=x.dtype, own_dtype=x.dtype)
+    return pass_where(smooth, values, torch.ones_like(values, dtype=torch.bool))
+
+
+def _decoded(data: torch.Tensor, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    patterns = packing.unpack(data, scheme.bits, packing.row_length(shape))
+    return decode(patterns.reshape(shape), scheme.element, dtype)
+
+
+def _spread(
+    scheme: Scheme, params: Params, shape: tuple[int, ...], dtype: torch.dtype
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the scale of each element, and the number that its zero point stands for."""
+    scale, zero_point = effective_scale(scheme, params[0], shape, dtype), params[1]
+    origin = None
+    if zero_point is not None and isinstance(scheme.element, IntFormat):
+        origin = spread_blocks(zero_point * float(scheme.element.step), scheme.granularity, shape)
+    return None if scale is None else spread_blocks(scale, scheme.granularity, shape), origin

@@ -1,0 +1,44 @@
+"""Quantizing and dequantizing, each alone, in training: the numbers of codes as a tensor with a gradient."""
+
+from __future__ import annotations
+
+import torch
+
+from ..formats.torch_dtypes import wide_dtype
+from ..functional import check_input, fit_params
+from ..ops import through
+from ..params import QuantizationParams
+
+
+def quantize_ste(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
+    """Return the numbers that the codes of ``x`` stand for, before zero point and scale, in the wide dtype.
+
+    For integers these are the codes. Rounding passes gradients straight through: to ``x``, and to scales and
+    real zero points that require one; see :mod:`zeropoint.ops.through`.
+
+    >>> x = torch.tensor([1.0, 90.0], requires_grad=True)
+    >>> numbers = quantize_ste(x, QuantizationParams.new(0.5))
+    >>> numbers.sum().backward()
+    >>> numbers.tolist(), x.grad.tolist()
+    ([2.0, 127.0], [2.0, 0.0])
+    """
+    check_input(x)
+    fitted = fit_params(params, tuple(x.shape), x.dtype)
+    return through.quantize(x, fitted.scheme, (fitted.scales, fitted.zero_point))
+
+
+def dequantize_ste(
+    numbers: torch.Tensor, params: QuantizationParams, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Return ``(numbers - zero_point) * scale``, differentiable in all three.
+
+    dtype: of the result, that of the parameters unless given.
+
+    >>> dequantize_ste(torch.tensor([2.0, 127.0]), QuantizationParams.new(0.5))
+    tensor([ 1.0000, 63.5000])
+    """
+    check_input(numbers)
+    fitted = fit_params(params, tuple(numbers.shape), params.dtype)
+    given, wanted = (fitted.scales, fitted.zero_point), dtype or params.dtype
+    wide = numbers.to(wide_dtype(wanted))
+    return through.dequantize(wide, fitted.scheme, given, dtype=wanted, own_dtype=params.dtype)
