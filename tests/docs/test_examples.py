@@ -19,6 +19,7 @@ from zeropoint.schemes.dialects import get_dialect
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "README.md",
+    "docs/coming_from.md",
     *(f"docs/{page}.md" for page in ("guide", "checkpoints", "calibration", "models", "graph", "onnx")),
 )
 BLOCK = re.compile(r"^```(python|console|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

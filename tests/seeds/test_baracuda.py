@@ -6,6 +6,7 @@ The formula is ``clamp(round(x / scale[c]) + zero_point[c], q_min, q_max)``, tie
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import zeropoint as zp
+from zeropoint.ops.registry import explain
 from zeropoint.prepared import Plan, can_implement, plan
 from zeropoint.training import dequantize_ste, quantize_ste
 
@@ -416,9 +418,12 @@ def test_errors_as_result() -> None:
 
 
 def test_stream() -> None:
-    """Kernels are for the host; other devices take the reference, and the plan says so before it runs."""
-    request = plan("quantize", "int8", (4,)).signature.request(plan("quantize", "int8", (4,)).signature.op)
-    assert request.device.type == "cpu"
+    """Kernels are for the host, where calls wait; other devices take the reference, and are told so."""
+    p = plan("quantize", "int8", (4,))
+    here = p.signature.request(p.signature.op)
+    assert explain(here).chosen == "cpu"
+    there = explain(replace(here, device=torch.device("cuda", 0)))
+    assert (there.chosen, there.reasons) == ("reference", {"cpu": "the data is on cuda:0"})
     told = can_implement("quantize", "int8", (4,), device="meta")
     assert "holds no data to run on" in told.reasons["request"]
 

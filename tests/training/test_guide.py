@@ -16,7 +16,7 @@ def test_every_block_of_the_page_runs() -> None:
     blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
     for text in blocks:
         exec(compile(text, str(PAGE), "exec"), names)
-    assert len(blocks) == 9
+    assert len(blocks) == 10
 
 
 def test_every_quantizer_is_on_the_page() -> None:

@@ -130,6 +130,7 @@ _DIALECTS = (
         zero_point_rounding=RoundingMode.TOWARD_ZERO,
         zero_scale=0.1,
         formula_zero_point=True,
+        minimum_scale=0.0,
         rounding=RoundingMode.HALF_AWAY,
     ),
 )
