@@ -20,7 +20,7 @@ from zeropoint.checkpoint.recipe import RecipeText
 from zeropoint.checkpoint.run import run
 from zeropoint.checkpoint.selection import Selection
 from zeropoint.checkpoint.source import open_source
-from zeropoint.errors import CheckpointError
+from zeropoint.errors import CheckpointError, RecipeError
 
 RECIPE = RecipeText(text="default: w4a16\nrules: [{name: '*.self_attn.*_proj', preset: w8a8}]", name="r.yaml")
 
@@ -173,3 +173,17 @@ def test_one_file_of_one_weight_is_planned_too(tmp_path: Path) -> None:
         open_source(folder / "model.safetensors"), limits=ONE
     )
     assert again == plan
+
+
+def test_a_pipe_to_which_nobody_writes_is_no_plan(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="JSON"):
+        PlanFile.read(tmp_path / "pipe")
+
+
+def test_the_name_of_a_recipe_cannot_drive_a_terminal() -> None:
+    recipe = RecipeText(text="default: no-such", name="\x1b[31mX\u202e")
+    assert recipe.name == r"'\x1b[31mX\u202e'"
+    with pytest.raises(RecipeError) as caught:
+        recipe.parse()
+    assert str(caught.value).isprintable()

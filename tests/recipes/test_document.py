@@ -1,5 +1,6 @@
 """Recipes in YAML mean what the Python ones mean, and every mistake is told with its line."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,28 @@ def test_files_are_read_as_utf_8_and_name_themselves(tmp_path: Path) -> None:
         load_recipe(path)
     with pytest.raises(RecipeError, match="cannot be read"):
         load_recipe(tmp_path / "absent.yaml")
+
+
+def test_a_recipe_nested_too_deeply_is_an_error() -> None:
+    with pytest.raises(RecipeError, match="nested too deeply"):
+        parse_recipe("default: " + "[" * 500 + "]" * 500)
+
+
+@pytest.mark.parametrize("text", ["# " + "x" * (1 << 18), "{" * (1 << 19)], ids=["comment", "braces"])
+def test_a_recipe_that_would_take_long_to_read_is_refused_at_once(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    for read in (lambda: parse_recipe(text), lambda: load_recipe(path)):
+        with pytest.raises(RecipeError, match="longer than 256 KiB; write fewer rules"):
+            read()
+
+
+def test_a_pipe_is_read_when_somebody_writes_and_empty_when_nobody_does(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RecipeError, match="the recipe is empty"):
+        load_recipe(tmp_path / "pipe")
+    reading, writing = os.pipe()
+    os.write(writing, b"default: w4a16")
+    os.close(writing)
+    assert load_recipe(f"/proc/self/fd/{reading}").default.gives is not None
+    os.close(reading)

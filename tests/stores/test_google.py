@@ -136,7 +136,7 @@ def test_the_commands_take_urls_of_google(
     assert main(["verify", out, "--against", source, "--json"]) == 0
     assert main(["inspect", out, "--json"]) == 0
     capsys.readouterr()
-    assert main(["quantize", source, out, "--to", SCHEME]) == 1
+    assert main(["quantize", source, out, "--to", "int8:channel"]) == 1
     assert "error: " in capsys.readouterr().err
 
 

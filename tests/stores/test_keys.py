@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import fsspec
 import pytest
 from tests.checkpoint.written import digests
 from tests.faults.tiny import SCHEME, write_tiny
@@ -85,3 +87,55 @@ def test_a_link_in_the_place_of_the_spool_is_not_followed(
     assert verify(f"s3://{bucket}/out").ok
     with pytest.raises(CheckpointError, match="is not a name below"):
         RemotePath(f"s3://{bucket}/out") / f"../{MANIFEST}"
+
+
+def test_an_endpoint_that_is_no_url_is_an_error(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fsspec.filesystem("s3").clear_instance_cache()
+    with monkeypatch.context() as context:
+        context.setenv("AWS_ENDPOINT_URL", "garbage")
+        assert main(["inspect", url]) == 1
+        assert (
+            "cannot be reached: Invalid endpoint: garbage; check AWS_ENDPOINT_URL" in capsys.readouterr().err
+        )
+    fsspec.filesystem("s3").clear_instance_cache()
+    assert main(["inspect", url]) == 0
+
+
+def forged(record: bytes, **changes: object) -> bytes:
+    return json.dumps({**json.loads(record), **changes}).encode()
+
+
+def test_records_in_a_store_are_believed_as_far_as_bytes_prove_them(
+    url: str, s3: S3Server, bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["quantize", url, f"s3://{bucket}/out", "--to", SCHEME, "--spool", str(tmp_path / "spool")]
+    with s3.failing("500", range(1 << 30), method="PUT", inside="/zeropoint_manifest.json"):
+        assert main(arguments) == 1
+    keys = [key for key in s3.keys(bucket) if key.startswith("out/.zeropoint/model-00001")]
+    record, identity = s3.content(bucket, keys[0]), s3.content(bucket, "out/.zeropoint/identity.json")
+    units = json.loads(record)["units"]
+    for wrong in (
+        [],
+        7,
+        None,
+        [7],
+        [{}],
+        [{**units[0], "unit": 10**9}],
+        [{**units[0], "error": {"values": 1}}],
+    ):
+        s3.put(bucket, keys[0], forged(record, units=wrong))
+        with s3.failing("500", range(1 << 30), method="PUT", inside="/zeropoint_manifest.json"):
+            assert main(arguments) == 1
+        s3.put(bucket, keys[0], record)
+        capsys.readouterr()
+    for wrong in ([], {"a": 7}, None, "x"):
+        s3.put(bucket, "out/.zeropoint/identity.json", forged(identity, identity=wrong, stamps=wrong))
+        assert main(arguments) == 1
+        assert "is not a record of a run; add --restart" in capsys.readouterr().err
+    s3.put(bucket, "out/.zeropoint/identity.json", identity)
+    other = [{**unit, "sha256": ["0" * 64 for _ in unit["sha256"]]} for unit in units]
+    s3.put(bucket, keys[0], forged(record, units=other))
+    assert main(arguments) == 0
+    assert verify(f"s3://{bucket}/out").ok

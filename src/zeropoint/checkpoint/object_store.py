@@ -35,9 +35,13 @@ _FAILURES = {
 # carries less than a network does.
 _REQUEST_BYTES = 8 << 20
 # Parts of an upload, of which 10,000 make the largest object of S3, and how many are under way together.
-_UPLOAD: dict[str, dict[str, int]] = {
+# That bytes arrive as they were sent, Google's package sees when it is told to, and S3's client by itself.
+_UPLOAD: dict[str, dict[str, Any]] = {
     "s3": {"chunksize": 32 << 20, "max_concurrency": 4},
-    "gs": {"chunksize": 32 << 20},
+    "gs": {
+        "chunksize": 32 << 20,
+        "consistency": "md5",
+    },  # S3's client sends checksums that the store compares
     "memory": {},
 }
 
@@ -122,13 +126,24 @@ def filesystem(path: RemotePath) -> Any:
     import fsspec  # only a URL needs it, and it takes its time to load
 
     try:
-        return fsspec.filesystem(path.scheme)
+        found = fsspec.filesystem(path.scheme)
     except ImportError as error:
         package = _PACKAGES[path.scheme]
         raise CheckpointError(
             f"{printable(str(path))} needs the package {package}, which is not installed; "
             "pip install 'zeropoint[remote]'"
         ) from error
+    if path.scheme == "s3":
+        # ValueError: an endpoint that is no URL.
+        unreachable: tuple[type[BaseException], ...] = (ValueError, *failures(path))
+        try:
+            found.connect()  # does nothing where it is connected already
+        except unreachable as error:
+            raise CheckpointError(
+                f"{printable(str(path))} cannot be reached: {reason(error)}; check AWS_ENDPOINT_URL, the "
+                "region and the configuration"
+            ) from OSError(str(error))
+    return found
 
 
 def failures(path: RemotePath) -> tuple[type[BaseException], ...]:

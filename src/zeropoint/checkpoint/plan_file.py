@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, printable
+from ..errors import CheckpointError, printable, size_of
+from ..recipes.document import read_bounded
 from .identity import identity, require_same
 from .limits import Limits
 from .plan import Plan, make_plan
@@ -102,12 +102,10 @@ def _text(value: object) -> str:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        size = os.stat(path).st_size
-        if size > _MAX_BYTES:
-            raise CheckpointError(
-                f"{shown(path)} has {size} bytes, above the limit of {_MAX_BYTES} of a plan"
-            )
-        found = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_bounded(path, _MAX_BYTES)
+        if len(raw) > _MAX_BYTES:
+            raise CheckpointError(f"{shown(path)} has more than {size_of(_MAX_BYTES)}, the limit of a plan")
+        found = json.loads(raw.decode("utf-8"))
     except OSError as error:
         raise CheckpointError(
             f"plan {shown(path)} cannot be read: {error.strerror}; check the path"

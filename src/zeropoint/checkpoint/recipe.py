@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..codecs.compressed_tensors_config import LayerScheme, layer_scheme
+from ..errors import printable
 from ..recipes import Assignment, Recipe, Rule, Vocabulary, parse_recipe, read_recipe
 
 _WEIGHT, _INPUT = "weight", "input"
@@ -36,6 +37,11 @@ class RecipeText:
 
     text: str
     name: str = "recipe"
+
+    def __post_init__(self) -> None:
+        # It may come from a file, and goes to a terminal with every message.
+        if not self.name.isprintable():
+            object.__setattr__(self, "name", printable(self.name))
 
     @staticmethod
     def read(path: Path | str) -> RecipeText:

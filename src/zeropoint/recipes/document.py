@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -25,7 +26,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from ..errors import RecipeError, ZeropointError, near_misses, printable
+from ..errors import RecipeError, ZeropointError, near_misses, printable, size_of
 from .assignment import Assignment
 from .presets import model_preset
 from .rules import UNNAMED, Recipe, Rule
@@ -35,6 +36,8 @@ _MATCH = ("name", "type", "shape", "dtype")
 _GIVE = ("weight", "input", "output")
 _RULE = (*_MATCH, "preset", *_GIVE, "keep")
 KEEP = "keep"
+MAX_BYTES = 1 << 18
+"""Bytes of the longest recipe: thousands of rules. PyYAML takes a second for so many, or a few."""
 T = TypeVar("T")
 
 
@@ -80,12 +83,23 @@ def load_recipe(path: Path | str) -> Recipe:
 def read_recipe(path: Path | str) -> str:
     """Return the text of the YAML file at ``path``; raises RecipeError when it cannot be read."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return read_bounded(path, MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise RecipeError(
             f"recipe {printable(str(path))} cannot be read: {reason}; check the file"
         ) from error
+
+
+def read_bounded(path: Path | str, limit: int) -> bytes:
+    """Return the content of a file, at most ``limit`` bytes and one more; raises OSError.
+
+    A pipe is read as a shell gives one, ``<(...)``, but one that nobody writes to is empty: nothing waits.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(descriptor, True)
+    with open(descriptor, "rb") as file:
+        return file.read(limit + 1)
 
 
 def recipe_schema() -> dict[str, Any]:
@@ -108,8 +122,14 @@ def parse_recipe(text: str, *, name: str = "recipe", words: Vocabulary = MODELS)
     >>> print(parse_recipe("default: w4a16").default.gives)
     weight int4:g128
     """
+    if len(text) > MAX_BYTES:
+        raise RecipeError(
+            f"{name}: the recipe is longer than {size_of(MAX_BYTES)}; write fewer rules, with globs"
+        )
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except RecursionError as error:
+        raise RecipeError(f"{name}: the recipe is nested too deeply; a rule needs three levels") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""

@@ -151,16 +151,22 @@ def _grouped(items: Iterable[T], key: Callable[[T], str]) -> list[tuple[str, lis
     return list(found.items())
 
 
+_LINES, _OTHERS = 1000, "(other names: --all lists them)"
+
+
 def folded(
     items: Sequence[T], label: Callable[[T], str], kind: Callable[[T], object], everything: bool
 ) -> list[tuple[str, Sequence[T]]]:
     """Return items whose names differ in numbers only, and which are of one kind, together.
 
     A group knows the numbers of its items, so those that are made when they are asked for take no memory.
+    Where names differ in more than numbers, the first thousand have lines: nobody reads more.
     """
     found: dict[tuple[str, object], array[int]] = {}
     for number, item in enumerate(items):
         key = (label(item), number) if everything else (pattern(label(item)), kind(item))
+        if not everything and key not in found and len(found) >= _LINES:
+            key = (_OTHERS, kind(item))
         found.setdefault(key, array("I")).append(number)
     groups = [Made(len(numbers), _picked(items, numbers)) for numbers in found.values()]
     return [
