@@ -109,7 +109,19 @@ def _rows(q: zp.QuantizedTensor, first: int, last: int) -> zp.QuantizedTensor:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_configuration_is_that_of_llm_compressor(preset: str) -> None:
     golden = GOLDEN[f"{preset.upper()} bfloat16"]["quantization_config"]
-    assert quantization_config([Group(layer=layer_scheme(preset))], golden["ignore"]) == golden
+    layer = layer_scheme(preset)
+    found = quantization_config([Group(layer=layer)], golden["ignore"])
+    # A word of transformers alone, for weights that it should decode while it loads.
+    assert found.pop("dequantize", False) is (layer.input is None)
+    assert found == golden
+
+
+def test_nothing_is_decoded_on_loading_where_transformers_would_lose_something() -> None:
+    one, other = (Group(layer=layer_scheme(name)) for name in ("w4a16", "w8a16"))
+    inputs = Group(layer=layer_scheme("w8a8"))
+    cache = {"num_bits": 8, "type": "float"}
+    for groups, kv_cache in (((one, other), None), ((inputs,), None), ((one,), cache)):
+        assert "dequantize" not in quantization_config(groups, [], kv_cache=kv_cache)
 
 
 @pytest.mark.parametrize("text", [*PRESETS, *OTHERS])
@@ -234,7 +246,7 @@ def test_tensors_that_do_not_fit_the_layout_are_refused(
 @pytest.mark.parametrize(
     ("path", "value", "rule"),
     [
-        (("quant_method",), "gptq", "quant_method is 'gptq'"),
+        (("quant_method",), "gptq", "quant_method is 'gptq', but only compressed-tensors and fp8 are read"),
         (("config_groups",), [], "config_groups"),
         (("config_groups", "W4A16"), 3, "config_groups"),
         (("config_groups", "W4A16", "format"), "marlin-24", "layout 'marlin-24' cannot be read"),

@@ -151,7 +151,7 @@ def _configs() -> Iterator[Case]:
     yield _case(88, "no configuration", None, without=(CONFIG,))
     for content in _CONFIGS:
         label = f"configuration {content[:12]!r} of {len(content)}"
-        yield _case(88, label, "is not a valid configuration", files={CONFIG: content})
+        yield _case(88, label, None, files={CONFIG: content})
     yield _case(88, "remote code", None, files={
         CONFIG: b'{"auto_map": {"AutoModel": "evil.Model"}, "x": [Infinity]}', "evil.py": b"0"})  # fmt: skip
     yield _case(88, "key twice", None, files={CONFIG: b'{"a": 1, "a": 2}'})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from .engines import require_loadable
 from .inspect import inspect as inspect_checkpoint
 from .object_store import RemotePath
 from .plan import Plan, make_plan
@@ -41,9 +42,10 @@ def quantize_checkpoint(
 
     The other arguments are those of :func:`plan_checkpoint`. overwrite: write into a directory that is not
     empty. If it is interrupted, the same call resumes. Raises as :func:`plan_checkpoint`, and CheckpointError
-    when ``out`` cannot be written.
+    when ``out`` cannot be written or no engine is known to load the result, which ``run`` of the plan writes.
     """
     plan = plan_checkpoint(source, to, include=include, ignore=ignore)
+    require_loadable(plan)
     target = place(out)
     if isinstance(target, RemotePath):
         return run_to_store(plan, target)
