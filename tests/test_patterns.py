@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from zeropoint.errors import PatternError
 from zeropoint.patterns import _Budget, name_pattern, regular_expression
+from zeropoint.report.wording import pattern as printed
 
 NAMES = ("model.layers.10.self_attn.q_proj", "model.layers.0.mlp.experts.63.down_proj", "lm_head", "")
 PUBLISHED = (
@@ -110,3 +111,41 @@ def test_a_list_of_many_layers_and_experts_is_no_danger_but_one_that_doubles_is(
 def test_a_class_or_escape_with_brackets_is_no_group() -> None:
     assert regular_expression(r"[(]+\)+[])]*[^\]]*").match("((()))x")
     assert regular_expression(r"\(+x*\)+").match("((xx))")
+
+
+@pytest.mark.parametrize(
+    ("glob", "named", "other"),
+    [
+        ("layer.*.output.dense", "layer.3.output.dense", "layer.3.attention.output.dense"),
+        ("*.layers.*.mlp.*", "model.layers.0.mlp.experts.3.up_proj", "model.layers.0.block.mlp.up_proj"),
+        ("a.*.*.b", "a.0.x.b", "a.0.b"),
+        ("a.**.b", "a.0.x.y.b", "a.b"),
+        ("*.down_proj", "model.layers.0.mlp.down_proj", "model.layers.0.mlp.down_proj.bias"),
+        ("*down*", "model.layers.0.mlp.down_proj", "model.layers.0.mlp.up_proj"),
+        ("*a*b.*.c*d*e", "xaxaxb.0.cxdxdxe", "xaxaxb.0.1.cxdxe"),
+        ("layer.[0-3].up?", "layer.2.up1", "layer.4.up1"),
+        ("a.*.b", "a.x-y.b", "a..b"),
+    ],
+)
+def test_a_star_between_dots_is_one_part_of_a_name_and_any_characters_elsewhere(
+    glob: str, named: str, other: str
+) -> None:
+    assert name_pattern(glob).fullmatch(named)
+    assert not name_pattern(glob).fullmatch(other)
+
+
+def test_what_a_report_prints_for_many_layers_names_these_and_no_others() -> None:
+    names = [
+        f"encoder.layer.{layer}.{part}.weight"
+        for layer in range(12)
+        for part in (
+            "output.dense",
+            "attention.output.dense",
+            "attention.self.query",
+            "experts.3.up",
+            "experts.4.up",
+        )
+    ]
+    for label in set(map(printed, names)):
+        found = [name for name in names if name_pattern(label).fullmatch(name)]
+        assert found == [name for name in names if printed(name) == label]

@@ -40,6 +40,8 @@ _PART = re.compile(
 _COMMENT = re.compile(r"\(\?(?:#|[a-zA-Z-]*x)")
 _PREFIX = re.compile(r"\?(?:[:=!>]|<[=!]|P?<\w+>|P=\w+|\(\w+\)|[a-zA-Z-]+:?)")
 
+_ONE_PART = re.compile(r"(?<=\.)\*(?=\.)")
+_END = fnmatch.translate("")[len("(?s:)") :]
 _PLAIN = frozenset(("_", "-", "/", " ", "\\.", "\\-", "\\_"))
 
 
@@ -103,14 +105,23 @@ class NamePattern:
 def name_pattern(text: str) -> NamePattern:
     """Return the pattern that ``text`` spells: a glob, or ``re:`` and a regular expression.
 
+    In a glob ``*`` between two dots is one part of a name, as reports print the layers of a model, and ``**``
+    any number of parts; elsewhere ``*`` is any characters, dots too. ``?`` and ``[...]`` are one character.
+
     Raises PatternError for what is not a regular expression, and for one that could take forever.
 
     >>> name_pattern("*.q_proj").fullmatch("model.layers.0.self_attn.q_proj")
     True
+    >>> [name_pattern("layer.*.dense").fullmatch(name) for name in ("layer.0.dense", "layer.0.output.dense")]
+    [True, False]
     """
     if text.startswith(REGEX):
         return regular_expression(text.removeprefix(REGEX))
-    return NamePattern(text, re.compile(fnmatch.translate(text)))
+    pieces = _ONE_PART.split(text)
+    # A piece's last star tries all places, the others the first that fits.
+    repeats = sum("*" in piece for piece in pieces)
+    source = r"[^.]+".join(fnmatch.translate(piece).removesuffix(_END) for piece in pieces)
+    return NamePattern(text, re.compile(source + _END), repeats)
 
 
 @functools.lru_cache(maxsize=1024)
