@@ -61,7 +61,7 @@ def decide(source: Source, recipe: Recipe, selection: Selection) -> Sequence[Dec
             choice = _left_over(recipe.default)
         layer = layers.of(found) if choice.quantize else None
         uses.add(found, entry, choice, quantized=layer is not None)
-        problem = None if layer is None else _misfit(entry, layer)
+        problem = None if layer is None else misfit(entry, layer)
         if problem is not None:
             choice, layer = Choice(quantize=False, why=Why.UNFIT, reason=problem), None
         return Decision(entry=entry, choice=choice, layer=layer)
@@ -135,7 +135,7 @@ def _left_over(default: Rule) -> Choice:
     return Choice(quantize=False, why=why, reason=default.reason)
 
 
-def _misfit(entry: TensorEntry, layer: LayerScheme) -> str | None:
+def misfit(entry: TensorEntry, layer: LayerScheme) -> str | None:
     """Return why the layout cannot hold a weight, or None when it can."""
     shapes = {m.shape for m in matrices(entry)}
     if not shapes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..checkpoint.advice import partly, rough
 from ..checkpoint.decisions import Decision
 from ..checkpoint.inspect import Inspection
 from ..checkpoint.measure import TensorError
@@ -35,6 +36,7 @@ def run_document(result: RunResult, *, seconds: float) -> dict[str, Any]:
         "weights": [_outcome(outcome) for outcome in result.outcomes],
         "engines": engine_documents(plan),
         "notes": list(result.notes),
+        "warnings": [*partly(plan), *rough(result)],
     }
 
 

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..checkpoint.advice import partly
 from ..checkpoint.engines import Verdict, verdicts
 from ..checkpoint.parallel import WAYS, Indivisible, indivisible
 from ..checkpoint.placement import OutputShard, Placed, SharedScale
@@ -36,7 +37,12 @@ def plan_report(plan: Plan, *, everything: bool = False) -> RenderableType:
     if plan.shared_scales:
         parts.append(shared_table(plan.shared_scales, everything=everything))
     spaced = [part for table in parts for part in (table, Text())]
-    return Group(*spaced, *lines(plan.notes, "note: "), Text("\n".join(_facts(plan))))
+    return Group(
+        *lines(partly(plan), "warning: "),
+        *spaced,
+        *lines(plan.notes, "note: "),
+        Text("\n".join(_facts(plan))),
+    )
 
 
 def _facts(plan: Plan) -> list[str]:

@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..checkpoint.advice import partly, rough
 from ..checkpoint.columns import Made
 from ..checkpoint.decisions import Decision
 from ..checkpoint.engines import USUAL, Loads, verdicts
@@ -51,12 +52,13 @@ def run_report(result: RunResult, *, seconds: float, everything: bool = False) -
     if plan.weights:
         errors = [error_table(result.outcomes, everything=everything), Text()]
     return Group(
+        *lines(partly(plan), "warning: "),
         decision_table(plan.decisions, everything=everything),
         Text(),
         *errors,
         *lines(result.notes, "note: "),
         *lines(_doubts(plan), "note: "),
-        *lines(_losses(result.outcomes), "warning: "),
+        *lines([*_losses(result.outcomes), *rough(result)], "warning: "),
         Text("\n".join(facts)),
     )
 
