@@ -12,7 +12,7 @@ from zeropoint.cli.output import lines
 
 def test_a_run_without_a_terminal_says_once_a_minute_how_far_it_is() -> None:
     now, said = [0.0], list[str]()
-    move = lines("quantizing", lambda: now[0], said.append)
+    move = lines("quantizing", lambda: now[0], write=said.append)
     for second in range(0, 150, 10):
         now[0] = float(second)
         move(second << 20, 200 << 20, "a.weight")
@@ -24,10 +24,10 @@ def test_a_run_without_a_terminal_says_once_a_minute_how_far_it_is() -> None:
 
 def test_the_last_part_is_named_for_what_it_is() -> None:
     now, said = [0.0], list[str]()
-    move = lines("quantizing", lambda: now[0], said.append)
+    move = lines("quantizing", lambda: now[0], write=said.append)
     now[0] = 60.0
     move(1 << 30, 1 << 30, "a.weight")
-    assert said == ["quantizing: 1 GiB, reading back and finishing\n"]
+    assert said == ["quantizing: 1 GiB, finishing\n"]
 
 
 @pytest.mark.parametrize("command", ["inspect", "plan", "quantize"])

@@ -40,6 +40,7 @@ from .output import ReaderGoneError as ReaderGoneError
 from .output import progress, show, show_json
 from .plan import plan as plan_command
 from .values import one_of, parse_path, parse_plan
+from .warmup import warmup
 from .writing import (
     Address,
     BreakLock,
@@ -63,6 +64,7 @@ app = typer.Typer(
 )  # fmt: skip
 app.command(short_help="Show what quantize would do.")(plan_command)
 app.command(short_help="Write a quantized checkpoint as floats.")(dequantize)
+app.command(short_help="Compile the kernels for this machine.")(warmup)
 
 
 @app.callback(invoke_without_command=True)

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from ..report.tables import verification_report as verification_report
     from ..schemes import LAYER_PRESETS as LAYER_PRESETS
     from ..schemes import TENSOR_PRESETS as TENSOR_PRESETS
+    from ..warmup import compile_kernels as compile_kernels
 
 _OWNERS = {
     "Console": "rich.console",
@@ -91,6 +92,7 @@ _OWNERS = {
     "plan_report": "report.plans",
     **dict.fromkeys(("inspection_report", "run_report", "verification_report"), "report.tables"),
     **dict.fromkeys(("LAYER_PRESETS", "TENSOR_PRESETS"), "schemes"),
+    "compile_kernels": "warmup",
 }
 
 if not TYPE_CHECKING:

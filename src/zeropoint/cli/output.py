@@ -64,11 +64,14 @@ def note(sentence: str) -> None:
 
 
 @contextlib.contextmanager
-def progress(verb: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Show a bar on stderr while the block runs, a line now and then in a pipe; give what moves it."""
+def progress(verb: str, amount: Callable[[int], str] = size_of) -> Iterator[Callable[[int, int, str], None]]:
+    """Show a bar on stderr while the block runs, a line now and then in a pipe; give what moves it.
+
+    amount: how a number of what is counted is written.
+    """
     console = layers.Console(stderr=True)
     if not console.is_terminal:
-        yield lines(verb, time.monotonic)
+        yield lines(verb, time.monotonic, amount=amount)
         return
     columns = (
         layers.SpinnerColumn(),
@@ -82,13 +85,18 @@ def progress(verb: str) -> Iterator[Callable[[int, int, str], None]]:
         start = time.monotonic()
 
         def move(done: int, total: int, name: str) -> None:  # noqa: ARG001 (the signature is Progress's)
-            bar.update(task, completed=done, total=total, done=_done(done, total, time.monotonic() - start))
+            told = _done(done, total, time.monotonic() - start, amount)
+            bar.update(task, completed=done, total=total, done=told)
 
         yield move
 
 
 def lines(
-    verb: str, clock: Callable[[], float], write: Callable[[str], object] = sys.stderr.write
+    verb: str,
+    clock: Callable[[], float],
+    *,
+    write: Callable[[str], object] | None = None,
+    amount: Callable[[int], str] = size_of,
 ) -> Callable[[int, int, str], None]:
     """Return what writes a line of progress, once a minute."""
     start = clock()
@@ -99,17 +107,15 @@ def lines(
         now = clock()
         if now >= due:
             due = now + _LINE_SECONDS
-            write(f"{verb}: {_done(done, total, now - start)}\n")
+            (write or sys.stderr.write)(f"{verb}: {_done(done, total, now - start, amount)}\n")
 
     return move
 
 
-def _done(done: int, total: int, seconds: float) -> str:
+def _done(done: int, total: int, seconds: float, amount: Callable[[int], str]) -> str:
     """Return how far a run is, in the same units throughout."""
     if done >= total:
-        return f"{size_of(total)}, reading back and finishing"
+        return f"{amount(total)}, finishing"
     left = seconds * (total - done) / max(1, done)
-    return (
-        f"{size_of(done)} of {size_of(total)} ({done / total:.0%}), "
-        f"{size_of(int(done / max(seconds, 1e-3)))}/s, about {left:.0f} s left"
-    )
+    rate = f"{size_of(int(done / max(seconds, 1e-3)))}/s, " if amount is size_of else ""
+    return f"{amount(done)} of {amount(total)} ({done / total:.0%}), {rate}about {left:.0f} s left"

@@ -1,5 +1,6 @@
 """Numba kernels for every CPU that LLVM knows: one pass over memory, the same bytes as the reference."""
 
+from . import compiling as compiling
 from .backend import BACKEND
 from .counter import COUNTER
 

@@ -1,0 +1,24 @@
+"""The command ``zeropoint warmup``."""
+
+from __future__ import annotations
+
+import time
+
+from . import layers
+from .output import progress
+
+
+def warmup() -> None:
+    """Compile the kernels for this machine ahead of time, which takes a minute or two, once.
+
+    Otherwise they are compiled when they are first used, some seconds at a time. They are kept for all later
+    processes below ~/.cache/zeropoint, or below NUMBA_CACHE_DIR where that is set.
+
+    \b
+    Examples:
+      zeropoint warmup
+    """  # noqa: D301 (click's mark for a paragraph that keeps its lines)
+    start = time.perf_counter()
+    with progress("compiling", str) as on_progress:
+        layers.compile_kernels(on_progress)
+    print(f"every kernel is ready, in {time.perf_counter() - start:.1f} s")

@@ -1,0 +1,42 @@
+"""What is said when kernels are compiled: one line in a process, before the first.
+
+Compiling takes seconds for each kernel, at its first call on a machine, and looks like a program that hangs.
+Numba says when a function is not in its cache; kernels that are found there are loaded in silence.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from numba.core import event
+
+QUIET = "ZEROPOINT_QUIET"
+"""The variable of the environment that keeps the line back, where it is set to anything."""
+_OURS = __name__.rpartition(".")[0]
+
+
+class _Compiling(event.Listener):
+    """Says that kernels are compiled, once."""
+
+    def __init__(self) -> None:
+        self.said = False
+
+    def on_start(self, event: Any) -> None:
+        """Take the begin of a compilation; those of other packages are not ours to speak of."""
+        if self.said or not event.data["dispatcher"].py_func.__module__.startswith(_OURS):
+            return
+        self.said = True
+        if not os.environ.get(QUIET):
+            sys.stderr.write(
+                "zeropoint: compiling kernels for this machine, once; this takes up to a minute "
+                "(`zeropoint warmup` does it ahead of time)\n"
+            )
+
+    def on_end(self, event: Any) -> None:
+        """Do nothing: the next kernel may be compiled at any time."""
+
+
+_register: Any = event.register  # which has no types
+_register("numba:compile", _Compiling())

@@ -1,0 +1,73 @@
+"""Kernels are compiled once on a machine: this is said, and can be done ahead of time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CALL = """
+import torch
+from zeropoint.kernels.cpu.backend import BACKEND
+from zeropoint.schemes import Granularity
+print(BACKEND._block_amax(torch.ones(4, 8), Granularity.tensor()).item())  # the smallest kernel
+"""
+# Names of compiled entry points with the types that they were compiled for, before and after other calls.
+OTHER_CALLS = """
+import sys, torch, zeropoint as zp
+from torch import nn
+from zeropoint.functional import row_errors
+from zeropoint.warmup import compile_kernels
+def compiled():
+    kernels = [(name, module) for name, module in sys.modules.items() if name.startswith("zeropoint.kernels")]
+    found = [(name, key, value) for name, module in kernels for key, value in vars(module).items()
+             if hasattr(value, "signatures")]
+    return {(name, key, str(types)) for name, key, value in found for types in value.signatures}
+calls = compile_kernels()
+before = compiled()
+for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    x = torch.randn(32, 384).to(dtype)
+    for text in ("int6:g64", "uint4:channel:asym", "e4m3:g96", "mxfp6_e2m3", "fp4_bnb:g64", "int5:tensor",
+                 "float8_e5m2:block64x64", "int5:g32:scale=bfloat16", "nvfp4:dialect=compressed-tensors"):
+        q = zp.quantize(x, text)
+        q.dequantize()
+        row_errors(x, zp.quantize(x, q.params))
+        trained = x.clone().requires_grad_()
+        zp.fake_quantize(trained, q.params).sum().backward()
+    for preset in ("w8a8", "w4a16", "mxfp4", "fp8", "w4a8"):
+        layer = zp.quantize_model(nn.Linear(384, 48, bias=False).to(dtype), preset).model
+        with torch.no_grad():
+            layer(x)
+            layer(x[:1])
+print(calls, len(before), sorted(compiled() - before))
+"""
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **environment}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+
+
+def test_the_first_compilation_is_said_once_and_a_cached_kernel_is_silent(
+    tmp_path: Path,
+) -> None:
+    first = run(CALL, NUMBA_CACHE_DIR=str(tmp_path), ZEROPOINT_QUIET="")
+    assert first.stderr.startswith("zeropoint: compiling kernels for this machine, once; ")
+    assert first.stderr.count("\n") == 1
+    again = run(CALL, NUMBA_CACHE_DIR=str(tmp_path), ZEROPOINT_QUIET="")
+    assert (first.stdout, again.stdout, again.stderr) == ("1.0\n", "1.0\n", "")
+
+
+def test_functions_of_others_are_compiled_without_a_word() -> None:
+    others = "import zeropoint.kernels.cpu, numba\nprint(numba.njit(lambda x: x + 1)(2))"
+    ran = run(others, ZEROPOINT_QUIET="")
+    assert (ran.stdout, ran.stderr) == ("3\n", "")
+
+
+def test_after_warming_up_nothing_is_left_to_compile() -> None:
+    ran = run(OTHER_CALLS)
+    calls, entries, left = ran.stdout.split(maxsplit=2)
+    assert int(calls) > 50
+    assert int(entries) > 50
+    assert left == "[]\n"
