@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CALL = """
 import torch
 from zeropoint.kernels.cpu.backend import BACKEND
@@ -65,6 +67,7 @@ def test_functions_of_others_are_compiled_without_a_word() -> None:
     assert (ran.stdout, ran.stderr) == ("3\n", "")
 
 
+@pytest.mark.slow  # where kernels are not compiled yet it compiles all of them, two minutes of processor time
 def test_after_warming_up_nothing_is_left_to_compile() -> None:
     ran = run(OTHER_CALLS)
     calls, entries, left = ran.stdout.split(maxsplit=2)

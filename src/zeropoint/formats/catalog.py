@@ -93,7 +93,7 @@ _CODEBOOK = re.compile(r"codebook\[([^\]]*)\]")
 
 
 def get_format(name: str | Format) -> Format:
-    """Return the format called ``name``: a catalog name, an alias, or the spelling of a format of one's own.
+    """Return the format called ``name``: a catalog name, an alias, or the spelling of a custom format.
 
     Spellings are ``int<bits>[f<fraction bits>]``, ``uint...``, ``codebook[v0,v1,...]`` and
     ``[u]e<E>m<M>[b<bias>][ieee|fn|fnuz|finite][ns]``: the bias defaults to ``2 ** (E - 1) - 1`` (0 for
