@@ -74,7 +74,7 @@ def parts_of(model: nn.Module, *, allow_float: bool) -> Parts:
         name, (_, reason) = next(iter(others.items()))
         more = f" (and {len(others) - 1} more layers)" if len(others) > 1 else ""
         raise UnsupportedError(
-            f"layer {name or '(itself)'}{more} cannot be written: {reason}; keep it by a rule, or pass "
+            f"layer {name or 'model'}{more} cannot be written: {reason}; keep it by a rule, or pass "
             "allow_float=True, which writes what its codes stand for as floats"
         )
     skeleton = restore(skeleton, [module for module, _ in others.values()])
@@ -115,7 +115,7 @@ def _sorted(model: nn.Module) -> tuple[dict[str, QuantizedLinear], _Others]:
     others: _Others = {}
     for name, module in _outermost(model, ""):
         if isinstance(module, PreparedLayer):
-            raise UnsupportedError(f"layer {name or '(itself)'} is prepared; convert the model first")
+            raise UnsupportedError(f"layer {name or 'model'} is prepared; convert the model first")
         if isinstance(module, SplitAttention):
             inner = [f"{name}.{n}".lstrip(".") for n, m in module.named_modules() if isinstance(m, QUANTIZED)]
             reason = "its original holds three projections in one tensor, which no layout holds quantized"
