@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from ..codecs.compressed_tensors_config import LayerScheme, layer_scheme
 from ..errors import ZeropointError, count, printable, size_of
 from ..schemes import LAYER_PRESETS
 from .decisions import misfit
+from .entries import TensorEntry
 from .plan import Plan
 from .run import RunResult
 
@@ -20,38 +22,60 @@ ROUGH = 0.5
 have 0.2."""
 
 
+@dataclass(slots=True)
+class _Total:
+    """Weights that are counted and forgotten: how many bytes, and one of each shape."""
+
+    count: int = 0
+    nbytes: int = 0
+    shapes: dict[tuple[int, ...], TensorEntry] = field(default_factory=dict)
+
+    def add(self, entry: TensorEntry) -> None:
+        self.count += 1
+        self.nbytes += entry.nbytes
+        self.shapes.setdefault(entry.shape, entry)
+
+
 def partly(plan: Plan) -> list[str]:
     """Return a sentence where a scheme fits some shapes only: what stays as it is, and which fits all."""
     for layer in plan.layers:
-        left = [d.entry for d in plan.unfit if misfit(d.entry, layer) is not None]
-        if not left:
-            continue
-        taken = [d.entry for d in plan.decisions if d.layer == layer]
-        kept, all_ = (sum(e.nbytes for e in entries) for entries in (left, [*left, *taken]))
-        fitting = (
-            other.name for other in _others(layer) if not any(misfit(e, other) for e in (*left, *taken))
-        )
-        found = next(fitting, None)
-        remedy = "no scheme like it fits all" if found is None else f"--to {found} fits all of them"
-        first, why = left[0], misfit(left[0], layer)
-        said = (
-            f"{size_of(kept)} of {size_of(all_)} of linear weights stay in {first.dtype}: {layer} does not "
-            f"fit {count(len(left), 'weight')}, such as {printable(first.name)} ({why}); {remedy}"
-        )
-        return [said]
+        left, taken = _Total(), _Total()
+        for decision in plan.decisions:
+            if decision.layer == layer:
+                taken.add(decision.entry)
+            elif decision.left_alone and misfit(decision.entry, layer) is not None:
+                left.add(decision.entry)
+        if left.count:
+            return [_partly(layer, left, taken)]
     return []
+
+
+def _partly(layer: LayerScheme, left: _Total, taken: _Total) -> str:
+    shapes = (*left.shapes.values(), *taken.shapes.values())
+    found = next((other.name for other in _others(layer) if not any(misfit(e, other) for e in shapes)), None)
+    remedy = "no scheme like it fits all" if found is None else f"--to {found} fits all of them"
+    first = shapes[0]
+    return (
+        f"{size_of(left.nbytes)} of {size_of(left.nbytes + taken.nbytes)} of linear weights stay in "
+        f"{first.dtype}: {layer} does not fit {count(left.count, 'weight')}, such as {printable(first.name)} "
+        f"({misfit(first, layer)}); {remedy}"
+    )
 
 
 def rough(result: RunResult) -> list[str]:
     """Return a sentence where the measured error leaves little of a weight, with a scheme that keeps more."""
-    lost = [outcome for outcome in result.outcomes if outcome.error.relative > ROUGH]
-    if not lost:
+    number, worst, most = 0, None, ROUGH
+    for outcome in result.outcomes:
+        relative = outcome.error.relative
+        number += relative > ROUGH
+        if relative > most:
+            worst, most = outcome, relative
+    if worst is None:
         return []
-    worst = max(lost, key=lambda outcome: outcome.error.relative)
-    whose = "all weights" if len(lost) == len(result.outcomes) else count(len(lost), "weight")
+    whose = "all weights" if number == len(result.outcomes) else count(number, "weight")
     said = (
         f"the relative error of {whose} is above {ROUGH}, that of {printable(worst.weight.module)} is "
-        f"{worst.error.relative:.2f}; --to {_finer(worst.weight.layer).name} keeps more of them"
+        f"{most:.2f}; --to {_finer(worst.weight.layer).name} keeps more of them"
     )
     return [said]
 
