@@ -190,7 +190,7 @@ def can_implement(
         signature = _signature(op, scheme, shape, dtype, strides=strides, device=device)
         made = replace(signature, backend=backend)
         check_possible(made)
-        return explain(made.request(made.op), backend_of(made.request(made.op), backend).name)
+        return explain(made.request(made.op), backend)
     except ZeropointError as error:
         return Explanation(chosen=None, reasons={"request": str(error)})
 
