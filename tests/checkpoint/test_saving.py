@@ -71,6 +71,29 @@ def test_a_preset_is_loaded_and_read_back(preset: str, tolerance: float, tmp_pat
     assert files[0] == files[1]
 
 
+def test_nvfp4_with_inputs_from_calibration_is_loaded(tmp_path: Path) -> None:
+    model = llama()
+    conversion = zp.quantize_model(model, "nvfp4", calibration=zp.calibrate(model, "nvfp4", [TOKENS]))
+    conversion.save_checkpoint(tmp_path / "out")
+    # compressed-tensors 0.20 decodes nvfp4 to bfloat16 whatever the dtype of the model.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        other = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
+    logits(other)
+    name = "model.layers.0.mlp.up_proj"
+    theirs, ours = other.get_submodule(name), conversion.model.get_submodule(name)
+    values = ours.weight.quantized().dequantize()
+    assert torch.equal(theirs.weight, values.bfloat16())
+    forward = pytest.importorskip("compressed_tensors.quantization.lifecycle.forward")
+    x = 2 * torch.randn(1, 7, 128)  # past what calibration saw, too
+    arguments = theirs.quantization_scheme.input_activations
+    torch.testing.assert_close(
+        forward.forward_quantize(theirs, x, "input", arguments), ours.input_quantizer(x), atol=1e-6, rtol=1e-6
+    )
+    again = zp.load_checkpoint(llama(), tmp_path / "out")
+    assert torch.equal(logits(again.model), logits(conversion.model))
+
+
 def test_a_llama_trained_with_learned_scales_is_loaded(tmp_path: Path) -> None:
     prepared = zp.prepare(llama(), "w4a8", learner="lsq").train()
     optimizer = torch.optim.AdamW(prepared.parameters(), lr=1e-3)

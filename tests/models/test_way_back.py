@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import zeropoint as zp
@@ -207,3 +208,80 @@ def test_a_state_is_saved_and_loaded_through_a_file() -> None:
     other = zp.prepare(Zoo(), ALL).eval()
     other.load_state_dict(torch.load(file))
     assert torch.equal(other(INDEX), prepared(INDEX))
+
+
+def tiny(kind: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """Return a model of transformers whose layers are more than they seem, and an input."""
+    transformers = pytest.importorskip("transformers", reason="extra `hf`")
+    torch.manual_seed(0)
+    if kind == "MobileNetV2":
+        config = transformers.MobileNetV2Config(image_size=32, depth_multiplier=0.35, num_labels=3)
+        return transformers.MobileNetV2ForImageClassification(config).eval(), (torch.randn(2, 3, 32, 32),)
+    fields: dict[str, Any] = {"vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 1}
+    if kind == "Mamba2":
+        fields |= {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1}
+    elif kind == "Falcon":
+        fields |= {"num_attention_heads": 2}
+    config = getattr(transformers, f"{kind}Config")(**fields)
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval(), (torch.arange(1, 9)[None],)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["MobileNetV2", "Mamba", "Mamba2", "Falcon"])
+def test_models_that_read_attributes_of_their_layers_are_trained(kind: str) -> None:
+    model, args = tiny(kind)
+    types = ("Conv2d",) if kind == "MobileNetV2" else ("Linear", "Conv1d")
+    gives = Assignment.of(weight="int8:channel")
+    prepared = zp.prepare(model, Recipe(rules=(Rule(types=types[:1], gives=gives),)), learner="lsq")
+    prepared(*args).logits.square().mean().backward()
+    learned = parameter_groups(prepared, lr=1.0)[1]["params"]
+    assert len(learned) > 2
+    assert any(p.grad is not None for p in learned)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["MobileNetV2", "Falcon"])
+def test_models_that_read_attributes_of_their_layers_are_converted(kind: str) -> None:
+    model, args = tiny(kind)
+    types = ("Conv2d",) if kind == "MobileNetV2" else ("Linear",)
+    conversion = zp.quantize_model(
+        model, Recipe(rules=(Rule(types=types, gives=Assignment.of(weight="int8:channel")),))
+    )
+    assert sum(layer.gives is not None for layer in conversion.layers) > 3
+    with torch.no_grad():
+        found, expected = conversion.model(*args).logits, model(*args).logits
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=0.05)
+
+
+def test_what_tensors_have_and_packed_weights_have_not_says_what_to_do() -> None:
+    weight = zp.quantize_model(nn.Sequential(nn.Linear(64, 8)), "w8a16").model[0].weight
+    with pytest.raises(AttributeError, match=r"no attribute 'squeeze'.*leave that layer out by a rule"):
+        weight.squeeze()
+    assert not hasattr(weight, "nonsense")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_trainer_does_with_checkpoints_works_for_prepared_models(tmp_path: Any) -> None:
+    """It calls save_pretrained, reads the file, and loads its tensors by name, not strictly."""
+    transformers = pytest.importorskip("transformers", reason="extra `hf`")
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+
+    def prepared(seed: int) -> Any:
+        torch.manual_seed(seed)
+        return zp.prepare(transformers.LlamaForCausalLM(config), "int4:g32", learner="lsq").eval()
+
+    first, second = prepared(0), prepared(1)
+    first.save_pretrained(tmp_path)
+    found = second.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False)
+    assert (found.missing_keys, found.unexpected_keys) == (["lm_head.weight"], [])
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        assert torch.equal(second(ids).logits, first(ids).logits)
+    floats, info = transformers.LlamaForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert all("quantizer" in name for name in info["unexpected_keys"])
+    trained = first.state_dict()
+    assert all(torch.equal(value, trained[name]) for name, value in floats.state_dict().items())

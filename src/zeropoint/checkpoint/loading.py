@@ -19,7 +19,7 @@ from ..codecs.compressed_tensors import INPUT_GLOBAL_SCALE, INPUT_SCALE, INPUT_Z
 from ..codecs.compressed_tensors_config import Group, matches, read_input
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, UnsupportedError, printable
-from ..models import Conversion, Converted, PackedWeight, QuantizedLinear, SplitExperts
+from ..models import Conversion, Converted, LocalQuantize, PackedWeight, QuantizedLinear, SplitExperts
 from ..models.decisions import require_model
 from ..models.linear_views import TURNED
 from ..models.opening import opened, replace_modules
@@ -31,7 +31,7 @@ from ..training import FakeQuantize
 from .decoding import read_lines
 from .entries import TensorEntry
 from .model_names import WEIGHT, Rows, file_rows, file_tensors, stands_of
-from .model_parts import layer_scheme_of
+from .model_parts import layer_scheme_of, whole_scale
 from .source import Source, open_source
 from .storage import OpenFile, Place, open_file, shown
 from .stored import Known, Stored, StoredLayer, configuration, find_layers
@@ -147,7 +147,7 @@ class _Piece:
 
     index: torch.Tensor
     codes: QuantizedTensor
-    input: FakeQuantize | Activation | None
+    input: FakeQuantize | LocalQuantize | Activation | None
 
 
 def _layers(
@@ -219,11 +219,13 @@ def _inputs(source: Source, stored: Stored) -> _Inputs:
 
 def _input(
     layer: StoredLayer, inputs: _Inputs, source: Source, files: Mapping[Place, OpenFile]
-) -> FakeQuantize | Activation | None:
+) -> FakeQuantize | LocalQuantize | Activation | None:
     """Return how a layer's input is quantized, with the parameters that the file has."""
     given = next(given for group, given in inputs if matches(layer.module, group.targets, linear=True))
     if given is None or given.dynamic:
         return given
+    if given.local:
+        return _local(layer.module, given, source, files)
     found = {end: source.entries.get(f"{layer.module}.{end}") for end in _BESIDE}
     scale, zero = found[INPUT_SCALE], found[INPUT_ZERO_POINT]
     if scale is None or math.prod(scale.shape) != 1 or (zero is not None and math.prod(zero.shape) != 1):
@@ -232,6 +234,21 @@ def _input(
     point = 0 if zero is None else int(_read(zero, files).reshape(()))
     params = QuantizationParams.new(float(number), point, given.scheme)
     return FakeQuantize(replace(params, dtype=layer.dtype))
+
+
+def _local(module: str, given: Activation, source: Source, files: Mapping[Place, OpenFile]) -> LocalQuantize:
+    """Return the quantizer that has the scale in the file, found from the range that gives it."""
+    entry = source.entries.get(f"{module}.{INPUT_GLOBAL_SCALE}")
+    scale = None if entry is None or math.prod(entry.shape) != 1 else _read(entry, files).reshape(1).float()
+    if scale is None or not bool(torch.isfinite(scale) & (scale > 0)):
+        raise CheckpointError(f"{module}.{INPUT_GLOBAL_SCALE} is missing, or not one positive number")
+    unit = whole_scale(LocalQuantize(given, 1.0))
+    near = unit / scale
+    for limit in (near, near.nextafter(near * 2), near.nextafter(near / 2)):
+        quantizer = LocalQuantize(given, float(limit))
+        if torch.equal(whole_scale(quantizer), scale):
+            return quantizer
+    return LocalQuantize(given, float(near))
 
 
 def _told(name: str, layer: QuantizedLinear) -> Converted:

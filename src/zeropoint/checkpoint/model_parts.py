@@ -16,6 +16,7 @@ from ..codecs.compressed_tensors_config import LayerScheme
 from ..errors import UnsupportedError, ZeropointError
 from ..models import (
     DynamicQuantize,
+    LocalQuantize,
     PackedWeight,
     PreparedLayer,
     QuantizedLinear,
@@ -186,7 +187,7 @@ _named = functools.lru_cache(maxsize=1024)(LayerScheme.named)
 def _input_of(quantizer: nn.Module | None) -> Activation | None:
     if quantizer is None:
         return None
-    if isinstance(quantizer, DynamicQuantize):
+    if isinstance(quantizer, DynamicQuantize | LocalQuantize):
         return quantizer.activation
     if type(quantizer) is FakeQuantize and quantizer.enabled:
         return Activation(scheme=quantizer.scheme, dynamic=False)
@@ -205,8 +206,16 @@ def _quantized(layer: QuantizedLinear, index: torch.Tensor) -> QuantizedPart:
     )  # fmt: skip
 
 
+def whole_scale(quantizer: LocalQuantize) -> torch.Tensor:
+    """Return the scale over all tensors, as its scheme's dialect keeps it: [1]."""
+    columns = layouts.blocks(quantizer.activation.scheme)[1]
+    return quantizer.codes(torch.zeros(1, columns)).scales[-1].reshape(1)
+
+
 def _beside(quantizer: nn.Module | None) -> dict[str, torch.Tensor]:
     """Return the tensors of inputs with parameters from data."""
+    if isinstance(quantizer, LocalQuantize):
+        return {layouts.INPUT_GLOBAL_SCALE: whole_scale(quantizer)}
     if not isinstance(quantizer, FakeQuantize):
         return {}
     params = quantizer.params

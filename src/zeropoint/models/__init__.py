@@ -4,7 +4,7 @@ from .attention import SplitAttention
 from .calibrate import Calibration, calibrate
 from .conversion import Conversion, Converted
 from .convert import convert, quantize_model
-from .dynamic_quantize import DynamicQuantize
+from .dynamic_quantize import DynamicQuantize, LocalQuantize
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from .experts import SplitExperts
 from .fold import Folding, fold
@@ -28,6 +28,7 @@ __all__ = [
     "DynamicQuantize",
     "Folding",
     "Learner",
+    "LocalQuantize",
     "Multiply",
     "PackedWeight",
     "PreparedLayer",

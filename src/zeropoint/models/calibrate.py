@@ -170,7 +170,7 @@ class Watch:
             for side, activation, shape in zip(SIDES, activations, shapes, strict=True):
                 if activation is not None and not activation.dynamic:
                     place = f"{name}.{side}".lstrip(".")
-                    made = make(activation.scheme, shape)
+                    made = make(activation.calibrated, shape)
                     # Equal ones as one, which each tensor that passes is told apart by.
                     made = next((s for s in statistics if s == made), made)
                     statistics.append(made)
@@ -180,7 +180,7 @@ class Watch:
                         module=module,
                         side=side,
                         observer=observer,
-                        scheme=activation.scheme,
+                        scheme=activation.calibrated,
                     )
 
     @contextmanager
@@ -354,6 +354,8 @@ def static_params(
             f"its {side} needs calibration for {activation}: pass "
             "calibration=zp.calibrate(model, recipe, data)"
         )
-    if found.scheme != activation.scheme:
-        raise CalibrationError(f"its {side} was calibrated for {found.scheme}, not for {activation.scheme}")
+    if found.scheme != activation.calibrated:
+        raise CalibrationError(
+            f"its {side} was calibrated for {found.scheme}, not for {activation.calibrated}"
+        )
     return found

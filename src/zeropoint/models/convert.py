@@ -18,7 +18,7 @@ from ..training import FakeQuantize, Quantizer
 from .calibrate import Calibration
 from .conversion import Conversion, Converted, weight_bytes
 from .decisions import require_model
-from .dynamic_quantize import DynamicQuantize, as_module
+from .dynamic_quantize import DynamicQuantize, LocalQuantize, as_module
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from .kinds import kind_of
 from .layer import PreparedLayer, QuantizedLayer
@@ -172,10 +172,10 @@ def _params(quantizer: nn.Module) -> QuantizationParams:
     return quantizer.params
 
 
-def _fixed(quantizer: nn.Module | None) -> FakeQuantize | Activation | None:
+def _fixed(quantizer: nn.Module | None) -> FakeQuantize | LocalQuantize | Activation | None:
     """Return the quantizer of an input or output as it is deployed."""
-    if quantizer is None:
-        return None
+    if quantizer is None or isinstance(quantizer, LocalQuantize):
+        return quantizer
     if isinstance(quantizer, DynamicQuantize):
         return quantizer.activation
     return FakeQuantize(_params(quantizer))

@@ -1,13 +1,18 @@
-"""DynamicQuantize: quantization whose parameters come from each tensor."""
+"""Quantization whose parameters come from each tensor: all of them, or all but the scale of the whole."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
 from ..errors import RecipeError
-from ..functional import fake_quantize
+from ..functional import fake_quantize, quantize_part
+from ..params import QuantizationParams
+from ..params.module_buffers import keeping_dtypes
 from ..recipes import Activation
+from ..tensor import QuantizedTensor
 from ..training import FakeQuantize
 
 
@@ -34,7 +39,50 @@ class DynamicQuantize(nn.Module):
         return str(self.activation)
 
 
-def as_module(quantizer: FakeQuantize | Activation | None) -> nn.Module | None:
+class LocalQuantize(nn.Module):
+    """Quantize and bring back with one scale over all tensors, and those under it from each tensor.
+
+    activation: a static one of several levels. limit: the largest magnitude that calibration found, from
+    which the scale of the whole follows; larger values come out as the largest codes. Gradients pass
+    unchanged.
+    """
+
+    limit: torch.Tensor
+
+    def __init__(self, activation: Activation, limit: float) -> None:
+        super().__init__()
+        self.activation = activation
+        self.register_buffer("limit", torch.tensor([limit], dtype=torch.float32))
+
+    @staticmethod
+    def of(activation: Activation, params: QuantizationParams) -> LocalQuantize:
+        """Return the quantizer whose range is that of the parameters of one block."""
+        scale = params.effective_scale()
+        assert scale is not None
+        return LocalQuantize(activation, float(scale) * activation.scheme.divisor)
+
+    def codes(self, x: torch.Tensor) -> QuantizedTensor:
+        """Return the codes and parameters of ``x``."""
+        limit = float(self.limit)
+        return quantize_part(x.detach().clamp(-limit, limit), self.activation.scheme, (-limit, limit))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the values of the codes of ``x``; nothing happens to an empty tensor."""
+        if not x.numel():
+            return x
+        y = self.codes(x).dequantize()
+        return x + (y - x).detach() if x.requires_grad and torch.is_grad_enabled() else y
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> LocalQuantize:
+        super()._apply(keeping_dtypes(fn), recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def extra_repr(self) -> str:
+        """Return the scheme."""
+        return str(self.activation)
+
+
+def as_module(quantizer: FakeQuantize | LocalQuantize | Activation | None) -> nn.Module | None:
     """Return what quantizes: a quantizer with parameters is itself. Raises RecipeError for anything else.
 
     >>> as_module(Activation.of("int8:token"))

@@ -11,7 +11,7 @@ from torch import nn
 from ..errors import DtypeError, NonFiniteError, ShapeError
 from ..recipes import Activation
 from ..training import FakeQuantize
-from .dynamic_quantize import as_module
+from .dynamic_quantize import LocalQuantize, as_module
 from .layer import placed
 from .linear_paths import Run, explain, prepared
 from .packed_weight import PackedWeight
@@ -32,9 +32,9 @@ class QuantizedLinear(nn.Module):
         self,
         weight: PackedWeight,
         bias: torch.Tensor | None,
-        input_quantizer: FakeQuantize | Activation | None = None,
+        input_quantizer: FakeQuantize | LocalQuantize | Activation | None = None,
         *,
-        output_quantizer: FakeQuantize | Activation | None = None,
+        output_quantizer: FakeQuantize | LocalQuantize | Activation | None = None,
         turned: bool = False,
     ) -> None:
         super().__init__()

@@ -60,6 +60,18 @@ class PackedWeight(nn.Module):
             "model uses the weight of a quantized layer itself; leave that layer out by a rule"
         )
 
+    def __getattr__(self, name: str) -> Any:
+        """Raise AttributeError, with what to do where a model looks for what tensors have."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if name.startswith("_") or not hasattr(torch.Tensor, name):
+                raise
+            raise AttributeError(
+                f"a packed weight has no attribute {name!r}, as tensors have: the model uses the weight of a "
+                "quantized layer itself; leave that layer out by a rule"
+            ) from error
+
     @property
     def device(self) -> torch.device:
         """Where the codes are."""

@@ -17,7 +17,7 @@ from ..schemes import Scheme
 from .calibrate import Calibration, static_params
 from .conversion import Converted, kept_layer
 from .decisions import SEALED, as_recipe, decisions_of, require_model
-from .dynamic_quantize import DynamicQuantize
+from .dynamic_quantize import DynamicQuantize, LocalQuantize
 from .kinds import KINDS, features, kind_of, weights_of
 from .layer import PreparedLayer
 from .learners import Learner, learner_named
@@ -172,6 +172,8 @@ class _Maker:
             return None if activation is None else DynamicQuantize(activation)
         params = static_params(self.calibration, name, side, activation)
         assert params is not None
+        if activation.local:
+            return LocalQuantize.of(activation, params)
         return self.learner.activation(params, features(module, side))
 
 

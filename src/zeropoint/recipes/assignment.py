@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import RecipeError, SchemeError
-from ..schemes import Scheme
+from ..formats import get_format
+from ..schemes import Granularity, ScaleLevel, Scheme
 
 DYNAMIC, STATIC = "dynamic", "static"
 
@@ -15,9 +16,10 @@ class Activation:
     """How values that change with the data are quantized.
 
     scheme: of one input or output. dynamic: whether its parameters are computed from each tensor at run time;
-    static ones come from calibration and need blocks whose number does not depend on the batch.
+    static ones come from calibration and need blocks whose number does not depend on the batch. Of several
+    levels of scales that of the whole tensor is static then, and those under it follow each tensor (nvfp4).
 
-    Raises RecipeError for a static scheme with a block for each token, group or tile.
+    Raises RecipeError for a static scheme with a block for each token, group or tile and no scale over them.
 
     >>> Activation.of("int8:token").dynamic
     True
@@ -27,11 +29,28 @@ class Activation:
     dynamic: bool
 
     def __post_init__(self) -> None:
-        if not self.dynamic and _follows_the_batch(self.scheme):
+        if not self.dynamic and _follows_the_batch(self.scheme) and not self.local:
             raise RecipeError(
                 f"static scheme {self.scheme} has blocks whose number depends on the batch; make it dynamic, "
                 "or use one scale for the tensor or for each channel of the last axis"
             )
+
+    @property
+    def local(self) -> bool:
+        """Whether the scale of the whole tensor comes from calibration, and the others from each tensor."""
+        *fine, coarse = self.scheme.scales or (None,)
+        whole = coarse is not None and coarse.granularity == Granularity.tensor()
+        return not self.dynamic and bool(fine) and whole and _follows_the_batch(self.scheme)
+
+    @property
+    def calibrated(self) -> Scheme:
+        """The scheme of the parameters that calibration finds: of a local one, its range as one block."""
+        if not self.local:
+            return self.scheme
+        return Scheme(
+            element=self.scheme.element,
+            scales=(ScaleLevel(granularity=Granularity.tensor(), format=get_format("float32")),),
+        )
 
     @staticmethod
     def of(text: str | Scheme, *, dynamic: bool | None = None) -> Activation:

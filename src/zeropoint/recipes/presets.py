@@ -18,6 +18,9 @@ MODEL_PRESETS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyT
         "w4a8": {"weight": "int4:g128", "input": "int8:token dynamic"},
         "fp8": {"weight": "float8_e4m3fn:channel", "input": "float8_e4m3fn:token dynamic"},
         "fp8_static": {"weight": "float8_e4m3fn:tensor", "input": "float8_e4m3fn:tensor static"},
+        "nvfp4": {
+            "weight": "nvfp4:dialect=compressed-tensors", "input": "nvfp4:dialect=compressed-tensors static",
+        },
         "mxfp8": {"weight": "mxfp8_e4m3", "input": "mxfp8_e4m3 dynamic"},
         # Weights in 4 bits, inputs in 8: the mix that OCP MX hardware multiplies directly.
         "mxfp4_mxfp8": {"weight": "mxfp4", "input": "mxfp8_e4m3 dynamic"},
