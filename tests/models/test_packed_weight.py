@@ -12,7 +12,7 @@ from torch import nn
 import zeropoint as zp
 from zeropoint.errors import ShapeError, UnsupportedError
 from zeropoint.models import PackedWeight, calibrate, quantize_model
-from zeropoint.recipes import MODEL_PRESETS
+from zeropoint.recipes import MODEL_PRESETS, model_preset
 from zeropoint.schemes import Scheme
 from zeropoint.schemes.presets import LAYER_PRESETS, TENSOR_PRESETS
 
@@ -38,7 +38,9 @@ def packed(text: str, rows: int, columns: int) -> PackedWeight:
 def model(preset: str) -> nn.Module:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(70, 33), nn.ReLU(), nn.Linear(33, 5, bias=False))
-    return quantize_model(net, preset, calibration=calibrate(net, preset, [torch.randn(9, 70)])).model.eval()
+    data = [torch.randn(9, 70)]
+    calibration = calibrate(net, preset, data) if model_preset(preset).needs_calibration else None
+    return quantize_model(net, preset, calibration=calibration).model.eval()
 
 
 def same_bytes(a: nn.Module, b: nn.Module) -> bool:

@@ -139,8 +139,8 @@ def test_what_is_kept_may_be_rounded() -> None:
     assert abs(last - expected) < 0.02 * expected
 
 
-@pytest.mark.parametrize("recipe", [STATIC, "w4a8"], ids=["static", "nothing static"])
-def test_with_quantized_inputs_each_block_sees_what_the_quantized_ones_before_it_give(recipe: str) -> None:
+def test_with_quantized_inputs_each_block_sees_what_the_quantized_ones_before_it_give() -> None:
+    recipe = STATIC
     net = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)))
     batches = [torch.randn(16, 8, generator=torch.Generator().manual_seed(n)) for n in range(3)]
     expected: dict[str, Any] = {}
@@ -153,8 +153,7 @@ def test_with_quantized_inputs_each_block_sees_what_the_quantized_ones_before_it
     first = [torch.randn(16, 8, generator=torch.Generator().manual_seed(n)) for n in range(3)]
     found = calibrate_sequential(net, recipe, first, steps=Steps(quantized_inputs=True))
     assert found == Calibration(params=expected, batches=3)
-    if recipe == STATIC:
-        assert found != calibrate(net, recipe, first)
+    assert found != calibrate(net, recipe, first)
 
 
 def test_with_quantized_inputs_the_float_model_stays() -> None:

@@ -80,11 +80,6 @@ def calibrate(
     require_batches(data)
     with opened(model) as root, evaluating(root):
         watch = Watch(root, recipe, statistic)
-        if not watch.places:
-            raise CalibrationError(
-                "recipe gives no layer of this model a static input or output, so there is nothing to learn; "
-                "pass it to quantize_model or prepare without calibration"
-            )
         with watch.hooked():
             count = run_batches(root, data, run, progress=progress)
     return Calibration(params=watch.params(), batches=count)
@@ -182,6 +177,11 @@ class Watch:
                         observer=observer,
                         scheme=activation.calibrated,
                     )
+        if not self._places:
+            raise CalibrationError(
+                "recipe gives no layer of this model a static input or output, so there is nothing to learn; "
+                "pass it to quantize_model or prepare without calibration"
+            )
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
@@ -201,11 +201,6 @@ class Watch:
             self._latest = None
             for handle in handles:
                 handle.remove()
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        """The inputs and outputs that are watched, by name."""
-        return tuple(self._places)
 
     def params(self, inside: nn.Module | None = None) -> dict[str, QuantizationParams]:
         """Return what follows from the data so far, by place, of all layers or of those inside a module."""

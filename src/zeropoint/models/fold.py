@@ -113,8 +113,8 @@ def _sources(model: nn.Module) -> tuple[Sources, str]:
     except UNTRACED as error:
         brief = str(error).split("\n", 1)[0][:100]
         return dict(_neighbors(model)), (
-            f"the model cannot be traced ({brief}) and it is not next to a layer in an nn.Sequential; export it, "
-            "and quantize_graph folds it"
+            f"the model cannot be traced ({brief}) and it is not next to a layer in an nn.Sequential; export "
+            "it, and quantize_graph folds it"
         )
     calls = Counter(model.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module")
     sources: Sources = {}

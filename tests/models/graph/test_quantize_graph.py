@@ -92,7 +92,7 @@ def by_hand(model: nn.Module, recipe: Recipe, calibration: Calibration | None = 
     return result
 
 
-@pytest.mark.parametrize("preset", [name for name in MODEL_PRESETS if name != "int8_power_of_two"])
+@pytest.mark.parametrize("preset", [n for n in MODEL_PRESETS if n not in ("int8_power_of_two", "nvfp4")])
 def test_a_perceptron_computes_with_the_values_of_its_codes(preset: str) -> None:
     model, x = mlp(), torch.randn(6, 256)
     recipe = Recipe(default=Rule(gives=model_preset(preset)))
@@ -101,6 +101,15 @@ def test_a_perceptron_computes_with_the_values_of_its_codes(preset: str) -> None
     found = quantize_graph(program, preset, calibration=calibration).model
     with torch.no_grad():
         assert torch.equal(found(x), by_hand(model, recipe, calibration)(x))
+
+
+def test_a_scale_over_all_blocks_from_calibration_is_refused_with_its_layer() -> None:
+    program, x = exported(mlp(), torch.randn(3, 256)), torch.randn(6, 256)
+    calibration = calibrate_graph(program, "nvfp4", [x])
+    with pytest.raises(
+        UnsupportedError, match=r"^layer .*: its input is .* quantize the model with quantize_model"
+    ):
+        quantize_graph(program, "nvfp4", calibration=calibration)
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,8 @@ def flat(value: object) -> list[torch.Tensor]:
 def test_graphs_compute_what_the_eager_layers_do(layer: nn.Module, sides: str) -> None:
     layer, rules = layer.eval(), recipe(sides)
     program = torch.export.export(layer, (X,))
-    learned = calibrate(layer, rules, [X, X / 2])
-    assert calibrate_graph(program, rules, [X, X / 2]) == learned
+    learned = calibrate(layer, rules, [X, X / 2]) if rules.needs_calibration else None
+    assert learned in (None, calibrate_graph(program, rules, [X, X / 2]))
     wanted = quantize_model(layer, rules, calibration=learned)
     found = quantize_graph(program, rules, calibration=learned)
     assert found.layers == wanted.layers

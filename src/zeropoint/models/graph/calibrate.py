@@ -49,9 +49,10 @@ def calibrate_graph(
         for side, activation in () if gives is None else (("input", gives.input), ("output", gives.output)):
             if activation is not None and not activation.dynamic:
                 place = f"{layer.name}.{side}".lstrip(".")
-                observer = Observer(make(activation.scheme, row_of(layer, side)), name=place)
+                observer = Observer(make(activation.calibrated, row_of(layer, side)), name=place)
                 _insert(module, layer, side, observer)
-                observers[place] = (observer, activation.scheme, output_of(layer.nodes[0]).meta["val"].dtype)
+                dtype = output_of(layer.nodes[0]).meta["val"].dtype
+                observers[place] = (observer, activation.calibrated, dtype)
     evaluate(module)
     with torch.no_grad():
         count = run_batches(cleaned(module), data, run, progress=progress)

@@ -118,6 +118,11 @@ def insert(
             scheme = decision.gives.weight
             made = () if scheme is None else weights.insert(layer, scheme)
             for side, activation in (("input", decision.gives.input), ("output", decision.gives.output)):
+                if activation is not None and activation.local:
+                    raise UnsupportedError(
+                        f"its {side} is {activation}; graphs have no scale over all blocks: make it dynamic, "
+                        "or quantize the model with quantize_model"
+                    )
                 params = static_params(calibration, layer.name, side, activation)
                 if activation is not None:
                     sides.insert(layer, side, activation, params)
