@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from tests.checkpoint.written import same_bytes, weight
 import zeropoint as zp
 from zeropoint.codecs.compressed_tensors import encode
 from zeropoint.codecs.compressed_tensors_config import layer_scheme
-from zeropoint.schemes import LAYER_PRESETS
+from zeropoint.schemes import DIALECTS, LAYER_PRESETS
 
 PRESETS = [name for name, preset in LAYER_PRESETS.items() if preset.needs_calibration is None]
 
@@ -38,12 +39,15 @@ def minilm() -> dict[str, torch.Tensor]:
     return {n: t for n, t in tensors.items() if t.ndim == 2 and n.endswith(".weight") and "embed" not in n}
 
 
-def theirs(w: torch.Tensor, preset: str) -> dict[str, torch.Tensor]:
-    """Return what compressed-tensors writes for a weight; only its observer, minimum and maximum, is ours."""
+def theirs(w: torch.Tensor, preset: str, *, oneshot: bool = False) -> dict[str, torch.Tensor]:
+    """Return what compressed-tensors writes for a weight; only its observer, minimum and maximum, is ours.
+
+    oneshot: whether symmetric weights have zero points too, as oneshot of llm-compressor gives them.
+    """
     scheme = preset_name_to_scheme(preset.upper(), ["Linear"])
     module = torch.nn.Linear(w.shape[1], w.shape[0], bias=False, dtype=w.dtype)
     module.weight.data.copy_(w)
-    initialize_module_for_quantization(module, scheme)  # as oneshot calls it
+    initialize_module_for_quantization(module, scheme, force_zero_point=oneshot)
     arguments = scheme.weights
     low, high = _extremes(w, arguments)
     tensor_scale = None
@@ -73,14 +77,17 @@ def _extremes(w: torch.Tensor, arguments: QuantizationArgs) -> tuple[torch.Tenso
     return torch.amin(blocks, -1), torch.amax(blocks, -1)
 
 
-def ours(w: torch.Tensor, preset: str) -> dict[str, torch.Tensor]:
+def ours(w: torch.Tensor, preset: str, *, oneshot: bool = False) -> dict[str, torch.Tensor]:
     layer = layer_scheme(preset)
-    return encode(layer.layout, zp.quantize(w, layer.weight))
+    scheme = layer.weight
+    if oneshot:
+        scheme = replace(scheme, dialect=DIALECTS["compressed-tensors-oneshot"])
+    return encode(layer.layout, zp.quantize(w, scheme))
 
 
-def compare(w: torch.Tensor, preset: str) -> list[str]:
+def compare(w: torch.Tensor, preset: str, *, oneshot: bool = False) -> list[str]:
     """Return the names of the tensors that differ."""
-    mine, reference = ours(w, preset), theirs(w, preset)
+    mine, reference = ours(w, preset, oneshot=oneshot), theirs(w, preset, oneshot=oneshot)
     return sorted(
         n for n in mine.keys() | reference.keys() if n not in mine or not same_bytes(mine[n], reference[n])
     )
@@ -134,7 +141,9 @@ def test_hard_weights_are_compressed_to_the_same_bytes(
     preset: str, kind: str, dtype: torch.dtype, seeds: range
 ) -> None:
     for seed in seeds:
-        assert compare(adversarial(kind, dtype, seed), preset) == []
+        w = adversarial(kind, dtype, seed)
+        assert compare(w, preset) == []
+        assert compare(w, preset, oneshot=True) == []
 
 
 @pytest.mark.parametrize("columns", [1, 7, 31, 32, 33, 100, 128])

@@ -52,7 +52,7 @@ def test_every_float16_amax_has_the_power_of_the_reference(element: str, rule: s
 @pytest.mark.parametrize("element", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("blocks", ["channel:scale=input", "g32:scale=even", "g32", "tensor:scale=input"])
-def test_compressed_tensors_writes_no_negative_zero_but_of_numbers(
+def test_oneshot_writes_no_negative_zero_but_of_numbers(
     blocks: str, dtype: torch.dtype, element: str
 ) -> None:
     """Quotients that are zero lose their sign; what is rounded to zero keeps it in float8."""
@@ -66,7 +66,8 @@ def test_compressed_tensors_writes_no_negative_zero_but_of_numbers(
         x[4, 0], x[4, 1::3] = 2.0**100, -(2.0**-60)
         x[5, 0], x[5, 1::3] = 2.0**100, -(2.0**-133)
     x = x.to(dtype)
-    q = both(x, f"{element}:{blocks}:dialect=compressed-tensors")
+    both(x, f"{element}:{blocks}:dialect=compressed-tensors")
+    q = both(x, f"{element}:{blocks}:dialect=compressed-tensors-oneshot")
     assert not torch.signbit(q.dequantize()[x == 0]).any()
     if element != "float4_e2m1fn" and blocks.startswith("channel"):
         assert torch.signbit(q.dequantize()[2, 7::5]).all()

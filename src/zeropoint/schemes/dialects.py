@@ -6,7 +6,7 @@ A scheme names one dialect; operators read its fields and never its name.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from ..errors import SchemeError, near_misses
@@ -93,6 +93,18 @@ class Dialect:
 ZEROPOINT = Dialect(name="zeropoint")
 _EPSILON32 = 2.0**-23
 
+_COMPRESSED_TENSORS = Dialect(
+    name="compressed-tensors",
+    arithmetic=Arithmetic.INPUT,
+    zero_point_place=ZeroPointPlace.INSIDE_ROUNDING,
+    zero_scale=None,
+    minimum_scale=0.0,
+    even_mantissa_bits=1,
+    tensor_scale=TensorScale.RECIPROCAL,
+    zero_block_scale=2.0**-3,
+    positive_zero_bits=4,
+)
+
 _DIALECTS = (
     ZEROPOINT,
     # torch.fake_quantize_per_*_affine and torch.ao MinMaxObserver, torch 2.13.
@@ -109,20 +121,11 @@ _DIALECTS = (
     Dialect(name="onnx", positive_zero_bits=4),
     # The same as their text has it, and ONNX's reference evaluator: the division is in the type of the scale.
     Dialect(name="onnx-reference", arithmetic=Arithmetic.INPUT, positive_zero_bits=4),
-    # compressed-tensors 0.19 and 0.20 as llm-compressor 0.14 calls it. Its MX rule takes FP4's mantissa width
-    # for every element. To float8 it adds a zero point of 0 (in oneshot; not in model_free_ptq), and its FP4
-    # cast takes the sign from torch.sign: neither leaves a negative zero.
-    Dialect(
-        name="compressed-tensors",
-        arithmetic=Arithmetic.INPUT,
-        zero_point_place=ZeroPointPlace.INSIDE_ROUNDING,
-        zero_scale=None,
-        minimum_scale=0.0,
-        even_mantissa_bits=1,
-        tensor_scale=TensorScale.RECIPROCAL,
-        zero_block_scale=2.0**-3,
-        positive_zero_bits=8,
-    ),
+    # compressed-tensors 0.19 and 0.20 as model_free_ptq of llm-compressor 0.14 calls it. Its MX rule takes
+    # the mantissa width of FP4 for every element; its FP4 cast takes the sign from torch.sign, 0 for zeros.
+    _COMPRESSED_TENSORS,
+    # As oneshot calls it: it adds a zero point of 0 before the cast to FP8 too, which makes -0.0 positive.
+    replace(_COMPRESSED_TENSORS, name="compressed-tensors-oneshot", positive_zero_bits=8),
     # burn v0.16, QuantizationScheme::compute_q_params; f32::round rounds half away from zero.
     Dialect(
         name="burn",
