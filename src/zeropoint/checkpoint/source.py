@@ -27,7 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from zeropoint.checkpoint import storage
+from zeropoint.checkpoint import misplaced, storage
 from zeropoint.checkpoint.entries import Entries
 from zeropoint.checkpoint.index import NUMBERED, check_index, read_index, require_json
 from zeropoint.checkpoint.names import is_own, is_plain
@@ -111,11 +111,10 @@ def open_source(path: Place | str) -> Source:
             rule = f"is an index, but a checkpoint is its directory; pass {shown(path.parent)}"
             raise CheckpointError(f"{shown(path)} {rule}")
         if isinstance(path, Path) and not storage.exists(path):
-            raise CheckpointError(
-                f"{shown(path)} cannot be opened: No such file or directory; pass the directory of a "
-                "checkpoint, or one .safetensors file; to use a model from the Hugging Face Hub, "
-                "download it first: hf download ORG/NAME --local-dir DIR"
-            )
+            raise misplaced.nothing_there(path)
+        wrong = misplaced.other_file(path)
+        if wrong is not None:
+            raise wrong
         return _single(path)
     return _directory(_real(path))
 
@@ -250,16 +249,7 @@ def _choose_single(root: Place, names: Sequence[str]) -> str:
             f"{shown(root)} holds {_quoted(found)}, but no {SINGLE_FILE}.index.json that "
             "says which belong together; download the index, or pass one .safetensors file"
         )
-    others = [name for name in names if Path(name).suffix in _WEIGHT_SUFFIXES]
-    if others:
-        raise CheckpointError(
-            f"{shown(root)} holds weights only as {_quoted(others)}, but only safetensors "
-            "files are read and nothing is ever unpickled; convert to safetensors first, in a sandbox"
-        )
-    raise CheckpointError(
-        f"{shown(root)} holds no {SINGLE_FILE}, {SINGLE_FILE}.index.json or other .safetensors file; "
-        "pass the directory of a checkpoint or one .safetensors file"
-    )
+    raise misplaced.without_weights(root, names)
 
 
 def _read_headers(root: Place, shards: Iterable[str]) -> dict[str, Header]:
