@@ -188,7 +188,8 @@ def make_plan(
     decisions = decide(floats.source, recipe, selection)
     split = split_sets(decisions)
     if split and selection.strict:
-        raise CheckpointError(f"{'; '.join(split)}; give each set one scheme, or leave out --strict")
+        more = f"; and {len(split) - 1:,} more such sets" if len(split) > 1 else ""
+        raise CheckpointError(f"{split[0]}{more}; give each set one scheme, or leave out --strict")
     every = selection.dequantize is Dequantize.EVERY
     fates = Fates.of(floats, decisions, tied_copies(source), every=every)
     fates.require_sense(every=every)

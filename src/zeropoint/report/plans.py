@@ -15,7 +15,7 @@ from ..checkpoint.placement import OutputShard, Placed, SharedScale
 from ..checkpoint.plan import Plan
 from ..errors import count, size_of
 from .layout import plain
-from .tables import decision_table, folded, lines, times
+from .tables import decision_table, folded, lines, once, times
 from .wording import name, shape
 
 _SHARDS = 12
@@ -40,7 +40,7 @@ def plan_report(plan: Plan, *, everything: bool = False) -> RenderableType:
     return Group(
         *lines(partly(plan), "warning: "),
         *spaced,
-        *lines(plan.notes, "note: "),
+        *lines(once(plan.notes, everything), "note: "),
         Text("\n".join(_facts(plan))),
     )
 

@@ -56,7 +56,7 @@ def run_report(result: RunResult, *, seconds: float, everything: bool = False) -
         decision_table(plan.decisions, everything=everything),
         Text(),
         *errors,
-        *lines(result.notes, "note: "),
+        *lines(once(result.notes, everything), "note: "),
         *lines(_doubts(plan), "note: "),
         *lines([*_losses(result.outcomes), *rough(result)], "warning: "),
         Text("\n".join(facts)),
@@ -221,6 +221,14 @@ def _losses(outcomes: Iterable[Outcome]) -> list[str]:
         for o in outcomes
         if o.error.lost_blocks
     ]
+
+
+def once(sentences: Iterable[str], everything: bool) -> list[str]:
+    """Return sentences that differ in the numbers of layers only as one, with how many they are."""
+    found: dict[str, list[str]] = {}
+    for sentence in sentences:
+        found.setdefault(sentence if everything else pattern(sentence), []).append(sentence)
+    return [same[0] if len(same) == 1 else f"{text} ({len(same):,} times)" for text, same in found.items()]
 
 
 def lines(sentences: Iterable[str], prefix: str) -> list[RenderableType]:
