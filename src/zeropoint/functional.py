@@ -80,6 +80,7 @@ def quantize(
     if out is not None:
         return _quantize_into(source, scheme, out)
     if isinstance(scheme, QuantizationParams):
+        _require_valid(scheme, source)
         params = fit_params(scheme, tuple(x.shape), x.dtype)
         scales, zero_point = through.detached((params.scales, params.zero_point))
         data = library.quantize(source, list(scales), zero_point, params.text)
@@ -113,7 +114,7 @@ def _made(x: torch.Tensor, scheme: Scheme, data: torch.Tensor, chosen: registry.
     params = QuantizationParams(
         scheme=scheme, shape=shape, scales=scales, zero_point=zero_point, dtype=x.dtype
     )
-    return QuantizedTensor(data=data, params=params, shape=shape, dtype=x.dtype)
+    return QuantizedTensor(data=data, params=params, shape=shape, dtype=x.dtype, own_params=True)
 
 
 def _quantize_into(
@@ -123,6 +124,8 @@ def _quantize_into(
     given = isinstance(scheme, QuantizationParams)
     if not isinstance(out, QuantizedTensor):
         raise DtypeError(f"out (a {type(out).__name__}) must be a QuantizedTensor, an earlier result")
+    if isinstance(scheme, QuantizationParams):
+        _require_valid(scheme, x)
     params = (
         fit_params(scheme, tuple(x.shape), x.dtype) if isinstance(scheme, QuantizationParams) else out.params
     )
@@ -142,7 +145,7 @@ def _quantize_into(
     backend = library.backend_for(registry.Op.QUANTIZE_DYNAMIC, x, parsed)
     with gradual_underflow():
         backend.quantize_dynamic(x, parsed, (out.data, (params.scales, params.zero_point)), extremes=extremes)
-    return out
+    return out if out.own_params else replace(out, own_params=True)
 
 
 def tensors_of(q: QuantizedTensor) -> tuple[torch.Tensor, ...]:
@@ -216,6 +219,8 @@ def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) ->
         if library.is_plain(x):
             return q.dequantize()  # nobody asks for a gradient, and the codes are there
         params = q.params
+    else:
+        _require_valid(params, x.detach())
     fitted = fit_params(params, tuple(x.shape), x.dtype)
     given = fitted.scales, fitted.zero_point
     if through.learns(given):
@@ -247,6 +252,12 @@ def explain(x: torch.Tensor, scheme: str | Scheme, op: str = "quantize_dynamic")
 def _split(scheme: Scheme, rest: list[torch.Tensor]) -> registry.Params:
     count = len(scheme.scales)
     return tuple(rest[:count]), rest[count] if len(rest) > count else None
+
+
+def _require_valid(params: QuantizationParams, x: torch.Tensor) -> None:
+    """Raise what :meth:`QuantizationParams.validate` raises, where values can be looked at."""
+    if library.is_plain(x):
+        params.validate_once()
 
 
 def fit_params(params: QuantizationParams, shape: tuple[int, ...], dtype: torch.dtype) -> QuantizationParams:

@@ -6,7 +6,7 @@ import functools
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,13 +14,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.utils import _pytree as pytree
 
-from .errors import CheckpointError, DtypeError, printable
+from .errors import CheckpointError, DtypeError, ShapeError, printable
 from .formats import IntFormat
 from .formats.torch_dtypes import INPUT_DTYPES
 from .layout import packing
+from .layout.blocks import reduce_blocks
 from .ops import library, through
 from .params import QuantizationParams
 from .params.arithmetic import parameter_tensors
+from .params.bounds import clippable
 from .schemes import Scheme
 
 _parameter_tensors = functools.lru_cache(maxsize=1024)(parameter_tensors)
@@ -36,12 +38,14 @@ class QuantizedTensor:
     params: scheme, scales and zero points.
     shape: shape of the tensor that was quantized.
     dtype: its dtype, which ``dequantize`` returns.
+    own_params: whether the parameters were chosen from the tensor itself, so that they cover its range.
     """
 
     data: torch.Tensor
     params: QuantizationParams
     shape: tuple[int, ...]
     dtype: torch.dtype
+    own_params: bool = False
 
     @property
     def scheme(self) -> Scheme:
@@ -86,9 +90,44 @@ class QuantizedTensor:
         """Bytes of the original over bytes now."""
         return math.prod(self.shape) * self.dtype.itemsize / max(1, self.nbytes)
 
-    def error_bound(self) -> torch.Tensor:
-        """Return the proven bound on ``|x - dequantize(x)|`` of each finest block, float64, on its grid."""
-        return self.params.error_bound(self.dtype)
+    def error_bound(self, x: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the proven bound on ``|x - dequantize(x)|`` of each finest block, float64, on its grid.
+
+        Parameters that were given, and schemes without scales, may have clipped any number to the first or
+        the last code. So without the tensor ``x`` itself the bound is Inf for blocks that hold such a code.
+        x: what was quantized, whose extremes then count. Raises ShapeError for another shape.
+
+        >>> q = QuantizedTensor(
+        ...     data=torch.tensor([1, 127], dtype=torch.uint8),
+        ...     params=QuantizationParams.new(0.5),
+        ...     shape=(2,),
+        ...     dtype=torch.float32,
+        ... )
+        >>> q.error_bound(), q.error_bound(torch.tensor([0.6, 65.0]))
+        (tensor([inf], dtype=torch.float64), tensor([1.5000], dtype=torch.float64))
+        """
+        if x is not None:
+            return self._measured(x).error_bound(self.dtype)
+        own = self.own_params
+        bound = self.params.rounding_bound(self.dtype)
+        if own:
+            bound = replace(self.params, minimum=None, maximum=None).error_bound(self.dtype)
+        scale = self.params.effective_scale()
+        if own and scale is not None:
+            return bound
+        patterns = packing.unpack(self.data, self.scheme.bits, packing.row_length(self.shape))
+        ends = clippable(patterns.reshape(self.shape), self.scheme, chosen=own)
+        lost = reduce_blocks(ends.float(), self.scheme.granularity, "amax", 0.0) > 0
+        # A scale of zero makes everything zero, whatever its code.
+        return torch.where(lost if scale is None else lost | (scale == 0), math.inf, bound)
+
+    def _measured(self, x: torch.Tensor) -> QuantizationParams:
+        """Return the parameters with the extremes of ``x``."""
+        if tuple(x.shape) != self.shape:
+            raise ShapeError(f"x (shape {tuple(x.shape)}) must be what was quantized, of shape {self.shape}")
+        source, blocks = x.detach(), self.scheme.granularity
+        low = reduce_blocks(source, blocks, "amin", math.inf)
+        return replace(self.params, minimum=low, maximum=reduce_blocks(source, blocks, "amax", -math.inf))
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the values, in the original dtype unless another is given; differentiable in scales."""
@@ -128,8 +167,9 @@ class QuantizedTensor:
         if isinstance(device, torch.dtype):
             raise DtypeError(f"to({device}) would change packed codes; use dequantize({device})")
         return QuantizedTensor(
-            data=self.data.to(device), params=self.params.to(device), shape=self.shape, dtype=self.dtype
-        )
+            data=self.data.to(device), params=self.params.to(device), shape=self.shape, dtype=self.dtype,
+            own_params=self.own_params,
+        )  # fmt: skip
 
     def save(self, path: str | Path) -> None:
         """Write the tensor to a safetensors file, which :meth:`load` reads back without executing code."""
@@ -138,6 +178,7 @@ class QuantizedTensor:
             "shape": list(self.shape),
             "dtype": str(self.dtype).removeprefix("torch."),
             "params_dtype": str(self.params.dtype).removeprefix("torch."),
+            "own_params": self.own_params,
         }
         save_file(
             {"data": self.data.contiguous(), **self.params.tensors()},
@@ -169,7 +210,9 @@ class QuantizedTensor:
         if data is None or data.dtype != torch.uint8 or tuple(data.shape) != wanted:
             have = "absent" if data is None else f"{data.dtype}, shape {tuple(data.shape)}"
             raise CheckpointError(f"tensor 'data' of {path} ({have}) must be torch.uint8 of shape {wanted}")
-        read = QuantizedTensor(data=data, params=params, shape=facts.shape, dtype=facts.dtype)
+        read = QuantizedTensor(
+            data=data, params=params, shape=facts.shape, dtype=facts.dtype, own_params=facts.own_params
+        )
         _require_codes(read, path)
         return read
 
@@ -189,6 +232,7 @@ class _Facts:
     shape: tuple[int, ...]
     dtype: torch.dtype
     params_dtype: torch.dtype
+    own_params: bool
 
 
 def _facts(header: str, path: str | Path) -> _Facts:
@@ -203,6 +247,7 @@ def _facts(header: str, path: str | Path) -> _Facts:
             shape=shape,
             dtype=names[read["dtype"]],
             params_dtype=names[read["params_dtype"]],
+            own_params=read.get("own_params") is True,
         )
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from fractions import Fraction
 
 import pytest
@@ -25,10 +26,40 @@ def test_symmetric_scales_divide_by_half_the_steps_in_use(bits: int, narrow: boo
 
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_unsigned_symmetric_scales_serve_the_positive_side(bits: int) -> None:
-    x = torch.tensor([0.3, -9.0, 1.7])
-    params = zp.choose_params(x, f"uint{bits}:tensor")
+    params = zp.choose_params(torch.tensor([0.3, -0.0, 1.7]), f"uint{bits}:tensor")
     assert params.scales[0].item() == (torch.tensor(1.7) / (2**bits - 1)).item()
-    assert zp.quantize(x, params).codes[1].item() == 0
+
+
+@pytest.mark.parametrize(
+    ("scheme", "sign", "x"),
+    [
+        ("uint8:tensor", "negative", [1.0, -3.0]),
+        ("uint4:g2:scale=floor", "negative", [1.0, -3.0]),
+        ("uint8:g2:scale=ue4m3:scale2=float32@tensor", "negative", [1.0, -3.0]),
+        ("uint12:tensor:scale=float16", "negative", [1.0, -3.0]),
+        ("ue4m3:tensor", "negative", [1.0, -3.0]),
+        ("uint8:cast", "negative", [1.0, -3.0]),
+        ("codebook[0,0.5,1]:tensor", "negative", [1.0, -3.0]),
+        ("codebook[-1,-0.5,0]:tensor", "positive", [-1.0, 3.0]),
+    ],
+)
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_numbers_of_a_sign_that_the_elements_lack_are_refused(
+    scheme: str, sign: str, x: list[float], backend: str
+) -> None:
+    message = rf"holds -?3\.0, but .* has no {sign} numbers; use a format with both signs"
+    with (
+        pytest.raises(zp.RangeError, match=message),
+        zp.only_backend(backend) if backend == "reference" else nullcontext(),
+    ):
+        zp.quantize(torch.tensor(x), scheme)
+    with pytest.raises(zp.RangeError, match=message):
+        zp.choose_params(torch.tensor(x), scheme)
+
+
+def test_given_parameters_clip_negative_numbers_of_unsigned_elements() -> None:
+    params = zp.choose_params(torch.tensor([0.5, 1.0]), "uint8:tensor")
+    assert zp.quantize(torch.tensor([-9.0, 1.0]), params).codes.tolist() == [0, 255]
 
 
 @pytest.mark.parametrize("scale", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "ue4m3", "ue5m3"])

@@ -137,8 +137,10 @@ ERRORS = [
      r"range \(=narrow\) needs a signed integer format, got uint4"),
     ({"element": NF4, "rounding": Rounding(mode=RoundingMode.FLOOR)},
      r"rounding \(=floor\) has no meaning for a codebook, which takes the nearest value"),
-    ({"element": FP4, "scales": (POWER, TENSOR)},
-     r"scale level floor@g32 is a power of two and needs a coarser level that is one, got float32@tensor"),
+    ({"element": FP4, "overflow": Overflow.SPECIAL},
+     r"overflow \(=special\) needs a format with Inf or NaN, got float4_e2m1fn; use saturate"),
+    ({"element": NF4, "overflow": Overflow.ERROR},
+     r"overflow \(=error\) has no meaning for a codebook, which takes the nearest value"),
     ({"element": FP4, "scales": (GROUP, TENSOR, TENSOR, TENSOR)},
      r"scales \(4 levels\) must number at most 3"),
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from zeropoint.formats import (
     CATALOG,
     CodebookFormat,
     FloatFormat,
+    Format,
     IntFormat,
     Overflow,
     RoundingMode,
@@ -38,10 +39,6 @@ SCALE_FORMATS = [fmt for fmt in ELEMENTS if isinstance(fmt, FloatFormat)]
 POWER_FORMATS = [fmt for fmt in SCALE_FORMATS if fmt.mantissa_bits == 0] + [get_format("microexponent")]
 
 
-def rules_first(level: ScaleLevel) -> bool:
-    return level.rule.power_of_two
-
-
 def levels() -> st.SearchStrategy[ScaleLevel]:
     granularity = st.builds(
         Granularity,
@@ -65,8 +62,7 @@ ROUNDINGS = st.sampled_from(
 def schemes(draw: st.DrawFn) -> Scheme:
     """Draw any scheme that means something: the choices are drawn within what the earlier ones leave."""
     element = draw(st.sampled_from(ELEMENTS))
-    # A finer level may be a power of two only when the coarser ones are.
-    scales = sorted(draw(st.lists(levels(), max_size=3)), key=rules_first)
+    scales = draw(st.lists(levels(), max_size=3))
     integer = isinstance(element, IntFormat)
     affine = integer and len(scales) == 1 and not scales[0].rule.power_of_two
     narrow = integer and element.signed
@@ -76,9 +72,17 @@ def schemes(draw: st.DrawFn) -> Scheme:
         zero_point=draw(st.sampled_from(ZeroPoint)) if affine else ZeroPoint.NONE,
         range_rule=draw(st.sampled_from(RangeRule)) if narrow else RangeRule.FULL,
         rounding=Rounding() if isinstance(element, CodebookFormat) else draw(ROUNDINGS),
-        overflow=draw(st.sampled_from(Overflow)),
+        overflow=draw(st.sampled_from(overflows(element))),
         dialect=draw(st.sampled_from(list(DIALECTS.values()))),
     )
+
+
+def overflows(element: Format) -> list[Overflow]:
+    """Return what may become of numbers past the end of an element."""
+    if isinstance(element, CodebookFormat):
+        return [Overflow.SATURATE]
+    special = element.has_inf or element.has_nan
+    return [mode for mode in Overflow if special or mode is not Overflow.SPECIAL]
 
 
 @given(schemes())
@@ -121,7 +125,6 @@ def test_the_linear_rule_of_powers_of_two_is_spelled_out() -> None:
         ("int4:asym:asym=none", "int4:tensor"),
         ("int4:narrow=yes", "int4:tensor:narrow"),
         ("int4:g32:scale=float32", "int4:g32"),
-        ("int4:g32:g64", "int4:g64"),
         ("int4:g32:scale=bf16", "int4:g32:scale=bfloat16"),
         ("int4:g32:scale=linear", "int4:g32"),
         (
@@ -202,10 +205,13 @@ def test_a_text_has_one_canonical_form(text: str, canonical: str) -> None:
         ("int4:scale=floor:asym", r"a zero point needs a linear scale rule; leave out asym"),
         ("int4:g32:scale2=float32@tensor:asym", r"int4 with two scale levels takes no zero point"),
         ("nf4:round=floor", r"rounding \(=floor\) has no meaning for a codebook"),
+        ("int4:g32:overflow=special", r"overflow \(=special\) needs a format with Inf or NaN, got int4"),
         (
-            "fp4:g16:scale=floor:scale2=float32@tensor",
-            r"scale level floor@g16 is a power of two and needs a coarser",
+            "int4:g32:scale=ue8m3",
+            r"scale format ue8m3b127finite has 11 bits; use one of at most 8, or float32",
         ),
+        ("int4:g32:scale=e5m7", r"scale format e5m7b15finite has 13 bits"),
+        ("int4:g32:scale=ue4m3b200finite", r"scale format .* has values outside float32; move its bias"),
     ],
 )
 def test_a_wrong_text_is_told_which_part_is_wrong(text: str, message: str) -> None:
@@ -249,3 +255,28 @@ def test_every_option_of_the_grammar_is_read() -> None:
     text = f"int4:g32:{scales}:narrow:round=ceil:overflow=error:dialect=torch"
     assert {*words(text), "asym", "cast"} == {"element", "granularity", *OPTIONS}
     assert str(Scheme.parse(text)) == text.replace("bf16", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("int4:g32:g64", r"scheme 'int4:g32:g64' has two granularities, g32 and g64; keep one"),
+        ("int4:g128:sym", r"option 'sym' .* leave it out, schemes are symmetric unless they say asym"),
+        ("int4:128", r"option '128' .* did you mean g128\?"),
+        ("fp6", r"format 'fp6' is unknown; did you mean fp64 or fp6_e2m3 or fp6_e3m2\?"),
+    ],
+)
+def test_what_is_meant_by_a_slip_is_said(text: str, message: str) -> None:
+    with pytest.raises(ZeropointError, match=message):
+        Scheme.parse(text)
+
+
+def test_upper_case_is_read_and_a_preset_takes_another_granularity() -> None:
+    assert Scheme.parse("INT4:G32") == Scheme.parse("int4:g32")
+    assert str(Scheme.parse("nf4:G32")) == "nf4:g32"
+
+
+@pytest.mark.parametrize("value", [None, 42, 1.5])
+def test_what_is_no_text_is_no_scheme(value: object) -> None:
+    with pytest.raises(SchemeError, match=r"must be a text such as int4:g128, or a Scheme"):
+        Scheme.parse(value)  # type: ignore[arg-type]

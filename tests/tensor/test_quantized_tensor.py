@@ -107,7 +107,8 @@ def test_a_saved_tensor_is_plain_safetensors_and_executes_nothing(tmp_path: Path
         assert sorted(file.keys()) == ["data", "scale1", "zero_point"]
         facts = json.loads(file.metadata()["zeropoint"])
     assert facts == {
-        "scheme": "int4:g16:asym", "shape": [3, 37], "dtype": "float32", "params_dtype": "float32"
+        "scheme": "int4:g16:asym", "shape": [3, 37], "dtype": "float32", "params_dtype": "float32",
+        "own_params": True,
     }  # fmt: skip
 
 
@@ -273,7 +274,7 @@ def test_values_come_in_any_dtype_rounded_once(dtype: torch.dtype, wanted: torch
     ],
 )
 def test_codes_of_signed_integers_are_signed(scheme: str, dtype: torch.dtype) -> None:
-    q = zp.quantize(torch.tensor([-1.0, 1.0]), scheme)
+    q = zp.quantize(torch.tensor([0.0 if scheme.startswith("uint") else -1.0, 1.0]), scheme)
     assert q.codes.dtype == dtype
     assert bool((q.codes < 0).any()) == scheme.startswith("int")
 
@@ -289,3 +290,23 @@ def test_the_repr_says_scheme_shape_dtype_and_size() -> None:
 def test_a_quantized_tensor_cannot_be_changed_by_assignment() -> None:
     with pytest.raises(AttributeError, match="cannot assign"):
         sample("int8").shape = (1,)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("scale", "error", "message"),
+    [
+        (-torch.ones(3, 1), RangeError, r"scale 1 \(=-1.0\) of block \(0, 0\) must be finite"),
+        (torch.zeros(3, 1), RangeError, r"scale 1 \(=0.0\)"),
+        (torch.full((3, 1), torch.nan), RangeError, r"scale 1 \(=nan\)"),
+        (torch.ones(3, 1).half(), SchemeError, r"scale 1 \(dtype torch.float16\) must be torch.float32"),
+        (torch.ones(3), ShapeError, r"scale 1 \(shape \(3,\)\) must have shape \(3, 1\)"),
+    ],
+)
+def test_given_parameters_are_checked_before_they_are_used(
+    scale: torch.Tensor, error: type[Exception], message: str
+) -> None:
+    x = torch.ones(3, 4)
+    params = zp.QuantizationParams(scheme=zp.Scheme.parse("int8:channel"), shape=(3, 4), scales=(scale,))
+    for use in (zp.quantize, zp.fake_quantize):
+        with pytest.raises(error, match=message):
+            use(x, params)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..errors import NonFiniteError, RangeError, UnsupportedError, count
+from ..errors import NonFiniteError, RangeError, count
 from ..formats import CodebookFormat, FloatFormat, IntFormat, Overflow, RoundingMode
 from ..formats.torch_dtypes import wide_dtype
 from ..layout import packing
@@ -88,6 +88,8 @@ def choose_params(
     Raises NonFiniteError for NaN and Inf, RangeError for a scale that its format cannot hold.
     """
     require_finite(x)
+    if not scheme.scales and x.numel() > 0:
+        arithmetic.require_signs(scheme, *_block_range(x, scheme.granularity))
     return arithmetic.scales_from_ranges(scheme, ranges(x, scheme, extremes))
 
 
@@ -183,7 +185,7 @@ def _encode(
             patterns = torch.where(ratio == 0, 0, patterns).to(patterns.dtype)
         return patterns
     steps = integer_steps(ratio, scheme, zero_point, noise, dtype)
-    if scheme.overflow is not Overflow.SATURATE:
+    if scheme.overflow is Overflow.ERROR:
         _refuse_overflow(steps, scheme)
     # A NaN takes the lowest code, as in torch.fake_quantize; converting it to an integer would be undefined.
     clamped = steps.clamp(scheme.qmin, scheme.qmax).nan_to_num(nan=float(scheme.qmin))
@@ -191,10 +193,6 @@ def _encode(
 
 
 def _refuse_overflow(steps: torch.Tensor, scheme: Scheme) -> None:
-    if scheme.overflow is Overflow.SPECIAL:
-        raise UnsupportedError(
-            f"overflow=special needs a format with Inf or NaN, got {scheme.element_name}; use saturate"
-        )
     past = (steps < scheme.qmin) | (steps > scheme.qmax)
     if bool(past.any()):
         raise RangeError(

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import NonFiniteError, RangeError, ShapeError
-from ..formats import CodebookFormat, FloatFormat, Format, IntFormat, RoundingMode
+from ..formats import FloatFormat, Format, RoundingMode
 from ..formats.spec import power_of_two
 from ..formats.torch_dtypes import dtype_of, format_of, storage_dtype, wide_dtype
 from ..layout.blocks import spread_grid
 from ..schemes import Arithmetic, ScaleLevel, ScaleRule, Scaling, Scheme, TensorScale, ZeroPoint
 from .codes import decode, encode_nearest, round_steps, times_power_of_two
+from .powers_of_two import exponents_of, is_quiet, reach, scale_exponent
 
 _IEEE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LEAST_NORMAL = torch.finfo(torch.float32).tiny
@@ -42,12 +43,8 @@ class Ranges:
     dtype: torch.dtype
     shape: tuple[int, ...]
 
-    def magnitude(self, level: int, scheme: Scheme) -> torch.Tensor:
-        """Return the largest magnitude that the element format must hold, a block."""
-        if isinstance(scheme.element, IntFormat) and not scheme.element.signed:
-            return self.maximum[level].clamp(min=0)
-        if isinstance(scheme.element, FloatFormat) and not scheme.element.signed:
-            return self.maximum[level].clamp(min=0)
+    def magnitude(self, level: int) -> torch.Tensor:
+        """Return the largest magnitude of each block of a level."""
         return torch.maximum(self.maximum[level].abs(), self.minimum[level].abs())
 
 
@@ -56,12 +53,14 @@ def scales_from_ranges(
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
     """Return the scales of each level (in their storage dtype, finest first) and the zero point or None.
 
-    Raises NonFiniteError when a range is not finite, RangeError when a scale does not fit its format.
+    Raises NonFiniteError when a range is not finite, RangeError when a scale does not fit its format or
+    numbers of a sign occur that the scheme does not have.
     """
     for low, high in zip(ranges.minimum, ranges.maximum, strict=True):
         require_finite_range(low, high)
     if not scheme.scales:
         return (), None
+    require_signs(scheme, ranges.minimum[0], ranges.maximum[0])
     if scheme.zero_point is not ZeroPoint.NONE:
         return _affine(scheme, ranges)
     scales: list[torch.Tensor] = []
@@ -72,24 +71,37 @@ def scales_from_ranges(
             coarser = spread_grid(
                 coarser, scheme.scales[index + 1].granularity, level.granularity, ranges.shape
             )
-        amax = ranges.magnitude(index, scheme)
-        if level.rule.power_of_two:
-            values = _power_of_two(scheme, level, amax, coarser, ranges.dtype)
-            coarser = values if coarser is None else coarser * values
-        elif coarser is None:
-            values = _coarsest(scheme, index, amax, ranges)
-            coarser = values
-        else:
-            values = _fine_linear(scheme, level, amax, coarser, ranges.dtype)
+        values = _level(scheme, index, ranges.magnitude(index), coarser, ranges.dtype)
+        coarser = values if coarser is None else combined(scheme, index, values, coarser)
         scales.append(store(values, level.format_for(format_of(ranges.dtype))))
     return tuple(reversed(scales)), None
 
 
 def coarsest_scale(scheme: Scheme, ranges: Ranges) -> torch.Tensor:
-    """Return the coarsest linear scale alone, in its storage dtype: it alone needs the whole tensor."""
+    """Return the coarsest scale alone, in its storage dtype: it alone needs the whole tensor."""
     index = len(scheme.scales) - 1
-    values = _coarsest(scheme, index, ranges.magnitude(index, scheme), ranges)
+    values = _level(scheme, index, ranges.magnitude(index), None, ranges.dtype)
     return store(values, scheme.scales[index].format_for(format_of(ranges.dtype)))
+
+
+def require_signs(scheme: Scheme, low: torch.Tensor, high: torch.Tensor) -> None:
+    """Raise RangeError where blocks hold numbers of a sign that the scheme's elements do not have.
+
+    Given parameters ask for clipping; parameters chosen from the data must hold them.
+    """
+    if scheme.zero_point is not ZeroPoint.NONE:
+        return
+    for lost, sign, extreme, remedy in (
+        (scheme.element.min >= 0, "negative", low < 0, "clamp(min=0)"),
+        (scheme.element.max <= 0, "positive", high > 0, "clamp(max=0)"),
+    ):
+        if lost and bool(extreme.any()):
+            where = tuple(torch.nonzero(extreme)[0].tolist())
+            value = float((low if sign == "negative" else high)[where])
+            raise RangeError(
+                f"block {where} holds {value}, but {scheme.element_name} has no {sign} numbers; use a format "
+                f"with both signs or a zero point (asym), or {remedy} first"
+            )
 
 
 def require_finite_range(low: torch.Tensor, high: torch.Tensor) -> None:
@@ -128,25 +140,75 @@ def zero_scale(scheme: Scheme, dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps if value is None else value
 
 
+def combined(scheme: Scheme, index: int, fine: torch.Tensor, coarse: torch.Tensor) -> torch.Tensor:
+    """Return the factor of blocks from the scales of a level and the factor of the coarser levels."""
+    return fine / coarse if _over_reciprocal(scheme, index) else fine * coarse
+
+
+def _relative(scheme: Scheme, index: int, factor: torch.Tensor, coarse: torch.Tensor | None) -> torch.Tensor:
+    """Return the scales with which :func:`combined` gives ``factor``, before they are rounded."""
+    if coarse is None:
+        return factor
+    return factor * coarse if _over_reciprocal(scheme, index) else factor / coarse
+
+
+def _over_reciprocal(scheme: Scheme, index: int) -> bool:
+    """Whether the level stands right above one that is kept as its reciprocal: a linear one of a tensor."""
+    kept = scheme.dialect.tensor_scale is TensorScale.RECIPROCAL
+    return kept and index == len(scheme.scales) - 2 and not scheme.scales[-1].rule.power_of_two
+
+
+def _level(
+    scheme: Scheme, index: int, amax: torch.Tensor, coarser: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the scales of one level, relative to the factor of the coarser ones, in the wide dtype."""
+    if scheme.scales[index].rule.power_of_two:
+        return _power_of_two(scheme, index, amax, coarser, dtype)
+    ideal = through(amax / scheme.divisor, rounder(scheme, dtype))
+    if index > 0:
+        return _coarse_linear(scheme, index, amax, (ideal, coarser), dtype)
+    if coarser is None:
+        return _linear(ideal, scheme, scheme.scales[0], dtype)
+    return _fine_linear(scheme, _relative(scheme, 0, ideal, coarser), dtype)
+
+
 def _linear(ideal: torch.Tensor, scheme: Scheme, level: ScaleLevel, dtype: torch.dtype) -> torch.Tensor:
     """Apply the zero rule and the floor to ``amax / divisor``, and round it to the level's format."""
     fmt = level.format_for(format_of(dtype))
-    raised = ideal.clamp(min=_least(scheme, fmt))
-    values = _round_to(raised, fmt, up=level.rule is ScaleRule.LINEAR_UP)
-    bad = ~torch.isfinite(values) | (values == 0) & (ideal > 0) | (ideal > _top(fmt))
+    values = _round_to(ideal.clamp(min=_least(scheme, fmt)), fmt, up=_up(level))
+    _require_fit(ideal, values, level, fmt, lost=(values == 0) & (ideal > 0))
+    # Any scale serves a block of zeros, but for 0 itself, to which the dialect's may round.
+    quiet = torch.full_like(ideal, max(zero_scale(scheme, dtype), _smallest(fmt)))
+    return torch.where(ideal == 0, _round_to(quiet, fmt, up=False), values)
+
+
+def _require_fit(
+    ideal: torch.Tensor, values: torch.Tensor, level: ScaleLevel, fmt: Format, *, lost: torch.Tensor | bool
+) -> None:
+    """Raise RangeError where scales ``ideal`` are past the largest of their format, or were ``lost``."""
+    bad = ~torch.isfinite(values) | (ideal > _top(fmt, up=_up(level))) | lost
     if bool(bad.any()):
         where = tuple(torch.nonzero(bad)[0].tolist())
         raise RangeError(
             f"scale of block {where} (={float(ideal[where])}) does not fit {level}; "
             "use scale=float32 or a coarser block"
         )
-    return torch.where(
-        ideal == 0, _round_to(torch.full_like(ideal, zero_scale(scheme, dtype)), fmt, up=False), values
-    )
 
 
-def _top(fmt: Format) -> float:
-    """Return the middle between the largest value of a minifloat and the one that would follow it."""
+def _smallest(fmt: Format) -> float:
+    assert isinstance(fmt, FloatFormat)
+    return float(fmt.smallest)
+
+
+def _up(level: ScaleLevel) -> bool:
+    return level.rule is ScaleRule.LINEAR_UP
+
+
+def _top(fmt: Format, *, up: bool) -> float:
+    """Return the largest number that rounds to a value of ``fmt``: if not up, half a step past it."""
+    assert isinstance(fmt, FloatFormat)
+    if up:
+        return float(fmt.max)
     if dtype_of(fmt) in _IEEE:
         return math.inf  # torch's own casts yield Inf past that point
     return float(fmt.max + power_of_two(fmt.emax - fmt.mantissa_bits - 1))
@@ -154,9 +216,8 @@ def _top(fmt: Format) -> float:
 
 def _least(scheme: Scheme, fmt: Format) -> float:
     """Return the smallest scale written: that of the dialect, where the format reaches it."""
-    assert isinstance(fmt, FloatFormat)
     least = scheme.dialect.minimum_scale
-    return least if least >= float(fmt.smallest) else 0.0
+    return least if least >= _smallest(fmt) else 0.0
 
 
 def _round_to(values: torch.Tensor, fmt: Format, *, up: bool) -> torch.Tensor:
@@ -168,99 +229,113 @@ def _round_to(values: torch.Tensor, fmt: Format, *, up: bool) -> torch.Tensor:
     return decode(encode_nearest(values, fmt, mode), fmt, values.dtype)
 
 
-def _coarsest(scheme: Scheme, index: int, amax: torch.Tensor, ranges: Ranges) -> torch.Tensor:
-    """Return the coarsest linear scale; with finer levels, the one that lets them use their whole format."""
-    level, narrow = scheme.scales[index], rounder(scheme, ranges.dtype)
-    if index == 0:
-        return _linear(through(amax / scheme.divisor, narrow), scheme, level, ranges.dtype)
-    span = scheme.divisor
-    for finer in scheme.scales[:index]:
-        span *= float(finer.format_for(format_of(ranges.dtype)).max)
-    if scheme.dialect.tensor_scale is TensorScale.RECIPROCAL:
-        # torch computes `number / tensor` as reciprocal, then product: two roundings in the tensor's dtype.
-        least = torch.finfo(ranges.dtype).tiny
-        inverse = through(through(1.0 / amax.clamp(min=least), narrow) * span, narrow)
-        return torch.where(torch.isfinite(inverse), inverse, 1.0)
-    shared = torch.where(amax == 0, 1.0, (amax / span).clamp(min=LEAST_NORMAL))
-    return _round_to(shared, level.format_for(format_of(ranges.dtype)), up=False)
-
-
-def _fine_linear(
-    scheme: Scheme, level: ScaleLevel, amax: torch.Tensor, coarser: torch.Tensor, dtype: torch.dtype
+def _coarse_linear(
+    scheme: Scheme,
+    index: int,
+    amax: torch.Tensor,
+    known: tuple[torch.Tensor, torch.Tensor | None],
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return a linear scale relative to a coarser one; where it rounds to zero, the block becomes zeros."""
-    ideal = through(amax / scheme.divisor, rounder(scheme, dtype))
-    inverse = scheme.dialect.tensor_scale is TensorScale.RECIPROCAL
-    relative = ideal * coarser if inverse else ideal / coarser
-    values = _round_to(relative, level.format_for(format_of(dtype)), up=level.rule is ScaleRule.LINEAR_UP)
+    """Return linear scales above finer levels, which they let use their whole format.
+
+    known: ``amax / divisor`` and the factor of the coarser levels. Rounded to nearest, but up where the next
+    level would not fit its format; never zero, which no finer scale could mend.
+    """
+    ideal, coarser = known
+    level, wide = scheme.scales[index], amax.dtype
+    fmt = level.format_for(format_of(dtype))
+    span = _finer_span(scheme, index, dtype)
+    fits = span * _slack(scheme, index, dtype)
+    own, outer = ideal.double(), 1.0 if coarser is None else coarser.double()
+    if coarser is None and scheme.dialect.tensor_scale is TensorScale.RECIPROCAL:
+        # torch computes `number / tensor` as reciprocal, then product: two roundings in the tensor's dtype.
+        narrow = rounder(scheme, dtype)
+        inverse = through(1.0 / amax.clamp(min=torch.finfo(dtype).tiny), narrow)
+        inverse = through(inverse * (scheme.divisor * span), narrow)
+        inverse = _round_to(torch.where(torch.isfinite(inverse), inverse, 1.0), fmt, up=False)
+        smaller = encode_nearest((span * _BELOW / own).clamp(max=float(fmt.max)), fmt, RoundingMode.FLOOR)
+        inverse = torch.where(own * inverse <= fits, inverse, decode(smaller, fmt, wide))
+        return inverse.clamp(min=_smallest(fmt))
+    shared = ((amax.double() / (scheme.divisor * span)).clamp(min=LEAST_NORMAL) / outer).to(wide)
+    values = _round_to(torch.where(amax == 0, 1.0, shared), fmt, up=_up(level))
+    larger = _round_to((own / (span * _BELOW * outer)).to(wide), fmt, up=True)
+    values = torch.where(own <= fits * outer * values.double(), values, larger)
+    values = values.clamp(min=_smallest(fmt))
+    _require_fit(shared, values, level, fmt, lost=False)
+    return values
+
+
+_BELOW = 1 - 2.0**-20
+"""Leaves the roundings of finer scales and of products of scales below the largest of their formats."""
+_TALLEST = 2.0**64
+"""Largest span that a level gives to finer ones: wide formats need no more to keep small blocks apart."""
+
+
+def _finer_span(scheme: Scheme, index: int, dtype: torch.dtype) -> float:
+    """Return the largest factor that the levels finer than ``index`` have: powers of two count downwards."""
+    span = 1.0
+    for finer in scheme.scales[:index]:
+        largest = float(finer.format_for(format_of(dtype)).max)
+        span *= min(largest, 1.0 if finer.rule.power_of_two else _TALLEST)
+    return span
+
+
+def _slack(scheme: Scheme, index: int, dtype: torch.dtype) -> float:
+    """Return what part of its largest value the next finer level may have to hold before it saturates."""
+    finer = scheme.scales[index - 1]
+    fmt = finer.format_for(format_of(dtype))
+    if index > 1 or finer.rule is not ScaleRule.LINEAR or dtype_of(fmt) in _IEEE:
+        return 1.0
+    assert isinstance(fmt, FloatFormat)
+    return 1 + 2.0 ** -(fmt.mantissa_bits + 2)
+
+
+def _fine_linear(scheme: Scheme, relative: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the finest linear scales below others; where one rounds to zero, the block becomes zeros."""
+    level = scheme.scales[0]
+    fmt = level.format_for(format_of(dtype))
+    values = _round_to(relative, fmt, up=_up(level))
+    _require_fit(relative, values, level, fmt, lost=False)
     return torch.where(values == 0, scheme.dialect.zero_block_scale, values)
 
 
 def _power_of_two(
-    scheme: Scheme, level: ScaleLevel, amax: torch.Tensor, coarser: torch.Tensor | None, dtype: torch.dtype
+    scheme: Scheme, index: int, amax: torch.Tensor, coarser: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    fmt = level.format_for(format_of(dtype))
-    low, high = _exponents(fmt)
-    exponent = scale_exponent(amax, scheme, level.rule)
+    level, emax = scheme.scales[index], scheme.element.emax
     if coarser is None:
+        exponent = scale_exponent(amax, scheme, level.rule)
         # compressed-tensors reads exponents from the bits of the input's dtype: a float16 block below the
         # normal numbers has scale 0 there, which it replaces by 1.
-        lost = rounder(scheme, dtype) is torch.float16
-        quiet = _is_quiet(amax, dtype) if lost else torch.zeros_like(amax, dtype=torch.bool)
-        least = -14 - scheme.element.emax if lost else -(1 << 14)
-        exponent = torch.where(quiet, 0, exponent.clamp(min=least))
-    else:
-        exponent = exponent.clamp(min=-127 - scheme.element.emax)
+        if rounder(scheme, dtype) is torch.float16:
+            exponent = torch.where(is_quiet(amax, dtype), 0, exponent.clamp(min=-14 - emax))
+    elif all(above.rule.power_of_two for above in scheme.scales[index + 1 :]):
+        exponent = scale_exponent(amax, scheme, level.rule).clamp(min=-127 - min(emax, 0))
         _, shift = torch.frexp(coarser)
         exponent = exponent - (shift.to(torch.int64) - 1).clamp(min=-127)
-    if coarser is None and bool((exponent > high).any()):
+    else:
+        exponent = scale_exponent(_relative(scheme, index, amax, coarser), scheme, level.rule)
+    allowed = exponents_of(level.format_for(format_of(dtype)), amax.device)
+    slot = torch.bucketize(exponent, allowed)
+    past = slot == len(allowed)
+    values = times_power_of_two(
+        torch.ones_like(amax, dtype=torch.float64), allowed[slot.clamp(max=len(allowed) - 1)]
+    ).to(amax.dtype)
+    if coarser is not None:
+        # Below another level, a rule may ask for one power more than the block needs.
+        past = past & (amax > reach(scheme) * combined(scheme, index, values, coarser).double())
+    if bool(past.any()):
         raise RangeError(
-            f"a block needs scale 2**{int(exponent.max())}, past the largest of {level}; "
+            f"a block needs scale 2**{int(exponent[past].max())}, past the largest of {level}; "
             "scale the tensor down"
         )
-    return times_power_of_two(torch.ones_like(amax, dtype=torch.float64), exponent.clamp(low, high)).to(
-        amax.dtype
-    )
-
-
-def _exponents(fmt: Format) -> tuple[int, int]:
-    if isinstance(fmt, CodebookFormat):
-        exponents = [math.frexp(value)[1] - 1 for value in fmt.values]
-        return min(exponents), max(exponents)
-    assert isinstance(fmt, FloatFormat)
-    return fmt.emin, fmt.emax
-
-
-def _is_quiet(amax: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Whether ``amax``, rounded as the even rule does in ``dtype``, has an exponent field of zero."""
-    return amax + 2.0**-16 < torch.finfo(dtype).tiny
-
-
-def scale_exponent(amax: torch.Tensor, scheme: Scheme, rule: ScaleRule) -> torch.Tensor:
-    """Return the exponent of the power-of-two scale of each ``amax``, int64, before it is fitted to a format.
-
-    Zero gives a number below every exponent that a format has.
-    """
-    element = scheme.element
-    mantissa, exponent = torch.frexp(amax)
-    floor = exponent.to(torch.int64) - 1
-    lead = 2 * mantissa
-    if rule is ScaleRule.EVEN:
-        width = scheme.dialect.even_mantissa_bits
-        bits = element.mantissa_bits if width is None else width
-        floor = floor + (lead + 2.0 ** -(bits + 1) >= 2).to(torch.int64)
-    elif rule is ScaleRule.CEIL:
-        floor = floor + (lead > 1).to(torch.int64)
-    elif rule is ScaleRule.RCEIL:
-        top = scheme.divisor / 2.0**element.emax
-        floor = floor + (lead > top).to(torch.int64)
-    return torch.where(amax == 0, -(1 << 14), floor - element.emax)
+    return values
 
 
 def _affine(scheme: Scheme, ranges: Ranges) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
     level, narrow = scheme.scales[0], rounder(scheme, ranges.dtype)
     low, high = ranges.minimum[0], ranges.maximum[0]
-    if scheme.dialect.widen_to_zero:
+    if scheme.widens_to_zero:
         low, high = low.clamp(max=0), high.clamp(min=0)
     steps = float((scheme.qmax - scheme.qmin) * scheme.element_step)
     width = through(high - low, narrow)
@@ -273,13 +348,26 @@ def _affine(scheme: Scheme, ranges: Ranges) -> tuple[tuple[torch.Tensor, ...], t
     if scheme.dialect.rounds_quotient and scheme.zero_point is ZeroPoint.INTEGER:
         quotient = unit * round_steps(quotient / unit, scheme.dialect.zero_point_rounding)
     offset = through(scheme.qmin * unit - quotient, narrow) / unit
-    if not scheme.dialect.formula_zero_point:
+    if not scheme.formula_zero_point:
         offset = torch.where(ideal == 0, float(max(scheme.qmin, 0)), offset)
     stored = store(scale, level.format_for(format_of(ranges.dtype)))
     if scheme.zero_point is ZeroPoint.REAL:
+        _require_offset(offset, low, scheme)
         return (stored,), offset.to(wide_dtype(ranges.dtype))
-    rounded = round_steps(offset, scheme.dialect.zero_point_rounding)
+    # In float64, which holds the ends of 32-bit codes.
+    rounded = round_steps(offset.double(), scheme.dialect.zero_point_rounding)
     return (stored,), rounded.clamp(scheme.qmin, scheme.qmax).to(zero_point_dtype(scheme))
+
+
+def _require_offset(offset: torch.Tensor, low: torch.Tensor, scheme: Scheme) -> None:
+    """Raise RangeError unless every real zero point is finite."""
+    bad = ~torch.isfinite(offset)
+    if bool(bad.any()):
+        where = tuple(torch.nonzero(bad)[0].tolist())
+        raise RangeError(
+            f"zero point of block {where}, whose smallest number is {float(low[where])}, overflows the "
+            f"arithmetic of {scheme}; use asym, whose range contains 0, or float32"
+        )
 
 
 def zero_point_dtype(scheme: Scheme) -> torch.dtype:
@@ -355,7 +443,5 @@ def effective_scale(
     for index in reversed(range(len(values) - 1)):
         level = scheme.scales[index]
         coarse = spread_grid(result, scheme.scales[index + 1].granularity, level.granularity, shape)
-        fine = values[index].reshape(level.granularity.grid(shape))
-        inverse = scheme.dialect.tensor_scale is TensorScale.RECIPROCAL and not level.rule.power_of_two
-        result = fine / coarse if inverse else fine * coarse
+        result = combined(scheme, index, values[index].reshape(level.granularity.grid(shape)), coarse)
     return result

@@ -1,25 +1,45 @@
-"""How far a dequantized value can be from the original: bounds that follow from format and scale rule alone.
+"""How far a dequantized value can be from the original: bounds that follow from scheme and parameters.
 
-For a block with effective scale S, a value inside the range of the codes is off by at most ``S * gap``, where
-gap is half the largest distance between neighboring codes (the whole distance when rounding is not to
-nearest). A value outside is clipped: the scale rule bounds the largest magnitude of the block by
-``S * reach``, so it is off by at most ``S * (reach - max)``. Each rounded operation adds its unit roundoff,
-and half a subnormal step where its result may be subnormal.
+A block has the factor S, the zero point z and codes with the values low..high, z subtracted. For a number x
+of the block let r be ``x / S`` as it is computed, and c the value of its code. Either rounding decides,
+
+    |x - S c| <= S (gap + |r - x / S|)         gap: half the largest distance between neighboring codes,
+                                                    the whole one where rounding is directed or random
+
+or x is past an end of the codes and is clipped to it,
+
+    |x - S c| <= max(x_max - S high, S low - x_min, 0).
+
+Decoding adds the roundings of the product and of the result. The extremes x_min and x_max are observed, or
+follow from the scale: what was rounded to the scale s was at most ceil(s), the middle between s and the
+number above it, so that ``|x| <= divisor * ceil(s)`` under a linear rule, and ``|x| <= S * reach`` under a
+power of two. An integer zero point is off by at most half a step (one, where it is truncated) and the range
+is short of ``(qmax - qmin) (ceil(s) / s - 1)`` steps. So a symmetric or affine integer scheme with float32
+scales has the bound S / 2, up to roundings; a coarse scale adds what it cuts off.
+
+Where ``S * max(|low|, |high|)`` overflows in the dtype of the result, the bound is Inf: so may be the result.
+The same holds for numbers past the ends under overflow=special, which become Inf or NaN.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
 import torch
 
-from ..formats import CodebookFormat, FloatFormat, Format, IntFormat
-from ..formats.spec import power_of_two
-from ..formats.torch_dtypes import format_of, wide_dtype
+from ..formats import CodebookFormat, FloatFormat, Format, IntFormat, Overflow
+from ..formats.torch_dtypes import dtype_of, format_of, wide_dtype
 from ..layout.blocks import spread_grid
-from ..schemes import ScaleRule, Scheme, TensorScale
-from .arithmetic import effective_scale, load_scale, rounder
+from ..schemes import ScaleRule, Scheme, ZeroPoint, ZeroPointPlace
+from .arithmetic import combined, effective_scale, load_scale, multiplies, rounder
+from .codes import decode
+from .powers_of_two import reach
+
+Extremes = tuple[torch.Tensor, torch.Tensor]
+"""Smallest and largest number of each finest block, float64."""
 
 
 def largest_gap(fmt: Format) -> Fraction:
@@ -27,96 +47,208 @@ def largest_gap(fmt: Format) -> Fraction:
     if isinstance(fmt, IntFormat):
         return fmt.step
     if isinstance(fmt, FloatFormat):
-        return power_of_two(max(fmt.emax, fmt.emin) - fmt.mantissa_bits)
+        return fmt.max - fmt.magnitude(fmt.max_code - 1) if fmt.max_code else Fraction(0)
     ordered = [Fraction(fmt.values[code]) for code in fmt.order]
     return max(b - a for a, b in pairwise(ordered))
 
 
-def reach(scheme: Scheme) -> Fraction:
-    """Return the largest ``amax / scale`` that the finest rule allows, before the scale is rounded."""
-    rule, emax = scheme.scales[0].rule, scheme.element.emax
-    if rule in (ScaleRule.FLOOR, ScaleRule.EVEN):
-        return power_of_two(emax + 1)
-    if rule is ScaleRule.CEIL:
-        return power_of_two(emax)
-    return Fraction(scheme.divisor)
+@dataclass(frozen=True)
+class Unit:
+    """The errors of rounding to a dtype: ``relative`` of a normal number, ``least`` of a subnormal one."""
+
+    relative: float
+    least: float
+    largest: float
+
+    @staticmethod
+    def of(dtype: torch.dtype | None) -> Unit:
+        """Return those of ``dtype``; none at all for None."""
+        if dtype is None:
+            return Unit(0.0, 0.0, math.inf)
+        info = torch.finfo(dtype)
+        # Of float64 half the smallest number is none.
+        return Unit(info.eps / 2, max(info.tiny * info.eps / 2, math.ulp(0.0)), info.max)
 
 
-def unit_roundoff(dtype: torch.dtype) -> float:
-    """Return the largest relative error of rounding to ``dtype``."""
-    return torch.finfo(dtype).eps / 2
+class BlockErrors:
+    """The parameters of a tensor of ``shape`` and ``dtype``, and what its numbers may be off by.
 
+    scales, zero_point: as they are stored.
+    """
 
-def underflow(dtype: torch.dtype) -> float:
-    """Return the largest absolute error of rounding to a subnormal number of ``dtype``."""
-    return torch.finfo(dtype).tiny * torch.finfo(dtype).eps / 2
-
-
-def block_bounds(
-    scheme: Scheme,
-    scales: tuple[torch.Tensor, ...],
-    zero_point: torch.Tensor | None,
-    *,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    out_dtype: torch.dtype,
-) -> torch.Tensor:
-    """Return the bound of each finest block, float64, shaped like the finest grid."""
-    gap = float(largest_gap(scheme.element)) * (0.5 if scheme.rounding.mode.to_nearest else 1.0)
-    top, low = float(scheme.element.max), float(scheme.element.min)
-    largest = max(top, -low)
-    compute = rounder(scheme, dtype) or wide_dtype(dtype)
-    slack = 4 * unit_roundoff(compute) + 2 * unit_roundoff(out_dtype)
-    lost = 4 * underflow(compute) + underflow(out_dtype)
-    if not scales:
-        return torch.full((1,) * len(shape), gap + slack * largest + lost, dtype=torch.float64)
-    scale = effective_scale(scheme, scales, shape, dtype)
-    assert scale is not None
-    if zero_point is not None:
-        # Rounding the zero point moves the range by up to half a step, and the last code may fall short by
-        # another half.
-        steps = float(scheme.element_step)
-        return scale.double() * (gap + steps + slack * (scheme.qmax - scheme.qmin) * steps) + lost
-    extent = _extent(scheme, scales, shape, dtype)
-    short = min(top, -low) if low < 0 else top
-    clipped = (extent - short * scale.double()).clamp(min=0)
-    furthest = torch.maximum(extent, largest * scale.double())
-    return torch.maximum(scale.double() * gap, clipped) + slack * furthest + lost
-
-
-def _extent(
-    scheme: Scheme, scales: tuple[torch.Tensor, ...], shape: tuple[int, ...], dtype: torch.dtype
-) -> torch.Tensor:
-    """Return the largest magnitude that a block with these scales can have held."""
-    own, first = format_of(dtype), scheme.scales[0]
-    values = load_scale(scales[0], first.format_for(own), torch.float64).reshape(
-        first.granularity.grid(shape)
-    )
-    limit = float(reach(scheme))
-    if first.rule.power_of_two:
+    def __init__(
+        self,
+        scheme: Scheme,
+        scales: tuple[torch.Tensor, ...],
+        zero_point: torch.Tensor | None,
+        *,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+    ) -> None:
+        self.scheme, self.scales, self.shape, self.dtype = scheme, scales, shape, dtype
+        self.wide = Unit.of(wide_dtype(dtype))
+        self.narrow = Unit.of(rounder(scheme, dtype))
         scale = effective_scale(scheme, scales, shape, dtype)
-        assert scale is not None
-        return limit * scale.double()
-    ceiling = _rounding_ceiling(values, first.format_for(own), exact_up=first.rule is ScaleRule.LINEAR_UP)
-    if scheme.dialect.zero_block_scale:
-        ceiling = torch.maximum(ceiling, values)
-    if len(scales) == 1:
-        return limit * ceiling
-    rest = effective_scale(_tail(scheme), scales[1:], shape, dtype)
-    assert rest is not None
-    coarse = spread_grid(rest.double(), scheme.scales[1].granularity, first.granularity, shape)
-    inverse = scheme.dialect.tensor_scale is TensorScale.RECIPROCAL
-    return limit * (ceiling / coarse if inverse else ceiling * coarse)
+        self.scale = torch.ones((1,) * len(shape), dtype=torch.float64) if scale is None else scale.double()
+        self.step = float(scheme.element_step) if isinstance(scheme.element, IntFormat) else 1.0
+        low, high = _ends(scheme)
+        self.zero = None if zero_point is None else zero_point.double().reshape(self.scale.shape)
+        shift = 0.0 if self.zero is None else self.zero * self.step
+        self.low, self.high = (torch.as_tensor(end - shift).to(self.scale.device) for end in (low, high))
+
+    def representable(self) -> Extremes:
+        """Return the ends of the codes, between which nothing is clipped."""
+        return self.low * self.scale, self.high * self.scale
+
+    def implied(self) -> Extremes:
+        """Return the extremes of data for which the rules choose these parameters.
+
+        Of a scheme without scales, all that its elements hold.
+        """
+        low, high = self.representable()
+        if not self.scheme.scales:
+            return low.clamp(max=0), high.clamp(min=0)
+        if self.zero is not None:
+            excess = self.scale * self._affine_excess()
+            return low - excess, high + excess
+        extent = self._extent()
+        none = torch.zeros_like(extent)
+        element = self.scheme.element
+        return (none if element.min >= 0 else -extent), (none if element.max <= 0 else extent)
+
+    def bound(self, extremes: Extremes, out_dtype: torch.dtype) -> torch.Tensor:
+        """Return the bound of each block for numbers within ``extremes``, decoded to ``out_dtype``."""
+        low, high = self.representable()
+        largest = torch.maximum(low.abs(), high.abs())
+        furthest = torch.maximum(extremes[0].abs(), extremes[1].abs())
+        step = self.scale * self._gap()
+        furthest = torch.minimum(furthest, largest + step).clamp(max=torch.finfo(torch.float64).max)
+        inside = step + self._ratio_error(furthest, largest)
+        clipped = torch.maximum(low - extremes[0], extremes[1] - high)
+        out = Unit.of(out_dtype)
+        decoding = (2 * self.wide.relative + out.relative) * largest + 2 * self.wide.least + out.least
+        result = (torch.maximum(inside, clipped) + decoding) * (1 + 2.0**-22)
+        return torch.where(self._lost(extremes, out_dtype), math.inf, result)
+
+    def _lost(self, extremes: Extremes, out_dtype: torch.dtype) -> torch.Tensor:
+        """Return where a result may be Inf or NaN."""
+        low, high = self.representable()
+        # Products of a scale round once, and numbers of wide formats on the way to it.
+        rounding = 1 + 4 * self.wide.relative if self.scheme.scales else 1.0
+        lost = ~torch.isfinite((torch.maximum(low.abs(), high.abs()) * rounding).to(out_dtype))
+        if self.scheme.overflow is Overflow.SPECIAL:
+            room = self.scale * self._gap() / 2 if self.scheme.rounding.mode.to_nearest else 0.0
+            below = room if self.scheme.element.min < 0 else 0.0
+            lost = lost | (extremes[0] < low - below) | (extremes[1] > high + room)
+            quotient = torch.maximum(extremes[0].abs(), extremes[1].abs()) / self.scale
+            lost = lost | (quotient * (1 + 2 * self.narrow.relative) > self.narrow.largest)
+        return lost
+
+    def _gap(self) -> float:
+        """Return how far a number between the ends can be from its code's value, in units of the scale."""
+        return float(largest_gap(self.scheme.element)) * (
+            0.5 if self.scheme.rounding.mode.to_nearest else 1.0
+        )
+
+    def _ratio_error(self, furthest: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+        """Return by how much ``x / S``, as it is computed, can be off for ``|x| <= furthest``, times S.
+
+        largest: magnitude of the codes' values, to which a quotient that overflows is clipped.
+        """
+        scheme, wide, scale = self.scheme, self.wide, self.scale
+        error = scale * _threshold_error(scheme.element)
+        if not scheme.scales:
+            return error
+        inverted = multiplies(scheme)
+        error = error + furthest * (wide.relative * (2 if inverted else 1)) + scale * wide.least
+        if inverted:  # the reciprocal of a large scale is subnormal
+            error = error + furthest * scale * wide.least
+        narrow = self.narrow if len(scheme.scales) == 1 else Unit.of(None)
+        error = error + furthest * narrow.relative + scale * narrow.least
+        if narrow.largest < math.inf:
+            past = furthest >= scale * (narrow.largest * (1 - narrow.relative))
+            error = error + torch.where(past, (largest - scale * narrow.largest).clamp(min=0), 0.0)
+        inside = scheme.dialect.zero_point_place is ZeroPointPlace.INSIDE_ROUNDING
+        if self.zero is not None and (inside or scheme.zero_point is ZeroPoint.REAL):
+            sums = (max(abs(scheme.qmin), abs(scheme.qmax)) + 1) * self.step
+            error = error + scale * (sums * (wide.relative + narrow.relative) + narrow.least)
+        return error
+
+    def _affine_excess(self) -> torch.Tensor:
+        """Return by how many units of the scale the range can reach past the codes, at either end."""
+        scheme, wide, narrow = self.scheme, self.wide, self.narrow
+        assert self.zero is not None
+        steps = (scheme.qmax - scheme.qmin) * self.step
+        width = steps * (4 * wide.relative + narrow.relative) + (narrow.least + wide.least) / self.scale
+        shortfall = steps * (self._ceiling() / self.scale - 1) + width
+        offset = 0.0
+        if scheme.zero_point is ZeroPoint.INTEGER:
+            offset = 0.5 if scheme.dialect.zero_point_rounding.to_nearest else 1.0
+        shift = self.zero.abs() + max(abs(scheme.qmin), abs(scheme.qmax)) + 1
+        inexact = shift * (4 * wide.relative + 2 * narrow.relative) + 2 * narrow.least / self.step
+        return shortfall + (offset + inexact) * self.step
+
+    def _extent(self) -> torch.Tensor:
+        """Return the largest magnitude that a block with these scales can have held."""
+        rounding = 1 + 8 * self.wide.relative
+        if self.scheme.scales[0].rule.power_of_two:
+            return (self.scale + 2 * self.wide.least) * (reach(self.scheme) * rounding)
+        return self._ceiling() * (self.scheme.divisor * rounding)
+
+    def _ceiling(self) -> torch.Tensor:
+        """Return the largest factor that can have been rounded to that of each block."""
+        scheme, first = self.scheme, self.scheme.scales[0]
+        fmt = first.format_for(format_of(self.dtype))
+        values = load_scale(self.scales[0], fmt, torch.float64).reshape(first.granularity.grid(self.shape))
+        up = first.rule is ScaleRule.LINEAR_UP
+        ceiling = values + self.wide.least if up else _midpoint_above(values, fmt)
+        if len(self.scales) > 1:
+            rest = effective_scale(_tail(scheme), self.scales[1:], self.shape, self.dtype)
+            assert rest is not None
+            coarse = spread_grid(rest.double(), scheme.scales[1].granularity, first.granularity, self.shape)
+            # A block whose scale is zero can have held what underflowed on the way to it.
+            ceiling = combined(scheme, 0, ceiling, coarse) + 2 * self.wide.least
+        narrow = rounder(scheme, self.dtype)
+        if narrow is None or (dtype_of(fmt) is narrow and len(self.scales) == 1):
+            return ceiling
+        return _midpoint_above(ceiling, format_of(narrow))
+
+
+def clippable(patterns: torch.Tensor, scheme: Scheme, *, chosen: bool) -> torch.Tensor:
+    """Return which code patterns numbers may have that were clipped: those of the ends, and Inf and NaN.
+
+    chosen: whether parameters were chosen from the data, in which no number has a sign that elements lack.
+    """
+    low, high = _ends(scheme)
+    values = decode(patterns, scheme.element, torch.float64)
+    above, below = ~(values < high), ~(values > low)
+    if chosen and scheme.element.max <= 0:
+        return below
+    return above if chosen and scheme.element.min >= 0 else above | below
+
+
+def _ends(scheme: Scheme) -> tuple[float, float]:
+    """Return the smallest and the largest value of the codes in use, in units of the scale."""
+    element = scheme.element
+    if isinstance(element, IntFormat):
+        return float(scheme.qmin * element.step), float(scheme.qmax * element.step)
+    return float(element.min), float(element.max)
+
+
+def _threshold_error(element: Format) -> float:
+    """Return how far a boundary between the values of a table is from their middle: it is a float32."""
+    if not isinstance(element, CodebookFormat):
+        return 0.0
+    return float(max(element.max, -element.min)) * torch.finfo(torch.float32).eps / 2
 
 
 def _tail(scheme: Scheme) -> Scheme:
     return Scheme(element=scheme.element, scales=scheme.scales[1:], dialect=scheme.dialect)
 
 
-def _rounding_ceiling(values: torch.Tensor, fmt: Format, *, exact_up: bool) -> torch.Tensor:
-    """Return the largest number that rounds to ``values`` in ``fmt``."""
-    if exact_up or isinstance(fmt, CodebookFormat | IntFormat):
-        return values
+def _midpoint_above(values: torch.Tensor, fmt: Format) -> torch.Tensor:
+    """Return the middle between each number of ``fmt`` and the next one, which still rounds down."""
+    assert isinstance(fmt, FloatFormat)
     _, exponent = torch.frexp(values)
     exponent = torch.where(values == 0, fmt.emin, (exponent.to(torch.int64) - 1).clamp(min=fmt.emin))
     half = torch.pow(2.0, (exponent - fmt.mantissa_bits - 1).to(torch.float64))

@@ -15,7 +15,7 @@ from ..formats.torch_dtypes import dtype_of, format_of, storage_dtype, wide_dtyp
 from ..layout.blocks import reduce_blocks
 from ..schemes import Granularity, Scheme, ZeroPoint
 from . import arithmetic
-from .bounds import block_bounds
+from .bounds import BlockErrors
 from .given import (
     as_numbers,
     given_scales,
@@ -239,8 +239,20 @@ class QuantizationParams:
                 continue
             _check_codes(number, scale, fmt)
             values = arithmetic.load_scale(scale, fmt, torch.float64)
-            _check_scale(number, values, zero_allowed=number < len(levels))
+            _check_scale(number, values, self._least_scale(), zero_allowed=number < len(levels))
         self._validate_zero_point()
+
+    def validate_once(self) -> None:
+        """Check what :meth:`validate` does, unless these very parameters were found valid before."""
+        if not self.__dict__.get("_valid"):
+            self.validate()
+            object.__setattr__(self, "_valid", True)
+
+    def _least_scale(self) -> float:
+        """Return the smallest scale whose reciprocal is finite, or 0 where smaller ones are written."""
+        if not self.scheme.dialect.minimum_scale or len(self.scales) > 1:
+            return 0.0
+        return 2.0**-128 if wide_dtype(self.dtype) is torch.float32 else 2.0**-1024
 
     def _validate_zero_point(self) -> None:
         wanted = self.scheme.zero_point
@@ -325,19 +337,28 @@ class QuantizationParams:
     def error_bound(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return, for each finest block, a proven bound on ``|x - dequantize(quantize(x))|``, float64.
 
-        It holds for data whose parameters these are: within the observed range, or the range that the scale
-        rule implies. An unsigned format without zero point cuts negative numbers to zero, which is
-        not covered.
+        It holds for numbers within ``minimum..maximum``, where these are known, and otherwise for data for
+        which the scheme's rules choose these parameters. What is clipped is counted. It is Inf where the
+        result may overflow. :mod:`zeropoint.params.bounds` has the formula.
         dtype: that of the dequantized values, the tensor's own unless given.
         """
-        return block_bounds(
-            self.scheme,
-            self.scales,
-            self.zero_point,
-            shape=self.shape,
-            dtype=self.dtype,
-            out_dtype=dtype or self.dtype,
-        )
+        errors = self._errors()
+        extremes = errors.implied()
+        if self.minimum is not None and self.maximum is not None:
+            grid = self.scheme.granularity.grid(self.shape)
+            extremes = (self.minimum.double().reshape(grid), self.maximum.double().reshape(grid))
+        return errors.bound(extremes, dtype or self.dtype)
+
+    def rounding_bound(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return the bound of :meth:`error_bound` for numbers that are not clipped.
+
+        dtype: that of the dequantized values, the tensor's own unless given.
+        """
+        errors = self._errors()
+        return errors.bound(errors.representable(), dtype or self.dtype)
+
+    def _errors(self) -> BlockErrors:
+        return BlockErrors(self.scheme, self.scales, self.zero_point, shape=self.shape, dtype=self.dtype)
 
     def to(self, device: torch.device | str) -> QuantizationParams:
         """Return the parameters on another device."""
@@ -448,13 +469,13 @@ def _check_codes(number: int, scale: torch.Tensor, fmt: Format) -> None:
         )
 
 
-def _check_scale(number: int, values: torch.Tensor, *, zero_allowed: bool) -> None:
-    # Below 2**-128 the float32 reciprocal overflows and every code would saturate.
-    good = torch.isfinite(values) & ((values >= 2.0**-128) | (zero_allowed & (values == 0)))
+def _check_scale(number: int, values: torch.Tensor, least: float, *, zero_allowed: bool) -> None:
+    good = torch.isfinite(values) & (values > 0) & (values >= least) | (zero_allowed & (values == 0))
     if not bool(good.all()):
         where = tuple(torch.nonzero(~good)[0].tolist())
         raise RangeError(
-            f"scale {number} (={float(values[where])}) of block {where} must be finite and at least 2**-128"
+            f"scale {number} (={float(values[where])}) of block {where} must be finite and "
+            + (f"at least 2**{math.frexp(least)[1] - 1}" if least else "positive")
         )
 
 

@@ -45,7 +45,8 @@ class ScaleLevel:
     format: the numbers it may be; None means those of the quantized tensor's own dtype.
     rule: how it follows from the data.
 
-    Raises SchemeError when the rule yields powers of two that the format cannot hold exactly.
+    Raises SchemeError when the rule yields powers of two that the format cannot hold exactly, and for formats
+    that scales cannot be kept in: those of more than a byte but the four of IEEE, and those past float32.
     """
 
     granularity: Granularity
@@ -62,6 +63,18 @@ class ScaleLevel:
             raise SchemeError(
                 f"rule {self.rule.value} needs a floating-point scale format, got {_name(self.format)}"
             )
+        if self.format is not None and self.format not in _WIDE:
+            self._check_narrow(self.format)
+
+    def _check_narrow(self, fmt: Format) -> None:
+        if fmt.bits > 8:
+            known = ", ".join(map(format_name, _WIDE))
+            raise SchemeError(
+                f"scale format {format_name(fmt)} has {fmt.bits} bits; use one of at most 8, or {known}"
+            )
+        least = fmt.smallest if isinstance(fmt, FloatFormat) else fmt.min
+        if fmt.max > _WIDE[0].max or 0 < least < _WIDE[0].smallest:
+            raise SchemeError(f"scale format {format_name(fmt)} has values outside float32; move its bias")
 
     def format_for(self, input_format: Format) -> Format:
         """Return the format of the scales of a tensor whose own numbers are of ``input_format``."""
@@ -86,6 +99,12 @@ def _holds_only_powers_of_two(fmt: Format | None) -> bool:
 
 
 _E8M0 = get_format("e8m0")
+_WIDE = [
+    fmt
+    for name in ("float32", "bfloat16", "float16", "float64")
+    if isinstance(fmt := get_format(name), FloatFormat)
+]
+"""Scale formats of more than a byte."""
 INPUT = "input"
 """Spelling of the scale format that is the input's own."""
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache, total_ordering
-from itertools import pairwise
 from typing import TypeVar
 
 from ..errors import SchemeError
@@ -115,12 +114,6 @@ class Scheme:
     def _check_levels(self) -> None:
         if len(self.scales) > MAX_LEVELS:
             raise SchemeError(f"scales ({len(self.scales)} levels) must number at most {MAX_LEVELS}")
-        for fine, coarse in pairwise(self.scales):
-            if fine.rule.power_of_two and not coarse.rule.power_of_two:
-                raise SchemeError(
-                    f"scale level {fine} is a power of two and needs a coarser level that is one, "
-                    f"got {coarse}"
-                )
 
     def _check_element(self) -> None:
         integer = isinstance(self.element, IntFormat)
@@ -136,6 +129,21 @@ class Scheme:
         if isinstance(self.element, CodebookFormat) and self.rounding.mode is not RoundingMode.HALF_EVEN:
             raise SchemeError(
                 f"rounding (={self.rounding}) has no meaning for a codebook, which takes the nearest value"
+            )
+
+        self._check_overflow()
+
+    def _check_overflow(self) -> None:
+        if self.overflow is Overflow.SATURATE:
+            return
+        if isinstance(self.element, CodebookFormat):
+            raise SchemeError(
+                f"overflow (={self.overflow.value}) has no meaning for a codebook, which takes the nearest "
+                "value"
+            )
+        if self.overflow is Overflow.SPECIAL and not (self.element.has_inf or self.element.has_nan):
+            raise SchemeError(
+                f"overflow (=special) needs a format with Inf or NaN, got {self.element_name}; use saturate"
             )
 
     @property
@@ -181,6 +189,16 @@ class Scheme:
             steps = 2 * element.qmax if self.range_rule is RangeRule.NARROW else half_steps
             return float(steps * element.step / 2)
         return float(max(element.max, -element.min))
+
+    @property
+    def widens_to_zero(self) -> bool:
+        """Whether the range of an affine scheme is widened to contain 0, as integer zero points need."""
+        return self.dialect.widen_to_zero and self.zero_point is not ZeroPoint.REAL
+
+    @property
+    def formula_zero_point(self) -> bool:
+        """Whether the zero point of a block whose range is a point follows from the formula, or is 0."""
+        return self.dialect.formula_zero_point or self.zero_point is ZeroPoint.REAL
 
     @property
     def bits(self) -> int:

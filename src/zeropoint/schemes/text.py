@@ -30,6 +30,7 @@ from .granularity import Granularity
 from .presets import TENSOR_PRESETS
 
 OPTIONS = ("asym", "scale", "scale2", "scale3", "cast", "narrow", "round", "overflow", "dialect")
+_HINTS = dict.fromkeys(("sym", "symmetric"), "leave it out, schemes are symmetric unless they say asym")
 _SWITCHES = {"asym": "integer", "cast": "yes", "narrow": "yes"}
 
 
@@ -41,6 +42,8 @@ def words(text: str) -> dict[str, str]:
     >>> words("mxfp4:scale=even")
     {'element': 'float4_e2m1fn', 'granularity': 'g32', 'scale': 'even'}
     """
+    if not isinstance(text, str):
+        raise SchemeError(f"scheme (={text!r}) must be a text such as int4:g128, or a Scheme")
     head, *rest = [part.strip() for part in text.strip().split(":")]
     if not head:
         raise SchemeError(
@@ -51,15 +54,25 @@ def words(text: str) -> dict[str, str]:
     for part in (*defaults, *rest):
         key, value = _option(part, text)
         parts[key] = value
+    blocks = [part for part in rest if _granularity(part) is not None]
+    if len(blocks) > 1:
+        raise SchemeError(f"scheme {text!r} has two granularities, {blocks[0]} and {blocks[1]}; keep one")
     return parts
 
 
+def _granularity(part: str) -> str | None:
+    """Return the granularity that ``part`` spells, in lower case, or None."""
+    return part.lower() if Granularity.parse(part.lower()) is not None else None
+
+
 def _option(part: str, text: str) -> tuple[str, str]:
-    if Granularity.parse(part) is not None:
-        return "granularity", part
+    blocks = _granularity(part)
+    if blocks is not None:
+        return "granularity", blocks
     key, equals, value = part.partition("=")
     if key not in OPTIONS:
-        raise SchemeError(f"option {part!r} of scheme {text!r} is unknown; {near_misses(key, OPTIONS)}")
+        hint = _HINTS.get(key) or (f"did you mean g{key}?" if key.isdecimal() else near_misses(key, OPTIONS))
+        raise SchemeError(f"option {part!r} of scheme {text!r} is unknown; {hint}")
     if not equals and key not in _SWITCHES:
         raise SchemeError(f"option {key!r} of scheme {text!r} needs a value, as in {key}=...")
     return key, value if equals else _SWITCHES[key]

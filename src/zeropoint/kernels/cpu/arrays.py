@@ -116,9 +116,12 @@ def code_step(scheme: Scheme) -> Fraction:
 
 
 def needs_range(scheme: Scheme) -> bool:
-    """Return whether scales follow from both extremes of a block, and not from its largest magnitude."""
-    unsigned = isinstance(scheme.element, IntFormat) and not scheme.element.signed
-    return unsigned or scheme.zero_point is not ZeroPoint.NONE
+    """Return whether scales follow from both extremes of a block, and not from its largest magnitude.
+
+    Those of one-sided elements follow from the magnitude, once no number has the other sign.
+    """
+    one_sided = not scheme.element.min < 0 < scheme.element.max
+    return one_sided or scheme.zero_point is not ZeroPoint.NONE
 
 
 def block_factors(

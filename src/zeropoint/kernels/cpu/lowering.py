@@ -114,6 +114,8 @@ def rule_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
     if not scheme.scales:
         return "there is no scale to choose"
     first, coarser = scheme.scales[0], scheme.scales[1:]
+    if scheme.element.max <= 0:
+        return f"{scheme.element_name} has no positive numbers, which the reference looks for"
     if first.rule is ScaleRule.LINEAR_UP:
         return "scales that are rounded up are chosen by the reference"
     fmt = first.format_for(format_of(dtype))
@@ -162,7 +164,7 @@ def rule_of(scheme: Scheme, dtype: torch.dtype) -> Rule:
     """Return the kernel parameters of the finest scale level, with a coarse scale of 1."""
     first, fmt = scheme.scales[0], scheme.scales[0].format_for(format_of(dtype))
     step = float(scheme.element.step) if isinstance(scheme.element, IntFormat) else 1.0
-    unsigned = isinstance(scheme.element, IntFormat) and not scheme.element.signed
+    unsigned = scheme.element.min >= 0
     rule = _NO_RULE._replace(
         divisor=np.float32(scheme.divisor), narrow=_ROUNDING[rounder(scheme, dtype)], unit=np.float32(step),
         unsigned=np.uint8(unsigned and scheme.zero_point is ZeroPoint.NONE),
@@ -186,8 +188,8 @@ def rule_of(scheme: Scheme, dtype: torch.dtype) -> Rule:
         return rule
     return rule._replace(
         how=k.AFFINE, low=np.float32(scheme.qmin), high=np.float32(scheme.qmax),
-        widen=np.uint8(scheme.dialect.widen_to_zero), offset=_offset(scheme),
-        formula=np.uint8(scheme.dialect.formula_zero_point),
+        widen=np.uint8(scheme.widens_to_zero), offset=_offset(scheme),
+        formula=np.uint8(scheme.formula_zero_point),
     )  # fmt: skip
 
 

@@ -60,13 +60,13 @@ def linear_scale(ideal: Any, rule: Any) -> Any:
 def plain_linear(rule: Any) -> Any:
     """Return whether linear scales are float32 throughout and never larger than their blocks' magnitudes."""
     narrow = rule.narrow != NO_ROUNDING or rule.stored != NO_ROUNDING
-    return not narrow and not rule.unsigned and rule.divisor >= np.float32(1)
+    return not narrow and rule.divisor >= np.float32(1)
 
 
 @device
 def bfloat16_linear(rule: Any) -> Any:
     """Return whether linear scales are bfloat16 throughout, as those of bfloat16 weights in some dialects."""
-    return rule.narrow == TO_BFLOAT16 and rule.stored == TO_BFLOAT16 and not rule.unsigned
+    return rule.narrow == TO_BFLOAT16 and rule.stored == TO_BFLOAT16
 
 
 @device
@@ -124,14 +124,6 @@ def combined(fine: Any, rule: Any) -> Any:
 
 
 @device
-def largest(amax: Any, high: Any, rule: Any) -> Any:
-    """Return the largest magnitude that codes must hold, of a block's magnitude bits and largest value."""
-    if rule.unsigned:
-        return high if high > np.float32(0) else np.float32(0)  # max would keep the sign of -0.0
-    return float32_of(amax)
-
-
-@device
 def affine(low: Any, high: Any, rule: Any) -> Any:
     """Return scale, zero point and whether the scale fits, of a block with extremes ``low``, ``high``."""
     if rule.widen:
@@ -165,6 +157,9 @@ def block_scales(
     factors: what each block is divided by, or multiplied by where ``multiply``. Returns OK or BAD_SCALE.
     """
     state = OK
+    if rule.unsigned:
+        for b in range(count):
+            state = BAD_SCALE if lows[b] < np.float32(0) else state
     if rule.how == LINEAR and plain_linear(rule):
         for b in range(count):
             ideal = float32_of(amax[b]) / rule.divisor
@@ -184,21 +179,21 @@ def block_scales(
         state = BAD_SCALE if misfits > np.uint32(0) else state
     elif rule.how == LINEAR:
         for b in range(count):
-            a = largest(amax[b], highs[b], rule)
+            a = float32_of(amax[b])
             s, fits = linear_scale(rounded(a / rule.divisor, rule.narrow), rule)
             state = state if fits else BAD_SCALE
             scales[at + b] = s
             factors[b] = s * rule.unit
     elif rule.how == POWER:
         for b in range(count):
-            byte = power_code(largest(amax[b], highs[b], rule), rule)
+            byte = power_code(float32_of(amax[b]), rule)
             state = state if byte < np.uint32(255) else BAD_SCALE
             byte = min(byte, np.uint32(254))
             codes[at + b] = np.uint8(byte)
             factors[b] = inverse_power_of(byte) if multiply else power_of(byte) * rule.unit
     elif rule.how == MINIFLOAT:
         for b in range(count):
-            a = largest(amax[b], highs[b], rule)
+            a = float32_of(amax[b])
             ideal = rounded(a / rule.divisor, rule.narrow)
             relative = ideal * rule.coarse if rule.inverse else ideal / rule.coarse
             code = minifloat_code(relative, rule)

@@ -1,0 +1,69 @@
+"""Powers of two as scales: which exponent a rule asks for, and what it allows a block to hold.
+
+Exponents come from the bits of a magnitude, never from a float log2.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+
+from ..formats import CodebookFormat, FloatFormat, Format
+from ..schemes import ScaleRule, Scheme
+
+
+@functools.lru_cache(maxsize=64)
+def exponents_of(fmt: Format, device: torch.device) -> torch.Tensor:
+    """Return the exponents of the powers of two that a format holds, rising."""
+    if isinstance(fmt, CodebookFormat):
+        exponents = sorted({math.frexp(value)[1] - 1 for value in fmt.values})
+    else:
+        assert isinstance(fmt, FloatFormat)
+        exponents = list(range(fmt.emin, fmt.emax + 1))
+    return torch.tensor(exponents, dtype=torch.int64, device=device)
+
+
+def is_quiet(amax: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Whether ``amax``, rounded as the even rule does in ``dtype``, has an exponent field of zero."""
+    return amax + 2.0**-16 < torch.finfo(dtype).tiny
+
+
+def scale_exponent(amax: torch.Tensor, scheme: Scheme, rule: ScaleRule) -> torch.Tensor:
+    """Return the exponent of the power-of-two scale of each ``amax``, int64, before it is fitted to a format.
+
+    Zero gives a number below every exponent that a format has.
+    """
+    element = scheme.element
+    mantissa, exponent = torch.frexp(amax)
+    floor = exponent.to(torch.int64) - 1
+    lead = 2 * mantissa
+    if rule is ScaleRule.EVEN:
+        floor = floor + (lead + 2.0 ** -(_even_bits(scheme) + 1) >= 2).to(torch.int64)
+    elif rule is ScaleRule.CEIL:
+        floor = floor + (lead > 1).to(torch.int64)
+    elif rule is ScaleRule.RCEIL:
+        top = scheme.divisor / 2.0**element.emax
+        floor = floor + (lead > top).to(torch.int64)
+    return torch.where(amax == 0, -(1 << 14), floor - element.emax)
+
+
+def reach(scheme: Scheme) -> float:
+    """Return the largest ``amax / scale`` that the rules of all levels allow, before a scale is rounded."""
+    return max(_rule_reach(scheme, level.rule) for level in scheme.scales)
+
+
+def _rule_reach(scheme: Scheme, rule: ScaleRule) -> float:
+    top = 2.0 ** min(scheme.element.emax, 1023)
+    if rule is ScaleRule.FLOOR:
+        return 2 * top
+    if rule is ScaleRule.EVEN:
+        return top * (2 - 2.0 ** -(_even_bits(scheme) + 1))
+    return top if rule is ScaleRule.CEIL else scheme.divisor
+
+
+def _even_bits(scheme: Scheme) -> int:
+    """Return the mantissa width to which the even rule rounds."""
+    width = scheme.dialect.even_mantissa_bits
+    return scheme.element.mantissa_bits if width is None else width
