@@ -33,8 +33,6 @@ ATTENDANTS = tuple(
     for what in ("input", "output", "activation")
     for kind in ("scale", "zero_point", "global_scale")
 )
-# Parts of a configuration under which the stored numbers are not those of the model's own weights.
-_UNREAD = ("transform_config", "sparsity_config")
 _LISTED = 10
 
 
@@ -153,14 +151,10 @@ def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
     if config is None:
         return unquantized(source)
     place = shown(source.root)
-    for key in _UNREAD:
-        found = config.get(key)
-        if found and not (isinstance(found, dict) and found.get("format") == "dense"):
-            raise UnsupportedError(
-                f"{place} cannot be dequantized: its {key} is not empty, so that the stored weights are not "
-                "those of the model; pass the original checkpoint"
-            )
-    stored = find_layers(source)
+    try:
+        stored = find_layers(source)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{place} cannot be dequantized: {error}") from error
     if stored.problems:
         listed = "; ".join(map(str, stored.problems[:_LISTED]))
         raise CheckpointError(f"{place} cannot be dequantized: {listed}; pass the original checkpoint")

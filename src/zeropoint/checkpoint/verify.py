@@ -46,7 +46,7 @@ from .workers import Progress, done_tasks
 _LISTED = 50
 _NO_MANIFEST = (
     f"there is no {MANIFEST}: without its hashes, a change is found where it breaks a layer, a rule or a "
-    "bound"
+    "bound; --require-manifest makes this an error"
 )
 _CHUNK = 1 << 23
 """Most bytes of a file that are looked at together where no rows are: long enough for the disk, in cache."""

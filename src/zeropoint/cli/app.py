@@ -173,12 +173,15 @@ def inspect(
 
 
 @app.command(short_help="Check a quantized checkpoint against its original.")
-def verify(
+def verify(  # noqa: PLR0913 (typer makes an option of each parameter)
     out: Annotated[str, typer.Argument(metavar="OUT", parser=parse_path, help="The quantized checkpoint.")],
     against: Annotated[
         str | None,
         typer.Option(metavar="SRC", parser=parse_path, help="The original; without it, OUT is decoded only."),
     ] = None,
+    require_manifest: Annotated[
+        bool, typer.Option("--require-manifest", help="Without a manifest, OUT is wrong.")
+    ] = False,
     workers: Workers = None,
     max_memory: Memory = None,
     everything: Everything = False,
@@ -186,8 +189,12 @@ def verify(
 ) -> None:
     """Decode a quantized checkpoint and check each number against the proven bound of its scheme.
 
-    Every byte must have the hash in OUT's manifest, and kept tensors must be those of the original. Without
-    an original, everything else is still checked. The exit status is 1 when anything is wrong.
+    Every byte must have the hash in OUT's manifest; kept tensors, files beside the weights and the rest of
+    config.json must be those of the original. Without an original, everything else is still checked. The exit
+    status is 1 when anything is wrong.
+
+    A manifest that somebody made anew hides changes inside the bound: only the command that wrote OUT,
+    repeated on SRC, compares every byte with what comes out of it.
 
     \b
     Examples:
@@ -198,7 +205,9 @@ def verify(
     start = time.perf_counter()
     limits = layers.Limits.default(workers, max_memory)
     with progress("verifying") as on_progress:
-        found = layers.verify(out, against, limits=limits, on_progress=on_progress)
+        found = layers.verify(
+            out, against, limits=limits, require_manifest=require_manifest, on_progress=on_progress
+        )
     seconds = time.perf_counter() - start
     if as_json:
         show_json(layers.verification_document(found, seconds=seconds))

@@ -332,6 +332,7 @@ def _arguments(scheme: Scheme) -> dict[str, Any]:
 
 def _scheme(arguments: Mapping[str, Any], *, e8m0: bool) -> Scheme:
     """Return the weight scheme of ``arguments``, with linear scales in the weight's dtype."""
+    _require_known(arguments)
     bits, kind = arguments.get("num_bits"), str(arguments.get("type"))
     elements = {("float", 4): "float4_e2m1fn", ("float", 8): "float8_e4m3fn"} | {
         ("int", b): f"int{b}" for b in range(2, 9)
@@ -363,8 +364,53 @@ def _scheme(arguments: Mapping[str, Any], *, e8m0: bool) -> Scheme:
     return Scheme.parse(":".join([*parts, f"dialect={DIALECT}"]))
 
 
+_ARGUMENTS = frozenset(
+    (
+        "actorder", "block_structure", "dynamic", "group_size", "num_bits", "observer", "observer_kwargs",
+        "scale_dtype", "strategy", "symmetric", "type", "zp_dtype",
+    )
+)  # fmt: skip
+_IN_ORDER = (None, False, "weight", "static")
+"""Values of actorder under which the codes of a row lie in the order of its columns."""
+
+
+def _require_known(arguments: Mapping[str, Any]) -> None:
+    """Raise UnsupportedError for what says that codes mean something else than is read here."""
+    unknown = sorted(key for key, value in arguments.items() if key not in _ARGUMENTS and value is not None)
+    if unknown:
+        raise UnsupportedError(
+            f"weights of quantization_config have the key {unknown[0]!r} (={arguments[unknown[0]]!r:.40}), "
+            "whose meaning is not known here; update zeropoint, or verify it with the tool that wrote it"
+        )
+    if arguments.get("dynamic"):
+        raise UnsupportedError(
+            f"weights of quantization_config are dynamic (={arguments['dynamic']!r:.40}), so they have no "
+            "stored scales; the file is damaged"
+        )
+    if arguments.get("actorder") not in _IN_ORDER:
+        raise UnsupportedError(
+            f"weights of quantization_config have actorder {arguments['actorder']!r:.40}, which puts columns "
+            "in another order and is not read here; verify it with the tool that wrote it"
+        )
+
+
 def _known(elements: Mapping[tuple[str, int], str]) -> str:
     return ", ".join(elements.values())
+
+
+_UNREAD = ("transform_config", "sparsity_config")
+"""Parts of a configuration under which the stored numbers are not those of the model's own weights."""
+
+
+def require_plain(config: Mapping[str, Any]) -> None:
+    """Raise UnsupportedError where stored weights are not those of the model."""
+    for key in _UNREAD:
+        found = config.get(key)
+        if found and not (isinstance(found, dict) and found.get("format") == "dense"):
+            raise UnsupportedError(
+                f"its {key} is not empty, so that the stored weights are not those of the model; pass the "
+                "original checkpoint"
+            )
 
 
 def read_config(config: Mapping[str, Any]) -> tuple[tuple[Group, ...], tuple[str, ...]]:
@@ -378,6 +424,7 @@ def read_config(config: Mapping[str, Any]) -> tuple[tuple[Group, ...], tuple[str
         raise CheckpointError(
             f"quant_method is {method!r}, but only {QUANT_METHOD} and fp8 are read; pass one of these"
         )
+    require_plain(config)
     found = config.get("config_groups")
     if not isinstance(found, dict) or not all(isinstance(group, dict) for group in found.values()):
         raise CheckpointError(

@@ -28,7 +28,7 @@ from typing import Any
 
 from ..errors import CheckpointError, UnsupportedError
 from ..schemes import Scheme
-from .compressed_tensors_config import DIALECT
+from .compressed_tensors_config import DIALECT, require_plain
 
 QUANT_METHOD = "fp8"
 CODES = "F8_E4M3"
@@ -60,6 +60,7 @@ def weight_scheme(config: Mapping[str, Any]) -> Scheme:
     >>> str(weight_scheme({"weight_block_size": [128, 128]}))
     'float8_e4m3fn:block128x128:dialect=compressed-tensors'
     """
+    require_plain(config)
     codes = config.get("fmt", "e4m3")
     if codes not in ("e4m3", "float8_e4m3fn"):
         raise UnsupportedError(f"fp8 weights with fmt {codes!r} cannot be read; known is 'e4m3'")
