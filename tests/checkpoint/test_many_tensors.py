@@ -24,8 +24,8 @@ from zeropoint.errors import CheckpointError
 
 FEW, MANY = 16, 64
 ONE = Limits(workers=1)
-MOST_BYTES = 1200
-"""Of Python's memory for each weight more, names of 60 characters and all included; it was 9,000."""
+MOST_BYTES = 2500
+"""Of Python's memory for each weight more, tasks that are under way included; it was 9,000."""
 WIDE = 512 << 20
 
 
