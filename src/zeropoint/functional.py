@@ -298,10 +298,8 @@ def _spread(values: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
 
 def detached_params(params: QuantizationParams) -> QuantizationParams:
     """Return parameters without gradients, which share the memory: themselves where they have none."""
-    if not any(tensor.requires_grad for tensor in params.tensors().values()):
-        return params
     scales, zero_point = through.detached((params.scales, params.zero_point))
-    return replace(params, scales=scales, zero_point=zero_point)
+    return params if scales is params.scales else replace(params, scales=scales, zero_point=zero_point)
 
 
 def _long_axes(shape: Iterable[int]) -> tuple[int, ...]:

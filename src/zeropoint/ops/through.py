@@ -53,15 +53,19 @@ def pass_where(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Te
 
 def learns(params: Params) -> bool:
     """Return whether a gradient of scales or zero points is asked for."""
+    return _tracked(params) and torch.is_grad_enabled()
+
+
+def _tracked(params: Params) -> bool:
     scales, zero_point = params
-    wanted = any(scale.requires_grad for scale in scales) or (
-        zero_point is not None and zero_point.requires_grad
-    )
-    return wanted and torch.is_grad_enabled()
+    zeros = zero_point is not None and zero_point.requires_grad
+    return zeros or any(scale.requires_grad for scale in scales)
 
 
 def detached(params: Params) -> Params:
-    """Return parameters without gradients, which share the memory."""
+    """Return parameters without gradients, which share the memory: the same where they have none."""
+    if not _tracked(params):
+        return params
     scales, zero_point = params
     return tuple(scale.detach() for scale in scales), None if zero_point is None else zero_point.detach()
 
