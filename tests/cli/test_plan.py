@@ -114,7 +114,7 @@ def test_a_plan_is_not_written_over_something(call: Call, model: Path, tmp_path:
         (("--to", "int4:g256"), "12 linear weights would stay unquantized"),
         (
             ("--to", "w8a8", "--ignore", "*.v_proj"),
-            "is kept, but engines run them as one layer; give each set",
+            "is kept, but engines run them as one layer; and 1 more such set; give each set",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from typing import TypeVar
 from ..architectures import is_transposed
 from ..codecs.compressed_tensors_config import LayerScheme, layer_scheme
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
-from ..errors import CheckpointError, UnsupportedError, printable
+from ..errors import CheckpointError, UnsupportedError, count, printable
 from ..formats import RoundingMode
 from ..recipes import Recipe
 from .config_text import WEIGHTS_ONLY_CONFIG
@@ -188,7 +188,7 @@ def make_plan(
     decisions = decide(floats.source, recipe, selection)
     split = split_sets(decisions)
     if split and selection.strict:
-        more = f"; and {len(split) - 1:,} more such sets" if len(split) > 1 else ""
+        more = f"; and {count(len(split) - 1, 'more such set')}" if len(split) > 1 else ""
         raise CheckpointError(f"{split[0]}{more}; give each set one scheme, or leave out --strict")
     every = selection.dequantize is Dequantize.EVERY
     fates = Fates.of(floats, decisions, tied_copies(source), every=every)
