@@ -235,3 +235,46 @@ def test_large_files_go_up_in_parts_and_a_failure_leaves_none_behind(
     target.write(plan)
     assert sum("partNumber" in line for line in target.s3.requests) >= 3
     assert target.content() == contents(run(plan, tmp_path / "local"))
+
+
+def test_an_object_that_appears_during_a_run_stays_and_so_does_the_work(
+    plan: Plan, target: Target, golden: dict[str, bytes]
+) -> None:
+    intruder = f"{PREFIX}/config.json"
+    with (
+        target.s3.failing(
+            "none",
+            range(1),
+            method="PUT",
+            inside="/identity.json",
+            then=lambda: target.s3.put(target.bucket, intruder, b"PRECIOUS"),
+        ),
+        pytest.raises(CheckpointError, match=r"config\.json' is not an object of this run; move it away"),
+    ):
+        target.write(plan)
+    assert target.content()["config.json"] == b"PRECIOUS"
+    target.s3.client.delete_object(Bucket=target.bucket, Key=intruder)
+    assert target.write(plan).resumed > 0
+    assert target.content() == golden
+
+
+def test_an_error_of_the_data_removes_no_object_of_others(plan: Plan, target: Target, tmp_path: Path) -> None:
+    entry = plan.weights[-1].source
+    assert isinstance(entry.file, Path)
+    with entry.file.open("r+b") as file:
+        file.seek(entry.begin)
+        file.write(b"\x80\x7f")  # infinity in bfloat16
+    bad = make_plan(open_source(plan.source.given), SCHEME, limits=plan.limits)
+    intruder = f"{PREFIX}/config.json"
+    with (
+        target.s3.failing(
+            "none",
+            range(1),
+            method="PUT",
+            inside="/identity.json",
+            then=lambda: target.s3.put(target.bucket, intruder, b"PRECIOUS"),
+        ),
+        pytest.raises(NonFiniteError),
+    ):
+        target.write(bad)
+    assert target.content() == {"config.json": b"PRECIOUS"}

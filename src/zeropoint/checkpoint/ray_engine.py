@@ -249,7 +249,10 @@ def _token(job: Job) -> Iterator[str]:
     token = secrets.token_hex(16)
     path = job.partials.path / TOKEN_FILE
     with job.partials.io(TOKEN_FILE):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        # A new file, because what has the name may have another one too, whose bytes are not ours to change.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(path, flags, 0o666)
         try:
             os.write(descriptor, token.encode("ascii"))

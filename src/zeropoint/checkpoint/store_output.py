@@ -37,6 +37,7 @@ from .names import require_outputs
 from .object_store import RemotePath
 from .output import OutputDirectory, Partials, partial_name
 from .plan import Plan
+from .problems import ObstacleError
 from .resume import holds, unproven
 from .run import RunResult, is_of_data, last_files, outcomes, read_back, repeated
 from .source import MAX_JSON_BYTES
@@ -305,7 +306,11 @@ class _Run:
     def finish(self) -> None:
         """Write the files that say what the others are, the index last, and remove the records."""
         for name, text in last_files(self._plan, self._identity, self.units, self.done).items():
-            object_store.write(self._out / name, bytes(text))
+            place = self._out / name
+            if object_store.exists(place) and not holds(place, text.pieces(), size=text.size):
+                rule = "is not an object of this run; move it away, and run the same command again"
+                raise ObstacleError(f"{shown(place)} {rule}")
+            object_store.write(place, bytes(text))
         for record in (*(file.record for file in self.files), _IDENTITY):
             object_store.remove(self._out / record)
 
@@ -317,7 +322,9 @@ class _Run:
             )
             return
         with contextlib.suppress(CheckpointError):
-            self._remove_own(set(object_store.everything(self._out)))
+            # Files that this run has not put there may be somebody else's by now.
+            kept = self._own_at_the_end() - self._there
+            self._remove_own(set(object_store.everything(self._out)) - kept)
 
     def _own(self) -> set[str]:
         """Return the names of all objects that a run may write."""
