@@ -219,8 +219,8 @@ class Watch:
             if place.name in self._seen:
                 raise
             raise CalibrationError(
-                f"{place.name} was never reached: no batch ran through its layer, or the model uses its "
-                "weight past it; calibrate with batches that reach it (every expert needs a token), or keep "
+                f"{place.name} received no calibration data: no batch reached its layer, or the model uses "
+                "its weight past it; calibrate with batches that reach it (every expert needs a token), or keep "
                 f"the layer by a rule, {{name: '{place.name.rpartition('.')[0]}', keep: true}}"
             ) from error
 
