@@ -220,8 +220,8 @@ class Watch:
                 raise
             raise CalibrationError(
                 f"{place.name} received no calibration data: no batch reached its layer, or the model uses "
-                "its weight past it; calibrate with batches that reach it (every expert needs a token), or keep "
-                f"the layer by a rule, {{name: '{place.name.rpartition('.')[0]}', keep: true}}"
+                "its weight past it; calibrate with batches that reach it (every expert needs a token), or "
+                f"keep the layer by a rule, {{name: '{place.name.rpartition('.')[0]}', keep: true}}"
             ) from error
 
     def outside(self, blocks: Iterable[nn.Module]) -> bool:
