@@ -199,7 +199,8 @@ def test_what_is_no_recipe_is_refused_by_whatever_takes_one() -> None:
 def test_a_statistic_is_chosen_by_its_name(name: str) -> None:
     net, data = model().eval(), batches()
     data[2][0, 0] = 12.0
-    recipe = parse_recipe("rules: [{name: '*', weight: int8:channel:narrow, input: uint2:tensor static}]")
+    rule = "{name: '*', weight: int8:channel:narrow, input: uint2:tensor:asym static}"
+    recipe = parse_recipe(f"rules: [{rule}]")
     found = calibrate(net, recipe, data, statistic=name)
     assert found == calibrate(net, recipe, data, statistic=statistic_named(name))
     if name != "minmax":
