@@ -290,7 +290,7 @@ def read_input(arguments: object) -> Activation | None:
         arguments.get("strategy") == "group" and arguments.get("group_size") == _MX_BLOCK
     )
     word = "channel" if arguments.get("strategy") == "token" else arguments.get("strategy")
-    scheme = _scheme({**arguments, "strategy": word}, e8m0=e8m0)
+    scheme = _scheme({**arguments, "strategy": word, "dynamic": False}, e8m0=e8m0)
     scale = scheme.scales[0]
     if scale.format is None:  # computed and kept in float32
         scheme = replace(scheme, scales=(replace(scale, format=get_format("float32")),))
