@@ -238,7 +238,7 @@ def test_codes_that_stand_for_nan_are_named(to: str | RecipeText, tmp_path: Path
     tensors[UP].view(torch.uint8)[5, 7] = 0x7F
     source = save(tmp_path / "in", tensors, CONFIG | {"quantization_config": BLOCKS})
     with pytest.raises(
-        NonFiniteError, match=f"tensor '{UP}' .*non-finite values, first at row 5, column 7 .nan.;"
+        NonFiniteError, match=f"tensor '{UP}' .*non-finite values?, first at row 5, column 7 .nan.;"
     ):
         requantize(source, tmp_path / "out", to, EVERY)
     assert not list((tmp_path / "out").glob("*.safetensors"))

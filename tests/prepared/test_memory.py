@@ -26,8 +26,8 @@ LEAST_GROWING = SHAPE[0] * SHAPE[1] // 8
 """Bytes of a float32 for each of 32 elements, as the schemes with blocks of at most 32 would take."""
 CONSTANT = 12 << 10
 """Bytes of Python's own objects in a call: frames, closures, views; measured at most 7.5 KiB."""
-SCALARS = 256
-"""Bytes of tensors of one element, as for the scale of a whole tensor of a scheme with two levels."""
+SCALARS = 2 << 10
+"""Bytes of tensors of one element: rounding the scale of a whole tensor, above others, takes some 1,000."""
 TRANSPOSING = 32 << 10
 """Bytes of the buffer through which torch transposes, for a matrix of any size."""
 
