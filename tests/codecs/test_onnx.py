@@ -222,7 +222,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_file_is_complete_or_absent(tmp_path: Path) -> None:
     layer, x = quantize_model(nn.Linear(64, 8), "w8a16").model, {"input": torch.randn(3, 64)}
-    with pytest.raises(CheckpointError, match=r"absent/model\.onnx cannot be written: .*No such file"):
+    with pytest.raises(CheckpointError, match=r"absent/model\.onnx'\) must lie in a folder that exists"):
         export_onnx(layer, x, tmp_path / "absent" / "model.onnx")
     path = tmp_path / "model.onnx"
     path.mkdir()

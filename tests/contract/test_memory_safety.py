@@ -64,7 +64,7 @@ def test_a_layer_sees_that_its_weight_has_fewer_rows_in_the_same_memory() -> Non
 def test_a_packed_weight_of_another_dtype_is_an_error() -> None:
     q = zp.quantize(torch.randn(64, 64, generator=SEED), "int8:channel")
     told = (list(q.scales), None, "int8:token", "int8:channel", torch.float32)
-    with pytest.raises(zp.ShapeError, match=r"weight \(torch.int16 of shape \(64, 64\)\) must hold 64 codes"):
+    with pytest.raises(zp.ShapeError, match=r"weight \(torch.int16 .*\) must be bytes that hold 64 codes"):
         torch.ops.zeropoint.linear(torch.randn(8, 64), [], q.data.to(torch.int16), *told)
 
 

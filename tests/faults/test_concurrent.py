@@ -44,8 +44,8 @@ def read_output(stage: Stage) -> None:
 
 
 def one_proceeds(stage: Stage, ended: list[Ended]) -> None:
-    """Assert that one process wrote everything and the others said why they did not."""
-    assert [e.status for e in ended].count(0) == 1, [e.err for e in ended]
+    """Assert that one process wrote everything and the others said why not, or found it complete."""
+    assert 0 in [e.status for e in ended], [e.err for e in ended]
     for loser in ended:
         if loser.status != 0:
             assert loser.status == 1

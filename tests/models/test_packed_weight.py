@@ -147,7 +147,7 @@ def test_copies_and_files_of_a_model_hold_the_same_bytes(preset: str) -> None:
 def test_states_of_another_scheme_dtype_or_with_damaged_scales_are_refused() -> None:
     weight, state = packed("int4:g32", 4, 64), packed("int4:g32", 4, 64).state_dict()
     for wrong, text in (
-        (packed("uint4:g32", 4, 64).state_dict(), r"scheme of the state \(uint4:g32\) must be that of the"),
+        (packed("int5:g32", 4, 64).state_dict(), r"scheme of the state \(int5:g32\) must be that of the"),
         ({**state, "scale1": state["scale1"].double()}, "scale1 .dtype torch.float64. must be torch.float32"),
         ({**state, "scale1": -state["scale1"]}, r"scale 1 \(=-.*\) of block \(0, 0\) must be finite"),
         ({**state, "data": state["data"].to(torch.int16)}, "data .dtype torch.int16. must be torch.uint8"),

@@ -341,8 +341,16 @@ def test_a_layer_that_has_no_parameters_yet_is_kept_until_it_has() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: quantize_model(net(), 5), RecipeError, r"^recipe \(=5\) must be a Recipe, or the name"),
-        (lambda: prepare(net(), None), RecipeError, r"^recipe \(=None\) must be a Recipe, or the name"),
+        (
+            lambda: quantize_model(net(), 5),
+            RecipeError,
+            r"^recipe \(=5\) must be a Recipe, the name",
+        ),
+        (
+            lambda: prepare(net(), None),
+            RecipeError,
+            r"^recipe \(=None\) must be a Recipe, the name",
+        ),
         (lambda: prepare(net(), "w8a6"), RecipeError, "preset 'w8a6' is unknown; did you mean"),
         (
             lambda: prepare(net(), "w8a8", learner="lqs"),

@@ -147,7 +147,7 @@ def test_why_there_is_no_kernel() -> None:
 def test_tensors_that_are_too_short_are_refused_before_they_are_read() -> None:
     q, x = zp.quantize(sample((20, 64), 0), "int8:channel"), sample((6, 64), 1)
     with pytest.raises(
-        ShapeError, match=r"^weight \(64 bytes a row\) must hold 80 codes of int8:channel a row"
+        ShapeError, match=r"^weight \(.* of shape \(20, 64\)\) must be bytes that hold 80 codes"
     ):
         computed(sample((6, 80), 1), q)
     with pytest.raises(ShapeError, match=r"^scales and zero points \(of shape \(19, 1\)\) must hold 20"):

@@ -32,7 +32,7 @@ from ..schemes import (
     Scheme,
     ZeroPoint,
 )
-from ..schemes.text import words
+from ..schemes.text import overridden, words
 from .compressed_tensors import Layout, blocks, layout_of, strategy
 
 QUANT_METHOD = "compressed-tensors"
@@ -129,7 +129,7 @@ def layer_scheme(text: str | LayerScheme) -> LayerScheme:
             raise UnsupportedError(f"preset {head.lower()!r} is refused: {preset.needs_calibration}")
         return LayerScheme(
             name=head.lower() + colon + options,
-            weight=Scheme.parse(preset.weight + colon + options),
+            weight=Scheme.parse(overridden(preset.weight, options)),
             input=None if preset.input is None else Activation.of(preset.input, dynamic=True),
         )
     parts = words(text)

@@ -290,8 +290,8 @@ def _require_weight(
     rows, cols = shape
     if weight.dtype is not torch.uint8 or weight.shape != packing.packed_shape(shape, scheme.bits):
         raise ShapeError(
-            f"weight ({weight.dtype} of shape {tuple(weight.shape)}) must hold {cols} codes of {scheme} in "
-            "bytes a row, as x has numbers on its last axis"
+            f"weight ({weight.dtype} of shape {tuple(weight.shape)}) must be bytes that hold {cols} codes of "
+            f"{scheme} a row, as x has numbers on its last axis"
         )
     require_parameters(scheme, params, shape)
     if bias is not None and bias.shape != (rows,):

@@ -60,6 +60,16 @@ def words(text: str) -> dict[str, str]:
     return parts
 
 
+def overridden(text: str, options: str) -> str:
+    """Return a scheme's text with ``options``, separated by colons, in the place of its own.
+
+    >>> overridden("int4:g128:scale=input", "g64")
+    'int4:g64:scale=input'
+    """
+    parts = words(text)
+    return join(parts | words(f"{parts['element']}:{options}") if options else parts)
+
+
 def _granularity(part: str) -> str | None:
     """Return the granularity that ``part`` spells, in lower case, or None."""
     return part.lower() if Granularity.parse(part.lower()) is not None else None
