@@ -152,3 +152,9 @@ def test_replaced_scales_count_what_they_clip_of_the_observed_range() -> None:
     halved = replace(params, scales=(params.scales[0] * 0.5,))
     error = (zp.quantize(x, halved).dequantize() - x).abs().max()
     assert 1.4 < float(error) <= float(halved.error_bound()) < 1.6
+
+
+def test_a_table_of_one_value_has_a_bound() -> None:
+    x = torch.tensor([[0.5, 0.25, 2.0]])
+    q = zp.quantize(x, "codebook[1,1]:channel")
+    assert float((q.dequantize() - x).abs().max()) <= float(q.error_bound()) < torch.inf
