@@ -69,9 +69,9 @@ class Limits:
         base = self.base_memory + TENSOR_BYTES * count
         if base >= self.max_memory:
             raise CheckpointError(
-                f"max_memory (={self.max_memory}) is too little for {count} tensors, of which {TENSOR_BYTES} "
-                f"bytes each are kept in memory beside {self.base_memory} of Python and torch; use at least "
-                f"{base + (64 << 20)}"
+                f"--max-memory {size_of(self.max_memory)} is too little for {count} tensors, of which "
+                f"{TENSOR_BYTES} bytes each are kept in memory beside {size_of(self.base_memory)} of Python and "
+                f"torch; use at least {_mebibytes(base + (64 << 20))}"
             )
         return replace(self, base_memory=base)
 
