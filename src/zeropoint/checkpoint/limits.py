@@ -70,8 +70,8 @@ class Limits:
         if base >= self.max_memory:
             raise CheckpointError(
                 f"--max-memory {size_of(self.max_memory)} is too little for {count} tensors, of which "
-                f"{TENSOR_BYTES} bytes each are kept in memory beside {size_of(self.base_memory)} of Python and "
-                f"torch; use at least {_mebibytes(base + (64 << 20))}"
+                f"{TENSOR_BYTES} bytes each are kept in memory beside {size_of(self.base_memory)} of Python "
+                f"and torch; use at least {_mebibytes(base + (64 << 20))}"
             )
         return replace(self, base_memory=base)
 
