@@ -247,6 +247,8 @@ def _coarse_linear(
     span = _finer_span(scheme, index, dtype)
     fits = span * _slack(scheme, index, dtype)
     own, outer = ideal.double(), 1.0 if coarser is None else coarser.double()
+    if _over_reciprocal(scheme, index):
+        outer = 1.0 / outer
     if coarser is None and scheme.dialect.tensor_scale is TensorScale.RECIPROCAL:
         # torch computes `number / tensor` as reciprocal, then product: two roundings in the tensor's dtype.
         narrow = rounder(scheme, dtype)
@@ -255,7 +257,9 @@ def _coarse_linear(
         inverse = _round_to(torch.where(torch.isfinite(inverse), inverse, 1.0), fmt, up=False)
         smaller = encode_nearest((span * _BELOW / own).clamp(max=float(fmt.max)), fmt, RoundingMode.FLOOR)
         inverse = torch.where(own * inverse <= fits, inverse, decode(smaller, fmt, wide))
-        return inverse.clamp(min=_smallest(fmt))
+        inverse = inverse.clamp(min=_smallest(fmt))
+        _require_fit(ideal, inverse, level, fmt, lost=~torch.isfinite(ideal))
+        return inverse
     shared = ((amax.double() / (scheme.divisor * span)).clamp(min=LEAST_NORMAL) / outer).to(wide)
     values = _round_to(torch.where(amax == 0, 1.0, shared), fmt, up=_up(level))
     larger = _round_to((own / (span * _BELOW * outer)).to(wide), fmt, up=True)
@@ -314,7 +318,9 @@ def _power_of_two(
         _, shift = torch.frexp(coarser)
         exponent = exponent - (shift.to(torch.int64) - 1).clamp(min=-127)
     else:
-        exponent = scale_exponent(_relative(scheme, index, amax, coarser), scheme, level.rule)
+        # Of elements as wide as the quotient itself, that can overflow; its exponent is then the largest.
+        ratio = _relative(scheme, index, amax, coarser).clamp(max=torch.finfo(amax.dtype).max)
+        exponent = scale_exponent(ratio, scheme, level.rule)
     allowed = exponents_of(level.format_for(format_of(dtype)), amax.device)
     slot = torch.bucketize(exponent, allowed)
     past = slot == len(allowed)

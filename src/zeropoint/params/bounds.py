@@ -94,7 +94,10 @@ class BlockErrors:
         low, high = _ends(scheme)
         self.zero = None if zero_point is None else zero_point.double().reshape(self.scale.shape)
         shift = 0.0 if self.zero is None else self.zero * self.step
-        self.low, self.high = (torch.as_tensor(end - shift).to(self.scale.device) for end in (low, high))
+        # In float64: codes of 32 bits are no float32.
+        self.low, self.high = (
+            torch.as_tensor(end - shift, dtype=torch.float64).to(self.scale.device) for end in (low, high)
+        )
 
     def representable(self) -> Extremes:
         """Return the ends of the codes, between which nothing is clipped."""
