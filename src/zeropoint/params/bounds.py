@@ -212,7 +212,7 @@ class BlockErrors:
             # A block whose scale is zero can have held what underflowed on the way to it.
             ceiling = combined(scheme, 0, ceiling, coarse) + 2 * self.wide.least
         narrow = rounder(scheme, self.dtype)
-        if narrow is None or (dtype_of(fmt) is narrow and len(self.scales) == 1):
+        if narrow is None or (not up and dtype_of(fmt) is narrow and len(self.scales) == 1):
             return ceiling
         return _midpoint_above(ceiling, format_of(narrow))
 
