@@ -255,15 +255,19 @@ def _coarse_linear(
         inverse = through(1.0 / amax.clamp(min=torch.finfo(dtype).tiny), narrow)
         inverse = through(inverse * (scheme.divisor * span), narrow)
         inverse = _round_to(torch.where(torch.isfinite(inverse), inverse, 1.0), fmt, up=False)
-        smaller = encode_nearest((span * _BELOW / own).clamp(max=float(fmt.max)), fmt, RoundingMode.FLOOR)
-        inverse = torch.where(own * inverse <= fits, inverse, decode(smaller, fmt, wide))
+        enough = own * inverse <= fits
+        if not bool(enough.all()):  # seldom, and encoding takes longer than all else
+            smaller = encode_nearest((span * _BELOW / own).clamp(max=float(fmt.max)), fmt, RoundingMode.FLOOR)
+            inverse = torch.where(enough, inverse, decode(smaller, fmt, wide))
         inverse = inverse.clamp(min=_smallest(fmt))
         _require_fit(ideal, inverse, level, fmt, lost=~torch.isfinite(ideal))
         return inverse
     shared = ((amax.double() / (scheme.divisor * span)).clamp(min=LEAST_NORMAL) / outer).to(wide)
     values = _round_to(torch.where(amax == 0, 1.0, shared), fmt, up=_up(level))
-    larger = _round_to((own / (span * _BELOW * outer)).to(wide), fmt, up=True)
-    values = torch.where(own <= fits * outer * values.double(), values, larger)
+    enough = own <= fits * outer * values.double()
+    if not bool(enough.all()):
+        larger = _round_to((own / (span * _BELOW * outer)).to(wide), fmt, up=True)
+        values = torch.where(enough, values, larger)
     values = values.clamp(min=_smallest(fmt))
     _require_fit(shared, values, level, fmt, lost=False)
     return values
