@@ -25,7 +25,7 @@ from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 
 import zeropoint as zp
-from zeropoint.codecs.onnx import export_onnx
+from zeropoint.export.onnx import export_onnx
 from zeropoint.models import LEARNERS, Learner, convert, prepare
 from zeropoint.recipes import Assignment, Recipe, Rule
 from zeropoint.training import LearnedScale, Quantizer

@@ -110,8 +110,8 @@ _OWNERS = {
 }
 """Names and their owners, which are imported at the first use (PEP 562)."""
 _PARTS = frozenset((
-    "checkpoint", "codecs", "formats", "functional", "layout", "models", "ops", "params", "patterns",
-    "prepared", "recipes", "schemes", "stats", "tensor", "training",
+    "checkpoint", "codecs", "export", "formats", "functional", "layout", "models", "ops", "params",
+    "patterns", "prepared", "recipes", "schemes", "stats", "tensor", "training",
 ))  # fmt: skip
 
 

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..errors import UnsupportedError
-from ..formats import IntFormat
-from ..models.graph.matrices import SHAPING
-from ..models.graph.program import args_of, operator_of, put
-from ..schemes import Scheme, ZeroPoint
-from ..tensor import QuantizedTensor
-from . import onnx_activations
-from .onnx_constants import (
+from ...errors import UnsupportedError
+from ...formats import IntFormat
+from ...models.graph.matrices import SHAPING
+from ...models.graph.program import args_of, operator_of, put
+from ...schemes import Scheme, ZeroPoint
+from ...tensor import QuantizedTensor
+from . import activations
+from .constants import (
     constant,
     is_constant,
     layer_name,
@@ -32,7 +32,7 @@ from .onnx_constants import (
     picked_rows,
     quantized_at,
 )
-from .onnx_types import CodeType, StoredWeight, stored
+from .types import CodeType, StoredWeight, stored
 
 aten = torch.ops.aten
 
@@ -139,14 +139,14 @@ class Rewriter:
             if fixed and all(is_constant(each) for each in fixed):
                 result = self._static(node, source, scheme, given)
             else:
-                onnx_activations.require_dynamic(source.meta["val"], scheme)
-                result = self._call(onnx_activations.dynamic, (source, str(scheme)))
+                activations.require_dynamic(source.meta["val"], scheme)
+                result = self._call(activations.dynamic, (source, str(scheme)))
         self._swap(node, result)
 
     def _static(
         self, node: fx.Node, source: fx.Node, scheme: Scheme, given: tuple[Sequence[fx.Node], fx.Node | None]
     ) -> fx.Node:
-        kind, axis = onnx_activations.static_type(scheme), onnx_activations.axis_of(scheme.granularity)
+        kind, axis = activations.static_type(scheme), activations.axis_of(scheme.granularity)
         value = source.meta["val"]
         shape = tuple(side if isinstance(side, int) else 1 for side in value.shape)
         params = params_at(self.module, scheme, given, shape, value.dtype)
@@ -155,14 +155,14 @@ class Rewriter:
         step = float(scheme.element_step) if isinstance(scheme.element, IntFormat) else 1.0
         scale = (factor * step).float()
         zeros = torch.zeros_like(scale) if params.zero_point is None else params.zero_point
-        ends = onnx_activations.ends(scheme, kind, scale, zeros)
+        ends = activations.ends(scheme, kind, scale, zeros)
         form = () if axis is None else (-1,)
         stem = f"{layer_name(node)}.activation".lstrip(".")
         constants = (scale.reshape(form).clone(), zeros.reshape(form).to(kind.carrier))
         names = ("scale", "zero_point")
         read = [self._constant(f"{stem}_{name}", each) for name, each in zip(names, constants, strict=True)]
         bounds = None if ends is None else [self._constant(f"{stem}_end", end) for end in ends]
-        return self._call(onnx_activations.static, (source, *read, bounds, axis))
+        return self._call(activations.static, (source, *read, bounds, axis))
 
     def _weight(self, node: fx.Node) -> None:
         """Write a weight; where its codes can stand in the shape it is used in, without the reshaping."""

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from ..errors import UnsupportedError
-from ..formats import FloatFormat, IntFormat, Overflow, RoundingMode
-from ..formats.torch_dtypes import dtype_of, format_of
-from ..schemes import Granularity, ScaleRule, Scheme, ZeroPoint
-from ..schemes.dialects import ZEROPOINT
-from .onnx_types import CodeType, code_type
+from ...errors import UnsupportedError
+from ...formats import FloatFormat, IntFormat, Overflow, RoundingMode
+from ...formats.torch_dtypes import dtype_of, format_of
+from ...schemes import Granularity, ScaleRule, Scheme, ZeroPoint
+from ...schemes.dialects import ZEROPOINT
+from .types import CodeType, code_type
 
 _LEAST_EXPONENT, _LARGEST_EXPONENT = -149, 127
 _CASTS = (torch.float8_e4m3fn, torch.float8_e5m2)

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ..errors import UnsupportedError
-from ..formats import FloatFormat, Format, IntFormat, format_name
-from ..formats.torch_dtypes import dtype_of
-from ..layout import packing
-from ..params.arithmetic import effective_scale
-from ..params.codes import decode
-from ..schemes import Scheme, ZeroPoint
-from ..tensor import QuantizedTensor
+from ...errors import UnsupportedError
+from ...formats import FloatFormat, Format, IntFormat, format_name
+from ...formats.torch_dtypes import dtype_of
+from ...layout import packing
+from ...params.arithmetic import effective_scale
+from ...params.codes import decode
+from ...schemes import Scheme, ZeroPoint
+from ...tensor import QuantizedTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from torch import nn
 from torch.export import Dim
 
 import zeropoint as zp
-from zeropoint.codecs.onnx import export_onnx
 from zeropoint.errors import CheckpointError, UnsupportedError
+from zeropoint.export.onnx import export_onnx
 from zeropoint.models import calibrate, prepare, quantize_model
 from zeropoint.models.graph import calibrate_graph, prepare_graph, quantize_graph, to_program
 from zeropoint.recipes import parse_recipe

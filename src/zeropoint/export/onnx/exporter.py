@@ -1,6 +1,6 @@
 """Models on quantized weights as ONNX files that keep the codes, in QuantizeLinear and DequantizeLinear.
 
-Layout of a weight: see :mod:`zeropoint.codecs.onnx_types`. A weight whose scheme has more scale levels than
+Layout of a weight: see :mod:`zeropoint.export.onnx.types`. A weight whose scheme has more scale levels than
 ONNX can say has their product. Inputs and outputs with fixed parameters pass QuantizeLinear and
 DequantizeLinear; dynamic ones a formula in float32 that gives the same numbers. torch writes the rest of the
 graph.
@@ -18,14 +18,14 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from ..errors import CheckpointError, UnsupportedError
-from ..models import PreparedLayer
-from ..models.decisions import require_model
-from ..models.graph import to_program
-from ..models.graph.prepare import PLAN
-from ..models.graph.program import cleaned, evaluate, graph_of
-from .onnx_graph import Rewriter
-from .onnx_types import CodeType, packed_bytes
+from ...errors import CheckpointError, UnsupportedError
+from ...models import PreparedLayer
+from ...models.decisions import require_model
+from ...models.graph import to_program
+from ...models.graph.prepare import PLAN
+from ...models.graph.program import cleaned, evaluate, graph_of
+from .graph import Rewriter
+from .types import CodeType, packed_bytes
 
 LEAST_OPSET = 21
 """The first operator set with blocks of scales and types of 4 bits."""

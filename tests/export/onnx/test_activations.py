@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import zeropoint as zp
-from zeropoint.codecs.onnx import export_onnx
-from zeropoint.codecs.onnx_activations import dynamic, require_dynamic
 from zeropoint.errors import UnsupportedError
+from zeropoint.export.onnx import export_onnx
+from zeropoint.export.onnx.activations import dynamic, require_dynamic
 from zeropoint.models import DynamicQuantize
 from zeropoint.recipes import Activation
 from zeropoint.training import FakeQuantize

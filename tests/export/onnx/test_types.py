@@ -9,8 +9,8 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import zeropoint as zp
-from zeropoint.codecs.onnx_types import CodeType, StoredWeight, code_type, packed_bytes, stored
 from zeropoint.errors import UnsupportedError
+from zeropoint.export.onnx.types import CodeType, StoredWeight, code_type, packed_bytes, stored
 
 SCHEMES = {
     "int8:tensor": ("INT8", "per tensor"),

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..formats.torch_dtypes import format_of, storage_dtype
-from ..models.graph.program import args_of, operator_of, tensor_at
-from ..params import QuantizationParams
-from ..schemes import Scheme
-from ..tensor import QuantizedTensor
+from ...formats.torch_dtypes import format_of, storage_dtype
+from ...models.graph.program import args_of, operator_of, tensor_at
+from ...params import QuantizationParams
+from ...schemes import Scheme
+from ...tensor import QuantizedTensor
 
 ops = torch.ops.zeropoint
 aten = torch.ops.aten
