@@ -9,10 +9,8 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 import pytest
-from docs.make_format_table import row
 
 from zeropoint.cli.main import main
-from zeropoint.formats import CATALOG
 from zeropoint.schemes import LAYER_PRESETS, TENSOR_PRESETS
 from zeropoint.schemes.dialects import get_dialect
 
@@ -86,15 +84,6 @@ def test_another_output_is_noticed() -> None:
     assert agrees("a ...\nin 0.1 s", "a b\nc\nin 2.3 s")
     assert not agrees("relative error 0.1", "relative error 0.2")
     assert not agrees("a\n", "a\nb\n")
-
-
-def test_the_table_of_the_readme_says_what_the_catalog_says() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \|.*$", text, flags=re.MULTILINE)
-    assert len(rows) > 10
-    for name in rows:
-        cells = row(name, CATALOG[name])
-        assert "| " + " | ".join(cells[i] for i in (0, 1, 2, 4, 8)) + " |" in text
 
 
 def test_every_preset_and_dialect_is_in_the_guide() -> None:
