@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..errors import ZeropointError
+from ..errors import ZeropointError, count, size_of
 from .entries import TensorEntry
 from .source import Source, open_source
 from .storage import Place
@@ -39,7 +39,7 @@ class SchemeSummary:
         return 8 * self.nbytes / max(1, self.values)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Inspection:
     """A summary of a checkpoint.
 
@@ -75,6 +75,17 @@ class Inspection:
     def bits_per_value(self) -> float:
         """Average bits a number of the model takes."""
         return 8 * self.nbytes / max(1, self.values)
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """The size, bits and quantization method of the whole."""
+        tensors, shards = count(len(self.source.entries), "tensor"), count(len(self.source.shards), "file")
+        state = "not quantized" if self.quantization is None else f"quantized by {self.quantization}"
+        values = f"{count(self.values, 'value')} at {self.bits_per_value:.3f} bits"
+        return f"{tensors} in {shards}, {size_of(self.nbytes)}", f"{values}, {state}"
+
+    def __repr__(self) -> str:
+        return "\n".join(self.summary)
 
 
 def inspect(path: Place | str) -> Inspection:

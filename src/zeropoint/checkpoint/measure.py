@@ -65,6 +65,10 @@ class TensorError:
             else -math.inf
         )
 
+    def __str__(self) -> str:
+        ratio = "exact" if self.sqnr_db == math.inf else f"{self.sqnr_db:.1f} dB"
+        return f"relative error {self.relative:.4f}, SQNR {ratio}"
+
     @property
     def clipped_share(self) -> float:
         """Share of clipped values."""

@@ -18,7 +18,7 @@ from typing import TypeVar
 from ..architectures import is_transposed
 from ..codecs.compressed_tensors_config import LayerScheme, layer_scheme
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
-from ..errors import CheckpointError, UnsupportedError, count, printable
+from ..errors import CheckpointError, UnsupportedError, count, printable, size_of
 from ..formats import RoundingMode
 from ..recipes import Recipe
 from .config_text import WEIGHTS_ONLY_CONFIG
@@ -37,7 +37,7 @@ from .texts import Text
 from .tied import tied_copies, tied_heads
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan:
     """Everything that a run does; see the module.
 
@@ -105,6 +105,32 @@ class Plan:
             + sum(self.companions.values())
             + sum(text.size for text in self.texts.values())
         )
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """The sizes, bits and memory of the whole, a line each."""
+        lines = [f"{size_of(self.source_bytes)} -> {size_of(self.output_bytes)} ({self._change})"]
+        if self.weights:
+            layouts = ", ".join(dict.fromkeys(layer.layout.value for layer in self.layers))
+            values = count(self.quantized_values, "value")
+            lines.append(f"{values} at {self.bits_per_value:.3f} bits in {layouts}")
+        if self.restored:
+            values = count(self.restored_values, "value")
+            lines.append(f"{values} decoded in {count(len(self.restored), 'tensor')}")
+        return tuple(lines)
+
+    @property
+    def memory(self) -> str:
+        """The line about memory."""
+        return f"about {size_of(self.peak_memory)} of memory with {count(self.limits.workers, 'worker')}"
+
+    @property
+    def _change(self) -> str:
+        ratio = self.source_bytes / max(1, self.output_bytes)
+        return f"{ratio:.2f}x smaller" if ratio >= 1 else f"{1 / ratio:.2f}x larger"
+
+    def __repr__(self) -> str:
+        return "\n".join((*self.summary, self.memory))
 
     @property
     def quantized_values(self) -> int:

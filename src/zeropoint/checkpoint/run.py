@@ -57,7 +57,7 @@ class Outcome:
         return sum(placed.nbytes for placed in self.weight.outputs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunResult:
     """What a run wrote, and the error of each weight, in the order of the plan.
 
@@ -77,6 +77,14 @@ class RunResult:
     def error(self) -> TensorError:
         """The error of all quantized weights taken as one."""
         return TensorError.merge(outcome.error for outcome in self.outcomes)
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """The sizes, bits and error of the whole, a line each."""
+        return (*self.plan.summary, str(self.error)) if self.plan.weights else self.plan.summary
+
+    def __repr__(self) -> str:
+        return "\n".join((shown(self.path), *self.summary))
 
 
 def run(

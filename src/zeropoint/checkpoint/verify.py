@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..errors import CheckpointError, ZeropointError
+from ..errors import CheckpointError, ZeropointError, count
 from .comparisons import (
     Accounts,
     companions,
@@ -52,7 +52,7 @@ _CHUNK = 1 << 23
 """Most bytes of a file that are looked at together where no rows are: long enough for the disk, in cache."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Verification:
     """The outcome of :func:`verify`; empty problems mean that everything holds.
 
@@ -80,6 +80,19 @@ class Verification:
     def error(self) -> TensorError | None:
         """The error of all layers taken as one, or None without an original."""
         return self.layers.error
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """What was checked, and the verdict."""
+        layers, kept = count(len(self.layers), "layer"), count(self.kept, "other tensor")
+        hashed = ", every byte hashed" if self.hashed else ""
+        verdict = f"{count(len(self.problems), 'problem')} found"
+        if self.ok:
+            verdict = "no problem found" if self.error is None else "all within the proven bound"
+        return f"{layers} decoded ({count(self.values, 'value')}), {kept}{hashed}", verdict
+
+    def __repr__(self) -> str:
+        return "\n".join((*map(str, self.problems), *self.summary))
 
     def require(self) -> None:
         """Raise CheckpointError, with every problem, unless all is well."""

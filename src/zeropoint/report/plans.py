@@ -13,7 +13,7 @@ from ..checkpoint.engines import Verdict, verdicts
 from ..checkpoint.parallel import WAYS, Indivisible, indivisible
 from ..checkpoint.placement import OutputShard, Placed, SharedScale
 from ..checkpoint.plan import Plan
-from ..errors import count, size_of
+from ..errors import size_of
 from .layout import plain
 from .tables import decision_table, folded, lines, once, times
 from .wording import name, shape
@@ -41,18 +41,8 @@ def plan_report(plan: Plan, *, everything: bool = False) -> RenderableType:
         *lines(partly(plan), "warning: "),
         *spaced,
         *lines(once(plan.notes, everything), "note: "),
-        Text("\n".join(_facts(plan))),
+        Text("\n".join((*plan.summary, plan.memory))),
     )
-
-
-def _facts(plan: Plan) -> list[str]:
-    ratio = plan.source_bytes / max(1, plan.output_bytes)
-    layouts = ", ".join(dict.fromkeys(layer.layout.value for layer in plan.layers))
-    return [
-        f"{size_of(plan.source_bytes)} -> {size_of(plan.output_bytes)} on disk ({ratio:.2f}x smaller)",
-        f"{count(plan.quantized_values, 'number')} at {plan.bits_per_value:.3f} bits in {layouts}",
-        f"about {size_of(plan.peak_memory)} of memory with {count(plan.limits.workers, 'worker')}",
-    ]
 
 
 def output_table(plan: Plan, *, everything: bool = False) -> Table:

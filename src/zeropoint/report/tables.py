@@ -37,17 +37,7 @@ def run_report(result: RunResult, *, seconds: float, everything: bool = False) -
     everything: a line for each tensor instead of one for each pattern of names.
     """
     plan = result.plan
-    ratio = plan.source_bytes / max(1, plan.output_bytes)
-    change = f"{ratio:.2f}x smaller" if ratio >= 1 else f"{1 / ratio:.2f}x larger"
-    facts = [f"{size_of(plan.source_bytes)} -> {size_of(plan.output_bytes)} ({change}) in {seconds:.1f} s"]
-    if plan.weights:
-        layouts = ", ".join(dict.fromkeys(layer.layout.value for layer in plan.layers))
-        facts += [
-            f"{count(plan.quantized_values, 'number')} at {plan.bits_per_value:.3f} bits in {layouts}",
-            f"relative error {result.error.relative:.4f}, SQNR {decibels(result.error.sqnr_db)} dB",
-        ]
-    if plan.restored:
-        facts.append(f"{count(plan.restored_values, 'number')} decoded in {len(plan.restored):,} tensors")
+    sizes, *facts = result.summary
     errors: list[RenderableType] = []
     if plan.weights:
         errors = [error_table(result.outcomes, everything=everything), Text()]
@@ -59,7 +49,7 @@ def run_report(result: RunResult, *, seconds: float, everything: bool = False) -
         *lines(once(result.notes, everything), "note: "),
         *lines(_doubts(plan), "note: "),
         *lines([*_losses(result.outcomes), *rough(result)], "warning: "),
-        Text("\n".join(facts)),
+        Text("\n".join((f"{sizes} in {seconds:.1f} s", *facts))),
     )
 
 
@@ -103,10 +93,7 @@ def inspection_report(inspection: Inspection, *, everything: bool = False) -> Re
         parts += [schemes, Text()]
     parts += lines(inspection.source.notes, "note: ")
     parts += lines(inspection.problems, "problem: ")
-    state = "not quantized" if inspection.quantization is None else f"quantized by {inspection.quantization}"
-    files = f"{count(len(inspection.tensors), 'tensor')} in {count(len(inspection.source.shards), 'file')}"
-    numbers = f"{count(inspection.values, 'number')} at {inspection.bits_per_value:.3f} bits"
-    return Group(*parts, Text(f"{files}, {size_of(inspection.nbytes)}\n{numbers}, {state}"))
+    return Group(*parts, Text("\n".join(inspection.summary)))
 
 
 def verification_report(
@@ -116,12 +103,7 @@ def verification_report(
     table = plain("layers", "n", "rel.err", "SQNR dB", "largest", "bound", numbers=(1, 2, 3, 4, 5))
     for label, group in folded(verification.layers, lambda p: p.layer.module, _same, everything):
         table.add_row(Text(label), times(group), *_proof_cells(group))
-    layers, kept = count(len(verification.layers), "layer"), count(verification.kept, "other tensor")
-    hashed = ", every byte hashed" if verification.hashed else ""
-    facts = f"{layers} decoded ({count(verification.values, 'number')}), {kept}{hashed}"
-    verdict = f"{count(len(verification.problems), 'problem')} found"
-    if verification.ok:
-        verdict = "no problem found" if verification.error is None else "all within the proven bound"
+    facts, verdict = verification.summary
     return Group(
         table,
         Text(),
