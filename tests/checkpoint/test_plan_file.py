@@ -72,14 +72,14 @@ def other_config(source: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "field"),
-    [(other_header, "shard model-00002-of-00003.safetensors"), (other_config, "config.json")],
+    [(other_header, "model-00002-of-00003.safetensors"), (other_config, "config.json")],
 )
 def test_another_source_is_refused_with_the_differing_field(change: Any, field: str, tmp_path: Path) -> None:
     source = synthetic_llama.write(tmp_path / "in")
     plan = file_of(source, tmp_path / "plan.json")
     change(source)
     with pytest.raises(
-        CheckpointError, match=f"plan.json' differs in '{field}': it has '.*make the plan again"
+        CheckpointError, match=f"plan.json' was made for another model, .*: '{field}' differs; make the plan"
     ):
         plan.remake(open_source(source), limits=ONE)
 

@@ -174,6 +174,18 @@ def test_inspect_tells_an_original_from_a_quantized_one(call: Call, model: Path,
     assert sum(t["bytes"] for t in found["tensors"]) == found["bytes"]
 
 
+def test_inspect_says_who_packed_what_it_does_not_read(call: Call, model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (model / "config.json").write_text(json.dumps(config))
+    shown = call("inspect", model)
+    assert shown.status == 0
+    assert "packed by GPTQ (AutoGPTQ, GPTQModel) (quant_method is 'gptq'), 4 bits a weight; " in shown.out
+    assert "values are not counted" in shown.out
+    found = document(call("inspect", model, "--json"))
+    assert (found["values"], found["bits_per_value"], found["bits"]) == (None, None, 4)
+
+
 def test_verify_fails_when_a_byte_is_wrong(call: Call, model: Path, tmp_path: Path) -> None:
     assert call("quantize", model, tmp_path / "out", "--to", "w8a8").status == 0
     shard = tmp_path / "out" / "model.safetensors"

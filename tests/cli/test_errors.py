@@ -146,7 +146,7 @@ def test_too_little_memory_is_said_before_anything_is_written(
     call: Call, model: Path, tmp_path: Path
 ) -> None:
     called = call("quantize", model, tmp_path / "out", "--to", "w4a16", "--max-memory", "1M")
-    assert_one_line(called, 1, "--max-memory 1 MiB is too little: Python and torch alone need 400 MiB")
+    assert_one_line(called, 1, "--max-memory 1M is too little: Python and torch alone need 400M")
     assert not (tmp_path / "out").exists()
 
 

@@ -20,7 +20,8 @@ def test_the_report_has_fates_outputs_shards_engines_and_devices(call: Call, mod
     said = " ".join(called.out.split())
     for part in (
         "quantized to nvfp4a16: a linear weight 14", "kept: an embedding 1",
-        "model.layers.*.self_attn.q_proj.weight_packed 2 U8 128 x 64 16 KiB", "model.safetensors ",
+        "model.layers.*.self_attn.q_proj 2 packed U8, scale F8_E4M3, global_scale F32 128 x 128 18.0 KiB",
+        "model.safetensors ",
         "transformers yes reads every layout in it by our tests", "onnxruntime no it reads ONNX models",
         "not checked here", "tensor parallel weights that cannot be split",
         "model.layers.*.mlp.gate_proj, up_proj 2", "bits in nvfp4-pack-quantized", "of memory with",
@@ -31,11 +32,23 @@ def test_the_report_has_fates_outputs_shards_engines_and_devices(call: Call, mod
     assert digests(model) == before
 
 
+def test_a_packed_weight_has_one_row_with_the_size_of_its_parts_together(call: Call, model: Path) -> None:
+    lines = call("plan", model, "--to", "w4a16").out.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("outputs "))
+    rows = lines[first + 2 : lines.index("", first)]
+    assert len(rows) == 7
+    # 128 x 256 codes of 4 bits, two scales of 16 bits a row and a shape of 16 bytes, in each of two layers.
+    assert " ".join(rows[0].split()) == (
+        "model.layers.*.mlp.down_proj 2 packed I32, scale BF16, shape I64 128 x 256 33.0 KiB"
+    )
+
+
 def test_all_names_every_output_and_its_shard(call: Call, model: Path) -> None:
     called = call("plan", model, "--to", "w4a16", "--all")
     assert called.status == 0
     assert "*" not in called.out
-    assert "model.layers.1.mlp.down_proj" in called.out
+    assert "model.layers.1.mlp.down_proj.weight_packed " in called.out
+    assert "model.layers.1.mlp.down_proj.weight_scale " in called.out
 
 
 def test_the_plan_has_the_sizes_that_come_out(call: Call, model: Path, tmp_path: Path) -> None:
@@ -63,7 +76,7 @@ def test_a_plan_of_another_source_is_refused_in_one_line(call: Call, model: Path
     config.write_text(config.read_text().replace("false", "true"))
     called = call("quantize", model, tmp_path / "out", "--plan", tmp_path / "plan.json")
     assert (called.status, called.out) == (1, "")
-    assert "plan.json' differs in 'config.json': it has" in called.err
+    assert "plan.json' was made for another model, or for this one before it was changed: " in called.err
     assert called.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 

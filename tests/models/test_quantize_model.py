@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import sys
 from pathlib import Path
 
 import pytest
@@ -194,3 +195,21 @@ def test_the_real_model_stays_close() -> None:
             after = conversion.model(tokens).last_hidden_state.flatten(0, 1)
             assert float(nn.functional.cosine_similarity(before, after).mean()) > least, preset
             assert sum(layer.gives is not None for layer in conversion.layers) == 37
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "scheme", ["int4:g32", "int8:tensor", "mxfp4", "int12:channel", "float8_e4m3fn:block16x16"]
+)
+def test_the_error_of_a_layer_is_that_of_its_weights_however_they_are_tiled(
+    scheme: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(96, 80)).to(dtype)
+    whole = quantize_model(model, scheme).layers[0].error
+    weight = model[0].weight.detach()
+    off = zp.quantize(weight, scheme).dequantize(torch.float64) - weight.double()
+    # The kernels decode and add squares in float32, a chunk at a time.
+    assert whole == pytest.approx(float(off.norm() / weight.double().norm()), rel=1e-5)
+    monkeypatch.setitem(vars(sys.modules["zeropoint.models.convert"]), "_TILE_VALUES", 32 * 96)
+    assert quantize_model(model, scheme).layers[0].error == pytest.approx(whole, rel=1e-12)

@@ -263,6 +263,9 @@ def test_every_option_of_the_grammar_is_read() -> None:
         ("int4:g32:g64", r"scheme 'int4:g32:g64' has two granularities, g32 and g64; keep one"),
         ("int4:g128:sym", r"option 'sym' .* leave it out, schemes are symmetric unless they say asym"),
         ("int4:128", r"option '128' .* did you mean g128\?"),
+        ("int4-g128", r"scheme 'int4-g128' has its parts without colons .*; did you mean int4:g128\?"),
+        ("int8_channel:asym", r"without colons between them; did you mean int8:channel:asym\?"),
+        ("int4,g32,asym", r"did you mean int4:g32:asym\?"),
         ("fp6", r"format 'fp6' is unknown; did you mean fp64 or fp6_e2m3 or fp6_e3m2\?"),
     ],
 )

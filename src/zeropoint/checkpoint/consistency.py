@@ -13,7 +13,7 @@ from ..architectures import loaded_name
 from ..codecs.compressed_tensors_config import QUANT_METHOD, Targets
 from ..codecs.fp8_block import QUANT_METHOD as FP8
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
-from ..errors import CheckpointError
+from ..errors import CheckpointError, printable
 from .entries import TensorEntry
 from .index import IndexMap
 from .origin import ATTENDANTS
@@ -45,22 +45,25 @@ _FILES = {
 
 def require_readable(source: Source) -> None:
     """Raise CheckpointError, with the tool's name, for layouts that are not read here: no half check."""
+    tool = other_tool(source)
+    if tool is not None:
+        raise CheckpointError(
+            f"{shown(source.root)} is quantized by {tool}, whose layout is not read here, so nothing was "
+            f"checked; read are {QUANT_METHOD} and {FP8}: verify it with the tool that wrote it"
+        )
+
+
+def other_tool(source: Source) -> str | None:
+    """Return what quantized a checkpoint, and what says so, where its layout is not read here."""
     config = configuration(source)
-    rule = (
-        f"whose layout is not read here, so nothing was checked; read are {QUANT_METHOD} and {FP8}: verify "
-        "it with the tool that wrote it"
-    )
     if config is not None:
         method = str(config.get("quant_method", config.get("quant_algo", "unknown")))
-        if method not in (QUANT_METHOD, FP8):
-            tool = _METHODS.get(method, "a tool that is not known here")
-            raise CheckpointError(
-                f"{shown(source.root)} is quantized by {tool} (quant_method is {method!a}), {rule}"
-            )
-        return
+        if method in (QUANT_METHOD, FP8):
+            return None
+        tool = _METHODS.get(method, "a tool that is not known here")
+        return f"{tool} (quant_method is {printable(method)})"
     found = next((str(path) for path in source.companions if str(path) in _FILES), None)
-    if found is not None:
-        raise CheckpointError(f"{shown(source.root)} is quantized by {_FILES[found]} ({found}), {rule}")
+    return None if found is None else f"{_FILES[found]} ({found})"
 
 
 def is_attendant(name: str, stored: Stored) -> bool:

@@ -55,6 +55,8 @@ def _output(plan: Plan) -> Iterator[str | bytes]:
         yield f"{r.placed.name}\0{_codes(r.origin)}"
 
 
+OF_SOURCE = ("config.json", "companions")
+"""Fields that the source decides, as do those about its files of weights."""
 SHARD = "shard "
 """How the fields begin that are about files of weights."""
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import ZeropointError, count, size_of
+from .consistency import other_tool
 from .entries import TensorEntry
 from .source import Source, open_source
 from .storage import Place
 from .stored import Stored, configuration, find_layers
+
+_MOST_BITS = 64
+"""More than any packed number has; a larger figure in a configuration is no width."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +48,20 @@ class SchemeSummary:
 class Inspection:
     """A summary of a checkpoint.
 
-    quantization: None when it is not quantized, else what the configuration names as its method. schemes:
-    empty unless that method is read here. kept_values: numbers of all other tensors. problems: what is wrong
-    with quantized layers.
+    quantization: None when it is not quantized, else what the configuration names as its method. packed_by:
+    the tool whose layout is not read here, and bits: of its weights, where the configuration says so.
+    schemes: empty unless the layout is read. kept_values: numbers of all other tensors, None where it is not
+    known which these are. problems: what is wrong with quantized layers.
     """
 
     source: Source
     dtypes: tuple[DtypeSummary, ...]
     quantization: str | None
+    packed_by: str | None
+    bits: int | None
     schemes: tuple[SchemeSummary, ...]
     ignore: tuple[str, ...]
-    kept_values: int
+    kept_values: int | None
     problems: tuple[str, ...]
 
     @property
@@ -67,22 +75,39 @@ class Inspection:
         return sum(summary.nbytes for summary in self.dtypes)
 
     @property
-    def values(self) -> int:
-        """Numbers of the model: quantized ones as many as they were, the others as they are."""
+    def values(self) -> int | None:
+        """Numbers of the model: quantized ones as many as they were, the others as they are.
+
+        None where they are packed in a layout that is not read here: words of codes are not numbers.
+        """
+        if self.kept_values is None:
+            return None
         return self.kept_values + sum(summary.values for summary in self.schemes)
 
     @property
-    def bits_per_value(self) -> float:
-        """Average bits a number of the model takes."""
-        return 8 * self.nbytes / max(1, self.values)
+    def bits_per_value(self) -> float | None:
+        """Average bits a number of the model takes, where it is known how many there are."""
+        return None if self.values is None else 8 * self.nbytes / max(1, self.values)
 
     @property
     def summary(self) -> tuple[str, ...]:
         """The size, bits and quantization method of the whole."""
         tensors, shards = count(len(self.source.entries), "tensor"), count(len(self.source.shards), "file")
-        state = "not quantized" if self.quantization is None else f"quantized by {self.quantization}"
-        values = f"{count(self.values, 'value')} at {self.bits_per_value:.3f} bits"
-        return f"{tensors} in {shards}, {size_of(self.nbytes)}", f"{values}, {state}"
+        return f"{tensors} in {shards}, {size_of(self.nbytes)}", self._numbers
+
+    @property
+    def _numbers(self) -> str:
+        """How many values there are, in how many bits, and by what they were quantized."""
+        method, bits = self.quantization, self.bits_per_value
+        if self.packed_by is not None:
+            width = "" if self.bits is None else f", {count(self.bits, 'bit')} a weight"
+            return (
+                f"packed by {self.packed_by}{width}; this layout is not read here, so values are not counted"
+            )
+        if self.values is None or bits is None:
+            return f"quantized by {method}; its layers cannot be read, so values are not counted"
+        state = "not quantized" if method is None else f"quantized by {method}"
+        return f"{count(self.values, 'value')} at {bits:.3f} bits, {state}"
 
     def __repr__(self) -> str:
         return "\n".join(self.summary)
@@ -95,26 +120,38 @@ def inspect(path: Place | str) -> Inspection:
     """
     source = open_source(path)
     stored: Stored | None = None
+    config: Mapping[str, Any] | None = None
     method: str | None = None
+    packed_by: str | None = None
     problems: list[str] = []
     try:
         config = configuration(source)
-        method = None if config is None else str(config.get("quant_method", "unknown"))
+        packed_by = other_tool(source)
         if config is not None:
+            method = str(config.get("quant_method", "unknown"))
             stored = find_layers(source)
             problems += map(str, stored.problems)
     except ZeropointError as error:
         problems.append(str(error))
+    read = stored is not None or (packed_by is None and not problems)
     others = source.entries.values() if stored is None else stored.others
     return Inspection(
         source=source,
         dtypes=_dtypes(source.entries.values()),
         quantization=method,
+        packed_by=packed_by,
+        bits=None if packed_by is None else _bits(config or {}),
         schemes=() if stored is None else _schemes(stored),
         ignore=() if stored is None else stored.ignore,
-        kept_values=sum(math.prod(e.shape) for e in others),
+        kept_values=sum(math.prod(e.shape) for e in others) if read else None,
         problems=tuple(problems),
     )
+
+
+def _bits(config: Mapping[str, Any]) -> int | None:
+    """Return the bits of a weight that the configuration of another tool says."""
+    said = config.get("bits")
+    return said if type(said) is int and 0 < said <= _MOST_BITS else None
 
 
 def _dtypes(entries: Iterable[TensorEntry]) -> tuple[DtypeSummary, ...]:

@@ -48,8 +48,8 @@ class Limits:
             raise CheckpointError(f"tile_values (={self.tile_values}) must be at least 1")
         if self.max_memory <= self.base_memory:
             raise CheckpointError(
-                f"--max-memory {size_of(self.max_memory)} is too little: Python and torch alone need "
-                f"{size_of(self.base_memory)}; use 512M or more"
+                f"--max-memory {_option(self.max_memory)} is too little: Python and torch alone need "
+                f"{_option(self.base_memory)}; use 512M or more"
             )
 
     @staticmethod
@@ -69,7 +69,7 @@ class Limits:
         base = self.base_memory + TENSOR_BYTES * count
         if base >= self.max_memory:
             raise CheckpointError(
-                f"--max-memory {size_of(self.max_memory)} is too little for {count} tensors, of which "
+                f"--max-memory {_option(self.max_memory)} is too little for {count} tensors, of which "
                 f"{TENSOR_BYTES} bytes each are kept in memory beside {size_of(self.base_memory)} of Python "
                 f"and torch; use at least {_mebibytes(base + (64 << 20))}"
             )
@@ -90,11 +90,23 @@ class Limits:
         if needed > share:
             least = _mebibytes(self.base_memory + needed)
             raise CheckpointError(
-                f"--max-memory {size_of(self.max_memory)} with --workers {self.workers} is too little for "
+                f"--max-memory {_option(self.max_memory)} with --workers {self.workers} is too little for "
                 f"{alignment} rows of {columns} columns; use --max-memory "
                 f"{_mebibytes(self.base_memory + self.workers * needed)}, or --workers 1 and {least}"
             )
         return alignment
+
+
+def _option(nbytes: int) -> str:
+    """Return a number of bytes as --max-memory takes it: in the largest unit that leaves few digits.
+
+    >>> _option(100 << 20), _option(3 << 29), _option(1000)
+    ('100M', '1.5G', '1000')
+    """
+    for unit, power in (("G", 30), ("M", 20), ("K", 10)):
+        if nbytes >> power and not (nbytes << 2) % (1 << power):
+            return f"{nbytes / (1 << power):g}{unit}"
+    return str(nbytes)
 
 
 def _mebibytes(nbytes: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import CheckpointError, printable, size_of
 from ..recipes.document import read_bounded
-from .identity import identity, require_same
+from .identity import OF_SOURCE, SHARD, identity, require_same
 from .limits import Limits
 from .plan import Plan, make_plan
 from .plan_document import FORMAT, VERSION, plan_document, tensor_documents
@@ -78,13 +78,25 @@ class PlanFile:
         configuration or the version is another one.
         """
         plan = make_plan(source, self.recipe, selection=self.selection, limits=limits)
-        require_same(identity(plan), self.identity, what=f"plan {shown(self.path)}", remedy=_AGAIN)
+        now = identity(plan)
+        self._require_source(now)
+        require_same(now, self.identity, what=f"plan {shown(self.path)}", remedy=_AGAIN)
         tensors = list(tensor_documents(plan))
         self._require("the number of tensors", len(self.tensors), len(tensors))
         for before, after in zip(self.tensors, tensors, strict=True):
             for key in after:
                 self._require(f"{key} of tensor {printable(after['name'])}", before.get(key), after[key])
         return plan
+
+    def _require_source(self, now: Mapping[str, str]) -> None:
+        """Raise CheckpointError where the source is another one; digests of it would say nothing."""
+        for field in {**self.identity, **now}:
+            of_source = field in OF_SOURCE or field.startswith(SHARD)
+            if of_source and self.identity.get(field) != now.get(field):
+                raise CheckpointError(
+                    f"the plan {shown(self.path)} was made for another model, or for this one before it was "
+                    f"changed: {printable(field.removeprefix(SHARD))} differs; {_AGAIN}"
+                )
 
     def _require(self, field: str, before: object, after: object) -> None:
         if before != after:

@@ -15,6 +15,7 @@ from pathlib import Path
 from ..codecs.compressed_tensors_config import LayerScheme, layer_scheme
 from ..errors import printable
 from ..recipes import Assignment, Recipe, Rule, Vocabulary, parse_recipe, read_recipe
+from ..schemes import LAYER_PRESETS
 
 _WEIGHT, _INPUT = "weight", "input"
 
@@ -27,7 +28,9 @@ def _spelled(texts: Mapping[str, str]) -> Assignment:
     return LayerScheme.of(assignment).assignment
 
 
-CHECKPOINTS = Vocabulary(preset=lambda text: layer_scheme(text).assignment, spelled=_spelled)
+CHECKPOINTS = Vocabulary(
+    presets=LAYER_PRESETS, preset=lambda text: layer_scheme(text).assignment, spelled=_spelled
+)
 """Words for the tensors of a checkpoint."""
 
 

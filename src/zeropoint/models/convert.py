@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import UnsupportedError, ZeropointError
-from ..functional import quantize
+from ..functional import quantize, row_errors
 from ..params import QuantizationParams
 from ..recipes import Activation, Recipe
 from ..tensor import QuantizedTensor
@@ -28,6 +28,9 @@ from .opening import replace_modules
 from .packed_weight import PackedWeight
 from .prepare import ENTRIES, preparing
 from .saving_guard import guarded
+
+_TILE_VALUES = 1 << 22
+"""Weights that are measured at a time: kernels need nothing beside them, plain torch some bytes for each."""
 
 
 def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
@@ -138,9 +141,8 @@ class _Packer:
                 packed[key] = PackedWeight(_quantized(matrix, quantizer))
                 self._known[id(weight)] = (name, packed[key])
                 after += packed[key].quantized().nbytes - weight.nbytes
-            original = matrix.float()
-            off += float((packed[key].quantized().dequantize(torch.float32) - original).square().sum())
-            size += float(original.square().sum())
+            errors, squares = _squares(matrix, packed[key])
+            off, size = off + errors, size + squares
         new = _layer(prepared, packed).train(prepared.training)
         if isinstance(new, (QuantizedLinear, QuantizedLayer)):
             new.place = name
@@ -154,6 +156,18 @@ class _Packer:
             error=math.sqrt(off / size) if size else 0.0,
             tied_to=tied_to,
         )
+
+
+def _squares(matrix: torch.Tensor, packed: PackedWeight) -> tuple[float, float]:
+    """Return the sums of the squared errors of the codes and of the squared weights, a tile at a time."""
+    rows, columns = packed.shape
+    step = max(1, _TILE_VALUES // max(1, columns) // packed.block_rows) * packed.block_rows
+    found = [
+        row_errors(matrix[start : start + step], packed.codes(start, min(rows, start + step)))
+        for start in range(0, rows, step)
+        if columns
+    ]
+    return math.fsum(e for r in found for e in r.errors), math.fsum(s for r in found for s in r.squares)
 
 
 def _quantized(matrix: torch.Tensor, quantizer: nn.Module) -> QuantizedTensor:

@@ -102,6 +102,13 @@ class PackedWeight(nn.Module):
     def tile(self, start: int, stop: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the values of rows ``start`` to ``stop``, in ``dtype`` or that of the original.
 
+        Both are as in :meth:`codes`, which raises for others.
+        """
+        return self.codes(start, stop).dequantize(dtype)
+
+    def codes(self, start: int, stop: int) -> QuantizedTensor:
+        """Return rows ``start`` to ``stop`` in codes, in this memory.
+
         Both are multiples of ``block_rows``, or ``stop`` is the number of rows; raises ShapeError otherwise.
         """
         last, step = self.shape[0], self.block_rows
@@ -110,7 +117,7 @@ class PackedWeight(nn.Module):
                 f"rows {start} to {stop} must lie in 0 to {last} and not cut blocks of {step} rows of "
                 f"{self.scheme}; take multiples of {step}"
             )
-        return self._picked(lambda t, height: t[start // height : -(-stop // height)], dtype)
+        return self._part(lambda t, height: t[start // height : -(-stop // height)])
 
     def rows(self, index: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the values of the rows with the numbers in ``index``, a vector of int32 or int64.
@@ -119,7 +126,7 @@ class PackedWeight(nn.Module):
         """
         if not self.rows_are_apart:
             raise UnsupportedError(f"rows of {self.scheme} share blocks; dequantize the whole weight")
-        return self._picked(lambda t, _: t.index_select(0, index), dtype)
+        return self._part(lambda t, _: t.index_select(0, index)).dequantize(dtype)
 
     def part(self, index: torch.Tensor) -> QuantizedTensor:
         """Return the rows with the numbers in ``index`` in codes.
@@ -132,11 +139,7 @@ class PackedWeight(nn.Module):
         whole = len(index) == stop - start and not start % step and (stop == self.shape[0] or not stop % step)
         if not whole or not torch.equal(index, torch.arange(start, stop)):
             raise UnsupportedError(f"rows of {self.scheme} share blocks, which are not taken apart")
-        return self._part(lambda t, height: t[start // height : -(-stop // height)])
-
-    def _picked(self, pick: Pick, dtype: torch.dtype | None) -> torch.Tensor:
-        """Return the values of the rows that ``pick`` takes out of codes and parameters."""
-        return self._part(pick).dequantize(dtype)
+        return self.codes(start, stop)
 
     def _part(self, pick: Pick) -> QuantizedTensor:
         whole = self.quantized()

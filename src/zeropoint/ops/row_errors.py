@@ -62,8 +62,8 @@ def row_errors(
     rows = (-1, shape[-1]) if shape else (1, 1)
     off = (wide - decoded.double()).reshape(rows)
     return RowErrors(
-        squares=wide.reshape(rows).square().sum(1).numpy(),
-        errors=off.square().sum(1).numpy(),
-        largest=off.abs().amax(1).numpy() if off.shape[1] else np.zeros(off.shape[0]),
-        clipped=clipped.expand(shape).reshape(rows).sum(1).numpy(),
+        squares=wide.reshape(rows).square().sum(1).cpu().numpy(),
+        errors=off.square().sum(1).cpu().numpy(),
+        largest=off.abs().amax(1).cpu().numpy() if off.shape[1] else np.zeros(off.shape[0]),
+        clipped=clipped.expand(shape).reshape(rows).sum(1).cpu().numpy(),
     )

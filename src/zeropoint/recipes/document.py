@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -27,8 +27,9 @@ from typing import Any, TypeVar
 import yaml
 
 from ..errors import RecipeError, ZeropointError, near_misses, printable, size_of
+from ..schemes import TENSOR_PRESETS
 from .assignment import Assignment
-from .presets import model_preset
+from .presets import MODEL_PRESETS, model_preset
 from .rules import UNNAMED, Recipe, Rule
 
 _TOP = ("default", "rules")
@@ -45,15 +46,17 @@ T = TypeVar("T")
 class Vocabulary:
     """What the words of a document stand for, where models and files give them different meanings.
 
-    preset: the assignment of a preset's name. spelled: the assignment of text forms by ``weight``, ``input``
-    and ``output``. Both raise a ZeropointError for what they do not take.
+    presets: the names of presets. preset: the assignment of one, or of a scheme's text. spelled: the
+    assignment of text forms by ``weight``, ``input`` and ``output``. These two raise a ZeropointError
+    for what they do not take.
     """
 
+    presets: Collection[str]
     preset: Callable[[str], Assignment]
     spelled: Callable[[Mapping[str, str]], Assignment]
 
 
-MODELS = Vocabulary(preset=model_preset, spelled=lambda texts: Assignment.of(**texts))
+MODELS = Vocabulary(presets=MODEL_PRESETS, preset=model_preset, spelled=lambda texts: Assignment.of(**texts))
 """Words for the layers of a model in memory."""
 
 
@@ -154,11 +157,18 @@ def _mapping(place: _Place, known: tuple[str, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in place.node.value:
         if not isinstance(key, yaml.ScalarNode) or key.value not in known:
-            raise place.at(key).error(f"key {key.value!r} is unknown; {near_misses(str(key.value), known)}")
+            raise place.at(key).error(f"key {key.value!r} is unknown; {_key_meant(key, value, known)}")
         if key.value in found:
             raise place.at(key).error(f"duplicate key {key.value!r}; keep one")
         found[key.value] = value
     return found
+
+
+def _key_meant(key: Any, value: Any, known: tuple[str, ...]) -> str:
+    """Return what to write for a key that is unknown; ``scheme`` is what others call a preset or a weight."""
+    if key.value != "scheme" or not isinstance(value, yaml.ScalarNode):
+        return near_misses(str(key.value), known)
+    return f"write {'preset' if known == _RULE else 'default'}: {value.value}"
 
 
 def _items(place: _Place, node: Any) -> list[Any]:
@@ -220,6 +230,11 @@ def _assignment(place: _Place, fields: dict[str, Any]) -> Assignment:
     """Return the schemes; each is parsed by itself first, so that an error has its own line."""
     texts = {key: _text(place.at(fields[key])) for key in _GIVE if key in fields}
     for key, text in texts.items():
+        if text.lower() in place.words.presets and text not in TENSOR_PRESETS:
+            word = "preset" if any(match in fields for match in _MATCH) else "default"
+            raise place.at(fields[key]).error(
+                f"{text!r} is a preset, which says more than the scheme of a {key}; write {word}: {text}"
+            )
         _guarded(place.at(fields[key]), functools.partial(Assignment.of, **{key: text}))
     return _guarded(place, lambda: place.words.spelled(texts))
 

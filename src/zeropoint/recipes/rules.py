@@ -11,6 +11,8 @@ from ..errors import RecipeError, near_misses, printable
 from ..patterns import REGEX, name_pattern
 from .assignment import Assignment
 
+# As safetensors and others spell dtypes: BF16, F32, fp16.
+_SHORT_DTYPE = re.compile(r"(B?)FP?(16|32|64)", re.IGNORECASE)
 _AXIS = re.compile(r"\*|(?P<op>>=|<=|%|)(?P<number>[1-9][0-9]*)")
 
 
@@ -156,6 +158,9 @@ def _shapes(rule: Rule, subjects: Sequence[Subject]) -> str:  # noqa: ARG001 (a 
 
 
 def _closest_dtypes(rule: Rule, subjects: Sequence[Subject]) -> str:
+    short = _SHORT_DTYPE.fullmatch(rule.dtypes[0])
+    if short:
+        return f"write {short[1].lower()}float{short[2]}, as torch spells it"
     return near_misses(rule.dtypes[0], {s.dtype for s in subjects if s.dtype})
 
 

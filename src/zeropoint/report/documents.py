@@ -49,6 +49,8 @@ def inspection_document(inspection: Inspection) -> dict[str, Any]:
         "values": inspection.values,
         "bits_per_value": inspection.bits_per_value,
         "quantization": inspection.quantization,
+        "packed_by": inspection.packed_by,
+        "bits": inspection.bits,
         "dtypes": [
             {"dtype": d.dtype, "tensors": d.tensors, "values": d.values, "bytes": d.nbytes}
             for d in inspection.dtypes

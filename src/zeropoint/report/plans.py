@@ -11,7 +11,7 @@ from rich.text import Text
 from ..checkpoint.advice import partly
 from ..checkpoint.engines import Verdict, verdicts
 from ..checkpoint.parallel import WAYS, Indivisible, indivisible
-from ..checkpoint.placement import OutputShard, Placed, SharedScale
+from ..checkpoint.placement import OutputShard, Placed, SharedScale, Weight
 from ..checkpoint.plan import Plan
 from ..errors import size_of
 from .layout import plain
@@ -46,18 +46,36 @@ def plan_report(plan: Plan, *, everything: bool = False) -> RenderableType:
 
 
 def output_table(plan: Plan, *, everything: bool = False) -> Table:
-    """Return the tensors that quantized weights become; with ``everything``, the shard of each as well."""
-    headings = ("outputs", "n", "dtype", "shape", "size", *(("shard",) if everything else ()))
-    table = plain(*headings, numbers=(1, 4))
-    for label, group in folded(plan.placement.of_weights, lambda p: p.name, _kind, everything):
-        cells = (Text(label), times(group), group[0].spec.dtype, shape(group[0].spec.shape))
-        shard = (Text(name(group[0].shard)),) if everything else ()
-        table.add_row(*cells, size_of(sum(p.nbytes for p in group)), *shard)
+    """Return quantized weights, each with what its tensors take together.
+
+    With ``everything``, a line for each of these tensors, with its shard.
+    """
+    if everything:
+        return _tensor_table(plan.placement.of_weights)
+    table = plain("outputs", "n", "parts", "shape", "size", numbers=(1, 4))
+    for label, group in folded(plan.weights, lambda w: w.module, _kind, everything):
+        size = size_of(sum(placed.nbytes for weight in group for placed in weight.outputs))
+        table.add_row(Text(label), times(group), Text(_parts(group[0])), shape(group[0].shape), size)
     return table
 
 
-def _kind(placed: Placed) -> tuple[str, tuple[int, ...]]:
-    return placed.spec.dtype, placed.spec.shape
+def _tensor_table(tensors: Sequence[Placed]) -> Table:
+    table = plain("outputs", "dtype", "shape", "size", "shard", numbers=(3,))
+    for placed in tensors:
+        cells = (Text(name(placed.name)), placed.spec.dtype, shape(placed.spec.shape))
+        table.add_row(*cells, size_of(placed.nbytes), Text(name(placed.shard)))
+    return table
+
+
+def _kind(weight: Weight) -> tuple[tuple[int, int], str]:
+    return weight.shape, _parts(weight)
+
+
+def _parts(weight: Weight) -> str:
+    """Return what the tensors of a weight are, by the last parts of their names, and their dtypes."""
+    suffixes = (placed.name.rpartition(".")[2].removeprefix("weight_") for placed in weight.outputs)
+    dtypes = (placed.spec.dtype for placed in weight.outputs)
+    return ", ".join(f"{suffix} {dtype}" for suffix, dtype in zip(suffixes, dtypes, strict=True))
 
 
 def shard_table(shards: Sequence[OutputShard], *, everything: bool = False) -> Table:

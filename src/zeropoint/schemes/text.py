@@ -23,6 +23,7 @@ A later option overrides an earlier one and a preset's own. This module owns the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ..errors import SchemeError, near_misses
@@ -31,6 +32,8 @@ from .presets import TENSOR_PRESETS
 
 OPTIONS = ("asym", "scale", "scale2", "scale3", "cast", "narrow", "round", "overflow", "dialect")
 _HINTS = dict.fromkeys(("sym", "symmetric"), "leave it out, schemes are symmetric unless they say asym")
+_SEPARATORS = re.compile(r"[-_,/ ]+")
+"""What is written between the parts of a scheme by mistake."""
 _SWITCHES = {"asym": "integer", "cast": "yes", "narrow": "yes"}
 
 
@@ -48,6 +51,12 @@ def words(text: str) -> dict[str, str]:
     if not head:
         raise SchemeError(
             f"scheme {text!r} is empty; write ELEMENT[:GRANULARITY][:OPTION...], for example int4:g128"
+        )
+    element_only, *glued = _SEPARATORS.split(head) if "[" not in head else [head]
+    if glued and _granularity(glued[0]) is not None:
+        raise SchemeError(
+            f"scheme {text!r} has its parts without colons between them; did you mean "
+            f"{':'.join((element_only, *glued, *rest))}?"
         )
     element, *defaults = TENSOR_PRESETS.get(head.lower(), head).split(":")
     parts = {"element": element}

@@ -12,9 +12,19 @@ from typing import Any
 
 from numba.core import event
 
+from .cache import cache_directory
+
 QUIET = "ZEROPOINT_QUIET"
 """The variable of the environment that keeps the line back, where it is set to anything."""
 _OURS = __name__.rpartition(".")[0]
+_ONCE = (
+    "zeropoint: compiling kernels for this machine, once; this takes up to a minute "
+    "(`zeropoint warmup` does it ahead of time)\n"
+)
+_EACH_RUN = (
+    "zeropoint: compiling kernels, which takes up to a minute in each run, since no folder can be written "
+    "that would keep them; set NUMBA_CACHE_DIR to one that you alone can write\n"
+)
 
 
 class _Compiling(event.Listener):
@@ -29,10 +39,7 @@ class _Compiling(event.Listener):
             return
         self.said = True
         if not os.environ.get(QUIET):
-            sys.stderr.write(
-                "zeropoint: compiling kernels for this machine, once; this takes up to a minute "
-                "(`zeropoint warmup` does it ahead of time)\n"
-            )
+            sys.stderr.write(_ONCE if cache_directory() is not None else _EACH_RUN)
 
     def on_end(self, event: Any) -> None:
         """Do nothing: the next kernel may be compiled at any time."""
