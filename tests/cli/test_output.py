@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import re
+import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from tests.cli.conftest import Call
 
-from zeropoint.cli.output import lines
+from zeropoint.cli import layers
+from zeropoint.cli.output import lines, progress
 
 
 def test_a_run_without_a_terminal_says_once_a_minute_how_far_it_is() -> None:
@@ -20,6 +25,41 @@ def test_a_run_without_a_terminal_says_once_a_minute_how_far_it_is() -> None:
         "quantizing: 60 MiB of 200 MiB (30%), 1 MiB/s, about 140 s left\n",
         "quantizing: 120 MiB of 200 MiB (60%), 1 MiB/s, about 80 s left\n",
     ]
+
+
+def frames(width: int, done: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the lines that a terminal of some columns shows one after the other, the last for a second."""
+    screen = io.StringIO()
+
+    def console(**_: object) -> Console:
+        return Console(file=screen, force_terminal=True, width=width, color_system=None, legacy_windows=False)
+
+    monkeypatch.setattr(layers, "Console", console)
+    with progress("quantizing") as move:
+        move(done << 20, 123 << 30, "a.weight")
+        time.sleep(1.2)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\r", screen.getvalue())
+    return [line for line in re.split(r"[\r\n]+", text) if "quan" in line]
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 99, 100, 140])
+def test_the_bar_shows_its_share_and_the_time_left_whole_in_every_width(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = frames(width, 63 << 10, monkeypatch)
+    assert all(len(line.rstrip("\n")) <= width for line in shown)
+    assert "…" not in "".join(shown)
+    assert "51%" in shown[-1]
+    assert " s left 0:00:01" in shown[-1]
+    assert ("63 GiB of 123 GiB (51%), " in shown[-1]) is (width >= 100)
+
+
+def test_the_bar_keeps_moving_while_a_run_finishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = frames(80, 123 << 10, monkeypatch)
+    assert "100%, finishing 0:00:01" in shown[-1]
+    spinners = {line[0] for line in shown if "finishing" in line}
+    assert len(spinners) > 2
+    assert " " not in spinners
 
 
 def test_the_last_part_is_named_for_what_it_is() -> None:

@@ -20,6 +20,8 @@ _UNWRAPPED = 1 << 16
 """Columns of output that is not a terminal: names stay whole, for whoever searches a log."""
 _LINE_SECONDS = 60.0
 """How often a run without a terminal says how far it is; one that takes less says nothing."""
+_WIDE, _BAR = 100, 20
+"""Columns of a terminal from which on progress is shown in full, and those of the bar."""
 
 
 class ReaderGoneError(Exception):
@@ -76,7 +78,7 @@ def progress(verb: str, amount: Callable[[int], str] = size_of) -> Iterator[Call
     columns = (
         layers.SpinnerColumn(),
         layers.TextColumn("{task.description}"),
-        layers.BarColumn(),
+        layers.BarColumn(bar_width=_BAR if console.width >= _WIDE else _BAR // 2),
         layers.TextColumn("{task.fields[done]}"),
         layers.TimeElapsedColumn(),
     )
@@ -85,8 +87,13 @@ def progress(verb: str, amount: Callable[[int], str] = size_of) -> Iterator[Call
         start = time.monotonic()
 
         def move(done: int, total: int, name: str) -> None:  # noqa: ARG001 (the signature is Progress's)
-            told = _done(done, total, time.monotonic() - start, amount)
-            bar.update(task, completed=done, total=total, done=told)
+            seconds = time.monotonic() - start
+            if console.width >= _WIDE:
+                told = _done(done, total, seconds, amount)
+            else:
+                told = f"{done / max(1, total):.0%}, {_left(done, total, seconds)}"
+            # A finished task stands still, but what was written must still reach the disk.
+            bar.update(task, completed=min(done, total - 0.5), total=total, done=told)
 
         yield move
 
@@ -115,7 +122,13 @@ def lines(
 def _done(done: int, total: int, seconds: float, amount: Callable[[int], str]) -> str:
     """Return how far a run is, in the same units throughout."""
     if done >= total:
-        return f"{amount(total)}, finishing"
-    left = seconds * (total - done) / max(1, done)
+        return f"{amount(total)}, {_left(done, total, seconds)}"
     rate = f"{size_of(int(done / max(seconds, 1e-3)))}/s, " if amount is size_of else ""
-    return f"{amount(done)} of {amount(total)} ({done / total:.0%}), {rate}about {left:.0f} s left"
+    return f"{amount(done)} of {amount(total)} ({done / total:.0%}), {rate}{_left(done, total, seconds)}"
+
+
+def _left(done: int, total: int, seconds: float) -> str:
+    """Return how long a run will still take."""
+    if done >= total:
+        return "finishing"
+    return f"about {seconds * (total - done) / max(1, done):.0f} s left"
