@@ -62,15 +62,15 @@ def page_document(name: str) -> dict[str, Any]:
 
 def formats_table() -> RenderableType:
     """Return the table of formats and that of presets."""
-    table = plain("format", "bits", "largest", "smallest", "special", "also called", numbers=(1, 2, 3))
-    table.columns[0].no_wrap = True
+    table = plain(
+        "format", "bits", "largest", "smallest", "special", "also called", numbers=(1, 2, 3), whole=(0,)
+    )
     for name, fmt in CATALOG.items():
         if not isinstance(fmt, IntFormat) or fmt.fraction_bits or fmt.bits in _SHOWN_INTEGERS:
             table.add_row(
                 name, str(fmt.bits), exact(fmt.max), exact(_smallest(fmt)), _special(fmt), _aliases(name)
             )
-    layers = plain("preset", "weights", "inputs")
-    layers.columns[0].no_wrap = True
+    layers = plain("preset", "weights", "inputs", whole=(0,))
     for name, preset in LAYER_PRESETS.items():
         refused = "needs calibration" if preset.needs_calibration else None
         layers.add_row(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ..checkpoint.advice import partly
@@ -14,7 +13,7 @@ from ..checkpoint.parallel import WAYS, Indivisible, indivisible
 from ..checkpoint.placement import OutputShard, Placed, SharedScale, Weight
 from ..checkpoint.plan import Plan
 from ..errors import size_of
-from .layout import plain
+from .layout import Plain, plain
 from .tables import decision_table, folded, lines, once, times
 from .wording import name, shape
 
@@ -45,7 +44,7 @@ def plan_report(plan: Plan, *, everything: bool = False) -> RenderableType:
     )
 
 
-def output_table(plan: Plan, *, everything: bool = False) -> Table:
+def output_table(plan: Plan, *, everything: bool = False) -> Plain:
     """Return quantized weights, each with what its tensors take together.
 
     With ``everything``, a line for each of these tensors, with its shard.
@@ -55,15 +54,15 @@ def output_table(plan: Plan, *, everything: bool = False) -> Table:
     table = plain("outputs", "n", "parts", "shape", "size", numbers=(1, 4))
     for label, group in folded(plan.weights, lambda w: w.module, _kind, everything):
         size = size_of(sum(placed.nbytes for weight in group for placed in weight.outputs))
-        table.add_row(Text(label), times(group), Text(_parts(group[0])), shape(group[0].shape), size)
+        table.add_row(label, times(group), _parts(group[0]), shape(group[0].shape), size)
     return table
 
 
-def _tensor_table(tensors: Sequence[Placed]) -> Table:
+def _tensor_table(tensors: Sequence[Placed]) -> Plain:
     table = plain("outputs", "dtype", "shape", "size", "shard", numbers=(3,))
     for placed in tensors:
-        cells = (Text(name(placed.name)), placed.spec.dtype, shape(placed.spec.shape))
-        table.add_row(*cells, size_of(placed.nbytes), Text(name(placed.shard)))
+        cells = (name(placed.name), placed.spec.dtype, shape(placed.spec.shape))
+        table.add_row(*cells, size_of(placed.nbytes), name(placed.shard))
     return table
 
 
@@ -78,47 +77,46 @@ def _parts(weight: Weight) -> str:
     return ", ".join(f"{suffix} {dtype}" for suffix, dtype in zip(suffixes, dtypes, strict=True))
 
 
-def shard_table(shards: Sequence[OutputShard], *, everything: bool = False) -> Table:
+def shard_table(shards: Sequence[OutputShard], *, everything: bool = False) -> Plain:
     """Return the files of weights; of many, the first ones and what the others sum to."""
     table = plain("shards", "size", numbers=(1,))
     listed = shards if everything or len(shards) <= _SHARDS else shards[: _SHARDS - 1]
     for shard in listed:
-        table.add_row(Text(name(shard.name)), size_of(shard.size))
+        table.add_row(name(shard.name), size_of(shard.size))
     rest = shards[len(listed) :]
     if rest:
         table.add_row(f"and {len(rest):,} more", size_of(sum(shard.size for shard in rest)))
     return table
 
 
-def engine_table(found: Iterable[Verdict]) -> Table:
+def engine_table(found: Iterable[Verdict]) -> Plain:
     """Return which engines load the result, and why the others do not."""
-    table = plain("engine", "loads", "why", "checked")
-    table.columns[0].no_wrap = True
+    table = plain("engine", "loads", "why", "checked", whole=(0,))
     for verdict in found:
         checked = "by our tests" if verdict.checked else "not checked here"
-        table.add_row(verdict.engine, verdict.loads.value, Text(verdict.reason), checked)
+        table.add_row(verdict.engine, verdict.loads.value, verdict.reason, checked)
     return table
 
 
-def parallel_table(found: Sequence[Indivisible], *, everything: bool = False) -> Table:
+def parallel_table(found: Sequence[Indivisible], *, everything: bool = False) -> Plain:
     """Return for each number of devices whether they can share every weight, and what they cannot share."""
     table = plain("tensor parallel", "weights that cannot be split", "n", "why", numbers=(0, 2))
     for ways in WAYS:
         here = [item for item in found if item.ways == ways]
         groups = folded(here, lambda item: item.module, lambda item: item.reason, everything)
         for row, (label, group) in enumerate(groups):
-            table.add_row("" if row else str(ways), Text(label), times(group), Text(group[0].reason))
+            table.add_row("" if row else str(ways), label, times(group), group[0].reason)
         if not groups:
             table.add_row(str(ways), "none", "", "")
     return table
 
 
-def shared_table(shared: Sequence[SharedScale], *, everything: bool = False) -> Table:
+def shared_table(shared: Sequence[SharedScale], *, everything: bool = False) -> Plain:
     """Return the sets that take one tensor scale together, and how many have members in several shards."""
     table = plain("one tensor scale for", "n", "across shards", numbers=(1, 2))
     for label, group in folded(shared, _members, _how_many, everything):
         across = sum(len(item.shards) > 1 for item in group)
-        table.add_row(Text(label), times(group), f"{across:,}" if across else "")
+        table.add_row(label, times(group), f"{across:,}" if across else "")
     return table
 
 

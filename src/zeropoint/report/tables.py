@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ..checkpoint.advice import partly, rough
@@ -25,7 +24,7 @@ from ..checkpoint.proofs import LayerProof
 from ..checkpoint.run import Outcome, RunResult
 from ..checkpoint.verify import Verification
 from ..errors import count, size_of
-from .layout import plain
+from .layout import Plain, plain
 from .wording import decibels, name, pattern, shape, share, short_scheme
 
 T = TypeVar("T")
@@ -53,22 +52,22 @@ def run_report(result: RunResult, *, seconds: float, everything: bool = False) -
     )
 
 
-def decision_table(decisions: Sequence[Decision], *, everything: bool = False) -> Table:
+def decision_table(decisions: Sequence[Decision], *, everything: bool = False) -> Plain:
     """Return what happens to each tensor, under headlines that say why."""
     table = plain("tensors", "n", "dtype", "shape", numbers=(1,))
     # Stable: quantized tensors first, and otherwise in the order of the files.
     for headline, group in _grouped(sorted(decisions, key=lambda d: not d.quantized), _headline):
-        table.add_row(Text(headline, style="bold"), f"{len(group):,}")
+        table.add_row(headline, f"{len(group):,}", style="bold")
         for label, entries in folded([d.entry for d in group], lambda e: e.name, _kind, everything):
-            table.add_row(Text(f"  {label}"), times(entries), entries[0].dtype, shape(entries[0].shape))
+            table.add_row(f"  {label}", times(entries), entries[0].dtype, shape(entries[0].shape))
     return table
 
 
-def error_table(outcomes: Sequence[Outcome], *, everything: bool = False) -> Table:
+def error_table(outcomes: Sequence[Outcome], *, everything: bool = False) -> Plain:
     """Return how far each weight is from the original; those that share a line are taken as one."""
     table = plain("weights", "n", "rel.err", "SQNR dB", "largest", "clipped", numbers=(1, 2, 3, 4, 5))
     for label, group in folded(outcomes, lambda o: o.weight.module, _same, everything):
-        table.add_row(Text(label), times(group), *_error_cells(TensorError.merge(o.error for o in group)))
+        table.add_row(label, times(group), *_error_cells(TensorError.merge(o.error for o in group)))
     if len(outcomes) > 1:
         table.add_section()
         table.add_row("all", times(outcomes), *_error_cells(TensorError.merge(o.error for o in outcomes)))
@@ -79,7 +78,7 @@ def inspection_report(inspection: Inspection, *, everything: bool = False) -> Re
     """Return what a checkpoint holds: tensors, dtypes, schemes, problems and a summary."""
     tensors = plain("tensors", "n", "dtype", "shape", numbers=(1,))
     for label, entries in folded(inspection.tensors, lambda e: e.name, _kind, everything):
-        tensors.add_row(Text(label), times(entries), entries[0].dtype, shape(entries[0].shape))
+        tensors.add_row(label, times(entries), entries[0].dtype, shape(entries[0].shape))
     dtypes = plain("dtype", "tensors", "numbers", "size", numbers=(1, 2, 3))
     for d in inspection.dtypes:
         dtypes.add_row(d.dtype, f"{d.tensors:,}", f"{d.values:,}", size_of(d.nbytes))
@@ -102,7 +101,7 @@ def verification_report(
     """Return what was proven, layer by layer, and what is wrong."""
     table = plain("layers", "n", "rel.err", "SQNR dB", "largest", "bound", numbers=(1, 2, 3, 4, 5))
     for label, group in folded(verification.layers, lambda p: p.layer.module, _same, everything):
-        table.add_row(Text(label), times(group), *_proof_cells(group))
+        table.add_row(label, times(group), *_proof_cells(group))
     facts, verdict = verification.summary
     return Group(
         table,
