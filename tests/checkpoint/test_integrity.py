@@ -88,6 +88,11 @@ def test_each_flipped_byte_is_found_and_its_tensor_or_file_named(out: Path) -> N
     assert [flip for flip in flips(out, step=23, seed=1) if not blamed(out, *flip)] == []
 
 
+def test_a_layer_that_cannot_be_read_is_hashed_too(out: Path) -> None:
+    begin, size = manifests.places(out / SHARD)["m.up.weight_shape"]
+    assert [at for at in range(begin, begin + size) if not blamed(out, out / SHARD, at, 1)] == []
+
+
 @pytest.mark.slow
 def test_every_flipped_byte_is_found_and_its_tensor_or_file_named(out: Path) -> None:
     assert [flip for flip in flips(out, step=1, seed=2) if not blamed(out, *flip)] == []

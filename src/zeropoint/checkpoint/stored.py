@@ -86,12 +86,14 @@ class StoredLayer:
 class Stored:
     """The quantized layers of a checkpoint, its other tensors, and what is wrong with either.
 
-    modules: those of the layers, in their order. groups, ignore: of compressed-tensors; empty for fp8.
+    modules: those of the layers, in their order. unread: tensors of layers that ``problems`` are about.
+    groups, ignore: of compressed-tensors; empty for fp8.
     """
 
     layers: Sequence[StoredLayer]
     modules: Names
     others: Sequence[TensorEntry]
+    unread: Sequence[TensorEntry]
     groups: tuple[Group, ...]
     ignore: tuple[str, ...]
     problems: tuple[Problem, ...]
@@ -108,10 +110,12 @@ class Stored:
     ) -> Stored:  # fmt: skip
         """Return what was found among ``entries``; ``layers`` knows which of them are taken."""
         others = array("I", (n for n in range(len(entries)) if not layers.taken[n]))
+        unread = layers.unread()
         groups, ignore = rules
         return Stored(
             layers=Made(len(layers.modules), layers.at), modules=layers.modules, groups=groups, ignore=ignore,
-            others=Made(len(others), lambda n: entries.at(others[n])), problems=tuple(problems),
+            others=Made(len(others), lambda n: entries.at(others[n])),
+            unread=Made(len(unread), lambda n: entries.at(unread[n])), problems=tuple(problems),
         )  # fmt: skip
 
 
@@ -127,6 +131,13 @@ class _Layers:
         self._entries = entries
         self._kinds, self._of = Kinds(), array("I")
         self._begins, self._tensors = array("q"), array("I")
+
+    def unread(self) -> array[int]:
+        """Return the numbers of the tensors of no layer that belong to what is wrong with one."""
+        held = bytearray(len(self.taken))
+        for number in self._tensors:
+            held[number] = True
+        return array("I", (n for n, taken in enumerate(self.taken) if taken and not held[n]))
 
     def add(self, layer: StoredLayer) -> None:
         self.modules.add(layer.module)

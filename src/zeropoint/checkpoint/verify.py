@@ -288,6 +288,8 @@ class _Work:
             if is_attendant(entry.name, self._stored):
                 yield AttendantCheck(entry, self._files)
             yield from tensor_checks(entry, self._manifest, self._files)
+        for entry in self._stored.unread:
+            yield from tensor_checks(entry, self._manifest, self._files)
         yield from self._beside
         if self._original is not None:
             yield from comparisons(self._stored, self._original, self._files, chunk=self._chunk)
