@@ -174,6 +174,15 @@ def test_inspect_tells_an_original_from_a_quantized_one(call: Call, model: Path,
     assert sum(t["bytes"] for t in found["tensors"]) == found["bytes"]
 
 
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_an_output_is_not_complained_about(command: str, call: Call, model: Path, tmp_path: Path) -> None:
+    assert call("quantize", model, tmp_path / "out", "--to", "w4a16").status == 0
+    called = call(command, tmp_path / "out")
+    assert called.status == 0
+    assert "note:" not in called.out + called.err
+    assert "problem" not in called.out.replace("no problem found", "")
+
+
 def test_inspect_says_who_packed_what_it_does_not_read(call: Call, model: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4}

@@ -165,3 +165,13 @@ def test_a_table_of_one_value_has_a_bound() -> None:
 @pytest.mark.parametrize("seed", [1006361, 1007697, 1030584, 1047672, 1057032, 1065328, 1065535, 1071407])
 def test_what_the_long_sweep_found_stays_mended(seed: int) -> None:
     assert judge(seed, Counter()) == []
+
+
+@pytest.mark.parametrize("first", ["ue4m3", "float16"])
+def test_three_levels_of_scales_hold_values_and_have_a_bound(first: str) -> None:
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    q = zp.quantize(x, f"int4:g16:scale={first}:scale2=float32@channel:scale3=float32@tensor")
+    off = (q.dequantize() - x).abs()
+    assert float(off.norm() / x.norm()) < 0.15
+    assert bool((off <= q.error_bound().repeat_interleave(16, 1)).all())
+    assert float(q.error_bound().max()) < 1

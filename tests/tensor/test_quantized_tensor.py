@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch.utils import _pytree as pytree
 
 import zeropoint as zp
-from zeropoint import CheckpointError, QuantizedTensor, RangeError, SchemeError, ShapeError
+from zeropoint import CheckpointError, DtypeError, QuantizedTensor, RangeError, SchemeError, ShapeError
 from zeropoint.schemes import LAYER_PRESETS, TENSOR_PRESETS
 
 SCHEMES = [
@@ -223,6 +223,11 @@ def test_a_quantized_tensor_is_a_tree_of_its_tensors(scheme: str) -> None:
     doubled = pytree.tree_map(lambda leaf: leaf.clone(), q)
     assert same(doubled, q)
     assert doubled.data.data_ptr() != q.data.data_ptr()
+
+
+def test_packed_codes_are_not_cast_to_a_dtype_of_values() -> None:
+    with pytest.raises(DtypeError, match=r"would change packed codes; use dequantize\(torch.float16\)"):
+        sample("int4:g32").to(torch.float16)
 
 
 @pytest.mark.parametrize("scheme", ["int8:channel", "uint4:g5:asym", "nvfp4"])
