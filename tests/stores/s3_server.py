@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import socket
 import struct
@@ -30,7 +31,8 @@ class _Quiet(WSGIRequestHandler):
 
 @dataclass
 class Fault:
-    """What happens to some requests: an answer 500, a connection reset, or whatever `then` does.
+    """What happens to some requests: an answer 500, a connection reset, a flipped bit of what is sent, ten
+    bytes too few of what is read, or whatever `then` does.
 
     method, inside: which requests are counted. at: their numbers, from 0. then: called before the request
     goes on as if nothing had been ordered.
@@ -85,6 +87,13 @@ class S3Server:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             os.close(raw.detach())
             raise ConnectionResetError
+        if kind == "flip":
+            content = bytearray(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+            content[len(content) // 2] ^= 1
+            environ["wsgi.input"] = io.BytesIO(content)
+        if kind == "short":
+            first, _, last = environ["HTTP_RANGE"].partition("-")
+            environ["HTTP_RANGE"] = f"{first}-{int(last) - 10}"
         return self._app(environ, start_response)
 
     def _order(self, method: str, target: str) -> str | None:

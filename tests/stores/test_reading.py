@@ -156,21 +156,34 @@ def test_an_object_replaced_during_the_run_is_found(
         s3.failing(
             "none", range(4, 5), method="GET", then=lambda: s3.put(bucket, key, bytes(content))
         ) as fault,
-        pytest.raises(CheckpointError, match=r"model\.safetensors' \(identity\) changed since"),
+        pytest.raises(CheckpointError, match=r"model\.safetensors' changed since its header was read"),
     ):
         run(plan, tmp_path / "out")
     assert fault.struck == 1
 
 
-def test_an_object_that_became_shorter_is_found_where_it_is_read(
-    model: Path, url: str, s3: S3Server, bucket: str
-) -> None:
+def test_an_object_that_was_replaced_gives_no_bytes(model: Path, url: str, s3: S3Server, bucket: str) -> None:
+    """Also where it has its first bytes again at the end, so that nothing else would tell."""
+    content = (model / "model.safetensors").read_bytes()
+    file = open_file(place(f"{url}/model.safetensors"))
+    s3.put(bucket, "models/llama/model.safetensors", content[::-1])
+    with pytest.raises(CheckpointError, match=rf"its ETag is no longer {file.stamp.identity}; stop what"):
+        file.read_into(memoryview(bytearray(10)), 0)
+    s3.put(bucket, "models/llama/model.safetensors", content)
+    buffer = bytearray(10)
+    file.read_into(memoryview(buffer), 0)
+    assert buffer == content[:10]
+
+
+def test_an_answer_that_is_too_short_is_an_error(url: str, s3: S3Server) -> None:
     source = open_source(url)
     entry = max(source.entries.values(), key=lambda entry: entry.begin)
     file = open_file(entry.file)
-    s3.put(bucket, "models/llama/model.safetensors", (model / "model.safetensors").read_bytes()[:-10])
-    with pytest.raises(
-        CheckpointError, match=rf"gave {entry.nbytes - 10} bytes .* but {entry.nbytes} were there"
+    with (
+        s3.failing("short", range(1), method="GET"),
+        pytest.raises(
+            CheckpointError, match=rf"gave {entry.nbytes - 10} bytes .* but {entry.nbytes} were there"
+        ),
     ):
         file.read_into(memoryview(bytearray(entry.nbytes)), entry.begin)
 

@@ -102,6 +102,38 @@ def test_a_reader_never_sees_half_an_object_nor_an_index_before_its_shards(
     assert all(names >= shards for names in seen if names & late)
 
 
+@pytest.mark.parametrize("size", [1000, 5 << 20, 11 << 20])
+def test_an_object_with_other_bytes_than_were_sent_is_found(
+    size: int, s3: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one request, or in parts; moto takes whatever arrives."""
+    monkeypatch.setattr(object_store, "_PART_BYTES", 5 << 20)
+    monkeypatch.setitem(object_store._UPLOAD["s3"], "chunksize", 5 << 20)
+    local, target = tmp_path / "file", RemotePath(f"s3://{bucket}/file")
+    local.write_bytes(bytes(range(250)) * (size // 250) + bytes(size % 250))
+    s3.requests.clear()
+    assert object_store.upload(local, target).size == size
+    assert not any(line.startswith("GET") for line in s3.requests)  # the ETag was enough
+    # S3's client compares what it reads back with the checksum that was sent, where it has one.
+    found = "other bytes than were sent to it between|did not match calculated checksum"
+    with s3.failing("flip", range(1), method="PUT"), pytest.raises(CheckpointError, match=found):
+        object_store.upload(local, target)
+    with s3.failing("flip", range(1), method="PUT"), pytest.raises(CheckpointError, match=found):
+        object_store.write(target, b"content")
+
+
+def test_an_etag_that_proves_nothing_has_the_object_read(
+    s3: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts of another size than those that were sent give another ETag, as encryption does."""
+    monkeypatch.setitem(object_store._UPLOAD["s3"], "chunksize", 5 << 20)
+    local, target = tmp_path / "file", RemotePath(f"s3://{bucket}/file")
+    local.write_bytes(bytes(11 << 20))
+    s3.requests.clear()
+    assert object_store.upload(local, target).size == 11 << 20
+    assert any(line.startswith("GET") for line in s3.requests)
+
+
 @pytest.mark.parametrize("kind", ["500", "reset"])
 def test_after_any_failed_write_the_same_call_goes_on(
     kind: str, plan: Plan, target: Target, golden: dict[str, bytes], tmp_path: Path
