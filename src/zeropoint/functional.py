@@ -334,8 +334,4 @@ def check_input(x: torch.Tensor) -> None:
         raise DtypeError(f"x (dtype {x.dtype}) must be one of {known}; convert it first")
 
 
-def _is_transformed(x: torch.Tensor) -> bool:
-    return _functorch.is_batchedtensor(x) or _functorch.is_gradtrackingtensor(x)
-
-
 __all__ = ["check_input", "choose_params", "dequantize", "explain", "fake_quantize", "fit_params", "quantize"]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import zeropoint as zp
+from zeropoint.params import arithmetic
 
 Array = np.ndarray
 MICRO = {"mx9": 7, "mx6": 4, "mx4": 2}
@@ -185,3 +186,42 @@ def test_a_block_far_below_the_tensor_becomes_zeros_and_says_so_in_its_scale() -
     assert q.scales[0].view(torch.uint8).tolist() == [[0x7E, 0]]
     assert torch.equal(q.dequantize()[0, 16:], torch.zeros(16))
     assert bool((q.error_bound()[0, 1] >= 1.0).all())
+
+
+@pytest.mark.parametrize(
+    ("scheme", "dtype", "unchecked"),
+    [
+        ("nvfp4", torch.float32, True),
+        ("nvfp4", torch.bfloat16, True),
+        ("int8:g16:scale=ue5m3:scale2=float32@tensor", torch.float16, True),
+        ("nvfp4:dialect=torch", torch.float32, True),
+        ("nvfp4", torch.float64, False),
+        ("nvfp4:dialect=compressed-tensors", torch.float32, False),
+        ("float4_e2m1fn:g16:scale=ue4m3:scale2=bfloat16@tensor", torch.float32, False),
+        ("float4_e2m1fn:g16:scale=float16:scale2=float32@tensor", torch.float32, False),
+        ("codebook[-0.1,0,0.1]:g16:scale=ue4m3:scale2=float32@tensor", torch.float32, False),
+    ],
+)
+def test_a_tensor_scale_that_needs_no_check_is_the_one_that_passes_it(
+    scheme: str, dtype: torch.dtype, unchecked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed, limits = zp.Scheme.parse(scheme), torch.finfo(dtype)
+    assert arithmetic._always_fits(parsed, dtype) is unchecked
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    powers = [2.0**n for n in range(-149, 128, 3) if limits.tiny * limits.eps <= 2.0**n <= limits.max]
+    found: list[list[torch.Tensor | None]] = [[], []]
+    for mantissa in (1.0, 1.0 + limits.eps, 1.7, 2.0 - limits.eps):
+        for amax in (torch.tensor([[mantissa * power]], dtype=dtype).to(wide) for power in powers):
+            ranges = arithmetic.Ranges(minimum=(amax, amax), maximum=(amax, amax), dtype=dtype, shape=(1, 16))
+            for outcomes, fast in zip(found, (True, False), strict=True):
+                with monkeypatch.context() as patch:
+                    if not fast:
+                        patch.setattr(arithmetic, "_always_fits", lambda *_: False)
+                    try:
+                        outcomes.append(arithmetic.coarsest_scale(parsed, ranges))
+                    except zp.RangeError:
+                        outcomes.append(None)
+    assert len(found[0]) > 50
+    for fast_one, checked in zip(*found, strict=True):
+        assert (fast_one is None) == (checked is None)
+        assert fast_one is None or checked is None or torch.equal(fast_one, checked)

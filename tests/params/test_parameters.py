@@ -385,6 +385,17 @@ def test_missing_tensors_are_named() -> None:
         QuantizationParams.from_tensors(params.scheme, params.shape, tensors)
 
 
+def test_a_text_for_a_scheme_is_parsed_or_refused_at_once() -> None:
+    params = QuantizationParams(scheme="int8:tensor", shape=(2,), scales=(torch.ones(1),))  # type: ignore[arg-type]
+    assert params.scheme is zp.Scheme.parse("int8:tensor")
+    params.validate()
+    assert zp.quantize(torch.tensor([1.0, 2.0]), params).codes.tolist() == [1, 2]
+    with pytest.raises(zp.SchemeError, match="int8"):
+        QuantizationParams(scheme="int8:tensr", shape=(2,), scales=())  # type: ignore[arg-type]
+    with pytest.raises(zp.SchemeError, match="7"):
+        QuantizationParams(scheme=7, shape=(2,), scales=())  # type: ignore[arg-type]
+
+
 def test_parameters_are_equal_when_scheme_shape_dtype_and_tensors_are() -> None:
     params = zp.choose_params(torch.ones(4, 32), "nvfp4")
     assert params == copy.deepcopy(params)

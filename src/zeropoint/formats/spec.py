@@ -275,7 +275,8 @@ class CodebookFormat:
     and a value on the boundary goes to the lower neighbor. That is bitsandbytes' rule for NF4. Zero has
     no sign: -0.0 is kept as 0.0, so that equal tables are spelled equally.
 
-    Raises FormatError when a value is not finite in float32, or the table has not 2 to 256 entries.
+    Raises FormatError when a value is not finite in float32, the table has not 2 to 256 entries, or all of
+    them are equal. Some may be, such as the two zeros of bitsandbytes' fp4.
     """
 
     values: tuple[float, ...]
@@ -290,6 +291,11 @@ class CodebookFormat:
             values = (math.inf,)
         if not all(math.isfinite(v) for v in values):
             raise FormatError("values of a codebook must be finite in float32")
+        if len(set(values)) == 1:
+            raise FormatError(
+                f"values of a codebook must not all be equal (to {values[0]}); give at least two that "
+                "float32 keeps apart"
+            )
         object.__setattr__(self, "values", values)
         codes = sorted(range(len(values)), key=values.__getitem__)
         first = [code for i, code in enumerate(codes) if i == 0 or values[code] != values[codes[i - 1]]]

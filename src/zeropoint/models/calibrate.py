@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,6 +101,18 @@ def run_batches(
     return count
 
 
+def require_places(places: Sized, kind: str, others: str) -> None:
+    """Raise CalibrationError where no input or output has a static scheme.
+
+    kind: what was to be calibrated, a model or a graph. others: the functions that need no calibration of it.
+    """
+    if not places:
+        raise CalibrationError(
+            f"recipe gives no layer of this {kind} a static input or output, so there is nothing to learn; "
+            f"pass it to {others} without calibration"
+        )
+
+
 def require_batches(data: object) -> None:
     """Raise CalibrationError for what gives no batches when iterated: a number, a tensor, a mapping."""
     if isinstance(data, (torch.Tensor, Mapping)):
@@ -177,11 +189,7 @@ class Watch:
                         observer=observer,
                         scheme=activation.calibrated,
                     )
-        if not self._places:
-            raise CalibrationError(
-                "recipe gives no layer of this model a static input or output, so there is nothing to learn; "
-                "pass it to quantize_model or prepare without calibration"
-            )
+        require_places(self._places, "model", "quantize_model or prepare")
 
     @contextmanager
     def hooked(self) -> Iterator[None]:

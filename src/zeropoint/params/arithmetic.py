@@ -45,7 +45,8 @@ class Ranges:
 
     def magnitude(self, level: int) -> torch.Tensor:
         """Return the largest magnitude of each block of a level."""
-        return torch.maximum(self.maximum[level].abs(), self.minimum[level].abs())
+        low, high = self.minimum[level], self.maximum[level]
+        return high.abs() if low is high else torch.maximum(high.abs(), low.abs())
 
 
 def scales_from_ranges(
@@ -183,10 +184,14 @@ def _linear(ideal: torch.Tensor, scheme: Scheme, level: ScaleLevel, dtype: torch
 
 
 def _require_fit(
-    ideal: torch.Tensor, values: torch.Tensor, level: ScaleLevel, fmt: Format, *, lost: torch.Tensor | bool
+    ideal: torch.Tensor, values: torch.Tensor, level: ScaleLevel, fmt: Format, *, lost: torch.Tensor | None
 ) -> None:
     """Raise RangeError where scales ``ideal`` are past the largest of their format, or were ``lost``."""
-    bad = ~torch.isfinite(values) | (ideal > _top(fmt, up=_up(level))) | lost
+    bad, top = ~torch.isfinite(values), _top(fmt, up=_up(level))
+    if top < math.inf:
+        bad |= ideal > top
+    if lost is not None:
+        bad |= lost
     if bool(bad.any()):
         where = tuple(torch.nonzero(bad)[0].tolist())
         raise RangeError(
@@ -245,6 +250,8 @@ def _coarse_linear(
     level, wide = scheme.scales[index], amax.dtype
     fmt = level.format_for(format_of(dtype))
     span = _finer_span(scheme, index, dtype)
+    if coarser is None and _always_fits(scheme, dtype):
+        return _shared(amax, scheme.divisor * span).to(wide).masked_fill(amax == 0, 1.0)
     fits = span * _slack(scheme, index, dtype)
     own, outer = ideal.double(), 1.0 if coarser is None else coarser.double()
     if _over_reciprocal(scheme, index):
@@ -262,15 +269,40 @@ def _coarse_linear(
         inverse = inverse.clamp(min=_smallest(fmt))
         _require_fit(ideal, inverse, level, fmt, lost=~torch.isfinite(ideal))
         return inverse
-    shared = ((amax.double() / (scheme.divisor * span)).clamp(min=LEAST_NORMAL) / outer).to(wide)
-    values = _round_to(torch.where(amax == 0, 1.0, shared), fmt, up=_up(level))
+    shared = (_shared(amax, scheme.divisor * span) / outer).to(wide)
+    values = _round_to(shared.masked_fill(amax == 0, 1.0), fmt, up=_up(level))
     enough = own <= fits * outer * values.double()
     if not bool(enough.all()):
         larger = _round_to((own / (span * _BELOW * outer)).to(wide), fmt, up=True)
         values = torch.where(enough, values, larger)
     values = values.clamp(min=_smallest(fmt))
-    _require_fit(shared, values, level, fmt, lost=False)
+    _require_fit(shared, values, level, fmt, lost=None)
     return values
+
+
+def _shared(amax: torch.Tensor, largest: float) -> torch.Tensor:
+    """Return the factor under which elements and finer scales reach ``amax`` with their largest values."""
+    return (amax.double() / largest).clamp(min=LEAST_NORMAL)
+
+
+@functools.lru_cache(maxsize=256)
+def _always_fits(scheme: Scheme, dtype: torch.dtype) -> bool:
+    """Whether no finite range can fail a check of the coarsest scale, as in ``nvfp4``.
+
+    A scale that keeps the wide dtype, and so at least ``LEAST_NORMAL``, differs from the exact quotient by
+    ``2**-24``, and ``ideal`` by as much: less than the next level's slack. Divisors of at least 1 do not
+    overflow.
+    """
+    index, wide = len(scheme.scales) - 1, wide_dtype(dtype)
+    level = scheme.scales[index]
+    return (
+        dtype_of(level.format_for(format_of(dtype))) is wide
+        and not _up(level)
+        and rounder(scheme, dtype) is None
+        and scheme.dialect.tensor_scale is not TensorScale.RECIPROCAL
+        and min(scheme.divisor, _finer_span(scheme, index, dtype)) >= 1
+        and _slack(scheme, index, dtype) >= 1 + 2.0**-20
+    )
 
 
 _BELOW = 1 - 2.0**-20
@@ -279,6 +311,7 @@ _TALLEST = 2.0**64
 """Largest span that a level gives to finer ones: wide formats need no more to keep small blocks apart."""
 
 
+@functools.lru_cache(maxsize=256)
 def _finer_span(scheme: Scheme, index: int, dtype: torch.dtype) -> float:
     """Return the largest factor that the levels finer than ``index`` have: powers of two count downwards."""
     span = 1.0
@@ -303,7 +336,7 @@ def _fine_linear(scheme: Scheme, relative: torch.Tensor, dtype: torch.dtype) -> 
     level = scheme.scales[0]
     fmt = level.format_for(format_of(dtype))
     values = _round_to(relative, fmt, up=_up(level))
-    _require_fit(relative, values, level, fmt, lost=False)
+    _require_fit(relative, values, level, fmt, lost=None)
     return torch.where(values == 0, scheme.dialect.zero_block_scale, values)
 
 

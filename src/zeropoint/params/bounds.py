@@ -49,7 +49,7 @@ def largest_gap(fmt: Format) -> Fraction:
     if isinstance(fmt, FloatFormat):
         return fmt.max - fmt.magnitude(fmt.max_code - 1) if fmt.max_code else Fraction(0)
     ordered = [Fraction(fmt.values[code]) for code in fmt.order]
-    return max((b - a for a, b in pairwise(ordered)), default=Fraction(0))
+    return max(b - a for a, b in pairwise(ordered))
 
 
 @dataclass(frozen=True)

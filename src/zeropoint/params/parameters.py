@@ -32,7 +32,7 @@ from .tracing import traced_as_constant
 class QuantizationParams:
     """Everything that turns codes of a tensor of ``shape`` into numbers.
 
-    scheme: how the tensor is quantized.
+    scheme: how the tensor is quantized; a text is parsed.
     shape: shape of the tensor.
     scales: one tensor a level, finest first, shaped like the level's grid, in the dtype of the level's format
         (uint8 codes where torch has no such dtype).
@@ -48,6 +48,11 @@ class QuantizationParams:
     dtype: torch.dtype = torch.float32
     minimum: torch.Tensor | None = None
     maximum: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        # A text is otherwise found out far from here, as a missing attribute of str.
+        if not isinstance(self.scheme, Scheme):
+            object.__setattr__(self, "scheme", Scheme.parse(self.scheme))
 
     @staticmethod
     def from_range(

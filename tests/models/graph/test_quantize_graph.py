@@ -467,6 +467,19 @@ def test_calibration_of_a_graph_is_that_of_the_model() -> None:
                 assert torch.equal(found, wanted(data[0]))
 
 
+def test_a_graph_without_static_inputs_has_nothing_to_calibrate() -> None:
+    x = torch.randn(5, 256)
+    program = exported(mlp(), x)
+    for recipe in ("w8a8", "w8a16"):
+        with pytest.raises(CalibrationError, match=r"no layer of this graph .* pass it to quantize_graph or"):
+            calibrate_graph(program, recipe, [x])
+    one_static = Recipe(
+        rules=(Rule(name="2", gives=model_preset("w8a8_static")),),
+        default=Rule(gives=model_preset("w8a8")),
+    )
+    assert calibrate_graph(program, one_static, [x]).params.keys() == {"2.input"}
+
+
 def test_programs_of_training_are_calibrated_and_converted_in_evaluation() -> None:
     model = nn.Sequential(nn.Linear(16, 8), nn.Dropout(0.5), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 4))
     x = torch.randn(6, 16)

@@ -13,7 +13,7 @@ from ...recipes import Recipe
 from ...schemes import Scheme
 from ...stats import Observer, StatisticFor, statistic_named
 from .. import Calibration
-from ..calibrate import require_batches, run_batches, run_model
+from ..calibrate import require_batches, require_places, run_batches, run_model
 from .layers import Layer, inputs_of, output_of
 from .prepare import annotated, insert_call, row_of, unprepared
 from .program import cleaned, evaluate, put
@@ -33,8 +33,8 @@ def calibrate_graph(
     What ``calibrate`` does for a model, done for a graph in evaluation mode, with the same result; the
     arguments are those of ``calibrate``. Where one layer takes several tensors (``Add``, ``Concatenate``),
     they share their parameters.
-    Raises CalibrationError when there is no batch, when ``data`` is one batch instead of several, or when
-    some layer saw no finite number, with its name.
+    Raises CalibrationError when there is nothing static or no batch, when ``data`` is one batch instead of
+    several, or when some layer saw no finite number, with its name.
 
     >>> program = torch.export.export(nn.Linear(8, 4), (torch.ones(2, 8),))
     >>> print(calibrate_graph(program, "w8a8_static", [torch.ones(2, 8)]).params["input"].scheme)
@@ -53,6 +53,7 @@ def calibrate_graph(
                 _insert(module, layer, side, observer)
                 dtype = output_of(layer.nodes[0]).meta["val"].dtype
                 observers[place] = (observer, activation.calibrated, dtype)
+    require_places(observers, "graph", "quantize_graph or prepare_graph")
     evaluate(module)
     with torch.no_grad():
         count = run_batches(cleaned(module), data, run, progress=progress)
