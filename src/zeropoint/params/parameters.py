@@ -51,8 +51,7 @@ class QuantizationParams:
 
     def __post_init__(self) -> None:
         # A text is otherwise found out far from here, as a missing attribute of str.
-        if not isinstance(self.scheme, Scheme):
-            object.__setattr__(self, "scheme", Scheme.parse(self.scheme))
+        object.__setattr__(self, "scheme", Scheme.parse(self.scheme))
 
     @staticmethod
     def from_range(
