@@ -4,8 +4,8 @@
 
 Models of two layers with random weights, in float32, bfloat16 and float16 in turn and every second one in
 shards, are written, quantized, loaded by transformers and run; their weights and outputs are compared with
-those of the same codes written as floats. src/zeropoint/checkpoint/tested.json and docs/architectures.md are
-made from the answers. Models that are not named keep theirs.
+those of the same codes written as floats. src/zeropoint/codecs/compressed_tensors/tested.json and
+docs/architectures.md are made from the answers. Models that are not named keep theirs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from docs.make_architecture_table import PAGE, page  # noqa: E402
 from tests.architectures.trial import COLUMNS, save, tried  # noqa: E402
 from tests.architectures.zoo import DTYPES, ZOO  # noqa: E402
 
-from zeropoint.checkpoint.tested import TABLE, Row, rows  # noqa: E402
+from zeropoint.codecs.compressed_tensors.tested import TABLE, Row, rows  # noqa: E402
 from zeropoint.errors import ZeropointError  # noqa: E402
 
 

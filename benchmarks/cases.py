@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 import zeropoint as zp
-from zeropoint.schemes.presets import LAYER_PRESETS
+from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
 
 QUANTIZE, DEQUANTIZE, FAKE = "quantize", "dequantize", "fake_quantize fwd+bwd"
 

@@ -2,8 +2,8 @@
 
     python docs/make_architecture_table.py
 
-The answers are those of src/zeropoint/checkpoint/tested.json, which benchmarks/architectures.py writes. A
-test compares the file with :func:`page`.
+The answers are those of src/zeropoint/codecs/compressed_tensors/tested.json, which
+benchmarks/architectures.py writes. A test compares the file with :func:`page`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zeropoint.checkpoint.engines import TRANSFORMERS
-from zeropoint.checkpoint.tested import Row, rows
+from zeropoint.codecs.compressed_tensors.tested import Row, rows
 
 PAGE = Path(__file__).with_name("architectures.md")
 SHOWN = ("w4a16", "w8a16", "w8a8", "fp8_dynamic", "mxfp4a16", "nvfp4a16")

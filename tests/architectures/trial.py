@@ -17,14 +17,15 @@ from tests.architectures.zoo import Animal
 from tests.checkpoint.written import ONE
 from torch import nn
 
-from zeropoint.checkpoint.engines import Loads, Verdict, refusal, verdicts
+from zeropoint.checkpoint.engines import Verdict, refusal, verdicts
 from zeropoint.checkpoint.experts import is_expert
 from zeropoint.checkpoint.plan import Plan, make_plan
 from zeropoint.checkpoint.recipe import KEEP, RecipeText
 from zeropoint.checkpoint.run import run
 from zeropoint.checkpoint.selection import Dequantize, Selection
 from zeropoint.checkpoint.source import open_source
-from zeropoint.checkpoint.tested import SEVERAL
+from zeropoint.codecs.compressed_tensors.tested import SEVERAL
+from zeropoint.codecs.engines import Loads
 
 COLUMNS = (
     "w4a16", "w8a16", "w8a8", "fp8_dynamic", "mxfp4a16", "nvfp4a16", "w4a16_asym", "mxfp4", "mxfp8",

@@ -10,11 +10,12 @@ from tests.checkpoint.test_loading_mixed import differing
 from tests.checkpoint.written import LINEAR, ONE, save, weight
 from tests.oracles import synthetic_llama
 
-from zeropoint.checkpoint.engines import Loads, Verdict, verdicts
+from zeropoint.checkpoint.engines import Verdict, verdicts
 from zeropoint.checkpoint.plan import Plan, make_plan
 from zeropoint.checkpoint.recipe import RecipeText
 from zeropoint.checkpoint.run import run
 from zeropoint.checkpoint.source import open_source
+from zeropoint.codecs.engines import Loads
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
 

@@ -17,7 +17,6 @@ from zeropoint.checkpoint.recipe import RecipeText
 from zeropoint.checkpoint.run import run
 from zeropoint.checkpoint.source import open_source
 from zeropoint.checkpoint.stored import find_layers
-from zeropoint.codecs.compressed_tensors import decode
 
 transformers = pytest.importorskip("transformers", reason="extra `hf`")
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
@@ -53,7 +52,7 @@ def decoded(folder: Path) -> dict[str, torch.Tensor]:
     found = {entry.name: tensors[entry.name].float() for entry in stored.others}
     for layer in stored.layers:
         parts = {suffix: tensors[entry.name] for suffix, entry in layer.tensors.items()}
-        q = decode(layer.layout, parts, layer.weight, shape=layer.shape, dtype=layer.dtype)
+        q = layer.codec.decode(layer.layer, parts, start=0, shape=layer.shape, dtype=layer.dtype)
         found[f"{layer.module}.weight"] = q.dequantize().float()
     return found
 

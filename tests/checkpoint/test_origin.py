@@ -22,8 +22,8 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from zeropoint.checkpoint.origin import Origin, as_floats
 from zeropoint.checkpoint.source import open_source
 from zeropoint.checkpoint.storage import OpenFile, Place, open_file
+from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
 from zeropoint.errors import CheckpointError, UnsupportedError
-from zeropoint.schemes import LAYER_PRESETS
 
 UP, DOWN, Q = (
     f"model.layers.0.{name}.weight" for name in ("mlp.up_proj", "mlp.down_proj", "self_attn.q_proj")

@@ -12,8 +12,16 @@ import zeropoint as zp
 from zeropoint.checkpoint.parallel import WAYS, indivisible, problem
 from zeropoint.checkpoint.plan import make_plan
 from zeropoint.checkpoint.source import open_source
-from zeropoint.codecs.compressed_tensors import SHAPE, decode, encode_constants, encode_part, unfit
-from zeropoint.codecs.compressed_tensors_config import LayerScheme, layer_scheme
+from zeropoint.codecs.compressed_tensors import layer_scheme
+from zeropoint.codecs.compressed_tensors.layout import (
+    SHAPE,
+    Layout,
+    decode,
+    encode_constants,
+    encode_part,
+    unfit,
+)
+from zeropoint.codecs.protocol import LayerScheme
 from zeropoint.errors import CheckpointError
 
 SCHEMES = ("int4:g32", "int3:g16", "int6:channel", "int4:g32:asym", "w8a8", "fp8_block", "mxfp4a16")
@@ -23,7 +31,7 @@ SHAPES = ((256, 256), (40, 96), (64, 160), (384, 128), (12, 512))
 def cut(layer: LayerScheme, x: torch.Tensor, ways: int, axis: int) -> bool:
     """Return whether equal parts of the tensors in a file are decoded to equal parts of the weight."""
     q = zp.quantize(x, layer.weight)
-    whole = encode_part(layer.layout, q) | encode_constants(layer.layout, q.params, x.shape)
+    whole = encode_part(Layout(layer.layout), q) | encode_constants(Layout(layer.layout), q.params, x.shape)
     if x.shape[axis] % ways:
         return False
     parts = [dict[str, torch.Tensor]() for _ in range(ways)]
@@ -39,7 +47,7 @@ def cut(layer: LayerScheme, x: torch.Tensor, ways: int, axis: int) -> bool:
             part[suffix] = torch.tensor(shape) if suffix == SHAPE else piece.contiguous()
     try:
         values = [
-            decode(layer.layout, part, layer.weight, shape=shape, dtype=x.dtype).dequantize()
+            decode(Layout(layer.layout), part, layer.weight, shape=shape, dtype=x.dtype).dequantize()
             for part in parts
         ]
     except CheckpointError:  # a tensor has another shape than the part needs
@@ -56,7 +64,7 @@ def test_what_can_be_divided_is_what_is_decoded_part_by_part(text: str) -> None:
     layer = layer_scheme(text)
     judged = []
     for shape in SHAPES:
-        if unfit(layer.weight, layer.layout, shape) is None:
+        if unfit(layer.weight, Layout(layer.layout), shape) is None:
             for ways in WAYS:
                 for axis in (0, 1):
                     said = problem(layer, shape, ways, by_columns=axis == 1) is None

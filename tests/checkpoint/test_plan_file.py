@@ -20,6 +20,7 @@ from zeropoint.checkpoint.recipe import RecipeText
 from zeropoint.checkpoint.run import run
 from zeropoint.checkpoint.selection import Selection
 from zeropoint.checkpoint.source import open_source
+from zeropoint.codecs.registry import DEFAULT
 from zeropoint.errors import CheckpointError, RecipeError
 
 RECIPE = RecipeText(text="default: w4a16\nrules: [{name: '*.self_attn.*_proj', preset: w8a8}]", name="r.yaml")
@@ -185,5 +186,5 @@ def test_the_name_of_a_recipe_cannot_drive_a_terminal() -> None:
     recipe = RecipeText(text="default: no-such", name="\x1b[31mX\u202e")
     assert recipe.name == r"'\x1b[31mX\u202e'"
     with pytest.raises(RecipeError) as caught:
-        recipe.parse()
+        recipe.parse(DEFAULT)
     assert str(caught.value).isprintable()

@@ -17,7 +17,7 @@ from zeropoint.checkpoint.run import run
 from zeropoint.checkpoint.selection import Selection
 from zeropoint.checkpoint.source import open_source
 from zeropoint.checkpoint.verify import verify
-from zeropoint.codecs.compressed_tensors_config import layer_scheme
+from zeropoint.codecs.compressed_tensors import layer_scheme
 from zeropoint.errors import CheckpointError, RecipeError
 
 MIXED = """\

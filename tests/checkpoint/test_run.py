@@ -19,8 +19,8 @@ from zeropoint.checkpoint.quantize import Scratch
 from zeropoint.checkpoint.run import run
 from zeropoint.checkpoint.source import open_source
 from zeropoint.checkpoint.workers import Task, run_tasks
-from zeropoint.codecs.compressed_tensors import encode
-from zeropoint.codecs.compressed_tensors_config import layer_scheme
+from zeropoint.codecs.compressed_tensors import layer_scheme
+from zeropoint.codecs.compressed_tensors.layout import Layout, encode
 from zeropoint.errors import CheckpointError, NonFiniteError, RangeError
 
 MODULE = "model.layers.0.mlp.up_proj"
@@ -43,7 +43,7 @@ def test_a_weight_in_tiles_is_the_weight_quantized_whole(to: str, tmp_path: Path
     limits = Limits(workers=2, tile_values=128 * 256)
     run(make_plan(open_source(folder), to, limits=limits), tmp_path / "out")
     layer = layer_scheme(to)
-    expected = encode(layer.layout, zp.quantize(x, layer.weight))
+    expected = encode(Layout(layer.layout), zp.quantize(x, layer.weight))
     written = load_file(tmp_path / "out" / "model.safetensors")
     assert written.keys() == {f"{MODULE}.{name}" for name in expected}
     assert [n for n, t in expected.items() if not same_bytes(written[f"{MODULE}.{n}"], t)] == []

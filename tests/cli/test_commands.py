@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from zeropoint import __version__
 from zeropoint.cli.app import app
+from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
 from zeropoint.formats import CATALOG
-from zeropoint.schemes import LAYER_PRESETS
 
 COMMANDS = ("plan", "quantize", "inspect", "verify", "formats")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Call, Called
 
-from zeropoint.schemes import LAYER_PRESETS
+from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
 
 
 def assert_one_line(called: Called, status: int, *parts: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import typer
 
-from zeropoint.cli.values import parse_scheme, parse_size
+from zeropoint.cli.values import parse_size, scheme_recipe
+from zeropoint.codecs.registry import DEFAULT
 
 
 @pytest.mark.parametrize(
@@ -26,11 +27,11 @@ def test_anything_else_is_refused_with_an_example(text: str) -> None:
 
 
 def test_a_scheme_follows_the_layout_it_is_for() -> None:
-    gives = parse_scheme("int4:g64").parse().default.gives
+    gives = scheme_recipe("int4:g64", DEFAULT).parse(DEFAULT).default.gives
     assert gives is not None
     assert str(gives.weight) == "int4:g64:scale=input:dialect=compressed-tensors"
 
 
 def test_an_unknown_scheme_is_compared_with_presets_and_formats() -> None:
     with pytest.raises(typer.BadParameter, match="did you mean nvfp4"):
-        parse_scheme("nvpf4a16")
+        scheme_recipe("nvpf4a16", DEFAULT)

@@ -9,7 +9,16 @@ from tests.checkpoint.written import same_bytes, weight
 from tests.oracles import llmcompressor_golden
 
 import zeropoint as zp
-from zeropoint.codecs.compressed_tensors import (
+from zeropoint.codecs.compressed_tensors import CODEC, layer_scheme
+from zeropoint.codecs.compressed_tensors.config import (
+    Group,
+    input_arguments,
+    matches,
+    quantization_config,
+    read_config,
+    read_input,
+)
+from zeropoint.codecs.compressed_tensors.layout import (
     Layout,
     decode,
     encode,
@@ -20,20 +29,12 @@ from zeropoint.codecs.compressed_tensors import (
     tensor_specs,
     unfit,
 )
-from zeropoint.codecs.compressed_tensors_config import (
-    Group,
-    LayerScheme,
-    input_arguments,
-    layer_scheme,
-    matches,
-    quantization_config,
-    read_config,
-    read_input,
-)
+from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
+from zeropoint.codecs.layers import named_layer
 from zeropoint.codecs.safetensors_dtypes import FILE_DTYPES
 from zeropoint.errors import CheckpointError, FormatError, SchemeError, UnsupportedError, ZeropointError
 from zeropoint.recipes import Activation
-from zeropoint.schemes import LAYER_PRESETS, Scheme
+from zeropoint.schemes import Scheme
 
 PRESETS = [name for name, preset in LAYER_PRESETS.items() if preset.needs_calibration is None]
 OTHERS = [
@@ -54,12 +55,12 @@ def test_decoding_what_was_encoded_gives_the_same_tensor(
 ) -> None:
     layer = layer_scheme(text)
     q = zp.quantize(weight(*shape, dtype=dtype), layer.weight)
-    tensors = encode(layer.layout, q)
-    specs = tensor_specs(layer.weight, layer.layout, shape, dtype)
+    tensors = encode(Layout(layer.layout), q)
+    specs = tensor_specs(layer.weight, Layout(layer.layout), shape, dtype)
     assert {s.suffix: (s.dtype, s.shape) for s in specs} == {
         name: (FILE_DTYPES[t.dtype], tuple(t.shape)) for name, t in tensors.items()
     }
-    back = decode(layer.layout, tensors, layer.weight, shape=shape, dtype=dtype)
+    back = decode(Layout(layer.layout), tensors, layer.weight, shape=shape, dtype=dtype)
     assert same_bytes(back.data, q.data)
     assert back.params == q.params
     assert same_bytes(back.dequantize(), q.dequantize())
@@ -68,9 +69,9 @@ def test_decoding_what_was_encoded_gives_the_same_tensor(
 def test_zero_points_that_fill_one_word_are_read_back() -> None:
     layer = layer_scheme("int4:g32:asym")
     q = zp.quantize(weight(8, 160), layer.weight)
-    tensors = encode(layer.layout, q)
+    tensors = encode(Layout(layer.layout), q)
     assert tensors["weight_zero_point"].shape == (1, 5)
-    back = decode(layer.layout, tensors, layer.weight, shape=(8, 160), dtype=torch.float32)
+    back = decode(Layout(layer.layout), tensors, layer.weight, shape=(8, 160), dtype=torch.float32)
     assert same_bytes(back.dequantize(), q.dequantize())
 
 
@@ -79,16 +80,16 @@ def test_parts_encode_to_the_lines_of_the_whole(text: str) -> None:
     layer = layer_scheme(text)
     x = weight(300, 256)
     whole = zp.quantize(x, layer.weight)
-    tensors = encode(layer.layout, whole)
+    tensors = encode(Layout(layer.layout), whole)
     step = row_alignment(layer.weight) * (1 if row_alignment(layer.weight) > 1 else 7)
-    specs = {s.suffix: s for s in tensor_specs(layer.weight, layer.layout, (300, 256), torch.float32)}
+    specs = {s.suffix: s for s in tensor_specs(layer.weight, Layout(layer.layout), (300, 256), torch.float32)}
     for start in range(0, 300, step):
         part = _rows(whole, start, min(300, start + step))
-        for name, lines in encode_part(layer.layout, part).items():
-            first = start // specs[name].rows * specs[name].lines
+        for name, lines in encode_part(Layout(layer.layout), part).items():
+            first = start // specs[name].per * specs[name].lines
             assert same_bytes(lines, tensors[name][first : first + len(lines)])
-    constants = encode_constants(layer.layout, whole.params, (300, 256))
-    assert constants.keys() == {name for name, spec in specs.items() if not spec.lines}
+    constants = encode_constants(Layout(layer.layout), whole.params, (300, 256))
+    assert constants.keys() == {name for name, spec in specs.items() if spec.axis is None}
 
 
 def _rows(q: zp.QuantizedTensor, first: int, last: int) -> zp.QuantizedTensor:
@@ -127,8 +128,8 @@ def test_nothing_is_decoded_on_loading_where_transformers_would_lose_something()
 @pytest.mark.parametrize("text", [*PRESETS, *OTHERS])
 def test_the_configuration_reads_back_as_the_scheme(text: str) -> None:
     layer = layer_scheme(text)
-    (group,), ignore = read_config(quantization_config([Group(layer=layer)], ["lm_head"]))
-    assert group.layer.layout is layer.layout
+    (group,), ignore = read_config(quantization_config([Group(layer=layer)], ["lm_head"]), CODEC)
+    assert group.layer.layout == layer.layout
     assert ignore == ("lm_head",)
     read, written = group.layer.weight, layer.weight
     # How values were chosen (scale rule, range, scale dtype) is not in the file; what decodes them is.
@@ -150,7 +151,7 @@ def test_several_groups_make_a_mixed_precision_model() -> None:
         "pack-quantized",
         "float-quantized",
     ]
-    assert read_config(config)[0][0].targets == ("re:.*down_proj$",)
+    assert read_config(config, CODEC)[0][0].targets == ("re:.*down_proj$",)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def test_a_shape_that_the_layout_cannot_hold_has_its_reason(
     text: str, shape: tuple[int, ...], rule: str
 ) -> None:
     layer = layer_scheme(text)
-    assert rule in str(unfit(layer.weight, layer.layout, shape))
+    assert rule in str(unfit(layer.weight, Layout(layer.layout), shape))
 
 
 def test_quantized_inputs_choose_the_layout() -> None:
@@ -237,10 +238,10 @@ def test_tensors_that_do_not_fit_the_layout_are_refused(
     change: dict[str, torch.Tensor | None], rule: str
 ) -> None:
     layer = layer_scheme("w4a16")
-    tensors = encode(layer.layout, zp.quantize(weight(8, 128), layer.weight)) | change
+    tensors = encode(Layout(layer.layout), zp.quantize(weight(8, 128), layer.weight)) | change
     given = {name: t for name, t in tensors.items() if t is not None}
     with pytest.raises(CheckpointError, match=rule):
-        decode(layer.layout, given, layer.weight, shape=(8, 128), dtype=torch.float32)
+        decode(Layout(layer.layout), given, layer.weight, shape=(8, 128), dtype=torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +268,7 @@ def test_a_malformed_configuration_is_refused(path: tuple[str, ...], value: obje
         inner = inner[key]
     inner[path[-1]] = value
     with pytest.raises(ZeropointError, match=rule):
-        read_config(config)
+        read_config(config, CODEC)
 
 
 def test_targets_are_classes_names_and_expressions_from_the_start() -> None:
@@ -281,15 +282,15 @@ def test_targets_are_classes_names_and_expressions_from_the_start() -> None:
 
 @pytest.mark.parametrize("text", ["int4:g32", "int2:channel", "int5:tensor"])
 def test_narrow_weights_with_quantized_inputs_stand_in_whole_bytes(text: str) -> None:
-    layer = LayerScheme.named(Scheme.parse(text), Activation.of("int8:token"))
+    layer = named_layer(CODEC, Scheme.parse(text), Activation.of("int8:token"))
     q = zp.quantize(weight(8, 64), layer.weight)
-    tensors = encode(layer.layout, q)
-    assert (layer.layout, tensors["weight"].dtype) == (Layout.INT, torch.int8)
-    again = decode(layer.layout, tensors, layer.weight, shape=(8, 64), dtype=torch.float32)
+    tensors = encode(Layout(layer.layout), q)
+    assert (Layout(layer.layout), tensors["weight"].dtype) == (Layout.INT, torch.int8)
+    again = decode(Layout(layer.layout), tensors, layer.weight, shape=(8, 64), dtype=torch.float32)
     assert torch.equal(again.data, q.data)
     tensors["weight"][3, 5] = 1 << (layer.weight.bits - 1)
     with pytest.raises(CheckpointError, match=r"weight holds codes from .* the file is damaged"):
-        decode(layer.layout, tensors, layer.weight, shape=(8, 64), dtype=torch.float32)
+        decode(Layout(layer.layout), tensors, layer.weight, shape=(8, 64), dtype=torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -331,4 +332,4 @@ def test_inputs_are_named_and_read(given: str, read: str, arguments: tuple[objec
 )  # fmt: skip
 def test_inputs_that_engines_do_not_have_are_refused(given: str, rule: str) -> None:
     with pytest.raises(UnsupportedError, match=rule):
-        LayerScheme.named(Scheme.parse("int8:channel"), Activation.parse(given))
+        named_layer(CODEC, Scheme.parse("int8:channel"), Activation.parse(given))

@@ -24,9 +24,10 @@ from safetensors.torch import load_file
 from tests.checkpoint.written import same_bytes, weight
 
 import zeropoint as zp
-from zeropoint.codecs.compressed_tensors import encode
-from zeropoint.codecs.compressed_tensors_config import layer_scheme
-from zeropoint.schemes import DIALECTS, LAYER_PRESETS
+from zeropoint.codecs.compressed_tensors import layer_scheme
+from zeropoint.codecs.compressed_tensors.layout import Layout, encode
+from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
+from zeropoint.schemes import DIALECTS
 
 PRESETS = [name for name, preset in LAYER_PRESETS.items() if preset.needs_calibration is None]
 
@@ -82,7 +83,7 @@ def ours(w: torch.Tensor, preset: str, *, oneshot: bool = False) -> dict[str, to
     scheme = layer.weight
     if oneshot:
         scheme = replace(scheme, dialect=DIALECTS["compressed-tensors-oneshot"])
-    return encode(layer.layout, zp.quantize(w, scheme))
+    return encode(Layout(layer.layout), zp.quantize(w, scheme))
 
 
 def compare(w: torch.Tensor, preset: str, *, oneshot: bool = False) -> list[str]:
@@ -151,7 +152,7 @@ def test_hard_weights_are_compressed_to_the_same_bytes(
 def test_codes_of_every_width_are_packed_as_compressed_tensors_packs_them(bits: int, columns: int) -> None:
     layer = layer_scheme(f"int{bits}:channel")
     q = zp.quantize(weight(5, columns), layer.weight)
-    assert same_bytes(encode(layer.layout, q)["weight_packed"], pack_to_int32(q.codes, bits))
+    assert same_bytes(encode(Layout(layer.layout), q)["weight_packed"], pack_to_int32(q.codes, bits))
 
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 31, 32, 33, 70])
@@ -161,4 +162,4 @@ def test_zero_points_are_packed_along_the_rows(bits: int, rows: int) -> None:
     q = zp.quantize(weight(rows, 96) + 0.02, layer.weight)
     assert q.zero_point is not None
     packed = pack_to_int32(q.zero_point.to(torch.int8), bits, packed_dim=0)
-    assert same_bytes(encode(layer.layout, q)["weight_zero_point"], packed.contiguous())
+    assert same_bytes(encode(Layout(layer.layout), q)["weight_zero_point"], packed.contiguous())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from zeropoint.codecs.compressed_tensors_config import matches
-from zeropoint.codecs.targets import targets
+from zeropoint.codecs.compressed_tensors.config import matches
+from zeropoint.codecs.compressed_tensors.targets import targets
 
 match = pytest.importorskip("compressed_tensors.utils.match", reason="extra `hf`")
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import zeropoint as zp
+from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
 from zeropoint.functional import quantize_part, row_errors
 from zeropoint.ops.registry import Op, Reference, Request, explain
 from zeropoint.ops.threads import thread_limit
-from zeropoint.schemes import LAYER_PRESETS, TENSOR_PRESETS, Scheme, ZeroPoint
+from zeropoint.schemes import TENSOR_PRESETS, Scheme, ZeroPoint
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = ((8, 256), (3, 5, 70), (1, 4099), (130, 33), (17,), (2, 2, 3, 48), (12, 384))

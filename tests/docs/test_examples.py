@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from zeropoint.cli.main import main
-from zeropoint.schemes import LAYER_PRESETS, TENSOR_PRESETS
+from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
+from zeropoint.schemes import TENSOR_PRESETS
 from zeropoint.schemes.dialects import get_dialect
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,9 +19,10 @@ from tests.oracles import synthetic_llama
 
 import zeropoint as zp
 from zeropoint.checkpoint.verbs import quantize_checkpoint
+from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
 from zeropoint.formats.catalog import CATALOG
 from zeropoint.recipes.presets import MODEL_PRESETS
-from zeropoint.schemes import DIALECTS, LAYER_PRESETS, TENSOR_PRESETS
+from zeropoint.schemes import DIALECTS, TENSOR_PRESETS
 
 HASHES = Path(__file__).with_name("outputs.json")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

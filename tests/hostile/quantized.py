@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save
 from tests.hostile.case import Case
 
-from zeropoint.codecs.compressed_tensors_config import Group, layer_scheme, quantization_config
+from zeropoint.codecs.compressed_tensors import layer_scheme
+from zeropoint.codecs.compressed_tensors.config import Group, quantization_config
 
 WEIGHTS = {"a.weight_packed": torch.zeros(8, 4, dtype=torch.int32), "a.weight_scale": torch.ones(8, 1),
            "a.weight_shape": torch.tensor([8, 32])}  # fmt: skip

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 import zeropoint as zp
+from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
 from zeropoint.errors import ShapeError, UnsupportedError
 from zeropoint.models import PackedWeight, calibrate, quantize_model
 from zeropoint.recipes import MODEL_PRESETS, model_preset
 from zeropoint.schemes import Scheme
-from zeropoint.schemes.presets import LAYER_PRESETS, TENSOR_PRESETS
+from zeropoint.schemes.presets import TENSOR_PRESETS
 
 WEIGHTS = sorted(
     {parts["weight"] for parts in MODEL_PRESETS.values()}

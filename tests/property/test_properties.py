@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import zeropoint as zp
-from zeropoint.schemes import LAYER_PRESETS, TENSOR_PRESETS
+from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
+from zeropoint.schemes import TENSOR_PRESETS
 
 # Few examples a case, because there are hundreds of cases; the same ones in every run.
 FEW = settings(max_examples=4, deadline=None, derandomize=True, database=None)

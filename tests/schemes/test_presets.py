@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
 from zeropoint.formats import get_format
-from zeropoint.schemes import (
-    LAYER_PRESETS,
-    TENSOR_PRESETS,
-    Granularity,
-    ScaleLevel,
-    ScaleRule,
-    Scheme,
-    ZeroPoint,
-)
+from zeropoint.schemes import TENSOR_PRESETS, Granularity, ScaleLevel, ScaleRule, Scheme, ZeroPoint
 
 LAYER_SCHEMES = [
     text for preset in LAYER_PRESETS.values() for text in (preset.weight, preset.input) if text is not None

@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 
 import zeropoint as zp
 from zeropoint import CheckpointError, DtypeError, QuantizedTensor, RangeError, SchemeError, ShapeError
-from zeropoint.schemes import LAYER_PRESETS, TENSOR_PRESETS
+from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
+from zeropoint.schemes import TENSOR_PRESETS
 
 SCHEMES = [
     *TENSOR_PRESETS,

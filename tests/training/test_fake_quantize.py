@@ -10,8 +10,9 @@ import torch
 
 import zeropoint as zp
 from zeropoint import QuantizationParams, Scheme
+from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
 from zeropoint.recipes.presets import MODEL_PRESETS
-from zeropoint.schemes import LAYER_PRESETS, TENSOR_PRESETS
+from zeropoint.schemes import TENSOR_PRESETS
 from zeropoint.training import FakeQuantize
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]

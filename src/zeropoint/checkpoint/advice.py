@@ -9,9 +9,9 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..codecs.compressed_tensors_config import LayerScheme, layer_scheme
+from ..codecs.layers import layer_scheme, preset_layers
+from ..codecs.protocol import LayerScheme
 from ..errors import ZeropointError, count, printable, size_of
-from ..schemes import LAYER_PRESETS
 from .decisions import misfit
 from .entries import TensorEntry
 from .plan import Plan
@@ -85,20 +85,18 @@ def _others(layer: LayerScheme) -> Iterator[LayerScheme]:
     element = str(layer.weight).partition(":")[0]
     for blocks in ("g64", "g32", "g16", "channel") if layer.input is None else ():
         with contextlib.suppress(ZeropointError):  # not every element has a layout for every block
-            found = layer_scheme(f"{element}:{blocks}")
-            assert found.layout is not None  # asking for it raises where there is none
-            yield LayerScheme(name=f"{element}:{blocks}", weight=found.weight, input=None)
+            found = layer_scheme(f"{element}:{blocks}", layer.codec)
+            yield LayerScheme(codec=layer.codec, name=f"{element}:{blocks}", weight=found.weight)
     yield from sorted(
-        _presets(), key=lambda other: (abs(other.weight.bits - layer.weight.bits), other.input != layer.input)
+        preset_layers(layer.codec),
+        key=lambda other: (abs(other.weight.bits - layer.weight.bits), other.input != layer.input),
     )
 
 
 def _finer(layer: LayerScheme) -> LayerScheme:
     """Return the preset for weights alone that is closest to ``layer`` from above."""
     own = layer.weight
-    alone = [other for other in _presets() if other.input is None and other.weight.bits >= own.bits]
+    alone = [
+        other for other in preset_layers(layer.codec) if other.input is None and other.weight.bits >= own.bits
+    ]
     return min(alone, key=lambda other: (other.weight.bits, other.weight.element != own.element))
-
-
-def _presets() -> list[LayerScheme]:
-    return [layer_scheme(name) for name, preset in LAYER_PRESETS.items() if not preset.needs_calibration]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .selection import CONFIG_KEYS
+from ..codecs.known import CONFIG_KEYS
 
 CONFIG_KEY = CONFIG_KEYS[0]
 WEIGHTS_ONLY_CONFIG = "quantization_config.json"

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 import torch
 
 from ..architectures import loaded_name
-from ..codecs.compressed_tensors_config import QUANT_METHOD, Targets
-from ..codecs.fp8_block import QUANT_METHOD as FP8
+from ..codecs.known import ACTIVATION_SCALES, CACHE_SCALES, TOOL_FILES, TOOLS
+from ..codecs.registry import claiming, methods
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, printable
 from .entries import TensorEntry
 from .index import IndexMap
-from .origin import ATTENDANTS
 from .problems import Problem
 from .proofs import Check, OpenFiles
 from .quantize import Scratch
@@ -25,22 +24,8 @@ from .source import SINGLE_FILE, Source
 from .storage import exists, shown
 from .stored import Stored, configuration
 
-# Scales of a quantized cache of keys and values, which belong to the attention and not to a linear layer.
-_CACHE = frozenset(f"{what}_{kind}" for what in "qkv" for kind in ("scale", "zero_point", "global_scale"))
 _SMALL_BYTES = 1 << 20
 """Most bytes of a scale of inputs, of which there is one for a layer or for a channel."""
-
-# Methods that config.json names, and the files by which other tools say it.
-_METHODS = {
-    "gptq": "GPTQ (AutoGPTQ, GPTQModel)", "awq": "AWQ (AutoAWQ)", "auto-round": "AutoRound",
-    "quark": "AMD Quark", "modelopt": "NVIDIA ModelOpt", "bitsandbytes": "bitsandbytes", "hqq": "HQQ",
-    "torchao": "torchao", "quanto": "Quanto", "aqlm": "AQLM", "vptq": "VPTQ", "eetq": "EETQ",
-    "fbgemm_fp8": "FBGEMM", "mxfp4": "gpt-oss (MXFP4)", "spqr": "SpQR", "bitnet": "BitNet",
-}  # fmt: skip
-_FILES = {
-    "hf_quant_config.json": "NVIDIA ModelOpt", "quantize_config.json": "GPTQ (AutoGPTQ)",
-    "quant_config.json": "AWQ (AutoAWQ)",
-}  # fmt: skip
 
 
 def require_readable(source: Source) -> None:
@@ -49,7 +34,7 @@ def require_readable(source: Source) -> None:
     if tool is not None:
         raise CheckpointError(
             f"{shown(source.root)} is quantized by {tool}, whose layout is not read here, so nothing was "
-            f"checked; read are {QUANT_METHOD} and {FP8}: verify it with the tool that wrote it"
+            f"checked; read are {' and '.join(methods())}: verify it with the tool that wrote it"
         )
 
 
@@ -57,19 +42,19 @@ def other_tool(source: Source) -> str | None:
     """Return what quantized a checkpoint, and what says so, where its layout is not read here."""
     config = configuration(source)
     if config is not None:
-        method = str(config.get("quant_method", config.get("quant_algo", "unknown")))
-        if method in (QUANT_METHOD, FP8):
+        if claiming(config) is not None:
             return None
-        tool = _METHODS.get(method, "a tool that is not known here")
+        method = str(config.get("quant_method", config.get("quant_algo", "unknown")))
+        tool = TOOLS.get(method, "a tool that is not known here")
         return f"{tool} (quant_method is {printable(method)})"
-    found = next((str(path) for path in source.companions if str(path) in _FILES), None)
-    return None if found is None else f"{_FILES[found]} ({found})"
+    found = next((str(path) for path in source.companions if str(path) in TOOL_FILES), None)
+    return None if found is None else f"{TOOL_FILES[found]} ({found})"
 
 
 def is_attendant(name: str, stored: Stored) -> bool:
     """Return whether a tensor belongs to a layer or a cache: a scale of inputs, outputs, keys or values."""
     module, _, last = name.rpartition(".")
-    return last in _CACHE or (last in ATTENDANTS and stored.modules.number(module) is not None)
+    return last in CACHE_SCALES or (last in ACTIVATION_SCALES and stored.modules.number(module) is not None)
 
 
 class AttendantCheck(Check):
@@ -101,14 +86,12 @@ class AttendantCheck(Check):
 def unlisted(source: Source, stored: Stored) -> list[Problem]:
     """Return linear weights that are neither quantized nor ignored, which loaders leave uninitialized."""
     found = []
-    ignored, selection = Targets(stored.ignore), Selection()
-    groups = [Targets(group.targets) for group in stored.groups]
+    selection = Selection()
     for entry in stored.others:
         module = module_of(entry.name)
         choice = choose(entry, source.entries, selection, source.config or {})
         linear = choice.why is Why.LINEAR or module.rpartition(".")[2] == "lm_head"
-        unquantized = linear and entry.name.endswith(WEIGHT) and not ignored.match(module)
-        if unquantized and any(group.match(module, linear=True) for group in groups):
+        if linear and entry.name.endswith(WEIGHT) and stored.reader.expects(module):
             what = "neither quantized nor ignored by the configuration"
             found.append(Problem(where=module, what=what))
     return found
@@ -119,10 +102,8 @@ def idle_targets(source: Source, stored: Stored) -> list[Problem]:
     broken = {problem.where for problem in stored.problems}
     idle = [
         target
-        for target in dict.fromkeys(target for group in stored.groups for target in group.targets)
-        if "." in target
-        and not target.startswith("re:")
-        and target not in broken
+        for target in stored.reader.named()
+        if target not in broken
         and stored.modules.number(target) is None
         and source.entries.number(target) is None
         and source.entries.number(f"{target}{WEIGHT}") is None

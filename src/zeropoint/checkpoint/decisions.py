@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..codecs.compressed_tensors import unfit
-from ..codecs.compressed_tensors_config import LayerScheme
+from ..codecs.layers import layer_of
+from ..codecs.protocol import Codec, LayerScheme
 from ..errors import CheckpointError, RecipeError, count, printable
 from ..recipes import Recipe, Rule, Subject
 from .columns import Kinds, Made
@@ -40,18 +40,18 @@ class Decision:
         return self.choice.why in (Why.UNFIT, Why.UNNAMED)
 
 
-def decide(source: Source, recipe: Recipe, selection: Selection) -> Sequence[Decision]:
+def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -> Sequence[Decision]:
     """Return the fate of every tensor of ``source``, in the order of its entries.
 
     The rules of ``recipe`` come before the default rules, which decide about what no rule names and give what
-    the recipe gives by default.
+    the recipe gives by default. codec: what the files are written in.
 
     Raises RecipeError when a rule decides about nothing, or gives a scheme to nothing that can be quantized;
     CheckpointError when an include pattern names nothing that can be, or, under strict, when a linear weight
     is left alone although nobody asked for it.
     """
     entries, config = source.entries, source.config or {}
-    layers, uses = _Layers(), _Uses(recipe)
+    layers, uses = _Layers(codec), _Uses(recipe)
 
     def decided(entry: TensorEntry) -> Decision:
         subject = subject_of(entry, config)
@@ -119,13 +119,14 @@ class _Uses:
 class _Layers:
     """The layer scheme of each rule, made once."""
 
-    def __init__(self) -> None:
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
         self._made: dict[int, LayerScheme] = {}
 
     def of(self, rule: Rule) -> LayerScheme:
         if id(rule) not in self._made:
             assert rule.gives is not None
-            self._made[id(rule)] = LayerScheme.of(rule.gives)
+            self._made[id(rule)] = layer_of(rule.gives, self._codec)
         return self._made[id(rule)]
 
 
@@ -140,7 +141,7 @@ def misfit(entry: TensorEntry, layer: LayerScheme) -> str | None:
     shapes = {m.shape for m in matrices(entry)}
     if not shapes:
         return "is empty"
-    return next(filter(None, (unfit(layer.weight, layer.layout, shape) for shape in shapes)), None)
+    return next(filter(None, (layer.codec.refusal(layer, shape) for shape in shapes)), None)
 
 
 def _check_includes(selection: Selection, decisions: Sequence[Decision]) -> None:

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
-from ..architectures import Config, loaded_names
-from ..codecs.compressed_tensors_config import (
-    LINEAR,
-    Group,
-    LayerScheme,
-    Targets,
-    WrittenGroup,
-    matches,
-    quantization_config,
-)
-from ..codecs.targets import targets
+from ..architectures import Config
+from ..codecs.protocol import Codec, Contents, Documents, Module
 from ..errors import CheckpointError
-from ..patterns import REGEX
 from .config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from .decisions import Decision
-from .experts import is_expert, matrices
+from .experts import matrices
 from .origin import Floats
 from .placement import Placement
 from .selection import Why, is_fused_experts, module_of, subject_of
@@ -35,9 +24,10 @@ MANIFEST = "zeropoint_manifest.json"
 
 
 def index_and_config(
-    floats: Floats, decisions: Sequence[Decision], placement: Placement, *, staying: Sequence[Decision] = ()
-) -> dict[str, Text]:
-    """Return the index and the configuration, by file name.
+    floats: Floats, decisions: Sequence[Decision], placement: Placement, codec: Codec, *,
+    staying: Sequence[Decision] = (),
+) -> dict[str, Text]:  # fmt: skip
+    """Return the index, the configuration and what else the codec writes beside tensors, by file name.
 
     placement: of all output tensors. staying: layers that keep the codes which
     the configuration of ``floats`` describes.
@@ -46,7 +36,10 @@ def index_and_config(
     index_name = source.index or SINGLE_FILE + ".index.json"
     assert index_name.endswith(INDEX_SUFFIX)
     texts = {index_name: Text.of(_index(placement))}
-    config = _config(floats, decisions, staying)
+    documents = _config(floats, decisions, staying, codec)
+    config = documents.section
+    for name, content in documents.files.items():
+        texts[name] = Text.of(json.dumps(content, indent=2) + "\n")
     if source.config is not None and source.config_text is not None:
         text = insert_config(source.config_text, config) if config else source.config_text
         texts[CONFIG] = _readable(Text.of(text))
@@ -76,94 +69,29 @@ def _readable(text: Text) -> Text:
 
 
 def _config(
-    floats: Floats, decisions: Sequence[Decision], staying: Sequence[Decision]
-) -> dict[str, Any] | None:
-    """Return what is quantized and how, or None when nothing is; an older configuration is merged into it."""
+    floats: Floats, decisions: Sequence[Decision], staying: Sequence[Decision], codec: Codec
+) -> Documents:
+    """Return what the codec says beside the tensors; nothing where nothing is quantized."""
     if not any(decision.quantized for decision in decisions):
-        return None
-    old, family = floats.config or {}, floats.source.config or {}
-    groups = _groups(decisions, staying, old, family)
+        return Documents(section=None)
+    family = floats.source.config or {}
     codes = {decision.entry.name for decision in staying}
-    ignored = _ignored(floats, (d for d in decisions if not d.quantized and d.entry.name not in codes))
 
-    def modules() -> Iterator[str]:
-        yield from (m.module for d in decisions if d.quantized for m in matrices(d.entry))
-        yield from (module_of(d.entry.name) for d in staying)
+    def modules() -> Iterator[Module]:
+        for decision in decisions:
+            entry = decision.entry
+            if decision.layer is not None:
+                yield from (Module(m.module, decision.layer) for m in matrices(entry))
+            elif entry.name in codes:
+                yield Module(module_of(entry.name), None, keeps=True)
+            elif len(entry.shape) == 2:
+                yield Module(module_of(entry.name), None)
 
-    ignored += _elsewhere(ignored, modules, family)
-    ignored += _ignored_before(old, set(ignored), modules)
-    return quantization_config(groups, ignored, kv_cache=old.get("kv_cache_scheme"))
-
-
-def _elsewhere(ignored: Sequence[str], modules: Callable[[], Iterator[str]], family: Config) -> list[str]:
-    """Return what else names ignored modules, and none of ``modules``: the names that loaders give them.
-
-    Numbered ones are named by expressions that hold inside of other models too, as where a model is loaded
-    without its head.
-    """
-    kept = [name for module in ignored for name in loaded_names(module, family)]
-    if any(map(str.isdigit, ".".join(kept).split("."))):
-        others = (name for module in modules() for name in loaded_names(module, family))
-        kept = list(targets([kept, others])[0])
-    known = set(ignored)
-    return [name for name in dict.fromkeys(kept) if name not in known]
-
-
-def _ignored_before(
-    old: Mapping[str, Any], ignored: Collection[str], modules: Callable[[], Iterator[str]]
-) -> list[str]:  # fmt: skip
-    """Return what an older configuration ignores as well, unless it names what is quantized now."""
-    before = [target for target in old.get("ignore") or [] if target not in ignored]
-    if not before:
-        return []
-    here = set(modules())
-    idle = {target for target in before if target.startswith(REGEX)}
-    idle = {target for target in idle if not any(map(Targets([target]).match, here))}
-    return [t for t in before if (t in idle if t.startswith(REGEX) else t not in here)]
-
-
-def _groups(
-    decisions: Sequence[Decision], staying: Sequence[Decision], old: Mapping[str, Any], family: Config
-) -> list[Group | WrittenGroup]:
-    """Return the layers of each scheme and what names them: one scheme for the class, several by their names.
-
-    compressed-tensors tries names before classes, vLLM gives all experts the scheme of the class where one is
-    named, and transformers 5.23 gives them the first group whose expressions speak of experts. So no class is
-    named where there are several groups, and that of the experts comes first.
-    """
-    modules: dict[LayerScheme | str, list[str]] = {}
-    kept = []
-    names = {decision.entry.name: _group_of(decision, old) for decision in staying}
-    for decision in decisions:
-        name = names.get(decision.entry.name)
-        if decision.layer is not None:
-            modules.setdefault(decision.layer, []).extend(m.module for m in matrices(decision.entry))
-        elif name is not None:
-            modules.setdefault(name, []).append(module_of(decision.entry.name))
-        elif len(decision.entry.shape) == 2:
-            kept.append(module_of(decision.entry.name))
-    if len(modules) == 1:
-        (layer,) = modules
-        assert isinstance(layer, LayerScheme)
-        return [Group(layer=layer, targets=(LINEAR, *odd_targets(decisions, family)))]
-    ordered = sorted(modules, key=lambda layer: not any(map(is_expert, modules[layer])))
-    found = targets(
-        [[name for m in modules[layer] for name in loaded_names(m, family)] for layer in ordered],
-        [name for module in kept for name in loaded_names(module, family)],
-    )
-    return [
-        WrittenGroup(name=layer, layout=old.get("format"), written=old["config_groups"][layer], targets=names)
-        if isinstance(layer, str)
-        else Group(layer=layer, targets=names)
-        for layer, names in zip(ordered, found, strict=True)
-    ]
-
-
-def _group_of(decision: Decision, old: Mapping[str, Any]) -> str:
-    """Return the name of the group of the older configuration that a layer is in."""
-    module = module_of(decision.entry.name)
-    groups: Mapping[str, Any] = old["config_groups"]
-    return next(name for name, g in groups.items() if matches(module, g["targets"], linear=True))
+    kept = _ignored(floats, (d for d in decisions if not d.quantized and d.entry.name not in codes))
+    return codec.documents(Contents(
+        modules=modules, kept=kept, nonlinear=odd_targets(decisions, family), family=family,
+        previous=floats.config or {},
+    ))  # fmt: skip
 
 
 _MAYBE_ODD = re.compile(r"embed|position|token_type|wte|wpe|shared|bias|norm|router|gat(e|ing)$|wg$|(^|\.)ln")

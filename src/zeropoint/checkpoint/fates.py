@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..codecs.compressed_tensors_config import QUANT_METHOD, LayerScheme
+from ..codecs.protocol import Codec, LayerScheme
 from ..errors import CheckpointError, printable
 from .columns import Made
 from .decisions import Decision, compact, fate, nothing_selected
@@ -70,20 +70,22 @@ class Fates:
         """What is quantized, and how."""
         return ((d.entry, d.layer) for d in self.decisions if d.layer is not None)
 
-    def require_sense(self, *, every: bool) -> None:
+    def require_sense(self, codec: Codec, *, every: bool) -> None:
         """Raise CheckpointError when nothing would be done, or when no configuration could say what was.
 
-        every: whether codes that are kept otherwise were to be decoded.
+        codec: what the files are written in. every: whether codes that are kept otherwise were to be decoded.
         """
         if next(self.quantized, None) is None and not self.restored:
             if every:
                 place = shown(self.floats.source.root)
                 raise CheckpointError(f"{place} holds no codes to dequantize; pass a quantized checkpoint")
             raise CheckpointError(nothing_selected(self.decisions))
-        if self.staying and (self.floats.config or {}).get("quant_method") != QUANT_METHOD:
+        if self.staying and not codec.keeps(self.floats.config or {}):
+            theirs = (self.floats.config or {}).get("quant_method")
             raise CheckpointError(
-                f"{len(self.staying)} layers would keep their fp8 codes, such as {fate(self.staying[0])}, "
-                "but no configuration can name them beside compressed-tensors; pass --dequantize-kept to "
+                f"{len(self.staying)} layers would keep their {theirs} codes, such as "
+                f"{fate(self.staying[0])}, "
+                f"but no configuration can name them beside {codec.name}; pass --dequantize-kept to "
                 "write them as floats"
             )
 

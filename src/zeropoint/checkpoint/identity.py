@@ -73,7 +73,7 @@ def shard_fields(source: Source) -> Iterator[tuple[str, str]]:
 def _codes(origin: Origin) -> str:
     """Return how the codes that floats are decoded from are read, which a configuration says."""
     layer = origin.layer
-    return "" if layer is None else f"{layer.weight} {layer.layout.value} {layer.dtype}"
+    return "" if layer is None else f"{layer.weight} {layer.layer.layout} {layer.dtype}"
 
 
 def require_same(now: Mapping[str, str], then: Mapping[str, str], *, what: str, remedy: str) -> None:

@@ -170,7 +170,7 @@ def _dtypes(entries: Iterable[TensorEntry]) -> tuple[DtypeSummary, ...]:
 def _schemes(stored: Stored) -> tuple[SchemeSummary, ...]:
     found: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for layer in stored.layers:
-        key = (str(layer.weight), layer.layout.value)
+        key = (str(layer.weight), layer.layer.layout)
         found.setdefault(key, []).append((layer.values, layer.nbytes))
     return tuple(
         SchemeSummary(

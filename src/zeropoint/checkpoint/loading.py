@@ -1,4 +1,4 @@
-"""A checkpoint of compressed-tensors in a model of ours: packed layers in the places of its Linear layers.
+"""A quantized checkpoint in a model of ours: packed layers in the places of its Linear layers.
 
 Codes, scales and zero points become what the file holds, bit for bit; other tensors are copied into it.
 """
@@ -10,13 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from ..codecs.compressed_tensors import INPUT_GLOBAL_SCALE, INPUT_SCALE, INPUT_ZERO_POINT, decode
-from ..codecs.compressed_tensors_config import Group, matches, read_input
+from ..codecs.protocol import InputNames, Known
+from ..codecs.registry import DEFAULT
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..models import Conversion, Converted, LocalQuantize, PackedWeight, QuantizedLinear, SplitExperts
@@ -34,9 +33,7 @@ from .model_names import WEIGHT, Rows, file_rows, file_tensors, stands_of
 from .model_parts import layer_scheme_of, whole_scale
 from .source import Source, open_source
 from .storage import OpenFile, Place, open_file, shown
-from .stored import Known, Stored, StoredLayer, configuration, find_layers
-
-_BESIDE = (INPUT_SCALE, INPUT_ZERO_POINT, INPUT_GLOBAL_SCALE)
+from .stored import Stored, StoredLayer, find_layers
 
 
 def load_checkpoint(model: nn.Module, directory: Path | str, *, inplace: bool = False) -> Conversion:
@@ -99,9 +96,10 @@ def _stored(source: Source, where: Sequence[Rows], linears: Mapping[str, nn.Line
             f"{printable(strange.name)} is quantized, but the model has no Linear layer of that name; pass a "
             "model of the same architecture"
         )
-    if not stored.groups:
+    other = next((layer.codec for layer in stored.layers if layer.codec.input_names is None), None)
+    if other is not None:
         raise UnsupportedError(
-            f"{shown(source.root)} is quantized in another layout than those of compressed-tensors; "
+            f"{shown(source.root)} is quantized in {other.title}, which models here are not loaded from; "
             "dequantize it with zeropoint dequantize"
         )
     return stored
@@ -113,7 +111,8 @@ def _load_floats(model: nn.Module, stored: Stored, files: Mapping[Place, OpenFil
     memory = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
     views = file_tensors(model, state)
     quantized = {layer.module + WEIGHT for layer in stored.layers}
-    entries = {entry.name: entry for entry in stored.others if entry.name.rpartition(".")[2] not in _BESIDE}
+    names = {name for layer in stored.layers[:1] for name in layer.codec.input_names or ()}
+    entries = {entry.name: entry for entry in stored.others if entry.name.rpartition(".")[2] not in names}
     strange = entries.keys() - views.keys()
     for missing, of in ((views.keys() - entries.keys() - quantized, "files"), (strange, "model")):
         if missing:
@@ -156,15 +155,14 @@ def _layers(
 ) -> dict[str, QuantizedLinear]:  # fmt: skip
     """Return the packed layers by name."""
     source, stored = found
-    inputs = _inputs(source, stored)
     records = {layer.module: layer for layer in stored.layers}
     pieces: dict[str, list[_Piece]] = {}
     for rows in where:
         layer = records.get(rows.module)
         if layer is not None:
-            given = _input(layer, inputs, source, files)
+            given = _input(layer, stored.reader.input_of(layer.module), source, files)
             lines = read_lines(layer, files, 0, layer.shape[0])
-            codes = decode(layer.layout, lines, layer.weight, shape=layer.shape, dtype=layer.dtype)
+            codes = layer.codec.decode(layer.layer, lines, start=0, shape=layer.shape, dtype=layer.dtype)
             codes.params.validate()
             pieces.setdefault(rows.layer, []).append(_Piece(rows.index, codes, given))
     made = {}
@@ -204,44 +202,33 @@ def _joined(pieces: Sequence[_Piece]) -> QuantizedTensor:
     return QuantizedTensor(data=data, params=params, shape=whole, dtype=first.dtype)
 
 
-_Inputs = Sequence[tuple[Group, Activation | None]]
-
-
-def _inputs(source: Source, stored: Stored) -> _Inputs:
-    """Return each group with what the configuration says of inputs."""
-    config: Mapping[str, Any] = configuration(source) or {}
-    written = config["config_groups"].values()
-    return [
-        (group, read_input(entry.get("input_activations")))
-        for group, entry in zip(stored.groups, written, strict=True)
-    ]
-
-
 def _input(
-    layer: StoredLayer, inputs: _Inputs, source: Source, files: Mapping[Place, OpenFile]
+    layer: StoredLayer, given: Activation | None, source: Source, files: Mapping[Place, OpenFile]
 ) -> FakeQuantize | LocalQuantize | Activation | None:
     """Return how a layer's input is quantized, with the parameters that the file has."""
-    given = next(given for group, given in inputs if matches(layer.module, group.targets, linear=True))
+    names = layer.codec.input_names
     if given is None or given.dynamic:
         return given
+    assert names is not None
     if given.local:
-        return _local(layer.module, given, source, files)
-    found = {end: source.entries.get(f"{layer.module}.{end}") for end in _BESIDE}
-    scale, zero = found[INPUT_SCALE], found[INPUT_ZERO_POINT]
+        return _local(layer.module, given, names, source, files)
+    scale, zero = (source.entries.get(f"{layer.module}.{end}") for end in (names.scale, names.zero_point))
     if scale is None or math.prod(scale.shape) != 1 or (zero is not None and math.prod(zero.shape) != 1):
-        raise CheckpointError(f"{layer.module}.{INPUT_SCALE} is missing, or not one number")
+        raise CheckpointError(f"{layer.module}.{names.scale} is missing, or not one number")
     number = _read(scale, files).reshape(()).float()
     point = 0 if zero is None else int(_read(zero, files).reshape(()))
     params = QuantizationParams.new(float(number), point, given.scheme)
     return FakeQuantize(replace(params, dtype=layer.dtype))
 
 
-def _local(module: str, given: Activation, source: Source, files: Mapping[Place, OpenFile]) -> LocalQuantize:
+def _local(
+    module: str, given: Activation, names: InputNames, source: Source, files: Mapping[Place, OpenFile]
+) -> LocalQuantize:
     """Return the quantizer that has the scale in the file, found from the range that gives it."""
-    entry = source.entries.get(f"{module}.{INPUT_GLOBAL_SCALE}")
+    entry = source.entries.get(f"{module}.{names.global_scale}")
     scale = None if entry is None or math.prod(entry.shape) != 1 else _read(entry, files).reshape(1).float()
     if scale is None or not bool(torch.isfinite(scale) & (scale > 0)):
-        raise CheckpointError(f"{module}.{INPUT_GLOBAL_SCALE} is missing, or not one positive number")
+        raise CheckpointError(f"{module}.{names.global_scale} is missing, or not one positive number")
     unit = whole_scale(LocalQuantize(given, 1.0))
     near = unit / scale
     for limit in (near, near.nextafter(near * 2), near.nextafter(near / 2)):
@@ -255,6 +242,6 @@ def _told(name: str, layer: QuantizedLinear) -> Converted:
     codes = layer.weight.quantized()
     return Converted(
         name=name, type="Linear", shape=codes.shape,
-        gives=layer_scheme_of(layer).assignment, reason="",
+        gives=layer_scheme_of(layer, DEFAULT).assignment, reason="",
         nbytes=(math.prod(codes.shape) * codes.dtype.itemsize, codes.nbytes), error=math.nan,
     )  # fmt: skip

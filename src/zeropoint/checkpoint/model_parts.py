@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..codecs import compressed_tensors as layouts
-from ..codecs.compressed_tensors_config import LayerScheme
+from ..codecs.layers import named_layer
+from ..codecs.protocol import Codec, LayerScheme, TensorSpec
 from ..errors import UnsupportedError, ZeropointError
 from ..models import (
     DynamicQuantize,
@@ -46,7 +46,13 @@ class QuantizedPart:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return all its tensors by the last parts of their names."""
-        return {**layouts.encode(self.layer.layout, self.codes()), **self.beside}
+        codec, codes = self.layer.codec, self.codes()
+        constants = codec.constants(self.layer, codes.params, codes.shape)
+        return {**codec.encode(self.layer, codes), **constants, **self.beside}
+
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Return what its codec says of its tensors, but those of inputs."""
+        return self.layer.codec.tensors(self.layer, self.shape, self.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +69,15 @@ class Parts:
     kept: tuple[str, ...]
 
 
-def parts_of(model: nn.Module, *, allow_float: bool) -> Parts:
+def parts_of(model: nn.Module, codec: Codec, *, allow_float: bool) -> Parts:
     """Return the parts of a converted model, which stays as it is and whose memory they share.
 
+    codec: what its files are written in.
     Raises UnsupportedError for a model without quantized layers, for a prepared one, and, unless
     ``allow_float``, for a layer that no layout holds, with the reason.
     """
     skeleton = _sharing_memory(model)
-    fits, others = _sorted(skeleton)
+    fits, others = _sorted(skeleton, codec)
     if others and not allow_float:
         name, (_, reason) = next(iter(others.items()))
         more = f" (and {len(others) - 1} more layers)" if len(others) > 1 else ""
@@ -93,7 +100,7 @@ def parts_of(model: nn.Module, *, allow_float: bool) -> Parts:
     for rows in file_rows(skeleton, stands):
         layer = skeleton.get_submodule(rows.layer)
         if isinstance(layer, QuantizedLinear):
-            quantized[rows.module] = _quantized(layer, rows.index)
+            quantized[rows.module] = _quantized(layer, rows.index, codec)
             named[rows.module] = rows.layer
         else:
             floats[rows.module + WEIGHT] = layer.get_parameter("weight").detach()[rows.index]
@@ -110,7 +117,7 @@ def _sharing_memory(model: nn.Module) -> nn.Module:
 _Others = dict[str, tuple[nn.Module, str]]
 
 
-def _sorted(model: nn.Module) -> tuple[dict[str, QuantizedLinear], _Others]:
+def _sorted(model: nn.Module, codec: Codec) -> tuple[dict[str, QuantizedLinear], _Others]:
     """Return the layers that a layout holds by name, and the others with the reason."""
     fits: dict[str, QuantizedLinear] = {}
     others: _Others = {}
@@ -122,7 +129,7 @@ def _sorted(model: nn.Module) -> tuple[dict[str, QuantizedLinear], _Others]:
             reason = "its original holds three projections in one tensor, which no layout holds quantized"
             others |= {name: (module, reason)} | {n: (model.get_submodule(n), reason) for n in inner}
         elif isinstance(module, QUANTIZED):
-            found = _refusal(module)
+            found = _refusal(module, codec)
             if found is None and isinstance(module, QuantizedLinear):
                 fits[name] = module
             else:
@@ -130,7 +137,7 @@ def _sorted(model: nn.Module) -> tuple[dict[str, QuantizedLinear], _Others]:
     if not fits:
         first = "; ".join(reason for _, reason in list(others.values())[:1])
         raise UnsupportedError(
-            f"model (a {type(model).__name__}) has no layer that the layouts of compressed-tensors hold"
+            f"model (a {type(model).__name__}) has no layer that {codec.title} hold"
             + (f" ({first})" if first else "; pass what quantize_model or convert gives")
         )
     return _untied(fits, others), others
@@ -159,7 +166,7 @@ def _untied(fits: dict[str, QuantizedLinear], others: _Others) -> dict[str, Quan
     return fits
 
 
-def _refusal(module: nn.Module) -> str | None:
+def _refusal(module: nn.Module, codec: Codec) -> str | None:
     if not isinstance(module, QuantizedLinear):
         inside = module._modules.get("layer")
         kind = type(module).__name__.removeprefix("Quantized") if inside is None else type(inside).__name__
@@ -169,19 +176,19 @@ def _refusal(module: nn.Module) -> str | None:
     if module.output_quantizer is not None:
         return "its output is quantized, and the layouts hold weights and schemes of inputs"
     try:
-        layer = layer_scheme_of(module)
+        layer = layer_scheme_of(module, codec)
     except ZeropointError as error:
         return str(error)
-    problem = layouts.unfit(layer.weight, layer.layout, module.weight.shape)
+    problem = codec.refusal(layer, module.weight.shape)
     return None if problem is None else f"weight {layer.weight} of shape {module.weight.shape}: its {problem}"
 
 
-def layer_scheme_of(module: QuantizedLinear) -> LayerScheme:
+def layer_scheme_of(module: QuantizedLinear, codec: Codec) -> LayerScheme:
     """Return how a layer is quantized; raises UnsupportedError for what no layout holds."""
-    return _named(module.weight.scheme, _input_of(module.input_quantizer))
+    return _named(codec, module.weight.scheme, _input_of(module.input_quantizer))
 
 
-_named = functools.lru_cache(maxsize=1024)(LayerScheme.named)
+_named = functools.lru_cache(maxsize=1024)(named_layer)
 
 
 def _input_of(quantizer: nn.Module | None) -> Activation | None:
@@ -195,33 +202,39 @@ def _input_of(quantizer: nn.Module | None) -> Activation | None:
     raise UnsupportedError(f"its input is quantized by a {kind}, for which there is no word")
 
 
-def _quantized(layer: QuantizedLinear, index: torch.Tensor) -> QuantizedPart:
+def _quantized(layer: QuantizedLinear, index: torch.Tensor, codec: Codec) -> QuantizedPart:
     packed, count = layer.weight, len(index)
     whole = count == packed.shape[0] and torch.equal(index, torch.arange(count))
     columns = packed.shape[1]
     return QuantizedPart(
-        layer=layer_scheme_of(layer), shape=(count, columns), dtype=packed.dtype,
+        layer=layer_scheme_of(layer, codec), shape=(count, columns), dtype=packed.dtype,
         codes=packed.quantized if whole else functools.partial(packed.part, index),
-        beside=_beside(layer.input_quantizer),
+        beside=_beside(layer.input_quantizer, codec),
     )  # fmt: skip
+
+
+_LARGE = 1 << 40
 
 
 def whole_scale(quantizer: LocalQuantize) -> torch.Tensor:
     """Return the scale over all tensors, as its scheme's dialect keeps it: [1]."""
-    columns = layouts.blocks(quantizer.activation.scheme)[1]
+    columns = quantizer.activation.scheme.granularity.block_shape((1, _LARGE))[1]
     return quantizer.codes(torch.zeros(1, columns)).scales[-1].reshape(1)
 
 
-def _beside(quantizer: nn.Module | None) -> dict[str, torch.Tensor]:
+def _beside(quantizer: nn.Module | None, codec: Codec) -> dict[str, torch.Tensor]:
     """Return the tensors of inputs with parameters from data."""
+    names = codec.input_names
+    if names is None:
+        return {}
     if isinstance(quantizer, LocalQuantize):
-        return {layouts.INPUT_GLOBAL_SCALE: whole_scale(quantizer)}
+        return {names.global_scale: whole_scale(quantizer)}
     if not isinstance(quantizer, FakeQuantize):
         return {}
     params = quantizer.params
-    found = {layouts.INPUT_SCALE: params.scales[0].reshape(1)}
+    found = {names.scale: params.scales[0].reshape(1)}
     if params.zero_point is not None:
         # Codes without a sign count as signed ones, so that 0 becomes the least of these.
         shift = (1 << (params.scheme.bits - 1)) if params.scheme.qmin == 0 else 0
-        found[layouts.INPUT_ZERO_POINT] = (params.zero_point.reshape(1) - shift).to(torch.int8)
+        found[names.zero_point] = (params.zero_point.reshape(1) - shift).to(torch.int8)
     return found

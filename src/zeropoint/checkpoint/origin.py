@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..codecs.compressed_tensors import PACKED, WEIGHT
+from ..codecs.known import ACTIVATION_SCALES, CONFIG_KEYS
 from ..codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 from ..errors import CheckpointError, UnsupportedError
 from ..functional import dequantize
@@ -22,17 +22,11 @@ from .config_text import WEIGHTS_ONLY_CONFIG, without_keys
 from .decoding import alignment, read_rows
 from .entries import Entries, TensorEntry
 from .limits import decoding_bytes
-from .selection import CONFIG_KEYS, require_unquantized
+from .selection import require_unquantized
 from .source import Source
 from .storage import OpenFile, Place, shown
 from .stored import Stored, StoredLayer, configuration, find_layers
 
-# What belongs to the quantized inputs and outputs of a layer, as the last part of a name.
-ATTENDANTS = tuple(
-    f"{what}_{kind}"
-    for what in ("input", "output", "activation")
-    for kind in ("scale", "zero_point", "global_scale")
-)
 _LISTED = 10
 
 
@@ -64,7 +58,7 @@ class Origin:
     @property
     def place(self) -> tuple[str, int]:
         """File name and offset of its first byte, or of its first code."""
-        entry = self.entry if self.layer is None else codes_of(self.layer)
+        entry = self.entry if self.layer is None else self.layer.codes
         return entry.file.name, entry.begin
 
     @property
@@ -173,26 +167,21 @@ def _origins(source: Source, stored: Stored, dtype: torch.dtype) -> dict[str, Or
     origins = {}
     for layer in stored.layers:
         joint = "." if layer.experts is None else "_"
-        beside = (source.entries.get(f"{layer.module}{joint}{name}") for name in ATTENDANTS)
+        beside = (source.entries.get(f"{layer.module}{joint}{name}") for name in ACTIVATION_SCALES)
         shape = layer.shape if layer.experts is None else (layer.experts, *layer.shape)
         entry = TensorEntry(
             name=layer.name, dtype=FILE_DTYPES[dtype], shape=shape, begin=0,
-            nbytes=layer.values * dtype.itemsize, file=codes_of(layer).file,
+            nbytes=layer.values * dtype.itemsize, file=layer.codes.file,
         )  # fmt: skip
         origins[entry.name] = Origin(entry=entry, layer=layer, attendants=tuple(filter(None, beside)))
     return origins
-
-
-def codes_of(layer: StoredLayer) -> TensorEntry:
-    """Return the tensor of a layer's codes, in whose place its floats come."""
-    return layer.tensors.get(PACKED) or layer.tensors[WEIGHT]
 
 
 def _float_entries(source: Source, origins: Mapping[str, Origin]) -> Entries:
     """Return the entries of ``source``, in their order, with those of each layer replaced by one."""
     if not origins:
         return source.entries
-    floats = {codes_of(o.layer).name: o.entry for o in origins.values() if o.layer is not None}
+    floats = {o.layer.codes.name: o.entry for o in origins.values() if o.layer is not None}
     gone = {entry.name for origin in origins.values() for entry in origin.stored}
     return Entries(
         floats.get(name, entry)

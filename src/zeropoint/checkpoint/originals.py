@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..codecs.protocol import Known
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from .entries import TensorEntry
 from .experts import Matrix, matrices
@@ -17,7 +18,7 @@ from .origin import Floats, Origin, as_floats
 from .selection import DOWN, GATE_UP, WEIGHT, is_fused_experts
 from .source import Source, open_source
 from .storage import OpenFile, Place
-from .stored import Known, StoredLayer, configuration
+from .stored import StoredLayer, configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..codecs.compressed_tensors import WORD_BITS, Layout, blocks
-from ..codecs.compressed_tensors_config import LayerScheme
-from ..schemes import ZeroPoint
+from ..codecs.protocol import COLUMNS, ROWS, LayerScheme
 from .placement import Weight
 
 WAYS = (1, 2, 4, 8)
@@ -59,43 +57,17 @@ def by_columns(module: str) -> bool:
 def problem(layer: LayerScheme, shape: tuple[int, int], ways: int, *, by_columns: bool) -> str | None:
     """Return why a weight cannot be cut into ``ways`` equal parts along one axis, or None when it can.
 
-    >>> from zeropoint.codecs.compressed_tensors_config import layer_scheme
-    >>> problem(layer_scheme("w4a16"), (4096, 11008), 4, by_columns=True)
+    >>> from zeropoint.codecs.layers import layer_scheme
+    >>> from zeropoint.codecs.registry import DEFAULT
+    >>> problem(layer_scheme("w4a16", DEFAULT), (4096, 11008), 4, by_columns=True)
     '11008 columns / 4 = 2752, not a multiple of the group, 128'
     """
     extent, noun = (shape[1], "columns") if by_columns else (shape[0], "rows")
     if extent % ways:
         return f"{extent} {noun} cannot be split into {ways}"
     part = extent // ways
-    for multiple, what in _multiples(layer, by_columns=by_columns):
+    for multiple, what in layer.codec.multiples(layer, COLUMNS if by_columns else ROWS):
         # One device holds all, with whatever stands over at the end.
         if part % multiple and ways > 1:
             return f"{extent} {noun} / {ways} = {part}, not a multiple of {what}, {multiple}"
     return None
-
-
-def _multiples(layer: LayerScheme, *, by_columns: bool) -> list[tuple[int, str]]:
-    """Return what the length of a part must be a multiple of."""
-    rows, columns = blocks(layer.weight)
-    found = (
-        [(columns or 1, "the group" if rows == 1 else "the block")]
-        if by_columns
-        else [(rows or 1, "the block")]
-    )
-    bits = layer.weight.bits
-    if layer.layout in (Layout.MXFP4, Layout.NVFP4) and by_columns:
-        found.append((2, "the codes in a byte"))
-    if layer.layout is Layout.PACK and by_columns:
-        found.append((_codes_of_whole_words(bits), "the codes that fill whole words"))
-    if layer.weight.zero_point is not ZeroPoint.NONE and not by_columns:
-        found.append((_codes_of_whole_words(bits), "the zero points that fill whole words"))
-    return found
-
-
-def _codes_of_whole_words(bits: int) -> int:
-    """Return the least number of codes of ``bits`` bits that end where a word ends.
-
-    >>> [_codes_of_whole_words(bits) for bits in (2, 3, 4, 6, 8)]
-    [16, 32, 8, 16, 4]
-    """
-    return WORD_BITS // (bits & -bits)

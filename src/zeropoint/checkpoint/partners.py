@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from ..codecs.compressed_tensors_config import LayerScheme
+from ..codecs.protocol import LayerScheme
 from ..errors import printable
 from .decisions import Decision
 from .selection import is_fused_experts, module_of

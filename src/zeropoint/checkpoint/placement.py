@@ -18,8 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..codecs.compressed_tensors import Layout, TensorSpec, row_alignment, tensor_specs
-from ..codecs.compressed_tensors_config import LayerScheme
+from ..codecs.protocol import LayerScheme, TensorSpec
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, printable
 from .columns import Kinds, Made, Names
@@ -92,7 +91,7 @@ class Weight:
     @property
     def alignment(self) -> int:
         """Rows of which a part must hold a multiple to be quantized and written alone."""
-        return math.lcm(row_alignment(self.layer.weight), self.origin.alignment)
+        return math.lcm(self.layer.codec.alignment(self.layer, self.shape), self.origin.alignment)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +249,7 @@ class Placement:
         for entry, layer in fates.quantized:
             whole = not is_fused_experts(entry)
             for at, matrix in enumerate(_matrices(entry)):
-                share = self._set(matrix.module) if layer.layout is Layout.NVFP4 else -1
+                share = self._set(matrix.module) if layer.codec.shares_scale(layer) else -1
                 shares[share] += 1
                 self._entry.append(self._entries.numbered(entry.name))
                 self._matrix.append(-1 if whole else at)
@@ -303,7 +302,8 @@ class Placement:
             module = module_of(self._entries.name(self._entry[at]))
         else:
             module = _matrices(self._entries.at(self._entry[at]))[self._matrix[at]].module
-        return f"{module}.{self._specs[self._kind[number]].suffix}"
+        codec = self.layers[self._layer[at]].codec
+        return codec.tensor_name(module, self._specs[self._kind[number]].suffix)
 
     def _require_unique(self, names: Sequence[str]) -> None:
         for a, b in itertools.pairwise(self._order):
@@ -354,7 +354,7 @@ def _matrices(entry: TensorEntry) -> list[Matrix]:
 
 
 def _specs(layer: LayerScheme, shape: tuple[int, int], entry: TensorEntry) -> Sequence[TensorSpec]:
-    return tensor_specs(layer.weight, layer.layout, shape, TORCH_DTYPES[entry.dtype])
+    return layer.codec.tensors(layer, shape, TORCH_DTYPES[entry.dtype])
 
 
 def _spec_bytes(spec: TensorSpec) -> int:

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..architectures import is_transposed
-from ..codecs.compressed_tensors_config import LayerScheme, layer_scheme
+from ..codecs.layers import layer_scheme
+from ..codecs.protocol import Codec, LayerScheme
+from ..codecs.registry import DEFAULT
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, UnsupportedError, count, printable, size_of
 from ..formats import RoundingMode
@@ -41,12 +43,13 @@ from .tied import tied_copies, tied_heads
 class Plan:
     """Everything that a run does; see the module.
 
-    recipe, selection: what was asked for. texts: name to content of the small files that are written, the
-    index and the configuration. companions: path to bytes of the files that are copied. notes: sentences for
-    the report.
+    codec: what the files are written in. recipe, selection: what was asked for. texts: name to content of
+    the small files that are written, the index and the configuration. companions: path to bytes of the files
+    that are copied. notes: sentences for the report.
     """
 
     source: Source
+    codec: Codec
     recipe: RecipeText
     selection: Selection
     decisions: Sequence[Decision]
@@ -111,7 +114,7 @@ class Plan:
         """The sizes, bits and memory of the whole, a line each."""
         lines = [f"{size_of(self.source_bytes)} -> {size_of(self.output_bytes)} ({self._change})"]
         if self.weights:
-            layouts = ", ".join(dict.fromkeys(layer.layout.value for layer in self.layers))
+            layouts = ", ".join(dict.fromkeys(layer.layout for layer in self.layers))
             values = count(self.quantized_values, "value")
             lines.append(f"{values} at {self.bits_per_value:.3f} bits in {layouts}")
         if self.restored:
@@ -193,9 +196,12 @@ def kinds_of(items: Iterable[T]) -> list[T]:
 
 
 def make_plan(
-    source: Source, to: str | RecipeText, *, selection: Selection | None = None, limits: Limits | None = None
-) -> Plan:
+    source: Source, to: str | RecipeText, *, selection: Selection | None = None, limits: Limits | None = None,
+    codec: Codec = DEFAULT,
+) -> Plan:  # fmt: skip
     """Return the plan that quantizes ``source`` to a layer preset or weight scheme, or by a recipe.
+
+    codec: what the files are written in.
 
     Raises CheckpointError when the source is an adapter, has a config.json that cannot be read or is
     quantized already, a pattern matches nothing, two output tensors
@@ -205,27 +211,27 @@ def make_plan(
     too small for one part of a weight.
     """
     text = RecipeText.of(to) if isinstance(to, str) else to
-    recipe = one_scheme(layer_scheme(to)) if isinstance(to, str) else to.parse()
+    recipe = one_scheme(layer_scheme(to, codec)) if isinstance(to, str) else to.parse(codec)
     _require_model(source)
     selection, limits = selection or Selection(), limits or Limits.default()
     _require_deterministic(recipe)
     floats = _floats(source, selection)
     check_patterns(selection, floats.source.entries)
-    decisions = decide(floats.source, recipe, selection)
+    decisions = decide(floats.source, recipe, selection, codec)
     split = split_sets(decisions)
     if split and selection.strict:
         more = f"; and {count(len(split) - 1, 'more such set')}" if len(split) > 1 else ""
         raise CheckpointError(f"{split[0]}{more}; give each set one scheme, or leave out --strict")
     every = selection.dequantize is Dequantize.EVERY
     fates = Fates.of(floats, decisions, tied_copies(source), every=every)
-    fates.require_sense(every=every)
+    fates.require_sense(codec, every=every)
     placement = Placement(source, fates)
     limits = limits.beside(source.entries, placement.by_name)
-    texts = index_and_config(floats, decisions, placement, staying=fates.staying)
+    texts = index_and_config(floats, decisions, placement, codec, staying=fates.staying)
     companions = [path for path in floats.source.companions if str(path) not in (*texts, MANIFEST)]
     plan = Plan(
-        source=source, recipe=text, selection=selection, decisions=fates.decisions, placement=placement,
-        texts=texts, limits=limits,
+        source=source, codec=codec, recipe=text, selection=selection, decisions=fates.decisions,
+        placement=placement, texts=texts, limits=limits,
         notes=(*source.notes, *_notes(floats.source, decisions), *split, *fates.notes()),
         companions={path: stamp(source.root / path).size for path in companions},
     )  # fmt: skip

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from ..codecs.compressed_tensors_config import LayerScheme
+from ..codecs.protocol import LayerScheme
 from .engines import verdicts
 from .entries import TensorEntry
 from .identity import identity
@@ -29,6 +29,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "request": {
             "source": str(plan.source.root),
             "recipe": dataclasses.asdict(plan.recipe),
+            "format": plan.codec.name,
             "include": list(plan.selection.include),
             "ignore": list(plan.selection.ignore),
             "strict": plan.selection.strict,
@@ -68,7 +69,7 @@ def scheme_document(layer: LayerScheme) -> dict[str, Any]:
     """Return the scheme of a layer."""
     return {
         "name": str(layer), "weight": str(layer.weight),
-        "input": None if layer.input is None else str(layer.input.scheme), "layout": layer.layout.value,
+        "input": None if layer.input is None else str(layer.input.scheme), "layout": layer.layout,
     }  # fmt: skip
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..codecs.protocol import Codec
+from ..codecs.registry import get_codec
 from ..errors import CheckpointError, printable, size_of
 from ..recipes.document import read_bounded
 from .identity import OF_SOURCE, SHARD, identity, require_same
@@ -34,6 +36,7 @@ class PlanFile:
 
     path: Path
     recipe: RecipeText
+    codec: Codec
     selection: Selection
     identity: Mapping[str, str]
     tensors: tuple[Mapping[str, Any], ...]
@@ -56,6 +59,7 @@ class PlanFile:
             return PlanFile(
                 path=Path(path),
                 recipe=RecipeText(**{key: _text(text) for key, text in request["recipe"].items()}),
+                codec=get_codec(_text(request["format"])),
                 selection=Selection(
                     include=tuple(map(_text, request["include"])),
                     ignore=tuple(map(_text, request["ignore"])),
@@ -77,7 +81,7 @@ class PlanFile:
         Raises CheckpointError, naming the first field or tensor that differs, when the source, the
         configuration or the version is another one.
         """
-        plan = make_plan(source, self.recipe, selection=self.selection, limits=limits)
+        plan = make_plan(source, self.recipe, selection=self.selection, limits=limits, codec=self.codec)
         now = identity(plan)
         self._require_source(now)
         require_same(now, self.identity, what=f"plan {shown(self.path)}", remedy=_AGAIN)

@@ -15,7 +15,6 @@ from typing import overload
 
 import torch
 
-from ..codecs.compressed_tensors import SCALE, Layout, decode, row_alignment
 from ..errors import ZeropointError
 from ..formats import FloatFormat
 from ..layout.blocks import reduce_blocks, spread_blocks
@@ -137,7 +136,7 @@ class LayerCheck:
             cost += (
                 _CHECK_BYTES if self.weight.origin.layer is not None else self.weight.origin.dtype.itemsize
             )
-        alignment = min(row_alignment(self.layer.weight), self.layer.shape[0])
+        alignment = min(self.layer.codec.alignment(self.layer.layer, self.layer.shape), self.layer.shape[0])
         return limits.rows(self.layer.shape[1], alignment, cost)
 
     def buffer_bytes(self, limits: Limits) -> int:
@@ -188,10 +187,11 @@ class Part(Check):
         """See :class:`Task`."""
         layer, shape = self.check.layer, (self.rows, self.check.layer.shape[1])
         lines = read_lines(layer, self.check.files, self.start, self.rows, expert=self.expert)
-        q = decode(layer.layout, lines, layer.weight, shape=shape, dtype=layer.dtype)
-        # Such a format has no sign, so the bit would be ignored here but not by every engine.
-        if layer.layout is Layout.NVFP4 and bool(torch.signbit(lines[SCALE].float()).any()):
-            self.report(f"{self._where()}: a scale is negative")
+        codec = layer.codec
+        q = codec.decode(layer.layer, lines, start=self.start, shape=shape, dtype=layer.dtype)
+        damage = codec.damage(layer.layer, lines)
+        if damage is not None:
+            self.report(f"{self._where()}: {damage}")
         try:
             q.params.validate()
         except ZeropointError as error:
@@ -225,7 +225,7 @@ class Part(Check):
         """Return whether the original is quantized already, and these are its own codes and scales."""
         assert self.check.weight is not None
         layer, old = self.check.layer, self.check.weight.origin.layer
-        if old is None or (old.weight, old.layout, old.shape) != (layer.weight, layer.layout, layer.shape):
+        if old is None or (old.layer, old.shape) != (layer.layer, layer.shape):
             return False
         theirs = read_lines(old, self.check.files, self.start, self.rows, expert=self.expert)
         return all(

@@ -57,7 +57,7 @@ class RayEngine:
             plan = job.plan
             request = Request(
                 token=token, source=plan.source.given, recipe=plan.recipe, selection=plan.selection,
-                limits=replace(plan.limits, workers=1), partials=job.partials,
+                codec=plan.codec, limits=replace(plan.limits, workers=1), partials=job.partials,
                 identity=tuple(identity(plan).items()), patience=self.patience,
             )  # fmt: skip
             with contextlib.closing(_Run(ray, job, ray.put(request), self.patience).results()) as results:

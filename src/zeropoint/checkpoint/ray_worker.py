@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from ..codecs.protocol import Codec
 from ..errors import CheckpointError, ZeropointError
 from ..ops.threads import thread_limit
 from .documents import MANIFEST
@@ -50,6 +51,7 @@ class Request:
     token: str
     source: Place = field(compare=False)
     recipe: RecipeText = field(compare=False)
+    codec: Codec = field(compare=False)
     selection: Selection = field(compare=False)
     limits: Limits = field(compare=False)
     partials: Partials = field(compare=False)
@@ -144,8 +146,9 @@ def _content(path: Path) -> str:
 def _prepare(request: Request) -> tuple[Plan, Sequence[Unit]]:
     """Return the driver's plan and its units, made here; raises EngineError where they differ."""
     plan = make_plan(
-        open_source(request.source), request.recipe, selection=request.selection, limits=request.limits
-    )
+        open_source(request.source), request.recipe, selection=request.selection, limits=request.limits,
+        codec=request.codec,
+    )  # fmt: skip
     try:
         require_same(
             identity(plan), dict(request.identity), what=f"the plan, seen from host {socket.gethostname()},",

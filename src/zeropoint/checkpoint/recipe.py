@@ -12,26 +12,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..codecs.compressed_tensors_config import LayerScheme, layer_scheme
+from ..codecs.layers import layer_of, layer_scheme
+from ..codecs.protocol import Codec, LayerScheme
 from ..errors import printable
 from ..recipes import Assignment, Recipe, Rule, Vocabulary, parse_recipe, read_recipe
-from ..schemes import LAYER_PRESETS
 
 _WEIGHT, _INPUT = "weight", "input"
 
 
-def _spelled(texts: Mapping[str, str]) -> Assignment:
-    """Return the assignment of text forms, with a weight scheme's defaults for files."""
-    given = Assignment.of(**texts)
-    weight = layer_scheme(texts[_WEIGHT]).weight if _WEIGHT in texts else None
-    assignment = Assignment(weight=weight, input=given.input, output=given.output)
-    return LayerScheme.of(assignment).assignment
+def vocabulary(codec: Codec) -> Vocabulary:
+    """Return the words for the tensors of a checkpoint that is written by ``codec``."""
 
+    def spelled(texts: Mapping[str, str]) -> Assignment:
+        given = Assignment.of(**texts)
+        weight = layer_scheme(texts[_WEIGHT], codec).weight if _WEIGHT in texts else None
+        assignment = Assignment(weight=weight, input=given.input, output=given.output)
+        return layer_of(assignment, codec).assignment
 
-CHECKPOINTS = Vocabulary(
-    presets=LAYER_PRESETS, preset=lambda text: layer_scheme(text).assignment, spelled=_spelled
-)
-"""Words for the tensors of a checkpoint."""
+    return Vocabulary(
+        presets=codec.presets, preset=lambda text: layer_scheme(text, codec).assignment, spelled=spelled
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +60,9 @@ class RecipeText:
         """
         return RecipeText(text=f"default: {json.dumps(scheme)}", name=f"--to {scheme}")
 
-    def parse(self) -> Recipe:
-        """Return its rules; raises RecipeError, with the line, for a mistake."""
-        return parse_recipe(self.text, name=self.name, words=CHECKPOINTS)
+    def parse(self, codec: Codec) -> Recipe:
+        """Return its rules for files of ``codec``; raises RecipeError, with the line, for a mistake."""
+        return parse_recipe(self.text, name=self.name, words=vocabulary(codec))
 
 
 def one_scheme(layer: LayerScheme) -> Recipe:

@@ -1,4 +1,4 @@
-"""A converted model as a checkpoint that transformers and vLLM load, in the layouts of compressed-tensors.
+"""A converted model as a checkpoint that transformers and vLLM load, in the layouts of a codec.
 
 Weights, scales and zero points are written as the model has them, under the names that its files have:
 nothing is quantized here. All files get their names in the directory, or none of them does.
@@ -17,15 +17,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ..codecs.compressed_tensors import tensor_specs
-from ..codecs.compressed_tensors_config import LINEAR, Group, LayerScheme, quantization_config
+from ..codecs.protocol import Codec, LayerScheme
+from ..codecs.registry import DEFAULT
 from ..codecs.safetensors_dtypes import FILE_DTYPES
-from ..codecs.targets import targets
 from ..errors import CheckpointError, size_of
 from ..models import Conversion
 from ..models.decisions import require_model
 from .config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
-from .experts import is_expert
 from .model_names import WEIGHT, is_pretrained
 from .model_parts import Parts, parts_of
 from .output import OutputDirectory, write_at
@@ -62,7 +60,7 @@ def save_checkpoint(
     model: nn.Module | Conversion, directory: Path | str, *, tokenizer: Saves | None = None,
     overwrite: bool = False, allow_float: bool = False, shard_bytes: int = SHARD_BYTES,
 ) -> SavedCheckpoint:  # fmt: skip
-    """Write a converted model as a checkpoint in the layouts of compressed-tensors, which engines load.
+    """Write a converted model as a checkpoint that engines load.
 
     model: what ``quantize_model`` or ``convert`` gave, of transformers or not; then there is no config.json,
     and the configuration stands in quantization_config.json. directory: new or empty, unless ``overwrite``.
@@ -81,7 +79,7 @@ def save_checkpoint(
     """
     module = model.model if isinstance(model, Conversion) else model
     require_model(module)
-    parts = parts_of(module, allow_float=allow_float)
+    parts = parts_of(module, DEFAULT, allow_float=allow_float)
     shards = _shards(parts, shard_bytes)
     companions = _companions(module, tokenizer)
     texts = {**companions, **_documents(companions.get(CONFIG), parts, shards)}
@@ -113,8 +111,7 @@ _Shards = Mapping[str, list[_Tensor]]
 def _tensors(parts: Parts) -> Iterator[list[_Tensor]]:
     """Yield what stays together: the tensors of a matrix, or one of floats."""
     for module, part in parts.quantized.items():
-        specs = tensor_specs(part.layer.weight, part.layer.layout, part.shape, part.dtype)
-        found = [(spec.suffix, spec.dtype, spec.shape) for spec in specs]
+        found = [(spec.suffix, spec.dtype, spec.shape) for spec in part.specs()]
         found += [(end, FILE_DTYPES[t.dtype], tuple(t.shape)) for end, t in part.beside.items()]
         yield [
             _Tensor(name=f"{module}.{end}", dtype=dtype, shape=shape, part=module)
@@ -176,7 +173,7 @@ def _save_configs(model: Any, folder: str) -> None:
 
 def _documents(model_config: bytes | None, parts: Parts, shards: _Shards) -> dict[str, bytes]:
     """Return the configuration and, of several files, the index, by name."""
-    config = _quantization_config(parts)
+    config = _quantization_config(parts, DEFAULT)
     texts = {}
     if len(shards) > 1:
         places = {tensor.name: name for name, tensors in shards.items() for tensor in tensors}
@@ -190,7 +187,7 @@ def _documents(model_config: bytes | None, parts: Parts, shards: _Shards) -> dic
     return {name: text.encode("utf-8") for name, text in texts.items()}
 
 
-def _quantization_config(parts: Parts) -> dict[str, Any]:
+def _quantization_config(parts: Parts, codec: Codec) -> Mapping[str, Any]:
     """Return what is quantized and how. Names are those of the file, which vLLM has, and of the model."""
     modules: dict[LayerScheme, list[str]] = {}
     for module, part in parts.quantized.items():
@@ -199,13 +196,7 @@ def _quantization_config(parts: Parts) -> dict[str, Any]:
         *(module_of(n) for n, t in parts.floats.items() if t.ndim == 2 and n.endswith(WEIGHT)),
         *parts.kept,
     ]
-    ignore = list(dict.fromkeys(kept))
-    if len(modules) == 1:
-        return quantization_config([Group(layer=layer, targets=(LINEAR,)) for layer in modules], ignore)
-    ordered = sorted(modules, key=lambda layer: not any(map(is_expert, modules[layer])))
-    found = targets([modules[layer] for layer in ordered], ignore)
-    groups = [Group(layer=layer, targets=names) for layer, names in zip(ordered, found, strict=True)]
-    return quantization_config(groups, ignore)
+    return codec.describe(modules, list(dict.fromkeys(kept)))
 
 
 def _write(path: Path, parts: Parts, shards: _Shards, texts: Mapping[str, bytes], *, overwrite: bool) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..architectures import heads_of, is_transposed
+from ..codecs import registry
+from ..codecs.known import CONFIG_KEYS, is_quantized
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, near_misses, printable
 from ..patterns import name_pattern
@@ -23,8 +25,6 @@ WEIGHT_DTYPES = ("F32", "BF16", "F16")
 """Dtypes of weights that are quantized, as safetensors spells them."""
 _FLOATS = (*WEIGHT_DTYPES, "F64")
 WEIGHT = ".weight"
-CONFIG_KEYS = ("quantization_config", "compression_config")
-"""Where a config.json says what is quantized; the second is what compressed-tensors wrote before 0.8."""
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 
 
@@ -280,14 +280,6 @@ def check_patterns(selection: Selection, names: Iterable[str]) -> None:
 # The closest name is found by comparing with each, at some microseconds a name.
 _HINT_LIMIT = 20_000
 
-# What other tools leave beside quantized weights, as the last part of a name.
-_COMPANIONS = (
-    "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_zero_point",
-    "weight_global_scale", "qweight", "qzeros", "quant_state", "weight_format", "absmax", "SCB",
-)  # fmt: skip
-_READ = ("compressed-tensors", "fp8")
-"""Methods whose weights can be read as floats."""
-
 
 def require_unquantized(entries: Sequence[TensorEntry], config: Mapping[str, Any] | None, place: str) -> None:
     """Raise CheckpointError when a checkpoint is quantized already: doing so again would destroy it."""
@@ -295,16 +287,10 @@ def require_unquantized(entries: Sequence[TensorEntry], config: Mapping[str, Any
         found = (config or {}).get(key)
         if found not in (None, {}):
             method = found.get("quant_method") if isinstance(found, dict) else found
-            remedy = _DEQUANTIZE if method in _READ else _UNREADABLE
+            remedy = _DEQUANTIZE if method in registry.methods() else _UNREADABLE
             raise CheckpointError(f"{place} is quantized already ({key} says {method!r}); {remedy}")
     for entry in entries:
-        last = entry.name.rpartition(".")[2]
-        if (
-            last in _COMPANIONS
-            or last.endswith(("_blocks", "_scales", "_scale_inv"))
-            or entry.dtype.startswith(("F8_", "F6_"))
-            or entry.dtype == "F4"
-        ):
+        if is_quantized(entry.name, entry.dtype):
             raise CheckpointError(
                 f"{place} is quantized already (it holds {printable(entry.name)}, {entry.dtype}), but its "
                 f"configuration does not say how; {_UNREADABLE}"

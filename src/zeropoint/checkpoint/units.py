@@ -93,11 +93,11 @@ class Rows(_OfRows):
     def span(self, placed: Placed) -> Span | None:
         """Return what it writes of one output; None of a constant, which the first rows write."""
         spec, begin, end = placed.spec, 0, placed.nbytes
-        if spec.lines:
+        if spec.axis is not None:
             line = placed.nbytes // spec.shape[0]
-            begin = self.start // spec.rows * spec.lines * line
+            begin = self.start // spec.per * spec.lines * line
             if self.start + self.rows < self.weight.shape[0]:
-                end = (self.start + self.rows) // spec.rows * spec.lines * line
+                end = (self.start + self.rows) // spec.per * spec.lines * line
         elif self.start:
             return None
         return Span(file=placed.shard, tensor=placed.name, begin=placed.begin + begin, size=end - begin)

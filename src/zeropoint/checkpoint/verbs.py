@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..codecs.registry import DEFAULT, get_codec
 from .engines import require_loadable
 from .inspect import inspect as inspect_checkpoint
 from .object_store import RemotePath
@@ -20,23 +21,26 @@ __all__ = ["inspect_checkpoint", "plan_checkpoint", "quantize_checkpoint", "veri
 
 
 def plan_checkpoint(
-    source: Place | str, to: str | RecipeText, *, include: Iterable[str] = (), ignore: Iterable[str] = ()
-) -> Plan:
+    source: Place | str, to: str | RecipeText, *, format: str = DEFAULT.name,  # noqa: A002 (the option's name)
+    include: Iterable[str] = (), ignore: Iterable[str] = (),
+) -> Plan:  # fmt: skip
     """Return what :func:`quantize_checkpoint` would do, from the headers alone: fates, sizes, memory.
 
     source: a checkpoint's directory, one .safetensors file, or the URL of either. to: a preset or scheme, or
-    a recipe (``RecipeText.read(path)``). include, ignore: patterns of tensors to quantize although they are
+    a recipe (``RecipeText.read(path)``). format: what files are written in, a name of
+    :mod:`zeropoint.codecs.registry`. include, ignore: patterns of tensors to quantize although they are
     kept by default, and of tensors to keep.
 
     Raises CheckpointError, RecipeError, SchemeError or UnsupportedError for what cannot be done.
     """
     selection = Selection(include=tuple(include), ignore=tuple(ignore))
-    return make_plan(open_source(source), to, selection=selection)
+    return make_plan(open_source(source), to, selection=selection, codec=get_codec(format))
 
 
 def quantize_checkpoint(
     source: Place | str, out: Place | str, to: str | RecipeText,
-    *, include: Iterable[str] = (), ignore: Iterable[str] = (), overwrite: bool = False,
+    *, format: str = DEFAULT.name,  # noqa: A002 (the option's name)
+    include: Iterable[str] = (), ignore: Iterable[str] = (), overwrite: bool = False,
 ) -> RunResult:  # fmt: skip
     """Quantize a checkpoint into ``out``, a directory or URL, as ``zeropoint quantize`` does.
 
@@ -44,7 +48,7 @@ def quantize_checkpoint(
     empty. If it is interrupted, the same call resumes. Raises as :func:`plan_checkpoint`, and CheckpointError
     when ``out`` cannot be written or no engine is known to load the result, which ``run`` of the plan writes.
     """
-    plan = plan_checkpoint(source, to, include=include, ignore=ignore)
+    plan = plan_checkpoint(source, to, format=format, include=include, ignore=ignore)
     require_loadable(plan)
     target = place(out)
     if isinstance(target, RemotePath):

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from ..codecs.compressed_tensors import encode_constants, encode_part
 from ..errors import CheckpointError, NonFiniteError, ZeropointError, count, printable
 from .columns import Blobs
 from .limits import Limits
@@ -221,11 +220,11 @@ def _quantize_tile(
     except ZeropointError as error:
         raise _named(error, weight, files, scratch.buffer, rows=rows) from error
     measured = measure(x, q)
-    layout = weight.layer.layout
-    tensors = encode_part(layout, q)
+    layer, codec = weight.layer, weight.layer.codec
+    tensors = codec.encode(layer, q)
     if start == 0:
-        tensors |= encode_constants(layout, q.params, weight.shape)
-    by_name = {f"{weight.module}.{suffix}": tensor for suffix, tensor in tensors.items()}
+        tensors |= codec.constants(layer, q.params, weight.shape)
+    by_name = {codec.tensor_name(weight.module, suffix): tensor for suffix, tensor in tensors.items()}
     for writer in writers:
         if writer.span.tensor in by_name:
             writer.write(by_name[writer.span.tensor])

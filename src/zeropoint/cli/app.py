@@ -26,6 +26,7 @@ from .options import (
     DequantizeKept,
     Everything,
     Force,
+    Format,
     Ignore,
     Include,
     Memory,
@@ -96,6 +97,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     out: Target,
     to: To = None,
     recipe: Recipe = None,
+    format: Format = None,  # noqa: A002 (the option's name)
     plan: Annotated[
         Any,
         typer.Option(metavar="FILE", parser=parse_plan, help="A plan of `zeropoint plan`, in place of --to."),
@@ -117,7 +119,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:
-    """Quantize the linear weights of a checkpoint and write the result as compressed-tensors.
+    """Quantize the linear weights of a checkpoint and write the result for the engines of a format.
 
     Embeddings, norms, routers and the head are kept unless --include names them. The report says of each
     tensor what happened and why. OUT is all or nothing: if the command is interrupted, run it again
@@ -137,7 +139,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     start = time.perf_counter()
     asked = one_of({"--to": to, "--recipe": recipe, "--plan": plan})
     selection = selected(include, ignore, strict=strict, first=dequantize_first, kept=dequantize_kept)
-    made = planned(source, asked, selection, workers, max_memory)
+    made = planned(source, asked, selection, layers.Limits.default(workers, max_memory), format)
     if not force:
         layers.require_loadable(made)
     way = Way(

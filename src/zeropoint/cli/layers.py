@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     from ..checkpoint.storage import place as place
     from ..checkpoint.store_output import run_to_store as run_to_store
     from ..checkpoint.verify import verify as verify
-    from ..codecs.compressed_tensors_config import layer_scheme as layer_scheme
+    from ..codecs.layers import layer_scheme as layer_scheme
+    from ..codecs.registry import CODECS as CODECS
+    from ..codecs.registry import DEFAULT as DEFAULT
+    from ..codecs.registry import get_codec as get_codec
     from ..formats import ALIASES as ALIASES
     from ..formats import CATALOG as CATALOG
     from ..formats import get_format as get_format
@@ -57,7 +60,6 @@ if TYPE_CHECKING:
     from ..report.tables import inspection_report as inspection_report
     from ..report.tables import run_report as run_report
     from ..report.tables import verification_report as verification_report
-    from ..schemes import LAYER_PRESETS as LAYER_PRESETS
     from ..schemes import TENSOR_PRESETS as TENSOR_PRESETS
     from ..warmup import compile_kernels as compile_kernels
 
@@ -83,7 +85,8 @@ _OWNERS = {
     "place": "checkpoint.storage",
     "run_to_store": "checkpoint.store_output",
     "verify": "checkpoint.verify",
-    "layer_scheme": "codecs.compressed_tensors_config",
+    "layer_scheme": "codecs.layers",
+    **dict.fromkeys(("CODECS", "DEFAULT", "get_codec"), "codecs.registry"),
     **dict.fromkeys(("ALIASES", "CATALOG", "get_format"), "formats"),
     "recipe_schema": "recipes",
     "MODEL_PRESETS": "recipes.presets",
@@ -91,7 +94,7 @@ _OWNERS = {
     **dict.fromkeys(("formats_document", "formats_table", "page_document", "page_table"), "report.formats"),
     "plan_report": "report.plans",
     **dict.fromkeys(("inspection_report", "run_report", "verification_report"), "report.tables"),
-    **dict.fromkeys(("LAYER_PRESETS", "TENSOR_PRESETS"), "schemes"),
+    "TENSOR_PRESETS": "schemes",
     "compile_kernels": "warmup",
 }
 

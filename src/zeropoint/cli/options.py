@@ -7,11 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import layers
-from .values import parse_path, parse_recipe, parse_scheme, parse_size, parse_workers
+from .values import (
+    checked_recipe,
+    parse_format,
+    parse_path,
+    parse_recipe,
+    parse_size,
+    parse_workers,
+    scheme_recipe,
+)
 
 if TYPE_CHECKING:
+    from ..checkpoint.limits import Limits
     from ..checkpoint.plan import Plan
     from ..checkpoint.selection import Dequantize, Selection
+    from ..codecs.protocol import Codec
     from .values import Asked
 
 READ = "Checkpoint directory, .safetensors file, or the s3:// or gs:// URL of either."
@@ -27,15 +37,22 @@ Memory = Annotated[
     int | None,
     typer.Option(metavar="SIZE", parser=parse_size, help="Most memory of the process; default: 2G."),
 ]
-# What a parser returns is of a layer below, which typer must not ask for before the command runs.
 To = Annotated[
-    Any,
-    typer.Option(metavar="SCHEME", parser=parse_scheme, help="Preset or scheme, such as w4a16 or int4:g64."),
+    str | None,
+    typer.Option(metavar="SCHEME", help="Preset or scheme, such as w4a16 or int4:g64."),
 ]
+# What a parser returns is of a layer below, which typer must not ask for before the command runs.
 Recipe = Annotated[
     Any,
     typer.Option(metavar="FILE", parser=parse_recipe, help="Rules in YAML, in place of --to."),
 ]
+Format = Annotated[
+    Any,
+    typer.Option(
+        "--format", metavar="FORMAT", parser=parse_format,
+        help="The layout of the files, for the engines that read it; a wrong name lists them.",
+    ),
+]  # fmt: skip
 Include = Annotated[
     list[str] | None,
     typer.Option(metavar="PATTERN", help="Quantize these too: a glob, or re:REGEX. Repeatable."),
@@ -78,18 +95,19 @@ def selected(
     )  # fmt: skip
 
 
-def planned(
-    source: str, asked: Asked, selection: Selection, workers: int | None, max_memory: int | None
-) -> Plan:
-    """Return the plan for the checkpoint at ``source``.
+def planned(source: str, asked: Asked, selection: Selection, limits: Limits, codec: Codec | None) -> Plan:
+    """Return the plan for the checkpoint at ``source``, written by ``codec`` or the one that is usual.
 
-    Raises typer.BadParameter where a plan file, which has a selection of its own, is given another one.
+    Raises typer.BadParameter for a scheme or recipe that has no meaning there, and where a plan file, which
+    has a selection and a format of its own, is given another one.
     """
-    limits = layers.Limits.default(workers, max_memory)
-    if isinstance(asked, layers.RecipeText):
-        return layers.make_plan(layers.open_source(source), asked, selection=selection, limits=limits)
-    if selection != layers.Selection():
+    if isinstance(asked, str | layers.RecipeText):
+        codec = layers.DEFAULT if codec is None else codec
+        recipe = scheme_recipe(asked, codec) if isinstance(asked, str) else checked_recipe(asked, codec)
+        found = layers.open_source(source)
+        return layers.make_plan(found, recipe, selection=selection, limits=limits, codec=codec)
+    if selection != layers.Selection() or codec is not None:
         raise typer.BadParameter(
-            "a plan has its own --include, --ignore, --strict and --dequantize-...; leave them out"
+            "a plan has its own --format, --include, --ignore, --strict and --dequantize-...; leave them out"
         )
     return asked.remake(layers.open_source(source), limits=limits)

@@ -14,6 +14,7 @@ from .options import (
     DequantizeFirst,
     DequantizeKept,
     Everything,
+    Format,
     Ignore,
     Include,
     Memory,
@@ -38,6 +39,7 @@ def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
     source: Checkpoint,
     to: To = None,
     recipe: Recipe = None,
+    format: Format = None,  # noqa: A002 (the option's name)
     include: Include = None,
     ignore: Ignore = None,
     strict: Strict = False,
@@ -73,7 +75,7 @@ def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
     """  # noqa: D301 (click's mark for a paragraph that keeps its lines)
     asked = one_of({"--to": to, "--recipe": recipe})
     selection = selected(include, ignore, strict=strict, first=dequantize_first, kept=dequantize_kept)
-    made = planned(source, asked, selection, workers, max_memory)
+    made = planned(source, asked, selection, layers.Limits.default(workers, max_memory), format)
     if out is not None:
         layers.write_plan(made, out)
     if as_json:

@@ -14,15 +14,16 @@ from . import layers
 if TYPE_CHECKING:
     from ..checkpoint.plan_file import PlanFile
     from ..checkpoint.recipe import RecipeText
+    from ..codecs.protocol import Codec
 
-    Asked: TypeAlias = RecipeText | PlanFile
+    Asked: TypeAlias = str | RecipeText | PlanFile
     """What a plan is asked for by."""
 
 Given = TypeVar("Given")
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 # What llama.cpp calls its types, and methods that other tools write in layouts of their own.
-_OF_OTHERS = re.compile(r"(?:i?q[1-8]_\w+|gguf|gptq|awq|exl[23]|bnb|hqq)", re.IGNORECASE)
+_OF_OTHERS = re.compile(r"(?:i?q[1-8]_\w+|awq|exl[23]|bnb|hqq)", re.IGNORECASE)
 
 
 def parse_path(text: str) -> str:
@@ -75,32 +76,44 @@ def parse_workers(text: str) -> int:
     return int(text)
 
 
-def parse_scheme(text: str) -> RecipeText:
-    """Return the recipe that gives all linear weights the layer scheme that ``text`` asks for.
+def parse_format(text: str) -> Codec:
+    """Return the codec of this name; raises typer.BadParameter with those that there are.
 
-    Raises typer.BadParameter: with the closest names for an unknown one, with the reason for one that no
-    layout holds or that needs calibration.
-
-    >>> parse_scheme("w4a16").name
-    '--to w4a16'
+    >>> parse_format(layers.DEFAULT.name) == layers.DEFAULT
+    True
     """
     try:
-        _require_known(text.strip().partition(":")[0])
-        layers.layer_scheme(text)
+        return layers.get_codec(text)
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def scheme_recipe(text: str, codec: Codec) -> RecipeText:
+    """Return the recipe that gives all linear weights the layer scheme that ``text`` asks for.
+
+    Raises typer.BadParameter: with the closest names for an unknown one, with the reason for one that the
+    codec does not hold or that needs calibration.
+    """
+    try:
+        _require_known(text.strip().partition(":")[0], codec)
+        layers.layer_scheme(text, codec)
+    except ZeropointError as error:
+        raise typer.BadParameter(str(error), param_hint="'--to'") from error
     return layers.RecipeText.of(text)
 
 
-def _require_known(head: str) -> None:
+def _require_known(head: str, codec: Codec) -> None:
     """Raise FormatError, with what to write instead, where ``head`` begins no scheme of a checkpoint."""
-    presets = [name for name, preset in layers.LAYER_PRESETS.items() if not preset.needs_calibration]
-    if not head.isidentifier() or head.lower() in (*layers.LAYER_PRESETS, *layers.TENSOR_PRESETS):
+    presets = [name for name, preset in codec.presets.items() if not preset.needs_calibration]
+    if not head.isidentifier() or head.lower() in (*codec.presets, *layers.TENSOR_PRESETS):
         return
+    if head.lower() in layers.CODECS:
+        raise FormatError(f"{head} is a file layout and no scheme; pass --format {head.lower()} --to w4a16")
     if _OF_OTHERS.fullmatch(head):
         raise FormatError(
-            f"{head} is not written, nor are other types of GGUF, GPTQ, AWQ, EXL, HQQ and bitsandbytes; "
-            "w4a16 is the int4 that vLLM and transformers read"
+            f"{head} is not written in {codec.title}; files are written as {', '.join(layers.CODECS)}, and "
+            f"w4a16 "
+            "is the int4 that vLLM and transformers read"
         )
     if head.lower() in layers.MODEL_PRESETS:
         raise FormatError(
@@ -128,12 +141,19 @@ def one_of(options: Mapping[str, Given | None]) -> Given:
 
 
 def parse_recipe(path: str) -> RecipeText:
-    """Return the recipe in the file at ``path``; raises typer.BadParameter when it is none."""
+    """Return the recipe in the file at ``path``; raises typer.BadParameter when it cannot be read."""
     try:
-        recipe = layers.RecipeText.read(path)
-        recipe.parse()
+        return layers.RecipeText.read(path)
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def checked_recipe(recipe: RecipeText, codec: Codec) -> RecipeText:
+    """Return a recipe; raises typer.BadParameter where it is none for files of ``codec``."""
+    try:
+        recipe.parse(codec)
+    except ZeropointError as error:
+        raise typer.BadParameter(str(error), param_hint="'--recipe'") from error
     return recipe
 
 

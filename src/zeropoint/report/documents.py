@@ -107,7 +107,7 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
 def _proof(proof: LayerProof) -> dict[str, Any]:
     layer = proof.layer
     return {
-        "module": layer.module, "scheme": str(layer.weight), "layout": layer.layout.value,
+        "module": layer.module, "scheme": str(layer.weight), "layout": layer.layer.layout,
         "shape": list(layer.shape), "error": None if proof.error is None else _error(proof.error),
         "of_bound": None if proof.of_bound is None else _number(proof.of_bound),
     }  # fmt: skip

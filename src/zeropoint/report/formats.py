@@ -9,12 +9,13 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ..codecs.registry import DEFAULT
 from ..errors import FormatError, near_misses
 from ..formats import ALIASES, CATALOG, SOURCES, CodebookFormat, FloatFormat, Format, IntFormat, get_format
 from ..formats.catalog import format_name
 from ..formats.exact import Number, Special, decode
 from ..formats.torch_dtypes import dtype_of
-from ..schemes import LAYER_PRESETS, TENSOR_PRESETS, Scheme
+from ..schemes import TENSOR_PRESETS, Scheme
 from .layout import grid, keyed, plain
 from .wording import exact, short_scheme
 
@@ -28,7 +29,7 @@ def formats_document() -> dict[str, Any]:
     """Return all formats that have a name, without their values, and all presets."""
     return {
         "formats": [_facts(name, fmt) for name, fmt in CATALOG.items()],
-        "layer_presets": [_preset(name) for name in LAYER_PRESETS],
+        "layer_presets": [_preset(name) for name in DEFAULT.presets],
         "tensor_presets": [_preset(name) for name in TENSOR_PRESETS],
     }
 
@@ -43,7 +44,7 @@ def page_document(name: str) -> dict[str, Any]:
     ('float8_e4m3fn', 'layer preset')
     """
     key = name.strip().lower()
-    if key not in CATALOG and key in LAYER_PRESETS.keys() | TENSOR_PRESETS.keys():
+    if key not in CATALOG and key in DEFAULT.presets.keys() | TENSOR_PRESETS.keys():
         return _preset(key)
     if ":" in key:
         return _parts(Scheme.parse(key))
@@ -52,7 +53,7 @@ def page_document(name: str) -> dict[str, Any]:
     except FormatError as error:
         if not key.isidentifier():
             raise
-        known = (*CATALOG, *ALIASES, *LAYER_PRESETS, *TENSOR_PRESETS)
+        known = (*CATALOG, *ALIASES, *DEFAULT.presets, *TENSOR_PRESETS)
         raise FormatError(f"format {name!r} is unknown; {near_misses(name, known)}") from error
     facts = _facts(format_name(fmt), fmt)
     if fmt.bits <= MOST_LISTED_BITS:
@@ -71,7 +72,7 @@ def formats_table() -> RenderableType:
                 name, str(fmt.bits), exact(fmt.max), exact(_smallest(fmt)), _special(fmt), _aliases(name)
             )
     layers = plain("preset", "weights", "inputs", whole=(0,))
-    for name, preset in LAYER_PRESETS.items():
+    for name, preset in DEFAULT.presets.items():
         refused = "needs calibration" if preset.needs_calibration else None
         layers.add_row(
             name, short_scheme(preset.weight), refused or short_scheme(preset.input or "as they are")
@@ -155,8 +156,8 @@ def _lines(document: dict[str, Any], fmt: Format) -> Iterator[tuple[str, str]]:
 
 
 def _preset(name: str) -> dict[str, Any]:
-    if name in LAYER_PRESETS:
-        preset = LAYER_PRESETS[name]
+    if name in DEFAULT.presets:
+        preset = DEFAULT.presets[name]
         return {
             "name": name, "kind": "layer preset", "weight": preset.weight, "input": preset.input,
             "needs_calibration": preset.needs_calibration,

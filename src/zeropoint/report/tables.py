@@ -15,7 +15,7 @@ from rich.text import Text
 from ..checkpoint.advice import partly, rough
 from ..checkpoint.columns import Made
 from ..checkpoint.decisions import Decision
-from ..checkpoint.engines import USUAL, Loads, verdicts
+from ..checkpoint.engines import USUAL, verdicts
 from ..checkpoint.entries import TensorEntry
 from ..checkpoint.inspect import Inspection
 from ..checkpoint.measure import TensorError
@@ -23,6 +23,7 @@ from ..checkpoint.plan import Plan
 from ..checkpoint.proofs import LayerProof
 from ..checkpoint.run import Outcome, RunResult
 from ..checkpoint.verify import Verification
+from ..codecs.engines import Loads
 from ..errors import count, size_of
 from .layout import Plain, plain
 from .wording import decibels, name, pattern, shape, share, short_scheme

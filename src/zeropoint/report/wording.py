@@ -6,6 +6,7 @@ import math
 import re
 from fractions import Fraction
 
+from ..codecs.registry import DEFAULT
 from ..errors import printable
 from ..formats.spec import exponent_of, power_of_two
 
@@ -64,12 +65,14 @@ def pattern(text: str) -> str:
 
 
 def short_scheme(text: str) -> str:
-    """Return a scheme without the choices that all weights in compressed-tensors' layouts share.
+    """Return a scheme without the choices that all weights share where nobody asks for another format.
 
-    >>> short_scheme("int4:g128:scale=input:dialect=compressed-tensors")
-    'int4:g128'
+    >>> short_scheme("int4:g128:scale=input"), short_scheme("int4:g128:dialect=torch")
+    ('int4:g128', 'int4:g128:dialect=torch')
     """
-    return text.replace(":scale=input", "").replace(":dialect=compressed-tensors", "")
+    for key, value in DEFAULT.defaults.items():
+        text = text.replace(f":{key}={value}", "")
+    return text
 
 
 def exact(value: Fraction) -> str:

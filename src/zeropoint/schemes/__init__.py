@@ -2,18 +2,16 @@
 
 from .dialects import DIALECTS, Arithmetic, Dialect, Scaling, TensorScale, ZeroPointPlace, get_dialect
 from .granularity import Granularity
-from .presets import LAYER_PRESETS, TENSOR_PRESETS, LayerPreset
+from .presets import TENSOR_PRESETS
 from .scales import ScaleLevel, ScaleRule
 from .scheme import RangeRule, Rounding, Scheme, ZeroPoint
 
 __all__ = [
     "DIALECTS",
-    "LAYER_PRESETS",
     "TENSOR_PRESETS",
     "Arithmetic",
     "Dialect",
     "Granularity",
-    "LayerPreset",
     "RangeRule",
     "Rounding",
     "ScaleLevel",

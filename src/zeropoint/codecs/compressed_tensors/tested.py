@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from ..codecs.compressed_tensors_config import LayerScheme, layer_scheme
+from ..layers import layer_scheme
+from ..protocol import Codec, LayerScheme
 
 TABLE = Path(__file__).with_name("tested.json")
 SEVERAL = "several"
@@ -50,7 +51,9 @@ def tested(model_type: str, layers: Sequence[LayerScheme], *, several: bool) -> 
     What a loader does follows from the layout, so that int4:g32 was tested with w4a16. several: whether the
     configuration has several groups of layers.
     """
-    known = _answers().get(model_type, {})
+    if not layers:
+        return Answer(loads=True)
+    known = _answers(layers[0].codec).get(model_type, {})
     ways = [*(_way(layer) for layer in layers), *([SEVERAL] if several else [])]
     if any(way not in known for way in ways):
         return None
@@ -59,11 +62,11 @@ def tested(model_type: str, layers: Sequence[LayerScheme], *, several: bool) -> 
 
 def _way(layer: LayerScheme) -> str:
     inputs = "" if layer.input is None else " with inputs"
-    return f"{layer.layout.value} {layer.weight.zero_point.value}{inputs}"
+    return f"{layer.layout} {layer.weight.zero_point.value}{inputs}"
 
 
 @functools.cache
-def _answers() -> Mapping[str, Mapping[str, Answer]]:
+def _answers(codec: Codec) -> Mapping[str, Mapping[str, Answer]]:
     """Return the answers by kind of model and layout; of several presets in one layout, the worst."""
     found: dict[str, dict[str, Answer]] = {}
     for row in rows():
@@ -71,7 +74,7 @@ def _answers() -> Mapping[str, Mapping[str, Answer]]:
         for name, text in row["answers"].items():
             word, _, reason = text.partition(": ")
             answer = Answer(loads=word.startswith(YES), reason=reason)
-            way = name if name == SEVERAL else _way(layer_scheme(name))
+            way = name if name == SEVERAL else _way(layer_scheme(name, codec))
             if way not in here or not answer.loads:
                 here[way] = answer
     return found

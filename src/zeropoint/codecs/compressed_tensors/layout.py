@@ -40,19 +40,19 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
-from ..errors import CheckpointError, UnsupportedError
-from ..formats import FloatFormat, IntFormat, get_format
-from ..formats.torch_dtypes import dtype_of, format_of, storage_dtype
-from ..layout import packing
-from ..params import QuantizationParams
-from ..params.arithmetic import zero_point_dtype
-from ..schemes import Scheme, TensorScale, ZeroPoint
-from ..tensor import QuantizedTensor
-from .safetensors_dtypes import FILE_DTYPES
+from ...errors import CheckpointError, UnsupportedError
+from ...formats import FloatFormat, IntFormat, get_format
+from ...formats.torch_dtypes import dtype_of, format_of, storage_dtype
+from ...layout import packing
+from ...params import QuantizationParams
+from ...params.arithmetic import zero_point_dtype
+from ...schemes import Scheme, TensorScale, ZeroPoint
+from ...tensor import QuantizedTensor
+from ..protocol import TensorSpec
+from ..safetensors_dtypes import FILE_DTYPES
 
 WORD_BITS = 32
 """Bits of a word of pack-quantized; zero points of so many rows come out in whole words."""
@@ -65,8 +65,6 @@ PACKED, WEIGHT, SCALE, ZERO_POINT, SHAPE, GLOBAL_SCALE = (
 )  # fmt: skip
 INPUT_SCALE, INPUT_ZERO_POINT, INPUT_GLOBAL_SCALE = "input_scale", "input_zero_point", "input_global_scale"
 """Last parts of the names of what inputs with parameters from data need."""
-SUFFIXES = (PACKED, WEIGHT, SCALE, ZERO_POINT, SHAPE, GLOBAL_SCALE)
-"""Last parts of the names of all tensors that these layouts write."""
 
 
 class Layout(enum.Enum):
@@ -80,23 +78,6 @@ class Layout(enum.Enum):
     MXFP8 = "mxfp8-quantized"
     MXFP4 = "mxfp4-pack-quantized"
     NVFP4 = "nvfp4-pack-quantized"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSpec:
-    """One tensor of a layout.
-
-    suffix: last part of its name. dtype: as safetensors spells it. shape: its shape.
-    lines, rows: each ``rows`` rows of the weight give ``lines`` lines along the tensor's first axis;
-    ``lines=0`` means
-        that the tensor is the same whatever part of the weight is looked at.
-    """
-
-    suffix: str
-    dtype: str
-    shape: tuple[int, ...]
-    lines: int = 1
-    rows: int = 1
 
 
 @functools.lru_cache(maxsize=_KNOWN)
@@ -134,6 +115,7 @@ def strategy(scheme: Scheme) -> str:
     )
 
 
+@functools.lru_cache(maxsize=_KNOWN)
 def layout_of(weight: Scheme, input: Scheme | None = None) -> Layout:  # noqa: A002 (the layer's input)
     """Return the layout of weights of a layer whose inputs are quantized under ``input``, or not at all.
 
@@ -292,18 +274,18 @@ def tensor_specs(
     scale = storage_dtype(weight.scales[0].format_for(format_of(dtype)))
     name = "U8" if layout in (Layout.MXFP4, Layout.MXFP8) else FILE_DTYPES[scale]
     if strategy(weight) == "tensor":
-        specs.append(TensorSpec(suffix=SCALE, dtype=name, shape=(1,), lines=0))
+        specs.append(TensorSpec(suffix=SCALE, dtype=name, shape=(1,), axis=None))
     else:
-        specs.append(TensorSpec(suffix=SCALE, dtype=name, shape=grid, rows=blocks(weight)[0]))
+        specs.append(TensorSpec(suffix=SCALE, dtype=name, shape=grid, per=blocks(weight)[0]))
     if layout is Layout.NVFP4:
-        specs.append(TensorSpec(suffix=GLOBAL_SCALE, dtype="F32", shape=(1,), lines=0))
+        specs.append(TensorSpec(suffix=GLOBAL_SCALE, dtype="F32", shape=(1,), axis=None))
     if layout is Layout.PACK:
         if weight.zero_point is not ZeroPoint.NONE:
             packed = (-(-grid[0] * weight.bits // WORD_BITS), grid[1])
             specs.append(
-                TensorSpec(suffix=ZERO_POINT, dtype="I32", shape=packed, lines=weight.bits, rows=WORD_BITS)
+                TensorSpec(suffix=ZERO_POINT, dtype="I32", shape=packed, lines=weight.bits, per=WORD_BITS)
             )
-        specs.append(TensorSpec(suffix=SHAPE, dtype="I64", shape=(2,), lines=0))
+        specs.append(TensorSpec(suffix=SHAPE, dtype="I64", shape=(2,), axis=None))
     return tuple(specs)
 
 

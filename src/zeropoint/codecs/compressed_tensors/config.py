@@ -11,29 +11,19 @@ reads too. This module turns schemes into that JSON and back; it opens no file.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import CheckpointError, FormatError, UnsupportedError, near_misses
-from ..formats import IntFormat, get_format
-from ..formats.catalog import CATALOG
-from ..formats.rounding import Overflow
-from ..patterns import REGEX, name_pattern
-from ..recipes import Activation, Assignment
-from ..schemes import (
-    LAYER_PRESETS,
-    TENSOR_PRESETS,
-    Granularity,
-    RangeRule,
-    Rounding,
-    ScaleRule,
-    Scheme,
-    ZeroPoint,
-)
-from ..schemes.text import overridden, words
-from .compressed_tensors import Layout, blocks, layout_of, strategy
+from ...errors import CheckpointError, UnsupportedError, near_misses
+from ...formats import IntFormat, get_format
+from ...formats.rounding import Overflow
+from ...patterns import REGEX, name_pattern
+from ...recipes import Activation
+from ...schemes import Granularity, RangeRule, Rounding, ScaleRule, Scheme, ZeroPoint
+from ..protocol import Codec, LayerScheme
+from .layout import Layout, blocks, strategy
+from .presets import LAYER_PRESETS
 
 QUANT_METHOD = "compressed-tensors"
 DIALECT = "compressed-tensors"
@@ -41,107 +31,6 @@ VERSION = "0.19.0"
 """The compressed-tensors whose form of the configuration is written."""
 LINEAR = "Linear"
 _E8M0, _E4M3 = "torch.uint8", "torch.float8_e4m3fn"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerScheme:
-    """What happens to a linear layer in a checkpoint.
-
-    name: the preset's name, or the weight scheme's text. weight: how its weight is quantized. input: how its
-    inputs are quantized, or None.
-
-    Raises UnsupportedError when no layout can hold such a layer.
-    """
-
-    name: str
-    weight: Scheme
-    input: Activation | None = None
-
-    def __post_init__(self) -> None:
-        assert self.layout is not None
-        if self.input is not None:
-            input_arguments(self.input)
-
-    @staticmethod
-    def of(assignment: Assignment) -> LayerScheme:
-        """Return the scheme of a layer to which a recipe gives ``assignment``.
-
-        It is named after the preset that says the same, or else by its weight scheme. Raises UnsupportedError
-        for what no layout holds: no weight at all, outputs, inputs with parameters from data.
-        """
-        weight, given = assignment.weight, assignment.input
-        if weight is None or assignment.output is not None:
-            raise UnsupportedError(
-                f"({assignment}) cannot be written to a checkpoint, whose layouts hold weights and schemes "
-                "of inputs; give a weight, and no output"
-            )
-        if given is not None and not given.dynamic:
-            raise UnsupportedError(
-                f"input {given} has parameters from data, which a checkpoint alone does not give; make it "
-                "dynamic"
-            )
-        return LayerScheme.named(weight, given)
-
-    @staticmethod
-    def named(weight: Scheme, input: Activation | None) -> LayerScheme:  # noqa: A002 (the layer's input)
-        """Return the scheme of a layer, named after the preset that says the same, or else as its weight."""
-        name = _preset_names().get((weight, input), str(weight))
-        return LayerScheme(name=name, weight=weight, input=input)
-
-    @property
-    def assignment(self) -> Assignment:
-        """What a recipe gives for it."""
-        return Assignment(weight=self.weight, input=self.input)
-
-    @functools.cached_property
-    def layout(self) -> Layout:
-        """The layout of its tensors."""
-        return layout_of(self.weight, None if self.input is None else self.input.scheme)
-
-    def __str__(self) -> str:
-        return self.name
-
-
-@functools.cache
-def _preset_names() -> dict[tuple[Scheme, Activation | None], str]:
-    layers = [layer_scheme(name) for name, preset in LAYER_PRESETS.items() if not preset.needs_calibration]
-    return {(layer.weight, layer.input): layer.name for layer in layers}
-
-
-def layer_scheme(text: str | LayerScheme) -> LayerScheme:
-    """Return what ``text`` asks for: a layer preset with options, or a scheme for weights alone.
-
-    A weight scheme takes dialect compressed-tensors and scales in the weight's own dtype unless it says
-    otherwise. Raises SchemeError, FormatError or UnsupportedError; the latter for presets that need
-    calibration, with the reason.
-
-    >>> str(layer_scheme("int4:g64").weight)
-    'int4:g64:scale=input:dialect=compressed-tensors'
-    >>> layer_scheme("w8a8").layout.value
-    'int-quantized'
-    """
-    if isinstance(text, LayerScheme):
-        return text
-    head, colon, options = text.strip().partition(":")
-    preset = LAYER_PRESETS.get(head.lower())
-    if preset is not None:
-        if preset.needs_calibration is not None:
-            raise UnsupportedError(f"preset {head.lower()!r} is refused: {preset.needs_calibration}")
-        return LayerScheme(
-            name=head.lower() + colon + options,
-            weight=Scheme.parse(overridden(preset.weight, options)),
-            input=None if preset.input is None else Activation.of(preset.input, dynamic=True),
-        )
-    parts = words(text)
-    extra = "" if "dialect" in parts else f":dialect={DIALECT}"
-    if "scale" not in parts and "cast" not in parts:
-        extra = ":scale=input" + extra
-    try:
-        weight = Scheme.parse(text + extra)
-    except FormatError as error:
-        known = [*LAYER_PRESETS, *TENSOR_PRESETS, *CATALOG]
-        raise FormatError(f"{head!r} is neither a preset nor a format; {near_misses(head, known)}") from error
-    return LayerScheme(name=str(weight), weight=weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +105,7 @@ def _entry(group: Group | WrittenGroup) -> dict[str, Any]:
         "weights": _arguments(layer.weight),
         "input_activations": None if layer.input is None else input_arguments(layer.input),
         "output_activations": None,
-        "format": layer.layout.value,
+        "format": layer.layout,
     }
 
 
@@ -413,7 +302,7 @@ def require_plain(config: Mapping[str, Any]) -> None:
             )
 
 
-def read_config(config: Mapping[str, Any]) -> tuple[tuple[Group, ...], tuple[str, ...]]:
+def read_config(config: Mapping[str, Any], codec: Codec) -> tuple[tuple[Group, ...], tuple[str, ...]]:
     """Return the groups and the ignored modules of a ``quantization_config``; inputs are not read.
 
     Raises CheckpointError for another quantization method or a malformed object, UnsupportedError for what
@@ -444,11 +333,10 @@ def read_config(config: Mapping[str, Any]) -> tuple[tuple[Group, ...], tuple[str
         layout = layouts[text]
         weight = _scheme(arguments, e8m0=layout in (Layout.MXFP4, Layout.MXFP8))
         given = _ANY_INPUT if layout in (Layout.INT, Layout.FLOAT) else None
-        layer = LayerScheme(name=str(weight), weight=weight, input=given)
-        if layer.layout is not layout:
+        layer = LayerScheme(codec=codec, name=str(weight), weight=weight, input=given)
+        if layer.layout != text:
             raise CheckpointError(
-                f"layout {text!r} does not fit {weight}, which takes {layer.layout.value}; the file is "
-                "damaged"
+                f"layout {text!r} does not fit {weight}, which takes {layer.layout}; the file is damaged"
             )
         groups.append(Group(layer=layer, targets=tuple(map(str, targets))))
     ignore = config.get("ignore") or []

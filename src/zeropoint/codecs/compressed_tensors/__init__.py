@@ -1,0 +1,166 @@
+"""The codec of compressed-tensors, which llm-compressor writes; its layouts are in layout.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from ...params import QuantizationParams
+from ...schemes import Granularity, Scheme, ZeroPoint
+from ...tensor import QuantizedTensor
+from .. import layers
+from ..protocol import COLUMNS, ROWS, Codec, Contents, Documents, InputNames, LayerScheme, Listing, TensorSpec
+from . import layout as layouts
+from .config import DIALECT, QUANT_METHOD, input_arguments
+from .documents import described, section
+from .engines import RULES
+from .layout import SCALE, WEIGHT, WORD_BITS, Layout
+from .presets import LAYER_PRESETS
+from .reading import OWN, CompressedTensorsReader
+
+
+@dataclass(frozen=True)
+class CompressedTensors(Codec):
+    """See the module and :class:`Codec`."""
+
+    name = "compressed-tensors"
+    title = "the layouts of compressed-tensors"
+    container = "safetensors"
+    presets = LAYER_PRESETS
+    defaults = MappingProxyType({"scale": "input", "dialect": DIALECT})
+    input_names = InputNames("input_scale", "input_zero_point", "input_global_scale")
+    engines = RULES
+    methods = (QUANT_METHOD,)
+
+    def layout(self, layer: LayerScheme) -> str:
+        """See :class:`Codec`."""
+        found = _layout(layer)
+        if layer.input is not None:
+            input_arguments(layer.input)
+        return found.value
+
+    def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
+        """See :class:`Codec`."""
+        return layouts.unfit(layer.weight, _layout(layer), shape)
+
+    def multiples(self, layer: LayerScheme, axis: int) -> list[tuple[int, str]]:
+        """See :class:`Codec`."""
+        rows, columns = layouts.blocks(layer.weight)
+        layout, bits = _layout(layer), layer.weight.bits
+        if axis == ROWS:
+            found = [(rows or 1, "the block")]
+            if layer.weight.zero_point is not ZeroPoint.NONE:
+                found.append((_codes_of_whole_words(bits), "the zero points that fill whole words"))
+            return found
+        found = [(columns or 1, "the group" if rows == 1 else "the block")]
+        if layout in (Layout.MXFP4, Layout.NVFP4):
+            found.append((2, "the codes in a byte"))
+        if layout is Layout.PACK:
+            found.append((_codes_of_whole_words(bits), "the codes that fill whole words"))
+        return found
+
+    def shares_scale(self, layer: LayerScheme) -> bool:
+        """See :class:`Codec`."""
+        return _layout(layer) is Layout.NVFP4
+
+    def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
+        """See :class:`Codec`."""
+        return layouts.row_alignment(layer.weight)
+
+    def tensors(
+        self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> tuple[TensorSpec, ...]:
+        """See :class:`Codec`."""
+        return layouts.tensor_specs(layer.weight, _layout(layer), shape, dtype)
+
+    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
+        """See :class:`Codec`."""
+        return layouts.encode_part(_layout(layer), q)
+
+    def constants(
+        self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
+    ) -> dict[str, torch.Tensor]:
+        """See :class:`Codec`."""
+        return layouts.encode_constants(_layout(layer), params, shape)
+
+    def decode(
+        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
+        dtype: torch.dtype,
+    ) -> QuantizedTensor:  # fmt: skip
+        """See :class:`Codec`; rows that begin inside a block take its scale as one of their own."""
+        return decode_rows(_layout(layer), tensors, layer.weight, start, shape=shape, dtype=dtype)
+
+    def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
+        """See :class:`Codec`; the format of scales in nvfp4 has no sign, so engines may not ignore it."""
+        negative = _layout(layer) is Layout.NVFP4 and bool(torch.signbit(tensors[SCALE].float()).any())
+        return "a scale is negative" if negative else None
+
+    def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
+        """See :class:`Codec`."""
+        module, dot, last = name.rpartition(".")
+        if not dot or (last not in OWN and last != WEIGHT):
+            return None
+        return module, last, last != WEIGHT
+
+    def read(self, listing: Listing) -> CompressedTensorsReader:
+        """See :class:`Codec`."""
+        return CompressedTensorsReader(listing, self)
+
+    def documents(self, contents: Contents) -> Documents:
+        """See :class:`Codec`."""
+        return Documents(section=section(contents))
+
+    def describe(
+        self, modules: Mapping[LayerScheme, Sequence[str]], kept: Sequence[str]
+    ) -> Mapping[str, Any]:
+        """See :class:`Codec`."""
+        return described(modules, kept)
+
+    def keeps(self, quantization: Mapping[str, Any]) -> bool:
+        """See :class:`Codec`."""
+        return self.claims(quantization)
+
+
+def decode_rows(
+    layout: Layout, tensors: Mapping[str, torch.Tensor], weight: Scheme, start: int, *, shape: tuple[int,
+    ...], dtype: torch.dtype,
+) -> QuantizedTensor:  # fmt: skip
+    """Return rows of a weight from ``start`` on, which may lie inside a block of rows."""
+    height = layouts.blocks(weight)[0]
+    if height > 1 and start % height:
+        each = tensors[SCALE].repeat_interleave(height, 0)
+        tensors = {**tensors, SCALE: each[start % height : start % height + shape[0]]}
+        by_row = Granularity.group(layouts.blocks(weight)[COLUMNS])
+        weight = replace(weight, scales=(replace(weight.scales[0], granularity=by_row),))
+    return layouts.decode(layout, tensors, weight, shape=shape, dtype=dtype)
+
+
+def _layout(layer: LayerScheme) -> Layout:
+    return layouts.layout_of(layer.weight, None if layer.input is None else layer.input.scheme)
+
+
+def _codes_of_whole_words(bits: int) -> int:
+    """Return the least number of codes of ``bits`` bits that end where a word ends.
+
+    >>> [_codes_of_whole_words(bits) for bits in (2, 3, 4, 6, 8)]
+    [16, 32, 8, 16, 4]
+    """
+    return WORD_BITS // (bits & -bits)
+
+
+CODEC = CompressedTensors()
+
+
+def layer_scheme(text: str | LayerScheme) -> LayerScheme:
+    """Return what ``text`` asks for in these layouts; see :func:`zeropoint.codecs.layers.layer_scheme`.
+
+    >>> str(layer_scheme("int4:g64").weight)
+    'int4:g64:scale=input:dialect=compressed-tensors'
+    >>> layer_scheme("w8a8").layout
+    'int-quantized'
+    """
+    return layers.layer_scheme(text, CODEC)

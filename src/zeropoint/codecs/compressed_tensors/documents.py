@@ -1,0 +1,109 @@
+"""``quantization_config`` of a checkpoint: which modules are in which group, and which are ignored."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ...architectures import Config, loaded_names
+from ...patterns import REGEX
+from ..protocol import Contents, LayerScheme
+from .config import LINEAR, Group, Targets, WrittenGroup, matches, quantization_config
+from .targets import targets
+
+_EXPERT = re.compile(r"(^|\.)experts\.\d+\.")
+
+
+def section(contents: Contents) -> dict[str, Any]:
+    """Return what is quantized and how; the configuration before is merged into it."""
+    old, family = contents.previous, contents.family
+
+    def quantized() -> Iterator[str]:
+        return (module.name for module in contents.modules() if module.layer is not None or module.keeps)
+
+    ignored = list(contents.kept)
+    ignored += _elsewhere(ignored, quantized, family)
+    ignored += _ignored_before(old, set(ignored), quantized)
+    return quantization_config(_groups(contents), ignored, kv_cache=old.get("kv_cache_scheme"))
+
+
+def _elsewhere(ignored: Sequence[str], modules: Callable[[], Iterable[str]], family: Config) -> list[str]:
+    """Return what else names ignored modules, and none of ``modules``: the names that loaders give them.
+
+    Numbered ones are named by expressions that hold inside of other models too, as where a model is loaded
+    without its head.
+    """
+    kept = [name for module in ignored for name in loaded_names(module, family)]
+    if any(map(str.isdigit, ".".join(kept).split("."))):
+        others = (name for module in modules() for name in loaded_names(module, family))
+        kept = list(targets([kept, others])[0])
+    known = set(ignored)
+    return [name for name in dict.fromkeys(kept) if name not in known]
+
+
+def _ignored_before(
+    old: Mapping[str, Any], ignored: set[str], modules: Callable[[], Iterable[str]]
+) -> list[str]:
+    """Return what an older configuration ignores as well, unless it names what is quantized now."""
+    before = [target for target in old.get("ignore") or [] if target not in ignored]
+    if not before:
+        return []
+    here = set(modules())
+    idle = {target for target in before if target.startswith(REGEX)}
+    idle = {target for target in idle if not any(map(Targets([target]).match, here))}
+    return [t for t in before if (t in idle if t.startswith(REGEX) else t not in here)]
+
+
+def _groups(contents: Contents) -> list[Group | WrittenGroup]:
+    """Return the layers of each scheme and what names them: one scheme for the class, several by their names.
+
+    compressed-tensors tries names before classes, vLLM gives all experts the scheme of the class where one is
+    named, and transformers 5.23 gives them the first group whose expressions speak of experts. So no class is
+    named where there are several groups, and that of the experts comes first.
+    """
+    old, family = contents.previous, contents.family
+    modules: dict[LayerScheme | str, list[str]] = {}
+    kept = []
+    for module in contents.modules():
+        if module.layer is not None:
+            modules.setdefault(module.layer, []).append(module.name)
+        elif module.keeps:
+            modules.setdefault(_group_of(module.name, old), []).append(module.name)
+        else:
+            kept.append(module.name)
+    if len(modules) == 1:
+        (layer,) = modules
+        assert isinstance(layer, LayerScheme)
+        return [Group(layer=layer, targets=(LINEAR, *contents.nonlinear))]
+    ordered = _experts_first(modules)
+    found = targets(
+        [[name for m in modules[layer] for name in loaded_names(m, family)] for layer in ordered],
+        [name for module in kept for name in loaded_names(module, family)],
+    )
+    return [
+        WrittenGroup(name=layer, layout=old.get("format"), written=old["config_groups"][layer], targets=names)
+        if isinstance(layer, str)
+        else Group(layer=layer, targets=names)
+        for layer, names in zip(ordered, found, strict=True)
+    ]
+
+
+def _experts_first(modules: Mapping[Any, Sequence[str]]) -> list[Any]:
+    return sorted(modules, key=lambda layer: not any(map(_EXPERT.search, modules[layer])))
+
+
+def _group_of(module: str, old: Mapping[str, Any]) -> str:
+    """Return the name of the group of the older configuration that a layer is in."""
+    groups: Mapping[str, Any] = old["config_groups"]
+    return next(name for name, g in groups.items() if matches(module, g["targets"], linear=True))
+
+
+def described(modules: Mapping[LayerScheme, Sequence[str]], kept: Sequence[str]) -> dict[str, Any]:
+    """Return what is quantized and how, for modules with names that need no further ones."""
+    if len(modules) == 1:
+        return quantization_config([Group(layer=layer, targets=(LINEAR,)) for layer in modules], kept)
+    ordered = _experts_first(modules)
+    found = targets([modules[layer] for layer in ordered], kept)
+    groups = [Group(layer=layer, targets=names) for layer, names in zip(ordered, found, strict=True)]
+    return quantization_config(groups, kept)

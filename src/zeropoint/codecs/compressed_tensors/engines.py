@@ -1,0 +1,136 @@
+"""Which engines load what is written in these layouts, and why the others do not.
+
+What transformers loads was run, for the architectures of tested.py, and is not claimed for others. The other
+engines are read off their sources and change with their releases; nothing of theirs ran here, and every row
+says so:
+
+- vLLM: model_executor/layers/quantization/compressed_tensors/compressed_tensors.py (its schemes) and
+  utils.py (fused layers).
+- SGLang: srt/layers/quantization/compressed_tensors/schemes, which has fewer kernels than vLLM.
+- TensorRT-LLM: _torch/model_config.py since pull request 10796, which reads one group of float8 layers.
+- llama.cpp: convert_hf_to_gguf.py since pull request 17069, which decodes weights to convert them to GGUF.
+- onnxruntime: ONNX models alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from types import MappingProxyType
+
+from ...architectures import model_type, splits_experts, unloadable
+from ...schemes import ZeroPoint
+from ..engines import (
+    LLAMA_CPP,
+    ONNXRUNTIME,
+    SGLANG,
+    TENSORRT,
+    TRANSFORMERS,
+    VLLM,
+    EngineRule,
+    Facts,
+    Loads,
+    Problem,
+    no_safetensors,
+)
+from ..protocol import LayerScheme
+from .layout import Layout, strategy
+from .tested import tested
+
+_EXPERTS_READ = (Layout.PACK.value, Layout.MXFP4.value)
+_SMALL = (Layout.MXFP4.value, Layout.MXFP8.value, Layout.NVFP4.value)
+_DECODED = "where weights alone are quantized, all in one way"
+
+
+def _transformers(facts: Facts) -> Iterator[Problem]:
+    broken = unloadable(facts.family)
+    if broken is not None:
+        yield Loads.NO, broken
+    if splits_experts(facts.family) and facts.whole_experts:
+        yield Loads.NO, "it takes the experts of this family one by one, and here they are kept as one tensor"
+    decoded = facts.section.get("dequantize") is True
+    if not decoded and facts.nonlinear:
+        yield Loads.NO, f"quantized embeddings and routers are read {_DECODED}"
+    if not decoded and facts.transposed:
+        yield Loads.NO, f"quantized weights of Conv1D are read {_DECODED}"
+    if any(_affine(layer) for layer in facts.layers) and (facts.experts or not decoded):
+        yield Loads.NO, f"zero points are read {_DECODED}, and not of experts"
+    yield from _of_experts(facts.experts)
+    small = [layer for layer in facts.layers if layer.layout in _SMALL]
+    if small and facts.wider and not decoded:
+        yield (
+            Loads.PARTLY,
+            f"{small[0].layout} is decoded to bfloat16, and the model is not: pass dtype=torch.bfloat16",
+        )
+    several = len(facts.section.get("config_groups", ())) > 1
+    answer = tested(model_type(facts.family), facts.layers, several=several)
+    if answer is None:
+        yield Loads.UNCHECKED, "not checked for this architecture"
+    elif not answer.loads:
+        yield Loads.NO, answer.reason
+
+
+def _of_experts(layers: Collection[LayerScheme]) -> Iterator[Problem]:
+    if len(layers) > 1:
+        yield Loads.NO, "all experts are read under one scheme, and here they have several"
+    for layer in layers:
+        word = strategy(layer.weight)
+        plain = layer.layout in (Layout.FLOAT.value, Layout.NAIVE.value) and word in ("channel", "tensor")
+        if layer.layout not in _EXPERTS_READ and not plain:
+            yield Loads.NO, f"experts in {layer.layout} under {layer} are not read"
+
+
+def _vllm(facts: Facts) -> Iterator[Problem]:
+    if facts.split is not None:
+        yield Loads.NO, facts.split
+    if facts.nonlinear:
+        yield Loads.NO, "quantized embeddings and routers are not read"
+    if facts.transposed:
+        yield Loads.NO, "quantized weights of Conv1D are not read"
+    if unloadable(facts.family) or splits_experts(facts.family):
+        yield Loads.UNCHECKED, "not checked for this architecture"
+    for layer in facts.layers:
+        word, layout = strategy(layer.weight), Layout(layer.layout)
+        if layout is Layout.PACK and word == "tensor":
+            yield (
+                Loads.NO,
+                f"packed integers need a scale for each channel or group, and {layer} has one in all",
+            )
+        if layout is Layout.NAIVE and word == "group":
+            yield Loads.NO, f"float8 weights in groups ({layer}) have no kernel"
+        if layout is Layout.PACK and layer.weight.bits not in (4, 8):
+            yield Loads.PARTLY, f"packed integers of 4 and 8 bits are read, others ({layer}) in some releases"
+        if layout in (Layout.MXFP8, Layout.MXFP4):
+            yield Loads.PARTLY, f"{layout.value} is read by newer releases"
+
+
+def _sglang(facts: Facts) -> Iterator[Problem]:
+    yield from (problem for problem in _vllm(facts) if problem[0] is Loads.NO)
+    yield Loads.PARTLY, "its support of compressed-tensors covers fewer schemes and models than vLLM's"
+
+
+def _tensorrt(facts: Facts) -> Iterator[Problem]:
+    if len(facts.layers) > 1:
+        yield Loads.NO, "it reads one scheme a checkpoint in this layout"
+    for layer in facts.layers:
+        if layer.layout != Layout.FLOAT.value or strategy(layer.weight) not in ("channel", "block"):
+            yield Loads.NO, "it reads float8 by channel or block with inputs in float8, and nothing else"
+    yield Loads.PARTLY, "releases of 2026 read float8 by channel and block"
+
+
+def _llama_cpp(facts: Facts) -> Iterator[Problem]:
+    for layer in facts.layers:
+        if Layout(layer.layout) not in (Layout.PACK, Layout.INT, Layout.FLOAT, Layout.NAIVE):
+            yield Loads.NO, f"its converter does not decode {layer.layout}"
+    if len(facts.layers) > 1:
+        yield Loads.NO, "its converter decodes one scheme a checkpoint"
+    yield Loads.PARTLY, "it reads GGUF; its converter decodes these weights first, and quantizes them again"
+
+
+RULES: MappingProxyType[str, EngineRule] = MappingProxyType({
+    TRANSFORMERS: _transformers, VLLM: _vllm, SGLANG: _sglang, TENSORRT: _tensorrt, LLAMA_CPP: _llama_cpp,
+    ONNXRUNTIME: no_safetensors,
+})  # fmt: skip
+
+
+def _affine(layer: LayerScheme) -> bool:
+    return layer.weight.zero_point is not ZeroPoint.NONE

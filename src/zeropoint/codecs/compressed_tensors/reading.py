@@ -1,0 +1,148 @@
+"""Read the quantized layers of a checkpoint of compressed-tensors, each tensor checked."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...errors import CheckpointError
+from ...formats import Format
+from ...formats.torch_dtypes import format_of
+from ...patterns import REGEX
+from ...recipes import Activation
+from ...schemes import Scheme
+from ..protocol import Codec, Entry, Known, LayerScheme, Listing, Reader, Record
+from ..safetensors_dtypes import TORCH_DTYPES
+from .config import Targets, read_config, read_input
+from .layout import (
+    GLOBAL_SCALE,
+    PACKED,
+    SCALE,
+    SHAPE,
+    WEIGHT,
+    ZERO_POINT,
+    Layout,
+    tensor_specs,
+    unfit,
+)  # fmt: skip
+
+# The last says that columns were quantized in another order, which no layout here has.
+OWN = (PACKED, SCALE, ZERO_POINT, SHAPE, GLOBAL_SCALE, "weight_g_idx")
+"""Last parts of names that make a module a quantized one."""
+_SCALE_DTYPES = ("F64", "F32", "BF16", "F16", "F8_E4M3", "F8_E5M2", "U8")
+_MICROSCALED = (Layout.MXFP4, Layout.MXFP8, Layout.NVFP4)
+
+
+class CompressedTensorsReader(Reader):
+    """The groups of one ``quantization_config``, and the layers that they name."""
+
+    def __init__(self, listing: Listing, codec: Codec) -> None:
+        self._listing = listing
+        self._codec = codec
+        self.groups, self.ignore = read_config(listing.quantization, codec)
+        self._named = [(group, Targets(group.targets)) for group in self.groups]
+        self._ignored = Targets(self.ignore)
+
+    def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
+        """See :class:`Reader`; ``key`` is the module."""
+        scale = tensors.get(SCALE)
+        if scale is not None and scale.dtype not in _SCALE_DTYPES:
+            raise CheckpointError(
+                f"weight_scale is {scale.dtype}, but must be one of {', '.join(_SCALE_DTYPES)}"
+            )
+        if self._ignored.match(key):
+            raise CheckpointError(
+                "it is quantized, but the configuration ignores it, so loaders would not find it"
+            )
+        group = next((g for g, named in self._named if named.match(key, linear=True)), None)
+        if group is None:
+            raise CheckpointError("it is quantized, but no group of the configuration names it")
+        layout, layer = Layout(group.layer.layout), group.layer
+        shape = known.shape if known else self._shape(tensors, layout)
+        dtype = known.dtype if known else self._dtype(tensors, layout)
+        weight = _with_scale_format(layer.weight, layout, dtype, tensors)
+        problem = unfit(weight, layout, shape)
+        if problem is not None:
+            raise CheckpointError(problem)
+        specs = {spec.suffix: spec for spec in tensor_specs(weight, layout, shape, dtype)}
+        for suffix, spec in specs.items():
+            entry = tensors.get(suffix)
+            if entry is None:
+                raise CheckpointError(f"{suffix} is missing, which {layout.value} needs")
+            if entry.shape != spec.shape or entry.dtype != spec.dtype:
+                raise CheckpointError(
+                    f"{suffix} is {entry.dtype} of shape {list(entry.shape)}, but must be {spec.dtype} of "
+                    f"shape {list(spec.shape)} for a weight of shape {list(shape)}"
+                )
+        surplus = sorted(tensors.keys() - specs.keys())
+        if surplus:
+            raise CheckpointError(f"{', '.join(surplus)} has no place in {layout.value}")
+        if SHAPE in tensors and self._read_shape(tensors[SHAPE]) != shape:
+            found = list(self._read_shape(tensors[SHAPE]))
+            raise CheckpointError(f"weight_shape says {found}, but the weight has shape {list(shape)}")
+        layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight, input=layer.input)
+        return Record(module=key, layer=layer, shape=shape, dtype=dtype, parts=tuple(specs))
+
+    def expects(self, module: str) -> bool:
+        """See :class:`Reader`."""
+        return not self._ignored.match(module) and any(
+            named.match(module, linear=True) for _, named in self._named
+        )
+
+    def named(self) -> Iterable[str]:
+        """See :class:`Reader`."""
+        every = dict.fromkeys(target for group in self.groups for target in group.targets)
+        return (target for target in every if "." in target and not target.startswith(REGEX))
+
+    def input_of(self, module: str) -> Activation | None:
+        """See :class:`Reader`."""
+        entries: Iterable[Mapping[str, Any]] = self._listing.quantization["config_groups"].values()
+        return next(
+            read_input(entry.get("input_activations"))
+            for entry, (_, named) in zip(entries, self._named, strict=True)
+            if named.match(module, linear=True)
+        )
+
+    def _shape(self, tensors: Mapping[str, Entry], layout: Layout) -> tuple[int, int]:
+        if layout is Layout.PACK:
+            if SHAPE not in tensors:
+                raise CheckpointError(f"weight_shape is missing, which {layout.value} needs")
+            return self._read_shape(tensors[SHAPE])
+        packed = layout in (Layout.MXFP4, Layout.NVFP4)
+        entry = tensors.get(PACKED if packed else WEIGHT)
+        if entry is None or len(entry.shape) != 2:
+            raise CheckpointError(f"its codes are missing or no matrix, which {layout.value} needs")
+        return entry.shape[0], entry.shape[1] * (2 if packed else 1)
+
+    def _read_shape(self, entry: Entry) -> tuple[int, int]:
+        if entry.dtype != "I64" or entry.shape != (2,):
+            raise CheckpointError(
+                f"weight_shape is {entry.dtype} of shape {list(entry.shape)}, but must be I64 of [2]"
+            )
+        rows, columns = struct.unpack("<2q", self._listing.read(entry))
+        return rows, columns
+
+    def _dtype(self, tensors: Mapping[str, Entry], layout: Layout) -> torch.dtype:
+        """Return the dtype that the weight most likely had: that of linear scales, else the model's."""
+        scale = tensors.get(SCALE)
+        if layout not in _MICROSCALED and scale is not None:
+            return TORCH_DTYPES.get(scale.dtype, torch.float32)
+        config = self._listing.config
+        named = config.get("dtype", config.get("torch_dtype"))
+        return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(str(named), torch.float32)
+
+
+def _with_scale_format(
+    weight: Scheme, layout: Layout, dtype: torch.dtype, tensors: Mapping[str, Entry]
+) -> Scheme:
+    """Return the scheme with the scale format that the file has, where the layout leaves it open."""
+    entry = tensors.get(SCALE)
+    if layout in _MICROSCALED or entry is None:
+        return weight
+    found = TORCH_DTYPES.get(entry.dtype)
+    fmt: Format | None = None if found is None or found == dtype else format_of(found)
+    return replace(weight, scales=(replace(weight.scales[0], format=fmt),))

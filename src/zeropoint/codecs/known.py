@@ -1,0 +1,55 @@
+"""What marks a checkpoint as quantized, by whatever tool: keys, methods, files and names of tensors.
+
+Codecs know their own; this table is about those that are recognized, so that they can be named, and not read.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+CONFIG_KEYS = ("quantization_config", "compression_config")
+"""Where a config.json says what is quantized; the second is what compressed-tensors wrote before 0.8."""
+
+TOOLS: MappingProxyType[str, str] = MappingProxyType({
+    "gptq": "GPTQ (AutoGPTQ, GPTQModel)", "awq": "AWQ (AutoAWQ)", "auto-round": "AutoRound",
+    "quark": "AMD Quark", "modelopt": "NVIDIA ModelOpt", "bitsandbytes": "bitsandbytes", "hqq": "HQQ",
+    "torchao": "torchao", "quanto": "Quanto", "aqlm": "AQLM", "vptq": "VPTQ", "eetq": "EETQ",
+    "fbgemm_fp8": "FBGEMM", "mxfp4": "gpt-oss (MXFP4)", "spqr": "SpQR", "bitnet": "BitNet",
+})  # fmt: skip
+"""Values of ``quant_method``, to the tool that writes them."""
+TOOL_FILES: MappingProxyType[str, str] = MappingProxyType({
+    "hf_quant_config.json": "NVIDIA ModelOpt", "quantize_config.json": "GPTQ (AutoGPTQ)",
+    "quant_config.json": "AWQ (AutoAWQ)",
+})  # fmt: skip
+"""Files by which tools say it where config.json does not."""
+
+_SUFFIXES = (
+    "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_zero_point",
+    "weight_global_scale", "qweight", "qzeros", "quant_state", "weight_format", "absmax", "SCB",
+)  # fmt: skip
+_ENDINGS = ("_blocks", "_scales", "_scale_inv")
+
+ACTIVATION_SCALES = tuple(
+    f"{what}_{kind}"
+    for what in ("input", "output", "activation")
+    for kind in ("scale", "zero_point", "global_scale")
+)
+"""Last parts of the names of what belongs to a layer's quantized inputs and outputs."""
+CACHE_SCALES = frozenset(
+    f"{what}_{kind}" for what in "qkv" for kind in ("scale", "zero_point", "global_scale")
+)
+"""Those of a quantized cache of keys and values, which belong to the attention and not to a linear layer."""
+
+
+def is_quantized(name: str, dtype: str) -> bool:
+    """Return whether some tool leaves a tensor of this name or dtype beside quantized weights alone.
+
+    >>> (
+    ...     is_quantized("a.qweight", "I32"),
+    ...     is_quantized("a.weight", "F8_E4M3"),
+    ...     is_quantized("a.weight", "BF16"),
+    ... )
+    (True, True, False)
+    """
+    last = name.rpartition(".")[2]
+    return last in _SUFFIXES or last.endswith(_ENDINGS) or dtype.startswith(("F8_", "F6_")) or dtype == "F4"

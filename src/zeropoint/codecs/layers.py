@@ -1,0 +1,81 @@
+"""From texts and recipes to the schemes of layers that a codec writes."""
+
+from __future__ import annotations
+
+import functools
+
+from ..errors import FormatError, UnsupportedError, near_misses
+from ..formats.catalog import CATALOG
+from ..recipes import Activation, Assignment
+from ..schemes import TENSOR_PRESETS, Scheme
+from ..schemes.text import overridden, words
+from .protocol import Codec, LayerScheme
+
+
+def named_layer(codec: Codec, weight: Scheme, input: Activation | None) -> LayerScheme:  # noqa: A002
+    """Return the scheme of a layer, named after the preset that says the same, or else as its weight."""
+    name = _preset_names(codec).get((weight, input), str(weight))
+    return LayerScheme(codec=codec, name=name, weight=weight, input=input)
+
+
+@functools.cache
+def _preset_names(codec: Codec) -> dict[tuple[Scheme, Activation | None], str]:
+    return {(layer.weight, layer.input): layer.name for layer in preset_layers(codec)}
+
+
+def preset_layers(codec: Codec) -> list[LayerScheme]:
+    """Return the presets of a codec that need no calibration."""
+    usable = (name for name, preset in codec.presets.items() if not preset.needs_calibration)
+    return [layer_scheme(name, codec) for name in usable]
+
+
+def layer_of(assignment: Assignment, codec: Codec) -> LayerScheme:
+    """Return the scheme of a layer to which a recipe gives ``assignment``.
+
+    It is named after the preset that says the same.
+    Raises UnsupportedError for what no file holds: no weight at all, outputs, inputs with parameters from
+    data.
+    """
+    weight, given = assignment.weight, assignment.input
+    if weight is None or assignment.output is not None:
+        raise UnsupportedError(
+            f"({assignment}) cannot be written to a checkpoint, whose layouts hold weights and schemes of "
+            f"inputs; "
+            "give a weight, and no output"
+        )
+    if given is not None and not given.dynamic:
+        raise UnsupportedError(
+            f"input {given} has parameters from data, which a checkpoint alone does not give; make it dynamic"
+        )
+    return named_layer(codec, weight, given)
+
+
+def layer_scheme(text: str | LayerScheme, codec: Codec) -> LayerScheme:
+    """Return what ``text`` asks for: a preset of the codec with options, or a scheme for weights alone.
+
+    A weight scheme takes the codec's defaults unless it says otherwise. Raises SchemeError, FormatError or
+    UnsupportedError; the latter for presets that need calibration, with the reason.
+    """
+    if isinstance(text, LayerScheme):
+        return text
+    head, colon, options = text.strip().partition(":")
+    preset = codec.presets.get(head.lower())
+    if preset is not None:
+        if preset.needs_calibration is not None:
+            raise UnsupportedError(f"preset {head.lower()!r} is refused: {preset.needs_calibration}")
+        return LayerScheme(
+            codec=codec,
+            name=head.lower() + colon + options,
+            weight=Scheme.parse(overridden(preset.weight, options)),
+            input=None if preset.input is None else Activation.of(preset.input, dynamic=True),
+        )
+    parts = words(text)
+    cast = "cast" in parts
+    missing = [(key, value) for key, value in codec.defaults.items() if key not in parts]
+    extra = "".join(f":{key}={value}" for key, value in missing if not (cast and key == "scale"))
+    try:
+        weight = Scheme.parse(text + extra)
+    except FormatError as error:
+        known = [*codec.presets, *TENSOR_PRESETS, *CATALOG]
+        raise FormatError(f"{head!r} is neither a preset nor a format; {near_misses(head, known)}") from error
+    return LayerScheme(codec=codec, name=str(weight), weight=weight)

@@ -1,0 +1,121 @@
+"""One table for all codecs: announced tensors, decoding what was encoded, parts, covered files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import zeropoint as zp
+from zeropoint.checkpoint.plan import make_plan
+from zeropoint.checkpoint.run import run
+from zeropoint.checkpoint.source import open_source
+from zeropoint.codecs.layers import layer_scheme, preset_layers
+from zeropoint.codecs.protocol import COLUMNS, ROWS, LayerScheme
+from zeropoint.codecs.registry import CODECS, claiming
+from zeropoint.codecs.safetensors_dtypes import FILE_DTYPES
+
+OTHERS = {
+    "compressed-tensors": ("int4:g64:asym", "int3:channel", "float8_e4m3fn:block64x64"),
+    "fp8-block": ("float8_e4m3fn:block64x32",),
+}
+CASES = [
+    *((name, layer.name) for name, codec in CODECS.items() for layer in preset_layers(codec)),
+    *((name, text) for name, texts in OTHERS.items() for text in texts),
+]
+SHAPE = (256, 384)
+Tensors = Mapping[str, torch.Tensor]
+
+
+def weight(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(7), dtype=torch.float32).bfloat16()
+
+
+def encoded(layer: LayerScheme, q: zp.QuantizedTensor) -> dict[str, torch.Tensor]:
+    return layer.codec.encode(layer, q) | layer.codec.constants(layer, q.params, q.shape)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    ours, theirs = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(ours, theirs)
+
+
+def layer_of(name: str, text: str) -> LayerScheme:
+    return layer_scheme(text, CODECS[name])
+
+
+@pytest.mark.parametrize(("name", "text"), CASES)
+def test_the_tensors_are_those_that_were_announced(name: str, text: str) -> None:
+    layer = layer_of(name, text)
+    assert layer.codec.refusal(layer, SHAPE) is None
+    found = encoded(layer, zp.quantize(weight(*SHAPE), layer.weight))
+    specs = layer.codec.tensors(layer, SHAPE, torch.bfloat16)
+    assert {s.suffix: (s.dtype, s.shape) for s in specs} == {
+        part: (FILE_DTYPES[t.dtype], tuple(t.shape)) for part, t in found.items()
+    }
+
+
+@pytest.mark.parametrize(("name", "text"), CASES)
+def test_decoding_gives_what_was_encoded(name: str, text: str) -> None:
+    layer = layer_of(name, text)
+    q = zp.quantize(weight(*SHAPE), layer.weight)
+    back = layer.codec.decode(layer, encoded(layer, q), start=0, shape=SHAPE, dtype=torch.bfloat16)
+    assert layer.codec.damage(layer, encoded(layer, q)) is None
+    assert torch.equal(back.codes, q.codes)
+    assert all(same(a, b) for a, b in zip(back.scales, q.scales, strict=True))
+    assert same(back.dequantize(), q.dequantize())
+    assert back.params.validate() is None
+
+
+@pytest.mark.parametrize(("name", "text"), CASES)
+def test_parts_along_its_axis_give_the_lines_of_the_whole(name: str, text: str) -> None:
+    layer = layer_of(name, text)
+    codec = layer.codec
+    if codec.needs_extremes(layer):
+        return  # its parts take a scale of the whole weight, which runs prove
+    x, axis, step = weight(*SHAPE), codec.axis(layer), codec.alignment(layer, SHAPE)
+    whole = encoded(layer, zp.quantize(x, layer.weight))
+    specs = {spec.suffix: spec for spec in codec.tensors(layer, SHAPE, torch.bfloat16)}
+    assert axis in (ROWS, COLUMNS)
+    for start in range(0, SHAPE[axis], step):
+        part = x.narrow(axis, start, min(step, SHAPE[axis] - start)).contiguous()
+        q = zp.quantize(part, layer.weight)
+        lines = codec.encode(layer, q)
+        for suffix, line in lines.items():
+            spec = specs[suffix]
+            assert spec.axis == axis
+            first = start // spec.per * spec.lines
+            assert same(line, whole[suffix][first : first + len(line)])
+        decoded = codec.decode(layer, lines, start=start, shape=tuple(part.shape), dtype=torch.bfloat16)
+        assert torch.equal(decoded.codes, q.codes)
+
+
+def checkpoint(folder: Path) -> Path:
+    folder.mkdir()
+    tensors = {
+        f"model.layers.{n}.mlp.{part}_proj.weight": weight(*SHAPE) for n in (0, 1) for part in ("up", "gate")
+    }
+    save_file(tensors | {"model.norm.weight": weight(384)}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "bfloat16"}))
+    return folder
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_every_byte_of_a_result_is_verified_and_one_codec_claims_it(name: str, tmp_path: Path) -> None:
+    source, codec = checkpoint(tmp_path / "in"), CODECS[name]
+    preset = preset_layers(codec)[0]
+    result = run(make_plan(open_source(source), preset.name, codec=codec), tmp_path / "out")
+    found = zp.verify_checkpoint(tmp_path / "out", source)
+    assert (found.problems, found.hashed, found.values) == ((), True, 4 * 256 * 384)
+    assert found.error is not None
+    assert found.error.relative == pytest.approx(result.error.relative)
+    seen = zp.inspect_checkpoint(tmp_path / "out")
+    assert (seen.problems, [s.layers for s in seen.schemes]) == ((), [4])
+    assert seen.quantization is not None
+    claims = [other.name for other in CODECS.values() if other.claims({"quant_method": seen.quantization})]
+    assert claims == [name]
+    assert claiming({"quant_method": seen.quantization}) == codec
