@@ -90,6 +90,7 @@ def test_parts_along_its_axis_give_the_lines_of_the_whole(name: str, text: str) 
             assert spec.axis == axis
             first = start // spec.per * spec.lines
             assert same(line, whole[suffix][first : first + len(line)])
+        lines |= codec.constants(layer, q.params, SHAPE)
         decoded = codec.decode(layer, lines, start=start, shape=tuple(part.shape), dtype=torch.bfloat16)
         assert torch.equal(decoded.codes, q.codes)
 
