@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from .errors import DtypeError, ShapeError, UnsupportedError
 from .formats.torch_dtypes import INPUT_DTYPES, wide_dtype
 from .layout.blocks import reduce_blocks
-from .ops import library, reference, registry, through
+from .ops import library, registry, through
 from .ops.row_errors import RowErrors
 from .ops.threads import gradual_underflow
 from .params import QuantizationParams
@@ -48,7 +48,7 @@ def choose_params(x: torch.Tensor, scheme: str | Scheme) -> QuantizationParams:
         scales, zero_point = _split(parsed, rest)
     else:
         with gradual_underflow():
-            scales, zero_point = reference.choose_params(source, parsed)
+            scales, zero_point = library.kernel_for(registry.Op.CHOOSE_PARAMS, source, parsed).run(source)
     low = reduce_blocks(source, parsed.granularity, "amin", math.inf).to(wide)
     high = reduce_blocks(source, parsed.granularity, "amax", -math.inf).to(wide)
     return QuantizationParams(
@@ -102,9 +102,9 @@ def quantize_part(
     check_input(x)
     if out is not None:
         return _quantize_into(x.detach(), scheme, out, extremes)
-    backend = library.backend_for(registry.Op.QUANTIZE_DYNAMIC, x, scheme)
+    kernel = library.kernel_for(registry.Op.QUANTIZE_DYNAMIC, x, scheme)
     with gradual_underflow():
-        data, params = backend.quantize_dynamic(x.detach(), scheme, extremes=extremes)
+        data, params = kernel.run(x.detach(), extremes=extremes)
     return _made(x, scheme, data, params)
 
 
@@ -138,13 +138,13 @@ def _quantize_into(
         )
     check_apart((out.data,) if given else tensors_of(out), (x,))
     if given:
-        backend = library.backend_for(registry.Op.QUANTIZE, x, parsed)
+        kernel = library.kernel_for(registry.Op.QUANTIZE, x, parsed)
         with gradual_underflow():
-            data = backend.quantize(x, parsed, through.detached((params.scales, params.zero_point)), out.data)
+            data = kernel.run(x, through.detached((params.scales, params.zero_point)), out.data)
         return QuantizedTensor(data=data, params=params, shape=out.shape, dtype=out.dtype)
-    backend = library.backend_for(registry.Op.QUANTIZE_DYNAMIC, x, parsed)
+    kernel = library.kernel_for(registry.Op.QUANTIZE_DYNAMIC, x, parsed)
     with gradual_underflow():
-        backend.quantize_dynamic(x, parsed, (out.data, (params.scales, params.zero_point)), extremes=extremes)
+        kernel.run(x, (out.data, (params.scales, params.zero_point)), extremes)
     return out if out.own_params else replace(out, own_params=True)
 
 
@@ -203,7 +203,8 @@ def dequantize(
         device=q.device,
     )
     with gradual_underflow():
-        return library.backend_of(wanted).dequantize(q.data, (q.scales, q.zero_point), wanted, out)
+        library.kernel(wanted).run(q.data, (q.scales, q.zero_point), out)
+    return out
 
 
 def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) -> torch.Tensor:
@@ -236,8 +237,9 @@ def row_errors(x: torch.Tensor, q: QuantizedTensor) -> RowErrors:
     """
     if (tuple(x.shape), x.dtype) != (q.shape, q.dtype):
         raise ShapeError(f"x (shape {tuple(x.shape)}, {x.dtype}) must be the tensor that was quantized: {q}")
-    backend = library.backend_for(registry.Op.MEASURE, x, q.scheme)
-    return backend.measure(x.detach(), q.data, q.scheme, (q.scales, q.zero_point))
+    kernel = library.kernel_for(registry.Op.MEASURE, x, q.scheme)
+    errors: RowErrors = kernel.run(x.detach(), q.data, (q.scales, q.zero_point))
+    return errors
 
 
 def explain(x: torch.Tensor, scheme: str | Scheme, op: str = "quantize_dynamic") -> registry.Explanation:

@@ -8,7 +8,8 @@ import torch
 import zeropoint as zp
 from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
 from zeropoint.functional import quantize_part, row_errors
-from zeropoint.ops.registry import Op, Reference, Request, explain
+from zeropoint.ops.library import request
+from zeropoint.ops.registry import Op, Request, explain, kernel_of
 from zeropoint.ops.threads import thread_limit
 from zeropoint.schemes import TENSOR_PRESETS, Scheme, ZeroPoint
 
@@ -92,7 +93,8 @@ def assert_same_errors(x: torch.Tensor, scheme: str) -> None:
     """Compare measured errors with the reference's, in float64."""
     q = zp.quantize(x, scheme)
     actual = row_errors(x, q)
-    expected = Reference().measure(x, q.data, q.scheme, (q.scales, q.zero_point))
+    wanted = request(Op.MEASURE, x, q.scheme)
+    expected = kernel_of(wanted, "reference").run(x, q.data, (q.scales, q.zero_point))
     # Sums of 4100 float32 squares, 32 at a time: a relative error of some 32 * 2**-24.
     torch.testing.assert_close(actual.squares, expected.squares, rtol=4e-6, atol=0)
     torch.testing.assert_close(actual.errors, expected.errors, rtol=1e-4, atol=1e-12)

@@ -11,11 +11,21 @@ import torch
 import zeropoint as zp
 from zeropoint.errors import NonFiniteError, ShapeError, UnsupportedError
 from zeropoint.ops import library
-from zeropoint.ops.linear import KERNELS, LONGEST, linear_call, linear_kernel
+from zeropoint.ops.linear import LONGEST, linear_request
+from zeropoint.ops.registry import Request, choose, kernel_of
 from zeropoint.ops.threads import thread_limit
 
 ROWS, COLS, OUT = (1, 2, 3, 4, 6, 65), (1, 15, 16, 17, 33, 64, 160, 192), (1, 2, 3, 7, 66)
 ENDS = {"int8:channel": (-128, 127), "int4:channel": (-8, 7), "uint4:channel": (0, 15)}
+
+
+KERNELS = importlib.import_module("zeropoint.kernels.cpu.host.linear")
+
+
+def wanted(source: str, weight: str, shape: tuple[int, int]) -> Request:
+    """Return the request of a float32 layer on this machine."""
+    dtypes = torch.float32, torch.float32
+    return linear_request(source, weight, shape, dtypes, torch.device("cpu"), given=False)
 
 
 def unit_weight(codes: torch.Tensor, scheme: str) -> zp.QuantizedTensor:
@@ -58,15 +68,14 @@ def mixed(shape: tuple[int, int], ends: tuple[int, int], seed: int) -> torch.Ten
 @pytest.fixture(params=[False, True], ids=["pairs", "quads"])
 def quads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """Choose the kernel on codes in 16 or in 8 bits, whatever the processor has instructions for."""
-    monkeypatch.setattr(importlib.import_module(KERNELS), "adds_quads", lambda: request.param)
-    linear_kernel.cache_clear()
+    monkeypatch.setattr(KERNELS, "adds_quads", lambda: request.param)
+    kernel_of.cache_clear()
     yield request.param
-    linear_kernel.cache_clear()
+    kernel_of.cache_clear()
 
 
 def test_a_kernel_runs_here() -> None:
-    call = linear_call("int8:token", "int8:channel", (4, 32), torch.float32, False, torch.float32)
-    assert callable(linear_kernel(call))
+    assert choose(wanted("int8:token", "int8:channel", (4, 32))).name == "cpu"
 
 
 @pytest.mark.usefixtures("quads")
@@ -113,8 +122,7 @@ def test_sums_of_symmetric_inputs_are_those_of_int64(scheme: str, cols: int) -> 
 
 
 def test_which_kernel_runs_is_decided_by_whole_steps_and_zero_points(quads: bool) -> None:
-    module = importlib.import_module(KERNELS)
-    wanted = {
+    expected = {
         ("int8:token", "int8:channel", 64): True,
         ("int8:token", "int8:channel", 96): False,
         ("uint8:token:asym", "int8:channel", 64): True,
@@ -122,9 +130,9 @@ def test_which_kernel_runs_is_decided_by_whole_steps_and_zero_points(quads: bool
         ("int8:token", "int4:g32", 128): False,
         ("uint8:token:asym", "int4:g64", 128): False,
     }
-    for (source, weight, cols), whole in wanted.items():
-        call = linear_call(source, weight, (4, cols), torch.float32, False, torch.float32)
-        bits = np.dtype(module._code_dtype(call, module._matrix_of(call))).itemsize * 8
+    for (source, weight, cols), whole in expected.items():
+        call = wanted(source, weight, (4, cols))
+        bits = np.dtype(KERNELS._code_dtype(call, KERNELS._matrix_of(call))).itemsize * 8
         assert bits == (8 if whole and quads else 16), weight
 
 
@@ -262,7 +270,7 @@ def test_what_is_no_product_of_integer_codes_is_refused(weight: str, source: str
 
 def test_too_long_sums_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="which fit 32 bits"):
-        linear_call("int8:token", "int8:channel", (1, LONGEST + 1), torch.float32, False, torch.float32)
+        wanted("int8:token", "int8:channel", (1, LONGEST + 1))
 
 
 @pytest.mark.parametrize("source", ["int8:token", "int8:tensor", "uint8:tensor:asym", ""])

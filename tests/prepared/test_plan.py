@@ -9,7 +9,9 @@ import torch
 
 import zeropoint as zp
 from zeropoint.ops import registry
-from zeropoint.ops.registry import Reference
+from zeropoint.ops.preparation import FunctionKernel
+from zeropoint.ops.reference_backend import Reference
+from zeropoint.ops.registry import Kernel, Request
 from zeropoint.prepared import Plan, can_implement, plan
 
 SCHEMES = (
@@ -431,9 +433,14 @@ class Counting(Reference):
     def __init__(self, name: str) -> None:
         self.name, self.calls = name, 0
 
-    def quantize(self, *arguments: Any, **named: Any) -> torch.Tensor:
-        self.calls += 1
-        return super().quantize(*arguments, **named)
+    def prepare(self, request: Request) -> Kernel:
+        kernel = super().prepare(request)
+
+        def run(*tensors: Any, **named: Any) -> Any:
+            self.calls += 1
+            return kernel.run(*tensors, **named)
+
+        return FunctionKernel(self.name, request, run)
 
 
 @pytest.mark.parametrize("name", ["mine", "cpu"])
@@ -445,6 +452,7 @@ def test_a_backend_of_others_runs_what_is_planned(
     expected = zp.quantize(x, "int8:token")
     other = Counting(name)
     request.addfinalizer(registry.choose.cache_clear)
+    request.addfinalizer(registry.kernel_of.cache_clear)
     monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
     registry.register(other)
     p = plan("quantize", expected.params, (4, 8), dtype)

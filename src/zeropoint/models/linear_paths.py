@@ -1,7 +1,7 @@
 """The ways in which a quantized linear layer computes, fastest first, and why one is not taken.
 
 All give the same result but for rounding in float32: those on integers have the same sums. This module knows
-schemes, machines and numbers of tokens; what the layer holds is handed to it.
+schemes and numbers of tokens; which kernels there are for a device is asked of the registry.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from torch import nn
 
 from ..formats import IntFormat
 from ..functional import quantize
-from ..ops import library
+from ..ops import library, registry
 from ..ops import linear as products
+from ..ops.registry import REFERENCE, Op, Request, has_kernel
+from ..params.tracing import traced_as_constant
 from ..recipes import Activation
 from ..schemes import Granularity, Scheme, ZeroPoint
 from ..training import FakeQuantize
@@ -59,12 +61,14 @@ class Layer(Protocol):
 class Path:
     """One way to compute.
 
-    name, when: as they are told. refusal: why it is not for such a layer on this machine, or None. prepare:
-    from the layer to what runs. takes: whether it is for an input.
+    name, when: as they are told. op: the operator whose kernel it calls, if any. refusal: why it is not for
+    such a layer, on any device, or None. prepare: from the layer to what runs. takes: whether it is for an
+    input.
     """
 
     name: str
     when: str = ""
+    op: Op | None = None
     refusal: Callable[[Layer], str | None]
     prepare: Callable[[Layer], Run]
     takes: Callable[[Layer, torch.Tensor], bool]
@@ -81,37 +85,34 @@ def _scheme_of(source: nn.Module | None) -> Activation | str:
     return f"the input is quantized by a {type(source).__name__}"
 
 
+def _request(op: Op, layer: Layer, dtype: torch.dtype, device: torch.device) -> Request:
+    """Return the request of the layer's kernel for such inputs."""
+    source, weight = _scheme_of(layer.input_quantizer), layer.weight
+    known = source if op is Op.LINEAR and isinstance(source, Activation) else None
+    return Request(
+        op=op, scheme=weight.scheme, shape=tuple(weight.shape), dtype=dtype, own_dtype=weight.dtype,
+        device=device, source=None if known is None else known.scheme,
+        given=known is not None and not known.dynamic,
+    )  # fmt: skip
+
+
+@traced_as_constant
+def _runs(op: Op, layer: Layer, dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether a kernel, faster than the reference, runs ``layer`` on such inputs."""
+    return has_kernel(_request(op, layer, dtype, device))
+
+
 def _integers_refusal(layer: Layer) -> str | None:
     source = _scheme_of(layer.input_quantizer)
-    if isinstance(source, str):
-        return source
-    rows, cols = layer.weight.shape
-    return products.refusal(
-        products.LinearCall(
-            weight=layer.weight.scheme,
-            shape=(rows, cols),
-            weight_dtype=layer.weight.dtype,
-            source=source.scheme,
-            given=not source.dynamic,
-            dtype=torch.float32,
-        )
-    )
+    return source if isinstance(source, str) else _products_refusal(layer)
 
 
 def _weight_refusal(layer: Layer) -> str | None:
-    if layer.input_quantizer is not None:
-        return "the input is quantized"
-    rows, cols = layer.weight.shape
-    return products.refusal(
-        products.LinearCall(
-            weight=layer.weight.scheme,
-            shape=(rows, cols),
-            weight_dtype=layer.weight.dtype,
-            source=None,
-            given=False,
-            dtype=torch.float32,
-        )
-    )
+    return "the input is quantized" if layer.input_quantizer is not None else _products_refusal(layer)
+
+
+def _products_refusal(layer: Layer) -> str | None:
+    return products.refusal(_request(Op.LINEAR, layer, torch.float32, torch.device("meta")))
 
 
 def _takes_few(layer: Layer, x: torch.Tensor) -> bool:
@@ -123,9 +124,11 @@ def _takes_few(layer: Layer, x: torch.Tensor) -> bool:
 def _takes_integers(layer: Layer, x: torch.Tensor) -> bool:
     """Whether ``x`` is for a product on integers, through which no gradient passes."""
     source = layer.input_quantizer
-    if x.dtype not in _DTYPES or not x.is_cpu or (x.requires_grad and torch.is_grad_enabled()):
+    if x.dtype not in _DTYPES or (x.requires_grad and torch.is_grad_enabled()):
         return False
-    return not isinstance(source, FakeQuantize) or (source.enabled and source.dtype == x.dtype)
+    if isinstance(source, FakeQuantize) and not (source.enabled and source.dtype == x.dtype):
+        return False
+    return _runs(Op.LINEAR, layer, x.dtype, x.device)
 
 
 def _codes(layer: Layer) -> Run:
@@ -203,19 +206,9 @@ def _torch(layer: Layer) -> Run:
     return run
 
 
-def _value_call(layer: Layer) -> products.ValueCall:
-    rows, cols = layer.weight.shape
-    return products.ValueCall(weight=layer.weight.scheme, shape=(rows, cols), weight_dtype=layer.weight.dtype)
-
-
-def _values_refusal(layer: Layer) -> str | None:
-    found = products.value_kernel(_value_call(layer))
-    return found if isinstance(found, str) else None
-
-
-def _takes_values(_: Layer, x: torch.Tensor) -> bool:
+def _takes_values(layer: Layer, x: torch.Tensor) -> bool:
     watched = x.requires_grad and torch.is_grad_enabled()
-    return x.dtype is torch.float32 and x.device.type == "cpu" and not watched
+    return x.dtype is torch.float32 and not watched and _runs(Op.LINEAR_VALUES, layer, x.dtype, x.device)
 
 
 def _values(layer: Layer) -> Run:
@@ -257,10 +250,13 @@ PATHS = (
         prepare=_torch,
         takes=_takes_torch,
     ),
-    Path(name="integer codes", refusal=_integers_refusal, prepare=_codes, takes=_takes_integers),
+    Path(
+        name="integer codes", op=Op.LINEAR, refusal=_integers_refusal, prepare=_codes, takes=_takes_integers
+    ),
     Path(
         name="weight codes",
         when=f" up to {FEW_ROWS} tokens",
+        op=Op.LINEAR,
         refusal=_weight_refusal,
         prepare=_codes,
         takes=_takes_few,
@@ -268,7 +264,8 @@ PATHS = (
     Path(
         name="panels of values",
         when=" for float32",
-        refusal=_values_refusal,
+        op=Op.LINEAR_VALUES,
+        refusal=lambda _: None,
         prepare=_values,
         takes=_takes_values,
     ),
@@ -277,11 +274,22 @@ PATHS = (
 """Fastest first; the last takes everything."""
 
 
+def _kernel_refusal(path: Path, layer: Layer) -> str | None:
+    """Return why no kernel but the reference runs a way where the weight lies, or None."""
+    data = layer.weight._buffers["data"]
+    if path.op is None or data is None:
+        return None
+    told = registry.explain(_request(path.op, layer, torch.float32, data.device))
+    if told.chosen != REFERENCE:
+        return None
+    return "; ".join(f"{name}: {reason}" for name, reason in told.reasons.items())
+
+
 def explain(layer: Layer) -> str:
     """Return in words how ``layer`` computes, and why not in the other ways."""
     taken, shut = list[str](), dict[str, list[str]]()
     for path in PATHS:
-        reason = path.refusal(layer)
+        reason = path.refusal(layer) or _kernel_refusal(path, layer)
         if reason is None:
             taken.append(f"{path.name}{path.when}")
             if not path.when:

@@ -17,17 +17,8 @@ from ..errors import DtypeError, ShapeError
 from ..layout import packing
 from ..params.arithmetic import parameter_tensors, require_parameters
 from ..schemes import Scheme
-from .linear import (
-    Linear,
-    LinearCall,
-    ValueCall,
-    Values,
-    linear_call,
-    linear_kernel,
-    reference_linear,
-    value_kernel,
-)
-from .registry import Backend, Counter, Op, Params, Request, choose, counter
+from .linear import Layer, linear_request
+from .registry import Counter, Kernel, Op, Params, Request, counter, kernel_of
 from .threads import gradual_underflow
 
 Made = TypeVar("Made")
@@ -55,14 +46,19 @@ def request(op: Op, x: torch.Tensor, scheme: Scheme) -> Request:
     )
 
 
-def backend_of(wanted: Request, only: str | None = None) -> Backend:
-    """Return the backend that runs ``wanted``: the one named ``only``, or as :func:`only_backend` says."""
-    return choose(wanted, only or _ONLY.get())
+def kernel(wanted: Request) -> Kernel:
+    """Return the kernel that runs ``wanted``, on the backend that :func:`only_backend` names, if any."""
+    return kernel_of(wanted, _ONLY.get())
 
 
-def backend_for(op: Op, x: torch.Tensor, scheme: Scheme) -> Backend:
-    """Return the backend that runs ``op`` on ``x``."""
-    return backend_of(request(op, x, scheme))
+def kernel_for(op: Op, x: torch.Tensor, scheme: Scheme) -> Kernel:
+    """Return the kernel that runs ``op`` on ``x``."""
+    return kernel(request(op, x, scheme))
+
+
+def chosen_backend(only: str | None = None) -> str | None:
+    """Return the name of the one backend that may run here: ``only``, or as :func:`only_backend` says."""
+    return only or _ONLY.get()
 
 
 def counter_for(x: torch.Tensor) -> Counter | None:
@@ -109,7 +105,7 @@ def quantize_dynamic(x: torch.Tensor, scheme: str) -> list[torch.Tensor]:
     """Return ``[data, scale_1, ..., zero_point]`` of ``x``; the zero point only for affine schemes."""
     value = Scheme.parse(scheme)
     with gradual_underflow():
-        data, (scales, zero_point) = backend_for(Op.QUANTIZE_DYNAMIC, x, value).quantize_dynamic(x, value)
+        data, (scales, zero_point) = kernel_for(Op.QUANTIZE_DYNAMIC, x, value).run(x)
     return [data, *scales, *([] if zero_point is None else [zero_point])]
 
 
@@ -131,7 +127,8 @@ def quantize(
     """Return the packed codes of ``x`` under given parameters."""
     value = Scheme.parse(scheme)
     with gradual_underflow():
-        return backend_for(Op.QUANTIZE, x, value).quantize(x, value, (tuple(scales), zero_point))
+        data: torch.Tensor = kernel_for(Op.QUANTIZE, x, value).run(x, (tuple(scales), zero_point))
+    return data
 
 
 @quantize.register_fake
@@ -161,7 +158,8 @@ def dequantize(
         device=data.device,
     )
     with gradual_underflow():
-        return backend_of(wanted).dequantize(data, (tuple(scales), zero_point), wanted)
+        values: torch.Tensor = kernel(wanted).run(data, (tuple(scales), zero_point))
+    return values
 
 
 @dequantize.register_fake
@@ -176,9 +174,9 @@ def fake_quantize(
 ) -> torch.Tensor:
     """Return ``x`` quantized and dequantized, in its own dtype."""
     value = Scheme.parse(scheme)
-    backend = backend_for(Op.FAKE_QUANTIZE, x, value)
     with gradual_underflow():
-        return backend.fake_quantize(x, value, (tuple(scales), zero_point))
+        values: torch.Tensor = kernel_for(Op.FAKE_QUANTIZE, x, value).run(x, (tuple(scales), zero_point))
+    return values
 
 
 @fake_quantize.register_fake
@@ -203,9 +201,10 @@ def fake_quantize_backward(
     if grad.dtype != x.dtype:
         raise DtypeError(f"grad ({grad.dtype}) must have the dtype of x, {x.dtype}; convert it first")
     value = Scheme.parse(scheme)
-    backend = backend_for(Op.FAKE_QUANTIZE_BACKWARD, x, value)
     with gradual_underflow():
-        return backend.fake_quantize_backward(grad, x, value, (tuple(scales), zero_point))
+        params = tuple(scales), zero_point
+        gradient: torch.Tensor = kernel_for(Op.FAKE_QUANTIZE_BACKWARD, x, value).run(grad, x, params)
+    return gradient
 
 
 @fake_quantize_backward.register_fake
@@ -249,10 +248,9 @@ def linear(
     length than ``x`` has and for scales, zero points or a bias that are too few or too many, NonFiniteError
     and RangeError as quantizing ``x`` does.
     """
-    call = linear_call(
-        scheme, weight_scheme, (weight.shape[0], x.shape[-1]), weight_dtype, bool(params), x.dtype
-    )
-    return _linear_of(call, x.is_cpu, weight, tuple(weight_scales), bias)(x, _given(call, params))
+    shape, dtypes = (weight.shape[0], x.shape[-1]), (x.dtype, weight_dtype)
+    wanted = linear_request(scheme, weight_scheme, shape, dtypes, x.device, given=bool(params))
+    return _layer_of(wanted, weight, (tuple(weight_scales), None), bias)(x, _given(wanted, params))
 
 
 @linear.register_fake
@@ -260,33 +258,16 @@ def _(x: torch.Tensor, _params: list[torch.Tensor], weight: torch.Tensor, *_rest
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-def _linear_of(
-    call: LinearCall,
-    on_host: bool,
-    weight: torch.Tensor,
-    scales: tuple[torch.Tensor, ...],
-    bias: torch.Tensor | None,
-) -> Linear:
-    """Return what computes the layer of ``call`` from its inputs, those in the memory of the host or others.
-
-    Raises as :data:`linear` does for its tensors.
-    """
-    _require_weight(call.weight, call.shape, weight, (scales, None), bias)
-    kernel = linear_kernel(call) if on_host and _ONLY.get() in (None, "cpu") else None
-    if callable(kernel):
-        return kernel(weight, scales, bias)
-
-    def reference(x: torch.Tensor, params: Params | None) -> torch.Tensor:
-        with gradual_underflow():
-            return reference_linear(call, x, params, (weight, scales), bias)
-
-    return reference
+def _layer_of(wanted: Request, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
+    """Return what computes the layer from its inputs; raises ShapeError for tensors that do not fit it."""
+    _require_weight(wanted, weight, params, bias)
+    layer: Layer = kernel(wanted).run(weight, params, bias)
+    return layer
 
 
-def _require_weight(
-    scheme: Scheme, shape: tuple[int, int], weight: torch.Tensor, params: Params, bias: torch.Tensor | None
-) -> None:
+def _require_weight(wanted: Request, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> None:
     """Raise ShapeError where a weight's codes, parameters or bias are too few or too many."""
+    scheme, shape = wanted.scheme, wanted.shape
     rows, cols = shape
     if weight.dtype is not torch.uint8 or weight.shape != packing.packed_shape(shape, scheme.bits):
         raise ShapeError(
@@ -300,13 +281,13 @@ def _require_weight(
         )
 
 
-def _given(call: LinearCall, params: list[torch.Tensor]) -> Params | None:
+def _given(wanted: Request, params: list[torch.Tensor]) -> Params | None:
     """Return given parameters of the input; raises ShapeError where they are too few or too many."""
     if not params:
         return None
-    assert call.source is not None
+    assert wanted.source is not None
     given = (params[0],), params[1] if len(params) > 1 else None
-    require_parameters(call.source, given, (1, call.shape[1]))
+    require_parameters(wanted.source, given, (1, wanted.shape[1]))
     return given
 
 
@@ -352,16 +333,15 @@ class LinearLayer:
             y: torch.Tensor = linear(x, params, weight, scales, bias, *self._schemes)
             return y
 
-        def make() -> tuple[LinearCall, Linear]:
+        def make() -> tuple[Request, Layer]:
             scheme, weight_scheme, dtype = self._schemes
-            call = linear_call(
-                scheme, weight_scheme, (weight.shape[0], x.shape[-1]), dtype, bool(params), x.dtype
-            )
-            return call, _linear_of(call, x.is_cpu, weight, tuple(scales), bias)
+            shape, dtypes = (weight.shape[0], x.shape[-1]), (x.dtype, dtype)
+            wanted = linear_request(scheme, weight_scheme, shape, dtypes, x.device, given=bool(params))
+            return wanted, _layer_of(wanted, weight, (tuple(scales), None), bias)
 
-        told = x.dtype, x.is_cpu, x.shape[-1], len(params), _ONLY.get()
-        call, layer = self._kept.of(told, (weight, *scales, bias), make)
-        return layer(x, _given(call, params))
+        told = x.dtype, x.device, x.shape[-1], len(params), _ONLY.get()
+        wanted, layer = self._kept.of(told, (weight, *scales, bias), make)
+        return layer(x, _given(wanted, params))
 
 
 @operator("linear_values")
@@ -379,10 +359,8 @@ def linear_values(
     x: (..., in_features). weight: (out_features, bytes) packed codes of ``scheme``.
     Raises ShapeError as :data:`linear` does.
     """
-    call = ValueCall(
-        weight=Scheme.parse(scheme), shape=(weight.shape[0], x.shape[-1]), weight_dtype=weight_dtype
-    )
-    return _values_of(call, x, weight, (tuple(scales), zero_point), bias)(x)
+    wanted = _values_request(x, weight, Scheme.parse(scheme), weight_dtype)
+    return _layer_of(wanted, weight, (tuple(scales), zero_point), bias)(x, None)
 
 
 @linear_values.register_fake
@@ -390,21 +368,17 @@ def _(x: torch.Tensor, weight: torch.Tensor, *_rest: Any) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-def _values_of(
-    call: ValueCall, x: torch.Tensor, weight: torch.Tensor, params: Params, bias: torch.Tensor | None
-) -> Values:
-    """Return what computes the layer of ``call`` from inputs such as ``x``."""
-    _require_weight(call.weight, call.shape, weight, params, bias)
-    here = x.is_cpu and x.dtype is torch.float32 and _ONLY.get() in (None, "cpu")
-    kernel = value_kernel(call) if here else None
-    if callable(kernel):
-        return kernel(weight, params, bias)
-
-    def whole(x: torch.Tensor) -> torch.Tensor:
-        told = str(call.weight), list(call.shape), x.dtype, call.weight_dtype
-        return torch.nn.functional.linear(x, dequantize(weight, list(params[0]), params[1], *told), bias)
-
-    return whole
+def _values_request(
+    x: torch.Tensor, weight: torch.Tensor, scheme: Scheme, weight_dtype: torch.dtype
+) -> Request:
+    return Request(
+        op=Op.LINEAR_VALUES,
+        scheme=scheme,
+        shape=(weight.shape[0], x.shape[-1]),
+        dtype=x.dtype,
+        own_dtype=weight_dtype,
+        device=x.device,
+    )
 
 
 class ValueLayer:
@@ -428,10 +402,9 @@ class ValueLayer:
             )
             return y
 
-        def make() -> Values:
-            shape = weight.shape[0], x.shape[-1]
-            call = ValueCall(weight=self._scheme, shape=shape, weight_dtype=self._dtype)
-            return _values_of(call, x, weight, (tuple(scales), zero_point), bias)
+        def make() -> Layer:
+            wanted = _values_request(x, weight, self._scheme, self._dtype)
+            return _layer_of(wanted, weight, (tuple(scales), zero_point), bias)
 
-        told = x.dtype, x.is_cpu, x.shape[-1], _ONLY.get()
-        return self._kept.of(told, (weight, *scales, zero_point, bias), make)(x)
+        told = x.dtype, x.device, x.shape[-1], _ONLY.get()
+        return self._kept.of(told, (weight, *scales, zero_point, bias), make)(x, None)

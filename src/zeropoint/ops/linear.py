@@ -1,4 +1,4 @@
-"""Linear layers on integer codes: what a call is, the reference, and where a kernel for it is found.
+"""Linear layers: which are products of integer codes, and the reference.
 
     y[m, n] = (sum over groups g of (sum over k in g of a[m, k] * w[n, k]) * t[n, g]) * s[m] + bias[n]
 
@@ -9,11 +9,7 @@ are exact, and what is left is rounding in float32.
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -24,72 +20,45 @@ from ..layout import packing
 from ..params.arithmetic import effective_scale
 from ..schemes import Scheme, ZeroPoint
 from . import reference
-from .registry import Params
+from .registry import Op, Params, Request
+from .threads import gradual_underflow
 
-KERNELS, VALUE_KERNELS = "zeropoint.kernels.cpu.prepared.linear", "zeropoint.kernels.cpu.prepared.values"
 LONGEST = (1 << 31) // (255 * 128)
 """Products of 8-bit codes that an int32 holds the sum of."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearCall:
-    """A linear layer without its tensors.
-
-    weight: scheme of the weight, whose ``shape`` is (out_features, in_features), in ``weight_dtype``.
-    source: scheme of the input, None where it is not quantized. given: whether the input's parameters are
-    given, or chosen by each input.
-    dtype: of the input and the output.
-    """
-
-    weight: Scheme
-    shape: tuple[int, int]
-    weight_dtype: torch.dtype
-    source: Scheme | None
-    given: bool
-    dtype: torch.dtype
+Layer = Callable[[torch.Tensor, Params | None], torch.Tensor]
+"""From an input (..., in_features) and its given parameters, if there are any, to the output."""
 
 
-Linear = Callable[[torch.Tensor, Params | None], torch.Tensor]
-"""From an input (..., in_features) and its given parameters to the output."""
-Kernel = Callable[[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor | None], Linear]
-"""From a packed weight, its scales and a bias, in whose memory it goes on to look, to the layer."""
+def of_values(
+    dequantize: Callable[[torch.Tensor, Params], torch.Tensor],
+) -> Callable[[torch.Tensor, Params, torch.Tensor | None], Layer]:
+    """Return the kernel that dequantizes the whole weight at each call, and multiplies with torch."""
+
+    def bind(weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
+        def run(x: torch.Tensor, _: Params | None) -> torch.Tensor:
+            with gradual_underflow():
+                values = dequantize(weight, params)
+            return torch.nn.functional.linear(x, values, bias)
+
+        return run
+
+    return bind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueCall:
-    """A linear layer whose weight is read as values: scheme, (out_features, in_features), own dtype."""
-
-    weight: Scheme
-    shape: tuple[int, int]
-    weight_dtype: torch.dtype
+def refusal(request: Request) -> str | None:
+    """Return why the layer is not a product of integer codes, or None."""
+    return _weight_refusal(request) or _source_refusal(request)
 
 
-Values = Callable[[torch.Tensor], torch.Tensor]
-"""From a float32 input (..., in_features) to the output."""
-ValueKernel = Callable[[torch.Tensor, Params, torch.Tensor | None], Values]
-"""From packed codes, their parameters and a bias, in whose memory it goes on to look, to the layer."""
-
-
-@functools.lru_cache(maxsize=1024)
-def value_kernel(call: ValueCall) -> ValueKernel | str:
-    """Return the kernel for ``call`` on tensors in the memory of the host, or why there is none."""
-    made: ValueKernel | str = _prepared(VALUE_KERNELS, call)
-    return made
-
-
-def refusal(call: LinearCall) -> str | None:
-    """Return why the layer is not a product of integer codes that a kernel knows, or None."""
-    return _weight_refusal(call) or _source_refusal(call)
-
-
-def _weight_refusal(call: LinearCall) -> str | None:
-    scheme, (rows, cols) = call.weight, call.shape
+def _weight_refusal(request: Request) -> str | None:
+    scheme, (rows, cols) = request.scheme, request.shape
     element = scheme.element
     if not isinstance(element, IntFormat) or element.bits not in (4, 8) or element.fraction_bits:
         return f"{scheme} is not int8 or int4"
     if scheme.zero_point is not ZeroPoint.NONE or (element.bits == 8 and not element.signed):
         return f"{scheme} is not symmetric"
-    heights, group = scheme.granularity.block_shape(call.shape)
+    heights, group = scheme.granularity.block_shape(request.shape)
     if heights != 1 and heights < rows:
         return f"rows of {scheme} share scales in blocks"
     if group < cols and (heights != 1 or cols % group or group % 16):
@@ -99,8 +68,8 @@ def _weight_refusal(call: LinearCall) -> str | None:
     return None
 
 
-def _source_refusal(call: LinearCall) -> str | None:
-    scheme, cols = call.source, call.shape[1]
+def _source_refusal(request: Request) -> str | None:
+    scheme, cols = request.source, request.shape[1]
     if scheme is None:
         return f"rows of {cols} are not a multiple of 16" if cols % 16 else None
     element = scheme.element
@@ -109,54 +78,36 @@ def _source_refusal(call: LinearCall) -> str | None:
     if scheme.zero_point is ZeroPoint.REAL:
         return f"zero points of {scheme} are not integers"
     block = scheme.granularity.block_shape((2, cols))
-    if call.given:
+    if request.given:
         return None if block == (2, cols) else f"{scheme} does not have one scale for the tensor"
     return None if block == (1, cols) else f"{scheme} does not have one scale a token"
 
 
 @functools.lru_cache(maxsize=1024)
-def linear_call(
-    source: str,
-    weight: str,
-    shape: tuple[int, int],
-    weight_dtype: torch.dtype,
-    given: bool,
-    dtype: torch.dtype,
-) -> LinearCall:
-    """Return the call for schemes by their text; raises UnsupportedError where :func:`refusal` has a reason.
+def linear_request(
+    source: str, weight: str, shape: tuple[int, int], dtypes: tuple[torch.dtype, torch.dtype],
+    device: torch.device, *, given: bool,
+) -> Request:  # fmt: skip
+    """Return the request for schemes by their text; raises UnsupportedError as :func:`refusal` says.
 
-    >>> linear_call("int8:token", "int8:token", (8, 64), torch.float32, False, torch.float32).given
-    False
+    dtypes: of input and output, and of the tensor that became the weight.
+
+    >>> dtypes = torch.float32, torch.float32
+    >>> linear_request("", "int8:token", (8, 64), dtypes, torch.device("cpu"), given=False).shape
+    (8, 64)
     """
-    call = LinearCall(
-        weight=Scheme.parse(weight),
-        shape=shape,
-        weight_dtype=weight_dtype,
-        source=Scheme.parse(source) if source else None,
-        given=given,
-        dtype=dtype,
-    )
-    reason = refusal(call)
+    request = Request(
+        op=Op.LINEAR, scheme=Scheme.parse(weight), shape=shape, dtype=dtypes[0], own_dtype=dtypes[1],
+        device=device, source=Scheme.parse(source) if source else None, given=given,
+    )  # fmt: skip
+    reason = refusal(request)
     if reason is not None:
         raise UnsupportedError(f"linear cannot run on integer codes: {reason}; dequantize the weight")
-    return call
-
-
-@functools.lru_cache(maxsize=1024)
-def linear_kernel(call: LinearCall) -> Kernel | str:
-    """Return the kernel for ``call`` on tensors in the memory of the host, or why there is none."""
-    made: Kernel | str = _prepared(KERNELS, call)
-    return made
-
-
-def _prepared(module: str, call: LinearCall | ValueCall) -> Any:
-    if importlib.util.find_spec("numba") is None:
-        return "needs the package numba, which is not installed"
-    return importlib.import_module(module).prepare(call)
+    return request
 
 
 def reference_linear(
-    call: LinearCall,
+    request: Request,
     x: torch.Tensor,
     params: Params | None,
     weight: tuple[torch.Tensor, tuple[torch.Tensor, ...]],
@@ -166,14 +117,14 @@ def reference_linear(
 
     weight: packed codes and scales.
     """
-    (rows, cols), (data, levels) = call.shape, weight
+    (rows, cols), (data, levels) = request.shape, weight
     flat = x.reshape(-1, cols)
-    codes, scale = _coded(call.source, flat, params)
-    factors = effective_scale(call.weight, levels, call.shape, call.weight_dtype)
+    codes, scale = _coded(request.source, flat, params)
+    factors = effective_scale(request.scheme, levels, request.shape, request.own_dtype)
     assert factors is not None
     factors = factors.double().expand(rows, -1)
     grouped = (-1, factors.shape[1], cols // factors.shape[1])
-    parts = _numbers(data, call.weight, cols).reshape(grouped)
+    parts = _numbers(data, request.scheme, cols).reshape(grouped)
     y = torch.einsum("mgk,ngk,ng->mn", codes.reshape(grouped), parts, factors) * scale
     y = y if bias is None else y + bias.double()
     return y.to(wide_dtype(x.dtype)).to(x.dtype).reshape(*x.shape[:-1], rows)

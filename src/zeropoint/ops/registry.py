@@ -1,8 +1,9 @@
-"""Which backend runs an operator: registration, choice, and the reasons.
+"""Which backend runs an operator: what a backend offers, the choice, and the reasons.
 
-A backend states what it cannot do; of those that can, the one with the highest rank runs. Backends live in
-``zeropoint.kernels`` and are loaded by name the first time an operator is called, so that importing zeropoint
-stays cheap and a missing optional dependency is a reason, not an error.
+A backend states what it refuses; of those that can run a request, the one with the highest rank prepares a
+kernel for it, which is kept for the next call. A plan is a kernel that its user holds. Backends are modules
+in one table, loaded when an operator is first called, so that importing zeropoint stays cheap and a missing
+optional dependency is a reason, not an error.
 """
 
 from __future__ import annotations
@@ -10,32 +11,42 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from ..errors import UnsupportedError
 from ..layout.runs import Runs
 from ..schemes import Scheme
-from . import reference
-from .row_errors import RowErrors, row_errors
 
 
 class Op(enum.Enum):
-    """The operators that a backend may offer."""
+    """The operators that a backend may offer, with the arguments of :meth:`Kernel.run`."""
 
+    CHOOSE_PARAMS = "choose_params"
+    """``run(x, extremes=None) -> Params``."""
     QUANTIZE_DYNAMIC = "quantize_dynamic"
-    """Parameters and codes from one read of the data."""
+    """Parameters and codes from one read: ``run(x, out=None, extremes=None) -> (data, Params)``."""
     QUANTIZE = "quantize"
+    """``run(x, params, out=None) -> data``."""
     DEQUANTIZE = "dequantize"
+    """``run(data, params, out=None) -> values``."""
     FAKE_QUANTIZE = "fake_quantize"
+    """``run(x, params, out=None) -> values``."""
     FAKE_QUANTIZE_BACKWARD = "fake_quantize_backward"
+    """``run(grad, x, params, out=None) -> dx``: where ``x`` is clipped, zero with the sign of ``grad``."""
     QUANTIZE_BACKWARD = "quantize_backward"
     """The gradient of codes to values, alone: a kernel's mask, and a division in plain torch."""
     DEQUANTIZE_BACKWARD = "dequantize_backward"
     """The gradient of values to codes, alone: a product in plain torch."""
     MEASURE = "measure"
+    """``run(x, data, params) -> RowErrors``."""
+    LINEAR = "linear"
+    """A layer on integer codes: ``run(weight, params, bias) -> layer``; see :mod:`.linear`."""
+    LINEAR_VALUES = "linear_values"
+    """A layer on values of its weight: ``run(weight, params, bias) -> layer``; see :mod:`.linear`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +54,9 @@ class Request:
     """One call, without its data.
 
     dtype: dtype of the values, in or out. own_dtype: dtype of the tensor that the parameters belong to.
+    For a linear layer ``scheme``, ``shape`` (out_features, in_features) and ``own_dtype`` are those of the
+    weight, and ``dtype`` that of input and output. source: scheme of the input of LINEAR, None where it is
+    not quantized. given: whether the input's parameters are given, or chosen by each input.
     """
 
     op: Op
@@ -51,52 +65,68 @@ class Request:
     dtype: torch.dtype
     own_dtype: torch.dtype
     device: torch.device
+    source: Scheme | None = None
+    given: bool = False
 
 
 Params = tuple[tuple[torch.Tensor, ...], torch.Tensor | None]
 
 
-class Backend(Protocol):
-    """What a backend offers. Tensors may have any stride; packed data is uint8 with rows padded to bytes.
+@dataclass(frozen=True, kw_only=True)
+class HeldKernel:
+    """A kernel with memory of its own, for tensors that are contiguous and fit the request, unchecked.
 
-    ``out``, where given, is contiguous, has the right shapes and dtypes, takes the result, and is returned.
+    run: by operator, ``quantize(x, data)``, ``quantize_dynamic(x, data, params)``,
+        ``dequantize(data, params, out)``, ``fake_quantize(x, out)``,
+        ``fake_quantize_backward(grad, x, params, out)``; ``params`` is None where they were given before.
+        It writes to ``data``, ``out`` and, dynamic, ``params``.
+    workspace_bytes: memory that the kernel holds between calls, and writes to in each.
+    parameter_bytes: memory of its copies of given parameters, which no call writes to.
+    allocates: why a call takes further memory that grows with the data, or None when it takes none.
     """
+
+    run: Callable[..., None]
+    workspace_bytes: int
+    parameter_bytes: int = 0
+    allocates: str | None = None
+
+
+class Kernel(Protocol):
+    """One operator on tensors that fit one request, in any number of threads at once.
+
+    Tensors may have any stride; packed data is uint8 with rows padded to bytes. ``out``, where given, is
+    contiguous, has the right shapes and dtypes, takes the result, and is returned. ``extremes`` are those of
+    the tensor that ``x`` is a part of; scales of a whole tensor come from them. What reads data raises
+    NonFiniteError for NaN and Inf, as the reference does.
+    """
+
+    def run(self, *tensors: Any, **named: Any) -> Any:
+        """Return the result; the arguments are those that :class:`Op` names."""
+
+
+@runtime_checkable
+class PlanKernel(Kernel, Protocol):
+    """A kernel of an operator that plans offer."""
+
+    def hold(self, params: Params | None, code_range: tuple[int, int] | None) -> HeldKernel:
+        """Return the kernel with memory of its own.
+
+        params: given parameters, of which the kernel keeps its own copy; None when they come with the data.
+        code_range: smallest and largest integer code in use, within those of the scheme; None means all.
+        """
+
+
+class Backend(Protocol):
+    """What prepares kernels."""
 
     name: str
     rank: int
 
     def refusal(self, request: Request) -> str | None:
-        """Return why the backend cannot run ``request``, or None when it can."""
+        """Return why the backend cannot run ``request``, or None when it can; the answer never changes."""
 
-    def quantize_dynamic(
-        self, x: torch.Tensor, scheme: Scheme, out: tuple[torch.Tensor, Params] | None = None,
-        *, extremes: tuple[float, float] | None = None,
-    ) -> tuple[torch.Tensor, Params]:  # fmt: skip
-        """Return packed codes and the parameters that ``x`` gives; raise NonFiniteError for NaN and Inf.
-
-        extremes: of the tensor that ``x`` is a part of; scales of a whole tensor come from them.
-        """
-
-    def quantize(
-        self, x: torch.Tensor, scheme: Scheme, params: Params, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Return packed codes of ``x`` under ``params``."""
-
-    def dequantize(
-        self, data: torch.Tensor, params: Params, request: Request, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Return values in ``request.dtype``."""
-
-    def fake_quantize(self, x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
-        """Return quantized and dequantized ``x``."""
-
-    def fake_quantize_backward(
-        self, grad: torch.Tensor, x: torch.Tensor, scheme: Scheme, params: Params
-    ) -> torch.Tensor:
-        """Return ``grad`` where ``x`` was not clipped, else a zero of its sign, as a product with a mask."""
-
-    def measure(self, x: torch.Tensor, data: torch.Tensor, scheme: Scheme, params: Params) -> RowErrors:
-        """Return how far the packed codes ``data`` are from ``x``, a row at a time."""
+    def prepare(self, request: Request) -> Kernel:
+        """Return the kernel for ``request``, which the backend does not refuse."""
 
 
 Extremes = tuple[torch.Tensor, torch.Tensor]
@@ -131,103 +161,43 @@ class Counter(Protocol):
         """
 
 
-def filled(
-    out: tuple[torch.Tensor, Params], data: torch.Tensor, params: Params
-) -> tuple[torch.Tensor, Params]:
-    """Copy codes and parameters into ``out`` and return it."""
-    target, (scales, zero_point) = out
-    target.copy_(data)
-    for mine, theirs in zip(scales, params[0], strict=True):
-        mine.view(torch.uint8).copy_(theirs.view(torch.uint8))
-    if zero_point is not None and params[1] is not None:
-        zero_point.copy_(params[1])
-    return out
+MODULES = {
+    "reference": "zeropoint.ops.reference_backend",
+    "cpu": "zeropoint.kernels.cpu",
+    "triton": "zeropoint.kernels.triton",
+}
+"""Name of each backend to its module, which has a ``BACKEND`` and may have a ``COUNTER``.
 
-
-class Reference:
-    """Plain torch; runs everything everywhere."""
-
-    name = "reference"
-    rank = 0
-
-    def refusal(self, request: Request) -> str | None:
-        """Return None: the reference refuses nothing."""
-        return None
-
-    def quantize_dynamic(
-        self, x: torch.Tensor, scheme: Scheme, out: tuple[torch.Tensor, Params] | None = None,
-        *, extremes: tuple[float, float] | None = None,
-    ) -> tuple[torch.Tensor, Params]:  # fmt: skip
-        """See :class:`Backend`."""
-        params = reference.choose_params(x, scheme, extremes)
-        data = reference.quantize(x, scheme, *params)
-        return (data, params) if out is None else filled(out, data, params)
-
-    def quantize(
-        self, x: torch.Tensor, scheme: Scheme, params: Params, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """See :class:`Backend`."""
-        data = reference.quantize(x, scheme, *params)
-        return data if out is None else out.copy_(data)
-
-    def dequantize(
-        self, data: torch.Tensor, params: Params, request: Request, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """See :class:`Backend`."""
-        values = reference.dequantize(
-            data,
-            request.scheme,
-            *params,
-            shape=request.shape,
-            dtype=request.dtype,
-            own_dtype=request.own_dtype,
-        )
-        return values if out is None else out.copy_(values)
-
-    def fake_quantize(self, x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
-        """See :class:`Backend`."""
-        return reference.fake_quantize(x, scheme, *params)
-
-    def fake_quantize_backward(
-        self, grad: torch.Tensor, x: torch.Tensor, scheme: Scheme, params: Params
-    ) -> torch.Tensor:
-        """See :class:`Backend`."""
-        inside = reference.inside(x, scheme, *params)
-        return torch.where(inside, grad, torch.copysign(torch.zeros_like(grad), grad))
-
-    def measure(self, x: torch.Tensor, data: torch.Tensor, scheme: Scheme, params: Params) -> RowErrors:
-        """See :class:`Backend`."""
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        decoded = reference.dequantize(
-            data, scheme, *params, shape=tuple(x.shape), dtype=wide, own_dtype=x.dtype
-        )
-        return row_errors(x, decoded, scheme, *params)
-
-
-_BACKENDS: dict[str, Backend] = {"reference": Reference()}
+The one place that names kernels, which nothing imports: a layer below them must not know what they are.
+"""
+REFERENCE = "reference"
+_BACKENDS: dict[str, Backend] = {}
 _COUNTERS: dict[str, Counter] = {}
 _ABSENT: dict[str, str] = {}
-_KERNELS = ("cpu",)
 
 
 def register(backend: Backend) -> None:
     """Offer a backend under its name; a later one of the same name replaces the earlier."""
     _BACKENDS[backend.name] = backend
     choose.cache_clear()
+    kernel_of.cache_clear()
+    has_kernel.cache_clear()
 
 
-def _load_kernels() -> None:
-    for name in _KERNELS:
+def _load() -> None:
+    """Import the backends of the table that are not there yet."""
+    for name, place in MODULES.items():
         if name not in _BACKENDS and name not in _ABSENT:
             try:
-                module = importlib.import_module(f"zeropoint.kernels.{name}")
+                module = importlib.import_module(place)
             except ModuleNotFoundError as error:
                 if (error.name or "").startswith("zeropoint"):
                     raise
                 _ABSENT[name] = f"needs the package {error.name}, which is not installed"
             else:
                 register(module.BACKEND)
-                _COUNTERS[name] = module.COUNTER
+                if hasattr(module, "COUNTER"):
+                    _COUNTERS[name] = module.COUNTER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,9 +224,9 @@ class Explanation:
 def explain(request: Request, only: str | None = None) -> Explanation:
     """Return the choice for ``request``; ``only`` names the one backend that may run.
 
-    Raises UnsupportedError when ``only`` is unknown or cannot run the request.
+    Raises UnsupportedError when ``only`` is unknown or cannot run the request, or when nothing can.
     """
-    _load_kernels()
+    _load()
     reasons = dict(_ABSENT)
     able: list[Backend] = []
     for backend in _BACKENDS.values():
@@ -272,6 +242,8 @@ def explain(request: Request, only: str | None = None) -> Explanation:
                 f"backend {only!r} cannot run {request.op.value}: {reasons.get(only, f'known are {known}')}"
             )
         able = [backend for backend in able if backend.name == only]
+    if not able:
+        raise UnsupportedError(f"{request.op.value} of {request.scheme} cannot run: {reasons[REFERENCE]}")
     best = max(able, key=lambda backend: backend.rank)
     for backend in able:
         if backend is not best:
@@ -287,9 +259,30 @@ def choose(request: Request, only: str | None = None) -> Backend:
     return _BACKENDS[chosen]
 
 
+@functools.lru_cache(maxsize=4096)
+def kernel_of(request: Request, only: str | None = None) -> Kernel:
+    """Return the kernel that runs ``request``, prepared once."""
+    return choose(request, only).prepare(request)
+
+
+def held_kernel(
+    request: Request, only: str | None, params: Params | None, code_range: tuple[int, int] | None
+) -> HeldKernel:
+    """Return the kernel that runs ``request``, held; see :meth:`PlanKernel.hold`."""
+    kernel = kernel_of(request, only)
+    assert isinstance(kernel, PlanKernel), f"{request.op.value} is no operator of plans"
+    return kernel.hold(params, code_range)
+
+
+@functools.lru_cache(maxsize=4096)
+def has_kernel(request: Request) -> bool:
+    """Return whether a backend faster than the reference can run ``request``."""
+    return explain(request).chosen != REFERENCE
+
+
 def counter(x: torch.Tensor, only: str | None = None) -> Counter | None:
     """Return the kernels that sum up data such as ``x``, or None where plain torch does."""
-    _load_kernels()
+    _load()
     for name, found in _COUNTERS.items():
         if only in (None, name) and found.takes(x):
             return found

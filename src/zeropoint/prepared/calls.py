@@ -1,7 +1,7 @@
 """What ``run`` does, operator by operator: check the tensors, call the kernel.
 
-Each call is made of kernels prepared by :mod:`zeropoint.ops.preparation`; those without given parameters
-choose them from the data first, into memory of the plan.
+Each call is made of kernels that the plan holds; those without given parameters choose them from the data
+first, into memory of the plan.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import torch
 
 from ..errors import RangeError, ShapeError
 from ..functional import check_apart, tensors_of
-from ..ops.library import backend_of
-from ..ops.preparation import Call, PreparedKernel, prepare
-from ..ops.registry import Op, Params, Request
+from ..ops.library import chosen_backend
+from ..ops.registry import HeldKernel, Op, Params, Request, held_kernel
 from ..params import QuantizationParams
 from ..schemes import Scheme
 from ..tensor import QuantizedTensor
@@ -71,14 +70,12 @@ class Signature:
         own = self.operand
         return self.params is not None and own.strides is None and own.dtype is not torch.float64
 
-    def kernel(self, op: Op) -> PreparedKernel:
-        """Return the prepared kernel for ``op``, with the given parameters where it takes some."""
+    def kernel(self, op: Op) -> HeldKernel:
+        """Return the kernel for ``op``, with the given parameters where it takes some."""
         params: Params | None = None
         if self.params is not None:
             params = self.params.scales, self.params.zero_point
-        request = self.request(op)
-        call = Call(request=request, params=params, code_range=self.code_range)
-        return prepare(call, backend_of(request, self.backend))
+        return held_kernel(self.request(op), chosen_backend(self.backend), params, self.code_range)
 
 
 class PlannedCall(Protocol):

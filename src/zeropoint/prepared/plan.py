@@ -11,8 +11,8 @@ import torch
 
 from ..errors import ShapeError, UnsupportedError, ZeropointError
 from ..functional import detached_params, fit_params
-from ..ops.library import backend_of
-from ..ops.registry import Explanation, Op, explain
+from ..ops.library import chosen_backend
+from ..ops.registry import Explanation, Op, choose, explain
 from ..params import QuantizationParams
 from ..schemes import Scheme
 from .calls import (
@@ -241,7 +241,7 @@ def _require_device(params: QuantizationParams, device: torch.device) -> None:
 def _plan(signature: Signature) -> Plan:
     check_code_range(signature)
     request = signature.request(signature.op)
-    chosen = backend_of(request, signature.backend).name
+    chosen = choose(request, chosen_backend(signature.backend)).name
     call = _CALLS[signature.op](signature)
     return Plan(
         signature=signature,

@@ -16,6 +16,14 @@ from zeropoint.kernels.cpu import cache
 from zeropoint.kernels.cpu.cache import KernelCache
 
 
+def test_a_change_in_any_folder_of_kernels_is_seen_but_not_one_of_the_host_side(tmp_path: Path) -> None:
+    for name in ("a.py", "encode/b.py", "encode/deep/c.py", "host/d.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x = 1")
+    found = [str(path.relative_to(tmp_path)) for path in cache.compiled_sources(tmp_path)]
+    assert found == ["a.py", "encode/b.py", "encode/deep/c.py"]
+
+
 def _twice(x: int) -> int:
     return 2 * x
 

@@ -36,13 +36,18 @@ _dumps: Any = dumps
 _OTHERS_WRITE = 0o022
 
 
+def compiled_sources(folder: Path) -> list[Path]:
+    """Return the files below ``folder`` that machine code is made of: all but the host side."""
+    return sorted(path for path in folder.rglob("*.py") if path.relative_to(folder).parts[0] != "host")
+
+
 def source_hash() -> str:
-    """Return a hash of the sources in this folder and of what compiles them."""
+    """Return a hash of the sources here and below that are compiled, and of what compiles them."""
     digest = hashlib.sha256(
         repr((numba.__version__, llvmlite.__version__, platform.python_version())).encode()
     )
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    for path in compiled_sources(Path(__file__).parent):
+        digest.update(str(path.relative_to(Path(__file__).parent)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -14,6 +14,7 @@ import torch
 
 from ...formats import CodebookFormat, FloatFormat, IntFormat, Overflow, RoundingMode, Specials
 from ...formats.torch_dtypes import dtype_of, format_of
+from ...ops.lowering import row_mapping
 from ...params.arithmetic import multiplies, rounder, zero_scale
 from ...schemes import ScaleRule, Scheme, TensorScale, ZeroPoint, ZeroPointPlace
 from . import layout as k
@@ -255,7 +256,7 @@ def view_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> View 
     block = min(extents[-1], max(cols, 1))
     if block * scheme.bits % 8 and block < cols and block > TILE // 8:
         return f"blocks of {block} codes of {scheme.bits} bits do not end on bytes"
-    mapping = _row_mapping(shape[:-1], extents[:-1], grid[:-1])
+    mapping = row_mapping(shape[:-1], extents[:-1], grid[:-1])
     if mapping is None:
         return f"blocks of {granularity} in a tensor of shape {shape} span rows unevenly"
     div, mod = mapping
@@ -268,24 +269,6 @@ def view_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> View 
             row_div=np.uint64(div), row_mod=np.uint64(mod),
         ),
     )  # fmt: skip
-
-
-def _row_mapping(
-    lead: tuple[int, ...], extents: tuple[int, ...], grid: tuple[int, ...]
-) -> tuple[int, int] | None:
-    """Return (div, mod) with parameter row = row // div % mod, or None when no such pair exists."""
-    rows = math.prod(lead)
-    shared = [axis for axis, count in enumerate(grid) if count > 1]
-    if not shared:
-        return max(1, rows), 1
-    first, last = shared[0], shared[-1]
-    for axis in range(first, last + 1):
-        split = extents[axis] > 1
-        if split and (
-            axis != last or (lead[axis] % extents[axis] and axis != 0 and math.prod(lead[:axis]) > 1)
-        ):
-            return None
-    return math.prod(lead[last + 1 :]) * extents[last], math.prod(grid[first : last + 1])
 
 
 @functools.lru_cache(maxsize=1024)

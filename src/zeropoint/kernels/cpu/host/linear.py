@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from ....formats import IntFormat
+from ....ops import linear as layers
 from ....ops import reference
-from ....ops.linear import Kernel, Linear, LinearCall
-from ....ops.registry import Params
+from ....ops.linear import Layer
+from ....ops.registry import Params, Request
 from ....ops.threads import gradual_underflow, parts_for, share, thread_count
 from ....params.arithmetic import effective_scale
 from ....schemes import Scheme, ZeroPoint
@@ -33,54 +34,64 @@ WORK_OF_ONE = 16
 """Products in the time of one element of other operators: what decides whether another thread pays."""
 
 
-def prepare(call: LinearCall) -> Kernel | str:
-    """Return the kernel for ``call``, or why there is none."""
-    if call.dtype not in KINDS:
-        return f"{call.dtype} is computed in float64"
-    source = None if call.source is None else _input_of(call, call.source)
-    if isinstance(source, str):
-        return source
-    matrix, (rows, cols) = _matrix_of(call), call.shape
-    numbers = np.array(matrix, np.float64)
-    kernel = linear_from_floats if source is None else linear_from_codes
-    like = None if source is None else np.zeros(0, _code_dtype(call, matrix))
-    cut_for = functools.lru_cache(maxsize=64)(functools.partial(_cut, matrix))
+def refusal(request: Request) -> str | None:
+    """Return why the kernels cannot compute the layer, or None."""
+    reason = layers.refusal(request)
+    if reason is not None:
+        return reason
+    if request.dtype not in KINDS:
+        return f"{request.dtype} is computed in float64"
+    found = None if request.source is None else _input_of(request, request.source)
+    return found if isinstance(found, str) else None
 
-    def bind(
-        weight: torch.Tensor, scales: tuple[torch.Tensor, ...], bias: torch.Tensor | None
-    ) -> Linear:  # fmt: skip
+
+class LinearKernel:
+    """The layer of a request, but for its tensors."""
+
+    def __init__(self, request: Request) -> None:
+        self._request, self._matrix = request, _matrix_of(request)
+        self._numbers = np.array(self._matrix, np.float64)
+        source = request.source
+        self._source = None if source is None else _input_of(request, source)
+        self._like = None if source is None else np.zeros(0, _code_dtype(request, self._matrix))
+        self._kernel = linear_from_floats if source is None else linear_from_codes
+        self._cut_for = functools.lru_cache(maxsize=64)(functools.partial(_cut, self._matrix))
+
+    def run(self, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
+        """Return the layer, which reads the memory of these tensors at each call."""
+        request, (rows, cols), (scales, _) = self._request, self._request.shape, params
+
         def arrays() -> tuple[Any, Any, Any]:
             of_bias = NO_BIAS if bias is None else flat_array(bias.detach().float())
-            return flat_array(weight), _scales_of(call, scales), of_bias
+            return flat_array(weight), _scales_of(request, scales), of_bias
 
         made = arrays()
         held = made if shared(made, (weight, scales[0], bias)) else None
 
-        def run(x: torch.Tensor, params: Params | None) -> torch.Tensor:
+        def layer(x: torch.Tensor, given: Params | None) -> torch.Tensor:
             out, count = x.new_empty((*x.shape[:-1], rows), dtype=torch.float32), x.numel() // cols
             if count == 0 or rows == 0:
                 return out.to(x.dtype)
             codes, factors, of_bias = held or arrays()
-            given = (
-                (flat_array(x.float()),)
-                if source is None
-                else (like, flat_array(x), *source, _given(call, params, count))
-            )
-            cut, size, slots, elements = cut_for(count, thread_count())
+            cut, size, slots, elements = self._cut_for(count, thread_count())
             work = np.empty(size, np.uint8)
-            args = *given, codes, numbers, factors, of_bias, work, flat_array(out), cut
-            if share(kernel, args, slots, elements) != k.OK:
-                _refuse(x, call)
+            args = codes, self._numbers, factors, of_bias, work, flat_array(out), cut
+            if share(self._kernel, (*self._input(x, given, count), *args), slots, elements) != k.OK:
+                _refuse(x, request)
             return out if x.dtype is torch.float32 else out.to(x.dtype)
 
-        return run
+        return layer
 
-    return bind
+    def _input(self, x: torch.Tensor, given: Params | None, count: int) -> tuple[Any, ...]:
+        """Return what the kernel takes of the input."""
+        if self._source is None:
+            return (flat_array(x.float()),)
+        return self._like, flat_array(x), *self._source, _given(self._request, given, count)
 
 
-def _code_dtype(call: LinearCall, matrix: Matrix) -> type[np.signedinteger[Any]]:
+def _code_dtype(request: Request, matrix: Matrix) -> type[np.signedinteger[Any]]:
     """Return int8 where the processor multiplies 8-bit codes and all is whole steps, else int16."""
-    source = call.source
+    source = request.source
     assert source is not None
     assert isinstance(source.element, IntFormat)
     plain = source.element.signed and source.zero_point is ZeroPoint.NONE
@@ -88,51 +99,51 @@ def _code_dtype(call: LinearCall, matrix: Matrix) -> type[np.signedinteger[Any]]
     return np.int8 if adds_quads() and whole and (plain or not matrix.grouped) else np.int16
 
 
-def _matrix_of(call: LinearCall) -> Matrix:
-    (rows, cols), element = call.shape, call.weight.element
+def _matrix_of(request: Request) -> Matrix:
+    (rows, cols), element = request.shape, request.scheme.element
     assert isinstance(element, IntFormat)
-    groups = call.weight.granularity.grid(call.shape)[1]
+    groups = request.scheme.granularity.grid(request.shape)[1]
     return Matrix(
         rows=np.uint64(rows), cols=np.uint64(cols), row_bytes=np.uint64(-(-cols * element.bits // 8)),
         bits=np.uint64(element.bits), group=np.uint64(cols // groups), groups=np.uint64(groups),
-        signed=np.uint8(element.signed), grouped=np.uint8(groups > 1 or call.source is None),
+        signed=np.uint8(element.signed), grouped=np.uint8(groups > 1 or request.source is None),
     )  # fmt: skip
 
 
-def _input_of(call: LinearCall, scheme: Scheme) -> tuple[Any, Any, int] | str:
+def _input_of(request: Request, scheme: Scheme) -> tuple[Any, Any, int] | str:
     """Return what the kernel is told of the input, or why it cannot quantize it."""
-    dtype = call.dtype
-    reason = element_refusal(scheme) or (None if call.given else rule_refusal(scheme, dtype))
+    dtype = request.dtype
+    reason = element_refusal(scheme) or (None if request.given else rule_refusal(scheme, dtype))
     if reason is not None:
         return reason
-    rule = given_rule() if call.given else rule_of(scheme, dtype)
+    rule = given_rule() if request.given else rule_of(scheme, dtype)
     if rule.how not in (k.GIVEN, k.LINEAR, k.AFFINE):
         return f"scales of {scheme} are not float numbers"
-    view = view_of(scheme, (_ANY_ROWS, call.shape[1]), dtype)
+    view = view_of(scheme, (_ANY_ROWS, request.shape[1]), dtype)
     assert isinstance(view, View)
     assert isinstance(scheme.element, IntFormat)
     element = element_of(scheme, dtype, multiply=False)
     return tell(view.layout, element, rule), code_order(scheme), int(scheme.element.signed)
 
 
-def _given(call: LinearCall, params: Params | None, count: int) -> tuple[Any, Any]:
+def _given(request: Request, params: Params | None, count: int) -> tuple[Any, Any]:
     """Return the given scale and zero point as the kernel takes them."""
-    if params is None or call.source is None:
+    if params is None or request.source is None:
         return NO_FLOATS, NO_FLOATS
     (scale, *more), zero = params
     if not more and scale.dtype is torch.float32:
         zeros = NO_FLOATS if zero is None else flat_array(zero.to(torch.float32))
         return flat_array(scale), zeros
     with gradual_underflow():
-        return block_factors(call.source, params, (count, call.shape[1]), call.dtype, dividing=True)
+        return block_factors(request.source, params, (count, request.shape[1]), request.dtype, dividing=True)
 
 
-def _scales_of(call: LinearCall, scales: tuple[torch.Tensor, ...]) -> Any:
+def _scales_of(request: Request, scales: tuple[torch.Tensor, ...]) -> Any:
     """Return one float32 a row and group: the memory of the tensor where it holds them."""
-    stored, rows = scales[0], call.shape[0]
+    stored, rows = scales[0], request.shape[0]
     if len(scales) > 1 or stored.dtype is not torch.float32 or stored.shape[0] != rows:
         with gradual_underflow():
-            combined = effective_scale(call.weight, scales, call.shape, call.weight_dtype)
+            combined = effective_scale(request.scheme, scales, request.shape, request.own_dtype)
         assert combined is not None
         stored = combined.to(torch.float32).expand(rows, -1).contiguous()
     return flat_array(stored)
@@ -160,11 +171,11 @@ def _cut(matrix: Matrix, count: int, threads: int) -> tuple[Any, int, int, int]:
     return cut, slots * -(-size // LINE) * LINE, slots, elements
 
 
-def _refuse(x: torch.Tensor, call: LinearCall) -> None:
+def _refuse(x: torch.Tensor, request: Request) -> None:
     """Let the reference find what the kernel did not like, and say where."""
-    assert call.source is not None
-    if call.given:
+    assert request.source is not None
+    if request.given:
         reference.require_finite(x)
     else:
-        reference.choose_params(x, call.source)
-    raise AssertionError(f"the kernel refused an input of {call.source} that the reference accepts")
+        reference.choose_params(x, request.source)
+    raise AssertionError(f"the kernel refused an input of {request.source} that the reference accepts")

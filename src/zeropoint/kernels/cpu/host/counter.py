@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...layout.runs import Runs
-from ...ops.registry import Extremes
-from ...ops.threads import parts_for, share, thread_count
-from . import counter_entries as entries
-from .arrays import flat_array
-from .count import ENDS, FRACTION_BITS, LANES
-from .intrinsics import LINE
-from .lowering import KINDS
-from .sums import LIMBS
-from .vector import HALF
+from ....layout.runs import Runs
+from ....ops.registry import Extremes
+from ....ops.threads import parts_for, share, thread_count
+from .. import counter_entries as entries
+from ..arrays import flat_array
+from ..count import ENDS, FRACTION_BITS, LANES
+from ..intrinsics import LINE
+from ..lowering import KINDS
+from ..sums import LIMBS
+from ..vector import HALF
 
 
 class CpuCounter:

@@ -10,7 +10,6 @@ import torch
 
 from ....formats import IntFormat
 from ....formats.torch_dtypes import format_of, storage_dtype
-from ....ops.preparation import Call
 from ....ops.registry import Params, Request
 from ....schemes import Granularity, Scheme, TensorScale, ZeroPoint
 from ..arrays import NO_BYTES, NO_FLOATS, Stored, block_factors, stored_factors
@@ -100,15 +99,14 @@ class Factors:
 class Divisors:
     """The arrays by which kernels divide, those of given parameters or of each call's."""
 
-    def __init__(self, call: Call) -> None:
-        wanted, scheme = call.request, call.request.scheme
+    def __init__(self, wanted: Request, params: Params | None) -> None:
         self._loaded: Factors | None = None
-        if call.params is None:
+        if params is None:
             self._loaded = Factors(wanted, dividing=True)
             self.values, self.zeros = self._loaded.values, self._loaded.zeros
             self.nbytes = self._loaded.nbytes
             return
-        values, zeros = block_factors(scheme, call.params, wanted.shape, wanted.own_dtype, dividing=True)
+        values, zeros = block_factors(wanted.scheme, params, wanted.shape, wanted.own_dtype, dividing=True)
         # Copies: later changes to the caller's tensors must not reach some plans and miss others.
         self.values, self.zeros = np.array(values), np.array(zeros)
         self.nbytes = self.values.nbytes + self.zeros.nbytes
@@ -120,26 +118,22 @@ class Divisors:
             self._loaded.load(params)
 
 
-def multipliers(call: Call) -> Any:
+def multipliers(wanted: Request, params: Params) -> Any:
     """Return what codes are multiplied by under given parameters; a zero factor is zero here."""
-    wanted = call.request
-    assert call.params is not None
-    return np.array(
-        block_factors(wanted.scheme, call.params, wanted.shape, wanted.own_dtype, dividing=False)[0]
-    )
+    return np.array(block_factors(wanted.scheme, params, wanted.shape, wanted.own_dtype, dividing=False)[0])
 
 
 class StoredScales:
     """How the dequantizing kernel reads scales: as stored bytes where it knows them, else as factors."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, wanted: Request, params: Params | None) -> None:
         self._loaded: Factors | None = None
         self._fixed: Stored | None = None
-        self._wanted = wanted = call.request
+        self._wanted = wanted
         scheme, own = wanted.scheme, wanted.own_dtype
         self.nbytes = 0
-        if call.params is not None:
-            stored = stored_factors(scheme, call.params, wanted.shape, own)
+        if params is not None:
+            stored = stored_factors(scheme, params, wanted.shape, own)
             factors, codes, zeros = (np.array(array) for array in stored[:3])
             self._fixed = stored._replace(factors=factors, codes=codes, zeros=zeros)
             self.nbytes = factors.nbytes + codes.nbytes + zeros.nbytes
@@ -159,9 +153,7 @@ class StoredScales:
         return Stored(factors=self._loaded.values, codes=NO_BYTES, zeros=self._loaded.zeros)
 
 
-def dequantize_refusal(call: Call) -> str | None:
-    """Return why a prepared dequantization still takes memory, or None."""
-    scheme, own = call.request.scheme, call.request.own_dtype
-    if call.params is not None or stored_rule(scheme, own) is not None:
-        return None
-    return load_refusal(scheme, own)
+def dequantize_refusal(wanted: Request) -> str | None:
+    """Return why a held dequantization under parameters of each call still takes memory, or None."""
+    scheme, own = wanted.scheme, wanted.own_dtype
+    return None if stored_rule(scheme, own) is not None else load_refusal(scheme, own)

@@ -1,0 +1,54 @@
+"""What the kernels refuse, and the table of what they offer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ....ops.registry import Kernel, Op, Request
+from ..lowering import KINDS, element_refusal, view_of
+from . import linear, values
+from .operators import Backward, ChooseParams, Dequantize, FakeQuantize, Measure, Quantize, QuantizeDynamic
+
+
+class CpuBackend:
+    """Numba kernels for float32, bfloat16 and float16 tensors in the memory of the host."""
+
+    name = "cpu"
+    rank = 10
+
+    def refusal(self, request: Request) -> str | None:
+        """Return why the kernels cannot run ``request``, or None."""
+        if request.device.type != "cpu":
+            return f"the data is on {request.device}"
+        if request.op is Op.DEQUANTIZE_BACKWARD:
+            return "a product is left to torch"
+        if request.op is Op.LINEAR:
+            return linear.refusal(request)
+        if request.op is Op.LINEAR_VALUES:
+            return values.refusal(request)
+        if request.dtype not in KINDS or request.own_dtype not in KINDS:
+            return f"{request.dtype} is computed in float64"
+        reason = element_refusal(request.scheme)
+        if reason is not None:
+            return reason
+        view = view_of(request.scheme, request.shape, request.dtype)
+        return view if isinstance(view, str) else None
+
+    def prepare(self, request: Request) -> Kernel:
+        """See :class:`zeropoint.ops.registry.Backend`."""
+        return _KERNELS[request.op](request)
+
+
+_KERNELS: dict[Op, Callable[[Request], Kernel]] = {
+    Op.CHOOSE_PARAMS: ChooseParams,
+    Op.QUANTIZE_DYNAMIC: QuantizeDynamic,
+    Op.QUANTIZE: Quantize,
+    Op.DEQUANTIZE: Dequantize,
+    Op.FAKE_QUANTIZE: FakeQuantize,
+    Op.FAKE_QUANTIZE_BACKWARD: Backward,
+    Op.MEASURE: Measure,
+    Op.LINEAR: linear.LinearKernel,
+    Op.LINEAR_VALUES: values.ValueKernel,
+}
+
+BACKEND = CpuBackend()

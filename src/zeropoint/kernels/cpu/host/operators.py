@@ -1,0 +1,266 @@
+"""The operators of the backend: each runs on any tensors of its request, or is held by a plan.
+
+Both run the same compiled kernels with the same arguments. A run makes what it needs for its parameters; a
+held kernel has it in memory of its own, which no call allocates again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from ....ops.reference_backend import filled
+from ....ops.registry import HeldKernel, Params, Request
+from ....ops.row_errors import RowErrors
+from ....ops.threads import gradual_underflow, share
+from ....schemes import Granularity
+from .. import entries
+from .. import layout as k
+from ..arrays import (
+    aligned_empty,
+    block_factors,
+    clip_extent,
+    flat_array,
+    packed_like,
+    stored_factors,
+    value_bounds,
+)
+from ..calls import ChosenScales, GivenCall, ScaleMemory, given_call, one_pass, refuse
+from ..lowering import rule_refusal
+from .choose import BlockScales, CoarseScale
+from .factors import Divisors, StoredScales, dequantize_refusal, load_refusal, multipliers
+from .statistics import Ends, choose_params, coarse_scale
+
+CodeRange = tuple[int, int] | None
+Codes = tuple[torch.Tensor, Params]
+
+
+class _Operator:
+    """What all have: the request, and the call of the kernels for it."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self._call = given_call(request.scheme, request.shape, request.dtype, request.own_dtype)
+
+    def _limited(self, code_range: CodeRange) -> GivenCall:
+        """Return the call whose integer codes lie in ``code_range``."""
+        if code_range is None:
+            return self._call
+        asked = self.request
+        return GivenCall(asked.scheme, asked.shape, asked.dtype, asked.own_dtype, code_range)
+
+    def _factors(self, params: Params, *, dividing: bool) -> tuple[object, object]:
+        asked = self.request
+        return block_factors(asked.scheme, params, asked.shape, asked.own_dtype, dividing=dividing)
+
+
+def _given(run: Callable[..., None], nbytes: int) -> HeldKernel:
+    """Return a kernel under given parameters, which holds nothing else."""
+    return HeldKernel(run=run, workspace_bytes=0, parameter_bytes=nbytes)
+
+
+class ChooseParams(_Operator):
+    """Parameters of a tensor."""
+
+    def run(self, x: torch.Tensor, extremes: Ends = None) -> Params:
+        """See :class:`zeropoint.ops.registry.Op`."""
+        return choose_params(x, self.request.scheme, extremes)
+
+
+class Quantize(_Operator):
+    """Codes under given parameters."""
+
+    def run(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
+        """See :class:`zeropoint.ops.registry.Op`."""
+        out = packed_like(x, self.request.scheme) if out is None else out
+        self._call.quantize(x, *self._factors(params, dividing=True), out)
+        return out
+
+    def hold(self, params: Params | None, code_range: CodeRange) -> HeldKernel:
+        """See :class:`zeropoint.ops.registry.PlanKernel`."""
+        call, divisors = self._limited(code_range), Divisors(self.request, params)
+
+        def run(x: torch.Tensor, data: torch.Tensor) -> None:
+            call.quantize(x, divisors.values, divisors.zeros, data)
+
+        return _given(run, divisors.nbytes)
+
+
+class QuantizeDynamic(_Operator):
+    """Parameters and codes, in one pass where the blocks lie in rows, else in two."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self._once = one_pass(request.scheme, request.shape, request.dtype)
+        self._whole = request.scheme.granularity == Granularity.tensor()
+
+    def run(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
+        """See :class:`zeropoint.ops.registry.Op`."""
+        # A row alone may be one block of a whole tensor, whose scale does not come from the row.
+        if self._once is not None and not (self._whole and extremes is not None):
+            return self._in_one_pass(x, out, extremes)
+        scheme, shape = self.request.scheme, self.request.shape
+        params = choose_params(x, scheme, extremes)
+        data = packed_like(x, scheme) if out is None else out[0]
+        self._call.quantize(x, *block_factors(scheme, params, shape, x.dtype, dividing=True), data)
+        return (data, params) if out is None else filled(out, data, params)
+
+    def _in_one_pass(self, x: torch.Tensor, out: Codes | None, extremes: Ends) -> Codes:
+        """Choose scales and codes in one pass; on any trouble let the reference find it and say where."""
+        scheme, call = self.request.scheme, self._once
+        assert call is not None
+        coarse = coarse_scale(x, scheme, extremes) if call.two_levels else None
+        if out is None:
+            fine, zeros = call.scales.empty()
+            out = packed_like(x, scheme), ((fine,) if coarse is None else (fine, coarse), zeros)
+        elif coarse is not None:
+            out[1][0][1].copy_(coarse)
+        factor = None if coarse is None else float(coarse)
+        if call.run(x, *out, ScaleMemory(call.scales), factor) != k.OK:
+            refuse(x, scheme, extremes)
+        return out
+
+    def hold(self, params: Params | None, code_range: CodeRange) -> HeldKernel:
+        """See :class:`zeropoint.ops.registry.PlanKernel`."""
+        scheme, shape, dtype = self.request.scheme, self.request.shape, self.request.dtype
+        if not scheme.scales:
+            encode = Quantize(self.request).hold(((), None), None).run
+            return HeldKernel(run=lambda x, data, _params: encode(x, data), workspace_bytes=0)
+        reason = rule_refusal(scheme, dtype)
+        if reason is not None or 0 in shape:
+            return HeldKernel(run=self._unheld, workspace_bytes=0, allocates=reason)
+        return self._hold_two_passes() if self._once is None else self._hold_one_pass()
+
+    def _unheld(self, x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
+        with gradual_underflow():
+            self.run(x, (data, params))
+
+    def _hold_one_pass(self) -> HeldKernel:
+        asked, call = self.request, self._once
+        assert call is not None
+        memory, coarse = ScaleMemory(call.scales), CoarseScale(asked) if call.two_levels else None
+
+        def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
+            with gradual_underflow():
+                factor = None if coarse is None else coarse.into(x, params[0][1])
+                if call.run(x, data, params, memory, factor) != k.OK:
+                    refuse(x, asked.scheme)
+
+        return HeldKernel(run=run, workspace_bytes=memory.nbytes + (0 if coarse is None else coarse.nbytes))
+
+    def _hold_two_passes(self) -> HeldKernel:
+        asked, given = self.request, self._call
+        memory = ScaleMemory(ChosenScales(asked.scheme, asked.shape, asked.dtype))
+        blocks, divisors = BlockScales(asked), Divisors(asked, None)
+        coarse = CoarseScale(asked) if len(asked.scheme.scales) > 1 else None
+
+        def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
+            with gradual_underflow():
+                factor = None if coarse is None else coarse.into(x, params[0][1])
+                blocks.choose(x, factor, memory, params)
+                memory.store(params)
+                divisors.load(params)
+                given.quantize(x, divisors.values, divisors.zeros, data)
+
+        held = memory.nbytes + blocks.nbytes + divisors.nbytes + (0 if coarse is None else coarse.nbytes)
+        return HeldKernel(run=run, workspace_bytes=held)
+
+
+class Dequantize(_Operator):
+    """Values of codes."""
+
+    def run(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
+        """See :class:`zeropoint.ops.registry.Op`."""
+        asked = self.request
+        out = aligned_empty(asked.shape, asked.dtype) if out is None else out
+        self._call.dequantize(data, stored_factors(asked.scheme, params, asked.shape, asked.own_dtype), out)
+        return out
+
+    def hold(self, params: Params | None, code_range: CodeRange) -> HeldKernel:
+        """See :class:`zeropoint.ops.registry.PlanKernel`."""
+        call, stored = self._call, StoredScales(self.request, params)
+
+        def run(data: torch.Tensor, params: Params | None, out: torch.Tensor) -> None:
+            with gradual_underflow():
+                scales = stored.load(params)
+            call.dequantize(data, scales, out)
+
+        if params is not None:
+            return _given(run, stored.nbytes)
+        reason = dequantize_refusal(self.request)
+        return HeldKernel(run=run, workspace_bytes=stored.nbytes, allocates=reason)
+
+
+class FakeQuantize(_Operator):
+    """Values of the codes of values, under given parameters."""
+
+    def run(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
+        """See :class:`zeropoint.ops.registry.Op`."""
+        out = aligned_empty(self.request.shape, self.request.dtype) if out is None else out
+        factors, zeros = self._factors(params, dividing=True)
+        back, _ = self._factors(params, dividing=False)
+        self._call.fake_quantize(x, factors, back, zeros, out)
+        return out
+
+    def hold(self, params: Params | None, code_range: CodeRange) -> HeldKernel:
+        """See :class:`zeropoint.ops.registry.PlanKernel`."""
+        assert params is not None
+        call, divisors = self._limited(code_range), Divisors(self.request, params)
+        back = multipliers(self.request, params)
+
+        def run(x: torch.Tensor, out: torch.Tensor) -> None:
+            call.fake_quantize(x, divisors.values, back, divisors.zeros, out)
+
+        return _given(run, divisors.nbytes + back.nbytes)
+
+
+class Backward(_Operator):
+    """The straight-through gradient, under given parameters."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self._bounds = value_bounds(request.scheme)
+
+    def run(
+        self, grad: torch.Tensor, x: torch.Tensor, params: Params, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See :class:`zeropoint.ops.registry.Op`."""
+        out = aligned_empty(self.request.shape, grad.dtype) if out is None else out
+        factors, zeros = self._factors(params, dividing=True)
+        self._call.fake_quantize_backward(grad, x, self._bounds, factors, zeros, out)
+        return out
+
+    def hold(self, params: Params | None, code_range: CodeRange) -> HeldKernel:
+        """See :class:`zeropoint.ops.registry.PlanKernel`."""
+        asked, bounds = self.request, self._bounds
+        call, divisors = self._limited(code_range), Divisors(asked, params)
+
+        def run(grad: torch.Tensor, x: torch.Tensor, params: Params | None, out: torch.Tensor) -> None:
+            with gradual_underflow():
+                divisors.load(params)
+            call.fake_quantize_backward(grad, x, bounds, divisors.values, divisors.zeros, out)
+
+        if params is not None:
+            return _given(run, divisors.nbytes)
+        reason = load_refusal(asked.scheme, asked.own_dtype)
+        return HeldKernel(run=run, workspace_bytes=divisors.nbytes, allocates=reason)
+
+
+class Measure(_Operator):
+    """Errors of codes, a row at a time."""
+
+    def run(self, x: torch.Tensor, data: torch.Tensor, params: Params) -> RowErrors:
+        """See :class:`zeropoint.ops.registry.Op`."""
+        asked, call = self.request, self._call
+        sums, clipped = np.zeros(3 * call.rows), np.zeros(call.rows, np.int64)
+        if call.count > 0:
+            values, source = flat_array(x), call.codes_in(data)
+            stored = stored_factors(asked.scheme, params, asked.shape, asked.own_dtype)
+            scales = stored.factors, stored.codes, stored.zeros
+            extent = clip_extent(asked.scheme)
+            args = values, source, call.told_of(stored), call.table, *scales, extent, sums, clipped
+            share(entries.measure, args, call.rows, call.count)
+        columns = sums.reshape(-1, 3)
+        return RowErrors(squares=columns[:, 0], errors=columns[:, 1], largest=columns[:, 2], clipped=clipped)

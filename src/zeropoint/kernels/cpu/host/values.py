@@ -1,0 +1,90 @@
+"""The host side of linear layers on values of their weight: tensors to arrays, threads over panels."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....ops.linear import Layer, of_values
+from ....ops.registry import Params, Request
+from ....ops.threads import gradual_underflow, parts_for, share, thread_count
+from ..arrays import NO_FLOATS, Stored, aligned_empty, flat_array, stored_factors
+from ..calls import given_call
+from ..entries import linear_from_values
+from ..lowering import KINDS, element_refusal, view_of
+from ..panels import PANEL
+from ..values import work_floats
+from .linear import NO_BIAS, WORK_OF_ONE, shared
+
+
+def refusal(request: Request) -> str | None:
+    """Return why the kernels cannot compute the layer, or None."""
+    if request.own_dtype not in KINDS or request.dtype not in KINDS:
+        return f"{request.own_dtype} is computed in float64"
+    if request.shape[1] == 0:
+        return "there is nothing to multiply"
+    view = view_of(request.scheme, request.shape, torch.float32)
+    return element_refusal(request.scheme) or (view if isinstance(view, str) else None)
+
+
+class ValueKernel:
+    """The layer of a request, but for its tensors.
+
+    Products of 16-bit floats are those of torch, with a weight that is dequantized at each call.
+    """
+
+    def __init__(self, request: Request) -> None:
+        scheme, shape, own = request.scheme, request.shape, request.own_dtype
+        self._request, self._panels = request, -(-shape[0] // PANEL)
+        self._call = given_call(scheme, shape, request.dtype, own)
+        self._cut_for = functools.lru_cache(maxsize=64)(self._cut)
+
+    def run(self, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
+        """Return the layer, which reads the memory of these tensors at each call."""
+        if self._request.dtype is not torch.float32:
+            return of_values(self._dequantize)(weight, params, bias)
+        rows, cols = self._request.shape
+
+        def arrays() -> tuple[Any, ...]:
+            with gradual_underflow():
+                stored = self._stored(params)
+            scales = stored.factors, stored.codes, stored.zeros
+            of_bias = NO_BIAS if bias is None else flat_array(bias.detach().float())
+            return self._call.codes_in(weight), self._call.told_of(stored), self._call.table, scales, of_bias
+
+        codes, _, _, (factors, scale_codes, _), of_bias = made = arrays()
+        one_level = len(params[0]) == 1 and params[1] is None
+        of_scales = scale_codes if factors is NO_FLOATS else factors
+        lasting = one_level and shared((codes, of_scales, of_bias), (weight, params[0][0], bias))
+        held = made if lasting else None
+
+        def layer(x: torch.Tensor, _: Params | None) -> torch.Tensor:
+            out, count = x.new_empty((*x.shape[:-1], rows)), x.numel() // cols
+            if count == 0 or rows == 0:
+                return out
+            cut, slots, elements = self._cut_for(count, thread_count())
+            work = np.empty(slots * work_floats(cols), np.float32)
+            args = flat_array(x), *(held or arrays()), work, flat_array(out), cut
+            share(linear_from_values, args, slots, elements)
+            return out
+
+        return layer
+
+    def _stored(self, params: Params) -> Stored:
+        asked = self._request
+        return stored_factors(asked.scheme, params, asked.shape, asked.own_dtype)
+
+    def _dequantize(self, weight: torch.Tensor, params: Params) -> torch.Tensor:
+        values = aligned_empty(self._request.shape, self._request.dtype)
+        self._call.dequantize(weight, self._stored(params), values)
+        return values
+
+    def _cut(self, count: int, threads: int) -> tuple[Any, int, int]:
+        """Return how ``count`` rows are cut for threads, the slots, and the elements they are worth."""
+        rows, cols = self._request.shape
+        elements = count * rows * cols // WORK_OF_ONE
+        slots = min(threads, parts_for(self._panels, elements))
+        return np.array((count, cols, rows, self._panels, slots), np.uint64), slots, elements
