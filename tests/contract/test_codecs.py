@@ -22,6 +22,7 @@ from zeropoint.codecs.safetensors_dtypes import FILE_DTYPES
 OTHERS = {
     "compressed-tensors": ("int4:g64:asym", "int3:channel", "float8_e4m3fn:block64x64"),
     "fp8-block": ("float8_e4m3fn:block64x32",),
+    "gptq": ("int3:g32", "int2:channel", "int4:g64:asym"),
 }
 CASES = [
     *((name, layer.name) for name, codec in CODECS.items() for layer in preset_layers(codec)),

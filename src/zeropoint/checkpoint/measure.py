@@ -12,7 +12,7 @@ import math
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -149,6 +149,22 @@ def measure(x: torch.Tensor, q: QuantizedTensor) -> TensorError:
         largest=float(rows.largest.max()), clipped=int(rows.clipped.sum()), zero_blocks=zero,
         lost_blocks=lost,
     )  # fmt: skip
+
+
+def measure_columns(x: torch.Tensor, q: QuantizedTensor, width: int) -> TensorError:
+    """Return how far ``q``, the codes of some columns ``x`` of a weight, is from it, whatever the columns.
+
+    width: columns that are always together, of which there is a multiple; sums are exact beyond these. Blocks
+    must lie in rows and divide ``width``.
+    """
+    rows = x.numel() // width
+    grid = q.params.scheme.granularity.grid((rows, width))
+    params = replace(
+        q.params, shape=(rows, width), scales=tuple(scale.reshape(grid) for scale in q.params.scales),
+        zero_point=None if q.zero_point is None else q.zero_point.reshape(grid),
+    )  # fmt: skip
+    blocks = QuantizedTensor(data=q.data.reshape(rows, -1), params=params, shape=(rows, width), dtype=q.dtype)
+    return measure(x.reshape(rows, width), blocks)
 
 
 def _quiet_blocks(x: torch.Tensor, q: QuantizedTensor) -> tuple[int, int]:

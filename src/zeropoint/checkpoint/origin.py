@@ -28,6 +28,8 @@ from .storage import OpenFile, Place, shown
 from .stored import Stored, StoredLayer, configuration, find_layers
 
 _LISTED = 10
+_BAND_VALUES = 1 << 18
+"""Values of whole rows that are read at once to cut columns out of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,35 @@ class Origin:
         out = torch.frombuffer(buffer, dtype=self.dtype, count=rows * columns).view(rows, columns)
         if self.layer is not None:
             _decode_rows(self.layer, files, start, out)
+        return out
+
+    def read_columns(
+        self,
+        files: Mapping[Place, OpenFile],
+        rows: tuple[int, int],
+        columns: tuple[int, int],
+        buffer: bytearray,
+    ) -> torch.Tensor:
+        """Return a band of columns in ``buffer``: (count of rows, count of columns), each as (first, count).
+
+        A local file is asked for each row's part; from an object store, and where codes are decoded, whole
+        rows are read and cut.
+        """
+        (top, height), (left, width) = rows, columns
+        item = self.dtype.itemsize
+        out = torch.frombuffer(buffer, dtype=self.dtype, count=height * width).view(height, width)
+        file = None if self.layer is not None else files[self.entry.file]
+        if file is not None and file.descriptor is not None:
+            view, size, stride = memoryview(buffer), width * item, self.entry.shape[-1] * item
+            for row in range(height):
+                offset = self.entry.begin + (top + row) * stride + left * item
+                file.read_into(view[row * size : (row + 1) * size], offset)
+            return out
+        step = max(1, _BAND_VALUES // max(1, self.entry.shape[-1]) // self.alignment) * self.alignment
+        piece = bytearray(step * self.entry.shape[-1] * item)
+        for row in range(0, height, step):
+            part = self.read(files, top + row, min(step, height - row), piece)
+            out[row : row + len(part)] = part[:, left : left + width]
         return out
 
 

@@ -38,6 +38,12 @@ class OriginalWeight:
         """Return rows from row ``start`` of the matrix on, in ``buffer``."""
         return self.origin.read(files, self.first + start, rows, buffer)
 
+    def read_columns(
+        self, files: Mapping[Place, OpenFile], start: int, count: int, buffer: bytearray
+    ) -> torch.Tensor:
+        """Return columns from column ``start`` of the matrix on, in ``buffer``."""
+        return self.origin.read_columns(files, (self.first, self.shape[0]), (start, count), buffer)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Original:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..codecs.protocol import LayerScheme, TensorSpec
+from ..codecs.protocol import ROWS, LayerScheme, TensorSpec
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, printable
 from .columns import Kinds, Made, Names
@@ -31,6 +31,7 @@ from .partners import sharing_set
 from .safetensors_file import DTYPE_BITS, header_bytes
 from .selection import is_fused_experts, module_of
 from .source import Source
+from .storage import OpenFile, Place
 from .texts import Text
 
 
@@ -78,9 +79,24 @@ class Weight:
         return self.origin.dtype
 
     @property
+    def axis(self) -> int:
+        """The axis along which it is cut: that of its codec."""
+        return self.layer.codec.axis(self.layer)
+
+    @property
+    def extent(self) -> int:
+        """Rows or columns, whatever it is cut into."""
+        return self.shape[self.axis]
+
+    @property
+    def line_values(self) -> int:
+        """Values of one of these rows or columns."""
+        return self.shape[1 - self.axis]
+
+    @property
     def row_bytes(self) -> int:
-        """Bytes of a row, as floats."""
-        return self.shape[1] * self.dtype.itemsize
+        """Bytes of one of them, as floats."""
+        return self.line_values * self.dtype.itemsize
 
     @property
     def value_bytes(self) -> int:
@@ -90,8 +106,17 @@ class Weight:
 
     @property
     def alignment(self) -> int:
-        """Rows of which a part must hold a multiple to be quantized and written alone."""
-        return math.lcm(self.layer.codec.alignment(self.layer, self.shape), self.origin.alignment)
+        """Rows or columns of which a part must hold a multiple to be quantized and written alone."""
+        own = self.layer.codec.alignment(self.layer, self.shape)
+        return math.lcm(own, self.origin.alignment) if self.axis == ROWS else own
+
+    def read(
+        self, files: Mapping[Place, OpenFile], start: int, count: int, buffer: bytearray
+    ) -> torch.Tensor:
+        """Return ``count`` rows, or columns, from ``start`` on, in ``buffer``."""
+        if self.axis == ROWS:
+            return self.origin.read(files, self.first + start, count, buffer)
+        return self.origin.read_columns(files, (self.first, self.shape[0]), (start, count), buffer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +153,16 @@ class Restored:
         """Its rows and columns; all axes but the last count as rows."""
         *rows, columns = self.origin.entry.shape
         return math.prod(rows), columns
+
+    @property
+    def extent(self) -> int:
+        """Its rows, which it is cut into."""
+        return self.shape[0]
+
+    @property
+    def line_values(self) -> int:
+        """Values of a row."""
+        return self.shape[1]
 
     @property
     def row_bytes(self) -> int:

@@ -92,7 +92,7 @@ class Plan:
     @property
     def worked_bytes(self) -> int:
         """Bytes of all tensors that are worked on or copied, codes counted as the floats that they become."""
-        worked = sum(item.shape[0] * item.row_bytes for item in self.worked)
+        worked = sum(item.extent * item.row_bytes for item in self.worked)
         return worked + sum(kept.source.nbytes for kept in self.kept)
 
     @property
@@ -154,7 +154,7 @@ class Plan:
     def peak_memory(self) -> int:
         """Estimate of the largest memory of a run, interpreter and libraries included."""
         kinds = kinds_of(self.worked)
-        largest = max(w.shape[1] * slab_rows(w, self.limits) * w.value_bytes for w in kinds)
+        largest = max(w.line_values * slab_rows(w, self.limits) * w.value_bytes for w in kinds)
         return self.limits.base_memory + self.limits.workers * largest
 
     @property
@@ -179,9 +179,8 @@ class Plan:
 
 
 def slab_rows(weight: Weight | Restored, limits: Limits) -> int:
-    """Return how many rows of ``weight`` are worked on at once."""
-    rows, columns = weight.shape
-    return limits.rows(columns, min(weight.alignment, max(1, rows)), weight.value_bytes)
+    """Return how many rows of ``weight``, or columns where it is cut so, are worked on at once."""
+    return limits.rows(weight.line_values, min(weight.alignment, max(1, weight.extent)), weight.value_bytes)
 
 
 T = TypeVar("T", bound=Weight | Restored)

@@ -15,6 +15,7 @@ from typing import overload
 
 import torch
 
+from ..codecs.protocol import ROWS
 from ..errors import ZeropointError
 from ..formats import FloatFormat
 from ..layout.blocks import reduce_blocks, spread_blocks
@@ -22,7 +23,7 @@ from ..tensor import QuantizedTensor
 from .columns import Blobs
 from .decoding import read_lines
 from .limits import Limits, value_bytes
-from .measure import TensorError, measure
+from .measure import TensorError, measure, measure_columns
 from .originals import OriginalWeight
 from .problems import Problem
 from .quantize import Scratch
@@ -136,19 +137,30 @@ class LayerCheck:
             cost += (
                 _CHECK_BYTES if self.weight.origin.layer is not None else self.weight.origin.dtype.itemsize
             )
-        alignment = min(self.layer.codec.alignment(self.layer.layer, self.layer.shape), self.layer.shape[0])
-        return limits.rows(self.layer.shape[1], alignment, cost)
+        extent, values = self.extents
+        alignment = min(self.layer.codec.alignment(self.layer.layer, self.layer.shape), extent)
+        return limits.rows(values, alignment, cost)
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """What the layer is cut into, rows or columns, and the values of each."""
+        axis = self.layer.codec.axis(self.layer.layer)
+        return self.layer.shape[axis], self.layer.shape[1 - axis]
 
     def buffer_bytes(self, limits: Limits) -> int:
         """Return the bytes of the original that a part reads."""
-        return 0 if self.weight is None else self.rows(limits) * self.weight.row_bytes
+        return (
+            0
+            if self.weight is None
+            else self.rows(limits) * self.extents[1] * self.weight.origin.dtype.itemsize
+        )
 
     def tasks(self, limits: Limits, files: OpenFiles) -> Sequence[Check]:
         """Return the work; ``files`` are all files of both checkpoints, open."""
         self.files = {file: files[file] for file in (entry.file for entry in self.layer.tensors.values())}
         if self.weight is not None:
             self.files |= {file: files[file] for file in self.weight.origin.files}
-        height, step = self.layer.shape[0], self.rows(limits)
+        height, step = self.extents[0], self.rows(limits)
         self.parts = [
             Part(self, expert, start, min(step, height - start))
             for expert in range(self.layer.experts or 1)
@@ -175,7 +187,7 @@ class Part(Check):
     """Decode some rows of one expert, and compare them with the original."""
 
     def __init__(self, check: LayerCheck, expert: int, start: int, rows: int) -> None:
-        super().__init__(check.layer.module, rows * check.layer.shape[1] * check.layer.dtype.itemsize)
+        super().__init__(check.layer.module, rows * check.extents[1] * check.layer.dtype.itemsize)
         self.check = check
         self.expert = expert
         self.start = start
@@ -185,7 +197,8 @@ class Part(Check):
 
     def run(self, scratch: Scratch) -> None:
         """See :class:`Task`."""
-        layer, shape = self.check.layer, (self.rows, self.check.layer.shape[1])
+        layer, values = self.check.layer, self.check.extents[1]
+        shape = (self.rows, values) if self._by_rows else (values, self.rows)
         lines = read_lines(layer, self.check.files, self.start, self.rows, expert=self.expert)
         codec = layer.codec
         q = codec.decode(layer.layer, lines, start=self.start, shape=shape, dtype=layer.dtype)
@@ -211,13 +224,16 @@ class Part(Check):
         self, q: QuantizedTensor, decoded: torch.Tensor, lines: dict[str, torch.Tensor], buffer: bytearray
     ) -> None:
         assert self.check.weight is not None
-        first = self.expert * self.check.layer.shape[0] + self.start
         if self._kept(lines):
-            self.error = measure(decoded.to(q.dtype), q)
+            self.error = self._measured(decoded.to(q.dtype), q)
             return
-        x = self.check.weight.read(self.check.files, first, self.rows, buffer).to(q.dtype)
+        if self._by_rows:
+            first = self.expert * self.check.layer.shape[0] + self.start
+            x = self.check.weight.read(self.check.files, first, self.rows, buffer).to(q.dtype)
+        else:
+            x = self.check.weight.read_columns(self.check.files, self.start, self.rows, buffer).to(q.dtype)
         self.ratio = _of_bound(x, decoded, q)
-        self.error = measure(x, q)
+        self.error = self._measured(x, q)
         if self.ratio > 1:
             self.report(f"{self._where()} are off by up to {self.ratio:.3g} times the proven bound")
 
@@ -235,7 +251,17 @@ class Part(Check):
 
     def _where(self) -> str:
         expert = "" if self.check.layer.experts is None else f"expert {self.expert}, "
-        return f"{expert}rows from {self.start} on"
+        return f"{expert}{'rows' if self._by_rows else 'columns'} from {self.start} on"
+
+    def _measured(self, x: torch.Tensor, q: QuantizedTensor) -> TensorError:
+        if self._by_rows:
+            return measure(x, q)
+        layer = self.check.layer
+        return measure_columns(x, q, layer.codec.alignment(layer.layer, layer.shape))
+
+    @property
+    def _by_rows(self) -> bool:
+        return self.check.layer.codec.axis(self.check.layer.layer) == ROWS
 
 
 def _lost_block(q: QuantizedTensor) -> tuple[int, ...] | None:

@@ -1,9 +1,9 @@
 """The units of a run: what is done, hashed, journaled and, where it must be, done again as one.
 
-A unit is some whole rows of one weight with every line that they give, codes and scales alike, or a range of
-bytes that is copied. The cut follows from the plan alone, never from memory or threads, so the units of a
-plan have the same numbers, hashes and order everywhere. This module knows where a unit's bytes lie; doing one
-is work.py's business.
+A unit is some whole rows of one weight, or columns where its layout is cut so, with every line that they
+give, codes and scales alike, or a range of bytes that is copied. The cut follows from the plan alone, never
+from memory or threads, so the units of a plan have the same numbers, hashes and order everywhere. This
+module knows where a unit's bytes lie; doing one is work.py's business.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Rows(_OfRows):
         if spec.axis is not None:
             line = placed.nbytes // spec.shape[0]
             begin = self.start // spec.per * spec.lines * line
-            if self.start + self.rows < self.weight.shape[0]:
+            if self.start + self.rows < self.weight.extent:
                 end = (self.start + self.rows) // spec.per * spec.lines * line
         elif self.start:
             return None
@@ -249,7 +249,7 @@ class Units(Sequence[Unit]):
             size = item.placed.nbytes
             self._cut(kind, number, range(0, size, UNIT_BYTES), size, 1)
         else:
-            height, step = item.shape[0], _rows(item)
+            height, step = item.extent, _rows(item)
             self._cut(kind, number, range(0, height, step), height, item.row_bytes)
 
     def _cut(self, kind: int, number: int, cuts: range, end: int, each: int) -> None:
@@ -333,6 +333,6 @@ def groups(all_units: Sequence[Unit]) -> Groups:
 
 
 def _rows(weight: Weight | Restored) -> int:
-    """Return the rows of a unit."""
-    columns, alignment = weight.shape[1], weight.alignment
-    return max(alignment, UNIT_VALUES // max(1, columns) // alignment * alignment)
+    """Return the rows, or columns, of a unit."""
+    values, alignment = weight.line_values, weight.alignment
+    return max(alignment, UNIT_VALUES // max(1, values) // alignment * alignment)

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
+from ..codecs.protocol import ROWS
 from ..errors import CheckpointError, NonFiniteError, ZeropointError, count, printable
 from .columns import Blobs
 from .limits import Limits
-from .measure import TensorError, measure
+from .measure import TensorError, measure, measure_columns
 from .output import Partials, copy_range, write_at
 from .placement import Weight
 from .plan import slab_rows
@@ -86,7 +87,7 @@ def _parsed_error(found: object, unit: Unit) -> TensorError | None:
             "lost_blocks": int(lost),
         } if (
             isinstance(unit, Rows)
-            and values == unit.rows * unit.weight.shape[1]
+            and values == unit.rows * unit.weight.line_values
             and all(0 <= number <= values for number in (clipped, zero, lost))
             and largest >= 0
             and _is_sum(squares)
@@ -148,7 +149,7 @@ class Results(MutableMapping[int, Done]):
 def buffer_bytes(todo: Iterable[Unit], limits: Limits) -> int:
     """Return the bytes of the buffer that a thread needs to do ``todo``."""
     weights = {unit.weight.kind: unit.weight for unit in todo if not isinstance(unit, Copy)}
-    tiles = (min(slab_rows(w, limits), w.shape[0]) * w.row_bytes for w in weights.values())
+    tiles = (min(slab_rows(w, limits), w.extent) * w.row_bytes for w in weights.values())
     return max((PIECE, *tiles))
 
 
@@ -156,7 +157,7 @@ def scan(unit: Rows, limits: Limits, scratch: Scratch) -> Scanned:
     """Return the extremes of a unit's values."""
     with _opened(unit) as files:
         low, high = widest(
-            extremes_of(_read(unit.weight, files, start, rows, scratch.buffer))
+            extremes_of(unit.weight.read(files, start, rows, scratch.buffer))
             for start, rows in _tiles(unit, limits)
         )
     return Scanned(number=unit.number, low=low, high=high)
@@ -214,12 +215,12 @@ def _quantize_tile(
     means: tuple[tuple[float, float] | None, Scratch], writers: list[_Writer],
 ) -> TensorError:  # fmt: skip
     (start, rows), (extremes, scratch) = cut, means
-    x = _read(weight, files, start, rows, scratch.buffer)
+    x = weight.read(files, start, rows, scratch.buffer)
     try:
         q = scratch.quantize(x, weight.layer.weight, extremes)
     except ZeropointError as error:
         raise _named(error, weight, files, scratch.buffer, rows=rows) from error
-    measured = measure(x, q)
+    measured = measure(x, q) if weight.axis == ROWS else measure_columns(x, q, weight.alignment)
     layer, codec = weight.layer, weight.layer.codec
     tensors = codec.encode(layer, q)
     if start == 0:
@@ -253,13 +254,6 @@ def _tiles(unit: Rows | Restore, limits: Limits) -> list[tuple[int, int]]:
     rows = slab_rows(unit.weight, limits)
     stop = unit.start + unit.rows
     return [(start, min(rows, stop - start)) for start in range(unit.start, stop, rows)]
-
-
-def _read(weight: Weight, files: Files, start: int, rows: int, buffer: bytearray) -> torch.Tensor:
-    """Return some rows of a weight in ``buffer``."""
-    weight.origin.read(files, weight.first + start, rows, buffer)
-    columns = weight.shape[1]
-    return torch.frombuffer(buffer, dtype=weight.dtype, count=rows * columns).view(rows, columns)
 
 
 def _copy(unit: Copy, source: OpenFile, target: int, buffer: bytearray) -> Done:
@@ -316,12 +310,15 @@ def _first_non_finite(
     """Return row, column and value of the first NaN or Inf of a weight and the count of all, or None."""
     first: tuple[int, int, float] | None = None
     count = 0
-    for start in range(0, weight.shape[0], rows):
-        x = _read(weight, files, start, min(rows, weight.shape[0] - start), buffer)
+    for start in range(0, weight.extent, rows):
+        x = weight.read(files, start, min(rows, weight.extent - start), buffer)
         bad = ~torch.isfinite(x)
         here = int(bad.sum())
-        if here and first is None:
-            row, column = torch.nonzero(bad)[0].tolist()
-            first = (start + row, column, float(x[row, column]))
+        if here:
+            place = torch.nonzero(bad)[0].tolist()
+            value = float(x[tuple(place)])
+            place[weight.axis] += start
+            found = (place[0], place[1], value)
+            first = found if first is None else min(first, found, key=lambda at: at[:2])
         count += here
     return None if first is None else (*first, count)

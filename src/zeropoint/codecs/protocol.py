@@ -37,8 +37,9 @@ class TensorSpec:
 
     suffix: its part of the name. dtype: as the container spells it. shape: its shape. axis: that of the
     weight which the tensor's first axis follows, or None for a tensor that no part of a weight gives alone.
-    lines, per: each ``per`` rows of the weight along that axis give ``lines`` lines along the tensor's first
-    axis.
+    lines, per: each ``per`` values of the weight along that axis give ``lines`` lines along the tensor's
+    first axis. across: the same, (lines, per), of the weight's other axis and the tensor's second one; it is
+    looked at where a weight is read across the axis along which it is cut.
     """
 
     suffix: str
@@ -47,6 +48,14 @@ class TensorSpec:
     axis: int | None = ROWS
     lines: int = 1
     per: int = 1
+    across: tuple[int, int] = (1, 1)
+
+    def span(self, start: int, count: int) -> tuple[int, int]:
+        """Return the first line, and how many, that ``count`` values from ``start`` on touch."""
+        if self.axis is None:
+            return 0, self.shape[0]
+        first = start // self.per * self.lines
+        return first, min(self.shape[0], -(-(start + count) // self.per) * self.lines) - first
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,408 @@
+"""The layout of GPTQ, which GPTQModel writes and vLLM reads: a weight transposed, in 32-bit words.
+
+For the weight ``X.weight`` of shape (N, K), codes of b bits and groups of g inputs (all little-endian):
+
+    X.qweight   I32 [K * b / 32, N]: column n is one stream of the b-bit fields ``code + 2 ** (b - 1)`` of
+                output n, low bits first
+    X.qzeros    I32 [K / g, N * b / 32]: row r is one stream of the fields of the zero points of group r,
+                shifted as codes are; one less each in the first version of the layout, which is written for
+                symmetric weights: ``2 ** (b - 1) - 1``
+    X.scales    F16 [K / g, N]
+    X.g_idx     I32 [K]: the group of each input, ``k // g``
+
+A part of a weight is some of its inputs: whole lines of all four. The configuration says ``{"quant_method":
+"gptq", "bits": b, "group_size": g or -1, "desc_act": false, "sym": ..., "checkpoint_format": "gptq" or
+"gptq_v2"}``, in config.json and in quantize_config.json. The second version stores zero points as they are;
+it is written for asymmetric weights, of which the first cannot hold a zero point of 0.
+
+Source: GPTQModel 7.7 (nn_modules/qlinear/__init__.py, pack_original and dequantize_weight; utils/model.py,
+convert_gptq_v1_to_v2_format_module). This module opens no file.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointError, UnsupportedError
+from ..formats import IntFormat
+from ..formats.torch_dtypes import format_of, storage_dtype
+from ..layout import packing
+from ..params import QuantizationParams
+from ..params.arithmetic import zero_point_dtype
+from ..schemes import RangeRule, Scheme, ZeroPoint
+from ..tensor import QuantizedTensor
+from .engines import (
+    LLAMA_CPP,
+    ONNXRUNTIME,
+    SGLANG,
+    TENSORRT,
+    TRANSFORMERS,
+    VLLM,
+    Facts,
+    Loads,
+    Problem,
+    no_safetensors,
+)
+from .presets import LayerPreset
+from .protocol import (
+    COLUMNS,
+    ROWS,
+    Codec,
+    Contents,
+    Documents,
+    Entry,
+    Known,
+    LayerScheme,
+    Listing,
+    Reader,
+    Record,
+    TensorSpec,
+)
+from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
+
+QUANT_METHOD = "gptq"
+CODES, ZEROS, SCALES, GROUPS = "qweight", "qzeros", "scales", "g_idx"
+V1, V2 = "gptq", "gptq_v2"
+_WORD = 32
+_BITS = (2, 3, 4, 8)
+_SCALES = ("F16", "BF16", "F32")
+_MARLIN_GROUPS = (0, 32, 64, 128)
+
+
+def weight_scheme(config: Mapping[str, Any]) -> Scheme:
+    """Return the scheme of the quantized weights under a ``quantization_config``, with float16 scales.
+
+    Raises UnsupportedError for what is not read, CheckpointError for a malformed value.
+
+    >>> str(weight_scheme({"bits": 4, "group_size": 128, "sym": True}))
+    'int4:g128:scale=float16'
+    """
+    bits, group = config.get("bits"), config.get("group_size")
+    if bits not in _BITS or type(bits) is not int:
+        raise UnsupportedError(f"GPTQ weights of {bits!r:.40} bits cannot be read; known are {_BITS}")
+    if type(group) is not int or not (group == -1 or group > 0):
+        raise CheckpointError(
+            f"group_size of quantization_config is {group!r:.40}, but must be -1 or positive; the file is "
+            "damaged"
+        )
+    if config.get("desc_act"):
+        raise UnsupportedError(
+            "desc_act of quantization_config puts inputs into groups out of order, which is not read here; "
+            "verify it with the tool that wrote it"
+        )
+    if config.get("checkpoint_format", V1) not in (V1, V2) or config.get("pack_dtype", "int32") != "int32":
+        found = config.get("checkpoint_format", V1), config.get("pack_dtype", "int32")
+        raise UnsupportedError(
+            f"GPTQ files of checkpoint_format and pack_dtype {found} are not read here; verify it with the "
+            f"tool "
+            "that wrote it"
+        )
+    if any(str(rule).startswith("+:") for rule in config.get("dynamic") or ()):
+        raise UnsupportedError(
+            "dynamic of quantization_config gives some layers other bits, which is not read here; verify it "
+            "with the tool that wrote it"
+        )
+    text = f"int{bits}:{'channel' if group == -1 else f'g{group}'}:scale=float16"
+    return Scheme.parse(text if config.get("sym", True) else f"{text}:asym")
+
+
+class GptqReader(Reader):
+    """The layers of one GPTQ checkpoint, all under one scheme."""
+
+    def __init__(self, listing: Listing, codec: Codec) -> None:
+        self._listing = listing
+        self._codec = codec
+        self._weight = weight_scheme(listing.quantization)
+        self._layout = listing.quantization.get("checkpoint_format", V1)
+        skipped = (str(rule) for rule in listing.quantization.get("dynamic") or ())
+        self.ignore = tuple(rule for rule in skipped if rule.startswith("-:"))
+
+    def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
+        """See :class:`Reader`; ``key`` is the module."""
+        missing = [part for part in (CODES, ZEROS, SCALES) if part not in tensors]
+        if missing:
+            raise CheckpointError(f"{missing[0]} is missing, which GPTQ needs")
+        codes, scales = tensors[CODES], tensors[SCALES]
+        if scales.dtype not in _SCALES:
+            raise CheckpointError(f"scales is {scales.dtype}, but must be one of {', '.join(_SCALES)}")
+        weight, bits = self._weight, self._weight.bits
+        if scales.dtype != "F16":
+            name = str(TORCH_DTYPES[scales.dtype]).removeprefix("torch.")
+            weight = Scheme.parse(str(weight).replace("scale=float16", f"scale={name}"))
+        if len(codes.shape) != 2 or codes.shape[0] * _WORD % bits:
+            raise CheckpointError(f"qweight has shape {list(codes.shape)}, as no weight of {bits} bits has")
+        shape = (codes.shape[1], codes.shape[0] * _WORD // bits)
+        dtype = self._dtype() if known is None or known.shape != shape else known.dtype
+        layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
+        if layer.layout != self._layout:
+            raise UnsupportedError(
+                f"checkpoint_format {self._layout} is not read for {weight}, which has {layer.layout}"
+            )
+        problem = self._codec.refusal(layer, shape)
+        if problem is not None:
+            raise CheckpointError(problem)
+        specs = self._codec.tensors(layer, shape, dtype)
+        for spec in specs:
+            entry = tensors.get(spec.suffix)
+            if entry is not None and (entry.shape, entry.dtype) != (spec.shape, spec.dtype):
+                raise CheckpointError(
+                    f"{spec.suffix} is {entry.dtype} of shape {list(entry.shape)}, but must be {spec.dtype} "
+                    f"of shape {list(spec.shape)} for a weight of shape {list(shape)}"
+                )
+        groups = _groups(weight, shape[1]).numpy().tobytes()
+        if GROUPS in tensors and self._listing.read(tensors[GROUPS]) != groups:
+            raise UnsupportedError("its g_idx puts inputs into groups out of order, which is not read here")
+        parts = tuple(spec.suffix for spec in specs if spec.suffix in tensors)
+        return Record(module=key, layer=layer, shape=shape, dtype=dtype, parts=parts)
+
+    def _dtype(self) -> torch.dtype:
+        config = self._listing.config
+        named = config.get("dtype", config.get("torch_dtype"))
+        return {"bfloat16": torch.bfloat16, "float32": torch.float32}.get(str(named), torch.float16)
+
+
+def _is_v1(layer: LayerScheme) -> bool:
+    return layer.weight.zero_point is ZeroPoint.NONE
+
+
+def _group(weight: Scheme, columns: int) -> int:
+    """Return how many inputs have one scale."""
+    return int(weight.granularity.block_shape((1, columns))[1])
+
+
+def _groups(weight: Scheme, columns: int) -> torch.Tensor:
+    return torch.arange(columns, dtype=torch.int32) // _group(weight, columns)
+
+
+def _whole_words(bits: int) -> tuple[int, int]:
+    """Return the least number of words that hold whole fields, and how many fields these are."""
+    common = math.gcd(bits, _WORD)
+    return bits // common, _WORD // common
+
+
+def _words(fields: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return rows of unsigned fields as rows of words; a row must fill whole words."""
+    stream = packing.pack(fields, bits)
+    return stream.reshape(-1).view(torch.int32).view(len(fields), -1)
+
+
+def _fields(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the fields of rows of words; the inverse of :func:`_words`."""
+    stream = words.contiguous().reshape(-1).view(torch.uint8).view(len(words), -1)
+    return packing.unpack(stream, bits, words.shape[1] * _WORD // bits)
+
+
+@functools.lru_cache(maxsize=64)
+def _shift(count: int, bits: int) -> torch.Tensor:
+    """Return the packed row whose exclusive or adds ``2 ** (bits - 1)`` to ``count`` codes, and undoes it."""
+    return packing.pack(torch.full((count,), 1 << (bits - 1)), bits)
+
+
+def _transformers(facts: Facts) -> Iterator[Problem]:
+    if facts.experts:
+        yield Loads.NO, "it reads no experts in this layout"
+    yield Loads.UNCHECKED, "it needs optimum and gptqmodel, with which our tests do not run"
+
+
+def _vllm(facts: Facts) -> Iterator[Problem]:
+    if facts.split is not None:
+        yield Loads.NO, facts.split
+    if facts.nonlinear or facts.transposed:
+        yield Loads.NO, "quantized embeddings, routers and weights of Conv1D are not read"
+    for layer in facts.layers:
+        columns = layer.weight.granularity.block_shape((1, 1 << 40))[1] % (1 << 40)
+        if layer.weight.bits not in (4, 8) or columns not in _MARLIN_GROUPS or not _is_v1(layer):
+            yield Loads.PARTLY, f"{layer} has no fast kernel, and not every release reads it"
+
+
+def _llama_cpp(facts: Facts) -> Iterator[Problem]:
+    yield Loads.PARTLY, "it reads GGUF; its converter decodes these weights first, and quantizes them again"
+
+
+def _tensorrt(facts: Facts) -> Iterator[Problem]:
+    yield Loads.PARTLY, "it reads groups of 4 bits for some models"
+
+
+@dataclass(frozen=True)
+class Gptq(Codec):
+    """See the module and :class:`Codec`."""
+
+    name = "gptq"
+    title = "the layout of GPTQ"
+    container = "safetensors"
+    presets = MappingProxyType(
+        {
+            "w4a16": LayerPreset(weight="int4:g128:scale=float16"),
+            "w4a16_asym": LayerPreset(weight="int4:g128:scale=float16:asym"),
+            "w8a16": LayerPreset(weight="int8:g128:scale=float16"),
+        }
+    )
+    defaults = MappingProxyType({"scale": "float16"})
+    input_names = None
+    engines = MappingProxyType(
+        {
+            TRANSFORMERS: _transformers,
+            VLLM: _vllm,
+            SGLANG: _vllm,
+            TENSORRT: _tensorrt,
+            LLAMA_CPP: _llama_cpp,
+            ONNXRUNTIME: no_safetensors,
+        }
+    )
+    methods = (QUANT_METHOD,)
+
+    def layout(self, layer: LayerScheme) -> str:
+        """See :class:`Codec`."""
+        weight, element = layer.weight, layer.weight.element
+        if not isinstance(element, IntFormat) or not element.signed or element.fraction_bits:
+            raise UnsupportedError(f"scheme {weight} has elements that GPTQ does not store; use {_names()}")
+        if weight.bits not in _BITS or weight.range_rule is not RangeRule.FULL:
+            raise UnsupportedError(f"scheme {weight} has codes that GPTQ does not store; use {_names()}")
+        if weight.zero_point is ZeroPoint.REAL or len(weight.scales) != 1:
+            raise UnsupportedError(f"scheme {weight} has parameters that GPTQ does not store; use {_names()}")
+        level = weight.scales[0]
+        stored = storage_dtype(level.format_for(format_of(torch.float16)))
+        if level.rule.power_of_two or FILE_DTYPES.get(stored) not in _SCALES or level.format is None:
+            raise UnsupportedError(f"scheme {weight} has scales that GPTQ does not store; use scale=float16")
+        if weight.granularity.block_shape((2, 1 << 40))[ROWS] != 1:
+            raise UnsupportedError(f"scheme {weight} has blocks that GPTQ does not store; use g<N>, channel")
+        if layer.input is not None:
+            raise UnsupportedError(f"input {layer.input} has no place in GPTQ; leave out the input")
+        return V1 if _is_v1(layer) else V2
+
+    def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
+        """See :class:`Codec`."""
+        if len(shape) != 2:
+            return f"has {len(shape)} axes, and the layout stores matrices"
+        if 0 in shape:
+            return "is empty"
+        group, (_, fields) = _group(layer.weight, shape[1]), _whole_words(layer.weight.bits)
+        if shape[1] % group:
+            return f"last axis {shape[1]} is not a multiple of the group, {group}"
+        for extent, what in zip(shape, ("first", "last"), strict=True):
+            if extent % fields:
+                return f"{what} axis {extent} does not fill whole words, of {fields} codes"
+        return None
+
+    def multiples(self, layer: LayerScheme, axis: int) -> list[tuple[int, str]]:
+        """See :class:`Codec`."""
+        fields = _whole_words(layer.weight.bits)[1]
+        if axis == ROWS:
+            return [(fields, "the zero points that fill whole words")]
+        group = layer.weight.granularity.block_shape((1, 1 << 40))[1] % (1 << 40)
+        return [(group or 1, "the group"), (fields, "the codes that fill whole words")]
+
+    def axis(self, layer: LayerScheme) -> int:
+        """See :class:`Codec`: parts are some of the inputs."""
+        return COLUMNS
+
+    def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
+        """See :class:`Codec`."""
+        return math.lcm(_group(layer.weight, shape[1]), _whole_words(layer.weight.bits)[1])
+
+    def tensors(
+        self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> tuple[TensorSpec, ...]:
+        """See :class:`Codec`."""
+        rows, columns = shape
+        bits, group = layer.weight.bits, _group(layer.weight, columns)
+        words, fields = _whole_words(bits)
+        groups = -(-columns // group)
+        scale = FILE_DTYPES[storage_dtype(layer.weight.scales[0].format_for(format_of(dtype)))]
+        return (
+            TensorSpec(
+                suffix=CODES, dtype="I32", shape=(columns * bits // _WORD, rows), axis=COLUMNS, lines=words,
+                per=fields,
+            ),
+            TensorSpec(
+                suffix=ZEROS, dtype="I32", shape=(groups, rows * bits // _WORD), axis=COLUMNS, per=group,
+                across=(words, fields),
+            ),
+            TensorSpec(suffix=SCALES, dtype=scale, shape=(groups, rows), axis=COLUMNS, per=group),
+            TensorSpec(suffix=GROUPS, dtype="I32", shape=(columns,), axis=None),
+        )  # fmt: skip
+
+    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
+        """See :class:`Codec`."""
+        rows, columns = q.shape
+        bits, half = q.scheme.bits, 1 << (q.scheme.bits - 1)
+        codes = (q.data ^ _shift(columns, bits)).reshape(-1).view(torch.int32).view(rows, -1)
+        scales = q.scales[0].t().contiguous()
+        zeros = torch.full(scales.shape, half - 1) if q.zero_point is None else q.zero_point.t().long() + half
+        return {CODES: codes.t().contiguous(), ZEROS: _words(zeros.contiguous(), bits), SCALES: scales}
+
+    def constants(
+        self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
+    ) -> dict[str, torch.Tensor]:
+        """See :class:`Codec`."""
+        return {GROUPS: _groups(layer.weight, shape[1])}
+
+    def decode(
+        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
+        dtype: torch.dtype,
+    ) -> QuantizedTensor:  # fmt: skip
+        """See :class:`Codec`."""
+        weight, bits = layer.weight, layer.weight.bits
+        words = tensors[CODES].t().contiguous()
+        data = words.view(torch.uint8).reshape(shape[0], -1) ^ _shift(shape[1], bits)
+        zero = None
+        if weight.zero_point is not ZeroPoint.NONE:
+            fields = _fields(tensors[ZEROS], bits).to(torch.int32).t() - (1 << (bits - 1))
+            zero = fields.contiguous().to(zero_point_dtype(weight))
+        scales = (tensors[SCALES].t().contiguous(),)
+        params = QuantizationParams(scheme=weight, shape=shape, scales=scales, zero_point=zero, dtype=dtype)
+        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
+
+    def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
+        """See :class:`Codec`: symmetric weights have one zero point, which engines subtract all the same."""
+        if not _is_v1(layer):
+            return None
+        wanted = (1 << (layer.weight.bits - 1)) - 1
+        fields = _fields(tensors[ZEROS], layer.weight.bits)
+        wrong = fields[fields != wanted]
+        return f"a zero point is stored as {int(wrong[0])}, not {wanted}" if wrong.numel() else None
+
+    def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
+        """See :class:`Codec`."""
+        module, dot, last = name.rpartition(".")
+        if not dot or last not in (CODES, ZEROS, SCALES, GROUPS):
+            return None
+        return module, last, last in (CODES, ZEROS)
+
+    def read(self, listing: Listing) -> GptqReader:
+        """See :class:`Codec`."""
+        return GptqReader(listing, self)
+
+    def documents(self, contents: Contents) -> Documents:
+        """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
+        layers = dict.fromkeys(m.layer for m in contents.modules() if m.layer is not None)
+        if len(layers) > 1:
+            raise CheckpointError(
+                f"{self.title} has one scheme in a checkpoint, and here are {', '.join(map(str, layers))}; "
+                "give one to all layers, or keep some"
+            )
+        (layer,) = layers
+        group = layer.weight.granularity.block_shape((1, 1 << 40))[1] % (1 << 40)
+        settings = {
+            "bits": layer.weight.bits, "group_size": group or -1, "desc_act": False, "sym": _is_v1(layer),
+            "lm_head": any(module.name.endswith("lm_head") for module in contents.modules() if module.layer),
+            "quant_method": QUANT_METHOD, "checkpoint_format": layer.layout, "pack_dtype": "int32",
+            "dynamic": {f"-:^{re.escape(name)}$": {} for name in contents.kept},
+            "meta": {"quantizer": ["zeropoint"]},
+        }  # fmt: skip
+        return Documents(section=settings, files={"quantize_config.json": settings})
+
+
+def _names() -> str:
+    return ", ".join(f"int{bits}" for bits in _BITS)
+
+
+CODEC = Gptq()
