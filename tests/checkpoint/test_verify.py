@@ -54,6 +54,19 @@ def test_an_untouched_checkpoint_has_no_problems(to: str, source: Path, tmp_path
     verification.require()
 
 
+def test_tiny_groups_of_float16_are_within_the_bound_of_their_zero_points(tmp_path: Path) -> None:
+    """Their scales are float16 numbers of few bits: rounded down, they cut off more than half a step."""
+    noise = torch.rand(256, 1024, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    tiny = noise * torch.linspace(1.4e-6, 2.0e-6, 256)[:, None]
+    source = save(tmp_path / "in", {LINEAR: tiny.half()})
+    quantize(source, tmp_path / "out", "w4a16_asym")
+    verification = verify(tmp_path / "out", source)
+    assert verification.ok
+    (proof,) = verification.layers
+    assert proof.of_bound is not None
+    assert 0.5 < proof.of_bound <= 1
+
+
 def test_without_an_original_everything_is_decoded_and_nothing_compared(source: Path, tmp_path: Path) -> None:
     quantize(source, tmp_path / "out", "nvfp4a16")
     verification = verify(tmp_path / "out")

@@ -94,6 +94,14 @@ def test_the_scale_of_an_unsigned_tensor_follows_from_its_largest_number() -> No
     assert q.scales[1].item() == pytest.approx(1.0 / 255 / 448)
 
 
+def test_negative_numbers_beside_an_unsigned_tensor_scale_are_refused_on_both() -> None:
+    """One took the largest magnitude, the other the largest positive number for the scale of the tensor."""
+    x = torch.tensor([[-3.0, 1.0, 0.5, 0.25] * 4])
+    scheme = Scheme.parse("uint8:g16:scale=ue4m3:scale2=float32@tensor")
+    assert on_both(lambda: quantized(x, scheme)) == (zp.RangeError, zp.RangeError)
+    assert on_both(lambda: zp.choose_params(x, scheme)) == (zp.RangeError, zp.RangeError)
+
+
 @pytest.mark.parametrize("element", ["uint1", "uint2", "uint4", "uint8"])
 def test_negative_zeros_of_unsigned_integers_have_the_least_power(element: str) -> None:
     q = both(torch.full((3, 4), -0.0), f"{element}:token:scale=floor")

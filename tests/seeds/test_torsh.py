@@ -286,6 +286,15 @@ def test_quantization_error_bound(text: str) -> None:
         assert bound <= 1.6 * float(q.scales[0].max())
 
 
+@pytest.mark.parametrize("text", ["uint8:tensor:asym:scale=ue4m3", "uint16:tensor:asym:scale=bfloat16"])
+@pytest.mark.parametrize("end", [8.4, 1.0037, 3.3])
+def test_quantization_error_bound_with_coarse_scales(text: str, end: float) -> None:
+    x = torch.linspace(0, end, 1001)
+    q = zp.quantize(x, text)
+    error = float((q.dequantize().double() - x.double()).abs().max())
+    assert error <= QuantizationParams(q.params).quantization_error_bound() < 0.3 * end
+
+
 def test_compression_ratio() -> None:
     made = (
         QuantizationParams.int8_symmetric(), QuantizationParams.uint8_asymmetric(),
