@@ -19,6 +19,7 @@ from .ops.threads import gradual_underflow
 from .params import QuantizationParams
 from .params.tracing import traced_as_constant
 from .schemes import Scheme
+from .schemes.rules import Store
 from .tensor import QuantizedTensor
 
 
@@ -45,21 +46,14 @@ def choose_params(x: torch.Tensor, scheme: str | Scheme) -> QuantizationParams:
     if not library.is_plain(source):
         # A tracer sees the operator, whose fake kernel needs no data; a choice in plain torch does.
         _, *rest = library.quantize_dynamic(source, text)
-        scales, zero_point = _split(parsed, rest)
+        levels, zero_point = _split(parsed, rest)
     else:
         with gradual_underflow():
-            scales, zero_point = library.kernel_for(registry.Op.CHOOSE_PARAMS, source, parsed).run(source)
+            levels, zero_point = library.kernel_for(registry.Op.CHOOSE_PARAMS, source, parsed).run(source)
     low = reduce_blocks(source, parsed.granularity, "amin", math.inf).to(wide)
     high = reduce_blocks(source, parsed.granularity, "amax", -math.inf).to(wide)
-    return QuantizationParams(
-        scheme=parsed,
-        shape=tuple(x.shape),
-        scales=scales,
-        zero_point=zero_point,
-        dtype=x.dtype,
-        minimum=low,
-        maximum=high,
-    )
+    chosen = QuantizationParams.of(parsed, tuple(x.shape), x.dtype, levels, zero_point)
+    return replace(chosen, minimum=low, maximum=high)
 
 
 def quantize(
@@ -82,8 +76,8 @@ def quantize(
     if isinstance(scheme, QuantizationParams):
         _require_valid(scheme, source)
         params = fit_params(scheme, tuple(x.shape), x.dtype)
-        scales, zero_point = through.detached((params.scales, params.zero_point))
-        data = library.quantize(source, list(scales), zero_point, params.text)
+        levels, zero_point = through.detached((params.levels, params.zero_point))
+        data = library.quantize(source, list(levels), zero_point, params.text)
         return QuantizedTensor(data=data, params=params, shape=tuple(x.shape), dtype=x.dtype)
     parsed, text = _resolve(scheme)
     data, *rest = library.quantize_dynamic(source, text)
@@ -110,10 +104,8 @@ def quantize_part(
 
 def _made(x: torch.Tensor, scheme: Scheme, data: torch.Tensor, chosen: registry.Params) -> QuantizedTensor:
     """Return the codes of ``x`` with the scales and the zero point that were chosen for it."""
-    (scales, zero_point), shape = chosen, tuple(x.shape)
-    params = QuantizationParams(
-        scheme=scheme, shape=shape, scales=scales, zero_point=zero_point, dtype=x.dtype
-    )
+    shape = tuple(x.shape)
+    params = QuantizationParams.of(scheme, shape, x.dtype, *chosen)
     return QuantizedTensor(data=data, params=params, shape=shape, dtype=x.dtype, own_params=True)
 
 
@@ -140,17 +132,17 @@ def _quantize_into(
     if given:
         kernel = library.kernel_for(registry.Op.QUANTIZE, x, parsed)
         with gradual_underflow():
-            data = kernel.run(x, through.detached((params.scales, params.zero_point)), out.data)
+            data = kernel.run(x, through.detached((params.levels, params.zero_point)), out.data)
         return QuantizedTensor(data=data, params=params, shape=out.shape, dtype=out.dtype)
     kernel = library.kernel_for(registry.Op.QUANTIZE_DYNAMIC, x, parsed)
     with gradual_underflow():
-        kernel.run(x, (out.data, (params.scales, params.zero_point)), extremes)
+        kernel.run(x, (out.data, (params.levels, params.zero_point)), extremes)
     return out if out.own_params else replace(out, own_params=True)
 
 
 def tensors_of(q: QuantizedTensor) -> tuple[torch.Tensor, ...]:
-    """Return the tensors that make up ``q``: codes, scales, and zero points if there are any."""
-    return (q.data, *q.scales, *(() if q.zero_point is None else (q.zero_point,)))
+    """Return the tensors that make up ``q``: codes, those of its levels, and zero points if there are any."""
+    return (q.data, *q.params.levels, *(() if q.zero_point is None else (q.zero_point,)))
 
 
 def check_apart(outputs: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]) -> None:
@@ -203,7 +195,7 @@ def dequantize(
         device=q.device,
     )
     with gradual_underflow():
-        library.kernel(wanted).run(q.data, (q.scales, q.zero_point), out)
+        library.kernel(wanted).run(q.data, (q.params.levels, q.zero_point), out)
     return out
 
 
@@ -220,14 +212,23 @@ def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) ->
         if library.is_plain(x):
             return q.dequantize()  # nobody asks for a gradient, and the codes are there
         params = q.params
+        if _rounds_late(q.scheme):  # parameters as they are stored give other codes
+            levels, text = [level.detach() for level in params.levels], params.text
+            mask = library.fake_quantize_backward(torch.ones_like(x), x.detach(), levels, None, text) != 0
+            return through.pass_where(x, q.dequantize(), mask)
     else:
         _require_valid(params, x.detach())
     fitted = fit_params(params, tuple(x.shape), x.dtype)
-    given = fitted.scales, fitted.zero_point
+    given = fitted.levels, fitted.zero_point
     if through.learns(given):
         return through.fake_quantize(x, fitted.scheme, given)
-    result: torch.Tensor = library.fake_quantize(x, list(fitted.scales), fitted.zero_point, fitted.text)
+    result: torch.Tensor = library.fake_quantize(x, list(fitted.levels), fitted.zero_point, fitted.text)
     return result
+
+
+@traced_as_constant
+def _rounds_late(scheme: Scheme) -> bool:
+    return any(level.stores(Store.LATE) for level in scheme.levels)
 
 
 def row_errors(x: torch.Tensor, q: QuantizedTensor) -> RowErrors:
@@ -238,7 +239,7 @@ def row_errors(x: torch.Tensor, q: QuantizedTensor) -> RowErrors:
     if (tuple(x.shape), x.dtype) != (q.shape, q.dtype):
         raise ShapeError(f"x (shape {tuple(x.shape)}, {x.dtype}) must be the tensor that was quantized: {q}")
     kernel = library.kernel_for(registry.Op.MEASURE, x, q.scheme)
-    errors: RowErrors = kernel.run(x.detach(), q.data, (q.scales, q.zero_point))
+    errors: RowErrors = kernel.run(x.detach(), q.data, (q.params.levels, q.zero_point))
     return errors
 
 
@@ -252,7 +253,7 @@ def explain(x: torch.Tensor, scheme: str | Scheme, op: str = "quantize_dynamic")
 
 
 def _split(scheme: Scheme, rest: list[torch.Tensor]) -> registry.Params:
-    count = len(scheme.scales)
+    count = len(scheme.levels)
     return tuple(rest[:count]), rest[count] if len(rest) > count else None
 
 
@@ -274,23 +275,19 @@ def fit_params(params: QuantizationParams, shape: tuple[int, ...], dtype: torch.
     """
     if params.shape == shape and params.dtype == dtype:
         return params
-    grids = [level.granularity.grid(shape) for level in params.scheme.scales]
+    grids, levels = [level.granularity.grid(shape) for level in params.scheme.levels], params.levels
     if math.prod(params.shape) == 1:
-        fitted = [_spread(scale, grid) for scale, grid in zip(params.scales, grids, strict=True)]
-    elif any(
-        _long_axes(scale.shape) != _long_axes(grid) for scale, grid in zip(params.scales, grids, strict=True)
-    ):
-        have = [tuple(scale.shape) for scale in params.scales]
+        fitted = [_spread(level, grid) for level, grid in zip(levels, grids, strict=True)]
+    elif any(_long_axes(level.shape) != _long_axes(grid) for level, grid in zip(levels, grids, strict=True)):
+        have = [tuple(level.shape) for level in levels]
         raise ShapeError(
             f"parameters for shape {params.shape} (scales {have}) do not fit a tensor of shape {shape}"
         )
     else:
-        fitted = [scale.reshape(grid) for scale, grid in zip(params.scales, grids, strict=True)]
+        fitted = [level.reshape(grid) for level, grid in zip(levels, grids, strict=True)]
     zero = params.zero_point
-    return QuantizationParams(
-        scheme=params.scheme, shape=shape, dtype=params.dtype, scales=tuple(fitted),
-        zero_point=None if zero is None else _spread(zero, params.scheme.granularity.grid(shape)),
-    )  # fmt: skip
+    zeros = None if zero is None else _spread(zero, params.scheme.granularity.grid(shape))
+    return QuantizationParams.of(params.scheme, shape, params.dtype, fitted, zeros)
 
 
 def _spread(values: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
@@ -300,8 +297,12 @@ def _spread(values: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
 
 def detached_params(params: QuantizationParams) -> QuantizationParams:
     """Return parameters without gradients, which share the memory: themselves where they have none."""
-    scales, zero_point = through.detached((params.scales, params.zero_point))
-    return params if scales is params.scales else replace(params, scales=scales, zero_point=zero_point)
+    given = params.levels, params.zero_point
+    kept = through.detached(given)
+    if kept is given:
+        return params
+    plain = QuantizationParams.of(params.scheme, params.shape, params.dtype, *kept)
+    return replace(plain, minimum=params.minimum, maximum=params.maximum)
 
 
 def _long_axes(shape: Iterable[int]) -> tuple[int, ...]:

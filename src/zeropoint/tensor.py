@@ -131,7 +131,7 @@ class QuantizedTensor:
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the values, in the original dtype unless another is given; differentiable in scales."""
-        wanted, params = dtype or self.dtype, (self.scales, self.zero_point)
+        wanted, params = dtype or self.dtype, (self.params.levels, self.zero_point)
         if through.learns(params):
             return through.dequantize_codes(
                 self.data, self.scheme, params, shape=self.shape, dtype=wanted, own_dtype=self.dtype
@@ -155,7 +155,7 @@ class QuantizedTensor:
         """
         tensors, wanted = [self.data], [(packing.packed_shape(self.shape, self.scheme.bits), torch.uint8)]
         if params:
-            tensors += [*self.scales, *([] if self.zero_point is None else [self.zero_point])]
+            tensors += [*self.params.levels, *([] if self.zero_point is None else [self.zero_point])]
             wanted += _parameter_tensors(self.scheme, self.shape, self.dtype)
         return len(tensors) == len(wanted) and all(
             x.shape == shape and x.dtype is dtype and x.is_contiguous() and x.device == device
@@ -268,27 +268,17 @@ def _require_codes(q: QuantizedTensor, path: str | Path) -> None:
 def _flatten(q: QuantizedTensor) -> tuple[list[torch.Tensor], tuple[object, ...]]:
     params = q.params
     zeros = [] if params.zero_point is None else [params.zero_point]
-    return [q.data, *params.scales, *zeros], (
-        params.scheme,
-        q.shape,
-        q.dtype,
-        params.dtype,
-        len(params.scales),
-    )
+    return [q.data, *params.levels, *zeros], (params.scheme, q.shape, q.dtype, params.dtype)
 
 
 def _unflatten(
-    leaves: Iterable[torch.Tensor], context: tuple[Scheme, tuple[int, ...], torch.dtype, torch.dtype, int]
+    leaves: Iterable[torch.Tensor], context: tuple[Scheme, tuple[int, ...], torch.dtype, torch.dtype]
 ) -> QuantizedTensor:
-    scheme, shape, dtype, params_dtype, count = context
+    scheme, shape, dtype, params_dtype = context
     data, *rest = leaves
-    params = QuantizationParams(
-        scheme=scheme,
-        shape=shape,
-        scales=tuple(rest[:count]),
-        zero_point=rest[count] if len(rest) > count else None,
-        dtype=params_dtype,
-    )
+    count = len(scheme.levels)
+    zeros = rest[count] if len(rest) > count else None
+    params = QuantizationParams.of(scheme, shape, params_dtype, rest[:count], zeros)
     return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
 
 

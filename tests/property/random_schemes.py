@@ -52,6 +52,48 @@ def random_scheme(rng: random.Random) -> str:
     return ":".join([element, *options])
 
 
+_CHAINED_SCALES = (
+    "uint6", "uint4", "int8", "int6", "uint8", "int6f3", "float16", "bfloat16", "ue4m3", "e4m3", "e2m1",
+    "codebook[-1,-0.5,0,0.25,0.5,1]", "codebook[0.25,0.5,1]",
+)  # fmt: skip
+
+
+def random_chained_scheme(rng: random.Random) -> str:
+    """Return the text of a scheme with offsets, a center, signed or late scales, or levels in any format."""
+    chain = _chain(rng)
+    options = [chain[0]]
+    depth = rng.choice([1, 1, 2, 2, 2, 3])
+    alone = ["", "linear_late/", "signed/", "signed_late/", "linear_up/"]
+    first = rng.choice(["", "", "signed/", "linear_late/"] if depth > 1 else alone)
+    fine = rng.choice(_CHAINED_SCALES if depth > 1 or rng.random() < 0.2 else _WIDE_SCALES)
+    options.append(f"scale={first}{fine}")
+    options += _factors(rng, "scale", chain, depth)
+    if rng.random() < (0.1 if "signed" in first else 0.8):
+        depth = rng.choice([1, 1, 2, 2, 3])
+        late = rng.choice(["", "minimum_late/"])
+        fine = rng.choice(_CHAINED_SCALES if depth > 1 else (*_WIDE_SCALES, *_CHAINED_SCALES))
+        options.append(f"offset={late}{fine}")
+        options += _factors(rng, "offset", chain, depth)
+    if rng.random() < 0.15:
+        options.append(f"center={rng.choice(_WIDE_SCALES)}@{rng.choice(chain)}")
+    if rng.random() < 0.3:
+        options.append(f"round={rng.choice(_ROUNDINGS)}")
+    if rng.random() < 0.1:
+        options.append(f"overflow={rng.choice(['saturate', 'special', 'error'])}")
+    if rng.random() < 0.4:
+        options.append(f"dialect={rng.choice(['ggml', 'ggml', 'torch', 'onnx', 'burn'])}")
+    return ":".join([_element(rng), *options])
+
+
+def _factors(rng: random.Random, name: str, chain: list[str], depth: int) -> list[str]:
+    """Return the coarser levels of a scale or an offset."""
+    formats = ("float32", "float16", "bfloat16", "e4m3", "int8f7", "input")
+    return [
+        f"{name}{number}={rng.choice(['', 'signed/', 'linear/'])}{rng.choice(formats)}@{chain[number - 1]}"
+        for number in range(2, depth + 1)
+    ]
+
+
 def _element(rng: random.Random) -> str:
     kind = rng.random()
     if kind < 0.4:
@@ -238,7 +280,11 @@ def hard_tensor(rng: random.Random, x: torch.Tensor, params: QuantizationParams)
     if params.zero_point is not None:
         zero = spread_blocks(params.zero_point.double(), granularity, shape).expand(shape)
         steps = steps - zero * float(params.scheme.element_step)
-    moved = (steps * spread).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    moved = steps * spread
+    offset = params.effective_offset()
+    if offset is not None:
+        moved = moved + spread_blocks(offset.double(), granularity, shape)
+    moved = moved.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     low, high = (
         spread_blocks(reduce_blocks(x, granularity, kind, fill), granularity, shape).double()
         for kind, fill in (("amin", torch.inf), ("amax", -torch.inf))

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from tests.property.random_schemes import hard_tensor, random_scheme, random_tensor
+from tests.property.random_schemes import hard_tensor, random_chained_scheme, random_scheme, random_tensor
 
 import zeropoint as zp
 from zeropoint.errors import ZeropointError
@@ -36,10 +37,12 @@ def others(rng: random.Random, x: torch.Tensor) -> torch.Tensor:
     return y.clamp(-largest, largest).to(x.dtype)
 
 
-def judge(seed: int, counts: Counter[str]) -> list[str]:
+def judge(
+    seed: int, counts: Counter[str], spell: Callable[[random.Random], str] = random_scheme
+) -> list[str]:
     """Judge one scheme and tensor; return what is wrong with it, and count what became of it."""
     rng = random.Random(seed)
-    text = random_scheme(rng)
+    text = spell(rng)
     try:
         scheme = zp.Scheme.parse(text)
     except ZeropointError:
@@ -68,9 +71,12 @@ def judge(seed: int, counts: Counter[str]) -> list[str]:
     return [f"{seed}, {text}, {x.dtype}: {problem}" for problem in wrong]
 
 
-def sweep(count: int, first: int) -> tuple[Counter[str], list[str]]:
+def sweep(
+    count: int, first: int, spell: Callable[[random.Random], str] = random_scheme
+) -> tuple[Counter[str], list[str]]:
     counts: Counter[str] = Counter()
-    return counts, [problem for seed in range(first, first + count) for problem in judge(seed, counts)]
+    seeds = range(first, first + count)
+    return counts, [problem for seed in seeds for problem in judge(seed, counts, spell)]
 
 
 def test_no_error_of_3000_random_schemes_is_past_its_bound() -> None:
@@ -80,6 +86,14 @@ def test_no_error_of_3000_random_schemes_is_past_its_bound() -> None:
     assert counts["quantized"] > 1500, counts
     assert counts["attains half its bound"] > counts["quantized"] / 4, counts
     assert counts["may overflow"] < counts["quantized"] / 10, counts
+
+
+def test_no_error_of_2000_random_schemes_with_offsets_and_levels_of_any_format_is_past_its_bound() -> None:
+    counts, problems = sweep(2000, first=0, spell=random_chained_scheme)
+    assert problems == []
+    assert counts["quantized"] > 800, counts
+    assert counts["attains half its bound"] > counts["quantized"] / 4, counts
+    assert counts["may overflow"] < counts["quantized"] / 8, counts
 
 
 @pytest.mark.slow

@@ -6,7 +6,8 @@ import pytest
 
 from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
 from zeropoint.formats import get_format
-from zeropoint.schemes import TENSOR_PRESETS, Granularity, ScaleLevel, ScaleRule, Scheme, ZeroPoint
+from zeropoint.schemes import TENSOR_PRESETS, Granularity, ScaleLevel, Scheme, ZeroPoint
+from zeropoint.schemes.rules import FLOOR
 
 LAYER_SCHEMES = [
     text for preset in LAYER_PRESETS.values() for text in (preset.weight, preset.input) if text is not None
@@ -48,7 +49,7 @@ def test_names_are_lower_case_so_that_any_case_finds_them() -> None:
 def test_mx_formats_share_one_power_of_two_among_thirty_two(name: str, element: str) -> None:
     # OCP Microscaling Formats 1.0, table 1 and section 6.3.
     scheme = Scheme.parse(name)
-    level = ScaleLevel(granularity=Granularity.group(32), format=get_format("e8m0"), rule=ScaleRule.FLOOR)
+    level = ScaleLevel(granularity=Granularity.group(32), format=get_format("e8m0"), rule=FLOOR)
     assert (scheme.element_name, scheme.scales, scheme.zero_point) == (element, (level,), ZeroPoint.NONE)
 
 

@@ -23,12 +23,13 @@ from zeropoint.schemes import (
     ZeroPoint,
     get_dialect,
 )
+from zeropoint.schemes.rules import CEIL, EVEN, FLOOR, LINEAR_UP, RCEIL, RULES, Linear
 
 INT4, FP4, NF4 = get_format("int4"), get_format("fp4"), get_format("nf4")
 E8M0, FLOAT32 = get_format("e8m0"), get_format("float32")
 TENSOR = ScaleLevel(granularity=Granularity.tensor(), format=FLOAT32)
 GROUP = ScaleLevel(granularity=Granularity.group(32), format=FLOAT32)
-POWER = ScaleLevel(granularity=Granularity.group(32), format=E8M0, rule=ScaleRule.FLOOR)
+POWER = ScaleLevel(granularity=Granularity.group(32), format=E8M0, rule=FLOOR)
 
 
 @pytest.mark.parametrize(
@@ -155,14 +156,14 @@ def test_a_combination_without_meaning_is_refused(fields: dict[str, object], mes
 @pytest.mark.parametrize(
     ("fmt", "rule", "message"),
     [
-        (FLOAT32, ScaleRule.FLOOR, r"scale format float32 does not fit rule floor; use e8m0, or a linear"),
-        (None, ScaleRule.EVEN, r"scale format input does not fit rule even; use e8m0, or a linear rule"),
-        (get_format("int8"), ScaleRule.CEIL, r"scale format int8 does not fit rule ceil; use e8m0"),
-        (NF4, ScaleRule.RCEIL, r"scale format nf4 does not fit rule rceil; use e8m0"),
-        (CodebookFormat((1.0, 0.0)), ScaleRule.FLOOR,
+        (FLOAT32, FLOOR, r"scale format float32 does not fit rule floor; use e8m0, or a linear"),
+        (None, EVEN, r"scale format input does not fit rule even; use e8m0, or a linear rule"),
+        (get_format("int8"), CEIL, r"scale format int8 does not fit rule ceil; use e8m0"),
+        (NF4, RCEIL, r"scale format nf4 does not fit rule rceil; use e8m0"),
+        (CodebookFormat((1.0, 0.0)), FLOOR,
          r"scale format codebook\[1.0,0.0\] does not fit rule floor"),
-        (INT4, ScaleRule.LINEAR, r"rule linear needs a floating-point scale format, got int4"),
-        (get_format("microexponent"), ScaleRule.LINEAR_UP,
+        (INT4, LINEAR_UP, r"rule linear_up needs a floating-point scale format, got int4"),
+        (get_format("microexponent"), LINEAR_UP,
          r"rule linear_up needs a floating-point scale format, got microexponent"),
     ],
 )  # fmt: skip
@@ -180,7 +181,35 @@ def test_scales_of_the_inputs_own_format_follow_the_input() -> None:
 
 
 def test_all_but_the_linear_rules_yield_powers_of_two() -> None:
-    assert [rule.name for rule in ScaleRule if not rule.power_of_two] == ["LINEAR", "LINEAR_UP"]
+    assert [rule for rule in RULES.values() if rule.power_of_two] == [FLOOR, EVEN, CEIL, RCEIL]
+    assert all(isinstance(rule, Linear) != rule.power_of_two for rule in RULES.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("int4:g32:scale=minimum/float16", "rule minimum is not for scales; use linear or signed"),
+        ("int4:g32:scale=signed_up/float16", "scale rule 'signed_up' is unknown"),
+        ("int4:g32:scale=signed/ue4m3", "rule signed needs a format with negative numbers"),
+        ("uint4:g32:scale=uint6:asym", "scales of level uint6@g32 of uint4 take no zero point; use offset"),
+        ("uint4:g32:offset=float16:asym", "offsets of uint4 take no zero point"),
+        ("uint4:g32:offset=ue4m3", "may be negative; use a format with both signs, or a coarser level that"),
+        ("int4:g32:offset=uint6:offset2=signed/float16@tensor", "with negative numbers may have either"),
+        ("uint4:g32:offset=linear/float16", "rule linear is not for offsets; use minimum or minimum_late"),
+        ("uint4:g32:offset=float16:offset2=minimum/float16@tensor", "rule minimum is not for coarse offsets"),
+        ("uint4:g32:offset2=float16@tensor", "offset2 .* is a factor of offset, which is missing"),
+        ("uint4:g32:scale=floor:offset=float16", "offsets take linear rules alone"),
+        ("uint4:g32:scale=signed/float16:offset=float16", "scales with an offset have no sign"),
+        ("codebook[1,1]:g32:offset=float16", "needs scales on the same blocks, and elements of two values"),
+        ("int4:g32:scale=uint6:scale2=float16@g256:center=float32@tensor", "around a center may be negative"),
+        ("int4:g32:scale=int8:scale2=float16@g256:center=linear/float32@tensor", "must follow rule mean"),
+        ("uint4:g32:offset=float16:dialect=compressed-tensors", "which is not defined for offsets"),
+        ("int4:g32:scale=int8:scale2=signed_late/float16@g256", "rounded late on its finest level alone"),
+    ],
+)  # fmt: skip
+def test_levels_that_do_not_go_with_each_other_are_refused(text: str, message: str) -> None:
+    with pytest.raises(SchemeError, match=message):
+        Scheme.parse(text)
 
 
 def test_a_seed_belongs_to_stochastic_rounding() -> None:

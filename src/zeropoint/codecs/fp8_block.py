@@ -218,6 +218,7 @@ class Fp8Block(Codec):
         weight = layer.weight
         plain = (
             weight.element == get_format("float8_e4m3fn")
+            and weight.chained is None
             and len(weight.scales) == 1
             and not weight.scales[0].rule.power_of_two
             and weight.scales[0].format == get_format("float32")

@@ -6,10 +6,11 @@ This is the only place in the library where a numeric fact of a format is writte
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from types import MappingProxyType
 
 from ..errors import FormatError, near_misses
-from .spec import CodebookFormat, FloatFormat, Format, IntFormat, Specials
+from .spec import CodebookFormat, FloatFormat, Format, IntFormat, Specials, float32
 
 _IEEE, _FN, _FNUZ, _FINITE = Specials.IEEE, Specials.FN, Specials.FNUZ, Specials.FINITE
 
@@ -29,6 +30,25 @@ _NF4 = (
     0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023,
     1.0,
 )  # fmt: skip
+
+
+def _dynamic_map() -> tuple[float, ...]:
+    """Return bitsandbytes' signed dynamic map: seven decades, each of twice the values of the one below.
+
+    A decade has the middles of ``linspace(0.1, 1, 2 ** i + 1)`` times ``10 ** (i - 6)``, in float32, with the
+    sums of linspace rounded once, as torch has them.
+    """
+    start, values = float32(0.1), [0.0, 1.0]
+    for decade in range(7):
+        count = 1 << decade
+        step, unit = float32(float32(1 - start) / count), float32(10.0 ** (decade - 6))
+        upper = [float32(1 - step * (count - i)) for i in range((count + 1) // 2, count + 1)]
+        ends = [float32(start + step * i) for i in range((count + 1) // 2)] + upper
+        middles = [float32(unit * float32((a + b) / 2)) for a, b in pairwise(ends)]
+        values += [*middles, *(-middle for middle in middles)]
+    return tuple(sorted(values))
+
+
 _FP4_BNB_MAGNITUDES = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
 
 _ROWS: tuple[tuple[str, Format, str], ...] = (
@@ -55,6 +75,7 @@ _ROWS: tuple[tuple[str, Format, str], ...] = (
     ("mx6_element", _float(0, 4, 0, _FINITE), "arXiv:2302.08007, table 2: sign and 4 magnitude bits"),
     ("mx4_element", _float(0, 2, 0, _FINITE), "arXiv:2302.08007, table 2: sign and 2 magnitude bits"),
     ("microexponent", CodebookFormat((1.0, 0.5)), "arXiv:2302.08007: one bit that halves the step of a pair"),
+    ("dynamic8", CodebookFormat(_dynamic_map()), "bitsandbytes create_dynamic_map, arXiv:1511.04561"),
     ("nf4", CodebookFormat(_NF4), "QLoRA, arXiv:2305.14314, appendix E"),
     (
         "fp4_bnb",

@@ -286,7 +286,7 @@ class CodebookFormat:
         if not 2 <= len(self.values) <= 1 << 8:
             raise FormatError(f"values (length {len(self.values)}) of a codebook must number 2..256")
         try:
-            values = tuple(_float32(v) + 0.0 for v in self.values)
+            values = tuple(float32(v) + 0.0 for v in self.values)
         except OverflowError:
             values = (math.inf,)
         if not all(math.isfinite(v) for v in values):
@@ -309,7 +309,7 @@ class CodebookFormat:
         rounding twice equals rounding once (Figueroa, "When is double rounding innocuous?", 1995).
         """
         ordered = [self.values[code] for code in self.order]
-        return tuple(_float32((a + b) / 2) for a, b in pairwise(ordered))
+        return tuple(float32((a + b) / 2) for a, b in pairwise(ordered))
 
     @property
     def bits(self) -> int:
@@ -360,7 +360,7 @@ class CodebookFormat:
 Format = IntFormat | FloatFormat | CodebookFormat
 
 
-def _float32(value: float) -> float:
+def float32(value: float) -> float:
     """Return ``value`` rounded to float32; OverflowError past its largest."""
     rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
     return rounded

@@ -5,6 +5,8 @@ Plain torch, any device. This module knows granularities and nothing of what the
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ..errors import ShapeError
@@ -58,3 +60,45 @@ def spread_grid(
                 )
             result = result.repeat_interleave(-(-big // small), axis).narrow(axis, 0, count)
     return result.expand(counts)
+
+
+def blocks_of_blocks(coarse: Granularity, fine: Granularity, shape: tuple[int, ...]) -> Granularity:
+    """Return the coarse blocks of a tensor of ``shape`` as blocks of its grid of fine ones."""
+    sides = zip(coarse.block_shape(shape), fine.block_shape(shape), strict=True)
+    return Granularity.block(*(-(-big // small) for big, small in sides)) if shape else Granularity.tensor()
+
+
+def signed_largest(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
+    """Return the number of largest magnitude of each block of ``x``, the first of equals in the block.
+
+    >>> signed_largest(torch.tensor([1.0, -3.0, 3.0, 2.0]), Granularity.group(2))
+    tensor([-3.,  3.])
+    """
+    shape, flat = tuple(x.shape), x.reshape(-1)
+    if not flat.numel():
+        return reduce_blocks(x, granularity, "amax", 0.0)
+    largest = reduce_blocks(x.abs(), granularity, "amax", 0.0)
+    place = torch.arange(flat.numel(), device=x.device).reshape(shape)
+    place = torch.where(x.abs() == spread_blocks(largest, granularity, shape), place, flat.numel() - 1)
+    return flat[reduce_blocks(place, granularity, "amin", flat.numel() - 1).reshape(-1)].reshape(
+        largest.shape
+    )
+
+
+def mean_blocks(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
+    """Return the mean of each block of ``x``, float64, of exact sums: no order of adding changes a digit."""
+    grid, shape = granularity.grid(tuple(x.shape)), tuple(x.shape)
+    index = torch.arange(math.prod(grid), device=x.device).reshape(grid)
+    owner = spread_blocks(index, granularity, shape).expand(shape).reshape(-1).tolist()
+    parts: list[list[float]] = [[] for _ in range(math.prod(grid))]
+    for block, value in zip(owner, x.double().reshape(-1).tolist(), strict=True):
+        parts[block].append(value)
+    return torch.tensor([_mean(part) for part in parts], dtype=torch.float64, device=x.device).reshape(grid)
+
+
+def _mean(values: list[float]) -> float:
+    """Return the mean from the exact sum, Inf where that overflows."""
+    try:
+        return math.fsum(values) / max(1, len(values))
+    except OverflowError:
+        return math.inf

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from ..errors import RecipeError
+from ..errors import RecipeError, UnsupportedError
 from ..functional import fake_quantize, quantize_part
 from ..params import QuantizationParams
 from ..params.module_buffers import keeping_dtypes
@@ -59,6 +59,11 @@ class LocalQuantize(nn.Module):
         """Return the quantizer whose range is that of the parameters of one block."""
         scale = params.effective_scale()
         assert scale is not None
+        if activation.scheme.chained is not None:
+            raise UnsupportedError(
+                f"{activation.scheme.chained} of {activation.scheme} do not follow from a limit; "
+                "use positive float scales"
+            )
         return LocalQuantize(activation, float(scale) * activation.scheme.divisor)
 
     def codes(self, x: torch.Tensor) -> QuantizedTensor:

@@ -14,6 +14,7 @@ import torch
 from ..errors import NonFiniteError, RangeError, SchemeError, ShapeError, UnsupportedError
 from ..formats import RoundingMode
 from ..functional import quantize
+from ..params import QuantizationParams
 from ..schemes import Granularity, Scheme
 from ..tensor import QuantizedTensor
 
@@ -295,13 +296,13 @@ def _checked(name: str, scheme: str | Scheme) -> Scheme:
 
 
 def _block_shapes(scheme: Scheme) -> list[tuple[int, ...]]:
-    return [level.granularity.block_shape((2, 2, ENDLESS, 2)) for level in scheme.scales]
+    return [level.granularity.block_shape((2, 2, ENDLESS, 2)) for level in scheme.levels]
 
 
 def _along_tokens(scheme: Scheme) -> Scheme | None:
     """Return the scheme for states with tokens last, or None unless each block is tokens in whole bytes."""
     shapes = _block_shapes(scheme)
-    if not all(shape[1] == shape[3] == 1 < shape[TOKENS] for shape in shapes):
+    if scheme.chained is not None or not all(shape[1] == shape[3] == 1 < shape[TOKENS] for shape in shapes):
         return None
     if any(shape[TOKENS] * scheme.bits % 8 for shape in shapes):
         return None
@@ -316,12 +317,8 @@ def _changed(q: QuantizedTensor, change: Callable[[torch.Tensor], torch.Tensor])
     """Return ``q`` with each of its tensors changed alike along the axes of sequences or tokens."""
     data, zeros = change(q.data), q.zero_point
     shape = (*data.shape[:-1], q.shape[-1] * data.shape[-1] // q.data.shape[-1])
-    params = replace(
-        q.params,
-        shape=shape,
-        scales=tuple(map(change, q.scales)),
-        zero_point=None if zeros is None else change(zeros),
-    )
+    levels, zeros = list(map(change, q.params.levels)), None if zeros is None else change(zeros)
+    params = QuantizationParams.of(q.scheme, shape, q.params.dtype, levels, zeros)
     return replace(q, data=data, params=params, shape=shape)
 
 
@@ -339,5 +336,6 @@ def _between(q: QuantizedTensor, axis: int, start: int, stop: int) -> QuantizedT
 
 def _joined(first: QuantizedTensor, second: QuantizedTensor, axis: int) -> QuantizedTensor:
     """Return the tokens of both, in order, along an axis; the first end with a whole block."""
-    rest = iter([second.data, *second.scales, *([] if second.zero_point is None else [second.zero_point])])
+    zeros = [] if second.zero_point is None else [second.zero_point]
+    rest = iter([second.data, *second.params.levels, *zeros])
     return _changed(first, lambda t: torch.cat([t, next(rest)], axis))

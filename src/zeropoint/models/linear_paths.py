@@ -153,10 +153,10 @@ def _scales(holder: PackedWeight | FakeQuantize) -> list[torch.Tensor]:
     """Return the scales of a weight or input; most are one float buffer, read without its parameters."""
     scale = holder._buffers["scale1"]
     assert scale is not None
-    if len(holder.scheme.scales) == 1 and scale.element_size() > 1:
+    if len(holder.scheme.levels) == 1 and scale.element_size() > 1:
         return [scale]
     params = holder.quantized().params if isinstance(holder, PackedWeight) else holder.params
-    return list(params.scales)
+    return list(params.levels)
 
 
 def _torch_refusal(layer: Layer) -> str | None:
@@ -183,7 +183,7 @@ def _is_plain_int8(scheme: Scheme) -> bool:
     fmt = scheme.element
     whole = isinstance(fmt, IntFormat) and fmt.signed and fmt.bits == 8 and not fmt.fraction_bits
     one_level = len(scheme.scales) == 1 and not scheme.scales[0].rule.power_of_two
-    return whole and one_level and scheme.zero_point is ZeroPoint.NONE
+    return whole and one_level and scheme.zero_point is ZeroPoint.NONE and scheme.chained is None
 
 
 def _takes_torch(layer: Layer, x: torch.Tensor) -> bool:

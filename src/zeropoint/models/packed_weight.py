@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import ShapeError, UnsupportedError
+from ..params import QuantizationParams
 from ..params.module_buffers import (
     buffered_params,
     check_buffered,
@@ -97,7 +97,7 @@ class PackedWeight(nn.Module):
     def _heights(self) -> list[int]:
         """Return how many rows share a scale, level by level."""
         shape = (_ALL, *self.shape[1:])
-        return [level.granularity.block_shape(shape)[0] for level in self.scheme.scales]
+        return [level.granularity.block_shape(shape)[0] for level in self.scheme.levels]
 
     def tile(self, start: int, stop: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the values of rows ``start`` to ``stop``, in ``dtype`` or that of the original.
@@ -150,12 +150,9 @@ class PackedWeight(nn.Module):
             return t if height == _ALL else pick(t, height)
 
         heights, zero = self._heights(), whole.zero_point
-        params = replace(
-            whole.params,
-            shape=shape,
-            scales=tuple(map(own, whole.scales, heights)),
-            zero_point=None if zero is None else own(zero, heights[0]),
-        )
+        levels = list(map(own, whole.params.levels, heights))
+        zero = None if zero is None else own(zero, heights[0])
+        params = QuantizationParams.of(self.scheme, shape, whole.params.dtype, levels, zero)
         return QuantizedTensor(data=data, params=params, shape=shape, dtype=self.dtype)
 
     def get_extra_state(self) -> torch.Tensor:

@@ -11,8 +11,6 @@ import torch
 from ..formats import IntFormat, RoundingMode
 from ..formats.torch_dtypes import wide_dtype
 from ..layout import packing
-from ..layout.blocks import spread_blocks
-from ..params.arithmetic import effective_scale
 from ..params.codes import uniform_noise
 from ..schemes import Scheme
 from . import reference
@@ -51,13 +49,11 @@ def gate(
 def rounded_steps(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
     """Return ``round(x / scale) + zero_point`` before any clamping, float64; NaN for NaN and Inf."""
     assert isinstance(scheme.element, IntFormat)
-    scales, zero_point = params
     shape, wide = tuple(x.shape), wide_dtype(x.dtype)
-    scale = effective_scale(scheme, scales, shape, x.dtype)
-    spread = None if scale is None else spread_blocks(scale, scheme.granularity, shape)
-    zero = None if zero_point is None else spread_blocks(zero_point, scheme.granularity, shape)
+    scale, zero, offset = reference.spread_parameters(scheme, params, shape=shape, dtype=x.dtype)
     noise = None
     if scheme.rounding.mode is RoundingMode.STOCHASTIC:
         noise = uniform_noise(scheme.rounding.seed, 0, x.numel(), x.device).reshape(shape)
-    ratio = torch.where(torch.isfinite(x), reference.scaled(x, scheme, spread), torch.nan)
+    near = x if offset is None else x.to(wide) - offset
+    ratio = torch.where(torch.isfinite(x), reference.scaled(near, scheme, scale), torch.nan)
     return reference.integer_steps(ratio.to(wide), scheme, zero, noise, x.dtype)

@@ -33,7 +33,7 @@ def refusal(request: Request) -> str | None:
         return f"{scheme.element_name} is computed in temporary tensors"
     if request.op in (Op.QUANTIZE, Op.DEQUANTIZE) and element.bits != 8:
         return f"codes of {element.bits} bits are packed in temporary tensors"
-    if len(scheme.scales) != 1 or multiplies(scheme):
+    if scheme.chained is not None or len(scheme.scales) != 1 or multiplies(scheme):
         return f"scales of {scheme} are combined in temporary tensors"
     if scheme.rounding.mode is not RoundingMode.HALF_EVEN or scheme.overflow is not Overflow.SATURATE:
         return f"rounding {scheme.rounding}, overflow {scheme.overflow.value} take temporary tensors"

@@ -56,6 +56,8 @@ def _weight_refusal(request: Request) -> str | None:
     element = scheme.element
     if not isinstance(element, IntFormat) or element.bits not in (4, 8) or element.fraction_bits:
         return f"{scheme} is not int8 or int4"
+    if scheme.chained is not None:
+        return f"{scheme.chained} of {scheme} are not factors of sums"
     if scheme.zero_point is not ZeroPoint.NONE or (element.bits == 8 and not element.signed):
         return f"{scheme} is not symmetric"
     heights, group = scheme.granularity.block_shape(request.shape)
@@ -75,6 +77,8 @@ def _source_refusal(request: Request) -> str | None:
     element = scheme.element
     if not isinstance(element, IntFormat) or element.bits != 8 or element.fraction_bits:
         return f"{scheme} is not int8 or uint8"
+    if scheme.chained is not None:
+        return f"{scheme.chained} of {scheme} are not factors of sums"
     if scheme.zero_point is ZeroPoint.REAL:
         return f"zero points of {scheme} are not integers"
     block = scheme.granularity.block_shape((2, cols))

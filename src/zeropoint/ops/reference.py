@@ -1,23 +1,25 @@
 """The operators in plain torch, on any device: the yardstick, to which others are equal byte for byte.
 
-quantize     code = encode(x / S + zero_point),   S = scale_1 * scale_2 * ...
-dequantize   value = (decode(code) - zero_point) * S
+quantize     code = encode((x - offset) / S + zero_point),   S = scale_1 * scale_2 * ...
+dequantize   value = (decode(code) - zero_point) * S + offset
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
-from ..errors import NonFiniteError, RangeError, count
+from ..errors import NonFiniteError, RangeError, UnsupportedError, count
 from ..formats import CodebookFormat, FloatFormat, IntFormat, Overflow, RoundingMode
 from ..formats.torch_dtypes import wide_dtype
 from ..layout import packing
-from ..layout.blocks import reduce_blocks, spread_blocks
-from ..params import arithmetic
+from ..layout.blocks import reduce_blocks, signed_largest, spread_blocks
+from ..params import arithmetic, chains
 from ..params.arithmetic import Ranges, effective_scale, multiplies, rounder, through
+from ..params.chains import effective_offset
 from ..params.codes import (
     decode,
     encode_codebook,
@@ -27,7 +29,8 @@ from ..params.codes import (
     round_steps,
     uniform_noise,
 )
-from ..schemes import Granularity, Scheme, ZeroPoint, ZeroPointPlace
+from ..schemes import Arithmetic, Granularity, Scheme, ZeroPoint, ZeroPointPlace
+from ..schemes.rules import Pick
 
 CHUNK = 1 << 22
 """Elements that temporaries of the encoder hold at once, so that a large tensor needs little extra memory."""
@@ -53,7 +56,10 @@ def ranges(x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None
     levels = [level.granularity for level in scheme.scales]
     found = [whole_range(x, g, extremes) or _block_range(x, g) for g in levels]
     low, high = tuple(low for low, _ in found), tuple(high for _, high in found)
-    return Ranges(minimum=low, maximum=high, dtype=x.dtype, shape=tuple(x.shape))
+    largest = None
+    if scheme.scales and scheme.scales[0].picks(Pick.SIGNED):
+        largest = signed_largest(x, levels[0]).to(wide_dtype(x.dtype))
+    return Ranges(minimum=low, maximum=high, dtype=x.dtype, shape=tuple(x.shape), largest=largest)
 
 
 def _block_range(x: torch.Tensor, granularity: Granularity) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,14 +89,45 @@ def whole_range(
 def choose_params(
     x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None = None
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
-    """Return scales, finest first, and the zero point that ``x`` gives; extremes: as :func:`ranges`.
+    """Return the tensors of all levels and the zero point that ``x`` gives; extremes: as :func:`ranges`.
 
     Raises NonFiniteError for NaN and Inf, RangeError for a scale that its format cannot hold.
     """
     require_finite(x)
+    _require_whole(scheme, extremes)
     if not scheme.scales and x.numel() > 0:
         arithmetic.require_signs(scheme, *_block_range(x, scheme.granularity))
     return arithmetic.scales_from_ranges(scheme, ranges(x, scheme, extremes))
+
+
+def _require_whole(scheme: Scheme, extremes: tuple[float, float] | None) -> None:
+    """Raise UnsupportedError for a part of a tensor whose levels follow from all of its blocks."""
+    whole = Granularity.tensor()
+    if extremes is None or scheme.chained is None:
+        return
+    for level in scheme.levels:
+        if level.granularity == whole:
+            raise UnsupportedError(
+                f"level {level} of {scheme} follows from all blocks of a tensor, which a part does not have; "
+                "quantize the whole tensor, or use smaller blocks"
+            )
+
+
+def quantize_dynamic(
+    x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None = None
+) -> tuple[torch.Tensor, tuple[tuple[torch.Tensor, ...], torch.Tensor | None]]:
+    """Return packed codes and the parameters that ``x`` gives; extremes: as :func:`ranges`."""
+    if scheme.chained is None:
+        params = choose_params(x, scheme, extremes)
+        return quantize(x, scheme, *params), params
+    require_finite(x)
+    _require_whole(scheme, extremes)
+    found = ranges(x, scheme, extremes)
+    arithmetic.require_chosen(scheme, found)
+    chosen = chains.choose(scheme, found)
+    offset = None if chosen.offset is None else spread_blocks(chosen.offset, scheme.granularity, found.shape)
+    spread = Spread(spread_blocks(chosen.scale, scheme.granularity, found.shape), None, offset)
+    return _joined(_encoded_parts(x, scheme, spread), x, scheme), (chosen.tensors, None)
 
 
 def quantize(
@@ -104,8 +141,13 @@ def quantize(
 def _packed(
     x: torch.Tensor, scheme: Scheme, scales: tuple[torch.Tensor, ...], zero_point: torch.Tensor | None
 ) -> torch.Tensor:
+    return _joined(code_parts(x, scheme, scales, zero_point), x, scheme)
+
+
+def _joined(codes: Iterator[torch.Tensor], x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """Return the packed codes of ``x``, which come in chunks."""
     # A chunk of a vector is a multiple of 8 codes, hence of whole bytes, at any width.
-    parts = [packing.pack(part, scheme.bits) for part in code_parts(x, scheme, scales, zero_point)]
+    parts = [packing.pack(part, scheme.bits) for part in codes]
     if not parts:
         shape = packing.packed_shape(tuple(x.shape), scheme.bits)
         return torch.empty(shape, dtype=torch.uint8, device=x.device)
@@ -115,13 +157,18 @@ def _packed(
 def code_parts(
     x: torch.Tensor, scheme: Scheme, scales: tuple[torch.Tensor, ...], zero_point: torch.Tensor | None
 ) -> Iterator[torch.Tensor]:
-    """Yield the unpacked code patterns of ``x`` in chunks along its first axis."""
-    shape = tuple(x.shape)
-    scale, zero = _spread_parameters(scheme, scales, zero_point, shape=shape, dtype=x.dtype)
-    first = 0
+    """Return the unpacked code patterns of ``x`` in chunks along its first axis."""
+    spread = spread_parameters(scheme, (scales, zero_point), shape=tuple(x.shape), dtype=x.dtype)
+    return _encoded_parts(x, scheme, spread)
+
+
+def _encoded_parts(x: torch.Tensor, scheme: Scheme, spread: Spread) -> Iterator[torch.Tensor]:
+    shape, first = tuple(x.shape), 0
+    scale, zero, offset = (None if value is None else value.expand(shape) for value in spread)
     for pick in _chunks(shape):
         part = x[pick]
-        ratio = scaled(part, scheme, None if scale is None else scale[pick])
+        near = part if offset is None else part.to(offset.dtype) - offset[pick]
+        ratio = scaled(near, scheme, None if scale is None else scale[pick])
         yield _encode(ratio, scheme, None if zero is None else zero[pick], first, x.dtype)
         first += part.numel()
 
@@ -134,19 +181,25 @@ def _chunks(shape: tuple[int, ...]) -> list[slice | tuple[()]]:
     return [slice(begin, min(begin + rows, shape[0])) for begin in range(0, shape[0], rows)]
 
 
-def _spread_parameters(
-    scheme: Scheme,
-    scales: tuple[torch.Tensor, ...],
-    zero_point: torch.Tensor | None,
-    *,
-    shape: tuple[int, ...],
+class Spread(NamedTuple):
+    """Scale, zero point and offset of each element, so that they broadcast against a tensor."""
+
+    scale: torch.Tensor | None
+    zero_point: torch.Tensor | None
+    offset: torch.Tensor | None
+
+
+def spread_parameters(
+    scheme: Scheme, params: tuple[tuple[torch.Tensor, ...], torch.Tensor | None], *, shape: tuple[int, ...],
     dtype: torch.dtype,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the scale and the zero point of each element of a tensor of ``shape``."""
-    scale = effective_scale(scheme, scales, shape, dtype)
-    spread = None if scale is None else spread_blocks(scale, scheme.granularity, shape).expand(shape)
-    zero = None if zero_point is None else spread_blocks(zero_point, scheme.granularity, shape).expand(shape)
-    return spread, zero
+) -> Spread:  # fmt: skip
+    """Return the parameters of each element of a tensor of ``shape`` and ``dtype``."""
+    levels, zero_point = params
+    blocks = (
+        effective_scale(scheme, levels, shape, dtype), zero_point,
+        effective_offset(scheme, levels, shape, dtype),
+    )  # fmt: skip
+    return Spread(*(None if v is None else spread_blocks(v, scheme.granularity, shape) for v in blocks))
 
 
 def scaled(x: torch.Tensor, scheme: Scheme, scale: torch.Tensor | None) -> torch.Tensor:
@@ -211,6 +264,8 @@ def integer_steps(
     assert isinstance(scheme.element, IntFormat)
     steps = ratio * 2.0**scheme.element.fraction_bits
     if zero_point is None:
+        if scheme.dialect.arithmetic is Arithmetic.SUMS and scheme.rounding.mode is RoundingMode.HALF_UP:
+            return torch.floor(steps + (0.5 - scheme.qmin)).double() + scheme.qmin
         return round_steps(steps.double(), scheme.rounding.mode, noise)
     inside = (
         scheme.zero_point is ZeroPoint.REAL
@@ -233,7 +288,8 @@ def dequantize(
     own_dtype: torch.dtype,
 ) -> torch.Tensor:
     """Return the values of packed codes in ``dtype``; ``own_dtype`` is that of the tensor quantized."""
-    scale, zero = _spread_parameters(scheme, scales, zero_point, shape=shape, dtype=own_dtype)
+    spread = spread_parameters(scheme, (scales, zero_point), shape=shape, dtype=own_dtype)
+    scale, zero, offset = (None if value is None else value.expand(shape) for value in spread)
     wide = torch.float64 if torch.float64 in (dtype, own_dtype) else torch.float32
     out = torch.empty(shape, dtype=dtype, device=data.device)
     for pick in _chunks(shape):
@@ -246,6 +302,8 @@ def dequantize(
             values = (values - zero[pick].double() * float(scheme.element_step)).to(wide)
         if scale is not None:
             values = values * scale[pick].to(wide)
+        if offset is not None:
+            values = values + offset[pick].to(wide)
         part.copy_(values)
     return out
 
@@ -282,16 +340,15 @@ def inside(
     NaN and Inf are outside.
     """
     shape = tuple(x.shape)
-    scale = effective_scale(scheme, scales, shape, x.dtype)
-    spread = None if scale is None else spread_blocks(scale, scheme.granularity, shape)
+    scale, zero, offset = spread_parameters(scheme, (scales, zero_point), shape=shape, dtype=x.dtype)
+    near = x if offset is None else x.to(offset.dtype) - offset
     # Where the scale is zero the ratio is zero too, also that of Inf.
-    ratio = torch.where(torch.isfinite(x), scaled(x, scheme, spread), torch.nan).double()
+    ratio = torch.where(torch.isfinite(x), scaled(near, scheme, scale), torch.nan).double()
     element, mode = scheme.element, scheme.rounding.mode
     noise = None
     if mode is RoundingMode.STOCHASTIC:
         noise = uniform_noise(scheme.rounding.seed, 0, x.numel(), x.device).reshape(shape)
     if isinstance(element, IntFormat):
-        zero = None if zero_point is None else spread_blocks(zero_point, scheme.granularity, shape)
         steps = integer_steps(ratio.to(wide_dtype(x.dtype)), scheme, zero, noise, x.dtype)
         return (steps >= scheme.qmin) & (steps <= scheme.qmax)
     if isinstance(element, CodebookFormat):

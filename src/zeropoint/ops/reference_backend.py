@@ -74,8 +74,7 @@ def _quantize_dynamic(request: Request) -> Callable[..., tuple[torch.Tensor, Par
         out: tuple[torch.Tensor, Params] | None = None,
         extremes: tuple[float, float] | None = None,
     ) -> tuple[torch.Tensor, Params]:
-        params = reference.choose_params(x, scheme, extremes)
-        data = reference.quantize(x, scheme, *params)
+        data, params = reference.quantize_dynamic(x, scheme, extremes)
         return (data, params) if out is None else filled(out, data, params)
 
     return run

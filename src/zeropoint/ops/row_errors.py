@@ -15,6 +15,7 @@ import torch
 from ..layout.blocks import spread_blocks
 from ..params.arithmetic import effective_scale
 from ..params.bounds import largest_gap
+from ..params.chains import effective_offset
 from ..schemes import Scheme
 
 CLIPPED_STEPS = 0.5 + 1 / 32
@@ -58,7 +59,11 @@ def row_errors(
     if scale is not None:
         unit = spread_blocks(scale, scheme.granularity, shape).double()
     zero = 0.0 if zero_point is None else spread_blocks(zero_point, scheme.granularity, shape).double()
-    clipped = (wide - (middle - zero) * unit).abs() > reach * unit
+    center = (middle - zero) * unit
+    offset = effective_offset(scheme, scales, shape, x.dtype)
+    if offset is not None:
+        center = center + spread_blocks(offset, scheme.granularity, shape).double()
+    clipped = (wide - center).abs() > reach * unit.abs()
     rows = (-1, shape[-1]) if shape else (1, 1)
     off = (wide - decoded.double()).reshape(rows)
     return RowErrors(

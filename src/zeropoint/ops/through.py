@@ -6,6 +6,8 @@ codes, ends included, else 0), rounding passes gradients straight through:
     quantize     v = clamp(round(u)),   dx = m dv / S,   dS = -sum_block m dv x / S^2,   dz = sum_block m dv
     dequantize   y = (v - z) * S,       dv = dy S,       dS = sum_block dy (v - z),      dz = -sum_block dy S
 
+An offset is subtracted before the one and added after the other.
+
 The two together are fake quantization, with LSQ's gradient of the scale. Numbers come from the operators, bit
 for bit; what is differentiated is plain torch.
 """
@@ -17,14 +19,12 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..formats import IntFormat
 from ..formats.torch_dtypes import wide_dtype
 from ..layout import packing
-from ..layout.blocks import spread_blocks
-from ..params.arithmetic import effective_scale
 from ..params.codes import decode
 from ..schemes import Scheme
 from . import library
+from .reference import spread_parameters
 from .registry import Params
 
 
@@ -78,8 +78,8 @@ def quantize(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
     numbers = _decoded(data, scheme, shape, wide)
     ones = torch.ones_like(source)
     mask = library.fake_quantize_backward(ones, source, list(scales), zero_point, text) != 0
-    scale, origin = _spread(scheme, params, shape, x.dtype)
-    steps = x.to(wide)
+    scale, origin, offset = _spread(scheme, params, shape, x.dtype)
+    steps = x.to(wide) if offset is None else x.to(wide) - offset
     if scale is not None:
         steps = steps / torch.where(scale == 0, torch.inf, scale)
     return pass_where(steps if origin is None else steps + origin, numbers, mask)
@@ -89,12 +89,13 @@ def dequantize(
     numbers: torch.Tensor, scheme: Scheme, params: Params, *, dtype: torch.dtype, own_dtype: torch.dtype
 ) -> torch.Tensor:
     """Return ``(numbers - zero_point) * S`` in ``dtype``; ``own_dtype`` is that of the tensor quantized."""
-    scale, origin = _spread(scheme, params, tuple(numbers.shape), own_dtype)
+    scale, origin, offset = _spread(scheme, params, tuple(numbers.shape), own_dtype)
     wide = torch.float64 if torch.float64 in (dtype, own_dtype) else torch.float32
     steps = numbers.to(wide)
     if origin is not None:
         steps = (numbers.double() - origin.double()).to(wide)
-    return (steps if scale is None else steps * scale.to(wide)).to(dtype)
+    values = steps if scale is None else steps * scale.to(wide)
+    return (values if offset is None else values + offset.to(wide)).to(dtype)
 
 
 def dequantize_codes(
@@ -122,10 +123,8 @@ def _decoded(data: torch.Tensor, scheme: Scheme, shape: tuple[int, ...], dtype: 
 
 def _spread(
     scheme: Scheme, params: Params, shape: tuple[int, ...], dtype: torch.dtype
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the scale of each element, and the number that its zero point stands for."""
-    scale, zero_point = effective_scale(scheme, params[0], shape, dtype), params[1]
-    origin = None
-    if zero_point is not None and isinstance(scheme.element, IntFormat):
-        origin = spread_blocks(zero_point * float(scheme.element.step), scheme.granularity, shape)
-    return None if scale is None else spread_blocks(scale, scheme.granularity, shape), origin
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Return the scale of each element, the number that its zero point is the code of, and its offset."""
+    scale, zero_point, offset = spread_parameters(scheme, params, shape=shape, dtype=dtype)
+    origin = None if zero_point is None else zero_point * float(scheme.element_step)
+    return scale, origin, offset

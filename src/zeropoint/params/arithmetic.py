@@ -18,14 +18,15 @@ import torch
 
 from ..errors import NonFiniteError, RangeError, ShapeError
 from ..formats import FloatFormat, Format, RoundingMode
-from ..formats.spec import power_of_two
 from ..formats.torch_dtypes import dtype_of, format_of, storage_dtype, wide_dtype
 from ..layout.blocks import spread_grid
-from ..schemes import Arithmetic, ScaleLevel, ScaleRule, Scaling, Scheme, TensorScale, ZeroPoint
+from ..schemes import Arithmetic, ScaleLevel, Scaling, Scheme, TensorScale, ZeroPoint
+from ..schemes.rules import LINEAR, LINEAR_UP
+from . import chains
 from .codes import decode, encode_nearest, round_steps, times_power_of_two
 from .powers_of_two import exponents_of, is_quiet, reach, scale_exponent
+from .stored import IEEE, load_scale, round_to, smallest, store, top
 
-_IEEE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LEAST_NORMAL = torch.finfo(torch.float32).tiny
 
 
@@ -36,12 +37,22 @@ class Ranges:
     minimum, maximum: one tensor a level, shaped like the level's grid. Symmetric schemes use the larger
         magnitude.
     dtype: dtype of the data itself, which the compressed-tensors dialect computes in.
+    largest: the number of the largest magnitude of each finest block, where its sign matters; None where only
+        extremes are known.
     """
 
     minimum: tuple[torch.Tensor, ...]
     maximum: tuple[torch.Tensor, ...]
     dtype: torch.dtype
     shape: tuple[int, ...]
+    largest: torch.Tensor | None = None
+
+    def signed(self) -> torch.Tensor:
+        """Return the number of the largest magnitude of each finest block; of both extremes, the minimum."""
+        if self.largest is not None:
+            return self.largest
+        low, high = self.minimum[0], self.maximum[0]
+        return torch.where(low.abs() >= high.abs(), low, high)
 
     def magnitude(self, level: int) -> torch.Tensor:
         """Return the largest magnitude of each block of a level."""
@@ -52,16 +63,16 @@ class Ranges:
 def scales_from_ranges(
     scheme: Scheme, ranges: Ranges
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
-    """Return the scales of each level (in their storage dtype, finest first) and the zero point or None.
+    """Return the tensors of each level, as they are stored, and the zero point or None.
 
     Raises NonFiniteError when a range is not finite, RangeError when a scale does not fit its format or
     numbers of a sign occur that the scheme does not have.
     """
-    for low, high in zip(ranges.minimum, ranges.maximum, strict=True):
-        require_finite_range(low, high)
+    require_chosen(scheme, ranges)
     if not scheme.scales:
         return (), None
-    require_signs(scheme, ranges.minimum[0], ranges.maximum[0])
+    if scheme.chained is not None:
+        return chains.choose(scheme, ranges).tensors, None
     if scheme.zero_point is not ZeroPoint.NONE:
         return _affine(scheme, ranges)
     scales: list[torch.Tensor] = []
@@ -85,12 +96,20 @@ def coarsest_scale(scheme: Scheme, ranges: Ranges) -> torch.Tensor:
     return store(values, scheme.scales[index].format_for(format_of(ranges.dtype)))
 
 
+def require_chosen(scheme: Scheme, ranges: Ranges) -> None:
+    """Raise NonFiniteError or RangeError for ranges from which the scheme's parameters cannot be chosen."""
+    for low, high in zip(ranges.minimum, ranges.maximum, strict=True):
+        require_finite_range(low, high)
+    if scheme.scales:
+        require_signs(scheme, ranges.minimum[0], ranges.maximum[0])
+
+
 def require_signs(scheme: Scheme, low: torch.Tensor, high: torch.Tensor) -> None:
     """Raise RangeError where blocks hold numbers of a sign that the scheme's elements do not have.
 
     Given parameters ask for clipping; parameters chosen from the data must hold them.
     """
-    if scheme.zero_point is not ZeroPoint.NONE:
+    if scheme.zero_point is not ZeroPoint.NONE or scheme.offsets:
         return
     for lost, sign, extreme, remedy in (
         (scheme.element.min >= 0, "negative", low < 0, "clamp(min=0)"),
@@ -176,20 +195,20 @@ def _level(
 def _linear(ideal: torch.Tensor, scheme: Scheme, level: ScaleLevel, dtype: torch.dtype) -> torch.Tensor:
     """Apply the zero rule and the floor to ``amax / divisor``, and round it to the level's format."""
     fmt = level.format_for(format_of(dtype))
-    values = _round_to(ideal.clamp(min=_least(scheme, fmt)), fmt, up=_up(level))
+    values = round_to(ideal.clamp(min=_least(scheme, fmt)), fmt, up=_up(level))
     _require_fit(ideal, values, level, fmt, lost=(values == 0) & (ideal > 0))
     # Any scale serves a block of zeros, but for 0 itself, to which the dialect's may round.
-    quiet = torch.full_like(ideal, max(zero_scale(scheme, dtype), _smallest(fmt)))
-    return torch.where(ideal == 0, _round_to(quiet, fmt, up=False), values)
+    quiet = torch.full_like(ideal, max(zero_scale(scheme, dtype), smallest(fmt)))
+    return torch.where(ideal == 0, round_to(quiet, fmt, up=False), values)
 
 
 def _require_fit(
     ideal: torch.Tensor, values: torch.Tensor, level: ScaleLevel, fmt: Format, *, lost: torch.Tensor | None
 ) -> None:
     """Raise RangeError where scales ``ideal`` are past the largest of their format, or were ``lost``."""
-    bad, top = ~torch.isfinite(values), _top(fmt, up=_up(level))
-    if top < math.inf:
-        bad |= ideal > top
+    bad, most = ~torch.isfinite(values), top(fmt, up=_up(level))
+    if most < math.inf:
+        bad |= ideal > most
     if lost is not None:
         bad |= lost
     if bool(bad.any()):
@@ -200,38 +219,14 @@ def _require_fit(
         )
 
 
-def _smallest(fmt: Format) -> float:
-    assert isinstance(fmt, FloatFormat)
-    return float(fmt.smallest)
-
-
 def _up(level: ScaleLevel) -> bool:
-    return level.rule is ScaleRule.LINEAR_UP
-
-
-def _top(fmt: Format, *, up: bool) -> float:
-    """Return the largest number that rounds to a value of ``fmt``: if not up, half a step past it."""
-    assert isinstance(fmt, FloatFormat)
-    if up:
-        return float(fmt.max)
-    if dtype_of(fmt) in _IEEE:
-        return math.inf  # torch's own casts yield Inf past that point
-    return float(fmt.max + power_of_two(fmt.emax - fmt.mantissa_bits - 1))
+    return level.rule == LINEAR_UP
 
 
 def _least(scheme: Scheme, fmt: Format) -> float:
     """Return the smallest scale written: that of the dialect, where the format reaches it."""
     least = scheme.dialect.minimum_scale
-    return least if least >= _smallest(fmt) else 0.0
-
-
-def _round_to(values: torch.Tensor, fmt: Format, *, up: bool) -> torch.Tensor:
-    """Round positive ``values`` to ``fmt``, saturating, without leaving the wide dtype."""
-    native = dtype_of(fmt)
-    if native in _IEEE and not up:
-        return values.to(native).to(values.dtype)
-    mode = RoundingMode.CEIL if up else RoundingMode.HALF_EVEN
-    return decode(encode_nearest(values, fmt, mode), fmt, values.dtype)
+    return least if least >= smallest(fmt) else 0.0
 
 
 def _coarse_linear(
@@ -261,21 +256,21 @@ def _coarse_linear(
         narrow = rounder(scheme, dtype)
         inverse = through(1.0 / amax.clamp(min=torch.finfo(dtype).tiny), narrow)
         inverse = through(inverse * (scheme.divisor * span), narrow)
-        inverse = _round_to(torch.where(torch.isfinite(inverse), inverse, 1.0), fmt, up=False)
+        inverse = round_to(torch.where(torch.isfinite(inverse), inverse, 1.0), fmt, up=False)
         enough = own * inverse <= fits
         if not bool(enough.all()):  # seldom, and encoding takes longer than all else
             smaller = encode_nearest((span * _BELOW / own).clamp(max=float(fmt.max)), fmt, RoundingMode.FLOOR)
             inverse = torch.where(enough, inverse, decode(smaller, fmt, wide))
-        inverse = inverse.clamp(min=_smallest(fmt))
+        inverse = inverse.clamp(min=smallest(fmt))
         _require_fit(ideal, inverse, level, fmt, lost=~torch.isfinite(ideal))
         return inverse
     shared = (_shared(amax, scheme.divisor * span) / outer).to(wide)
-    values = _round_to(shared.masked_fill(amax == 0, 1.0), fmt, up=_up(level))
+    values = round_to(shared.masked_fill(amax == 0, 1.0), fmt, up=_up(level))
     enough = own <= fits * outer * values.double()
     if not bool(enough.all()):
-        larger = _round_to((own / (span * _BELOW * outer)).to(wide), fmt, up=True)
+        larger = round_to((own / (span * _BELOW * outer)).to(wide), fmt, up=True)
         values = torch.where(enough, values, larger)
-    values = values.clamp(min=_smallest(fmt))
+    values = values.clamp(min=smallest(fmt))
     _require_fit(shared, values, level, fmt, lost=None)
     return values
 
@@ -325,7 +320,7 @@ def _slack(scheme: Scheme, index: int, dtype: torch.dtype) -> float:
     """Return what part of its largest value the next finer level may have to hold before it saturates."""
     finer = scheme.scales[index - 1]
     fmt = finer.format_for(format_of(dtype))
-    if index > 1 or finer.rule is not ScaleRule.LINEAR or dtype_of(fmt) in _IEEE:
+    if index > 1 or finer.rule != LINEAR or dtype_of(fmt) in IEEE:
         return 1.0
     assert isinstance(fmt, FloatFormat)
     return 1 + 2.0 ** -(fmt.mantissa_bits + 2)
@@ -335,7 +330,7 @@ def _fine_linear(scheme: Scheme, relative: torch.Tensor, dtype: torch.dtype) -> 
     """Return the finest linear scales below others; where one rounds to zero, the block becomes zeros."""
     level = scheme.scales[0]
     fmt = level.format_for(format_of(dtype))
-    values = _round_to(relative, fmt, up=_up(level))
+    values = round_to(relative, fmt, up=_up(level))
     _require_fit(relative, values, level, fmt, lost=None)
     return torch.where(values == 0, scheme.dialect.zero_block_scale, values)
 
@@ -421,13 +416,13 @@ def zero_point_dtype(scheme: Scheme) -> torch.dtype:
 def parameter_tensors(
     scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype
 ) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
-    """Return shape and dtype of each scale, finest first, and of the zero point, if there is one.
+    """Return shape and dtype of each level's tensor and of the zero point, if there is one.
 
     shape, dtype: of the tensor that is quantized.
     """
     own = format_of(dtype)
     scales = [
-        (level.granularity.grid(shape), storage_dtype(level.format_for(own))) for level in scheme.scales
+        (level.granularity.grid(shape), storage_dtype(level.format_for(own))) for level in scheme.levels
     ]
     if scheme.zero_point is ZeroPoint.NONE:
         return tuple(scales)
@@ -455,32 +450,22 @@ def require_parameters(
         )
 
 
-def store(values: torch.Tensor, fmt: Format) -> torch.Tensor:
-    """Return values that ``fmt`` holds exactly in the dtype in which its codes are kept."""
-    dtype = storage_dtype(fmt)
-    if dtype in _IEEE:
-        return values.to(dtype)
-    return encode_nearest(values, fmt, RoundingMode.HALF_EVEN).to(torch.uint8).view(dtype)
-
-
-def load_scale(stored: torch.Tensor, fmt: Format, dtype: torch.dtype) -> torch.Tensor:
-    """Return the values of stored scales in ``dtype``; the inverse of :func:`store`."""
-    if stored.dtype in _IEEE:
-        return stored.to(dtype)
-    return decode(stored.view(torch.uint8), fmt, dtype)
-
-
 def effective_scale(
     scheme: Scheme, scales: tuple[torch.Tensor, ...], shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor | None:
     """Return the one factor of each finest block, in the wide dtype of ``dtype``; None without scales.
 
     Levels are combined coarse to fine: ``scale_1 * scale_2``, or ``scale_1 / scale_2`` where the dialect
-    keeps the coarsest as its reciprocal.
+    keeps the coarsest as its reciprocal. scales: those of all levels; what is not of a scale is not read.
     """
-    if not scales:
+    if not scheme.scales:
         return None
     own, wide = format_of(dtype), wide_dtype(dtype)
+    center, scales = scheme.center, scales[: len(scheme.scales)] if scheme.center is None else scales
+    if center is not None:
+        whole = chains.product(scheme.scales, scales[: len(scheme.scales)], shape, dtype)
+        middle = load_scale(scales[-1], center.format_for(own), wide)
+        return whole + spread_grid(middle, center.granularity, scheme.granularity, shape)
     values = [load_scale(s, lv.format_for(own), wide) for s, lv in zip(scales, scheme.scales, strict=True)]
     result = values[-1].reshape(scheme.scales[-1].granularity.grid(shape))
     for index in reversed(range(len(values) - 1)):

@@ -33,10 +33,12 @@ import torch
 from ..formats import CodebookFormat, FloatFormat, Format, IntFormat, Overflow
 from ..formats.torch_dtypes import dtype_of, format_of, wide_dtype
 from ..layout.blocks import spread_grid
-from ..schemes import ScaleRule, Scheme, ZeroPoint, ZeroPointPlace
-from .arithmetic import combined, effective_scale, load_scale, multiplies, rounder
+from ..schemes import Scheme, ZeroPoint, ZeroPointPlace
+from ..schemes.rules import LINEAR_UP
+from .arithmetic import combined, effective_scale, multiplies, rounder
 from .codes import decode
 from .powers_of_two import reach
+from .stored import load_scale
 
 Extremes = tuple[torch.Tensor, torch.Tensor]
 """Smallest and largest number of each finest block, float64."""
@@ -91,7 +93,7 @@ class BlockErrors:
         scale = effective_scale(scheme, scales, shape, dtype)
         self.scale = torch.ones((1,) * len(shape), dtype=torch.float64) if scale is None else scale.double()
         self.step = float(scheme.element_step) if isinstance(scheme.element, IntFormat) else 1.0
-        low, high = _ends(scheme)
+        low, high = scheme.ends
         self.zero = None if zero_point is None else zero_point.double().reshape(self.scale.shape)
         shift = 0.0 if self.zero is None else self.zero * self.step
         # In float64: codes of 32 bits are no float32.
@@ -159,7 +161,7 @@ class BlockErrors:
         largest: magnitude of the codes' values, to which a quotient that overflows is clipped.
         """
         scheme, wide, scale = self.scheme, self.wide, self.scale
-        error = scale * _threshold_error(scheme.element)
+        error = scale * threshold_error(scheme.element)
         if not scheme.scales:
             return error
         inverted = multiplies(scheme)
@@ -203,8 +205,8 @@ class BlockErrors:
         scheme, first = self.scheme, self.scheme.scales[0]
         fmt = first.format_for(format_of(self.dtype))
         values = load_scale(self.scales[0], fmt, torch.float64).reshape(first.granularity.grid(self.shape))
-        up = first.rule is ScaleRule.LINEAR_UP
-        ceiling = values + self.wide.least if up else _midpoint_above(values, fmt)
+        up = first.rule == LINEAR_UP
+        ceiling = values + self.wide.least if up else midpoint_above(values, fmt)
         if len(self.scales) > 1:
             rest = effective_scale(_tail(scheme), self.scales[1:], self.shape, self.dtype)
             assert rest is not None
@@ -214,7 +216,7 @@ class BlockErrors:
         narrow = rounder(scheme, self.dtype)
         if narrow is None or (not up and dtype_of(fmt) is narrow and len(self.scales) == 1):
             return ceiling
-        return _midpoint_above(ceiling, format_of(narrow))
+        return midpoint_above(ceiling, format_of(narrow))
 
 
 def clippable(patterns: torch.Tensor, scheme: Scheme, *, chosen: bool) -> torch.Tensor:
@@ -222,7 +224,7 @@ def clippable(patterns: torch.Tensor, scheme: Scheme, *, chosen: bool) -> torch.
 
     chosen: whether parameters were chosen from the data, in which no number has a sign that elements lack.
     """
-    low, high = _ends(scheme)
+    low, high = scheme.ends
     values = decode(patterns, scheme.element, torch.float64)
     above, below = ~(values < high), ~(values > low)
     if chosen and scheme.element.max <= 0:
@@ -230,15 +232,7 @@ def clippable(patterns: torch.Tensor, scheme: Scheme, *, chosen: bool) -> torch.
     return above if chosen and scheme.element.min >= 0 else above | below
 
 
-def _ends(scheme: Scheme) -> tuple[float, float]:
-    """Return the smallest and the largest value of the codes in use, in units of the scale."""
-    element = scheme.element
-    if isinstance(element, IntFormat):
-        return float(scheme.qmin * element.step), float(scheme.qmax * element.step)
-    return float(element.min), float(element.max)
-
-
-def _threshold_error(element: Format) -> float:
+def threshold_error(element: Format) -> float:
     """Return how far a boundary between the values of a table is from their middle: it is a float32."""
     if not isinstance(element, CodebookFormat):
         return 0.0
@@ -249,7 +243,7 @@ def _tail(scheme: Scheme) -> Scheme:
     return Scheme(element=scheme.element, scales=scheme.scales[1:], dialect=scheme.dialect)
 
 
-def _midpoint_above(values: torch.Tensor, fmt: Format) -> torch.Tensor:
+def midpoint_above(values: torch.Tensor, fmt: Format) -> torch.Tensor:
     """Return the middle between each number of ``fmt`` and the next one, which still rounds down."""
     assert isinstance(fmt, FloatFormat)
     _, exponent = torch.frexp(values)

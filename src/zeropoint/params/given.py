@@ -16,7 +16,8 @@ from ..errors import RangeError, SchemeError, ShapeError
 from ..formats import FloatFormat, IntFormat
 from ..formats.torch_dtypes import format_of, wide_dtype
 from ..schemes import Granularity, Scheme, ZeroPoint
-from .arithmetic import store, zero_point_dtype
+from .arithmetic import zero_point_dtype
+from .stored import store
 
 Numbers = float | Sequence[float] | torch.Tensor
 

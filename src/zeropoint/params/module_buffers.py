@@ -37,13 +37,11 @@ def buffered_params(
 ) -> QuantizationParams:
     """Return the parameters that lie in the buffers of ``module``, whose memory they share."""
     own = format_of(dtype)
-    scales = tuple(
-        module.get_buffer(f"scale{number}").view(storage_dtype(level.format_for(own)))
-        for number, level in enumerate(scheme.scales, 1)
-    )
-    return QuantizationParams(
-        scheme=scheme, shape=shape, scales=scales, zero_point=module._buffers.get("zero_point"), dtype=dtype
-    )
+    levels = [
+        module.get_buffer(name).view(storage_dtype(level.format_for(own)))
+        for name, level in zip(scheme.level_names, scheme.levels, strict=True)
+    ]
+    return QuantizationParams.of(scheme, shape, dtype, levels, module._buffers.get("zero_point"))
 
 
 def described(scheme: Scheme) -> torch.Tensor:

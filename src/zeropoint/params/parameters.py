@@ -1,4 +1,4 @@
-"""QuantizationParams: a scheme with the scales and zero points that one tensor, or one range, gives it."""
+"""QuantizationParams: a scheme with the scales, zero points and offsets of one tensor, or one range."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import NoReturn
 import torch
 
 from ..errors import RangeError, SchemeError, ShapeError, UnsupportedError
-from ..formats import Format, format_name
-from ..formats.torch_dtypes import dtype_of, format_of, storage_dtype, wide_dtype
-from ..layout.blocks import reduce_blocks
+from ..formats import Format
+from ..formats.torch_dtypes import dtype_of, format_of, wide_dtype
+from ..layout.blocks import blocks_of_blocks, reduce_blocks
 from ..schemes import Granularity, Scheme, ZeroPoint
 from . import arithmetic
 from .bounds import BlockErrors
+from .chain_bounds import ChainedErrors
+from .chains import effective_offset
+from .checks import check
 from .given import (
     as_numbers,
     given_scales,
@@ -39,6 +42,8 @@ class QuantizationParams:
     zero_point: int32 (or wide real) tensor shaped like the finest grid, or None for symmetric schemes.
     dtype: dtype of the tensor, which a scale format of ``input`` takes.
     minimum, maximum: observed extremes of each finest block, or None.
+    offsets: one tensor a level of the offset, like those of scales.
+    center: what is added to the product of the scales, or None.
     """
 
     scheme: Scheme
@@ -48,6 +53,28 @@ class QuantizationParams:
     dtype: torch.dtype = torch.float32
     minimum: torch.Tensor | None = None
     maximum: torch.Tensor | None = None
+    offsets: tuple[torch.Tensor, ...] = ()
+    center: torch.Tensor | None = None
+
+    @staticmethod
+    def of(
+        scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, levels: Sequence[torch.Tensor],
+        zero_point: torch.Tensor | None,
+    ) -> QuantizationParams:  # fmt: skip
+        """Return the parameters whose tensors operators take and return; nothing is checked.
+
+        levels: one tensor for each of :attr:`Scheme.levels`.
+        """
+        first, last = len(scheme.scales), len(scheme.scales) + len(scheme.offsets)
+        return QuantizationParams(
+            scheme=scheme, shape=shape, scales=tuple(levels[:first]), zero_point=zero_point, dtype=dtype,
+            offsets=tuple(levels[first:last]), center=None if scheme.center is None else levels[last],
+        )  # fmt: skip
+
+    @property
+    def levels(self) -> tuple[torch.Tensor, ...]:
+        """The tensors of all levels, in the order of :attr:`Scheme.levels`: what operators take."""
+        return (*self.scales, *self.offsets, *(() if self.center is None else (self.center,)))
 
     def __post_init__(self) -> None:
         # A text is otherwise found out far from here, as a missing attribute of str.
@@ -81,20 +108,12 @@ class QuantizationParams:
             )
         lows, highs = [low], [high]
         for level in parsed.scales[1:]:
-            blocks = _fine_blocks(level.granularity, parsed.granularity, shape)
+            blocks = blocks_of_blocks(level.granularity, parsed.granularity, shape)
             lows.append(reduce_blocks(low, blocks, "amin", math.inf))
             highs.append(reduce_blocks(high, blocks, "amax", -math.inf))
         ranges = arithmetic.Ranges(minimum=tuple(lows), maximum=tuple(highs), dtype=dtype, shape=shape)
-        scales, zero_point = arithmetic.scales_from_ranges(parsed, ranges)
-        return QuantizationParams(
-            scheme=parsed,
-            shape=shape,
-            scales=scales,
-            zero_point=zero_point,
-            dtype=dtype,
-            minimum=low,
-            maximum=high,
-        )
+        chosen = QuantizationParams.of(parsed, shape, dtype, *arithmetic.scales_from_ranges(parsed, ranges))
+        return replace(chosen, minimum=low, maximum=high)
 
     @staticmethod
     def new(scale: float, zero_point: float = 0, scheme: str | Scheme | None = None) -> QuantizationParams:
@@ -227,65 +246,13 @@ class QuantizationParams:
         levels of several may be zero), or a zero point outside the codes. Of meta tensors, values are not
         checked.
         """
-        levels = self.scheme.scales
-        if len(self.scales) != len(levels):
-            raise SchemeError(
-                f"scales (length {len(self.scales)}) must number {len(levels)}, as many as {self.scheme} has"
-            )
-        for number, (scale, level) in enumerate(zip(self.scales, levels, strict=True), 1):
-            _check_grid(f"scale {number}", scale, level.granularity, self.shape)
-            fmt = level.format_for(format_of(self.dtype))
-            if scale.dtype != storage_dtype(fmt):
-                raise SchemeError(
-                    f"scale {number} (dtype {scale.dtype}) must be {storage_dtype(fmt)} for level {level}"
-                )
-            if scale.is_meta:
-                continue
-            _check_codes(number, scale, fmt)
-            values = arithmetic.load_scale(scale, fmt, torch.float64)
-            _check_scale(number, values, self._least_scale(), zero_allowed=number < len(levels))
-        self._validate_zero_point()
+        check(self)
 
     def validate_once(self) -> None:
         """Check what :meth:`validate` does, unless these very parameters were found valid before."""
         if not self.__dict__.get("_valid"):
             self.validate()
             object.__setattr__(self, "_valid", True)
-
-    def _least_scale(self) -> float:
-        """Return the smallest scale whose reciprocal is finite, or 0 where smaller ones are written."""
-        if not self.scheme.dialect.minimum_scale or len(self.scales) > 1:
-            return 0.0
-        return 2.0**-128 if wide_dtype(self.dtype) is torch.float32 else 2.0**-1024
-
-    def _validate_zero_point(self) -> None:
-        wanted = self.scheme.zero_point
-        if (self.zero_point is None) != (wanted is ZeroPoint.NONE):
-            rule = "absent" if wanted is ZeroPoint.NONE else "given"
-            raise SchemeError(f"zero_point must be {rule} for scheme {self.scheme}")
-        if self.zero_point is None:
-            return
-        _check_grid("zero_point", self.zero_point, self.scheme.granularity, self.shape)
-        real = wanted is ZeroPoint.REAL
-        dtype = wide_dtype(self.dtype) if real else arithmetic.zero_point_dtype(self.scheme)
-        if self.zero_point.dtype != dtype:
-            raise SchemeError(
-                f"zero_point (dtype {self.zero_point.dtype}) must be {dtype} for scheme {self.scheme}"
-            )
-        if self.zero_point.is_meta:
-            return
-        low, high = self.scheme.qmin, self.scheme.qmax
-        values = self.zero_point.double()
-        if real:
-            if not bool(torch.isfinite(values).all()):
-                raise RangeError("zero_point must be finite in every block")
-            return
-        outside = ~((values >= low) & (values <= high))
-        if bool(outside.any()):
-            where = tuple(torch.nonzero(outside)[0].tolist())
-            raise RangeError(
-                f"zero_point (={self.zero_point[where].item()}) of block {where} must lie in {low}..{high}"
-            )
 
     @property
     def num_parameter_sets(self) -> int:
@@ -322,7 +289,7 @@ class QuantizationParams:
         own, scheme = format_of(self.dtype), self.scheme
         bits = sum(
             _stored_bits(level.format_for(own)) * level.granularity.block_count(self.shape)
-            for level in scheme.scales
+            for level in scheme.levels
         )
         if scheme.zero_point is not ZeroPoint.NONE:
             width = scheme.bits if scheme.zero_point is ZeroPoint.INTEGER else 32
@@ -336,7 +303,11 @@ class QuantizationParams:
 
     def effective_scale(self) -> torch.Tensor | None:
         """Return the product of all levels, one factor a finest block, wide dtype; None without scales."""
-        return arithmetic.effective_scale(self.scheme, self.scales, self.shape, self.dtype)
+        return arithmetic.effective_scale(self.scheme, self.levels, self.shape, self.dtype)
+
+    def effective_offset(self) -> torch.Tensor | None:
+        """Return the offset of each finest block, wide dtype; None for schemes without offsets."""
+        return effective_offset(self.scheme, self.levels, self.shape, self.dtype)
 
     def error_bound(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return, for each finest block, a proven bound on ``|x - dequantize(quantize(x))|``, float64.
@@ -353,6 +324,10 @@ class QuantizationParams:
             extremes = (self.minimum.double().reshape(grid), self.maximum.double().reshape(grid))
         return errors.bound(extremes, dtype or self.dtype)
 
+    def representable(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the smallest and the largest value that codes of each finest block have, float64."""
+        return self._errors().representable()
+
     def rounding_bound(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the bound of :meth:`error_bound` for numbers that are not clipped.
 
@@ -361,8 +336,10 @@ class QuantizationParams:
         errors = self._errors()
         return errors.bound(errors.representable(), dtype or self.dtype)
 
-    def _errors(self) -> BlockErrors:
-        return BlockErrors(self.scheme, self.scales, self.zero_point, shape=self.shape, dtype=self.dtype)
+    def _errors(self) -> BlockErrors | ChainedErrors:
+        if self.scheme.chained is not None:
+            return ChainedErrors(self.scheme, self.levels, shape=self.shape, dtype=self.dtype)
+        return BlockErrors(self.scheme, self.levels, self.zero_point, shape=self.shape, dtype=self.dtype)
 
     def to(self, device: torch.device | str) -> QuantizationParams:
         """Return the parameters on another device."""
@@ -376,11 +353,14 @@ class QuantizationParams:
             zero_point=moved(self.zero_point),
             minimum=moved(self.minimum),
             maximum=moved(self.maximum),
+            offsets=tuple(offset.to(device) for offset in self.offsets),
+            center=moved(self.center),
         )
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors under the names that :meth:`from_tensors` reads."""
-        named = {f"scale{n}": s.contiguous() for n, s in enumerate(self.scales, 1)}
+        levels = zip(self.scheme.level_names, self.levels, strict=True)
+        named = {name: tensor.contiguous() for name, tensor in levels}
         return named if self.zero_point is None else {**named, "zero_point": self.zero_point.contiguous()}
 
     @staticmethod
@@ -391,13 +371,12 @@ class QuantizationParams:
         dtype: torch.dtype = torch.float32,
     ) -> QuantizationParams:
         """Return validated parameters from the tensors that :meth:`tensors` names."""
-        missing = [f"scale{n}" for n in range(1, len(scheme.scales) + 1) if f"scale{n}" not in tensors]
+        names = scheme.level_names
+        missing = [name for name in names if name not in tensors]
         if missing:
             raise SchemeError(f"tensors {missing} are missing for scheme {scheme}")
-        params = QuantizationParams(
-            scheme=scheme, shape=shape, zero_point=tensors.get("zero_point"), dtype=dtype,
-            scales=tuple(tensors[f"scale{n}"] for n in range(1, len(scheme.scales) + 1)),
-        )  # fmt: skip
+        levels = [tensors[name] for name in names]
+        params = QuantizationParams.of(scheme, shape, dtype, levels, tensors.get("zero_point"))
         params.validate()
         return params
 
@@ -413,10 +392,13 @@ class QuantizationParams:
 
     @property
     def numbers(self) -> str:
-        """Scales and zero points in a few words."""
-        scales = ", ".join(_brief(s.float() if s.is_floating_point() else s) for s in self.scales)
-        zero = "" if self.zero_point is None else f", zero_point {_brief(self.zero_point)}"
-        return f"scales {scales}{zero}"
+        """Scales, zero points and offsets in a few words."""
+        parts = [f"scales {', '.join(map(_brief, self.scales))}"]
+        if self.zero_point is not None:
+            parts.append(f"zero_point {_brief(self.zero_point)}")
+        if self.offsets:
+            parts.append(f"offsets {', '.join(map(_brief, self.offsets))}")
+        return ", ".join(parts)
 
     def __repr__(self) -> str:
         return f"QuantizationParams({self.scheme}, shape={self.shape}, {self.numbers})"
@@ -445,44 +427,6 @@ def _stored_bits(fmt: Format) -> int:
     return fmt.bits if dtype is None else 8 * dtype.itemsize
 
 
-def _fine_blocks(coarse: Granularity, fine: Granularity, shape: tuple[int, ...]) -> Granularity:
-    """Return how many fine blocks along each axis make up a coarse one."""
-    sides = zip(coarse.block_shape(shape), fine.block_shape(shape), strict=True)
-    return Granularity.block(*(-(-big // small) for big, small in sides)) if shape else Granularity.tensor()
-
-
-def _check_grid(what: str, tensor: torch.Tensor, granularity: Granularity, shape: tuple[int, ...]) -> None:
-    grid = granularity.grid(shape)
-    if tuple(tensor.shape) != grid:
-        raise ShapeError(
-            f"{what} (shape {tuple(tensor.shape)}) must have shape {grid} for {granularity} "
-            f"of a tensor {shape}"
-        )
-
-
-def _check_codes(number: int, scale: torch.Tensor, fmt: Format) -> None:
-    """Refuse bytes of a narrow scale format that are none of its codes, such as a negative unsigned e4m3."""
-    if scale.element_size() > 1:
-        return
-    codes = scale.view(torch.uint8).to(torch.int32)
-    if bool((codes >= fmt.code_count).any()):
-        where = tuple(torch.nonzero(codes >= fmt.code_count)[0].tolist())
-        raise RangeError(
-            f"scale {number} (byte {int(codes[where])}) of block {where} must be one of the {fmt.code_count} "
-            f"codes of {format_name(fmt)}"
-        )
-
-
-def _check_scale(number: int, values: torch.Tensor, least: float, *, zero_allowed: bool) -> None:
-    good = torch.isfinite(values) & (values > 0) & (values >= least) | (zero_allowed & (values == 0))
-    if not bool(good.all()):
-        where = tuple(torch.nonzero(~good)[0].tolist())
-        raise RangeError(
-            f"scale {number} (={float(values[where])}) of block {where} must be finite and "
-            + (f"at least 2**{math.frexp(least)[1] - 1}" if least else "positive")
-        )
-
-
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     bits = (
         (a.view(torch.uint8), b.view(torch.uint8)) if a.dtype == b.dtype and a.element_size() == 1 else (a, b)
@@ -491,6 +435,7 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _brief(tensor: torch.Tensor) -> str:
+    tensor = tensor.float() if tensor.is_floating_point() else tensor
     if tensor.is_meta or tensor.numel() == 0:
         return f"of shape {tuple(tensor.shape)}"
     if tensor.numel() == 1:

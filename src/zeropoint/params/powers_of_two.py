@@ -11,7 +11,8 @@ import math
 import torch
 
 from ..formats import CodebookFormat, FloatFormat, Format
-from ..schemes import ScaleRule, Scheme
+from ..schemes import Scheme
+from ..schemes.rules import CEIL, EVEN, FLOOR, RCEIL, ScaleRule
 
 
 @functools.lru_cache(maxsize=64)
@@ -39,11 +40,11 @@ def scale_exponent(amax: torch.Tensor, scheme: Scheme, rule: ScaleRule) -> torch
     mantissa, exponent = torch.frexp(amax)
     floor = exponent.to(torch.int64) - 1
     lead = 2 * mantissa
-    if rule is ScaleRule.EVEN:
+    if rule == EVEN:
         floor = floor + (lead + 2.0 ** -(_even_bits(scheme) + 1) >= 2).to(torch.int64)
-    elif rule is ScaleRule.CEIL:
+    elif rule == CEIL:
         floor = floor + (lead > 1).to(torch.int64)
-    elif rule is ScaleRule.RCEIL:
+    elif rule == RCEIL:
         top = scheme.divisor / 2.0**element.emax
         floor = floor + (lead > top).to(torch.int64)
     return torch.where(amax == 0, -(1 << 14), floor - element.emax)
@@ -56,11 +57,11 @@ def reach(scheme: Scheme) -> float:
 
 def _rule_reach(scheme: Scheme, rule: ScaleRule) -> float:
     top = 2.0 ** min(scheme.element.emax, 1023)
-    if rule is ScaleRule.FLOOR:
+    if rule == FLOOR:
         return 2 * top
-    if rule is ScaleRule.EVEN:
+    if rule == EVEN:
         return top * (2 - 2.0 ** -(_even_bits(scheme) + 1))
-    return top if rule is ScaleRule.CEIL else scheme.divisor
+    return top if rule == CEIL else scheme.divisor
 
 
 def _even_bits(scheme: Scheme) -> int:

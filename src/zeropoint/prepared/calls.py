@@ -74,7 +74,7 @@ class Signature:
         """Return the kernel for ``op``, with the given parameters where it takes some."""
         params: Params | None = None
         if self.params is not None:
-            params = self.params.scales, self.params.zero_point
+            params = self.params.levels, self.params.zero_point
         return held_kernel(self.request(op), chosen_backend(self.backend), params, self.code_range)
 
 

@@ -114,11 +114,9 @@ class Codes:
         if params is None:
             wanted = parameter_tensors(self.scheme, shape, self.operand.dtype)
             made = [torch.empty(side, dtype=dtype, device=device) for side, dtype in wanted]
-            count = len(self.scheme.scales)
-            params = QuantizationParams(
-                scheme=self.scheme, shape=shape, dtype=self.operand.dtype, scales=tuple(made[:count]),
-                zero_point=made[count] if len(made) > count else None,
-            )  # fmt: skip
+            count = len(self.scheme.levels)
+            zeros = made[count] if len(made) > count else None
+            params = QuantizationParams.of(self.scheme, shape, self.operand.dtype, made[:count], zeros)
         codes = packing.packed_shape(shape, self.scheme.bits)
         data = torch.empty(codes, dtype=torch.uint8, device=device)
         return QuantizedTensor(data=data, params=params, shape=shape, dtype=self.operand.dtype)
@@ -145,5 +143,5 @@ def bytes_of(q: QuantizedTensor) -> int:
 
 
 def params_of(q: QuantizedTensor) -> Params:
-    """Return scales and zero point as kernels take them."""
-    return q.scales, q.zero_point
+    """Return the tensors of levels and the zero point as kernels take them."""
+    return q.params.levels, q.zero_point

@@ -230,7 +230,7 @@ def _resolved(device: str | torch.device) -> torch.device:
 
 
 def _require_device(params: QuantizationParams, device: torch.device) -> None:
-    tensors = [*params.scales, *([] if params.zero_point is None else [params.zero_point])]
+    tensors = [*params.levels, *([] if params.zero_point is None else [params.zero_point])]
     for tensor in tensors:
         if tensor.device != device:
             raise ShapeError(

@@ -3,7 +3,8 @@
 from .dialects import DIALECTS, Arithmetic, Dialect, Scaling, TensorScale, ZeroPointPlace, get_dialect
 from .granularity import Granularity
 from .presets import TENSOR_PRESETS
-from .scales import ScaleLevel, ScaleRule
+from .rules import Linear, PowerOfTwo, ScaleRule
+from .scales import ScaleLevel
 from .scheme import RangeRule, Rounding, Scheme, ZeroPoint
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "Arithmetic",
     "Dialect",
     "Granularity",
+    "Linear",
+    "PowerOfTwo",
     "RangeRule",
     "Rounding",
     "ScaleLevel",

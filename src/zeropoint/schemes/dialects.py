@@ -20,6 +20,8 @@ class Arithmetic(enum.Enum):
     """float32, or float64 for float64 input: one rounding an operation."""
     INPUT = "input"
     """Each intermediate is rounded to the input's dtype, as eager torch does on bfloat16 tensors."""
+    SUMS = "sums"
+    """As wide; to round half up is ``trunc(u + (0.5 - smallest code))``, whose sum rounds, as in C."""
 
 
 class Scaling(enum.Enum):
@@ -61,7 +63,7 @@ class Dialect:
     rounds_quotient: whether it is ``minimum / scale`` that is rounded so, before the difference.
     widen_to_zero: whether the range of an affine scheme is widened to contain 0.
     zero_scale: the linear scale of a block whose range is zero; None means the machine epsilon of the input's
-        dtype.
+        dtype. Where it is 0, so are scales too small for their format.
     formula_zero_point: whether the zero point of a block whose range is zero follows from the formula, which
         gives the smallest code; otherwise it is 0.
     minimum_scale: the smallest linear scale, where the scale's format reaches it; the least normal float32
@@ -135,6 +137,15 @@ _DIALECTS = (
         formula_zero_point=True,
         minimum_scale=0.0,
         rounding=RoundingMode.HALF_AWAY,
+    ),
+    # quantize_row_q*_ref of ggml as gguf 0.19 computes them: ``(x - m) * (1 / d) + 0.5`` in float32, cut off.
+    Dialect(
+        name="ggml",
+        arithmetic=Arithmetic.SUMS,
+        scaling=Scaling.RECIPROCAL,
+        zero_scale=0.0,
+        minimum_scale=0.0,
+        rounding=RoundingMode.HALF_UP,
     ),
 )
 DIALECTS: MappingProxyType[str, Dialect] = MappingProxyType({d.name: d for d in _DIALECTS})

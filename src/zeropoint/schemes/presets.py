@@ -26,5 +26,18 @@ TENSOR_PRESETS: MappingProxyType[str, str] = MappingProxyType({
     # QLoRA, arXiv:2305.14314, and bitsandbytes' table of the same size.
     "nf4": "nf4:g64",
     "fp4_bnb": "fp4_bnb:g64",
+    # bitsandbytes' compress_statistics: codes first, then absmax less its mean in blocks of 256.
+    "nf4_double": "nf4:g64:scale=linear_late/dynamic8:scale2=float32@g16384:center=float32@tensor",
+    # ggml's quantize_row_q*_ref; K-quants are rounded to nearest, without llama.cpp's search.
+    "q8_0": "int8:g32:scale=linear_late/float16:narrow:round=half_away:dialect=ggml",
+    "q4_0": "int4:g32:scale=signed_late/float16:dialect=ggml",
+    "q4_1": "uint4:g32:scale=linear_late/float16:offset=minimum_late/float16:dialect=ggml",
+    "q5_0": "int5:g32:scale=signed_late/float16:dialect=ggml",
+    "q5_1": "uint5:g32:scale=linear_late/float16:offset=minimum_late/float16:dialect=ggml",
+    "q2_k": "uint2:g16:scale=uint4:scale2=float16@g256:offset=uint4:offset2=signed/float16@g256",
+    "q3_k": "int3:g16:scale=signed/int6:scale2=signed/float16@g256",
+    "q4_k": "uint4:g32:scale=uint6:scale2=float16@g256:offset=uint6:offset2=signed/float16@g256",
+    "q5_k": "uint5:g32:scale=uint6:scale2=float16@g256:offset=uint6:offset2=signed/float16@g256",
+    "q6_k": "int6:g16:scale=signed/int8:scale2=signed/float16@g256",
 })  # fmt: skip
 """Name to text form."""

@@ -1,67 +1,41 @@
-"""One level of scales: which elements share one, which numbers it may be, and the rule that picks it."""
+"""One level of scales or offsets: which elements share one, which numbers it may be, and its rule."""
 
 from __future__ import annotations
 
-import enum
 import math
 from dataclasses import dataclass
 
 from ..errors import SchemeError
 from ..formats import CodebookFormat, FloatFormat, Format, format_name, get_format
 from .granularity import Granularity
-
-
-class ScaleRule(enum.Enum):
-    """How the scale of a block follows from its largest magnitude ``amax``.
-
-    ``emax`` and ``max`` are those of the element format; exponents come from the bits of ``amax``, never from
-    a float log2.
-    """
-
-    LINEAR = "linear"
-    """``amax / divisor``, rounded to nearest in the scale's format; the divisor is the largest element."""
-    LINEAR_UP = "linear_up"
-    """``amax / divisor``, rounded up in the scale's format, so that nothing is clipped."""
-    FLOOR = "floor"
-    """``2 ** (floor(log2 amax) - emax)``: OCP MX 1.0, section 6.3. Clips up to a quarter of the largest."""
-    EVEN = "even"
-    """As floor, after rounding ``amax`` half up to the mantissa width of the elements."""
-    CEIL = "ceil"
-    """``2 ** (ceil(log2 amax) - emax)``."""
-    RCEIL = "rceil"
-    """The smallest power of two with ``amax / scale <= max``: nothing is clipped."""
-
-    @property
-    def power_of_two(self) -> bool:
-        """Whether the rule yields powers of two."""
-        return self not in (ScaleRule.LINEAR, ScaleRule.LINEAR_UP)
+from .rules import FLOOR, LINEAR, RULES, Linear, Pick, ScaleRule, Store
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleLevel:
-    """One factor of ``value = (decode(code) - zero_point) * scale_1 * scale_2 * ...``.
+    """One factor of a number that each block has: of its scale, of its offset; or the center of scales.
 
-    granularity: which elements share the scale.
-    format: the numbers it may be; None means those of the quantized tensor's own dtype.
+    granularity: which elements share it.
+    format: the numbers it may be, of any kind; None means those of the quantized tensor's own dtype.
     rule: how it follows from the data.
 
     Raises SchemeError when the rule yields powers of two that the format cannot hold exactly, and for formats
-    that scales cannot be kept in: those of more than a byte but the four of IEEE, and those past float32.
+    that levels cannot be kept in: those of more than a byte but the four of IEEE, and those past float32.
     """
 
     granularity: Granularity
     format: Format | None
-    rule: ScaleRule = ScaleRule.LINEAR
+    rule: ScaleRule = LINEAR
 
     def __post_init__(self) -> None:
         if self.rule.power_of_two and not _holds_only_powers_of_two(self.format):
             raise SchemeError(
-                f"scale format {_name(self.format)} does not fit rule {self.rule.value}; use e8m0, "
+                f"scale format {_name(self.format)} does not fit rule {self.rule.text}; use e8m0, "
                 "or a linear rule"
             )
-        if not self.rule.power_of_two and not isinstance(self.format, FloatFormat | None):
+        if self.stores(Store.UP) and not isinstance(self.format, FloatFormat | None):
             raise SchemeError(
-                f"rule {self.rule.value} needs a floating-point scale format, got {_name(self.format)}"
+                f"rule {self.rule.text} needs a floating-point scale format, got {_name(self.format)}"
             )
         if self.format is not None and self.format not in _WIDE:
             self._check_narrow(self.format)
@@ -80,13 +54,21 @@ class ScaleLevel:
         """Return the format of the scales of a tensor whose own numbers are of ``input_format``."""
         return input_format if self.format is None else self.format
 
+    def stores(self, store: Store) -> bool:
+        """Return whether its number is rounded to its format as ``store`` says."""
+        return isinstance(self.rule, Linear) and self.rule.store is store
+
+    def picks(self, pick: Pick) -> bool:
+        """Return whether its rule takes the number that ``pick`` names."""
+        return isinstance(self.rule, Linear) and self.rule.pick is pick
+
     @property
     def bits(self) -> int:
-        """Bits that one scale takes: whole bytes, but for those of a table; 16 for the input's own format."""
+        """Bits that one takes: whole bytes of a float, else those of a code; 16 of the input's own."""
         if self.format is None:
             return 16
         bits = self.format.bits
-        return bits if isinstance(self.format, CodebookFormat) else -(-bits // 8) * 8
+        return -(-bits // 8) * 8 if isinstance(self.format, FloatFormat) else bits
 
     def __str__(self) -> str:
         return f"{choice_text(self)}@{self.granularity}"
@@ -117,30 +99,34 @@ def _format(text: str) -> Format | None:
     return None if text == INPUT else get_format(text)
 
 
-def choice_text(level: ScaleLevel) -> str:
-    """Return the text form of a level without its blocks: ``float32``, ``floor``, ``linear_up/bfloat16``."""
+def choice_text(level: ScaleLevel, default: ScaleRule = LINEAR) -> str:
+    """Return the text form of a level without its blocks: ``float32``, ``floor``, ``linear_up/bfloat16``.
+
+    default: the rule that a format alone means.
+    """
     fmt, rule = level.format, level.rule
     if rule.power_of_two and fmt == _E8M0:
-        return rule.value
+        return rule.text
     # e8m0 alone means the floor rule, so its linear rule is spelled out.
-    plain = rule is ScaleRule.LINEAR and fmt != _E8M0
-    return _name(fmt) if plain else f"{rule.value}/{_name(fmt)}"
+    plain = rule == default and fmt != _E8M0
+    return _name(fmt) if plain else f"{rule.text}/{_name(fmt)}"
 
 
-def parse_choice(text: str) -> tuple[Format | None, ScaleRule]:
+def parse_choice(text: str, default: ScaleRule = LINEAR) -> tuple[Format | None, ScaleRule]:
     """Return the format and rule that ``text`` spells.
 
+    default: the rule that a format alone means.
+
     >>> parse_choice("even")[1]
-    <ScaleRule.EVEN: 'even'>
+    PowerOfTwo(exponent=<Exponent.EVEN: 'even'>)
     """
-    rules = {rule.value: rule for rule in ScaleRule}
     rule_text, slash, format_text = text.partition("/")
     if slash:
-        if rule_text not in rules:
-            raise SchemeError(f"scale rule {rule_text!r} is unknown; known are {', '.join(rules)}")
-        return _format(format_text), rules[rule_text]
-    if text in rules:
-        rule = rules[text]
+        if rule_text not in RULES:
+            raise SchemeError(f"scale rule {rule_text!r} is unknown; known are {', '.join(RULES)}")
+        return _format(format_text), RULES[rule_text]
+    if text in RULES:
+        rule = RULES[text]
         return (_E8M0 if rule.power_of_two else get_format("float32")), rule
     fmt = _format(text)
-    return fmt, (ScaleRule.FLOOR if fmt == _E8M0 else ScaleRule.LINEAR)
+    return fmt, (FLOOR if fmt == _E8M0 else default)

@@ -14,13 +14,11 @@ from ..errors import SchemeError
 from ..formats import CodebookFormat, Format, IntFormat, Overflow, RoundingMode, format_name, get_format
 from .dialects import ZEROPOINT, Dialect, get_dialect
 from .granularity import Granularity
-from .scales import ScaleLevel, choice_text, parse_choice
+from .levels import chained, check_levels, granularity_of, joined_levels, read_levels
+from .scales import ScaleLevel
 from .text import join, words
 
 E = TypeVar("E", bound=enum.Enum)
-
-MAX_LEVELS = 3
-"""Most scale levels; the text form names as many."""
 
 
 class ZeroPoint(enum.Enum):
@@ -78,11 +76,14 @@ class Rounding:
 class Scheme:
     """How a tensor becomes codes and parameters.
 
-    ``value[i] = (decode(code[i]) - zero_point[b(i)]) * scale_1[b1(i)] * scale_2[b2(i)] * ...``
+    ``value[i] = (decode(code[i]) - zero_point[b(i)]) * scale[b(i)] + offset[b(i)]``
 
     element: the format of the codes.
-    scales: the levels, finest first; empty means codes stand for themselves.
+    scales: the levels whose product is the scale, finest first; empty means codes stand for themselves.
     zero_point: none, integer or real; blocks are those of the finest level.
+    offsets: the levels whose product is the offset, finest first, on blocks like those of scales; empty means
+        0.
+    center: a number that is added to the product of the scales, such as their mean; None means 0.
     range_rule: full or narrow codes of a signed integer format.
     rounding, overflow: what happens between codes and past the largest.
     dialect: whose small choices are followed.
@@ -100,6 +101,8 @@ class Scheme:
     rounding: Rounding = Rounding()
     overflow: Overflow = Overflow.SATURATE
     dialect: Dialect = ZEROPOINT
+    offsets: tuple[ScaleLevel, ...] = ()
+    center: ScaleLevel | None = None
 
     def __post_init__(self) -> None:
         self._check_element()
@@ -109,11 +112,24 @@ class Scheme:
             raise SchemeError(
                 "a zero point needs a linear scale rule; leave out asym or the power-of-two rule"
             )
-        self._check_levels()
+        check_levels(self)
 
-    def _check_levels(self) -> None:
-        if len(self.scales) > MAX_LEVELS:
-            raise SchemeError(f"scales ({len(self.scales)} levels) must number at most {MAX_LEVELS}")
+    @cached_property
+    def levels(self) -> tuple[ScaleLevel, ...]:
+        """All levels, in the order of their tensors: scales, offsets, the center."""
+        return (*self.scales, *self.offsets, *(() if self.center is None else (self.center,)))
+
+    @cached_property
+    def level_names(self) -> tuple[str, ...]:
+        """The names of :attr:`levels`, under which their tensors are saved, such as ``scale1``."""
+        scales = (f"scale{number}" for number in range(1, len(self.scales) + 1))
+        offsets = (f"offset{number}" for number in range(1, len(self.offsets) + 1))
+        return (*scales, *offsets, *(() if self.center is None else ("center",)))
+
+    @cached_property
+    def chained(self) -> str | None:
+        """What the scheme has beyond positive scales in formats of floats, which kernels need not know."""
+        return chained(self)
 
     def _check_element(self) -> None:
         integer = isinstance(self.element, IntFormat)
@@ -155,6 +171,14 @@ class Scheme:
     def granularity(self) -> Granularity:
         """Blocks of the finest parameters."""
         return self.scales[0].granularity if self.scales else Granularity.tensor()
+
+    @cached_property
+    def ends(self) -> tuple[float, float]:
+        """The smallest and the largest value of the codes in use, in units of the scale."""
+        element = self.element
+        if isinstance(element, IntFormat):
+            return float(self.qmin * element.step), float(self.qmax * element.step)
+        return float(element.min), float(element.max)
 
     @property
     def qmin(self) -> int:
@@ -208,11 +232,11 @@ class Scheme:
     def bits_per_value(self, shape: tuple[int, ...]) -> float:
         """Return the average bits of an element of a tensor of ``shape``, scales and zero points counted.
 
-        Scales take whole bytes, but for those of a table, which are packed like codes; scales of the input's
-        own format count 16 bits. An empty tensor has 0.
+        Levels in formats of floats take whole bytes, others are packed like codes; those of the input's own
+        format count 16 bits. An empty tensor has 0.
         """
         total = self.bits * _product(shape)
-        total += sum(level.bits * level.granularity.block_count(shape) for level in self.scales)
+        total += sum(level.bits * level.granularity.block_count(shape) for level in self.levels)
         if self.zero_point is not ZeroPoint.NONE:
             width = self.bits if self.zero_point is ZeroPoint.INTEGER else 32
             total += width * self.granularity.block_count(shape)
@@ -260,11 +284,8 @@ class Scheme:
     def _text(self) -> str:
         parts = {"element": self.element_name}
         if self.scales:
-            first, *coarser = self.scales
-            parts["granularity"] = str(first.granularity)
-            parts |= {f"scale{n}": str(level) for n, level in enumerate(coarser, 2)}
-            if choice_text(first) != "float32":
-                parts["scale"] = choice_text(first)
+            parts["granularity"] = str(self.granularity)
+            parts |= joined_levels(self)
         else:
             parts["cast"] = "yes"
         if self.zero_point is not ZeroPoint.NONE:
@@ -290,12 +311,15 @@ class Scheme:
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Scheme:
     parts = words(text)
-    granularity = _granularity(parts.get("granularity", "tensor"))
+    granularity = granularity_of(parts.get("granularity", "tensor"))
     dialect = get_dialect(parts.get("dialect", ZEROPOINT.name))
     rounding = Rounding.parse(parts["round"]) if "round" in parts else Rounding(mode=dialect.rounding)
+    levels = read_levels(parts, granularity, cast=_switch("cast", parts))
     scheme = Scheme(
         element=get_format(parts["element"]),
-        scales=() if _switch("cast", parts) else _levels(parts, granularity),
+        scales=levels["scale"],
+        offsets=levels["offset"],
+        center=next(iter(levels["center"]), None),
         zero_point=_choice(ZeroPoint, "asym", parts.get("asym", "none")),
         range_rule=RangeRule.NARROW if _switch("narrow", parts) else RangeRule.FULL,
         rounding=rounding,
@@ -311,31 +335,6 @@ def _product(shape: tuple[int, ...]) -> int:
     for length in shape:
         result *= length
     return result
-
-
-def _levels(parts: Mapping[str, str], granularity: Granularity) -> tuple[ScaleLevel, ...]:
-    fmt, rule = parse_choice(parts.get("scale", "float32"))
-    levels = [ScaleLevel(granularity=granularity, format=fmt, rule=rule)]
-    for key in ("scale2", "scale3"):
-        if key in parts:
-            choice, at, blocks = parts[key].partition("@")
-            if not at:
-                raise SchemeError(
-                    f"{key} (={parts[key]!r}) must say where it applies, as in {key}=float32@tensor"
-                )
-            fmt, rule = parse_choice(choice)
-            levels.append(ScaleLevel(granularity=_granularity(blocks), format=fmt, rule=rule))
-    return tuple(levels)
-
-
-@lru_cache(maxsize=1024)
-def _granularity(text: str) -> Granularity:
-    granularity = Granularity.parse(text)
-    if granularity is None:
-        raise SchemeError(
-            f"granularity {text!r} is unknown; known are tensor, channel, token, g<N>, block<R>x<C>"
-        )
-    return granularity
 
 
 def _switch(option: str, parts: Mapping[str, str]) -> bool:

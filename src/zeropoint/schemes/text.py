@@ -6,10 +6,15 @@ ELEMENT is a format (``int4``, ``float8_e4m3fn``, ``e3m4``). GRANULARITY is ``te
 ``channel[AXIS]``, ``g<N>`` or ``block<R>x<C>``. Options:
 
     asym | asym=real            integer or real zero point (``asym=none`` takes a preset's away)
-    scale=CHOICE                the finest scales: a format (``float32``, ``bfloat16``, ``input``, ``ue4m3``),
-                                a power-of-two rule (``floor``, ``even``, ``ceil``, ``rceil``), or
-                                ``RULE/FORMAT``
+    scale=CHOICE                the finest scales: a format of any kind (``float32``, ``input``, ``ue4m3``,
+                                ``uint6``), a rule that gives powers of two (``floor``, ``even``, ``ceil``,
+                                ``rceil``), or ``RULE/FORMAT``, where ``signed`` divides the number of largest
+                                magnitude, and ``linear_up``, ``linear_late`` and ``signed_late`` say how the
+                                scale is rounded: up, or once elements were encoded without
     scale2=CHOICE@GRANULARITY   a coarser level; then scale3
+    center=FORMAT@GRANULARITY   the mean of scales, which is subtracted before they are stored
+    offset=CHOICE               a number added to each value, on the blocks of scales: the smallest of each
+    offset2=CHOICE@GRANULARITY  a factor of offsets; then offset3
     cast                        no scale at all
     narrow | narrow=no          leave out the most negative integer
     round=MODE                  half_even, half_away, half_up, half_down, floor, ceil, toward_zero,
@@ -30,7 +35,10 @@ from ..errors import SchemeError, near_misses
 from .granularity import Granularity
 from .presets import TENSOR_PRESETS
 
-OPTIONS = ("asym", "scale", "scale2", "scale3", "cast", "narrow", "round", "overflow", "dialect")
+OPTIONS = (
+    "asym", "scale", "scale2", "scale3", "center", "offset", "offset2", "offset3", "cast", "narrow", "round",
+    "overflow", "dialect",
+)  # fmt: skip
 _HINTS = dict.fromkeys(("sym", "symmetric"), "leave it out, schemes are symmetric unless they say asym")
 _SEPARATORS = re.compile(r"[-_,/ ]+")
 """What is written between the parts of a scheme by mistake."""

@@ -14,8 +14,8 @@ from ..functional import check_input, choose_params, fake_quantize, fit_params
 from ..layout.blocks import spread_blocks
 from ..ops.through import pass_where
 from ..params import QuantizationParams
-from ..params.arithmetic import store
 from ..params.module_buffers import buffered_params, bytes_of, check_buffered, register_params
+from ..params.stored import store
 from ..schemes import Scheme, ZeroPoint
 from ..stats import Observer
 from .quantizer import Quantizer
@@ -157,9 +157,10 @@ class FakeQuantize(Quantizer):
 
     def _updated(self, scale: float | torch.Tensor, zero_point: int | torch.Tensor) -> QuantizationParams:
         params = self.params
-        if len(params.scales) != 1:
+        if len(params.scales) != 1 or self.scheme.chained is not None:
             raise SchemeError(
-                f"scale must be a QuantizationParams for {self.scheme}, which has {len(params.scales)} levels"
+                f"scale must be a QuantizationParams for {self.scheme}, which has more than "
+                "positive scales of one level"
             )
         (level,), (old,) = self.scheme.scales, params.scales
         values = _numbers("scale", scale, old)

@@ -24,7 +24,7 @@ def quantize_ste(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
     """
     check_input(x)
     fitted = fit_params(params, tuple(x.shape), x.dtype)
-    return through.quantize(x, fitted.scheme, (fitted.scales, fitted.zero_point))
+    return through.quantize(x, fitted.scheme, (fitted.levels, fitted.zero_point))
 
 
 def dequantize_ste(
@@ -39,6 +39,6 @@ def dequantize_ste(
     """
     check_input(numbers)
     fitted = fit_params(params, tuple(numbers.shape), params.dtype)
-    given, wanted = (fitted.scales, fitted.zero_point), dtype or params.dtype
+    given, wanted = (fitted.levels, fitted.zero_point), dtype or params.dtype
     wide = numbers.to(wide_dtype(wanted))
     return through.dequantize(wide, fitted.scheme, given, dtype=wanted, own_dtype=params.dtype)

@@ -11,7 +11,8 @@ from ..formats import FloatFormat
 from ..formats.torch_dtypes import format_of, wide_dtype
 from ..functional import choose_params
 from ..params import QuantizationParams
-from ..params.arithmetic import LEAST_NORMAL, load_scale
+from ..params.arithmetic import LEAST_NORMAL
+from ..params.stored import load_scale
 from ..schemes import Arithmetic, Scheme, ZeroPoint
 from .quantizer import Quantizer
 from .straight_through import (
@@ -148,7 +149,7 @@ def require_wide(x: torch.Tensor, scheme: Scheme) -> None:
 
 
 def _check_scheme(scheme: Scheme) -> None:
-    if len(scheme.scales) != 1 or scheme.scales[0].rule.power_of_two:
+    if len(scheme.scales) != 1 or scheme.scales[0].rule.power_of_two or scheme.chained is not None:
         raise SchemeError(
             f"scheme (={scheme}) must have one scale level with a linear rule to learn its scales; "
             "LearnedThreshold learns powers of two of symmetric integers, and FakeQuantize, which learns "

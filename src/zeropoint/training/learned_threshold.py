@@ -128,7 +128,7 @@ def log2_exact(values: torch.Tensor, fallback: float, dtype: torch.dtype) -> tor
 
 def _check_scheme(scheme: Scheme) -> None:
     integer = isinstance(scheme.element, IntFormat) and scheme.zero_point is ZeroPoint.NONE
-    level = scheme.scales[0] if len(scheme.scales) == 1 else None
+    level = scheme.scales[0] if len(scheme.scales) == 1 and scheme.chained is None else None
     if not integer or level is None or not isinstance(level.format, FloatFormat | None):
         raise SchemeError(
             f"scheme (={scheme}) must be of symmetric integers with one scale level to learn a threshold; "

@@ -84,7 +84,7 @@ class Pact(Quantizer):
 def _check_scheme(scheme: Scheme) -> None:
     element = scheme.element
     unsigned = isinstance(element, IntFormat) and not element.signed and scheme.zero_point is ZeroPoint.NONE
-    single = len(scheme.scales) == 1 and scheme.granularity == Granularity.tensor()
+    single = len(scheme.scales) == 1 and scheme.chained is None and scheme.granularity == Granularity.tensor()
     if not unsigned or not single or scheme.scales[0].rule.power_of_two:
         raise SchemeError(
             f"scheme (={scheme}) must be of unsigned integers with one linear scale a tensor, as uint4 is"

@@ -121,6 +121,9 @@ class Quantizer(torch.nn.Module, ABC):
         zero = torch.zeros_like(factor, dtype=torch.float64)
         if params.zero_point is not None:
             zero = params.zero_point.double() * float(self.scheme.element_step)
+        if self.scheme.chained is not None:
+            ends = params.representable()
+            return ends[0].to(wide), ends[1].to(wide)
         low, high = self.quant_range()
         return (low - zero).to(wide) * factor, (high - zero).to(wide) * factor
 

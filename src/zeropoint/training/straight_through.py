@@ -30,8 +30,9 @@ from ..errors import ShapeError
 from ..formats.torch_dtypes import format_of, wide_dtype
 from ..layout.blocks import spread_blocks
 from ..ops import library
-from ..params.arithmetic import load_scale, store, zero_point_dtype
+from ..params.arithmetic import zero_point_dtype
 from ..params.codes import times_power_of_two
+from ..params.stored import load_scale, store
 from ..params.tracing import traced_as_constant
 from ..schemes import Granularity, Scheme, ZeroPoint
 

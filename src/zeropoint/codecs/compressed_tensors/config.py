@@ -20,7 +20,8 @@ from ...formats import IntFormat, get_format
 from ...formats.rounding import Overflow
 from ...patterns import REGEX, name_pattern
 from ...recipes import Activation
-from ...schemes import Granularity, RangeRule, Rounding, ScaleRule, Scheme, ZeroPoint
+from ...schemes import Granularity, RangeRule, Rounding, Scheme, ZeroPoint
+from ...schemes.rules import EVEN
 from ..protocol import Codec, LayerScheme
 from .layout import Layout, blocks, strategy
 from .presets import LAYER_PRESETS
@@ -156,7 +157,7 @@ _INPUT_RULES: tuple[tuple[Callable[[Scheme], bool], str], ...] = (
         "rounds or overflows as no engine does; leave out round and overflow",
     ),
     (
-        lambda s: s.scales[0].rule.power_of_two and s.scales[0].rule is not ScaleRule.EVEN,
+        lambda s: s.scales[0].rule.power_of_two and s.scales[0].rule != EVEN,
         "has another rule for powers of two than engines; use scale=even",
     ),
 )

@@ -126,6 +126,8 @@ def layout_of(weight: Scheme, input: Scheme | None = None) -> Layout:  # noqa: A
     """
     if not weight.scales:
         raise _refused(weight, "has no scales, and every layout needs them; leave out cast")
+    if weight.chained is not None:
+        raise _refused(weight, f"has {weight.chained}, which no layout stores")
     element = weight.element
     if isinstance(element, IntFormat):
         return _integer_layout(weight, element, input)

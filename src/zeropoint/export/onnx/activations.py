@@ -14,8 +14,9 @@ import torch
 from ...errors import UnsupportedError
 from ...formats import FloatFormat, IntFormat, Overflow, RoundingMode
 from ...formats.torch_dtypes import dtype_of, format_of
-from ...schemes import Granularity, ScaleRule, Scheme, ZeroPoint
+from ...schemes import Granularity, Scheme, ZeroPoint
 from ...schemes.dialects import ZEROPOINT
+from ...schemes.rules import CEIL, EVEN, LINEAR, RCEIL
 from .types import CodeType, code_type
 
 _LEAST_EXPONENT, _LARGEST_EXPONENT = -149, 127
@@ -127,7 +128,7 @@ def require_dynamic(x: torch.Tensor, scheme: Scheme) -> None:
     if level.rule.power_of_two:
         known = isinstance(fmt, FloatFormat) and fmt.mantissa_bits == 0
     else:
-        known = level.rule is ScaleRule.LINEAR and dtype_of(fmt) in (
+        known = level.rule == LINEAR and dtype_of(fmt) in (
             torch.float32,
             torch.bfloat16,
             torch.float16,
@@ -228,13 +229,13 @@ def _power(amax: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     assert isinstance(fmt, FloatFormat)
     exponent = _exponent(amax)
     lead = amax / _powers()[exponent - _LEAST_EXPONENT]
-    if level.rule is ScaleRule.EVEN:
+    if level.rule == EVEN:
         width = scheme.dialect.even_mantissa_bits
         bits = element.mantissa_bits if width is None else width
         exponent = exponent + (lead + 2.0 ** -(bits + 1) >= 2).to(torch.int64)
-    elif level.rule is ScaleRule.CEIL:
+    elif level.rule == CEIL:
         exponent = exponent + (lead > 1).to(torch.int64)
-    elif level.rule is ScaleRule.RCEIL:
+    elif level.rule == RCEIL:
         exponent = exponent + (lead > scheme.divisor / 2.0**element.emax).to(torch.int64)
     fitted = (exponent - element.emax).clamp(max(fmt.emin, _LEAST_EXPONENT), fmt.emax)
     fitted = torch.where(amax == 0, max(fmt.emin, _LEAST_EXPONENT), fitted)

@@ -52,12 +52,12 @@ def params_at(
         constant(module, node)
         .view(storage_dtype(level.format_for(own)))
         .reshape(level.granularity.grid(shape))
-        for node, level in zip(given[0], scheme.scales, strict=True)
+        for node, level in zip(given[0], scheme.levels, strict=True)
     )
     zero = None
     if given[1] is not None:
         zero = constant(module, given[1]).reshape(scheme.granularity.grid(shape))
-    return QuantizationParams(scheme=scheme, shape=shape, scales=scales, zero_point=zero, dtype=dtype)
+    return QuantizationParams.of(scheme, shape, dtype, scales, zero)
 
 
 def quantized_at(module: fx.GraphModule, node: fx.Node) -> QuantizedTensor:

@@ -134,6 +134,8 @@ def stored(q: QuantizedTensor, opset: int) -> StoredWeight:
     """
     scheme = q.scheme
     kind = code_type(scheme.element, opset)
+    if scheme.chained is not None:
+        raise UnsupportedError(f"ONNX has no word for its {scheme.chained}")
     if scheme.zero_point is ZeroPoint.REAL:
         raise UnsupportedError("its zero points are no integers")
     if q.dtype == torch.float64:

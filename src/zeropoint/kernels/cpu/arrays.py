@@ -17,8 +17,9 @@ from ...layout import packing
 from ...ops import reference
 from ...ops.registry import Params
 from ...ops.row_errors import code_extent
-from ...params.arithmetic import effective_scale, load_scale, require_parameters
+from ...params.arithmetic import effective_scale, require_parameters
 from ...params.codes import decode as decode_reference
+from ...params.stored import load_scale
 from ...schemes import Granularity, Scheme, ZeroPoint
 from . import layout as k
 from .intrinsics import LINE

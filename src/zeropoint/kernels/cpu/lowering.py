@@ -17,6 +17,7 @@ from ...formats.torch_dtypes import dtype_of, format_of
 from ...ops.lowering import row_mapping
 from ...params.arithmetic import multiplies, rounder, zero_scale
 from ...schemes import ScaleRule, Scheme, TensorScale, ZeroPoint, ZeroPointPlace
+from ...schemes.rules import CEIL, EVEN, FLOOR, LINEAR_UP, RCEIL
 from . import layout as k
 from .layout import Element, Layout
 from .layout import ScaleRule as Rule
@@ -37,6 +38,8 @@ _OPEN = np.float32(0)
 def element_refusal(scheme: Scheme) -> str | None:
     """Return why the kernels cannot encode and decode the scheme's elements, or None."""
     element = scheme.element
+    if scheme.chained is not None:
+        return f"{scheme.chained} are known to the reference alone"
     if isinstance(element, IntFormat) and element.fraction_bits and not _by_powers(scheme):
         return f"fixed-point codes of {scheme.element_name} are scaled by the reference but by powers of two"
     if element.bits > 8:
@@ -117,7 +120,7 @@ def rule_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
     first, coarser = scheme.scales[0], scheme.scales[1:]
     if scheme.element.max <= 0:
         return f"{scheme.element_name} has no positive numbers, which the reference looks for"
-    if first.rule is ScaleRule.LINEAR_UP:
+    if first.rule == LINEAR_UP:
         return "scales that are rounded up are chosen by the reference"
     fmt = first.format_for(format_of(dtype))
     if first.rule.power_of_two:
@@ -218,10 +221,11 @@ def _power_rule(scheme: Scheme, dtype: torch.dtype, rule: Rule) -> Rule:
     top = round((scheme.divisor / 2.0**scheme.element.emax - 1.0) * (1 << 23))
     width = scheme.dialect.even_mantissa_bits
     bits = scheme.element.mantissa_bits if width is None else width
-    addend = {
-        ScaleRule.FLOOR: 0, ScaleRule.EVEN: 1 << (22 - bits), ScaleRule.CEIL: full, ScaleRule.RCEIL: full -
+    addends: dict[ScaleRule, int] = {
+        FLOOR: 0, EVEN: 1 << (22 - bits), CEIL: full, RCEIL: full -
         top
-    }[scheme.scales[0].rule]  # fmt: skip
+    }  # fmt: skip
+    addend = addends[scheme.scales[0].rule]
     rule = rule._replace(how=k.POWER, addend=np.uint32(addend), emax=np.uint32(scheme.element.emax))
     if rounder(scheme, dtype) is torch.float16:
         # Below this a float16 block has a scale of 0 in its own dtype, which the dialect replaces by 1; other

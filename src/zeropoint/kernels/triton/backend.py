@@ -62,6 +62,8 @@ def _scheme_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
         return f"{scheme} has zero points"
     if scheme.rounding.mode is not RoundingMode.HALF_EVEN or scheme.overflow is not Overflow.SATURATE:
         return f"{scheme} does not round to nearest even and saturate"
+    if scheme.chained is not None:
+        return f"{scheme.chained} are known to the reference alone"
     if len(scheme.scales) != 1:
         return f"{scheme} does not have one level of scales"
     if multiplies(scheme) or rounder(scheme, dtype) not in (None, torch.float32):

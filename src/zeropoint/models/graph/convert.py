@@ -219,9 +219,10 @@ class _Writer:
     def _dynamic(self, source: fx.Node, scheme: Scheme) -> fx.Node:
         value = source.meta["val"]
         parts = self._call(ops.quantize_dynamic.default, (source, str(scheme)))
-        count = 1 + len(scheme.scales) + (scheme.zero_point.value != "none")
+        first = 1 + len(scheme.levels)
+        count = first + (scheme.zero_point.value != "none")
         picked = [self._call(operator.getitem, (parts, index)) for index in range(count)]
-        scales, zero = picked[1 : 1 + len(scheme.scales)], picked[1 + len(scheme.scales) :]
+        scales, zero = picked[1:first], picked[first:]
         shape = [self._size(source, axis) for axis in range(len(value.shape))]
         zero_point = zero[0] if zero else None
         return self._call(
@@ -235,8 +236,9 @@ class _Writer:
         return self._call(aten.sym_size.int, (source, axis)) if isinstance(size, torch.SymInt) else size
 
     def _params(self, stem: str, params: QuantizationParams) -> _Params:
+        names = params.scheme.level_names
         scales = [
-            self._constant(f"{stem}_scale{number}", scale) for number, scale in enumerate(params.scales, 1)
+            self._constant(f"{stem}_{name}", level) for name, level in zip(names, params.levels, strict=True)
         ]
         zero = params.zero_point
         return scales, None if zero is None else self._constant(f"{stem}_zero_point", zero)

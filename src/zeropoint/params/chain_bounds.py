@@ -1,0 +1,173 @@
+"""How far values of chained schemes can be from the original: the bound of :mod:`.bounds`, with chains in it.
+
+Let S and O be the scale and the offset of a block as they are stored, dS and dO how far they can be from the
+numbers before they were stored (:func:`drift`), and a..b the values of the codes in use. Then
+
+    |x - (S c + O)| <= |S| (gap + roundings),   or how far x lies past S a + O and S b + O if it is clipped,
+
+and, of a scale and an offset that are rounded late, ``gap dS + max(|a|, |b|) dS + dO`` more. What chose the
+parameters had a magnitude of at most ``divisor (|S| + dS)``, or, with an offset, lay in
+
+    S a + O - dO  ..  S a + O + dO + (b - a) (|S| + dS).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from ..formats import CodebookFormat, FloatFormat, Format, IntFormat, Overflow, RoundingMode
+from ..formats.torch_dtypes import format_of, wide_dtype
+from ..layout.blocks import spread_grid
+from ..schemes import Arithmetic, ScaleLevel, Scheme
+from ..schemes.rules import Pick, Store
+from .arithmetic import LEAST_NORMAL, effective_scale, multiplies
+from .bounds import Extremes, Unit, largest_gap, midpoint_above, threshold_error
+from .chains import effective_offset, signed_end, span
+from .stored import load_scale
+
+
+def drift(
+    levels: Sequence[ScaleLevel], tensors: Sequence[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """Return how far the product of levels can be from the number that was stored, one a finest block."""
+    own, fine, wide = format_of(dtype), levels[0].granularity, wide_dtype(dtype)
+    unit = Unit.of(wide)
+    outer: torch.Tensor | None = None
+    reach: torch.Tensor | None = None
+    for index in reversed(range(len(levels))):
+        level = levels[index]
+        fmt = level.format_for(own)
+        values = load_scale(tensors[index], fmt, torch.float64).reshape(level.granularity.grid(shape)).abs()
+        values = spread_grid(values, level.granularity, fine, shape)
+        off = _off(values, fmt) * (2 if level.stores(Store.UP) else 1)
+        finer = abs(span(levels[:index], own, signed=level.picks(Pick.SIGNED))) * (1 + 8 * unit.relative)
+        if outer is None or reach is None:
+            reach, outer = (values + off) * finer, values
+            continue
+        # What is saturated, or has lost its factor, is bounded by the level above.
+        most = (values + off) * outer * finer
+        saturated = (values >= min(abs(float(end)) for end in (fmt.min, fmt.max) if end)) | (outer == 0)
+        reach = torch.where(saturated, torch.maximum(most, reach), most)
+        outer = (values * outer).to(wide).double()
+    assert reach is not None
+    assert outer is not None
+    return (reach - outer) * (1 + 2.0**-20) + 8 * unit.relative * reach + 8 * unit.least
+
+
+def _off(magnitudes: torch.Tensor, fmt: Format) -> torch.Tensor:
+    """Return how far a number that is rounded to nearest in ``fmt`` can be from each of its magnitudes."""
+    if isinstance(fmt, FloatFormat):
+        off = midpoint_above(magnitudes, fmt) - magnitudes
+    else:
+        half = float(largest_gap(fmt)) / 2 + (threshold_error(fmt) if isinstance(fmt, CodebookFormat) else 0)
+        off = torch.full_like(magnitudes, half)
+    return torch.maximum(off, magnitudes) if fmt.min > 0 else off
+
+
+class ChainedErrors:
+    """What numbers of a tensor of ``shape`` and ``dtype`` may be off by under a chained scheme.
+
+    levels: tensors of all levels, as they are stored.
+    """
+
+    def __init__(
+        self, scheme: Scheme, levels: tuple[torch.Tensor, ...], *, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> None:
+        self.scheme, self.wide = scheme, Unit.of(wide_dtype(dtype))
+        scale = effective_scale(scheme, levels, shape, dtype)
+        assert scale is not None
+        count, ends = len(scheme.scales), scheme.ends
+        self.factor = scale.double().abs()
+        self.drift = drift(scheme.scales, levels[:count], shape, dtype)
+        if scheme.center is not None:
+            self.drift = self.drift + 8 * self.wide.relative * self.factor
+        if scheme.dialect.zero_scale == 0.0:
+            self.drift = self.drift + LEAST_NORMAL
+        self.offset = self.offset_drift = torch.zeros_like(self.factor)
+        offset = effective_offset(scheme, levels, shape, dtype)
+        if offset is not None:
+            self.offset = offset.double()
+            stored = levels[count : count + len(scheme.offsets)]
+            self.offset_drift = drift(scheme.offsets, stored, shape, dtype)
+        self.first = ends[0] * scale.double() + self.offset
+        last = ends[1] * scale.double() + self.offset
+        self.low, self.high = torch.minimum(self.first, last), torch.maximum(self.first, last)
+        self.furthest_code = max(map(abs, ends))
+        self.late = torch.zeros_like(self.factor)
+        if scheme.scales[0].stores(Store.LATE):
+            self.late = self.drift * (self.furthest_code + self._gap())
+        if scheme.offsets and scheme.offsets[0].stores(Store.LATE):
+            self.late = self.late + self.offset_drift
+
+    def representable(self) -> Extremes:
+        """Return the ends of the codes, between which nothing is clipped."""
+        return self.low, self.high
+
+    def implied(self) -> Extremes:
+        """Return the extremes of data for which the rules choose these parameters."""
+        element, ends, rounding = self.scheme.element, self.scheme.ends, 1 + 8 * self.wide.relative
+        most = self.factor + self.drift
+        if self.scheme.offsets:
+            width = most * ((ends[1] - ends[0]) * rounding)
+            pad = self.offset_drift + 8 * self.wide.least
+            pad = pad + 8 * self.wide.relative * (self.offset.abs() + self.factor * abs(ends[0]))
+            pad = pad + (self.drift * abs(ends[0]) if self.scheme.scales[0].stores(Store.LATE) else 0.0)
+            return self.first - pad, self.first + width + pad
+        signed = self.scheme.scales[0].picks(Pick.SIGNED)
+        extent = most * ((abs(signed_end(*ends)) if signed else self.scheme.divisor) * rounding)
+        none = torch.zeros_like(extent)
+        return (none if element.min >= 0 else -extent), (none if element.max <= 0 else extent)
+
+    def bound(self, extremes: Extremes, out_dtype: torch.dtype) -> torch.Tensor:
+        """Return the bound of each block for numbers within ``extremes``, decoded to ``out_dtype``."""
+        out, wide = Unit.of(out_dtype), self.wide
+        largest = torch.maximum(self.low.abs(), self.high.abs())
+        furthest = torch.maximum(extremes[0].abs(), extremes[1].abs())
+        step = self.factor * self._gap()
+        furthest = torch.minimum(furthest, largest + step + self.late).clamp(
+            max=torch.finfo(torch.float64).max
+        )
+        inside = step + self._ratio_error(furthest + self.offset.abs())
+        clipped = torch.maximum(self.low - extremes[0], extremes[1] - self.high)
+        terms = largest + self.offset.abs() + self.factor * self.furthest_code
+        decoding = (2 * wide.relative + out.relative) * terms + 3 * wide.least + out.least
+        result = (torch.maximum(inside, clipped) + self.late + decoding) * (1 + 2.0**-22)
+        return torch.where(self._lost(extremes, out_dtype), math.inf, result)
+
+    def _ratio_error(self, distance: torch.Tensor) -> torch.Tensor:
+        """Return by how much ``(x - O) / S``, as it is computed, can be off, times S.
+
+        distance: the largest ``|x - O|``.
+        """
+        scheme, wide, factor = self.scheme, self.wide, self.factor
+        inverted = multiplies(scheme)
+        error = factor * threshold_error(scheme.element)
+        error = error + distance * wide.relative * (1 + inverted + bool(scheme.offsets)) + wide.least
+        error = error + factor * wide.least + (distance * factor * wide.least if inverted else 0.0)
+        sums = scheme.dialect.arithmetic is Arithmetic.SUMS and scheme.rounding.mode is RoundingMode.HALF_UP
+        if sums and isinstance(scheme.element, IntFormat):
+            steps = scheme.ends[1] - scheme.ends[0] + 2 * float(scheme.element_step)
+            error = error + factor * (2 * steps * wide.relative)
+        return error
+
+    def _lost(self, extremes: Extremes, out_dtype: torch.dtype) -> torch.Tensor:
+        """Return where a result may be Inf or NaN."""
+        rounding = 1 + 4 * self.wide.relative
+        largest = torch.maximum(self.low.abs(), self.high.abs()) * rounding
+        lost = ~torch.isfinite(largest.to(out_dtype)) | ~torch.isfinite(self.factor)
+        distance = self.offset.abs() + torch.maximum(extremes[0].abs(), extremes[1].abs())
+        sides = self.factor * self.furthest_code
+        if self.scheme.offsets:
+            sides = torch.maximum(sides, distance)
+        lost = lost | (sides * rounding > self.wide.largest)
+        if self.scheme.overflow is Overflow.SPECIAL:
+            lost = lost | (extremes[0] < self.low + self.late) | (extremes[1] > self.high - self.late)
+        return lost
+
+    def _gap(self) -> float:
+        return float(largest_gap(self.scheme.element)) * (
+            0.5 if self.scheme.rounding.mode.to_nearest else 1.0
+        )

@@ -1,0 +1,242 @@
+"""Numbers of blocks stored level by level: offsets, scales with a sign or a center, factors in any format.
+
+A number n of each finest block, scale or offset, is stored as a product of levels, coarsest first:
+
+    factor_k = round_F((the largest n of the block of level k) / (the largest products of finer levels))
+    factor_1 = round_F((n - center) / (factor_2 * factor_3 * ...)),    center = round_F(mean n)
+
+Of a block with the extremes low and high, and of elements whose codes in use have the values a..b,
+
+    linear      n = max(|low|, |high|) / divisor,  or (high - low) / (b - a) in schemes with an offset
+    signed      n = (the number of largest magnitude) / (a or b, the one of largest magnitude)
+    minimum     n = low - a * scale; of offsets without negative codes low is min(low, 0)
+
+This module is the reference for schemes that :attr:`Scheme.chained` names; others are in :mod:`.arithmetic`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..errors import RangeError
+from ..formats import CodebookFormat, FloatFormat, Format
+from ..formats.torch_dtypes import format_of, wide_dtype
+from ..layout.blocks import blocks_of_blocks, mean_blocks, reduce_blocks, signed_largest, spread_grid
+from ..schemes import ScaleLevel, Scheme
+from ..schemes.rules import Pick, Store
+from .stored import load_scale, round_to, smallest, store, top
+
+if TYPE_CHECKING:
+    from .arithmetic import Ranges
+
+LEAST_NORMAL = torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """What is chosen for a tensor.
+
+    tensors: of each level, in the order of :attr:`Scheme.levels`, as they are stored.
+    scale, offset: those that elements are encoded with, one a finest block, in the wide dtype.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    scale: torch.Tensor
+    offset: torch.Tensor | None
+
+
+def choose(scheme: Scheme, ranges: Ranges) -> Chosen:
+    """Return the levels of a chained scheme; raises RangeError for a number that its format cannot hold."""
+    scales = _Chain(scheme.scales, scheme.center, ranges, quiet=scheme.dialect.zero_scale)
+    ideal, low = _ideal_scale(scheme, ranges)
+    tensors, scale = scales.stored(ideal, least=scheme.dialect.minimum_scale)
+    if not scheme.offsets:
+        return Chosen(tensors=tensors, scale=scale, offset=None)
+    offsets = _Chain(scheme.offsets, None, ranges, quiet=0.0)
+    more, offset = offsets.stored(low - scheme.ends[0] * scale, least=0.0)
+    count = len(scheme.scales)
+    return Chosen(tensors=(*tensors[:count], *more, *tensors[count:]), scale=scale, offset=offset)
+
+
+def _ideal_scale(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scale of each finest block before it is stored, and the smallest number to be covered."""
+    low, high = ranges.minimum[0], ranges.maximum[0]
+    if scheme.offsets:
+        first = scheme.offsets[0].format_for(format_of(ranges.dtype))
+        low = low if first.min < 0 else low.clamp(max=0)
+        steps = scheme.ends[1] - scheme.ends[0]
+        width = high - low
+        ideal = (width.double() / steps).to(width.dtype)
+        # The width of a range that spans nearly all of the wide dtype overflows; its two halves do not.
+        return torch.where(torch.isinf(width), high / steps - low / steps, ideal), low
+    if scheme.scales[0].picks(Pick.SIGNED):
+        return ranges.signed() / signed_end(*scheme.ends), low
+    return ranges.magnitude(0) / scheme.divisor, low
+
+
+def signed_end(low: float, high: float) -> float:
+    """Return the end of the larger magnitude: -8 of int4."""
+    return low if -low > high else high
+
+
+class _Chain:
+    """The levels of a scale or of an offset, which take turns to store a number of each finest block.
+
+    quiet: the scale of a block of zeros; None means the machine epsilon of the dtype.
+    """
+
+    def __init__(
+        self, levels: Sequence[ScaleLevel], center: ScaleLevel | None, ranges: Ranges, *, quiet: float | None
+    ) -> None:
+        self._levels, self._center = levels, center
+        self._shape, self._own = ranges.shape, format_of(ranges.dtype)
+        self._quiet = torch.finfo(ranges.dtype).eps if quiet is None else quiet
+
+    def stored(self, numbers: torch.Tensor, *, least: float) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        """Return the tensors of the levels, and the numbers with which elements are encoded.
+
+        least: the smallest magnitude that a single level writes.
+        """
+        tensors: list[torch.Tensor] = []
+        fine, wide, whole = self._levels[0], numbers.dtype, numbers
+        center = None
+        if self._center is not None:
+            blocks = blocks_of_blocks(self._center.granularity, fine.granularity, self._shape)
+            center = self._rounded(self._center, mean_blocks(numbers, blocks).to(wide))
+            tensors.append(store(center, self._format(self._center)))
+            center = spread_grid(center, self._center.granularity, fine.granularity, self._shape)
+            numbers = numbers - center
+        outer: torch.Tensor | None = None
+        for index in reversed(range(1, len(self._levels))):
+            level = self._levels[index]
+            factor = self._coarse(index, numbers, outer)
+            tensors.insert(0, store(factor, self._format(level)))
+            factor = spread_grid(factor, level.granularity, fine.granularity, self._shape)
+            outer = factor if outer is None else factor * outer
+        if outer is not None:
+            ratio = torch.where(outer == 0, 0.0, numbers / outer)
+            values = self._saturated(fine, ratio)
+            used = numbers if fine.stores(Store.LATE) else values * outer
+        elif center is not None:
+            values = self._rounded(fine, numbers)
+            used = numbers if fine.stores(Store.LATE) else values
+        else:
+            values, used = self._single(numbers, least)
+        tensors.insert(0, store(values, self._format(fine)))
+        if center is not None:
+            used = whole if fine.stores(Store.LATE) else used + center
+        return tuple(tensors), used
+
+    def _format(self, level: ScaleLevel) -> Format:
+        return level.format_for(self._own)
+
+    def _single(self, numbers: torch.Tensor, least: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the numbers of the only level as they are stored, and as elements are encoded with."""
+        level = self._levels[0]
+        fmt = self._format(level)
+        if self._quiet == 0.0 and not level.picks(Pick.MINIMUM):
+            # Their reciprocals overflow. The sign of zero stays, as in ggml.
+            numbers = torch.where(numbers.abs() < LEAST_NORMAL, numbers * 0.0, numbers)
+        if least >= smallest(fmt):
+            numbers = torch.copysign(numbers.abs().clamp(min=least), numbers)
+        numbers = numbers + 0.0 if level.picks(Pick.MINIMUM) else numbers  # without a sign of zero
+        values = self._rounded(level, numbers)
+        lost = (values == 0) & (numbers != 0)
+        if self._quiet and bool(lost.any()):
+            self._refuse(level, numbers, lost)
+        if self._quiet:
+            quiet = torch.full_like(values, max(self._quiet, smallest(fmt)))
+            values = torch.where(numbers == 0, round_to(quiet, fmt, up=False), values)
+        return values, numbers if level.stores(Store.LATE) else values
+
+    def _coarse(self, index: int, numbers: torch.Tensor, outer: torch.Tensor | None) -> torch.Tensor:
+        """Return the factors of a level above others, relative to ``outer``, those of the levels above it."""
+        level, fine = self._levels[index], self._levels[0].granularity
+        blocks = blocks_of_blocks(level.granularity, fine, self._shape)
+        relative = numbers if outer is None else torch.where(outer == 0, 0.0, numbers / outer)
+        signed = level.picks(Pick.SIGNED)
+        largest = (
+            signed_largest(relative, blocks) if signed else reduce_blocks(relative.abs(), blocks, "amax", 0)
+        )
+        ideal = (largest.double() / self._span(index, signed=signed)).to(numbers.dtype)
+        fmt = self._format(level)
+        values = self._rounded(level, ideal) if outer is None else self._saturated(level, ideal)
+        tiny = torch.copysign(torch.full_like(values, smallest(fmt)), largest)
+        values = torch.where((values == 0) & (largest != 0), tiny, values)
+        return torch.where(largest == 0, 1.0 if self._quiet else 0.0, values)
+
+    def _span(self, index: int, *, signed: bool) -> float:
+        return span(self._levels[:index], self._own, signed=signed)
+
+    def _saturated(self, level: ScaleLevel, numbers: torch.Tensor) -> torch.Tensor:
+        """Round numbers below a coarser level, which was rounded itself and may be short of them."""
+        fmt = self._format(level)
+        return round_to(numbers.clamp(float(fmt.min), float(fmt.max)), fmt, up=level.stores(Store.UP))
+
+    def _rounded(self, level: ScaleLevel, numbers: torch.Tensor) -> torch.Tensor:
+        """Round numbers to the format of a level; raises RangeError for those past its ends."""
+        fmt, up = self._format(level), level.stores(Store.UP)
+        values = round_to(numbers, fmt, up=up)
+        low = (
+            -top(fmt, up=up)
+            if isinstance(fmt, FloatFormat) and fmt.signed
+            else float(fmt.min) - (0.0 if isinstance(fmt, CodebookFormat) else float(smallest(fmt)) / 2)
+        )
+        bad = ~torch.isfinite(values) | (numbers > top(fmt, up=up)) | (numbers < low)
+        if bool(bad.any()):
+            self._refuse(level, numbers, bad)
+        return values
+
+    def _refuse(self, level: ScaleLevel, numbers: torch.Tensor, bad: torch.Tensor) -> None:
+        where = tuple(torch.nonzero(bad)[0].tolist())
+        raise RangeError(
+            f"number of block {where} (={float(numbers[where])}) does not fit {level}; "
+            "use float32 or a coarser block"
+        )
+
+
+def span(finer: Sequence[ScaleLevel], own: Format, *, signed: bool) -> float:
+    """Return the largest product of finer levels: the signed one, or that which both signs reach."""
+    result = 1.0
+    for index, level in enumerate(finer):
+        fmt = level.format_for(own)
+        # Integers have one negative number more; a table's largest magnitude may have one sign alone.
+        most = max if isinstance(fmt, CodebookFormat) else min
+        end = float(most(fmt.max, -fmt.min) if fmt.min < 0 else fmt.max)
+        if signed and (index == 0 or level.picks(Pick.SIGNED)):
+            end = signed_end(float(fmt.min), float(fmt.max))
+        result *= min(_TALLEST, end, key=abs)
+    return result
+
+
+_TALLEST = 2.0**64
+"""Largest span that a level gives to finer ones: wide formats need no more to keep small blocks apart."""
+
+
+def product(
+    levels: Sequence[ScaleLevel], tensors: Sequence[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the product of levels, one number a finest block, in the wide dtype of ``dtype``."""
+    own, wide = format_of(dtype), wide_dtype(dtype)
+    result: torch.Tensor | None = None
+    fine = levels[0].granularity
+    for level, tensor in reversed(tuple(zip(levels, tensors, strict=True))):
+        values = load_scale(tensor, level.format_for(own), wide).reshape(level.granularity.grid(shape))
+        values = spread_grid(values, level.granularity, fine, shape)
+        result = values if result is None else values * result
+    assert result is not None
+    return result
+
+
+def effective_offset(
+    scheme: Scheme, tensors: tuple[torch.Tensor, ...], shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor | None:
+    """Return the offset of each finest block, in the wide dtype of ``dtype``; None without offsets."""
+    if not scheme.offsets:
+        return None
+    first = len(scheme.scales)
+    return product(scheme.offsets, tensors[first : first + len(scheme.offsets)], shape, dtype)

@@ -1,0 +1,125 @@
+"""Whether parameters are valid: shapes, dtypes and values of the tensors of a scheme."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..errors import RangeError, SchemeError, ShapeError
+from ..formats import Format, format_name
+from ..formats.torch_dtypes import format_of, storage_dtype, wide_dtype
+from ..schemes import Granularity, ScaleLevel, ZeroPoint
+from .arithmetic import zero_point_dtype
+from .stored import load_scale
+
+if TYPE_CHECKING:
+    from .parameters import QuantizationParams
+
+
+def check(params: QuantizationParams) -> None:
+    """Raise what :meth:`QuantizationParams.validate` raises."""
+    scheme = params.scheme
+    for name, tensors, levels in (
+        ("scales", params.scales, scheme.scales), ("offsets", params.offsets, scheme.offsets)
+    ):  # fmt: skip
+        if len(tensors) != len(levels):
+            raise SchemeError(
+                f"{name} (length {len(tensors)}) must number {len(levels)}, as many as {scheme} has"
+            )
+    if (params.center is None) != (scheme.center is None):
+        raise SchemeError(f"center must be {'absent' if scheme.center is None else 'given'} for {scheme}")
+    for name, tensor, level in zip(scheme.level_names, params.levels, scheme.levels, strict=True):
+        _check_level(params, name, tensor, level)
+    _check_zero_point(params)
+
+
+def _check_level(params: QuantizationParams, name: str, tensor: torch.Tensor, level: ScaleLevel) -> None:
+    """Check one level's tensor; ``name`` is that under which it is saved."""
+    kind, number = name.rstrip("123"), name[-1]
+    words = name if kind == "center" else f"{kind} {number}"
+    _check_grid(words, tensor, level.granularity, params.shape)
+    fmt = level.format_for(format_of(params.dtype))
+    if tensor.dtype != storage_dtype(fmt):
+        raise SchemeError(f"{words} (dtype {tensor.dtype}) must be {storage_dtype(fmt)} for level {level}")
+    if tensor.is_meta:
+        return
+    _check_codes(words, tensor, fmt)
+    values = load_scale(tensor, fmt, torch.float64)
+    if kind != "scale" or params.scheme.center is not None:
+        if not bool(torch.isfinite(values).all()):
+            raise RangeError(f"{words} must be finite in every block")
+        return
+    zero_allowed = level is not params.scheme.scales[-1] or params.scheme.dialect.zero_scale == 0.0
+    negative = fmt.min < 0 and params.scheme.chained is not None
+    _check_scale(words, values.abs() if negative else values, _least_scale(params), zero_allowed=zero_allowed)
+
+
+def _least_scale(params: QuantizationParams) -> float:
+    """Return the smallest scale whose reciprocal is finite, or 0 where smaller ones are written."""
+    if not params.scheme.dialect.minimum_scale or len(params.scales) > 1:
+        return 0.0
+    return 2.0**-128 if wide_dtype(params.dtype) is torch.float32 else 2.0**-1024
+
+
+def _check_zero_point(params: QuantizationParams) -> None:
+    wanted = params.scheme.zero_point
+    if (params.zero_point is None) != (wanted is ZeroPoint.NONE):
+        rule = "absent" if wanted is ZeroPoint.NONE else "given"
+        raise SchemeError(f"zero_point must be {rule} for scheme {params.scheme}")
+    if params.zero_point is None:
+        return
+    _check_grid("zero_point", params.zero_point, params.scheme.granularity, params.shape)
+    real = wanted is ZeroPoint.REAL
+    dtype = wide_dtype(params.dtype) if real else zero_point_dtype(params.scheme)
+    if params.zero_point.dtype != dtype:
+        raise SchemeError(
+            f"zero_point (dtype {params.zero_point.dtype}) must be {dtype} for scheme {params.scheme}"
+        )
+    if params.zero_point.is_meta:
+        return
+    low, high = params.scheme.qmin, params.scheme.qmax
+    values = params.zero_point.double()
+    if real:
+        if not bool(torch.isfinite(values).all()):
+            raise RangeError("zero_point must be finite in every block")
+        return
+    outside = ~((values >= low) & (values <= high))
+    if bool(outside.any()):
+        where = tuple(torch.nonzero(outside)[0].tolist())
+        raise RangeError(
+            f"zero_point (={params.zero_point[where].item()}) of block {where} must lie in {low}..{high}"
+        )
+
+
+def _check_grid(what: str, tensor: torch.Tensor, granularity: Granularity, shape: tuple[int, ...]) -> None:
+    grid = granularity.grid(shape)
+    if tuple(tensor.shape) != grid:
+        raise ShapeError(
+            f"{what} (shape {tuple(tensor.shape)}) must have shape {grid} for {granularity} "
+            f"of a tensor {shape}"
+        )
+
+
+def _check_codes(name: str, scale: torch.Tensor, fmt: Format) -> None:
+    """Refuse bytes of a narrow scale format that are none of its codes, such as a negative unsigned e4m3."""
+    if scale.element_size() > 1:
+        return
+    codes = scale.view(torch.uint8).to(torch.int32)
+    if bool((codes >= fmt.code_count).any()):
+        where = tuple(torch.nonzero(codes >= fmt.code_count)[0].tolist())
+        raise RangeError(
+            f"{name} (byte {int(codes[where])}) of block {where} must be one of the {fmt.code_count} "
+            f"codes of {format_name(fmt)}"
+        )
+
+
+def _check_scale(name: str, values: torch.Tensor, least: float, *, zero_allowed: bool) -> None:
+    good = torch.isfinite(values) & (values > 0) & (values >= least) | (zero_allowed & (values == 0))
+    if not bool(good.all()):
+        where = tuple(torch.nonzero(~good)[0].tolist())
+        raise RangeError(
+            f"{name} (={float(values[where])}) of block {where} must be finite and "
+            + (f"at least 2**{math.frexp(least)[1] - 1}" if least else "positive")
+        )

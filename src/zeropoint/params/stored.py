@@ -1,0 +1,59 @@
+"""Numbers of blocks in the format in which they are kept: rounded to it, stored in its dtype, loaded."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..formats import CodebookFormat, FloatFormat, Format, RoundingMode
+from ..formats.spec import power_of_two
+from ..formats.torch_dtypes import dtype_of, storage_dtype
+from .codes import decode, encode_nearest
+
+IEEE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes to which torch itself rounds to nearest."""
+
+
+def store(values: torch.Tensor, fmt: Format) -> torch.Tensor:
+    """Return values that ``fmt`` holds exactly in the dtype in which its codes are kept."""
+    dtype = storage_dtype(fmt)
+    if dtype in IEEE:
+        return values.to(dtype)
+    return encode_nearest(values, fmt, RoundingMode.HALF_EVEN).to(torch.uint8).view(dtype)
+
+
+def load_scale(stored: torch.Tensor, fmt: Format, dtype: torch.dtype) -> torch.Tensor:
+    """Return the values of stored scales in ``dtype``; the inverse of :func:`store`."""
+    if stored.dtype in IEEE:
+        return stored.to(dtype)
+    return decode(stored.view(torch.uint8), fmt, dtype)
+
+
+def round_to(values: torch.Tensor, fmt: Format, *, up: bool) -> torch.Tensor:
+    """Round ``values``, positive where ``up``, to ``fmt``, saturating, without leaving the wide dtype."""
+    native = dtype_of(fmt)
+    if native in IEEE and not up:
+        return values.to(native).to(values.dtype)
+    mode = RoundingMode.CEIL if up else RoundingMode.HALF_EVEN
+    return decode(encode_nearest(values, fmt, mode), fmt, values.dtype)
+
+
+def smallest(fmt: Format) -> float:
+    """Return the smallest positive value of ``fmt``."""
+    if isinstance(fmt, FloatFormat):
+        return float(fmt.smallest)
+    if isinstance(fmt, CodebookFormat):
+        return min((value for value in fmt.values if value > 0), default=0.0)
+    return float(fmt.step)
+
+
+def top(fmt: Format, *, up: bool) -> float:
+    """Return the largest number that rounds to a value of ``fmt``: if not up, half a step past it."""
+    if up or isinstance(fmt, CodebookFormat):
+        return float(fmt.max)
+    if dtype_of(fmt) in IEEE:
+        return math.inf  # torch's own casts yield Inf past that point
+    if isinstance(fmt, FloatFormat):
+        return float(fmt.max + power_of_two(fmt.emax - fmt.mantissa_bits - 1))
+    return float(fmt.max + fmt.step / 2)

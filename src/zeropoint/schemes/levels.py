@@ -1,0 +1,173 @@
+"""The levels of a scheme together: which go with each other, and their words in its text form.
+
+    scale  = scale_1 * scale_2 * ... + center          offset = offset_1 * offset_2 * ...
+
+A number for each block is stored level by level: the coarsest factor is chosen from the largest numbers of
+its blocks, what is left is divided by it, and so on down to the finest. How numbers are stored is thus itself
+a scheme, spelled as a list.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ..errors import SchemeError
+from ..formats import FloatFormat
+from .dialects import Arithmetic
+from .granularity import Granularity
+from .rules import LINEAR, MEAN, MINIMUM, RULES, SIGNED, Pick, Store
+from .scales import ScaleLevel, choice_text, parse_choice
+
+if TYPE_CHECKING:
+    from .scheme import Scheme
+
+MAX_LEVELS = 3
+"""Most levels of a scale or an offset; the text form names as many."""
+_DEFAULTS = {"scale": LINEAR, "offset": MINIMUM, "center": MEAN}
+"""What a format alone means, of the finest level."""
+
+
+def chained(scheme: Scheme) -> str | None:
+    """Return what ``scheme`` has beyond positive scales in formats of floats, or None."""
+    if scheme.offsets:
+        return "offsets"
+    if scheme.center is not None:
+        return "centered scales"
+    for level in scheme.scales:
+        if level.picks(Pick.SIGNED):
+            return "signed scales"
+        if level.stores(Store.LATE):
+            return "scales that are rounded after elements were encoded"
+        if not level.rule.power_of_two and not isinstance(level.format, FloatFormat | None):
+            return f"scales of level {level}"
+    linear = len(scheme.scales) == 1 and not scheme.scales[0].rule.power_of_two
+    symmetric = scheme.zero_point.value == "none"
+    return "scales of zero" if linear and symmetric and scheme.dialect.zero_scale == 0.0 else None
+
+
+def check_levels(scheme: Scheme) -> None:
+    """Raise SchemeError for levels that do not go with each other, or with the rest of the scheme."""
+    for name, levels in (("scales", scheme.scales), ("offsets", scheme.offsets)):
+        if len(levels) > MAX_LEVELS:
+            raise SchemeError(f"{name} ({len(levels)} levels) must number at most {MAX_LEVELS}")
+    for level in scheme.scales:
+        if level.picks(Pick.MINIMUM) or level.picks(Pick.MEAN) or level.rule.text not in RULES:
+            raise SchemeError(f"rule {level.rule.text} is not for scales; use linear or signed")
+    if scheme.chained is None:
+        return
+    if scheme.dialect.arithmetic is Arithmetic.INPUT:
+        raise SchemeError(
+            f"dialect (={scheme.dialect.name}) rounds intermediates to the input's dtype, which is not "
+            f"defined for {scheme.chained}; use another dialect"
+        )
+    if scheme.zero_point.value != "none":
+        raise SchemeError(f"{scheme.chained} of {scheme.element_name} take no zero point; use offset")
+    if any(level.rule.power_of_two for level in scheme.levels):
+        raise SchemeError(f"{scheme.chained} take linear rules alone; leave out the power-of-two rule")
+    _check_signs(scheme)
+    _check_offsets(scheme)
+    if scheme.center is not None and scheme.center.rule != MEAN:
+        raise SchemeError(f"center (={scheme.center}) must follow rule mean, as in center=float32@tensor")
+    for name, levels in (("scale", scheme.scales), ("offset", scheme.offsets)):
+        if any(level.stores(Store.LATE) for level in levels[1:]):
+            raise SchemeError(f"{name} (={levels[0]}) can be rounded late on its finest level alone")
+
+
+def _negative(level: ScaleLevel) -> bool:
+    """Return whether the level holds negative numbers."""
+    return level.format is None or level.format.min < 0
+
+
+def _check_signs(scheme: Scheme) -> None:
+    """Raise SchemeError for a level that may be negative in a format that is not."""
+    for level in scheme.levels:
+        if level.picks(Pick.SIGNED) and not _negative(level):
+            raise SchemeError(f"rule {level.rule.text} needs a format with negative numbers, got {level}")
+    signed = scheme.scales and (scheme.scales[0].picks(Pick.SIGNED) or scheme.center is not None)
+    if signed and not _negative(scheme.scales[0]):
+        raise SchemeError(f"scales around a center may be negative, which {scheme.scales[0]} does not hold")
+    if signed and scheme.offsets and scheme.center is None:
+        raise SchemeError("scales with an offset have no sign; use rule linear")
+
+
+def _check_offsets(scheme: Scheme) -> None:
+    if not scheme.offsets:
+        return
+    first, *coarser = scheme.offsets
+    low, high = scheme.ends
+    if not scheme.scales or first.granularity != scheme.granularity or not 0 < high - low < math.inf:
+        raise SchemeError(
+            f"offset (={first}) needs scales on the same blocks, and elements of two values inside float32"
+        )
+    if not first.picks(Pick.MINIMUM) or first.stores(Store.UP):
+        raise SchemeError(f"rule {first.rule.text} is not for offsets; use minimum or minimum_late")
+    for level in coarser:
+        if level.rule not in (LINEAR, SIGNED):
+            raise SchemeError(f"rule {level.rule.text} is not for coarse offsets; use linear or signed")
+    if not _negative(first) and low < 0:
+        raise SchemeError(
+            f"offset (={first}) of elements with negative numbers may have either sign; use a signed format"
+        )
+    if not _negative(first) and not any(level.picks(Pick.SIGNED) for level in coarser):
+        raise SchemeError(
+            f"offset (={first}) may be negative; use a format with both signs, or a coarser level that takes "
+            "the sign, as in offset2=signed/float16@tensor"
+        )
+
+
+def joined_levels(scheme: Scheme) -> dict[str, str]:
+    """Return the words for the levels of ``scheme``: the inverse of :func:`read_levels`."""
+    parts = {}
+    for name, levels in (("scale", scheme.scales), ("offset", scheme.offsets)):
+        for number, level in enumerate(levels, 1):
+            text = str(level) if number > 1 else choice_text(level, _DEFAULTS[name])
+            if number > 1 or name == "offset" or text != "float32":
+                parts[f"{name}{number}" if number > 1 else name] = text
+    if scheme.center is not None:
+        parts["center"] = f"{choice_text(scheme.center, MEAN)}@{scheme.center.granularity}"
+    return parts
+
+
+def read_levels(
+    parts: Mapping[str, str], granularity: Granularity, *, cast: bool
+) -> dict[str, tuple[ScaleLevel, ...]]:
+    """Return the levels that words name, by ``scale``, ``offset`` and ``center``; a cast has no scales."""
+    read: dict[str, tuple[ScaleLevel, ...]] = {"scale": (), "offset": (), "center": ()}
+    for name in () if cast else ("scale", "offset"):
+        text = parts.get(name, "float32" if name == "scale" else None)
+        found = [] if text is None else [_level(text, granularity, name)]
+        for key in (f"{name}2", f"{name}3"):
+            if key in parts:
+                if not found:
+                    raise SchemeError(f"{key} (={parts[key]!r}) is a factor of {name}, which is missing")
+                found.append(_coarse_level(key, parts[key], "scale"))
+        read[name] = tuple(found)
+    if "center" in parts and not cast:
+        read["center"] = (_coarse_level("center", parts["center"], "center"),)
+    return read
+
+
+def _level(text: str, granularity: Granularity, kind: str) -> ScaleLevel:
+    fmt, rule = parse_choice(text, _DEFAULTS[kind])
+    return ScaleLevel(granularity=granularity, format=fmt, rule=rule)
+
+
+def _coarse_level(key: str, text: str, kind: str) -> ScaleLevel:
+    choice, at, blocks = text.partition("@")
+    if not at:
+        raise SchemeError(f"{key} (={text!r}) must say where it applies, as in {key}=float32@tensor")
+    return _level(choice, granularity_of(blocks), kind)
+
+
+@lru_cache(maxsize=1024)
+def granularity_of(text: str) -> Granularity:
+    """Return the granularity that ``text`` spells; raises SchemeError when it spells none."""
+    granularity = Granularity.parse(text)
+    if granularity is None:
+        raise SchemeError(
+            f"granularity {text!r} is unknown; known are tensor, channel, token, g<N>, block<R>x<C>"
+        )
+    return granularity

@@ -1,0 +1,72 @@
+"""A two-level scheme with minima of a user's own: one line, and everything that other schemes have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import zeropoint as zp
+
+SCHEMES = (
+    "uint3:g16:scale=uint5:scale2=bfloat16@g64:offset=int7:offset2=bfloat16@g64",
+    "uint4:g32:scale=uint6:scale2=float16@g64:offset=uint6:offset2=signed/float16@g64",
+    "float4_e2m1fn:g16:scale=ue4m3:scale2=float32@tensor:offset=float16",
+    "nf4:g16:scale=linear_late/dynamic8:scale2=float32@g64:center=float32@tensor",
+    "int5:g32:scale=signed_late/float16:dialect=ggml",
+)
+
+
+def tensor() -> torch.Tensor:
+    x = torch.randn(6, 128, generator=torch.Generator().manual_seed(3))
+    return x * torch.arange(1, 7)[:, None] + torch.arange(6)[:, None]
+
+
+@pytest.mark.parametrize("text", SCHEMES)
+def test_a_scheme_of_ones_own_has_a_bound_gradients_and_a_file(text: str, tmp_path: Path) -> None:
+    x = tensor().requires_grad_()
+    q = zp.quantize(x, text)
+    assert zp.Scheme.parse(str(q.scheme)) == q.scheme
+    assert q.bits_per_value == q.scheme.bits_per_value(q.shape)
+    bound = q.error_bound().repeat_interleave(q.scheme.granularity.extents[0], -1)
+    assert bool(((q.dequantize().double() - x.double()).abs() <= bound).all())
+    q.params.validate()
+    y = zp.fake_quantize(x, text)
+    assert torch.equal(y, q.dequantize())
+    y.sum().backward()
+    assert x.grad is not None
+    assert x.grad.mean() > 0.9
+    q.save(tmp_path / "own.safetensors")
+    read = zp.QuantizedTensor.load(tmp_path / "own.safetensors")
+    assert read.params == q.params
+    assert torch.equal(read.dequantize(), q.dequantize())
+    leaves, spec = pytree.tree_flatten(q)
+    assert torch.equal(pytree.tree_unflatten(leaves, spec).dequantize(), q.dequantize())
+    assert zp.explain(x.detach(), text).chosen == "reference"
+
+
+@pytest.mark.parametrize("text", SCHEMES)
+def test_given_parameters_give_the_values_of_fake_quantize(text: str) -> None:
+    x = tensor()
+    params = zp.choose_params(x, text)
+    q = zp.quantize(x, params)
+    assert torch.equal(zp.fake_quantize(x, params), q.dequantize())
+    error = (q.dequantize().double() - x.double()).abs()
+    assert bool(
+        (error <= params.error_bound().repeat_interleave(128 // params.scales[0].shape[-1], -1)).all()
+    )
+
+
+def test_kernels_say_what_they_lack() -> None:
+    reasons = [zp.explain(tensor(), text).reasons["cpu"] for text in SCHEMES]
+    assert [reason.partition(" are known")[0] for reason in reasons] == [
+        "offsets", "offsets", "offsets", "centered scales", "signed scales"
+    ]  # fmt: skip
+
+
+def test_a_part_of_a_tensor_has_no_level_that_follows_from_all_of_it() -> None:
+    scheme = zp.Scheme.parse(SCHEMES[3])
+    with pytest.raises(zp.UnsupportedError, match="follows from all blocks of a tensor"):
+        zp.functional.quantize_part(tensor()[:2], scheme, (-1.0, 1.0))
