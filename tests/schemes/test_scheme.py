@@ -200,7 +200,7 @@ def test_all_but_the_linear_rules_yield_powers_of_two() -> None:
         ("uint4:g32:offset2=float16@tensor", "offset2 .* is a factor of offset, which is missing"),
         ("uint4:g32:scale=floor:offset=float16", "offsets take linear rules alone"),
         ("uint4:g32:scale=signed/float16:offset=float16", "scales with an offset have no sign"),
-        ("codebook[1,1]:g32:offset=float16", "needs scales on the same blocks, and elements of two values"),
+        ("float64:g32:offset=float16", "needs scales on the same blocks, and elements inside float32"),
         ("int4:g32:scale=uint6:scale2=float16@g256:center=float32@tensor", "around a center may be negative"),
         ("int4:g32:scale=int8:scale2=float16@g256:center=linear/float32@tensor", "must follow rule mean"),
         ("uint4:g32:offset=float16:dialect=compressed-tensors", "which is not defined for offsets"),

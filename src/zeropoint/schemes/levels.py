@@ -100,7 +100,7 @@ def _check_offsets(scheme: Scheme) -> None:
     low, high = scheme.ends
     if not scheme.scales or first.granularity != scheme.granularity or not 0 < high - low < math.inf:
         raise SchemeError(
-            f"offset (={first}) needs scales on the same blocks, and elements of two values inside float32"
+            f"offset (={first}) needs scales on the same blocks, and elements inside float32"
         )
     if not first.picks(Pick.MINIMUM) or first.stores(Store.UP):
         raise SchemeError(f"rule {first.rule.text} is not for offsets; use minimum or minimum_late")
