@@ -99,9 +99,7 @@ def _check_offsets(scheme: Scheme) -> None:
     first, *coarser = scheme.offsets
     low, high = scheme.ends
     if not scheme.scales or first.granularity != scheme.granularity or not 0 < high - low < math.inf:
-        raise SchemeError(
-            f"offset (={first}) needs scales on the same blocks, and elements inside float32"
-        )
+        raise SchemeError(f"offset (={first}) needs scales on the same blocks, and elements inside float32")
     if not first.picks(Pick.MINIMUM) or first.stores(Store.UP):
         raise SchemeError(f"rule {first.rule.text} is not for offsets; use minimum or minimum_late")
     for level in coarser:
