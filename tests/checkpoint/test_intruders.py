@@ -48,6 +48,23 @@ def test_a_file_that_appears_during_a_run_stays_and_so_does_the_work(
     assert result.resumed == result.units
 
 
+def test_an_error_of_the_data_removes_no_file_that_came_in_the_place_of_one_of_the_run(
+    source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    intruders = [out / "model-00001-of-00003.safetensors", out / "tokenizer.json"]
+
+    def progress(done: int, total: int, tensor: str) -> None:
+        for intruder in intruders:
+            intruder.write_text("PRECIOUS")
+        raise CheckpointError("the data are wrong")
+
+    with pytest.raises(CheckpointError, match="the data are wrong"):
+        run(plan_of(source), out, on_progress=progress)
+    assert sorted(out.iterdir()) == intruders
+    assert [intruder.read_text() for intruder in intruders] == ["PRECIOUS"] * 2
+
+
 def stop_between_names(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """End a run between two renames, and return the files that have their names."""
     left = iter(range(4))
@@ -208,6 +225,17 @@ def test_no_record_that_a_run_does_not_write_ends_in_anything_but_an_error_or_th
     assert refused > 25
     run(plan_of(source), out, restart=True)
     assert digests(out) == golden
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", ".zeropoint.lock", ".config.json.partial"])
+def test_a_record_of_files_that_no_output_has_is_refused(name: str, source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    stop_after(plan_of(source), out, 0)
+    header = records(out)[0]
+    for journal in ([header, {"publish": {name: "1 1 1"}}], [{**header, "files": [name]}]):
+        write_journal(out, journal)
+        with pytest.raises(CheckpointError, match=r"which is no file of an output; add --restart"):
+            run(plan_of(source), out)
 
 
 def test_a_deep_record_ends_what_counts(source: Path, stopped: Path, golden: dict[str, str]) -> None:

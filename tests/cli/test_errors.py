@@ -133,6 +133,28 @@ def test_a_pattern_that_names_nothing_is_a_slip(call: Call, model: Path, tmp_pat
     assert_one_line(called, 1, "down_prj", "matches no tensor")
 
 
+@pytest.mark.parametrize("pattern", ["re:(?:.?.?)*!", "re:(?:aa?)*b"])
+def test_a_pattern_that_could_take_forever_is_refused_wherever_it_stands(
+    pattern: str, call: Call, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(
+        f"default: w4a16\nrules:\n  - name: {json.dumps(pattern)}\n    keep: true\n"
+    )
+    assert call("plan", model, "--to", "w4a16", "--out", tmp_path / "plan.json").status == 0
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    plan["request"]["ignore"] = [pattern]
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    for status, *option in (
+        (1, "--to", "w4a16", "--include", pattern),
+        (1, "--to", "w4a16", "--ignore", pattern),
+        (2, "--recipe", tmp_path / "recipe.yaml"),
+        (2, "--plan", tmp_path / "plan.json"),
+    ):
+        called = call("quantize", model, tmp_path / "out", *option)
+        assert_one_line(called, status, "is refused: a group that repeats holds repeats")
+    assert not (tmp_path / "out").exists()
+
+
 def test_strict_refuses_what_would_be_kept_for_its_shape(call: Call, model: Path, tmp_path: Path) -> None:
     relaxed = call("quantize", model, tmp_path / "a", "--to", "int4:g256")
     assert relaxed.status == 0
