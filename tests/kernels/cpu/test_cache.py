@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import stat
@@ -89,6 +90,18 @@ def test_a_disk_without_room_keeps_nothing_and_fails_nothing(tmp_path: Path) -> 
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert found == (42, False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_a_folder_in_which_no_file_can_be_made_keeps_nothing_and_fails_nothing(
+    number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    assert _result(tmp_path) == (42, False)
     assert list(tmp_path.iterdir()) == []
 
 
