@@ -107,3 +107,20 @@ def test_rows_of_any_length_keep_to_themselves(dtype: torch.dtype) -> None:
         statistic = AbsoluteMean(granularity=Granularity.channel(0), shape=tuple(x.shape))
         exact = [float(sum(Fraction(abs(v)) for v in row) / length) for row in x.double().tolist()]
         assert statistic.mean(statistic.measure(x)).flatten().tolist() == exact
+
+
+@pytest.mark.parametrize(
+    ("element", "by_mean", "by_largest"), [("binary", 0.61, 2.0), ("ternary", 0.55, 0.7)]
+)
+def test_ternary_and_binary_weights_are_scaled_by_their_mean_as_in_their_papers(
+    element: str, by_mean: float, by_largest: float
+) -> None:
+    """A scheme alone takes the largest magnitude, under which most codes of normal numbers are far off."""
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    statistic = AbsoluteMean(granularity=Granularity.channel(0), shape=(64, 256))
+    params = statistic.params(statistic.measure(x), f"{element}:channel")
+    off = [
+        float((quantize(x, by).dequantize() - x).norm() / x.norm()) for by in (params, f"{element}:channel")
+    ]
+    assert off[0] < by_mean
+    assert off[1] > by_largest
