@@ -23,7 +23,6 @@ from ..formats import FloatFormat, Format
 from ..functional import row_errors
 from ..layout.blocks import reduce_blocks
 from ..params import QuantizationParams
-from ..params.bounds import largest_gap
 from ..schemes import Scheme
 from ..tensor import QuantizedTensor
 
@@ -199,7 +198,7 @@ def _quiet_blocks(x: torch.Tensor, q: QuantizedTensor) -> tuple[int, int]:
 def _half_step(element: Format) -> float:
     if isinstance(element, FloatFormat):
         return float(element.smallest) / 2
-    return float(largest_gap(element)) / 2
+    return float(element.largest_gap) / 2
 
 
 def _bits(values: torch.Tensor) -> npt.NDArray[Any]:

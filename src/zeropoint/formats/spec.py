@@ -1,5 +1,8 @@
 """What a number format is: three kinds of value objects from which every other fact is derived.
 
+Each kind answers the same questions, so that whoever asks need not know which kind it is: ``max``, ``min``,
+``smallest``, ``largest_gap``, ``ceiling``, ``exponents``, ``level_bits``, ``is_integer``, ``is_table``.
+
 A format maps codes (integers below ``2 ** bits``) to numbers. This module owns the parameters that define
 such a map and what follows from them: largest value, smallest value, special codes. It knows nothing of
 tensors; :mod:`.exact` turns codes into fractions and back, :mod:`.catalog` lists the formats with a name.
@@ -110,6 +113,41 @@ class IntFormat:
     def has_inf(self) -> bool:
         """Integer formats have no Inf."""
         return False
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether codes are integers with one step between neighbors, which zero points need."""
+        return True
+
+    @property
+    def is_table(self) -> bool:
+        """Whether numbers take the nearest value of a table, which leaves no choice of rounding."""
+        return False
+
+    @property
+    def smallest(self) -> Fraction:
+        """Smallest positive value."""
+        return self.step
+
+    @property
+    def largest_gap(self) -> Fraction:
+        """Largest distance between neighboring values."""
+        return self.step
+
+    @property
+    def ceiling(self) -> Fraction:
+        """Largest number that rounds to the largest value."""
+        return self.max + self.step / 2
+
+    @property
+    def exponents(self) -> tuple[int, ...] | None:
+        """Exponents of the values, rising, where all are powers of two, else None."""
+        return None
+
+    @property
+    def level_bits(self) -> int:
+        """Bits that a scale or an offset takes in a file."""
+        return self.bits
 
     @property
     def spelling(self) -> str:
@@ -260,6 +298,36 @@ class FloatFormat:
         return self.magnitude(1 if self.subnormals else 0)
 
     @property
+    def is_integer(self) -> bool:
+        """Whether codes are integers with one step between neighbors, which zero points need."""
+        return False
+
+    @property
+    def is_table(self) -> bool:
+        """Whether numbers take the nearest value of a table, which leaves no choice of rounding."""
+        return False
+
+    @property
+    def largest_gap(self) -> Fraction:
+        """Largest distance between neighboring values."""
+        return self.max - self.magnitude(self.max_code - 1) if self.max_code else Fraction(0)
+
+    @property
+    def ceiling(self) -> Fraction:
+        """Largest number that rounds to the largest value."""
+        return self.max + power_of_two(self.emax - self.mantissa_bits - 1)
+
+    @property
+    def exponents(self) -> tuple[int, ...] | None:
+        """Exponents of the values, rising, where all are powers of two, else None."""
+        return None if self.mantissa_bits else tuple(range(self.emin, self.emax + 1))
+
+    @property
+    def level_bits(self) -> int:
+        """Bits that a scale or an offset takes in a file: whole bytes."""
+        return -(-self.bits // 8) * 8
+
+    @property
     def spelling(self) -> str:
         """Canonical text form of a format without a name: ``[u]e<E>m<M>b<bias><specials>[ns]``."""
         sign, tail = "" if self.signed else "u", "" if self.subnormals else "ns"
@@ -350,6 +418,44 @@ class CodebookFormat:
     def has_inf(self) -> bool:
         """Tables have no Inf."""
         return False
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether codes are integers with one step between neighbors, which zero points need."""
+        return False
+
+    @property
+    def is_table(self) -> bool:
+        """Whether numbers take the nearest value of a table, which leaves no choice of rounding."""
+        return True
+
+    @property
+    def smallest(self) -> Fraction:
+        """Smallest positive value, 0 where there is none."""
+        return min((Fraction(value) for value in self.values if value > 0), default=Fraction(0))
+
+    @property
+    def largest_gap(self) -> Fraction:
+        """Largest distance between neighboring values."""
+        ordered = [Fraction(self.values[code]) for code in self.order]
+        return max((b - a for a, b in pairwise(ordered)), default=Fraction(0))
+
+    @property
+    def ceiling(self) -> Fraction:
+        """Largest number that is kept: every larger one has the same nearest value."""
+        return self.max
+
+    @property
+    def exponents(self) -> tuple[int, ...] | None:
+        """Exponents of the values, rising, where all are powers of two, else None."""
+        if not all(math.frexp(value)[0] == 0.5 for value in self.values):
+            return None
+        return tuple(sorted({math.frexp(value)[1] - 1 for value in self.values}))
+
+    @property
+    def level_bits(self) -> int:
+        """Bits that a scale or an offset takes in a file."""
+        return self.bits
 
     @property
     def spelling(self) -> str:

@@ -329,7 +329,7 @@ def fake_quantize(
     shape = tuple(x.shape)
     data = _packed(x, scheme, scales, zero_point)
     values = dequantize(data, scheme, scales, zero_point, shape=shape, dtype=x.dtype, own_dtype=x.dtype)
-    return values if isinstance(scheme.element, IntFormat) else torch.where(torch.isnan(x), torch.nan, values)
+    return values if scheme.element.is_integer else torch.where(torch.isnan(x), torch.nan, values)
 
 
 def inside(

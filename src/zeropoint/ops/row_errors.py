@@ -14,7 +14,6 @@ import torch
 
 from ..layout.blocks import spread_blocks
 from ..params.arithmetic import effective_scale
-from ..params.bounds import largest_gap
 from ..params.chains import effective_offset
 from ..schemes import Scheme
 
@@ -40,7 +39,7 @@ class RowErrors:
 def code_extent(scheme: Scheme) -> tuple[float, float]:
     """Return the middle of the code values and the distance past which a value counts as clipped."""
     low, high = float(scheme.element.min), float(scheme.element.max)
-    return (low + high) / 2, (high - low) / 2 + CLIPPED_STEPS * float(largest_gap(scheme.element))
+    return (low + high) / 2, (high - low) / 2 + CLIPPED_STEPS * float(scheme.element.largest_gap)
 
 
 def row_errors(

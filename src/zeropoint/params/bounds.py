@@ -25,12 +25,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from fractions import Fraction
-from itertools import pairwise
 
 import torch
 
-from ..formats import CodebookFormat, FloatFormat, Format, IntFormat, Overflow
+from ..formats import FloatFormat, Format, IntFormat, Overflow
 from ..formats.torch_dtypes import dtype_of, format_of, wide_dtype
 from ..layout.blocks import spread_grid
 from ..schemes import Scheme, ZeroPoint, ZeroPointPlace
@@ -42,16 +40,6 @@ from .stored import load_scale
 
 Extremes = tuple[torch.Tensor, torch.Tensor]
 """Smallest and largest number of each finest block, float64."""
-
-
-def largest_gap(fmt: Format) -> Fraction:
-    """Return the largest distance between neighboring values of ``fmt``."""
-    if isinstance(fmt, IntFormat):
-        return fmt.step
-    if isinstance(fmt, FloatFormat):
-        return fmt.max - fmt.magnitude(fmt.max_code - 1) if fmt.max_code else Fraction(0)
-    ordered = [Fraction(fmt.values[code]) for code in fmt.order]
-    return max(b - a for a, b in pairwise(ordered))
 
 
 @dataclass(frozen=True)
@@ -151,9 +139,7 @@ class BlockErrors:
 
     def _gap(self) -> float:
         """Return how far a number between the ends can be from its code's value, in units of the scale."""
-        return float(largest_gap(self.scheme.element)) * (
-            0.5 if self.scheme.rounding.mode.to_nearest else 1.0
-        )
+        return float(self.scheme.element.largest_gap) * (0.5 if self.scheme.rounding.mode.to_nearest else 1.0)
 
     def _ratio_error(self, furthest: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
         """Return by how much ``x / S``, as it is computed, can be off for ``|x| <= furthest``, times S.
@@ -234,7 +220,7 @@ def clippable(patterns: torch.Tensor, scheme: Scheme, *, chosen: bool) -> torch.
 
 def threshold_error(element: Format) -> float:
     """Return how far a boundary between the values of a table is from their middle: it is a float32."""
-    if not isinstance(element, CodebookFormat):
+    if not element.is_table:
         return 0.0
     return float(max(element.max, -element.min)) * torch.finfo(torch.float32).eps / 2
 

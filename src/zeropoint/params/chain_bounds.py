@@ -18,13 +18,13 @@ from collections.abc import Sequence
 
 import torch
 
-from ..formats import CodebookFormat, FloatFormat, Format, IntFormat, Overflow, RoundingMode
+from ..formats import FloatFormat, Format, Overflow, RoundingMode
 from ..formats.torch_dtypes import format_of, wide_dtype
 from ..layout.blocks import spread_grid
 from ..schemes import Arithmetic, ScaleLevel, Scheme
 from ..schemes.rules import Pick, Store
 from .arithmetic import LEAST_NORMAL, effective_scale, multiplies
-from .bounds import Extremes, Unit, largest_gap, midpoint_above, threshold_error
+from .bounds import Extremes, Unit, midpoint_above, threshold_error
 from .chains import effective_offset, signed_end, span
 from .stored import load_scale
 
@@ -62,7 +62,7 @@ def _off(magnitudes: torch.Tensor, fmt: Format) -> torch.Tensor:
     if isinstance(fmt, FloatFormat):
         off = midpoint_above(magnitudes, fmt) - magnitudes
     else:
-        half = float(largest_gap(fmt)) / 2 + (threshold_error(fmt) if isinstance(fmt, CodebookFormat) else 0)
+        half = float(fmt.largest_gap) / 2 + threshold_error(fmt)
         off = torch.full_like(magnitudes, half)
     return torch.maximum(off, magnitudes) if fmt.min > 0 else off
 
@@ -148,7 +148,7 @@ class ChainedErrors:
         error = error + distance * wide.relative * (1 + inverted + bool(scheme.offsets)) + wide.least
         error = error + factor * wide.least + (distance * factor * wide.least if inverted else 0.0)
         sums = scheme.dialect.arithmetic is Arithmetic.SUMS and scheme.rounding.mode is RoundingMode.HALF_UP
-        if sums and isinstance(scheme.element, IntFormat):
+        if sums and scheme.element.is_integer:
             steps = scheme.ends[1] - scheme.ends[0] + 2 * float(scheme.element_step)
             error = error + factor * (2 * steps * wide.relative)
         return error
@@ -168,6 +168,4 @@ class ChainedErrors:
         return lost
 
     def _gap(self) -> float:
-        return float(largest_gap(self.scheme.element)) * (
-            0.5 if self.scheme.rounding.mode.to_nearest else 1.0
-        )
+        return float(self.scheme.element.largest_gap) * (0.5 if self.scheme.rounding.mode.to_nearest else 1.0)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import RangeError
-from ..formats import CodebookFormat, FloatFormat, Format
+from ..formats import Format
 from ..formats.torch_dtypes import format_of, wide_dtype
 from ..layout.blocks import blocks_of_blocks, mean_blocks, reduce_blocks, signed_largest, spread_grid
 from ..schemes import ScaleLevel, Scheme
@@ -181,11 +181,8 @@ class _Chain:
         """Round numbers to the format of a level; raises RangeError for those past its ends."""
         fmt, up = self._format(level), level.stores(Store.UP)
         values = round_to(numbers, fmt, up=up)
-        low = (
-            -top(fmt, up=up)
-            if isinstance(fmt, FloatFormat) and fmt.signed
-            else float(fmt.min) - (0.0 if isinstance(fmt, CodebookFormat) else float(smallest(fmt)) / 2)
-        )
+        below = min(fmt.ceiling - fmt.max, fmt.smallest / 2)
+        low = -top(fmt, up=up) if fmt.min == -fmt.max else float(fmt.min - below)
         bad = ~torch.isfinite(values) | (numbers > top(fmt, up=up)) | (numbers < low)
         if bool(bad.any()):
             self._refuse(level, numbers, bad)
@@ -205,7 +202,7 @@ def span(finer: Sequence[ScaleLevel], own: Format, *, signed: bool) -> float:
     for index, level in enumerate(finer):
         fmt = level.format_for(own)
         # Integers have one negative number more; a table's largest magnitude may have one sign alone.
-        most = max if isinstance(fmt, CodebookFormat) else min
+        most = max if fmt.is_table else min
         end = float(most(fmt.max, -fmt.min) if fmt.min < 0 else fmt.max)
         if signed and (index == 0 or level.picks(Pick.SIGNED)):
             end = signed_end(float(fmt.min), float(fmt.max))

@@ -6,11 +6,10 @@ Exponents come from the bits of a magnitude, never from a float log2.
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 
-from ..formats import CodebookFormat, FloatFormat, Format
+from ..formats import Format
 from ..schemes import Scheme
 from ..schemes.rules import CEIL, EVEN, FLOOR, RCEIL, ScaleRule
 
@@ -18,12 +17,8 @@ from ..schemes.rules import CEIL, EVEN, FLOOR, RCEIL, ScaleRule
 @functools.lru_cache(maxsize=64)
 def exponents_of(fmt: Format, device: torch.device) -> torch.Tensor:
     """Return the exponents of the powers of two that a format holds, rising."""
-    if isinstance(fmt, CodebookFormat):
-        exponents = sorted({math.frexp(value)[1] - 1 for value in fmt.values})
-    else:
-        assert isinstance(fmt, FloatFormat)
-        exponents = list(range(fmt.emin, fmt.emax + 1))
-    return torch.tensor(exponents, dtype=torch.int64, device=device)
+    assert fmt.exponents is not None
+    return torch.tensor(fmt.exponents, dtype=torch.int64, device=device)
 
 
 def is_quiet(amax: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -6,8 +6,7 @@ import math
 
 import torch
 
-from ..formats import CodebookFormat, FloatFormat, Format, RoundingMode
-from ..formats.spec import power_of_two
+from ..formats import Format, RoundingMode
 from ..formats.torch_dtypes import dtype_of, storage_dtype
 from .codes import decode, encode_nearest
 
@@ -41,19 +40,12 @@ def round_to(values: torch.Tensor, fmt: Format, *, up: bool) -> torch.Tensor:
 
 def smallest(fmt: Format) -> float:
     """Return the smallest positive value of ``fmt``."""
-    if isinstance(fmt, FloatFormat):
-        return float(fmt.smallest)
-    if isinstance(fmt, CodebookFormat):
-        return min((value for value in fmt.values if value > 0), default=0.0)
-    return float(fmt.step)
+    return float(fmt.smallest)
 
 
 def top(fmt: Format, *, up: bool) -> float:
     """Return the largest number that rounds to a value of ``fmt``: if not up, half a step past it."""
-    if up or isinstance(fmt, CodebookFormat):
+    if up:
         return float(fmt.max)
-    if dtype_of(fmt) in IEEE:
-        return math.inf  # torch's own casts yield Inf past that point
-    if isinstance(fmt, FloatFormat):
-        return float(fmt.max + power_of_two(fmt.emax - fmt.mantissa_bits - 1))
-    return float(fmt.max + fmt.step / 2)
+    # torch's own casts yield Inf past that point.
+    return math.inf if dtype_of(fmt) in IEEE else float(fmt.ceiling)

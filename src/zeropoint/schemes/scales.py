@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from ..errors import SchemeError
-from ..formats import CodebookFormat, FloatFormat, Format, format_name, get_format
+from ..formats import FloatFormat, Format, format_name, get_format
 from .granularity import Granularity
 from .rules import FLOOR, LINEAR, RULES, Linear, Pick, ScaleRule, Store
 
@@ -28,7 +27,7 @@ class ScaleLevel:
     rule: ScaleRule = LINEAR
 
     def __post_init__(self) -> None:
-        if self.rule.power_of_two and not _holds_only_powers_of_two(self.format):
+        if self.rule.power_of_two and (self.format is None or self.format.exponents is None):
             raise SchemeError(
                 f"scale format {_name(self.format)} does not fit rule {self.rule.text}; use e8m0, "
                 "or a linear rule"
@@ -46,8 +45,7 @@ class ScaleLevel:
             raise SchemeError(
                 f"scale format {format_name(fmt)} has {fmt.bits} bits; use one of at most 8, or {known}"
             )
-        least = fmt.smallest if isinstance(fmt, FloatFormat) else fmt.min
-        if fmt.max > _WIDE[0].max or 0 < least < _WIDE[0].smallest:
+        if fmt.max > _WIDE[0].max or 0 < fmt.smallest < _WIDE[0].smallest:
             raise SchemeError(f"scale format {format_name(fmt)} has values outside float32; move its bias")
 
     def format_for(self, input_format: Format) -> Format:
@@ -67,17 +65,10 @@ class ScaleLevel:
         """Bits that one takes: whole bytes of a float, else those of a code; 16 of the input's own."""
         if self.format is None:
             return 16
-        bits = self.format.bits
-        return -(-bits // 8) * 8 if isinstance(self.format, FloatFormat) else bits
+        return self.format.level_bits
 
     def __str__(self) -> str:
         return f"{choice_text(self)}@{self.granularity}"
-
-
-def _holds_only_powers_of_two(fmt: Format | None) -> bool:
-    if isinstance(fmt, CodebookFormat):
-        return all(math.frexp(value)[0] == 0.5 for value in fmt.values)
-    return isinstance(fmt, FloatFormat) and fmt.mantissa_bits == 0
 
 
 _E8M0 = get_format("e8m0")

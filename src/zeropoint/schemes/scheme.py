@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache, total_ordering
 from typing import TypeVar
 
 from ..errors import SchemeError
-from ..formats import CodebookFormat, Format, IntFormat, Overflow, RoundingMode, format_name, get_format
+from ..formats import Format, IntFormat, Overflow, RoundingMode, format_name, get_format
 from .dialects import ZEROPOINT, Dialect, get_dialect
 from .granularity import Granularity
 from .levels import chained, check_levels, granularity_of, joined_levels, read_levels
@@ -132,7 +132,7 @@ class Scheme:
         return chained(self)
 
     def _check_element(self) -> None:
-        integer = isinstance(self.element, IntFormat)
+        integer = self.element.is_integer
         if self.zero_point is not ZeroPoint.NONE and (not integer or not self.scales):
             raise SchemeError(
                 f"zero_point (={self.zero_point.value}) needs a scaled integer format, "
@@ -142,7 +142,7 @@ class Scheme:
             isinstance(self.element, IntFormat) and self.element.signed
         ):
             raise SchemeError(f"range (=narrow) needs a signed integer format, got {self.element_name}")
-        if isinstance(self.element, CodebookFormat) and self.rounding.mode is not RoundingMode.HALF_EVEN:
+        if self.element.is_table and self.rounding.mode is not RoundingMode.HALF_EVEN:
             raise SchemeError(
                 f"rounding (={self.rounding}) has no meaning for a codebook, which takes the nearest value"
             )
@@ -152,7 +152,7 @@ class Scheme:
     def _check_overflow(self) -> None:
         if self.overflow is Overflow.SATURATE:
             return
-        if isinstance(self.element, CodebookFormat):
+        if self.element.is_table:
             raise SchemeError(
                 f"overflow (={self.overflow.value}) has no meaning for a codebook, which takes the nearest "
                 "value"
