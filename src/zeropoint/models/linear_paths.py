@@ -62,8 +62,8 @@ class Path:
     """One way to compute.
 
     name, when: as they are told. op: the operator whose kernel it calls, if any. refusal: why it is not for
-    such a layer, on any device, or None. prepare: from the layer to what runs. takes: whether it is for an
-    input.
+    such a layer, on any device, or None. prepare: from the layer to what runs. fits: whether it is for an
+    input, where there is a kernel.
     """
 
     name: str
@@ -71,7 +71,11 @@ class Path:
     op: Op | None = None
     refusal: Callable[[Layer], str | None]
     prepare: Callable[[Layer], Run]
-    takes: Callable[[Layer, torch.Tensor], bool]
+    fits: Callable[[Layer, torch.Tensor], bool]
+
+    def takes(self, layer: Layer, x: torch.Tensor) -> bool:
+        """Return whether it is for an input, and there is a kernel where that lies."""
+        return self.fits(layer, x) and (self.op is None or _runs(self.op, layer, x.dtype, x.device))
 
 
 def _scheme_of(source: nn.Module | None) -> Activation | str:
@@ -115,20 +119,18 @@ def _products_refusal(layer: Layer) -> str | None:
     return products.refusal(_request(Op.LINEAR, layer, torch.float32, torch.device("meta")))
 
 
-def _takes_few(layer: Layer, x: torch.Tensor) -> bool:
+def _fits_few(layer: Layer, x: torch.Tensor) -> bool:
     """Whether ``x`` has few rows; while it is traced their number is not known."""
     few = not torch.compiler.is_compiling() and x.numel() <= FEW_ROWS * layer.weight.shape[1]
-    return few and _takes_integers(layer, x)
+    return few and _fits_integers(layer, x)
 
 
-def _takes_integers(layer: Layer, x: torch.Tensor) -> bool:
+def _fits_integers(layer: Layer, x: torch.Tensor) -> bool:
     """Whether ``x`` is for a product on integers, through which no gradient passes."""
     source = layer.input_quantizer
     if x.dtype not in _DTYPES or (x.requires_grad and torch.is_grad_enabled()):
         return False
-    if isinstance(source, FakeQuantize) and not (source.enabled and source.dtype == x.dtype):
-        return False
-    return _runs(Op.LINEAR, layer, x.dtype, x.device)
+    return not isinstance(source, FakeQuantize) or (source.enabled and source.dtype == x.dtype)
 
 
 def _codes(layer: Layer) -> Run:
@@ -186,9 +188,9 @@ def _is_plain_int8(scheme: Scheme) -> bool:
     return whole and one_level and scheme.zero_point is ZeroPoint.NONE and scheme.chained is None
 
 
-def _takes_torch(layer: Layer, x: torch.Tensor) -> bool:
+def _fits_torch(layer: Layer, x: torch.Tensor) -> bool:
     many = x.numel() >= MANY_ROWS * layer.weight.shape[1]
-    return many and not torch.compiler.is_compiling() and _takes_integers(layer, x)
+    return many and not torch.compiler.is_compiling() and _fits_integers(layer, x)
 
 
 def _torch(layer: Layer) -> Run:
@@ -206,9 +208,9 @@ def _torch(layer: Layer) -> Run:
     return run
 
 
-def _takes_values(layer: Layer, x: torch.Tensor) -> bool:
+def _fits_values(_: Layer, x: torch.Tensor) -> bool:
     watched = x.requires_grad and torch.is_grad_enabled()
-    return x.dtype is torch.float32 and not watched and _runs(Op.LINEAR_VALUES, layer, x.dtype, x.device)
+    return x.dtype is torch.float32 and not watched
 
 
 def _values(layer: Layer) -> Run:
@@ -248,18 +250,16 @@ PATHS = (
         when=f" from {MANY_ROWS} tokens on",
         refusal=_torch_refusal,
         prepare=_torch,
-        takes=_takes_torch,
+        fits=_fits_torch,
     ),
-    Path(
-        name="integer codes", op=Op.LINEAR, refusal=_integers_refusal, prepare=_codes, takes=_takes_integers
-    ),
+    Path(name="integer codes", op=Op.LINEAR, refusal=_integers_refusal, prepare=_codes, fits=_fits_integers),
     Path(
         name="weight codes",
         when=f" up to {FEW_ROWS} tokens",
         op=Op.LINEAR,
         refusal=_weight_refusal,
         prepare=_codes,
-        takes=_takes_few,
+        fits=_fits_few,
     ),
     Path(
         name="panels of values",
@@ -267,9 +267,9 @@ PATHS = (
         op=Op.LINEAR_VALUES,
         refusal=lambda _: None,
         prepare=_values,
-        takes=_takes_values,
+        fits=_fits_values,
     ),
-    Path(name="dequantized tiles", refusal=lambda _: None, prepare=_tiles, takes=lambda _, __: True),
+    Path(name="dequantized tiles", refusal=lambda _: None, prepare=_tiles, fits=lambda _, __: True),
 )
 """Fastest first; the last takes everything."""
 
@@ -302,4 +302,22 @@ def explain(layer: Layer) -> str:
 
 def prepared(layer: Layer) -> list[tuple[Callable[[Layer, torch.Tensor], bool], Run]]:
     """Return the ways that are open to ``layer``, fastest first: for which inputs, and what runs."""
-    return [(path.takes, path.prepare(layer)) for path in PATHS if path.refusal(layer) is None]
+    return [(_asked_once(path), path.prepare(layer)) for path in PATHS if path.refusal(layer) is None]
+
+
+def _asked_once(path: Path) -> Callable[[Layer, torch.Tensor], bool]:
+    """Return :meth:`Path.takes` for one layer, which asks for a kernel once for each dtype and device."""
+    op = path.op
+    if op is None:
+        return path.fits
+    known: dict[tuple[torch.dtype, torch.device], bool] = {}
+
+    def takes(layer: Layer, x: torch.Tensor) -> bool:
+        if torch.compiler.is_compiling():
+            return path.takes(layer, x)
+        place = x.dtype, x.device
+        if place not in known:
+            known[place] = _runs(op, layer, *place)
+        return known[place] and path.fits(layer, x)
+
+    return takes
