@@ -23,7 +23,7 @@ from ...params.stored import load_scale
 from ...schemes import Granularity, Scheme, ZeroPoint
 from . import layout as k
 from .intrinsics import LINE
-from .layout import Layout
+from .layout import Layout, pack
 from .lowering import KINDS, stored_rule
 
 NO_FLOATS = np.zeros(1, np.float32)
@@ -34,11 +34,11 @@ _HUGE = 1 << 22
 
 
 class Rows(NamedTuple):
-    """A tensor as rows of ``width`` blocks each, and the layout as kernels are told."""
+    """A tensor as rows of ``width`` blocks each, and a descriptor of the layout alone."""
 
     rows: int
     width: int
-    told: Any
+    descriptor: Any
 
 
 @functools.lru_cache(maxsize=1024)
@@ -51,7 +51,7 @@ def rows_of(shape: tuple[int, ...], dtype: torch.dtype, granularity: Granularity
         cols=np.uint64(cols), block=np.uint64(block), row_blocks=np.uint64(width), row_bytes=np.uint64(0),
         bits=np.uint64(8), kind=KINDS[dtype], row_div=np.uint64(1), row_mod=np.uint64(1),
     )  # fmt: skip
-    return Rows(rows=math.prod(shape[:-1]), width=width, told=np.array(layout, np.float64))
+    return Rows(rows=math.prod(shape[:-1]), width=width, descriptor=pack(layout))
 
 
 _ELEMENTS = {
@@ -86,7 +86,7 @@ class _Memory:
 def flat_array(x: torch.Tensor) -> Any:
     """Return the elements as a flat, dense array: float32, or as the integers that they are in memory.
 
-    uint16 for bfloat16, int16 for float16, bytes for all else: the kernels tell the 16-bit encodings apart by
+    uint16 for bfloat16, int16 for float16, bytes for all else: the kernels pack the 16-bit encodings apart by
     the array's dtype where speed matters. Where ``x`` is contiguous, writing to the array writes to ``x``.
     """
     dense = x if x.is_contiguous() else x.detach().contiguous()

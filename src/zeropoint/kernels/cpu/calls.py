@@ -24,7 +24,7 @@ from ...schemes import Scheme
 from . import entries
 from . import layout as k
 from .arrays import NO_BYTES, NO_FLOATS, Stored, code_order, flat_array, value_table
-from .layout import tell, with_coarse
+from .layout import pack, with_coarse
 from .lowering import (
     View,
     element_of,
@@ -67,15 +67,15 @@ class GivenCall:
         self.rows, self.count = view.rows, math.prod(shape)
         self._bytes = math.prod(packing.packed_shape(shape, scheme.bits))
         self.order, self.table = code_order(scheme), value_table(scheme)
-        self.told = tell(view.layout, element, given_rule())
+        self.descriptor = pack(view.layout, element, given_rule())
         rule = stored_rule(scheme, own_dtype)
-        self._told_stored = self.told if rule is None else tell(view.layout, element, rule)
+        self._stored_descriptor = self.descriptor if rule is None else pack(view.layout, element, rule)
 
-    def told_of(self, stored: Stored) -> Any:
-        """Return what a kernel that reads scales as they are stored is told."""
+    def descriptor_of(self, stored: Stored) -> Any:
+        """Return the descriptor for a kernel that reads scales as they are stored."""
         if stored.coarse is None:
-            return self._told_stored
-        return with_coarse(self._told_stored, stored.coarse)
+            return self._stored_descriptor
+        return with_coarse(self._stored_descriptor, stored.coarse)
 
     def codes_in(self, data: torch.Tensor) -> Any:
         """Return packed codes as a kernel reads them; raises ShapeError for another number of bytes."""
@@ -86,7 +86,7 @@ class GivenCall:
         if self.count == 0:
             return
         target = _flat_bytes(data, self._bytes)
-        args = flat_array(x), self.told, self.order, factors, NO_BYTES, zeros, target
+        args = flat_array(x), self.descriptor, self.order, factors, NO_BYTES, zeros, target
         if share(entries.quantize, args, self.rows, self.count) == k.BAD_VALUE:
             reference.require_finite(x)
 
@@ -95,14 +95,14 @@ class GivenCall:
         if self.count == 0:
             return
         scales = stored.factors, stored.codes, stored.zeros
-        args = self.codes_in(data), self.told_of(stored), self.table, *scales, flat_array(out)
+        args = self.codes_in(data), self.descriptor_of(stored), self.table, *scales, flat_array(out)
         share(entries.dequantize, args, self.rows, self.count)
 
     def fake_quantize(self, x: torch.Tensor, factors: Any, back: Any, zeros: Any, out: torch.Tensor) -> None:
         """Write the values of the codes of ``x``; see :func:`.fake.fake_quantize_rows`."""
         if self.count == 0:
             return
-        args = flat_array(x), self.told, self.order, self.table, factors, back, zeros, flat_array(out)
+        args = flat_array(x), self.descriptor, self.order, self.table, factors, back, zeros, flat_array(out)
         share(entries.fake_quantize, args, self.rows, self.count)
 
     def fake_quantize_backward(
@@ -111,7 +111,7 @@ class GivenCall:
         """Write the straight-through gradient; see :func:`.fake.fake_quantize_backward_rows`."""
         if self.count == 0:
             return
-        args = flat_array(grad), flat_array(x), self.told, bounds, factors, zeros, flat_array(out)
+        args = flat_array(grad), flat_array(x), self.descriptor, bounds, factors, zeros, flat_array(out)
         share(entries.fake_quantize_backward, args, self.rows, self.count)
 
 
@@ -133,7 +133,7 @@ class OnePass:
         rule = rule_of(scheme, dtype)
         multiply = rule.how == k.POWER and isinstance(scheme.element, FloatFormat)
         boundaries = half_boundaries(scheme, dtype, view)
-        self._told = tell(view.layout, element_of(scheme, dtype, multiply=multiply), rule)
+        self._descriptor = pack(view.layout, element_of(scheme, dtype, multiply=multiply), rule)
         self._order = code_order(scheme)
         self._boundaries = None if boundaries is None else np.array(boundaries, np.int16)
         self._rows, self._count = view.rows, math.prod(shape)
@@ -151,12 +151,12 @@ class OnePass:
         """
         scales, codes = memory.arrays(params)
         source, target, zeros = flat_array(x), _flat_bytes(data, self._bytes), memory.zeros
-        told = self._told if coarse is None else with_coarse(self._told, coarse)
+        descriptor = self._descriptor if coarse is None else with_coarse(self._descriptor, coarse)
         if self._boundaries is None:
-            args: tuple[object, ...] = source, told, self._order, scales, codes, zeros, target
+            args: tuple[object, ...] = source, descriptor, self._order, scales, codes, zeros, target
             state = share(entries.quantize, args, self._rows, self._count)
         else:
-            args = source, told, self._boundaries, codes, target
+            args = source, descriptor, self._boundaries, codes, target
             state = share(entries.quantize_bfloat16, args, self._rows, self._count)
         memory.store(params)
         return state

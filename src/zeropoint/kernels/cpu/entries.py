@@ -1,4 +1,4 @@
-"""The kernels as Python calls them: what they are told comes as one array, rows as plain integers.
+"""The kernels as Python calls them: descriptors come as one array, rows as plain integers.
 
 See :mod:`.layout` for the array, and the function of the same name, ``..._rows``, for the rest. Rows from
 ``first`` to ``last`` are cut into ``parts`` for the threads of ``team``; see :mod:`.team`.
@@ -12,21 +12,23 @@ from .decode import dequantize_rows
 from .fake import fake_quantize_backward_rows, fake_quantize_rows
 from .half import quantize_bfloat16_rows
 from .intrinsics import device, inlined, kernel
-from .layout import OK, element_in, layout_in, rule_in
+from .layout import OK, record_type, unpack_element, unpack_layout, unpack_rule
 from .linear import Input, Matrix, code_rows, float_rows, slot_of
 from .measure import measure_rows
 from .quantize import amax_rows, quantize_rows, range_rows
 from .team import run_parts
 from .values import ONE, Packed, value_panels
 
+MATRIX = record_type(Matrix)
+
 
 @device
 def _quantize(
-    x: Any, told: Any, order: Any, scales: Any, scale_codes: Any, zeros: Any, out: Any, first: Any, last: Any
+    x: Any, desc: Any, order: Any, scales: Any, scale_codes: Any, zeros: Any, out: Any, first: Any, last: Any
 ) -> Any:
     return quantize_rows(
-        x, layout_in(told), element_in(told), rule_in(told), order, scales, scale_codes, zeros, out,
-        first, last,
+        x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), order, scales, scale_codes, zeros,
+        out, first, last,
     )  # fmt: skip
 
 
@@ -38,14 +40,14 @@ def quantize(*args: Any) -> Any:
 
 @device
 def _quantize_bfloat16(
-    x: Any, told: Any, boundaries: Any, scale_codes: Any, out: Any, first: Any, last: Any
+    x: Any, desc: Any, boundaries: Any, scale_codes: Any, out: Any, first: Any, last: Any
 ) -> Any:
     seven = (
         boundaries[0], boundaries[1], boundaries[2], boundaries[3], boundaries[4], boundaries[5],
         boundaries[6],
     )  # fmt: skip
     return quantize_bfloat16_rows(
-        x, layout_in(told), element_in(told), rule_in(told), seven, scale_codes, out, first, last,
+        x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), seven, scale_codes, out, first, last,
     )  # fmt: skip
 
 
@@ -59,8 +61,8 @@ def quantize_bfloat16(*args: Any) -> Any:
 
 
 @device
-def _amax(x: Any, told: Any, out: Any, first: Any, last: Any) -> None:
-    amax_rows(x, layout_in(told), out, first, last)
+def _amax(x: Any, desc: Any, out: Any, first: Any, last: Any) -> None:
+    amax_rows(x, unpack_layout(desc), out, first, last)
 
 
 @kernel
@@ -70,8 +72,8 @@ def amax(*args: Any) -> Any:
 
 
 @device
-def _extremes(x: Any, told: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
-    range_rows(x, layout_in(told), lows, highs, first, last)
+def _extremes(x: Any, desc: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
+    range_rows(x, unpack_layout(desc), lows, highs, first, last)
 
 
 @kernel
@@ -82,12 +84,12 @@ def extremes(*args: Any) -> Any:
 
 @device
 def _dequantize(
-    source: Any, told: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any, out: Any, first: Any,
+    source: Any, desc: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any, out: Any, first: Any,
     last: Any,
 ) -> None:  # fmt: skip
     dequantize_rows(
-        source, layout_in(told), element_in(told), rule_in(told), table, scales, scale_codes, zeros, out,
-        np.uint64(0), True, first, last,
+        source, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), table, scales, scale_codes,
+        zeros, out, np.uint64(0), True, first, last,
     )  # fmt: skip
 
 
@@ -99,11 +101,11 @@ def dequantize(*args: Any) -> Any:
 
 @device
 def _fake_quantize(
-    x: Any, told: Any, order: Any, table: Any, scales: Any, back: Any, zeros: Any, out: Any, first: Any,
+    x: Any, desc: Any, order: Any, table: Any, scales: Any, back: Any, zeros: Any, out: Any, first: Any,
     last: Any,
 ) -> None:  # fmt: skip
     fake_quantize_rows(
-        x, layout_in(told), element_in(told), order, table, scales, back, zeros, out, first, last,
+        x, unpack_layout(desc), unpack_element(desc), order, table, scales, back, zeros, out, first, last,
     )  # fmt: skip
 
 
@@ -115,10 +117,10 @@ def fake_quantize(*args: Any) -> Any:
 
 @device
 def _fake_quantize_backward(
-    grad: Any, x: Any, told: Any, bounds: Any, scales: Any, zeros: Any, out: Any, first: Any, last: Any
+    grad: Any, x: Any, desc: Any, bounds: Any, scales: Any, zeros: Any, out: Any, first: Any, last: Any
 ) -> None:
     fake_quantize_backward_rows(
-        grad, x, layout_in(told), element_in(told), bounds, scales, zeros, out, first, last,
+        grad, x, unpack_layout(desc), unpack_element(desc), bounds, scales, zeros, out, first, last,
     )  # fmt: skip
 
 
@@ -133,12 +135,12 @@ def fake_quantize_backward(*args: Any) -> Any:
 
 @device
 def _measure(
-    x: Any, source: Any, told: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any, extent: Any,
+    x: Any, source: Any, desc: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any, extent: Any,
     sums: Any, clipped: Any, first: Any, last: Any,
 ) -> None:  # fmt: skip
     measure_rows(
-        x, source, layout_in(told), element_in(told), rule_in(told), table, scales, scale_codes, zeros,
-        (extent[0], extent[1]), sums, clipped, first, last,
+        x, source, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), table, scales, scale_codes,
+        zeros, (extent[0], extent[1]), sums, clipped, first, last,
     )  # fmt: skip
 
 
@@ -152,21 +154,22 @@ def measure(*args: Any) -> Any:
 
 
 @inlined
-def matrix_in(a: Any) -> Any:
-    """Return the weight's matrix from an array of its numbers."""
+def unpack_matrix(packed: Any) -> Any:
+    """Return the weight's matrix from its record."""
+    r = packed.view(MATRIX)[0]
     return Matrix(
-        np.uint64(a[0]), np.uint64(a[1]), np.uint64(a[2]), np.uint64(a[3]), np.uint64(a[4]), np.uint64(a[5]),
-        np.uint8(a[6]), np.uint8(a[7]),
+        rows=r["rows"], cols=r["cols"], row_bytes=r["row_bytes"], bits=r["bits"], group=r["group"],
+        groups=r["groups"], signed=r["signed"], grouped=r["grouped"],
     )  # fmt: skip
 
 
 @device
 def _codes(
-    like: Any, x: Any, told: Any, order: Any, signed: Any, given: Any, weight: Any, matrix: Any, scales: Any,
+    like: Any, x: Any, desc: Any, order: Any, signed: Any, given: Any, weight: Any, matrix: Any, scales: Any,
     bias: Any, work: Any, out: Any, cut: Any, first: Any, last: Any,
 ) -> Any:  # fmt: skip
-    source = Input(layout_in(told), element_in(told), rule_in(told), order, np.uint8(signed))
-    weights, state = matrix_in(matrix), OK
+    source = Input(unpack_layout(desc), unpack_element(desc), unpack_rule(desc), order, np.uint8(signed))
+    weights, state = unpack_matrix(matrix), OK
     for slot in range(first, last):
         own, rows, columns = slot_of(work, cut, slot)
         args = x, source, given, weight, weights, scales, bias, own, out, rows, columns
@@ -187,7 +190,7 @@ def _floats(
 ) -> None:  # fmt: skip
     for slot in range(first, last):
         own, rows, columns = slot_of(work, cut, slot)
-        float_rows(x, weight, matrix_in(matrix), scales, bias, own, out, rows, columns)
+        float_rows(x, weight, unpack_matrix(matrix), scales, bias, own, out, rows, columns)
 
 
 @kernel
@@ -198,10 +201,10 @@ def linear_from_floats(*args: Any) -> Any:
 
 @device
 def _values(
-    x: Any, source: Any, told: Any, table: Any, stored: Any, bias: Any, work: Any, out: Any, cut: Any,
+    x: Any, source: Any, desc: Any, table: Any, stored: Any, bias: Any, work: Any, out: Any, cut: Any,
     first: Any, last: Any,
 ) -> None:  # fmt: skip
-    weight = Packed(source, layout_in(told), element_in(told), rule_in(told), table, *stored)
+    weight = Packed(source, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), table, *stored)
     count, cols, rows, panels, slots = cut[0], cut[1], cut[2], cut[3], cut[4]
     size = np.uint64(len(work)) // slots
     for slot in range(np.uint64(first), np.uint64(last)):

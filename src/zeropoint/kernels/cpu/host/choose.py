@@ -19,7 +19,7 @@ from .. import entries
 from .. import layout as k
 from ..arrays import code_order, flat_array, needs_range, rows_of
 from ..calls import ScaleMemory, refuse
-from ..layout import Layout, tell, with_coarse
+from ..layout import Layout, pack, with_coarse
 from ..lowering import KINDS, View, element_of, rule_of, view_of
 
 
@@ -35,11 +35,11 @@ class CoarseScale:
 
     def into(self, x: torch.Tensor, coarse: torch.Tensor) -> float:
         """Choose the scale of ``x``, store it in ``coarse`` and return it."""
-        source, (rows, _, told), low, high = flat_array(x), self._rows, self._low, self._high
-        share(entries.amax, (source, told, high), rows, self._count)
+        source, (rows, _, descriptor), low, high = flat_array(x), self._rows, self._low, self._high
+        share(entries.amax, (source, descriptor, high), rows, self._count)
         require_finite(x, high.max())
         if len(low):
-            share(entries.extremes, (source, told, low, high), rows, self._count)
+            share(entries.extremes, (source, descriptor, low, high), rows, self._count)
         wanted, ends = self._wanted, (low.min() if len(low) else high.max(), high.max())
         least, most = (torch.full((1,) * x.ndim, float(end), device=x.device) for end in ends)
         ranges = Ranges(minimum=(least, least), maximum=(most, most), dtype=wanted.dtype, shape=wanted.shape)
@@ -72,7 +72,7 @@ class BlockScales:
             bits=np.uint64(8), kind=KINDS[torch.float32], row_div=np.uint64(1), row_mod=np.uint64(blocks),
         )  # fmt: skip
         element = element_of(scheme, wanted.dtype, multiply=False)
-        self._told = tell(layout, element, rule_of(scheme, wanted.dtype))
+        self._descriptor = pack(layout, element, rule_of(scheme, wanted.dtype))
         self._order = code_order(scheme)
         self.nbytes: int = self._high.nbytes + self._low.nbytes + self._ends.nbytes + self._codes.nbytes
 
@@ -80,24 +80,24 @@ class BlockScales:
         """Choose the scales of ``x`` into the arrays of ``memory``; raises what the reference raises."""
         self._observe(x)
         scales, codes = memory.arrays(params)
-        told = self._told if coarse is None else with_coarse(self._told, coarse)
+        descriptor = self._descriptor if coarse is None else with_coarse(self._descriptor, coarse)
         state = entries.quantize(
-            self._ends.reshape(-1), told, self._order, scales, codes, memory.zeros, self._codes, 0,
+            self._ends.reshape(-1), descriptor, self._order, scales, codes, memory.zeros, self._codes, 0,
             len(self._ends), 1, 0,
         )  # fmt: skip
         if state != k.OK:
             refuse(x, self._scheme)
 
     def _observe(self, x: torch.Tensor) -> None:
-        source, (rows, _, told), count = flat_array(x), self._rows, self._count
+        source, (rows, _, descriptor), count = flat_array(x), self._rows, self._count
         high, low = self._high, self._low
-        share(entries.amax, (source, told, high), rows, count)
+        share(entries.amax, (source, descriptor, high), rows, count)
         require_finite(x, high.max())
         if not self._ranged:
             self._places.merge(np.maximum, high, self._ends[:, 1])
             self._ends[:, 0] = self._ends[:, 1]
             return
-        share(entries.extremes, (source, told, low, high), rows, count)
+        share(entries.extremes, (source, descriptor, low, high), rows, count)
         self._places.merge(np.minimum, low, self._ends[:, 0])
         self._places.merge(np.maximum, high, self._ends[:, 1])
 

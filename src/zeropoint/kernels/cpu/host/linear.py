@@ -18,9 +18,9 @@ from ....params.arithmetic import effective_scale
 from ....schemes import Scheme, ZeroPoint
 from .. import layout as k
 from ..arrays import NO_FLOATS, block_factors, code_order, flat_array
-from ..entries import linear_from_codes, linear_from_floats
+from ..entries import MATRIX, linear_from_codes, linear_from_floats
 from ..intrinsics import LINE
-from ..layout import tell
+from ..layout import pack, packed
 from ..linear import MANY, Matrix, work_bytes
 from ..lowering import KINDS, View, element_of, element_refusal, given_rule, rule_of, rule_refusal, view_of
 from ..panels import PANEL
@@ -50,7 +50,7 @@ class LinearKernel:
 
     def __init__(self, request: Request) -> None:
         self._request, self._matrix = request, _matrix_of(request)
-        self._numbers = np.array(self._matrix, np.float64)
+        self._numbers = packed(MATRIX, self._matrix)
         source = request.source
         self._source = None if source is None else _input_of(request, source)
         self._like = None if source is None else np.zeros(0, _code_dtype(request, self._matrix))
@@ -114,7 +114,7 @@ def _matrix_of(request: Request) -> Matrix:
 
 
 def _input_of(request: Request, scheme: Scheme) -> tuple[Any, Any, int] | str:
-    """Return what the kernel is told of the input, or why it cannot quantize it."""
+    """Return what the kernel takes for the input, or why it cannot quantize it."""
     dtype = request.dtype
     reason = element_refusal(scheme) or (None if request.given else rule_refusal(scheme, dtype))
     if reason is not None:
@@ -126,7 +126,7 @@ def _input_of(request: Request, scheme: Scheme) -> tuple[Any, Any, int] | str:
     assert isinstance(view, View)
     assert isinstance(scheme.element, IntFormat)
     element = element_of(scheme, dtype, multiply=False)
-    return tell(view.layout, element, rule), code_order(scheme), int(scheme.element.signed)
+    return pack(view.layout, element, rule), code_order(scheme), int(scheme.element.signed)
 
 
 def _given(request: Request, params: Params | None, count: int) -> tuple[Any, Any]:
@@ -161,8 +161,7 @@ def shared(arrays: tuple[Any, ...], tensors: tuple[torch.Tensor | None, ...]) ->
 def _cut(matrix: Matrix, count: int, threads: int) -> tuple[Any, int, int, int]:
     """Return how ``count`` rows are cut for threads: tiles of rows or, where these are few, of columns.
 
-    As the kernel is told, with the bytes of workspace, the slots, and the elements they are worth. Threads
-    that share the rows pack or unpack the whole weight each, others quantize all rows.
+    With the bytes of workspace, the slots, and the elements they are worth. Threads that share the rows pack or unpack the whole weight each, others quantize all rows.
     """
     rows, cols = int(matrix.rows), int(matrix.cols)
     along = count >= 2 * HIGH * threads and count * PACKING >= rows

@@ -260,7 +260,7 @@ class Measure(_Operator):
             stored = stored_factors(asked.scheme, params, asked.shape, asked.own_dtype)
             scales = stored.factors, stored.codes, stored.zeros
             extent = clip_extent(asked.scheme)
-            args = values, source, call.told_of(stored), call.table, *scales, extent, sums, clipped
+            args = values, source, call.descriptor_of(stored), call.table, *scales, extent, sums, clipped
             share(entries.measure, args, call.rows, call.count)
         columns = sums.reshape(-1, 3)
         return RowErrors(squares=columns[:, 0], errors=columns[:, 1], largest=columns[:, 2], clipped=clipped)

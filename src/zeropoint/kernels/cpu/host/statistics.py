@@ -73,19 +73,19 @@ def _block_extremes(
 
 def _block_amax(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
     """Return the largest magnitude of each block, float32; NaN and Inf show as such."""
-    rows, width, told = rows_of(tuple(x.shape), x.dtype, granularity)
+    rows, width, descriptor = rows_of(tuple(x.shape), x.dtype, granularity)
     out, source = np.empty(rows * width, np.float32), flat_array(x)
-    share(entries.amax, (source, told, out), rows, x.numel())
+    share(entries.amax, (source, descriptor, out), rows, x.numel())
     return _over_lead(torch.from_numpy(out), x, granularity, width, "amax")
 
 
 def _block_range(x: torch.Tensor, granularity: Granularity) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the smallest and largest value of each block, float32; raises NonFiniteError for NaN."""
     _require(x, _block_amax(x, granularity))
-    rows, width, told = rows_of(tuple(x.shape), x.dtype, granularity)
+    rows, width, descriptor = rows_of(tuple(x.shape), x.dtype, granularity)
     low, high = np.empty(rows * width, np.float32), np.empty(rows * width, np.float32)
     source = flat_array(x)
-    share(entries.extremes, (source, told, low, high), rows, x.numel())
+    share(entries.extremes, (source, descriptor, low, high), rows, x.numel())
     return (
         _over_lead(torch.from_numpy(low), x, granularity, width, "amin"),
         _over_lead(torch.from_numpy(high), x, granularity, width, "amax"),

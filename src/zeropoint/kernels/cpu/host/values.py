@@ -53,7 +53,13 @@ class ValueKernel:
                 stored = self._stored(params)
             scales = stored.factors, stored.codes, stored.zeros
             of_bias = NO_BIAS if bias is None else flat_array(bias.detach().float())
-            return self._call.codes_in(weight), self._call.told_of(stored), self._call.table, scales, of_bias
+            return (
+                self._call.codes_in(weight),
+                self._call.descriptor_of(stored),
+                self._call.table,
+                scales,
+                of_bias,
+            )
 
         codes, _, _, (factors, scale_codes, _), of_bias = made = arrays()
         one_level = len(params[0]) == 1 and params[1] is None

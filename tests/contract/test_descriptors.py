@@ -1,4 +1,4 @@
-"""What kernels are told as one array of numbers comes out as it went in, field by field."""
+"""What kernels take as records comes out as it went in, field by field."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zeropoint.kernels.cpu import layout as k
-from zeropoint.kernels.cpu.entries import matrix_in
+from zeropoint.kernels.cpu.entries import MATRIX, unpack_matrix
 from zeropoint.kernels.cpu.linear import Matrix
 
 
@@ -33,20 +33,24 @@ LAYOUT, ELEMENT, RULE = distinct(k.Layout, 1), distinct(k.Element, 20), distinct
 
 
 @pytest.mark.parametrize(
-    ("unpack", "given"), [(k.layout_in, LAYOUT), (k.element_in, ELEMENT), (k.rule_in, RULE)]
+    ("unpack", "given"), [(k.unpack_layout, LAYOUT), (k.unpack_element, ELEMENT), (k.unpack_rule, RULE)]
 )
 def test_every_field_comes_back_in_its_type(unpack: Any, given: Any) -> None:
-    assert_same(unpack.py_func(k.tell(LAYOUT, ELEMENT, RULE)), given)
+    assert_same(unpack.py_func(k.pack(LAYOUT, ELEMENT, RULE)), given)
 
 
 def test_a_coarse_scale_changes_itself_alone() -> None:
-    told = k.tell(LAYOUT, ELEMENT, RULE)
-    changed = k.with_coarse(told, 0.5)
-    assert_same(k.rule_in.py_func(changed), RULE._replace(coarse=np.float32(0.5)))
-    assert_same(k.element_in.py_func(changed), ELEMENT)
-    assert_same(k.rule_in.py_func(told), RULE)
+    descriptor = k.pack(LAYOUT, ELEMENT, RULE)
+    changed = k.with_coarse(descriptor, 0.5)
+    assert_same(k.unpack_rule.py_func(changed), RULE._replace(coarse=np.float32(0.5)))
+    assert_same(k.unpack_element.py_func(changed), ELEMENT)
+    assert_same(k.unpack_rule.py_func(descriptor), RULE)
+
+
+def test_a_layout_alone_is_enough_for_kernels_that_need_no_more() -> None:
+    assert_same(k.unpack_layout.py_func(k.pack(LAYOUT)), LAYOUT)
 
 
 def test_every_number_of_a_matrix_comes_back_in_its_type() -> None:
     given = distinct(Matrix, 1)
-    assert_same(matrix_in.py_func(np.array(given, np.float64)), given)
+    assert_same(unpack_matrix.py_func(k.packed(MATRIX, given)), given)
