@@ -161,7 +161,8 @@ def shared(arrays: tuple[Any, ...], tensors: tuple[torch.Tensor | None, ...]) ->
 def _cut(matrix: Matrix, count: int, threads: int) -> tuple[Any, int, int, int]:
     """Return how ``count`` rows are cut for threads: tiles of rows or, where these are few, of columns.
 
-    With the bytes of workspace, the slots, and the elements they are worth. Threads that share the rows pack or unpack the whole weight each, others quantize all rows.
+    With the bytes of workspace, the slots, and the elements they are worth. Threads that share the rows pack
+    or unpack the whole weight each, others quantize all rows.
     """
     rows, cols = int(matrix.rows), int(matrix.cols)
     along = count >= 2 * HIGH * threads and count * PACKING >= rows
