@@ -1,8 +1,258 @@
-"""From schemes and shapes to the numbers that kernels are written for, the same for every backend."""
+"""From schemes and shapes to named constants, the same for every backend: what a kernel computes with.
+
+Constants are plain numbers, exact or meant to be rounded to float32; a backend puts them into its own records.
+What a scheme needs and a kernel lacks is the backend's to refuse.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+
+from ..formats import FloatFormat, IntFormat, RoundingMode
+from ..formats.torch_dtypes import dtype_of, format_of
+from ..params.arithmetic import multiplies, rounder, zero_scale
+from ..schemes import ScaleRule, Scheme, TensorScale, ZeroPoint, ZeroPointPlace
+from ..schemes.rules import CEIL, EVEN, FLOOR, RCEIL
+
+
+class Kind(IntEnum):
+    """Kinds of elements."""
+
+    INTEGER = 0
+    FLOAT = 1
+    CODEBOOK = 2
+
+
+class Narrow(IntEnum):
+    """What an intermediate is rounded to."""
+
+    NONE = 0
+    BFLOAT16 = 1
+    FLOAT16 = 2
+
+
+class ZeroPlace(IntEnum):
+    """When a zero point is added: not at all, after rounding, before."""
+
+    NONE = 0
+    AFTER = 1
+    INSIDE = 2
+
+
+class Scaling(IntEnum):
+    """How a value is scaled: divided by the factor, multiplied by it, or by its rounded reciprocal."""
+
+    DIVIDE = 0
+    MULTIPLY = 1
+    RECIPROCAL = 2
+
+
+class How(IntEnum):
+    """How scales come about; see :class:`Rule`."""
+
+    GIVEN = 0
+    LINEAR = 1
+    POWER = 2
+    MINIFLOAT = 3
+    AFFINE = 4
+
+
+class Offset(IntEnum):
+    """How ``low - minimum / scale`` becomes a zero point."""
+
+    REAL = 0
+    NEAREST = 1
+    TRUNCATED = 2
+    OF_ROUNDED = 3
+
+
+_NARROW = {
+    None: Narrow.NONE,
+    torch.float32: Narrow.NONE,
+    torch.bfloat16: Narrow.BFLOAT16,
+    torch.float16: Narrow.FLOAT16,
+}
+
+
+class Element(NamedTuple):
+    """A format's constants; each kind has its own.
+
+    low, high: integer clamp bounds. zero_place: when a zero point is added. sign: sign bit of a two's
+    complement code. mantissa, emin (biased like float32), maximum, sign_shift (31 minus the sign's place),
+    magnitude (mask of the bits below the sign), max_code (of the largest finite value), negative_nan (whether
+    negative zero's code is NaN): of a float format.
+    unsigned_below: largest magnitude of a quotient whose sign is dropped, negative for none. quotient: what
+    the quotient is rounded to first.
+    thresholds: ascending boundaries of a codebook.
+    """
+
+    kind: Kind
+    low: int = 0
+    high: int = 0
+    zero_place: ZeroPlace = ZeroPlace.NONE
+    sign: int = 0
+    mantissa: int = 0
+    emin: int = 0
+    maximum: float = 0.0
+    sign_shift: int = 0
+    magnitude: int = 0
+    max_code: int = 0
+    negative_nan: bool = False
+    unsigned_below: float = -1.0
+    quotient: Narrow = Narrow.NONE
+    scaling: Scaling = Scaling.DIVIDE
+    thresholds: tuple[float, ...] = ()
+
+
+class Rule(NamedTuple):
+    """How scales come about, and how stored ones are read.
+
+    GIVEN: float32 factors. LINEAR: ``amax / divisor``, through ``narrow``, rounded to ``stored``. POWER: E8M0
+    bytes from ``exponent(bits(amax) + addend) - emax``, at least ``least_byte``; magnitudes below ``quiet``
+    take byte ``quiet_byte``.
+    MINIFLOAT: a small float format, relative to ``coarse`` (multiplied or, if ``inverse``, divided). AFFINE:
+    from the range, with zero points.
+    unit: step of the element's codes. offset: how the zero point comes about. formula: whether that of an
+    empty range does so too.
+    """
+
+    how: How
+    divisor: float = 1.0
+    narrow: Narrow = Narrow.NONE
+    stored: Narrow = Narrow.NONE
+    zero_scale: float = 1.0
+    least: float = 0.0
+    addend: int = 0
+    emax: int = 0
+    quiet: float = 0.0
+    quiet_byte: int = 0
+    least_byte: int = 0
+    unit: float = 1.0
+    coarse: float = 1.0
+    inverse: bool = False
+    mantissa: int = 0
+    emin: int = 0
+    maximum: float = 0.0
+    low: int = 0
+    high: int = 0
+    unsigned: bool = False
+    widen: bool = False
+    offset: Offset = Offset.NEAREST
+    formula: bool = False
+
+
+GIVEN = Rule(how=How.GIVEN)
+"""The rule of factors that are given."""
+
+
+@functools.lru_cache(maxsize=1024)
+def element_of(scheme: Scheme, dtype: torch.dtype, *, multiply: bool) -> Element:
+    """Return the constants of the scheme's elements.
+
+    multiply: whether factors are exact reciprocals (powers of two).
+    """
+    fmt = scheme.element
+    scaling = Scaling.RECIPROCAL if multiplies(scheme) else Scaling.DIVIDE
+    narrow = rounder(scheme, dtype) if len(scheme.scales) == 1 else None
+    # A bfloat16 times a power of two is a bfloat16 again, unless it falls below the subnormals and becomes
+    # zero.
+    exact = multiply and narrow is torch.bfloat16
+    base = Element(
+        kind=Kind.INTEGER,
+        quotient=Narrow.NONE if exact else _NARROW[narrow],
+        scaling=Scaling.MULTIPLY if multiply else scaling,
+    )
+    if isinstance(fmt, IntFormat):
+        return base._replace(
+            low=scheme.qmin, high=scheme.qmax, zero_place=_zero_place(scheme),
+            sign=1 << (fmt.bits - 1) if fmt.signed else 0,
+        )  # fmt: skip
+    if isinstance(fmt, FloatFormat):
+        zero = 2.0**-134 if exact else 0.0
+        positive = fmt.bits <= scheme.dialect.positive_zero_bits
+        return base._replace(
+            kind=Kind.FLOAT, unsigned_below=zero if positive else -1.0, mantissa=fmt.mantissa_bits,
+            emin=fmt.emin + 127, maximum=float(fmt.max), sign_shift=31 - fmt.magnitude_bits,
+            magnitude=(1 << fmt.magnitude_bits) - 1, max_code=fmt.max_code,
+            negative_nan=fmt.nan_code == fmt.sign_bit,
+        )  # fmt: skip
+    return base._replace(kind=Kind.CODEBOOK, thresholds=tuple(float(t) for t in fmt.thresholds))
+
+
+def _zero_place(scheme: Scheme) -> ZeroPlace:
+    if scheme.zero_point is ZeroPoint.NONE:
+        return ZeroPlace.NONE
+    real = scheme.zero_point is ZeroPoint.REAL
+    inside = real or scheme.dialect.zero_point_place is ZeroPointPlace.INSIDE_ROUNDING
+    return ZeroPlace.INSIDE if inside else ZeroPlace.AFTER
+
+
+@functools.lru_cache(maxsize=1024)
+def rule_of(scheme: Scheme, dtype: torch.dtype) -> Rule:
+    """Return the constants of the finest scale level, with a coarse scale of 1."""
+    first, fmt = scheme.scales[0], scheme.scales[0].format_for(format_of(dtype))
+    step = float(scheme.element.step) if isinstance(scheme.element, IntFormat) else 1.0
+    unsigned = scheme.element.min >= 0
+    rule = Rule(
+        how=How.GIVEN,
+        divisor=float(scheme.divisor), narrow=_NARROW[rounder(scheme, dtype)], unit=step,
+        unsigned=unsigned and scheme.zero_point is ZeroPoint.NONE,
+    )  # fmt: skip
+    if first.rule.power_of_two:
+        return _power_rule(scheme, dtype, rule)
+    if len(scheme.scales) > 1:
+        assert isinstance(fmt, FloatFormat)
+        return rule._replace(
+            how=How.MINIFLOAT, mantissa=fmt.mantissa_bits, emin=fmt.emin + 127,
+            maximum=float(fmt.max), zero_scale=float(scheme.dialect.zero_block_scale),
+            inverse=scheme.dialect.tensor_scale is TensorScale.RECIPROCAL,
+        )  # fmt: skip
+    least = scheme.dialect.minimum_scale
+    assert isinstance(fmt, FloatFormat)
+    rule = rule._replace(
+        how=How.LINEAR, stored=_NARROW[dtype_of(fmt)], zero_scale=float(zero_scale(scheme, dtype)),
+        least=float(least) if least >= float(fmt.smallest) else 0.0,
+    )  # fmt: skip
+    if scheme.zero_point is ZeroPoint.NONE:
+        return rule
+    return rule._replace(
+        how=How.AFFINE, low=scheme.qmin, high=scheme.qmax,
+        widen=scheme.widens_to_zero, offset=_offset(scheme),
+        formula=scheme.formula_zero_point,
+    )  # fmt: skip
+
+
+def _offset(scheme: Scheme) -> Offset:
+    if scheme.zero_point is ZeroPoint.REAL:
+        return Offset.REAL
+    if scheme.dialect.rounds_quotient:
+        return Offset.OF_ROUNDED
+    truncates = scheme.dialect.zero_point_rounding is RoundingMode.TOWARD_ZERO
+    return Offset.TRUNCATED if truncates else Offset.NEAREST
+
+
+def _power_rule(scheme: Scheme, dtype: torch.dtype, rule: Rule) -> Rule:
+    """Turn the rule's rounding of amax into one addition to its bits, whose carry moves the exponent."""
+    full = (1 << 23) - 1
+    top = round((scheme.divisor / 2.0**scheme.element.emax - 1.0) * (1 << 23))
+    width = scheme.dialect.even_mantissa_bits
+    bits = scheme.element.mantissa_bits if width is None else width
+    addends: dict[ScaleRule, int] = {FLOOR: 0, EVEN: 1 << (22 - bits), CEIL: full, RCEIL: full - top}
+    addend = addends[scheme.scales[0].rule]
+    rule = rule._replace(how=How.POWER, addend=addend, emax=scheme.element.emax)
+    if rounder(scheme, dtype) is torch.float16:
+        # Below this a float16 block has a scale of 0 in its own dtype, which the dialect replaces by 1; other
+        # blocks have at least the exponent of its normal numbers.
+        rule = rule._replace(
+            quiet=2.0**-14 - 2.0**-16, quiet_byte=127,
+            least_byte=max(127 - 14 - scheme.element.emax, 0),
+        )  # fmt: skip
+    return rule
 
 
 def row_mapping(

@@ -16,7 +16,8 @@ import torch
 from ...errors import ShapeError
 from ...formats import FloatFormat
 from ...layout import packing
-from ...ops import reference
+from ...ops import lowering, reference
+from ...ops.lowering import How
 from ...ops.registry import Params
 from ...ops.threads import share
 from ...params.arithmetic import parameter_tensors
@@ -27,10 +28,7 @@ from .arrays import NO_BYTES, NO_FLOATS, Stored, code_order, flat_array, value_t
 from .layout import pack, with_coarse
 from .lowering import (
     View,
-    element_of,
-    given_rule,
     half_boundaries,
-    rule_of,
     rule_refusal,
     stored_rule,
     view_of,
@@ -59,15 +57,15 @@ class GivenCall:
         self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, own_dtype: torch.dtype,
         code_range: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
-        view, element = view_of(scheme, shape, dtype), element_of(scheme, own_dtype, multiply=False)
+        view, element = view_of(scheme, shape, dtype), lowering.element_of(scheme, own_dtype, multiply=False)
         assert isinstance(view, View)
         if code_range is not None:
             low, high = code_range
-            element = element._replace(low=np.float32(low), high=np.float32(high))
+            element = element._replace(low=low, high=high)
         self.rows, self.count = view.rows, math.prod(shape)
         self._bytes = math.prod(packing.packed_shape(shape, scheme.bits))
         self.order, self.table = code_order(scheme), value_table(scheme)
-        self.descriptor = pack(view.layout, element, given_rule())
+        self.descriptor = pack(view.layout, element, lowering.GIVEN)
         rule = stored_rule(scheme, own_dtype)
         self._stored_descriptor = self.descriptor if rule is None else pack(view.layout, element, rule)
 
@@ -130,10 +128,10 @@ class OnePass:
     """
 
     def __init__(self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, view: View) -> None:
-        rule = rule_of(scheme, dtype)
-        multiply = rule.how == k.POWER and isinstance(scheme.element, FloatFormat)
+        rule = lowering.rule_of(scheme, dtype)
+        multiply = rule.how is How.POWER and isinstance(scheme.element, FloatFormat)
         boundaries = half_boundaries(scheme, dtype, view)
-        self._descriptor = pack(view.layout, element_of(scheme, dtype, multiply=multiply), rule)
+        self._descriptor = pack(view.layout, lowering.element_of(scheme, dtype, multiply=multiply), rule)
         self._order = code_order(scheme)
         self._boundaries = None if boundaries is None else np.array(boundaries, np.int16)
         self._rows, self._count = view.rows, math.prod(shape)
@@ -182,7 +180,7 @@ class ChosenScales:
     def __init__(self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         made = parameter_tensors(scheme, shape, dtype)
         self._fine, self._zeros = made[0], made[len(scheme.scales) :]
-        self.floats = rule_of(scheme, dtype).how in (k.LINEAR, k.AFFINE)
+        self.floats = lowering.rule_of(scheme, dtype).how in (How.LINEAR, How.AFFINE)
         self.direct = self.floats and self._fine[1] == torch.float32
         self.blocks, self.zeroed = math.prod(self._fine[0]), bool(self._zeros)
 

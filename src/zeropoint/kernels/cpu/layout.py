@@ -5,10 +5,12 @@ one just invented. From Python they travel as one record, in an array: handing o
 than quantizing thousands of numbers.
 """
 
+import math
 from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
+from ...ops import lowering
 from .intrinsics import inlined
 
 
@@ -28,23 +30,17 @@ class Layout(NamedTuple):
     row_mod: np.uint64
 
 
-INTEGER, FLOAT, CODEBOOK = np.uint8(0), np.uint8(1), np.uint8(2)
-NO_ROUNDING, TO_BFLOAT16, TO_FLOAT16 = np.uint8(0), np.uint8(1), np.uint8(2)
-ZERO_NONE, ZERO_AFTER, ZERO_INSIDE = np.uint8(0), np.uint8(1), np.uint8(2)
-DIVIDE, MULTIPLY, RECIPROCAL = np.uint8(0), np.uint8(1), np.uint8(2)
+INTEGER, FLOAT, CODEBOOK = map(np.uint8, lowering.Kind)
+NO_ROUNDING, TO_BFLOAT16, TO_FLOAT16 = map(np.uint8, lowering.Narrow)
+ZERO_NONE, ZERO_AFTER, ZERO_INSIDE = map(np.uint8, lowering.ZeroPlace)
+DIVIDE, MULTIPLY, RECIPROCAL = map(np.uint8, lowering.Scaling)
 THRESHOLDS = 15
 
 
 class Element(NamedTuple):
-    """A format's parameters; each kind reads its own.
+    """:class:`zeropoint.ops.lowering.Element` in the types of the machine.
 
-    low, high: integer clamp bounds. zero_place: when a zero point is added. sign: sign bit of a two's
-    complement code. mantissa, emin (biased like float32), maximum, sign_shift (31 minus the sign's place),
-    magnitude (mask of the bits below the sign), max_code (of the largest finite value), negative_nan (whether
-    negative zero's code is NaN): of a float format.
-    unsigned_below: largest magnitude of a quotient whose sign is dropped, negative for none. quotient: what
-    the quotient is rounded to first.
-    thresholds: ascending boundaries of a codebook, padded with Inf.
+    thresholds: padded with Inf.
     """
 
     kind: np.uint8
@@ -65,21 +61,12 @@ class Element(NamedTuple):
     thresholds: tuple[np.float32, ...]
 
 
-GIVEN, LINEAR, POWER, MINIFLOAT, AFFINE = (np.uint8(n) for n in range(5))
-OFFSET_REAL, OFFSET_NEAREST, OFFSET_TRUNCATED, OFFSET_OF_ROUNDED = (np.uint8(n) for n in range(4))
+GIVEN, LINEAR, POWER, MINIFLOAT, AFFINE = map(np.uint8, lowering.How)
+OFFSET_REAL, OFFSET_NEAREST, OFFSET_TRUNCATED, OFFSET_OF_ROUNDED = map(np.uint8, lowering.Offset)
 
 
 class ScaleRule(NamedTuple):
-    """How scales come about, and how stored ones are read.
-
-    GIVEN: float32 factors. LINEAR: ``amax / divisor``, through ``narrow``, rounded to ``stored``. POWER: E8M0
-    bytes from ``exponent(bits(amax) + addend) - emax``, at least ``least_byte``; magnitudes below ``quiet``
-    take byte ``quiet_byte``.
-    MINIFLOAT: a small float format, relative to ``coarse`` (multiplied or, if ``inverse``, divided). AFFINE:
-    from the range, with zero points.
-    unit: step of the element's codes. offset: how ``low - minimum / scale`` becomes a zero point: not at all,
-    rounded, cut off, or from a rounded quotient. formula: whether that of an empty range is so too.
-    """
+    """:class:`zeropoint.ops.lowering.Rule` in the types of the machine."""
 
     how: np.uint8
     divisor: np.float32
@@ -131,10 +118,20 @@ _COARSE = DESCRIPTOR.fields["rule"][1] + DESCRIPTOR["rule"].fields["coarse"][1] 
 """Where the coarse scale lies."""
 
 
-def pack(layout: Layout, element: Element | None = None, rule: ScaleRule | None = None) -> Any:
+def pack(
+    layout: Layout, element: lowering.Element | None = None, rule: lowering.Rule = lowering.GIVEN
+) -> Any:
     """Return the descriptor that a kernel takes; some kernels need the layout alone."""
-    rest = [np.zeros((), DESCRIPTOR[name]) for name in ("element", "rule")]
-    return packed(DESCRIPTOR, (layout, element or rest[0], rule or rest[1]))
+    element = lowering.Element(kind=lowering.Kind.INTEGER) if element is None else element
+    padding = (math.inf,) * (THRESHOLDS - len(element.thresholds))
+    padded = element._replace(thresholds=element.thresholds + padding)
+    parts = (by_name(Element, padded), by_name(ScaleRule, rule))
+    return packed(DESCRIPTOR, (layout, *parts))
+
+
+def by_name(kind: Any, constants: Any) -> tuple[Any, ...]:
+    """Return constants in the order of a record's fields."""
+    return tuple(getattr(constants, name) for name in kind._fields)
 
 
 def with_coarse(descriptor: Any, coarse: float) -> Any:

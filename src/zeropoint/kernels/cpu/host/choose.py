@@ -10,6 +10,7 @@ import torch
 
 from ....errors import NonFiniteError
 from ....ops import reference
+from ....ops.lowering import element_of, rule_of
 from ....ops.registry import Params, Request
 from ....ops.threads import share
 from ....params import arithmetic
@@ -20,7 +21,7 @@ from .. import layout as k
 from ..arrays import code_order, flat_array, needs_range, rows_of
 from ..calls import ScaleMemory, refuse
 from ..layout import Layout, pack, with_coarse
-from ..lowering import KINDS, View, element_of, rule_of, view_of
+from ..lowering import KINDS, View, view_of
 
 
 class CoarseScale:

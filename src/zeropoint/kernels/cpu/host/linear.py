@@ -10,8 +10,9 @@ import torch
 
 from ....formats import IntFormat
 from ....ops import linear as layers
-from ....ops import reference
+from ....ops import lowering, reference
 from ....ops.linear import Layer
+from ....ops.lowering import How
 from ....ops.registry import Params, Request
 from ....ops.threads import gradual_underflow, parts_for, share, thread_count
 from ....params.arithmetic import effective_scale
@@ -22,7 +23,7 @@ from ..entries import MATRIX, linear_from_codes, linear_from_floats
 from ..intrinsics import LINE
 from ..layout import pack, packed
 from ..linear import MANY, Matrix, work_bytes
-from ..lowering import KINDS, View, element_of, element_refusal, given_rule, rule_of, rule_refusal, view_of
+from ..lowering import KINDS, View, element_refusal, rule_refusal, view_of
 from ..panels import PANEL
 from ..products import HIGH, QUADS, adds_quads
 
@@ -119,13 +120,13 @@ def _input_of(request: Request, scheme: Scheme) -> tuple[Any, Any, int] | str:
     reason = element_refusal(scheme) or (None if request.given else rule_refusal(scheme, dtype))
     if reason is not None:
         return reason
-    rule = given_rule() if request.given else rule_of(scheme, dtype)
-    if rule.how not in (k.GIVEN, k.LINEAR, k.AFFINE):
+    rule = lowering.GIVEN if request.given else lowering.rule_of(scheme, dtype)
+    if rule.how not in (How.GIVEN, How.LINEAR, How.AFFINE):
         return f"scales of {scheme} are not float numbers"
     view = view_of(scheme, (_ANY_ROWS, request.shape[1]), dtype)
     assert isinstance(view, View)
     assert isinstance(scheme.element, IntFormat)
-    element = element_of(scheme, dtype, multiply=False)
+    element = lowering.element_of(scheme, dtype, multiply=False)
     return pack(view.layout, element, rule), code_order(scheme), int(scheme.element.signed)
 
 
