@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 import pytest
+import torch
 
 from zeropoint.kernels.cpu import layout as k
 from zeropoint.kernels.cpu.entries import MATRIX, unpack_matrix
 from zeropoint.kernels.cpu.linear import Matrix
+from zeropoint.ops import lowering
+from zeropoint.schemes import Scheme
 
 
 def distinct(kind: type[NamedTuple], first: int) -> Any:
@@ -45,6 +49,24 @@ def test_a_coarse_scale_changes_itself_alone() -> None:
     assert_same(k.unpack_rule.py_func(changed), RULE._replace(coarse=np.float32(0.5)))
     assert_same(k.unpack_element.py_func(changed), ELEMENT)
     assert_same(k.unpack_rule.py_func(descriptor), RULE)
+
+
+def test_records_have_the_fields_of_the_constants_that_all_backends_share() -> None:
+    assert k.Element._fields == lowering.Element._fields
+    assert k.ScaleRule._fields == lowering.Rule._fields
+
+
+def test_constants_of_a_scheme_come_back_as_they_went_in() -> None:
+    scheme = Scheme.parse("nf4:g32")
+    element = lowering.element_of(scheme, torch.float32, multiply=False)
+    found = k.unpack_element.py_func(k.pack(LAYOUT, element, lowering.GIVEN))
+    count = len(element.thresholds)
+    assert count == 15
+    assert found.thresholds == tuple(np.float32(t) for t in element.thresholds)
+    ternary = lowering.element_of(Scheme.parse("ternary:token"), torch.float32, multiply=False)
+    padded = k.unpack_element.py_func(k.pack(LAYOUT, ternary, lowering.GIVEN)).thresholds
+    assert len(ternary.thresholds) == 2
+    assert padded[2:] == (math.inf,) * 13
 
 
 def test_a_layout_alone_is_enough_for_kernels_that_need_no_more() -> None:

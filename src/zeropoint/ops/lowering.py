@@ -1,7 +1,7 @@
 """From schemes and shapes to named constants, the same for every backend: what a kernel computes with.
 
-Constants are plain numbers, exact or meant to be rounded to float32; a backend puts them into its own records.
-What a scheme needs and a kernel lacks is the backend's to refuse.
+Constants are plain numbers, exact or to be rounded to float32; a backend puts them into its own records. What
+a scheme needs and a kernel lacks is the backend's to refuse.
 """
 
 from __future__ import annotations
