@@ -87,7 +87,7 @@ def test_a_plan_brings_its_own_selection(call: Call, model: Path, tmp_path: Path
         called = call("quantize", model, tmp_path / "out", "--plan", tmp_path / "plan.json", *option)
         assert called.status == 2
         assert (
-            "a plan has its own --include, --ignore, --strict and --dequantize-...; leave them out"
+            "a plan has its own --format, --include, --ignore, --strict and --dequantize-...; leave them out"
             in called.err
         )
     both = call("quantize", model, tmp_path / "out", "--plan", tmp_path / "plan.json", "--to", "w8a8")

@@ -68,5 +68,6 @@ _KEYWORDS: dict[str, _Check] = {
     ),
     "allOf": lambda rule, v, _s, r: _each([(schema, v) for schema in rule], r),
     "anyOf": lambda rule, v, _s, r: _said(_passing(rule, v, r) > 0, "none of several"),
+    "not": lambda rule, v, _s, r: _said(_passing([rule], v, r) == 0, "what must not be"),
     "oneOf": lambda rule, v, _s, r: _said(_passing(rule, v, r) == 1, "not exactly one of several"),
 }

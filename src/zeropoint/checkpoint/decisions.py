@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ..codecs.layers import layer_of
 from ..codecs.protocol import Codec, LayerScheme
 from ..errors import CheckpointError, RecipeError, count, printable
+from ..methods import NEAREST
 from ..recipes import Recipe, Rule, Subject
 from .columns import Kinds, Made
 from .entries import Entries, TensorEntry
@@ -23,11 +24,12 @@ from .source import Source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What happens to one tensor: quantized under ``layer``, or kept where that is None, and why."""
+    """What happens to one tensor: quantized to ``layer`` by ``method``, or kept where that is None."""
 
     entry: TensorEntry
     choice: Choice
     layer: LayerScheme | None
+    method: str = NEAREST
 
     @property
     def quantized(self) -> bool:
@@ -64,7 +66,8 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
         problem = None if layer is None else misfit(entry, layer)
         if problem is not None:
             choice, layer = Choice(quantize=False, why=Why.UNFIT, reason=problem), None
-        return Decision(entry=entry, choice=choice, layer=layer)
+        method = NEAREST if layer is None or found.gives is None else found.gives.method or NEAREST
+        return Decision(entry=entry, choice=choice, layer=layer, method=method)
 
     decisions = compact(entries, map(decided, entries.values()))
     uses.check(subject_of(entry, config) for entry in entries.values())
@@ -78,11 +81,11 @@ def compact(entries: Entries, decisions: Iterable[Decision]) -> Sequence[Decisio
     """Return the decisions about ``entries``, one for each in their order, in columns."""
     of, kinds = array("I"), Kinds()
     for decision in decisions:
-        of.append(kinds.number((decision.choice, decision.layer)))
+        of.append(kinds.number((decision.choice, decision.layer, decision.method)))
 
     def made(number: int) -> Decision:
-        choice, layer = kinds[of[number]]
-        return Decision(entry=entries.at(number), choice=choice, layer=layer)
+        choice, layer, method = kinds[of[number]]
+        return Decision(entry=entries.at(number), choice=choice, layer=layer, method=method)
 
     return Made(len(of), made)
 

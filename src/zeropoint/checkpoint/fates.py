@@ -66,9 +66,9 @@ class Fates:
         )  # fmt: skip
 
     @property
-    def quantized(self) -> Iterator[tuple[TensorEntry, LayerScheme]]:
-        """What is quantized, and how."""
-        return ((d.entry, d.layer) for d in self.decisions if d.layer is not None)
+    def quantized(self) -> Iterator[tuple[TensorEntry, LayerScheme, str]]:
+        """What is quantized, to what, and by which method."""
+        return ((d.entry, d.layer, d.method) for d in self.decisions if d.layer is not None)
 
     def require_sense(self, codec: Codec, *, every: bool) -> None:
         """Raise CheckpointError when nothing would be done, or when no configuration could say what was.
@@ -95,7 +95,7 @@ class Fates:
             f"{printable(head)} is left out: config.json ties it to {printable(embedding)}, which is the same"
             for head, embedding in self.copies.items()
         ]
-        worked = (self.floats.origin(entry) for entry, _ in self.quantized)
+        worked = (self.floats.origin(entry) for entry, _, _ in self.quantized)
         gone = [beside.name for o in itertools.chain(worked, self.restored) for beside in o.attendants]
         if gone:
             notes.append(f"{len(gone)} scales of quantized inputs are left out, such as {printable(gone[0])}")

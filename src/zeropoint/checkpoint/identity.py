@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 
 from ..errors import CheckpointError, printable
+from ..methods import NEAREST
 from .journal import FORMAT
 from .object_store import Stamp
 from .origin import Origin
@@ -50,7 +51,8 @@ def _output(plan: Plan) -> Iterator[str | bytes]:
         yield f"{name}\0"
         yield from text.pieces()
     for w in plan.weights:
-        yield f"{w.module}\0{w.layer}\0{w.share}\0{_codes(w.origin)}"
+        method = "" if w.method == NEAREST else f"\0{w.method}"
+        yield f"{w.module}\0{w.layer}\0{w.share}\0{_codes(w.origin)}{method}"
     for r in plan.restored:
         yield f"{r.placed.name}\0{_codes(r.origin)}"
 

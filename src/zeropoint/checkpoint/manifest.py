@@ -8,7 +8,7 @@
     files      name to {"size", "header"}: bytes, and SHA-256 of the header with its length, of a shard; name
                to {"size", "parts"} of any other file but the manifest itself
     tensors    name to {"file", "parts"}
-    weights    quantized module to what quantization did to it
+    weights    quantized module to what quantization did to it, and its method unless that is nearest
     sha256     SHA-256 of all text before this key
 
 A part is [first byte in the file, bytes, SHA-256]; the parts of a tensor cover it in order. Which parts there
@@ -24,8 +24,10 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ..methods import NEAREST
 from .identity import VERSION
 from .measure import TensorError
+from .placement import Weight
 from .plan import Plan
 from .texts import Text
 from .units import Units
@@ -64,8 +66,13 @@ def _pieces(
     modules = [weight.module for weight in plan.weights]
     order = array("I", sorted(range(len(modules)), key=modules.__getitem__))
     del modules
-    found = ((plan.weights[n].module, _statistics(error_of(n, all_units, done))) for n in order)
+    found = ((plan.weights[n].module, _about(plan.weights[n], n, all_units, done)) for n in order)
     yield from _section("weights", found)
+
+
+def _about(weight: Weight, number: int, all_units: Units, done: Mapping[int, Done]) -> dict[str, Any]:
+    method = {} if weight.method == NEAREST else {"method": weight.method}
+    return {**_statistics(error_of(number, all_units, done)), **method}
 
 
 def error_of(weight: int, all_units: Units, done: Mapping[int, Done]) -> TensorError:

@@ -21,6 +21,7 @@ import torch
 from ..codecs.protocol import ROWS, LayerScheme, TensorSpec
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, printable
+from ..methods import NEAREST, Scope, method_named
 from .columns import Kinds, Made, Names
 from .entries import TensorEntry
 from .experts import Matrix, matrices
@@ -51,7 +52,7 @@ class Weight:
     """A matrix to quantize: where its rows come from, and the tensors that it becomes.
 
     first: its first row among those of the origin, which for fused experts has more. share: name of the set
-    whose members take one tensor scale together, or None.
+    whose members take one tensor scale together, or None. method: name of the method that quantizes it.
     """
 
     module: str
@@ -61,12 +62,13 @@ class Weight:
     layer: LayerScheme
     outputs: tuple[Placed, ...]
     share: str | None = None
+    method: str = NEAREST
 
     @property
     def kind(self) -> Hashable:
         """What all that a tile of it takes follows from."""
         layer = self.origin.layer
-        return self.shape, self.layer.weight, self.dtype, layer and (layer.weight, layer.dtype)
+        return self.shape, self.layer.weight, self.method, self.dtype, layer and (layer.weight, layer.dtype)
 
     @property
     def source(self) -> TensorEntry:
@@ -102,11 +104,15 @@ class Weight:
     def value_bytes(self) -> int:
         """Memory that each number of a tile takes."""
         quantizing = value_bytes(self.layer.weight, self.dtype)
+        quantizing += method_named(self.method).value_bytes(self.layer.weight)
         return quantizing + self.origin.value_bytes - self.dtype.itemsize
 
     @property
     def alignment(self) -> int:
         """Rows or columns of which a part must hold a multiple to be quantized and written alone."""
+        scope = method_named(self.method).scope(self.layer.weight)
+        if scope is not Scope.BLOCKS and (scope is not Scope.ROWS or self.axis != ROWS):
+            return max(1, self.extent)
         own = self.layer.codec.alignment(self.layer, self.shape)
         return math.lcm(own, self.origin.alignment) if self.axis == ROWS else own
 
@@ -204,9 +210,10 @@ class Placement:
     def __init__(self, source: Source, fates: Fates) -> None:
         self._fates, self._entries = fates, fates.floats.source.entries
         self._shards = source.shards
-        self.layers: tuple[LayerScheme, ...] = tuple(dict.fromkeys(layer for _, layer in fates.quantized))
-        # Of each weight: its tensor, which matrix of that (-1: all of it), its scheme, its set, its outputs.
+        self.layers: tuple[LayerScheme, ...] = tuple(dict.fromkeys(layer for _, layer, _ in fates.quantized))
+        # Of each weight: its tensor, which matrix of that (-1: all of it), scheme, method, set and outputs.
         self._entry, self._matrix, self._layer = array("I"), array("i"), array("I")
+        self._methods, self._method = Names(), array("I")
         self._share, self._first, self._sets = array("i"), array("q"), Names()
         # Of each output tensor: what it is, its file, and where it begins there.
         self._specs, self._kind, self._file = Kinds(), array("I"), array("I")
@@ -281,7 +288,8 @@ class Placement:
             self._put(TensorSpec(suffix="", dtype=entry.dtype, shape=entry.shape), shards[entry.file.name])
         numbers = {layer: n for n, layer in enumerate(self.layers)}
         shares: Counter[int] = Counter()
-        for entry, layer in fates.quantized:
+        for entry, layer, method in fates.quantized:
+            self._methods.add(method)
             whole = not is_fused_experts(entry)
             for at, matrix in enumerate(_matrices(entry)):
                 share = self._set(matrix.module) if layer.codec.shares_scale(layer) else -1
@@ -289,6 +297,7 @@ class Placement:
                 self._entry.append(self._entries.numbered(entry.name))
                 self._matrix.append(-1 if whole else at)
                 self._layer.append(numbers[layer])
+                self._method.append(self._methods.numbered(method))
                 self._share.append(share)
                 self._first.append(len(self._kind))
                 for spec in _specs(layer, matrix.shape, entry):
@@ -324,7 +333,7 @@ class Placement:
             module=matrix.module, origin=self._fates.floats.origin(entry), shape=matrix.shape,
             layer=self.layers[self._layer[number]], outputs=tuple(map(self.at, range(first, end))),
             first=(matrix.begin - entry.begin) // (matrix.shape[1] * TORCH_DTYPES[entry.dtype].itemsize),
-            share=None if share < 0 else self._sets[share],
+            share=None if share < 0 else self._sets[share], method=self._methods[self._method[number]],
         )  # fmt: skip
 
     def _name(self, number: int) -> str:

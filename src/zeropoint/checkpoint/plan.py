@@ -22,6 +22,7 @@ from ..codecs.registry import DEFAULT
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
 from ..errors import CheckpointError, UnsupportedError, count, printable, size_of
 from ..formats import RoundingMode
+from ..methods import Scope
 from ..recipes import Recipe
 from .config_text import WEIGHTS_ONLY_CONFIG
 from .decisions import Decision, decide, fate
@@ -213,7 +214,7 @@ def make_plan(
     recipe = one_scheme(layer_scheme(to, codec)) if isinstance(to, str) else to.parse(codec)
     _require_model(source)
     selection, limits = selection or Selection(), limits or Limits.default()
-    _require_deterministic(recipe)
+    _require_streaming(recipe)
     floats = _floats(source, selection)
     check_patterns(selection, floats.source.entries)
     decisions = decide(floats.source, recipe, selection, codec)
@@ -267,11 +268,26 @@ def _floats(source: Source, selection: Selection) -> Floats:
     return as_floats(source, dtype=None if selection.floats is None else TORCH_DTYPES[selection.floats])
 
 
-def _require_deterministic(recipe: Recipe) -> None:
-    """Raise UnsupportedError for a scheme whose codes would depend on how weights are cut."""
+def _require_streaming(recipe: Recipe) -> None:
+    """Raise UnsupportedError for what weights in parts and without data do not give.
+
+    That is a scheme whose codes would depend on how weights are cut, and a method that needs statistics of
+    inputs, refuses the scheme, or works on several layers at once.
+    """
     for rule in (*recipe.rules, recipe.default):
         weight = None if rule.gives is None else rule.gives.weight
-        if weight is not None and weight.rounding.mode is RoundingMode.STOCHASTIC:
+        if rule.gives is None or weight is None:
+            continue
+        method = rule.gives.weight_method
+        refusal = method.refusal(weight)
+        if refusal is not None:
+            raise UnsupportedError(refusal)
+        if method.needs or method.scope(weight) in (Scope.GROUP, Scope.MODEL):
+            raise UnsupportedError(
+                f"method {method.name} needs the inputs of layers, or several layers at once, which a "
+                "checkpoint alone does not give; use zp.quantize_model, or method nearest"
+            )
+        if weight.rounding.mode is RoundingMode.STOCHASTIC:
             raise UnsupportedError(
                 f"{weight} draws random bits by the place in a tensor, but weights are quantized in parts; "
                 "use half_even"

@@ -92,6 +92,7 @@ def tensor_documents(plan: Plan) -> Iterator[dict[str, Any]]:
             **entry_document(decision.entry),
             "action": "quantized" if decision.quantized else "kept",
             "scheme": None if decision.layer is None else str(decision.layer),
+            "method": None if decision.layer is None else decision.method,
             "why": decision.choice.why.value,
             "reason": decision.choice.reason,
             "outputs": [

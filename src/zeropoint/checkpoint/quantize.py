@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..functional import quantize, quantize_part
+from ..methods import LayerData, Method
 from ..schemes import Granularity, Scheme
 from ..tensor import QuantizedTensor
 
@@ -51,17 +51,15 @@ class Scratch:
     result: QuantizedTensor | None = None
 
     def quantize(
-        self, x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None
+        self, x: torch.Tensor, scheme: Scheme, method: Method, extremes: tuple[float, float] | None
     ) -> QuantizedTensor:
         """Return rows of a matrix in codes, in the memory of the last result where that fits.
 
-        extremes: those of the whole matrix, or set of matrices, where its scale needs them. Raises
-        NonFiniteError, RangeError.
+        method: whose scope these rows are. extremes: those of the whole matrix, or set of matrices, where its
+        scale needs them. Raises NonFiniteError, RangeError.
         """
         last, shape = self.result, tuple(x.shape)
         fits = last is not None and (last.scheme, last.shape, last.dtype) == (scheme, shape, x.dtype)
-        out = last if fits else None
-        self.result = (
-            quantize(x, scheme, out=out) if extremes is None else quantize_part(x, scheme, extremes, out=out)
-        )
+        data = LayerData(extremes=extremes, out=last if fits else None)
+        self.result = method.quantize(x, scheme, data).q
         return self.result

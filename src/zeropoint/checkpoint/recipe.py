@@ -60,6 +60,15 @@ class RecipeText:
         """
         return RecipeText(text=f"default: {json.dumps(scheme)}", name=f"--to {scheme}")
 
+    def by(self, method: str) -> RecipeText:
+        r"""Return a recipe without a method of its own with ``method`` for all its weights.
+
+        >>> RecipeText.of("w4a16").by("mse").text
+        'default: "w4a16"\nmethod: "mse"'
+        """
+        text = f"{self.text}\nmethod: {json.dumps(method)}"
+        return RecipeText(text=text, name=f"{self.name} --method {method}")
+
     def parse(self, codec: Codec) -> Recipe:
         """Return its rules for files of ``codec``; raises RecipeError, with the line, for a mistake."""
         return parse_recipe(self.text, name=self.name, words=vocabulary(codec))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..codecs.registry import DEFAULT, get_codec
+from ..errors import RecipeError
 from .engines import require_loadable
 from .inspect import inspect as inspect_checkpoint
 from .object_store import RemotePath
@@ -21,25 +22,30 @@ __all__ = ["inspect_checkpoint", "plan_checkpoint", "quantize_checkpoint", "veri
 
 
 def plan_checkpoint(
-    source: Place | str, to: str | RecipeText, *, format: str = DEFAULT.name,  # noqa: A002 (the option's name)
+    source: Place | str, to: str | RecipeText,
+    *, format: str = DEFAULT.name, method: str | None = None,  # noqa: A002 (the option's name)
     include: Iterable[str] = (), ignore: Iterable[str] = (),
 ) -> Plan:  # fmt: skip
     """Return what :func:`quantize_checkpoint` would do, from the headers alone: fates, sizes, memory.
 
     source: a checkpoint's directory, one .safetensors file, or the URL of either. to: a preset or scheme, or
-    a recipe (``RecipeText.read(path)``). format: what files are written in, a name of
-    :mod:`zeropoint.codecs.registry`. include, ignore: patterns of tensors to quantize although they are
+    a recipe (``RecipeText.read(path)``), which names methods itself. format: what files are written in, a
+    name of :mod:`zeropoint.codecs.registry`. method: how weights are quantized, such as ``"mse"``;
+    ``nearest`` unless given. include, ignore: patterns of tensors to quantize although they are
     kept by default, and of tensors to keep.
 
     Raises CheckpointError, RecipeError, SchemeError or UnsupportedError for what cannot be done.
     """
     selection = Selection(include=tuple(include), ignore=tuple(ignore))
-    return make_plan(open_source(source), to, selection=selection, codec=get_codec(format))
+    if method is not None and not isinstance(to, str):
+        raise RecipeError(f"method (={method!r}) goes with a preset or scheme; write method: in the recipe")
+    asked = RecipeText.of(to).by(method) if isinstance(to, str) and method is not None else to
+    return make_plan(open_source(source), asked, selection=selection, codec=get_codec(format))
 
 
 def quantize_checkpoint(
     source: Place | str, out: Place | str, to: str | RecipeText,
-    *, format: str = DEFAULT.name,  # noqa: A002 (the option's name)
+    *, format: str = DEFAULT.name, method: str | None = None,  # noqa: A002 (the option's name)
     include: Iterable[str] = (), ignore: Iterable[str] = (), overwrite: bool = False,
 ) -> RunResult:  # fmt: skip
     """Quantize a checkpoint into ``out``, a directory or URL, as ``zeropoint quantize`` does.
@@ -48,7 +54,7 @@ def quantize_checkpoint(
     empty. If it is interrupted, the same call resumes. Raises as :func:`plan_checkpoint`, and CheckpointError
     when ``out`` cannot be written or no engine is known to load the result, which ``run`` of the plan writes.
     """
-    plan = plan_checkpoint(source, to, format=format, include=include, ignore=ignore)
+    plan = plan_checkpoint(source, to, format=format, method=method, include=include, ignore=ignore)
     require_loadable(plan)
     target = place(out)
     if isinstance(target, RemotePath):

@@ -18,6 +18,7 @@ import torch
 
 from ..codecs.protocol import ROWS
 from ..errors import CheckpointError, NonFiniteError, ZeropointError, count, printable
+from ..methods import method_named
 from .columns import Blobs
 from .limits import Limits
 from .measure import TensorError, measure, measure_columns
@@ -217,7 +218,7 @@ def _quantize_tile(
     (start, rows), (extremes, scratch) = cut, means
     x = weight.read(files, start, rows, scratch.buffer)
     try:
-        q = scratch.quantize(x, weight.layer.weight, extremes)
+        q = scratch.quantize(x, weight.layer.weight, method_named(weight.method), extremes)
     except ZeropointError as error:
         raise _named(error, weight, files, scratch.buffer, rows=rows) from error
     measured = measure(x, q) if weight.axis == ROWS else measure_columns(x, q, weight.alignment)

@@ -30,6 +30,7 @@ from .options import (
     Ignore,
     Include,
     Memory,
+    Method,
     Recipe,
     Strict,
     To,
@@ -98,6 +99,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     to: To = None,
     recipe: Recipe = None,
     format: Format = None,  # noqa: A002 (the option's name)
+    method: Method = None,
     plan: Annotated[
         Any,
         typer.Option(metavar="FILE", parser=parse_plan, help="A plan of `zeropoint plan`, in place of --to."),
@@ -130,6 +132,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize Llama-3.2-1B Llama-3.2-1B-W4A16 --to w4a16
       zeropoint quantize SRC OUT --to mxfp4 --ignore '*.down_proj' --max-memory 1G
       zeropoint quantize SRC OUT --to int4:g64:asym --workers 2 --json
+      zeropoint quantize SRC OUT --to w4a16 --method mse
       zeropoint quantize SRC OUT --recipe mixed.yaml --strict
       zeropoint quantize SRC OUT --plan plan.json
       zeropoint quantize DeepSeek-V3 OUT --to nvfp4a16 --dequantize-first
@@ -139,7 +142,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     start = time.perf_counter()
     asked = one_of({"--to": to, "--recipe": recipe, "--plan": plan})
     selection = selected(include, ignore, strict=strict, first=dequantize_first, kept=dequantize_kept)
-    made = planned(source, asked, selection, layers.Limits.default(workers, max_memory), format)
+    made = planned(source, asked, selection, layers.Limits.default(workers, max_memory), format, method)
     if not force:
         layers.require_loadable(made)
     way = Way(

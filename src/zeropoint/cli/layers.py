@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from ..formats import ALIASES as ALIASES
     from ..formats import CATALOG as CATALOG
     from ..formats import get_format as get_format
+    from ..methods import method_named as method_named
     from ..recipes import recipe_schema as recipe_schema
     from ..recipes.presets import MODEL_PRESETS as MODEL_PRESETS
     from ..report.documents import inspection_document as inspection_document
@@ -80,6 +81,7 @@ _OWNERS = {
     "RayEngine": "checkpoint.ray_engine",
     **dict.fromkeys(("KEEP", "RecipeText"), "checkpoint.recipe"),
     "run": "checkpoint.run",
+    "method_named": "methods",
     **dict.fromkeys(("Dequantize", "Selection"), "checkpoint.selection"),
     "open_source": "checkpoint.source",
     "place": "checkpoint.storage",

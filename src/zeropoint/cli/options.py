@@ -10,6 +10,7 @@ from . import layers
 from .values import (
     checked_recipe,
     parse_format,
+    parse_method,
     parse_path,
     parse_recipe,
     parse_size,
@@ -53,6 +54,10 @@ Format = Annotated[
         help="The layout of the files, for the engines that read it; a wrong name lists them.",
     ),
 ]  # fmt: skip
+Method = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", parser=parse_method, help="How weights are quantized: nearest or mse."),
+]
 Include = Annotated[
     list[str] | None,
     typer.Option(metavar="PATTERN", help="Quantize these too: a glob, or re:REGEX. Repeatable."),
@@ -95,15 +100,23 @@ def selected(
     )  # fmt: skip
 
 
-def planned(source: str, asked: Asked, selection: Selection, limits: Limits, codec: Codec | None) -> Plan:
+def planned(
+    source: str, asked: Asked, selection: Selection, limits: Limits, codec: Codec | None,
+    method: str | None = None,
+) -> Plan:  # fmt: skip
     """Return the plan for the checkpoint at ``source``, written by ``codec`` or the one that is usual.
 
     Raises typer.BadParameter for a scheme or recipe that has no meaning there, and where a plan file, which
     has a selection and a format of its own, is given another one.
     """
+    if method is not None and not isinstance(asked, str):
+        raise typer.BadParameter(
+            f"--method {method} goes with --to; a recipe names methods itself, and a plan has its own"
+        )
     if isinstance(asked, str | layers.RecipeText):
         codec = layers.DEFAULT if codec is None else codec
         recipe = scheme_recipe(asked, codec) if isinstance(asked, str) else checked_recipe(asked, codec)
+        recipe = recipe if method is None else recipe.by(method)
         found = layers.open_source(source)
         return layers.make_plan(found, recipe, selection=selection, limits=limits, codec=codec)
     if selection != layers.Selection() or codec is not None:

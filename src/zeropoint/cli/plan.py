@@ -18,6 +18,7 @@ from .options import (
     Ignore,
     Include,
     Memory,
+    Method,
     Recipe,
     Strict,
     To,
@@ -40,6 +41,7 @@ def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
     to: To = None,
     recipe: Recipe = None,
     format: Format = None,  # noqa: A002 (the option's name)
+    method: Method = None,
     include: Include = None,
     ignore: Ignore = None,
     strict: Strict = False,
@@ -75,7 +77,7 @@ def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
     """  # noqa: D301 (click's mark for a paragraph that keeps its lines)
     asked = one_of({"--to": to, "--recipe": recipe})
     selection = selected(include, ignore, strict=strict, first=dequantize_first, kept=dequantize_kept)
-    made = planned(source, asked, selection, layers.Limits.default(workers, max_memory), format)
+    made = planned(source, asked, selection, layers.Limits.default(workers, max_memory), format, method)
     if out is not None:
         layers.write_plan(made, out)
     if as_json:

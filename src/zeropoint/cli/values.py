@@ -130,6 +130,18 @@ def _require_known(head: str, codec: Codec) -> None:
         raise FormatError(f"scheme {head!r} is unknown; {near}") from error
 
 
+def parse_method(text: str) -> str:
+    """Return the name of a method; raises typer.BadParameter, with the closest names, for an unknown one.
+
+    >>> parse_method("mse")
+    'mse'
+    """
+    try:
+        return str(layers.method_named(text).name)
+    except ZeropointError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 def one_of(options: Mapping[str, Given | None]) -> Given:
     """Return the one value that was given; raises typer.BadParameter unless exactly one option was."""
     given = {name: value for name, value in options.items() if value is not None}

@@ -18,6 +18,49 @@ def reduce_blocks(x: torch.Tensor, granularity: Granularity, kind: str, fill: fl
 
     ``fill`` pads the last, short block of an axis and must be neutral for ``kind``.
     """
+    split, axes = _split(x, granularity, fill)
+    if not axes or split.numel() == 0:
+        return split.reshape(granularity.grid(tuple(x.shape)))
+    return torch.amax(split, axes) if kind == "amax" else torch.amin(split, axes)
+
+
+def sum_blocks(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
+    """Return the sum of each block of ``x``, shaped like the granularity's grid.
+
+    >>> sum_blocks(torch.ones(2, 5), Granularity.group(3))
+    tensor([[3., 2.],
+            [3., 2.]])
+    """
+    split, axes = _split(x, granularity, 0.0)
+    return split.sum(axes) if axes else x
+
+
+def pairwise_sums(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
+    """Return the sum of each block of ``x``, added in an order that follows from the block alone.
+
+    ``torch.sum`` may add in another order in a tensor of more blocks, or on more threads; here the two halves
+    of a block are added, then those of the result.
+
+    >>> pairwise_sums(torch.ones(2, 5), Granularity.group(3))
+    tensor([[3., 2.],
+            [3., 2.]])
+    """
+    split, axes = _split(x, granularity, 0.0)
+    grid = granularity.grid(tuple(x.shape))
+    if not axes or split.numel() == 0:
+        return split.sum(axes).reshape(grid) if axes else split.reshape(grid)
+    values = split.movedim(axes, tuple(range(-len(axes), 0))).reshape(*grid, -1)
+    while values.shape[-1] > 1:
+        half = values.shape[-1] // 2
+        rest = values[..., 2 * half :]
+        values = values[..., :half] + values[..., half : 2 * half]
+        if rest.shape[-1]:
+            values = torch.cat((values, rest), -1)
+    return values[..., 0]
+
+
+def _split(x: torch.Tensor, granularity: Granularity, fill: float) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Return ``x``, padded with ``fill``, with each axis cut into blocks, and the axes inside of blocks."""
     shape = tuple(x.shape)
     # A block may be larger than its axis; it is not padded past the axis' own length.
     whole, grid = granularity.block_shape(shape), granularity.grid(shape)
@@ -26,11 +69,7 @@ def reduce_blocks(x: torch.Tensor, granularity: Granularity, kind: str, fill: fl
     if any(padding):
         x = torch.nn.functional.pad(x, [p for pad in reversed(padding) for p in (0, pad)], value=fill)
     split = [side for count, extent in zip(grid, extents, strict=True) for side in (count, extent)]
-    axes = tuple(range(1, 2 * len(shape), 2))
-    reduced = x.reshape(split)
-    if not axes or reduced.numel() == 0:
-        return reduced.reshape(grid)
-    return torch.amax(reduced, axes) if kind == "amax" else torch.amin(reduced, axes)
+    return x.reshape(split), tuple(range(1, 2 * len(shape), 2))
 
 
 def spread_blocks(values: torch.Tensor, granularity: Granularity, shape: tuple[int, ...]) -> torch.Tensor:

@@ -1,4 +1,7 @@
-"""Calibration: run data through a model and learn the ranges that a recipe fixes for inputs and outputs."""
+"""Calibration: run data through a model and learn what a recipe fixes from data.
+
+These are the ranges of static inputs and outputs, and the statistics of inputs that methods need for weights.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import CalibrationError
+from ..errors import CalibrationError, UnsupportedError
+from ..methods import LayerData
 from ..params import QuantizationParams
-from ..recipes import Activation, Recipe
+from ..recipes import Activation, Assignment, Recipe
 from ..schemes import Scheme
-from ..stats import Observer, State, Statistic, StatisticFor, statistic_named
+from ..stats import Accumulator, Observer, State, Statistic, StatisticFor, Statistics, statistic_named
 from ..stats.observer import update_together
 from ..stats.processes import shares_work
 from .decisions import as_recipe, decisions_of, require_model
@@ -34,13 +38,19 @@ HELD = 1 << 25
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Calibration:
-    """What was learned: parameters by layer and side (``encoder.0.input``), and how many batches it took."""
+    """What was learned, and how many batches it took.
+
+    params: by layer and side (``encoder.0.input``). statistics: of the inputs of layers whose method needs
+    them, by layer and by the names in :attr:`~zeropoint.methods.Method.needs`.
+    """
 
     params: Mapping[str, QuantizationParams] = field(default_factory=dict)
+    statistics: Mapping[str, Mapping[str, Statistics]] = field(default_factory=dict)
     batches: int = 0
 
     def __str__(self) -> str:
         lines = [f"{place}: {params}" for place, params in self.params.items()]
+        lines += [f"{layer}: {', '.join(found)} of its inputs" for layer, found in self.statistics.items()]
         return "\n".join([*lines, f"learned from {self.batches} batches"])
 
     def __repr__(self) -> str:
@@ -63,7 +73,9 @@ def calibrate(
     run: Callable[[nn.Module, Any], Any] = run_model,
     progress: bool = False,
 ) -> Calibration:
-    """Return parameters for every static input and output of ``recipe``, learned from ``data``.
+    """Return what ``recipe`` takes from ``data``: parameters of static inputs and outputs, and statistics.
+
+    Statistics are of the inputs of layers whose weight has a method that needs them.
 
     The model runs in evaluation mode without gradients, and is afterwards as it was. data: batches, each as
     ``run`` takes it. statistic: what is learned of each tensor, by a name of
@@ -82,7 +94,7 @@ def calibrate(
         watch = Watch(root, recipe, statistic)
         with watch.hooked():
             count = run_batches(root, data, run, progress=progress)
-    return Calibration(params=watch.params(), batches=count)
+    return Calibration(params=watch.params(), statistics=watch.statistics(), batches=count)
 
 
 def run_batches(
@@ -102,14 +114,14 @@ def run_batches(
 
 
 def require_places(places: Sized, kind: str, others: str) -> None:
-    """Raise CalibrationError where no input or output has a static scheme.
+    """Raise CalibrationError where no input or output is to be observed.
 
     kind: what was to be calibrated, a model or a graph. others: the functions that need no calibration of it.
     """
     if not places:
         raise CalibrationError(
-            f"recipe gives no layer of this {kind} a static input or output, so there is nothing to learn; "
-            f"pass it to {others} without calibration"
+            f"recipe gives no layer of this {kind} a static input or output, nor a method that needs data, "
+            f"so there is nothing to learn; pass it to {others} without calibration"
         )
 
 
@@ -142,17 +154,22 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """One input or output with a static scheme."""
+    """One input or output that is observed: with a static scheme, or for the method of the layer's weight.
+
+    layer: name of the layer. need: what the method calls the statistics of its inputs, or empty.
+    """
 
     name: str
+    layer: str
     module: nn.Module
     side: str
     observer: Observer
-    scheme: Scheme
+    scheme: Scheme | None = None
+    need: str = ""
 
 
 class Watch:
-    """Observers of all static inputs and outputs of a model's layers.
+    """Observers of all static inputs and outputs of a model's layers, and of inputs that methods need.
 
     recipe, statistic: as for :func:`calibrate`. enabled: whether they see what passes. examine: told of
     tensors that may hold what is not finite, with their place. decided: name, layer and decision for each
@@ -172,6 +189,7 @@ class Watch:
         statistics: list[Statistic] = []
         for name, module, decision in self.decided:
             gives = decision.gives
+            self._add_needs(name, module, gives)
             shapes = kind_of(module).shapes(module)
             activations = (None, None) if gives is None else (gives.input, gives.output)
             for side, activation, shape in zip(SIDES, activations, shapes, strict=True):
@@ -184,12 +202,30 @@ class Watch:
                     observer = Observer(made, name=place)
                     self._places[place] = _Place(
                         name=place,
+                        layer=name,
                         module=module,
                         side=side,
                         observer=observer,
                         scheme=activation.calibrated,
                     )
         require_places(self._places, "model", "quantize_model or prepare")
+
+    def _add_needs(self, name: str, module: nn.Module, gives: Assignment | None) -> None:
+        """Observe the inputs of a layer for the method of its weight."""
+        if gives is None or gives.weight is None or not gives.weight_method.needs:
+            return
+        if not isinstance(module, nn.Linear):
+            kind = type(module).__name__
+            raise UnsupportedError(
+                f"layer {name or 'model'} (a {kind}): method {gives.method} needs statistics of inputs, "
+                "which are taken of Linear layers; give it method nearest by a rule"
+            )
+        place = f"{name}.input".lstrip(".")
+        for need, accumulator in gives.weight_method.needs.items():
+            self._places[f"{place} {need}"] = _Place(
+                name=f"{place} {need}", layer=name, module=module, side="input", need=need,
+                observer=Observer(accumulator(module.in_features), name=place),
+            )  # fmt: skip
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
@@ -215,21 +251,40 @@ class Watch:
         self._waiting.take()
         wanted = None if inside is None else set(inside.modules())
         return {
-            name: self._params_of(place)
+            name: self._params_of(place, place.scheme)
             for name, place in self._places.items()
-            if wanted is None or place.module in wanted
+            if place.scheme is not None and (wanted is None or place.module in wanted)
         }
 
-    def _params_of(self, place: _Place) -> QuantizationParams:
+    def statistics(self, inside: nn.Module | None = None) -> dict[str, dict[str, Statistics]]:
+        """Return the statistics that methods need, by layer, of all layers or of those inside a module."""
+        self._waiting.take()
+        wanted = None if inside is None else set(inside.modules())
+        found: dict[str, dict[str, Statistics]] = {}
+        for place in self._places.values():
+            if place.need and (wanted is None or place.module in wanted):
+                with self._naming(place):
+                    seen = place.observer.statistics()
+                    seen.require_data()
+                found.setdefault(place.layer, {})[place.need] = seen
+        return found
+
+    def _params_of(self, place: _Place, scheme: Scheme) -> QuantizationParams:
+        with self._naming(place):
+            return place.observer.params(scheme, dtype=self._dtype_of(place.name, place.module))
+
+    @contextmanager
+    def _naming(self, place: _Place) -> Iterator[None]:
+        """Name the layer that no batch reached in the error about missing data."""
         try:
-            return place.observer.params(place.scheme, dtype=self._dtype_of(place.name, place.module))
+            yield
         except CalibrationError as error:
             if place.name in self._seen:
                 raise
             raise CalibrationError(
                 f"{place.name} received no calibration data: no batch reached its layer, or the model uses "
                 "its weight past it; calibrate with batches that reach it (every expert needs a token), or "
-                f"keep the layer by a rule, {{name: '{place.name.rpartition('.')[0]}', keep: true}}"
+                f"keep the layer by a rule, {{name: '{place.layer}', keep: true}}"
             ) from error
 
     def outside(self, blocks: Iterable[nn.Module]) -> bool:
@@ -265,7 +320,7 @@ class _Latest:
     """What passed last: its measure, or a copy of a small tensor that is measured later."""
 
     def __init__(self, x: torch.Tensor, observer: Observer, *, waits: bool) -> None:
-        self._statistic: Statistic = observer.statistic
+        self._statistic = observer.statistic
         self._tensor = weakref.ref(x)
         # Tensors of inference mode count no changes, and are measured each time.
         self._version = None if x.is_inference() else x._version
@@ -282,7 +337,7 @@ class _Latest:
         """Whether some number may be NaN or Inf."""
         return self.copy is not None or bool(self.state["left_out"])
 
-    def is_of(self, x: torch.Tensor, statistic: Statistic) -> bool:
+    def is_of(self, x: torch.Tensor, statistic: Accumulator) -> bool:
         """Return whether it is what ``statistic`` would see of ``x`` now."""
         same = self._tensor() is x and not x.is_inference() and x._version == self._version
         return same and self._statistic is statistic
@@ -362,3 +417,21 @@ def static_params(
             f"its {side} was calibrated for {found.scheme}, not for {activation.calibrated}"
         )
     return found
+
+
+def method_data(calibration: Calibration | None, name: str, gives: Assignment) -> LayerData:
+    """Return what calibration learned for the method of a layer's weight.
+
+    Raises CalibrationError where the method needs statistics that are missing.
+    """
+    method = gives.weight_method
+    if not method.needs:
+        return LayerData()
+    found = {} if calibration is None else calibration.statistics.get(name, {})
+    missing = [need for need in method.needs if need not in found]
+    if missing:
+        raise CalibrationError(
+            f"method {method.name} needs the {' and '.join(missing)} of its inputs: pass "
+            "calibration=zp.calibrate(model, recipe, data), with this method in the recipe"
+        )
+    return LayerData(statistics={need: found[need] for need in method.needs})

@@ -10,14 +10,16 @@ import torch
 from torch import nn
 
 from ..errors import UnsupportedError, ZeropointError
-from ..functional import quantize, row_errors
+from ..functional import row_errors
+from ..methods import LayerData
+from ..methods.nearest import with_params
 from ..params import QuantizationParams
-from ..recipes import Activation, Recipe
+from ..recipes import Activation, Assignment, Recipe
 from ..tensor import QuantizedTensor
 from ..training import FakeQuantize, Quantizer
-from .calibrate import Calibration
+from .calibrate import Calibration, method_data
 from .conversion import Conversion, Converted, weight_bytes
-from .decisions import require_model
+from .decisions import as_recipe, require_model
 from .dynamic_quantize import DynamicQuantize, LocalQuantize, as_module
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from .kinds import kind_of
@@ -69,17 +71,19 @@ def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
 
 
 def quantize_model(
-    model: nn.Module, recipe: Recipe | str, *, calibration: Calibration | None = None, inplace: bool = False
-) -> Conversion:
+    model: nn.Module, recipe: Recipe | str, *, method: str | None = None,
+    calibration: Calibration | None = None, inplace: bool = False,
+) -> Conversion:  # fmt: skip
     """Return ``model`` with the layers that ``recipe`` names replaced by layers with packed weights.
 
-    It is :func:`~zeropoint.models.prepare` and :func:`convert` in one: scales of weights follow from the
-    weights, those of static inputs and outputs from ``calibration``, of
-    :func:`~zeropoint.models.calibrate`.
+    It is :func:`~zeropoint.models.prepare` and :func:`convert` in one: codes and scales of weights are those
+    of their method, scales of static inputs and outputs come from ``calibration``, of
+    :func:`~zeropoint.models.calibrate`, and so do the statistics that a method needs.
 
     recipe: rules, or the name of a preset for all Linear layers. The default of a recipe is for Linear
     layers; others are converted when a rule names them. Weights of several layers that are one tensor stay
-    one. inplace: whether ``model`` itself is changed; otherwise a copy is.
+    one. method: that of all weights whose rule names none, such as ``"mse"``; ``nearest`` unless given.
+    inplace: whether ``model`` itself is changed; otherwise a copy is.
 
     Raises what these two raise. A model that is changed in place
     is as it was after an error.
@@ -89,21 +93,24 @@ def quantize_model(
     (2048, 544)
     """
     target = model if inplace else copy.deepcopy(model)
-    with preparing(target, recipe, learner="minmax", calibration=calibration) as made:
+    rules = as_recipe(recipe).with_method(method)
+    with preparing(target, rules, learner="minmax", calibration=calibration) as made:
         layers = {prepared.decision.subject.name: prepared for prepared in made.prepared.values()}
-        packed, told = _converted(made.entries, layers)
+        packed, told = _converted(made.entries, layers, calibration)
         result = made.installed({layer: packed[prepared] for layer, prepared in made.prepared.items()})
     return Conversion(model=guarded(result) if packed else result, layers=told)
 
 
 def _converted(
-    entries: Sequence[str | Converted], layers: Mapping[str, PreparedLayer]
-) -> tuple[dict[nn.Module, nn.Module], tuple[Converted, ...]]:
+    entries: Sequence[str | Converted], layers: Mapping[str, PreparedLayer],
+    calibration: Calibration | None = None,
+) -> tuple[dict[nn.Module, nn.Module], tuple[Converted, ...]]:  # fmt: skip
     """Return the layer for each prepared one, and what is told of each entry.
 
-    entries: in the model's order, names of prepared layers, and what is told of the others.
+    entries: in the model's order, names of prepared layers, and what is told of the others. calibration: the
+    statistics that methods need.
     """
-    packer = _Packer()
+    packer = _Packer(calibration)
     replaced: dict[nn.Module, nn.Module] = {}
     told: list[Converted] = []
     for entry in entries:
@@ -122,13 +129,15 @@ def _converted(
 class _Packer:
     """Makes layers with packed weights, and remembers these, which tied layers share."""
 
-    def __init__(self) -> None:
+    def __init__(self, calibration: Calibration | None) -> None:
+        self._calibration = calibration
         self._known: dict[int, tuple[str, PackedWeight]] = {}
         self._counted: set[int] = set()
 
     def layer(self, prepared: PreparedLayer) -> tuple[nn.Module, Converted]:
         """Return the layer in the place of ``prepared``, and what is told of it."""
         layer, name, gives = prepared.layer, prepared.decision.subject.name, prepared.decision.gives
+        assert gives is not None
         packed, off, size, tied_to = {}, 0.0, 0.0, ""
         before = weight_bytes(layer, self._counted)
         after = before
@@ -138,7 +147,8 @@ class _Packer:
             if id(weight) in self._known:
                 tied_to, packed[key] = self._known[id(weight)]
             else:
-                packed[key] = PackedWeight(_quantized(matrix, quantizer))
+                data = method_data(self._calibration, name, gives)
+                packed[key] = PackedWeight(_quantized(matrix, quantizer, gives, data))
                 self._known[id(weight)] = (name, packed[key])
                 after += packed[key].quantized().nbytes - weight.nbytes
             errors, squares = _squares(matrix, packed[key])
@@ -170,11 +180,13 @@ def _squares(matrix: torch.Tensor, packed: PackedWeight) -> tuple[float, float]:
     return math.fsum(e for r in found for e in r.errors), math.fsum(s for r in found for s in r.squares)
 
 
-def _quantized(matrix: torch.Tensor, quantizer: nn.Module) -> QuantizedTensor:
-    """Return the codes of a weight under the parameters that its quantizer has now."""
+def _quantized(
+    matrix: torch.Tensor, quantizer: nn.Module, gives: Assignment, data: LayerData
+) -> QuantizedTensor:
+    """Return the codes of a weight: its method's, or those under the parameters that its quantizer holds."""
     if isinstance(quantizer, DynamicQuantize):
-        return quantize(matrix, quantizer.activation.scheme)
-    return quantize(matrix, _params(quantizer))
+        return gives.weight_method.quantize(matrix, quantizer.activation.scheme, data).q
+    return with_params(matrix, _params(quantizer))
 
 
 def _params(quantizer: nn.Module) -> QuantizationParams:

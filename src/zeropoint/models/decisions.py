@@ -154,7 +154,7 @@ def _agreed(
     result = list(decisions)
     for positions in groups.values():
         given = [decisions[p].gives for p in positions]
-        schemes = {gives.weight for gives in given if gives is not None}
+        schemes = {(gives.weight, gives.method) for gives in given if gives is not None}
         if len(schemes) > 1:
             names = " and ".join(modules[p][0] for p in positions)
             raise RecipeError(f"{names} share one weight but get {len(schemes)} schemes; give them the same")

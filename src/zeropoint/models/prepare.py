@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..errors import UnsupportedError, ZeropointError
+from ..methods import NEAREST
 from ..recipes import Activation, Assignment, Decision, Recipe
 from ..schemes import Scheme
 from .calibrate import Calibration, static_params
@@ -60,11 +61,22 @@ def prepare(
     >>> sorted(name for name, _ in model.named_parameters())
     ['0.layer.bias', '0.layer.weight', '0.weight_quantizers.weight.scale']
     """
+    require_nearest(as_recipe(recipe))
     target = model if inplace else copy.deepcopy(model)
     with preparing(target, recipe, learner=learner, calibration=calibration) as made:
         result = made.installed(made.prepared)
     vars(result)[ENTRIES] = made.entries
     return result
+
+
+def require_nearest(recipe: Recipe) -> None:
+    """Raise UnsupportedError for a method that would give other codes than those that training computes."""
+    for rule in (*recipe.rules, recipe.default):
+        if rule.gives is not None and rule.gives.method not in (None, NEAREST):
+            raise UnsupportedError(
+                f"method {rule.gives.method} is for quantize_model; prepared layers round to nearest at each "
+                "step: leave it out of the recipe"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,6 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import CalibrationError, UnsupportedError, near_misses
-from ..params import QuantizationParams
 from ..recipes import Recipe, Rule
 from ..stats import StatisticFor
 from .calibrate import Calibration, Watch, evaluating, require_batches, run_model
@@ -97,7 +96,7 @@ def calibrate_sequential(
         # One batch, at least, shows that the last block does not run again.
         rest = batches if watch.outside(block for _, block in chain.blocks) else batches[:1]
         chain.observe(len(chain.blocks), rest, watch)
-        return Calibration(params=watch.params(), batches=len(batches))
+        return Calibration(params=watch.params(), statistics=watch.statistics(), batches=len(batches))
 
 
 def blocks_of(model: nn.Module, names: Sequence[str] = ()) -> list[tuple[str, nn.Module]]:
@@ -324,7 +323,7 @@ def _holds_nan(value: Any) -> bool:
 
 def _quantized(watch: Watch, name: str, block: nn.Module) -> nn.Module:
     """Return a block as it will be deployed, given what has been learned of its layers."""
-    inner, params = set(block.modules()), watch.params(block)
+    inner = set(block.modules())
     rules = tuple(
         Rule(
             name=f"re:{re.escape(_within(name, layer))}",
@@ -337,8 +336,11 @@ def _quantized(watch: Watch, name: str, block: nn.Module) -> nn.Module:
     )
     if all(rule.gives is None for rule in rules):
         return block
-    learned: Mapping[str, QuantizationParams] = {_within(name, at): p for at, p in params.items()}
-    return quantize_model(block, Recipe(rules=rules), calibration=Calibration(params=learned)).model
+    learned = Calibration(
+        params={_within(name, at): found for at, found in watch.params(block).items()},
+        statistics={_within(name, at): found for at, found in watch.statistics(block).items()},
+    )
+    return quantize_model(block, Recipe(rules=rules), calibration=learned).model
 
 
 def _within(name: str, place: str) -> str:

@@ -1,11 +1,12 @@
-"""What a rule gives to a module: schemes for its weight, its input and its output."""
+"""What a rule gives to a module: schemes for its weight, its input and its output, and a method."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import RecipeError, SchemeError
 from ..formats import get_format
+from ..methods import NEAREST, Method, method_named
 from ..schemes import Granularity, ScaleLevel, Scheme
 
 DYNAMIC, STATIC = "dynamic", "static"
@@ -84,14 +85,21 @@ def _follows_the_batch(scheme: Scheme) -> bool:
 class Assignment:
     """The schemes of one module; what has none stays as it is.
 
-    Raises RecipeError when nothing at all is assigned.
+    method: name of the one that quantizes the weight; None leaves it to the recipe, or else to ``nearest``.
+
+    Raises RecipeError when nothing at all is assigned, for an unknown method, and for one without a weight.
     """
 
     weight: Scheme | None = None
     input: Activation | None = None
     output: Activation | None = None
+    method: str | None = None
 
     def __post_init__(self) -> None:
+        if self.method is not None:
+            method_named(self.method)
+            if self.weight is None:
+                raise RecipeError(f"method {self.method} quantizes weights; name a weight beside it")
         if self.weight is None and self.input is None and self.output is None:
             raise RecipeError(
                 "an assignment names no weight, input or output; to leave a module alone, keep it"
@@ -103,6 +111,7 @@ class Assignment:
         weight: str | Scheme | None = None,
         input: str | None = None,  # noqa: A002 (what the field is called)
         output: str | None = None,
+        method: str | None = None,
     ) -> Assignment:
         """Return the assignment that the text forms spell.
 
@@ -114,15 +123,31 @@ class Assignment:
                 weight=None if weight is None else Scheme.parse(weight),
                 input=None if input is None else Activation.parse(input),
                 output=None if output is None else Activation.parse(output),
+                method=method,
             )
         except SchemeError as error:
             raise RecipeError(str(error)) from error
 
     @property
+    def weight_method(self) -> Method:
+        """The method that quantizes the weight."""
+        return method_named(self.method or NEAREST)
+
+    def or_method(self, method: str | None) -> Assignment:
+        """Return the assignment with ``method`` for its weight where it names none itself."""
+        if method is None or self.method is not None or self.weight is None:
+            return self
+        return replace(self, method=method)
+
+    @property
     def needs_calibration(self) -> bool:
         """Whether some parameters come from data."""
+        if self.weight is not None and self.weight_method.needs:
+            return True
         return any(part is not None and not part.dynamic for part in (self.input, self.output))
 
     def __str__(self) -> str:
-        parts = (("weight", self.weight), ("input", self.input), ("output", self.output))
+        parts = (
+            ("weight", self.weight), ("method", self.method), ("input", self.input), ("output", self.output)
+        )  # fmt: skip
         return ", ".join(f"{name} {part}" for name, part in parts if part is not None)

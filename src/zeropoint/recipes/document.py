@@ -1,6 +1,7 @@
 """Recipes in YAML: parsed with PyYAML, validated here, with errors that point at the line.
 
 default: w4a16                 # a preset, an assignment, or keep; what no rule names
+method: mse                    # how weights are quantized whose rule does not name a method
 rules:
   - name: "*.lm_head"          # a glob, or re:REGEX
     keep: logits are sensitive # true, or the reason
@@ -8,6 +9,7 @@ rules:
     shape: "...,%128"
     dtype: bfloat16
     weight: int4:g128
+    method: nearest
     input: int8:token dynamic
 
 recipe.schema.json beside this module says the same about keys and kinds of values for editors.
@@ -19,7 +21,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,10 +34,12 @@ from .assignment import Assignment
 from .presets import MODEL_PRESETS, model_preset
 from .rules import UNNAMED, Recipe, Rule
 
-_TOP = ("default", "rules")
+_NEEDED = ("default", "rules")
+_TOP = (*_NEEDED, "method")
 _MATCH = ("name", "type", "shape", "dtype")
 _GIVE = ("weight", "input", "output")
-_RULE = (*_MATCH, "preset", *_GIVE, "keep")
+_METHOD = "method"
+_RULE = (*_MATCH, "preset", *_GIVE, _METHOD, "keep")
 KEEP = "keep"
 MAX_BYTES = 1 << 18
 """Bytes of the longest recipe: thousands of rules. PyYAML takes a second for so many, or a few."""
@@ -142,12 +146,15 @@ def parse_recipe(text: str, *, name: str = "recipe", words: Vocabulary = MODELS)
         raise RecipeError(f"{name}: the recipe is empty; it needs default or rules")
     place = _Place(name, words, root)
     fields = _mapping(place, _TOP)
-    if not fields:
-        raise place.error(f"the recipe is empty; it needs {' or '.join(_TOP)}")
+    if not {*_NEEDED} & fields.keys():
+        raise place.error(f"the recipe is empty; it needs {' or '.join(_NEEDED)}")
     rules = tuple(_rule(place.at(node)) for node in _items(place, fields.get("rules")))
-    return Recipe(
-        rules=rules, default=_default(place.at(fields["default"])) if "default" in fields else UNNAMED
-    )
+    default = _default(place.at(fields["default"])) if "default" in fields else UNNAMED
+    recipe = Recipe(rules=rules, default=default)
+    if _METHOD not in fields:
+        return recipe
+    chosen = place.at(fields[_METHOD])
+    return _guarded(chosen, lambda: recipe.with_method(_text(chosen)))
 
 
 def _mapping(place: _Place, known: tuple[str, ...]) -> dict[str, Any]:
@@ -216,13 +223,16 @@ def _given(place: _Place, fields: dict[str, Any]) -> tuple[Assignment | None, st
     if len(ways) + bool(schemes) != 1:
         raise place.error("a rule gives either a preset, or weight, input and output, or keep: exactly one")
     if "keep" in fields:
+        if _METHOD in fields:
+            raise place.at(fields[_METHOD]).error("method is for what is quantized; leave out method or keep")
         text = _text(place.at(fields["keep"]))
         if text.lower() in ("false", "no"):
             raise place.at(fields["keep"]).error("keep: false gives nothing; name a preset or a weight")
         return None, "the recipe keeps it" if text.lower() in ("true", "yes") else text
     if "preset" in fields:
         chosen = place.at(fields["preset"])
-        return _guarded(chosen, lambda: place.words.preset(_text(chosen))), ""
+        preset = _guarded(chosen, lambda: place.words.preset(_text(chosen)))
+        return _with_method(place, fields, preset), ""
     return _assignment(place, fields), ""
 
 
@@ -236,12 +246,20 @@ def _assignment(place: _Place, fields: dict[str, Any]) -> Assignment:
                 f"{text!r} is a preset, which says more than the scheme of a {key}; write {word}: {text}"
             )
         _guarded(place.at(fields[key]), functools.partial(Assignment.of, **{key: text}))
-    return _guarded(place, lambda: place.words.spelled(texts))
+    return _with_method(place, fields, _guarded(place, lambda: place.words.spelled(texts)))
+
+
+def _with_method(place: _Place, fields: dict[str, Any], given: Assignment) -> Assignment:
+    """Return an assignment with the method that the fields name, if any."""
+    if _METHOD not in fields:
+        return given
+    chosen = place.at(fields[_METHOD])
+    return _guarded(chosen, lambda: replace(given, method=_text(chosen)))
 
 
 def _default(place: _Place) -> Rule:
     if isinstance(place.node, yaml.MappingNode):
-        return Rule(gives=_assignment(place, _mapping(place, _GIVE)), place=str(place))
+        return Rule(gives=_assignment(place, _mapping(place, (*_GIVE, _METHOD))), place=str(place))
     text = _text(place)
     if text == KEEP:
         return Rule(gives=None, reason="the recipe keeps what it does not name", place=str(place))

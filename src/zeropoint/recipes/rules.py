@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import RecipeError, near_misses, printable
+from ..methods import method_named
 from ..patterns import REGEX, name_pattern
 from .assignment import Assignment
 
@@ -235,6 +236,20 @@ class Recipe:
                 f"default (={self.default!r}) must be a Rule; write Rule(gives=model_preset(name)), or pass "
                 "the name of a preset itself as the recipe"
             )
+
+    def with_method(self, method: str | None) -> Recipe:
+        """Return the recipe with ``method`` for the weights of all rules that name none themselves.
+
+        Raises RecipeError for an unknown method.
+        """
+        if method is None:
+            return self
+        method_named(method)
+        rules = [
+            rule if rule.gives is None else replace(rule, gives=rule.gives.or_method(method))
+            for rule in (*self.rules, self.default)
+        ]
+        return replace(self, rules=tuple(rules[:-1]), default=rules[-1])
 
     @property
     def needs_calibration(self) -> bool:

@@ -90,6 +90,7 @@ def _decision(decision: Decision) -> dict[str, Any]:
         **entry_document(decision.entry),
         "action": "quantized" if decision.quantized else "kept",
         "scheme": None if decision.layer is None else str(decision.layer),
+        "method": None if decision.layer is None else decision.method,
         "why": decision.choice.why.value,
         "reason": decision.choice.reason,
     }

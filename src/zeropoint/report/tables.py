@@ -25,6 +25,7 @@ from ..checkpoint.run import Outcome, RunResult
 from ..checkpoint.verify import Verification
 from ..codecs.engines import Loads
 from ..errors import count, size_of
+from ..methods import NEAREST
 from .layout import Plain, plain
 from .wording import decibels, name, pattern, shape, share, short_scheme
 
@@ -116,7 +117,8 @@ def verification_report(
 def _headline(decision: Decision) -> str:
     if decision.layer is None:
         return f"kept: {decision.choice.reason}"
-    return f"quantized to {short_scheme(str(decision.layer))}: {decision.choice.reason}"
+    method = "" if decision.method == NEAREST else f" by {decision.method}"
+    return f"quantized to {short_scheme(str(decision.layer))}{method}: {decision.choice.reason}"
 
 
 def _kind(entry: TensorEntry) -> tuple[str, tuple[int, ...]]:

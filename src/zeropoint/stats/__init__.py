@@ -1,25 +1,30 @@
 """What we learn from data: statistics that merge across batches and processes, and the ranges they give."""
 
 from .absolute_mean import AbsoluteMean
+from .accumulator import Accumulator, State, Statistics
 from .clipping import Everything, Percentile
 from .counted import Counted
 from .divergence import LeastDivergence
 from .extremes import MinMax, MovingAverage
 from .histogram import ClipRule, Histogram
 from .least_error import LeastError
+from .moments import GramMatrix, MeanSquare
 from .named import StatisticFor, statistic_named
 from .observer import Observer, name_observers
-from .statistic import Batch, State, Statistic
+from .statistic import Batch, Statistic
 
 __all__ = [
     "AbsoluteMean",
+    "Accumulator",
     "Batch",
     "ClipRule",
     "Counted",
     "Everything",
+    "GramMatrix",
     "Histogram",
     "LeastDivergence",
     "LeastError",
+    "MeanSquare",
     "MinMax",
     "MovingAverage",
     "Observer",
@@ -27,6 +32,7 @@ __all__ = [
     "State",
     "Statistic",
     "StatisticFor",
+    "Statistics",
     "name_observers",
     "statistic_named",
 ]

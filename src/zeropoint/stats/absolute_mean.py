@@ -11,8 +11,9 @@ from ..errors import RangeError
 from ..layout.runs import runs_of
 from ..ops.library import counter_for
 from ..ops.registry import Extremes
+from .accumulator import State
 from .float_bits import LIMB_BITS, LIMBS, SMALLEST_EXPONENT, carried, magnitude_bits
-from .statistic import Batch, State, Statistic
+from .statistic import Batch, Statistic
 
 _FRACTION_BITS = 23
 _PIECE = 1 << 20

@@ -10,7 +10,8 @@ import torch
 
 from ..errors import RangeError
 from ..ops.threads import gradual_underflow
-from .statistic import TENSOR, Batch, State, Statistic, merged_extremes
+from .accumulator import State
+from .statistic import TENSOR, Batch, Statistic, merged_extremes
 
 _AVERAGES = ("average_minimum", "average_maximum")
 

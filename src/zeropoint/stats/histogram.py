@@ -23,10 +23,11 @@ from ..layout.runs import runs_of
 from ..ops.library import counter_for
 from ..ops.registry import Extremes
 from ..ops.threads import gradual_underflow
+from .accumulator import State
 from .clipping import EVERYTHING
 from .counted import Counted
 from .float_bits import EXPONENTS, signed_bits
-from .statistic import Batch, State, Statistic
+from .statistic import Batch, Statistic
 
 _FRACTION_BITS = 23
 _PIECE = 1 << 18

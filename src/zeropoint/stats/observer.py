@@ -1,4 +1,4 @@
-"""Observer: a statistic with its state, as a module that lets its input through unchanged."""
+"""Observer: an accumulator with its state, as a module that returns its input unchanged."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from ..params import QuantizationParams
 from ..params.module_buffers import keeping_dtypes
 from ..params.tracing import traced_as_constant
 from ..schemes import Scheme
+from .accumulator import Accumulator, State, Statistics
 from .processes import gathered, shares_work
-from .statistic import State, Statistic
+from .statistic import Statistic
 
 
 class Observer(nn.Module):
-    """Return the input as it is, and while enabled take it into a statistic.
+    """Return the input as it is, and while enabled take it into an accumulator.
 
-    statistic: what to learn.
+    statistic: what to learn; one that gives a range for :meth:`range` and :meth:`params`.
     name: where the observer stands in its model, for messages.
     shared: whether the processes of torch.distributed, where it is initialized, each see a part of every
         batch. The parts are then merged before they are taken, so that all processes hold the state that one
@@ -39,15 +40,13 @@ class Observer(nn.Module):
     tensor([64], dtype=torch.int32)
     """
 
-    def __init__(self, statistic: Statistic, *, name: str | None = None, shared: bool = True) -> None:
+    def __init__(self, statistic: Accumulator, *, name: str | None = None, shared: bool = True) -> None:
         super().__init__()
         self.statistic = statistic
         self.name = name
         self.shared = shared
         self.enabled = True
-        kind = type(statistic)
-        plain = (kind.fold, kind.merge, kind.join) == (Statistic.fold, Statistic.merge, Statistic.join)
-        self._adds = plain  # in place, which for a histogram spares two copies of its counts at each update
+        self._adds = _is_plain(statistic)  # in place, which saves two copies of a histogram at each update
         start = statistic.start()
         self._keys = tuple(start)
         for key, tensor in start.items():
@@ -92,7 +91,7 @@ class Observer(nn.Module):
     def take(self, batch: State) -> None:
         """Take what :meth:`measure` returned into the state."""
         own = self.state()
-        batch = _beside(own["minimum"].device, batch)
+        batch = _beside(own["seen"].device, batch)
         if self._adds:
             _add(own, batch)
         else:
@@ -102,7 +101,7 @@ class Observer(nn.Module):
         """Take in the state of an observer with the same statistic; the other one stays as it is."""
         own = self.state()
         with torch.no_grad():
-            _set(own, self.statistic.merge(own, _beside(own["minimum"].device, other.state())))
+            _set(own, self.statistic.merge(own, _beside(own["seen"].device, other.state())))
 
     def gathered(self) -> Observer:
         """Return a copy with the states of all processes merged; every process must call it.
@@ -120,11 +119,22 @@ class Observer(nn.Module):
 
     def range(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the range that follows from the data so far, float64, one number a block."""
-        return self.statistic.range(self.state())
+        return self._ranged().range(self.state())
 
     def params(self, scheme: str | Scheme, *, dtype: torch.dtype = torch.float32) -> QuantizationParams:
         """Return the parameters that follow from the data so far; raises CalibrationError without data."""
-        return self.statistic.params(self.state(), scheme, dtype=dtype, name=self.name)
+        return self._ranged().params(self.state(), scheme, dtype=dtype, name=self.name)
+
+    def statistics(self) -> Statistics:
+        """Return what was seen so far, apart from what is seen later."""
+        state = {key: tensor.clone() for key, tensor in self.state().items()}
+        return Statistics(accumulator=self.statistic, state=state, name=self.name or "")
+
+    def _ranged(self) -> Statistic:
+        if not isinstance(self.statistic, Statistic):
+            kind = type(self.statistic).__name__
+            raise UnsupportedError(f"{self.name or 'the observer'} ({kind}) gives no range; use statistics()")
+        return self.statistic
 
     def state(self) -> State:
         """Return the buffers by name."""
@@ -134,7 +144,7 @@ class Observer(nn.Module):
     def reset(self) -> None:
         """Forget all data."""
         own = self.state()
-        _set(own, _beside(own["minimum"].device, self.statistic.start()))
+        _set(own, _beside(own["seen"].device, self.statistic.start()))
 
     def enable(self) -> None:
         """Take in what passes."""
@@ -164,6 +174,14 @@ def update_together(observers: Sequence[Observer], batches: Sequence[torch.Tenso
             _set(own, first.state())
         else:
             other.update_all(batches)
+
+
+def _is_plain(accumulator: Accumulator) -> bool:
+    """Return whether a batch is taken in by adding, but for extremes."""
+    kind = type(accumulator)
+    if isinstance(accumulator, Statistic) and type(accumulator).join is not Statistic.join:
+        return False
+    return kind.fold is Accumulator.fold and kind.merge in (Accumulator.merge, Statistic.merge)
 
 
 def _beside(device: torch.device, state: State) -> State:

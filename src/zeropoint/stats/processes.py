@@ -8,7 +8,7 @@ from functools import reduce
 import torch
 from torch import distributed
 
-from .statistic import State
+from .accumulator import State
 
 Merge = Callable[[State, State], State]
 

@@ -1,25 +1,23 @@
-"""What a statistic is: a value that says how data are summed up, and pure functions on states of tensors.
+"""Statistics from which a range follows: for each block the smallest and the largest value to quantize.
 
-    state_0 = start()          state_n = fold(state_{n-1}, measure(x_n))          (low, high) = range(state_n)
+    (low, high) = range(state)
 
-A state is a dictionary of tensors whose names, shapes and dtypes never change, so that buffers, files and
-processes carry it as it is. This module owns what all statistics share: the exact extremes of each block and
-the count of numbers that are not finite, which never enter a range. It knows neither modules nor processes.
+This module owns what all of them share: the exact extremes of each block and the count of values that are not
+finite, which never enter a range. It knows neither modules nor processes.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 import torch
 
-from ..errors import CalibrationError, DtypeError, SchemeError, ShapeError
-from ..functional import check_input
+from ..errors import CalibrationError, SchemeError, ShapeError
 from ..layout.blocks import reduce_blocks, spread_blocks
 from ..layout.runs import runs_of
 from ..ops.library import counter_for
@@ -28,9 +26,7 @@ from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
 from ..schemes import Granularity, Scheme
 from ..schemes.granularity import WHOLE, Anchor
-
-State = dict[str, torch.Tensor]
-"""Name to tensor; the tensors of a block each are shaped like the statistic's grid."""
+from .accumulator import Accumulator, State, no_data
 
 TENSOR = Granularity.tensor()
 _SHARED = ("minimum", "maximum", "seen", "left_out")
@@ -143,8 +139,10 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statistic(ABC):
+class Statistic(Accumulator):
     """How data are summed up, a block of ``granularity`` at a time, and which range follows.
+
+    Tensors of a state that hold a number for each block are shaped like the grid.
 
     granularity: which elements share parameters: that of the schemes to come.
     shape: a shape of the data; only axes that are cut into blocks matter, so that per tensor any will do.
@@ -254,18 +252,6 @@ class Statistic(ABC):
         """Return the state of two sets of data together."""
         return {**merged_extremes(a, b), **self.join(a, b)}
 
-    def fold(self, state: State, batch: State) -> State:
-        """Return ``state`` after one more batch, as :meth:`measure` gave it: merged, unless order matters."""
-        return self.merge(state, batch)
-
-    def merge_batches(self, a: State, b: State) -> State:
-        """Return the measures of two parts of one batch as that of the whole batch."""
-        return self.merge(a, b)
-
-    def update(self, state: State, x: torch.Tensor) -> State:
-        """Return ``state`` after one more batch."""
-        return self.fold(state, self.measure(x))
-
     def update_all(self, state: State, batches: Sequence[torch.Tensor]) -> State:
         """Return ``state`` after several batches, in order: faster than one by one where they are small.
 
@@ -274,7 +260,7 @@ class Statistic(ABC):
         self.check_all(batches)
         if self.batch_free and self.granularity == TENSOR and len(batches) > 1:
             batches = [torch.cat([x.reshape(-1) for x in batches])]
-        return reduce(self.update, batches, state)
+        return super().update_all(state, batches)
 
     def params(
         self,
@@ -308,27 +294,11 @@ class Statistic(ABC):
         if not bool(bare.any()):
             return
         where = "" if bare.numel() == 1 else f" in block {tuple(torch.nonzero(bare)[0].tolist())}"
-        left_out = int(state["left_out"])
-        found = f"finite number ({left_out:,} non-finite left out)" if left_out else "calibration data"
-        raise CalibrationError(
-            f"{name or type(self).__name__} received no {found}{where}; run calibration data through it "
-            "before asking for parameters"
-        )
-
-    def check_all(self, batches: Sequence[torch.Tensor]) -> None:
-        """Raise what :meth:`update_all` raises for ``batches``."""
-        if not isinstance(batches, (list, tuple)):
-            raise DtypeError(
-                f"batches (a {type(batches).__name__}) must be a list or tuple of tensors; pass [x]"
-            )
-        for x in batches:
-            self.check(x)
+        raise CalibrationError(no_data(name or type(self).__name__, state, where))
 
     def check(self, x: torch.Tensor) -> None:
         """Raise what :meth:`measure` raises for ``x``."""
-        check_input(x)
-        if x.is_meta:
-            raise DtypeError("x (device meta) must hold data to be measured; materialize it first")
+        super().check(x)
         shape, want = tuple(x.shape), self._calibrated_shape
         if calibrated_shape(self.granularity, shape) != want:
             raise ShapeError(

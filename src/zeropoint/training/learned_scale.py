@@ -10,6 +10,7 @@ from ..errors import DtypeError, RangeError, SchemeError
 from ..formats import FloatFormat
 from ..formats.torch_dtypes import format_of, wide_dtype
 from ..functional import choose_params
+from ..layout.blocks import sum_blocks
 from ..params import QuantizationParams
 from ..params.arithmetic import LEAST_NORMAL
 from ..params.stored import load_scale
@@ -22,7 +23,6 @@ from .straight_through import (
     settled,
     settled_text,
     stored_params,
-    sum_blocks,
 )
 
 

@@ -28,31 +28,13 @@ from torch.autograd.function import once_differentiable
 
 from ..errors import ShapeError
 from ..formats.torch_dtypes import format_of, wide_dtype
-from ..layout.blocks import spread_blocks
+from ..layout.blocks import spread_blocks, sum_blocks
 from ..ops import library
 from ..params.arithmetic import zero_point_dtype
 from ..params.codes import times_power_of_two
 from ..params.stored import load_scale, store
 from ..params.tracing import traced_as_constant
 from ..schemes import Granularity, Scheme, ZeroPoint
-
-
-def sum_blocks(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
-    """Return the sum of each block of ``x``, shaped like the granularity's grid.
-
-    >>> sum_blocks(torch.ones(2, 5), Granularity.group(3))
-    tensor([[3., 2.],
-            [3., 2.]])
-    """
-    shape = tuple(x.shape)
-    whole, grid = granularity.block_shape(shape), granularity.grid(shape)
-    extents = [min(extent, max(1, length)) for extent, length in zip(whole, shape, strict=True)]
-    padding = [extent * count - length for length, extent, count in zip(shape, extents, grid, strict=True)]
-    if any(padding):
-        x = torch.nn.functional.pad(x, [p for pad in reversed(padding) for p in (0, pad)])
-    split = [side for count, extent in zip(grid, extents, strict=True) for side in (count, extent)]
-    axes = list(range(1, 2 * len(shape), 2))
-    return x.reshape(split).sum(axes) if axes else x
 
 
 def on_grid(values: torch.Tensor, granularity: Granularity, shape: tuple[int, ...]) -> torch.Tensor:

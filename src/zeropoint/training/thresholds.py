@@ -12,10 +12,8 @@ import torch
 
 from ..errors import RangeError, SchemeError
 from ..formats import IntFormat
-from ..layout.blocks import reduce_blocks, spread_blocks
-from ..recipes import TQTThresholdInitMeth
+from ..layout.blocks import reduce_blocks, spread_blocks, sum_blocks
 from ..schemes import Granularity, Scheme
-from .straight_through import sum_blocks
 
 
 class ThresholdRule(enum.Enum):
@@ -34,10 +32,7 @@ class ThresholdRule(enum.Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> ThresholdRule | None:
-        quark = TQTThresholdInitMeth.__members__.get(str(value))
-        if quark is None:
-            return None
-        return cls.THREE_SD if quark is TQTThresholdInitMeth._3SD else cls.KL_J
+        return {"_3SD": cls.THREE_SD, "_LL_J": cls.KL_J, "_KL_J": cls.KL_J}.get(str(value))
 
 
 def threshold(x: torch.Tensor, scheme: Scheme, rule: ThresholdRule) -> torch.Tensor:

@@ -13,14 +13,15 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from ...errors import UnsupportedError, ZeropointError
-from ...functional import quantize
+from ...methods.nearest import with_params
 from ...params import QuantizationParams
 from ...params.module_buffers import bytes_of
-from ...recipes import Recipe
+from ...recipes import Decision, Recipe
 from ...schemes import Scheme
 from ...tensor import QuantizedTensor
 from ...training.quantizer import Quantizer
 from .. import Calibration, Conversion, Converted
+from ..calibrate import method_data
 from ..dynamic_quantize import DynamicQuantize
 from ..learners import LEARNERS
 from .matrices import sunk
@@ -69,7 +70,7 @@ def _converted(module: fx.GraphModule) -> Conversion:
     plan: tuple[Planned, ...] = module.meta.pop(PLAN)
     weights = {path for planned in plan for path in planned.quantizers}
     packed: dict[str, _Packed] = {}
-    names = {path: p.decision.subject.name for p in reversed(plan) for path in p.quantizers}
+    decisions = {path: p.decision for p in reversed(plan) for path in p.quantizers}
     writer = _Writer(module)
     for node in [node for node in module.graph.nodes if node.op == "call_module"]:
         path, quantizer = str(node.target), module.get_submodule(str(node.target))
@@ -78,9 +79,9 @@ def _converted(module: fx.GraphModule) -> Conversion:
             continue
         if path not in packed:
             try:
-                packed[path] = _pack(module, node, quantizer)
+                packed[path] = _pack(module, node, quantizer, decisions[path])
             except ZeropointError as error:
-                raise type(error)(f"layer {names[path]}: {error}") from error
+                raise type(error)(f"layer {decisions[path].subject.name}: {error}") from error
         writer.weight(node, path, packed[path].q)
     layers = tuple(_told(planned, packed) for planned in plan)
     evaluate(module)
@@ -101,10 +102,15 @@ class _Packed:
     owner: str = ""
 
 
-def _pack(module: fx.GraphModule, node: fx.Node, quantizer: torch.nn.Module) -> _Packed:
-    weight = _matrix(module, node.all_input_nodes[0])
-    how = quantizer.params if isinstance(quantizer, Quantizer) else _scheme(quantizer)
-    q, original = quantize(weight, how), weight.float()
+def _pack(module: fx.GraphModule, node: fx.Node, quantizer: torch.nn.Module, decision: Decision) -> _Packed:
+    weight, gives = _matrix(module, node.all_input_nodes[0]), decision.gives
+    if isinstance(quantizer, Quantizer):
+        q = with_params(weight, quantizer.params)
+    else:
+        assert gives is not None
+        data = method_data(None, decision.subject.name, gives)
+        q = gives.weight_method.quantize(weight, _scheme(quantizer), data).q
+    original = weight.float()
     off = float((q.dequantize(torch.float32) - original).square().sum())
     return _Packed(q, weight.nbytes, off, float(original.square().sum()))
 

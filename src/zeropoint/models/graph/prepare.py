@@ -20,6 +20,7 @@ from ..calibrate import static_params
 from ..decisions import as_recipe
 from ..dynamic_quantize import DynamicQuantize
 from ..learners import Learner, learner_named
+from ..prepare import require_nearest
 from .fold import fold
 from .layers import CONVOLUTIONS, Layer, decided, inputs_of, layers_of, output_of
 from .matrices import Form, written
@@ -63,6 +64,7 @@ def prepare_graph(
     >>> [str(node.target) for node in prepared.graph.nodes if node.op == "call_module"]
     ['weight_quantizer', 'input_quantizer']
     """
+    require_nearest(as_recipe(recipe))
     module = unprepared(program)
     _own_parameters(module)
     return insert(module, recipe, calibration, learner_named(learner))

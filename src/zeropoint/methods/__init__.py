@@ -1,0 +1,10 @@
+"""Algorithms that turn a weight into codes. One module is one method, found by its name.
+
+A method sees the weight of one layer, its scheme, and statistics of the data that reach the layer. It knows
+no model, file or recipe.
+"""
+
+from .method import LayerData, LayerResult, Method, Report, Scope
+from .registry import NEAREST, method_named, methods
+
+__all__ = ["NEAREST", "LayerData", "LayerResult", "Method", "Report", "Scope", "method_named", "methods"]

@@ -1,0 +1,134 @@
+"""What a method is: from a weight, its scheme and statistics to codes, changes of other tensors and a report.
+
+To add one, write a module in this package that defines ``METHOD``; its name is that of the module.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+import torch
+
+from ..functional import row_errors
+from ..schemes import Scheme
+from ..stats import Accumulator, Statistics
+from ..tensor import QuantizedTensor
+
+NO_CHANGES: Mapping[str, torch.Tensor] = MappingProxyType({})
+NO_STATISTICS: Mapping[str, Statistics] = MappingProxyType({})
+NO_NEEDS: Mapping[str, Callable[[int], Accumulator]] = MappingProxyType({})
+
+
+class Scope(enum.Enum):
+    """What a method must hold at once; a stream cuts a weight where the scope allows."""
+
+    BLOCKS = "blocks"
+    """Whole blocks that share parameters: such a part of a weight gets the codes that it has in the whole."""
+    ROWS = "rows"
+    """Whole rows, and whole blocks of them."""
+    LAYER = "layer"
+    """The whole weight of a layer."""
+    GROUP = "group"
+    """Several layers, which share changes."""
+    MODEL = "model"
+    """All layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerData:
+    """What is known of a layer besides its weight and scheme.
+
+    statistics: of the layer's inputs, by the names in :attr:`Method.needs`. extremes: smallest and largest
+    value of the whole tensor where the weight is a part of it. out: an earlier result for the same scheme,
+    shape and dtype, whose memory is used again.
+    """
+
+    statistics: Mapping[str, Statistics] = field(default_factory=lambda: NO_STATISTICS)
+    extremes: tuple[float, float] | None = None
+    out: QuantizedTensor | None = None
+
+
+NO_DATA = LayerData()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How far a weight's codes are from it.
+
+    squares, squared_error: sums of squares of the values and of the errors. largest: largest error. clipped:
+    values past the last code.
+    """
+
+    squares: float
+    squared_error: float
+    largest: float
+    clipped: int
+
+    @property
+    def relative(self) -> float:
+        """Root of the squared error over the squared values; 0 for a weight of zeros."""
+        return (self.squared_error / self.squares) ** 0.5 if self.squares else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerResult:
+    """What a method makes of a layer.
+
+    q: the weight in codes. changes: new values of other tensors of the model, by name, for methods that move
+    scales between layers.
+    """
+
+    q: QuantizedTensor
+    changes: Mapping[str, torch.Tensor] = field(default_factory=lambda: NO_CHANGES)
+
+    def report(self, weight: torch.Tensor) -> Report:
+        """Return the error of the codes against ``weight``, the tensor that was quantized."""
+        errors = row_errors(weight, self.q)
+        return Report(
+            squares=float(errors.squares.sum()),
+            squared_error=float(errors.errors.sum()),
+            largest=float(errors.largest.max(initial=0.0)),
+            clipped=int(errors.clipped.sum()),
+        )
+
+
+class Method(Protocol):
+    """An algorithm that quantizes the weight of one layer; a stateless value.
+
+    name: that of its module, as recipes and the command line spell it. formula: what it minimizes or
+    computes. source: the paper or standard. needs: by name, the accumulator of the layer's inputs for their
+    number of features; empty for a method without data.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102 (see the class)
+
+    @property
+    def formula(self) -> str: ...  # noqa: D102
+
+    @property
+    def source(self) -> str: ...  # noqa: D102
+
+    @property
+    def needs(self) -> Mapping[str, Callable[[int], Accumulator]]: ...  # noqa: D102
+
+    def scope(self, scheme: Scheme) -> Scope:
+        """Return what must be held at once under ``scheme``."""
+
+    def refusal(self, scheme: Scheme) -> str | None:
+        """Return why the method cannot quantize to ``scheme``, with what to do instead, or None."""
+
+    def value_bytes(self, scheme: Scheme) -> int:
+        """Return the memory that each value takes besides the weight and its codes."""
+
+    def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
+        """Return ``weight`` in codes.
+
+        weight: finite, of the dtypes of :func:`zeropoint.quantize`; a part of a larger one where the scope
+        allows. Raises UnsupportedError for a scheme with a refusal, CalibrationError where statistics
+        are missing, and what :func:`zeropoint.quantize` raises.
+        """

@@ -1,0 +1,42 @@
+"""Methods by name: each module of this package that defines ``METHOD``."""
+
+from __future__ import annotations
+
+import functools
+import pkgutil
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+
+from ..errors import RecipeError, near_misses
+from .method import Method
+
+NEAREST = "nearest"
+"""The method where none is named."""
+
+
+@functools.cache
+def methods() -> Mapping[str, Method]:
+    """Return all methods by name, in the order of their names.
+
+    >>> list(methods())
+    ['mse', 'nearest']
+    """
+    package = __name__.rpartition(".")[0]
+    folder = import_module(package).__path__
+    modules = (import_module(f"{package}.{found.name}") for found in pkgutil.iter_modules(folder))
+    found = (module.METHOD for module in modules if hasattr(module, "METHOD"))
+    return MappingProxyType({method.name: method for method in sorted(found, key=lambda m: str(m.name))})
+
+
+def method_named(name: str) -> Method:
+    """Return the method called ``name``; raises RecipeError, with the closest names, when there is none.
+
+    >>> method_named("nearest").needs
+    mappingproxy({})
+    """
+    known = methods()
+    text = str(name)  # of anything, a list too, which is no key of a mapping
+    if text not in known:
+        raise RecipeError(f"method {name!r} is unknown; {near_misses(text, known)}")
+    return known[text]

@@ -1,0 +1,228 @@
+"""What every method promises, for every kind of scheme."""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from zeropoint import methods as package
+from zeropoint.errors import NonFiniteError, RecipeError, UnsupportedError
+from zeropoint.layout.blocks import pairwise_sums
+from zeropoint.methods import LayerData, Method, Scope, method_named, methods
+from zeropoint.methods.nearest import with_params
+from zeropoint.schemes import Granularity, Scheme
+from zeropoint.tensor import QuantizedTensor
+
+SCHEMES = (
+    "int8:channel:narrow", "int4:g32", "int2:g16", "int4:g24", "uint4:g32:asym", "int4:g32:asym=real",
+    "int4:tensor", "uint8:tensor:asym", "float8_e4m3fn:channel", "float8_e4m3fn:block16x16", "nf4:g32",
+    "mxfp4", "mxfp4:scale=ceil", "mxint8", "nvfp4", "mx9", "ternary:channel", "bfloat16:cast",
+    "int4:g32:scale=input:dialect=compressed-tensors", "q4_k", "q6_k", "q8_0",
+)  # fmt: skip
+"""One scheme of each kind: uniform, float, table; powers of two, two levels, zero points; a cast."""
+
+
+def weight(dtype: torch.dtype = torch.float32, *, seed: int = 0) -> torch.Tensor:
+    """Return 48 x 96 numbers with heavy tails, a row of zeros and one constant block."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(48, 96, generator=generator) ** 3
+    x[5] = 0.0
+    x[7, :32] = 0.3
+    return x.to(dtype)
+
+
+def pairs() -> list[object]:
+    return [
+        pytest.param(method, Scheme.parse(scheme), id=f"{name}-{scheme}")
+        for name, method in methods().items()
+        for scheme in SCHEMES
+        if method.refusal(Scheme.parse(scheme)) is None
+    ]
+
+
+def block_errors(x: torch.Tensor, q: QuantizedTensor, blocks: Granularity) -> torch.Tensor:
+    """Return the squared error of each block, summed by plain numbers of float64."""
+    off = (q.dequantize(torch.float32).double() - x.double()).square()
+    total = torch.zeros(blocks.grid(tuple(x.shape)), dtype=torch.float64)
+    height, width = blocks.block_shape(tuple(x.shape))
+    for i in range(total.shape[0]):
+        for j in range(total.shape[1]):
+            total[i, j] = off[i * height : (i + 1) * height, j * width : (j + 1) * width].sum()
+    return total
+
+
+@pytest.mark.parametrize(("method", "scheme"), pairs())
+def test_a_result_is_a_weight_in_codes_within_the_error_that_it_reports(
+    method: Method, scheme: Scheme
+) -> None:
+    x = weight()
+    before = x.clone()
+    result = method.quantize(x, scheme)
+    assert torch.equal(x, before)
+    assert (result.q.scheme, result.q.shape, result.q.dtype) == (scheme, tuple(x.shape), x.dtype)
+    result.q.params.validate()
+    report, decoded = result.report(x), result.q.dequantize(torch.float32).double()
+    # Kernels compute errors in float32.
+    assert float((decoded - x.double()).abs().max()) <= report.largest * (1 + 1e-6)
+    assert float((decoded - x.double()).square().sum()) == pytest.approx(report.squared_error, rel=1e-6)
+    assert report.squares == pytest.approx(float(x.double().square().sum()), rel=1e-6)
+
+
+@pytest.mark.parametrize(("method", "scheme"), pairs())
+def test_a_method_gives_the_same_result_twice_and_into_given_memory(method: Method, scheme: Scheme) -> None:
+    x = weight(torch.bfloat16)
+    first = method.quantize(x, scheme).q
+    other = method.quantize(weight(torch.bfloat16, seed=1), scheme).q
+    again = method.quantize(x, scheme, LayerData(out=other)).q
+    assert torch.equal(first.data, again.data)
+    assert same_params(first, again)
+
+
+def same_params(a: QuantizedTensor, b: QuantizedTensor) -> bool:
+    both = [(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(a.scales, b.scales, strict=True)]
+    if a.zero_point is not None and b.zero_point is not None:
+        both.append((a.zero_point, b.zero_point))
+    return all(torch.equal(x, y) for x, y in both)
+
+
+@pytest.mark.parametrize(("method", "scheme"), pairs())
+def test_a_part_of_a_weight_gets_the_codes_of_the_whole_where_the_scope_is_blocks(
+    method: Method, scheme: Scheme
+) -> None:
+    if method.scope(scheme) is not Scope.BLOCKS:
+        return
+    x = weight()
+    whole = method.quantize(x, scheme).q
+    shared = any(level.granularity == Granularity.tensor() for level in scheme.scales)
+    extremes = (float(x.min()), float(x.max())) if shared else None
+    parts = [method.quantize(part, scheme, LayerData(extremes=extremes)).q for part in x.split(16)]
+    assert torch.equal(torch.cat([part.data for part in parts]), whole.data)
+    for index, level in enumerate(scheme.levels):
+        numbers = [part.params.levels[index] for part in parts]
+        found = numbers[0] if level.granularity == Granularity.tensor() else torch.cat(numbers)
+        assert torch.equal(found.view(torch.uint8), whole.params.levels[index].view(torch.uint8))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_mse_is_in_no_block_worse_than_nearest(scheme: str, dtype: torch.dtype) -> None:
+    mse, nearest, parsed = method_named("mse"), method_named("nearest"), Scheme.parse(scheme)
+    if mse.refusal(parsed) is not None:
+        return
+    x = weight(dtype)
+    fixed = len(parsed.scales) > 1 and parsed.scales[-1].granularity == Granularity.tensor()
+    blocks = parsed.scales[-2 if fixed else -1].granularity
+    best, plain = (block_errors(x, m.quantize(x, parsed).q, blocks) for m in (mse, nearest))
+    assert bool((best <= plain * (1 + 1e-6)).all())
+
+
+def test_mse_finds_the_best_of_all_scales_that_nvfp4_can_store() -> None:
+    x = weight()[:8, :32]
+    x[5] = 1.0
+    scheme = Scheme.parse("nvfp4")
+    found = method_named("mse").quantize(x, scheme).q
+    start = method_named("nearest").quantize(x, scheme).q
+    best = block_errors(x, found, scheme.granularity)
+    for code in range(1, 127):
+        scales = torch.full(start.scales[0].shape, code, dtype=torch.uint8).view(start.scales[0].dtype)
+        params = type(start.params)(
+            scheme=scheme, shape=start.shape, scales=(scales, start.scales[1]), dtype=start.dtype
+        )
+        tried = block_errors(x, with_params(x, params), scheme.granularity)
+        assert bool((best <= tried * (1 + 1e-9)).all()), code
+
+
+@pytest.mark.parametrize(
+    ("scheme", "nearest", "mse"),
+    [("nvfp4", 9.06, 6.60), ("mxfp4", 13.22, 12.45), ("int4:g128", 12.36, 10.21), ("int2:g64", 260.0, 143.0)],
+)
+def test_errors_on_a_gaussian_are_those_that_others_measured(scheme: str, nearest: float, mse: float) -> None:
+    x = torch.randn(128, 512, generator=torch.Generator().manual_seed(0))
+    found = {
+        name: 1000 * method_named(name).quantize(x, Scheme.parse(scheme)).report(x).relative ** 2
+        for name in ("nearest", "mse")
+    }
+    assert found["nearest"] == pytest.approx(nearest, rel=0.02)
+    assert found["mse"] == pytest.approx(mse, rel=0.02)
+
+
+@pytest.mark.parametrize("method", methods().values(), ids=str)
+def test_a_weight_with_nan_is_named_by_its_index(method: Method) -> None:
+    x = weight()
+    x[40, 3] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"\(40, 3\)"):
+        method.quantize(x, Scheme.parse("int4:g32"))
+
+
+@pytest.mark.parametrize("shape", [(0, 32), (3, 0), (32,), (2, 3, 32), (1, 1)], ids=str)
+@pytest.mark.parametrize("method", methods().values(), ids=str)
+def test_weights_of_any_shape_are_quantized(method: Method, shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    for scheme in ("int4:g32", "nvfp4", "uint4:channel:asym"):
+        assert method.quantize(x, Scheme.parse(scheme)).q.dequantize().shape == shape
+
+
+def test_mse_refuses_what_has_no_scale_and_what_is_drawn_at_random() -> None:
+    mse = method_named("mse")
+    with pytest.raises(
+        UnsupportedError, match=r"method mse chooses scales, and bfloat16.* has none; use method"
+    ):
+        mse.quantize(weight(), Scheme.parse("bfloat16:cast"))
+    with pytest.raises(
+        UnsupportedError, match=r"mse encodes with stored scales, and int8.* rounds them later"
+    ):
+        mse.quantize(weight(), Scheme.parse("q8_0"))
+    with pytest.raises(UnsupportedError, match="draws at random; use half_even"):
+        mse.quantize(weight(), Scheme.parse("int4:g32:round=stochastic(7)"))
+
+
+def test_each_method_has_the_name_of_its_module_and_says_what_it_computes() -> None:
+    modules = {found.name for found in pkgutil.iter_modules(package.__path__)}
+    assert set(methods()) < modules
+    for name, method in methods().items():
+        assert name == method.name
+        assert method.formula
+        assert method.source
+    with pytest.raises(RecipeError, match="method 'msw' is unknown; did you mean mse"):
+        method_named("msw")
+
+
+def test_the_page_of_methods_lists_all_of_them() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
+    for name, method in methods().items():
+        needs = ", ".join(method.needs) or "nothing"
+        row = f"| `{name}` | {method.formula.replace('|', chr(92) + '|')} | {needs} | {method.source} |"
+        assert row in page, row
+
+
+ROUND_OTHER_THINGS = {
+    "models/dynamic_quantize.py": "inputs and outputs",
+    "models/linear_paths.py": "inputs",
+    "models/kv_cache.py": "keys and values",
+    "warmup.py": "compiles kernels",
+    "__init__.py": "the public page",
+}
+
+
+def test_nothing_but_methods_rounds_weights_by_name() -> None:
+    root = Path(package.__file__).parents[1]
+    found = {}
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").endswith("functional"):
+                names = {alias.name for alias in node.names} & {"quantize", "quantize_part"}
+                if names and path.parent.name != "methods":
+                    found[str(path.relative_to(root))] = names
+    assert found.keys() == ROUND_OTHER_THINGS.keys()
+
+
+def test_blocks_are_summed_in_one_order_whatever_is_beside_them() -> None:
+    x = torch.randn(64, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = Granularity.channel(0)
+    whole = pairwise_sums(x, rows)
+    assert torch.equal(whole, torch.cat([pairwise_sums(part, rows) for part in x.split(1)]))
+    assert torch.allclose(whole, x.sum(1, keepdim=True))
