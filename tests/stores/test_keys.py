@@ -134,6 +134,10 @@ def test_records_in_a_store_are_believed_as_far_as_bytes_prove_them(
         s3.put(bucket, "out/.zeropoint/identity.json", forged(identity, identity=wrong, stamps=wrong))
         assert main(arguments) == 1
         assert "is not a record of a run; add --restart" in capsys.readouterr().err
+    for raw in (b"{", b"[" * 100_000, b"\xff", b""):
+        s3.put(bucket, "out/.zeropoint/identity.json", raw)
+        assert main(arguments) == 1
+        assert "is not a record of a run; add --restart" in capsys.readouterr().err
     s3.put(bucket, "out/.zeropoint/identity.json", identity)
     other = [{**unit, "sha256": ["0" * 64 for _ in unit["sha256"]]} for unit in units]
     s3.put(bucket, keys[0], forged(record, units=other))
