@@ -160,6 +160,9 @@ def test_affine_scale_0_becomes_a_tenth() -> None:
         assert params.zero_point is not None
         assert (params.scales[0].item(), params.zero_point.item()) == (F32(0.1), -128)
         assert affine(low, high) == (F32(0.1), -128)
+        seen = AFFINE.compute_q_params(CalibrationRange(low, high))
+        assert seen.offset is not None
+        assert (seen.scale.item(), seen.offset.item()) == (F32(0.1), -128)
 
 
 def test_affine_offset_is_truncated() -> None:

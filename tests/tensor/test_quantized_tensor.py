@@ -150,7 +150,13 @@ def test_a_damaged_header_is_named(facts: dict[str, object], tmp_path: Path) -> 
         QuantizedTensor.load(path)
 
 
-@pytest.mark.parametrize("header", ["", "{", "[]", "null", "12", '{"shape": [1e400]}', "\x1b[31m"])
+@pytest.mark.parametrize(
+    "header",
+    [
+        "", "{", "[]", "null", "12", '{"shape": [1e400]}', "\x1b[31m",
+        pytest.param("[" * 100_000, id="deep list"), pytest.param('{"a":' * 100_000, id="deep object"),
+    ],
+)  # fmt: skip
 def test_a_header_that_is_no_mapping_is_named_and_escaped(header: str, tmp_path: Path) -> None:
     save_file({"data": torch.zeros(1, dtype=torch.uint8)}, tmp_path / "q", metadata={"zeropoint": header})
     with pytest.raises(CheckpointError, match="is damaged") as caught:
