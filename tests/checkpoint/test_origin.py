@@ -238,7 +238,7 @@ def test_codes_that_cannot_be_read_are_named_with_the_reason(tmp_path: Path) -> 
         (short, r"its factors have shape \[2, 1\], but must have \[2, 2\]"),
         (fp4, "its codes are I8, but must be F8_E4M3"),
         ({UP: good[UP], f"{UP}_scale_inv": torch.ones(2, 2, dtype=torch.int32)}, "its factors are I32"),
-        (good | {f"{UP}_scale": torch.ones(1)}, "it has several tensors of factors"),
+        (good | {f"{UP}_scale": torch.ones(1)}, "it has several tensors of weight_scale_inv"),
         ({"v": good[UP].view(-1), "v_scale_inv": torch.ones(1)}, r"shape \[65536\], but must be a matrix"),
     ]
     config = CONFIG | {"quantization_config": BLOCKS}
