@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from tests.checkpoint.safetensors_bytes import blob, spec
 from tests.hostile.case import Case, fifo, sparse
 
-from zeropoint.checkpoint.safetensors_file import MAX_HEADER_BYTES, MAX_NAME_BYTES
+from zeropoint.codecs.containers.safetensors import MAX_HEADER_BYTES, MAX_NAME_BYTES
 
 # Why safetensors 0.8 accepts what is refused here: the documented list.
 KEEPS_LAST = "of a name that stands twice it keeps the last"

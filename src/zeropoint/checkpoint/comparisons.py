@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..codecs.containers.safetensors import DTYPE_BITS
 from ..errors import printable
 from .config_text import WEIGHTS_ONLY_CONFIG
 from .documents import MANIFEST
@@ -19,7 +20,7 @@ from .originals import Original
 from .problems import Problem
 from .proofs import Check, OpenFiles
 from .quantize import Scratch
-from .safetensors_file import DTYPE_BITS, pieces
+from .safetensors_file import pieces
 from .selection import WEIGHT_DTYPES, is_fused_experts, module_of
 from .source import CONFIG, SINGLE_FILE, Source
 from .storage import OpenFile

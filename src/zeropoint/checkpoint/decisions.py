@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from ..codecs.layers import layer_of
 from ..codecs.protocol import Codec, LayerScheme
+from ..columns import Kinds, Made
 from ..errors import CheckpointError, RecipeError, count, printable
 from ..methods import NEAREST
 from ..recipes import Recipe, Rule, Subject
-from .columns import Kinds, Made
 from .entries import Entries, TensorEntry
 from .experts import matrices
 from .selection import Choice, Selection, Why, choose, subject_of

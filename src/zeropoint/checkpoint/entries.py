@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from typing import overload
 
-from zeropoint.checkpoint.columns import Kinds, Names
 from zeropoint.checkpoint.storage import Place
+from zeropoint.columns import Kinds, Names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..codecs.protocol import Codec, LayerScheme
+from ..columns import Made
 from ..errors import CheckpointError, printable
-from .columns import Made
 from .decisions import Decision, compact, fate, nothing_selected
 from .entries import TensorEntry
 from .origin import Floats, Origin

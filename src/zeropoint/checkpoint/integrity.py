@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..columns import Names
 from ..errors import CheckpointError, printable
-from .columns import Names
 from .documents import MANIFEST
 from .entries import TensorEntry
 from .json_stream import JsonStream

@@ -18,18 +18,19 @@ from dataclasses import dataclass
 
 import torch
 
-from ..codecs.protocol import ROWS, LayerScheme, TensorSpec
+from ..codecs.containers import CONTAINERS
+from ..codecs.containers.protocol import Metadata, Row
+from ..codecs.protocol import ROWS, Codec, LayerScheme, TensorSpec
 from ..codecs.safetensors_dtypes import TORCH_DTYPES
+from ..columns import Kinds, Made, Names
 from ..errors import CheckpointError, printable
 from ..methods import NEAREST, Scope, method_named
-from .columns import Kinds, Made, Names
 from .entries import TensorEntry
 from .experts import Matrix, matrices
 from .fates import Fates
 from .limits import value_bytes
 from .origin import Origin
 from .partners import sharing_set
-from .safetensors_file import DTYPE_BITS, header_bytes
 from .selection import is_fused_experts, module_of
 from .source import Source
 from .storage import OpenFile, Place
@@ -207,9 +208,11 @@ class Placement:
     Raises CheckpointError when two would have one name, and when a header exceeds what loaders read.
     """
 
-    def __init__(self, source: Source, fates: Fates) -> None:
+    def __init__(self, source: Source, fates: Fates, codec: Codec) -> None:
+        self._container = CONTAINERS[codec.container]
+        files = self._container.files(source.shards)
         self._fates, self._entries = fates, fates.floats.source.entries
-        self._shards = source.shards
+        self._shards = tuple(dict.fromkeys(files))
         self.layers: tuple[LayerScheme, ...] = tuple(dict.fromkeys(layer for _, layer, _ in fates.quantized))
         # Of each weight: its tensor, which matrix of that (-1: all of it), scheme, method, set and outputs.
         self._entry, self._matrix, self._layer = array("I"), array("i"), array("I")
@@ -217,16 +220,20 @@ class Placement:
         self._share, self._first, self._sets = array("i"), array("q"), Names()
         # Of each output tensor: what it is, its file, and where it begins there.
         self._specs, self._kind, self._file = Kinds(), array("I"), array("I")
-        self._draft({name: number for number, name in enumerate(source.shards)})
+        self._draft({name: self._shards.index(file) for name, file in zip(source.shards, files, strict=True)})
         self._begins = array("q", [0]) * len(self._kind)
-        self._sizes = [_spec_bytes(self._specs[n]) for n in range(len(self._specs))]
+        self._sizes = [self._spec_bytes(self._specs[n]) for n in range(len(self._specs))]
         self.kept: Sequence[Kept] = Made(len(fates.kept), self._kept)
         self.restored: Sequence[Restored] = Made(len(fates.restored), self._restored)
         self.weights: Sequence[Weight] = Made(len(self._entry), self._weight)
         names = [self._name(number) for number in range(len(self._kind))]
         self._order = array("I", sorted(range(len(names)), key=names.__getitem__))
         self._require_unique(names)
-        self.shards = tuple(self._lay_out(source))
+        metadata = {
+            file: codec.metadata(source.config or {}, source.metadata[name])
+            for name, file in zip(source.shards, files, strict=True)
+        }
+        self.shards = tuple(self._lay_out(metadata))
         self.by_name: Sequence[Placed] = Made(len(names), lambda n: self.at(self._order[n]))
 
     def __eq__(self, other: object) -> bool:
@@ -363,33 +370,31 @@ class Placement:
         kind, at = self._owner(number)
         return self._entries.name(self._entry[at]) if kind == "weights" else self._name(number)
 
-    def _lay_out(self, source: Source) -> Iterator[OutputShard]:
-        """Give each tensor its place, and yield the files."""
+    def _lay_out(self, metadata: Mapping[str, Metadata]) -> Iterator[OutputShard]:
+        """Give each tensor its place, and yield the files; metadata: of each, by name."""
         by_shard = [array("I") for _ in self._shards]
         for number, file in enumerate(self._file):
             by_shard[file].append(number)
         for name, numbers in zip(self._shards, by_shard, strict=True):
-            found = [(self._fall(number), self._name(number), number) for number in numbers]
+            found = [(self._rank(number), self._name(number), number) for number in numbers]
             found.sort()
-            header = header_bytes(self._rows(found), source.metadata[name])
-            begin = len(header)
-            for _, _, number in found:
+            head = self._container.head(self._rows(found), metadata[name])
+            for (_, _, number), begin in zip(found, head.begins, strict=True):
                 self._begins[number] = begin
-                begin += self._sizes[self._kind[number]]
-            yield OutputShard(name=name, head=Text.of(header), size=begin)
+            yield OutputShard(name=name, head=Text.of(head.data), size=head.size)
 
-    def _fall(self, number: int) -> int:
-        return -_DTYPE_ORDER[self._specs[self._kind[number]].dtype]
+    def _rank(self, number: int) -> int:
+        return self._container.order(self._specs[self._kind[number]].dtype)
 
-    def _rows(self, found: Sequence[tuple[int, str, int]]) -> Iterator[tuple[str, str, tuple[int, ...], int]]:
-        """Yield what a header says of each tensor."""
+    def _spec_bytes(self, spec: TensorSpec) -> int:
+        return self._container.nbytes(spec.dtype, spec.shape)
+
+    def _rows(self, found: Sequence[tuple[int, str, int]]) -> Iterator[Row]:
+        """Yield what a head says of each tensor."""
         for _, name, number in found:
             kind = self._kind[number]
             spec = self._specs[kind]
-            yield name, spec.dtype, spec.shape, self._sizes[kind]
-
-
-_DTYPE_ORDER = {name: order for order, name in enumerate(DTYPE_BITS)}
+            yield Row(name, spec.dtype, spec.shape, self._sizes[kind])
 
 
 @functools.lru_cache(maxsize=8)
@@ -399,7 +404,3 @@ def _matrices(entry: TensorEntry) -> list[Matrix]:
 
 def _specs(layer: LayerScheme, shape: tuple[int, int], entry: TensorEntry) -> Sequence[TensorSpec]:
     return layer.codec.tensors(layer, shape, TORCH_DTYPES[entry.dtype])
-
-
-def _spec_bytes(spec: TensorSpec) -> int:
-    return math.prod(spec.shape) * DTYPE_BITS[spec.dtype] // 8

@@ -225,7 +225,7 @@ def make_plan(
     every = selection.dequantize is Dequantize.EVERY
     fates = Fates.of(floats, decisions, tied_copies(source), every=every)
     fates.require_sense(codec, every=every)
-    placement = Placement(source, fates)
+    placement = Placement(source, fates, codec)
     limits = limits.beside(source.entries, placement.by_name)
     texts = index_and_config(floats, decisions, placement, codec, staying=fates.staying)
     companions = [path for path in floats.source.companions if str(path) not in (*texts, MANIFEST)]

@@ -16,11 +16,11 @@ from typing import overload
 import torch
 
 from ..codecs.protocol import ROWS
+from ..columns import Blobs
 from ..errors import ZeropointError
 from ..formats import FloatFormat
 from ..layout.blocks import reduce_blocks, spread_blocks
 from ..tensor import QuantizedTensor
-from .columns import Blobs
 from .decoding import read_lines
 from .limits import Limits, value_bytes
 from .measure import TensorError, measure, measure_columns

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 
+from ..columns import Made
 from ..errors import CheckpointError, ZeropointError
 from .already import done_already
-from .columns import Made
 from .commit import Commit
 from .config_text import WEIGHTS_ONLY_CONFIG
 from .documents import MANIFEST

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from ..codecs.containers.safetensors import DTYPE_BITS, header_bytes
 from ..codecs.protocol import Codec, LayerScheme
 from ..codecs.registry import DEFAULT
 from ..codecs.safetensors_dtypes import FILE_DTYPES
@@ -27,7 +28,6 @@ from .config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from .model_names import WEIGHT, is_pretrained
 from .model_parts import Parts, parts_of
 from .output import OutputDirectory, write_at
-from .safetensors_file import DTYPE_BITS, header_bytes
 from .selection import module_of
 from .source import CONFIG, INDEX_SUFFIX, SINGLE_FILE
 

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ..columns import Made
 from ..errors import CheckpointError
 from . import object_store
-from .columns import Made
 from .documents import MANIFEST
 from .engine import Engine, Job, local
 from .folder import Folder

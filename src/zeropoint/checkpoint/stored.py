@@ -19,9 +19,9 @@ import torch
 from ..codecs.known import CONFIG_KEYS
 from ..codecs.protocol import Codec, Entry, Known, LayerScheme, Reader, Record
 from ..codecs.registry import claiming, methods
+from ..columns import Kinds, Made, Names
 from ..errors import CheckpointError, ZeropointError
 from ..schemes import Scheme
-from .columns import Kinds, Made, Names
 from .config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
 from .entries import Entries, TensorEntry
 from .problems import Problem

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from .columns import Names
+from ..columns import Names
 from .placement import Kept, Placed, Restored, Weight
 from .plan import Plan
 from .quantize import needs_extremes

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from ..codecs.protocol import ROWS
+from ..columns import Blobs
 from ..errors import CheckpointError, NonFiniteError, ZeropointError, count, printable
 from ..methods import method_named
-from .columns import Blobs
 from .limits import Limits
 from .measure import TensorError, measure, measure_columns
 from .output import Partials, copy_range, write_at

@@ -24,6 +24,7 @@ from ..params import QuantizationParams
 from ..recipes import Activation, Assignment
 from ..schemes import Granularity, Scheme
 from ..tensor import QuantizedTensor
+from .containers.protocol import Metadata
 from .engines import EngineRule
 from .presets import LayerPreset
 
@@ -331,6 +332,10 @@ class Codec(Protocol):
     def read(self, listing: Listing) -> Reader:
         """Return what reads a checkpoint of its own; raises for a configuration that is not understood."""
         ...
+
+    def metadata(self, family: Config, metadata: Mapping[str, str]) -> Metadata:
+        """Return what the file of some tensors says beside them; ``metadata`` is what the source's said."""
+        return metadata
 
     def documents(self, contents: Contents) -> Documents:
         """Return what is written beside the tensors of a result."""

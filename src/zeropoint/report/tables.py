@@ -13,7 +13,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..checkpoint.advice import partly, rough
-from ..checkpoint.columns import Made
 from ..checkpoint.decisions import Decision
 from ..checkpoint.engines import USUAL, verdicts
 from ..checkpoint.entries import TensorEntry
@@ -24,6 +23,7 @@ from ..checkpoint.proofs import LayerProof
 from ..checkpoint.run import Outcome, RunResult
 from ..checkpoint.verify import Verification
 from ..codecs.engines import Loads
+from ..columns import Made
 from ..errors import count, size_of
 from ..methods import NEAREST
 from .layout import Plain, plain

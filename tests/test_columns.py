@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zeropoint.checkpoint.columns import Kinds, Made, Names
 from zeropoint.checkpoint.entries import Entries, TensorEntry
+from zeropoint.columns import Kinds, Made, Names
 
 
 @given(st.lists(st.text(max_size=6), max_size=200))

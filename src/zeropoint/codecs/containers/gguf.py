@@ -1,0 +1,251 @@
+"""GGUF files, version 3: one file with what is said of a model, a directory of tensors, and their bytes.
+
+Byte layout (all little-endian; a string is a u64 of its bytes and these in UTF-8):
+
+    "GGUF", u32 version 3, u64 number of tensors, u64 number of values
+    values      string key, u32 type, value; an array is a u32 type, a u64 count and its values
+    tensors     string name, u32 number of axes, u64 extent of each, the innermost first, u32 type, u64 offset
+    data        from the next multiple of general.alignment (32) on, from which offsets count; each tensor
+    begins
+                at such a multiple, and bytes between them are 0
+
+Source: ggml-org/ggml, docs/gguf.md; gguf-py 0.19. What is read must cover the file: tensors neither overlap
+nor leave holes, and padding is 0.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ...errors import CheckpointError, near_misses, printable
+from .protocol import Container, Found, Head, Metadata, Read, Row
+
+
+class _Type(NamedTuple):
+    """A type of ggml: its number, the values of a block, and the bytes that they take."""
+
+    number: int
+    block: int
+    nbytes: int
+
+
+TYPES: MappingProxyType[str, _Type] = MappingProxyType({
+    "F32": _Type(0, 1, 4), "F16": _Type(1, 1, 2), "Q4_0": _Type(2, 32, 18), "Q4_1": _Type(3, 32, 20),
+    "Q5_0": _Type(6, 32, 22), "Q5_1": _Type(7, 32, 24), "Q8_0": _Type(8, 32, 34), "Q2_K": _Type(10, 256, 84),
+    "Q3_K": _Type(11, 256, 110), "Q4_K": _Type(12, 256, 144), "Q5_K": _Type(13, 256, 176),
+    "Q6_K": _Type(14, 256, 210), "I8": _Type(24, 1, 1), "I16": _Type(25, 1, 2), "I32": _Type(26, 1, 4),
+    "I64": _Type(27, 1, 8), "F64": _Type(28, 1, 8), "BF16": _Type(30, 1, 2),
+})  # fmt: skip
+"""Types by name; those of one value a block have the names of safetensors."""
+_NAMES = {found.number: name for name, found in TYPES.items()}
+_MAGIC, _VERSION, _ALIGNMENT = b"GGUF", 3, 32
+_SCALARS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
+_U32, _STRING, _ARRAY = 4, 8, 9
+_MAX_AXES, _MAX_NAME, _MAX_KEYS, _MAX_TEXT, _MAX_ITEMS = 4, 4096, 100_000, 1 << 20, 1 << 24
+_PIECE = 1 << 20
+_DAMAGED = "the file is damaged or was not written as GGUF; download or export it again"
+
+
+@dataclass(frozen=True)
+class Gguf(Container):
+    """See the module and :class:`Container`."""
+
+    name = "gguf"
+    suffix = ".gguf"
+    indexed = False
+
+    def files(self, shards: Sequence[str]) -> list[str]:
+        """See :class:`Container`: one file has all."""
+        return ["model.gguf"] * len(shards)
+
+    def nbytes(self, dtype: str, shape: tuple[int, ...]) -> int:
+        """See :class:`Container`."""
+        return _nbytes(dtype, shape)
+
+    def order(self, dtype: str) -> int:
+        """See :class:`Container`: tensors lie by name."""
+        return 0
+
+    def head(self, rows: Iterable[Row], metadata: Metadata) -> Head:
+        """See :class:`Container`."""
+        offsets, sizes, directory = array("q"), array("q"), bytearray()
+        at = 0
+        for row in rows:
+            if len(row.shape) > _MAX_AXES:
+                raise CheckpointError(
+                    f"tensor {printable(row.name)} has {len(row.shape)} axes, and GGUF holds {_MAX_AXES}; "
+                    f"keep it out"
+                )
+            extents = row.shape[::-1] or (1,)
+            directory += _string(row.name) + struct.pack(f"<I{len(extents)}Q", len(extents), *extents)
+            directory += struct.pack("<IQ", TYPES[row.dtype].number, at)
+            offsets.append(at)
+            sizes.append(row.nbytes)
+            at += row.nbytes + -row.nbytes % _ALIGNMENT
+        values = {"general.alignment": _ALIGNMENT, **metadata}
+        data = bytearray(_MAGIC + struct.pack("<IQQ", _VERSION, len(offsets), len(values)))
+        for key, value in values.items():
+            data += _string(key)
+            data += (
+                struct.pack("<I", _STRING) + _string(value)
+                if isinstance(value, str)
+                else struct.pack("<II", _U32, value)
+            )
+        data += directory
+        data += bytes(-len(data) % _ALIGNMENT)
+        return Head(
+            data=bytes(data), begins=array("q", (len(data) + o for o in offsets)), size=len(data) + at
+        )
+
+
+GGUF = Gguf()
+
+
+def _string(text: str) -> bytes:
+    data = text.encode("utf-8")
+    return struct.pack("<Q", len(data)) + data
+
+
+def _nbytes(dtype: str, shape: Sequence[int]) -> int:
+    if dtype not in TYPES:
+        raise CheckpointError(f"dtype {dtype} has no type in GGUF; {near_misses(dtype, TYPES)}")
+    found, columns = TYPES[dtype], shape[-1] if shape else 1
+    if columns % found.block:
+        raise CheckpointError(
+            f"a row of {columns} values does not fill blocks of {found.block}, as {dtype} has them"
+        )
+    return math.prod(shape) // found.block * found.nbytes
+
+
+class _Cursor:
+    """Reads a file from its begin on; raises CheckpointError where it ends before."""
+
+    def __init__(self, read: Read, size: int) -> None:
+        self.at = 0
+        self._read, self._size = read, size
+        self._piece, self._begin = b"", 0
+
+    def take(self, count: int) -> bytes:
+        if count > self._size - self.at:
+            raise CheckpointError(f"it ends at byte {self._size}, before its head does: it is truncated")
+        begin = self.at - self._begin
+        if begin + count > len(self._piece):
+            self._begin, begin = self.at, 0
+            self._piece = self._read(self.at, min(max(count, _PIECE), self._size - self.at))
+        self.at += count
+        return self._piece[begin : begin + count]
+
+    def number(self, form: str) -> int:
+        (value,) = struct.unpack(form, self.take(struct.calcsize(form)))
+        return int(value) if math.isfinite(value) else 0
+
+    def text(self, limit: int) -> str:
+        size = self.number("<Q")
+        if size > limit:
+            raise CheckpointError(f"a text of its head has {size} bytes, above the limit of {limit}")
+        try:
+            return self.take(size).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckpointError("a text of its head is not UTF-8") from error
+
+    def value(self, kind: int) -> str | int | None:
+        """Return a text or number, or None for an array, all of which is passed."""
+        if kind == _STRING:
+            return self.text(_MAX_TEXT)
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind])
+        if kind != _ARRAY:
+            raise CheckpointError(f"a value of its head has the unknown type {kind}")
+        inner, count = self.number("<I"), self.number("<Q")
+        if count > _MAX_ITEMS or inner == _ARRAY:
+            raise CheckpointError(
+                f"an array of its head has {count} items of type {inner}, which is not read"
+            )
+        if inner in _SCALARS:
+            self.take(count * struct.calcsize(_SCALARS[inner]))
+        else:
+            for _ in range(count):
+                self.value(inner)
+        return None
+
+
+def parse(read: Read, size: int) -> tuple[list[Found], dict[str, str]]:
+    """Return the tensors of a file in the order of their bytes, and what is said in texts and numbers.
+
+    read: bytes of the file, which has ``size``. Raises CheckpointError for what is no well-formed GGUF file.
+    """
+    try:
+        return _parse(_Cursor(read, size), read, size)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; {_DAMAGED}") from error
+
+
+def _parse(cursor: _Cursor, read: Read, size: int) -> tuple[list[Found], dict[str, str]]:
+    if cursor.take(4) != _MAGIC or cursor.number("<I") != _VERSION:
+        raise CheckpointError(f"it does not begin as a GGUF file of version {_VERSION}")
+    tensors, keys = cursor.number("<Q"), cursor.number("<Q")
+    if keys > _MAX_KEYS or tensors > size // 32:
+        raise CheckpointError(f"its head names {tensors} tensors and {keys} values, which it has no room for")
+    metadata: dict[str, str | int | None] = {}
+    for _ in range(keys):
+        key = cursor.text(_MAX_NAME)
+        if key in metadata:
+            raise CheckpointError(f"the key {printable(key)} stands twice")
+        metadata[key] = cursor.value(cursor.number("<I"))
+    alignment = metadata.get("general.alignment", _ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1 or alignment % 8:
+        raise CheckpointError(f"general.alignment is {alignment!r:.40}, but must be a multiple of 8")
+    rows = [_row(cursor) for _ in range(tensors)]
+    begin = cursor.at + -cursor.at % alignment
+    found = sorted((Found(row, begin + offset) for row, offset in rows), key=lambda each: each.begin)
+    if len({each.row.name for each in found}) != len(found):
+        raise CheckpointError("a tensor's name stands twice")
+    _check_cover(found, read, (cursor.at, alignment, size))
+    return found, {key: str(value) for key, value in metadata.items() if value is not None}
+
+
+def _row(cursor: _Cursor) -> tuple[Row, int]:
+    name, axes = cursor.text(_MAX_NAME), cursor.number("<I")
+    if axes > _MAX_AXES:
+        raise CheckpointError(f"tensor {printable(name)} has {axes} axes, above the limit of {_MAX_AXES}")
+    shape = tuple(cursor.number("<Q") for _ in range(axes))[::-1]
+    kind, offset = cursor.number("<I"), cursor.number("<Q")
+    if kind not in _NAMES:
+        raise CheckpointError(f"tensor {printable(name)} has the type {kind}, which is not known here")
+    nbytes = _nbytes(_NAMES[kind], shape)
+    return Row(name, _NAMES[kind], shape, nbytes), offset
+
+
+def _check_cover(found: Sequence[Found], read: Read, place: tuple[int, int, int]) -> None:
+    """Refuse tensors that overlap, leave a hole or begin unaligned, and padding that is not 0."""
+    at, alignment, size = place
+    for row, begin in (*found, Found(Row("the end", "I8", (0,), 0), size)):
+        gap = begin - at
+        last = row.nbytes == 0 and begin == size
+        if gap < 0 or gap >= alignment or (begin % alignment and not last) or begin + row.nbytes > size:
+            raise CheckpointError(
+                f"tensor {printable(row.name)} lies at byte {begin}, but what comes before it ends at "
+                f"{at}, and the "
+                f"file has {size}"
+            )
+        if any(read(at, gap)):
+            raise CheckpointError(f"the padding before {printable(row.name)} is not 0")
+        at = begin + row.nbytes

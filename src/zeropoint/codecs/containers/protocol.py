@@ -1,0 +1,65 @@
+"""What a container answers: how a file begins, where each tensor lies in it, and what it says of them.
+
+A container knows bytes and names; it opens no file, and knows neither codecs nor which tensors are quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+Metadata = Mapping[str, "str | int"]
+Read = Callable[[int, int], bytes]
+"""From an offset and a number of bytes to these bytes of a file."""
+
+
+class Row(NamedTuple):
+    """A tensor of a file: its name, its dtype as the container spells it, its shape, and its bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class Head(NamedTuple):
+    """How a file begins, and the absolute offset of each tensor, in their order; size: of the whole file."""
+
+    data: bytes
+    begins: Sequence[int]
+    size: int
+
+
+class Found(NamedTuple):
+    """A tensor of a file that was read: its row, and the absolute offset of its bytes."""
+
+    row: Row
+    begin: int
+
+
+class Container(Protocol):
+    """A kind of file.
+
+    name: under which codecs ask for it. suffix: how its files end. indexed: whether an index beside the files
+    says which tensor is where, and the configuration what is quantized.
+    """
+
+    name: str
+    suffix: str
+    indexed: bool
+
+    def files(self, shards: Sequence[str]) -> list[str]:
+        """Return the file in which the tensors of each shard of the source come out."""
+        ...
+
+    def nbytes(self, dtype: str, shape: tuple[int, ...]) -> int:
+        """Return the bytes of a tensor; raises CheckpointError for a dtype that it cannot hold."""
+        ...
+
+    def order(self, dtype: str) -> int:
+        """Return where tensors of a dtype come among those of others; equal ones lie by name."""
+        ...
+
+    def head(self, rows: Iterable[Row], metadata: Metadata) -> Head:
+        """Return how a file of these tensors begins; raises CheckpointError for what it cannot hold."""
+        ...
