@@ -35,8 +35,9 @@ def read_lines(
         buffer = bytearray(count * line)
         offset = entry.begin + expert * size + first * line
         files[entry.file].read_into(memoryview(buffer), offset)
-        lines = torch.frombuffer(buffer, dtype=TORCH_DTYPES[entry.dtype])
-        found[spec.suffix] = lines.view(count, *spec.shape[1:])
+        # Blocks that hold codes and scales are bytes, which the codec takes apart.
+        lines = torch.frombuffer(buffer, dtype=TORCH_DTYPES.get(entry.dtype, torch.uint8))
+        found[spec.suffix] = lines.view(count, *(spec.shape[1:] if entry.dtype in TORCH_DTYPES else (-1,)))
     return found
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from ..architectures import Config
+from ..codecs.containers import CONTAINERS
 from ..codecs.protocol import Codec, Contents, Documents, Module
 from ..errors import CheckpointError
 from .config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
@@ -35,7 +36,7 @@ def index_and_config(
     source = floats.source
     index_name = source.index or SINGLE_FILE + ".index.json"
     assert index_name.endswith(INDEX_SUFFIX)
-    texts = {index_name: Text.of(_index(placement))}
+    texts = {index_name: Text.of(_index(placement))} if CONTAINERS[codec.container].indexed else {}
     documents = _config(floats, decisions, staying, codec)
     config = documents.section
     for name, content in documents.files.items():

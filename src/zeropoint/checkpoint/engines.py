@@ -11,7 +11,7 @@ import torch
 
 from ..architectures import is_transposed
 from ..codecs.engines import TRANSFORMERS as _CHECKED
-from ..codecs.engines import VLLM, EngineRule, Facts, Loads
+from ..codecs.engines import EngineRule, Facts, Loads
 from ..errors import CheckpointError
 from .config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
 from .documents import odd_targets
@@ -39,13 +39,13 @@ def verdicts(plan: Plan) -> tuple[Verdict, ...]:
 
 
 def refusal(plan: Plan) -> str | None:
-    """Return why transformers does not load the result of a plan that vLLM does not load either, or None.
+    """Return why the engine that a result is for does not load it, and nor do the other usual ones, or None.
 
     What one of them does not take may be meant for the other.
     """
-    theirs, vllm = (v for v in verdicts(plan) if v.engine in USUAL)
-    refused = theirs.loads is Loads.NO and vllm.loads in (Loads.NO, Loads.UNCHECKED)
-    return theirs.reason if refused else None
+    first, *others = (v for v in verdicts(plan) if v.engine in plan.codec.usual)
+    refused = first.loads is Loads.NO and all(v.loads in (Loads.NO, Loads.UNCHECKED) for v in others)
+    return first.reason if refused else None
 
 
 def require_loadable(plan: Plan) -> None:
@@ -53,7 +53,7 @@ def require_loadable(plan: Plan) -> None:
     reason = refusal(plan)
     if reason is not None:
         raise CheckpointError(
-            f"transformers {TRANSFORMERS} does not load the result: {reason}; choose another scheme, or "
+            f"{_version(plan.codec.usual[0])} does not load the result: {reason}; choose another scheme, or "
             "add --force to write it all the same"
         )
 
@@ -92,4 +92,7 @@ def _verdict(engine: str, rule: EngineRule, facts: Facts) -> Verdict:
 _WORST = (Loads.YES, Loads.PARTLY, Loads.UNCHECKED, Loads.NO)
 TRANSFORMERS = "5.23"
 """The version that our tests load with."""
-USUAL = (_CHECKED, VLLM)
+
+
+def _version(engine: str) -> str:
+    return f"{engine} {TRANSFORMERS}" if engine == _CHECKED else engine

@@ -67,8 +67,11 @@ def shard_fields(source: Source) -> Iterator[tuple[str, str]]:
     """Yield the field of each shard, and what it says; raises CheckpointError when one is gone."""
     # A file that was given alone may be a link with a name of its own.
     paths = {path.name: path for path in source.stamps}
+    heads: dict[str, int] = {}
+    for entry in () if source.container.indexed else source.entries.values():
+        heads[entry.file.name] = min(entry.begin, heads.get(entry.file.name, entry.begin))
     for name in source.shards:
-        size, digest = header_digest(paths.get(name, source.root / name))
+        size, digest = header_digest(paths.get(name, source.root / name), heads.get(name))
         yield f"{SHARD}{name}", f"{size} bytes, header {digest}"
 
 
@@ -100,14 +103,17 @@ def stamps(plan: Plan) -> dict[str, str]:
     return {name: _stamp_text(state) for name, state in found.items()}
 
 
-def header_digest(path: Place) -> tuple[int, str]:
-    """Return the size of a safetensors file and the SHA-256 of its header, length and padding included."""
+def header_digest(path: Place, length: int | None = None) -> tuple[int, str]:
+    """Return the size of a file of weights and the SHA-256 of its head.
+
+    length: bytes of the head; without it, the file begins with that of the rest, as safetensors has it.
+    """
     file = open_file(path)
     try:
         size, head = file.stamp.size, bytearray(8)
         file.read_into(memoryview(head), 0)
         # A length that the file does not have means that it was replaced since it was opened.
-        text = bytearray(min(int.from_bytes(head, "little"), size))
+        text = bytearray(min(int.from_bytes(head, "little") if length is None else max(0, length - 8), size))
         file.read_into(memoryview(text), 8)
     finally:
         file.close()

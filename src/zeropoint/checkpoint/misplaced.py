@@ -46,7 +46,7 @@ def without_weights(root: Place, names: Sequence[str]) -> CheckpointError:
             f"{_named(folders)}"
         )
     elif any(name.endswith(".gguf") for name in names):
-        said = "holds GGUF files, which are not read; download the original safetensors files of the model"
+        said = "holds several GGUF files, of which one is read; pass it"
     elif others := [name for name in names if Path(name).suffix in _WEIGHTS]:
         said = (
             f"holds weights only as {', '.join(map(printable, others[:_LISTED]))}, but only safetensors "

@@ -19,9 +19,9 @@ from ..columns import Made
 from ..errors import CheckpointError, ZeropointError
 from .already import done_already
 from .commit import Commit
-from .config_text import WEIGHTS_ONLY_CONFIG
 from .documents import MANIFEST
 from .engine import Engine, Job, local
+from .headers import read_header
 from .identity import identity
 from .journal import JOURNAL
 from .manifest import error_of, manifest
@@ -32,8 +32,7 @@ from .placement import Weight
 from .plan import Plan
 from .problems import ObstacleError
 from .resume import State, begin, holds, unproven
-from .safetensors_file import parse_header
-from .source import CONFIG
+from .source import INDEX_SUFFIX
 from .storage import Place, place, shown
 from .texts import Text
 from .units import Unit, Units, groups, units
@@ -206,7 +205,7 @@ def read_back(
     for shard in plan.shards:
         if shard.name not in published:
             path = directory.path / partial_name(shard.name)
-            parse_header(path)
+            read_header(path, shard.name)
             if not holds(path, shard.head.pieces(), size=shard.size):
                 raise ReadBackError(f"{shown(path)} has not the header that was written; {_CHECK}")
     left = array("I", (at for at, unit in enumerate(all_units) if unit.file not in published))
@@ -231,11 +230,10 @@ def last_files(
     plan: Plan, made_of: Mapping[str, str], all_units: Units, done: Mapping[int, Done]
 ) -> dict[str, Text]:
     """Return the files that say what the others are, by name; the index, the commit, is last."""
-    index = next(name for name in plan.texts if name not in (CONFIG, WEIGHTS_ONLY_CONFIG))
+    index = next((name for name in plan.texts if name.endswith(INDEX_SUFFIX)), None)
     texts = {MANIFEST: manifest(plan, made_of, all_units, done)}
     texts |= {name: text for name, text in plan.texts.items() if name != index}
-    texts[index] = plan.texts[index]
-    return texts
+    return texts if index is None else {**texts, index: plan.texts[index]}
 
 
 def _publish(state: State, directory: OutputDirectory, plan: Plan, all_units: Units) -> None:

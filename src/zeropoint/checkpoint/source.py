@@ -29,12 +29,15 @@ from typing import Any
 
 from zeropoint.checkpoint import misplaced, storage
 from zeropoint.checkpoint.entries import Entries
+from zeropoint.checkpoint.headers import read_header
 from zeropoint.checkpoint.index import NUMBERED, check_index, read_index, require_json
 from zeropoint.checkpoint.names import is_own, is_plain
 from zeropoint.checkpoint.object_store import RemotePath, Stamp, reason
 from zeropoint.checkpoint.problems import ObstacleError, listed
-from zeropoint.checkpoint.safetensors_file import LFS_MAGIC, Header, parse_header
+from zeropoint.checkpoint.safetensors_file import LFS_MAGIC, Header
 from zeropoint.checkpoint.storage import Place, open_file, shown
+from zeropoint.codecs.containers import container_of
+from zeropoint.codecs.containers import protocol as containers
 from zeropoint.errors import CheckpointError, printable
 
 SINGLE_FILE = "model.safetensors"
@@ -74,6 +77,11 @@ class Source:
     left_out: tuple[Path, ...]
     notes: tuple[str, ...]
     stamps: Mapping[Place, Stamp]
+
+    @property
+    def container(self) -> containers.Container:
+        """What kind of files the weights lie in."""
+        return container_of(self.shards[0])
 
     def check_unchanged(self) -> None:
         """Raise CheckpointError, naming each file, where shards, index or config changed since opening.
@@ -125,7 +133,7 @@ def _real(path: Place) -> Place:
 
 
 def _single(path: Place) -> Source:
-    header = parse_header(path)
+    header = read_header(path)
     # The file keeps the name by which it was given: a link in a cache points to a nameless blob.
     return Source(
         given=_real(path.parent) / path.name,
@@ -237,10 +245,13 @@ def _agrees(root: Place, index: str) -> bool:
 
 
 def _choose_single(root: Place, names: Sequence[str]) -> str:
-    """Return the one safetensors file of a directory without an index."""
+    """Return the one file of weights of a directory without an index: safetensors before others."""
     if SINGLE_FILE in names:
         return SINGLE_FILE
     found = [name for name in names if name.endswith(".safetensors")]
+    whole = [name for name in names if not container_of(name).indexed]
+    if not found and len(whole) == 1:
+        return whole[0]
     numbered = NUMBERED.fullmatch(found[0]) if found else None
     if len(found) == 1 and (numbered is None or int(numbered["count"]) == 1):
         return found[0]
@@ -255,7 +266,7 @@ def _choose_single(root: Place, names: Sequence[str]) -> str:
 def _read_headers(root: Place, shards: Iterable[str]) -> dict[str, Header]:
     """Parse the headers of shards that exist; `check_index` names the others."""
     paths = {shard: _inside(root, shard) for shard in shards}
-    return {shard: parse_header(path) for shard, path in paths.items()}
+    return {shard: read_header(path, shard) for shard, path in paths.items()}
 
 
 def _merge(headers: Mapping[str, Header]) -> Entries:

@@ -18,7 +18,7 @@ import torch
 
 from ..codecs.known import CONFIG_KEYS
 from ..codecs.protocol import Codec, Entry, Known, LayerScheme, Reader, Record
-from ..codecs.registry import claiming, methods
+from ..codecs.registry import CODECS, claiming, methods
 from ..columns import Kinds, Made, Names
 from ..errors import CheckpointError, ZeropointError
 from ..schemes import Scheme
@@ -179,6 +179,8 @@ def configuration(source: Source) -> dict[str, Any] | None:
 
     Raises CheckpointError when it is malformed.
     """
+    if not source.container.indexed:
+        return _of_container(source)
     config = source.config or {}
     found = next((config[key] for key in CONFIG_KEYS if config.get(key) not in (None, {})), None)
     if found is None and source.config is None:
@@ -195,6 +197,13 @@ def configuration(source: Source) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise CheckpointError(f"{CONFIG_KEY} of {shown(source.root)} is not an object; the file is damaged")
     return found
+
+
+def _of_container(source: Source) -> dict[str, Any] | None:
+    """Return what stands for a configuration of files whose tensors say it all, or None of floats alone."""
+    codec = next(codec for codec in CODECS.values() if codec.container == source.container.name)
+    parts = (codec.part_of(entry.name, entry.dtype) for entry in source.entries.values())
+    return {"quant_method": codec.methods[0]} if any(part is not None for part in parts) else None
 
 
 def find_layers(source: Source, known: Callable[[str], Known | None] | None = None) -> Stored:

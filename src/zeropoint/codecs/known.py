@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from .containers.gguf import TYPES
+
 CONFIG_KEYS = ("quantization_config", "compression_config")
 """Where a config.json says what is quantized; the second is what compressed-tensors wrote before 0.8."""
 
@@ -52,4 +54,10 @@ def is_quantized(name: str, dtype: str) -> bool:
     (True, True, False)
     """
     last = name.rpartition(".")[2]
-    return last in _SUFFIXES or last.endswith(_ENDINGS) or dtype.startswith(("F8_", "F6_")) or dtype == "F4"
+    return (
+        last in _SUFFIXES
+        or (dtype in TYPES and TYPES[dtype].block > 1)
+        or last.endswith(_ENDINGS)
+        or dtype.startswith(("F8_", "F6_"))
+        or dtype == "F4"
+    )

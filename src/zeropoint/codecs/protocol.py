@@ -25,7 +25,7 @@ from ..recipes import Activation, Assignment
 from ..schemes import Granularity, Scheme
 from ..tensor import QuantizedTensor
 from .containers.protocol import Metadata
-from .engines import EngineRule
+from .engines import TRANSFORMERS, VLLM, EngineRule
 from .presets import LayerPreset
 
 ROWS, COLUMNS = 0, 1
@@ -227,7 +227,8 @@ class Codec(Protocol):
     name: under which users ask for it. title: what sentences call its files. container: name of the
     container. presets: what its users know by name. defaults: options that a weight scheme takes where it
     does not say otherwise. input_names: of tensors for static inputs, or None where it holds none. engines:
-    what each says of a result. methods: values of ``quant_method`` in configurations of its own.
+    what each says of a result. usual: those that its files are for, the first of which may refuse one.
+    methods: values of ``quant_method`` in configurations of its own.
     """
 
     name: str
@@ -237,6 +238,7 @@ class Codec(Protocol):
     defaults: Mapping[str, str]
     input_names: InputNames | None
     engines: Mapping[str, EngineRule]
+    usual: tuple[str, ...] = (TRANSFORMERS, VLLM)
     methods: tuple[str, ...]
 
     def __hash__(self) -> int:

@@ -9,11 +9,12 @@ from typing import Any
 from ..errors import UnsupportedError
 from .compressed_tensors import CODEC as COMPRESSED_TENSORS
 from .fp8_block import CODEC as FP8_BLOCK
+from .gguf import CODEC as GGUF
 from .gptq import CODEC as GPTQ
 from .protocol import Codec
 
 CODECS: MappingProxyType[str, Codec] = MappingProxyType(
-    {codec.name: codec for codec in (COMPRESSED_TENSORS, FP8_BLOCK, GPTQ)}
+    {codec.name: codec for codec in (COMPRESSED_TENSORS, FP8_BLOCK, GPTQ, GGUF)}
 )
 """Name to codec; the first is the one that is written where nobody asks for another."""
 DEFAULT: Codec = COMPRESSED_TENSORS

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..checkpoint.advice import partly, rough
 from ..checkpoint.decisions import Decision
-from ..checkpoint.engines import USUAL, verdicts
+from ..checkpoint.engines import verdicts
 from ..checkpoint.entries import TensorEntry
 from ..checkpoint.inspect import Inspection
 from ..checkpoint.measure import TensorError
@@ -191,7 +191,7 @@ def _doubts(plan: Plan) -> list[str]:
     return [
         f"{found.engine}: {_LOADS[found.loads]}{found.reason}"
         for found in verdicts(plan)
-        if found.engine in USUAL and found.loads is not Loads.YES
+        if found.engine in plan.codec.usual and found.loads is not Loads.YES
     ]
 
 
