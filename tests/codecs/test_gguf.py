@@ -1,0 +1,164 @@
+"""GGUF files: read by gguf-py with the same values, and refused where they are not well-formed."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import zeropoint as zp
+from zeropoint.checkpoint.plan import make_plan
+from zeropoint.checkpoint.run import run
+from zeropoint.checkpoint.source import open_source
+from zeropoint.codecs.containers.gguf import GGUF, TYPES, parse
+from zeropoint.codecs.containers.protocol import Row
+from zeropoint.codecs.gguf import CODEC
+from zeropoint.codecs.layers import layer_scheme
+from zeropoint.errors import CheckpointError, UnsupportedError
+
+UP, NORM = "model.layers.0.mlp.up_proj.weight", "model.norm.weight"
+
+
+def weight(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(5)).bfloat16()
+
+
+def checkpoint(folder: Path) -> dict[str, torch.Tensor]:
+    """Write a checkpoint of two files."""
+    folder.mkdir()
+    tensors = {UP: weight(48, 96), NORM: weight(7), "model.layers.1.mlp.up_proj.weight": weight(16, 96)}
+    names = list(tensors)
+    files = {f"model-0000{n}-of-00002.safetensors": part for n, part in ((1, names[:2]), (2, names[2:]))}
+    for file, part in files.items():
+        save_file({name: tensors[name] for name in part}, folder / file, metadata={"format": "pt"})
+    index = {name: file for file, part in files.items() for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "bfloat16"}))
+    return tensors
+
+
+def written(tmp_path: Path, to: str) -> tuple[dict[str, torch.Tensor], Path]:
+    tensors = checkpoint(tmp_path / "in")
+    run(make_plan(open_source(tmp_path / "in"), to, codec=CODEC), tmp_path / "out")
+    return tensors, tmp_path / "out" / "model.gguf"
+
+
+@pytest.mark.parametrize(("to", "kind"), [("int8:g32", "Q8_0"), ("int4:g32", "Q4_0")])
+def test_gguf_py_reads_the_same_values(to: str, kind: str, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="extra `gguf`")
+    tensors, path = written(tmp_path, to)
+    reader = gguf.GGUFReader(path)
+    assert reader.fields["general.architecture"].contents() == "llama"
+    found = {tensor.name: tensor for tensor in reader.tensors}
+    assert found.keys() == tensors.keys()
+    for name, x in tensors.items():
+        theirs = gguf.quants.dequantize(found[name].data, found[name].tensor_type)
+        if x.ndim == 1:
+            assert np.array_equal(theirs, x.float().numpy())
+            continue
+        assert found[name].tensor_type.name == kind
+        assert list(found[name].shape) == [x.shape[1], x.shape[0]]
+        ours = zp.quantize(x, layer_scheme(to, CODEC).weight).dequantize(torch.float32)
+        assert np.array_equal(theirs.reshape(x.shape), ours.numpy())
+
+
+def test_known_blocks() -> None:
+    layer = layer_scheme("int4:g32", CODEC)
+    q = zp.quantize(torch.arange(-8.0, 8.0).repeat_interleave(2)[None] * 0.9375, layer.weight)
+    (block,) = CODEC.encode(layer, q).values()
+    assert block.shape == (1, 18)
+    # A scale of 1 in float16; element 0 is the lowest code, 16 the middle one, in one byte.
+    assert block[0, :3].tolist() == [0x00, 0x3C, 0x80]
+
+
+def test_a_result_is_verified_and_dequantized(tmp_path: Path) -> None:
+    tensors, _ = written(tmp_path, "int8:g32")
+    found = zp.verify_checkpoint(tmp_path / "out", tmp_path / "in")
+    assert (found.problems, found.hashed, found.values) == ((), True, (48 + 16) * 96)
+    seen = zp.inspect_checkpoint(tmp_path / "out")
+    assert [(s.layout, s.layers) for s in seen.schemes] == [("Q8_0", 2)]
+    assert seen.quantization == "gguf"
+    with pytest.raises(CheckpointError, match="is quantized already"):
+        zp.plan_checkpoint(tmp_path / "out", "w4a16")
+    assert set(tensors) == set(open_source(tmp_path / "out").entries)
+
+
+def test_a_byte_that_changed_is_found(tmp_path: Path) -> None:
+    _, path = written(tmp_path, "int8:g32")
+    data = bytearray(path.read_bytes())
+    data[-40] ^= 1
+    path.write_bytes(data)
+    problems = zp.verify_checkpoint(tmp_path / "out").problems
+    assert any("SHA-256" in str(problem) for problem in problems)
+
+
+@pytest.mark.parametrize(
+    "text", ["int4:g64", "int4:g32:asym", "uint4:g32", "int4:g32:scale=float32", "mxfp4"]
+)
+def test_a_scheme_without_a_type_is_refused(text: str) -> None:
+    with pytest.raises(UnsupportedError, match="has no type in GGUF"):
+        layer_scheme(text, CODEC)
+
+
+def small() -> bytes:
+    rows = [Row("a", "F32", (3,), 12), Row("b", "Q8_0", (2, 32), 68)]
+    head = GGUF.head(rows, {"general.architecture": "x", "n": 7})
+    data = bytearray(head.data + bytes(head.size - len(head.data)))
+    for row, begin in zip(rows, head.begins, strict=True):
+        data[begin : begin + row.nbytes] = bytes(range(1, 1 + row.nbytes))
+    return bytes(data)
+
+
+def parsed(data: bytes) -> tuple[list[tuple[str, int]], dict[str, str]]:
+    found, metadata = parse(lambda begin, count: data[begin : begin + count], len(data))
+    return [(each.row.name, each.begin) for each in found], metadata
+
+
+def test_what_was_written_is_read() -> None:
+    names, metadata = parsed(small())
+    assert [name for name, _ in names] == ["a", "b"]
+    assert all(begin % 32 == 0 for _, begin in names)
+    assert metadata == {"general.alignment": "32", "general.architecture": "x", "n": "7"}
+
+
+def test_a_file_that_ends_anywhere_is_refused() -> None:
+    data = small()
+    last = max(begin for _, begin in parsed(data)[0]) + TYPES["Q8_0"].nbytes * 2
+    for size in range(last):
+        with pytest.raises(CheckpointError, match="the file is damaged"):
+            parsed(data[:size])
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda data: b"GGUX" + data[4:], "does not begin"),
+        (lambda data: data[:4] + struct.pack("<I", 2) + data[8:], "does not begin"),
+        (lambda data: data[:8] + struct.pack("<Q", 1 << 60) + data[16:], "no room"),
+        (lambda data: data[:16] + struct.pack("<Q", 1 << 60) + data[24:], "no room"),
+        (lambda data: data[:24] + struct.pack("<Q", 1 << 60) + data[32:], "above the limit"),
+        (lambda data: data[:-1] + b"\1", "padding"),
+        (lambda data: data + bytes(64), "comes before it ends"),
+    ],
+)
+def test_damage_is_refused(change: object, what: str) -> None:
+    with pytest.raises(CheckpointError, match=what):
+        parsed(change(small()))  # type: ignore[operator]
+
+
+def test_arrays_of_the_head_are_passed_over() -> None:
+    data = small()
+    words = b"".join(struct.pack("<Q", 1) + b"w" for _ in range(3))
+    array = struct.pack("<Q", 6) + b"tokens" + struct.pack("<IIQ", 9, 8, 3) + words
+    begin = min(begin for _, begin in parsed(data)[0])
+    moved = data[:16] + struct.pack("<Q", 4) + array + data[24:begin]
+    # Padding of the head begins anew: the directory ends where the last offset of eight bytes does.
+    end = moved.rindex(struct.pack("<IQ", TYPES["Q8_0"].number, 32)) + 12
+    whole = moved[:end] + bytes(-end % 32) + data[begin:]
+    assert [name for name, _ in parsed(whole)[0]] == ["a", "b"]
+    assert "tokens" not in parsed(whole)[1]
