@@ -11,8 +11,10 @@ from tests.checkpoint.written import digests, tensors_of
 from tests.oracles import synthetic_llama
 
 import zeropoint as zp
+from zeropoint.checkpoint.advice import rough
 from zeropoint.checkpoint.limits import BASE_MEMORY, Limits
 from zeropoint.checkpoint.plan import Plan, make_plan
+from zeropoint.checkpoint.plan_file import PlanFile, write_plan
 from zeropoint.checkpoint.run import run
 from zeropoint.checkpoint.source import open_source
 from zeropoint.checkpoint.units import units
@@ -21,7 +23,12 @@ from zeropoint.codecs.registry import CODECS
 
 pytestmark = pytest.mark.usefixtures("small_units")
 
-FORMATS = (("gptq", "int4:g32"), ("gptq", "int4:g32:asym"), ("fp8-block", "float8_e4m3fn:block32x32"))
+FORMATS = (
+    ("gptq", "int4:g32"),
+    ("gptq", "int4:g32:asym"),
+    ("fp8-block", "float8_e4m3fn:block32x32"),
+    ("gguf", "int4:g32"),
+)
 WAYS = (
     (Limits(workers=2, tile_values=3000), (2,)),
     (Limits(workers=1, max_memory=BASE_MEMORY + (4 << 20)), (0, 7)),
@@ -58,3 +65,19 @@ def test_columns_of_a_weight_are_the_lines_of_the_whole(tmp_path: Path) -> None:
         q = zp.quantize(floats[weight.source.name], layer.weight)
         for part, tensor in codec.encode(layer, q).items():
             assert torch.equal(written[f"{weight.module}.{part}"], tensor)
+
+
+def test_a_plan_in_a_file_has_its_format(tmp_path: Path) -> None:
+    source = synthetic_llama.write(tmp_path / "in")
+    plan = plan_of(source, "gptq", "int4:g32", Limits(workers=1))
+    write_plan(plan, tmp_path / "plan.json")
+    again = PlanFile.read(tmp_path / "plan.json").remake(open_source(source))
+    assert again.codec == CODECS["gptq"]
+    assert again.placement == plan.placement
+
+
+def test_rough_weights_get_a_finer_preset_of_their_own_format(tmp_path: Path) -> None:
+    source = synthetic_llama.write(tmp_path / "in")
+    plan = plan_of(source, "gptq", "int2:channel", Limits(workers=1))
+    (said,) = rough(run(plan, tmp_path / "out"))
+    assert said.endswith("keeps more of them")

@@ -15,14 +15,14 @@ import safetensors.torch
 import torch
 from tests.checkpoint.safetensors_bytes import blob, spec
 
-from zeropoint.checkpoint.safetensors_file import (
+from zeropoint.checkpoint.safetensors_file import parse_header
+from zeropoint.checkpoint.storage import open_regular, read_into
+from zeropoint.codecs.containers.safetensors import (
     DTYPE_BITS,
     MAX_HEADER_BYTES,
     MAX_NAME_BYTES,
     header_bytes,
-    parse_header,
 )
-from zeropoint.checkpoint.storage import open_regular, read_into
 from zeropoint.errors import CheckpointError
 
 Write = Callable[..., Path]

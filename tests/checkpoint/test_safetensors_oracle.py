@@ -12,13 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zeropoint.checkpoint import safetensors_file
-from zeropoint.checkpoint.safetensors_file import (
-    DTYPE_BITS,
-    Header,
-    header_bytes,
-    parse_header,
-)
+from zeropoint.checkpoint.safetensors_file import Header, parse_header
+from zeropoint.codecs.containers import safetensors as container
+from zeropoint.codecs.containers.safetensors import DTYPE_BITS, header_bytes
 from zeropoint.errors import CheckpointError
 
 
@@ -89,7 +85,7 @@ def test_a_header_that_could_not_be_read_back_is_not_written(
 
 
 def test_a_header_above_the_limit_of_loaders_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(safetensors_file, "MAX_HEADER_BYTES", 100)
+    monkeypatch.setattr(container, "MAX_HEADER_BYTES", 100)
     with pytest.raises(
         CheckpointError, match="above the limit of 100 that loaders set; write more, smaller shards"
     ):

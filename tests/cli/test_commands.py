@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from zeropoint import __version__
 from zeropoint.cli.app import app
 from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
+from zeropoint.codecs.registry import CODECS
 from zeropoint.formats import CATALOG
 
 COMMANDS = ("plan", "quantize", "inspect", "verify", "formats")
@@ -278,3 +279,23 @@ def test_the_page_of_a_small_format_lists_every_value(call: Call) -> None:
     assert str(values[8]) == "-0.0"
     assert document(call("formats", "e4m3", "--json"))["values"][0x7F] == "nan"
     assert "values" not in document(call("formats", "float16", "--json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "to"), [("gptq", "int4:g32"), ("fp8-block", "float8_e4m3fn:block32x32"), ("gguf", "int8:g32")]
+)
+def test_a_format_is_written_recognized_and_verified(
+    name: str, to: str, call: Call, model: Path, tmp_path: Path
+) -> None:
+    out = str(tmp_path / "out")
+    assert call("quantize", str(model), out, "--to", to, "--format", name).status == 0
+    assert call("verify", out, "--against", str(model)).status == 0
+    assert f"quantized by {CODECS[name].methods[0]}" in call("inspect", out).out
+
+
+def test_an_unknown_format_lists_those_that_there_are(call: Call, model: Path, tmp_path: Path) -> None:
+    called = call("quantize", str(model), str(tmp_path / "out"), "--to", "w4a16", "--format", "gptqq")
+    assert called.status == 2
+    assert all(name in called.err for name in CODECS)
+    named = call("quantize", str(model), str(tmp_path / "out"), "--to", "gptq")
+    assert "--format gptq" in named.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import zeropoint as zp
 from zeropoint.checkpoint.plan import make_plan
 from zeropoint.checkpoint.run import run
 from zeropoint.checkpoint.source import open_source
-from zeropoint.codecs.containers.gguf import GGUF, TYPES, parse
+from zeropoint.codecs.containers.gguf import GGUF, TYPES
 from zeropoint.codecs.containers.protocol import Row
 from zeropoint.codecs.gguf import CODEC
 from zeropoint.codecs.layers import layer_scheme
@@ -114,8 +115,8 @@ def small() -> bytes:
     return bytes(data)
 
 
-def parsed(data: bytes) -> tuple[list[tuple[str, int]], dict[str, str]]:
-    found, metadata = parse(lambda begin, count: data[begin : begin + count], len(data))
+def parsed(data: bytes) -> tuple[list[tuple[str, int]], Mapping[str, str]]:
+    found, metadata = GGUF.parse(lambda begin, count: data[begin : begin + count], len(data))
     return [(each.row.name, each.begin) for each in found], metadata
 
 

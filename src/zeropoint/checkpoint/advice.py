@@ -75,9 +75,10 @@ def rough(result: RunResult) -> list[str]:
     whose = "all weights" if number == len(result.outcomes) else count(number, "weight")
     said = (
         f"the relative error of {whose} is above {ROUGH}, that of {printable(worst.weight.module)} is "
-        f"{most:.2f}; --to {_finer(worst.weight.layer).name} keeps more of them"
+        f"{most:.2f}"
     )
-    return [said]
+    finer = _finer(worst.weight.layer)
+    return [said if finer is None else f"{said}; --to {finer.name} keeps more of them"]
 
 
 def _others(layer: LayerScheme) -> Iterator[LayerScheme]:
@@ -93,10 +94,12 @@ def _others(layer: LayerScheme) -> Iterator[LayerScheme]:
     )
 
 
-def _finer(layer: LayerScheme) -> LayerScheme:
-    """Return the preset for weights alone that is closest to ``layer`` from above."""
+def _finer(layer: LayerScheme) -> LayerScheme | None:
+    """Return the preset for weights alone that is closest to ``layer`` from above, or None."""
     own = layer.weight
     alone = [
         other for other in preset_layers(layer.codec) if other.input is None and other.weight.bits >= own.bits
     ]
-    return min(alone, key=lambda other: (other.weight.bits, other.weight.element != own.element))
+    return min(
+        alone, key=lambda other: (other.weight.bits, other.weight.element != own.element), default=None
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from ..codecs.containers import container_of
-from ..codecs.containers.gguf import parse
 from ..errors import CheckpointError
 from .entries import Entries, TensorEntry
 from .safetensors_file import Header, parse_header
@@ -18,7 +17,8 @@ def read_header(path: Place, name: str | None = None) -> Header:
     name: that tells what kind of file it is, where the path has another. Raises CheckpointError for a file
     that is not well-formed.
     """
-    if container_of(name or path.name).indexed:
+    container = container_of(name or path.name)
+    if container.indexed:
         return parse_header(path)
     file = open_file(path)
 
@@ -28,7 +28,7 @@ def read_header(path: Place, name: str | None = None) -> Header:
         return bytes(buffer)
 
     try:
-        found, metadata = parse(read, file.stamp.size)
+        found, metadata = container.parse(read, file.stamp.size)
     except CheckpointError as error:
         raise CheckpointError(f"{shown(path)} cannot be read: {error}") from error
     finally:

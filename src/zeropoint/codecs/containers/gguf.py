@@ -84,6 +84,13 @@ class Gguf(Container):
         """See :class:`Container`: tensors lie by name."""
         return 0
 
+    def parse(self, read: Read, size: int) -> tuple[list[Found], dict[str, str]]:
+        """See :class:`Container`."""
+        try:
+            return _parse(_Cursor(read, size), read, size)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; {_DAMAGED}") from error
+
     def head(self, rows: Iterable[Row], metadata: Metadata) -> Head:
         """See :class:`Container`."""
         offsets, sizes, directory = array("q"), array("q"), bytearray()
@@ -185,17 +192,6 @@ class _Cursor:
             for _ in range(count):
                 self.value(inner)
         return None
-
-
-def parse(read: Read, size: int) -> tuple[list[Found], dict[str, str]]:
-    """Return the tensors of a file in the order of their bytes, and what is said in texts and numbers.
-
-    read: bytes of the file, which has ``size``. Raises CheckpointError for what is no well-formed GGUF file.
-    """
-    try:
-        return _parse(_Cursor(read, size), read, size)
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}; {_DAMAGED}") from error
 
 
 def _parse(cursor: _Cursor, read: Read, size: int) -> tuple[list[Found], dict[str, str]]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from ...errors import UnsupportedError
+
 Metadata = Mapping[str, "str | int"]
 Read = Callable[[int, int], bytes]
 """From an offset and a number of bytes to these bytes of a file."""
@@ -59,6 +61,14 @@ class Container(Protocol):
     def order(self, dtype: str) -> int:
         """Return where tensors of a dtype come among those of others; equal ones lie by name."""
         ...
+
+    def parse(self, read: Read, size: int) -> tuple[list[Found], Mapping[str, str]]:
+        """Return the tensors of a file in the order of their bytes, and what it says beside them.
+
+        read: bytes of the file, which has ``size``. Raises CheckpointError for a file that is not
+        well-formed. Safetensors are read as a stream (checkpoint/safetensors_file.py).
+        """
+        raise UnsupportedError(f"{self.name} files are read as a stream; use read_header")
 
     def head(self, rows: Iterable[Row], metadata: Metadata) -> Head:
         """Return how a file of these tensors begins; raises CheckpointError for what it cannot hold."""
