@@ -49,7 +49,9 @@ def written(tmp_path: Path, to: str) -> tuple[dict[str, torch.Tensor], Path]:
     return tensors, tmp_path / "out" / "model.gguf"
 
 
-@pytest.mark.parametrize(("to", "kind"), [("int8:g32", "Q8_0"), ("int4:g32", "Q4_0")])
+@pytest.mark.parametrize(
+    ("to", "kind"), [("q8_0", "Q8_0"), ("q4_0", "Q4_0"), ("int8:g32", "Q8_0"), ("int4:g32", "Q4_0")]
+)
 def test_gguf_py_reads_the_same_values(to: str, kind: str, tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf", reason="extra `gguf`")
     tensors, path = written(tmp_path, to)
@@ -66,6 +68,9 @@ def test_gguf_py_reads_the_same_values(to: str, kind: str, tmp_path: Path) -> No
         assert list(found[name].shape) == [x.shape[1], x.shape[0]]
         ours = zp.quantize(x, layer_scheme(to, CODEC).weight).dequantize(torch.float32)
         assert np.array_equal(theirs.reshape(x.shape), ours.numpy())
+        if to in ("q8_0", "q4_0"):  # the bytes are those of ggml, too
+            quantized = gguf.quants.quantize(x.float().numpy(), found[name].tensor_type)
+            assert np.array_equal(quantized.reshape(found[name].data.shape), found[name].data)
 
 
 def test_known_blocks() -> None:
@@ -77,12 +82,13 @@ def test_known_blocks() -> None:
     assert block[0, :3].tolist() == [0x00, 0x3C, 0x80]
 
 
-def test_a_result_is_verified_and_dequantized(tmp_path: Path) -> None:
-    tensors, _ = written(tmp_path, "int8:g32")
+@pytest.mark.parametrize("to", ["q8_0", "q4_0", "int4:g32", "int8:g32"])
+def test_a_result_is_verified(to: str, tmp_path: Path) -> None:
+    tensors, _ = written(tmp_path, to)
     found = zp.verify_checkpoint(tmp_path / "out", tmp_path / "in")
     assert (found.problems, found.hashed, found.values) == ((), True, (48 + 16) * 96)
     seen = zp.inspect_checkpoint(tmp_path / "out")
-    assert [(s.layout, s.layers) for s in seen.schemes] == [("Q8_0", 2)]
+    assert [(s.layout, s.layers) for s in seen.schemes] == [("Q4_0" if "4" in to else "Q8_0", 2)]
     assert seen.quantization == "gguf"
     with pytest.raises(CheckpointError, match="is quantized already"):
         zp.plan_checkpoint(tmp_path / "out", "w4a16")

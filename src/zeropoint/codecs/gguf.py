@@ -27,7 +27,7 @@ from ..errors import CheckpointError, UnsupportedError
 from ..formats import get_format
 from ..layout import packing
 from ..params import QuantizationParams
-from ..schemes import Scheme, ZeroPoint
+from ..schemes import TENSOR_PRESETS, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from .containers.gguf import TYPES
 from .containers.protocol import Metadata
@@ -49,7 +49,11 @@ from .protocol import (
 WEIGHT = "weight"
 _BLOCK = 32
 _ELEMENTS = {"Q8_0": "int8", "Q4_0": "int4"}
-_PRESETS: Mapping[str, LayerPreset] = MappingProxyType({})
+_PRESETS = MappingProxyType({
+    name: LayerPreset(weight=TENSOR_PRESETS[name]) for name in ("q8_0", "q4_0")
+})  # fmt: skip
+_READ = {"Q8_0": f"{TENSOR_PRESETS['q8_0']}:narrow=no", "Q4_0": TENSOR_PRESETS["q4_0"]}
+"""Schemes of what is read: any scale that the type holds, whatever rule picked it, and every code."""
 _QUANTIZED = frozenset(name for name, found in TYPES.items() if found.block > 1)
 
 
@@ -71,7 +75,7 @@ class GgufReader(Reader):
             )
         if len(entry.shape) != 2:
             raise CheckpointError(f"its codes have shape {list(entry.shape)}, but must be a matrix")
-        weight = Scheme.parse(f"{_ELEMENTS[entry.dtype]}:g{_BLOCK}:scale=float16")
+        weight = Scheme.parse(_READ[entry.dtype])
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
         shape = (entry.shape[0], entry.shape[1])
         dtype = self._dtype if known is None else known.dtype
@@ -122,14 +126,18 @@ class Gguf(Codec):
         """See :class:`Codec`: the type."""
         weight = layer.weight
         types = {get_format(element): name for name, element in _ELEMENTS.items()}
-        plain = len(weight.scales) == 1 and weight.zero_point is ZeroPoint.NONE and layer.input is None
-        plain = plain and weight.scales[0].format == get_format("float16")
-        plain = plain and weight.granularity.block_shape((2, 1 << 40)) == (1, _BLOCK)
+        plain = (
+            len(weight.levels) == len(weight.scales) == 1
+            and weight.scales[0].format == get_format("float16")
+            and weight.granularity.block_shape((2, 1 << 40)) == (1, _BLOCK)
+            and weight.zero_point is ZeroPoint.NONE
+            and layer.input is None
+        )
         if weight.element not in types or not plain:
             raise UnsupportedError(
-                f"scheme {weight} has no type in GGUF that is written here; use int8:g32 or int4:g32, for "
-                f"weights "
-                "alone and with float16 scales"
+                f"scheme {weight} has no type in GGUF that is written here; use q8_0, q4_0, int8:g32 or "
+                f"int4:g32 "
+                "for weights alone, with float16 scales"
             )
         return types[weight.element]
 
