@@ -36,10 +36,11 @@ def test_a_configuration_is_answered_with_its_directory(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_gguf_files_is_not_sent_to_unpickling(tmp_path: Path) -> None:
-    (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
-    said = refused(tmp_path)
-    assert "holds GGUF files, which are not read; download the original safetensors files" in said
-    assert "pickle" not in said
+    for name in ("model-Q4_K_M.gguf", "model-Q8_0.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+        said = refused(tmp_path)
+        assert ("holds several GGUF files" if "Q8" in name else "it is truncated") in said
+        assert "pickle" not in said
 
 
 def test_a_diffusers_pipeline_is_answered_with_its_parts(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def _configs() -> Iterator[Case]:
     yield _case(80, "pointer as shard", "a Git LFS pointer", files={TWO: LFS})
     yield _case(80, "pointer as companion", None, files={"tokenizer.json": LFS})
     for name in ("pytorch_model.bin", "model.pt", "last.ckpt", "consolidated.00.pth", "w.npz", "x.gguf"):
-        yield Case(number=78, name=f"{name} alone", refusal=f"weights only as '{name}'|holds GGUF files",
+        yield Case(number=78, name=f"{name} alone", refusal=f"weights only as '{name}'|begin as a GGUF file",
                    content={name: pickle.dumps(Bomb()), CONFIG: b"{}"})  # fmt: skip
     yield _case(78, "pickle beside the shards", None, files={"pytorch_model.bin": pickle.dumps(Bomb())})
     yield Case(number=78, name="pickle as model.safetensors", refusal="a Python pickle",
