@@ -464,6 +464,8 @@ def effective_scale(
     center, scales = scheme.center, scales[: len(scheme.scales)] if scheme.center is None else scales
     if center is not None:
         whole = chains.product(scheme.scales, scales[: len(scheme.scales)], shape, dtype)
+        if 0 in shape:
+            return whole
         middle = load_scale(scales[-1], center.format_for(own), wide)
         return whole + spread_grid(middle, center.granularity, scheme.granularity, shape)
     values = [load_scale(s, lv.format_for(own), wide) for s, lv in zip(scales, scheme.scales, strict=True)]

@@ -221,6 +221,8 @@ def product(
     own, wide = format_of(dtype), wide_dtype(dtype)
     result: torch.Tensor | None = None
     fine = levels[0].granularity
+    if 0 in shape:  # levels of the whole tensor may be those of a larger one
+        return torch.empty(fine.grid(shape), dtype=wide, device=tensors[0].device)
     for level, tensor in reversed(tuple(zip(levels, tensors, strict=True))):
         values = load_scale(tensor, level.format_for(own), wide).reshape(level.granularity.grid(shape))
         values = spread_grid(values, level.granularity, fine, shape)
