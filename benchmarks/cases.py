@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 
 import zeropoint as zp
-from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
+from zeropoint.schemes.presets import PRESETS as NAMED
 
 QUANTIZE, DEQUANTIZE, FAKE = "quantize", "dequantize", "fake_quantize fwd+bwd"
 
-SCHEMES = ("int8:channel", "int4:g128", "float8_e4m3fn:channel", "mxfp4", "mxfp8_e4m3", "nvfp4", "nf4")
+SCHEMES = ("int8:channel", "int4:g128", "float8_e4m3fn:channel", "mxfp4_e2m1", "mxfp8_e4m3", "nvfp4", "nf4")
 PRESETS = ("w8a8", "w4a16", "fp8_dynamic", "mxfp4", "mxfp8", "nvfp4a16")
 """Deployment presets: the rules, and the bytes, of compressed-tensors."""
-GGML_BLOCKS = {"Q4_0": "int4:g32", "Q8_0": "int8:g32", "MXFP4": "mxfp4"}
+GGML_BLOCKS = {"Q4_0": "int4:g32", "Q8_0": "int8:g32", "MXFP4": "mxfp4_e2m1"}
 """ggml's formats and what we compare with them: as many bits, blocks of 32."""
 
 
@@ -53,7 +53,7 @@ def zeropoint_cases() -> list[Case]:
 def preset_cases() -> list[Case]:
     """Return the deployment presets on bfloat16 weights."""
     return [
-        Case(operation=operation, scheme=LAYER_PRESETS[name].weight, dtype=torch.bfloat16, rival=name)
+        Case(operation=operation, scheme=NAMED[name].weight, dtype=torch.bfloat16, rival=name)
         for operation in (QUANTIZE, DEQUANTIZE)
         for name in PRESETS
     ]

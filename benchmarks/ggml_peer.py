@@ -83,7 +83,7 @@ def compared(ggml: Ggml, name: str, part: torch.Tensor) -> str:
     if name != "MXFP4":
         error = float((ggml.dequantize(name, blocks)() - part).norm() / part.norm())
         return f"{RULES[name]}; its relative error is {error:.4f}"
-    ours = zp.quantize(part, "mxfp4")
+    ours = zp.quantize(part, "mxfp4_e2m1")
     exponents = ours.scales[0].view(torch.uint8).reshape(blocks.shape[:2])
     assert torch.equal(blocks[:, :, 0], exponents), "MXFP4 scale bytes of ggml differ from ours"
     halves = blocks[:, :, 1:]

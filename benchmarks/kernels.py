@@ -59,7 +59,7 @@ def check_peers(sources: dict[torch.dtype, torch.Tensor], ggml: ggml_peer.Ggml |
     lines = [_check_torch(wide)]
     if compressed_tensors_peer is not None:
         for name in c.PRESETS:
-            scheme = c.LAYER_PRESETS[name].weight
+            scheme = c.NAMED[name].weight
             wrong = compressed_tensors_peer.disagreements(name, part, scheme)
             if wrong:
                 fail(f"compressed-tensors {name}: {', '.join(wrong)} differ from ours")

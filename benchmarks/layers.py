@@ -31,7 +31,7 @@ SHAPES = ((384, 384), (384, 1536), (1536, 384), (2048, 2048), (2048, 5632), (563
 """Inputs and outputs: attention and feed-forward of the two models."""
 ROWS = {f"{k} x {n}": ((k, n),) for k, n in SHAPES} | {"MiniLM's block": (*SHAPES[:1] * 4, *SHAPES[1:3])}
 """What is called, layer after layer."""
-PRESETS = ("w8a8", "w8a8_static", "w4a8", "w8a16", "w4a16", "fp8")
+PRESETS = ("w8a8", "w8a8_static", "w4a8", "w8a16", "w4a16", "fp8_dynamic")
 NEAR = 1e-5
 """Largest difference to the reference, relative to the largest output: sums of 5632 products in float32."""
 

@@ -39,7 +39,7 @@ HERE = Path(__file__).parent
 _DEMO = runpy.run_path(str(HERE.parent / "examples" / "demo.py"))
 """What the example defines."""
 QUERIES, SENTENCES = _DEMO["QUERIES"], _DEMO["SENTENCES"]
-PRESETS = ("w8a8", "w8a8_static", "w4a8", "w8a16", "w4a16", "fp8")
+PRESETS = ("w8a8", "w8a8_static", "w4a8", "w8a16", "w4a16", "fp8_dynamic")
 NEAR = 2e-5
 """Largest difference to the reference, relative to the largest output: sums of 1536 products in float32."""
 PEER = """

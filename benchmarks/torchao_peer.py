@@ -30,7 +30,7 @@ from torchao.quantization.quant_primitives import (
 )
 
 Parts = dict[str, torch.Tensor]
-SAME_BYTES = {"mxfp4": ("float32", "bfloat16"), "mxfp8_e4m3": ("float32", "bfloat16")}
+SAME_BYTES = {"mxfp4_e2m1": ("float32", "bfloat16"), "mxfp8_e4m3": ("float32", "bfloat16")}
 """Schemes whose rule torchao shares with us, with the dtypes: the OCP floor rule."""
 
 
@@ -82,7 +82,7 @@ WAYS: dict[str, tuple[Callable[..., Parts], Callable[..., torch.Tensor]]] = {
     "int8:channel": _integers(8, None),
     "int4:g128": _integers(4, 128),
     "float8_e4m3fn:channel": (_float8_rows, _float8_back),
-    "mxfp4": _mx(torch.float4_e2m1fn_x2),
+    "mxfp4_e2m1": _mx(torch.float4_e2m1fn_x2),
     "mxfp8_e4m3": _mx(torch.float8_e4m3fn),
     "nvfp4": (_nvfp4, _whole_back),
 }

@@ -14,8 +14,8 @@ from torch import nn
 
 from .functional import fake_quantize, quantize, row_errors
 from .models import calibrate, quantize_model
-from .recipes.presets import MODEL_PRESETS, model_preset
-from .schemes import Scheme
+from .recipes import model_preset
+from .schemes import PRESETS, Scheme
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCHEMES = (
@@ -60,7 +60,7 @@ def _operate(scheme: Scheme, dtype: torch.dtype) -> None:
 
 def _layers() -> Iterator[tuple[str, Callable[[], None]]]:
     for dtype in DTYPES:
-        for preset in MODEL_PRESETS:
+        for preset in PRESETS:
             yield f"linear {preset} {dtype}", partial(_multiply, preset, dtype)
 
 

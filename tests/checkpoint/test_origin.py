@@ -22,14 +22,14 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from zeropoint.checkpoint.origin import Origin, as_floats
 from zeropoint.checkpoint.source import open_source
 from zeropoint.checkpoint.storage import OpenFile, Place, open_file
-from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
+from zeropoint.codecs.compressed_tensors import CODEC
 from zeropoint.errors import CheckpointError, UnsupportedError
 
 UP, DOWN, Q = (
     f"model.layers.0.{name}.weight" for name in ("mlp.up_proj", "mlp.down_proj", "self_attn.q_proj")
 )
 LAYOUTS = (
-    *(name for name, preset in LAYER_PRESETS.items() if preset.needs_calibration is None),
+    *(name for name, preset in CODEC.presets.items() if not preset.static),
     "int3:g32", "int5:g32", "int8:g32:asym", "int4:channel:asym", "float8_e4m3fn:tensor",
 )  # fmt: skip
 

@@ -172,10 +172,10 @@ def test_strict_asks_about_transposed_weights_too(tmp_path: Path) -> None:
         ("scheme: int4:g32\n", "line 1: key 'scheme' is unknown; write default: int4:g32"),
         ("default: {scheme: w8a8}\n", "line 1: key 'scheme' is unknown; write default: w8a8"),
         (
-            "rules:\n  - name: c\n    weight: W8A16\n",
-            "line 3: 'W8A16' is a preset, which says more than .* a weight; write preset: W8A16",
+            "rules:\n  - name: c\n    weight: W8A8\n",
+            "line 3: 'W8A8' is a preset, which says more than .* a weight; write preset: W8A8",
         ),
-        ("default: {weight: w4a16}\n", "'w4a16' is a preset, .*; write default: w4a16"),
+        ("default: {weight: mxfp4}\n", "'mxfp4' is a preset, .*; write default: mxfp4"),
         ("rules:\n  - dtype: bfloat16\n    preset: w8a8\n", "line 2: .* by dtype; did you mean float32"),
         ("rules:\n  - type: Lineal\n    preset: w8a8\n", "line 2: .* by type; did you mean Linear"),
         ("rules:\n  - shape: '7,*'\n    preset: w8a8\n", r"line 2: .* by shape; the weights have \(8, 64\)"),

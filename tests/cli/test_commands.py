@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from zeropoint import __version__
 from zeropoint.cli.app import app
-from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
+from zeropoint.codecs.compressed_tensors import CODEC
 from zeropoint.codecs.registry import CODECS
 from zeropoint.formats import CATALOG
+from zeropoint.schemes import PRESETS
 
 COMMANDS = ("plan", "quantize", "inspect", "verify", "formats")
 
@@ -120,9 +121,7 @@ def test_all_shows_every_tensor(call: Call, model: Path, tmp_path: Path) -> None
     assert "*" not in called.out
 
 
-@pytest.mark.parametrize(
-    "scheme", [name for name, preset in LAYER_PRESETS.items() if preset.needs_calibration is None]
-)
+@pytest.mark.parametrize("scheme", [name for name, preset in CODEC.presets.items() if not preset.static])
 def test_every_preset_is_quantized_and_proven(call: Call, model: Path, tmp_path: Path, scheme: str) -> None:
     made = document(call("quantize", model, tmp_path / "out", "--to", scheme, "--json"))
     assert [s["name"] for s in made["schemes"]] == [scheme]
@@ -247,14 +246,14 @@ def test_verify_names_where_each_problem_is(call: Call, model: Path, tmp_path: P
 def test_formats_lists_formats_and_presets(call: Call) -> None:
     called = call("formats")
     assert called.status == 0
-    assert all(name in called.out for name in ("float8_e4m3fn", "nf4", "mx9_element", *LAYER_PRESETS))
+    assert all(name in called.out for name in ("float8_e4m3fn", "nf4", "mx9_element", *PRESETS))
     found = document(call("formats", "--json"))
     assert [f["name"] for f in found["formats"]] == list(CATALOG)
-    assert [p["name"] for p in found["layer_presets"]] == list(LAYER_PRESETS)
+    assert [p["name"] for p in found["presets"]] == list(PRESETS)
 
 
 @pytest.mark.parametrize(
-    "name", [*CATALOG, "e4m3", "e3m4", "uint5", *LAYER_PRESETS, "mx9", "codebook[1,2,3]", "int4:g64:asym"]
+    "name", [*CATALOG, "e4m3", "e3m4", "uint5", *PRESETS, "codebook[1,2,3]", "int4:g64:asym"]
 )
 def test_every_name_has_a_page_and_a_document(call: Call, name: str) -> None:
     called = call("formats", name)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Call, Called
 
-from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
+from zeropoint.schemes import PRESETS
 
 
 def assert_one_line(called: Called, status: int, *parts: str) -> None:
@@ -40,7 +40,7 @@ USAGE = [
     ),
     (["quantize", "a", "b", "--to", "q4_k_m"], "w4a16 is the int4 that vLLM and transformers read"),
     (["quantize", "a", "b", "--to", "AWQ"], "AWQ is not written"),
-    (["quantize", "a", "b", "--to", "w4a8"], "w4a8 is a preset of models in memory (zp.quantize_model)"),
+    (["quantize", "a", "b", "--to", "nf4"], "has no layout"),
     (["quantize", "a", "b", "--to", "xyzzy"], "presets are w4a16, "),
     (["quantize", "a", "b", "c", "--to", "w4a16"], "c"),
     (["inspect", "a", "--depth", "2"], "--depth"),
@@ -71,9 +71,10 @@ def test_a_command_line_without_sense_is_a_usage_error(call: Call, arguments: li
     assert_one_line(call(*arguments), 2, part)
 
 
-@pytest.mark.parametrize("preset", [name for name, p in LAYER_PRESETS.items() if p.needs_calibration])
+@pytest.mark.parametrize("preset", [name for name, p in PRESETS.items() if p.static])
 def test_a_preset_that_needs_calibration_is_refused_with_its_alternative(call: Call, preset: str) -> None:
-    alternative = {"fp8": "fp8_dynamic", "nvfp4": "nvfp4a16"}[preset]
+    alternative = PRESETS[preset].without_data
+    assert alternative is not None
     assert_one_line(call("quantize", "a", "b", "--to", preset), 2, "observed on data", alternative)
 
 

@@ -24,12 +24,11 @@ from safetensors.torch import load_file
 from tests.checkpoint.written import same_bytes, weight
 
 import zeropoint as zp
-from zeropoint.codecs.compressed_tensors import layer_scheme
+from zeropoint.codecs.compressed_tensors import CODEC, layer_scheme
 from zeropoint.codecs.compressed_tensors.layout import Layout, encode
-from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
 from zeropoint.schemes import DIALECTS
 
-PRESETS = [name for name, preset in LAYER_PRESETS.items() if preset.needs_calibration is None]
+PRESETS = [name for name, preset in CODEC.presets.items() if not preset.static]
 
 
 @pytest.fixture(scope="module")

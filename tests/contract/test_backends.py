@@ -6,12 +6,11 @@ import pytest
 import torch
 
 import zeropoint as zp
-from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
 from zeropoint.functional import quantize_part, row_errors
 from zeropoint.ops.library import request
 from zeropoint.ops.registry import Op, Request, explain, kernel_of
 from zeropoint.ops.threads import thread_limit
-from zeropoint.schemes import TENSOR_PRESETS, Scheme, ZeroPoint
+from zeropoint.schemes import PRESETS, Scheme, ZeroPoint
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = ((8, 256), (3, 5, 70), (1, 4099), (130, 33), (17,), (2, 2, 3, 48), (12, 384))
@@ -36,8 +35,8 @@ DIALECTS = (
     "int8:tensor:asym:dialect=burn:round=half_even", "uint4:g32:asym:dialect=compressed-tensors:scale=input",
     "mxfp4:dialect=compressed-tensors", "float4_e2m1fn:token:dialect=compressed-tensors:scale=input",
 )  # fmt: skip
-LAYERS = tuple(dict.fromkeys(preset.weight for preset in LAYER_PRESETS.values()))
-SCHEMES = (*ELEMENTS, *SCALES, *ZEROS, *DIALECTS, *TENSOR_PRESETS, *LAYERS)
+WEIGHTS = tuple(dict.fromkeys(preset.weight for preset in PRESETS.values()))
+SCHEMES = (*ELEMENTS, *SCALES, *ZEROS, *DIALECTS, *WEIGHTS)
 FAMILIES = ("int8:g32", "int4:g128", "int3:token", "uint4:g16:asym", "mxfp4", "mxfp8_e4m3", "nvfp4", "nf4")
 
 
@@ -207,7 +206,8 @@ EXTREMES = (
 
 
 @pytest.mark.parametrize(
-    "scheme", [s for s in (*FAMILIES, *LAYERS, "mxfp4:scale=ceil") if "float16" not in s]
+    "scheme",
+    [s for s in (*FAMILIES, *(p.weight for p in PRESETS.values()), "mxfp4:scale=ceil") if "float16" not in s],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_blocks_at_the_ends_of_the_range_give_the_same_bytes(scheme: str, dtype: torch.dtype) -> None:
@@ -267,7 +267,7 @@ WHOLE = (
 def test_parts_have_the_codes_of_the_whole_from_its_extremes(
     name: str, dtype: torch.dtype, backend: str
 ) -> None:
-    scheme = LAYER_PRESETS[name].weight if name in LAYER_PRESETS else name
+    scheme = name
     x = sample((48, 256), dtype)
     extremes = float(x.min()), float(x.max())
     with zp.only_backend(backend):

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from zeropoint.cli.main import main
-from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
-from zeropoint.schemes import TENSOR_PRESETS
+from zeropoint.schemes import PRESETS
 from zeropoint.schemes.dialects import get_dialect
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,6 +88,6 @@ def test_another_output_is_noticed() -> None:
 
 def test_every_preset_and_dialect_is_in_the_guide() -> None:
     text = (ROOT / "docs/guide.md").read_text(encoding="utf-8")
-    assert [name for name in (*LAYER_PRESETS, *TENSOR_PRESETS) if f"`{name}`" not in text] == []
+    assert [name for name in PRESETS if f"`{name}`" not in text] == []
     listed = re.findall(r"^\| `([a-z-]+)` \| .*$", text.partition("## Dialects")[2], flags=re.MULTILINE)
     assert [get_dialect(name).name for name in listed] == listed

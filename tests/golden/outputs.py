@@ -19,10 +19,9 @@ from tests.oracles import synthetic_llama
 
 import zeropoint as zp
 from zeropoint.checkpoint.verbs import quantize_checkpoint
-from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
+from zeropoint.codecs.compressed_tensors import CODEC
 from zeropoint.formats.catalog import CATALOG
-from zeropoint.recipes.presets import MODEL_PRESETS
-from zeropoint.schemes import DIALECTS, TENSOR_PRESETS
+from zeropoint.schemes import DIALECTS, PRESETS
 
 HASHES = Path(__file__).with_name("outputs.json")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -63,13 +62,13 @@ def _digest(tensors: Iterator[torch.Tensor | None]) -> str:
 
 
 def _schemes() -> Iterator[str]:
-    yield from TENSOR_PRESETS
+    yield from PRESETS
     for element, blocks in itertools.product(CATALOG, _BLOCKS):
         yield f"{element}:{blocks}"
     yield from _OPTIONS
     for scheme, dialect in itertools.product(_DIALECT_SCHEMES, DIALECTS):
         yield f"{scheme}:dialect={dialect}"
-    for preset in LAYER_PRESETS.values():
+    for preset in PRESETS.values():
         yield preset.weight
         if preset.input:
             yield preset.input
@@ -97,21 +96,18 @@ def tensors() -> Iterator[tuple[str, str]]:
 def models() -> Iterator[tuple[str, str]]:
     """Yield what each model preset without calibration makes of two linear layers."""
     x = _input()
-    for name, parts in MODEL_PRESETS.items():
-        if any("static" in part for part in parts.values()):
-            continue
+    for name in (name for name, preset in PRESETS.items() if not preset.static):
         model = torch.nn.Sequential(torch.nn.Linear(200, 24), torch.nn.ReLU(), torch.nn.Linear(24, 24))
         with torch.no_grad():
             model[0].weight.copy_(x), model[2].weight.copy_(x[:, 60:84])
             model[0].bias.zero_(), model[2].bias.zero_()
-        zp.quantize_model(model, name)
-        state = model.state_dict()
+        state = zp.quantize_model(model, name).model.state_dict()
         yield f"model {name}", _digest(v for _, v in sorted(state.items()) if isinstance(v, torch.Tensor))
 
 
 def checkpoints() -> Iterator[tuple[str, str]]:
     """Yield the files of each layer preset, and of some schemes, with and without experts."""
-    texts = [name for name, preset in LAYER_PRESETS.items() if not preset.needs_calibration]
+    texts = [name for name, preset in CODEC.presets.items() if not preset.static]
     texts += ["int4:g32", "int8:channel", "float8_e4m3fn:block128x128", "int8:tensor"]
     with tempfile.TemporaryDirectory() as top:
         for moe in (False, True):

@@ -116,7 +116,7 @@ def test_numbers_that_are_not_finite_poison_nothing() -> None:
 def test_parameters_for_another_scheme_are_refused() -> None:
     calibration = calibrate(model(), STATIC, batches())
     with pytest.raises(CalibrationError, match="was calibrated for uint8:tensor:asym, not for float8_e4m3fn"):
-        quantize_model(model(), "fp8_static", calibration=calibration)
+        quantize_model(model(), "fp8", calibration=calibration)
 
 
 def test_the_statistic_is_chosen_by_the_caller() -> None:

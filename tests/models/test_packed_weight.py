@@ -10,17 +10,13 @@ import torch
 from torch import nn
 
 import zeropoint as zp
-from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
 from zeropoint.errors import ShapeError, UnsupportedError
 from zeropoint.models import PackedWeight, calibrate, quantize_model
-from zeropoint.recipes import MODEL_PRESETS, model_preset
-from zeropoint.schemes import Scheme
-from zeropoint.schemes.presets import TENSOR_PRESETS
+from zeropoint.recipes import model_preset
+from zeropoint.schemes import PRESETS, Scheme
 
 WEIGHTS = sorted(
-    {parts["weight"] for parts in MODEL_PRESETS.values()}
-    | {preset.weight for preset in LAYER_PRESETS.values()}
-    | set(TENSOR_PRESETS)
+    {preset.weight for preset in PRESETS.values()}
     | {"float8_e4m3fn:block3x5", "int4:block2x8:scale=float16:asym", "uint8:channel-1:asym", "int8:tensor"}
     | {"int4:g8:scale=float8_e4m3fn:scale2=float32@block4x16", "int8:block1000x3"}
 )
@@ -94,7 +90,7 @@ def test_only_blocks_taller_than_a_row_hold_rows_together() -> None:
     heights = {text: packed(text, 300, 64).block_rows for text in WEIGHTS}
     tall = {text: height for text, height in heights.items() if height != 1}
     assert tall == {
-        LAYER_PRESETS["fp8_block"].weight: 128,
+        PRESETS["fp8_block"].weight: 128,
         "float8_e4m3fn:block3x5": 3,
         "int4:block2x8:scale=float16:asym": 2,
         "int4:g8:scale=float8_e4m3fn:scale2=float32@block4x16": 4,
@@ -102,7 +98,7 @@ def test_only_blocks_taller_than_a_row_hold_rows_together() -> None:
 
 
 @pytest.mark.parametrize("cast", CASTS)
-@pytest.mark.parametrize("preset", MODEL_PRESETS)
+@pytest.mark.parametrize("preset", PRESETS)
 def test_casts_of_a_model_leave_packed_weights_and_scales_alone(preset: str, cast: str) -> None:
     before = model(preset)
     after = CASTS[cast](copy.deepcopy(before))
@@ -119,7 +115,7 @@ def test_casts_of_a_model_leave_packed_weights_and_scales_alone(preset: str, cas
     assert drift < (1e-6 if cast == "double" else 0.15)
 
 
-@pytest.mark.parametrize("preset", MODEL_PRESETS)
+@pytest.mark.parametrize("preset", PRESETS)
 def test_copies_and_files_of_a_model_hold_the_same_bytes(preset: str) -> None:
     first = model(preset)
     whole, state = io.BytesIO(), io.BytesIO()
@@ -158,7 +154,7 @@ def test_states_of_another_scheme_dtype_or_with_damaged_scales_are_refused() -> 
     assert same_bytes(weight, packed("int4:g32", 4, 64))
     with pytest.raises(RuntimeError, match=r"packed weight 0\.weight: scheme of the state"):
         nn.Sequential(quantize_model(nn.Linear(64, 8), "w8a16").model).load_state_dict(
-            nn.Sequential(quantize_model(nn.Linear(64, 8), "fp8").model).state_dict()
+            nn.Sequential(quantize_model(nn.Linear(64, 8), "fp8_dynamic").model).state_dict()
         )
 
 

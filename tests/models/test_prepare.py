@@ -30,7 +30,8 @@ from zeropoint.models import (
     prepare,
     quantize_model,
 )
-from zeropoint.recipes import MODEL_PRESETS, Assignment, Recipe, Rule, model_preset
+from zeropoint.recipes import Assignment, Recipe, Rule, model_preset
+from zeropoint.schemes import PRESETS
 from zeropoint.training import FakeQuantize, FollowedRange, LearnedScale, LearnedThreshold, Pact
 
 pytestmark = [
@@ -256,7 +257,7 @@ def test_autocast_computes_the_same_before_and_after_conversion() -> None:
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
 
 
-@pytest.mark.parametrize("preset", MODEL_PRESETS)
+@pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_ships_as_it_trains_within_the_rounding_of_sums(preset: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(192, 96))

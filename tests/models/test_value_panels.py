@@ -174,7 +174,7 @@ def test_the_operator_passes_torchs_own_checks() -> None:
     assert found == {"test_schema": "SUCCESS", "test_faketensor": "SUCCESS"}
 
 
-@pytest.mark.parametrize("preset", ["fp8", "w8a16", "mxfp4_mxfp8"])
+@pytest.mark.parametrize("preset", ["fp8_dynamic", "w8a16", "mxfp4_mxfp8"])
 def test_layers_take_it_alone_compiled_and_exported(preset: str) -> None:
     torch.manual_seed(0)
     layer, x = quantize_model(nn.Sequential(nn.Linear(64, 48)), preset).model, torch.randn(40, 64)
@@ -189,7 +189,7 @@ def test_layers_take_it_alone_compiled_and_exported(preset: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("preset", ["w8a8", "w8a16", "fp8"])
+@pytest.mark.parametrize("preset", ["w8a8", "w8a16", "fp8_dynamic"])
 def test_a_traced_layer_computes_from_what_it_is_given(preset: str) -> None:
     """torch.jit.trace would otherwise keep the result for the example."""
     torch.manual_seed(0)

@@ -16,7 +16,7 @@ from torch.library import opcheck
 import zeropoint as zp
 from zeropoint import DtypeError, FormatError, NonFiniteError, QuantizedTensor, SchemeError, ShapeError
 from zeropoint.ops import reference
-from zeropoint.schemes import TENSOR_PRESETS
+from zeropoint.schemes import PRESETS
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 SCHEMES = [
@@ -308,7 +308,7 @@ def test_every_kind_of_nan_is_an_error(payload: int) -> None:
         zp.quantize(x, "int8")
 
 
-@pytest.mark.parametrize("scheme", [*SCHEMES, *TENSOR_PRESETS])
+@pytest.mark.parametrize("scheme", [*SCHEMES, *PRESETS])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_random_bits_give_a_result_or_a_named_error(scheme: str, dtype: torch.dtype) -> None:
     """Bad input 32."""

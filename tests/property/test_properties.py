@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import zeropoint as zp
-from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
-from zeropoint.schemes import TENSOR_PRESETS
+from zeropoint.schemes import PRESETS as NAMED
 
 # Few examples a case, because there are hundreds of cases; the same ones in every run.
 FEW = settings(max_examples=4, deadline=None, derandomize=True, database=None)
-PRESETS = [*TENSOR_PRESETS, *sorted({preset.weight for preset in LAYER_PRESETS.values()})]
+PRESETS = list(dict.fromkeys(preset.weight for preset in NAMED.values()))
 SCHEMES = [
     *PRESETS,
     "int8:tensor", "int8:channel:narrow", "int4:token", "uint8:tensor:asym", "int4:g3:asym", "uint2:g5:asym",

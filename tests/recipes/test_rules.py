@@ -7,7 +7,6 @@ from torch import nn
 
 from zeropoint.errors import RecipeError
 from zeropoint.recipes import (
-    MODEL_PRESETS,
     Activation,
     Assignment,
     Recipe,
@@ -16,7 +15,7 @@ from zeropoint.recipes import (
     model_preset,
     parse_recipe,
 )
-from zeropoint.schemes import Scheme
+from zeropoint.schemes import PRESETS, Scheme
 
 FOUR, EIGHT = Assignment.of(weight="int4:g128"), Assignment.of(weight="int8:channel")
 MODEL = (
@@ -112,7 +111,7 @@ def test_blocks_that_follow_the_batch_are_dynamic_and_others_static_unless_said(
 
 
 def test_activations_and_assignments_round_trip_through_their_text() -> None:
-    for name in MODEL_PRESETS:
+    for name in PRESETS:
         assignment = model_preset(name)
         for part in (assignment.input, assignment.output):
             assert part is None or Activation.parse(str(part)) == part

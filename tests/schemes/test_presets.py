@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
 from zeropoint.formats import get_format
-from zeropoint.schemes import TENSOR_PRESETS, Granularity, ScaleLevel, Scheme, ZeroPoint
+from zeropoint.schemes import PRESETS, Granularity, ScaleLevel, Scheme, ZeroPoint
 from zeropoint.schemes.rules import FLOOR
 
-LAYER_SCHEMES = [
-    text for preset in LAYER_PRESETS.values() for text in (preset.weight, preset.input) if text is not None
-]
+TEXTS = [t for p in PRESETS.values() for t in (p.weight, p.input, p.output) if t is not None]
+ENGINES = [name for name, preset in PRESETS.items() if "compressed-tensors" in preset.weight]
 
 
-@pytest.mark.parametrize("name", TENSOR_PRESETS)
-def test_a_tensor_preset_is_the_scheme_it_spells(name: str) -> None:
-    scheme = Scheme.parse(name)
-    assert scheme == Scheme.parse(TENSOR_PRESETS[name])
-    assert str(scheme) == TENSOR_PRESETS[name]
-    assert Scheme.parse(str(scheme)) == scheme
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_the_scheme_of_its_weight(name: str) -> None:
+    assert str(Scheme.parse(name)) == PRESETS[name].weight
 
 
-@pytest.mark.parametrize("text", sorted(set(LAYER_SCHEMES)))
-def test_a_layer_presets_scheme_is_written_in_its_canonical_form(text: str) -> None:
+@pytest.mark.parametrize("text", sorted(set(TEXTS)))
+def test_a_presets_scheme_is_written_in_its_canonical_form(text: str) -> None:
     scheme = Scheme.parse(text)
     assert str(scheme) == text
     assert Scheme.parse(str(scheme)) == scheme
 
 
 def test_names_are_lower_case_so_that_any_case_finds_them() -> None:
-    names = [*TENSOR_PRESETS, *LAYER_PRESETS]
+    names = list(PRESETS)
     assert names == [name.lower() for name in names]
     assert Scheme.parse("NVFP4") == Scheme.parse("nvfp4")
 
@@ -42,7 +37,7 @@ def test_names_are_lower_case_so_that_any_case_finds_them() -> None:
         ("mxfp8_e5m2", "float8_e5m2"),
         ("mxfp6_e3m2", "float6_e3m2fn"),
         ("mxfp6_e2m3", "float6_e2m3fn"),
-        ("mxfp4", "float4_e2m1fn"),
+        ("mxfp4_e2m1", "float4_e2m1fn"),
         ("mxint8", "int8_mx"),
     ],
 )
@@ -72,32 +67,28 @@ def test_shared_microexponents_halve_pairs_within_sixteen(name: str, magnitude_b
     assert scheme.bits == magnitude_bits + 1
 
 
-def test_only_presets_with_static_inputs_need_data() -> None:
-    needy = {name for name, preset in LAYER_PRESETS.items() if preset.needs_calibration}
-    assert needy == {"fp8", "nvfp4"}
-    assert all(LAYER_PRESETS[name].input is None for name in needy)
-
-
-def test_weights_for_compressed_tensors_follow_its_dialect() -> None:
-    dialects = {name: Scheme.parse(preset.weight).dialect.name for name, preset in LAYER_PRESETS.items()}
-    assert set(dialects.values()) == {"compressed-tensors"}
+def test_a_static_preset_names_one_that_needs_no_data() -> None:
+    static = {name: PRESETS[preset.without_data or ""] for name, preset in PRESETS.items() if preset.static}
+    assert static.keys() == {"fp8", "nvfp4", "w8a8_static", "int8_power_of_two"}
+    assert not any(other.static for other in static.values())
 
 
 @pytest.mark.parametrize(
     ("name", "weight_bits", "input_bits"),
     [
-        ("w4a16", 4, None), ("w4a16_asym", 4, None), ("w8a16", 8, None), ("w8a8", 8, 8), ("fp8", 8, None),
+        ("w4a16", 4, None), ("w4a16_asym", 4, None), ("w8a16", 8, None), ("w8a8", 8, 8), ("fp8", 8, 8),
         ("fp8_dynamic", 8, 8), ("fp8_block", 8, 8), ("mxfp4", 4, 4), ("mxfp4a16", 4, None), ("mxfp8", 8, 8),
-        ("mxfp8a16", 8, None), ("nvfp4", 4, None), ("nvfp4a16", 4, None),
+        ("mxfp8a16", 8, None), ("nvfp4", 4, 4), ("w4a8", 4, 8), ("w8a8_static", 8, 8),
+        ("mxfp4_mxfp8", 4, 8), ("nvfp4a16", 4, None),
     ],
 )  # fmt: skip
-def test_a_layer_preset_is_named_after_its_widths(
+def test_a_preset_for_layers_is_named_after_its_widths(
     name: str, weight_bits: int, input_bits: int | None
 ) -> None:
-    preset = LAYER_PRESETS[name]
+    preset = PRESETS[name]
     assert Scheme.parse(preset.weight).bits == weight_bits
     assert (None if preset.input is None else Scheme.parse(preset.input).bits) == input_bits
 
 
-def test_every_layer_preset_is_covered_above() -> None:
-    assert len(LAYER_PRESETS) == 13
+def test_presets_of_engines_are_covered_above() -> None:
+    assert len(ENGINES) == 16

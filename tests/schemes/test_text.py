@@ -24,7 +24,7 @@ from zeropoint.formats import (
 )
 from zeropoint.schemes import (
     DIALECTS,
-    TENSOR_PRESETS,
+    PRESETS,
     Granularity,
     RangeRule,
     Rounding,
@@ -101,7 +101,7 @@ def test_words_and_join_are_inverses(scheme: Scheme) -> None:
     text = str(scheme)
     parts = words(text)
     # The head of a spelling may also be a preset's name, as in nf4:tensor; its own words then win.
-    if parts["element"] not in TENSOR_PRESETS:
+    if parts["element"] not in PRESETS:
         assert join(parts) == text
     assert words(join(parts)) == parts
 
@@ -158,8 +158,8 @@ def test_the_linear_rule_of_powers_of_two_is_spelled_out() -> None:
         ("e4m3:round=half_even:overflow=saturate:dialect=zeropoint", "float8_e4m3fn:tensor"),
         ("e4m3:round=half_away:dialect=burn", "float8_e4m3fn:tensor:dialect=burn"),
         ("e4m3:round=half_even:dialect=burn", "float8_e4m3fn:tensor:round=half_even:dialect=burn"),
-        ("mxfp4:scale=even", "float4_e2m1fn:g32:scale=even"),
-        ("MXFP4:g16", "float4_e2m1fn:g16:scale=floor"),
+        ("mxfp4_e2m1:scale=even", "float4_e2m1fn:g32:scale=even"),
+        ("MXFP4_E2M1:g16", "float4_e2m1fn:g16:scale=floor"),
         ("mxint8:narrow=no", "int8_mx:g32:scale=floor"),
         ("nf4:tensor", "nf4:tensor"),
         ("nf4", "nf4:g64"),

@@ -15,12 +15,10 @@ from torch.utils import _pytree as pytree
 
 import zeropoint as zp
 from zeropoint import CheckpointError, DtypeError, QuantizedTensor, RangeError, SchemeError, ShapeError
-from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
-from zeropoint.schemes import TENSOR_PRESETS
+from zeropoint.schemes import PRESETS
 
 SCHEMES = [
-    *TENSOR_PRESETS,
-    *sorted({preset.weight for preset in LAYER_PRESETS.values()}),
+    *dict.fromkeys(preset.weight for preset in PRESETS.values()),
     "int8:channel",
     "uint3:g5:asym=real",
     "uint8:tensor:asym:dialect=onnx",

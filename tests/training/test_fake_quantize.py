@@ -10,19 +10,15 @@ import torch
 
 import zeropoint as zp
 from zeropoint import QuantizationParams, Scheme
-from zeropoint.codecs.compressed_tensors.presets import LAYER_PRESETS
-from zeropoint.recipes.presets import MODEL_PRESETS
-from zeropoint.schemes import TENSOR_PRESETS
+from zeropoint.schemes import PRESETS
 from zeropoint.training import FakeQuantize
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 SCHEMES = list(
     dict.fromkeys(
         [
-            *TENSOR_PRESETS,
-            *(preset.weight for preset in LAYER_PRESETS.values()),
-            *(preset.input for preset in LAYER_PRESETS.values() if preset.input is not None),
-            *(text.split()[0] for preset in MODEL_PRESETS.values() for text in preset.values()),
+            *PRESETS,
+            *(preset.input for preset in PRESETS.values() if preset.input is not None),
             "uint8:tensor:asym",
             "uint4:g32:asym=real",
             "float8_e4m3fn:cast",

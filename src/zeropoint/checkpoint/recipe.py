@@ -29,9 +29,7 @@ def vocabulary(codec: Codec) -> Vocabulary:
         assignment = Assignment(weight=weight, input=given.input, output=given.output)
         return layer_of(assignment, codec).assignment
 
-    return Vocabulary(
-        presets=codec.presets, preset=lambda text: layer_scheme(text, codec).assignment, spelled=spelled
-    )
+    return Vocabulary(preset=lambda text: layer_scheme(text, codec).assignment, spelled=spelled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

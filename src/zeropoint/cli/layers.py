@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from ..formats import get_format as get_format
     from ..methods import method_named as method_named
     from ..recipes import recipe_schema as recipe_schema
-    from ..recipes.presets import MODEL_PRESETS as MODEL_PRESETS
     from ..report.documents import inspection_document as inspection_document
     from ..report.documents import run_document as run_document
     from ..report.documents import verification_document as verification_document
@@ -61,7 +60,7 @@ if TYPE_CHECKING:
     from ..report.tables import inspection_report as inspection_report
     from ..report.tables import run_report as run_report
     from ..report.tables import verification_report as verification_report
-    from ..schemes import TENSOR_PRESETS as TENSOR_PRESETS
+    from ..schemes import PRESETS as PRESETS
     from ..warmup import compile_kernels as compile_kernels
 
 _OWNERS = {
@@ -91,12 +90,11 @@ _OWNERS = {
     **dict.fromkeys(("CODECS", "DEFAULT", "get_codec"), "codecs.registry"),
     **dict.fromkeys(("ALIASES", "CATALOG", "get_format"), "formats"),
     "recipe_schema": "recipes",
-    "MODEL_PRESETS": "recipes.presets",
     **dict.fromkeys(("inspection_document", "run_document", "verification_document"), "report.documents"),
     **dict.fromkeys(("formats_document", "formats_table", "page_document", "page_table"), "report.formats"),
     "plan_report": "report.plans",
     **dict.fromkeys(("inspection_report", "run_report", "verification_report"), "report.tables"),
-    "TENSOR_PRESETS": "schemes",
+    "PRESETS": "schemes",
     "compile_kernels": "warmup",
 }
 

@@ -104,8 +104,7 @@ def scheme_recipe(text: str, codec: Codec) -> RecipeText:
 
 def _require_known(head: str, codec: Codec) -> None:
     """Raise FormatError, with what to write instead, where ``head`` begins no scheme of a checkpoint."""
-    presets = [name for name, preset in codec.presets.items() if not preset.needs_calibration]
-    if not head.isidentifier() or head.lower() in (*codec.presets, *layers.TENSOR_PRESETS):
+    if not head.isidentifier() or head.lower() in layers.PRESETS:
         return
     if head.lower() in layers.CODECS:
         raise FormatError(f"{head} is a file layout and no scheme; pass --format {head.lower()} --to w4a16")
@@ -115,15 +114,11 @@ def _require_known(head: str, codec: Codec) -> None:
             f"w4a16 "
             "is the int4 that vLLM and transformers read"
         )
-    if head.lower() in layers.MODEL_PRESETS:
-        raise FormatError(
-            f"{head} is a preset of models in memory (zp.quantize_model); those of checkpoints are "
-            f"{', '.join(presets)}"
-        )
     try:
         layers.get_format(head)
     except FormatError as error:
-        known = (*presets, *layers.TENSOR_PRESETS, *layers.CATALOG, *layers.ALIASES)
+        presets = [name for name, preset in codec.presets.items() if not preset.static]
+        known = (*presets, *layers.PRESETS, *layers.CATALOG, *layers.ALIASES)
         near = near_misses(head, known)
         if not near.startswith("did you mean"):
             near = f"presets are {', '.join(presets)}; zeropoint formats lists the rest"

@@ -32,7 +32,7 @@ import torch
 
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats import get_format
-from ..schemes import Granularity, Scheme, ZeroPoint
+from ..schemes import Granularity, Preset, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from .compressed_tensors import decode_rows
 from .compressed_tensors.config import require_plain
@@ -49,7 +49,6 @@ from .engines import (
     Problem,
     no_safetensors,
 )
-from .presets import LayerPreset
 from .protocol import (
     ROWS,
     Codec,
@@ -194,7 +193,7 @@ class Fp8Block(Codec):
     container = "safetensors"
     presets = MappingProxyType(
         {
-            "fp8_block": LayerPreset(
+            "fp8_block": Preset(
                 weight="float8_e4m3fn:block128x128:scale=float32", input="float8_e4m3fn:g128"
             ),
         }

@@ -27,12 +27,11 @@ from ..errors import CheckpointError, UnsupportedError
 from ..formats import get_format
 from ..layout import packing
 from ..params import QuantizationParams
-from ..schemes import TENSOR_PRESETS, Scheme, ZeroPoint
+from ..schemes import PRESETS, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from .containers.gguf import TYPES
 from .containers.protocol import Metadata
 from .engines import LLAMA_CPP, ONNXRUNTIME, SGLANG, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem
-from .presets import LayerPreset
 from .protocol import (
     Codec,
     Contents,
@@ -50,9 +49,9 @@ WEIGHT = "weight"
 _BLOCK = 32
 _ELEMENTS = {"Q8_0": "int8", "Q4_0": "int4"}
 _PRESETS = MappingProxyType({
-    name: LayerPreset(weight=TENSOR_PRESETS[name]) for name in ("q8_0", "q4_0")
+    name: PRESETS[name] for name in ("q8_0", "q4_0")
 })  # fmt: skip
-_READ = {"Q8_0": f"{TENSOR_PRESETS['q8_0']}:narrow=no", "Q4_0": TENSOR_PRESETS["q4_0"]}
+_READ = {"Q8_0": f"{PRESETS['q8_0'].weight}:narrow=no", "Q4_0": PRESETS["q4_0"].weight}
 """Schemes of what is read: any scale that the type holds, whatever rule picked it, and every code."""
 _QUANTIZED = frozenset(name for name, found in TYPES.items() if found.block > 1)
 

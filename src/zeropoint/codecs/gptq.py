@@ -37,7 +37,7 @@ from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout import packing
 from ..params import QuantizationParams
 from ..params.arithmetic import zero_point_dtype
-from ..schemes import RangeRule, Scheme, ZeroPoint
+from ..schemes import Preset, RangeRule, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from .engines import (
     LLAMA_CPP,
@@ -51,7 +51,6 @@ from .engines import (
     Problem,
     no_safetensors,
 )
-from .presets import LayerPreset
 from .protocol import (
     COLUMNS,
     ROWS,
@@ -240,9 +239,9 @@ class Gptq(Codec):
     container = "safetensors"
     presets = MappingProxyType(
         {
-            "w4a16": LayerPreset(weight="int4:g128:scale=float16"),
-            "w4a16_asym": LayerPreset(weight="int4:g128:scale=float16:asym"),
-            "w8a16": LayerPreset(weight="int8:g128:scale=float16"),
+            "w4a16": Preset(weight="int4:g128:scale=float16"),
+            "w4a16_asym": Preset(weight="int4:g128:scale=float16:asym"),
+            "w8a16": Preset(weight="int8:g128:scale=float16"),
         }
     )
     defaults = MappingProxyType({"scale": "float16"})

@@ -7,7 +7,7 @@ import functools
 from ..errors import FormatError, UnsupportedError, near_misses
 from ..formats.catalog import CATALOG
 from ..recipes import Activation, Assignment
-from ..schemes import TENSOR_PRESETS, Scheme
+from ..schemes import PRESETS, Scheme
 from ..schemes.text import overridden, words
 from .protocol import Codec, LayerScheme
 
@@ -20,13 +20,12 @@ def named_layer(codec: Codec, weight: Scheme, input: Activation | None) -> Layer
 
 @functools.cache
 def _preset_names(codec: Codec) -> dict[tuple[Scheme, Activation | None], str]:
-    return {(layer.weight, layer.input): layer.name for layer in preset_layers(codec)}
+    return {(layer.weight, layer.input): layer.name for layer in reversed(preset_layers(codec))}
 
 
 def preset_layers(codec: Codec) -> list[LayerScheme]:
     """Return the presets of a codec that need no calibration."""
-    usable = (name for name, preset in codec.presets.items() if not preset.needs_calibration)
-    return [layer_scheme(name, codec) for name in usable]
+    return [layer_scheme(name, codec) for name, preset in codec.presets.items() if not preset.static]
 
 
 def layer_of(assignment: Assignment, codec: Codec) -> LayerScheme:
@@ -51,18 +50,22 @@ def layer_of(assignment: Assignment, codec: Codec) -> LayerScheme:
 
 
 def layer_scheme(text: str | LayerScheme, codec: Codec) -> LayerScheme:
-    """Return what ``text`` asks for: a preset of the codec with options, or a scheme for weights alone.
+    """Return what ``text`` asks for: a preset with options, or a scheme for weights alone.
 
-    A weight scheme takes the codec's defaults unless it says otherwise. Raises SchemeError, FormatError or
+    A preset means what it means everywhere, unless the codec has its own of that name. A weight scheme takes
+    the codec's defaults unless it says otherwise. Raises SchemeError, FormatError or
     UnsupportedError; the latter for presets that need calibration, with the reason.
     """
     if isinstance(text, LayerScheme):
         return text
     head, colon, options = text.strip().partition(":")
-    preset = codec.presets.get(head.lower())
+    preset = codec.presets.get(head.lower(), PRESETS.get(head.lower()))
     if preset is not None:
-        if preset.needs_calibration is not None:
-            raise UnsupportedError(f"preset {head.lower()!r} is refused: {preset.needs_calibration}")
+        if preset.static:
+            raise UnsupportedError(
+                f"preset {head.lower()!r} is refused: its inputs need scales observed on data; use "
+                f"{preset.without_data}, or zp.quantize_model with a calibration"
+            )
         return LayerScheme(
             codec=codec,
             name=head.lower() + colon + options,
@@ -76,6 +79,6 @@ def layer_scheme(text: str | LayerScheme, codec: Codec) -> LayerScheme:
     try:
         weight = Scheme.parse(text + extra)
     except FormatError as error:
-        known = [*codec.presets, *TENSOR_PRESETS, *CATALOG]
+        known = [*codec.presets, *PRESETS, *CATALOG]
         raise FormatError(f"{head!r} is neither a preset nor a format; {near_misses(head, known)}") from error
     return LayerScheme(codec=codec, name=str(weight), weight=weight)

@@ -22,11 +22,10 @@ from ..architectures import Config
 from ..errors import UnsupportedError
 from ..params import QuantizationParams
 from ..recipes import Activation, Assignment
-from ..schemes import Granularity, Scheme
+from ..schemes import Granularity, Preset, Scheme
 from ..tensor import QuantizedTensor
 from .containers.protocol import Metadata
 from .engines import TRANSFORMERS, VLLM, EngineRule
-from .presets import LayerPreset
 
 ROWS, COLUMNS = 0, 1
 """The axes of a weight, (outputs, inputs)."""
@@ -234,7 +233,7 @@ class Codec(Protocol):
     name: str
     title: str
     container: str
-    presets: Mapping[str, LayerPreset]
+    presets: Mapping[str, Preset]
     defaults: Mapping[str, str]
     input_names: InputNames | None
     engines: Mapping[str, EngineRule]

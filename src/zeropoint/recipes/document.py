@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -29,9 +29,9 @@ from typing import Any, TypeVar
 import yaml
 
 from ..errors import RecipeError, ZeropointError, near_misses, printable, size_of
-from ..schemes import TENSOR_PRESETS
+from ..schemes import PRESETS
 from .assignment import Assignment
-from .presets import MODEL_PRESETS, model_preset
+from .presets import model_preset
 from .rules import UNNAMED, Recipe, Rule
 
 _NEEDED = ("default", "rules")
@@ -48,19 +48,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """What the words of a document stand for, where models and files give them different meanings.
+    """What the words of a document mean: presets the same everywhere, other schemes with a codec's defaults.
 
-    presets: the names of presets. preset: the assignment of one, or of a scheme's text. spelled: the
-    assignment of text forms by ``weight``, ``input`` and ``output``. These two raise a ZeropointError
-    for what they do not take.
+    preset: the assignment of a preset, or of a scheme's text. spelled: the assignment of text forms by
+    ``weight``, ``input`` and ``output``. Both raise a ZeropointError for what they do not take.
     """
 
-    presets: Collection[str]
     preset: Callable[[str], Assignment]
     spelled: Callable[[Mapping[str, str]], Assignment]
 
 
-MODELS = Vocabulary(presets=MODEL_PRESETS, preset=model_preset, spelled=lambda texts: Assignment.of(**texts))
+MODELS = Vocabulary(preset=model_preset, spelled=lambda texts: Assignment.of(**texts))
 """Words for the layers of a model in memory."""
 
 
@@ -240,7 +238,8 @@ def _assignment(place: _Place, fields: dict[str, Any]) -> Assignment:
     """Return the schemes; each is parsed by itself first, so that an error has its own line."""
     texts = {key: _text(place.at(fields[key])) for key in _GIVE if key in fields}
     for key, text in texts.items():
-        if text.lower() in place.words.presets and text not in TENSOR_PRESETS:
+        preset = PRESETS.get(text.lower())
+        if preset is not None and preset.input is not None:
             word = "preset" if any(match in fields for match in _MATCH) else "default"
             raise place.at(fields[key]).error(
                 f"{text!r} is a preset, which says more than the scheme of a {key}; write {word}: {text}"

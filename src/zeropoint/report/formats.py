@@ -9,13 +9,12 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..codecs.registry import DEFAULT
 from ..errors import FormatError, near_misses
 from ..formats import ALIASES, CATALOG, SOURCES, CodebookFormat, FloatFormat, Format, IntFormat, get_format
 from ..formats.catalog import format_name
 from ..formats.exact import Number, Special, decode
 from ..formats.torch_dtypes import dtype_of
-from ..schemes import TENSOR_PRESETS, Scheme
+from ..schemes import PRESETS, Scheme
 from .layout import grid, keyed, plain
 from .wording import exact, short_scheme
 
@@ -29,8 +28,7 @@ def formats_document() -> dict[str, Any]:
     """Return all formats that have a name, without their values, and all presets."""
     return {
         "formats": [_facts(name, fmt) for name, fmt in CATALOG.items()],
-        "layer_presets": [_preset(name) for name in DEFAULT.presets],
-        "tensor_presets": [_preset(name) for name in TENSOR_PRESETS],
+        "presets": [_preset(name) for name in PRESETS],
     }
 
 
@@ -41,10 +39,10 @@ def page_document(name: str) -> dict[str, Any]:
     has no meaning.
 
     >>> page_document("e4m3")["name"], page_document("w4a16")["kind"]
-    ('float8_e4m3fn', 'layer preset')
+    ('float8_e4m3fn', 'preset')
     """
     key = name.strip().lower()
-    if key not in CATALOG and key in DEFAULT.presets.keys() | TENSOR_PRESETS.keys():
+    if key not in CATALOG and key in PRESETS:
         return _preset(key)
     if ":" in key:
         return _parts(Scheme.parse(key))
@@ -53,7 +51,7 @@ def page_document(name: str) -> dict[str, Any]:
     except FormatError as error:
         if not key.isidentifier():
             raise
-        known = (*CATALOG, *ALIASES, *DEFAULT.presets, *TENSOR_PRESETS)
+        known = (*CATALOG, *ALIASES, *PRESETS)
         raise FormatError(f"format {name!r} is unknown; {near_misses(name, known)}") from error
     facts = _facts(format_name(fmt), fmt)
     if fmt.bits <= MOST_LISTED_BITS:
@@ -72,11 +70,9 @@ def formats_table() -> RenderableType:
                 name, str(fmt.bits), exact(fmt.max), exact(_smallest(fmt)), _special(fmt), _aliases(name)
             )
     layers = plain("preset", "weights", "inputs", whole=(0,))
-    for name, preset in DEFAULT.presets.items():
-        refused = "needs calibration" if preset.needs_calibration else None
-        layers.add_row(
-            name, short_scheme(preset.weight), refused or short_scheme(preset.input or "as they are")
-        )
+    for name, preset in PRESETS.items():
+        given = short_scheme(preset.input or "as they are")
+        layers.add_row(name, short_scheme(preset.weight), f"{given}, calibrated" if preset.static else given)
     return Group(
         table,
         Text("Integers of every width from 2 to 16 bits have a name. `zeropoint formats NAME` shows one.\n"),
@@ -156,13 +152,11 @@ def _lines(document: dict[str, Any], fmt: Format) -> Iterator[tuple[str, str]]:
 
 
 def _preset(name: str) -> dict[str, Any]:
-    if name in DEFAULT.presets:
-        preset = DEFAULT.presets[name]
-        return {
-            "name": name, "kind": "layer preset", "weight": preset.weight, "input": preset.input,
-            "needs_calibration": preset.needs_calibration,
-        }  # fmt: skip
-    return {"name": name, "kind": "tensor preset", "scheme": TENSOR_PRESETS[name]}
+    preset = PRESETS[name]
+    return {
+        "name": name, "kind": "preset", "weight": preset.weight, "input": preset.input,
+        "output": preset.output, "needs_calibration": preset.static,
+    }  # fmt: skip
 
 
 def _parts(scheme: Scheme) -> dict[str, Any]:

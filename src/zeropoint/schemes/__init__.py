@@ -2,19 +2,20 @@
 
 from .dialects import DIALECTS, Arithmetic, Dialect, Scaling, TensorScale, ZeroPointPlace, get_dialect
 from .granularity import Granularity
-from .presets import TENSOR_PRESETS
+from .presets import PRESETS, Preset
 from .rules import Linear, PowerOfTwo, ScaleRule
 from .scales import ScaleLevel
 from .scheme import RangeRule, Rounding, Scheme, ZeroPoint
 
 __all__ = [
     "DIALECTS",
-    "TENSOR_PRESETS",
+    "PRESETS",
     "Arithmetic",
     "Dialect",
     "Granularity",
     "Linear",
     "PowerOfTwo",
+    "Preset",
     "RangeRule",
     "Rounding",
     "ScaleLevel",

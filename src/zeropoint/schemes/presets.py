@@ -1,43 +1,97 @@
-"""Schemes that have a name: each is one line of the text form.
+"""Presets: schemes, and pairs of schemes for a linear layer, that have a name. One line each, one meaning.
 
-How a linear layer is deployed, its weight and its input, is a preset of the codec that writes it (codecs/).
+A name gives the same codes and scales wherever it stands: ``zp.quantize``, ``quantize_model``, recipes and
+``zeropoint quantize --to``. Names of the engines' world follow its arithmetic, dialect compressed-tensors.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import MappingProxyType
 
-TENSOR_PRESETS: MappingProxyType[str, str] = MappingProxyType({
-    # OCP Microscaling Formats 1.0, table 1; the floor rule is its section 6.3.
-    "mxfp8_e4m3": "float8_e4m3fn:g32:scale=floor",
-    "mxfp8_e5m2": "float8_e5m2:g32:scale=floor",
-    "mxfp6_e3m2": "float6_e3m2fn:g32:scale=floor",
-    "mxfp6_e2m3": "float6_e2m3fn:g32:scale=floor",
-    "mxfp4": "float4_e2m1fn:g32:scale=floor",
-    "mxint8": "int8_mx:g32:scale=floor:narrow",
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """The text forms of a weight's scheme, and of a linear layer's input and output where these have one.
+
+    input, output: None leaves them alone. static: whether their scales come from calibration data; otherwise
+    they are computed from each tensor at run time. without_data: of a static preset, the closest one that
+    needs no data.
+    """
+
+    weight: str
+    input: str | None = None
+    output: str | None = None
+    static: bool = False
+    without_data: str | None = None
+
+
+_CT = ":scale=input:dialect=compressed-tensors"
+_NVFP4 = "float4_e2m1fn:g16:scale=float8_ue4m3fn:scale2=float32@tensor:dialect=compressed-tensors"
+_MXFP4, _MXFP8 = (f"{e}:g32:scale=even" for e in ("float4_e2m1fn", "float8_e4m3fn"))
+_MX = ":dialect=compressed-tensors"
+_K = ":scale=uint6:scale2=float16@g256:offset=uint6:offset2=signed/float16@g256"
+_POWER_OF_TWO = "int8:tensor:scale=rceil:narrow"
+
+PRESETS: MappingProxyType[str, Preset] = MappingProxyType({
+    # What compressed-tensors, llm-compressor and vLLM call so, in lower case.
+    "w4a16": Preset(weight="int4:g128" + _CT),
+    "w4a16_asym": Preset(weight="int4:g128:asym" + _CT),
+    "w8a16": Preset(weight="int8:g128" + _CT),
+    "w4a8": Preset(weight="int4:g128" + _CT, input="int8:token"),
+    "w8a8": Preset(weight="int8:channel" + _CT, input="int8:token"),
+    "w8a8_static": Preset(
+        weight="int8:channel" + _CT, input="uint8:tensor:asym", static=True, without_data="w8a8"
+    ),
+    "fp8": Preset(
+        weight="float8_e4m3fn:tensor" + _CT, input="float8_e4m3fn:tensor", static=True,
+        without_data="fp8_dynamic",
+    ),
+    "fp8_dynamic": Preset(weight="float8_e4m3fn:channel" + _CT, input="float8_e4m3fn:token"),
+    "fp8_block": Preset(weight="float8_e4m3fn:block128x128" + _CT, input="float8_e4m3fn:g128"),
+    "mxfp4": Preset(weight=_MXFP4 + _MX, input=_MXFP4),
+    "mxfp4a16": Preset(weight=_MXFP4 + _MX),
+    "mxfp8": Preset(weight=_MXFP8 + _MX, input=_MXFP8),
+    "mxfp8a16": Preset(weight=_MXFP8 + _MX),
+    # Weights in 4 bits, inputs in 8: the mix that OCP MX hardware multiplies directly.
+    "mxfp4_mxfp8": Preset(weight=_MXFP4 + _MX, input=_MXFP8),
     # NVIDIA NVFP4: e4m3 scales over 16, one float32 over the tensor.
-    "nvfp4": "float4_e2m1fn:g16:scale=float8_ue4m3fn:scale2=float32@tensor",
+    "nvfp4": Preset(weight=_NVFP4, input=_NVFP4, static=True, without_data="nvfp4a16"),
+    "nvfp4a16": Preset(weight=_NVFP4),
+    # Shifts in place of multiplications: one power of two for each tensor, as on embedded targets.
+    "int8_power_of_two": Preset(
+        weight=_POWER_OF_TWO, input=_POWER_OF_TWO, output=_POWER_OF_TWO, static=True, without_data="w8a8"
+    ),
+    # OCP Microscaling Formats 1.0, table 1; the floor rule is its section 6.3.
+    "mxfp8_e4m3": Preset(weight="float8_e4m3fn:g32:scale=floor"),
+    "mxfp8_e5m2": Preset(weight="float8_e5m2:g32:scale=floor"),
+    "mxfp6_e3m2": Preset(weight="float6_e3m2fn:g32:scale=floor"),
+    "mxfp6_e2m3": Preset(weight="float6_e2m3fn:g32:scale=floor"),
+    "mxfp4_e2m1": Preset(weight="float4_e2m1fn:g32:scale=floor"),
+    "mxint8": Preset(weight="int8_mx:g32:scale=floor:narrow"),
     # Shared microexponents, arXiv:2302.08007, table 2.
-    "mx9": "mx9_element:g2:scale=floor/microexponent:scale2=floor@g16",
-    "mx6": "mx6_element:g2:scale=floor/microexponent:scale2=floor@g16",
-    "mx4": "mx4_element:g2:scale=floor/microexponent:scale2=floor@g16",
+    "mx9": Preset(weight="mx9_element:g2:scale=floor/microexponent:scale2=floor@g16"),
+    "mx6": Preset(weight="mx6_element:g2:scale=floor/microexponent:scale2=floor@g16"),
+    "mx4": Preset(weight="mx4_element:g2:scale=floor/microexponent:scale2=floor@g16"),
     # Block floating point: eight 8-bit mantissas under one exponent.
-    "bfp16": "int8_mx:g8:scale=even",
+    "bfp16": Preset(weight="int8_mx:g8:scale=even"),
     # QLoRA, arXiv:2305.14314, and bitsandbytes' table of the same size.
-    "nf4": "nf4:g64",
-    "fp4_bnb": "fp4_bnb:g64",
+    "nf4": Preset(weight="nf4:g64"),
+    "fp4_bnb": Preset(weight="fp4_bnb:g64"),
     # bitsandbytes' compress_statistics: codes first, then absmax less its mean in blocks of 256.
-    "nf4_double": "nf4:g64:scale=linear_late/dynamic8:scale2=float32@g16384:center=float32@tensor",
+    "nf4_double": Preset(
+        weight="nf4:g64:scale=linear_late/dynamic8:scale2=float32@g16384:center=float32@tensor"
+    ),
     # ggml's quantize_row_q*_ref; K-quants are rounded to nearest, without llama.cpp's search.
-    "q8_0": "int8:g32:scale=linear_late/float16:narrow:round=half_away:dialect=ggml",
-    "q4_0": "int4:g32:scale=signed_late/float16:dialect=ggml",
-    "q4_1": "uint4:g32:scale=linear_late/float16:offset=minimum_late/float16:dialect=ggml",
-    "q5_0": "int5:g32:scale=signed_late/float16:dialect=ggml",
-    "q5_1": "uint5:g32:scale=linear_late/float16:offset=minimum_late/float16:dialect=ggml",
-    "q2_k": "uint2:g16:scale=uint4:scale2=float16@g256:offset=uint4:offset2=signed/float16@g256",
-    "q3_k": "int3:g16:scale=signed/int6:scale2=signed/float16@g256",
-    "q4_k": "uint4:g32:scale=uint6:scale2=float16@g256:offset=uint6:offset2=signed/float16@g256",
-    "q5_k": "uint5:g32:scale=uint6:scale2=float16@g256:offset=uint6:offset2=signed/float16@g256",
-    "q6_k": "int6:g16:scale=signed/int8:scale2=signed/float16@g256",
+    "q8_0": Preset(weight="int8:g32:scale=linear_late/float16:narrow:round=half_away:dialect=ggml"),
+    "q4_0": Preset(weight="int4:g32:scale=signed_late/float16:dialect=ggml"),
+    "q4_1": Preset(weight="uint4:g32:scale=linear_late/float16:offset=minimum_late/float16:dialect=ggml"),
+    "q5_0": Preset(weight="int5:g32:scale=signed_late/float16:dialect=ggml"),
+    "q5_1": Preset(weight="uint5:g32:scale=linear_late/float16:offset=minimum_late/float16:dialect=ggml"),
+    "q2_k": Preset(weight="uint2:g16" + _K.replace("uint6", "uint4")),
+    "q3_k": Preset(weight="int3:g16:scale=signed/int6:scale2=signed/float16@g256"),
+    "q4_k": Preset(weight="uint4:g32" + _K),
+    "q5_k": Preset(weight="uint5:g32" + _K),
+    "q6_k": Preset(weight="int6:g16:scale=signed/int8:scale2=signed/float16@g256"),
 })  # fmt: skip
-"""Name to text form."""
+"""Name to preset."""

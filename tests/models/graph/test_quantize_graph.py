@@ -16,7 +16,8 @@ from zeropoint.errors import CalibrationError, NonFiniteError, RecipeError, Unsu
 from zeropoint.models import Calibration, calibrate, fold, linear_paths, quantize_model
 from zeropoint.models.graph import calibrate_graph, quantize_graph, to_program
 from zeropoint.models.linear_paths import FEW_ROWS
-from zeropoint.recipes import MODEL_PRESETS, Assignment, Recipe, Rule, model_preset, parse_recipe
+from zeropoint.recipes import Assignment, Recipe, Rule, model_preset, parse_recipe
+from zeropoint.schemes import PRESETS
 
 MANY = FEW_ROWS + 1
 """Tokens for which an eager layer multiplies values of its weight, as a graph always does, not codes."""
@@ -92,7 +93,7 @@ def by_hand(model: nn.Module, recipe: Recipe, calibration: Calibration | None = 
     return result
 
 
-@pytest.mark.parametrize("preset", [n for n in MODEL_PRESETS if n not in ("int8_power_of_two", "nvfp4")])
+@pytest.mark.parametrize("preset", [n for n in PRESETS if n not in ("int8_power_of_two", "nvfp4")])
 def test_a_perceptron_computes_with_the_values_of_its_codes(preset: str) -> None:
     model, x = mlp(), torch.randn(6, 256)
     recipe = Recipe(default=Rule(gives=model_preset(preset)))
@@ -288,7 +289,9 @@ def test_tied_layers_with_two_schemes_are_an_error() -> None:
         quantize_graph(exported(Tied(), torch.randint(0, 50, (3, 7))), recipe)
 
 
-@pytest.mark.parametrize("scheme", ["int4:g32", "int8:channel:asym", "mxfp4", "nvfp4", "int8:block4x4"])
+@pytest.mark.parametrize(
+    "scheme", ["int4:g32", "int8:channel:asym", "mxfp4_e2m1", "nvfp4a16", "int8:block4x4"]
+)
 def test_an_embedding_brings_back_the_rows_that_are_asked_for(scheme: str) -> None:
     table, index = nn.Embedding(32, 64), torch.tensor([[7, 0, 7], [31, 2, 1]])
     found = quantize_graph(
@@ -307,7 +310,7 @@ def test_attention_is_quantized_under_the_names_of_its_parameters() -> None:
     # Where a weight has no gradient, torch adds the products of an input with gaps in another order.
     wanted = copy.deepcopy(model).requires_grad_(False)
     for weight in (wanted.in_proj_weight, wanted.out_proj.weight):
-        weight.data = zp.quantize(weight.detach(), "int8:channel:narrow").dequantize()
+        weight.data = zp.quantize(weight.detach(), "w8a16").dequantize()
     with torch.no_grad():
         assert torch.equal(
             found.model(x, x, x)[0], torch.export.export(wanted, (x, x, x)).module()(x, x, x)[0]

@@ -19,7 +19,7 @@ from .config import DIALECT, QUANT_METHOD, input_arguments
 from .documents import described, section
 from .engines import RULES
 from .layout import SCALE, WEIGHT, WORD_BITS, Layout
-from .presets import LAYER_PRESETS
+from .presets import NAMES
 from .reading import OWN, CompressedTensorsReader
 
 
@@ -30,7 +30,7 @@ class CompressedTensors(Codec):
     name = "compressed-tensors"
     title = "the layouts of compressed-tensors"
     container = "safetensors"
-    presets = LAYER_PRESETS
+    presets = NAMES
     defaults = MappingProxyType({"scale": "input", "dialect": DIALECT})
     input_names = InputNames("input_scale", "input_zero_point", "input_global_scale")
     engines = RULES

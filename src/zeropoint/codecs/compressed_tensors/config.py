@@ -24,7 +24,7 @@ from ...schemes import Granularity, RangeRule, Rounding, Scheme, ZeroPoint
 from ...schemes.rules import EVEN
 from ..protocol import Codec, LayerScheme
 from .layout import Layout, blocks, strategy
-from .presets import LAYER_PRESETS
+from .presets import NAMES
 
 QUANT_METHOD = "compressed-tensors"
 DIALECT = "compressed-tensors"
@@ -92,7 +92,7 @@ def _weights_alone(entry: Mapping[str, Any]) -> bool:
 
 
 def _preset_name(layer: LayerScheme) -> str | None:
-    return layer.name.upper() if layer.name in LAYER_PRESETS else None
+    return layer.name.upper() if layer.name in NAMES else None
 
 
 def _entry(group: Group | WrittenGroup) -> dict[str, Any]:
