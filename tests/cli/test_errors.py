@@ -40,7 +40,7 @@ USAGE = [
     ),
     (["quantize", "a", "b", "--to", "q4_k_m"], "w4a16 is the int4 that vLLM and transformers read"),
     (["quantize", "a", "b", "--to", "AWQ"], "AWQ is not written"),
-    (["quantize", "a", "b", "--to", "nf4"], "has no layout"),
+    (["quantize", "a", "b", "--to", "nf4"], "elements that no layout stores"),
     (["quantize", "a", "b", "--to", "xyzzy"], "presets are w4a16, "),
     (["quantize", "a", "b", "c", "--to", "w4a16"], "c"),
     (["inspect", "a", "--depth", "2"], "--depth"),

@@ -28,7 +28,8 @@ from zeropoint.codecs.compressed_tensors import CODEC, layer_scheme
 from zeropoint.codecs.compressed_tensors.layout import Layout, encode
 from zeropoint.schemes import DIALECTS
 
-PRESETS = [name for name, preset in CODEC.presets.items() if not preset.static]
+# The mix of MXFP4 and MXFP8 is ours; its weights are those of mxfp4.
+PRESETS = [name for name, p in CODEC.presets.items() if not p.static and name != "mxfp4_mxfp8"]
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ from zeropoint.codecs.registry import CODECS
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "zeropoint"
 HOUSES = ("checkpoint", "report", "cli", "schemes")
 NEUTRAL = frozenset(
-    ("containers", "engines", "known", "layers", "presets", "protocol", "registry", "safetensors_dtypes")
+    ("containers", "engines", "known", "layers", "protocol", "registry", "safetensors_dtypes")
 )
 """Modules of codecs/ that are about no codec."""
-# Dialects are named after implementations, whatever files these write.
-EXCUSED = frozenset(("schemes/dialects.py",))
+# Dialects are named after implementations, whatever files these write, and presets follow one.
+EXCUSED = frozenset(("schemes/dialects.py", "schemes/presets.py"))
 _IMPORT = re.compile(r"(?:from|import)\s+(?:zeropoint|\.\.+)\.?codecs(?:\.(\w+)|\s+import\s+(\w+))")
 
 

@@ -57,10 +57,10 @@ def test_the_converted_model_computes_with_the_learned_ranges() -> None:
     with torch.no_grad():
         found = conversion.model(x)
         fixed = zp.fake_quantize(x, calibration.params["0.input"])
-        weight = zp.quantize(net[0].weight, "int8:channel:narrow").dequantize()
+        weight = zp.quantize(net[0].weight, "w8a8_static").dequantize()
         inner = torch.relu(nn.functional.linear(fixed, weight, net[0].bias))
         fixed = zp.fake_quantize(inner, calibration.params["3.input"])
-        weight = zp.quantize(net[3].weight, "int8:channel:narrow").dequantize()
+        weight = zp.quantize(net[3].weight, "w8a8_static").dequantize()
         expected = nn.functional.linear(fixed, weight, net[3].bias)
         drift = (found - net(x)).norm() / net(x).norm()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

@@ -95,7 +95,7 @@ def test_a_converted_model_becomes_the_original_with_the_values_of_its_codes() -
 def test_tied_weights_stay_tied_on_the_way_back() -> None:
     model = nn.ModuleDict({"table": nn.Embedding(16, 32), "head": nn.Linear(32, 16, bias=False)})
     model["head"].weight = model["table"].weight
-    recipe = parse_recipe("default: w8a16\nrules: [{type: Embedding, weight: 'int8:channel:narrow'}]")
+    recipe = parse_recipe("default: w8a16\nrules: [{type: Embedding, weight: w8a16}]")
     back = zp.dequantize_model(zp.quantize_model(model, recipe).model, inplace=True)
     assert back["head"].weight is back["table"].weight
 
@@ -165,7 +165,11 @@ def test_numbers_that_are_not_finite_name_the_layer_they_reach(make: Any, kind: 
 def test_the_text_of_a_scheme_is_a_recipe_for_weights() -> None:
     model = nn.Sequential(nn.Linear(64, 8))
     gives = [zp.quantize_model(model, text).layers[0].gives for text in ("int4:g32", "nf4", "W8A16")]
-    assert list(map(str, gives)) == ["weight int4:g32", "weight nf4:g64", "weight int8:channel:narrow"]
+    assert list(map(str, gives)) == [
+        "weight int4:g32",
+        "weight nf4:g64",
+        f"weight {zp.Scheme.parse('w8a16')}",
+    ]
     assert str(parse_recipe("default: int4:g32").default.gives) == "weight int4:g32"
     with pytest.raises(RecipeError, match="write 'int4:channel' or 'int4:g128'"):
         zp.quantize_model(model, "int4")
@@ -179,7 +183,9 @@ def test_summaries_fold_layers_that_differ_in_numbers_and_are_what_a_notebook_sh
     model = nn.Sequential(*(nn.ModuleDict({"up": nn.Linear(64, 8 + 8 * (n == 5))}) for n in range(6)))
     conversion = zp.quantize_model(model, "w8a16")
     lines = repr(conversion).splitlines()
-    assert lines[0].startswith("*.up (5 x Linear 8x64): weight int8:channel:narrow; ")
+    assert lines[0].startswith(
+        "*.up (5 x Linear 8x64): weight int8:g128:scale=input:dialect=compressed-tensors; "
+    )
     assert lines[1].startswith("5.up (Linear 16x64): ")
     assert len(lines) == 3
     calibration = zp.calibrate(nn.Sequential(nn.Linear(8, 8)), "w8a8_static", [torch.ones(2, 8)])

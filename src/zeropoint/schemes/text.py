@@ -50,8 +50,8 @@ def words(text: str) -> dict[str, str]:
 
     Raises SchemeError for an empty text, an unknown option, or an option without its value.
 
-    >>> words("mxfp4")
-    {'element': 'float4_e2m1fn', 'granularity': 'g32', 'scale': 'even', 'dialect': 'compressed-tensors'}
+    >>> words("mxfp4_e2m1:scale=even")
+    {'element': 'float4_e2m1fn', 'granularity': 'g32', 'scale': 'even'}
     """
     if not isinstance(text, str):
         raise SchemeError(f"scheme (={text!r}) must be a text such as int4:g128, or a Scheme")

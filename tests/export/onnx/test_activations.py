@@ -20,7 +20,7 @@ DYNAMIC = [
     "int8:token", "int8:tensor", "int8:token:narrow", "uint8:token:asym", "uint8:tensor:asym",
     "int4:g32:asym", "uint4:token", "int16:token", "int4:g32:scale=bfloat16", "float8_e4m3fn:token",
     "float8_e5m2:tensor",
-    "mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4", "mxint8", "mxfp4:scale=even",
+    "mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4_e2m1", "mxint8", "mxfp4_e2m1:scale=even",
     "mxfp8_e4m3:scale=ceil", "mxfp8_e4m3:scale=rceil", "int8:tensor:narrow:scale=ceil",
 ]  # fmt: skip
 STATIC = [
@@ -116,7 +116,7 @@ def test_onnxruntime_quantizes_static_inputs_to_the_same_numbers(tmp_path: Path)
     ("text", "reason"),
     [
         ("nf4:g32", "ONNX has no operator that rounds to its codes"),
-        ("nvfp4", "scales of 2 levels do not follow the data in ONNX"),
+        ("nvfp4:dialect=zeropoint", "scales of 2 levels do not follow the data in ONNX"),
         ("int8:token:round=stochastic(1)", "ONNX rounds half to even and saturates"),
         ("int8:token:dialect=torch", "ONNX does not follow dialect torch"),
         ("int8:block2x2", "blocks of block2x2 do not follow the data in ONNX"),

@@ -102,7 +102,7 @@ def test_a_prepared_graph_that_did_not_train_converts_to_the_quantized_one() -> 
 
 def test_gradients_pass_straight_through_to_the_weights() -> None:
     layer, x = nn.Linear(8, 3, bias=False), torch.randn(5, 8)
-    prepared = prepare_graph(torch.export.export(layer, (x,)), "w8a16")
+    prepared = prepare_graph(torch.export.export(layer, (x,)), "int8:channel:narrow")
     prepared(x).sum().backward()
     # The loss is linear in the weight, and no code of a min-max scale is clipped.
     assert torch.allclose(prepared.weight.grad, x.sum(0).expand(3, 8))
