@@ -151,7 +151,7 @@ class _Packer:
                 packed[key] = PackedWeight(_quantized(matrix, quantizer, gives, data))
                 self._known[id(weight)] = (name, packed[key])
                 after += packed[key].quantized().nbytes - weight.nbytes
-            errors, squares = _squares(matrix, packed[key])
+            errors, squares = squares_of(matrix, packed[key])
             off, size = off + errors, size + squares
         new = _layer(prepared, packed).train(prepared.training)
         if isinstance(new, (QuantizedLinear, QuantizedLayer)):
@@ -168,7 +168,7 @@ class _Packer:
         )
 
 
-def _squares(matrix: torch.Tensor, packed: PackedWeight) -> tuple[float, float]:
+def squares_of(matrix: torch.Tensor, packed: PackedWeight) -> tuple[float, float]:
     """Return the sums of the squared errors of the codes and of the squared weights, a tile at a time."""
     rows, columns = packed.shape
     step = max(1, _TILE_VALUES // max(1, columns) // packed.block_rows) * packed.block_rows

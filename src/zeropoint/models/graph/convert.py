@@ -22,8 +22,10 @@ from ...tensor import QuantizedTensor
 from ...training.quantizer import Quantizer
 from .. import Calibration, Conversion, Converted
 from ..calibrate import method_data
+from ..convert import squares_of
 from ..dynamic_quantize import DynamicQuantize
 from ..learners import LEARNERS
+from ..packed_weight import PackedWeight
 from .matrices import sunk
 from .prepare import PLAN, Planned, insert, unprepared
 from .program import args_of, cleaned, copied, evaluate, operator_of, put, tensor_at
@@ -110,9 +112,8 @@ def _pack(module: fx.GraphModule, node: fx.Node, quantizer: torch.nn.Module, dec
         assert gives is not None
         data = method_data(None, decision.subject.name, gives)
         q = gives.weight_method.quantize(weight, _scheme(quantizer), data).q
-    original = weight.float()
-    off = float((q.dequantize(torch.float32) - original).square().sum())
-    return _Packed(q, weight.nbytes, off, float(original.square().sum()))
+    off, size = squares_of(weight, PackedWeight(q))
+    return _Packed(q, weight.nbytes, off, size)
 
 
 def _matrix(module: fx.GraphModule, node: fx.Node) -> torch.Tensor:
