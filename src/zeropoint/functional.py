@@ -208,11 +208,11 @@ def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) ->
     """
     check_input(x)
     if not isinstance(params, QuantizationParams):
-        q = quantize(x, params)
+        late, q = _rounds_late(params), quantize(x, params)
         if library.is_plain(x):
             return q.dequantize()  # nobody asks for a gradient, and the codes are there
         params = q.params
-        if _rounds_late(q.scheme):  # parameters as they are stored give other codes
+        if late:  # parameters as they are stored give other codes
             levels, text = [level.detach() for level in params.levels], params.text
             mask = library.fake_quantize_backward(torch.ones_like(x), x.detach(), levels, None, text) != 0
             return through.pass_where(x, q.dequantize(), mask)
@@ -227,8 +227,8 @@ def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) ->
 
 
 @traced_as_constant
-def _rounds_late(scheme: Scheme) -> bool:
-    return any(level.stores(Store.LATE) for level in scheme.levels)
+def _rounds_late(scheme: str | Scheme) -> bool:
+    return any(level.stores(Store.LATE) for level in Scheme.parse(scheme).levels)
 
 
 def row_errors(x: torch.Tensor, q: QuantizedTensor) -> RowErrors:

@@ -138,7 +138,12 @@ def test_mse_finds_the_best_of_all_scales_that_nvfp4_can_store() -> None:
 
 @pytest.mark.parametrize(
     ("scheme", "nearest", "mse"),
-    [("nvfp4", 9.06, 6.60), ("mxfp4", 13.22, 12.45), ("int4:g128", 12.36, 10.21), ("int2:g64", 260.0, 143.0)],
+    [
+        ("nvfp4", 9.06, 6.60),
+        ("mxfp4_e2m1", 13.22, 12.45),
+        ("int4:g128", 12.36, 10.21),
+        ("int2:g64", 260.0, 143.0),
+    ],
 )
 def test_errors_on_a_gaussian_are_those_that_others_measured(scheme: str, nearest: float, mse: float) -> None:
     x = torch.randn(128, 512, generator=torch.Generator().manual_seed(0))

@@ -144,7 +144,7 @@ def nvfp4(x: Array) -> tuple[np.float32, Array, Array]:
 def test_nvfp4_follows_its_definition(columns: int, spread: float, factor: float) -> None:
     x = sample(16, columns, seed=columns, spread=spread) * np.float32(factor)
     whole, fine, codes = nvfp4(x)
-    q = zp.quantize(torch.from_numpy(x), "nvfp4")
+    q = zp.quantize(torch.from_numpy(x), "nvfp4:dialect=zeropoint")
     assert q.scales[1].item() == whole
     assert q.scales[0].view(torch.uint8).tolist() == fine.tolist()
     assert q.codes.tolist() == codes.tolist()
@@ -152,7 +152,7 @@ def test_nvfp4_follows_its_definition(columns: int, spread: float, factor: float
 
 def test_an_nvfp4_tensor_of_zeros_has_tensor_scale_one_and_zero_bytes() -> None:
     """Bad input 5: torchao makes NaN of it."""
-    q = zp.quantize(torch.zeros(2, 32), "nvfp4")
+    q = zp.quantize(torch.zeros(2, 32), "nvfp4:dialect=zeropoint")
     assert q.scales[1].item() == 1.0
     assert not q.scales[0].view(torch.uint8).any()
     assert not q.codes.any()
@@ -162,7 +162,7 @@ def test_an_nvfp4_tensor_of_zeros_has_tensor_scale_one_and_zero_bytes() -> None:
 def test_a_zero_block_of_nvfp4_keeps_a_zero_scale_among_others() -> None:
     """Bad input 6."""
     x = torch.cat([torch.zeros(1, 16), torch.ones(1, 16)], -1)
-    q = zp.quantize(x, "nvfp4")
+    q = zp.quantize(x, "nvfp4:dialect=zeropoint")
     assert q.scales[0].view(torch.uint8).tolist() == [[0, 0x7E]]
     assert torch.equal(q.dequantize()[0, :16], torch.zeros(16))
 
@@ -170,7 +170,7 @@ def test_a_zero_block_of_nvfp4_keeps_a_zero_scale_among_others() -> None:
 @pytest.mark.parametrize("amax", [2.0**-149, 1e-44, 1e-40, 2.0**-126, 1e-36, 3e-35])
 def test_a_tiny_nvfp4_tensor_stays_finite_and_within_its_bound(amax: float) -> None:
     x = torch.linspace(-1, 1, 32).mul(amax).reshape(1, 32)
-    q = zp.quantize(x, "nvfp4")
+    q = zp.quantize(x, "nvfp4:dialect=zeropoint")
     assert float(q.scales[1]) >= 2.0**-126
     values = q.dequantize()
     assert torch.isfinite(values).all()
@@ -182,7 +182,7 @@ def test_a_block_far_below_the_tensor_becomes_zeros_and_says_so_in_its_scale() -
     """Bad input 21: one outlier of 1e30 among ones."""
     x = torch.ones(1, 32)
     x[0, 0] = 1e30
-    q = zp.quantize(x, "nvfp4")
+    q = zp.quantize(x, "nvfp4:dialect=zeropoint")
     assert q.scales[0].view(torch.uint8).tolist() == [[0x7E, 0]]
     assert torch.equal(q.dequantize()[0, 16:], torch.zeros(16))
     assert bool((q.error_bound()[0, 1] >= 1.0).all())
@@ -191,11 +191,11 @@ def test_a_block_far_below_the_tensor_becomes_zeros_and_says_so_in_its_scale() -
 @pytest.mark.parametrize(
     ("scheme", "dtype", "unchecked"),
     [
-        ("nvfp4", torch.float32, True),
-        ("nvfp4", torch.bfloat16, True),
+        ("nvfp4:dialect=zeropoint", torch.float32, True),
+        ("nvfp4:dialect=zeropoint", torch.bfloat16, True),
         ("int8:g16:scale=ue5m3:scale2=float32@tensor", torch.float16, True),
         ("nvfp4:dialect=torch", torch.float32, True),
-        ("nvfp4", torch.float64, False),
+        ("nvfp4:dialect=zeropoint", torch.float64, False),
         ("nvfp4:dialect=compressed-tensors", torch.float32, False),
         ("float4_e2m1fn:g16:scale=ue4m3:scale2=bfloat16@tensor", torch.float32, False),
         ("float4_e2m1fn:g16:scale=float16:scale2=float32@tensor", torch.float32, False),

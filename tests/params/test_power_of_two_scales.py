@@ -121,7 +121,7 @@ TABLE = [
 def test_fp4_blocks_have_the_published_scale_and_value(
     amax: float, wanted: dict[str, tuple[int, float]], rule: str
 ) -> None:
-    q = zp.quantize(torch.tensor([[amax] + [0.0] * 31]), f"mxfp4:scale={rule}")
+    q = zp.quantize(torch.tensor([[amax] + [0.0] * 31]), f"mxfp4_e2m1:scale={rule}")
     byte, value = wanted[rule]
     assert int(q.scales[0].view(torch.uint8)) == byte
     assert float(q.dequantize()[0, 0]) == value
@@ -135,7 +135,7 @@ def test_compressed_tensors_rounds_mxfp8_scales_at_the_threshold_of_fp4() -> Non
 
 
 @pytest.mark.parametrize(
-    "preset", ["mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8"]
+    "preset", ["mxfp4_e2m1", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8"]
 )
 def test_a_zero_block_has_scale_byte_zero_and_zero_codes(preset: str) -> None:
     """Bad inputs 5 and 6, for power-of-two scales."""
@@ -146,13 +146,13 @@ def test_a_zero_block_has_scale_byte_zero_and_zero_codes(preset: str) -> None:
     assert torch.equal(q.dequantize(), x)
 
 
-@pytest.mark.parametrize("preset", ["mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8"])
+@pytest.mark.parametrize("preset", ["mxfp4_e2m1", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8"])
 def test_the_smallest_subnormal_gives_scale_byte_zero(preset: str) -> None:
     """Bad input 11: there is no logarithm of zero on the way."""
     x = torch.full((1, 32), 2.0**-149)
     q = zp.quantize(x, preset)
     assert int(q.scales[0].view(torch.uint8)) == 0
-    step = {"mxfp4": 2.0**-1, "mxfp8_e4m3": 2.0**-9, "mxfp8_e5m2": 2.0**-16, "mxint8": 2.0**-6}[preset]
+    step = {"mxfp4_e2m1": 2.0**-1, "mxfp8_e4m3": 2.0**-9, "mxfp8_e5m2": 2.0**-16, "mxint8": 2.0**-6}[preset]
     # 2**-149 / 2**-127 = 2**-22 of a unit lies below half the least step of each format.
     assert step / 2 > 2.0**-22
     assert not q.dequantize().any()
@@ -162,7 +162,7 @@ def test_the_smallest_subnormal_gives_scale_byte_zero(preset: str) -> None:
 def test_every_finite_scale_byte_decodes_to_its_power(byte: int) -> None:
     """Bad input 24: byte 0 is 2**-127, a subnormal, and not zero."""
     params = zp.QuantizationParams(
-        scheme=zp.Scheme.parse("mxfp4"),
+        scheme=zp.Scheme.parse("mxfp4_e2m1"),
         shape=(1, 2),
         scales=(torch.tensor([[byte]], dtype=torch.uint8).view(torch.float8_e8m0fnu),),
     )
@@ -175,7 +175,7 @@ def test_every_finite_scale_byte_decodes_to_its_power(byte: int) -> None:
 def test_scale_byte_255_is_nan_and_refused() -> None:
     """Bad input 24."""
     scale = torch.tensor([[255]], dtype=torch.uint8).view(torch.float8_e8m0fnu)
-    params = zp.QuantizationParams(scheme=zp.Scheme.parse("mxfp4"), shape=(1, 2), scales=(scale,))
+    params = zp.QuantizationParams(scheme=zp.Scheme.parse("mxfp4_e2m1"), shape=(1, 2), scales=(scale,))
     with pytest.raises(RangeError, match=r"scale 1 \(=nan\) of block \(0, 0\) must be finite"):
         params.validate()
     data = torch.tensor([[0x77]], dtype=torch.uint8)
@@ -185,6 +185,6 @@ def test_scale_byte_255_is_nan_and_refused() -> None:
 
 def test_float64_past_the_largest_scale_is_refused_and_below_the_least_is_kept() -> None:
     with pytest.raises(RangeError, match=r"a block needs scale 2\*\*198, past the largest"):
-        zp.choose_params(torch.full((1, 32), 2.0**200, dtype=torch.float64), "mxfp4")
-    small = zp.choose_params(torch.full((1, 32), 2.0**-400, dtype=torch.float64), "mxfp4")
+        zp.choose_params(torch.full((1, 32), 2.0**200, dtype=torch.float64), "mxfp4_e2m1")
+    small = zp.choose_params(torch.full((1, 32), 2.0**-400, dtype=torch.float64), "mxfp4_e2m1")
     assert int(small.scales[0].view(torch.uint8)) == 0
