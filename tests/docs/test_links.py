@@ -43,3 +43,10 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("word", ["vLLM", "GPU", "CUDA", "Windows", "macOS", "hf download"])
 def test_a_user_finds_the_word_that_is_looked_for_first(word: str) -> None:
     assert word in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_file_that_the_architecture_names_is_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z_]+/(?:[a-z_]+/)*(?:[a-z_]+\.py)?)`", text)
+    assert len(named) > 30
+    assert [name for name in named if not (ROOT / "src" / "zeropoint" / name).exists()] == []
