@@ -18,6 +18,7 @@ from zeropoint.checkpoint.verify import verify
 from zeropoint.errors import CheckpointError, UnsupportedError
 from zeropoint.models import QuantizedLinear
 from zeropoint.recipes import Assignment, Recipe, Rule, parse_recipe
+from zeropoint.schemes import PRESETS
 
 transformers = pytest.importorskip("transformers", reason="extra `hf`")
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
@@ -53,12 +54,12 @@ def logits(model: nn.Module) -> torch.Tensor:
     ("preset", "tolerance"),
     [
         ("w8a8_static", SUMS), ("fp8", SUMS), ("w8a8", CODES), ("w4a8", CODES), ("w4a16", SUMS),
-        ("w8a16", SUMS), ("fp8", CODES),
+        ("w8a16", SUMS), ("fp8_dynamic", CODES),
     ],
 )  # fmt: skip
 def test_a_preset_is_loaded_and_read_back(preset: str, tolerance: float, tmp_path: Path) -> None:
     model = llama()
-    calibration = zp.calibrate(model, preset, [TOKENS]) if "static" in preset else None
+    calibration = zp.calibrate(model, preset, [TOKENS]) if PRESETS[preset].static else None
     conversion = zp.quantize_model(model, preset, calibration=calibration)
     saved = conversion.save_checkpoint(tmp_path / "out")
     assert (saved.quantized, saved.kept) == (15, 1)
@@ -123,7 +124,7 @@ def test_minilm_with_inputs_from_calibration_is_loaded_with_its_tokenizer(tmp_pa
     zp.save_checkpoint(conversion, tmp_path / "out", tokenizer=tokenizer)
     again = loaded(tmp_path / "out", "AutoModel")
     words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    # Fed with the same numbers, every layer gives the same but for the order of its sums; what these differ
+    # Fed with the same values, every layer gives the same but for the order of its sums; what these differ
     # by makes some input of a later layer fall to the next code, in one of these sentences.
     fed: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     for name, layer in conversion.model.named_modules():
@@ -136,7 +137,10 @@ def test_minilm_with_inputs_from_calibration_is_loaded_with_its_tokenizer(tmp_pa
         ]
         assert len(fed) == 37
         for name, (x, y) in fed.items():
-            torch.testing.assert_close(again.get_submodule(name)(x), y, atol=1e-4, rtol=1e-4, msg=name)
+            # compressed-tensors adds the zero point before it rounds: an input on a tie may get the next code.
+            off = (again.get_submodule(name)(x) - y).abs()
+            assert float(off.max()) < CODES, name
+            assert float(off.mean()) < 1e-4, name
     assert float(torch.cosine_similarity(states[0], states[1]).min()) > 0.99
     assert float(torch.cosine_similarity(states[1], states[2]).min()) > 0.98
     report = inspect(tmp_path / "out")
@@ -217,13 +221,13 @@ def test_experts_that_were_fused_are_written_one_by_one(kind: str, tmp_path: Pat
 def test_a_transposed_layer_is_refused_and_written_as_floats_when_asked(tmp_path: Path) -> None:
     config = transformers.GPT2Config(vocab_size=100, n_embd=64, n_layer=1, n_head=2, n_positions=32)
     model = transformers.GPT2LMHeadModel(config).eval()
-    conversion = zp.quantize_model(model, parse_recipe("default: w8a16"))
+    conversion = zp.quantize_model(model, parse_recipe("default: {weight: int8:channel}"))
     with pytest.raises(UnsupportedError, match="has no layer that the layouts"):
         conversion.save_checkpoint(tmp_path / "out", allow_float=True)
     untied = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(vocab_size=100, n_embd=64, n_layer=1, n_head=2, tie_word_embeddings=False)
     ).eval()
-    conversion = zp.quantize_model(untied, "w8a16")
+    conversion = zp.quantize_model(untied, "int8:channel")
     with pytest.raises(UnsupportedError, match=r"c_attn .*a Conv1D is stored transposed.*allow_float=True"):
         conversion.save_checkpoint(tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -245,7 +249,7 @@ def small() -> nn.Module:
         ({"weight": "int8:channel", "output": "int8:tensor dynamic"}, "its output is quantized"),
         ({"weight": "int8:channel", "input": "int8:token:narrow"}, "leave out narrow"),
         ({"weight": "int4:g48"}, "is not a multiple of the group"),
-        ({"weight": "nvfp4"}, "use dialect=compressed-tensors"),
+        ({"weight": "nvfp4:dialect=zeropoint"}, "use dialect=compressed-tensors"),
     ],
 )
 def test_a_scheme_without_a_layout_is_refused_with_its_layer(
@@ -278,13 +282,13 @@ def test_a_model_that_is_not_of_transformers_is_written_and_read(tmp_path: Path)
 
 
 def test_an_output_that_holds_files_is_left_alone_unless_overwritten(tmp_path: Path) -> None:
-    conversion = zp.quantize_model(nn.Sequential(nn.Linear(64, 8)), "w8a16")
+    conversion = zp.quantize_model(nn.Sequential(nn.Linear(64, 8)), "int8:channel")
     conversion.save_checkpoint(tmp_path)
     before = digests(tmp_path)
     with pytest.raises(CheckpointError, match="holds"):
         conversion.save_checkpoint(tmp_path)
     assert digests(tmp_path) == before
-    other = zp.quantize_model(nn.Sequential(nn.Linear(64, 8)), "w8a16")
+    other = zp.quantize_model(nn.Sequential(nn.Linear(64, 8)), "int8:channel")
     other.save_checkpoint(tmp_path, overwrite=True)
     assert digests(tmp_path) != before
 

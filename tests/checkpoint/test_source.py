@@ -16,7 +16,7 @@ import torch
 import transformers
 from tests.checkpoint.safetensors_bytes import blob, spec
 
-from zeropoint.checkpoint import source as source_module
+from zeropoint.checkpoint import headers
 from zeropoint.checkpoint.source import open_source
 from zeropoint.checkpoint.verify import verify
 from zeropoint.errors import CheckpointError
@@ -180,7 +180,7 @@ def test_a_shard_that_is_no_plain_name_is_refused_before_it_is_opened(
     """E82: no header is read at all."""
     lay_out(tmp_path / "m", SHARDED, {INDEX: index({"a": ONE, "b": TWO, "c": name})})
     lay_out(tmp_path, {"x.safetensors": shard("c"), "m/sub/x.safetensors": shard("c")})
-    monkeypatch.setattr(source_module, "parse_header", lambda path: pytest.fail(f"opened {path}"))
+    monkeypatch.setattr(headers, "parse_header", lambda path: pytest.fail(f"opened {path}"))
     message = refused(tmp_path / "m")
     assert "a shard must be the plain name of a file in the same directory" in message
 

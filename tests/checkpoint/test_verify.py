@@ -226,12 +226,12 @@ def test_inspect_names_schemes_and_counts_bits(tmp_path: Path) -> None:
 
 
 def test_inspect_names_a_method_that_it_cannot_read(tmp_path: Path) -> None:
-    config = CONFIG | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    config = CONFIG | {"quantization_config": {"quant_method": "awq", "bits": 4}}
     found = inspect(save(tmp_path, {"a.qweight": torch.zeros(4, 4, dtype=torch.int32)}, config))
-    assert found.quantization == "gptq"
-    assert (found.packed_by, found.bits) == ("GPTQ (AutoGPTQ, GPTQModel) (quant_method is 'gptq')", 4)
+    assert found.quantization == "awq"
+    assert (found.packed_by, found.bits) == ("AWQ (AutoAWQ) (quant_method is 'awq')", 4)
     assert found.schemes == ()
-    assert any("quant_method is 'gptq'" in text for text in found.problems)
+    assert any("quant_method is 'awq'" in text for text in found.problems)
 
 
 def test_words_of_codes_that_are_not_read_are_not_counted_as_numbers(tmp_path: Path) -> None:
@@ -242,6 +242,6 @@ def test_words_of_codes_that_are_not_read_are_not_counted_as_numbers(tmp_path: P
     (beside / "quantize_config.json").write_text('{"bits": 4}')
     assert inspect(beside).packed_by == "GPTQ (AutoGPTQ) (quantize_config.json)"
     assert inspect(beside).values is None
-    odd = CONFIG | {"quantization_config": {"quant_method": "gptq", "bits": "4; rm"}}
+    odd = CONFIG | {"quantization_config": {"quant_method": "awq", "bits": "4; rm"}}
     assert inspect(save(tmp_path / "odd", packed, odd)).bits is None
     assert inspect(save(tmp_path / "plain", packed, CONFIG)).values == 16

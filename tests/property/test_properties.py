@@ -61,7 +61,7 @@ def quantized(x: torch.Tensor, scheme: str) -> zp.QuantizedTensor | None:
     try:
         return zp.quantize(x, scheme)
     except zp.RangeError:
-        assert "scale=float16" in scheme or "scale=input" in scheme
+        assert "float16" in scheme or "scale=input" in scheme
         return None
 
 
@@ -91,8 +91,10 @@ def test_fake_quantize_is_quantize_then_dequantize(
     if q is None:
         return
     width = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
-    assert torch.equal(zp.fake_quantize(x, q.params).view(width), q.dequantize().view(width))
-    assert torch.equal(zp.quantize(x, q.params).data, q.data)
+    assert torch.equal(zp.fake_quantize(x, scheme).view(width), q.dequantize().view(width))
+    if "_late" not in scheme:  # those give other codes under the scales as they are stored
+        assert torch.equal(zp.fake_quantize(x, q.params).view(width), q.dequantize().view(width))
+        assert torch.equal(zp.quantize(x, q.params).data, q.data)
 
 
 # Not where rounding is directed or random, which moves a value that lies beside its grid point by one

@@ -13,6 +13,7 @@ from .values import (
     parse_method,
     parse_path,
     parse_recipe,
+    parse_scheme,
     parse_size,
     parse_workers,
     scheme_recipe,
@@ -40,7 +41,7 @@ Memory = Annotated[
 ]
 To = Annotated[
     str | None,
-    typer.Option(metavar="SCHEME", help="Preset or scheme, such as w4a16 or int4:g64."),
+    typer.Option(metavar="SCHEME", parser=parse_scheme, help="Preset or scheme, such as w4a16 or int4:g64."),
 ]
 # What a parser returns is of a layer below, which typer must not ask for before the command runs.
 Recipe = Annotated[

@@ -23,7 +23,7 @@ Given = TypeVar("Given")
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 # What llama.cpp calls its types, and methods that other tools write in layouts of their own.
-_OF_OTHERS = re.compile(r"(?:i?q[1-8]_\w+|awq|exl[23]|bnb|hqq)", re.IGNORECASE)
+_OF_OTHERS = re.compile(r"(?:i?q[1-8]_\w+|gptq|gguf|awq|exl[23]|bnb|hqq)", re.IGNORECASE)
 
 
 def parse_path(text: str) -> str:
@@ -95,34 +95,33 @@ def scheme_recipe(text: str, codec: Codec) -> RecipeText:
     codec does not hold or that needs calibration.
     """
     try:
-        _require_known(text.strip().partition(":")[0], codec)
         layers.layer_scheme(text, codec)
     except ZeropointError as error:
         raise typer.BadParameter(str(error), param_hint="'--to'") from error
     return layers.RecipeText.of(text)
 
 
-def _require_known(head: str, codec: Codec) -> None:
-    """Raise FormatError, with what to write instead, where ``head`` begins no scheme of a checkpoint."""
+def parse_scheme(text: str) -> str:
+    """Return the text of a scheme, whose first word is known; what it means, its codec says.
+
+    Raises typer.BadParameter, with what to write instead, before torch is loaded.
+    """
+    head = text.strip().partition(":")[0]
     if not head.isidentifier() or head.lower() in layers.PRESETS:
-        return
-    if head.lower() in layers.CODECS:
-        raise FormatError(f"{head} is a file layout and no scheme; pass --format {head.lower()} --to w4a16")
+        return text
     if _OF_OTHERS.fullmatch(head):
-        raise FormatError(
-            f"{head} is not written in {codec.title}; files are written as {', '.join(layers.CODECS)}, and "
-            f"w4a16 "
-            "is the int4 that vLLM and transformers read"
+        raise typer.BadParameter(
+            f"{head} is no scheme that is written; --format chooses the layout of files, and w4a16 is the "
+            "int4 that vLLM and transformers read"
         )
     try:
         layers.get_format(head)
     except FormatError as error:
-        presets = [name for name, preset in codec.presets.items() if not preset.static]
-        known = (*presets, *layers.PRESETS, *layers.CATALOG, *layers.ALIASES)
-        near = near_misses(head, known)
+        near = near_misses(head, (*layers.PRESETS, *layers.CATALOG, *layers.ALIASES))
         if not near.startswith("did you mean"):
-            near = f"presets are {', '.join(presets)}; zeropoint formats lists the rest"
-        raise FormatError(f"scheme {head!r} is unknown; {near}") from error
+            near = "w4a16 and fp8_dynamic are among the presets; zeropoint formats lists all"
+        raise typer.BadParameter(f"scheme {head!r} is unknown; {near}") from error
+    return text
 
 
 def parse_method(text: str) -> str:

@@ -9,14 +9,16 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from ..functional import row_errors
 from ..schemes import Scheme
-from ..stats import Accumulator, Statistics
 from ..tensor import QuantizedTensor
+
+if TYPE_CHECKING:  # whoever needs no statistics loads none
+    from ..stats import Accumulator, Statistics
 
 NO_CHANGES: Mapping[str, torch.Tensor] = MappingProxyType({})
 NO_STATISTICS: Mapping[str, Statistics] = MappingProxyType({})
