@@ -140,7 +140,7 @@ def test_minilm_with_inputs_from_calibration_is_loaded_with_its_tokenizer(tmp_pa
             # compressed-tensors adds the zero point before it rounds: an input on a tie may get the next code.
             off = (again.get_submodule(name)(x) - y).abs()
             assert float(off.max()) < CODES, name
-            assert float(off.mean()) < 1e-4, name
+            assert float(off.mean()) < 1e-3, name
     assert float(torch.cosine_similarity(states[0], states[1]).min()) > 0.99
     assert float(torch.cosine_similarity(states[1], states[2]).min()) > 0.98
     report = inspect(tmp_path / "out")

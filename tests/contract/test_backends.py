@@ -76,12 +76,13 @@ def assert_same_everywhere(x: torch.Tensor, scheme: str) -> str:
         assert actual.zero_point is not None
         assert same(actual.zero_point, expected.zero_point), f"zero points of {scheme} differ"
     assert same(actual.data, expected.data), f"codes of {scheme} differ"
-    assert same(zp.quantize(x, expected.params).data, expected.data), (
-        f"codes of {scheme} under given parameters differ"
-    )
     assert same(expected.dequantize(), values), f"values of {scheme} differ"
     assert same(zp.fake_quantize(x, expected.params), faked), f"fake-quantized values of {scheme} differ"
-    assert same(values, faked), f"fake quantization of {scheme} is not quantize and dequantize"
+    if "_late" not in str(expected.scheme):  # those give other codes under the scales as they are stored
+        given = zp.quantize(x, expected.params).data
+        assert same(given, expected.data), f"codes of {scheme} under given parameters differ"
+        assert same(values, faked), f"fake quantization of {scheme} is not quantize and dequantize"
+    assert same(values, zp.fake_quantize(x, scheme)), f"fake quantization of {scheme} is another"
     assert same(gradient(x, expected, "reference"), gradient(x, expected, None)), (
         f"gradients of {scheme} differ"
     )
@@ -104,7 +105,7 @@ def assert_same_errors(x: torch.Tensor, scheme: str) -> None:
 def gradient(x: torch.Tensor, q: zp.QuantizedTensor, backend: str | None) -> torch.Tensor:
     """Return the straight-through gradient of values half as large again, some of which are clipped."""
     slope = torch.ones_like(x)
-    arguments = (slope, x * 1.5, list(q.scales), q.zero_point, str(q.scheme))
+    arguments = (slope, x * 1.5, list(q.params.levels), q.zero_point, str(q.scheme))
     if backend is None:
         return torch.ops.zeropoint.fake_quantize_backward(*arguments)
     with zp.only_backend(backend):
