@@ -79,7 +79,7 @@ class LeastSquaredError:
         >>> METHOD.quantize(
         ...     torch.tensor([[1.0, 1.0, 0.95, 1.6]]), Scheme.parse("int2:channel")
         ... ).q.dequantize()
-        tensor([[ 1.0667,  1.0667,  1.0667,  1.0667]])
+        tensor([[1.1375, 1.1375, 1.1375, 1.1375]])
         """
         refusal = self.refusal(scheme)
         if refusal is not None:

@@ -43,7 +43,7 @@ def as_recipe(recipe: Recipe | str) -> Recipe:
     Raises RecipeError for anything else, and for an unknown name.
 
     >>> print(as_recipe("w8a16").default.gives)
-    weight int8:channel:narrow
+    weight int8:g128:scale=input:dialect=compressed-tensors
     """
     if isinstance(recipe, Recipe):
         return recipe

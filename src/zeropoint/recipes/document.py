@@ -113,7 +113,7 @@ def recipe_schema() -> dict[str, Any]:
     It knows keys and kinds of values; whether a preset or scheme exists, only parsing tells.
 
     >>> sorted(recipe_schema()["properties"])
-    ['default', 'rules']
+    ['default', 'method', 'rules']
     """
     found: dict[str, Any] = json.loads(
         resources.files(__package__).joinpath("recipe.schema.json").read_text(encoding="utf-8")
@@ -125,7 +125,7 @@ def parse_recipe(text: str, *, name: str = "recipe", words: Vocabulary = MODELS)
     """Return the recipe that YAML ``text`` spells; ``name`` stands in messages.
 
     >>> print(parse_recipe("default: w4a16").default.gives)
-    weight int4:g128
+    weight int4:g128:scale=input:dialect=compressed-tensors
     """
     if len(text) > MAX_BYTES:
         raise RecipeError(

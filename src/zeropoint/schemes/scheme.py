@@ -249,7 +249,7 @@ class Scheme:
         The grammar is that of :mod:`zeropoint.schemes.text`. Raises SchemeError or FormatError that names the
         wrong part.
 
-        >>> str(Scheme.parse("mxfp4:scale=even"))
+        >>> str(Scheme.parse("mxfp4_e2m1:scale=even"))
         'float4_e2m1fn:g32:scale=even'
         """
         return text if isinstance(text, Scheme) else _parse(text)
