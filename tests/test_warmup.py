@@ -11,9 +11,9 @@ import pytest
 
 CALL = """
 import torch
-from zeropoint.kernels.cpu.backend import BACKEND
+from zeropoint.kernels.cpu.host.statistics import _block_amax
 from zeropoint.schemes import Granularity
-print(BACKEND._block_amax(torch.ones(4, 8), Granularity.tensor()).item())  # the smallest kernel
+print(_block_amax(torch.ones(4, 8), Granularity.tensor()).item())  # the smallest kernel
 """
 # Names of compiled entry points with the types that they were compiled for, before and after other calls.
 OTHER_CALLS = """

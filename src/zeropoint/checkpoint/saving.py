@@ -72,7 +72,7 @@ def save_checkpoint(
     layers and for a prepared one; CheckpointError for everything about files. Nothing is left behind then.
 
     >>> from zeropoint.models import quantize_model
-    >>> conversion = quantize_model(nn.Sequential(nn.Linear(64, 8)), "w8a16")
+    >>> conversion = quantize_model(nn.Sequential(nn.Linear(128, 8)), "w8a16")
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     sorted(save_checkpoint(conversion, Path(folder, "out")).files)
     ['model.safetensors', 'quantization_config.json']

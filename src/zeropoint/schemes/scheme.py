@@ -114,19 +114,20 @@ class Scheme:
             )
         check_levels(self)
 
-    @cached_property
+    # These three are not cached: torch.compile (2.13) cannot trace the lock of a cached_property.
+    @property
     def levels(self) -> tuple[ScaleLevel, ...]:
         """All levels, in the order of their tensors: scales, offsets, the center."""
         return (*self.scales, *self.offsets, *(() if self.center is None else (self.center,)))
 
-    @cached_property
+    @property
     def level_names(self) -> tuple[str, ...]:
         """The names of :attr:`levels`, under which their tensors are saved, such as ``scale1``."""
         scales = (f"scale{number}" for number in range(1, len(self.scales) + 1))
         offsets = (f"offset{number}" for number in range(1, len(self.offsets) + 1))
         return (*scales, *offsets, *(() if self.center is None else ("center",)))
 
-    @cached_property
+    @property
     def chained(self) -> str | None:
         """What the scheme has beyond positive scales in formats of floats, which kernels need not know."""
         return chained(self)
