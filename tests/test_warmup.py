@@ -37,7 +37,7 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
         row_errors(x, zp.quantize(x, q.params))
         trained = x.clone().requires_grad_()
         zp.fake_quantize(trained, q.params).sum().backward()
-    for preset in ("w8a8", "w4a16", "mxfp4", "fp8", "w4a8"):
+    for preset in ("w8a8", "w4a16", "mxfp4", "fp8_dynamic", "w4a8"):
         layer = zp.quantize_model(nn.Linear(384, 48, bias=False).to(dtype), preset).model
         with torch.no_grad():
             layer(x)

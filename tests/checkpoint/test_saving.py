@@ -137,7 +137,7 @@ def test_minilm_with_inputs_from_calibration_is_loaded_with_its_tokenizer(tmp_pa
         ]
         assert len(fed) == 37
         for name, (x, y) in fed.items():
-            # compressed-tensors adds the zero point before it rounds: an input on a tie may get the next code.
+            # compressed-tensors adds the zero point before it rounds: an input on a tie gets another code.
             off = (again.get_submodule(name)(x) - y).abs()
             assert float(off.max()) < CODES, name
             assert float(off.mean()) < 1e-3, name

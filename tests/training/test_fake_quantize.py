@@ -157,7 +157,10 @@ def test_a_refused_update_changes_nothing() -> None:
         zp.RangeError, match=r"zero_point \(=3.0\) of block .* must be 0 for the symmetric int8"
     ):
         FakeQuantize.from_bits(8).update_params(1.0, 3)
-    with pytest.raises(zp.SchemeError, match=r"scale must be a QuantizationParams for .* has more than positive scales of one level"):
+    with pytest.raises(
+        zp.SchemeError,
+        match=r"scale must be a QuantizationParams for .* has more than positive scales of one level",
+    ):
         FakeQuantize.from_tensor(sample((4, 32)), "nvfp4").update_params(1.0)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache, total_ordering
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from ..errors import SchemeError
 from ..formats import Format, IntFormat, Overflow, RoundingMode, format_name, get_format
@@ -88,6 +88,13 @@ class Scheme:
     rounding, overflow: what happens between codes and past the largest.
     dialect: whose small choices are followed.
 
+    From these follow:
+
+    levels: all, in the order of their tensors: scales, offsets, the center.
+    level_names: under which these tensors are saved, such as ``scale1``.
+    chained: what the scheme has beyond positive scales in formats of floats, which kernels need not know, or
+        None.
+
     Raises SchemeError for combinations without meaning, such as a zero point on a float format.
 
     >>> Scheme.parse("int4:g128").divisor
@@ -103,8 +110,19 @@ class Scheme:
     dialect: Dialect = ZEROPOINT
     offsets: tuple[ScaleLevel, ...] = ()
     center: ScaleLevel | None = None
+    # Set for each value, but no fields (hence ClassVar): torch.compile (2.13) traces neither the lock of a
+    # cached_property nor properties of constants, and makes constants anew from all fields.
+    levels: ClassVar[tuple[ScaleLevel, ...]]
+    level_names: ClassVar[tuple[str, ...]]
+    chained: ClassVar[str | None]
 
     def __post_init__(self) -> None:
+        center = () if self.center is None else (self.center,)
+        scales = tuple(f"scale{number}" for number in range(1, len(self.scales) + 1))
+        offsets = tuple(f"offset{number}" for number in range(1, len(self.offsets) + 1))
+        object.__setattr__(self, "levels", (*self.scales, *self.offsets, *center))
+        object.__setattr__(self, "level_names", (*scales, *offsets, *(("center",) if center else ())))
+        object.__setattr__(self, "chained", chained(self))
         self._check_element()
         if len(self.scales) > 1 and self.zero_point is not ZeroPoint.NONE:
             raise SchemeError(f"{self.element_name} with two scale levels takes no zero point")
@@ -113,24 +131,6 @@ class Scheme:
                 "a zero point needs a linear scale rule; leave out asym or the power-of-two rule"
             )
         check_levels(self)
-
-    # These three are not cached: torch.compile (2.13) cannot trace the lock of a cached_property.
-    @property
-    def levels(self) -> tuple[ScaleLevel, ...]:
-        """All levels, in the order of their tensors: scales, offsets, the center."""
-        return (*self.scales, *self.offsets, *(() if self.center is None else (self.center,)))
-
-    @property
-    def level_names(self) -> tuple[str, ...]:
-        """The names of :attr:`levels`, under which their tensors are saved, such as ``scale1``."""
-        scales = (f"scale{number}" for number in range(1, len(self.scales) + 1))
-        offsets = (f"offset{number}" for number in range(1, len(self.offsets) + 1))
-        return (*scales, *offsets, *(() if self.center is None else ("center",)))
-
-    @property
-    def chained(self) -> str | None:
-        """What the scheme has beyond positive scales in formats of floats, which kernels need not know."""
-        return chained(self)
 
     def _check_element(self) -> None:
         integer = self.element.is_integer
@@ -268,7 +268,7 @@ class Scheme:
 
     @cached_property
     def _hash(self) -> int:
-        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+        return hash(tuple(getattr(self, part.name) for part in fields(self)))
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         # Copies and pickles are what parsing gives, one object for one text: torch.compile (2.13) traces
