@@ -18,8 +18,8 @@ NEUTRAL = frozenset(
     ("containers", "engines", "known", "layers", "protocol", "registry", "safetensors_dtypes")
 )
 """Modules of codecs/ that are about no codec."""
-# Dialects are named after implementations, whatever files these write, and presets follow one. The command line
-# answers names of layouts in the place of schemes before it loads codecs, and torch with them.
+# Dialects are named after implementations, whatever files these write, and presets follow one. The command
+# line answers names of layouts in the place of schemes before it loads codecs, and torch with them.
 EXCUSED = frozenset(("schemes/dialects.py", "schemes/presets.py", "cli/values.py"))
 _IMPORT = re.compile(r"(?:from|import)\s+(?:zeropoint|\.\.+)\.?codecs(?:\.(\w+)|\s+import\s+(\w+))")
 
