@@ -15,7 +15,7 @@ from tests.checkpoint.written import CONFIG, LINEAR, quantize, save, weight
 from zeropoint.checkpoint.origin import as_floats
 from zeropoint.checkpoint.source import open_source
 from zeropoint.checkpoint.verify import verify
-from zeropoint.errors import CheckpointError, UnsupportedError
+from zeropoint.errors import CheckpointError, UnsupportedError, ZeropointError
 
 MODEL = CONFIG | {"eos_token_id": 2}
 
@@ -141,3 +141,19 @@ def test_verify_refuses_what_dequantize_refuses(
         verify(out)
     with pytest.raises(UnsupportedError, match=what):
         as_floats(open_source(out))
+
+
+@pytest.mark.parametrize("to", ["mxfp4:scale=floor", "mxfp4_e2m1", "mxfp8_e4m3", "mxfp4:scale=rceil"])
+def test_blocks_that_the_rule_of_their_scale_clips_are_within_its_bound(
+    to: str, source: Path, tmp_path: Path
+) -> None:
+    quantize(source, tmp_path / "out", to)
+    assert verify(tmp_path / "out", source).problems == ()
+
+
+def test_an_unknown_rule_of_scales_is_refused(source: Path, tmp_path: Path) -> None:
+    quantize(source, tmp_path / "out", "mxfp4:scale=floor")
+    arguments(observer_kwargs={"scale_rule": "largest"})(tmp_path / "out")
+    (tmp_path / "out" / manifests.NAME).unlink()
+    with pytest.raises(ZeropointError, match="scale_rule 'largest' is unknown; known are floor, even"):
+        verify(tmp_path / "out", source)

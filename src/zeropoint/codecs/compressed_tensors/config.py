@@ -21,7 +21,7 @@ from ...formats.rounding import Overflow
 from ...patterns import REGEX, name_pattern
 from ...recipes import Activation
 from ...schemes import Granularity, RangeRule, Rounding, Scheme, ZeroPoint
-from ...schemes.rules import EVEN
+from ...schemes.rules import EVEN, RULES
 from ..protocol import Codec, LayerScheme
 from .layout import Layout, blocks, strategy
 from .presets import NAMES
@@ -32,6 +32,9 @@ VERSION = "0.19.0"
 """The compressed-tensors whose form of the configuration is written."""
 LINEAR = "Linear"
 _E8M0, _E4M3 = "torch.uint8", "torch.float8_e4m3fn"
+_SCALE_RULE = "scale_rule"
+"""Key of ``observer_kwargs``, which loaders pass over: the rule of powers of two where it is not even, since
+what was clipped, and so the bound, follows from it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +206,8 @@ def _arguments(scheme: Scheme) -> dict[str, Any]:
     rows, columns = blocks(scheme)
     word = strategy(scheme)
     affine = _affine(scheme)
-    scale_dtype = _E4M3 if word == "tensor_group" else _E8M0 if scheme.scales[0].rule.power_of_two else None
+    rule = scheme.scales[0].rule
+    scale_dtype = _E4M3 if word == "tensor_group" else _E8M0 if rule.power_of_two else None
     return {
         "actorder": None,
         "block_structure": [rows, columns] if word == "block" else None,
@@ -211,7 +215,7 @@ def _arguments(scheme: Scheme) -> dict[str, Any]:
         "group_size": columns if word in ("group", "tensor_group") else None,
         "num_bits": scheme.bits,
         "observer": None,
-        "observer_kwargs": {},
+        "observer_kwargs": {_SCALE_RULE: rule.text} if rule.power_of_two and rule != EVEN else {},
         "scale_dtype": scale_dtype,
         "strategy": word,
         "symmetric": not affine,
@@ -248,10 +252,22 @@ def _scheme(arguments: Mapping[str, Any], *, e8m0: bool) -> Scheme:
     if word == "tensor_group":
         parts.append("scale=float8_ue4m3fn:scale2=float32@tensor")
     else:
-        parts.append("scale=even" if e8m0 else "scale=input")
+        parts.append(f"scale={_rule(arguments)}" if e8m0 else "scale=input")
     if arguments.get("symmetric") is False:
         parts.append("asym")
     return Scheme.parse(":".join([*parts, f"dialect={DIALECT}"]))
+
+
+def _rule(arguments: Mapping[str, Any]) -> str:
+    """Return the name of the rule that picked powers of two: even, the one of the format, unless said."""
+    kwargs = arguments.get("observer_kwargs")
+    found = kwargs.get(_SCALE_RULE) if isinstance(kwargs, dict) else None
+    if found is None:
+        return EVEN.text
+    known = [name for name, rule in RULES.items() if rule.power_of_two]
+    if found not in known:
+        raise UnsupportedError(f"{_SCALE_RULE} {found!r:.40} is unknown; known are {', '.join(known)}")
+    return str(found)
 
 
 _ARGUMENTS = frozenset(
