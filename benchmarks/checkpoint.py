@@ -49,8 +49,8 @@ PEAK_LIMIT_GB, SYNC_SHARE = 0.7, 0.1
 LITTLE = "512M"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 IMPORTS = (
-    "zeropoint.cli.app, zeropoint.checkpoint.run, zeropoint.checkpoint.verify, zeropoint.report.tables, "
-    "zeropoint.kernels.cpu, pydantic.type_adapter"
+    "zeropoint.cli.app, zeropoint.checkpoint.run.loop, zeropoint.checkpoint.verify.verification, "
+    "zeropoint.report.tables, zeropoint.kernels.cpu, pydantic.type_adapter"
 )
 """What the job imports: torch and numba are among it, and the last is what typer loads to read options."""
 LAYER_BYTES = 88_100_000

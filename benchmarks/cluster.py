@@ -31,15 +31,15 @@ from llama_checkpoint import write as write_checkpoint
 from rich.console import Console
 from rich.table import Table
 
-from zeropoint.checkpoint.engine import Job, Results, local
-from zeropoint.checkpoint.journal import Journal
-from zeropoint.checkpoint.limits import Limits
-from zeropoint.checkpoint.plan import Plan, make_plan
-from zeropoint.checkpoint.ray_engine import BATCH_BYTES
-from zeropoint.checkpoint.run import run
-from zeropoint.checkpoint.source import open_source
-from zeropoint.checkpoint.units import UNIT_VALUES, groups, units
-from zeropoint.checkpoint.work import Done
+from zeropoint.checkpoint.cluster.ray import BATCH_BYTES
+from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
+from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.executor import Job, Results, local
+from zeropoint.checkpoint.run.journal import Journal
+from zeropoint.checkpoint.run.loop import run
+from zeropoint.checkpoint.run.units import UNIT_VALUES, groups, units
+from zeropoint.checkpoint.run.work import Done
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 SOURCE_BYTES = 1.5e12
@@ -160,7 +160,7 @@ def measure_batches(done: tuple[Done, ...]) -> tuple[float, float]:
 
     @ray.remote(num_cpus=1)
     def nothing(found: list[Done]) -> list[Done]:
-        importlib.import_module("zeropoint.checkpoint.ray_worker")  # as before a worker's first unit
+        importlib.import_module("zeropoint.checkpoint.cluster.worker")  # as before a worker's first unit
         return found
 
     start = time.perf_counter()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from zeropoint.checkpoint.engines import TRANSFORMERS
+from zeropoint.checkpoint.plan.engines import TRANSFORMERS
 from zeropoint.codecs.compressed_tensors.tested import Row, rows
 
 PAGE = Path(__file__).with_name("architectures.md")

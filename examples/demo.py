@@ -22,10 +22,10 @@ from rich.table import Table
 from transformers import AutoModel, AutoTokenizer, CompressedTensorsConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from zeropoint.checkpoint.plan import make_plan
-from zeropoint.checkpoint.run import RunResult, run
-from zeropoint.checkpoint.source import open_source
-from zeropoint.checkpoint.verify import verify
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import RunResult, run
+from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.report.layout import plain
 
 # The preset fp8 also fixes a scale for each layer's inputs, which takes calibration data. Its weights alone,

@@ -21,8 +21,8 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from .checkpoint.loading import load_checkpoint
-    from .checkpoint.saving import save_checkpoint
+    from .checkpoint.model.loading import load_checkpoint
+    from .checkpoint.model.saving import save_checkpoint
     from .checkpoint.verbs import inspect_checkpoint, plan_checkpoint, quantize_checkpoint, verify_checkpoint
     from .formats import CodebookFormat, FloatFormat, IntFormat, Specials, format_name, get_format
     from .functional import choose_params, dequantize, explain, fake_quantize, quantize
@@ -105,8 +105,8 @@ _OWNERS = {
     "QuantizationParams": "params",
     "QuantizedTensor": "tensor",
     "only_backend": "ops.library",
-    "load_checkpoint": "checkpoint.loading",
-    "save_checkpoint": "checkpoint.saving",
+    "load_checkpoint": "checkpoint.model.loading",
+    "save_checkpoint": "checkpoint.model.saving",
 }
 """Names and their owners, which are imported at the first use (PEP 562)."""
 _PARTS = frozenset((

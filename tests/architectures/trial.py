@@ -17,13 +17,13 @@ from tests.architectures.zoo import Animal
 from tests.checkpoint.written import ONE
 from torch import nn
 
-from zeropoint.checkpoint.engines import Verdict, refusal, verdicts
-from zeropoint.checkpoint.experts import is_expert
-from zeropoint.checkpoint.plan import Plan, make_plan
-from zeropoint.checkpoint.recipe import KEEP, RecipeText
-from zeropoint.checkpoint.run import run
-from zeropoint.checkpoint.selection import Dequantize, Selection
-from zeropoint.checkpoint.source import open_source
+from zeropoint.checkpoint.choose.experts import is_expert
+from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
+from zeropoint.checkpoint.choose.selection import Dequantize, Selection
+from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
+from zeropoint.checkpoint.plan.engines import Verdict, refusal, verdicts
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.compressed_tensors.tested import SEVERAL
 from zeropoint.codecs.engines import Loads
 

@@ -9,8 +9,8 @@ from tests.checkpoint.interrupted import plan_of, stop_after
 from tests.checkpoint.written import digests
 from tests.oracles import synthetic_llama
 
-from zeropoint.checkpoint import units as cut
-from zeropoint.checkpoint.run import run
+from zeropoint.checkpoint.run import units as cut
+from zeropoint.checkpoint.run.loop import run
 
 
 @pytest.fixture

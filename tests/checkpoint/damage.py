@@ -12,9 +12,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.oracles import llmcompressor_golden
 
-from zeropoint.checkpoint.plan import make_plan
-from zeropoint.checkpoint.run import run
-from zeropoint.checkpoint.source import open_source
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
 
 INDEX = "model.safetensors.index.json"
 GOLDEN = json.loads(llmcompressor_golden.GOLDEN.read_text())["cases"]

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from tests.checkpoint.written import ONE, digests
 
-from zeropoint.checkpoint.journal import JOURNAL
-from zeropoint.checkpoint.limits import Limits
-from zeropoint.checkpoint.plan import Plan, make_plan
-from zeropoint.checkpoint.run import RunResult, run
-from zeropoint.checkpoint.selection import Selection
-from zeropoint.checkpoint.source import open_source
+from zeropoint.checkpoint.choose.selection import Selection
+from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
+from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.read.file_names import JOURNAL
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import RunResult, run
 
 TO = "nvfp4a16"
 

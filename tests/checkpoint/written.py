@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from zeropoint.checkpoint.limits import Limits
-from zeropoint.checkpoint.plan import make_plan
-from zeropoint.checkpoint.run import RunResult, run
-from zeropoint.checkpoint.selection import Selection
-from zeropoint.checkpoint.source import open_source
+from zeropoint.checkpoint.choose.selection import Selection
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import RunResult, run
 
 LINEAR = "model.layers.0.mlp.up_proj.weight"
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}

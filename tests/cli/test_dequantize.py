@@ -11,11 +11,11 @@ from tests.checkpoint.quantized_inputs import dequantized_by_others, to_fp8
 from tests.checkpoint.written import digests, same_bytes, tensors_of
 from tests.cli.conftest import Call
 
-from zeropoint.checkpoint.plan import make_plan
-from zeropoint.checkpoint.recipe import KEEP
-from zeropoint.checkpoint.run import run
-from zeropoint.checkpoint.selection import Dequantize, Selection
-from zeropoint.checkpoint.source import open_source
+from zeropoint.checkpoint.choose.recipe import KEEP
+from zeropoint.checkpoint.choose.selection import Dequantize, Selection
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
 
 
 @pytest.fixture

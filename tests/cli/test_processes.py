@@ -14,12 +14,12 @@ from tests.checkpoint.written import digests
 from tests.cli.checkpoints import write_llama
 
 from zeropoint import __version__
-from zeropoint.checkpoint.journal import JOURNAL
+from zeropoint.checkpoint.read.file_names import JOURNAL
 
 # The real command, but each part of a weight takes so long that there is time for a signal.
 SLOW = """
 import sys, time
-from zeropoint.checkpoint.quantize import Scratch
+from zeropoint.checkpoint.run.tiles import Scratch
 quantize = Scratch.quantize
 def slow(*arguments):
     time.sleep(0.2)

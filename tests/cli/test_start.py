@@ -66,7 +66,7 @@ def test_help_the_version_and_slips_are_answered_before_torch_is_loaded(
 def test_the_command_line_loads_neither_models_nor_kernels(tmp_path: Path) -> None:
     status, _, _, loaded = command("inspect", str(write_llama(tmp_path / "model")))
     assert status == 0
-    assert "zeropoint.checkpoint.inspect" in loaded
+    assert "zeropoint.checkpoint.verify.inspection" in loaded
     parts = ("models", "prepared", "stats", "training", "kernels")
     assert [name for name in loaded if name.startswith(tuple(f"zeropoint.{part}" for part in parts))] == []
     assert {"numba", "transformers", "ray", "fsspec"}.isdisjoint(loaded)

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 import zeropoint as zp
-from zeropoint.checkpoint.plan import make_plan
-from zeropoint.checkpoint.run import run
-from zeropoint.checkpoint.source import open_source
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.containers.gguf import GGUF, TYPES
 from zeropoint.codecs.containers.protocol import Row
 from zeropoint.codecs.gguf import CODEC

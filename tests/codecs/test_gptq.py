@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import zeropoint as zp
-from zeropoint.checkpoint.plan import make_plan
-from zeropoint.checkpoint.run import run
-from zeropoint.checkpoint.source import open_source
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.gptq import CODEC, weight_scheme
 from zeropoint.codecs.layers import layer_scheme
 from zeropoint.codecs.protocol import LayerScheme

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 import zeropoint as zp
-from zeropoint.checkpoint.plan import make_plan
-from zeropoint.checkpoint.run import run
-from zeropoint.checkpoint.source import open_source
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.containers import CONTAINERS
 from zeropoint.codecs.layers import layer_scheme, preset_layers
 from zeropoint.codecs.protocol import COLUMNS, ROWS, LayerScheme

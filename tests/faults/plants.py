@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
-from zeropoint.checkpoint import engine, output, quantize, resume, source, work
+from zeropoint.checkpoint.read import source
+from zeropoint.checkpoint.run import directory as output
+from zeropoint.checkpoint.run import executor as engine
+from zeropoint.checkpoint.run import resume, work
+from zeropoint.checkpoint.run import tiles as quantize
 from zeropoint.cli import main as command
 
 

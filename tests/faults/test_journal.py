@@ -13,7 +13,7 @@ from tests.faults.replay import Disk, State, make, on_disk
 from tests.faults.stage import JOURNAL, LOCK, Stage, digests
 from tests.faults.tiny import write_tiny
 
-from zeropoint.checkpoint.journal import Journal
+from zeropoint.checkpoint.run.journal import Journal
 
 NAME = f"out/{JOURNAL}"
 

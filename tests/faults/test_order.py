@@ -9,8 +9,8 @@ import pytest
 from tests.faults.calls import Layer, pauses
 from tests.faults.stage import Stage, digests
 
-from zeropoint.checkpoint.commit import Commit
-from zeropoint.checkpoint.work import Done, Scanned
+from zeropoint.checkpoint.run.commit import Commit
+from zeropoint.checkpoint.run.work import Done, Scanned
 from zeropoint.cli.main import main
 
 

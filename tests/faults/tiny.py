@@ -19,8 +19,9 @@ import torch
 import typer
 from safetensors.torch import save_file
 
-from zeropoint.checkpoint import commit, limits, units
-from zeropoint.checkpoint.work import Done, Scanned
+from zeropoint.checkpoint.plan import limits
+from zeropoint.checkpoint.run import commit, units
+from zeropoint.checkpoint.run.work import Done, Scanned
 from zeropoint.cli import app
 
 LAYER = "model.layers.0"

@@ -30,16 +30,16 @@ from tests.hostile.files import FILES, GOOD
 from tests.hostile.mutations import mutate, mutate_file
 from tests.hostile.quantized import CONFIG, QUANTIZED, WEIGHTS
 
-from zeropoint.checkpoint.documents import MANIFEST
-from zeropoint.checkpoint.inspect import inspect
-from zeropoint.checkpoint.integrity import read_manifest
-from zeropoint.checkpoint.journal import Journal
-from zeropoint.checkpoint.plan import make_plan
-from zeropoint.checkpoint.plan_document import plan_document
-from zeropoint.checkpoint.plan_file import PlanFile
-from zeropoint.checkpoint.safetensors_file import parse_header
-from zeropoint.checkpoint.selection import Selection
-from zeropoint.checkpoint.source import open_source
+from zeropoint.checkpoint.choose.selection import Selection
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.config_and_index import MANIFEST
+from zeropoint.checkpoint.plan.document import plan_document
+from zeropoint.checkpoint.plan.file import PlanFile
+from zeropoint.checkpoint.read.safetensors_file import parse_header
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.journal import Journal
+from zeropoint.checkpoint.verify.inspection import inspect
+from zeropoint.checkpoint.verify.integrity import read_manifest
 from zeropoint.errors import CheckpointError, ZeropointError
 from zeropoint.recipes.document import load_recipe
 

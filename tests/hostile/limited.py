@@ -13,11 +13,11 @@ import resource
 import sys
 from pathlib import Path
 
-from zeropoint.checkpoint.inspect import inspect
-from zeropoint.checkpoint.limits import Limits
-from zeropoint.checkpoint.plan import make_plan
-from zeropoint.checkpoint.source import open_source
-from zeropoint.checkpoint.verify import verify
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.verify.inspection import inspect
+from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import ZeropointError
 
 MORE_BYTES = 640 << 20

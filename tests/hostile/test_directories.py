@@ -11,10 +11,10 @@ from tests.hostile.files import FILES
 from tests.hostile.quantized import CONFIG, QUANTIZED, WEIGHTS, _case
 from tests.hostile.test_files import said
 
-from zeropoint.checkpoint.inspect import inspect
-from zeropoint.checkpoint.plan import make_plan
-from zeropoint.checkpoint.source import open_source
-from zeropoint.checkpoint.verify import verify
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.verify.inspection import inspect
+from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError, ZeropointError
 
 

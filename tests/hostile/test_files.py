@@ -9,7 +9,7 @@ import safetensors
 from tests.hostile.case import Case
 from tests.hostile.files import DOCUMENTED, FILES
 
-from zeropoint.checkpoint.safetensors_file import parse_header
+from zeropoint.checkpoint.read.safetensors_file import parse_header
 from zeropoint.errors import CheckpointError
 
 # The library maps the whole file, and whether a terabyte can be mapped depends on the machine.

@@ -15,11 +15,11 @@ import safetensors
 from tests.checkpoint import manifests
 from tests.checkpoint.written import quantize, save, weight
 
-from zeropoint.checkpoint import stored
-from zeropoint.checkpoint.inspect import inspect
-from zeropoint.checkpoint.limits import Limits
-from zeropoint.checkpoint.storage import OpenFile, Place, open_file
-from zeropoint.checkpoint.verify import verify
+from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.read import quantized_layers as stored
+from zeropoint.checkpoint.read.storage import OpenFile, Place, open_file
+from zeropoint.checkpoint.verify.inspection import inspect
+from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError, ZeropointError
 
 ONE = Limits(workers=1)

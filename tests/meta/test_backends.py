@@ -22,8 +22,8 @@ IMPORTED_BY_NAME = {
     "cli/layers.py": "a command imports only what it calls",
     "ops/registry.py": "the table of backends, which nothing else imports",
     "methods/registry.py": "the modules of its own package, each of which is a method",
-    "checkpoint/model_names.py": "transformers, which is optional",
-    "checkpoint/object_store.py": "file systems of others, which are optional",
+    "checkpoint/model/parameter_names.py": "transformers, which is optional",
+    "checkpoint/read/object_store.py": "file systems of others, which are optional",
     "models/original.py": "transformers, which is optional",
     "models/progress.py": "rich, needed only where progress is shown",
 }

@@ -13,14 +13,14 @@ from tests.checkpoint.written import digests
 from tests.oracles import synthetic_llama
 from typer.testing import CliRunner
 
-from zeropoint.checkpoint import units as cut
-from zeropoint.checkpoint.identity import identity
-from zeropoint.checkpoint.limits import BASE_MEMORY, Limits
-from zeropoint.checkpoint.plan import Plan, make_plan
-from zeropoint.checkpoint.plan_file import PlanFile, write_plan
-from zeropoint.checkpoint.recipe import RecipeText
-from zeropoint.checkpoint.run import run
-from zeropoint.checkpoint.source import open_source
+from zeropoint.checkpoint.choose.recipe import RecipeText
+from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
+from zeropoint.checkpoint.plan.file import PlanFile, write_plan
+from zeropoint.checkpoint.plan.identity import identity
+from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run import units as cut
+from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verbs import plan_checkpoint, quantize_checkpoint
 from zeropoint.cli.app import app
 from zeropoint.codecs.registry import get_codec

@@ -16,12 +16,12 @@ import pytest
 from tests.checkpoint.written import digests
 from tests.faults.tiny import SCHEME, write_tiny
 
-from zeropoint.checkpoint.limits import Limits
-from zeropoint.checkpoint.object_store import RemotePath
-from zeropoint.checkpoint.plan import make_plan
-from zeropoint.checkpoint.run import run
-from zeropoint.checkpoint.source import open_source
-from zeropoint.checkpoint.store_output import run_to_store
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.read.object_store import RemotePath
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
+from zeropoint.checkpoint.run.store import run_to_store
 from zeropoint.cli.main import main
 from zeropoint.errors import CheckpointError
 

@@ -11,12 +11,12 @@ from tests.checkpoint.written import digests
 from tests.faults.tiny import SCHEME, write_tiny
 from tests.stores.s3_server import S3Server
 
-from zeropoint.checkpoint.documents import MANIFEST
-from zeropoint.checkpoint.inspect import inspect
-from zeropoint.checkpoint.object_store import RemotePath
-from zeropoint.checkpoint.source import open_source
-from zeropoint.checkpoint.store_output import _spool
-from zeropoint.checkpoint.verify import verify
+from zeropoint.checkpoint.plan.config_and_index import MANIFEST
+from zeropoint.checkpoint.read.object_store import RemotePath
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.store import _spool
+from zeropoint.checkpoint.verify.inspection import inspect
+from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.cli.main import main
 from zeropoint.errors import CheckpointError
 

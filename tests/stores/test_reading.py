@@ -13,12 +13,12 @@ from tests.checkpoint.written import digests
 from tests.cli.checkpoints import write_llama
 from tests.stores.s3_server import S3Server
 
-from zeropoint.checkpoint.inspect import inspect
-from zeropoint.checkpoint.limits import Limits
-from zeropoint.checkpoint.plan import make_plan
-from zeropoint.checkpoint.run import run
-from zeropoint.checkpoint.source import open_source
-from zeropoint.checkpoint.storage import open_file, place
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.read.storage import open_file, place
+from zeropoint.checkpoint.run.loop import run
+from zeropoint.checkpoint.verify.inspection import inspect
 from zeropoint.cli.main import main
 from zeropoint.errors import CheckpointError
 

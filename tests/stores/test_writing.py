@@ -13,13 +13,13 @@ from tests.checkpoint.written import digests
 from tests.faults.tiny import SCHEME, write_tiny
 from tests.stores.s3_server import S3Server
 
-from zeropoint.checkpoint import object_store
-from zeropoint.checkpoint.limits import Limits
-from zeropoint.checkpoint.object_store import RemotePath
-from zeropoint.checkpoint.plan import Plan, make_plan
-from zeropoint.checkpoint.run import RunResult, run
-from zeropoint.checkpoint.source import open_source
-from zeropoint.checkpoint.store_output import run_to_store, spool_bytes
+from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
+from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.read import object_store
+from zeropoint.checkpoint.read.object_store import RemotePath
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import RunResult, run
+from zeropoint.checkpoint.run.store import run_to_store, spool_bytes
 from zeropoint.errors import CheckpointError, NonFiniteError
 
 PREFIX = "quantized/tiny"

@@ -6,17 +6,17 @@ from collections.abc import Iterable
 
 from ..codecs.registry import DEFAULT, get_codec
 from ..errors import RecipeError
-from .engines import require_loadable
-from .inspect import inspect as inspect_checkpoint
-from .object_store import RemotePath
-from .plan import Plan, make_plan
-from .recipe import RecipeText
-from .run import RunResult, run
-from .selection import Selection
-from .source import open_source
-from .storage import Place, place
-from .store_output import run_to_store
-from .verify import verify as verify_checkpoint
+from .choose.recipe import RecipeText
+from .choose.selection import Selection
+from .plan.checkpoint_plan import Plan, make_plan
+from .plan.engines import require_loadable
+from .read.object_store import RemotePath
+from .read.source import open_source
+from .read.storage import Place, place
+from .run.loop import RunResult, run
+from .run.store import run_to_store
+from .verify.inspection import inspect as inspect_checkpoint
+from .verify.verification import verify as verify_checkpoint
 
 __all__ = ["inspect_checkpoint", "plan_checkpoint", "quantize_checkpoint", "verify_checkpoint"]
 

@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     from rich.progress import TextColumn as TextColumn
     from rich.progress import TimeElapsedColumn as TimeElapsedColumn
 
-    from ..checkpoint.engine import local as local
-    from ..checkpoint.engines import require_loadable as require_loadable
-    from ..checkpoint.inspect import inspect as inspect
-    from ..checkpoint.limits import Limits as Limits
-    from ..checkpoint.lock import break_lock as break_lock
-    from ..checkpoint.object_store import RemotePath as RemotePath
-    from ..checkpoint.plan import make_plan as make_plan
-    from ..checkpoint.plan_document import plan_document as plan_document
-    from ..checkpoint.plan_file import PlanFile as PlanFile
-    from ..checkpoint.plan_file import write_plan as write_plan
-    from ..checkpoint.ray_engine import RayEngine as RayEngine
-    from ..checkpoint.recipe import KEEP as KEEP
-    from ..checkpoint.recipe import RecipeText as RecipeText
-    from ..checkpoint.run import run as run
-    from ..checkpoint.selection import Dequantize as Dequantize
-    from ..checkpoint.selection import Selection as Selection
-    from ..checkpoint.source import open_source as open_source
-    from ..checkpoint.storage import place as place
-    from ..checkpoint.store_output import run_to_store as run_to_store
-    from ..checkpoint.verify import verify as verify
+    from ..checkpoint.choose.recipe import KEEP as KEEP
+    from ..checkpoint.choose.recipe import RecipeText as RecipeText
+    from ..checkpoint.choose.selection import Dequantize as Dequantize
+    from ..checkpoint.choose.selection import Selection as Selection
+    from ..checkpoint.cluster.ray import RayEngine as RayEngine
+    from ..checkpoint.plan.checkpoint_plan import make_plan as make_plan
+    from ..checkpoint.plan.document import plan_document as plan_document
+    from ..checkpoint.plan.engines import require_loadable as require_loadable
+    from ..checkpoint.plan.file import PlanFile as PlanFile
+    from ..checkpoint.plan.file import write_plan as write_plan
+    from ..checkpoint.plan.limits import Limits as Limits
+    from ..checkpoint.read.object_store import RemotePath as RemotePath
+    from ..checkpoint.read.source import open_source as open_source
+    from ..checkpoint.read.storage import place as place
+    from ..checkpoint.run.executor import local as local
+    from ..checkpoint.run.lock import break_lock as break_lock
+    from ..checkpoint.run.loop import run as run
+    from ..checkpoint.run.store import run_to_store as run_to_store
+    from ..checkpoint.verify.inspection import inspect as inspect
+    from ..checkpoint.verify.verification import verify as verify
     from ..codecs.layers import layer_scheme as layer_scheme
     from ..codecs.registry import CODECS as CODECS
     from ..codecs.registry import DEFAULT as DEFAULT
@@ -68,24 +68,24 @@ _OWNERS = {
     **dict.fromkeys(
         ("BarColumn", "Progress", "SpinnerColumn", "TextColumn", "TimeElapsedColumn"), "rich.progress"
     ),
-    "local": "checkpoint.engine",
-    "require_loadable": "checkpoint.engines",
-    "inspect": "checkpoint.inspect",
-    "Limits": "checkpoint.limits",
-    "break_lock": "checkpoint.lock",
-    "RemotePath": "checkpoint.object_store",
-    "make_plan": "checkpoint.plan",
-    "plan_document": "checkpoint.plan_document",
-    **dict.fromkeys(("PlanFile", "write_plan"), "checkpoint.plan_file"),
-    "RayEngine": "checkpoint.ray_engine",
-    **dict.fromkeys(("KEEP", "RecipeText"), "checkpoint.recipe"),
-    "run": "checkpoint.run",
+    "local": "checkpoint.run.executor",
+    "require_loadable": "checkpoint.plan.engines",
+    "inspect": "checkpoint.verify.inspection",
+    "Limits": "checkpoint.plan.limits",
+    "break_lock": "checkpoint.run.lock",
+    "RemotePath": "checkpoint.read.object_store",
+    "make_plan": "checkpoint.plan.checkpoint_plan",
+    "plan_document": "checkpoint.plan.document",
+    **dict.fromkeys(("PlanFile", "write_plan"), "checkpoint.plan.file"),
+    "RayEngine": "checkpoint.cluster.ray",
+    **dict.fromkeys(("KEEP", "RecipeText"), "checkpoint.choose.recipe"),
+    "run": "checkpoint.run.loop",
     "method_named": "methods",
-    **dict.fromkeys(("Dequantize", "Selection"), "checkpoint.selection"),
-    "open_source": "checkpoint.source",
-    "place": "checkpoint.storage",
-    "run_to_store": "checkpoint.store_output",
-    "verify": "checkpoint.verify",
+    **dict.fromkeys(("Dequantize", "Selection"), "checkpoint.choose.selection"),
+    "open_source": "checkpoint.read.source",
+    "place": "checkpoint.read.storage",
+    "run_to_store": "checkpoint.run.store",
+    "verify": "checkpoint.verify.verification",
     "layer_scheme": "codecs.layers",
     **dict.fromkeys(("CODECS", "DEFAULT", "get_codec"), "codecs.registry"),
     **dict.fromkeys(("ALIASES", "CATALOG", "get_format"), "formats"),

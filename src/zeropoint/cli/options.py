@@ -20,9 +20,9 @@ from .values import (
 )
 
 if TYPE_CHECKING:
-    from ..checkpoint.limits import Limits
-    from ..checkpoint.plan import Plan
-    from ..checkpoint.selection import Dequantize, Selection
+    from ..checkpoint.choose.selection import Dequantize, Selection
+    from ..checkpoint.plan.checkpoint_plan import Plan
+    from ..checkpoint.plan.limits import Limits
     from ..codecs.protocol import Codec
     from .values import Asked
 

@@ -12,8 +12,8 @@ from ..errors import FormatError, ZeropointError, near_misses
 from . import layers
 
 if TYPE_CHECKING:
-    from ..checkpoint.plan_file import PlanFile
-    from ..checkpoint.recipe import RecipeText
+    from ..checkpoint.choose.recipe import RecipeText
+    from ..checkpoint.plan.file import PlanFile
     from ..codecs.protocol import Codec
 
     Asked: TypeAlias = str | RecipeText | PlanFile

@@ -14,9 +14,9 @@ from .output import note, progress
 from .values import parse_output
 
 if TYPE_CHECKING:
-    from ..checkpoint.engine import Engine
-    from ..checkpoint.plan import Plan
-    from ..checkpoint.run import RunResult
+    from ..checkpoint.plan.checkpoint_plan import Plan
+    from ..checkpoint.run.executor import Engine
+    from ..checkpoint.run.loop import RunResult
 
 
 class EngineName(enum.Enum):

@@ -90,7 +90,7 @@ class Conversion:
     def save_checkpoint(self, directory: Path | str, **options: Any) -> Any:
         """Write the model as :func:`zeropoint.save_checkpoint` does, with its options."""
         # The one import upwards: whoever holds a result looks here for what to do with it.
-        from ..checkpoint.saving import save_checkpoint
+        from ..checkpoint.model.saving import save_checkpoint
 
         return save_checkpoint(self.model, directory, **options)
 

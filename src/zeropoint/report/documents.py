@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..checkpoint.advice import partly, rough
-from ..checkpoint.decisions import Decision
-from ..checkpoint.inspect import Inspection
-from ..checkpoint.measure import TensorError
-from ..checkpoint.plan_document import engine_documents, entry_document, scheme_document
-from ..checkpoint.proofs import LayerProof
-from ..checkpoint.run import Outcome, RunResult
-from ..checkpoint.verify import Verification
+from ..checkpoint.choose.decisions import Decision
+from ..checkpoint.plan.document import engine_documents, entry_document, scheme_document
+from ..checkpoint.run.advice import partly, rough
+from ..checkpoint.run.loop import Outcome, RunResult
+from ..checkpoint.run.tensor_error import TensorError
+from ..checkpoint.verify.inspection import Inspection
+from ..checkpoint.verify.proofs import LayerProof
+from ..checkpoint.verify.verification import Verification
 
 
 def run_document(result: RunResult, *, seconds: float) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..checkpoint.advice import partly
-from ..checkpoint.engines import Verdict, verdicts
-from ..checkpoint.parallel import WAYS, Indivisible, indivisible
-from ..checkpoint.placement import OutputShard, Placed, SharedScale, Weight
-from ..checkpoint.plan import Plan
+from ..checkpoint.plan.checkpoint_plan import Plan
+from ..checkpoint.plan.engines import Verdict, verdicts
+from ..checkpoint.plan.placement import OutputShard, Placed, SharedScale, Weight
+from ..checkpoint.plan.tensor_parallel import WAYS, Indivisible, indivisible
+from ..checkpoint.run.advice import partly
 from ..errors import size_of
 from .layout import Plain, plain
 from .tables import decision_table, folded, lines, once, times

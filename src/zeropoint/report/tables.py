@@ -12,16 +12,16 @@ from typing import TypeVar
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..checkpoint.advice import partly, rough
-from ..checkpoint.decisions import Decision
-from ..checkpoint.engines import verdicts
-from ..checkpoint.entries import TensorEntry
-from ..checkpoint.inspect import Inspection
-from ..checkpoint.measure import TensorError
-from ..checkpoint.plan import Plan
-from ..checkpoint.proofs import LayerProof
-from ..checkpoint.run import Outcome, RunResult
-from ..checkpoint.verify import Verification
+from ..checkpoint.choose.decisions import Decision
+from ..checkpoint.plan.checkpoint_plan import Plan
+from ..checkpoint.plan.engines import verdicts
+from ..checkpoint.read.entries import TensorEntry
+from ..checkpoint.run.advice import partly, rough
+from ..checkpoint.run.loop import Outcome, RunResult
+from ..checkpoint.run.tensor_error import TensorError
+from ..checkpoint.verify.inspection import Inspection
+from ..checkpoint.verify.proofs import LayerProof
+from ..checkpoint.verify.verification import Verification
 from ..codecs.engines import Loads
 from ..columns import Made
 from ..errors import count, size_of

@@ -66,7 +66,7 @@ class Container(Protocol):
         """Return the tensors of a file in the order of their bytes, and what it says beside them.
 
         read: bytes of the file, which has ``size``. Raises CheckpointError for a file that is not
-        well-formed. Safetensors are read as a stream (checkpoint/safetensors_file.py).
+        well-formed. Safetensors are read as a stream (checkpoint/read/safetensors_file.py).
         """
         raise UnsupportedError(f"{self.name} files are read as a stream; use read_header")
 

@@ -1,0 +1,1 @@
+"""Which tensors are quantized, and how: one decision each."""

@@ -1,0 +1,81 @@
+"""Recipes for checkpoints: rules as for models, about tensors in files and what their layouts hold.
+
+A rule sees of a tensor: its module's name and its own (`model.layers.0.mlp.up_proj`, with `.weight`), its
+shape, its dtype, and as its type what the default rules take it for (selection.py). Presets are those of
+``--to``, and a scheme's text is one too. This module decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...codecs.layers import layer_of, layer_scheme
+from ...codecs.protocol import Codec, LayerScheme
+from ...errors import printable
+from ...recipes import Assignment, Recipe, Rule, Vocabulary, parse_recipe, read_recipe
+
+_WEIGHT, _INPUT = "weight", "input"
+
+
+def vocabulary(codec: Codec) -> Vocabulary:
+    """Return the words for the tensors of a checkpoint that is written by ``codec``."""
+
+    def spelled(texts: Mapping[str, str]) -> Assignment:
+        given = Assignment.of(**texts)
+        weight = layer_scheme(texts[_WEIGHT], codec).weight if _WEIGHT in texts else None
+        assignment = Assignment(weight=weight, input=given.input, output=given.output)
+        return layer_of(assignment, codec).assignment
+
+    return Vocabulary(preset=lambda text: layer_scheme(text, codec).assignment, spelled=spelled)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeText:
+    """A recipe as it was written: YAML ``text``, and the ``name`` under which messages quote its lines."""
+
+    text: str
+    name: str = "recipe"
+
+    def __post_init__(self) -> None:
+        # It may come from a file, and goes to a terminal with every message.
+        if not self.name.isprintable():
+            object.__setattr__(self, "name", printable(self.name))
+
+    @staticmethod
+    def read(path: Path | str) -> RecipeText:
+        """Return the recipe in a file; raises RecipeError when it cannot be read."""
+        return RecipeText(text=read_recipe(path), name=Path(path).name)
+
+    @staticmethod
+    def of(scheme: str) -> RecipeText:
+        """Return the recipe that gives one scheme to all linear weights.
+
+        >>> RecipeText.of("w4a16").text
+        'default: "w4a16"'
+        """
+        return RecipeText(text=f"default: {json.dumps(scheme)}", name=f"--to {scheme}")
+
+    def by(self, method: str) -> RecipeText:
+        r"""Return a recipe without a method of its own with ``method`` for all its weights.
+
+        >>> RecipeText.of("w4a16").by("mse").text
+        'default: "w4a16"\nmethod: "mse"'
+        """
+        text = f"{self.text}\nmethod: {json.dumps(method)}"
+        return RecipeText(text=text, name=f"{self.name} --method {method}")
+
+    def parse(self, codec: Codec) -> Recipe:
+        """Return its rules for files of ``codec``; raises RecipeError, with the line, for a mistake."""
+        return parse_recipe(self.text, name=self.name, words=vocabulary(codec))
+
+
+def one_scheme(layer: LayerScheme) -> Recipe:
+    """Return the recipe that gives ``layer`` to all linear weights."""
+    return Recipe(default=Rule(gives=layer.assignment))
+
+
+KEEP = RecipeText(text="default: keep", name="dequantize")
+"""The recipe that quantizes nothing."""

@@ -1,0 +1,62 @@
+"""Heads that are tied to an embedding: those that a checkpoint leaves out, and those that it holds twice.
+
+A model whose configuration says ``tie_word_embeddings`` takes its head from the embedding. A checkpoint may
+hold the head all the same; where its bytes are those of the embedding, nothing is lost without it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ...architectures import heads_of, says_tied
+from ..read.entries import TensorEntry
+from ..read.source import Source
+from ..read.storage import open_file
+from .selection import module_of
+
+_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|tok_embeddings|word_embeddings|wte|shared)\.weight$")
+_COMPARED = 1 << 22
+"""Bytes that are compared at once."""
+
+
+def _is(module: str, head: str) -> bool:
+    return module == head or module.endswith("." + head)
+
+
+def tied_heads(source: Source) -> list[str]:
+    """Return heads that the model has and the checkpoint has not, since they are tied to an embedding."""
+    present = [module_of(name) for name in source.entries]
+    return [head for head in heads_of(source.config or {}) if not any(_is(name, head) for name in present)]
+
+
+def tied_copies(source: Source) -> dict[str, str]:
+    """Return, by name, heads whose bytes are those of an embedding that the configuration ties them to.
+
+    Reads both where dtype and shape agree. Raises CheckpointError when a file cannot be read.
+    """
+    config = source.config or {}
+    if not says_tied(config):
+        return {}
+    heads = [e for e in source.entries.values() if any(_is(module_of(e.name), h) for h in heads_of(config))]
+    embeddings = [e for e in source.entries.values() if _EMBEDDING.search(e.name)]
+    return {
+        head.name: embedding.name for head in heads for embedding in embeddings if _equal(head, embedding)
+    }
+
+
+def _equal(a: TensorEntry, b: TensorEntry) -> bool:
+    """Return whether two tensors have one dtype, shape and bytes."""
+    if (a.dtype, a.shape, a.nbytes) != (b.dtype, b.shape, b.nbytes):
+        return False
+    files = [open_file(a.file), open_file(b.file)]
+    try:
+        for start in range(0, a.nbytes, _COMPARED):
+            parts = [bytearray(min(_COMPARED, a.nbytes - start)) for _ in files]
+            for file, entry, part in zip(files, (a, b), parts, strict=True):
+                file.read_into(memoryview(part), entry.begin + start)
+            if parts[0] != parts[1]:
+                return False
+    finally:
+        for file in files:
+            file.close()
+    return True

@@ -1,0 +1,1 @@
+"""The same units of work on a Ray cluster."""

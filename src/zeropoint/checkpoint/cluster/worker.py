@@ -1,0 +1,159 @@
+"""What a worker of a Ray cluster does: rebuild the plan, see that it is the driver's, and do some units.
+
+A worker knows nothing but the request. It reads the source and writes into the partial files by itself, so
+nothing but the request, numbers of units and their results travels between machines. Doing a unit twice, on
+any two machines, writes the same bytes to the same place: a worker that was given up for lost does no harm.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from ...codecs.protocol import Codec
+from ...errors import CheckpointError, ZeropointError
+from ...ops.threads import thread_limit
+from ..choose.recipe import RecipeText
+from ..choose.selection import Selection
+from ..plan.checkpoint_plan import Plan, make_plan
+from ..plan.config_and_index import MANIFEST
+from ..plan.identity import identity, require_same
+from ..plan.limits import Limits
+from ..read.source import open_source
+from ..read.storage import Place, shown
+from ..run.directory import Partials, partial_name
+from ..run.executor import EngineError
+from ..run.tiles import Scratch
+from ..run.units import Rows, Unit, units
+from ..run.work import Done, Scanned, buffer_bytes, do, scan
+
+TOKEN_FILE = partial_name(MANIFEST)
+"""Where the driver leaves its token: the hidden file of this run that is written last of all."""
+_GLANCE_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What makes a plan again on another machine, and what tells that it is the same one.
+
+    token: random text, which stands in ``TOKEN_FILE`` of the output: a worker that does not find it there
+    sees another file system. patience: seconds until it must be seen, since file systems on a network look
+    again only now and then. limits: of a worker, which has one thread.
+    """
+
+    token: str
+    source: Place = field(compare=False)
+    recipe: RecipeText = field(compare=False)
+    codec: Codec = field(compare=False)
+    selection: Selection = field(compare=False)
+    limits: Limits = field(compare=False)
+    partials: Partials = field(compare=False)
+    identity: tuple[tuple[str, str], ...] = field(compare=False)
+    patience: float = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Units, by number, that one worker does one after the other; or scans, where ``scans`` is set.
+
+    extremes: those of the groups of the units.
+    """
+
+    numbers: tuple[int, ...]
+    scans: bool
+    extremes: Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """Why the unit of this number, or all that came after it in its batch, is not done.
+
+    cause: the operating system's error behind it, which exceptions lose on their way between machines.
+    """
+
+    number: int
+    error: ZeropointError
+    cause: OSError | None
+
+
+Result = Scanned | Done | Failed
+
+
+def work(request: Request, batch: Batch) -> list[Result]:
+    """Do a batch and make its bytes durable; a failure is the last result, and the units before it count."""
+    found: list[Result] = []
+    number = batch.numbers[0]
+    try:
+        _require_shared(request)
+        plan, all_units = _prepare(request)
+        torch.set_num_threads(1)
+        with thread_limit(1), torch.inference_mode():
+            for number in batch.numbers:
+                found.append(_one(all_units[number], batch, request, plan))
+        files = {all_units[number].file for number in batch.numbers if not batch.scans}
+        for file in sorted(files):
+            with request.partials.open(file) as descriptor:
+                os.fdatasync(descriptor)
+    except ZeropointError as error:
+        cause = error.__cause__
+        # What was done before is not durable yet, so it does not count.
+        return [Failed(number=number, error=error, cause=cause if isinstance(cause, OSError) else None)]
+    return found
+
+
+def _one(unit: Unit, batch: Batch, request: Request, plan: Plan) -> Scanned | Done:
+    scratch = _scratch(buffer_bytes([unit], plan.limits))
+    if batch.scans:
+        assert isinstance(unit, Rows)
+        return scan(unit, plan.limits, scratch)
+    extremes = None if unit.group is None else batch.extremes[unit.group]
+    return do(unit, request.partials, plan.limits, scratch, extremes)
+
+
+@functools.lru_cache(maxsize=1)
+def _scratch(size: int) -> Scratch:
+    return Scratch(bytearray(size))
+
+
+def _require_shared(request: Request) -> None:
+    """Raise EngineError unless the output here is the one that the driver writes to."""
+    path, end = request.partials.path / TOKEN_FILE, time.monotonic() + request.patience
+    while _content(path) != request.token:
+        if time.monotonic() >= end:
+            raise EngineError(
+                f"host {socket.gethostname()} does not see the driver's files in "
+                f"{shown(request.partials.path)}; the output must lie on a file system that every node mounts"
+                " at the same path"
+            )
+        time.sleep(_GLANCE_SECONDS)
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+
+
+@functools.lru_cache(maxsize=1)
+def _prepare(request: Request) -> tuple[Plan, Sequence[Unit]]:
+    """Return the driver's plan and its units, made here; raises EngineError where they differ."""
+    plan = make_plan(
+        open_source(request.source), request.recipe, selection=request.selection, limits=request.limits,
+        codec=request.codec,
+    )  # fmt: skip
+    try:
+        require_same(
+            identity(plan), dict(request.identity), what=f"the plan, seen from host {socket.gethostname()},",
+            remedy="install one version of zeropoint on every node, and let all see the same source",
+        )  # fmt: skip
+    except CheckpointError as error:
+        raise EngineError(str(error)) from error
+    return plan, units(plan)

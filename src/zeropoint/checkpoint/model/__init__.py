@@ -1,0 +1,1 @@
+"""Models as checkpoints: converted ones saved, quantized checkpoints loaded."""

@@ -1,0 +1,247 @@
+"""A quantized checkpoint in a model of ours: packed layers in the places of its Linear layers.
+
+Codes, scales and zero points become what the file holds, bit for bit; other tensors are copied into it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ...codecs.protocol import InputNames, Known
+from ...codecs.registry import DEFAULT
+from ...codecs.safetensors_dtypes import TORCH_DTYPES
+from ...errors import CheckpointError, UnsupportedError, printable
+from ...models import Conversion, Converted, LocalQuantize, PackedWeight, QuantizedLinear, SplitExperts
+from ...models.decisions import require_model
+from ...models.linear_views import TURNED
+from ...models.opening import opened, replace_modules
+from ...models.saving_guard import guarded
+from ...params import QuantizationParams
+from ...recipes import Activation
+from ...tensor import QuantizedTensor
+from ...training import FakeQuantize
+from ..read.decoding import read_lines
+from ..read.entries import TensorEntry
+from ..read.quantized_layers import Stored, StoredLayer, find_layers
+from ..read.source import Source, open_source
+from ..read.storage import OpenFile, Place, open_file, shown
+from .parameter_names import WEIGHT, Rows, file_rows, file_tensors, stands_of
+from .parts import layer_scheme_of, whole_scale
+
+
+def load_checkpoint(model: nn.Module, directory: Path | str, *, inplace: bool = False) -> Conversion:
+    """Return ``model`` with the weights of a checkpoint: in packed layers where they are quantized.
+
+    model: of the same architecture, of floats, with any numbers, such as ``AutoModel.from_config(config)``.
+    directory: what :func:`~zeropoint.checkpoint.model.saving.save_checkpoint`, ``zeropoint quantize`` or
+    another tool wrote in the same layouts. Inputs are quantized as its configuration says. inplace: whether
+    ``model`` itself is changed; otherwise a copy is.
+
+    Raises CheckpointError where files are damaged, or where they and the model do not have the same weights,
+    and UnsupportedError for layers or layouts that are not read.
+    """
+    require_model(model)
+    source = open_source(directory)
+    target = model if inplace else copy.deepcopy(model)
+    with _Files() as files, opened(target) as root:
+        linears = {name: m for name, m in root.named_modules() if type(m) is nn.Linear}
+        experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
+        rows = {name: m.out_features for name, m in linears.items() if TURNED not in vars(m)}
+        where = file_rows(root, stands_of(rows, experts))
+        stored = _stored(source, where, linears)
+        _load_floats(target, stored, files)
+        made = _layers(linears, where, (source, stored), files)
+        replace_modules(root, {linears[name]: layer for name, layer in made.items()})
+        result = made.get("", root)
+    told = tuple(_told(name, layer) for name, layer in made.items())
+    return Conversion(model=guarded(result), layers=told)
+
+
+class _Files(dict[Place, OpenFile]):
+    """Files that are opened when they are first asked for, and closed at the end."""
+
+    def __missing__(self, place: Place) -> OpenFile:
+        self[place] = file = open_file(place)
+        return file
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for file in self.values():
+            file.close()
+
+
+def _stored(source: Source, where: Sequence[Rows], linears: Mapping[str, nn.Linear]) -> Stored:
+    """Return the quantized layers of the files, with the shapes and dtypes that the model gives them."""
+    known = {
+        rows.module: Known(
+            shape=(len(rows.index), linears[rows.layer].in_features), dtype=linears[rows.layer].weight.dtype
+        )
+        for rows in where
+    }
+    stored = find_layers(source, known.get)
+    if stored.problems:
+        raise CheckpointError(f"{shown(source.root)} cannot be loaded: {stored.problems[0]}")
+    strange = next((layer for layer in stored.layers if layer.module not in known), None)
+    if strange is not None:
+        raise CheckpointError(
+            f"{printable(strange.name)} is quantized, but the model has no Linear layer of that name; pass a "
+            "model of the same architecture"
+        )
+    other = next((layer.codec for layer in stored.layers if layer.codec.input_names is None), None)
+    if other is not None:
+        raise UnsupportedError(
+            f"{shown(source.root)} is quantized in {other.title}, which models here are not loaded from; "
+            "dequantize it with zeropoint dequantize"
+        )
+    return stored
+
+
+def _load_floats(model: nn.Module, stored: Stored, files: Mapping[Place, OpenFile]) -> None:
+    """Copy what is not quantized into the model, through views of its memory that have the names of files."""
+    state = {name: t for name, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
+    memory = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
+    views = file_tensors(model, state)
+    quantized = {layer.module + WEIGHT for layer in stored.layers}
+    names = {name for layer in stored.layers[:1] for name in layer.codec.input_names or ()}
+    entries = {entry.name: entry for entry in stored.others if entry.name.rpartition(".")[2] not in names}
+    strange = entries.keys() - views.keys()
+    for missing, of in ((views.keys() - entries.keys() - quantized, "files"), (strange, "model")):
+        if missing:
+            raise CheckpointError(
+                f"{printable(min(missing))} (of {len(missing)}) is not in the {of}; pass a model of the same "
+                "architecture as the checkpoint"
+            )
+    for name, entry in entries.items():
+        value, view = _read(entry, files), views[name]
+        if view.shape != value.shape or view.untyped_storage().data_ptr() not in memory:
+            raise CheckpointError(
+                f"{printable(name)} of shape {list(value.shape)} does not fit the model, which has "
+                f"{list(view.shape)} there; pass a model of the same architecture"
+            )
+        view.copy_(value)
+
+
+def _read(entry: TensorEntry, files: Mapping[Place, OpenFile]) -> torch.Tensor:
+    if entry.dtype not in TORCH_DTYPES:
+        raise UnsupportedError(f"{printable(entry.name)} is {entry.dtype}, which torch has no dtype for")
+    if not entry.nbytes:
+        return torch.empty(entry.shape, dtype=TORCH_DTYPES[entry.dtype])
+    buffer = bytearray(entry.nbytes)
+    files[entry.file].read_into(memoryview(buffer), entry.begin)
+    return torch.frombuffer(buffer, dtype=TORCH_DTYPES[entry.dtype]).reshape(entry.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Some rows of a layer in codes, and what the file says of the layer's input."""
+
+    index: torch.Tensor
+    codes: QuantizedTensor
+    input: FakeQuantize | LocalQuantize | Activation | None
+
+
+def _layers(
+    linears: Mapping[str, nn.Linear], where: Sequence[Rows], found: tuple[Source, Stored],
+    files: Mapping[Place, OpenFile],
+) -> dict[str, QuantizedLinear]:  # fmt: skip
+    """Return the packed layers by name."""
+    source, stored = found
+    records = {layer.module: layer for layer in stored.layers}
+    pieces: dict[str, list[_Piece]] = {}
+    for rows in where:
+        layer = records.get(rows.module)
+        if layer is not None:
+            given = _input(layer, stored.reader.input_of(layer.module), source, files)
+            lines = read_lines(layer, files, 0, layer.shape[0])
+            codes = layer.codec.decode(layer.layer, lines, start=0, shape=layer.shape, dtype=layer.dtype)
+            codes.params.validate()
+            pieces.setdefault(rows.layer, []).append(_Piece(rows.index, codes, given))
+    made = {}
+    for name, own in pieces.items():
+        linear = linears[name]
+        if sum(len(piece.index) for piece in own) != linear.out_features:
+            raise CheckpointError(f"layer {name} is quantized in part, which no layer of ours can be")
+        made[name] = QuantizedLinear(PackedWeight(_joined(own)), linear.bias, own[0].input)
+        made[name].train(linear.training)
+    return made
+
+
+def _joined(pieces: Sequence[_Piece]) -> QuantizedTensor:
+    """Return the rows of all pieces, in the order of the layer."""
+    first = pieces[0].codes
+    order = torch.cat([piece.index for piece in pieces])
+    if len(pieces) == 1 and torch.equal(order, torch.arange(len(order))):
+        return first
+    if len({piece.codes.scheme for piece in pieces}) > 1 or not PackedWeight(first).rows_are_apart:
+        raise UnsupportedError(f"parts of a layer under {first.scheme} cannot be joined; use channel or g<N>")
+    back = order.argsort()
+    whole, every = (len(order), first.shape[1]), [piece.codes for piece in pieces]
+
+    def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        if all(len(part) == q.shape[0] for part, q in zip(parts, every, strict=True)):
+            return torch.cat(list(parts))[back]
+        if any(not torch.equal(part, parts[0]) for part in parts):  # of the whole matrix
+            raise UnsupportedError(f"parts of a layer under {first.scheme} have several scales for it")
+        return parts[0]
+
+    zeros = [q.zero_point for q in every if q.zero_point is not None]
+    params = replace(
+        first.params, shape=whole, zero_point=joined(zeros) if zeros else None,
+        scales=tuple(joined(level) for level in zip(*(q.scales for q in every), strict=True)),
+    )  # fmt: skip
+    data = joined([q.data for q in every])
+    return QuantizedTensor(data=data, params=params, shape=whole, dtype=first.dtype)
+
+
+def _input(
+    layer: StoredLayer, given: Activation | None, source: Source, files: Mapping[Place, OpenFile]
+) -> FakeQuantize | LocalQuantize | Activation | None:
+    """Return how a layer's input is quantized, with the parameters that the file has."""
+    names = layer.codec.input_names
+    if given is None or given.dynamic:
+        return given
+    assert names is not None
+    if given.local:
+        return _local(layer.module, given, names, source, files)
+    scale, zero = (source.entries.get(f"{layer.module}.{end}") for end in (names.scale, names.zero_point))
+    if scale is None or math.prod(scale.shape) != 1 or (zero is not None and math.prod(zero.shape) != 1):
+        raise CheckpointError(f"{layer.module}.{names.scale} is missing, or not one number")
+    number = _read(scale, files).reshape(()).float()
+    point = 0 if zero is None else int(_read(zero, files).reshape(()))
+    params = QuantizationParams.new(float(number), point, given.scheme)
+    return FakeQuantize(replace(params, dtype=layer.dtype))
+
+
+def _local(
+    module: str, given: Activation, names: InputNames, source: Source, files: Mapping[Place, OpenFile]
+) -> LocalQuantize:
+    """Return the quantizer that has the scale in the file, found from the range that gives it."""
+    entry = source.entries.get(f"{module}.{names.global_scale}")
+    scale = None if entry is None or math.prod(entry.shape) != 1 else _read(entry, files).reshape(1).float()
+    if scale is None or not bool(torch.isfinite(scale) & (scale > 0)):
+        raise CheckpointError(f"{module}.{names.global_scale} is missing, or not one positive number")
+    unit = whole_scale(LocalQuantize(given, 1.0))
+    near = unit / scale
+    for limit in (near, near.nextafter(near * 2), near.nextafter(near / 2)):
+        quantizer = LocalQuantize(given, float(limit))
+        if torch.equal(whole_scale(quantizer), scale):
+            return quantizer
+    return LocalQuantize(given, float(near))
+
+
+def _told(name: str, layer: QuantizedLinear) -> Converted:
+    codes = layer.weight.quantized()
+    return Converted(
+        name=name, type="Linear", shape=codes.shape,
+        gives=layer_scheme_of(layer, DEFAULT).assignment, reason="",
+        nbytes=(math.prod(codes.shape) * codes.dtype.itemsize, codes.nbytes), error=math.nan,
+    )  # fmt: skip

@@ -1,0 +1,126 @@
+"""What the parts of a model are called in its checkpoint, and which rows of a weight stand under which name.
+
+In memory transformers, from 5.0 on, calls and joins weights otherwise than its files do. How it gets from one
+to the other when it saves is asked of transformers itself: for each quantized weight a column with the
+numbers of its rows goes through the same conversion as the other tensors, and says where each has come to
+lie.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import UnsupportedError
+from ...models import QuantizedLinear, SplitExperts
+from ..choose.selection import module_of
+
+WEIGHT = ".weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Where rows of a model's layer lie in a file: ``module`` holds the rows ``index`` of ``layer``."""
+
+    module: str
+    layer: str
+    index: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stand:
+    """A quantized weight as a model has it: the layers whose rows it consists of, and its shape.
+
+    layers: name and rows of each, in order. shape: with one number for each row.
+    """
+
+    layers: tuple[tuple[str, int], ...]
+    shape: tuple[int, ...]
+
+
+def stands_of(layers: Mapping[str, int], experts: Mapping[str, SplitExperts]) -> dict[str, Stand]:
+    """Return the weights that a checkpoint may hold quantized, by their names in the model.
+
+    layers: the rows of linear layers by name, of which those of experts do not count. experts: by name.
+    """
+    inside = tuple(f"{name}." for name in experts)
+    found = {
+        f"{name}{WEIGHT}".lstrip("."): Stand(layers=((name, rows),), shape=(rows, 1))
+        for name, rows in layers.items()
+        if not name.startswith(inside)
+    }
+    for name, split in experts.items():
+        for own in (split.up, split.down):
+            children = split.get_submodule(own).named_children()
+            members = tuple((f"{name}.{own}.{key}", _rows(layer)) for key, layer in children)
+            turned = (1, members[0][1]) if split.rest.is_transposed else (members[0][1], 1)
+            found[f"{name}.{own}"] = Stand(layers=members, shape=(len(members), *turned))
+    return found
+
+
+def _rows(layer: nn.Module) -> int:
+    assert isinstance(layer, nn.Linear | QuantizedLinear)
+    return layer.out_features
+
+
+def file_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model as its files have them; tied ones once.
+
+    Models that are not of transformers keep their names.
+    """
+    if not is_pretrained(model):
+        return dict(tensors)
+    modeling = importlib.import_module("transformers.modeling_utils")
+    untied = getattr(modeling, "remove_tied_weights_from_state_dict", None)
+    return _reverted(model, dict(tensors) if untied is None else untied(dict(tensors), model))
+
+
+def file_rows(model: nn.Module, stands: Mapping[str, Stand]) -> list[Rows]:
+    """Return where the rows of quantized weights lie in the files of ``model``.
+
+    stands: by the names of the weights in the model. Raises UnsupportedError, which names the layer, where a
+    file holds no matrix of rows of one layer.
+    """
+    columns, starts = {}, dict[int, tuple[str, int]]()
+    count = 0
+    for name, stand in stands.items():
+        begin = count
+        for layer, rows in stand.layers:
+            starts[count] = layer, rows
+            count += rows
+        columns[name] = torch.arange(begin, count).reshape(stand.shape)
+    begins = torch.tensor(sorted(starts))
+    found = []
+    for name, numbers in (_reverted(model, columns) if is_pretrained(model) else columns).items():
+        owners = sorted(set((torch.searchsorted(begins, numbers.flatten(), right=True) - 1).tolist()))
+        first = int(begins[owners[0]])
+        layer, rows = starts[first]
+        if len(owners) > 1 or numbers.ndim != 2 or numbers.shape[1] != 1 or not name.endswith(WEIGHT):
+            raise UnsupportedError(
+                f"layer {layer}: its weight is stored in {name} together with others, or turned, which the "
+                "layouts do not hold quantized; keep the layer by a rule, or pass allow_float=True"
+            )
+        found.append(Rows(module=module_of(name), layer=layer, index=numbers.flatten() - first))
+    return found
+
+
+def is_pretrained(model: nn.Module) -> bool:
+    """Return whether ``model`` is a model of transformers."""
+    return any(f"{kind.__module__}.{kind.__name__}" == _PRETRAINED for kind in type(model).__mro__)
+
+
+_PRETRAINED = "transformers.modeling_utils.PreTrainedModel"
+
+
+def _reverted(model: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    try:
+        loading: Any = importlib.import_module("transformers.core_model_loading")
+    except ModuleNotFoundError:  # before 5.0 a model has the names of its files
+        return tensors
+    reverted: dict[str, torch.Tensor] = loading.revert_weight_conversion(model, tensors)
+    return reverted

@@ -1,0 +1,330 @@
+"""Decide everything before anything is read or written: each tensor's fate, each output byte's place.
+
+A plan is a value: what is quantized and how, what is kept and why, which files come out with which headers
+and offsets (placement.py), how much memory and disk it takes. run/loop.py makes no more decisions.
+This module reads no weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ...architectures import is_transposed
+from ...codecs.layers import layer_scheme
+from ...codecs.protocol import Codec, LayerScheme
+from ...codecs.registry import DEFAULT
+from ...codecs.safetensors_dtypes import TORCH_DTYPES
+from ...errors import CheckpointError, UnsupportedError, count, printable, size_of
+from ...formats import RoundingMode
+from ...methods import Scope
+from ...recipes import Recipe
+from ..choose.decisions import Decision, decide, fate
+from ..choose.fused_layers import split_sets
+from ..choose.recipe import RecipeText, one_scheme
+from ..choose.selection import Dequantize, Selection, check_patterns, module_of
+from ..choose.tied import tied_copies, tied_heads
+from ..read.config_text import WEIGHTS_ONLY_CONFIG
+from ..read.source import CONFIG, Source
+from ..read.storage import shown, stamp
+from .config_and_index import MANIFEST, index_and_config
+from .fates import Fates
+from .limits import Limits
+from .origin import Floats, as_floats, unquantized
+from .placement import Kept, OutputShard, Placement, Restored, SharedScale, Weight
+from .texts import Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Plan:
+    """Everything that a run does; see the module.
+
+    codec: what the files are written in. recipe, selection: what was asked for. texts: name to content of
+    the small files that are written, the index and the configuration. companions: path to bytes of the files
+    that are copied. notes: sentences for the report.
+    """
+
+    source: Source
+    codec: Codec
+    recipe: RecipeText
+    selection: Selection
+    decisions: Sequence[Decision]
+    placement: Placement
+    texts: Mapping[str, Text]
+    companions: Mapping[Path, int]
+    notes: tuple[str, ...]
+    limits: Limits
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """What is quantized."""
+        return self.placement.weights
+
+    @property
+    def kept(self) -> Sequence[Kept]:
+        """What is copied."""
+        return self.placement.kept
+
+    @property
+    def restored(self) -> Sequence[Restored]:
+        """What is written as floats."""
+        return self.placement.restored
+
+    @property
+    def shards(self) -> tuple[OutputShard, ...]:
+        """The files of weights."""
+        return self.placement.shards
+
+    @property
+    def layers(self) -> tuple[LayerScheme, ...]:
+        """The schemes of weights, in the order of their first weight."""
+        return self.placement.layers
+
+    @property
+    def worked(self) -> Iterator[Weight | Restored]:
+        """All that is more than copied."""
+        return itertools.chain(self.weights, self.restored)
+
+    @property
+    def worked_bytes(self) -> int:
+        """Bytes of all tensors that are worked on or copied, codes counted as the floats that they become."""
+        worked = sum(item.extent * item.row_bytes for item in self.worked)
+        return worked + sum(kept.source.nbytes for kept in self.kept)
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of all tensors of the source."""
+        return self.source.entries.nbytes
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of all files that are written but the manifest, which says what came of them."""
+        return (
+            sum(shard.size for shard in self.shards)
+            + sum(self.companions.values())
+            + sum(text.size for text in self.texts.values())
+        )
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """The sizes, bits and memory of the whole, a line each."""
+        lines = [f"{size_of(self.source_bytes)} -> {size_of(self.output_bytes)} ({self._change})"]
+        if self.weights:
+            layouts = ", ".join(dict.fromkeys(layer.layout for layer in self.layers))
+            values = count(self.quantized_values, "value")
+            lines.append(f"{values} at {self.bits_per_value:.3f} bits in {layouts}")
+        if self.restored:
+            values = count(self.restored_values, "value")
+            lines.append(f"{values} decoded in {count(len(self.restored), 'tensor')}")
+        return tuple(lines)
+
+    @property
+    def memory(self) -> str:
+        """The line about memory."""
+        return f"about {size_of(self.peak_memory)} of memory with {count(self.limits.workers, 'worker')}"
+
+    @property
+    def _change(self) -> str:
+        ratio = self.source_bytes / max(1, self.output_bytes)
+        return f"{ratio:.2f}x smaller" if ratio >= 1 else f"{1 / ratio:.2f}x larger"
+
+    def __repr__(self) -> str:
+        return "\n".join((*self.summary, self.memory))
+
+    @property
+    def quantized_values(self) -> int:
+        """Numbers that are quantized."""
+        return sum(math.prod(weight.shape) for weight in self.weights)
+
+    @property
+    def restored_values(self) -> int:
+        """Numbers that are written as floats, and were codes."""
+        return sum(math.prod(restored.shape) for restored in self.restored)
+
+    @property
+    def bits_per_value(self) -> float:
+        """Average bits that a quantized number takes, scales and zero points counted."""
+        return 8 * self.placement.weight_bytes / max(1, self.quantized_values)
+
+    @property
+    def peak_memory(self) -> int:
+        """Estimate of the largest memory of a run, interpreter and libraries included."""
+        kinds = kinds_of(self.worked)
+        largest = max(w.line_values * slab_rows(w, self.limits) * w.value_bytes for w in kinds)
+        return self.limits.base_memory + self.limits.workers * largest
+
+    @property
+    def shared_scales(self) -> tuple[SharedScale, ...]:
+        """The sets of weights that take one tensor scale together."""
+        members: dict[str, list[Weight]] = {}
+        for weight in self.weights:
+            if weight.share is not None:
+                members.setdefault(weight.share, []).append(weight)
+        return tuple(
+            SharedScale(
+                modules=tuple(weight.module for weight in same),
+                shards=tuple(dict.fromkeys(weight.source.file.name for weight in same)),
+            )
+            for same in members.values()
+        )
+
+    @property
+    def unfit(self) -> tuple[Decision, ...]:
+        """Linear weights that are kept although nobody asked for it."""
+        return tuple(d for d in self.decisions if d.left_alone)
+
+
+def slab_rows(weight: Weight | Restored, limits: Limits) -> int:
+    """Return how many rows of ``weight``, or columns where it is cut so, are worked on at once."""
+    return limits.rows(weight.line_values, min(weight.alignment, max(1, weight.extent)), weight.value_bytes)
+
+
+T = TypeVar("T", bound=Weight | Restored)
+
+
+def kinds_of(items: Iterable[T]) -> list[T]:
+    """Return one of each kind."""
+    found: dict[Hashable, T] = {}
+    for item in items:
+        found.setdefault(item.kind, item)
+    return list(found.values())
+
+
+def make_plan(
+    source: Source, to: str | RecipeText, *, selection: Selection | None = None, limits: Limits | None = None,
+    codec: Codec = DEFAULT,
+) -> Plan:  # fmt: skip
+    """Return the plan that quantizes ``source`` to a layer preset or weight scheme, or by a recipe.
+
+    codec: what the files are written in.
+
+    Raises CheckpointError when the source is an adapter, has a config.json that cannot be read or is
+    quantized already, a pattern matches nothing, two output tensors
+    would have one name, nothing would be quantized or (under ``selection.strict``) a linear weight is left
+    alone or layers that engines run as one have several schemes; RecipeError for a malformed recipe and for a
+    rule about nothing; UnsupportedError when no layout holds the scheme; CheckpointError when ``limits`` are
+    too small for one part of a weight.
+    """
+    text = RecipeText.of(to) if isinstance(to, str) else to
+    recipe = one_scheme(layer_scheme(to, codec)) if isinstance(to, str) else to.parse(codec)
+    _require_model(source)
+    selection, limits = selection or Selection(), limits or Limits.default()
+    _require_streaming(recipe)
+    floats = _floats(source, selection)
+    check_patterns(selection, floats.source.entries)
+    decisions = decide(floats.source, recipe, selection, codec)
+    split = split_sets(decisions)
+    if split and selection.strict:
+        more = f"; and {count(len(split) - 1, 'more such set')}" if len(split) > 1 else ""
+        raise CheckpointError(f"{split[0]}{more}; give each set one scheme, or leave out --strict")
+    every = selection.dequantize is Dequantize.EVERY
+    fates = Fates.of(floats, decisions, tied_copies(source), every=every)
+    fates.require_sense(codec, every=every)
+    placement = Placement(source, fates, codec)
+    limits = limits.beside(source.entries, placement.by_name)
+    texts = index_and_config(floats, decisions, placement, codec, staying=fates.staying)
+    companions = [path for path in floats.source.companions if str(path) not in (*texts, MANIFEST)]
+    plan = Plan(
+        source=source, codec=codec, recipe=text, selection=selection, decisions=fates.decisions,
+        placement=placement, texts=texts, limits=limits,
+        notes=(*source.notes, *_notes(floats.source, decisions), *split, *fates.notes()),
+        companions={path: stamp(source.root / path).size for path in companions},
+    )  # fmt: skip
+    for weight in kinds_of(plan.worked):
+        slab_rows(weight, limits)
+    return plan
+
+
+_ADAPTER = re.compile(r"\.(lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|hada_w\d_[ab]|lokr_w\d)\b")
+"""What PEFT calls the parts of adapters: tuners of LoRA, LoHa and LoKr."""
+_ADAPTER_CONFIG = "adapter_config.json"
+
+
+def _require_model(source: Source) -> None:
+    """Raise CheckpointError for an adapter, and for a config.json that says nothing of the model."""
+    found = next((name for name in source.entries if _ADAPTER.search(name)), None)
+    if found is None and source.config is None and Path(_ADAPTER_CONFIG) in source.companions:
+        found = _ADAPTER_CONFIG
+    if found is not None:
+        raise CheckpointError(
+            f"{shown(source.root)} is an adapter (it holds {printable(found)}), not a model; merge it into "
+            "its base model first, as with merge_and_unload() of PEFT"
+        )
+    if source.config is None and Path(CONFIG) in source.companions:
+        raise CheckpointError(
+            f"{shown(source.root / CONFIG)} is not a valid configuration, and the result could not say in it "
+            "what is quantized; correct it, or remove it to quantize the weights alone"
+        )
+
+
+def _floats(source: Source, selection: Selection) -> Floats:
+    if selection.dequantize is Dequantize.NONE:
+        return unquantized(source)
+    return as_floats(source, dtype=None if selection.floats is None else TORCH_DTYPES[selection.floats])
+
+
+def _require_streaming(recipe: Recipe) -> None:
+    """Raise UnsupportedError for what weights in parts and without data do not give.
+
+    That is a scheme whose codes would depend on how weights are cut, and a method that needs statistics of
+    inputs, refuses the scheme, or works on several layers at once.
+    """
+    for rule in (*recipe.rules, recipe.default):
+        weight = None if rule.gives is None else rule.gives.weight
+        if rule.gives is None or weight is None:
+            continue
+        method = rule.gives.weight_method
+        refusal = method.refusal(weight)
+        if refusal is not None:
+            raise UnsupportedError(refusal)
+        if method.needs or method.scope(weight) in (Scope.GROUP, Scope.MODEL):
+            raise UnsupportedError(
+                f"method {method.name} needs the inputs of layers, or several layers at once, which a "
+                "checkpoint alone does not give; use zp.quantize_model, or method nearest"
+            )
+        if weight.rounding.mode is RoundingMode.STOCHASTIC:
+            raise UnsupportedError(
+                f"{weight} draws random bits by the place in a tensor, but weights are quantized in parts; "
+                "use half_even"
+            )
+
+
+def _notes(source: Source, decisions: Sequence[Decision]) -> list[str]:
+    notes = []
+    heads = tied_heads(source)
+    if heads:
+        notes.append(f"the head ({', '.join(heads)}) is tied to the embedding and stays as that is")
+    if (source.config or {}).get("tie_word_embeddings") is True:
+        notes += [
+            f"{printable(d.entry.name)} is quantized, but config.json ties it to the embedding"
+            for d in decisions
+            if d.quantized and module_of(d.entry.name).endswith("lm_head")
+        ]
+    family = source.config or {}
+    turned = [d for d in decisions if d.quantized and is_transposed(module_of(d.entry.name), family)]
+    if turned:
+        notes.append(
+            f"{len(turned)} weights are stored transposed, and their blocks run along the outputs, such as "
+            f"{fate(turned[0])}"
+        )
+    notes += _left_alone(decisions)
+    if source.config is None:
+        notes.append(f"no config.json: the configuration is written to {WEIGHTS_ONLY_CONFIG}")
+    return notes
+
+
+def _left_alone(decisions: Iterable[Decision]) -> list[str]:
+    """Return a sentence for each reason why linear weights are kept although nobody asked for it."""
+    found: dict[str, list[Decision]] = {}
+    for decision in decisions:
+        if decision.left_alone:
+            found.setdefault(decision.choice.reason, []).append(decision)
+    return [
+        f"kept {fate(same[0])}" + (f", and {len(same) - 1} more for this reason" if len(same) > 1 else "")
+        for same in found.values()
+    ]

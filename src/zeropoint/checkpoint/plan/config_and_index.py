@@ -1,0 +1,130 @@
+"""The small files beside the shards: the index, and the configuration that says what is quantized."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from ...architectures import Config
+from ...codecs.containers import CONTAINERS
+from ...codecs.protocol import Codec, Contents, Documents, Module
+from ...errors import CheckpointError
+from ..choose.decisions import Decision
+from ..choose.experts import matrices
+from ..choose.selection import Why, is_fused_experts, module_of, subject_of
+from ..choose.tied import tied_heads
+from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
+from ..read.source import CONFIG, INDEX_SUFFIX, MAX_JSON_BYTES, SINGLE_FILE
+from .origin import Floats
+from .placement import Placement
+from .texts import Text
+
+MANIFEST = "zeropoint_manifest.json"
+"""Where the digests and error statistics of a run go; that of a source is not copied."""
+
+
+def index_and_config(
+    floats: Floats, decisions: Sequence[Decision], placement: Placement, codec: Codec, *,
+    staying: Sequence[Decision] = (),
+) -> dict[str, Text]:  # fmt: skip
+    """Return the index, the configuration and what else the codec writes beside tensors, by file name.
+
+    placement: of all output tensors. staying: layers that keep the codes which
+    the configuration of ``floats`` describes.
+    """
+    source = floats.source
+    index_name = source.index or SINGLE_FILE + ".index.json"
+    assert index_name.endswith(INDEX_SUFFIX)
+    texts = {index_name: Text.of(_index(placement))} if CONTAINERS[codec.container].indexed else {}
+    documents = _config(floats, decisions, staying, codec)
+    config = documents.section
+    for name, content in documents.files.items():
+        texts[name] = Text.of(json.dumps(content, indent=2) + "\n")
+    if source.config is not None and source.config_text is not None:
+        text = insert_config(source.config_text, config) if config else source.config_text
+        texts[CONFIG] = _readable(Text.of(text))
+    elif config:
+        texts[WEIGHTS_ONLY_CONFIG] = _readable(Text.of(json.dumps({CONFIG_KEY: config}, indent=2) + "\n"))
+    return texts
+
+
+def _index(placement: Placement) -> Iterator[str]:
+    """Yield the index as json.dumps writes it with an indent of 2."""
+    yield f'{{\n  "metadata": {{\n    "total_size": {placement.nbytes}\n  }},\n  "weight_map": {{'
+    comma = ""
+    for name, shard in placement.files():
+        yield f"{comma}\n    {json.dumps(name)}: {json.dumps(shard)}"
+        comma = ","
+    yield "\n  }\n}\n"
+
+
+def _readable(text: Text) -> Text:
+    """Return the text of a configuration; raises CheckpointError for one that is too large to be read."""
+    if text.size > MAX_JSON_BYTES:
+        raise CheckpointError(
+            f"{CONFIG} would have {text.size} bytes, above the limit of {MAX_JSON_BYTES} for what it says of "
+            "layers by name; quantize all layers of a kind, or keep all of them"
+        )
+    return text
+
+
+def _config(
+    floats: Floats, decisions: Sequence[Decision], staying: Sequence[Decision], codec: Codec
+) -> Documents:
+    """Return what the codec says beside the tensors; nothing where nothing is quantized."""
+    if not any(decision.quantized for decision in decisions):
+        return Documents(section=None)
+    family = floats.source.config or {}
+    codes = {decision.entry.name for decision in staying}
+
+    def modules() -> Iterator[Module]:
+        for decision in decisions:
+            entry = decision.entry
+            if decision.layer is not None:
+                yield from (Module(m.module, decision.layer) for m in matrices(entry))
+            elif entry.name in codes:
+                yield Module(module_of(entry.name), None, keeps=True)
+            elif len(entry.shape) == 2:
+                yield Module(module_of(entry.name), None)
+
+    kept = _ignored(floats, (d for d in decisions if not d.quantized and d.entry.name not in codes))
+    return codec.documents(Contents(
+        modules=modules, kept=kept, nonlinear=odd_targets(decisions, family), family=family,
+        previous=floats.config or {},
+    ))  # fmt: skip
+
+
+_MAYBE_ODD = re.compile(r"embed|position|token_type|wte|wpe|shared|bias|norm|router|gat(e|ing)$|wg$|(^|\.)ln")
+_ODD = ("Embedding", "Norm", "Router")
+"""What rules call modules that loaders do not make Linear layers of."""
+
+
+def odd_targets(decisions: Iterable[Decision], family: Config) -> list[str]:
+    """Return quantized modules that are no Linear layers, such as embeddings and routers."""
+    return [
+        module_of(d.entry.name)
+        for d in decisions
+        if d.quantized
+        and d.choice.why is Why.USER
+        and _MAYBE_ODD.search(module_of(d.entry.name))
+        and subject_of(d.entry, family).type in _ODD
+    ]
+
+
+def _ignored(floats: Floats, kept: Iterable[Decision]) -> list[str]:
+    """Return the modules that a loader must not take for quantized: kept matrices and tied heads.
+
+    A Linear layer that is neither quantized nor listed is left uninitialized by transformers, without an
+    error.
+    """
+    names: dict[str, None] = {}
+    for decision in kept:
+        entry = decision.entry
+        if len(entry.shape) == 2 and entry.name.endswith(".weight"):
+            names[module_of(entry.name)] = None
+        elif is_fused_experts(entry):
+            names[module_of(entry.name).rpartition(".")[0]] = None
+    for head in tied_heads(floats.source):
+        names[head] = None
+    return list(names)

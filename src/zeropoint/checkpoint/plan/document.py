@@ -1,0 +1,105 @@
+"""Plans as documents: all that was decided, as plain values that JSON can hold, and what they follow from.
+
+{"zeropoint_plan": 1, "request": {"source", "recipe": {"name", "text"}, "include", "ignore", "strict"},
+ "identity": {FIELD: VALUE, ...}, "tensors": [...], ...}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from ...codecs.protocol import LayerScheme
+from ..read.entries import TensorEntry
+from .checkpoint_plan import Plan
+from .engines import verdicts
+from .identity import identity
+from .placement import Placed
+from .tensor_parallel import indivisible
+
+FORMAT = "zeropoint_plan"
+VERSION = 1
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """Return all that a plan decides, as values that JSON can hold."""
+    return {
+        FORMAT: VERSION,
+        "request": {
+            "source": str(plan.source.root),
+            "recipe": dataclasses.asdict(plan.recipe),
+            "format": plan.codec.name,
+            "include": list(plan.selection.include),
+            "ignore": list(plan.selection.ignore),
+            "strict": plan.selection.strict,
+            "dequantize": plan.selection.dequantize.value,
+            "floats": plan.selection.floats,
+        },
+        "identity": identity(plan),
+        "schemes": [scheme_document(layer) for layer in plan.layers],
+        "source_bytes": plan.source_bytes,
+        "output_bytes": plan.output_bytes,
+        "quantized_values": plan.quantized_values,
+        "bits_per_value": plan.bits_per_value,
+        "peak_memory": plan.peak_memory,
+        "tensors": list(tensor_documents(plan)),
+        "shards": [{"name": shard.name, "bytes": shard.size} for shard in plan.shards],
+        "files": {name: text.size for name, text in plan.texts.items()}
+        | {str(path): size for path, size in plan.companions.items()},
+        "shared_scales": [{"modules": list(s.modules), "shards": list(s.shards)} for s in plan.shared_scales],
+        "engines": engine_documents(plan),
+        "tensor_parallel": [
+            {"module": found.module, "ways": found.ways, "reason": found.reason}
+            for found in indivisible(plan.weights)
+        ],
+        "notes": list(plan.notes),
+    }
+
+
+def engine_documents(plan: Plan) -> list[dict[str, Any]]:
+    """Return what each engine makes of the result."""
+    return [
+        {"engine": v.engine, "loads": v.loads.value, "reason": v.reason, "checked": v.checked}
+        for v in verdicts(plan)
+    ]
+
+
+def scheme_document(layer: LayerScheme) -> dict[str, Any]:
+    """Return the scheme of a layer."""
+    return {
+        "name": str(layer), "weight": str(layer.weight),
+        "input": None if layer.input is None else str(layer.input.scheme), "layout": layer.layout,
+    }  # fmt: skip
+
+
+def entry_document(entry: TensorEntry) -> dict[str, Any]:
+    """Return a tensor of a file."""
+    return {
+        "name": entry.name, "dtype": entry.dtype, "shape": list(entry.shape), "bytes": entry.nbytes,
+        "file": entry.file.name,
+    }  # fmt: skip
+
+
+def tensor_documents(plan: Plan) -> Iterator[dict[str, Any]]:
+    """Yield each tensor of the source with its fate and what becomes of it."""
+    outputs: dict[str, list[Placed]] = {kept.source.name: [kept.placed] for kept in plan.kept}
+    outputs |= {restored.origin.entry.name: [restored.placed] for restored in plan.restored}
+    for weight in plan.weights:
+        outputs.setdefault(weight.source.name, []).extend(weight.outputs)
+    for decision in plan.decisions:
+        yield {
+            **entry_document(decision.entry),
+            "action": "quantized" if decision.quantized else "kept",
+            "scheme": None if decision.layer is None else str(decision.layer),
+            "method": None if decision.layer is None else decision.method,
+            "why": decision.choice.why.value,
+            "reason": decision.choice.reason,
+            "outputs": [
+                {
+                    "name": placed.name, "dtype": placed.spec.dtype, "shape": list(placed.spec.shape),
+                    "bytes": placed.nbytes, "shard": placed.shard, "begin": placed.begin,
+                }
+                for placed in outputs.get(decision.entry.name, ())
+            ],
+        }  # fmt: skip

@@ -1,0 +1,98 @@
+"""Which engines load what a plan writes, by the rules of its codec, and why the others do not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...architectures import is_transposed
+from ...codecs.engines import TRANSFORMERS as _CHECKED
+from ...codecs.engines import EngineRule, Facts, Loads
+from ...errors import CheckpointError
+from ..choose.experts import is_expert
+from ..choose.fused_layers import split_sets
+from ..choose.selection import is_fused_experts
+from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
+from ..read.source import CONFIG
+from .checkpoint_plan import Plan
+from .config_and_index import odd_targets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether an engine loads the result of a plan, the reason, and whether our tests have tried it."""
+
+    engine: str
+    loads: Loads
+    reason: str
+    checked: bool
+
+
+def verdicts(plan: Plan) -> tuple[Verdict, ...]:
+    """Return what each engine makes of the result of ``plan``."""
+    facts = _facts(plan)
+    return tuple(_verdict(engine, rule, facts) for engine, rule in plan.codec.engines.items())
+
+
+def refusal(plan: Plan) -> str | None:
+    """Return why the engine that a result is for does not load it, and nor do the other usual ones, or None.
+
+    What one of them does not take may be meant for the other.
+    """
+    first, *others = (v for v in verdicts(plan) if v.engine in plan.codec.usual)
+    refused = first.loads is Loads.NO and all(v.loads in (Loads.NO, Loads.UNCHECKED) for v in others)
+    return first.reason if refused else None
+
+
+def require_loadable(plan: Plan) -> None:
+    """Raise CheckpointError where transformers does not load the result of a plan, nor vLLM that we know."""
+    reason = refusal(plan)
+    if reason is not None:
+        raise CheckpointError(
+            f"{_version(plan.codec.usual[0])} does not load the result: {reason}; choose another scheme, or "
+            "add --force to write it all the same"
+        )
+
+
+def _facts(plan: Plan) -> Facts:
+    family = plan.source.config or {}
+    return Facts(
+        family=family,
+        layers=plan.layers,
+        experts=frozenset(weight.layer for weight in plan.weights if is_expert(weight.module)),
+        section=_section(plan),
+        nonlinear=bool(odd_targets(plan.decisions, family)),
+        transposed=any(is_transposed(weight.module, family) for weight in plan.weights),
+        wider=any(weight.dtype is not torch.bfloat16 for weight in plan.weights),
+        whole_experts=any(is_fused_experts(kept.source) for kept in plan.kept),
+        split=next(iter(split_sets(plan.decisions)), None),
+    )
+
+
+def _section(plan: Plan) -> Mapping[str, Any]:
+    """Return what the result's configuration says of quantization."""
+    text = plan.texts.get(CONFIG) or plan.texts.get(WEIGHTS_ONLY_CONFIG) or "{}"
+    found: Mapping[str, Any] = json.loads(str(text)).get(CONFIG_KEY) or {}
+    return found
+
+
+def _verdict(engine: str, rule: EngineRule, facts: Facts) -> Verdict:
+    found = list(rule(facts))
+    # The worst comes first; of equals, the one that was found first.
+    found.sort(key=lambda problem: -_WORST.index(problem[0]))
+    loads, reason = next(iter(found), (Loads.YES, "reads every layout in it"))
+    checked = engine == _CHECKED and loads is not Loads.UNCHECKED
+    return Verdict(engine=engine, loads=loads, reason=reason, checked=checked)
+
+
+_WORST = (Loads.YES, Loads.PARTLY, Loads.UNCHECKED, Loads.NO)
+TRANSFORMERS = "5.23"
+"""The version that our tests load with."""
+
+
+def _version(engine: str) -> str:
+    return f"{engine} {TRANSFORMERS}" if engine == _CHECKED else engine

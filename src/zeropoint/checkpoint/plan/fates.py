@@ -1,0 +1,114 @@
+"""What becomes of the tensors of a checkpoint: quantized, copied, written as floats, or left out."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...codecs.protocol import Codec, LayerScheme
+from ...columns import Made
+from ...errors import CheckpointError, printable
+from ..choose.decisions import Decision, compact, fate, nothing_selected
+from ..read.entries import TensorEntry
+from ..read.storage import shown
+from .origin import Floats, Origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fates:
+    """The tensors of ``floats`` by what becomes of them.
+
+    decisions: with the reasons in full. staying: those about layers that keep their codes. restored: what is
+    written as floats. kept: tensors of the files that are copied. copies: heads that are left out, with the
+    embedding whose bytes they have.
+    """
+
+    floats: Floats
+    decisions: Sequence[Decision]
+    staying: tuple[Decision, ...]
+    restored: tuple[Origin, ...]
+    kept: Sequence[TensorEntry]
+    copies: Mapping[str, str]
+
+    @staticmethod
+    def of(floats: Floats, decisions: Sequence[Decision], tied: Mapping[str, str], *, every: bool) -> Fates:
+        """Return what follows from ``decisions``.
+
+        tied: heads that are copies of an embedding. every: whether layers that are quantized already and not
+        anew are written as floats.
+        """
+        origins, entries = floats.origins, floats.source.entries
+        held, plain, copies = [], array("I"), {}
+        for number, decision in enumerate(decisions):
+            name = decision.entry.name
+            if decision.quantized:
+                continue
+            if name in origins:
+                held.append(decision)
+            elif name in tied:
+                copies[name] = tied[name]
+            else:
+                plain.append(number)
+        staying = () if every else tuple(held)
+        codes = [entry for d in staying for entry in origins[d.entry.name].stored]
+        alone = not any(d.quantized for d in decisions)
+        words = {d.entry.name: f"decoded to {d.entry.dtype}" if every else "with its codes" for d in held}
+        said = (_with_words(d, words.get(d.entry.name), alone=alone) for d in decisions)
+        return Fates(
+            floats=floats, staying=staying, copies=copies, decisions=compact(entries, said),
+            restored=tuple(origins[d.entry.name] for d in held) if every else (),
+            kept=Made(
+                len(plain) + len(codes),
+                lambda n: entries.at(plain[n]) if n < len(plain) else codes[n - len(plain)],
+            ),
+        )  # fmt: skip
+
+    @property
+    def quantized(self) -> Iterator[tuple[TensorEntry, LayerScheme, str]]:
+        """What is quantized, to what, and by which method."""
+        return ((d.entry, d.layer, d.method) for d in self.decisions if d.layer is not None)
+
+    def require_sense(self, codec: Codec, *, every: bool) -> None:
+        """Raise CheckpointError when nothing would be done, or when no configuration could say what was.
+
+        codec: what the files are written in. every: whether codes that are kept otherwise were to be decoded.
+        """
+        if next(self.quantized, None) is None and not self.restored:
+            if every:
+                place = shown(self.floats.source.root)
+                raise CheckpointError(f"{place} holds no codes to dequantize; pass a quantized checkpoint")
+            raise CheckpointError(nothing_selected(self.decisions))
+        if self.staying and not codec.keeps(self.floats.config or {}):
+            theirs = (self.floats.config or {}).get("quant_method")
+            raise CheckpointError(
+                f"{len(self.staying)} layers would keep their {theirs} codes, such as "
+                f"{fate(self.staying[0])}, "
+                f"but no configuration can name them beside {codec.name}; pass --dequantize-kept to "
+                "write them as floats"
+            )
+
+    def notes(self) -> list[str]:
+        """Return sentences about what is left out and what keeps its codes."""
+        notes = [
+            f"{printable(head)} is left out: config.json ties it to {printable(embedding)}, which is the same"
+            for head, embedding in self.copies.items()
+        ]
+        worked = (self.floats.origin(entry) for entry, _, _ in self.quantized)
+        gone = [beside.name for o in itertools.chain(worked, self.restored) for beside in o.attendants]
+        if gone:
+            notes.append(f"{len(gone)} scales of quantized inputs are left out, such as {printable(gone[0])}")
+        if self.staying:
+            example = fate(self.staying[0])
+            notes.append(f"{len(self.staying)} layers keep the codes that they have, such as {example}")
+        return notes
+
+
+def _with_words(decision: Decision, words: str | None, *, alone: bool) -> Decision:
+    """Return a decision whose reason ends with what becomes of the codes; ``alone`` where that is all."""
+    if words is None:
+        return decision
+    reason = words if alone else f"{decision.choice.reason}, {words}"
+    choice = replace(decision.choice, reason=reason)
+    return replace(decision, choice=choice)

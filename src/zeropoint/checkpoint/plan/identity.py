@@ -1,0 +1,137 @@
+"""What a run makes of what, in words and digests: two runs with one identity write the same bytes.
+
+A journal, a plan file and a worker on another machine are compared by it before anything is done. It holds
+no path, time or host, and nothing that changes speed alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
+
+from ...errors import CheckpointError, printable
+from ...methods import NEAREST
+from ..read.object_store import Stamp
+from ..read.source import Source
+from ..read.storage import Place, open_file, stamp
+from .checkpoint_plan import Plan
+from .origin import Origin
+
+JOURNAL_FORMAT = "1"
+"""The format of journals (run/journal.py) that this version resumes."""
+VERSION = metadata.version("zeropoint")
+
+
+def identity(plan: Plan) -> dict[str, str]:
+    """Return the identity of a plan: field name to text or digest, those that a user chose first.
+
+    Reads the headers of all shards. Raises CheckpointError when one is gone.
+    """
+    selection, source = plan.selection, plan.source
+    fields = {
+        "zeropoint": VERSION,
+        "journal": JOURNAL_FORMAT,
+        "recipe": plan.recipe.text,
+        "include": json.dumps(list(selection.include)),
+        "ignore": json.dumps(list(selection.ignore)),
+        "dequantize": f"{selection.dequantize.value} {selection.floats or ''}".strip(),
+        "config.json": _of_text(source.config_text),
+        "companions": _digest(f"{path}\0{size}\n" for path, size in sorted(plan.companions.items())),
+    }
+    fields |= shard_fields(source)
+    fields["output"] = _digest(_output(plan))
+    return fields
+
+
+def _output(plan: Plan) -> Iterator[str | bytes]:
+    """Yield all that tells one output from another."""
+    heads = ((shard.name, shard.head) for shard in plan.shards)
+    for name, text in (*heads, *sorted(plan.texts.items(), key=lambda item: item[0])):
+        yield f"{name}\0"
+        yield from text.pieces()
+    for w in plan.weights:
+        method = "" if w.method == NEAREST else f"\0{w.method}"
+        yield f"{w.module}\0{w.layer}\0{w.share}\0{_codes(w.origin)}{method}"
+    for r in plan.restored:
+        yield f"{r.placed.name}\0{_codes(r.origin)}"
+
+
+OF_SOURCE = ("config.json", "companions")
+"""Fields that the source decides, as do those about its files of weights."""
+SHARD = "shard "
+"""How the fields begin that are about files of weights."""
+
+
+def shard_fields(source: Source) -> Iterator[tuple[str, str]]:
+    """Yield the field of each shard, and what it says; raises CheckpointError when one is gone."""
+    # A file that was given alone may be a link with a name of its own.
+    paths = {path.name: path for path in source.stamps}
+    heads: dict[str, int] = {}
+    for entry in () if source.container.indexed else source.entries.values():
+        heads[entry.file.name] = min(entry.begin, heads.get(entry.file.name, entry.begin))
+    for name in source.shards:
+        size, digest = header_digest(paths.get(name, source.root / name), heads.get(name))
+        yield f"{SHARD}{name}", f"{size} bytes, header {digest}"
+
+
+def _codes(origin: Origin) -> str:
+    """Return how the codes that floats are decoded from are read, which a configuration says."""
+    layer = origin.layer
+    return "" if layer is None else f"{layer.weight} {layer.layer.layout} {layer.dtype}"
+
+
+def require_same(now: Mapping[str, str], then: Mapping[str, str], *, what: str, remedy: str) -> None:
+    """Raise CheckpointError that names the first field in which two identities differ, and both values.
+
+    what: what ``then`` is the identity of.
+    """
+    for field in (*now, *then):
+        if now.get(field) != then.get(field):
+            values = [printable(fields.get(field, "absent")) for fields in (then, now)]
+            raise CheckpointError(
+                f"{what} differs in {printable(field)}: it has {values[0]}, now {values[1]}; {remedy}"
+            )
+
+
+def stamps(plan: Plan) -> dict[str, str]:
+    """Return the state of every file that units read, by name: a change means that its bytes may differ."""
+    source = plan.source
+    found = {path.name: state for path, state in source.stamps.items() if path.name in source.shards}
+    for path in plan.companions:
+        found[str(path)] = stamp(source.root / path)
+    return {name: _stamp_text(state) for name, state in found.items()}
+
+
+def header_digest(path: Place, length: int | None = None) -> tuple[int, str]:
+    """Return the size of a file of weights and the SHA-256 of its head.
+
+    length: bytes of the head; without it, the file begins with that of the rest, as safetensors has it.
+    """
+    file = open_file(path)
+    try:
+        size, head = file.stamp.size, bytearray(8)
+        file.read_into(memoryview(head), 0)
+        # A length that the file does not have means that it was replaced since it was opened.
+        text = bytearray(min(int.from_bytes(head, "little") if length is None else max(0, length - 8), size))
+        file.read_into(memoryview(text), 8)
+    finally:
+        file.close()
+    return size, hashlib.sha256(head + text).hexdigest()
+
+
+def _stamp_text(state: Stamp) -> str:
+    # Without the device, whose number a network file system may choose anew at each mount.
+    return f"{state.size} {state.mtime_ns} {state.ctime_ns} {state.inode} {state.identity}".strip()
+
+
+def _of_text(text: str | None) -> str:
+    return "absent" if text is None else _digest([text.encode()])
+
+
+def _digest(parts: Iterable[str | bytes]) -> str:
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part)
+    return total.hexdigest()

@@ -1,0 +1,146 @@
+"""How much a run may use: worker threads and memory, and how large its tiles are therefore."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sized
+from dataclasses import dataclass, replace
+
+import torch
+
+from ...errors import CheckpointError, size_of
+from ...ops import registry
+from ...schemes import Scheme
+
+BASE_MEMORY = 400 << 20
+"""Resident memory of Python with torch, numba and the compiled kernels, before the first tile."""
+KERNEL_BYTES, REFERENCE_BYTES = 16, 400
+"""Temporaries for each number of a tile: codes and bytes to write; with plain torch, also float64 steps."""
+DECODING_BYTES = 8
+"""Temporaries for each number that is decoded: its codes twice, and its value with those beside the tile."""
+TILE_VALUES = 1 << 21
+"""Numbers in a tile: so many that calls cost little, so few that the error is measured in cache."""
+TENSOR_BYTES = 160
+"""Memory for each tensor: its name and place, and the hashes and errors of what was read or written."""
+DEFAULT_MEMORY = 2 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits of a run; they change speed, never bytes.
+
+    workers: threads. max_memory: bytes of the whole process. tile_values: numbers in a tile, memory
+    permitting.
+
+    Raises CheckpointError for limits under which nothing can run.
+    """
+
+    workers: int
+    max_memory: int = DEFAULT_MEMORY
+    tile_values: int = TILE_VALUES
+    base_memory: int = BASE_MEMORY
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise CheckpointError(f"workers (={self.workers}) must be at least 1")
+        if self.tile_values < 1:
+            raise CheckpointError(f"tile_values (={self.tile_values}) must be at least 1")
+        if self.max_memory <= self.base_memory:
+            raise CheckpointError(
+                f"--max-memory {_option(self.max_memory)} is too little: Python and torch alone need "
+                f"{_option(self.base_memory)}; use 512M or more"
+            )
+
+    @staticmethod
+    def default(workers: int | None = None, max_memory: int | None = None) -> Limits:
+        """Return limits with a worker for each core and 2 GiB, where nothing else is said."""
+        return Limits(
+            workers=available_cores() if workers is None else workers,
+            max_memory=DEFAULT_MEMORY if max_memory is None else max_memory,
+        )
+
+    def beside(self, *tables: Sized | None) -> Limits:
+        """Return what is left beside all that must be kept of the entries of ``tables``.
+
+        Raises CheckpointError when nothing is left.
+        """
+        count = sum(len(table) for table in tables if table is not None)
+        base = self.base_memory + TENSOR_BYTES * count
+        if base >= self.max_memory:
+            raise CheckpointError(
+                f"--max-memory {_option(self.max_memory)} is too little for {count} tensors, of which "
+                f"{TENSOR_BYTES} bytes each are kept in memory beside {size_of(self.base_memory)} of Python "
+                f"and torch; use at least {_mebibytes(base + (64 << 20))}"
+            )
+        return replace(self, base_memory=base)
+
+    def rows(self, columns: int, alignment: int, value_bytes: int) -> int:
+        """Return the rows of a tile of a matrix with ``columns`` columns: a multiple of ``alignment``.
+
+        value_bytes: memory that each number of a tile takes while it is worked on. Raises CheckpointError
+        when not even ``alignment`` rows fit into a worker's share of the memory.
+        """
+        share = (self.max_memory - self.base_memory) // self.workers
+        values = min(self.tile_values, share // value_bytes)
+        rows = values // max(1, columns) // alignment * alignment
+        if rows:
+            return rows
+        needed = alignment * columns * value_bytes
+        if needed > share:
+            least = _mebibytes(self.base_memory + needed)
+            raise CheckpointError(
+                f"--max-memory {_option(self.max_memory)} with --workers {self.workers} is too little for "
+                f"{alignment} rows of {columns} columns; use --max-memory "
+                f"{_mebibytes(self.base_memory + self.workers * needed)}, or --workers 1 and {least}"
+            )
+        return alignment
+
+
+def _option(nbytes: int) -> str:
+    """Return a number of bytes as --max-memory takes it: in the largest unit that leaves few digits.
+
+    >>> _option(100 << 20), _option(3 << 29), _option(1000)
+    ('100M', '1.5G', '1000')
+    """
+    for unit, power in (("G", 30), ("M", 20), ("K", 10)):
+        if nbytes >> power and not (nbytes << 2) % (1 << power):
+            return f"{nbytes / (1 << power):g}{unit}"
+    return str(nbytes)
+
+
+def _mebibytes(nbytes: int) -> str:
+    """Return a number of bytes rounded up, as --max-memory takes it."""
+    return f"{-(-nbytes >> 20)}M"
+
+
+@functools.lru_cache(maxsize=256)
+def value_bytes(scheme: Scheme, dtype: torch.dtype) -> int:
+    """Return the memory that each number of a tile takes while it is quantized, its source included."""
+    ops = (registry.Op.QUANTIZE_DYNAMIC, registry.Op.MEASURE)
+    requests = [
+        registry.Request(
+            op=op, scheme=scheme, shape=(128, 1024), dtype=dtype, own_dtype=dtype, device=torch.device("cpu")
+        )
+        for op in ops
+    ]
+    slow = any(registry.explain(request).chosen == "reference" for request in requests)
+    return dtype.itemsize + (REFERENCE_BYTES if slow else KERNEL_BYTES)
+
+
+@functools.lru_cache(maxsize=256)
+def decoding_bytes(scheme: Scheme, own_dtype: torch.dtype, dtype: torch.dtype) -> int:
+    """Return the memory that each number of a tile takes while it is decoded, what it becomes aside."""
+    request = registry.Request(
+        op=registry.Op.DEQUANTIZE, scheme=scheme, shape=(128, 1024), dtype=dtype, own_dtype=own_dtype,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    slow = registry.explain(request).chosen == "reference"
+    return REFERENCE_BYTES if slow else DECODING_BYTES
+
+
+def available_cores() -> int:
+    """Return the cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,406 @@
+"""Where everything comes out: the tensors of the output, their files and their offsets.
+
+Output shards have the names of the input's, and each tensor stays in its shard. Inside a file, tensors lie in
+the order that safetensors' own writer gives them: falling dtype, then name. What is kept of each tensor is
+its offset and what it comes from; the rest follows from that when it is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from array import array
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...codecs.containers import CONTAINERS
+from ...codecs.containers.protocol import Metadata, Row
+from ...codecs.protocol import ROWS, Codec, LayerScheme, TensorSpec
+from ...codecs.safetensors_dtypes import TORCH_DTYPES
+from ...columns import Kinds, Made, Names
+from ...errors import CheckpointError, printable
+from ...methods import NEAREST, Scope, method_named
+from ..choose.experts import Matrix, matrices
+from ..choose.fused_layers import sharing_set
+from ..choose.selection import is_fused_experts, module_of
+from ..read.entries import TensorEntry
+from ..read.source import Source
+from ..read.storage import OpenFile, Place
+from .fates import Fates
+from .limits import value_bytes
+from .origin import Origin
+from .texts import Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """An output tensor and its place: ``nbytes`` bytes of ``shard`` from the absolute offset ``begin``."""
+
+    name: str
+    spec: TensorSpec
+    shard: str
+    begin: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """A matrix to quantize: where its rows come from, and the tensors that it becomes.
+
+    first: its first row among those of the origin, which for fused experts has more. share: name of the set
+    whose members take one tensor scale together, or None. method: name of the method that quantizes it.
+    """
+
+    module: str
+    origin: Origin
+    first: int
+    shape: tuple[int, int]
+    layer: LayerScheme
+    outputs: tuple[Placed, ...]
+    share: str | None = None
+    method: str = NEAREST
+
+    @property
+    def kind(self) -> Hashable:
+        """What all that a tile of it takes follows from."""
+        layer = self.origin.layer
+        return self.shape, self.layer.weight, self.method, self.dtype, layer and (layer.weight, layer.dtype)
+
+    @property
+    def source(self) -> TensorEntry:
+        """The tensor of the source that holds it, as floats."""
+        return self.origin.entry
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of its numbers."""
+        return self.origin.dtype
+
+    @property
+    def axis(self) -> int:
+        """The axis along which it is cut: that of its codec."""
+        return self.layer.codec.axis(self.layer)
+
+    @property
+    def extent(self) -> int:
+        """Rows or columns, whatever it is cut into."""
+        return self.shape[self.axis]
+
+    @property
+    def line_values(self) -> int:
+        """Values of one of these rows or columns."""
+        return self.shape[1 - self.axis]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one of them, as floats."""
+        return self.line_values * self.dtype.itemsize
+
+    @property
+    def value_bytes(self) -> int:
+        """Memory that each number of a tile takes."""
+        quantizing = value_bytes(self.layer.weight, self.dtype)
+        quantizing += method_named(self.method).value_bytes(self.layer.weight)
+        return quantizing + self.origin.value_bytes - self.dtype.itemsize
+
+    @property
+    def alignment(self) -> int:
+        """Rows or columns of which a part must hold a multiple to be quantized and written alone."""
+        scope = method_named(self.method).scope(self.layer.weight)
+        if scope is not Scope.BLOCKS and (scope is not Scope.ROWS or self.axis != ROWS):
+            return max(1, self.extent)
+        own = self.layer.codec.alignment(self.layer, self.shape)
+        return math.lcm(own, self.origin.alignment) if self.axis == ROWS else own
+
+    def read(
+        self, files: Mapping[Place, OpenFile], start: int, count: int, buffer: bytearray
+    ) -> torch.Tensor:
+        """Return ``count`` rows, or columns, from ``start`` on, in ``buffer``."""
+        if self.axis == ROWS:
+            return self.origin.read(files, self.first + start, count, buffer)
+        return self.origin.read_columns(files, (self.first, self.shape[0]), (start, count), buffer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedScale:
+    """Weights whose tensor scale is that of all of them, and the shards in which they lie."""
+
+    modules: tuple[str, ...]
+    shards: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A tensor that is copied as it is."""
+
+    source: TensorEntry
+    placed: Placed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """A tensor that is written as the floats that its codes stand for."""
+
+    origin: Origin
+    placed: Placed
+
+    @property
+    def kind(self) -> Hashable:
+        """What all that a tile of it takes follows from."""
+        layer = self.origin.layer
+        return self.shape, self.origin.dtype, layer and (layer.weight, layer.dtype)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Its rows and columns; all axes but the last count as rows."""
+        *rows, columns = self.origin.entry.shape
+        return math.prod(rows), columns
+
+    @property
+    def extent(self) -> int:
+        """Its rows, which it is cut into."""
+        return self.shape[0]
+
+    @property
+    def line_values(self) -> int:
+        """Values of a row."""
+        return self.shape[1]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, as floats."""
+        return self.shape[1] * self.origin.dtype.itemsize
+
+    @property
+    def value_bytes(self) -> int:
+        """Memory that each number of a tile takes."""
+        return self.origin.value_bytes
+
+    @property
+    def alignment(self) -> int:
+        """Rows of which a part holds a multiple so that nothing is decoded twice."""
+        return self.origin.alignment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputShard:
+    """A file to write: its name, its header and its size."""
+
+    name: str
+    head: Text
+    size: int
+
+    @property
+    def header(self) -> bytes:
+        """Its first bytes."""
+        return bytes(self.head)
+
+
+class Placement:
+    """All output tensors, numbered: those that are kept, those that are restored, and those of weights.
+
+    kept, restored, weights: what they come from. shards: the files. by_name: every output tensor, by name.
+    Raises CheckpointError when two would have one name, and when a header exceeds what loaders read.
+    """
+
+    def __init__(self, source: Source, fates: Fates, codec: Codec) -> None:
+        self._container = CONTAINERS[codec.container]
+        files = self._container.files(source.shards)
+        self._fates, self._entries = fates, fates.floats.source.entries
+        self._shards = tuple(dict.fromkeys(files))
+        self.layers: tuple[LayerScheme, ...] = tuple(dict.fromkeys(layer for _, layer, _ in fates.quantized))
+        # Of each weight: its tensor, which matrix of that (-1: all of it), scheme, method, set and outputs.
+        self._entry, self._matrix, self._layer = array("I"), array("i"), array("I")
+        self._methods, self._method = Names(), array("I")
+        self._share, self._first, self._sets = array("i"), array("q"), Names()
+        # Of each output tensor: what it is, its file, and where it begins there.
+        self._specs, self._kind, self._file = Kinds(), array("I"), array("I")
+        self._draft({name: self._shards.index(file) for name, file in zip(source.shards, files, strict=True)})
+        self._begins = array("q", [0]) * len(self._kind)
+        self._sizes = [self._spec_bytes(self._specs[n]) for n in range(len(self._specs))]
+        self.kept: Sequence[Kept] = Made(len(fates.kept), self._kept)
+        self.restored: Sequence[Restored] = Made(len(fates.restored), self._restored)
+        self.weights: Sequence[Weight] = Made(len(self._entry), self._weight)
+        names = [self._name(number) for number in range(len(self._kind))]
+        self._order = array("I", sorted(range(len(names)), key=names.__getitem__))
+        self._require_unique(names)
+        metadata = {
+            file: codec.metadata(source.config or {}, source.metadata[name])
+            for name, file in zip(source.shards, files, strict=True)
+        }
+        self.shards = tuple(self._lay_out(metadata))
+        self.by_name: Sequence[Placed] = Made(len(names), lambda n: self.at(self._order[n]))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Placement):
+            return NotImplemented
+        ours, theirs = ((p.shards, p.weights, p.kept, p.restored) for p in (self, other))
+        return ours == theirs
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all output tensors."""
+        return sum(map(self._sizes.__getitem__, self._kind))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the output tensors of all weights."""
+        return sum(map(self._sizes.__getitem__, self._kind[len(self.kept) + len(self.restored) :]))
+
+    @property
+    def of_weights(self) -> Sequence[Placed]:
+        """The output tensors of all weights."""
+        first = len(self.kept) + len(self.restored)
+        return Made(len(self._kind) - first, lambda n: self.at(first + n))
+
+    def at(self, number: int) -> Placed:
+        """Return the output tensor of a number."""
+        kind = self._kind[number]
+        return Placed(
+            name=self._name(number), spec=self._specs[kind], shard=self._shards[self._file[number]],
+            begin=self._begins[number], nbytes=self._sizes[kind],
+        )  # fmt: skip
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Yield each output tensor's name, in order, with the name of its file."""
+        return ((self._name(number), self._shards[self._file[number]]) for number in self._order)
+
+    def owner(self, number: int) -> tuple[str, int]:
+        """Return from what the output tensor at a place by name comes, and its number there.
+
+        That is "kept", "restored" or "weights".
+        """
+        return self._owner(self._order[number])
+
+    def _owner(self, number: int) -> tuple[str, int]:
+        kept, restored = len(self._fates.kept), len(self._fates.restored)
+        if number < kept:
+            return "kept", number
+        if number < kept + restored:
+            return "restored", number - kept
+        return "weights", bisect_right(self._first, number) - 1
+
+    def _draft(self, shards: Mapping[str, int]) -> None:
+        """Lay down all tensors in columns."""
+        fates = self._fates
+        for entry in (*fates.kept, *(origin.entry for origin in fates.restored)):
+            # Its dtype may be one that torch has not.
+            self._put(TensorSpec(suffix="", dtype=entry.dtype, shape=entry.shape), shards[entry.file.name])
+        numbers = {layer: n for n, layer in enumerate(self.layers)}
+        shares: Counter[int] = Counter()
+        for entry, layer, method in fates.quantized:
+            self._methods.add(method)
+            whole = not is_fused_experts(entry)
+            for at, matrix in enumerate(_matrices(entry)):
+                share = self._set(matrix.module) if layer.codec.shares_scale(layer) else -1
+                shares[share] += 1
+                self._entry.append(self._entries.numbered(entry.name))
+                self._matrix.append(-1 if whole else at)
+                self._layer.append(numbers[layer])
+                self._method.append(self._methods.numbered(method))
+                self._share.append(share)
+                self._first.append(len(self._kind))
+                for spec in _specs(layer, matrix.shape, entry):
+                    self._put(spec, shards[entry.file.name])
+        for number, share in enumerate(self._share):
+            if shares[share] < 2:
+                self._share[number] = -1
+
+    def _put(self, spec: TensorSpec, file: int) -> None:
+        self._kind.append(self._specs.number(spec))
+        self._file.append(file)
+
+    def _set(self, module: str) -> int:
+        """Return the number of the set with whose members a module may share a tensor scale, or -1."""
+        share = sharing_set(module)
+        if share is None:
+            return -1
+        added = self._sets.add(share)
+        return self._sets.numbered(share) if added is None else added
+
+    def _kept(self, number: int) -> Kept:
+        return Kept(source=self._fates.kept[number], placed=self.at(number))
+
+    def _restored(self, number: int) -> Restored:
+        return Restored(origin=self._fates.restored[number], placed=self.at(len(self.kept) + number))
+
+    def _weight(self, number: int) -> Weight:
+        entry = self._entries.at(self._entry[number])
+        matrix = _matrices(entry)[max(0, self._matrix[number])]
+        first, share = self._first[number], self._share[number]
+        end = self._first[number + 1] if number + 1 < len(self._first) else len(self._kind)
+        return Weight(
+            module=matrix.module, origin=self._fates.floats.origin(entry), shape=matrix.shape,
+            layer=self.layers[self._layer[number]], outputs=tuple(map(self.at, range(first, end))),
+            first=(matrix.begin - entry.begin) // (matrix.shape[1] * TORCH_DTYPES[entry.dtype].itemsize),
+            share=None if share < 0 else self._sets[share], method=self._methods[self._method[number]],
+        )  # fmt: skip
+
+    def _name(self, number: int) -> str:
+        kind, at = self._owner(number)
+        if kind == "kept":
+            return self._fates.kept[at].name
+        if kind == "restored":
+            return self._fates.restored[at].entry.name
+        if self._matrix[at] < 0:
+            module = module_of(self._entries.name(self._entry[at]))
+        else:
+            module = _matrices(self._entries.at(self._entry[at]))[self._matrix[at]].module
+        codec = self.layers[self._layer[at]].codec
+        return codec.tensor_name(module, self._specs[self._kind[number]].suffix)
+
+    def _require_unique(self, names: Sequence[str]) -> None:
+        for a, b in itertools.pairwise(self._order):
+            if names[a] == names[b]:
+                first, second = (printable(self._source(number)) for number in sorted((a, b)))
+                raise CheckpointError(
+                    f"tensor {printable(names[a])} would come out twice, of {first} and of {second}; rename "
+                    "one, or ignore the weight"
+                )
+
+    def _source(self, number: int) -> str:
+        """Return the name of the tensor that an output tensor comes from."""
+        kind, at = self._owner(number)
+        return self._entries.name(self._entry[at]) if kind == "weights" else self._name(number)
+
+    def _lay_out(self, metadata: Mapping[str, Metadata]) -> Iterator[OutputShard]:
+        """Give each tensor its place, and yield the files; metadata: of each, by name."""
+        by_shard = [array("I") for _ in self._shards]
+        for number, file in enumerate(self._file):
+            by_shard[file].append(number)
+        for name, numbers in zip(self._shards, by_shard, strict=True):
+            found = [(self._rank(number), self._name(number), number) for number in numbers]
+            found.sort()
+            head = self._container.head(self._rows(found), metadata[name])
+            for (_, _, number), begin in zip(found, head.begins, strict=True):
+                self._begins[number] = begin
+            yield OutputShard(name=name, head=Text.of(head.data), size=head.size)
+
+    def _rank(self, number: int) -> int:
+        return self._container.order(self._specs[self._kind[number]].dtype)
+
+    def _spec_bytes(self, spec: TensorSpec) -> int:
+        return self._container.nbytes(spec.dtype, spec.shape)
+
+    def _rows(self, found: Sequence[tuple[int, str, int]]) -> Iterator[Row]:
+        """Yield what a head says of each tensor."""
+        for _, name, number in found:
+            kind = self._kind[number]
+            spec = self._specs[kind]
+            yield Row(name, spec.dtype, spec.shape, self._sizes[kind])
+
+
+@functools.lru_cache(maxsize=8)
+def _matrices(entry: TensorEntry) -> list[Matrix]:
+    return matrices(entry)
+
+
+def _specs(layer: LayerScheme, shape: tuple[int, int], entry: TensorEntry) -> Sequence[TensorSpec]:
+    return layer.codec.tensors(layer, shape, TORCH_DTYPES[entry.dtype])

@@ -1,0 +1,1 @@
+"""What a checkpoint holds: files, headers, tensors, quantized layers. It decides nothing."""

@@ -1,0 +1,70 @@
+"""The text of a configuration: what it says of quantization comes or goes, and all else stays as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ...codecs.known import CONFIG_KEYS
+
+CONFIG_KEY = CONFIG_KEYS[0]
+WEIGHTS_ONLY_CONFIG = "quantization_config.json"
+"""Where the configuration goes when the source has no config.json that it could join."""
+
+
+def insert_config(text: str, addition: Mapping[str, Any]) -> str:
+    """Return the text of a JSON object with ``quantization_config`` at its end, all else untouched.
+
+    >>> print(insert_config('{"a": 1e-05}', {}))
+    {"a": 1e-05,
+      "quantization_config": {}
+    }
+    """
+    text = without_keys(text)
+    end = text.rindex("}")
+    head = text[:end].rstrip()
+    comma = "" if head.endswith("{") else ","
+    body = json.dumps(addition, indent=2).replace("\n", "\n  ")
+    return f'{head}{comma}\n  "{CONFIG_KEY}": {body}\n}}{text[end + 1 :]}'
+
+
+def without_keys(text: str) -> str:
+    """Return the text of a JSON object without what it says of quantization, all else untouched.
+
+    >>> without_keys('{"a": 1e-05, "quantization_config": {"bits": [8]}, "b": 2}')
+    '{"a": 1e-05, "b": 2}'
+    >>> without_keys('{"a": 1e-05, "compression_config": null }')
+    '{"a": 1e-05 }'
+    """
+    members = _members(text)
+    last = len(members) - 1
+    for number, (key, begin, end) in reversed(list(enumerate(members))):
+        if key in CONFIG_KEYS:
+            if number < last:
+                text = text[:begin] + text[members[number + 1][1] :]
+            else:
+                text = text[: members[number - 1][2] if number else begin] + text[end:]
+                last -= 1
+    return text
+
+
+def _members(text: str) -> list[tuple[str, int, int]]:
+    """Return the keys of the JSON object ``text``, with the place of each and the end of its value."""
+    decoder = json.JSONDecoder()
+    found = []
+    at = _skip(text, text.index("{") + 1)
+    while text[at] != "}":
+        key, colon = decoder.raw_decode(text, at)
+        _, end = decoder.raw_decode(text, _skip(text, _skip(text, colon) + 1))
+        found.append((key, at, end))
+        at = _skip(text, end)
+        at = _skip(text, at + 1) if text[at] == "," else at
+    return found
+
+
+def _skip(text: str, at: int) -> int:
+    """Return the first place from ``at`` on that holds no JSON space."""
+    while text[at] in " \t\n\r":
+        at += 1
+    return at

@@ -1,0 +1,92 @@
+"""Some rows of a quantized layer, or columns where its codec cuts it so, read from its file and decoded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from ...codecs.protocol import ROWS
+from ...codecs.safetensors_dtypes import TORCH_DTYPES
+from ...schemes import ZeroPoint
+from ...tensor import QuantizedTensor
+from .quantized_layers import StoredLayer
+from .storage import OpenFile, Place
+
+
+def read_lines(
+    layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, rows: int, *, expert: int = 0
+) -> dict[str, torch.Tensor]:
+    """Return, by part, the lines of a layer's tensors that touch ``rows`` rows from row ``start`` on.
+
+    They are columns where the codec cuts weights along these. Lines that belong to several rows come whole,
+    even where only some of these rows were asked for. files: all its files, open. expert: the matrix to
+    read, of fused experts. Raises CheckpointError when a file is shorter than its header said.
+    """
+    found = {}
+    for spec in layer.codec.tensors(layer.layer, layer.shape, layer.dtype):
+        entry = layer.tensors.get(spec.suffix)
+        if entry is None:  # one that may be left out
+            continue
+        size = entry.nbytes // (layer.experts or 1)
+        line = size // max(1, spec.shape[0])
+        first, count = spec.span(start, rows)
+        buffer = bytearray(count * line)
+        offset = entry.begin + expert * size + first * line
+        files[entry.file].read_into(memoryview(buffer), offset)
+        # Blocks that hold codes and scales are bytes, which the codec takes apart.
+        lines = torch.frombuffer(buffer, dtype=TORCH_DTYPES.get(entry.dtype, torch.uint8))
+        found[spec.suffix] = lines.view(count, *(spec.shape[1:] if entry.dtype in TORCH_DTYPES else (-1,)))
+    return found
+
+
+def read_rows(
+    layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, rows: int, *, expert: int = 0
+) -> QuantizedTensor:
+    """Return rows of a layer in codes; parameters are not judged here.
+
+    With zero points, ``start`` and ``rows`` are multiples of :func:`alignment`, unless the rows are the last.
+    Rows that begin inside a block take its scale as one of their own.
+    """
+    along = layer.codec.axis(layer.layer) == ROWS
+    lines = (
+        read_lines(layer, files, start, rows, expert=expert)
+        if along
+        else _read_across(layer, files, start, rows)
+    )
+    shape = (rows, layer.shape[1])
+    return layer.codec.decode(layer.layer, lines, start=start if along else 0, shape=shape, dtype=layer.dtype)
+
+
+def _read_across(
+    layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, rows: int
+) -> dict[str, torch.Tensor]:
+    """Return what rows of a weight that is cut along its columns have of each tensor: part of every line."""
+    found = {}
+    for spec in layer.codec.tensors(layer.layer, layer.shape, layer.dtype):
+        entry = layer.tensors.get(spec.suffix)
+        if entry is None:
+            continue
+        file, dtype = files[entry.file], TORCH_DTYPES[entry.dtype]
+        lines, per = spec.across
+        width = spec.shape[-1]
+        first, count = (start // per * lines, -(-rows // per) * lines) if len(spec.shape) > 1 else (0, width)
+        height = spec.shape[0] if len(spec.shape) > 1 else 1
+        size = min(count, width - first) * dtype.itemsize
+        buffer = bytearray(height * size)
+        for line in range(height):
+            offset = entry.begin + (line * width + first) * dtype.itemsize
+            file.read_into(memoryview(buffer)[line * size : (line + 1) * size], offset)
+        found[spec.suffix] = torch.frombuffer(buffer, dtype=dtype).view(*spec.shape[:-1], -1)
+    return found
+
+
+def alignment(layer: StoredLayer) -> int:
+    """Return the rows of which a part must be a multiple to be decoded without others beside it."""
+    if layer.codec.axis(layer.layer) != ROWS:
+        specs = layer.codec.tensors(layer.layer, layer.shape, layer.dtype)
+        return math.lcm(*(spec.across[1] for spec in specs))
+    if layer.weight.zero_point is ZeroPoint.NONE:
+        return 1
+    return min(layer.codec.alignment(layer.layer, layer.shape), layer.shape[0])

@@ -1,0 +1,127 @@
+"""Where tensors lie: one of them, and all of a checkpoint, by name, in little memory."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
+from dataclasses import dataclass
+from typing import overload
+
+from zeropoint.checkpoint.read.storage import Place
+from zeropoint.columns import Kinds, Names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    """Say where one tensor lies: `nbytes` bytes of `file` from the absolute offset `begin`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    nbytes: int
+    file: Place
+
+
+class Entries(Mapping[str, TensorEntry]):
+    """Tensors by name, in the order in which they were added: about 60 bytes and the name for each."""
+
+    __slots__ = ("_begins", "_kinds", "_names", "_of", "_sizes")
+
+    def __init__(self, entries: Iterable[TensorEntry] = ()) -> None:
+        self._names = Names()
+        self._begins, self._sizes, self._of = array("q"), array("q"), array("I")
+        self._kinds = Kinds()
+        for entry in entries:
+            self.add(entry)
+
+    def add(self, entry: TensorEntry) -> bool:
+        """Add a tensor; return whether no other has its name."""
+        new = self._names.add(entry.name) is not None
+        if new:
+            self._begins.append(entry.begin)
+            self._sizes.append(entry.nbytes)
+            self._of.append(self._kinds.number((entry.dtype, entry.shape, entry.file)))
+        return new
+
+    def extend(self, others: Entries) -> list[TensorEntry]:
+        """Add other tensors; return those whose names were there, which are left out."""
+        known = set(self._names.extend(others._names))
+        kinds = [self._kinds.number(others._kinds[n]) for n in range(len(others._kinds))]
+        for number in range(len(others)):
+            if number not in known:
+                self._begins.append(others._begins[number])
+                self._sizes.append(others._sizes[number])
+                self._of.append(kinds[others._of[number]])
+        return [others.at(number) for number in sorted(known)]
+
+    def number(self, name: str) -> int | None:
+        """Return the number of the tensor of this name, or None where there is none."""
+        return self._names.number(name)
+
+    def numbered(self, name: str) -> int:
+        """Return the number of the tensor of this name, which is there."""
+        return self._names.numbered(name)
+
+    def name(self, number: int) -> str:
+        """Return the name of the tensor of a number."""
+        return self._names[number]
+
+    def at(self, number: int) -> TensorEntry:
+        """Return the tensor of a number."""
+        dtype, shape, file = self._kinds[self._of[number]]
+        return TensorEntry(
+            name=self._names[number], dtype=dtype, shape=shape, begin=self._begins[number],
+            nbytes=self._sizes[number], file=file,
+        )  # fmt: skip
+
+    def in_file_order(self) -> Entries:
+        """Return the same tensors as they lie in one file; an empty one comes before that of its offset."""
+        places = list(zip(self._begins, self._sizes, strict=True))
+        order = sorted(range(len(self)), key=places.__getitem__)
+        return self if order == list(range(len(self))) else Entries(map(self.at, order))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.number(name) is not None
+
+    def __getitem__(self, name: str) -> TensorEntry:
+        number = self.number(name)
+        if number is None:
+            raise KeyError(name)
+        return self.at(number)
+
+    def values(self) -> EntryValues:
+        """Return the tensors, in order."""
+        return EntryValues(self)
+
+
+class EntryValues(ValuesView[TensorEntry], Sequence[TensorEntry]):
+    """The tensors of a table in their order, each made when it is asked for."""
+
+    _mapping: Entries
+
+    @overload
+    def __getitem__(self, at: int) -> TensorEntry: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[TensorEntry, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> TensorEntry | tuple[TensorEntry, ...]:
+        numbers = range(len(self._mapping))
+        if isinstance(at, slice):
+            return tuple(map(self._mapping.at, numbers[at]))
+        return self._mapping.at(numbers[at])
+
+    def __iter__(self) -> Iterator[TensorEntry]:
+        return map(self._mapping.at, range(len(self._mapping)))

@@ -1,0 +1,38 @@
+"""What is wrong with a checkpoint, as values: where, and what; and what is in the way of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...errors import CheckpointError, printable
+
+_LISTED = 50
+"""So many names of each kind are spelled out in one message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong.
+
+    where: the module, tensor or file as it is named. what: the rest of the sentence.
+
+    >>> str(Problem(where="model.norm.weight", what="it is missing"))
+    "'model.norm.weight': it is missing"
+    """
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{printable(self.where)}: {self.what}"
+
+
+def listed(items: Sequence[str]) -> str:
+    """Return items in a row, of many the first ones and how many more there are."""
+    rest = len(items) - _LISTED
+    return ", ".join(items[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+class ObstacleError(CheckpointError):
+    """Something beside the data stops a run: what is done stays, and the same call goes on without it."""

@@ -1,0 +1,275 @@
+"""The quantized layers of a checkpoint: which tensors are whose, under which scheme.
+
+Written by zeropoint or by others, as long as some codec claims the configuration. What is wrong with a layer
+is collected, not raised, so that everything can be named at once. This module reads headers and the small
+tensors that codecs ask for; it decodes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...codecs.known import CONFIG_KEYS
+from ...codecs.protocol import Codec, Entry, Known, LayerScheme, Reader, Record
+from ...codecs.registry import CODECS, claiming, methods
+from ...columns import Kinds, Made, Names
+from ...errors import CheckpointError, ZeropointError
+from ...schemes import Scheme
+from .config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
+from .entries import Entries, TensorEntry
+from .problems import Problem
+from .source import MAX_JSON_BYTES, Source
+from .storage import exists, open_file, read_small, shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLayer:
+    """A quantized weight in a checkpoint.
+
+    module: its name. layer: its scheme. shape, dtype: of the weight that was quantized. tensors: by the names
+    of its codec, the codes first; those of fused experts have a first axis more.
+    experts: how many matrices of ``shape`` lie one after the other, or None for a matrix.
+    """
+
+    module: str
+    layer: LayerScheme
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    tensors: Mapping[str, TensorEntry]
+    experts: int | None = None
+
+    @property
+    def weight(self) -> Scheme:
+        """The scheme of the weight."""
+        return self.layer.weight
+
+    @property
+    def codec(self) -> Codec:
+        """How it lies in the file."""
+        return self.layer.codec
+
+    @property
+    def codes(self) -> TensorEntry:
+        """The tensor of its codes."""
+        return next(iter(self.tensors.values()))
+
+    @property
+    def name(self) -> str:
+        """Name of the weight before it was quantized."""
+        return f"{self.module}.weight" if self.experts is None else self.module
+
+    @property
+    def values(self) -> int:
+        """Quantized values."""
+        return math.prod(self.shape) * (1 if self.experts is None else self.experts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its tensors."""
+        return sum(entry.nbytes for entry in self.tensors.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """The quantized layers of a checkpoint, its other tensors, and what is wrong with either.
+
+    modules: those of the layers, in their order. unread: tensors of layers that ``problems`` are about.
+    reader: what the codec reads in the configuration.
+    """
+
+    layers: Sequence[StoredLayer]
+    modules: Names
+    others: Sequence[TensorEntry]
+    unread: Sequence[TensorEntry]
+    reader: Reader
+    problems: tuple[Problem, ...]
+
+    @property
+    def ignore(self) -> tuple[str, ...]:
+        """Modules that the configuration says are not quantized."""
+        return self.reader.ignore
+
+    @staticmethod
+    def none(entries: Entries) -> Stored:
+        """Return what a checkpoint of floats alone holds."""
+        return Stored.of(entries, _Layers(entries), Reader(), ())
+
+    @staticmethod
+    def of(entries: Entries, layers: _Layers, reader: Reader, problems: Sequence[Problem]) -> Stored:
+        """Return what was found among ``entries``; ``layers`` knows which of them are taken."""
+        others = array("I", (n for n in range(len(entries)) if not layers.taken[n]))
+        unread = layers.unread()
+        return Stored(
+            layers=Made(len(layers.modules), layers.at), modules=layers.modules, reader=reader,
+            others=Made(len(others), lambda n: entries.at(others[n])),
+            unread=Made(len(unread), lambda n: entries.at(unread[n])), problems=tuple(problems),
+        )  # fmt: skip
+
+
+class _Layers:
+    """Layers in columns: what many have in common once, and for each the numbers of its tensors.
+
+    taken: whether a tensor, by number, belongs to a layer or to what is wrong with one.
+    """
+
+    def __init__(self, entries: Entries) -> None:
+        self.modules = Names()
+        self.taken = bytearray(len(entries))
+        self._entries = entries
+        self._kinds, self._of = Kinds(), array("I")
+        self._begins, self._tensors = array("q"), array("I")
+
+    def unread(self) -> array[int]:
+        """Return the numbers of the tensors of no layer that belong to what is wrong with one."""
+        held = bytearray(len(self.taken))
+        for number in self._tensors:
+            held[number] = True
+        return array("I", (n for n, taken in enumerate(self.taken) if taken and not held[n]))
+
+    def add(self, record: Record, tensors: Mapping[str, TensorEntry]) -> None:
+        self.modules.add(record.module)
+        kind = (record.layer, record.shape, record.dtype, record.experts, record.parts)
+        self._of.append(self._kinds.number(kind))
+        self._begins.append(len(self._tensors))
+        self._tensors.extend(self._entries.numbered(tensors[part].name) for part in record.parts)
+
+    def at(self, number: int) -> StoredLayer:
+        """Return the layer of a number."""
+        layer, shape, dtype, experts, parts = self._kinds[self._of[number]]
+        begin = self._begins[number]
+        tensors = {part: self._entries.at(self._tensors[begin + at]) for at, part in enumerate(parts)}
+        return StoredLayer(
+            module=self.modules[number], layer=layer, shape=shape, dtype=dtype, tensors=tensors,
+            experts=experts,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listing:
+    """What a codec sees of a checkpoint."""
+
+    source: Source
+    quantization: Mapping[str, Any]
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The model's configuration."""
+        return self.source.config or {}
+
+    def read(self, entry: Entry) -> bytes:
+        """Return the bytes of a tensor of the checkpoint."""
+        found = self.source.entries[entry.name]
+        file, buffer = open_file(found.file), bytearray(found.nbytes)
+        try:
+            file.read_into(memoryview(buffer), found.begin)
+        finally:
+            file.close()
+        return bytes(buffer)
+
+
+def configuration(source: Source) -> dict[str, Any] | None:
+    """Return the ``quantization_config`` of a checkpoint, or None when it has none.
+
+    Raises CheckpointError when it is malformed.
+    """
+    if not source.container.indexed:
+        return _of_container(source)
+    config = source.config or {}
+    found = next((config[key] for key in CONFIG_KEYS if config.get(key) not in (None, {})), None)
+    if found is None and source.config is None:
+        path = source.root / WEIGHTS_ONLY_CONFIG
+        if exists(path):
+            try:
+                found = json.loads(read_small(path, limit=MAX_JSON_BYTES)[0]).get(CONFIG_KEY)
+            except (ValueError, RecursionError, AttributeError) as error:
+                raise CheckpointError(
+                    f"{shown(path)} is not a JSON object: {error}; the file is damaged"
+                ) from error
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{CONFIG_KEY} of {shown(source.root)} is not an object; the file is damaged")
+    return found
+
+
+def _of_container(source: Source) -> dict[str, Any] | None:
+    """Return what stands for a configuration of files whose tensors say it all, or None of floats alone."""
+    codec = next(codec for codec in CODECS.values() if codec.container == source.container.name)
+    parts = (codec.part_of(entry.name, entry.dtype) for entry in source.entries.values())
+    return {"quant_method": codec.methods[0]} if any(part is not None for part in parts) else None
+
+
+def find_layers(source: Source, known: Callable[[str], Known | None] | None = None) -> Stored:
+    """Return the quantized layers of ``source``; ``known`` gives what the original says of a module's weight.
+
+    Raises CheckpointError when the checkpoint is not quantized in a way that is read here.
+    """
+    config = configuration(source)
+    if config is None:
+        if source.given != source.root:
+            raise CheckpointError(
+                f"{shown(source.given)} is one file, without a configuration; pass its directory"
+            )
+        raise CheckpointError(
+            f"{shown(source.root)} is not quantized: its configuration has no {CONFIG_KEY}; pass the output "
+            "of zeropoint quantize"
+        )
+    codec = claiming(config)
+    if codec is None:
+        raise CheckpointError(
+            f"quant_method is {config.get('quant_method')!r}, but only {' and '.join(methods())} are read; "
+            f"pass "
+            "one of these"
+        )
+    reader = codec.read(_Listing(source=source, quantization=config))
+    layers, problems = _Layers(source.entries), []
+    for key, tensors, several in _by_weight(source.entries, codec, layers.taken):
+        try:
+            if several:
+                raise CheckpointError(f"it has several tensors of {several}, but must have one")
+            layers.add(reader.record(key, tensors, known and known(key)), tensors)
+        except ZeropointError as error:
+            problems.append(Problem(where=key, what=str(error)))
+    return Stored.of(source.entries, layers, reader, problems)
+
+
+_SEVERAL = -2
+
+
+def _by_weight(
+    entries: Entries, codec: Codec, taken: bytearray
+) -> Iterator[tuple[str, dict[str, TensorEntry], str]]:
+    """Yield each key that a codec has parts of, its tensors by part, and a part that is there twice.
+
+    Tensors that are surely a codec's come first, and others join them; all of them are marked as taken.
+    """
+    keys = Names()
+    columns: dict[str, array[int]] = {}
+    for own in (True, False):
+        for number, entry in enumerate(entries.values()):
+            found = codec.part_of(entry.name, entry.dtype)
+            if found is None or found[2] is not own:
+                continue
+            key, part, _ = found
+            if own and keys.add(key) is not None:
+                for column in columns.values():
+                    column.append(-1)
+            at = keys.number(key)
+            if at is not None:
+                column = columns.setdefault(part, array("i", [-1]) * len(keys))
+                column[at] = number if column[at] == -1 else _SEVERAL
+                taken[number] = True
+    for at, key in enumerate(keys):
+        several = next((part for part, column in columns.items() if column[at] == _SEVERAL), "")
+        yield (
+            key,
+            {part: entries.at(column[at]) for part, column in columns.items() if column[at] >= 0},
+            several,
+        )

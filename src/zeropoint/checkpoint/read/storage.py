@@ -1,0 +1,243 @@
+"""Where bytes are read from: local files, and objects of a store such as S3 behind a URL.
+
+Both are the same few operations: open, read a range into a buffer, ask size and identity, list a folder.
+Local files are read with `pread` and never mapped, because a file that is truncated while mapped kills the
+process. Objects go through fsspec (object_store.py), which is loaded for a URL only. This module knows
+nothing of what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from zeropoint.checkpoint.read import object_store
+from zeropoint.checkpoint.read.object_store import RemotePath, Stamp
+from zeropoint.errors import CheckpointError, printable
+
+# Linux reads at most this many bytes a call (man 2 read); other systems fail above 2**31 - 1.
+MAX_READ_BYTES = 0x7FFF_F000
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+Place = Path | RemotePath
+"""Where a file or a folder is; both kinds know `name`, `parent` and `/`."""
+
+
+class OpenFile(Protocol):
+    """A file or object that is open for reading, by any number of threads."""
+
+    @property
+    def stamp(self) -> Stamp:
+        """Its state at opening."""
+        ...
+
+    @property
+    def descriptor(self) -> int | None:
+        """The descriptor of a local file, for calls of the operating system."""
+        ...
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill `buffer`, of bytes, from the absolute `offset` on; raises CheckpointError where that fails."""
+        ...
+
+    def close(self) -> None:
+        """Close it; nothing is read afterwards."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One name in a folder, and whether it is a folder itself."""
+
+    name: str
+    is_folder: bool
+
+
+def place(text: str | Place) -> Place:
+    """Return where `text` points to: a path, or an object or folder behind a URL.
+
+    Raises CheckpointError for a URL whose scheme is none of those that are read, and for no text at all,
+    which a path would take for the current directory.
+
+    >>> place("models/a"), str(place("s3://bucket/a/"))
+    (PosixPath('models/a'), 's3://bucket/a')
+    """
+    if not isinstance(text, str):
+        return text
+    if not text:
+        raise CheckpointError("the path is empty; name a directory, or write . for the current one")
+    if not _URL.match(text):
+        return Path(text)
+    if text.lower().startswith("file://"):
+        return Path(unquote(urlsplit(text).path))
+    return RemotePath.parse(text)
+
+
+def shown(path: Place | str) -> str:
+    """Return a path for a message: quoted, escaped and of bounded length.
+
+    >>> shown("a/model.safetensors")
+    "'a/model.safetensors'"
+    """
+    return printable(str(path), limit=1000)
+
+
+def open_file(path: Place) -> OpenFile:
+    """Open a regular file or an object for reading; the caller closes it.
+
+    Raises CheckpointError where it is missing, unreadable, or not a regular file.
+    """
+    if isinstance(path, RemotePath):
+        return object_store.RemoteFile(path)
+    return LocalFile(path)
+
+
+def read_small(path: Place, *, limit: int) -> tuple[bytes, Stamp]:
+    """Return the content of a file of at most `limit` bytes, and its state.
+
+    Raises CheckpointError where it is larger, missing, unreadable or no regular file.
+    """
+    file = open_file(path)
+    try:
+        if file.stamp.size > limit:
+            rule = f"has {file.stamp.size} bytes, above the limit of {limit} for a JSON file"
+            raise CheckpointError(f"{shown(path)} {rule}; check that it is the right file")
+        raw = bytearray(file.stamp.size)
+        file.read_into(memoryview(raw), 0)
+    finally:
+        file.close()
+    return bytes(raw), file.stamp
+
+
+def stamp(path: Place) -> Stamp:
+    """Return the state of a file or object now; raises one of `failures` where there is none."""
+    if isinstance(path, RemotePath):
+        return object_store.stamp(path)
+    return stamp_of(os.stat(path))
+
+
+def failures(path: Place) -> tuple[type[BaseException], ...]:
+    """Return the exceptions by which a file system or a store says that it cannot do what is asked."""
+    return object_store.failures(path) if isinstance(path, RemotePath) else (OSError,)
+
+
+def exists(path: Place) -> bool:
+    """Return whether there is anything at `path`, be it a link to nothing."""
+    if isinstance(path, RemotePath):
+        return object_store.exists(path)
+    return os.path.lexists(path)
+
+
+def is_folder(path: Place) -> bool:
+    """Return whether `path` is a directory, or the beginning of the names of some objects."""
+    if isinstance(path, RemotePath):
+        return object_store.is_folder(path)
+    return path.is_dir()
+
+
+def listing(folder: Place) -> Sequence[Listed]:
+    """Return what lies in a folder, without order; raises CheckpointError where it cannot be listed."""
+    if isinstance(folder, RemotePath):
+        return [Listed(name=name, is_folder=inner) for name, inner in object_store.listing(folder)]
+    try:
+        with os.scandir(folder) as found:
+            return [Listed(name=e.name, is_folder=e.is_dir(follow_symlinks=False)) for e in found]
+    except OSError as error:
+        problem = f"{shown(folder)} cannot be listed: {error.strerror}"
+        raise CheckpointError(f"{problem}; check the path and its permissions") from error
+
+
+class LocalFile:
+    """A regular file, open by descriptor."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = open_regular(path)
+        self.stamp = stamp_of(os.fstat(self._descriptor))
+
+    @property
+    def descriptor(self) -> int:
+        """See `OpenFile`."""
+        return self._descriptor
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """See `OpenFile`."""
+        read_into(self._descriptor, buffer, offset, path=self._path)
+
+    def close(self) -> None:
+        """See `OpenFile`."""
+        os.close(self._descriptor)
+
+
+def open_regular(path: Path) -> int:
+    """Open a regular file for reading and return its descriptor, which the caller closes.
+
+    Raises CheckpointError where the file is missing, unreadable, or not a regular file: a FIFO would block
+    for ever, and a device may act on being opened. The kind is asked before the open, and again of the open
+    descriptor, since another process may have replaced the file in between.
+    """
+    try:
+        _require_regular(path, os.stat(path).st_mode)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        if isinstance(error, CheckpointError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise CheckpointError(
+            f"{shown(path)} cannot be opened: {reason}; check the path and its permissions"
+        ) from error
+    try:
+        _require_regular(path, os.fstat(descriptor).st_mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _require_regular(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "directory", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
+        kind = kinds.get(stat.S_IFMT(mode), "device")
+        raise CheckpointError(
+            f"{shown(path)} is a {kind}, but must be a regular file; remove it or pass another path"
+        )
+
+
+def stamp_of(result: os.stat_result) -> Stamp:
+    """Return the stamp of an `os.stat` result."""
+    return Stamp(
+        size=result.st_size, mtime_ns=result.st_mtime_ns, ctime_ns=result.st_ctime_ns, inode=result.st_ino,
+        device=result.st_dev,
+    )  # fmt: skip
+
+
+def read_into(fd: int, buffer: memoryview, offset: int, *, path: Place | str = "the file") -> None:
+    """Fill `buffer`, of bytes, with the file's bytes from the absolute `offset` on.
+
+    Short reads and interrupted calls are resumed. `path` is for messages. Raises CheckpointError where the
+    file ends before the buffer is full, which means that it changed after its header was read, or where the
+    device fails.
+    """
+    place = shown(path)
+    done = 0
+    while done < len(buffer):
+        try:
+            count = os.preadv(fd, [buffer[done : done + MAX_READ_BYTES]], offset + done)
+        except InterruptedError:
+            continue
+        except OSError as error:
+            problem = f"{place} cannot be read at byte {offset + done}: {error.strerror}"
+            raise CheckpointError(f"{problem}; check the disk or mount, and retry") from error
+        if count == 0:
+            raise CheckpointError(
+                f"{place} ends at byte {offset + done}, but {len(buffer)} bytes from byte {offset} on were "
+                "there when its header was read: the file changed while reading; stop what writes to it and "
+                "start again"
+            )
+        done += count

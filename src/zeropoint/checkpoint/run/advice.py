@@ -1,0 +1,105 @@
+"""What a user should hear before trusting an output: weights that a scheme does not fit, or keeps little of.
+
+This module decides nothing. It compares what was asked for with other schemes that could have been.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ...codecs.layers import layer_scheme, preset_layers
+from ...codecs.protocol import LayerScheme
+from ...errors import ZeropointError, count, printable, size_of
+from ..choose.decisions import misfit
+from ..plan.checkpoint_plan import Plan
+from ..read.entries import TensorEntry
+from .loop import RunResult
+
+ROUGH = 0.5
+"""Relative error from which an output is hardly the model any more: of published schemes of 4 bits, the worst
+have 0.2."""
+
+
+@dataclass(slots=True)
+class _Total:
+    """Weights that are counted and forgotten: how many bytes, and one of each shape."""
+
+    count: int = 0
+    nbytes: int = 0
+    shapes: dict[tuple[int, ...], TensorEntry] = field(default_factory=dict)
+
+    def add(self, entry: TensorEntry) -> None:
+        self.count += 1
+        self.nbytes += entry.nbytes
+        self.shapes.setdefault(entry.shape, entry)
+
+
+def partly(plan: Plan) -> list[str]:
+    """Return a sentence where a scheme fits some shapes only: what stays as it is, and which fits all."""
+    for layer in plan.layers:
+        left, taken = _Total(), _Total()
+        for decision in plan.decisions:
+            if decision.layer == layer:
+                taken.add(decision.entry)
+            elif decision.left_alone and misfit(decision.entry, layer) is not None:
+                left.add(decision.entry)
+        if left.count:
+            return [_partly(layer, left, taken)]
+    return []
+
+
+def _partly(layer: LayerScheme, left: _Total, taken: _Total) -> str:
+    shapes = (*left.shapes.values(), *taken.shapes.values())
+    found = next((other.name for other in _others(layer) if not any(misfit(e, other) for e in shapes)), None)
+    remedy = "no scheme like it fits all" if found is None else f"--to {found} fits all of them"
+    first = shapes[0]
+    return (
+        f"{size_of(left.nbytes)} of {size_of(left.nbytes + taken.nbytes)} of linear weights stay in "
+        f"{first.dtype}: {layer} does not fit {count(left.count, 'weight')}, such as {printable(first.name)} "
+        f"({misfit(first, layer)}); {remedy}"
+    )
+
+
+def rough(result: RunResult) -> list[str]:
+    """Return a sentence where the measured error leaves little of a weight, with a scheme that keeps more."""
+    number, worst, most = 0, None, ROUGH
+    for outcome in result.outcomes:
+        relative = outcome.error.relative
+        number += relative > ROUGH
+        if relative > most:
+            worst, most = outcome, relative
+    if worst is None:
+        return []
+    whose = "all weights" if number == len(result.outcomes) else count(number, "weight")
+    said = (
+        f"the relative error of {whose} is above {ROUGH}, that of {printable(worst.weight.module)} is "
+        f"{most:.2f}"
+    )
+    finer = _finer(worst.weight.layer)
+    return [said if finer is None else f"{said}; --to {finer.name} keeps more of them"]
+
+
+def _others(layer: LayerScheme) -> Iterator[LayerScheme]:
+    """Yield schemes like ``layer`` that fit more shapes, the closest first."""
+    element = str(layer.weight).partition(":")[0]
+    for blocks in ("g64", "g32", "g16", "channel") if layer.input is None else ():
+        with contextlib.suppress(ZeropointError):  # not every element has a layout for every block
+            found = layer_scheme(f"{element}:{blocks}", layer.codec)
+            yield LayerScheme(codec=layer.codec, name=f"{element}:{blocks}", weight=found.weight)
+    yield from sorted(
+        preset_layers(layer.codec),
+        key=lambda other: (abs(other.weight.bits - layer.weight.bits), other.input != layer.input),
+    )
+
+
+def _finer(layer: LayerScheme) -> LayerScheme | None:
+    """Return the preset for weights alone that is closest to ``layer`` from above, or None."""
+    own = layer.weight
+    alone = [
+        other for other in preset_layers(layer.codec) if other.input is None and other.weight.bits >= own.bits
+    ]
+    return min(
+        alone, key=lambda other: (other.weight.bits, other.weight.element != own.element), default=None
+    )

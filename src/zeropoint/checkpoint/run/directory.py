@@ -1,0 +1,446 @@
+"""The output directory: nothing that a loader would open exists before everything is there.
+
+Files are written under hidden names, ``.NAME.partial``, in the directory itself, so that the final rename
+never crosses file systems. Publishing renames shards and companions first, then the manifest, config.json and
+the index, whose rename is the commit. A run that ends before leaves the hidden files, from which the next one
+goes on, or removes them, and no other file is touched: what has a final name is removed only where its inode
+says that it is ours. A lock keeps a second run out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import CheckpointError, size_of
+from ..read.file_names import JOURNAL, require_outputs
+from ..read.object_store import RemotePath
+from ..read.problems import ObstacleError
+from ..read.storage import OpenFile, Place, shown
+from .folder import Folder
+from .lock import LOCK, OWNER, Lock
+
+_FALLBACK_CHUNK = 1 << 20
+_NO_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def partial_name(name: str) -> str:
+    """Return the hidden name under which ``name`` is written.
+
+    >>> partial_name("1_Pooling/config.json")
+    '1_Pooling/.config.json.partial'
+    """
+    path = Path(name)
+    return str(path.with_name(f".{path.name}.partial"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partials:
+    """The hidden files of a directory that is being filled, which any process may open while a run lasts.
+
+    needed: bytes of all files, for messages.
+    """
+
+    path: Path
+    needed: int
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[int]:
+        """Give the descriptor of the partial file of ``name`` for the block, to read and write.
+
+        Operating system errors inside the block, and on closing, become a CheckpointError about ``name``.
+        """
+        with self.io(name):
+            descriptor = Folder(self.path).open(partial_name(name), os.O_RDWR)
+            try:
+                yield descriptor
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+                raise
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def io(self, name: str, so_far: str = "nothing was published") -> Iterator[None]:
+        """Turn operating system errors inside the block into a CheckpointError about ``name``.
+
+        so_far: what has become of the output by then.
+        """
+        try:
+            yield
+        except OSError as error:
+            reason = f"{shown(self.path / name)} cannot be written: {error.strerror or error}"
+            raise CheckpointError(f"{reason}; {self._remedy(error.errno)}; {so_far}") from error
+
+    def _remedy(self, number: int | None) -> str:
+        if number in _FULL:
+            free = _available(self.path)
+            if number == errno.EDQUOT:
+                return "your quota on this file system is used up: make room and start again"
+            found = os.statvfs(self.path)
+            if found.f_files and not found.f_favail:
+                return "the file system has no room for more files (inodes): remove some and start again"
+            needed = size_of(self.needed)
+            return f"{needed} are needed in all and {size_of(free)} are free: make room and start again"
+        if number == errno.EFBIG:
+            return "the file system or `ulimit -f` limits the size of a file: raise it, or use smaller shards"
+        if number == errno.EMFILE:
+            return "too many files are open: raise `ulimit -n`"
+        return "check the directory, its permissions and the disk"
+
+
+class OutputDirectory:
+    """A directory that is being filled by this process alone: a context manager that holds its lock.
+
+    path: where to write. Created with its parents where it does not exist. root: the source, which must be
+    elsewhere, or None for a model in memory. sizes: bytes of every file that will be written, by name.
+    overwrite: whether the directory may hold files already; those of other names are left alone.
+
+    Raises CheckpointError when the place is no directory, locked, or inside the source, and when a name leads
+    out of it.
+    """
+
+    def __init__(self, path: Path, root: Place | None, sizes: Mapping[str, int], *, overwrite: bool) -> None:
+        self.path = Path(os.path.realpath(path))
+        self.partials = Partials(path=self.path, needed=sum(sizes.values()))
+        self._given = path
+        self.names = tuple(sizes)
+        self._sizes = sizes
+        self.overwrite = overwrite
+        self._folder = Folder(self.path)
+        self._begun = False
+        self._made: list[Path] = []
+        self._inner: list[str] = []
+        self._ours: dict[str, tuple[int, int]] = {}
+        self._lock: Lock | None = None
+        self._root = root
+        require_outputs(sizes)
+        if root is not None:
+            _require_apart(path, self.path, root)
+        if os.path.lexists(path) and not os.path.isdir(path):
+            raise CheckpointError(f"output {shown(path)} exists and is not a directory; choose another path")
+
+    def __enter__(self) -> OutputDirectory:
+        try:
+            with self.partials.io(LOCK):
+                while self._lock is None:
+                    self._make(self.path)
+                    # The run before may just be removing the directory that it made.
+                    with contextlib.suppress(FileNotFoundError):
+                        self._lock = Lock(self.path)
+            self._require_unseen(self._lock)
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._leave()
+
+    def require_free(self, *, published: bool) -> None:
+        """Raise CheckpointError when the directory holds files of others, or has too little room.
+
+        published: whether an interrupted run of the same plan had begun to give files their names.
+        """
+        self._begun = published
+        with self.partials.io("."):
+            found = sorted(set(os.listdir(self.path)) - {LOCK, OWNER, JOURNAL, *self._own()})
+        if self.overwrite or published:
+            found = [name for name in found if name not in self._sizes]
+        if self.overwrite:
+            self._require_no_other_weights(found)
+        else:
+            self._require_nothing(found)
+        self._require_room()
+
+    def prepare(self, name: str, size: int, head: bytes = b"") -> None:
+        """Make the partial file of ``name``, or take over what is there; then it has that size and head."""
+        partial = partial_name(name)
+        with self.partials.io(name):
+            self._require_replaceable(name)
+            self._inner += self._folder.make(name)
+            found = self._folder.file(partial)
+            if found is not None and found.st_nlink > 1:
+                # Another name holds the same bytes, which are not ours to change.
+                self._folder.unlink(partial)
+            descriptor = self._folder.open(partial, os.O_RDWR | os.O_CREAT)
+            try:
+                self._ours[name] = _inode(os.fstat(descriptor))
+                if os.fstat(descriptor).st_size > size:
+                    os.ftruncate(descriptor, size)
+                _reserve(descriptor, size)
+                write_at(descriptor, memoryview(head), 0)
+            finally:
+                os.close(descriptor)
+
+    def published(self, name: str) -> bool:
+        """Return whether ``name`` has its name already, and no partial file stands for a newer one."""
+        found = self._folder.state(name)
+        waits = self._folder.state(partial_name(name)) is not None
+        return not waits and found is not None and stat.S_ISREG(found.st_mode)
+
+    def adopt(self, name: str) -> None:
+        """Take a file that has its name for ours, whose bytes are proven, unless it may be an older one."""
+        found = self._folder.state(name)
+        if found is not None and not self.overwrite:
+            self._ours[name] = _inode(found)
+
+    def settle(self, skip: Collection[str] = ()) -> dict[str, str]:
+        """Make the bytes of all files durable but those of ``skip``; return the state of each, as text."""
+        found = {}
+        for name in self._sizes:
+            if name not in skip:
+                self._require_replaceable(name)
+                with self.partials.open(name) as descriptor:
+                    os.fsync(descriptor)
+                    found[name] = _state(os.fstat(descriptor))
+        return found
+
+    def publish(self, last: Sequence[str], *, skip: Collection[str] = ()) -> None:
+        """Give every file its name, those of ``last`` at the end, so that no loader sees half of it.
+
+        skip: files that have theirs. Raises ObstacleError when a file of somebody else has one.
+        """
+        order = [name for name in self._sizes if name not in (*last, *skip)] + list(last)
+        for name in last if self.overwrite else ():
+            # An old index or configuration must not describe new shards, not even for a moment.
+            with self.partials.io(name), contextlib.suppress(FileNotFoundError):
+                self._folder.unlink(name)
+        self.sync_names()
+        for number, name in enumerate(order):
+            if number == len(order) - len(last):
+                self.sync_names(_PARTLY)
+            self._require_replaceable(name)
+            with self.partials.io(name, "nothing was published" if number == 0 else _PARTLY):
+                self._folder.rename(partial_name(name), name)
+        self.sync_names("all files were published")
+        self._made.clear()
+        self._inner.clear()
+
+    def sync_names(self, so_far: str = "nothing was published") -> None:
+        """Wait until the names of all files, and of directories that were made for them, are on disk."""
+        folders = {(self.path / name).parent for name in self._sizes} | {made.parent for made in self._made}
+        with self.partials.io(".", so_far):
+            for folder in sorted(folders):
+                _sync_directory(folder)
+
+    def finish(self) -> None:
+        """Remove the journal: the run is over."""
+        with self.partials.io(JOURNAL, "all files were published"):
+            with contextlib.suppress(FileNotFoundError):  # somebody was faster
+                self._folder.unlink(JOURNAL)
+            _sync_directory(self.path)
+
+    def discard(self, names: Iterable[str] = (), published: Mapping[str, str] | None = None) -> None:
+        """Remove the partial files of this run, or an interrupted one's ``names``, and the journal.
+
+        published: files that have their names, with the state that the interrupted run gave them; by default
+        those of this run. A file that is another one meanwhile stays.
+        """
+        for name in dict.fromkeys((*self.names, *names)):
+            self._remove(partial_name(name), lambda _: True)
+        if published is None:
+            for name, inode in self._ours.items():
+                self._remove(name, functools.partial(_is_inode, inode))
+        else:
+            for name, state in published.items():
+                self._remove(name, functools.partial(_is_state, state))
+        self._remove(JOURNAL, lambda _: True)  # the journal last: until then it says what the others are
+
+    def _remove(self, name: str, ours: Callable[[os.stat_result], bool]) -> None:
+        with contextlib.suppress(OSError, CheckpointError):
+            found = self._folder.file(name)
+            if found is not None and ours(found):
+                self._folder.unlink(name)
+
+    def _own(self) -> list[str]:
+        return [partial_name(name) for name in self._sizes]
+
+    def _leave(self) -> None:
+        """Give up the lock, and remove folders that this run made and nothing is in. Safe to call twice."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+        for inner in reversed(self._inner):
+            with contextlib.suppress(OSError, CheckpointError):
+                self._folder.remove(inner)
+        for folder in reversed(self._made):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        self._made.clear()
+        self._inner.clear()
+
+    def _make(self, folder: Path) -> None:
+        if not folder.exists():
+            self._make(folder.parent)
+            with self.partials.io("."):
+                os.makedirs(folder, exist_ok=True)  # another run may have been faster
+            self._made.append(folder)
+
+    def _require_unseen(self, lock: Lock) -> None:
+        """Refuse an output that is the source, lies in it or holds it by another path, such as a mount's."""
+        if self._root is None or isinstance(self._root, RemotePath):
+            return
+        parts = self.path.parts[1:]
+        below = [self._root.joinpath(*parts[begin:]) for begin in range(len(parts))]
+        for folder in (*(place for root in _roots(self._root) for place in (root, *root.parents)), *below):
+            if folder != self.path and lock.is_seen_in(folder):
+                raise CheckpointError(
+                    f"output {shown(self._given)} is the source, lies in it or holds it: it is also seen as "
+                    f"{shown(folder)}; write elsewhere"
+                )
+
+    def _require_nothing(self, found: Sequence[str]) -> None:
+        # Folders of companions may be left by a killed run; they hold nothing but its files.
+        found = [name for name in found if not self._only_own(self.path / name)]
+        if found:
+            listed = ", ".join(map(shown, found[:3])) + (
+                f" and {len(found) - 3} more" if len(found) > 3 else ""
+            )
+            raise CheckpointError(
+                f"output {shown(self._given)} holds {listed}; choose an empty directory, or add --overwrite"
+            )
+
+    def _require_no_other_weights(self, found: Sequence[str]) -> None:
+        weights = [name for name in found if name.endswith((".safetensors", ".safetensors.index.json"))]
+        if weights:
+            listed = ", ".join(map(shown, weights[:3]))
+            raise CheckpointError(
+                f"output {shown(self._given)} holds other weights ({listed}), which loaders might take "
+                "instead; remove them, or write elsewhere"
+            )
+
+    def _only_own(self, path: Path) -> bool:
+        if path.is_symlink() or not path.is_dir():
+            return False
+        own = {str(self.path / name) for name in (*self._own(), *(self._sizes if self._begun else ()))}
+        return all(str(found) in own or self._only_own(found) for found in path.iterdir())
+
+    def _require_replaceable(self, name: str) -> None:
+        """Refuse a name that is that of no file, or of a file that is not to be overwritten."""
+        with self.partials.io(name):
+            if self._folder.file(name) is not None and not self.overwrite:
+                raise ObstacleError(
+                    f"{shown(self.path / name)} is not a file of this run; move it away, and run the same "
+                    "command again to resume"
+                )
+
+    def _require_room(self) -> None:
+        free = _available(self.path)
+        missing = sum(self._missing(name, size) for name, size in self._sizes.items())
+        if free < missing:
+            raise CheckpointError(
+                f"{shown(self.path)} has {size_of(free)} free, but {size_of(missing)} are needed; make room "
+                "or write elsewhere"
+            )
+
+    def _missing(self, name: str, size: int) -> int:
+        """Return the bytes of the disk that a file still takes, in whole blocks."""
+        with self.partials.io(name):
+            found = self._folder.state(partial_name(name))
+        if found is None:
+            return -(-size // _BLOCK) * _BLOCK
+        return max(0, size - 512 * found.st_blocks)
+
+
+_PARTLY = "some files were published, but not the index"
+_BLOCK = 4096
+
+
+def _inode(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+def _is_inode(inode: tuple[int, int], found: os.stat_result) -> bool:
+    return _inode(found) == inode
+
+
+def _is_state(state: str, found: os.stat_result) -> bool:
+    return _state(found) == state
+
+
+def _state(found: os.stat_result) -> str:
+    # A new name changes none of these, and without the device, as in plan/identity.py.
+    return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    if not size:
+        return
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+    else:
+        os.ftruncate(descriptor, size)
+
+
+def _available(path: Path) -> int:
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _require_apart(given: Path, out: Path, root: Place) -> None:
+    """Refuse an output that is the source, lies in it or holds it, through links and mounts too."""
+    if isinstance(root, RemotePath):
+        return
+
+    def same(a: Path, b: Path) -> bool:
+        return a == b or (a.exists() and b.exists() and os.path.samefile(a, b))
+
+    if any(same(folder, place) for folder in (out, *out.parents) for place in _roots(root)):
+        raise CheckpointError(f"output {shown(given)} is the source or lies in it; write elsewhere")
+    if any(same(folder, out) for folder in root.parents):
+        raise CheckpointError(f"output {shown(given)} holds the source; write elsewhere")
+
+
+def _roots(root: Path) -> tuple[Path, ...]:
+    """Return a source and where else its files may lie: those of a snapshot are in `blobs` beside it."""
+    return (root, root.parent.parent / "blobs") if root.parent.name == "snapshots" else (root,)
+
+
+def write_at(descriptor: int, data: memoryview, offset: int) -> None:
+    """Write all of ``data``, bytes, at ``offset``; short writes are resumed."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:], offset + done)
+
+
+def copy_range(source: OpenFile, target: int, *, begin: int, to: int, size: int) -> None:
+    """Copy ``size`` bytes at offset ``begin`` of ``source`` to offset ``to`` of ``target``.
+
+    In the kernel where it can; blocks are shared on file systems that know how. Raises CheckpointError when
+    the source ends before.
+    """
+    done = 0
+    while done < size and source.descriptor is not None:
+        try:
+            count = os.copy_file_range(source.descriptor, target, size - done, begin + done, to + done)
+        except AttributeError:  # not on Linux
+            break
+        except OSError as error:
+            if error.errno not in _NO_COPY:
+                raise
+            break
+        if count == 0:
+            break  # the file is shorter, which reading reports, or the file system has no such call
+        done += count
+    buffer = bytearray(min(_FALLBACK_CHUNK, size - done))
+    while done < size:
+        part = memoryview(buffer)[: size - done]
+        source.read_into(part, begin + done)
+        write_at(target, part, to + done)
+        done += len(part)

@@ -1,0 +1,159 @@
+"""What runs the units of a job: the contract of an engine, and the one that uses this machine's threads.
+
+The driver (loop.py) alone journals and publishes; an engine does units in any order and anywhere, and says
+what became of each.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..plan.checkpoint_plan import Plan
+from ..read.problems import ObstacleError
+from .directory import Partials
+from .tiles import Scratch, widest
+from .units import Rows, Unit
+from .work import Done, Scanned, buffer_bytes, do, scan
+from .workers import Stopped, Task, done_tasks
+
+Results = Generator[Scanned | Done, None, None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is still to do.
+
+    partials: the files to write into, all of which exist. todo: units, in their order. groups: all units of
+    the sets that must be scanned as one, by name. scanned: what is known of them already, by number.
+    """
+
+    plan: Plan
+    partials: Partials
+    todo: Sequence[Unit]
+    groups: Mapping[str, tuple[Rows, ...]]
+    scanned: Mapping[int, Scanned]
+
+
+class EngineError(ObstacleError):
+    """An engine cannot go on, whatever the data: what is done stays done."""
+
+
+class Engine(Protocol):
+    """Does a job."""
+
+    def __call__(self, job: Job) -> Results:
+        """Yield what was scanned and done, as it comes; closing the generator ends all work first.
+
+        Raises the error of the first unit, in their order, that failed.
+        """
+
+
+def local(job: Job) -> Results:
+    """Do a job on this machine's threads; an :class:`Engine`."""
+    stop = threading.Event()
+    limits = job.plan.limits
+    needed = buffer_bytes(job.todo, limits)
+    done = done_tasks(_tasks(job, stop), workers=limits.workers, buffer_bytes=needed, stop=stop)
+    with closing(done) as finished:
+        for task in finished:
+            assert task.result is not None
+            yield task.result
+
+
+def _tasks(job: Job, stop: threading.Event) -> Iterator[_UnitTask]:
+    """Yield all work in order.
+
+    A set is scanned before the units ahead of it are done, so that no thread waits for another.
+    """
+    sets: dict[str, _Extremes] = {}
+    ahead: list[_UnitTask] = []
+    for unit in job.todo:
+        if unit.group is not None and unit.group not in sets:
+            members = job.groups[unit.group]
+            sets[unit.group] = extremes = _Extremes(members, job.scanned, stop)
+            yield from (_Scan(m, job, extremes) for m in members if m.number not in job.scanned)
+            yield from ahead
+            ahead.clear()
+        found = None if unit.group is None else sets[unit.group]
+        ahead.append(_Do(unit, job, found))
+        if found is not None and unit.group is not None and found.is_last():
+            del sets[unit.group]
+        if len(ahead) > _AHEAD:
+            yield from ahead
+            ahead.clear()
+    yield from ahead
+
+
+_AHEAD = 64
+"""Units that wait for the scans of the next set, at most."""
+
+
+class _Extremes:
+    """The extremes of a set, gathered from its units by several threads."""
+
+    def __init__(
+        self, members: tuple[Rows, ...], scanned: Mapping[int, Scanned], stop: threading.Event
+    ) -> None:
+        self._stop = stop
+        self._found = [scanned[unit.number] for unit in members if unit.number in scanned]
+        self._count = self._left = len(members)
+        self._guard = threading.Lock()
+        self._complete = threading.Event()
+        if len(self._found) == self._count:
+            self._complete.set()
+
+    def add(self, found: Scanned) -> None:
+        """Take in one unit's."""
+        with self._guard:
+            self._found.append(found)
+            if len(self._found) == self._count:
+                self._complete.set()
+
+    def is_last(self) -> bool:
+        """Count a unit that will wait for it, and return whether no other will."""
+        self._left -= 1
+        return not self._left
+
+    def wait(self) -> tuple[float, float]:
+        """Return those of the set when all units are in; raises Stopped when the run ends before."""
+        while not self._complete.wait(timeout=0.1):
+            if self._stop.is_set():
+                raise Stopped
+        return widest((found.low, found.high) for found in self._found)
+
+
+class _UnitTask(Task):
+    """Work on one unit."""
+
+    def __init__(self, unit: Unit, job: Job, extremes: _Extremes | None) -> None:
+        super().__init__(unit.name, unit.nbytes)
+        self.unit = unit
+        self.job = job
+        self.extremes = extremes
+        self.result: Scanned | Done | None = None
+
+
+class _Scan(_UnitTask):
+    """Scan a unit."""
+
+    def __init__(self, unit: Rows, job: Job, extremes: _Extremes) -> None:
+        super().__init__(unit, job, extremes)
+        self.rows, self.gathers = unit, extremes
+
+    def run(self, scratch: Scratch) -> None:
+        """See :class:`Task`."""
+        self.result = found = scan(self.rows, self.job.plan.limits, scratch)
+        self.gathers.add(found)
+
+
+class _Do(_UnitTask):
+    """Do a unit, as soon as its set is scanned."""
+
+    def run(self, scratch: Scratch) -> None:
+        """See :class:`Task`."""
+        extremes = None if self.extremes is None else self.extremes.wait()
+        self.result = do(self.unit, self.job.partials, self.job.plan.limits, scratch, extremes)

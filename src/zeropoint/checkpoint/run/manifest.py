@@ -1,0 +1,123 @@
+"""The manifest of an output: what every byte of it hashes to, what it was made of, and how far off it is.
+
+``zeropoint_manifest.json`` is one JSON object:
+
+    format     version of this layout, 1
+    zeropoint  version that wrote the files
+    identity   what was made of what: field to text or digest, as a resumed run compares them
+    files      name to {"size", "header"}: bytes, and SHA-256 of the header with its length, of a shard; name
+               to {"size", "parts"} of any other file but the manifest itself
+    tensors    name to {"file", "parts"}
+    weights    quantized module to what quantization did to it, and its method unless that is nearest
+    sha256     SHA-256 of all text before this key
+
+A part is [first byte in the file, bytes, SHA-256]; the parts of a tensor cover it in order. Which parts there
+are depends on the plan alone, so the manifest of a resumed run is that of any other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ...methods import NEAREST
+from ..plan.checkpoint_plan import Plan
+from ..plan.identity import VERSION
+from ..plan.placement import Weight
+from ..plan.texts import Text
+from .tensor_error import TensorError
+from .units import Units
+from .work import Done
+
+FORMAT = 1
+
+
+def manifest(plan: Plan, identity: Mapping[str, str], all_units: Units, done: Mapping[int, Done]) -> Text:
+    """Return the text of the manifest of a run all of whose units are ``done``."""
+    return Text.of(_sealed(_pieces(plan, identity, all_units, done)))
+
+
+def _sealed(pieces: Iterable[str]) -> Iterator[str]:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece.encode())
+        yield piece
+    yield f'"sha256": "{digest.hexdigest()}"\n}}\n'
+
+
+def _pieces(
+    plan: Plan, identity: Mapping[str, str], all_units: Units, done: Mapping[int, Done]
+) -> Iterator[str]:
+    yield f'{{\n"format": {FORMAT},\n"zeropoint": {json.dumps(VERSION)},\n'
+    yield from _section("identity", sorted(identity.items()))
+    files: dict[str, Any] = {
+        shard.name: {"size": shard.size, "header": shard.head.sha256} for shard in plan.shards
+    }
+    for number, (path, size) in enumerate(plan.companions.items()):
+        files[str(path)] = {"size": size, "parts": _parts(all_units, done, "companions", number)}
+    for name, text in plan.texts.items():
+        files[name] = {"size": text.size, "parts": [[0, text.size, text.sha256]]}
+    yield from _section("files", sorted(files.items()))
+    yield from _section("tensors", _tensors(plan, all_units, done))
+    modules = [weight.module for weight in plan.weights]
+    order = array("I", sorted(range(len(modules)), key=modules.__getitem__))
+    del modules
+    found = ((plan.weights[n].module, _about(plan.weights[n], n, all_units, done)) for n in order)
+    yield from _section("weights", found)
+
+
+def _about(weight: Weight, number: int, all_units: Units, done: Mapping[int, Done]) -> dict[str, Any]:
+    method = {} if weight.method == NEAREST else {"method": weight.method}
+    return {**_statistics(error_of(number, all_units, done)), **method}
+
+
+def error_of(weight: int, all_units: Units, done: Mapping[int, Done]) -> TensorError:
+    """Return the error of the weight of a number, when all of its units are done."""
+    errors = (done[number].error for number in all_units.of_weight(weight))
+    return TensorError.merge(error for error in errors if error is not None)
+
+
+def _tensors(plan: Plan, all_units: Units, done: Mapping[int, Done]) -> Iterator[tuple[str, Any]]:
+    """Yield what is said of each output tensor, by name."""
+    for at, placed in enumerate(plan.placement.by_name):
+        parts = _parts(all_units, done, *plan.placement.owner(at), tensor=placed.name)
+        yield placed.name, {"file": placed.shard, "parts": parts}
+
+
+def _parts(
+    all_units: Units, done: Mapping[int, Done], kind: str, number: int, *, tensor: str | None = None
+) -> list[list[Any]]:
+    """Return the parts of a tensor, or of a file that holds none, from what its units wrote."""
+    return [
+        [span.begin, span.size, digest]
+        for unit in all_units.of(kind, number)
+        for span, digest in zip(all_units[unit].spans, done[unit].digests, strict=True)
+        if span.tensor == tensor
+    ]
+
+
+def _section(name: str, members: Iterable[tuple[str, Any]]) -> Iterator[str]:
+    """Yield a member of the object, a line an entry, so that two manifests can be compared by line."""
+    yield f"{json.dumps(name)}: {{\n"
+    comma = ""
+    for key, value in members:
+        yield f"{comma}{json.dumps(key)}: {json.dumps(value, allow_nan=False)}"
+        comma = ",\n"
+    yield "\n},\n"
+
+
+def _statistics(error: TensorError) -> dict[str, Any]:
+    return {
+        "values": error.values, "relative": _number(error.relative), "sqnr_db": _number(error.sqnr_db),
+        "largest": _number(error.largest), "clipped": error.clipped, "zero_blocks": error.zero_blocks,
+        "lost_blocks": error.lost_blocks,
+    }  # fmt: skip
+
+
+def _number(value: float) -> float | None:
+    """Return a number that JSON holds; infinities become null."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,267 @@
+"""What of a run is done already: read from its journal, and believed as far as the bytes on disk prove it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError, printable
+from ..plan.checkpoint_plan import Plan
+from ..plan.identity import identity, require_same, stamps
+from ..plan.texts import Text
+from ..read.file_names import JOURNAL
+from ..read.object_store import RemotePath
+from ..read.storage import OpenFile, Place, open_file, shown
+from .directory import OutputDirectory, partial_name
+from .journal import Header, Journal, require_output, texts
+from .tiles import Scratch
+from .units import Unit, groups
+from .work import PIECE, Done, Results
+from .workers import Task, done_tasks
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """How far a run is.
+
+    done: by the number of the unit, only what the files prove. publishing: whether files have begun to get
+    their names. published: shards and companions that have theirs. notes: sentences for the report.
+    """
+
+    journal: Journal
+    identity: Mapping[str, str]
+    done: MutableMapping[int, Done]
+    publishing: bool = False
+    published: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+
+def begin(directory: OutputDirectory, plan: Plan, units: Sequence[Unit], *, restart: bool) -> State:
+    """Begin a run, or go on with the one in the journal; all files but those written last are prepared.
+
+    restart: remove what an interrupted run left, whatever it was. Raises CheckpointError when the journal is
+    that of another run, naming the first difference, and leaves that run as it is.
+    """
+    path = directory.path / JOURNAL
+    if restart:
+        _remove_leftovers(directory, path)
+    new = not os.path.lexists(path)
+    if new:
+        directory.require_free(published=False)
+    with directory.partials.io(JOURNAL):
+        journal = Journal(path)
+    state = State(journal=journal, identity=identity(plan), done=Results(len(units)))
+    try:
+        now = Header(identity=state.identity, stamps=stamps(plan), files=directory.names)
+        if journal.records:
+            _go_on(state, now, units, directory)
+            directory.require_free(published=state.publishing)
+        else:
+            directory.require_free(published=False)
+            with directory.partials.io(JOURNAL):
+                journal.append([now.document()])
+        _prepare(state, directory, plan, units)
+        directory.sync_names()
+    except BaseException:
+        journal.close()
+        if new:
+            directory.discard()
+        raise
+    return state
+
+
+def _remove_leftovers(directory: OutputDirectory, path: Path) -> None:
+    """Remove the files of an interrupted run, as far as its journal says which they are."""
+    if not os.path.lexists(path):
+        return
+    with directory.partials.io(JOURNAL):
+        journal = Journal(path)
+    journal.close()
+    files: Collection[str] = ()
+    published: dict[str, str] = {}
+    # What is no record of ours says nothing about files: then only those of this command's names go.
+    with contextlib.suppress(CheckpointError):
+        files = Header.parse(journal.records[0]).files if journal.records else ()
+        for record in journal.records[1:]:
+            if "publish" in record:
+                published |= _published(record)
+    directory.discard(files, published)
+
+
+def _published(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the files that were about to get their names, with their states."""
+    found = texts(record["publish"])
+    for name in found:
+        require_output(name)
+    return found
+
+
+def _go_on(state: State, now: Header, units: Sequence[Unit], directory: OutputDirectory) -> None:
+    """Take in what the journal says; raises CheckpointError when it is that of another run."""
+    what = f"the interrupted run in {shown(directory.path)}"
+    try:
+        header = Header.parse(state.journal.records[0])
+    except CheckpointError as error:
+        raise _foreign(what, error) from error
+    require_same(
+        now.identity,
+        header.identity,
+        what=what,
+        remedy="rerun the original command to resume, or add --restart to start over",
+    )
+    try:
+        found = _replay(state, header, units)
+    except CheckpointError as error:
+        raise _foreign(what, error) from error
+    changed = _changed(found, now.stamps)
+    if changed:
+        lost = _forget(state, units, changed)
+        listed = ", ".join(map(printable, changed[:3])) + (" and others" if len(changed) > 3 else "")
+        state.notes.append(f"{listed} changed since the interrupted run; {lost} of its units are done again")
+        with directory.partials.io(JOURNAL):
+            state.journal.append([{"stamps": dict(now.stamps)}])
+
+
+def _foreign(what: str, error: CheckpointError) -> CheckpointError:
+    return CheckpointError(
+        f"{what} was made by another version of zeropoint, or by somebody else: {error}; add --restart"
+    )
+
+
+def _replay(state: State, header: Header, units: Sequence[Unit]) -> Mapping[str, str]:
+    """Take in all records behind the first, and return the stamps that the last of them are about.
+
+    Raises CheckpointError for one that no run of these units writes.
+    """
+    stamps = header.stamps
+    for record in state.journal.records[1:]:
+        if "unit" in record:
+            found = Done.parse(record, units)
+            state.done[found.number] = found
+        elif "publish" in record:
+            _published(record)
+            state.publishing = True
+        else:
+            now = texts(record.get("stamps"))
+            _forget(state, units, _changed(stamps, now))
+            stamps = now
+    return stamps
+
+
+def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in now if before.get(name) != now[name])
+
+
+def _forget(state: State, units: Sequence[Unit], changed: Collection[str]) -> int:
+    """Forget all that came of changed files, sets that hold a weight of theirs included; return how much."""
+    changed = frozenset(changed)
+    stale = {unit.number for unit in units if not changed.isdisjoint(unit.stamps)}
+    for members in groups(units).values():
+        numbers = {unit.number for unit in members}
+        if numbers & stale:
+            stale |= numbers
+    return sum(state.done.pop(number, None) is not None for number in stale)
+
+
+def _prepare(state: State, directory: OutputDirectory, plan: Plan, units: Sequence[Unit]) -> None:
+    """Make or take over every file, and keep of ``state.done`` what they prove."""
+    files = [(shard.name, shard.size, shard.head) for shard in plan.shards]
+    files += [(str(path), size, Text.of("")) for path, size in plan.companions.items()]
+    named = {name for name, _, _ in files if state.publishing and directory.published(name)}
+    for name, size, head in files:
+        if name not in named:
+            directory.prepare(name, size, bytes(head))
+    place = {name: directory.path / (name if name in named else partial_name(name)) for name, _, _ in files}
+    for number in _wrong(state.done, units, plan, where=lambda file: place[file]):
+        del state.done[number]
+    missing = {unit.file for unit in units if unit.number not in state.done}
+    for name, size, head in files:
+        if name not in named:
+            continue
+        if name in missing or not holds(directory.path / name, head.pieces(), size=size):
+            directory.prepare(name, size, bytes(head))  # or refuse, where it replaces what may be another's
+            for number in [unit.number for unit in units if unit.file == name]:
+                state.done.pop(number, None)
+        else:
+            directory.adopt(name)
+            state.published.add(name)
+
+
+def holds(path: Place, head: Iterable[bytes], *, size: int) -> bool:
+    """Return whether a file has ``size`` bytes, the first of which are those of ``head``, in pieces."""
+    file = open_file(path)
+    try:
+        at = 0
+        for piece in head if file.stamp.size == size else ():
+            found = bytearray(len(piece))
+            file.read_into(memoryview(found), at)
+            at += len(piece)
+            if found != piece:
+                return False
+        return file.stamp.size == size
+    finally:
+        file.close()
+
+
+def unproven(
+    done: Mapping[int, Done], units: Sequence[Unit], plan: Plan, *, where: Callable[[str], Place]
+) -> list[Unit]:
+    """Return the units that are not done, or whose bytes are not those that they wrote; where: of a file."""
+    wrong = set(_wrong(done, units, plan, where=where))
+    return [unit for unit in units if unit.number not in done or unit.number in wrong]
+
+
+def _wrong(
+    done: Mapping[int, Done], units: Sequence[Unit], plan: Plan, *, where: Callable[[str], Place]
+) -> list[int]:
+    """Return the numbers of the units that are done, but whose bytes do not hash to what that says."""
+    first = next((unit for unit in units if unit.number in done), None)
+    if first is None:
+        return []
+    proofs = (_Proof(u, done[u.number], where(u.file)) for u in units if u.number in done)
+    piece = _REMOTE_PIECE if isinstance(where(first.file), RemotePath) else PIECE
+    with contextlib.closing(done_tasks(proofs, workers=plan.limits.workers, buffer_bytes=piece)) as found:
+        return sorted(proof.done.number for proof in found if not proof.ok)
+
+
+_REMOTE_PIECE = 1 << 23
+"""Bytes that are asked of a store at once: a request takes as long as reading megabytes of a disk."""
+
+
+class _Proof(Task):
+    """Hash what a unit wrote, and compare."""
+
+    def __init__(self, unit: Unit, done: Done, place: Place) -> None:
+        super().__init__(unit.name, unit.nbytes)
+        self.unit = unit
+        self.done = done
+        self.place = place
+        self.ok = False
+
+    def run(self, scratch: Scratch) -> None:
+        """See :class:`Task`."""
+        spans = self.unit.spans
+        if len(spans) != len(self.done.digests):
+            return
+        file = open_file(self.place)
+        try:
+            self.ok = all(
+                span.begin + span.size <= file.stamp.size
+                and self._digest(file, span.begin, span.size, scratch.buffer) == digest
+                for span, digest in zip(spans, self.done.digests, strict=True)
+            )
+        finally:
+            file.close()
+
+    def _digest(self, file: OpenFile, begin: int, size: int, buffer: bytearray) -> str:
+        found = hashlib.sha256()
+        for done in range(0, size, len(buffer)):
+            part = memoryview(buffer)[: size - done]
+            file.read_into(part, begin + done)
+            found.update(part)
+        return found.hexdigest()

@@ -1,0 +1,215 @@
+"""The error that quantization makes: measured while a tile is in cache, and summed without rounding.
+
+Sums are kept as floats that add up to them exactly, so neither tiles, units, threads nor the order in which
+results come in change a digit.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import struct
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...formats import FloatFormat, Format
+from ...functional import row_errors
+from ...layout.blocks import reduce_blocks
+from ...params import QuantizationParams
+from ...schemes import Scheme
+from ...tensor import QuantizedTensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorError:
+    """How far a dequantized tensor, or a part of it, is from the original.
+
+    values: how many. squares, errors: the exact sums of the squared values and of the squared errors, as
+    :func:`exact_sum` gives them. largest: largest error.
+    clipped: values past the last code. zero_blocks: blocks of zeros alone. lost_blocks: blocks that hold
+    other values but came out as zeros.
+    """
+
+    values: int
+    squares: tuple[float, ...]
+    errors: tuple[float, ...]
+    largest: float
+    clipped: int
+    zero_blocks: int
+    lost_blocks: int
+
+    @property
+    def relative(self) -> float:
+        """Root of the squared error over the squared values; 0 when nothing is lost."""
+        errors, squares = math.fsum(self.errors), math.fsum(self.squares)
+        if errors == 0:
+            return 0.0
+        return math.sqrt(errors / squares) if squares else math.inf
+
+    @property
+    def sqnr_db(self) -> float:
+        """Signal to quantization noise in decibels; infinite when nothing is lost."""
+        return (
+            math.inf
+            if self.relative == 0
+            else -20 * math.log10(self.relative)
+            if math.isfinite(self.relative)
+            else -math.inf
+        )
+
+    def __str__(self) -> str:
+        ratio = "exact" if self.sqnr_db == math.inf else f"{self.sqnr_db:.1f} dB"
+        return f"relative error {self.relative:.4f}, SQNR {ratio}"
+
+    @property
+    def clipped_share(self) -> float:
+        """Share of clipped values."""
+        return self.clipped / max(1, self.values)
+
+    @staticmethod
+    def merge(items: Iterable[TensorError]) -> TensorError:
+        """Return the error of several tensors, or parts of one, taken as one; their order does not matter."""
+        found = iter(items)
+        first = next(found, None)
+        second = next(found, None)
+        if first is not None and second is None:
+            return first
+        counts, squares, errors, largest = [0, 0, 0, 0], array("d"), array("d"), 0.0
+        for e in itertools.chain(filter(None, (first, second)), found):
+            counts = [a + b for a, b in zip(counts, e._counts, strict=True)]
+            squares.extend(e.squares)
+            errors.extend(e.errors)
+            largest = max(largest, e.largest)
+        return TensorError._of(counts, largest, exact_sum(squares), exact_sum(errors))
+
+    @property
+    def _counts(self) -> tuple[int, int, int, int]:
+        return self.values, self.clipped, self.zero_blocks, self.lost_blocks
+
+    @staticmethod
+    def _of(
+        counts: Sequence[int], largest: float, squares: tuple[float, ...], errors: tuple[float, ...]
+    ) -> TensorError:
+        values, clipped, zero, lost = counts
+        return TensorError(
+            values=values, squares=squares, errors=errors, largest=largest, clipped=clipped, zero_blocks=zero,
+            lost_blocks=lost,
+        )  # fmt: skip
+
+    def pack(self) -> bytes:
+        """Return it in few bytes; :meth:`unpack` is the inverse, without loss."""
+        floats = (self.largest, *self.squares, *self.errors)
+        return _COUNTS.pack(*self._counts, len(self.squares)) + array("d", floats).tobytes()
+
+    @staticmethod
+    def unpack(data: bytes) -> TensorError:
+        """Return what :meth:`pack` gave."""
+        *counts, many = _COUNTS.unpack_from(data)
+        largest, *floats = memoryview(data)[_COUNTS.size :].cast("d")
+        return TensorError._of(counts, largest, tuple(floats[:many]), tuple(floats[many:]))
+
+
+_COUNTS = struct.Struct("=5q")
+
+
+def exact_sum(numbers: Iterable[float]) -> tuple[float, ...]:
+    """Return the sum of ``numbers`` without rounding: floats that add up to it, the rounded sum first.
+
+    Each is the rounded rest that those before it leave, so equal sums have equal parts. A sum that is not
+    finite is one part.
+
+    >>> exact_sum([1e100, 1.0, -1e100, 2.0**-60])
+    (1.0, 8.673617379884035e-19)
+    >>> exact_sum([])
+    ()
+    """
+    rest, parts = list(numbers), []
+    while part := math.fsum(rest):
+        parts.append(part)
+        if not math.isfinite(part):
+            break
+        rest.append(-part)
+    return tuple(parts)
+
+
+def measure(x: torch.Tensor, q: QuantizedTensor) -> TensorError:
+    """Return how far ``q``, the codes of ``x``, is from it; ``x`` may be some rows of a weight."""
+    rows = row_errors(x, q)
+    zero, lost = _quiet_blocks(x, q)
+    return TensorError(
+        values=x.numel(), squares=exact_sum(rows.squares.tolist()), errors=exact_sum(rows.errors.tolist()),
+        largest=float(rows.largest.max()), clipped=int(rows.clipped.sum()), zero_blocks=zero,
+        lost_blocks=lost,
+    )  # fmt: skip
+
+
+def measure_columns(x: torch.Tensor, q: QuantizedTensor, width: int) -> TensorError:
+    """Return how far ``q``, the codes of some columns ``x`` of a weight, is from it, whatever the columns.
+
+    width: columns that are always together, of which there is a multiple; sums are exact beyond these. Blocks
+    must lie in rows and divide ``width``.
+    """
+    rows = x.numel() // width
+    grid = q.params.scheme.granularity.grid((rows, width))
+    params = replace(
+        q.params, shape=(rows, width), scales=tuple(scale.reshape(grid) for scale in q.params.scales),
+        zero_point=None if q.zero_point is None else q.zero_point.reshape(grid),
+    )  # fmt: skip
+    blocks = QuantizedTensor(data=q.data.reshape(rows, -1), params=params, shape=(rows, width), dtype=q.dtype)
+    return measure(x.reshape(rows, width), blocks)
+
+
+def _quiet_blocks(x: torch.Tensor, q: QuantizedTensor) -> tuple[int, int]:
+    """Return how many blocks hold zeros alone, and how many lost all that they held.
+
+    Only blocks that have the scale of a zero range are looked at, where blocks lie in rows and divide them.
+    """
+    granularity, scheme = q.scheme.granularity, q.scheme
+    if not granularity.extents:
+        return 0, 0
+    found = _bits(q.scales[0]) == _zero_bits(scheme, q.dtype)
+    if not found.any():
+        return 0, 0
+    height, width = granularity.block_shape(tuple(x.shape))
+    if height == 1 and x.shape[1] % width == 0:
+        # Without its sign, the larger of two numbers has the larger bits.
+        patterns = _bits(x).reshape(*found.shape, width)[found]
+        magnitudes = np.bitwise_and(patterns, np.iinfo(patterns.dtype).max, out=patterns).max(1)
+        largest = torch.from_numpy(magnitudes).view(x.dtype)
+    else:
+        largest = reduce_blocks(x.abs(), granularity, "amax", 0.0)[torch.from_numpy(found)]
+    scale = q.params.effective_scale()
+    assert scale is not None
+    # What is at most half the smallest step rounds to zero.
+    reach = scale.numpy()[found] * _half_step(scheme.element)
+    biggest = largest.to(scale.dtype).numpy()
+    zero = int((biggest == 0).sum())
+    return zero, int((biggest <= reach).sum()) - zero
+
+
+@functools.lru_cache(maxsize=64)
+def _half_step(element: Format) -> float:
+    if isinstance(element, FloatFormat):
+        return float(element.smallest) / 2
+    return float(element.largest_gap) / 2
+
+
+def _bits(values: torch.Tensor) -> npt.NDArray[Any]:
+    """Return what the numbers are made of, as integers of their width, which share their memory."""
+    signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return np.asarray(values.contiguous().view(signed[values.element_size()]).numpy())
+
+
+@functools.lru_cache(maxsize=64)
+def _zero_bits(scheme: Scheme, dtype: torch.dtype) -> int:
+    """Return the bit pattern of the finest scale of a block of zeros."""
+    columns = max(1, *scheme.granularity.extents)
+    params = QuantizationParams.from_range(scheme, 0.0, 0.0, shape=(1, columns), dtype=dtype)
+    return int(_bits(params.scales[0]).flat[0])

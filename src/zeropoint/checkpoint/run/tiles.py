@@ -1,0 +1,65 @@
+"""Quantize some rows of a weight so that the bytes are those of the whole weight, whatever the rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from ...methods import LayerData, Method
+from ...schemes import Granularity, Scheme
+from ...tensor import QuantizedTensor
+
+
+def needs_extremes(scheme: Scheme) -> bool:
+    """Return whether some scale is one for the whole tensor, all of which must be seen first."""
+    return any(level.granularity == Granularity.tensor() for level in scheme.scales)
+
+
+def extremes_of(x: torch.Tensor) -> tuple[float, float]:
+    """Return the smallest and the largest value of ``x``; both are NaN where it holds one.
+
+    Quantizing that part will say where the NaN is.
+    """
+    low, high = torch.aminmax(x)
+    return float(low), float(high)
+
+
+def widest(found: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Return the extremes of all parts, in any order, whose extremes are given.
+
+    >>> widest([(-1.0, 2.0), (-3.0, 0.5)])
+    (-3.0, 2.0)
+    """
+    lows, highs = zip(*found, strict=True)
+    if any(map(math.isnan, lows)):
+        return math.nan, math.nan
+    return min(lows), max(highs)
+
+
+@dataclass(slots=True)
+class Scratch:
+    """A thread's own memory, used again for each tile.
+
+    buffer: bytes of the source. result: the codes and parameters of the last tile, which the next one of the
+    same kind overwrites.
+    """
+
+    buffer: bytearray
+    result: QuantizedTensor | None = None
+
+    def quantize(
+        self, x: torch.Tensor, scheme: Scheme, method: Method, extremes: tuple[float, float] | None
+    ) -> QuantizedTensor:
+        """Return rows of a matrix in codes, in the memory of the last result where that fits.
+
+        method: whose scope these rows are. extremes: those of the whole matrix, or set of matrices, where its
+        scale needs them. Raises NonFiniteError, RangeError.
+        """
+        last, shape = self.result, tuple(x.shape)
+        fits = last is not None and (last.scheme, last.shape, last.dtype) == (scheme, shape, x.dtype)
+        data = LayerData(extremes=extremes, out=last if fits else None)
+        self.result = method.quantize(x, scheme, data).q
+        return self.result

@@ -1,0 +1,325 @@
+"""Do one unit: read, quantize, measure, write and hash it, a tile at a time, in one thread.
+
+Whatever runs the units, threads here or processes on other machines, calls :func:`do` and :func:`scan`. A
+tile is as many rows as the limits allow; tiles follow each other in order, so neither bytes nor hashes depend
+on their size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ...codecs.protocol import ROWS
+from ...columns import Blobs
+from ...errors import CheckpointError, NonFiniteError, ZeropointError, count, printable
+from ...methods import method_named
+from ..plan.checkpoint_plan import slab_rows
+from ..plan.limits import Limits
+from ..plan.placement import Weight
+from ..read.storage import OpenFile, Place, open_file, shown
+from .directory import Partials, copy_range, write_at
+from .tensor_error import TensorError, measure, measure_columns
+from .tiles import Scratch, extremes_of, widest
+from .units import Copy, Restore, Rows, Span, Unit
+
+Files = Mapping[Place, OpenFile]
+_MOST, _PARTS = 1e300, 64
+PIECE = 1 << 20
+"""Bytes that are hashed and copied at once: few enough to stay in cache between the two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scanned:
+    """The extremes of the unit of this number."""
+
+    number: int
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What became of the unit of this number.
+
+    digests: SHA-256 of what it wrote into each of its spans, in hexadecimal. error: what quantization did to
+    it; None for a copy.
+    """
+
+    number: int
+    digests: tuple[str, ...]
+    error: TensorError | None
+
+    def document(self) -> dict[str, Any]:
+        """Return it as values that JSON holds; :meth:`parse` is the inverse, without loss."""
+        error = None if self.error is None else asdict(self.error)
+        return {"unit": self.number, "sha256": list(self.digests), "error": error}
+
+    @staticmethod
+    def parse(document: object, units: Sequence[Unit]) -> Done:
+        """Return what a document says; raises CheckpointError where none of ``units`` can have said it."""
+        match document:
+            case {"unit": int(number), "sha256": [*digests], "error": error} if 0 <= number < len(units):
+                if all(isinstance(digest, str) for digest in digests):
+                    return Done(
+                        number=number, digests=tuple(digests), error=_parsed_error(error, units[number])
+                    )  # fmt: skip
+        raise CheckpointError(f"a record of a unit says {printable(repr(document)[:80])}")
+
+
+def _parsed_error(found: object, unit: Unit) -> TensorError | None:
+    """Return the error of a unit as :func:`dataclasses.asdict` gives it; only weights in rows have one."""
+    if not isinstance(unit, Rows) and found is None:
+        return None
+    match found:
+        case {
+            "values": int(values),
+            "squares": [*squares],
+            "errors": [*errors],
+            "largest": float(largest),
+            "clipped": int(clipped),
+            "zero_blocks": int(zero),
+            "lost_blocks": int(lost),
+        } if (
+            isinstance(unit, Rows)
+            and values == unit.rows * unit.weight.line_values
+            and all(0 <= number <= values for number in (clipped, zero, lost))
+            and largest >= 0
+            and _is_sum(squares)
+            and _is_sum(errors)
+        ):
+            return TensorError(
+                values=values,
+                squares=tuple(squares),
+                errors=tuple(errors),
+                largest=largest,
+                clipped=clipped,
+                zero_blocks=zero,
+                lost_blocks=lost,
+            )
+    raise CheckpointError(f"a record of unit {unit.number} says of its error {printable(repr(found)[:80])}")
+
+
+def _is_sum(parts: list[object]) -> bool:
+    """Return whether parts are what :func:`exact_sum` gives of squares."""
+    if parts == [math.inf]:
+        return True
+    # Far from where sums of a few of them would overflow; squares of float32 stay below 1e78 each.
+    numbers = [part for part in parts if isinstance(part, float) and abs(part) < _MOST]
+    return len(numbers) == len(parts) <= _PARTS and math.fsum(numbers) >= 0
+
+
+class Results(MutableMapping[int, Done]):
+    """What became of units, by number, in few bytes for each of ``count``."""
+
+    def __init__(self, count: int, found: Mapping[int, Done] | None = None) -> None:
+        self._packed = Blobs(count)
+        self.update(found or {})
+
+    def __getitem__(self, number: int) -> Done:
+        data = self._packed[number]
+        count = data[0]
+        digests = tuple(data[1 + 32 * n : 33 + 32 * n].hex() for n in range(count))
+        error = data[1 + 32 * count :]
+        return Done(number=number, digests=digests, error=TensorError.unpack(error) if error else None)
+
+    def __setitem__(self, number: int, done: Done) -> None:
+        digests = b"".join(map(bytes.fromhex, done.digests))
+        error = b"" if done.error is None else done.error.pack()
+        self._packed[number] = bytes([len(done.digests)]) + digests + error
+
+    def __delitem__(self, number: int) -> None:
+        del self._packed[number]
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._packed
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._packed)
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+
+def buffer_bytes(todo: Iterable[Unit], limits: Limits) -> int:
+    """Return the bytes of the buffer that a thread needs to do ``todo``."""
+    weights = {unit.weight.kind: unit.weight for unit in todo if not isinstance(unit, Copy)}
+    tiles = (min(slab_rows(w, limits), w.extent) * w.row_bytes for w in weights.values())
+    return max((PIECE, *tiles))
+
+
+def scan(unit: Rows, limits: Limits, scratch: Scratch) -> Scanned:
+    """Return the extremes of a unit's values."""
+    with _opened(unit) as files:
+        low, high = widest(
+            extremes_of(unit.weight.read(files, start, rows, scratch.buffer))
+            for start, rows in _tiles(unit, limits)
+        )
+    return Scanned(number=unit.number, low=low, high=high)
+
+
+def do(
+    unit: Unit, partials: Partials, limits: Limits, scratch: Scratch,
+    extremes: tuple[float, float] | None = None,
+) -> Done:  # fmt: skip
+    """Do a unit, whose bytes end up in the partial files; ``extremes`` are those of its group, if any.
+
+    Raises NonFiniteError with tensor, file and first index; RangeError when a scale fits no format;
+    CheckpointError when the source changed or a file cannot be read or written.
+    """
+    with _opened(unit) as files, partials.open(unit.file) as target:
+        if isinstance(unit, Copy):
+            return _copy(unit, files[unit.source], target, scratch.buffer)
+        writers = [_Writer(target, span) for span in unit.spans]
+        if isinstance(unit, Restore):
+            for cut in _tiles(unit, limits):
+                _restore_tile(unit, files, cut, scratch.buffer, writers[0])
+            return Done(number=unit.number, digests=(writers[0].digest(),), error=None)
+        errors = [
+            _quantize_tile(unit.weight, files, cut, (extremes, scratch), writers)
+            for cut in _tiles(unit, limits)
+        ]
+    digests = tuple(writer.digest() for writer in writers)
+    return Done(number=unit.number, digests=digests, error=TensorError.merge(errors))
+
+
+class _Writer:
+    """Writes one span from its begin to its end, and hashes what it writes."""
+
+    def __init__(self, target: int, span: Span) -> None:
+        self.span = span
+        self._target = target
+        self._done = 0
+        self._hash = hashlib.sha256()
+
+    def write(self, tensor: torch.Tensor) -> None:
+        """Write the bytes of a tensor behind those before."""
+        data = memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+        write_at(self._target, data, self.span.begin + self._done)
+        self._hash.update(data)
+        self._done += len(data)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the span, all of which must have been written."""
+        assert self._done == self.span.size, self.span
+        return self._hash.hexdigest()
+
+
+def _quantize_tile(
+    weight: Weight, files: Files, cut: tuple[int, int],
+    means: tuple[tuple[float, float] | None, Scratch], writers: list[_Writer],
+) -> TensorError:  # fmt: skip
+    (start, rows), (extremes, scratch) = cut, means
+    x = weight.read(files, start, rows, scratch.buffer)
+    try:
+        q = scratch.quantize(x, weight.layer.weight, method_named(weight.method), extremes)
+    except ZeropointError as error:
+        raise _named(error, weight, files, scratch.buffer, rows=rows) from error
+    measured = measure(x, q) if weight.axis == ROWS else measure_columns(x, q, weight.alignment)
+    layer, codec = weight.layer, weight.layer.codec
+    tensors = codec.encode(layer, q)
+    if start == 0:
+        tensors |= codec.constants(layer, q.params, weight.shape)
+    by_name = {codec.tensor_name(weight.module, suffix): tensor for suffix, tensor in tensors.items()}
+    for writer in writers:
+        if writer.span.tensor in by_name:
+            writer.write(by_name[writer.span.tensor])
+    return measured
+
+
+def _restore_tile(
+    unit: Restore, files: Files, cut: tuple[int, int], buffer: bytearray, writer: _Writer
+) -> None:
+    """Write some rows as floats; raises NonFiniteError where codes stand for none."""
+    origin = unit.weight.origin
+    x = origin.read(files, *cut, buffer)
+    bad = ~torch.isfinite(x)
+    if bool(bad.any()):
+        row, column = torch.nonzero(bad)[0].tolist()
+        facts = f"{shown(origin.entry.file.name)}, {origin.entry.dtype}, shape {list(origin.entry.shape)}"
+        raise NonFiniteError(
+            f"tensor {printable(origin.entry.name)} ({facts}) decodes to non-finite values, first at "
+            f"row {cut[0] + row}, column {column} ({float(x[row, column])}); pass the original checkpoint"
+        )
+    writer.write(x)
+
+
+def _tiles(unit: Rows | Restore, limits: Limits) -> list[tuple[int, int]]:
+    """Return the first row and the number of rows of each tile."""
+    rows = slab_rows(unit.weight, limits)
+    stop = unit.start + unit.rows
+    return [(start, min(rows, stop - start)) for start in range(unit.start, stop, rows)]
+
+
+def _copy(unit: Copy, source: OpenFile, target: int, buffer: bytearray) -> Done:
+    """Hash what the source holds and copy it, in the kernel where it can; an object is fetched once."""
+    digest = hashlib.sha256()
+    local = source.descriptor is not None
+    piece = memoryview(buffer)[: PIECE if local else len(buffer)]
+    for done in range(0, unit.nbytes, len(piece)):
+        part = piece[: unit.nbytes - done]
+        source.read_into(part, unit.begin + done)
+        digest.update(part)
+        to = unit.target.begin + done
+        if local:
+            copy_range(source, target, begin=unit.begin + done, to=to, size=len(part))
+        else:
+            write_at(target, part, to)
+    return Done(number=unit.number, digests=(digest.hexdigest(),), error=None)
+
+
+@contextlib.contextmanager
+def _opened(unit: Unit) -> Iterator[Files]:
+    """Open a unit's sources for the block; each unit does, so that no run needs many descriptors."""
+    with contextlib.ExitStack() as stack:
+        files = {}
+        for place in unit.sources:
+            files[place] = open_file(place)
+            stack.callback(files[place].close)
+        yield files
+
+
+def _named(
+    error: ZeropointError, weight: Weight, files: Files, buffer: bytearray, *, rows: int
+) -> ZeropointError:
+    """Return the error with the tensor's name; the first value that is not finite is looked for."""
+    source = weight.source
+    facts = f"{shown(source.file.name)}, {source.dtype}, shape {list(source.shape)}"
+    place = f"tensor {printable(source.name)} ({facts})"
+    found = _first_non_finite(weight, files, buffer, rows=rows)
+    if found is None:
+        return type(error)(f"{place}: {error}")
+    row, column, value, number = found
+    where = f"first at row {row}, column {column}"
+    if weight.shape != source.shape:
+        where += f" of {printable(weight.module)}"
+    return NonFiniteError(
+        f"{place} contains {count(number, 'non-finite value')}, {where} ({value}); replace them, or "
+        "--ignore it"
+    )
+
+
+def _first_non_finite(
+    weight: Weight, files: Files, buffer: bytearray, *, rows: int
+) -> tuple[int, int, float, int] | None:
+    """Return row, column and value of the first NaN or Inf of a weight and the count of all, or None."""
+    first: tuple[int, int, float] | None = None
+    count = 0
+    for start in range(0, weight.extent, rows):
+        x = weight.read(files, start, min(rows, weight.extent - start), buffer)
+        bad = ~torch.isfinite(x)
+        here = int(bad.sum())
+        if here:
+            place = torch.nonzero(bad)[0].tolist()
+            value = float(x[tuple(place)])
+            place[weight.axis] += start
+            found = (place[0], place[1], value)
+            first = found if first is None else min(first, found, key=lambda at: at[:2])
+        count += here
+    return None if first is None else (*first, count)

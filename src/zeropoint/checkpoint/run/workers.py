@@ -1,0 +1,152 @@
+"""Worker threads over an ordered list of tasks, of whose failures the first in that order is raised.
+
+Tasks are handed out in order and each one handed out runs to its end, so of several failing tasks the
+earliest is always among those that ran. What a task finds out it keeps in itself.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from typing import Generic, TypeVar
+
+import torch
+
+from ...errors import CheckpointError
+from ...ops.threads import thread_limit
+from .tiles import Scratch
+
+Progress = Callable[[int, int, str], None]
+"""Called in the caller's thread with (bytes done, bytes in all, name of the tensor)."""
+
+_POLL_SECONDS = 0.2
+"""How long the caller's thread sleeps at most, so that Ctrl-C is felt on every platform."""
+_AHEAD = 4096
+"""Tasks that may begin before the caller has taken in the first of them, so that results do not pile up."""
+
+
+class Stopped(Exception):  # noqa: N818 (not an error: it ends a task that waits for one that failed)
+    """Raised inside a task that cannot finish because the run is over."""
+
+
+class Task:
+    """A piece of work: override :meth:`run`. ``name`` and ``nbytes`` are for progress."""
+
+    def __init__(self, name: str, nbytes: int) -> None:
+        self.name = name
+        self.nbytes = nbytes
+
+    def run(self, scratch: Scratch) -> None:
+        """Do the work with a thread's own memory."""
+        raise NotImplementedError
+
+
+T = TypeVar("T", bound=Task)
+
+
+def run_tasks(
+    tasks: Sequence[Task], *, workers: int, buffer_bytes: int, on_progress: Progress | None = None
+) -> None:
+    """Run ``tasks`` as :func:`done_tasks` does, and report each one that was done."""
+    done, total = 0, sum(task.nbytes for task in tasks)
+    with closing(done_tasks(tasks, workers=workers, buffer_bytes=buffer_bytes)) as finished:
+        for task in finished:
+            done += task.nbytes
+            if on_progress is not None:
+                on_progress(done, total, task.name)
+
+
+def done_tasks(
+    tasks: Iterable[T], *, workers: int, buffer_bytes: int, stop: threading.Event | None = None
+) -> Generator[T, None, None]:
+    """Run ``tasks`` on ``workers`` threads, with ``buffer_bytes`` of memory each; yield those that are done.
+
+    tasks: each is taken when a thread is free for it, so those of a generator need not exist at once.
+    stop: is set when no task will be begun any more, for tasks that wait for others.
+    Raises the error of the first task, in their order, that failed, after all threads have ended. Closing the
+    generator, or an exception in the caller's thread (Ctrl-C), also ends all threads before it goes on.
+    """
+    crew = _Crew(tasks, buffer_bytes, stop or threading.Event())
+    before = torch.get_num_threads()
+    with ThreadPoolExecutor(workers, thread_name_prefix="zeropoint") as pool:
+        try:
+            threads = _started(pool, crew, workers)
+            yield from _follow(crew.events, workers, crew.taken)
+        finally:
+            crew.stop.set()
+            torch.set_num_threads(before)
+    errors = {crew.at[slot]: thread.exception() for slot, thread in enumerate(threads)}
+    failed = sorted(index for index, e in errors.items() if e is not None and not isinstance(e, Stopped))
+    first = errors[failed[0]] if failed else None
+    if isinstance(first, RuntimeError) and "allocate memory" in str(first):
+        raise MemoryError(str(first)) from first  # how torch says it
+    if first is not None:
+        raise first
+
+
+def _started(pool: ThreadPoolExecutor, crew: _Crew[T], workers: int) -> list[Future[None]]:
+    try:
+        return [pool.submit(crew.work, slot) for slot in range(workers)]
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{workers} threads cannot be started: {error}; use fewer workers, or raise `ulimit -u`"
+        ) from error
+
+
+class _Crew(Generic[T]):
+    """What the threads of a run share: the tasks still to do, the events, and the sign to stop."""
+
+    def __init__(self, tasks: Iterable[T], buffer_bytes: int, stop: threading.Event) -> None:
+        self.stop = stop
+        self.events: queue.SimpleQueue[T | None] = queue.SimpleQueue()
+        self.at: dict[int, int] = {}
+        self._todo = iter(enumerate(tasks))
+        self._guard = threading.Lock()
+        self._ahead = threading.Semaphore(_AHEAD)
+        self._buffer_bytes = buffer_bytes
+
+    def taken(self) -> None:
+        """Let another task begin: what one that was done had found out is taken in."""
+        self._ahead.release()
+
+    def work(self, slot: int) -> None:
+        """Do tasks until none is left or one fails, here or elsewhere; ``at[slot]`` is the last one begun."""
+        # torch's own threads would compete with ours, and its sums depend on their number.
+        torch.set_num_threads(1)
+        self.at[slot] = -1 - slot
+        finished = False
+        try:
+            scratch = Scratch(bytearray(self._buffer_bytes))
+            with thread_limit(1), torch.inference_mode():
+                while not self.stop.is_set():
+                    if not self._ahead.acquire(timeout=_POLL_SECONDS):
+                        continue
+                    with self._guard:
+                        index, task = next(self._todo, (None, None))
+                    if index is None or task is None:
+                        break
+                    self.at[slot] = index
+                    task.run(scratch)
+                    self.events.put(task)
+            finished = True
+        finally:
+            if not finished:
+                self.stop.set()
+            self.events.put(None)
+
+
+def _follow(events: queue.SimpleQueue[T | None], running: int, taken: Callable[[], None]) -> Iterator[T]:
+    """Yield each task that was done until all threads have ended; ``taken`` is called after each."""
+    while running:
+        try:
+            event = events.get(timeout=_POLL_SECONDS)
+        except queue.Empty:
+            continue
+        if event is None:
+            running -= 1
+        else:
+            yield event
+            taken()

@@ -1,0 +1,150 @@
+"""What the files of a quantized checkpoint say of each other: index, configuration, layers and their scales.
+
+This module needs no original. It reads small files and small tensors; layers are decoded in proofs.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ...architectures import loaded_name
+from ...codecs.known import ACTIVATION_SCALES, CACHE_SCALES, TOOL_FILES, TOOLS
+from ...codecs.registry import claiming, methods
+from ...codecs.safetensors_dtypes import TORCH_DTYPES
+from ...errors import CheckpointError, printable
+from ..choose.selection import WEIGHT, Selection, Why, choose, module_of
+from ..read.entries import TensorEntry
+from ..read.index import IndexMap
+from ..read.problems import Problem
+from ..read.quantized_layers import Stored, configuration
+from ..read.source import SINGLE_FILE, Source
+from ..read.storage import exists, shown
+from ..run.tiles import Scratch
+from .proofs import Check, OpenFiles
+
+_SMALL_BYTES = 1 << 20
+"""Most bytes of a scale of inputs, of which there is one for a layer or for a channel."""
+
+
+def require_readable(source: Source) -> None:
+    """Raise CheckpointError, with the tool's name, for layouts that are not read here: no half check."""
+    tool = other_tool(source)
+    if tool is not None:
+        raise CheckpointError(
+            f"{shown(source.root)} is quantized by {tool}, whose layout is not read here, so nothing was "
+            f"checked; read are {' and '.join(methods())}: verify it with the tool that wrote it"
+        )
+
+
+def other_tool(source: Source) -> str | None:
+    """Return what quantized a checkpoint, and what says so, where its layout is not read here."""
+    config = configuration(source)
+    if config is not None:
+        if claiming(config) is not None:
+            return None
+        method = str(config.get("quant_method", config.get("quant_algo", "unknown")))
+        tool = TOOLS.get(method, "a tool that is not known here")
+        return f"{tool} (quant_method is {printable(method)})"
+    found = next((str(path) for path in source.companions if str(path) in TOOL_FILES), None)
+    return None if found is None else f"{TOOL_FILES[found]} ({found})"
+
+
+def is_attendant(name: str, stored: Stored) -> bool:
+    """Return whether a tensor belongs to a layer or a cache: a scale of inputs, outputs, keys or values."""
+    module, _, last = name.rpartition(".")
+    return last in CACHE_SCALES or (last in ACTIVATION_SCALES and stored.modules.number(module) is not None)
+
+
+class AttendantCheck(Check):
+    """Check that a scale of inputs or of a cache is finite and positive."""
+
+    def __init__(self, entry: TensorEntry, files: OpenFiles) -> None:
+        super().__init__(entry.name, entry.nbytes)
+        self.entry = entry
+        self.file = files[entry.file]
+
+    def run(self, scratch: Scratch) -> None:  # noqa: ARG002 (it needs a few numbers)
+        """See :class:`Task`."""
+        dtype = TORCH_DTYPES.get(self.entry.dtype)
+        if dtype is None or not self.nbytes or self.nbytes > _SMALL_BYTES:
+            self.report(
+                f"{self.entry.dtype} of shape {list(self.entry.shape)} is neither a scale nor a zero point"
+            )
+            return
+        if self.name.endswith("zero_point"):
+            return
+        buffer = bytearray(self.nbytes)
+        self.file.read_into(memoryview(buffer), self.entry.begin)
+        values = torch.frombuffer(buffer, dtype=dtype).double()
+        bad = ~(torch.isfinite(values) & (values > 0))
+        if bool(bad.any()):
+            self.report(f"the scale {float(values[bad][0])} must be finite and positive")
+
+
+def unlisted(source: Source, stored: Stored) -> list[Problem]:
+    """Return linear weights that are neither quantized nor ignored, which loaders leave uninitialized."""
+    found = []
+    selection = Selection()
+    for entry in stored.others:
+        module = module_of(entry.name)
+        choice = choose(entry, source.entries, selection, source.config or {})
+        linear = choice.why is Why.LINEAR or module.rpartition(".")[2] == "lm_head"
+        if linear and entry.name.endswith(WEIGHT) and stored.reader.expects(module):
+            what = "neither quantized nor ignored by the configuration"
+            found.append(Problem(where=module, what=what))
+    return found
+
+
+def idle_targets(source: Source, stored: Stored) -> list[Problem]:
+    """Return modules that a group names one by one and that are not there, such as a layer that got lost."""
+    broken = {problem.where for problem in stored.problems}
+    idle = [
+        target
+        for target in stored.reader.named()
+        if target not in broken
+        and stored.modules.number(target) is None
+        and source.entries.number(target) is None
+        and source.entries.number(f"{target}{WEIGHT}") is None
+    ]
+    if not idle:
+        return []
+    # Groups also hold the names that a loader gives to modules.
+    loaded = {loaded_name(module, source.config or {}) for module in stored.modules}
+    return [
+        Problem(where=target, what="a group of the configuration names it, but it is not there")
+        for target in idle
+        if target not in loaded
+    ]
+
+
+def index_problems(source: Source) -> Sequence[Problem]:
+    """Return where an index is wrong: of shards, its total size; beside a single file, all that it says."""
+    name = source.index or SINGLE_FILE + ".index.json"
+    path = source.root / name
+    if (source.index is None and source.shards != (SINGLE_FILE,)) or not exists(path):
+        return []
+    table = IndexMap(path)
+    try:
+        wrong = _misplaced(source, table)
+    except (ValueError, RecursionError) as error:
+        return [Problem(where=name, what=f"it is not an index: {error!r:.200}")]
+    problems = [Problem(where=tensor, what=f"{name} does not say where it is") for tensor in sorted(wrong)]
+    if table.total_size is not None and table.total_size != source.entries.nbytes:
+        what = f"total_size is {table.total_size!r:.40}, but the tensors have {source.entries.nbytes} bytes"
+        problems.append(Problem(where=name, what=what))
+    return problems
+
+
+def _misplaced(source: Source, table: IndexMap) -> set[str]:
+    """Return the tensors of one file of which an index says something else; that of shards was checked."""
+    wrong, named = set(), bytearray(len(source.entries))
+    for tensor, shard in table:
+        number = source.entries.number(tensor)
+        if number is not None:
+            named[number] = True
+        if number is None or shard != SINGLE_FILE:
+            wrong.add(tensor)
+    wrong |= {name for name, found in zip(source.entries, named, strict=True) if not found}
+    return wrong if source.index is None else set()

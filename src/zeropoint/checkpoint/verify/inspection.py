@@ -1,0 +1,181 @@
+"""What a checkpoint holds: tensors, dtypes, sizes, and how it is quantized, from headers alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import ZeropointError, count, size_of
+from ..read.entries import TensorEntry
+from ..read.quantized_layers import Stored, configuration, find_layers
+from ..read.source import Source, open_source
+from ..read.storage import Place
+from .consistency import other_tool
+
+_MOST_BITS = 64
+"""More than any packed number has; a larger figure in a configuration is no width."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DtypeSummary:
+    """All tensors of one dtype."""
+
+    dtype: str
+    tensors: int
+    values: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemeSummary:
+    """All layers of one scheme: how many, the numbers they hold, and the bytes of their tensors."""
+
+    scheme: str
+    layout: str
+    layers: int
+    values: int
+    nbytes: int
+
+    @property
+    def bits_per_value(self) -> float:
+        """Average bits a number takes, scales and zero points counted."""
+        return 8 * self.nbytes / max(1, self.values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Inspection:
+    """A summary of a checkpoint.
+
+    quantization: None when it is not quantized, else what the configuration names as its method. packed_by:
+    the tool whose layout is not read here, and bits: of its weights, where the configuration says so.
+    schemes: empty unless the layout is read. kept_values: numbers of all other tensors, None where it is not
+    known which these are. problems: what is wrong with quantized layers.
+    """
+
+    source: Source
+    dtypes: tuple[DtypeSummary, ...]
+    quantization: str | None
+    packed_by: str | None
+    bits: int | None
+    schemes: tuple[SchemeSummary, ...]
+    ignore: tuple[str, ...]
+    kept_values: int | None
+    problems: tuple[str, ...]
+
+    @property
+    def tensors(self) -> tuple[TensorEntry, ...]:
+        """Every tensor, in the order of the files."""
+        return tuple(self.source.entries.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(summary.nbytes for summary in self.dtypes)
+
+    @property
+    def values(self) -> int | None:
+        """Numbers of the model: quantized ones as many as they were, the others as they are.
+
+        None where they are packed in a layout that is not read here: words of codes are not numbers.
+        """
+        if self.kept_values is None:
+            return None
+        return self.kept_values + sum(summary.values for summary in self.schemes)
+
+    @property
+    def bits_per_value(self) -> float | None:
+        """Average bits a number of the model takes, where it is known how many there are."""
+        return None if self.values is None else 8 * self.nbytes / max(1, self.values)
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """The size, bits and quantization method of the whole."""
+        tensors, shards = count(len(self.source.entries), "tensor"), count(len(self.source.shards), "file")
+        return f"{tensors} in {shards}, {size_of(self.nbytes)}", self._numbers
+
+    @property
+    def _numbers(self) -> str:
+        """How many values there are, in how many bits, and by what they were quantized."""
+        method, bits = self.quantization, self.bits_per_value
+        if self.packed_by is not None:
+            width = "" if self.bits is None else f", {count(self.bits, 'bit')} a weight"
+            return (
+                f"packed by {self.packed_by}{width}; this layout is not read here, so values are not counted"
+            )
+        if self.values is None or bits is None:
+            return f"quantized by {method}; its layers cannot be read, so values are not counted"
+        state = "not quantized" if method is None else f"quantized by {method}"
+        return f"{count(self.values, 'value')} at {bits:.3f} bits, {state}"
+
+    def __repr__(self) -> str:
+        return "\n".join(self.summary)
+
+
+def inspect(path: Place | str) -> Inspection:
+    """Return a summary of the checkpoint at ``path``.
+
+    Raises CheckpointError when files are damaged or hostile.
+    """
+    source = open_source(path)
+    stored: Stored | None = None
+    config: Mapping[str, Any] | None = None
+    method: str | None = None
+    packed_by: str | None = None
+    problems: list[str] = []
+    try:
+        config = configuration(source)
+        packed_by = other_tool(source)
+        if config is not None:
+            method = str(config.get("quant_method", "unknown"))
+            stored = find_layers(source)
+            problems += map(str, stored.problems)
+    except ZeropointError as error:
+        problems.append(str(error))
+    read = stored is not None or (packed_by is None and not problems)
+    others = source.entries.values() if stored is None else stored.others
+    return Inspection(
+        source=source,
+        dtypes=_dtypes(source.entries.values()),
+        quantization=method,
+        packed_by=packed_by,
+        bits=None if packed_by is None else _bits(config or {}),
+        schemes=() if stored is None else _schemes(stored),
+        ignore=() if stored is None else stored.ignore,
+        kept_values=sum(math.prod(e.shape) for e in others) if read else None,
+        problems=tuple(problems),
+    )
+
+
+def _bits(config: Mapping[str, Any]) -> int | None:
+    """Return the bits of a weight that the configuration of another tool says."""
+    said = config.get("bits")
+    return said if type(said) is int and 0 < said <= _MOST_BITS else None
+
+
+def _dtypes(entries: Iterable[TensorEntry]) -> tuple[DtypeSummary, ...]:
+    found: dict[str, list[TensorEntry]] = {}
+    for entry in entries:
+        found.setdefault(entry.dtype, []).append(entry)
+    return tuple(
+        DtypeSummary(
+            dtype=dtype, tensors=len(group), values=sum(math.prod(e.shape) for e in group),
+            nbytes=sum(e.nbytes for e in group),
+        )
+        for dtype, group in found.items()
+    )  # fmt: skip
+
+
+def _schemes(stored: Stored) -> tuple[SchemeSummary, ...]:
+    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for layer in stored.layers:
+        key = (str(layer.weight), layer.layer.layout)
+        found.setdefault(key, []).append((layer.values, layer.nbytes))
+    return tuple(
+        SchemeSummary(
+            scheme=scheme, layout=layout, layers=len(group), values=sum(v for v, _ in group),
+            nbytes=sum(n for _, n in group),
+        )
+        for (scheme, layout), group in found.items()
+    )  # fmt: skip

@@ -1,0 +1,350 @@
+"""Check every byte of an output against the SHA-256 hashes of its manifest, naming tensor or file.
+
+The manifest comes with the output and proves nothing against who can write both; it finds what disks, memory
+and copies change. Its own last member is the SHA-256 of all text before it, so that damage to the manifest is
+told apart from damage to what it is about. Its layout is that of run/manifest.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...columns import Names
+from ...errors import CheckpointError, printable
+from ..plan.config_and_index import MANIFEST
+from ..read.entries import TensorEntry
+from ..read.json_stream import JsonStream
+from ..read.problems import Problem
+from ..read.safetensors_file import pieces, unique_keys
+from ..read.source import Source, is_weights
+from ..read.storage import OpenFile, exists, open_file
+from ..run.tiles import Scratch
+from .proofs import Check, OpenFiles
+
+_SEAL = b'"sha256": "'
+_SMALL_BUFFER = 1 << 20
+_TAIL_BYTES = 1 << 12
+"""So many of the last bytes hold the seal, which takes a hundred."""
+_MAX_RECORD = 1 << 26
+"""Characters of what is said of one tensor: 100 for each of its units of 16 MiB or more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Bytes of a file that have one hash. begin: the first of them."""
+
+    begin: int
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """What the manifest says of a file: its size, and the hash of a shard's header or of all its parts."""
+
+    size: int
+    header: str | None
+    parts: tuple[Part, ...]
+
+
+class Manifest:
+    """The manifest of a checkpoint: identity, files by name, and the parts of each of its tensors.
+
+    problems: names that only one side has, and tensors in another file. nbytes: of all parts of tensors.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.identity: dict[str, str] = {}
+        self.files: dict[str, FileRecord] = {}
+        self.problems: list[Problem] = []
+        self.nbytes = 0
+        self._entries = source.entries
+        self._first = array("q", [-1]) * len(source.entries)
+        self._count = array("I", [0]) * len(source.entries)
+        self._begins, self._sizes, self._digests = array("q"), array("q"), bytearray()
+        self._surplus = Names()
+
+    def add(self, name: str, record: Mapping[str, Any]) -> None:
+        """Take in what the manifest says of a tensor; raises ValueError where a name stands twice."""
+        shard, parts = _text(record["file"]), _parts(record["parts"])
+        number = self._entries.number(name)
+        if number is None:
+            if self._surplus.add(name) is None:
+                raise ValueError(f"{printable(name)} stands twice in one object")
+            self.problems.append(Problem(where=name, what="it is missing, but in the manifest"))
+            return
+        if self._first[number] >= 0:
+            raise ValueError(f"{printable(name)} stands twice in one object")
+        self._first[number] = len(self._begins)
+        file = self._entries.at(number).file.name
+        if shard != file:
+            what = f"it lies in {printable(file)}, but was written to {printable(shard)}"
+            self.problems.append(Problem(where=name, what=what))
+            return
+        for part in parts:
+            self._begins.append(part.begin)
+            self._sizes.append(part.size)
+            self._digests += bytes.fromhex(part.digest)
+            self.nbytes += part.size
+        self._count[number] = len(parts)
+
+    def parts(self, name: str) -> tuple[Part, ...] | None:
+        """Return the parts of a tensor, or None where it has none that could be checked."""
+        number = self._entries.number(name)
+        if number is None or self._first[number] < 0:
+            return None
+        first, count = self._first[number], self._count[number]
+        return tuple(
+            Part(begin=self._begins[n], size=self._sizes[n], digest=self._digests[32 * n : 32 * n + 32].hex())
+            for n in range(first, first + count)
+        )
+
+    def unnamed(self) -> Iterator[str]:
+        """Yield the tensors that it does not name."""
+        return (name for name, first in zip(self._entries, self._first, strict=True) if first < 0)
+
+
+def read_manifest(source: Source) -> Manifest | None:
+    """Return the manifest of a checkpoint, or None where there is none.
+
+    It is read as a stream, however long it is. Raises CheckpointError where it is damaged, which its own hash
+    tells, or is none.
+    """
+    path = source.root / MANIFEST
+    if not exists(path):
+        return None
+    file = open_file(path)
+    try:
+        found = Manifest(source)
+        _read(file, found)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = str(error) if isinstance(error, CheckpointError) else f"{error!r:.200}"
+        raise CheckpointError(f"it is damaged: {reason}") from error
+    finally:
+        file.close()
+    return found
+
+
+def _read(file: OpenFile, found: Manifest) -> None:
+    size = file.stamp.size
+    tail = b"".join(pieces(file, max(0, size - _TAIL_BYTES), min(size, _TAIL_BYTES)))
+    sealed = max(0, size - _TAIL_BYTES) + tail.rindex(_SEAL)
+    hashed = hashlib.sha256()
+    stream = JsonStream(_hashing(file, sealed, hashed), object_pairs_hook=unique_keys)
+    seen: dict[str, Any] = {}
+    for key in stream.members():
+        if key in seen:
+            raise ValueError(f"{printable(key)} stands twice in one object")
+        seen[key] = None
+        if key == "tensors":
+            for name in stream.members():
+                found.add(name, stream.value(_MAX_RECORD))
+        elif key == "files":
+            for name in stream.members():
+                if name in found.files:
+                    raise ValueError(f"{printable(name)} stands twice in one object")
+                found.files[name] = _file(stream.value(_MAX_RECORD))
+        elif key == "weights":
+            for _ in stream.members():
+                stream.value(_MAX_RECORD)
+        else:
+            seen[key] = stream.value(_MAX_RECORD)
+    stream.end()
+    if "tensors" not in seen or "files" not in seen:
+        raise CheckpointError("it names no tensors or no files")
+    if seen["sha256"] != hashed.hexdigest():
+        raise CheckpointError("its text is not the one that its last member, sha256, is the hash of")
+    if isinstance(seen.get("identity"), dict):
+        found.identity = {name: _text(value) for name, value in seen["identity"].items()}
+
+
+def _hashing(file: OpenFile, sealed: int, hashed: hashlib._Hash) -> Iterator[bytes]:
+    """Yield all of a file; its first ``sealed`` bytes are hashed on the way."""
+    for piece in pieces(file, 0, sealed):
+        hashed.update(piece)
+        yield piece
+    yield from pieces(file, sealed, file.stamp.size - sealed)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is not a string")
+    return value
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{value!r:.40} is not a number of bytes")
+    return value
+
+
+def _digest(value: object) -> str:
+    text = _text(value)
+    if not _DIGEST.fullmatch(text):
+        raise ValueError(f"{text!r:.80} is no SHA-256")
+    return text
+
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+def _parts(found: Iterable[Sequence[object]]) -> tuple[Part, ...]:
+    return tuple(
+        Part(begin=_count(begin), size=_count(size), digest=_digest(digest)) for begin, size, digest in found
+    )
+
+
+def _file(record: Mapping[str, Any]) -> FileRecord:
+    header = record.get("header")
+    parts = () if header is not None else _parts(record["parts"])
+    return FileRecord(size=_count(record["size"]), header=header and _text(header), parts=parts)
+
+
+class Uncovered(Check):
+    """Say that the parts of a tensor leave bytes of it out."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, 0)
+
+    def run(self, scratch: Scratch) -> None:  # noqa: ARG002 (there is nothing to read)
+        """See :class:`Task`."""
+        self.report("the parts of the manifest do not cover it")
+
+
+class Digest(Check):
+    """Hash some bytes of a file, in pieces that fit the thread's memory."""
+
+    def __init__(self, name: str, part: Part, file: OpenFile, place: str) -> None:
+        super().__init__(name, part.size)
+        self.part = part
+        self.file = file
+        self.place = place
+
+    def run(self, scratch: Scratch) -> None:
+        """See :class:`Task`."""
+        found, done = hashlib.sha256(), 0
+        while done < self.part.size:
+            piece = memoryview(scratch.buffer)[: self.part.size - done]
+            self.file.read_into(piece, self.part.begin + done)
+            found.update(piece)
+            done += len(piece)
+        if found.hexdigest() != self.part.digest:
+            end = self.part.begin + self.part.size
+            self.report(
+                f"{self.place}bytes {self.part.begin} to {end} are not those that were written (SHA-256)"
+            )
+
+
+def file_checks(source: Source, manifest: Manifest, files: OpenFiles) -> tuple[list[Problem], list[Check]]:
+    """Return contradictions, and the checks of the headers of shards and of the content of other files.
+
+    No name of the manifest becomes a path: files are looked for among those of the checkpoint.
+    """
+    present = {*source.shards, *_beside(source)}
+    # A README that somebody put beside the checkpoint is no damage; what loaders read or run is.
+    expected = {
+        name for name in present if name in source.shards or name in manifest.files or is_loaded(name)
+    }
+    problems = [
+        *_unmatched(expected, manifest.files),
+        *(Problem(where=name, what="the manifest does not name it") for name in manifest.unnamed()),
+        *manifest.problems,
+    ]
+    headers = {name: record.size for name, record in manifest.files.items() if name in source.shards}
+    for entry in source.entries.values():
+        headers[entry.file.name] = min(entry.begin, headers.get(entry.file.name, entry.begin))
+    checks: list[Check] = []
+    for name, record in manifest.files.items():
+        if name in present:
+            found, more = _content(name, record, files[source.root / name], headers.get(name))
+            problems += found
+            checks += more
+    return problems, checks
+
+
+def is_loaded(name: str) -> bool:
+    """Return whether loaders read weights from a file of this name, or run it.
+
+    >>> [is_loaded(name) for name in ("pytorch_model.bin", "modeling_x.py", "README.md", "a/weights.bin")]
+    [True, True, False, False]
+    """
+    return name.endswith(".py") or ("/" not in name and is_weights(name))
+
+
+def tensor_checks(entry: TensorEntry, manifest: Manifest | None, files: OpenFiles) -> Iterator[Check]:
+    """Yield the checks of the bytes of a tensor; one whose parts do not cover it is a problem at once."""
+    parts = None if manifest is None else manifest.parts(entry.name)
+    if parts is None:
+        return
+    if not _covers(parts, entry.begin, entry.nbytes):
+        yield Uncovered(entry.name)
+        return
+    place = f"{printable(entry.file.name)}: "
+    for part in parts:
+        yield Digest(entry.name, part, files[entry.file], place)
+
+
+def _beside(source: Source) -> set[str]:
+    """Return the names of all files of a checkpoint but its shards and the manifest."""
+    paths = {str(path) for path in (*source.companions, *source.left_out)}
+    return (paths | ({source.index} if source.index else set())) - {MANIFEST}
+
+
+def damaged_files(source: Source) -> list[Problem]:
+    """Return what is wrong with the files beside the shards, which explains why nothing else can be read."""
+    try:
+        manifest = read_manifest(source)
+    except CheckpointError as error:
+        return [Problem(where=MANIFEST, what=str(error))]
+    with contextlib.ExitStack() as stack:
+        files = OpenFiles(stack)
+        present = _beside(source)
+        named = {} if manifest is None else {n: r for n, r in manifest.files.items() if n in present}
+        checks = [_content(name, record, files[source.root / name], None) for name, record in named.items()]
+        scratch = Scratch(bytearray(_SMALL_BUFFER))
+        for task in [task for _, tasks in checks for task in tasks]:
+            task.run(scratch)
+    return [
+        problem
+        for found, tasks in checks
+        for problem in (*found, *(problem for task in tasks for problem in task.problems))
+    ]
+
+
+def _unmatched(present: Iterable[str], named: Iterable[str]) -> list[Problem]:
+    here, there = set(present), set(named)
+    return [
+        *(Problem(where=name, what="the manifest does not name it") for name in sorted(here - there)),
+        *(Problem(where=name, what="it is missing, but in the manifest") for name in sorted(there - here)),
+    ]
+
+
+def _content(
+    name: str, record: FileRecord, file: OpenFile, header: int | None
+) -> tuple[list[Problem], list[Check]]:
+    """Return the checks of a shard's header, of so many bytes, or of all of another file."""
+    if file.stamp.size != record.size:
+        what = f"it has {file.stamp.size} bytes, but was written with {record.size}"
+        return [Problem(where=name, what=what)], []
+    parts = record.parts
+    if header is not None:
+        parts = (Part(begin=0, size=header, digest=record.header or ""),)
+    elif not _covers(parts, 0, record.size):
+        return [Problem(where=name, what="the parts of the manifest do not cover it")], []
+    return [], [Digest(name, part, file, "") for part in parts]
+
+
+def _covers(parts: Sequence[Part], begin: int, size: int) -> bool:
+    """Return whether parts follow each other from ``begin`` on without a hole, ``size`` bytes in all."""
+    at = begin
+    for part in parts:
+        if part.begin != at:
+            return False
+        at += part.size
+    return at == begin + size

@@ -1,0 +1,290 @@
+"""Decode the quantized layers of a checkpoint, part by part, and compare them with the original.
+
+For each element, ``|x - decode(code)|`` must not exceed the bound that format and scale rule imply
+(params/bounds.py); the bound is computed from the stored scales alone. Scales must be finite and positive; of
+two levels, a block's scale may be 0 where all its codes are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import torch
+
+from ...codecs.protocol import ROWS
+from ...columns import Blobs
+from ...errors import ZeropointError
+from ...formats import FloatFormat
+from ...layout.blocks import reduce_blocks, spread_blocks
+from ...tensor import QuantizedTensor
+from ..plan.limits import Limits, value_bytes
+from ..read.decoding import read_lines
+from ..read.problems import Problem
+from ..read.quantized_layers import StoredLayer
+from ..read.storage import OpenFile, Place, open_file
+from ..run.tensor_error import TensorError, measure, measure_columns
+from ..run.tiles import Scratch
+from ..run.workers import Task
+from .source_weights import OriginalWeight
+
+_CHECK_BYTES = 64
+"""Temporaries for each number of a tile: values, errors and bounds in float64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProof:
+    """What was found of one layer: its error, and the largest error of an element in parts of its bound.
+
+    Both are None when there was no original to compare with.
+    """
+
+    layer: StoredLayer
+    error: TensorError | None
+    of_bound: float | None
+
+
+class Proofs(Sequence[LayerProof]):
+    """The proofs of layers, by their numbers; each is made when it is asked for."""
+
+    def __init__(self, layers: Sequence[StoredLayer]) -> None:
+        self._layers = layers
+        self._errors = Blobs(len(layers))
+        self._of_bound = array("d", [0.0]) * len(layers)
+
+    def keep(self, number: int, proof: LayerProof) -> None:
+        """Keep what was found of the layer of a number."""
+        if proof.error is not None and proof.of_bound is not None:
+            self._errors[number] = proof.error.pack()
+            self._of_bound[number] = proof.of_bound
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    @overload
+    def __getitem__(self, at: int) -> LayerProof: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[LayerProof, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> LayerProof | tuple[LayerProof, ...]:
+        if isinstance(at, slice):
+            return tuple(self[n] for n in range(*at.indices(len(self))))
+        number = range(len(self))[at]
+        packed = self._errors.get(number)
+        error = None if packed is None else TensorError.unpack(packed)
+        of_bound = None if packed is None else self._of_bound[number]
+        return LayerProof(layer=self._layers[number], error=error, of_bound=of_bound)
+
+    @property
+    def values(self) -> int:
+        """Quantized numbers of all layers."""
+        return sum(layer.values for layer in self._layers)
+
+    @property
+    def error(self) -> TensorError | None:
+        """The error of all layers taken as one, or None without an original."""
+        errors = (TensorError.unpack(packed) for packed in self._errors.values())
+        return TensorError.merge(errors) if len(self._errors) else None
+
+
+class OpenFiles(dict[Place, OpenFile]):
+    """Files opened once for reading, at the first demand, and closed with ``stack``."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        super().__init__()
+        self._stack = stack
+
+    def __missing__(self, path: Place) -> OpenFile:
+        file = self[path] = open_file(path)
+        self._stack.callback(file.close)
+        return file
+
+
+class Check(Task):
+    """A task that looks for problems and keeps those that it finds."""
+
+    def __init__(self, name: str, nbytes: int) -> None:
+        super().__init__(name, nbytes)
+        self.problems: list[Problem] = []
+
+    def report(self, what: str) -> None:
+        """Keep a problem with what the task is about."""
+        self.problems.append(Problem(where=self.name, what=what))
+
+
+class LayerCheck:
+    """The check of one layer, in parts of some rows.
+
+    number: of the layer. layer: what is stored. weight: the original, or None.
+    """
+
+    def __init__(self, number: int, layer: StoredLayer, weight: OriginalWeight | None) -> None:
+        self.number = number
+        self.layer = layer
+        self.weight = weight
+        self.files: dict[Place, OpenFile] = {}
+        self.parts: list[Part] = []
+        self._open = 0
+
+    def rows(self, limits: Limits) -> int:
+        """Return the rows of a part."""
+        cost = value_bytes(self.layer.weight, self.layer.dtype) + _CHECK_BYTES
+        if self.weight is not None:
+            cost += (
+                _CHECK_BYTES if self.weight.origin.layer is not None else self.weight.origin.dtype.itemsize
+            )
+        extent, values = self.extents
+        alignment = min(self.layer.codec.alignment(self.layer.layer, self.layer.shape), extent)
+        return limits.rows(values, alignment, cost)
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """What the layer is cut into, rows or columns, and the values of each."""
+        axis = self.layer.codec.axis(self.layer.layer)
+        return self.layer.shape[axis], self.layer.shape[1 - axis]
+
+    def buffer_bytes(self, limits: Limits) -> int:
+        """Return the bytes of the original that a part reads."""
+        return (
+            0
+            if self.weight is None
+            else self.rows(limits) * self.extents[1] * self.weight.origin.dtype.itemsize
+        )
+
+    def tasks(self, limits: Limits, files: OpenFiles) -> Sequence[Check]:
+        """Return the work; ``files`` are all files of both checkpoints, open."""
+        self.files = {file: files[file] for file in (entry.file for entry in self.layer.tensors.values())}
+        if self.weight is not None:
+            self.files |= {file: files[file] for file in self.weight.origin.files}
+        height, step = self.extents[0], self.rows(limits)
+        self.parts = [
+            Part(self, expert, start, min(step, height - start))
+            for expert in range(self.layer.experts or 1)
+            for start in range(0, height, step)
+        ]
+        self._open = len(self.parts)
+        return self.parts
+
+    def end(self) -> bool:
+        """Count a part that was done, and return whether it was the last."""
+        self._open -= 1
+        return not self._open
+
+    def proof(self) -> LayerProof:
+        """Return what was found."""
+        errors = [part.error for part in self.parts if part.error is not None]
+        if not errors or len(errors) < len(self.parts):
+            return LayerProof(layer=self.layer, error=None, of_bound=None)
+        worst = max(part.ratio for part in self.parts)
+        return LayerProof(layer=self.layer, error=TensorError.merge(errors), of_bound=worst)
+
+
+class Part(Check):
+    """Decode some rows of one expert, and compare them with the original."""
+
+    def __init__(self, check: LayerCheck, expert: int, start: int, rows: int) -> None:
+        super().__init__(check.layer.module, rows * check.extents[1] * check.layer.dtype.itemsize)
+        self.check = check
+        self.expert = expert
+        self.start = start
+        self.rows = rows
+        self.ratio = 0.0
+        self.error: TensorError | None = None
+
+    def run(self, scratch: Scratch) -> None:
+        """See :class:`Task`."""
+        layer, values = self.check.layer, self.check.extents[1]
+        shape = (self.rows, values) if self._by_rows else (values, self.rows)
+        lines = read_lines(layer, self.check.files, self.start, self.rows, expert=self.expert)
+        codec = layer.codec
+        q = codec.decode(layer.layer, lines, start=self.start, shape=shape, dtype=layer.dtype)
+        damage = codec.damage(layer.layer, lines)
+        if damage is not None:
+            self.report(f"{self._where()}: {damage}")
+        try:
+            q.params.validate()
+        except ZeropointError as error:
+            self.report(f"{self._where()}: {error}")
+        if self.problems:
+            return
+        block = _lost_block(q)
+        if block is not None:
+            self.report(f"{self._where()}: the scale of block {block} is 0, but not all of its codes are")
+        decoded = q.dequantize(torch.float32)
+        if not bool(torch.isfinite(decoded).all()):
+            self.report(f"{self._where()} decode to non-finite values")
+        elif self.check.weight is not None:
+            self._compare(q, decoded, lines, scratch.buffer)
+
+    def _compare(
+        self, q: QuantizedTensor, decoded: torch.Tensor, lines: dict[str, torch.Tensor], buffer: bytearray
+    ) -> None:
+        assert self.check.weight is not None
+        if self._kept(lines):
+            self.error = self._measured(decoded.to(q.dtype), q)
+            return
+        if self._by_rows:
+            first = self.expert * self.check.layer.shape[0] + self.start
+            x = self.check.weight.read(self.check.files, first, self.rows, buffer).to(q.dtype)
+        else:
+            x = self.check.weight.read_columns(self.check.files, self.start, self.rows, buffer).to(q.dtype)
+        self.ratio = _of_bound(x, decoded, q)
+        self.error = self._measured(x, q)
+        if self.ratio > 1:
+            self.report(f"{self._where()} are off by up to {self.ratio:.3g} times the proven bound")
+
+    def _kept(self, lines: dict[str, torch.Tensor]) -> bool:
+        """Return whether the original is quantized already, and these are its own codes and scales."""
+        assert self.check.weight is not None
+        layer, old = self.check.layer, self.check.weight.origin.layer
+        if old is None or (old.layer, old.shape) != (layer.layer, layer.shape):
+            return False
+        theirs = read_lines(old, self.check.files, self.start, self.rows, expert=self.expert)
+        return all(
+            torch.equal(line.view(torch.uint8), theirs[suffix].view(torch.uint8))
+            for suffix, line in lines.items()
+        )
+
+    def _where(self) -> str:
+        expert = "" if self.check.layer.experts is None else f"expert {self.expert}, "
+        return f"{expert}{'rows' if self._by_rows else 'columns'} from {self.start} on"
+
+    def _measured(self, x: torch.Tensor, q: QuantizedTensor) -> TensorError:
+        if self._by_rows:
+            return measure(x, q)
+        layer = self.check.layer
+        return measure_columns(x, q, layer.codec.alignment(layer.layer, layer.shape))
+
+    @property
+    def _by_rows(self) -> bool:
+        return self.check.layer.codec.axis(self.check.layer.layer) == ROWS
+
+
+def _lost_block(q: QuantizedTensor) -> tuple[int, ...] | None:
+    """Return the first block whose scale is 0 although not all of its codes are zeros, or None.
+
+    Only the finest of several scales can be 0 at all.
+    """
+    element = q.scheme.element
+    if len(q.scales) < 2 or not isinstance(element, FloatFormat):
+        return None
+    empty = q.scales[0].float() == 0
+    if not bool(empty.any()):
+        return None
+    # Without the sign, what is left of a code of a float is 0 for zeros alone.
+    magnitude = (q.codes.to(torch.int16) & (element.code_count // 2 - 1)).float()
+    lost = empty & (reduce_blocks(magnitude, q.scheme.granularity, "amax", 0.0) > 0)
+    return tuple(torch.nonzero(lost)[0].tolist()) if bool(lost.any()) else None
+
+
+def _of_bound(x: torch.Tensor, decoded: torch.Tensor, q: QuantizedTensor) -> float:
+    """Return the largest error of an element in parts of its block's bound."""
+    bound = q.params.error_bound(torch.float32)
+    spread = spread_blocks(bound, q.scheme.granularity, tuple(x.shape))
+    off = (x.double() - decoded.double()).abs_()
+    ratio = torch.where(off == 0, 0.0, off / spread)
+    return float(ratio.max()) if ratio.numel() else 0.0

@@ -1,0 +1,116 @@
+"""The checkpoint that was quantized, as what the result is compared with: floats by module and name."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ...codecs.protocol import Known
+from ...codecs.safetensors_dtypes import TORCH_DTYPES
+from ..choose.experts import Matrix, matrices
+from ..choose.selection import DOWN, GATE_UP, WEIGHT, is_fused_experts
+from ..plan.origin import Floats, Origin, as_floats
+from ..read.entries import TensorEntry
+from ..read.quantized_layers import StoredLayer, configuration
+from ..read.source import Source, open_source
+from ..read.storage import OpenFile, Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OriginalWeight:
+    """Some whole rows of a tensor of floats: one matrix of those that it holds. first: its first row."""
+
+    origin: Origin
+    first: int
+    shape: tuple[int, int]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of floats."""
+        return self.shape[1] * self.origin.dtype.itemsize
+
+    def read(self, files: Mapping[Place, OpenFile], start: int, rows: int, buffer: bytearray) -> torch.Tensor:
+        """Return rows from row ``start`` of the matrix on, in ``buffer``."""
+        return self.origin.read(files, self.first + start, rows, buffer)
+
+    def read_columns(
+        self, files: Mapping[Place, OpenFile], start: int, count: int, buffer: bytearray
+    ) -> torch.Tensor:
+        """Return columns from column ``start`` of the matrix on, in ``buffer``."""
+        return self.origin.read_columns(files, (self.first, self.shape[0]), (start, count), buffer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Original:
+    """A checkpoint seen as floats.
+
+    source: as it lies in its files. floats: seen as if it were not quantized.
+    """
+
+    source: Source
+    floats: Floats
+
+    def matrix(self, module: str) -> OriginalWeight | None:
+        """Return the matrix of a module, which may be one of fused experts, or None."""
+        for name in (f"{module}{WEIGHT}", module):
+            entry = self.floats.source.entries.get(name)
+            if entry is not None and len(entry.shape) == 2 and entry.dtype in TORCH_DTYPES:
+                return self._weight(entry, entry.begin, (entry.shape[0], entry.shape[1]))
+        found = _OF_EXPERT.fullmatch(module)
+        if found is None:
+            return None
+        fused = self._fused(found["stem"] + (DOWN if found["kind"] == DOWN else GATE_UP))
+        matrix = None if fused is None else _by_module(fused).get(module)
+        return None if fused is None or matrix is None else self._weight(fused, matrix.begin, matrix.shape)
+
+    def weight_of(self, layer: StoredLayer) -> OriginalWeight | None:
+        """Return what a layer was quantized from, or None where nothing has its name and shape."""
+        if layer.experts is None:
+            weight = self.matrix(layer.module)
+        else:
+            entry = self._fused(layer.module)
+            rows = 0 if entry is None else math.prod(entry.shape[:-1])
+            weight = None if entry is None else self._weight(entry, entry.begin, (rows, entry.shape[-1]))
+        rows, columns = (layer.experts or 1) * layer.shape[0], layer.shape[1]
+        return weight if weight is not None and weight.shape == (rows, columns) else None
+
+    def known(self, module: str) -> Known | None:
+        """Return shape and dtype of the weight of a module."""
+        weight = self.matrix(module)
+        return None if weight is None else Known(shape=weight.shape, dtype=weight.origin.dtype)
+
+    def _fused(self, module: str) -> TensorEntry | None:
+        for name in (module, f"{module}{WEIGHT}"):
+            entry = self.floats.source.entries.get(name)
+            if entry is not None and is_fused_experts(entry) and entry.dtype in TORCH_DTYPES:
+                return entry
+        return None
+
+    def _weight(self, entry: TensorEntry, begin: int, shape: tuple[int, int]) -> OriginalWeight:
+        origin = self.floats.origin(entry)
+        row_bytes = max(1, entry.shape[-1] * origin.dtype.itemsize)
+        return OriginalWeight(origin=origin, first=(begin - entry.begin) // row_bytes, shape=shape)
+
+
+_OF_EXPERT = re.compile(r"(?P<stem>(.*\.)?)\d+\.(?P<kind>gate_proj|up_proj|down_proj)", re.DOTALL)
+
+
+@functools.lru_cache(maxsize=8)
+def _by_module(entry: TensorEntry) -> dict[str, Matrix]:
+    return {matrix.module: matrix for matrix in matrices(entry)}
+
+
+def open_original(path: Place | str) -> Original:
+    """Open the checkpoint that was quantized, be it of floats or itself of codes that are read here.
+
+    Raises CheckpointError, UnsupportedError.
+    """
+    source = open_source(path)
+    if configuration(source) is None:
+        return Original(source=source, floats=Floats(source=source, origins={}, config=None))
+    return Original(source=source, floats=as_floats(source))

@@ -1,0 +1,317 @@
+"""Read a quantized checkpoint back and prove it, with what is wrong collected, so that one run names it all.
+
+- Every byte has the hash that the manifest gives for it, where there is a manifest (integrity.py).
+- Every layer decodes; its scales are finite and positive; each element is within the proven bound of the
+  original, where that is given (proofs.py).
+- Kept tensors are those of the original to the byte; none is missing or new (comparisons.py).
+- Index, configuration and files agree with each other (consistency.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...errors import CheckpointError, ZeropointError, count
+from ..plan.config_and_index import MANIFEST
+from ..plan.identity import SHARD, shard_fields
+from ..plan.limits import Limits
+from ..read.problems import Problem, listed
+from ..read.quantized_layers import Stored, configuration, find_layers
+from ..read.source import CONFIG, Source, open_source
+from ..read.storage import Place, exists, shown
+from ..run.tensor_error import TensorError
+from ..run.workers import Progress, done_tasks
+from .comparisons import (
+    Accounts,
+    companions,
+    comparisons,
+    configuration_differences,
+    kept_problems,
+    layer_problems,
+)
+from .consistency import (
+    AttendantCheck,
+    idle_targets,
+    index_problems,
+    is_attendant,
+    require_readable,
+    unlisted,
+)
+from .integrity import Digest, Manifest, damaged_files, file_checks, read_manifest, tensor_checks
+from .proofs import Check, LayerCheck, OpenFiles, Part, Proofs
+from .source_weights import Original, open_original
+
+_LISTED = 50
+_NO_MANIFEST = (
+    f"there is no {MANIFEST}: without its hashes, a change is found where it breaks a layer, a rule or a "
+    "bound; --require-manifest makes this an error"
+)
+_CHUNK = 1 << 23
+"""Most bytes of a file that are looked at together where no rows are: long enough for the disk, in cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Verification:
+    """The outcome of :func:`verify`; empty problems mean that everything holds.
+
+    kept: tensors that are not quantized. hashed: whether there was a manifest, with whose hashes every byte
+    was compared.
+    """
+
+    layers: Proofs
+    kept: int
+    hashed: bool
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    @property
+    def values(self) -> int:
+        """Quantized numbers that were decoded."""
+        return self.layers.values
+
+    @property
+    def error(self) -> TensorError | None:
+        """The error of all layers taken as one, or None without an original."""
+        return self.layers.error
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """What was checked, and the verdict."""
+        layers, kept = count(len(self.layers), "layer"), count(self.kept, "other tensor")
+        hashed = ", every byte hashed" if self.hashed else ""
+        verdict = f"{count(len(self.problems), 'problem')} found"
+        if self.ok:
+            verdict = "no problem found" if self.error is None else "all within the proven bound"
+        return f"{layers} decoded ({count(self.values, 'value')}), {kept}{hashed}", verdict
+
+    def __repr__(self) -> str:
+        return "\n".join((*map(str, self.problems), *self.summary))
+
+    def require(self) -> None:
+        """Raise CheckpointError, with every problem, unless all is well."""
+        if self.problems:
+            listed = "; ".join(map(str, self.problems[:_LISTED]))
+            rest = len(self.problems) - _LISTED
+            more = f"; and {rest} more" if rest > 0 else ""
+            remedy = "copy the files or quantize the original again"
+            raise CheckpointError(f"{len(self.problems)} problems: {listed}{more}; {remedy}")
+
+
+def verify(
+    path: Place | str, against: Place | str | None = None, *, limits: Limits | None = None,
+    require_manifest: bool = False, on_progress: Progress | None = None,
+) -> Verification:  # fmt: skip
+    """Return what is wrong with the quantized checkpoint at ``path``, compared with the original when given.
+
+    require_manifest: whether a checkpoint without a manifest is a problem, not a note. Raises CheckpointError
+    when files are damaged so that they cannot be read, the checkpoint is not quantized or not in a layout
+    that is read here, ``against`` is not its original, or ``limits`` are too small for the number of its
+    tensors; everything else is in the result.
+    """
+    limits = limits or Limits.default()
+    source = open_source(path)
+    original = None if against is None else open_original(against)
+    if original is not None:
+        _require_order(source, original)
+    manifest, problems = _manifest(source)
+    notes = list(source.notes)
+    if manifest is None and not problems:
+        notes.append(_NO_MANIFEST)
+        if require_manifest:
+            problems.append(Problem(where=MANIFEST, what="it is missing"))
+    stored = _layers(source, original)
+    limits = limits.beside(source.entries, None if original is None else original.source.entries)
+    problems += [
+        *stored.problems, *index_problems(source), *unlisted(source, stored), *idle_targets(source, stored)
+    ]  # fmt: skip
+    if original is not None:
+        apart = _structure(stored, original)
+        if apart and manifest is not None and not _made_of(manifest, original.source):
+            raise CheckpointError(
+                f"{shown(original.source.given)} is not the original of {shown(source.given)}, whose "
+                f"manifest names files with other tensors ({len(apart)} differ, such as {apart[0]}); pass "
+                "the checkpoint that it was made from"
+            )
+        problems += apart
+        found, more = _configuration(source, original.source, strict=manifest is not None)
+        problems, notes = [*problems, *found], [*notes, *more]
+    with contextlib.ExitStack() as stack:
+        work = _Work(stored, original, manifest, limits, OpenFiles(stack))
+        problems += work.begin(source)
+        work.run(on_progress)
+    source.check_unchanged()
+    if original is not None:
+        original.source.check_unchanged()
+    return Verification(
+        layers=work.proofs, kept=len(stored.others), hashed=work.hashed > 0, notes=tuple(notes),
+        problems=tuple(dict.fromkeys([*problems, *work.problems])),
+    )  # fmt: skip
+
+
+def _require_order(source: Source, original: Original) -> None:
+    """Raise CheckpointError where the output was passed as the original, which its manifest tells."""
+    if configuration(source) is not None or exists(source.root / MANIFEST):
+        return
+    try:
+        manifest = read_manifest(original.source)
+    except CheckpointError:
+        return
+    if manifest is not None and _made_of(manifest, source):
+        ours, theirs = shown(source.given), shown(original.source.given)
+        raise CheckpointError(
+            f"{ours} is the original of {theirs}, not its result; pass the result first: zeropoint verify "
+            f"{theirs} --against {ours}"
+        )
+
+
+def _made_of(manifest: Manifest, source: Source) -> bool:
+    """Return whether a manifest names the shards of ``source``, by their sizes and headers."""
+    named = {key: value for key, value in manifest.identity.items() if key.startswith(SHARD)}
+    return named == dict(shard_fields(source))
+
+
+def _manifest(source: Source) -> tuple[Manifest | None, list[Problem]]:
+    try:
+        return read_manifest(source), []
+    except CheckpointError as error:
+        return None, [Problem(where=MANIFEST, what=str(error))]
+
+
+def _layers(source: Source, original: Original | None) -> Stored:
+    """Return the quantized layers, of which what was dequantized has none.
+
+    Where they cannot be told, the error names the file that was damaged.
+    """
+    if original is not None and original.floats.origins and configuration(source) is None:
+        return Stored.none(source.entries)
+    try:
+        require_readable(source)
+        return find_layers(source, None if original is None else original.known)
+    except ZeropointError as error:
+        damaged = damaged_files(source)
+        if not damaged:
+            raise
+        raise CheckpointError(f"{'; '.join(map(str, damaged))}; therefore {error}") from error
+
+
+def _structure(stored: Stored, original: Original) -> list[Problem]:
+    """Return the tensors that only one side has, or that have another shape."""
+    accounts = Accounts(original)
+    problems = []
+    for layer in stored.layers:
+        weight = original.weight_of(layer)
+        if weight is None:
+            problems.append(Problem(where=layer.module, what="the original has no such weight of its shape"))
+        else:
+            accounts.add(weight.origin.entry.name, split=layer.experts is None)
+    problems += layer_problems(stored, accounts)
+    return problems + kept_problems(
+        stored, original, accounts, needless=lambda name: is_attendant(name, stored)
+    )
+
+
+def _configuration(source: Source, original: Source, *, strict: bool) -> tuple[list[Problem], list[str]]:
+    """Return in what config.json differs, and a note about what may be defaults of the tool that wrote it."""
+    found = configuration_differences(source, original)
+    loose = [] if strict else [difference for difference in found if difference.is_default]
+    problems = [Problem(where=CONFIG, what=str(d)) for d in found if d not in loose]
+    keys = listed([difference.key for difference in loose])
+    rule = "only one side has, which may be defaults that a tool added or left out"
+    return problems, [f"{CONFIG} was not compared in keys that {rule}: {keys}"] if loose else []
+
+
+class _Work:
+    """The checks that read data, made one after the other, and what they find.
+
+    hashed: hashes that were compared.
+    """
+
+    def __init__(
+        self, stored: Stored, original: Original | None, manifest: Manifest | None, limits: Limits,
+        files: OpenFiles,
+    ) -> None:  # fmt: skip
+        self.proofs = Proofs(stored.layers)
+        self.problems: list[Problem] = []
+        self.hashed = 0
+        self._stored, self._original, self._manifest = stored, original, manifest
+        self._limits, self._files = limits, files
+        self._beside: list[Check] = []
+        self._chunk = _chunk(limits)
+
+    def begin(self, source: Source) -> list[Problem]:
+        """Prepare what is not about single tensors, and return what is wrong with it already."""
+        problems: list[Problem] = []
+        if self._manifest is not None:
+            found, checks = file_checks(source, self._manifest, self._files)
+            problems += found
+            self._beside += checks
+        if self._original is not None:
+            found, checks = companions(source, self._original, self._files)
+            problems += found
+            self._beside += checks
+        return problems
+
+    def run(self, on_progress: Progress | None) -> None:
+        """Do all checks; raises CheckpointError when the limits are too small for some part of a layer."""
+        layers = self._checks()
+        buffer = max([2 * self._chunk, *(check.buffer_bytes(self._limits) for check in layers)])
+        done, total = 0, self._bytes()
+        tasks = done_tasks(self._tasks(), workers=self._limits.workers, buffer_bytes=buffer)
+        with contextlib.closing(tasks) as finished:
+            for task in finished:
+                done += task.nbytes
+                self._take_in(task)
+                if on_progress is not None:
+                    on_progress(done, total, task.name)
+
+    def _checks(self) -> Iterator[LayerCheck]:
+        original = self._original
+        return (
+            LayerCheck(number, layer, None if original is None else original.weight_of(layer))
+            for number, layer in enumerate(self._stored.layers)
+        )
+
+    def _tasks(self) -> Iterator[Check]:
+        """Yield all work: the hashes of a layer's tensors before its parts, in the cache by then."""
+        for check in self._checks():
+            for entry in check.layer.tensors.values():
+                yield from tensor_checks(entry, self._manifest, self._files)
+            yield from check.tasks(self._limits, self._files)
+        for entry in self._stored.others:
+            if is_attendant(entry.name, self._stored):
+                yield AttendantCheck(entry, self._files)
+            yield from tensor_checks(entry, self._manifest, self._files)
+        for entry in self._stored.unread:
+            yield from tensor_checks(entry, self._manifest, self._files)
+        yield from self._beside
+        if self._original is not None:
+            yield from comparisons(self._stored, self._original, self._files, chunk=self._chunk)
+
+    def _bytes(self) -> int:
+        """Return the bytes of all work, which progress counts."""
+        found = sum(layer.values * layer.dtype.itemsize for layer in self._stored.layers)
+        found += sum(task.nbytes for task in self._beside)
+        if self._manifest is not None:
+            found += self._manifest.nbytes
+        if self._original is not None:
+            found += sum(entry.nbytes for entry in self._stored.others)
+        return found
+
+    def _take_in(self, task: Check) -> None:
+        self.problems += task.problems
+        self.hashed += isinstance(task, Digest)
+        if isinstance(task, Part) and task.check.end():
+            self.proofs.keep(task.check.number, task.check.proof())
+
+
+def _chunk(limits: Limits) -> int:
+    """Return how many bytes of each of two files a thread looks at within its share of the memory."""
+    share = (limits.max_memory - limits.base_memory) // limits.workers
+    return max(1, min(_CHUNK, share // 2))

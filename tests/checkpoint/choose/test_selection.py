@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tests.checkpoint.written import CONFIG, LINEAR, save, weight
+
+from zeropoint.checkpoint.choose.selection import Selection
+from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.errors import CheckpointError, PatternError
+
+
+def plan(
+    folder: Path, tensors: dict[str, torch.Tensor], to: str = "int8:channel", **selection: object
+) -> Plan:
+    config = selection.pop("config", CONFIG)
+    source = open_source(save(folder, {LINEAR: weight(8, 32)} | tensors, config))  # type: ignore[arg-type]
+    return make_plan(source, to, selection=Selection(**selection))  # type: ignore[arg-type]
+
+
+def reason(made: Plan, name: str) -> str | None:
+    """Return why a tensor is kept, or None when it is quantized."""
+    (decision,) = [d for d in made.decisions if d.entry.name == name]
+    return None if decision.quantized else decision.choice.reason
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.0.mlp.gate_proj.weight",
+        "model.layers.0.mlp.experts.3.w1.weight",
+        "model.layers.0.mlp.shared_expert.gate_proj.weight",
+        "encoder.layer.0.attention.self.query.weight",
+        "encoder.layer.0.output.dense.weight",
+        "pooler.dense.weight",
+        "decoder.block.0.layer.0.SelfAttention.q.weight",
+        "head_proj.weight",
+    ],
+)
+def test_linear_weights_are_quantized(name: str, tmp_path: Path) -> None:
+    assert reason(plan(tmp_path, {name: weight(8, 32)}), name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("model.embed_tokens.weight", "an embedding"),
+        ("embeddings.word_embeddings.weight", "an embedding"),
+        ("embeddings.position_embeddings.weight", "an embedding"),
+        ("embeddings.token_type_embeddings.weight", "an embedding"),
+        ("transformer.wte.weight", "an embedding"),
+        ("transformer.wpe.weight", "an embedding"),
+        ("shared.weight", "an embedding"),
+        ("block.0.SelfAttention.relative_attention_bias.weight", "an embedding"),
+        ("model.layers.0.input_layernorm.weight", "a norm"),
+        ("model.layers.0.mlp.gate.weight", "a router"),
+        ("model.layers.0.block_sparse_moe.gate.weight", "a router"),
+        ("model.layers.0.mlp.router.weight", "a router"),
+        ("model.layers.0.mlp.router.classifier.weight", "a router"),
+        ("model.layers.0.mlp.shared_expert_gate.weight", "a router"),
+        ("lm_head.weight", "a head"),
+        ("classifier.weight", "a head"),
+        ("classifier.out_proj.weight", "a head"),
+        ("score.weight", "a head"),
+        ("qa_outputs.weight", "a head"),
+        ("cls.predictions.decoder.weight", "a head"),
+        ("output.weight", "a head"),
+    ],
+)
+def test_embeddings_norms_routers_and_heads_are_kept(name: str, why: str, tmp_path: Path) -> None:
+    made = plan(tmp_path, {name: weight(8, 32)})
+    assert reason(made, name) == why
+    assert made.unfit == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "why"),
+    [
+        ("a.bias", weight(32), "1-D, not a matrix"),
+        ("a.norm.weight", weight(32), "1-D, not a matrix"),
+        ("conv.weight", weight(4, 4, 3), "3-D, not a matrix"),
+        ("a.A_log", weight(8, 32), "not named *.weight"),
+        ("a.position_ids.weight", torch.arange(64).reshape(2, 32), "I64, not a float"),
+        ("a.mask.weight", torch.ones(2, 32, dtype=torch.bool), "BOOL, not a float"),
+        ("a.rotary.weight", torch.ones(2, 32, dtype=torch.complex64), "C64, not a float"),
+        (
+            "a.b.weight",
+            weight(2, 32).double(),
+            "float64, which no engine reads in this layout; convert it first",
+        ),
+    ],
+)
+def test_what_is_no_matrix_of_floats_is_kept(
+    name: str, tensor: torch.Tensor, why: str, tmp_path: Path
+) -> None:
+    assert reason(plan(tmp_path, {name: tensor}), name) == why
+
+
+def test_the_transposed_weights_of_gpt2_are_kept(tmp_path: Path) -> None:
+    name = "h.0.attn.c_attn.weight"
+    made = plan(tmp_path, {name: weight(32, 96)}, config={"model_type": "gpt2"})
+    assert reason(made, name) == "a transposed Conv1D weight"
+
+
+def test_a_last_axis_that_the_group_does_not_divide_is_kept_and_reported(tmp_path: Path) -> None:
+    made = plan(tmp_path, {"a.weight": weight(8, 48)}, "int4:g32")
+    assert reason(made, "a.weight") == "last axis 48 is not a multiple of the group, 32"
+    assert [d.entry.name for d in made.unfit] == ["a.weight"]
+    assert any("48 is not a multiple" in note for note in made.notes)
+
+
+def test_strict_makes_it_an_error(tmp_path: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"1 linear weight would stay unquantized: 'a.weight' \(F32, shape \[8, 48\]\)"
+    ):
+        plan(tmp_path, {"a.weight": weight(8, 48)}, "int4:g32", strict=True)
+    assert plan(tmp_path, {"a.weight": weight(8, 48)}, "int4:g32", strict=True, ignore=("a",)).unfit == ()
+
+
+@pytest.mark.parametrize("pattern", ["lm_head", "lm_head.weight", "*_head", "re:lm_h.*", "re:.*head.weight$"])
+def test_include_quantizes_what_is_kept_by_default(pattern: str, tmp_path: Path) -> None:
+    made = plan(tmp_path, {"lm_head.weight": weight(8, 32)}, include=(pattern,))
+    assert reason(made, "lm_head.weight") is None
+
+
+@pytest.mark.parametrize(
+    "pattern", [LINEAR, "model.layers.0.mlp.up_proj", "*up_proj", "re:.*mlp.*", "re:model"]
+)
+def test_ignore_keeps_and_says_by_which_pattern(pattern: str, tmp_path: Path) -> None:
+    made = plan(tmp_path, {"b.weight": weight(8, 32)}, ignore=(pattern,), include=(LINEAR,))
+    assert reason(made, LINEAR) == f"ignored by {pattern!r}"
+
+
+def test_a_regular_expression_matches_from_the_start(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="matches no tensor"):
+        plan(tmp_path, {}, ignore=("re:mlp",))
+
+
+def test_a_pattern_that_matches_nothing_is_answered_with_near_misses(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"pattern 'lm_haed' matches no tensor .* did you mean lm_head"):
+        plan(tmp_path, {"lm_head.weight": weight(8, 32)}, ignore=("lm_haed",))
+
+
+def test_every_idle_pattern_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="'aaaa', 're:bbbb'"):
+        plan(tmp_path, {}, include=("aaaa",), ignore=("re:bbbb",))
+
+
+def test_an_include_that_names_nothing_to_quantize_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=re.escape("'a.bias' (F32, shape [32]): 1-D, not a matrix")):
+        plan(tmp_path, {"a.bias": weight(32)}, include=("*bias",))
+
+
+def test_a_malformed_expression_is_an_error() -> None:
+    with pytest.raises(PatternError, match=r"pattern '\(' is not a regular expression"):
+        Selection(ignore=("re:(",))
+
+
+def test_a_set_that_is_quantized_in_part_is_reported(tmp_path: Path) -> None:
+    names = [f"model.layers.0.self_attn.{x}_proj.weight" for x in "qkv"]
+    made = plan(tmp_path, {name: weight(8, 32) for name in names}, ignore=("*v_proj",))
+    assert any("engines run them as one layer" in note for note in made.notes)
+
+
+def test_nothing_to_quantize_is_an_error_with_the_reasons(tmp_path: Path) -> None:
+    source = open_source(save(tmp_path, {"lm_head.weight": weight(8, 32), "a.bias": weight(8)}))
+    with pytest.raises(
+        CheckpointError, match=r"nothing would be quantized: all 2 tensors are kept .*1 because: a head"
+    ):
+        make_plan(source, "w8a8")
+
+
+GATE_UP, DOWN = "m.mlp.experts.gate_up_proj", "m.mlp.experts.down_proj"
+
+
+def test_fused_experts_become_a_matrix_for_each_projection_and_expert(tmp_path: Path) -> None:
+    made = plan(tmp_path, {GATE_UP: weight(3, 24, 32), DOWN: weight(3, 32, 12)}, "int8:channel")
+    assert [(w.module, w.shape) for w in made.weights if "experts" in w.module] == [
+        (f"m.mlp.experts.{expert}.{name}", shape)
+        for names in ((("down_proj", (32, 12)),), (("gate_proj", (12, 32)), ("up_proj", (12, 32))))
+        for expert in range(3)
+        for name, shape in names
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "why"),
+    [
+        ({GATE_UP: weight(3, 32, 24), DOWN: weight(3, 12, 32)}, r"not laid out as \(experts, out, in\)"),
+        ({GATE_UP: weight(3, 32, 64), DOWN: weight(3, 32, 32)}, r"not laid out as \(experts, out, in\)"),
+        ({DOWN: weight(3, 32, 12)}, "without m.mlp.experts.gate_up_proj"),
+        (
+            {GATE_UP: weight(3, 24, 32), GATE_UP + "_bias": weight(3, 24), DOWN: weight(3, 32, 12)},
+            "with a bias, which cannot be split",
+        ),
+    ],
+)
+def test_fused_experts_of_another_layout_are_kept_and_reported(
+    tensors: dict[str, torch.Tensor], why: str, tmp_path: Path
+) -> None:
+    made = plan(tmp_path, tensors)
+    assert [note for note in made.notes if re.search(why, note)]
+    assert "m.mlp.experts" in str(made.texts["config.json"])
+
+
+@pytest.mark.parametrize(
+    ("extra", "config", "what"),
+    [
+        ({}, {"quantization_config": {"quant_method": "awq"}}, "quantization_config says 'awq'"),
+        ({}, {"compression_config": {"format": "dense"}}, "compression_config says None"),
+        ({"a.weight_scale": weight(8, 1)}, {}, "a.weight_scale"),
+        ({"a.qweight": torch.zeros(4, 4, dtype=torch.int32)}, {}, "a.qweight"),
+        ({"a.gate_up_proj_blocks": torch.zeros(4, 4, dtype=torch.uint8)}, {}, "a.gate_up_proj_blocks"),
+        ({"a.weight": torch.zeros(4, 4, dtype=torch.float8_e4m3fn)}, {}, "F8_E4M3"),
+    ],
+)
+def test_a_checkpoint_that_is_quantized_already_is_refused(
+    extra: dict[str, torch.Tensor], config: dict[str, object], what: str, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        CheckpointError, match=f"is quantized already .*{what}.*; pass the original checkpoint$"
+    ):
+        plan(tmp_path, extra, config=CONFIG | config)

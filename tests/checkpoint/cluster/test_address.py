@@ -1,0 +1,50 @@
+"""The engine finds its cluster by an address, or says in a sentence why it does not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.checkpoint.written import digests
+
+from zeropoint.checkpoint.cluster.ray import RayEngine
+from zeropoint.checkpoint.plan.checkpoint_plan import Plan
+from zeropoint.checkpoint.run.executor import EngineError
+from zeropoint.checkpoint.run.loop import run
+
+
+def test_the_engine_connects_to_an_address_for_its_run_alone(
+    plan: Plan, local: Path, cluster: Any, tmp_path: Path
+) -> None:
+    import ray
+
+    run(plan, tmp_path / "out", engine=RayEngine(address=cluster.address))
+    assert not ray.is_initialized()
+    assert digests(tmp_path / "out") == digests(local)
+
+
+def test_an_address_that_does_not_answer_is_an_error(plan: Plan, tmp_path: Path) -> None:
+    rule = r"no Ray cluster answers at '127\.0\.0\.1:1': Connection refused; pass the HOST:PORT"
+    with pytest.raises(EngineError, match=rule):
+        run(plan, tmp_path / "out", engine=RayEngine(address="127.0.0.1:1"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("address", ["head", "ray://head:10001", "head:port"])
+def test_an_address_that_is_none_is_refused(address: str, plan: Plan, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=rf"address '{address}' must be HOST:PORT of a Ray cluster"):
+        run(plan, tmp_path / "out", engine=RayEngine(address=address))
+
+
+def test_without_ray_the_engine_says_what_to_install(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(
+        EngineError, match=r"engine ray needs the package ray.*pip install 'zeropoint\[ray\]'"
+    ):
+        run(plan, tmp_path / "out", engine=RayEngine())
+    assert not os.path.lexists(tmp_path / "out")

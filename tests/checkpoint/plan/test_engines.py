@@ -1,0 +1,106 @@
+"""What the table of engines says of transformers is what transformers does; of the others, what was read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.checkpoint.model.test_loading_mixed import differing
+from tests.checkpoint.written import LINEAR, ONE, save, weight
+from tests.oracles import synthetic_llama
+
+from zeropoint.checkpoint.choose.recipe import RecipeText
+from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
+from zeropoint.checkpoint.plan.engines import Verdict, verdicts
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.engines import Loads
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
+
+SCHEMES = (
+    "w4a16", "w8a16", "w4a16_asym", "w8a8", "fp8_dynamic", "fp8_block", "mxfp4", "mxfp4a16", "mxfp8",
+    "mxfp8a16", "nvfp4a16", "float8_e4m3fn:tensor", "float8_e4m3fn:channel", "float8_e4m3fn:g64", "int3:g64",
+    "int4:tensor",
+)  # fmt: skip
+# (recipe, whether the model has experts), run by `make test`; all schemes with and without are slow.
+QUICK = [
+    ("default: w4a16_asym", False),
+    ("default: w4a16\nrules: [{name: '*.embed_tokens', preset: w8a16}]", False),
+    ("default: w4a16_asym\nrules: [{name: '*.k_proj', preset: w8a8}]", False),
+    ("default: fp8_dynamic", True),
+    ("default: nvfp4a16", True),
+    ("default: w8a8", True),
+    ("default: w4a16\nrules: [{name: '*.experts.down_proj', preset: mxfp4a16}]", True),
+    ("default: w4a16\nrules: [{name: '*.layers.0.mlp.experts.*', keep: x}]", True),
+]
+SLOW = [(f"default: '{scheme}'", moe) for scheme in SCHEMES for moe in (False, True)]
+
+
+def planned(source: Path, recipe: str) -> Plan:
+    return make_plan(open_source(source), RecipeText(text=recipe), limits=ONE)
+
+
+def verdict(plan: Plan, engine: str) -> Verdict:
+    (found,) = [v for v in verdicts(plan) if v.engine == engine]
+    return found
+
+
+def loads(folder: Path) -> bool:
+    """Return whether transformers loads a checkpoint with the values that we decode."""
+    try:
+        return differing(folder) == []
+    except (RuntimeError, AttributeError):  # a shape that does not fit, an embedding without a weight
+        return False
+
+
+@pytest.mark.parametrize(
+    ("recipe", "moe"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+)
+def test_transformers_loads_what_the_table_says(recipe: str, moe: bool, tmp_path: Path) -> None:
+    source = synthetic_llama.write(tmp_path / "in", moe=moe)
+    plan = planned(source, recipe)
+    run(plan, tmp_path / "out")
+    found = verdict(plan, "transformers")
+    assert found.checked
+    assert loads(tmp_path / "out") is (found.loads is Loads.YES), found.reason
+
+
+@pytest.mark.parametrize(
+    ("recipe", "engine", "expected", "reason"),
+    [
+        ("w4a16", "vLLM", Loads.YES, "reads every layout"),
+        (
+            "int3:g64",
+            "vLLM",
+            Loads.PARTLY,
+            "packed integers of 4 and 8 bits are read, others .* in some releases",
+        ),
+        ("float8_e4m3fn:g64", "vLLM", Loads.NO, "float8 weights in groups .* have no kernel"),
+        ("int4:tensor", "vLLM", Loads.NO, "packed integers need a scale for each channel or group"),
+        ("w4a16", "SGLang", Loads.PARTLY, "fewer schemes"),
+        ("int4:tensor", "SGLang", Loads.NO, "packed integers need"),
+        ("fp8_dynamic", "TensorRT-LLM", Loads.PARTLY, "float8 by channel and block"),
+        ("mxfp4", "TensorRT-LLM", Loads.NO, "float8 by channel or block"),
+        ("w8a8", "llama.cpp", Loads.PARTLY, "reads GGUF"),
+        ("nvfp4a16", "llama.cpp", Loads.NO, "does not decode nvfp4-pack-quantized"),
+        ("w4a16", "onnxruntime", Loads.NO, "ONNX models"),
+    ],
+)
+def test_other_engines_have_a_reason_and_were_not_checked(
+    recipe: str, engine: str, expected: Loads, reason: str, tmp_path: Path
+) -> None:
+    folder = save(tmp_path, {LINEAR: weight(128, 128)})
+    found = verdict(planned(folder, f"default: '{recipe}'"), engine)
+    assert found.loads is expected
+    assert re.search(reason, found.reason)
+    assert not found.checked
+
+
+def test_a_set_of_several_schemes_is_no_layer_of_vllm(tmp_path: Path) -> None:
+    folder = save(tmp_path, {f"m.self_attn.{x}_proj.weight": weight(8, 64) for x in "qkv"})
+    plan = planned(folder, "default: w8a8\nrules: [{name: '*.v_proj', preset: mxfp4}]")
+    assert verdict(plan, "vLLM").loads is Loads.NO
+    assert "engines run them as one layer" in verdict(plan, "vLLM").reason
+    assert verdict(plan, "TensorRT-LLM").reason == "it reads one scheme a checkpoint in this layout"

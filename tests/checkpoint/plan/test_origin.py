@@ -1,0 +1,277 @@
+"""Rows of floats out of quantized checkpoints, judged by compressed-tensors and transformers.
+
+The tools that are asked are those that convert whole checkpoints: they find layers, scales and blocks by
+themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from compressed_tensors.entrypoints.convert import CompressedTensorsDequantizer, FP8BlockDequantizer
+from safetensors.torch import save_file
+from tests.checkpoint.quantized_inputs import BLOCKS, FP8, fp8_layer
+from tests.checkpoint.written import CONFIG, quantize, same_bytes, save, tensors_of, weight
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+from zeropoint.checkpoint.plan.origin import Origin, as_floats
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.read.storage import OpenFile, Place, open_file
+from zeropoint.codecs.compressed_tensors import CODEC
+from zeropoint.errors import CheckpointError, UnsupportedError
+
+UP, DOWN, Q = (
+    f"model.layers.0.{name}.weight" for name in ("mlp.up_proj", "mlp.down_proj", "self_attn.q_proj")
+)
+LAYOUTS = (
+    *(name for name, preset in CODEC.presets.items() if not preset.static),
+    "int3:g32", "int5:g32", "int8:g32:asym", "int4:channel:asym", "float8_e4m3fn:tensor",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def opened(origins: Mapping[str, Origin]) -> Iterator[dict[Place, OpenFile]]:
+    """Open every file of some origins."""
+    files = {path: open_file(path) for origin in origins.values() for path in origin.files}
+    try:
+        yield files
+    finally:
+        for file in files.values():
+            file.close()
+
+
+def decoded(folder: Path, **options: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return every quantized weight of a checkpoint as floats, read at once."""
+    origins = as_floats(open_source(folder), **options).origins
+    result = {}
+    with opened(origins) as files:
+        for name, origin in origins.items():
+            rows = origin.entry.nbytes // (origin.entry.shape[-1] * origin.dtype.itemsize)
+            found = origin.read(files, 0, rows, bytearray(origin.entry.nbytes))
+            result[name] = found.clone().reshape(origin.entry.shape)
+    return result
+
+
+# For 4-bit floats compressed-tensors has values in bfloat16 only.
+@pytest.mark.parametrize(
+    ("to", "dtype"),
+    [(to, torch.bfloat16) for to in LAYOUTS]
+    + [(to, dtype) for to in ("w4a16", "fp8_block") for dtype in (torch.float16, torch.float32)],
+)
+def test_compressed_tensors_dequantizes_every_layout_to_the_same_bytes(
+    to: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    tensors = {UP: weight(96, 256, dtype=dtype), Q: weight(160, 128, seed=1, dtype=dtype) * 3}
+    config = CONFIG | {"dtype": str(dtype).removeprefix("torch.")}
+    quantize(save(tmp_path / "in", tensors, config), tmp_path / "out", to)
+    judge = CompressedTensorsDequantizer(tmp_path / "out", dtype=dtype)
+    expected = judge.process(tensors_of(tmp_path / "out"))
+    found = decoded(tmp_path / "out")
+    assert found.keys() == expected.keys() == tensors.keys()
+    for name, values in expected.items():
+        assert same_bytes(found[name], values)
+
+
+@pytest.mark.parametrize("shape", [(256, 384), (130, 300), (1, 1), (127, 129), (384, 40)])
+def test_compressed_tensors_dequantizes_fp8_blocks_to_the_same_bytes(
+    shape: tuple[int, int], tmp_path: Path
+) -> None:
+    tensors = fp8_layer(UP, shape) | {"model.norm.weight": weight(8)}
+    folder = save(tmp_path, tensors, CONFIG | {"quantization_config": BLOCKS})
+    expected = FP8BlockDequantizer.from_pretrained(str(folder)).process(dict(tensors))
+    found = decoded(folder)
+    assert found.keys() == {UP}
+    assert same_bytes(found[UP], expected[UP])
+    # The formula of the layout, written down: the code times the factor of its block.
+    codes, factors = tensors[UP].float(), tensors[f"{UP}_scale_inv"]
+    row, column = (min(n - 1, at) for n, at in zip(shape, (129, 128), strict=True))
+    product = codes[row, column] * factors[row // 128, column // 128]
+    assert found[UP][row, column] == product.bfloat16()
+
+
+@pytest.mark.parametrize("kind", ["F8_E8M0", "U8", "BF16", "F16"])
+def test_factors_may_be_powers_of_two_or_short_floats(kind: str, tmp_path: Path) -> None:
+    tensors = fp8_layer(UP, (256, 256))
+    factors = torch.tensor([[2.0**-3, 2.0**-9], [1.0, 2.0**-12]])
+    stored = {
+        "F8_E8M0": factors.to(torch.float8_e8m0fnu), "U8": (factors.log2() + 127).to(torch.uint8),
+        "BF16": factors.bfloat16(), "F16": factors.half(),
+    }[kind]  # fmt: skip
+    config = BLOCKS
+    folder = save(tmp_path, tensors | {f"{UP}_scale_inv": stored}, CONFIG | {"quantization_config": config})
+    expected = Fp8Dequantize(None)._dequantize_one(tensors[UP], stored, torch.bfloat16)
+    assert same_bytes(decoded(folder)[UP], expected)
+
+
+@pytest.mark.parametrize("name", ["weight_scale", "weight_scale_inv"])
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_one_factor_for_a_whole_weight_has_either_name(
+    name: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    codes = fp8_layer(UP, (40, 72), (40, 72))[UP]
+    tensors = {UP: codes, UP.replace("weight", name): torch.full(shape, 0.0371)}
+    folder = save(tmp_path, tensors, CONFIG | {"quantization_config": FP8})
+    assert same_bytes(decoded(folder)[UP], (codes.float() * torch.tensor(0.0371)).bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("grid", "block"), [((2, 3), [128, 128]), ((1, 1), None), ((2, 1), None), ((2, 1), [4096, 4096])]
+)
+def test_fused_experts_of_an_fp8_checkpoint_are_decoded_as_transformers_does(
+    grid: tuple[int, int], block: list[int] | None, tmp_path: Path
+) -> None:
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    codes = fp8_layer(name, (3, 256, 384))[name]
+    factors = torch.rand(3, *grid, generator=torch.Generator().manual_seed(1)) + 0.01
+    config = CONFIG | {"quantization_config": FP8 | {"weight_block_size": block}}
+    folder = save(tmp_path, {name: codes, f"{name}_scale_inv": factors}, config)
+    expected = Fp8Dequantize(None)._dequantize_one(codes, factors, torch.bfloat16)
+    assert same_bytes(decoded(folder)[name], expected)
+
+
+@pytest.mark.parametrize("to", ["fp8_block", "int4:g32:asym", "nvfp4a16", "w4a16"])
+def test_any_rows_are_those_of_the_whole(to: str, tmp_path: Path) -> None:
+    quantize(save(tmp_path / "in", {UP: weight(300, 128)}), tmp_path / "out", to)
+    whole = decoded(tmp_path / "out")[UP]
+    origins = as_floats(open_source(tmp_path / "out")).origins
+    with opened(origins) as files:
+        for start, rows in ((0, 1), (299, 1), (31, 2), (100, 200), (128, 128), (127, 130), (0, 300)):
+            buffer = bytearray(rows * 128 * 2)
+            assert same_bytes(origins[UP].read(files, start, rows, buffer), whole[start : start + rows])
+
+
+def test_rows_of_fused_experts_may_begin_inside_a_block_and_end_in_another_expert(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.experts.down_proj"
+    tensors = fp8_layer(name, (3, 200, 130))
+    config = CONFIG | {"quantization_config": BLOCKS}
+    folder = save(tmp_path, tensors, config)
+    whole = decoded(folder)[name].reshape(600, 130)
+    origins = as_floats(open_source(folder)).origins
+    with opened(origins) as files:
+        for start, rows in ((0, 600), (100, 150), (199, 2), (399, 201), (130, 1)):
+            found = origins[name].read(files, start, rows, bytearray(rows * 130 * 2))
+            assert same_bytes(found, whole[start : start + rows])
+
+
+def test_a_plain_weight_is_an_origin_that_reads_its_own_bytes(tmp_path: Path) -> None:
+    tensors = {UP: weight(40, 24, dtype=torch.bfloat16)}
+    source = open_source(save(tmp_path, tensors))
+    floats = as_floats(source)
+    assert floats.source is source
+    assert not floats.origins
+    origin = floats.origin(source.entries[UP])
+    with opened({UP: origin}) as files:
+        assert same_bytes(origin.read(files, 7, 20, bytearray(20 * 24 * 2)), tensors[UP][7:27])
+
+
+def test_a_quantized_checkpoint_looks_as_if_it_were_not(tmp_path: Path) -> None:
+    tensors = {UP: weight(64, 128), DOWN: weight(128, 64), "model.norm.weight": weight(8)}
+    text = json.dumps(CONFIG | {"a": 1e-05}, indent=4)
+    source = save(tmp_path / "in", tensors)
+    (source / "config.json").write_text(text)
+    quantize(source, tmp_path / "out", "w8a8", ignore=(DOWN,))
+    seen = as_floats(open_source(tmp_path / "out"), dtype=torch.float16)
+    floats = seen.source
+    assert seen.origins.keys() == {UP}
+    facts = {name: (entry.dtype, entry.shape, entry.nbytes) for name, entry in floats.entries.items()}
+    assert facts == {
+        UP: ("F16", (64, 128), 64 * 128 * 2), DOWN: ("F32", (128, 64), 128 * 64 * 4),
+        "model.norm.weight": ("F32", (8,), 32),
+    }  # fmt: skip
+    assert floats.config == json.loads(text)
+    assert floats.config_text == text[: text.rindex("\n}")] + "\n}"
+
+
+def test_scales_in_another_shard_are_found(tmp_path: Path) -> None:
+    tensors = fp8_layer(UP, (128, 128))
+    shards = {UP: "model-00001-of-00002.safetensors", f"{UP}_scale_inv": "model-00002-of-00002.safetensors"}
+    for name, shard in shards.items():
+        save_file({name: tensors[name]}, tmp_path / shard)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+    config = CONFIG | {"quantization_config": BLOCKS}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    origins = as_floats(open_source(tmp_path)).origins
+    assert [path.name for path in origins[UP].files] == list(shards.values())
+    expected = tensors[UP].float() * tensors[f"{UP}_scale_inv"]
+    assert same_bytes(decoded(tmp_path)[UP], expected.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ({"torch_dtype": "float16"}, "F16"),
+        ({"text_config": {"dtype": "float32"}}, "F32"),
+        ({"dtype": "float64"}, "BF16"),
+        ({}, "BF16"),
+    ],
+)
+def test_floats_have_the_dtype_of_the_configuration_or_bfloat16(
+    named: dict[str, object], expected: str, tmp_path: Path
+) -> None:
+    config = CONFIG | named | {"quantization_config": BLOCKS}
+    floats = as_floats(open_source(save(tmp_path, fp8_layer(UP, (8, 8)), config)))
+    assert floats.origins[UP].entry.dtype == expected
+
+
+def test_scales_of_quantized_inputs_leave_with_the_codes(tmp_path: Path) -> None:
+    beside = {UP.replace("weight", kind): torch.ones(1) for kind in ("input_scale", "activation_scale")}
+    kept = {"model.layers.0.self_attn.k_scale": torch.ones(1)}
+    config = CONFIG | {"quantization_config": BLOCKS}
+    folder = save(tmp_path, fp8_layer(UP, (8, 8)) | beside | kept, config)
+    floats = as_floats(open_source(folder))
+    assert floats.source.entries.keys() == {UP, *kept}
+    assert {entry.name for entry in floats.origins[UP].attendants} == beside.keys()
+
+
+def test_codes_that_cannot_be_read_are_named_with_the_reason(tmp_path: Path) -> None:
+    good = fp8_layer(UP, (256, 256))
+    short = {UP: good[UP], f"{UP}_scale_inv": torch.ones(2, 1)}
+    fp4 = {UP: torch.zeros(4, 4, dtype=torch.int8), f"{UP}_scale_inv": torch.ones(1, 1)}
+    cases: list[tuple[dict[str, torch.Tensor], str]] = [
+        ({UP: good[UP]}, "it has 0 tensors of factors, but must have one"),
+        ({f"{UP}_scale_inv": torch.ones(1, 1)}, "is there, but its codes are missing"),
+        (short, r"its factors have shape \[2, 1\], but must have \[2, 2\]"),
+        (fp4, "its codes are I8, but must be F8_E4M3"),
+        ({UP: good[UP], f"{UP}_scale_inv": torch.ones(2, 2, dtype=torch.int32)}, "its factors are I32"),
+        (good | {f"{UP}_scale": torch.ones(1)}, "it has several tensors of weight_scale_inv"),
+        ({"v": good[UP].view(-1), "v_scale_inv": torch.ones(1)}, r"shape \[65536\], but must be a matrix"),
+    ]
+    config = CONFIG | {"quantization_config": BLOCKS}
+    for number, (tensors, rule) in enumerate(cases):
+        folder = save(tmp_path / str(number), tensors, config)
+        with pytest.raises(CheckpointError, match=f"cannot be dequantized: .*{rule}.*; pass the original"):
+            as_floats(open_source(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "rule"),
+    [
+        ({"fmt": "e5m2"}, UnsupportedError, "fp8 weights with fmt 'e5m2' cannot be read; known is 'e4m3'"),
+        ({"weight_block_size": [128]}, CheckpointError, r"weight_block_size .* is \[128\], but must be two"),
+        ({"weight_block_size": [0, 128]}, CheckpointError, "must be two positive numbers"),
+        ({"quant_method": "awq"}, CheckpointError, "quant_method is 'awq', but only compressed-tensors"),
+        ({"transform_config": {"u": {}}}, UnsupportedError, "its transform_config is not empty"),
+        ({"sparsity_config": {"format": "sparse-bitmask"}}, UnsupportedError, "its sparsity_config is not"),
+    ],
+)
+def test_a_configuration_that_is_not_read_is_refused(
+    change: dict[str, object], error: type[Exception], rule: str, tmp_path: Path
+) -> None:
+    config = CONFIG | {"quantization_config": FP8 | change}
+    folder = save(tmp_path, fp8_layer(UP, (8, 8)), config)
+    with pytest.raises(error, match=rule):
+        as_floats(open_source(folder))
+
+
+def test_codes_beside_those_that_the_configuration_describes_are_refused(tmp_path: Path) -> None:
+    quantize(save(tmp_path / "in", {UP: weight(64, 128)}), tmp_path / "out", "w4a16")
+    extra = {"a.qweight": torch.zeros(4, 4, dtype=torch.int32)}
+    folder = save(tmp_path / "both", tensors_of(tmp_path / "out") | extra, None)
+    (folder / "config.json").write_bytes((tmp_path / "out" / "config.json").read_bytes())
+    with pytest.raises(CheckpointError, match=r"it holds 'a\.qweight', I32.*does not say how"):
+        as_floats(open_source(folder))

@@ -1,0 +1,54 @@
+"""The files are those of llm-compressor 0.14, tensor by tensor; the hashes were made by tests/oracles."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.oracles import llmcompressor_golden, synthetic_llama
+
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
+from zeropoint.checkpoint.verify.verification import verify
+
+GOLDEN = json.loads(llmcompressor_golden.GOLDEN.read_text())["cases"]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], Path]:
+    root = tmp_path_factory.mktemp("llama")
+    kinds = sorted({(dtype, moe) for _, dtype, moe in llmcompressor_golden.CASES})
+    return {
+        (dtype, moe): synthetic_llama.write(root / f"{dtype}{moe}", dtype=getattr(torch, dtype), moe=moe)
+        for dtype, moe in kinds
+    }
+
+
+@pytest.mark.parametrize(("preset", "dtype", "moe"), llmcompressor_golden.CASES)
+def test_every_tensor_is_that_of_llm_compressor(
+    preset: str, dtype: str, moe: bool, sources: dict[tuple[str, bool], Path], tmp_path: Path
+) -> None:
+    source = sources[dtype, moe]
+    run(make_plan(open_source(source), preset.lower()), tmp_path / "out")
+    golden = GOLDEN[llmcompressor_golden.case_name(preset, dtype, moe)]
+    assert llmcompressor_golden.tensors_of(tmp_path / "out") == golden["tensors"]
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == golden["total_size"]
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert config["config_groups"] == golden["quantization_config"]["config_groups"]
+    assert config["format"] == golden["quantization_config"]["format"]
+
+
+@pytest.mark.parametrize(("preset", "dtype", "moe"), llmcompressor_golden.CASES)
+def test_what_was_written_is_proven_against_the_source(
+    preset: str, dtype: str, moe: bool, sources: dict[tuple[str, bool], Path], tmp_path: Path
+) -> None:
+    source = sources[dtype, moe]
+    result = run(make_plan(open_source(source), preset.lower()), tmp_path / "out")
+    verification = verify(tmp_path / "out", source)
+    assert verification.problems == ()
+    assert verification.error == result.error
+    assert len(verification.layers) == len(result.outcomes)

@@ -1,0 +1,106 @@
+"""Units cover every byte once, whatever the limits; what became of them is written without loss."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import defaultdict
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from tests.checkpoint.interrupted import plan_of
+from tests.checkpoint.written import LINEAR, save, weight
+from tests.oracles import synthetic_llama
+
+from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.run.tensor_error import TensorError, exact_sum
+from zeropoint.checkpoint.run.units import Rows, groups, units
+from zeropoint.checkpoint.run.work import Done
+
+
+@pytest.mark.usefixtures("small_units")
+@pytest.mark.parametrize("to", ["nvfp4a16", "w4a16_asym", "fp8_block", "mxfp8", "int3:g32:asym"])
+def test_units_cover_every_byte_behind_the_headers_once(to: str, tmp_path: Path) -> None:
+    source = synthetic_llama.write(tmp_path / "in", moe=True)
+    (source / "vocab.txt").write_text("a" * 120_000)
+    plan = plan_of(source, to)
+    covered: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for unit in units(plan):
+        for span in unit.spans:
+            assert span.file == unit.file
+            covered[span.file].append((span.begin, span.begin + span.size))
+    begins = {shard.name: len(shard.header) for shard in plan.shards}
+    sizes = {shard.name: shard.size for shard in plan.shards} | {
+        str(p): n for p, n in plan.companions.items()
+    }
+    for file, spans in covered.items():
+        at = begins.get(file, 0)
+        for begin, end in sorted(spans):
+            assert begin == at
+            at = end
+        assert at == sizes[file]
+    assert covered.keys() >= begins.keys()
+
+
+def test_units_follow_from_the_plan_and_not_from_its_limits(tmp_path: Path) -> None:
+    source = synthetic_llama.write(tmp_path / "in")
+    found = [
+        [(unit.number, unit.name, unit.spans) for unit in units(plan_of(source, limits=limits))]
+        for limits in (Limits(workers=1), Limits(workers=5, tile_values=1000))
+    ]
+    assert found[0] == found[1]
+    assert [number for number, _, _ in found[0]] == list(range(len(found[0])))
+
+
+def test_units_can_be_sent_to_another_process(tmp_path: Path) -> None:
+    plan = plan_of(save(tmp_path / "in", {LINEAR: weight(64, 128), "a.bias": weight(9)}))
+    found = tuple(units(plan))
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_sets_with_one_tensor_scale_are_scanned_together(tmp_path: Path) -> None:
+    source = synthetic_llama.write(tmp_path / "in")
+    for members in groups(units(plan_of(source, "nvfp4a16"))).values():
+        modules = {unit.weight.module.rpartition(".")[2] for unit in members}
+        assert modules in (
+            {"q_proj", "k_proj", "v_proj"},
+            {"gate_proj", "up_proj"},
+            {"o_proj"},
+            {"down_proj"},
+        )
+    assert groups(units(plan_of(source, "w4a16"))) == {}
+
+
+def test_what_became_of_a_unit_is_written_without_loss(tmp_path: Path) -> None:
+    found = units(plan_of(save(tmp_path / "in", {LINEAR: weight(64, 128), "a.bias": weight(9)})))
+    rows = next(unit for unit in found if isinstance(unit, Rows))
+    whole = next(unit for unit in found if not isinstance(unit, Rows))
+    error = TensorError(
+        values=rows.rows * 128, squares=exact_sum([0.1, 1e-300, 1e20]), errors=(5e-324,), largest=1 / 3,
+        clipped=1, zero_blocks=2, lost_blocks=3,
+    )  # fmt: skip
+    for done in (
+        Done(number=rows.number, digests=("ab", "cd"), error=error),
+        Done(number=whole.number, digests=("",), error=None),
+    ):
+        assert Done.parse(json.loads(json.dumps(done.document())), found) == done
+
+
+def test_exact_sums_depend_on_no_order_and_no_grouping() -> None:
+    generator = torch.Generator().manual_seed(0)
+    powers = torch.randint(-30, 30, (999,), generator=generator)
+    numbers = (torch.randn(999, generator=generator, dtype=torch.float64) * 2.0**powers).tolist()
+    whole = exact_sum(numbers)
+    assert exact_sum(reversed(numbers)) == whole
+    for cut in (1, 10, 500):
+        assert exact_sum([*exact_sum(numbers[:cut]), *exact_sum(numbers[cut:])]) == whole
+    assert sum(map(Fraction, whole)) == sum(map(Fraction, numbers))
+
+
+@pytest.mark.usefixtures("small_units")
+def test_a_unit_holds_whole_rows_of_the_layout(tmp_path: Path) -> None:
+    plan = plan_of(save(tmp_path / "in", {LINEAR: weight(1000, 128)}), "fp8_block")
+    rows = [unit.rows for unit in units(plan) if isinstance(unit, Rows)]
+    assert rows == [256, 256, 256, 232]
