@@ -1,14 +1,15 @@
-"""What is known about model families, in one place: heads, names on loading, weights stored transposed.
+"""What is known about model families, in one place.
 
-The rows are about transformers 5.23, and tests compare them with the version that is installed. This module
-knows configurations and names; it opens no file and imports no model.
+What kind of layer a module is, which layers engines fuse or split, experts, ties, heads, names on loading,
+and weights stored transposed. The rows are about transformers 5.23, and tests compare them with the version
+that is installed. This module knows configurations and names; it opens no file and imports no model.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Config = Mapping[str, Any]
@@ -193,3 +194,122 @@ def unloadable(config: Config) -> str | None:
 def splits_experts(config: Config) -> bool:
     """Return whether fused experts that are kept do not load, since the loader wants them one by one."""
     return not SPLIT_EXPERTS.isdisjoint(model_types(config))
+
+
+# Each is searched in the last part of a module's name, and where said in the part before it.
+_EMBEDDING = re.compile(
+    r"embed|position|token_type|^(wte|wpe|shared|relative_attention_bias)$", re.IGNORECASE
+)
+_NORM = re.compile(r"norm$|^ln(_\w*)?$|^layer_?norm", re.IGNORECASE)
+_ROUTER = re.compile(r"router|^(gate|gating|wg)$|expert_gate$", re.IGNORECASE)
+_HEAD = re.compile(r"(^|_)(lm_head|classifier|score|qa_outputs|head)$", re.IGNORECASE)
+_HEAD_PARENT = re.compile(r"(^|_)(lm_head|classifier|score)$", re.IGNORECASE)
+# Mistral's own checkpoints call the head `output`; BERT's heads live under `cls`.
+_TOP_HEAD = re.compile(r"^(output$|cls\.)")
+
+
+def layer_type(module: str, config: Config) -> str:
+    """Return what kind of layer a module with a matrix is, from its name.
+
+    Returns: ``Embedding``, ``Norm``, ``Router``, ``Head``, ``Conv1D`` for a transposed weight, or ``Linear``.
+
+    >>> [layer_type(name, {}) for name in ("model.embed_tokens", "lm_head", "model.layers.0.mlp.up_proj")]
+    ['Embedding', 'Head', 'Linear']
+    """
+    *before, last = module.split(".")
+    parent = before[-1] if before else ""
+    if _EMBEDDING.search(last) or (_EMBEDDING.search(parent) and not last.endswith("proj")):
+        return "Embedding"
+    if _NORM.search(last):
+        return "Norm"
+    if _ROUTER.search(last) or parent == "router":
+        return "Router"
+    if _HEAD.search(last) or _HEAD_PARENT.search(parent) or _TOP_HEAD.match(module):
+        return "Head"
+    if module in heads_of(config):
+        return "Head"
+    return "Conv1D" if is_transposed(module, config) else "Linear"
+
+
+# The input embeddings that a tied head takes its weight from.
+_TIED_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|tok_embeddings|word_embeddings|wte|shared)$")
+
+
+def is_input_embedding(module: str) -> bool:
+    """Return whether a module is the embedding that a tied head shares its weight with."""
+    return _TIED_EMBEDDING.search(module) is not None
+
+
+GATE_UP, DOWN = "gate_up_proj", "down_proj"
+"""Last parts of the names of fused experts: (experts, 2 * inner, hidden) and (experts, hidden, inner)."""
+EXPERT_PARTS = {GATE_UP: ("gate_proj", "up_proj"), DOWN: (DOWN,)}
+"""The projections that each of them holds, in the order of its rows."""
+_EXPERT = re.compile(r"(^|\.)experts\.\d+\.")
+
+
+def is_expert(module: str) -> bool:
+    """Return whether a module is one projection of one expert.
+
+    >>> [is_expert(f"model.layers.0.mlp.{name}") for name in ("experts.3.up_proj", "shared_experts.up_proj")]
+    [True, False]
+    """
+    return _EXPERT.search(module) is not None
+
+
+# Layers whose weights take one tensor scale together: llm-compressor 0.14,
+# entrypoints/model_free/microscale.py. Engines run each set as one matrix with one scale.
+_SHARED_SCALE = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"(?P<set>.*(attn|attention))\.[qkv]_proj$",
+        r"(?P<set>.*(attn|attention))\.(wq_a|wkv_a_with_mqa)$",
+        r"(?P<set>.*mlp)\.(gate|up)_proj$",
+        r"(?P<set>.*)w[13]$",
+    )
+)
+# Layers that engines run as one, each with scales of its own: vLLM merges the experts of a layer, the parts
+# of gate and up that are not called mlp, and DeepSeek's low-rank projections.
+_FUSED = (
+    re.compile(r"(?P<set>.*\.experts)(\..*)?$"),
+    *_SHARED_SCALE,
+    re.compile(r"(?P<set>.*)\.(gate|up)_proj$"),
+    re.compile(r"(?P<set>.*)\.(q_a_proj|kv_a_proj_with_mqa)$"),
+)
+
+
+def _set_of(module: str, patterns: Sequence[re.Pattern[str]]) -> str | None:
+    for number, pattern in enumerate(patterns):
+        found = pattern.fullmatch(module)
+        if found is not None:
+            return f"{found['set']}#{number}"
+    return None
+
+
+def shared_scale_set(module: str) -> str | None:
+    """Return the name of the fused layers that share one tensor scale with a module, or None.
+
+    >>> [shared_scale_set(f"a.mlp.{name}_proj") for name in ("gate", "up", "down")]
+    ['a.mlp#2', 'a.mlp#2', None]
+    """
+    return _set_of(module, _SHARED_SCALE)
+
+
+def fused_set(module: str) -> str | None:
+    """Return the name of the fused layers that a module is one of, or None; they need one scheme."""
+    return _set_of(module, _FUSED)
+
+
+# The last parts of names of layers that tensor parallelism splits by columns: attention's output and the end
+# of an MLP (transformers' base_model_tp_plan says "rowwise" of these).
+_BY_COLUMNS = re.compile(
+    r"(^|\.)(o_proj|out_proj|down_proj|c_proj|fc2|w2|wo|dense_4h_to_h|attention\.dense|output\.dense|out_lin|lin2)$"
+)
+
+
+def split_by_columns(module: str) -> bool:
+    """Return whether tensor parallelism splits the columns of a layer's weight, rather than its rows.
+
+    >>> split_by_columns("model.layers.0.mlp.down_proj"), split_by_columns("model.layers.0.mlp.up_proj")
+    (True, False)
+    """
+    return _BY_COLUMNS.search(module) is not None

@@ -17,7 +17,6 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .errors import PatternError, printable
@@ -77,18 +76,13 @@ class NamePattern:
     repeats: int = 0
     branches: int = 1
 
-    def match(self, name: str) -> bool:
-        """Return whether the pattern matches ``name`` from its first character on, as ``re.match`` does.
+    def matches(self, name: str) -> bool:
+        """Return whether a glob matches all of ``name``, a regular expression from its first character on.
+
+        The latter is ``re.match``, what compressed-tensors and vLLM take ``re:`` for; ``$`` asks for all.
 
         Raises PatternError where this could take too long, or all matches together took too long.
         """
-        return self._found(self.compiled.match, name)
-
-    def fullmatch(self, name: str) -> bool:
-        """Return whether the pattern matches all of ``name``; raises as :meth:`match` does."""
-        return self._found(self.compiled.fullmatch, name)
-
-    def _found(self, search: Callable[[str], re.Match[str] | None], name: str) -> bool:
         steps = math.comb(len(name) + self.repeats, self.repeats) * self.branches
         if steps > MAX_STEPS:
             raise PatternError(
@@ -96,7 +90,7 @@ class NamePattern:
                 f"{len(name)} characters; name the modules with fewer repeats"
             )
         begun = time.thread_time()
-        found = search(name) is not None
+        found = self.compiled.match(name) is not None
         _BUDGET.spend(time.thread_time() - begun, self.text)
         return found
 
@@ -110,9 +104,9 @@ def name_pattern(text: str) -> NamePattern:
 
     Raises PatternError for what is not a regular expression, and for one that could take forever.
 
-    >>> name_pattern("*.q_proj").fullmatch("model.layers.0.self_attn.q_proj")
+    >>> name_pattern("*.q_proj").matches("model.layers.0.self_attn.q_proj")
     True
-    >>> [name_pattern("layer.*.dense").fullmatch(name) for name in ("layer.0.dense", "layer.0.output.dense")]
+    >>> [name_pattern("layer.*.dense").matches(name) for name in ("layer.0.dense", "layer.0.output.dense")]
     [True, False]
     """
     if text.startswith(REGEX):
@@ -128,7 +122,7 @@ def name_pattern(text: str) -> NamePattern:
 def regular_expression(pattern: str) -> NamePattern:
     """Return the compiled regular expression; raises PatternError as :func:`name_pattern` does.
 
-    >>> regular_expression(r".*(q|k|v)_proj$").match("model.layers.0.self_attn.q_proj")
+    >>> regular_expression(r".*(q|k|v)_proj$").matches("model.layers.0.self_attn.q_proj")
     True
     """
     try:

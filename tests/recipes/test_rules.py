@@ -47,10 +47,13 @@ def test_a_module_that_no_rule_names_says_so() -> None:
     assert [d.rule.reason for d in decisions] == ["no rule names it"] * 4 + [""]
 
 
-def test_regular_expressions_must_match_the_whole_name() -> None:
+def test_regular_expressions_match_from_the_start_as_in_compressed_tensors() -> None:
+    """compressed_tensors.utils.match.match_name takes ``re.match``; one meaning of ``re:`` everywhere."""
     assert given(Recipe(rules=(Rule(name="re:encoder\\.[0-9]+\\.up", gives=FOUR),)))[:3] == [FOUR, None, FOUR]
+    assert given(Recipe(rules=(Rule(name="re:encoder", gives=FOUR),)))[:3] == [FOUR] * 3
+    assert given(Recipe(rules=(Rule(name="re:encoder.*down$", gives=FOUR),)))[:3] == [None, FOUR, None]
     with pytest.raises(RecipeError, match="matches no module by name"):
-        given(Recipe(rules=(Rule(name="re:encoder", gives=FOUR),)))
+        given(Recipe(rules=(Rule(name="re:up", gives=FOUR),)))
 
 
 @pytest.mark.parametrize(

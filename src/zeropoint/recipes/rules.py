@@ -36,10 +36,10 @@ class Subject:
 class Rule:
     """What a module must be called, be and measure, and what it gets.
 
-    name: a glob, or ``re:`` and a regular expression that must match the whole name. types: names of classes,
-    any if empty. shape: one entry an axis, joined by commas: ``*``, ``N``, ``>=N``, ``<=N`` or ``%N`` (a
-    multiple of N); a leading ``...`` stands for any number of axes; empty for any shape. dtypes: of weights,
-    as torch spells them, any if empty.
+    name: a glob for the whole name, or ``re:`` and a regular expression that must match from its start.
+    types: names of classes, any if empty. shape: one entry an axis, joined by commas: ``*``, ``N``, ``>=N``,
+    ``<=N`` or ``%N`` (a multiple of N); a leading ``...`` stands for any number of axes; empty for any shape.
+    dtypes: of weights, as torch spells them, any if empty.
     gives: schemes, or None to leave the module alone. reason: why it is left alone, in words. place: where
     the rule is written, for messages.
 
@@ -124,8 +124,8 @@ def _holds(op: str, number: int, length: int) -> bool:
 
 
 def _called_so(rule: Rule, subject: Subject) -> bool:
-    match = name_pattern(rule.name).fullmatch
-    return match(subject.name) or (subject.parameter != "" and match(subject.parameter))
+    matches = name_pattern(rule.name).matches
+    return matches(subject.name) or (subject.parameter != "" and matches(subject.parameter))
 
 
 def _of_type(rule: Rule, subject: Subject) -> bool:

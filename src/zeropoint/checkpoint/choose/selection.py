@@ -100,7 +100,7 @@ class Selection:
     def named(self, pattern: str, name: str) -> bool:
         """Return whether ``pattern``, one of ours, names the tensor."""
         compiled = name_pattern(pattern)
-        return compiled.match(name) or compiled.match(module_of(name))
+        return compiled.matches(name) or compiled.matches(module_of(name))
 
 
 def module_of(name: str) -> str:

@@ -378,7 +378,7 @@ class Targets:
         """Return whether it names ``module``; ``linear`` says that it counts as a Linear layer."""
         if module in self._names or (linear and LINEAR in self._names):
             return True
-        return any(pattern.match(module) for pattern in self._patterns)
+        return any(pattern.matches(module) for pattern in self._patterns)
 
 
 def matches(module: str, targets: Iterable[str], *, linear: bool = False) -> bool:
