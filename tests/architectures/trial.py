@@ -112,7 +112,7 @@ def tried(animal: Animal, source: Path, column: str, folder: Path) -> Trial:
     return Trial(
         problem=problem_of(animal, folder, column, dtype), verdict=verdict,
         refused=refusal(plan) is not None, option=option, named=bool(animal.include),
-        kept=tuple(dict.fromkeys(d.choice.reason for d in plan.unfit)),
+        kept=tuple(dict.fromkeys(d.reason for d in plan.unfit)),
     )  # fmt: skip
 
 

@@ -91,8 +91,8 @@ def _decision(decision: Decision) -> dict[str, Any]:
         "action": "quantized" if decision.quantized else "kept",
         "scheme": None if decision.layer is None else str(decision.layer),
         "method": None if decision.layer is None else decision.method,
-        "why": decision.choice.why.value,
-        "reason": decision.choice.reason,
+        "why": decision.why.value,
+        "reason": decision.reason,
     }
 
 

@@ -116,9 +116,9 @@ def verification_report(
 
 def _headline(decision: Decision) -> str:
     if decision.layer is None:
-        return f"kept: {decision.choice.reason}"
+        return f"kept: {decision.reason}"
     method = "" if decision.method == NEAREST else f" by {decision.method}"
-    return f"quantized to {short_scheme(str(decision.layer))}{method}: {decision.choice.reason}"
+    return f"quantized to {short_scheme(str(decision.layer))}{method}: {decision.reason}"
 
 
 def _kind(entry: TensorEntry) -> tuple[str, tuple[int, ...]]:

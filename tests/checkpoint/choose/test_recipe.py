@@ -41,7 +41,7 @@ def fates(plan: Plan) -> dict[str, tuple[str | None, str]]:
     found = {}
     for d in plan.decisions:
         scheme = None if d.layer is None else str(d.layer)
-        found[d.entry.name.removeprefix("model.")] = (scheme, d.choice.reason)
+        found[d.entry.name.removeprefix("model.")] = (scheme, d.reason)
     return found
 
 

@@ -24,7 +24,7 @@ def plan(
 def reason(made: Plan, name: str) -> str | None:
     """Return why a tensor is kept, or None when it is quantized."""
     (decision,) = [d for d in made.decisions if d.entry.name == name]
-    return None if decision.quantized else decision.choice.reason
+    return None if decision.quantized else decision.reason
 
 
 @pytest.mark.parametrize(

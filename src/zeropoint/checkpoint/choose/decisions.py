@@ -15,21 +15,25 @@ from ...codecs.protocol import Codec, LayerScheme
 from ...columns import Kinds, Made
 from ...errors import CheckpointError, RecipeError, count, printable
 from ...methods import NEAREST
-from ...recipes import Recipe, Rule, Subject
+from ...recipes import Assignment, Recipe, Rule, Subject
 from ..read.entries import Entries, TensorEntry
 from ..read.source import Source
 from .experts import matrices
-from .selection import Choice, Selection, Why, choose, subject_of
+from .selection import Selection, Why, is_fused_experts, names, not_a_weight, subject_of, why_kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What happens to one tensor: quantized to ``layer`` by ``method``, or kept where that is None."""
+    """What happens to one tensor: quantized to ``layer`` by ``method``, or kept where that is None.
+
+    why: whose wish it is. reason: in words.
+    """
 
     entry: TensorEntry
-    choice: Choice
     layer: LayerScheme | None
     method: str = NEAREST
+    why: Why
+    reason: str
 
     @property
     def quantized(self) -> bool:
@@ -39,7 +43,7 @@ class Decision:
     @property
     def left_alone(self) -> bool:
         """Whether it is a linear weight that is kept although nobody asked for it."""
-        return self.choice.why in (Why.UNFIT, Why.UNNAMED)
+        return self.layer is None and self.why in (Why.UNFIT, Why.UNNAMED)
 
 
 def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -> Sequence[Decision]:
@@ -53,21 +57,30 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
     is left alone although nobody asked for it.
     """
     entries, config = source.entries, source.config or {}
-    layers, uses = _Layers(codec), _Uses(recipe)
+    layers, uses, rules = _Layers(codec), _Uses(recipe), selection.recipe(recipe)
 
     def decided(entry: TensorEntry) -> Decision:
-        subject = subject_of(entry, config)
-        found = recipe.first(subject)
-        choice = choose(entry, entries, selection, config, rule=None if found is recipe.default else found)
-        if choice.quantize and found.gives is None:
-            choice = _left_over(recipe.default)
-        layer = layers.of(found) if choice.quantize else None
-        uses.add(found, entry, choice, quantized=layer is not None)
-        problem = None if layer is None else misfit(entry, layer)
+        rule = rules.first(subject_of(entry, config))
+        by_default = rule is recipe.default
+        kept = rule.gives is None and rule.place != "" and not by_default
+        problem = None if kept else not_a_weight(entry, entries)
+        layer = None if rule.gives is None or problem is not None else layers.of(rule.gives)
+        unfit = None if layer is None else misfit(entry, layer)
         if problem is not None:
-            choice, layer = Choice(quantize=False, why=Why.UNFIT, reason=problem), None
-        method = NEAREST if layer is None or found.gives is None else found.gives.method or NEAREST
-        return Decision(entry=entry, choice=choice, layer=layer, method=method)
+            why = Why.UNFIT if is_fused_experts(entry) or selection.includes(entry.name) else Why.DEFAULT
+            decision = Decision(entry=entry, layer=None, why=why, reason=problem)
+        elif rule.gives is None:
+            decision = Decision(entry=entry, layer=None, why=why_kept(rule), reason=_kept_by(rule, kept=kept))
+        elif unfit is not None:
+            decision = Decision(entry=entry, layer=None, why=Why.UNFIT, reason=unfit)
+        else:
+            kind = "fused experts" if is_fused_experts(entry) else "a linear weight"
+            decision = Decision(
+                entry=entry, layer=layer, method=rule.gives.method or NEAREST,
+                why=Why.LINEAR if by_default else Why.USER, reason=kind if by_default else rule.place,
+            )  # fmt: skip
+        uses.add(rule, decision, possible=problem is None)
+        return decision
 
     decisions = compact(entries, map(decided, entries.values()))
     uses.check(subject_of(entry, config) for entry in entries.values())
@@ -77,15 +90,22 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
     return decisions
 
 
+def _kept_by(rule: Rule, *, kept: bool) -> str:
+    """Return the reason of a rule that keeps weights, with its place where the user wrote it for these."""
+    if not kept:
+        return rule.reason
+    return f"{rule.reason} ({rule.place})" if rule.reason else rule.place
+
+
 def compact(entries: Entries, decisions: Iterable[Decision]) -> Sequence[Decision]:
     """Return the decisions about ``entries``, one for each in their order, in columns."""
     of, kinds = array("I"), Kinds()
     for decision in decisions:
-        of.append(kinds.number((decision.choice, decision.layer, decision.method)))
+        of.append(kinds.number((decision.layer, decision.method, decision.why, decision.reason)))
 
     def made(number: int) -> Decision:
-        choice, layer, method = kinds[of[number]]
-        return Decision(entry=entries.at(number), choice=choice, layer=layer, method=method)
+        layer, method, why, reason = kinds[of[number]]
+        return Decision(entry=entries.at(number), layer=layer, method=method, why=why, reason=reason)
 
     return Made(len(of), made)
 
@@ -95,23 +115,20 @@ class _Uses:
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        self._gave: set[int] = set()
+        self._used: set[int] = set()
         self._first: dict[int, Decision] = {}
-        self._wished: set[int] = set()
 
-    def add(self, rule: Rule, entry: TensorEntry, choice: Choice, *, quantized: bool) -> None:
-        if quantized:
-            self._gave.add(id(rule))
-        if choice.why is Why.USER:
-            self._wished.add(id(rule))
-        self._first.setdefault(id(rule), Decision(entry=entry, choice=choice, layer=None))
+    def add(self, rule: Rule, decision: Decision, *, possible: bool) -> None:
+        if possible:
+            self._used.add(id(rule))
+        self._first.setdefault(id(rule), decision)
 
     def check(self, subjects: Iterable[Subject]) -> None:
         """Raise RecipeError when a rule decided about nothing, or gave a scheme to nothing."""
         if any(id(rule) not in self._first for rule in self._recipe.rules):
             self._recipe.decide(subjects)
         for rule in self._recipe.rules:
-            if rule.gives is None or id(rule) in self._gave or id(rule) in self._wished:
+            if rule.gives is None or id(rule) in self._used:
                 continue
             raise RecipeError(
                 f"{rule.place}: rule ({rule}) gives a scheme to nothing that can be quantized, only to such "
@@ -120,23 +137,16 @@ class _Uses:
 
 
 class _Layers:
-    """The layer scheme of each rule, made once."""
+    """The layer scheme of each assignment, made once."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self._made: dict[int, LayerScheme] = {}
 
-    def of(self, rule: Rule) -> LayerScheme:
-        if id(rule) not in self._made:
-            assert rule.gives is not None
-            self._made[id(rule)] = layer_of(rule.gives, self._codec)
-        return self._made[id(rule)]
-
-
-def _left_over(default: Rule) -> Choice:
-    """Return what happens to a weight that no rule names, where the recipe gives nothing by default."""
-    why = Why.USER if default.place else Why.UNNAMED
-    return Choice(quantize=False, why=why, reason=default.reason)
+    def of(self, gives: Assignment) -> LayerScheme:
+        if id(gives) not in self._made:
+            self._made[id(gives)] = layer_of(gives, self._codec)
+        return self._made[id(gives)]
 
 
 def misfit(entry: TensorEntry, layer: LayerScheme) -> str | None:
@@ -149,8 +159,8 @@ def misfit(entry: TensorEntry, layer: LayerScheme) -> str | None:
 
 def _check_includes(selection: Selection, decisions: Sequence[Decision]) -> None:
     for pattern in selection.include:
-        named = [d for d in decisions if selection.named(pattern, d.entry.name)]
-        if not any(d.quantized or d.choice.why is Why.USER for d in named):
+        named = [d for d in decisions if names(pattern, d.entry.name)]
+        if not any(d.quantized or d.why is Why.USER for d in named):
             raise CheckpointError(
                 f"pattern {printable(pattern)} of include names only tensors that cannot be quantized as "
                 f"asked, such as {fate(named[0])}; leave it out"
@@ -174,12 +184,12 @@ _LISTED = 10
 def fate(decision: Decision) -> str:
     """Return what the tensor is and why it is quantized or kept, in words."""
     entry = decision.entry
-    return f"{printable(entry.name)} ({entry.dtype}, shape {list(entry.shape)}): {decision.choice.reason}"
+    return f"{printable(entry.name)} ({entry.dtype}, shape {list(entry.shape)}): {decision.reason}"
 
 
 def nothing_selected(decisions: Sequence[Decision]) -> str:
     """Return the sentence for a checkpoint of which nothing would be quantized, with the reasons."""
-    reasons = Counter(d.choice.reason for d in decisions).most_common(3)
+    reasons = Counter(d.reason for d in decisions).most_common(3)
     listed = ", ".join(f"{number} because: {reason}" for reason, number in reasons)
     return (
         f"nothing would be quantized: all {len(decisions)} tensors are kept ({listed}); use --include "

@@ -9,11 +9,11 @@ split_fused_moe_experts). Each matrix is a run of whole rows of the source, so n
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
+from ...architectures import EXPERT_PARTS
 from ..read.entries import TensorEntry
-from .selection import DOWN, GATE_UP, is_fused_experts, module_of
+from .selection import is_fused_experts, module_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,21 +23,6 @@ class Matrix:
     module: str
     shape: tuple[int, int]
     begin: int
-
-
-_EXPERT = re.compile(r"(^|\.)experts\.\d+\.")
-
-
-def is_expert(module: str) -> bool:
-    """Return whether a module is one projection of one expert.
-
-    >>> (
-    ...     is_expert("model.layers.0.mlp.experts.3.up_proj"),
-    ...     is_expert("model.layers.0.mlp.shared_experts.up_proj"),
-    ... )
-    (True, False)
-    """
-    return _EXPERT.search(module) is not None
 
 
 def matrices(entry: TensorEntry) -> list[Matrix]:
@@ -58,7 +43,7 @@ def matrices(entry: TensorEntry) -> list[Matrix]:
     if not experts:
         return []
     parent, _, kind = module.rpartition(".")
-    names = {GATE_UP: ("gate_proj", "up_proj"), DOWN: (DOWN,)}[kind]
+    names = EXPERT_PARTS[kind]
     prefix = f"{parent}." if parent else ""
     part, size = rows // len(names), entry.nbytes // (experts * len(names))
     return [

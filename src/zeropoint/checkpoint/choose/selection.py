@@ -7,25 +7,23 @@ tried in order, the first that applies gives the reason, and every tensor gets o
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ...architectures import heads_of, is_transposed
+from ...architectures import DOWN, GATE_UP, layer_type
 from ...codecs import registry
 from ...codecs.known import CONFIG_KEYS, is_quantized
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, near_misses, printable
 from ...patterns import name_pattern
-from ...recipes import Rule, Subject
+from ...recipes import Recipe, Rule, Subject
 from ..read.entries import TensorEntry
 
 WEIGHT_DTYPES = ("F32", "BF16", "F16")
 """Dtypes of weights that are quantized, as safetensors spells them."""
 _FLOATS = (*WEIGHT_DTYPES, "F64")
 WEIGHT = ".weight"
-GATE_UP, DOWN = "gate_up_proj", "down_proj"
 
 
 class Why(enum.Enum):
@@ -55,15 +53,6 @@ class Dequantize(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Whether a tensor is quantized, on whose wish, and the reason in words."""
-
-    quantize: bool
-    why: Why
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """What the user asked for.
 
@@ -89,18 +78,27 @@ class Selection:
         for text in (*self.include, *self.ignore):
             name_pattern(text)
 
-    def included(self, name: str) -> bool:
-        """Return whether an include pattern names the tensor."""
-        return any(self.named(pattern, name) for pattern in self.include)
+    def includes(self, name: str) -> bool:
+        """Return whether an include pattern names a tensor or its module."""
+        return any(names(pattern, name) for pattern in self.include)
 
-    def ignored(self, name: str) -> str | None:
-        """Return the first ignore pattern that names the tensor, or None."""
-        return next((pattern for pattern in self.ignore if self.named(pattern, name)), None)
+    def recipe(self, asked: Recipe) -> Recipe:
+        """Return all rules about a checkpoint: ``asked``, with these patterns and what is kept by default.
 
-    def named(self, pattern: str, name: str) -> bool:
-        """Return whether ``pattern``, one of ours, names the tensor."""
-        compiled = name_pattern(pattern)
-        return compiled.matches(name) or compiled.matches(module_of(name))
+        Patterns to ignore come first, then the rules of ``asked``, patterns to include, and DEFAULT_RULES.
+        The default of ``asked`` decides about weights of linear layers that no rule names.
+        """
+        default = asked.default
+        place = default.place if default.gives is None else "included by a pattern"
+        ignore = (Rule(name=p, gives=None, place=f"ignored by {printable(p)}") for p in self.ignore)
+        include = (replace(default, name=p, place=place) for p in self.include)
+        return replace(asked, rules=(*ignore, *asked.rules, *include, *DEFAULT_RULES))
+
+
+def names(pattern: str, name: str) -> bool:
+    """Return whether ``pattern`` names a tensor or its module."""
+    compiled = name_pattern(pattern)
+    return compiled.matches(name) or compiled.matches(module_of(name))
 
 
 def module_of(name: str) -> str:
@@ -112,43 +110,24 @@ def module_of(name: str) -> str:
     return name.removesuffix(WEIGHT)
 
 
-# Each rule is (what stands in the last part of a module's name, what stands in the part before it, reason).
-_EMBEDDING = re.compile(
-    r"embed|position|token_type|^(wte|wpe|shared|relative_attention_bias)$", re.IGNORECASE
+_TRANSPOSED = Rule(types=("Conv1D",), gives=None, reason="a transposed Conv1D weight")
+_FLOAT64 = Rule(
+    types=("Linear",),
+    dtypes=("float64",),
+    gives=None,
+    reason="float64, which no engine reads in this layout; convert it first",
 )
-_NORM = re.compile(r"norm$|^ln(_\w*)?$|^layer_?norm", re.IGNORECASE)
-_ROUTER = re.compile(r"router|^(gate|gating|wg)$|expert_gate$", re.IGNORECASE)
-_HEAD = re.compile(r"(^|_)(lm_head|classifier|score|qa_outputs|head)$", re.IGNORECASE)
-_HEAD_PARENT = re.compile(r"(^|_)(lm_head|classifier|score)$", re.IGNORECASE)
-# Mistral's own checkpoints call the head `output`; BERT's heads live under `cls`.
-_TOP_HEAD = re.compile(r"^(output$|cls\.)")
-
-
-_AN_EMBEDDING, _A_NORM, _A_ROUTER, _A_HEAD = "an embedding", "a norm", "a router", "a head"
-_TRANSPOSED = "a transposed Conv1D weight"
-_TYPES = {
-    _AN_EMBEDDING: "Embedding", _A_NORM: "Norm", _A_ROUTER: "Router", _A_HEAD: "Head", _TRANSPOSED: "Conv1D",
-}  # fmt: skip
-"""Why the default rules keep a matrix, to the type that rules see."""
-
-
-def _by_name(module: str, config: Mapping[str, Any]) -> str | None:
-    """Return why the default rules keep a matrix of this name, or None."""
-    *before, last = module.split(".")
-    parent = before[-1] if before else ""
-    if _EMBEDDING.search(last) or (_EMBEDDING.search(parent) and not last.endswith("proj")):
-        return _AN_EMBEDDING
-    if _NORM.search(last):
-        return _A_NORM
-    if _ROUTER.search(last) or parent == "router":
-        return _A_ROUTER
-    if _HEAD.search(last) or _HEAD_PARENT.search(parent) or _TOP_HEAD.match(module):
-        return _A_HEAD
-    if module in heads_of(config):
-        return _A_HEAD
-    if is_transposed(module, config):
-        return _TRANSPOSED
-    return None
+DEFAULT_RULES = (
+    Rule(types=("Embedding",), gives=None, reason="an embedding"),
+    Rule(types=("Norm",), gives=None, reason="a norm"),
+    Rule(types=("Router",), gives=None, reason="a router"),
+    Rule(types=("Head",), gives=None, reason="a head"),
+    _TRANSPOSED,
+    _FLOAT64,
+)
+"""What is kept unless the user asks for it."""
+_UNFIT = (_TRANSPOSED, _FLOAT64)
+"""Those of them that keep weights of linear layers, which the user hears about."""
 
 
 def is_fused_experts(entry: TensorEntry) -> bool:
@@ -178,53 +157,27 @@ def _experts_problem(entry: TensorEntry, entries: Mapping[str, TensorEntry]) -> 
     return None
 
 
-def choose(
-    entry: TensorEntry,
-    entries: Mapping[str, TensorEntry],
-    selection: Selection,
-    config: Mapping[str, Any],
-    *,
-    rule: Rule | None = None,
-) -> Choice:
-    """Return what happens to one tensor of a checkpoint, its shape's fit to the blocks aside.
-
-    rule: the one of a recipe that names the tensor, or None. Patterns to ignore come first, then the rule,
-    patterns to include, and the default rules.
-    """
-    pattern = selection.ignored(entry.name)
-    if pattern is not None:
-        return Choice(quantize=False, why=Why.USER, reason=f"ignored by {printable(pattern)}")
-    if rule is not None and rule.gives is None:
-        return Choice(quantize=False, why=Why.USER, reason=f"{rule.reason} ({rule.place})")
-    included = selection.included(entry.name)
+def not_a_weight(entry: TensorEntry, entries: Mapping[str, TensorEntry]) -> str | None:
+    """Return why a tensor of ``entries`` cannot be quantized under any scheme, or None when it can."""
     problem = _no_weight(entry)
     if problem is None and is_fused_experts(entry):
-        problem = _experts_problem(entry, entries)
-        if problem is not None:
-            return Choice(quantize=False, why=Why.UNFIT, reason=problem)
-    if problem is not None:
-        return Choice(quantize=False, why=Why.UNFIT if included else Why.DEFAULT, reason=problem)
-    if rule is not None:
-        return Choice(quantize=True, why=Why.USER, reason=rule.place)
-    if included:
-        return Choice(quantize=True, why=Why.USER, reason="included by a pattern")
-    return _by_default(entry, config)
+        return _experts_problem(entry, entries)
+    return problem
 
 
-def _by_default(entry: TensorEntry, config: Mapping[str, Any]) -> Choice:
-    """Return what happens to a matrix of floats of which the user says nothing."""
-    kept = _by_name(module_of(entry.name), config)
-    if kept is not None:
-        why = Why.UNFIT if kept == _TRANSPOSED else Why.DEFAULT
-        return Choice(quantize=False, why=why, reason=kept)
-    if entry.dtype == "F64":
-        return Choice(
-            quantize=False,
-            why=Why.UNFIT,
-            reason="float64, which no engine reads in this layout; convert it first",
-        )
-    fused = "fused experts" if is_fused_experts(entry) else "a linear weight"
-    return Choice(quantize=True, why=Why.LINEAR, reason=fused)
+def is_linear_weight(
+    entry: TensorEntry, entries: Mapping[str, TensorEntry], config: Mapping[str, Any]
+) -> bool:
+    """Return whether the default rules take a tensor for the weight of a linear layer, to be quantized."""
+    subject = subject_of(entry, config)
+    return not_a_weight(entry, entries) is None and not any(rule.matches(subject) for rule in DEFAULT_RULES)
+
+
+def why_kept(rule: Rule) -> Why:
+    """Return whose wish it is that a weight is kept about which ``rule`` decides."""
+    if rule.place:
+        return Why.USER
+    return Why.UNFIT if rule in _UNFIT else Why.DEFAULT if rule in DEFAULT_RULES else Why.UNNAMED
 
 
 def subject_of(entry: TensorEntry, config: Mapping[str, Any]) -> Subject:
@@ -233,8 +186,9 @@ def subject_of(entry: TensorEntry, config: Mapping[str, Any]) -> Subject:
     Its type is what the default rules take it for: Linear, Embedding, Norm, Router, Head, Conv1D or Other.
     """
     module = module_of(entry.name)
-    kept = _by_name(module, config)
-    kind = _TYPES[kept] if kept is not None else "Other" if _no_weight(entry) else "Linear"
+    kind = layer_type(module, config)
+    if kind == "Linear" and _no_weight(entry) is not None:
+        kind = "Other"
     dtype = TORCH_DTYPES.get(entry.dtype)
     return Subject(
         name=module,
@@ -258,14 +212,10 @@ def _no_weight(entry: TensorEntry) -> str | None:
     return None
 
 
-def check_patterns(selection: Selection, names: Iterable[str]) -> None:
+def check_patterns(selection: Selection, tensors: Iterable[str]) -> None:
     """Raise CheckpointError, with near misses, for each pattern that names no tensor: most likely a slip."""
-    known = list(names)
-    idle = [
-        p
-        for p in (*selection.include, *selection.ignore)
-        if not any(selection.named(p, name) for name in known)
-    ]
+    known = list(tensors)
+    idle = [p for p in (*selection.include, *selection.ignore) if not any(names(p, name) for name in known)]
     if idle:
         modules = sorted(
             {part for name in known for part in (module_of(name), module_of(name).rpartition(".")[2])}

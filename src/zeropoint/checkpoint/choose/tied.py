@@ -6,15 +6,12 @@ hold the head all the same; where its bytes are those of the embedding, nothing 
 
 from __future__ import annotations
 
-import re
-
-from ...architectures import heads_of, says_tied
+from ...architectures import heads_of, is_input_embedding, says_tied
 from ..read.entries import TensorEntry
 from ..read.source import Source
 from ..read.storage import open_file
-from .selection import module_of
+from .selection import WEIGHT, module_of
 
-_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|tok_embeddings|word_embeddings|wte|shared)\.weight$")
 _COMPARED = 1 << 22
 """Bytes that are compared at once."""
 
@@ -38,7 +35,11 @@ def tied_copies(source: Source) -> dict[str, str]:
     if not says_tied(config):
         return {}
     heads = [e for e in source.entries.values() if any(_is(module_of(e.name), h) for h in heads_of(config))]
-    embeddings = [e for e in source.entries.values() if _EMBEDDING.search(e.name)]
+    embeddings = [
+        e
+        for e in source.entries.values()
+        if e.name.endswith(WEIGHT) and is_input_embedding(module_of(e.name))
+    ]
     return {
         head.name: embedding.name for head in heads for embedding in embeddings if _equal(head, embedding)
     }

@@ -323,7 +323,7 @@ def _left_alone(decisions: Iterable[Decision]) -> list[str]:
     found: dict[str, list[Decision]] = {}
     for decision in decisions:
         if decision.left_alone:
-            found.setdefault(decision.choice.reason, []).append(decision)
+            found.setdefault(decision.reason, []).append(decision)
     return [
         f"kept {fate(same[0])}" + (f", and {len(same) - 1} more for this reason" if len(same) > 1 else "")
         for same in found.values()

@@ -106,7 +106,7 @@ def odd_targets(decisions: Iterable[Decision], family: Config) -> list[str]:
         module_of(d.entry.name)
         for d in decisions
         if d.quantized
-        and d.choice.why is Why.USER
+        and d.why is Why.USER
         and _MAYBE_ODD.search(module_of(d.entry.name))
         and subject_of(d.entry, family).type in _ODD
     ]

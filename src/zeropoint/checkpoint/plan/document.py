@@ -93,8 +93,8 @@ def tensor_documents(plan: Plan) -> Iterator[dict[str, Any]]:
             "action": "quantized" if decision.quantized else "kept",
             "scheme": None if decision.layer is None else str(decision.layer),
             "method": None if decision.layer is None else decision.method,
-            "why": decision.choice.why.value,
-            "reason": decision.choice.reason,
+            "why": decision.why.value,
+            "reason": decision.reason,
             "outputs": [
                 {
                     "name": placed.name, "dtype": placed.spec.dtype, "shape": list(placed.spec.shape),

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from ...architectures import is_transposed
+from ...architectures import is_expert, is_transposed
 from ...codecs.engines import TRANSFORMERS as _CHECKED
 from ...codecs.engines import EngineRule, Facts, Loads
 from ...errors import CheckpointError
-from ..choose.experts import is_expert
 from ..choose.fused_layers import split_sets
 from ..choose.selection import is_fused_experts
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG

@@ -109,6 +109,5 @@ def _with_words(decision: Decision, words: str | None, *, alone: bool) -> Decisi
     """Return a decision whose reason ends with what becomes of the codes; ``alone`` where that is all."""
     if words is None:
         return decision
-    reason = words if alone else f"{decision.choice.reason}, {words}"
-    choice = replace(decision.choice, reason=reason)
-    return replace(decision, choice=choice)
+    reason = words if alone else f"{decision.reason}, {words}"
+    return replace(decision, reason=reason)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ...architectures import shared_scale_set
 from ...codecs.containers import CONTAINERS
 from ...codecs.containers.protocol import Metadata, Row
 from ...codecs.protocol import ROWS, Codec, LayerScheme, TensorSpec
@@ -26,7 +27,6 @@ from ...columns import Kinds, Made, Names
 from ...errors import CheckpointError, printable
 from ...methods import NEAREST, Scope, method_named
 from ..choose.experts import Matrix, matrices
-from ..choose.fused_layers import sharing_set
 from ..choose.selection import is_fused_experts, module_of
 from ..read.entries import TensorEntry
 from ..read.source import Source
@@ -319,7 +319,7 @@ class Placement:
 
     def _set(self, module: str) -> int:
         """Return the number of the set with whose members a module may share a tensor scale, or -1."""
-        share = sharing_set(module)
+        share = shared_scale_set(module)
         if share is None:
             return -1
         added = self._sets.add(share)

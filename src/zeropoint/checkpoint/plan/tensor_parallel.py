@@ -8,21 +8,15 @@ whole groups with their scales, and whole words of packed codes and zero points,
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ...architectures import split_by_columns
 from ...codecs.protocol import COLUMNS, ROWS, LayerScheme
 from .placement import Weight
 
 WAYS = (1, 2, 4, 8)
 """Numbers of devices that are looked at."""
-
-# The last part of names of layers whose columns are cut: attention's output and the end of an MLP, in the
-# spelling of transformers' models (their base_model_tp_plan says "rowwise" of these).
-_BY_COLUMNS = re.compile(
-    r"(^|\.)(o_proj|out_proj|down_proj|c_proj|fc2|w2|wo|dense_4h_to_h|attention\.dense|output\.dense|out_lin|lin2)$"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +34,8 @@ def indivisible(weights: Iterable[Weight]) -> tuple[Indivisible, ...]:
         Indivisible(module=weight.module, ways=ways, reason=reason)
         for ways in WAYS
         for weight in weights
-        if (reason := problem(weight.layer, weight.shape, ways, by_columns=by_columns(weight.module)))
+        if (reason := problem(weight.layer, weight.shape, ways, by_columns=split_by_columns(weight.module)))
     )
-
-
-def by_columns(module: str) -> bool:
-    """Return whether engines cut the columns of a layer, rather than its rows.
-
-    >>> by_columns("model.layers.0.mlp.down_proj"), by_columns("model.layers.0.mlp.up_proj")
-    (True, False)
-    """
-    return _BY_COLUMNS.search(module) is not None
 
 
 @functools.lru_cache(maxsize=4096)

@@ -14,7 +14,7 @@ from ...codecs.known import ACTIVATION_SCALES, CACHE_SCALES, TOOL_FILES, TOOLS
 from ...codecs.registry import claiming, methods
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, printable
-from ..choose.selection import WEIGHT, Selection, Why, choose, module_of
+from ..choose.selection import WEIGHT, is_linear_weight, module_of
 from ..read.entries import TensorEntry
 from ..read.index import IndexMap
 from ..read.problems import Problem
@@ -86,12 +86,14 @@ class AttendantCheck(Check):
 def unlisted(source: Source, stored: Stored) -> list[Problem]:
     """Return linear weights that are neither quantized nor ignored, which loaders leave uninitialized."""
     found = []
-    selection = Selection()
     for entry in stored.others:
         module = module_of(entry.name)
-        choice = choose(entry, source.entries, selection, source.config or {})
-        linear = choice.why is Why.LINEAR or module.rpartition(".")[2] == "lm_head"
-        if linear and entry.name.endswith(WEIGHT) and stored.reader.expects(module):
+        linear = is_linear_weight(entry, source.entries, source.config or {})
+        if (
+            (linear or module.rpartition(".")[2] == "lm_head")
+            and entry.name.endswith(WEIGHT)
+            and stored.reader.expects(module)
+        ):
             what = "neither quantized nor ignored by the configuration"
             found.append(Problem(where=module, what=what))
     return found

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
+from ...architectures import DOWN, GATE_UP
 from ...codecs.protocol import Known
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ..choose.experts import Matrix, matrices
-from ..choose.selection import DOWN, GATE_UP, WEIGHT, is_fused_experts
+from ..choose.selection import WEIGHT, is_fused_experts
 from ..plan.origin import Floats, Origin, as_floats
 from ..read.entries import TensorEntry
 from ..read.quantized_layers import StoredLayer, configuration
