@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from zeropoint.kernels.cpu import layout as k
 from zeropoint.kernels.cpu.entries import MATRIX, unpack_matrix
-from zeropoint.kernels.cpu.linear import Matrix
+from zeropoint.kernels.cpu.linear.codes import Matrix
+from zeropoint.kernels.cpu.machine import descriptor as k
 from zeropoint.ops import lowering
 from zeropoint.schemes import Scheme
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import zeropoint as zp
-from zeropoint.kernels.cpu.arrays import flat_array
+from zeropoint.kernels.cpu.host.arrays import flat_array
 
 SEED = torch.Generator().manual_seed(5)
 

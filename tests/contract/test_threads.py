@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import zeropoint as zp
-from zeropoint.kernels.cpu.intrinsics import device, kernel
-from zeropoint.kernels.cpu.team import run_parts
+from zeropoint.kernels.cpu.machine.intrinsics import device, kernel
+from zeropoint.kernels.cpu.machine.team import run_parts
 from zeropoint.ops import threads
 from zeropoint.ops.openmp import openmp_team
 from zeropoint.ops.threads import WORTH_A_THREAD, share, thread_limit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -13,16 +14,41 @@ from typing import Any
 import numba
 import pytest
 
-from zeropoint.kernels.cpu import cache
-from zeropoint.kernels.cpu.cache import KernelCache
+import zeropoint
+from zeropoint.kernels.cpu.machine import cache
+from zeropoint.kernels.cpu.machine.cache import KernelCache
+
+ROOMS = ("machine", "encode", "decode", "statistics", "linear")
 
 
-def test_a_change_in_any_folder_of_kernels_is_seen_but_not_one_of_the_host_side(tmp_path: Path) -> None:
-    for name in ("a.py", "encode/b.py", "encode/deep/c.py", "host/d.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("x = 1")
-    found = [str(path.relative_to(tmp_path)) for path in cache.compiled_sources(tmp_path)]
-    assert found == ["a.py", "encode/b.py", "encode/deep/c.py"]
+@pytest.mark.parametrize(
+    "place",
+    ["ops/lowering.py", "kernels/cpu/entries.py", "kernels/cpu/encode/deep/new.py"]
+    + [f"kernels/cpu/{room}/__init__.py" for room in ROOMS],
+)
+def test_a_change_of_what_is_compiled_asks_for_another_folder(place: str, tmp_path: Path) -> None:
+    package = _copied(tmp_path)
+    before = cache.source_hash(package)
+    path = package / place
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(path.read_text("utf-8") + "x = 1\n" if path.exists() else "x = 1\n", "utf-8")
+    assert cache.source_hash(package) != before
+
+
+@pytest.mark.parametrize("place", ["kernels/cpu/host/calls.py", "ops/library.py"])
+def test_a_change_of_what_is_not_compiled_leaves_kernels_where_they_are(place: str, tmp_path: Path) -> None:
+    package = _copied(tmp_path)
+    before = cache.source_hash(package)
+    (package / place).write_text("x = 1\n", "utf-8")
+    assert cache.source_hash(package) == before == cache.source_hash()
+
+
+def _copied(folder: Path) -> Path:
+    """Return a copy of the sources of kernels and of operators."""
+    package = Path(zeropoint.__file__).parent
+    for part in ("kernels", "ops"):
+        shutil.copytree(package / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
 
 
 def _twice(x: int) -> int:

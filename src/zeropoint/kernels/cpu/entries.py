@@ -1,23 +1,25 @@
 """The kernels as Python calls them: descriptors come as one array, rows as plain integers.
 
-See :mod:`.layout` for the array, and the function of the same name, ``..._rows``, for the rest. Rows from
-``first`` to ``last`` are cut into ``parts`` for the threads of ``team``; see :mod:`.team`.
+See :mod:`.machine.descriptor` for the array, and for the rest the function of the same name, ``..._rows``;
+of those that count, :mod:`.statistics.count` and :mod:`.statistics.sums`. Rows (blocks, for those that count)
+from ``first`` to ``last`` are cut into ``parts`` for the threads of ``team``; see :mod:`.machine.team`.
 """
 
 from typing import Any
 
 import numpy as np
 
-from .decode import dequantize_rows
-from .fake import fake_quantize_backward_rows, fake_quantize_rows
-from .half import quantize_bfloat16_rows
-from .intrinsics import device, inlined, kernel
-from .layout import OK, record_type, unpack_element, unpack_layout, unpack_rule
-from .linear import Input, Matrix, code_rows, float_rows, slot_of
-from .measure import measure_rows
-from .quantize import amax_rows, quantize_rows, range_rows
-from .team import run_parts
-from .values import ONE, Packed, value_panels
+from .decode.fake import fake_quantize_backward_rows, fake_quantize_rows
+from .decode.rows import dequantize_rows
+from .encode.half import quantize_bfloat16_rows
+from .encode.rows import amax_rows, quantize_rows, range_rows
+from .linear.codes import Input, Matrix, code_rows, float_rows, slot_of
+from .linear.values import ONE, Packed, value_panels
+from .machine.descriptor import OK, record_type, unpack_element, unpack_layout, unpack_rule
+from .machine.intrinsics import device, inlined, kernel
+from .machine.team import run_parts
+from .statistics import column_sums, count, sums
+from .statistics.errors import measure_rows
 
 MATRIX = record_type(Matrix)
 
@@ -34,7 +36,7 @@ def _quantize(
 
 @kernel
 def quantize(*args: Any) -> Any:
-    """Quantize rows; see :func:`.quantize.quantize_rows`."""
+    """Quantize rows; see :func:`.encode.rows.quantize_rows`."""
     return run_parts(_quantize, args)
 
 
@@ -53,7 +55,7 @@ def _quantize_bfloat16(
 
 @kernel
 def quantize_bfloat16(*args: Any) -> Any:
-    """Quantize rows of bfloat16 to a 4-bit float; see :func:`.half.quantize_bfloat16_rows`.
+    """Quantize rows of bfloat16 to a 4-bit float; see :func:`.encode.half.quantize_bfloat16_rows`.
 
     boundaries: (7,) int16.
     """
@@ -67,7 +69,7 @@ def _amax(x: Any, desc: Any, out: Any, first: Any, last: Any) -> None:
 
 @kernel
 def amax(*args: Any) -> Any:
-    """Find the largest magnitudes of blocks; see :func:`.quantize.amax_rows`."""
+    """Find the largest magnitudes of blocks; see :func:`.encode.rows.amax_rows`."""
     return run_parts(_amax, args)
 
 
@@ -78,7 +80,7 @@ def _extremes(x: Any, desc: Any, lows: Any, highs: Any, first: Any, last: Any) -
 
 @kernel
 def extremes(*args: Any) -> Any:
-    """Find the extremes of blocks; see :func:`.quantize.range_rows`."""
+    """Find the extremes of blocks; see :func:`.encode.rows.range_rows`."""
     return run_parts(_extremes, args)
 
 
@@ -95,7 +97,7 @@ def _dequantize(
 
 @kernel
 def dequantize(*args: Any) -> Any:
-    """Dequantize rows; see :func:`.decode.dequantize_rows`."""
+    """Dequantize rows; see :func:`.decode.rows.dequantize_rows`."""
     return run_parts(_dequantize, args)
 
 
@@ -111,7 +113,7 @@ def _fake_quantize(
 
 @kernel
 def fake_quantize(*args: Any) -> Any:
-    """Fake-quantize rows; see :func:`.fake.fake_quantize_rows`."""
+    """Fake-quantize rows; see :func:`.decode.fake.fake_quantize_rows`."""
     return run_parts(_fake_quantize, args)
 
 
@@ -126,7 +128,7 @@ def _fake_quantize_backward(
 
 @kernel
 def fake_quantize_backward(*args: Any) -> Any:
-    """Set the straight-through gradient of rows; see :func:`.fake.fake_quantize_backward_rows`.
+    """Set the straight-through gradient of rows; see :func:`.decode.fake.fake_quantize_backward_rows`.
 
     bounds: (3,) float32.
     """
@@ -146,7 +148,7 @@ def _measure(
 
 @kernel
 def measure(*args: Any) -> Any:
-    """Measure rows against their codes; see :func:`.measure.measure_rows`.
+    """Measure rows against their codes; see :func:`.statistics.errors.measure_rows`.
 
     extent: (2,) float32.
     """
@@ -179,7 +181,7 @@ def _codes(
 
 @kernel
 def linear_from_codes(*args: Any) -> Any:
-    """Compute slots of a layer's output from integer codes; see :func:`.linear.code_rows`."""
+    """Compute slots of a layer's output from integer codes; see :func:`.linear.codes.code_rows`."""
     return run_parts(_codes, args)
 
 
@@ -195,7 +197,7 @@ def _floats(
 
 @kernel
 def linear_from_floats(*args: Any) -> Any:
-    """Compute slots of a layer's output from float32; see :func:`.linear.float_rows`."""
+    """Compute slots of a layer's output from float32; see :func:`.linear.codes.float_rows`."""
     return run_parts(_floats, args)
 
 
@@ -215,9 +217,63 @@ def _values(
 
 @kernel
 def linear_from_values(*args: Any) -> Any:
-    """Compute slots of a layer's output from values of its weight; see :func:`.values.value_panels`.
+    """Compute slots of a layer's output from values of its weight; see :func:`.linear.values.value_panels`.
 
     stored: scales, their codes, and zero points. cut: (5,) uint64, rows of the input, columns and rows of the
     weight, panels, slots.
     """
     return run_parts(_values, args)
+
+
+@kernel
+def extreme_keys(*args: Any) -> Any:
+    """Find the keys of the extremes of blocks."""
+    return run_parts(count.extreme_keys, args)
+
+
+@kernel
+def column_keys(*args: Any) -> Any:
+    """Find the keys of the extremes of blocks that are columns."""
+    return run_parts(count.column_keys, args)
+
+
+@device
+def _count_slots(
+    x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, shift: Any, tables: Any, slots: Any, counts: Any,
+    lows: Any, highs: Any, first: Any, last: Any,
+) -> None:  # fmt: skip
+    size, one = np.uint64(len(tables)) // slots, np.uint64(1)
+    for slot in range(first, last):
+        table = tables[slot * size : (slot + one) * size]
+        begin, end = blocks * slot // slots, blocks * (slot + one) // slots
+        count.count_runs(x, kind, outer, blocks, inner, shift, table, counts, lows, highs, begin, end)
+
+
+@kernel
+def count_runs(*args: Any) -> Any:
+    """Count long blocks in bins. Rows are ``slots``, a table and some blocks each."""
+    return run_parts(_count_slots, args)
+
+
+@kernel
+def count_short_runs(*args: Any) -> Any:
+    """Count short blocks in bins."""
+    return run_parts(count.count_short_runs, args)
+
+
+@kernel
+def sum_runs(*args: Any) -> Any:
+    """Add up long blocks."""
+    return run_parts(sums.sum_runs, args)
+
+
+@kernel
+def sum_short_runs(*args: Any) -> Any:
+    """Add up short blocks."""
+    return run_parts(sums.sum_short_runs, args)
+
+
+@kernel
+def sum_columns(*args: Any) -> Any:
+    """Add up blocks that are columns."""
+    return run_parts(column_sums.sum_columns, args)

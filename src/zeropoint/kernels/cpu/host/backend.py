@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ....ops.registry import Kernel, Op, Request
-from ..lowering import KINDS, element_refusal, view_of
-from . import linear, values
+from . import linear_codes as linear
+from . import linear_values as values
 from .operators import Backward, ChooseParams, Dequantize, FakeQuantize, Measure, Quantize, QuantizeDynamic
+from .views import KINDS, element_refusal, view_of
 
 
 class CpuBackend:

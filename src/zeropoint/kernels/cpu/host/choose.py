@@ -17,11 +17,11 @@ from ....params import arithmetic
 from ....params.arithmetic import Ranges
 from ....schemes import Granularity
 from .. import entries
-from .. import layout as k
-from ..arrays import code_order, flat_array, needs_range, rows_of
-from ..calls import ScaleMemory, refuse
-from ..layout import Layout, pack, with_coarse
-from ..lowering import KINDS, View, view_of
+from ..machine import descriptor as k
+from ..machine.descriptor import Layout, pack, with_coarse
+from .arrays import code_order, flat_array, needs_range, rows_of
+from .calls import ScaleMemory, refuse
+from .views import KINDS, View, view_of
 
 
 class CoarseScale:

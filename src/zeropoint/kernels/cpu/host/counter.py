@@ -12,13 +12,13 @@ import torch
 from ....layout.runs import Runs
 from ....ops.registry import Extremes
 from ....ops.threads import parts_for, share, thread_count
-from .. import counter_entries as entries
-from ..arrays import flat_array
-from ..count import ENDS, FRACTION_BITS, LANES
-from ..intrinsics import LINE
-from ..lowering import KINDS
-from ..sums import LIMBS
-from ..vector import HALF
+from .. import entries
+from ..machine.intrinsics import LINE
+from ..machine.vector import HALF
+from ..statistics.count import ENDS, FRACTION_BITS, LANES
+from ..statistics.sums import LIMBS
+from .arrays import flat_array
+from .views import KINDS
 
 
 class CpuCounter:

@@ -12,8 +12,8 @@ from ....formats import IntFormat
 from ....formats.torch_dtypes import format_of, storage_dtype
 from ....ops.registry import Params, Request
 from ....schemes import Granularity, Scheme, TensorScale, ZeroPoint
-from ..arrays import NO_BYTES, NO_FLOATS, Stored, block_factors, stored_factors
-from ..lowering import stored_rule
+from .arrays import NO_BYTES, NO_FLOATS, Stored, block_factors, stored_factors
+from .views import stored_rule
 
 _CONVERTED = (
     torch.float32,

@@ -17,8 +17,8 @@ from ....ops.row_errors import RowErrors
 from ....ops.threads import gradual_underflow, share
 from ....schemes import Granularity
 from .. import entries
-from .. import layout as k
-from ..arrays import (
+from ..machine import descriptor as k
+from .arrays import (
     aligned_empty,
     block_factors,
     clip_extent,
@@ -27,11 +27,11 @@ from ..arrays import (
     stored_factors,
     value_bounds,
 )
-from ..calls import ChosenScales, GivenCall, ScaleMemory, given_call, one_pass, refuse
-from ..lowering import rule_refusal
+from .calls import ChosenScales, GivenCall, ScaleMemory, given_call, one_pass, refuse
 from .choose import BlockScales, CoarseScale
 from .factors import Divisors, StoredScales, dequantize_refusal, load_refusal, multipliers
 from .statistics import Ends, choose_params, coarse_scale
+from .views import rule_refusal
 
 CodeRange = tuple[int, int] | None
 Codes = tuple[torch.Tensor, Params]

@@ -17,7 +17,7 @@ from ....params import arithmetic
 from ....params.arithmetic import Ranges
 from ....schemes import Granularity, Scheme
 from .. import entries
-from ..arrays import flat_array, needs_range, rows_of
+from .arrays import flat_array, needs_range, rows_of
 
 Ends = tuple[float, float] | None
 """Extremes of the tensor that a tensor is a part of."""

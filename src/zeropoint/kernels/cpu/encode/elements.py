@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .intrinsics import bits32, count_above, device, float32_of, shl32, shr32, to_bfloat16
-from .layout import (
+from ..machine.descriptor import (
     DIVIDE,
     FLOAT,
     INTEGER,
@@ -24,6 +23,7 @@ from .layout import (
     ZERO_AFTER,
     ZERO_NONE,
 )
+from ..machine.intrinsics import bits32, count_above, device, float32_of, shl32, shr32, to_bfloat16
 
 MAGIC = np.float32(12582912.0)
 """1.5 * 2 ** 23: adding it rounds to an integer, half to even.

@@ -1,6 +1,6 @@
 """Whole steps of 32 values from the source to codes, on explicit vectors: the way of the common cases.
 
-Gives the codes of :mod:`.encode`, which serves everything else. Integers and narrow float formats use the
+Gives the codes of :mod:`.elements`, which serves everything else. Integers and narrow float formats use the
 same arithmetic. Wide float formats, those with so many exponents that values seldom are subnormal, go on in
 16-bit lanes: a float32 cut to its upper half, with the last bit set when anything is cut off, rounds to few
 bits as the whole does, and rounding is then an integer addition. A strip with subnormal codes is done again.
@@ -12,11 +12,19 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .encode import EXPONENT, MAGIC, SIGN, float_lift
-from .intrinsics import LINE, bits32, device, float32_of, inlined, prefetch, shl32, shr32
-from .layout import CODEBOOK, DIVIDE, INTEGER, MULTIPLY, NO_ROUNDING, TO_BFLOAT16, ZERO_AFTER, ZERO_INSIDE
-from .tile import TILE
-from .vector import (
+from ..machine.descriptor import (
+    CODEBOOK,
+    DIVIDE,
+    INTEGER,
+    MULTIPLY,
+    NO_ROUNDING,
+    TO_BFLOAT16,
+    ZERO_AFTER,
+    ZERO_INSIDE,
+)
+from ..machine.intrinsics import LINE, bits32, device, float32_of, inlined, prefetch, shl32, shr32
+from ..machine.tile import TILE
+from ..machine.vector import (
     HALF,
     STEP,
     WHOLE,
@@ -54,6 +62,7 @@ from .vector import (
     values_of,
     words_of,
 )
+from .elements import EXPONENT, MAGIC, SIGN, float_lift
 
 STRIP = np.uint64(128)
 """Elements that are done again when one of them has a subnormal code."""
@@ -98,7 +107,7 @@ def _values_at_overload(x: Any, at: Any) -> Any:
 
 @inlined
 def values_at(x: Any, at: Any) -> Any:
-    """Return ``x[at : at + 32]`` as two vectors of floats, in the order of :mod:`.vector`.
+    """Return ``x[at : at + 32]`` as two vectors of floats, in the order of :mod:`..machine.vector`.
 
     x: float32, uint16 bits of bfloat16, or int16 bits of float16.
     """
@@ -389,7 +398,7 @@ def moved_words(t: Any, zero: Any, element: Any, inverted: Any) -> Any:
 
 @inlined
 def float_words(t: Any, element: Any) -> Any:
-    """Return words with codes of a small float format in their low bytes; see :mod:`.encode`."""
+    """Return words with codes of a small float format in their low bytes; see :mod:`.elements`."""
     sign = bits_of(t) & words_of(SIGN)
     a = values_of(bits_of(t) & words_of(np.uint32(0x7FFFFFFF)))
     if element.unsigned_below >= np.float32(0):

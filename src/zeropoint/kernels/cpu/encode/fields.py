@@ -12,11 +12,10 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .intrinsics import bits32, device, inlined, load64, scratch, shl32, shr32
-from .layout import DIVIDE, FLOAT
-from .lookup import pick_octets
-from .steps import STRIP, encode_steps, fetch_step, finished, is_bfloat16, is_wide, put
-from .vector import (
+from ..machine.descriptor import DIVIDE, FLOAT
+from ..machine.intrinsics import bits32, device, inlined, load64, scratch, shl32, shr32
+from ..machine.lookup import pick_octets
+from ..machine.vector import (
     WHOLE,
     above_octets,
     any_lane,
@@ -28,6 +27,7 @@ from .vector import (
     smaller_bits,
     unequal,
 )
+from .steps import STRIP, encode_steps, fetch_step, finished, is_bfloat16, is_wide, put
 
 MANTISSAS = np.uint64(128)
 MANTISSA_BITS = np.uint32(3)

@@ -2,8 +2,8 @@
 
     y[m, n] = (sum over groups g of float32(sum over k in g of a[m, k] * w[n, k]) * t[n, g]) * s[m] + bias[n]
 
-a: codes of the input less their zero points. They are those of :mod:`.quantize`, whose kernel is called for
-some rows at a time, and are kept while the rows of the weight pass over them: in 16 bits, or in 8 where the
+a: codes of the input less their zero points. They are those of :mod:`..encode.rows`, which is called for some
+rows at a time, and are kept while the rows of the weight pass over them: in 16 bits, or in 8 where the
 processor multiplies these (see :mod:`.products`). w: codes of the weight, bytes as they are kept, or 4 bits
 that are brought to bytes some rows at a time; many rows of 8-bit codes are multiplied by panels of them (see
 :mod:`.panels`). Threads take rows of the input, or, where these are few, of the weight; every result is
@@ -16,8 +16,20 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .intrinsics import bits32, device, float32_of, inlined, scratch
-from .layout import GIVEN, OK
+from ..encode.rows import quantize_rows
+from ..machine.descriptor import GIVEN, OK
+from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch
+from ..machine.vector import (
+    STEP,
+    bits_of,
+    floats_of,
+    floats_of_integers,
+    load_lanes,
+    load_nibbles,
+    octets_of,
+    store_lanes,
+    words_of,
+)
 from .panels import PANEL, multiply_panel, multiply_panel_groups, pack_block
 from .products import (
     HIGH,
@@ -31,18 +43,6 @@ from .products import (
     multiply_rows,
     start_sums,
     wide_of,
-)
-from .quantize import quantize_rows
-from .vector import (
-    STEP,
-    bits_of,
-    floats_of,
-    floats_of_integers,
-    load_lanes,
-    load_nibbles,
-    octets_of,
-    store_lanes,
-    words_of,
 )
 
 QUAD_ROWS, PAIR_ROWS = QUADS.rows, PAIRS.rows
@@ -383,7 +383,7 @@ def pair_rows(
 ) -> Any:  # fmt: skip
     """Compute rows ``rows[0]`` to ``rows[1]`` and columns ``columns[0]`` to ``columns[1]`` of the output.
 
-    x: (M * cols,), as :func:`.quantize.quantize_rows` takes it. given: float32 scale and zero point of the
+    x: (M * cols,), as for :func:`..encode.rows.quantize_rows`. given: float32 scale and zero point of the
     input, (1,) each, unread where the rule chooses them. weight: packed bytes. scales: (rows * groups,)
     float32. bias: (rows,) float32, or empty. work: bytes of :func:`work_bytes`. out: (M * rows,) float32.
     Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the output means nothing.

@@ -4,14 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from .emit import emit_packed
-from .encode import encode, is_identity
-from .fields import LONG_BLOCK, PAIRS, build_pairs, can_encode_fields, encode_fields
-from .intrinsics import device, float32_of, inlined, scratch
-from .layout import AFFINE, BAD_VALUE, GIVEN, MULTIPLY, OK, ZERO_NONE
-from .scales import block_scales
-from .steps import can_encode_steps, encode_steps, factor_cut, invert_short
-from .tile import (
+from ..machine.descriptor import AFFINE, BAD_VALUE, GIVEN, MULTIPLY, OK, ZERO_NONE
+from ..machine.emit import emit_packed
+from ..machine.intrinsics import device, float32_of, inlined, scratch
+from ..machine.tile import (
     NOT_FINITE,
     TILE,
     block_amax,
@@ -22,7 +18,11 @@ from .tile import (
     spread,
     widen_magnitude,
 )
-from .vector import WHOLE
+from ..machine.vector import WHOLE
+from .elements import encode, is_identity
+from .fields import LONG_BLOCK, PAIRS, build_pairs, can_encode_fields, encode_fields
+from .scales import block_scales
+from .steps import can_encode_steps, encode_steps, factor_cut, invert_short
 
 PACKED = 2 * TILE
 """Bytes for the packed codes of a tile, and for what the last whole word writes past them."""

@@ -2,8 +2,8 @@
 
     y[m, n] = sum over k of x[m, k] * value(w[n, k]) + bias[n]
 
-For any scheme that :mod:`.decode` reads. A panel is PANEL rows of the weight, transposed, so that each lane
-of a vector sums for a row of its own (see :mod:`.panels`); only a panel of values is ever in memory. The
+For any scheme that :mod:`..decode.rows` reads. A panel is PANEL rows of the weight, transposed, so that each
+lane of a vector sums for a row of its own (see :mod:`.panels`); only a panel of values is ever in memory. The
 products of DEPTH neighbors are summed in float32, and these sums added in order: neither threads nor other
 rows of the input change a result.
 """
@@ -15,11 +15,11 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from .decode import dequantize_rows
-from .intrinsics import F32, I64, address, device, primitive, x86_has
+from ..decode.rows import dequantize_rows
+from ..machine.intrinsics import F32, I64, address, device, primitive, x86_has
+from ..machine.vector import load_lanes, store_lanes
 from .panels import LANES, PANEL, VECTORS, columns_at, spread
 from .products import HIGH, add_product, zeroed
-from .vector import load_lanes, store_lanes
 
 _tools: Any = cgutils  # has no types
 _FLOATS = ir.VectorType(F32, LANES)
@@ -33,7 +33,7 @@ ZERO, ONE, FOUR = np.uint64(0), np.uint64(1), np.uint64(HIGH)
 
 
 class Packed(NamedTuple):
-    """A packed weight as :func:`.decode.dequantize_rows` takes it."""
+    """A packed weight as :func:`..decode.rows.dequantize_rows` takes it."""
 
     source: Any
     layout: Any

@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ...errors import DtypeError
-from ...formats import CodebookFormat, IntFormat
-from ...formats.torch_dtypes import format_of
-from ...layout import packing
-from ...ops import reference
-from ...ops.registry import Params
-from ...ops.row_errors import code_extent
-from ...params.arithmetic import effective_scale, require_parameters
-from ...params.codes import decode as decode_reference
-from ...params.stored import load_scale
-from ...schemes import Granularity, Scheme, ZeroPoint
-from . import layout as k
-from .intrinsics import LINE
-from .layout import Layout, pack
-from .lowering import KINDS, stored_rule
+from ....errors import DtypeError
+from ....formats import CodebookFormat, IntFormat
+from ....formats.torch_dtypes import format_of
+from ....layout import packing
+from ....ops import reference
+from ....ops.registry import Params
+from ....ops.row_errors import code_extent
+from ....params.arithmetic import effective_scale, require_parameters
+from ....params.codes import decode as decode_reference
+from ....params.stored import load_scale
+from ....schemes import Granularity, Scheme, ZeroPoint
+from ..machine import descriptor as k
+from ..machine.descriptor import Layout, pack
+from ..machine.intrinsics import LINE
+from .views import KINDS, stored_rule
 
 NO_FLOATS = np.zeros(1, np.float32)
 NO_BYTES = np.zeros(1, np.uint8)
@@ -164,7 +164,7 @@ class Stored(NamedTuple):
 
 
 def stored_factors(scheme: Scheme, params: Params, shape: tuple[int, ...], own_dtype: torch.dtype) -> Stored:
-    """Return stored scales for a kernel: as bytes where :func:`.lowering.stored_rule` has a rule."""
+    """Return stored scales for a kernel: as bytes where :func:`.views.stored_rule` has a rule."""
     scales, _ = params
     if 0 in shape or stored_rule(scheme, own_dtype) is None:
         factors, zeros = block_factors(scheme, params, shape, own_dtype, dividing=False)

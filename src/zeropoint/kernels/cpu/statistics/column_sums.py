@@ -10,22 +10,9 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .count import FINITE, start_columns
-from .intrinsics import LINE, device, float32_of, inlined, prefetch_far, scratch
-from .sums import (
-    ANY_REACH,
-    MAGNITUDE,
-    PIECE,
-    REACH,
-    REACH_OF_HALVES,
-    add_one,
-    add_total,
-    carry,
-    fewer_exponents,
-    size_of,
-)
-from .tile import BFLOAT16, FLOAT32, ordered, value_of_key
-from .vector import (
+from ..machine.intrinsics import LINE, device, float32_of, inlined, prefetch_far, scratch
+from ..machine.tile import BFLOAT16, FLOAT32, ordered, value_of_key
+from ..machine.vector import (
     HALF,
     WHOLE,
     bits_of,
@@ -42,6 +29,19 @@ from .vector import (
     values_of,
     wide_floats,
     words_of,
+)
+from .count import FINITE, start_columns
+from .sums import (
+    ANY_REACH,
+    MAGNITUDE,
+    PIECE,
+    REACH,
+    REACH_OF_HALVES,
+    add_one,
+    add_total,
+    carry,
+    fewer_exponents,
+    size_of,
 )
 
 ROWS, REACH_OF_ROWS = np.uint64(512), np.uint32(53 - 24 - 9)

@@ -16,7 +16,7 @@ from .cache import cache_directory
 
 QUIET = "ZEROPOINT_QUIET"
 """The variable of the environment that keeps the line back, where it is set to anything."""
-_OURS = __name__.rpartition(".")[0]
+_OURS = __name__.rpartition(".machine.")[0]
 _ONCE = (
     "zeropoint: compiling kernels for this machine, once; this takes up to a minute "
     "(`zeropoint warmup` does it ahead of time)\n"

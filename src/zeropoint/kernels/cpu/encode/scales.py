@@ -4,19 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from .encode import INFINITE
-from .intrinsics import (
-    add32,
-    bits32,
-    device,
-    float32_of,
-    narrow_half,
-    shl32,
-    shr32,
-    to_bfloat16,
-    widen_half,
-)
-from .layout import (
+from ..machine.descriptor import (
     AFFINE,
     BAD_SCALE,
     LINEAR,
@@ -30,6 +18,18 @@ from .layout import (
     TO_BFLOAT16,
     TO_FLOAT16,
 )
+from ..machine.intrinsics import (
+    add32,
+    bits32,
+    device,
+    float32_of,
+    narrow_half,
+    shl32,
+    shr32,
+    to_bfloat16,
+    widen_half,
+)
+from .elements import INFINITE
 
 LEAST_NORMAL = np.uint32(0x00800000)
 """Bits of 2 ** -126."""

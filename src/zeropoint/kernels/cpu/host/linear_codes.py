@@ -17,15 +17,15 @@ from ....ops.registry import Params, Request
 from ....ops.threads import gradual_underflow, parts_for, share, thread_count
 from ....params.arithmetic import effective_scale
 from ....schemes import Scheme, ZeroPoint
-from .. import layout as k
-from ..arrays import NO_FLOATS, block_factors, code_order, flat_array
 from ..entries import MATRIX, linear_from_codes, linear_from_floats
-from ..intrinsics import LINE
-from ..layout import pack, packed
-from ..linear import MANY, Matrix, work_bytes
-from ..lowering import KINDS, View, element_refusal, rule_refusal, view_of
-from ..panels import PANEL
-from ..products import HIGH, QUADS, adds_quads
+from ..linear.codes import MANY, Matrix, work_bytes
+from ..linear.panels import PANEL
+from ..linear.products import HIGH, QUADS, adds_quads
+from ..machine import descriptor as k
+from ..machine.descriptor import pack, packed
+from ..machine.intrinsics import LINE
+from .arrays import NO_FLOATS, block_factors, code_order, flat_array
+from .views import KINDS, View, element_refusal, rule_refusal, view_of
 
 _ANY_ROWS = 1 << 40
 NO_BIAS = np.zeros(0, np.float32)

@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from .intrinsics import device, prefetch, scratch
-from .layout import BAD_VALUE, OK
-from .scales import block_scales
-from .steps import encode_steps, factor_shift
-from .tile import BFLOAT16, NOT_FINITE, TILE, block_amax
-from .vector import (
+from ..machine.descriptor import BAD_VALUE, OK
+from ..machine.intrinsics import device, prefetch, scratch
+from ..machine.tile import BFLOAT16, NOT_FINITE, TILE, block_amax
+from ..machine.vector import (
     WHOLE,
     above_signed,
     count_above,
@@ -24,6 +22,8 @@ from .vector import (
     octets_of_halves,
     store_nibbles,
 )
+from .scales import block_scales
+from .steps import encode_steps, factor_shift
 
 SAFE_BYTE = np.uint8(8)
 """2 ** -126 * 2 ** (127 - 8) = 2 ** -7 is below half the smallest value of every 4-bit float format."""

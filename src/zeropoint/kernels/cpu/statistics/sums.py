@@ -12,11 +12,10 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .count import FINITE, FRACTION_BITS, NOTHING, PANEL, run_keys, widened
-from .intrinsics import bits32, device, inlined, prefetch_far, scratch
-from .scales import power_of
-from .tile import FLOAT32, TILE, value_of_key
-from .vector import (
+from ..encode.scales import power_of
+from ..machine.intrinsics import bits32, device, inlined, prefetch_far, scratch
+from ..machine.tile import FLOAT32, TILE, value_of_key
+from ..machine.vector import (
     HALF,
     STEP,
     WHOLE,
@@ -32,6 +31,7 @@ from .vector import (
     wide_floats,
     words_of,
 )
+from .count import FINITE, FRACTION_BITS, NOTHING, PANEL, run_keys, widened
 
 FRACTION = np.uint64(0x7FFFFF)
 MAGNITUDE = np.uint32(0x7FFFFFFF)

@@ -6,9 +6,12 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .decode_steps import can_decode_steps, decode_steps
-from .emit import stream_floats
-from .intrinsics import (
+from ..encode.rows import parameter_row
+from ..encode.scales import combined, minifloat_value
+from ..encode.steps import factor_cut
+from ..machine.descriptor import CODEBOOK, FLOAT, GIVEN, INTEGER, POWER, ZERO_NONE
+from ..machine.emit import stream_floats
+from ..machine.intrinsics import (
     bits32,
     device,
     float32_of,
@@ -19,13 +22,10 @@ from .intrinsics import (
     shr32,
     stream_fence,
 )
-from .layout import CODEBOOK, FLOAT, GIVEN, INTEGER, POWER, ZERO_NONE
-from .pack import load_codes
-from .quantize import parameter_row
-from .scales import combined, minifloat_value
-from .steps import factor_cut
-from .tile import BFLOAT16, TILE, clear, fetch_ahead, spread
-from .vector import WHOLE
+from ..machine.pack import load_codes
+from ..machine.tile import BFLOAT16, TILE, clear, fetch_ahead, spread
+from ..machine.vector import WHOLE
+from .steps import can_decode_steps, decode_steps
 
 LEAST_NORMAL, MOST = np.float32(2.0**-126), np.float32(2.0**127)
 """Between these, products are normal numbers that no rounding makes infinite."""

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...formats import CodebookFormat, FloatFormat, IntFormat, Overflow, RoundingMode, Specials
-from ...formats.torch_dtypes import dtype_of, format_of
-from ...ops.lowering import How, Rule, row_mapping, rule_of
-from ...schemes import Scheme, ZeroPoint
-from ...schemes.rules import LINEAR_UP
-from . import layout as k
-from .layout import Layout
-from .tile import BFLOAT16, FLOAT16, FLOAT32, TILE
-from .vector import STEP
+from ....formats import CodebookFormat, FloatFormat, IntFormat, Overflow, RoundingMode, Specials
+from ....formats.torch_dtypes import dtype_of, format_of
+from ....ops.lowering import How, Rule, row_mapping, rule_of
+from ....schemes import Scheme, ZeroPoint
+from ....schemes.rules import LINEAR_UP
+from ..machine import descriptor as k
+from ..machine.descriptor import Layout
+from ..machine.tile import BFLOAT16, FLOAT16, FLOAT32, TILE
+from ..machine.vector import STEP
 
 KINDS = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16, torch.float32: FLOAT32}
 
@@ -146,7 +146,7 @@ def view_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> View 
 def half_boundaries(scheme: Scheme, dtype: torch.dtype, view: View) -> tuple[np.int16, ...] | None:
     """Return the bfloat16 bits of the rounding boundaries of a 4-bit float, less one where a tie goes up.
 
-    None when the short cut of :mod:`.half` does not apply.
+    None when the short cut of :mod:`..encode.half` does not apply.
     """
     fmt, shape = scheme.element, view.layout
     if not isinstance(fmt, FloatFormat) or fmt.bits != 4 or dtype is not torch.bfloat16:

@@ -36,18 +36,23 @@ _dumps: Any = dumps
 _OTHERS_WRITE = 0o022
 
 
-def compiled_sources(folder: Path) -> list[Path]:
-    """Return the files below ``folder`` that machine code is made of: all but the host side."""
-    return sorted(path for path in folder.rglob("*.py") if path.relative_to(folder).parts[0] != "host")
+def compiled_sources(package: Path) -> list[Path]:
+    """Return the files of ``package`` that machine code is made of.
+
+    These are all of the kernels but their host side, and the constants that are compiled into them.
+    """
+    kernels = package / "kernels/cpu"
+    rooms = (path for path in kernels.rglob("*.py") if path.relative_to(kernels).parts[0] != "host")
+    return [package / "ops/lowering.py", *sorted(rooms)]
 
 
-def source_hash() -> str:
-    """Return a hash of the sources here and below that are compiled, and of what compiles them."""
+def source_hash(package: Path = Path(__file__).parents[3]) -> str:
+    """Return a hash of the sources that are compiled, and of what compiles them."""
     digest = hashlib.sha256(
         repr((numba.__version__, llvmlite.__version__, platform.python_version())).encode()
     )
-    for path in compiled_sources(Path(__file__).parent):
-        digest.update(str(path.relative_to(Path(__file__).parent)).encode() + b"\0" + path.read_bytes())
+    for path in compiled_sources(package):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -83,7 +88,7 @@ class KernelCache(FunctionCache):
 
     def __init__(self, function: Callable[..., Any], folder: Path | None) -> None:
         self._py_func, self._folder = function, folder
-        self._stem = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}"
+        self._stem = f"{function.__module__}.{function.__qualname__}"
 
     def __repr__(self) -> str:
         return f"KernelCache({self._stem}, {self._folder})"

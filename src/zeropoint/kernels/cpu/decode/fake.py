@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from .decode import decode, emit_values
-from .encode import INFINITE, MAGIC, encode, round_tile, scale_tile
-from .intrinsics import and32, bits32, device, float32_of, scratch, stream_fence
-from .layout import INTEGER, ZERO_INSIDE, ZERO_NONE
-from .quantize import parameter_row
-from .tile import NOT_FINITE, TILE, clear, fetch_ahead, load, run_amax
+from ..encode.elements import INFINITE, MAGIC, encode, round_tile, scale_tile
+from ..encode.rows import parameter_row
+from ..machine.descriptor import INTEGER, ZERO_INSIDE, ZERO_NONE
+from ..machine.intrinsics import and32, bits32, device, float32_of, scratch, stream_fence
+from ..machine.tile import NOT_FINITE, TILE, clear, fetch_ahead, load, run_amax
+from .rows import decode, emit_values
 
 
 @device

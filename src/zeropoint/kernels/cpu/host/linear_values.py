@@ -11,13 +11,13 @@ import torch
 from ....ops.linear import Layer, of_values
 from ....ops.registry import Params, Request
 from ....ops.threads import gradual_underflow, parts_for, share, thread_count
-from ..arrays import NO_FLOATS, Stored, aligned_empty, flat_array, stored_factors
-from ..calls import given_call
 from ..entries import linear_from_values
-from ..lowering import KINDS, element_refusal, view_of
-from ..panels import PANEL
-from ..values import work_floats
-from .linear import NO_BIAS, WORK_OF_ONE, shared
+from ..linear.panels import PANEL
+from ..linear.values import work_floats
+from .arrays import NO_FLOATS, Stored, aligned_empty, flat_array, stored_factors
+from .calls import given_call
+from .linear_codes import NO_BIAS, WORK_OF_ONE, shared
+from .views import KINDS, element_refusal, view_of
 
 
 def refusal(request: Request) -> str | None:

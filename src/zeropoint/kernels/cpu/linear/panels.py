@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from .intrinsics import F32, I8, I32, I64, address, primitive
+from ..machine.intrinsics import F32, I8, I32, I64, address, primitive
 from .products import HIGH, QUADS, SHIFT, add_product, add_quads, shuffled, sums_of_lanes, zeroed
 
 _tools: Any = cgutils  # has no types

@@ -26,7 +26,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from .intrinsics import F32, I8, I16, I32, I64, address, primitive, x86_has
+from ..machine.intrinsics import F32, I8, I16, I32, I64, address, primitive, x86_has
 
 _tools: Any = cgutils  # has no types
 

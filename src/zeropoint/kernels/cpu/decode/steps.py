@@ -1,4 +1,4 @@
-"""Whole steps of 32 codes to values on explicit vectors: the way of the common cases, as :mod:`.steps`.
+"""Whole steps of 32 codes to values on explicit vectors: the way of the common cases.
 
 Codes of up to 4 bits are looked up: a block has sixteen values, whatever the format, so they are computed
 once and picked by byte shuffles. Small floats of more bits become float16 by moving their fields, with the
@@ -12,11 +12,11 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .intrinsics import address_of, bits32, device, float32_of, inlined, prefetch, shl32, shr32
-from .layout import CODEBOOK, INTEGER, ZERO_NONE
-from .lookup import pick_halves, store_picked
-from .steps import is_bfloat16, nearest_bits
-from .vector import (
+from ..encode.steps import is_bfloat16, nearest_bits
+from ..machine.descriptor import CODEBOOK, INTEGER, ZERO_NONE
+from ..machine.intrinsics import address_of, bits32, device, float32_of, inlined, prefetch, shl32, shr32
+from ..machine.lookup import pick_halves, store_picked
+from ..machine.vector import (
     HALF,
     WHOLE,
     above_signed,

@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...errors import ShapeError
-from ...formats import FloatFormat
-from ...layout import packing
-from ...ops import lowering, reference
-from ...ops.lowering import How
-from ...ops.registry import Params
-from ...ops.threads import share
-from ...params.arithmetic import parameter_tensors
-from ...schemes import Scheme
-from . import entries
-from . import layout as k
+from ....errors import ShapeError
+from ....formats import FloatFormat
+from ....layout import packing
+from ....ops import lowering, reference
+from ....ops.lowering import How
+from ....ops.registry import Params
+from ....ops.threads import share
+from ....params.arithmetic import parameter_tensors
+from ....schemes import Scheme
+from .. import entries
+from ..machine import descriptor as k
+from ..machine.descriptor import pack, with_coarse
 from .arrays import NO_BYTES, NO_FLOATS, Stored, code_order, flat_array, value_table
-from .layout import pack, with_coarse
-from .lowering import (
+from .views import (
     View,
     half_boundaries,
     rule_refusal,
@@ -97,7 +97,7 @@ class GivenCall:
         share(entries.dequantize, args, self.rows, self.count)
 
     def fake_quantize(self, x: torch.Tensor, factors: Any, back: Any, zeros: Any, out: torch.Tensor) -> None:
-        """Write the values of the codes of ``x``; see :func:`.fake.fake_quantize_rows`."""
+        """Write the values of the codes of ``x``; see :func:`..decode.fake.fake_quantize_rows`."""
         if self.count == 0:
             return
         args = flat_array(x), self.descriptor, self.order, self.table, factors, back, zeros, flat_array(out)
@@ -106,7 +106,7 @@ class GivenCall:
     def fake_quantize_backward(
         self, grad: torch.Tensor, x: torch.Tensor, bounds: Any, factors: Any, zeros: Any, out: torch.Tensor
     ) -> None:
-        """Write the straight-through gradient; see :func:`.fake.fake_quantize_backward_rows`."""
+        """Write the straight-through gradient; see :func:`..decode.fake.fake_quantize_backward_rows`."""
         if self.count == 0:
             return
         args = flat_array(grad), flat_array(x), self.descriptor, bounds, factors, zeros, flat_array(out)

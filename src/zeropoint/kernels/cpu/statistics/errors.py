@@ -4,15 +4,15 @@ from typing import Any
 
 import numpy as np
 
-from .decode import decode, stored_scales
-from .decode_steps import can_decode_steps, decode_steps
-from .intrinsics import device, float32_of, scratch
-from .layout import ZERO_NONE
-from .pack import load_codes
-from .quantize import parameter_row
-from .steps import factor_cut, values_in_order
-from .tile import TILE, clear, fetch_ahead, load, spread
-from .vector import (
+from ..decode.rows import decode, stored_scales
+from ..decode.steps import can_decode_steps, decode_steps
+from ..encode.rows import parameter_row
+from ..encode.steps import factor_cut, values_in_order
+from ..machine.descriptor import ZERO_NONE
+from ..machine.intrinsics import device, float32_of, scratch
+from ..machine.pack import load_codes
+from ..machine.tile import TILE, clear, fetch_ahead, load, spread
+from ..machine.vector import (
     HALF,
     WHOLE,
     above,

@@ -12,9 +12,19 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .intrinsics import LINE, bits32, device, float32_of, inlined, load64, prefetch, prefetch_far, scratch
-from .tile import TILE, load, ordered
-from .vector import (
+from ..machine.intrinsics import (
+    LINE,
+    bits32,
+    device,
+    float32_of,
+    inlined,
+    load64,
+    prefetch,
+    prefetch_far,
+    scratch,
+)
+from ..machine.tile import TILE, load, ordered
+from ..machine.vector import (
     bits_of,
     halves_of,
     larger_bits,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-from ...ops import lowering
+from ....ops import lowering
 from .intrinsics import inlined
 
 

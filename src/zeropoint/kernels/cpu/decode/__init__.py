@@ -1,0 +1,1 @@
+"""Codes to values, and values to the nearest values that codes have."""

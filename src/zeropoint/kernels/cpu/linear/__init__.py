@@ -1,0 +1,1 @@
+"""Linear layers on integer codes and on values of a quantized weight."""
