@@ -8,7 +8,6 @@ from numba.extending import overload
 
 from ..encode.rows import parameter_row
 from ..encode.scales import combined, minifloat_value
-from ..encode.steps import factor_cut
 from ..machine.descriptor import CODEBOOK, FLOAT, GIVEN, INTEGER, POWER, ZERO_NONE
 from ..machine.emit import stream_floats
 from ..machine.intrinsics import (
@@ -23,7 +22,7 @@ from ..machine.intrinsics import (
     stream_fence,
 )
 from ..machine.pack import load_codes
-from ..machine.tile import BFLOAT16, TILE, clear, fetch_ahead, spread
+from ..machine.tile import BFLOAT16, TILE, clear, factor_cut, fetch_ahead, spread
 from ..machine.vector import WHOLE
 from .steps import can_decode_steps, decode_steps
 

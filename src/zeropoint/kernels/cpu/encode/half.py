@@ -12,7 +12,7 @@ import numpy as np
 
 from ..machine.descriptor import BAD_VALUE, OK
 from ..machine.intrinsics import device, prefetch, scratch
-from ..machine.tile import BFLOAT16, NOT_FINITE, TILE, block_amax
+from ..machine.tile import BFLOAT16, NOT_FINITE, TILE, block_amax, factor_shift
 from ..machine.vector import (
     WHOLE,
     above_signed,
@@ -23,7 +23,7 @@ from ..machine.vector import (
     store_nibbles,
 )
 from .scales import block_scales
-from .steps import encode_steps, factor_shift
+from .steps import encode_steps
 
 SAFE_BYTE = np.uint8(8)
 """2 ** -126 * 2 ** (127 - 8) = 2 ** -7 is below half the smallest value of every 4-bit float format."""

@@ -11,6 +11,7 @@ from ..machine.tile import (
     NOT_FINITE,
     TILE,
     block_amax,
+    factor_cut,
     fetch_ahead,
     load,
     run_amax,
@@ -22,7 +23,7 @@ from ..machine.vector import WHOLE
 from .elements import encode, is_identity
 from .fields import LONG_BLOCK, PAIRS, build_pairs, can_encode_fields, encode_fields
 from .scales import block_scales
-from .steps import can_encode_steps, encode_steps, factor_cut, invert_short
+from .steps import can_encode_steps, encode_steps, invert_short
 
 PACKED = 2 * TILE
 """Bytes for the packed codes of a tile, and for what the last whole word writes past them."""

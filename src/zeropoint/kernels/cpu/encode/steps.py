@@ -23,7 +23,6 @@ from ..machine.descriptor import (
     ZERO_INSIDE,
 )
 from ..machine.intrinsics import LINE, bits32, device, float32_of, inlined, prefetch, shl32, shr32
-from ..machine.tile import TILE
 from ..machine.vector import (
     HALF,
     STEP,
@@ -66,8 +65,6 @@ from .elements import EXPONENT, MAGIC, SIGN, float_lift
 
 STRIP = np.uint64(128)
 """Elements that are done again when one of them has a subnormal code."""
-ALONE = np.uint64(256)
-"""Elements of a block from which it pays to take it alone."""
 WIDE = np.float32(4096)
 """Least ratio of the largest to the smallest normal number of a wide format."""
 SPLIT = np.float32(65537)
@@ -232,32 +229,6 @@ def can_encode_steps(element: Any, ordered: Any) -> Any:
     exact = element.quotient == NO_ROUNDING and (element.scaling == DIVIDE or element.scaling == MULTIPLY)
     narrow = element.quotient == TO_BFLOAT16 and element.scaling == DIVIDE
     return known and (exact or narrow) and (element.kind != INTEGER or element.scaling == DIVIDE)
-
-
-@device
-def factor_shift(block: Any, count: Any) -> Any:
-    """Return the n for which element i of ``count`` lies in block ``i >> n``, or 0 when there is none.
-
-    Blocks are powers of two of at least half a step, or one block is all there is.
-    """
-    if block >= count:
-        return np.uint64(63)
-    n = np.uint64(4)
-    while (np.uint64(1) << n) < block:
-        n += np.uint64(1)
-    return n if (np.uint64(1) << n) == block else np.uint64(0)
-
-
-@device
-def factor_cut(block: Any, span: Any) -> Any:
-    """Return a shift as :func:`factor_shift` does, and how many of ``span`` elements it holds for at a time.
-
-    Whole blocks of any number of whole steps are taken one by one, where they are not short.
-    """
-    shift, whole = factor_shift(block, span), block % WHOLE == np.uint64(0) and span % block == np.uint64(0)
-    if shift == np.uint64(0) and whole and block >= ALONE:
-        return factor_shift(block, block), block
-    return shift, np.uint64(TILE)
 
 
 def _fetch_step(x: Any, at: Any) -> None:

@@ -24,12 +24,14 @@ from .intrinsics import (
     prefetch,
     widen_half,
 )
-from .vector import STEP, bits_of, halves_of, larger_bits, largest_lane, load_lanes, words_of
+from .vector import STEP, WHOLE, bits_of, halves_of, larger_bits, largest_lane, load_lanes, words_of
 
 SPREAD = np.uint64(16)
 """Elements that are spread at once; divides the group sizes that occur in practice."""
 TILE = 2048
 """Elements; float32 tile, spread scales and codes take 18 KiB, less than every L1 data cache."""
+ALONE = np.uint64(256)
+"""Elements of a block from which it pays to take it alone."""
 NOT_FINITE = np.uint32(0x7F800000)
 BFLOAT16, FLOAT16, FLOAT32 = np.uint8(0), np.uint8(1), np.uint8(2)
 
@@ -256,3 +258,29 @@ def spread(values: Any, count: Any, block: Any, out: Any) -> None:
                 out[i] = v
     for i in range(full * block, count):
         out[i] = values[full]
+
+
+@device
+def factor_shift(block: Any, count: Any) -> Any:
+    """Return the n for which element i of ``count`` lies in block ``i >> n``, or 0 when there is none.
+
+    Blocks are powers of two of at least half a step, or one block is all there is.
+    """
+    if block >= count:
+        return np.uint64(63)
+    n = np.uint64(4)
+    while (np.uint64(1) << n) < block:
+        n += np.uint64(1)
+    return n if (np.uint64(1) << n) == block else np.uint64(0)
+
+
+@device
+def factor_cut(block: Any, span: Any) -> Any:
+    """Return a shift as :func:`factor_shift` does, and how many of ``span`` elements it holds for at a time.
+
+    Whole blocks of any number of whole steps are taken one by one, where they are not short.
+    """
+    shift, whole = factor_shift(block, span), block % WHOLE == np.uint64(0) and span % block == np.uint64(0)
+    if shift == np.uint64(0) and whole and block >= ALONE:
+        return factor_shift(block, block), block
+    return shift, np.uint64(TILE)

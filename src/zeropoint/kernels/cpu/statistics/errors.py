@@ -7,11 +7,11 @@ import numpy as np
 from ..decode.rows import decode, stored_scales
 from ..decode.steps import can_decode_steps, decode_steps
 from ..encode.rows import parameter_row
-from ..encode.steps import factor_cut, values_in_order
+from ..encode.steps import values_in_order
 from ..machine.descriptor import ZERO_NONE
 from ..machine.intrinsics import device, float32_of, scratch
 from ..machine.pack import load_codes
-from ..machine.tile import TILE, clear, fetch_ahead, load, spread
+from ..machine.tile import TILE, clear, factor_cut, fetch_ahead, load, spread
 from ..machine.vector import (
     HALF,
     WHOLE,
