@@ -21,6 +21,7 @@ IMPORTED_BY_NAME = {
     "cli/main.py": "the command line catches signals before it imports what takes long",
     "cli/layers.py": "a command imports only what it calls",
     "ops/registry.py": "the table of backends, which nothing else imports",
+    "codecs/registry.py": "each module of codecs/ is looked at",
     "methods/registry.py": "the modules of its own package, each of which is a method",
     "checkpoint/model/parameter_names.py": "transformers, which is optional",
     "checkpoint/read/object_store.py": "file systems of others, which are optional",

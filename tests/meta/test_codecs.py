@@ -15,7 +15,7 @@ from zeropoint.codecs.registry import CODECS
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "zeropoint"
 HOUSES = ("checkpoint", "report", "cli", "schemes")
 NEUTRAL = frozenset(
-    ("containers", "engines", "known", "layers", "protocol", "registry", "safetensors_dtypes")
+    ("containers", "engines", "known", "layers", "protocol", "registry", "safetensors_dtypes", "words")
 )
 """Modules of codecs/ that are about no codec."""
 # Dialects are named after implementations, whatever files these write, and presets follow one. The command

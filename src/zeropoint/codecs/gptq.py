@@ -65,14 +65,26 @@ from .protocol import (
     Record,
     TensorSpec,
 )
-from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
+from .safetensors_dtypes import FILE_DTYPES
+from .words import (
+    CODES,
+    SCALE_DTYPES,
+    SCALES,
+    WORD,
+    ZEROS,
+    fields_of,
+    group_of,
+    part_of,
+    record_of,
+    whole_words,
+    with_scales,
+    words_of,
+)
 
 QUANT_METHOD = "gptq"
-CODES, ZEROS, SCALES, GROUPS = "qweight", "qzeros", "scales", "g_idx"
+GROUPS = "g_idx"
 V1, V2 = "gptq", "gptq_v2"
-_WORD = 32
 _BITS = (2, 3, 4, 8)
-_SCALES = ("F16", "BF16", "F32")
 _MARLIN_GROUPS = (0, 32, 64, 128)
 
 
@@ -101,8 +113,7 @@ def weight_scheme(config: Mapping[str, Any]) -> Scheme:
         found = config.get("checkpoint_format", V1), config.get("pack_dtype", "int32")
         raise UnsupportedError(
             f"GPTQ files of checkpoint_format and pack_dtype {found} are not read here; verify it with the "
-            f"tool "
-            "that wrote it"
+            "tool that wrote it"
         )
     if any(str(rule).startswith("+:") for rule in config.get("dynamic") or ()):
         raise UnsupportedError(
@@ -126,77 +137,29 @@ class GptqReader(Reader):
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
         """See :class:`Reader`; ``key`` is the module."""
-        missing = [part for part in (CODES, ZEROS, SCALES) if part not in tensors]
-        if missing:
-            raise CheckpointError(f"{missing[0]} is missing, which GPTQ needs")
-        codes, scales = tensors[CODES], tensors[SCALES]
-        if scales.dtype not in _SCALES:
-            raise CheckpointError(f"scales is {scales.dtype}, but must be one of {', '.join(_SCALES)}")
-        weight, bits = self._weight, self._weight.bits
-        if scales.dtype != "F16":
-            name = str(TORCH_DTYPES[scales.dtype]).removeprefix("torch.")
-            weight = Scheme.parse(str(weight).replace("scale=float16", f"scale={name}"))
-        if len(codes.shape) != 2 or codes.shape[0] * _WORD % bits:
+        codes, _ = part_of(tensors, CODES), part_of(tensors, ZEROS)
+        weight, bits = with_scales(self._weight, part_of(tensors, SCALES)), self._weight.bits
+        if len(codes.shape) != 2 or codes.shape[0] * WORD % bits:
             raise CheckpointError(f"qweight has shape {list(codes.shape)}, as no weight of {bits} bits has")
-        shape = (codes.shape[1], codes.shape[0] * _WORD // bits)
-        dtype = self._dtype() if known is None or known.shape != shape else known.dtype
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
         if layer.layout != self._layout:
             raise UnsupportedError(
                 f"checkpoint_format {self._layout} is not read for {weight}, which has {layer.layout}"
             )
-        problem = self._codec.refusal(layer, shape)
-        if problem is not None:
-            raise CheckpointError(problem)
-        specs = self._codec.tensors(layer, shape, dtype)
-        for spec in specs:
-            entry = tensors.get(spec.suffix)
-            if entry is not None and (entry.shape, entry.dtype) != (spec.shape, spec.dtype):
-                raise CheckpointError(
-                    f"{spec.suffix} is {entry.dtype} of shape {list(entry.shape)}, but must be {spec.dtype} "
-                    f"of shape {list(spec.shape)} for a weight of shape {list(shape)}"
-                )
+        shape = (codes.shape[1], codes.shape[0] * WORD // bits)
+        record = record_of(layer, shape, key, tensors, known, self._listing.config)
         groups = _groups(weight, shape[1]).numpy().tobytes()
         if GROUPS in tensors and self._listing.read(tensors[GROUPS]) != groups:
             raise UnsupportedError("its g_idx puts inputs into groups out of order, which is not read here")
-        parts = tuple(spec.suffix for spec in specs if spec.suffix in tensors)
-        return Record(module=key, layer=layer, shape=shape, dtype=dtype, parts=parts)
-
-    def _dtype(self) -> torch.dtype:
-        config = self._listing.config
-        named = config.get("dtype", config.get("torch_dtype"))
-        return {"bfloat16": torch.bfloat16, "float32": torch.float32}.get(str(named), torch.float16)
+        return record
 
 
 def _is_v1(layer: LayerScheme) -> bool:
     return layer.weight.zero_point is ZeroPoint.NONE
 
 
-def _group(weight: Scheme, columns: int) -> int:
-    """Return how many inputs have one scale."""
-    return int(weight.granularity.block_shape((1, columns))[1])
-
-
 def _groups(weight: Scheme, columns: int) -> torch.Tensor:
-    return torch.arange(columns, dtype=torch.int32) // _group(weight, columns)
-
-
-def _whole_words(bits: int) -> tuple[int, int]:
-    """Return the least number of words that hold whole fields, and how many fields these are."""
-    common = math.gcd(bits, _WORD)
-    return bits // common, _WORD // common
-
-
-def _words(fields: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return rows of unsigned fields as rows of words; a row must fill whole words."""
-    stream = packing.pack(fields, bits)
-    return stream.reshape(-1).view(torch.int32).view(len(fields), -1)
-
-
-def _fields(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the fields of rows of words; the inverse of :func:`_words`."""
-    stream = words.contiguous().reshape(-1).view(torch.uint8).view(len(words), -1)
-    return packing.unpack(stream, bits, words.shape[1] * _WORD // bits)
+    return torch.arange(columns, dtype=torch.int32) // group_of(weight, columns)
 
 
 @functools.lru_cache(maxsize=64)
@@ -269,7 +232,7 @@ class Gptq(Codec):
             raise UnsupportedError(f"scheme {weight} has parameters that GPTQ does not store; use {_names()}")
         level = weight.scales[0]
         stored = storage_dtype(level.format_for(format_of(torch.float16)))
-        if level.rule.power_of_two or FILE_DTYPES.get(stored) not in _SCALES or level.format is None:
+        if level.rule.power_of_two or FILE_DTYPES.get(stored) not in SCALE_DTYPES or level.format is None:
             raise UnsupportedError(f"scheme {weight} has scales that GPTQ does not store; use scale=float16")
         if weight.granularity.block_shape((2, 1 << 40))[ROWS] != 1:
             raise UnsupportedError(f"scheme {weight} has blocks that GPTQ does not store; use g<N>, channel")
@@ -283,7 +246,7 @@ class Gptq(Codec):
             return f"has {len(shape)} axes, and the layout stores matrices"
         if 0 in shape:
             return "is empty"
-        group, (_, fields) = _group(layer.weight, shape[1]), _whole_words(layer.weight.bits)
+        group, (_, fields) = group_of(layer.weight, shape[1]), whole_words(layer.weight.bits)
         if shape[1] % group:
             return f"last axis {shape[1]} is not a multiple of the group, {group}"
         for extent, what in zip(shape, ("first", "last"), strict=True):
@@ -293,7 +256,7 @@ class Gptq(Codec):
 
     def multiples(self, layer: LayerScheme, axis: int) -> list[tuple[int, str]]:
         """See :class:`Codec`."""
-        fields = _whole_words(layer.weight.bits)[1]
+        fields = whole_words(layer.weight.bits)[1]
         if axis == ROWS:
             return [(fields, "the zero points that fill whole words")]
         group = layer.weight.granularity.block_shape((1, 1 << 40))[1] % (1 << 40)
@@ -305,24 +268,24 @@ class Gptq(Codec):
 
     def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
         """See :class:`Codec`."""
-        return math.lcm(_group(layer.weight, shape[1]), _whole_words(layer.weight.bits)[1])
+        return math.lcm(group_of(layer.weight, shape[1]), whole_words(layer.weight.bits)[1])
 
     def tensors(
         self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
     ) -> tuple[TensorSpec, ...]:
         """See :class:`Codec`."""
         rows, columns = shape
-        bits, group = layer.weight.bits, _group(layer.weight, columns)
-        words, fields = _whole_words(bits)
+        bits, group = layer.weight.bits, group_of(layer.weight, columns)
+        words, fields = whole_words(bits)
         groups = -(-columns // group)
         scale = FILE_DTYPES[storage_dtype(layer.weight.scales[0].format_for(format_of(dtype)))]
         return (
             TensorSpec(
-                suffix=CODES, dtype="I32", shape=(columns * bits // _WORD, rows), axis=COLUMNS, lines=words,
+                suffix=CODES, dtype="I32", shape=(columns * bits // WORD, rows), axis=COLUMNS, lines=words,
                 per=fields,
             ),
             TensorSpec(
-                suffix=ZEROS, dtype="I32", shape=(groups, rows * bits // _WORD), axis=COLUMNS, per=group,
+                suffix=ZEROS, dtype="I32", shape=(groups, rows * bits // WORD), axis=COLUMNS, per=group,
                 across=(words, fields),
             ),
             TensorSpec(suffix=SCALES, dtype=scale, shape=(groups, rows), axis=COLUMNS, per=group),
@@ -336,7 +299,7 @@ class Gptq(Codec):
         codes = (q.data ^ _shift(columns, bits)).reshape(-1).view(torch.int32).view(rows, -1)
         scales = q.scales[0].t().contiguous()
         zeros = torch.full(scales.shape, half - 1) if q.zero_point is None else q.zero_point.t().long() + half
-        return {CODES: codes.t().contiguous(), ZEROS: _words(zeros.contiguous(), bits), SCALES: scales}
+        return {CODES: codes.t().contiguous(), ZEROS: words_of(zeros.contiguous(), bits), SCALES: scales}
 
     def constants(
         self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
@@ -354,7 +317,7 @@ class Gptq(Codec):
         data = words.view(torch.uint8).reshape(shape[0], -1) ^ _shift(shape[1], bits)
         zero = None
         if weight.zero_point is not ZeroPoint.NONE:
-            fields = _fields(tensors[ZEROS], bits).to(torch.int32).t() - (1 << (bits - 1))
+            fields = fields_of(tensors[ZEROS], bits).to(torch.int32).t() - (1 << (bits - 1))
             zero = fields.contiguous().to(zero_point_dtype(weight))
         scales = (tensors[SCALES].t().contiguous(),)
         params = QuantizationParams(scheme=weight, shape=shape, scales=scales, zero_point=zero, dtype=dtype)
@@ -365,7 +328,7 @@ class Gptq(Codec):
         if not _is_v1(layer):
             return None
         wanted = (1 << (layer.weight.bits - 1)) - 1
-        fields = _fields(tensors[ZEROS], layer.weight.bits)
+        fields = fields_of(tensors[ZEROS], layer.weight.bits)
         wrong = fields[fields != wanted]
         return f"a zero point is stored as {int(wrong[0])}, not {wanted}" if wrong.numel() else None
 

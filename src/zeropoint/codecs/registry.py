@@ -1,23 +1,36 @@
-"""The codecs by name. Whoever writes or reads quantized checkpoints finds them here and nowhere else."""
+"""The codecs by name: each module of this package that defines ``CODEC``.
+
+Whoever writes or reads quantized checkpoints finds them here and nowhere else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pkgutil
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
 from ..errors import UnsupportedError
-from .compressed_tensors import CODEC as COMPRESSED_TENSORS
-from .fp8_block import CODEC as FP8_BLOCK
-from .gguf import CODEC as GGUF
-from .gptq import CODEC as GPTQ
+from . import compressed_tensors
 from .protocol import Codec
 
-CODECS: MappingProxyType[str, Codec] = MappingProxyType(
-    {codec.name: codec for codec in (COMPRESSED_TENSORS, FP8_BLOCK, GPTQ, GGUF)}
-)
-"""Name to codec; the first is the one that is written where nobody asks for another."""
-DEFAULT: Codec = COMPRESSED_TENSORS
+DEFAULT: Codec = compressed_tensors.CODEC
+"""What is written where nobody asks for another."""
+
+
+def _found() -> Iterator[Codec]:
+    """Yield the default, then the others by name."""
+    package = __name__.rpartition(".")[0]
+    names = (found.name for found in pkgutil.iter_modules(import_module(package).__path__))
+    modules = [import_module(f"{package}.{name}") for name in names if f"{package}.{name}" != __name__]
+    others = {module.CODEC for module in modules if hasattr(module, "CODEC")} - {DEFAULT}
+    yield DEFAULT
+    yield from sorted(others, key=lambda codec: str(codec.name))
+
+
+CODECS: MappingProxyType[str, Codec] = MappingProxyType({codec.name: codec for codec in _found()})
+"""Name to codec."""
 
 
 def get_codec(name: str) -> Codec:
