@@ -21,6 +21,7 @@ from zeropoint.codecs.registry import CODECS, claiming
 from zeropoint.codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 
 OTHERS = {
+    "awq": ("int4:g64:asym", "int4:channel:asym:scale=bfloat16"),
     "compressed-tensors": ("int4:g64:asym", "int3:channel", "float8_e4m3fn:block64x64"),
     "fp8-block": ("float8_e4m3fn:block64x32",),
     "gguf": ("int8:g32", "int4:g32"),

@@ -226,22 +226,22 @@ def test_inspect_names_schemes_and_counts_bits(tmp_path: Path) -> None:
 
 
 def test_inspect_names_a_method_that_it_cannot_read(tmp_path: Path) -> None:
-    config = CONFIG | {"quantization_config": {"quant_method": "awq", "bits": 4}}
+    config = CONFIG | {"quantization_config": {"quant_method": "hqq", "bits": 4}}
     found = inspect(save(tmp_path, {"a.qweight": torch.zeros(4, 4, dtype=torch.int32)}, config))
-    assert found.quantization == "awq"
-    assert (found.packed_by, found.bits) == ("AWQ (AutoAWQ) (quant_method is 'awq')", 4)
+    assert found.quantization == "hqq"
+    assert (found.packed_by, found.bits) == ("HQQ (quant_method is 'hqq')", 4)
     assert found.schemes == ()
-    assert any("quant_method is 'awq'" in text for text in found.problems)
+    assert any("quant_method is 'hqq'" in text for text in found.problems)
 
 
 def test_words_of_codes_that_are_not_read_are_not_counted_as_numbers(tmp_path: Path) -> None:
     packed = {"a.qweight": torch.zeros(4, 4, dtype=torch.int32)}
-    said = inspect(save(tmp_path / "said", packed, CONFIG | {"quantization_config": {"quant_method": "awq"}}))
+    said = inspect(save(tmp_path / "said", packed, CONFIG | {"quantization_config": {"quant_method": "hqq"}}))
     assert (said.values, said.bits_per_value, said.bits) == (None, None, None)
     beside = save(tmp_path / "beside", packed, CONFIG)
     (beside / "quantize_config.json").write_text('{"bits": 4}')
     assert inspect(beside).packed_by == "GPTQ (AutoGPTQ) (quantize_config.json)"
     assert inspect(beside).values is None
-    odd = CONFIG | {"quantization_config": {"quant_method": "awq", "bits": "4; rm"}}
+    odd = CONFIG | {"quantization_config": {"quant_method": "hqq", "bits": "4; rm"}}
     assert inspect(save(tmp_path / "odd", packed, odd)).bits is None
     assert inspect(save(tmp_path / "plain", packed, CONFIG)).values == 16

@@ -1,0 +1,302 @@
+"""The layout of AWQ (GEMM), which AutoAWQ writes and vLLM reads: transposed, packed along the outputs.
+
+For the weight ``X.weight`` of shape (N, K), codes of 4 bits and groups of g inputs (all little-endian):
+
+    X.qweight   I32 [K, N / 8]: word j of a line has outputs 8 j + (0, 2, 4, 6, 1, 3, 5, 7), low bits first; a
+                field is ``code + 8``
+    X.qzeros    I32 [K / g, N / 8]: zero points, packed and shifted as codes are
+    X.scales    F16 [K / g, N]
+
+A part of a weight is some of its inputs: whole lines of all three. The configuration says ``{"quant_method":
+"awq", "bits": 4, "group_size": g, "zero_point": true, "version": "gemm", "modules_to_not_convert": [...]}``;
+loaders take an entry of the last for a part of a module's name.
+
+Source: AutoAWQ 0.2.9 (awq/modules/linear/gemm.py, from_linear; awq/utils/packing_utils.py). This module opens
+no file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointError, UnsupportedError, printable
+from ..formats.torch_dtypes import format_of, storage_dtype
+from ..layout import packing
+from ..params import QuantizationParams
+from ..params.arithmetic import zero_point_dtype
+from ..schemes import Preset, Scheme
+from ..tensor import QuantizedTensor
+from .engines import (
+    LLAMA_CPP,
+    ONNXRUNTIME,
+    SGLANG,
+    TENSORRT,
+    TRANSFORMERS,
+    VLLM,
+    Facts,
+    Loads,
+    Problem,
+    no_safetensors,
+)
+from .protocol import (
+    COLUMNS,
+    ROWS,
+    Codec,
+    Contents,
+    Documents,
+    Entry,
+    Known,
+    LayerScheme,
+    Listing,
+    Reader,
+    Record,
+    TensorSpec,
+)
+from .safetensors_dtypes import FILE_DTYPES
+from .words import (
+    CODES,
+    SCALE_DTYPES,
+    SCALES,
+    WORD,
+    ZEROS,
+    fields_of,
+    group_of,
+    part_of,
+    record_of,
+    with_scales,
+    words_of,
+)
+
+QUANT_METHOD = "awq"
+_BITS, _HALF = 4, 8
+_SHIFT = 0x88
+"""What adds 8 to both codes of a byte, by an exclusive or, and undoes it."""
+_FIELDS = WORD // _BITS
+_ORDER = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
+"""The output that each field of a word holds, low bits first."""
+_PLACE = torch.argsort(_ORDER)
+
+
+def weight_scheme(config: Mapping[str, Any]) -> Scheme:
+    """Return the scheme of the quantized weights under a ``quantization_config``, with float16 scales.
+
+    Raises UnsupportedError for what is not read, CheckpointError for a malformed value.
+
+    >>> str(weight_scheme({"bits": 4, "group_size": 128, "zero_point": True}))
+    'int4:g128:scale=float16:asym'
+    """
+    # AutoAWQ's own quant_config.json has other names of the same.
+    bits = config.get("bits", config.get("w_bit"))
+    group = config.get("group_size", config.get("q_group_size"))
+    version = str(config.get("version", "gemm")).lower()
+    if bits != _BITS or type(bits) is not int or version != "gemm" or not config.get("zero_point", True):
+        raise UnsupportedError(
+            f"AWQ weights of bits {bits!r:.40}, version {version:.40} and zero_point "
+            f"{config.get('zero_point')!r:.40} are not read; known are 4, gemm and true"
+        )
+    if type(group) is not int or not (group == -1 or group > 0):
+        raise CheckpointError(
+            f"group_size of quantization_config is {group!r:.40}, but must be -1 or positive; the file is "
+            "damaged"
+        )
+    return Scheme.parse(f"int4:{'channel' if group == -1 else f'g{group}'}:scale=float16:asym")
+
+
+class AwqReader(Reader):
+    """The layers of one AWQ checkpoint, all under one scheme."""
+
+    def __init__(self, listing: Listing, codec: Codec) -> None:
+        self._listing = listing
+        self._codec = codec
+        self._weight = weight_scheme(listing.quantization)
+        self.ignore = tuple(map(str, listing.quantization.get("modules_to_not_convert") or ()))
+
+    def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
+        """See :class:`Reader`; ``key`` is the module."""
+        codes, _, scales = (part_of(tensors, name) for name in (CODES, ZEROS, SCALES))
+        if len(codes.shape) != 2:
+            raise CheckpointError(f"qweight has shape {list(codes.shape)}, as no weight has")
+        weight = with_scales(self._weight, scales)
+        layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
+        shape = (codes.shape[1] * _FIELDS, codes.shape[0])
+        return record_of(layer, shape, key, tensors, known, self._listing.config)
+
+
+def _words(fields: torch.Tensor) -> torch.Tensor:
+    """Return lines of fields, one for each output, as lines of words."""
+    shape = fields.shape
+    return words_of(fields.reshape(shape[0], -1, _FIELDS)[..., _ORDER].reshape(shape), _BITS)
+
+
+def _fields(words: torch.Tensor) -> torch.Tensor:
+    """Return the fields of lines of words; the inverse of :func:`_words`."""
+    fields = fields_of(words, _BITS)
+    return fields.view(len(fields), -1, _FIELDS)[..., _PLACE].reshape(fields.shape)
+
+
+def _transformers(facts: Facts) -> Iterator[Problem]:
+    if facts.experts:
+        yield Loads.NO, "it reads no experts in this layout"
+    yield Loads.UNCHECKED, "it needs gptqmodel, with which our tests do not run"
+
+
+def _vllm(facts: Facts) -> Iterator[Problem]:
+    if facts.split is not None:
+        yield Loads.NO, facts.split
+    if facts.nonlinear or facts.transposed:
+        yield Loads.NO, "quantized embeddings, routers and weights of Conv1D are not read"
+
+
+def _llama_cpp(facts: Facts) -> Iterator[Problem]:
+    yield Loads.NO, "it reads GGUF, and its converter does not know this layout"
+
+
+def _tensorrt(facts: Facts) -> Iterator[Problem]:
+    yield Loads.PARTLY, "it reads groups of 4 bits for some models"
+
+
+@dataclass(frozen=True)
+class Awq(Codec):
+    """See the module and :class:`Codec`."""
+
+    name = "awq"
+    title = "the layout of AWQ"
+    container = "safetensors"
+    presets = MappingProxyType({"w4a16_asym": Preset(weight="int4:g128:scale=float16:asym")})
+    defaults = MappingProxyType({"scale": "float16"})
+    input_names = None
+    engines = MappingProxyType(
+        {
+            TRANSFORMERS: _transformers,
+            VLLM: _vllm,
+            SGLANG: _vllm,
+            TENSORRT: _tensorrt,
+            LLAMA_CPP: _llama_cpp,
+            ONNXRUNTIME: no_safetensors,
+        }
+    )
+    methods = (QUANT_METHOD,)
+
+    def layout(self, layer: LayerScheme) -> str:
+        """See :class:`Codec`."""
+        weight = layer.weight
+        rows, columns = weight.granularity.block_shape((2, 1 << 40))
+        formats = [level.format_for(format_of(torch.float16)) for level in weight.scales]
+        stored = storage_dtype(formats[0]) if formats else torch.bool
+        wanted = None
+        if rows == 1 and FILE_DTYPES.get(stored, "") in SCALE_DTYPES:
+            blocks = f"g{columns}" if columns < 1 << 40 else "channel"
+            wanted = Scheme.parse(f"int4:{blocks}:scale={str(stored).removeprefix('torch.')}:asym")
+        if weight != wanted:
+            raise UnsupportedError(
+                f"scheme {weight} is not what AWQ stores; use int4:g<N>:asym, or int4:channel:asym"
+            )
+        if layer.input is not None:
+            raise UnsupportedError(f"input {layer.input} has no place in AWQ; leave out the input")
+        return "gemm"
+
+    def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
+        """See :class:`Codec`."""
+        if len(shape) != 2:
+            return f"has {len(shape)} axes, and the layout stores matrices"
+        if 0 in shape:
+            return "is empty"
+        group = group_of(layer.weight, shape[1])
+        if shape[1] % group:
+            return f"last axis {shape[1]} is not a multiple of the group, {group}"
+        if shape[0] % _FIELDS:
+            return f"first axis {shape[0]} does not fill whole words, of {_FIELDS} codes"
+        return None
+
+    def multiples(self, layer: LayerScheme, axis: int) -> list[tuple[int, str]]:
+        """See :class:`Codec`."""
+        if axis == ROWS:
+            return [(_FIELDS, "the codes that fill whole words")]
+        return [(group_of(layer.weight, 1 << 40) % (1 << 40) or 1, "the group")]
+
+    def axis(self, layer: LayerScheme) -> int:
+        """See :class:`Codec`: parts are some of the inputs."""
+        return COLUMNS
+
+    def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
+        """See :class:`Codec`: whole groups, and whole bytes of a row of codes."""
+        return math.lcm(group_of(layer.weight, shape[1]), 2)
+
+    def tensors(
+        self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> tuple[TensorSpec, ...]:
+        """See :class:`Codec`."""
+        rows, columns = shape
+        group = group_of(layer.weight, columns)
+        groups, words = -(-columns // group), rows // _FIELDS
+        scale = FILE_DTYPES[storage_dtype(layer.weight.scales[0].format_for(format_of(dtype)))]
+        across = (1, _FIELDS)
+        return (
+            TensorSpec(suffix=CODES, dtype="I32", shape=(columns, words), axis=COLUMNS, across=across),
+            TensorSpec(
+                suffix=ZEROS, dtype="I32", shape=(groups, words), axis=COLUMNS, per=group, across=across
+            ),
+            TensorSpec(suffix=SCALES, dtype=scale, shape=(groups, rows), axis=COLUMNS, per=group),
+        )
+
+    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
+        """See :class:`Codec`."""
+        assert q.zero_point is not None
+        codes = packing.unpack(q.data ^ _SHIFT, _BITS, q.shape[1])
+        zeros = (q.zero_point + _HALF).to(torch.uint8)
+        return {CODES: _words(codes.t()), ZEROS: _words(zeros.t()), SCALES: q.scales[0].t().contiguous()}
+
+    def decode(
+        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
+        dtype: torch.dtype,
+    ) -> QuantizedTensor:  # fmt: skip
+        """See :class:`Codec`."""
+        weight = layer.weight
+        zeros = _fields(tensors[ZEROS]).t().contiguous().to(torch.int32) - _HALF
+        data = packing.pack(_fields(tensors[CODES]).t().contiguous(), _BITS) ^ _SHIFT
+        params = QuantizationParams(
+            scheme=weight, shape=shape, scales=(tensors[SCALES].t().contiguous(),),
+            zero_point=zeros.to(zero_point_dtype(weight)), dtype=dtype,
+        )  # fmt: skip
+        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
+
+    def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
+        """See :class:`Codec`."""
+        module, dot, last = name.rpartition(".")
+        return (module, last, last != SCALES) if dot and last in (CODES, ZEROS, SCALES) else None
+
+    def read(self, listing: Listing) -> AwqReader:
+        """See :class:`Codec`."""
+        return AwqReader(listing, self)
+
+    def documents(self, contents: Contents) -> Documents:
+        """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
+        layers = dict.fromkeys(m.layer for m in contents.modules() if m.layer is not None)
+        if len(layers) > 1:
+            raise CheckpointError(
+                f"{self.title} has one scheme in a checkpoint, and here are {', '.join(map(str, layers))}; "
+                "give one to all layers, or keep some"
+            )
+        (layer,) = layers
+        quantized = "\n".join(module.name for module in contents.modules() if module.layer is not None)
+        mistaken = next((name for name in contents.kept if name in quantized), None)
+        if mistaken is not None:
+            raise CheckpointError(
+                f"{printable(mistaken)} is kept, but loaders of {self.title} would keep all modules with it "
+                "in their names, and some of which are quantized; quantize it, too, or ignore them all"
+            )
+        section = {
+            "quant_method": QUANT_METHOD, "bits": _BITS,
+            "group_size": group_of(layer.weight, 1 << 40) % (1 << 40) or -1,
+            "zero_point": True, "version": "gemm", "modules_to_not_convert": list(contents.kept) or None,
+        }  # fmt: skip
+        return Documents(section=section)
+
+
+CODEC = Awq()
