@@ -14,7 +14,7 @@ import pytest
 from zeropoint.checkpoint.read import source
 from zeropoint.checkpoint.run import directory as output
 from zeropoint.checkpoint.run import executor as engine
-from zeropoint.checkpoint.run import resume, work
+from zeropoint.checkpoint.run import read_back, work
 from zeropoint.checkpoint.run import tiles as quantize
 from zeropoint.cli import main as command
 
@@ -77,18 +77,18 @@ def no_preflight(patched: pytest.MonkeyPatch) -> None:
 
 def trusting(patched: pytest.MonkeyPatch) -> None:
     """The journal is believed, whatever the bytes are."""
-    patched.setattr(resume, "_wrong", lambda *_, **__: [])
+    patched.setattr(read_back, "wrong", lambda *_, **__: [])
 
 
 def codes_only(patched: pytest.MonkeyPatch) -> None:
     """Of a unit that was done, only the first output is proved."""
-    real = resume._Proof._digest
+    real = read_back._Proof._digest
 
     def digest(self: Any, file: Any, begin: int, size: int, buffer: bytearray) -> str:
         place = [span.begin for span in self.unit.spans].index(begin)
         return real(self, file, begin, size, buffer) if place == 0 else self.done.digests[place]
 
-    patched.setattr(resume._Proof, "_digest", digest)
+    patched.setattr(read_back._Proof, "_digest", digest)
 
 
 def index_first(patched: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.object_store import RemotePath
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
-from zeropoint.checkpoint.run.store import run_to_store
 from zeropoint.cli.main import main
 from zeropoint.errors import CheckpointError
 
@@ -103,7 +102,7 @@ def test_a_bucket_gets_the_bytes_of_a_directory_and_nothing_else(
     tiny = write_tiny(tmp_path / "model")
     source = put(store, tiny, folder / "in")
     plan = make_plan(open_source(source), SCHEME, limits=Limits(workers=2))
-    run_to_store(plan, folder / "out", spool=tmp_path / "spool")
+    run(plan, folder / "out", spool=tmp_path / "spool")
     golden = run(make_plan(open_source(tiny), SCHEME, limits=Limits(workers=2)), tmp_path / "local")
     assert content(store, folder / "out") == local_content(Path(str(golden.path)))
     assert len(golden.outcomes) == len(plan.weights) > 0
@@ -119,9 +118,9 @@ def test_an_interrupted_run_goes_on_in_the_bucket(store: Any, folder: RemotePath
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_to_store(plan, folder, spool=tmp_path / "spool", on_progress=stop)
+        run(plan, folder, spool=tmp_path / "spool", on_progress=stop)
     assert not any("index" in name for name in content(store, folder))
-    result = run_to_store(plan, folder, spool=tmp_path / "spool")
+    result = run(plan, folder, spool=tmp_path / "spool")
     assert result.resumed > 0
     golden = run(plan, tmp_path / "local")
     assert content(store, folder) == local_content(Path(str(golden.path)))

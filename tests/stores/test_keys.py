@@ -14,7 +14,7 @@ from tests.stores.s3_server import S3Server
 from zeropoint.checkpoint.plan.config_and_index import MANIFEST
 from zeropoint.checkpoint.read.object_store import RemotePath
 from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.store import _spool
+from zeropoint.checkpoint.run.store_target import _spool
 from zeropoint.checkpoint.verify.inspection import inspect
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.cli.main import main

@@ -19,7 +19,7 @@ from zeropoint.checkpoint.read import object_store
 from zeropoint.checkpoint.read.object_store import RemotePath
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import RunResult, run
-from zeropoint.checkpoint.run.store import run_to_store, spool_bytes
+from zeropoint.checkpoint.run.store_target import spool_bytes
 from zeropoint.errors import CheckpointError, NonFiniteError
 
 PREFIX = "quantized/tiny"
@@ -49,7 +49,7 @@ class Target:
         self.url = RemotePath(f"s3://{bucket}/{PREFIX}")
 
     def write(self, plan: Plan, *, restart: bool = False) -> RunResult:
-        return run_to_store(plan, self.url, spool=self.spool, restart=restart)
+        return run(plan, self.url, spool=self.spool, restart=restart)
 
     def content(self) -> dict[str, bytes]:
         """Return all objects, as one who lists and reads them sees them."""
@@ -238,7 +238,7 @@ def test_an_output_in_the_source_or_around_it_is_refused(target: Target, plan: P
     remote = make_plan(open_source(f"s3://{target.bucket}/models/a"), SCHEME, limits=plan.limits)
     for inner, rule in (("models/a/out", "is the source or lies in it"), ("models", "holds the source")):
         with pytest.raises(CheckpointError, match=rf"output '.*/{inner}' {rule}; write elsewhere"):
-            run_to_store(remote, RemotePath(f"s3://{target.bucket}/{inner}"))
+            run(remote, RemotePath(f"s3://{target.bucket}/{inner}"))
 
 
 def large(folder: Path) -> Path:

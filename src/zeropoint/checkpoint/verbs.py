@@ -10,11 +10,9 @@ from .choose.recipe import RecipeText
 from .choose.selection import Selection
 from .plan.checkpoint_plan import Plan, make_plan
 from .plan.engines import require_loadable
-from .read.object_store import RemotePath
 from .read.source import open_source
-from .read.storage import Place, place
+from .read.storage import Place
 from .run.loop import RunResult, run
-from .run.store import run_to_store
 from .verify.inspection import inspect as inspect_checkpoint
 from .verify.verification import verify as verify_checkpoint
 
@@ -56,7 +54,4 @@ def quantize_checkpoint(
     """
     plan = plan_checkpoint(source, to, format=format, method=method, include=include, ignore=ignore)
     require_loadable(plan)
-    target = place(out)
-    if isinstance(target, RemotePath):
-        return run_to_store(plan, target)
-    return run(plan, target, overwrite=overwrite)
+    return run(plan, out, overwrite=overwrite)

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from ..checkpoint.run.executor import local as local
     from ..checkpoint.run.lock import break_lock as break_lock
     from ..checkpoint.run.loop import run as run
-    from ..checkpoint.run.store import run_to_store as run_to_store
     from ..checkpoint.verify.inspection import inspect as inspect
     from ..checkpoint.verify.verification import verify as verify
     from ..codecs.layers import layer_scheme as layer_scheme
@@ -84,7 +83,6 @@ _OWNERS = {
     **dict.fromkeys(("Dequantize", "Selection"), "checkpoint.choose.selection"),
     "open_source": "checkpoint.read.source",
     "place": "checkpoint.read.storage",
-    "run_to_store": "checkpoint.run.store",
     "verify": "checkpoint.verify.verification",
     "layer_scheme": "codecs.layers",
     **dict.fromkeys(("CODECS", "DEFAULT", "get_codec"), "codecs.registry"),

@@ -83,18 +83,14 @@ def write(plan: Plan, out: str, way: Way, verb: str) -> RunResult:
             raise typer.BadParameter(
                 f"objects behind a URL are neither overwritten nor locked; leave {option} out"
             )
-        with progress(verb) as on_progress:
-            return layers.run_to_store(
-                plan, target, spool=way.spool, restart=way.restart, engine=way.engine, on_progress=on_progress
-            )
-    if way.spool is not None:
+    elif way.spool is not None:
         raise typer.BadParameter("--spool is for an output behind a URL; leave it out")
-    absent = not target.parent.exists()
-    if way.break_lock:
+    absent = isinstance(target, Path) and not target.parent.exists()
+    if isinstance(target, Path) and way.break_lock:
         layers.break_lock(target)
     with progress(verb) as on_progress:
         result = layers.run(
-            plan, target, overwrite=way.overwrite, restart=way.restart, engine=way.engine,
+            plan, target, overwrite=way.overwrite, spool=way.spool, restart=way.restart, engine=way.engine,
             on_progress=on_progress,
         )  # fmt: skip
     if absent:  # most likely meant, but a slip in a path would look the same

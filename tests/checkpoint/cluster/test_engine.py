@@ -25,7 +25,6 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.executor import Engine, EngineError, Job, Results
 from zeropoint.checkpoint.run.executor import local as on_threads
 from zeropoint.checkpoint.run.loop import run
-from zeropoint.checkpoint.run.store import run_to_store
 from zeropoint.checkpoint.run.work import Done
 from zeropoint.cli.main import main
 from zeropoint.errors import NonFiniteError
@@ -196,7 +195,7 @@ def test_the_command_runs_on_a_cluster(
 def test_a_cluster_fills_the_spool_of_an_output_behind_a_url(
     plan: Plan, local: Path, engine: RayEngine, tmp_path: Path
 ) -> None:
-    run_to_store(plan, RemotePath("memory://bucket/out"), spool=tmp_path / "spool", engine=engine)
+    run(plan, RemotePath("memory://bucket/out"), spool=tmp_path / "spool", engine=engine)
     store = filesystem(RemotePath("memory://bucket"))
     found = {name.removeprefix("/bucket/out/"): store.cat_file(name) for name in store.find("/bucket/out")}
     assert found == {name: (local / name).read_bytes() for name in digests(local)}

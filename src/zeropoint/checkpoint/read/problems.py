@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import NoneType
 
-from ...errors import CheckpointError, printable
+from ...errors import CheckpointError, ZeropointError, printable
 
 _LISTED = 50
 """So many names of each kind are spelled out in one message."""
@@ -36,3 +37,11 @@ def listed(items: Sequence[str]) -> str:
 
 class ObstacleError(CheckpointError):
     """Something beside the data stops a run: what is done stays, and the same call goes on without it."""
+
+
+def is_of_data(error: BaseException) -> bool:
+    """Return whether the same call would fail again: the data or the files are wrong, not this machine."""
+    if not isinstance(error, ZeropointError) or isinstance(error, ObstacleError):
+        return False
+    # What a system or a store said is the cause of what we say about it; an error of the data has only ours.
+    return isinstance(error.__cause__, ZeropointError | NoneType)

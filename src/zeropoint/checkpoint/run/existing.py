@@ -9,40 +9,40 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from ...errors import CheckpointError
 from ..plan.checkpoint_plan import Plan
+from ..plan.identity import identity
 from ..plan.texts import Text
 from ..read.storage import Place
 from .directory import Partials
 from .executor import Job, local
-from .resume import holds, unproven
-from .units import Unit, groups
+from .manifest import last_files
+from .read_back import holds, unproven
+from .units import Units, groups
 from .work import Done, Results
 from .workers import Progress
 
 
-def done_already(
-    plan: Plan, units: Sequence[Unit], where: Callable[[str], Place], partials: Partials,
-    on_progress: Progress | None,
-) -> Results | None:  # fmt: skip
-    """Return what a run would do, where the files at ``where`` hold all of it but the manifest, else None.
+def done_already(plan: Plan, units: Units, path: Place, on_progress: Progress | None) -> Results | None:
+    """Return what a run would do, where the files at ``path`` hold all of it to the byte, else None.
 
-    partials: of the output, for messages. Raises as a run does for data that cannot be quantized.
+    Raises as a run does for data that cannot be quantized.
     """
     heads = {str(path): (Text.of(""), size) for path, size in plan.companions.items()}
     heads |= {shard.name: (shard.head, shard.size) for shard in plan.shards}
     heads |= {name: (text, text.size) for name, text in plan.texts.items()}
     try:
-        if not all(holds(where(name), head.pieces(), size=size) for name, (head, size) in heads.items()):
+        if not all(holds(path / name, head.pieces(), size=size) for name, (head, size) in heads.items()):
             return None
     except CheckpointError:  # one is missing, or cannot be read
         return None
     done = Results(len(units))
-    nowhere = _Nowhere(path=partials.path, needed=partials.needed)
+    nowhere = _Nowhere(path=Path(), needed=0)
     job = Job(plan=plan, partials=nowhere, todo=units, groups=groups(units), scanned={})
     total, finished = sum(unit.nbytes for unit in units), 0
     with closing(local(job)) as results:
@@ -53,7 +53,14 @@ def done_already(
                 if on_progress is not None:
                     on_progress(finished, total, units[result.number].name)
     plan.source.check_unchanged()
-    return None if unproven(done, units, plan, where=where) else done
+    if unproven(done, units, plan, where=lambda name: path / name):
+        return None
+    try:
+        last = last_files(plan, identity(plan), units, done).items()
+        same = all(holds(path / name, text.pieces(), size=text.size) for name, text in last)
+    except CheckpointError:  # the manifest is missing
+        return None
+    return done if same else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

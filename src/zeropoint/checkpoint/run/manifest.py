@@ -26,9 +26,11 @@ from typing import Any
 
 from ...methods import NEAREST
 from ..plan.checkpoint_plan import Plan
+from ..plan.config_and_index import MANIFEST
 from ..plan.identity import VERSION
 from ..plan.placement import Weight
 from ..plan.texts import Text
+from ..read.source import INDEX_SUFFIX
 from .tensor_error import TensorError
 from .units import Units
 from .work import Done
@@ -39,6 +41,16 @@ FORMAT = 1
 def manifest(plan: Plan, identity: Mapping[str, str], all_units: Units, done: Mapping[int, Done]) -> Text:
     """Return the text of the manifest of a run all of whose units are ``done``."""
     return Text.of(_sealed(_pieces(plan, identity, all_units, done)))
+
+
+def last_files(
+    plan: Plan, made_of: Mapping[str, str], all_units: Units, done: Mapping[int, Done]
+) -> dict[str, Text]:
+    """Return the files that say what the others are, by name; the index, the commit, is last."""
+    index = next((name for name in plan.texts if name.endswith(INDEX_SUFFIX)), None)
+    texts = {MANIFEST: manifest(plan, made_of, all_units, done)}
+    texts |= {name: text for name, text in plan.texts.items() if name != index}
+    return texts if index is None else {**texts, index: plan.texts[index]}
 
 
 def _sealed(pieces: Iterable[str]) -> Iterator[str]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,12 @@ from ..plan.checkpoint_plan import Plan
 from ..plan.identity import identity, require_same, stamps
 from ..plan.texts import Text
 from ..read.file_names import JOURNAL
-from ..read.object_store import RemotePath
-from ..read.storage import OpenFile, Place, open_file, shown
+from ..read.storage import shown
+from . import read_back
 from .directory import OutputDirectory, partial_name
 from .journal import Header, Journal, require_output, texts
-from .tiles import Scratch
 from .units import Unit, groups
-from .work import PIECE, Done, Results
-from .workers import Task, done_tasks
+from .work import Done, Results
 
 
 @dataclass(slots=True, kw_only=True)
@@ -177,91 +174,16 @@ def _prepare(state: State, directory: OutputDirectory, plan: Plan, units: Sequen
         if name not in named:
             directory.prepare(name, size, bytes(head))
     place = {name: directory.path / (name if name in named else partial_name(name)) for name, _, _ in files}
-    for number in _wrong(state.done, units, plan, where=lambda file: place[file]):
+    for number in read_back.wrong(state.done, units, plan, where=lambda file: place[file]):
         del state.done[number]
     missing = {unit.file for unit in units if unit.number not in state.done}
     for name, size, head in files:
         if name not in named:
             continue
-        if name in missing or not holds(directory.path / name, head.pieces(), size=size):
+        if name in missing or not read_back.holds(directory.path / name, head.pieces(), size=size):
             directory.prepare(name, size, bytes(head))  # or refuse, where it replaces what may be another's
             for number in [unit.number for unit in units if unit.file == name]:
                 state.done.pop(number, None)
         else:
             directory.adopt(name)
             state.published.add(name)
-
-
-def holds(path: Place, head: Iterable[bytes], *, size: int) -> bool:
-    """Return whether a file has ``size`` bytes, the first of which are those of ``head``, in pieces."""
-    file = open_file(path)
-    try:
-        at = 0
-        for piece in head if file.stamp.size == size else ():
-            found = bytearray(len(piece))
-            file.read_into(memoryview(found), at)
-            at += len(piece)
-            if found != piece:
-                return False
-        return file.stamp.size == size
-    finally:
-        file.close()
-
-
-def unproven(
-    done: Mapping[int, Done], units: Sequence[Unit], plan: Plan, *, where: Callable[[str], Place]
-) -> list[Unit]:
-    """Return the units that are not done, or whose bytes are not those that they wrote; where: of a file."""
-    wrong = set(_wrong(done, units, plan, where=where))
-    return [unit for unit in units if unit.number not in done or unit.number in wrong]
-
-
-def _wrong(
-    done: Mapping[int, Done], units: Sequence[Unit], plan: Plan, *, where: Callable[[str], Place]
-) -> list[int]:
-    """Return the numbers of the units that are done, but whose bytes do not hash to what that says."""
-    first = next((unit for unit in units if unit.number in done), None)
-    if first is None:
-        return []
-    proofs = (_Proof(u, done[u.number], where(u.file)) for u in units if u.number in done)
-    piece = _REMOTE_PIECE if isinstance(where(first.file), RemotePath) else PIECE
-    with contextlib.closing(done_tasks(proofs, workers=plan.limits.workers, buffer_bytes=piece)) as found:
-        return sorted(proof.done.number for proof in found if not proof.ok)
-
-
-_REMOTE_PIECE = 1 << 23
-"""Bytes that are asked of a store at once: a request takes as long as reading megabytes of a disk."""
-
-
-class _Proof(Task):
-    """Hash what a unit wrote, and compare."""
-
-    def __init__(self, unit: Unit, done: Done, place: Place) -> None:
-        super().__init__(unit.name, unit.nbytes)
-        self.unit = unit
-        self.done = done
-        self.place = place
-        self.ok = False
-
-    def run(self, scratch: Scratch) -> None:
-        """See :class:`Task`."""
-        spans = self.unit.spans
-        if len(spans) != len(self.done.digests):
-            return
-        file = open_file(self.place)
-        try:
-            self.ok = all(
-                span.begin + span.size <= file.stamp.size
-                and self._digest(file, span.begin, span.size, scratch.buffer) == digest
-                for span, digest in zip(spans, self.done.digests, strict=True)
-            )
-        finally:
-            file.close()
-
-    def _digest(self, file: OpenFile, begin: int, size: int, buffer: bytearray) -> str:
-        found = hashlib.sha256()
-        for done in range(0, size, len(buffer)):
-            part = memoryview(buffer)[: size - done]
-            file.read_into(part, begin + done)
-            found.update(part)
-        return found.hexdigest()

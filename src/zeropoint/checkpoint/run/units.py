@@ -9,11 +9,11 @@ module knows where a unit's bytes lie; doing one is work.py's business.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from ...columns import Names
+from ...columns import Made, Names
 from ..plan.checkpoint_plan import Plan
 from ..plan.placement import Kept, Placed, Restored, Weight
 from ..read.storage import Place
@@ -336,3 +336,9 @@ def _rows(weight: Weight | Restored) -> int:
     """Return the rows, or columns, of a unit."""
     values, alignment = weight.line_values, weight.alignment
     return max(alignment, UNIT_VALUES // max(1, values) // alignment * alignment)
+
+
+def left_of(all_units: Sequence[Unit], done: Collection[int]) -> Sequence[Unit]:
+    """Return the units that are not done, in their order."""
+    left = array("I", (number for number in range(len(all_units)) if number not in done))
+    return Made(len(left), lambda n: all_units[left[n]])

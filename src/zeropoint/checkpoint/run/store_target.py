@@ -1,10 +1,10 @@
-"""The output behind a URL: each object appears when it is whole, and what loaders open first comes last.
+"""A place in an object store as the target of a run: each object appears when it is whole, and what loaders open first comes last.
 
 A file is done in a local directory, the spool, proven, and uploaded while the next one is being done: the
 spool never holds more than two files, and `spool_bytes` says how much that is. Beside each object that is
 there, `.zeropoint/NAME.json` says what was done for it, and `.zeropoint/identity.json` for what run: these
-records are the journal. A run that ends anywhere goes on with the file that it was at, on any machine, by the
-same command. When the index is there, which comes last of all, the records are removed.
+records are the journal. A run that was interrupted anywhere resumes at the file that it was at, on any machine,
+by the same command. When the index is there, which comes last of all, the records are removed.
 
 Stores have no locks. Two runs of one command write the same bytes; one of another command is refused by the
 identity. Nothing is replaced that was there before.
@@ -19,7 +19,7 @@ import os
 import stat
 import tempfile
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -34,18 +34,17 @@ from ..plan.texts import Text
 from ..read import object_store
 from ..read.file_names import require_outputs
 from ..read.object_store import RemotePath
-from ..read.problems import ObstacleError
+from ..read.problems import ObstacleError, is_of_data
 from ..read.source import MAX_JSON_BYTES
 from ..read.storage import Place, read_small, shown
-from .directory import OutputDirectory, Partials, partial_name
-from .executor import Engine, Job, local
+from .directory import OutputDirectory, partial_name
+from .executor import Job
 from .folder import Folder
 from .journal import texts
-from .loop import RunResult, is_of_data, last_files, outcomes, read_back, repeated
-from .resume import holds, unproven
-from .units import Unit, groups, units
+from .manifest import last_files
+from .read_back import holds, read_back, unproven
+from .units import Unit, Units, groups
 from .work import Done, Results, Scanned
-from .workers import Progress
 
 RECORDS = ".zeropoint"
 _IDENTITY = f"{RECORDS}/identity.json"
@@ -70,47 +69,6 @@ def spool_bytes(plan: Plan) -> int:
     """Return how much of a local disk a run takes: one file that is being done, and one on its way."""
     sizes = [shard.size for shard in plan.shards] + list(plan.companions.values())
     return sum(sorted(sizes)[-2:])
-
-
-def run_to_store(
-    plan: Plan, out: RemotePath, *, spool: Path | None = None, restart: bool = False, engine: Engine = local,
-    on_progress: Progress | None = None,
-) -> RunResult:  # fmt: skip
-    """Write the checkpoint that ``plan`` describes below the URL ``out``: all of it, or nothing to load.
-
-    spool: local directory for files on their way; None is the system's directory for temporary files.
-    restart: remove what an interrupted run left instead of going on with it. Raises as
-    :func:`zeropoint.checkpoint.run.loop.run` does, and CheckpointError when ``out`` holds anything else.
-
-    After an error of the data nothing is left behind. After anything else, the same call goes on.
-    """
-    _require_apart(plan.source.root, out)
-    run = _Run(plan, out, on_progress)
-    there = run.repeated()
-    if there is not None:
-        return there
-    run.begin(restart=restart)
-    resumed = len(run.done)
-    sizes = {file.name: file.size for file in run.files}
-    folder = _spool(out, spool)
-    _require_own(folder)
-    try:
-        with OutputDirectory(folder, plan.source.root, sizes, overwrite=True) as directory:
-            _require_own(folder)
-            try:
-                run.do(directory, engine)
-            finally:
-                directory.discard()
-        _remove_folders(folder, sizes)
-        plan.source.check_unchanged()
-        run.finish()
-    except BaseException as error:
-        run.leave(error)
-        raise
-    return RunResult(
-        path=out, plan=plan, notes=(*plan.notes, *run.notes), units=len(run.units), resumed=resumed,
-        outcomes=outcomes(plan, run.units, run.done), sync_seconds=0.0,
-    )  # fmt: skip
 
 
 def _require_apart(root: Place, out: RemotePath) -> None:
@@ -149,7 +107,7 @@ def _remove_folders(folder: Path, names: Iterable[str]) -> None:
         folder.rmdir()
 
 
-def _files(plan: Plan, all_units: Sequence[Unit]) -> tuple[_File, ...]:
+def _files(plan: Plan, all_units: Units) -> tuple[_File, ...]:
     """Return the files that units write, in the order in which they are done."""
     by_name: dict[str, array[int]] = {}
     for unit in all_units:
@@ -164,57 +122,61 @@ def _files(plan: Plan, all_units: Sequence[Unit]) -> tuple[_File, ...]:
     return tuple(_File(name=name, size=size, head=head, units=of_file(name)) for name, size, head in found)
 
 
-class _Run:
-    """A run and how far it is.
+class StoreTarget:
+    """A :class:`~zeropoint.checkpoint.run.target.Target` behind a URL.
 
-    done: by the number of the unit, of all files that are in the store with their records, and of the one
-    that is being done. there: the names of these files.
+    spool: local directory for files on their way; None is the system's directory for temporary files. done:
+    of all files that are in the store with their records, and of the one that is being done.
     """
 
-    def __init__(self, plan: Plan, out: RemotePath, on_progress: Progress | None) -> None:
-        self.units = units(plan)
-        self.files = _files(plan, self.units)
-        require_outputs((*(file.name for file in self.files), *plan.texts))
-        self.done = Results(len(self.units))
+    sync_seconds = 0.0
+
+    def __init__(self, plan: Plan, all_units: Units, out: RemotePath, spool: Path | None) -> None:
+        _require_apart(plan.source.root, out)
+        self.path = out
+        self.done = Results(len(all_units))
         self.notes: list[str] = []
-        self._plan = plan
-        self._out = out
+        self._files = _files(plan, all_units)
+        require_outputs((*(file.name for file in self._files), *plan.texts))
+        self._plan, self._units = plan, all_units
+        self._spool = _spool(out, spool)
         self._identity = identity(plan)
         self._scanned: dict[int, Scanned] = {}
         self._there: set[str] = set()
-        self._on_progress = on_progress
-        self._total = sum(unit.nbytes for unit in self.units)
-        self._bytes = 0
 
-    def repeated(self) -> RunResult | None:
-        """Return the result where a run that ended well has left all of it, or None."""
-        found = set(object_store.everything(self._out))
-        if _IDENTITY in found or not self._own_at_the_end() <= found:
-            return None
-        partials = Partials(path=Path(), needed=0)
-        return repeated(self._plan, self.units, self._out, partials, self._on_progress)
+    def __enter__(self) -> StoreTarget:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        """Do nothing: stores have no locks."""
+
+    def may_be_complete(self) -> bool:
+        """See :class:`Target`; a complete output has no records."""
+        found = set(object_store.everything(self.path))
+        return _IDENTITY not in found and self._own_at_the_end() <= found
 
     def begin(self, *, restart: bool) -> None:
-        """Take in what an interrupted run left, and leave the record of this one.
+        """See :class:`Target`; leaves the record of this run.
 
         Raises CheckpointError when the run was another one, or the place holds objects of others.
         """
-        found = set(object_store.everything(self._out))
+        found = set(object_store.everything(self.path))
         if restart and _IDENTITY in found:
             self._remove_own(found)
-            found = set(object_store.everything(self._out))
+            found = set(object_store.everything(self.path))
         begun = _IDENTITY in found
         own = self._own() if begun else set()
         if found - own:
             listed = ", ".join(map(shown, sorted(found - own)[:3]))
             rest = f" and {len(found - own) - 3} more" if len(found - own) > 3 else ""
             raise CheckpointError(
-                f"output {shown(self._out)} holds {listed}{rest}; remove them, or write elsewhere"
+                f"output {shown(self.path)} holds {listed}{rest}; remove them, or write elsewhere"
             )
         state = stamps(self._plan)
         if begun:
             self._go_on(found, state)
         self._write(_IDENTITY, {"identity": self._identity, "stamps": state})
+        _require_own(self._spool)
 
     def _go_on(self, found: set[str], state: Mapping[str, str]) -> None:
         begun = self._read(_IDENTITY)
@@ -223,7 +185,7 @@ class _Run:
         except CheckpointError as error:
             raise self._no_record(_IDENTITY) from error
         require_same(
-            self._identity, then["identity"], what=f"the interrupted run in {shown(self._out)}",
+            self._identity, then["identity"], what=f"the interrupted run in {shown(self.path)}",
             remedy="rerun the original command to resume, or add --restart to start over",
         )  # fmt: skip
         changed = sorted(name for name in state if then["stamps"].get(name) != state[name])
@@ -231,21 +193,20 @@ class _Run:
             listed = ", ".join(map(shown, changed[:3])) + (" and others" if len(changed) > 3 else "")
             self.notes.append(f"{listed} changed since the interrupted run, so all is done again")
             return
-        for file in self.files:
+        for file in self._files:
             if file.name in found and file.record in found:
                 done = self._proven(file)
                 if done is not None:
                     self._there.add(file.name)
-                    for unit in done:
-                        self._add(unit)
+                    self.done.update((unit.number, unit) for unit in done)
 
     def _proven(self, file: _File) -> list[Done] | None:
         """Return what was done for a file in the store, or None where its bytes do not prove it."""
-        record, place = self._read(file.record), self._out / file.name
+        record, place = self._read(file.record), self.path / file.name
         listed = record.get("units")
         try:
             done = [
-                Done.parse(unit, self.units) for unit in (listed if isinstance(listed, list) else [record])
+                Done.parse(unit, self._units) for unit in (listed if isinstance(listed, list) else [record])
             ]
         except CheckpointError as error:
             raise self._no_record(file.record) from error
@@ -256,46 +217,50 @@ class _Run:
             return None
         return [found[unit.number] for unit in file.units]
 
-    def do(self, directory: OutputDirectory, engine: Engine) -> None:
-        """Do the files that are not there, each uploaded while the next one is being done."""
-        group = groups(self.units)
-        names = {file.name for file in self.files}
+    def jobs(self) -> Generator[Job, None, None]:
+        """Yield the work of each file that is not there; it is uploaded while the next one is being done."""
+        sizes = {file.name: file.size for file in self._files}
+        with OutputDirectory(self._spool, self._plan.source.root, sizes, overwrite=True) as directory:
+            _require_own(self._spool)
+            try:
+                yield from self._file_jobs(directory)
+            finally:
+                directory.discard()
+        _remove_folders(self._spool, sizes)
+
+    def _file_jobs(self, directory: OutputDirectory) -> Generator[Job, None, None]:
+        group = groups(self._units)
+        names = {file.name for file in self._files}
         with ThreadPoolExecutor(1, thread_name_prefix="zeropoint-upload") as uploads:
             under_way: Future[None] | None = None
-            for file in self.files:
+            for file in self._files:
                 if file.name in self._there:
                     continue
                 directory.prepare(file.name, file.size, bytes(file.head))
-                job = Job(
+                yield Job(
                     plan=self._plan, partials=directory.partials, todo=file.units, groups=group,
                     scanned=dict(self._scanned),
                 )  # fmt: skip
-                with contextlib.closing(engine(job)) as results:
-                    for result in results:
-                        self._add(result)
                 read_back(self.done, directory, self._plan, file.units, published=names - {file.name})
                 if under_way is not None:
                     under_way.result()
-                under_way = uploads.submit(self._publish, file, directory.path / partial_name(file.name))
+                under_way = uploads.submit(self._upload, file, directory.path / partial_name(file.name))
             if under_way is not None:
                 under_way.result()
 
-    def _add(self, result: Scanned | Done) -> None:
+    def add(self, result: Scanned | Done) -> None:
+        """See :class:`Target`; what was done is recorded with its file."""
         if isinstance(result, Scanned):
             self._scanned[result.number] = result
-            return
-        unit = self.units[result.number]
-        self.done[result.number] = result
-        self._bytes += unit.nbytes
-        if self._on_progress is not None:
-            self._on_progress(self._bytes, self._total, unit.name)
+        else:
+            self.done[result.number] = result
 
-    def _publish(self, file: _File, path: Path) -> None:
+    def _upload(self, file: _File, path: Path) -> None:
         """Upload a file, record it, and give its bytes in the spool back."""
-        now = object_store.upload(path, self._out / file.name)
+        now = object_store.upload(path, self.path / file.name)
         if now.size != file.size:
             raise CheckpointError(
-                f"{shown(self._out / file.name)} has {now.size} bytes after its upload, but {file.size} were "
+                f"{shown(self.path / file.name)} has {now.size} bytes after its upload, but {file.size} were "
                 "sent: somebody else writes there; stop it, and start the same command again"
             ) from OSError("another writer")
         done = [self.done[unit.number].document() for unit in file.units]
@@ -303,46 +268,46 @@ class _Run:
         self._there.add(file.name)
         os.unlink(path)
 
-    def finish(self) -> None:
+    def publish(self) -> None:
         """Write the files that say what the others are, the index last, and remove the records."""
-        for name, text in last_files(self._plan, self._identity, self.units, self.done).items():
-            place = self._out / name
+        for name, text in last_files(self._plan, self._identity, self._units, self.done).items():
+            place = self.path / name
             if object_store.exists(place) and not holds(place, text.pieces(), size=text.size):
                 rule = "is not an object of this run; move it away, and run the same command again"
                 raise ObstacleError(f"{shown(place)} {rule}")
             object_store.write(place, bytes(text))
-        for record in (*(file.record for file in self.files), _IDENTITY):
-            object_store.remove(self._out / record)
+        for record in (*(file.record for file in self._files), _IDENTITY):
+            object_store.remove(self.path / record)
 
     def leave(self, error: BaseException) -> None:
-        """Keep what is done when the same call can go on with it, and say so; remove it otherwise."""
+        """See :class:`Target`."""
         if not is_of_data(error):
             error.add_note(
-                f"the work so far is kept in {shown(self._out)}; run the same command again to resume"
+                f"the work so far is kept in {shown(self.path)}; run the same command again to resume"
             )
             return
         with contextlib.suppress(CheckpointError):
             # Files that this run has not put there may be somebody else's by now.
             kept = self._own_at_the_end() - self._there
-            self._remove_own(set(object_store.everything(self._out)) - kept)
+            self._remove_own(set(object_store.everything(self.path)) - kept)
 
     def _own(self) -> set[str]:
         """Return the names of all objects that a run may write."""
-        return self._own_at_the_end() | {_IDENTITY, *(file.record for file in self.files)}
+        return self._own_at_the_end() | {_IDENTITY, *(file.record for file in self._files)}
 
     def _own_at_the_end(self) -> set[str]:
-        return {MANIFEST, *self._plan.texts, *(file.name for file in self.files)}
+        return {MANIFEST, *self._plan.texts, *(file.name for file in self._files)}
 
     def _remove_own(self, found: set[str]) -> None:
         # The identity last: until then it says whose the others are.
         for name in (*sorted(found & self._own() - {_IDENTITY}), _IDENTITY):
-            object_store.remove(self._out / name)
+            object_store.remove(self.path / name)
 
     def _write(self, name: str, record: Mapping[str, Any]) -> None:
-        object_store.write(self._out / name, json.dumps(record).encode("ascii"))
+        object_store.write(self.path / name, json.dumps(record).encode("ascii"))
 
     def _read(self, name: str) -> dict[str, Any]:
-        raw, _ = read_small(self._out / name, limit=MAX_JSON_BYTES)
+        raw, _ = read_small(self.path / name, limit=MAX_JSON_BYTES)
         with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(raw)
             if isinstance(record, dict):
@@ -351,5 +316,5 @@ class _Run:
 
     def _no_record(self, name: str) -> CheckpointError:
         return CheckpointError(
-            f"{shown(self._out / name)} is not a record of a run; add --restart, or write elsewhere"
+            f"{shown(self.path / name)} is not a record of a run; add --restart, or write elsewhere"
         )

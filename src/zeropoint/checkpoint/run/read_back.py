@@ -1,0 +1,124 @@
+"""Whether files hold what was written into them: their first bytes, and each unit by its hashes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from array import array
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+
+from ...columns import Made
+from ..plan.checkpoint_plan import Plan
+from ..read.headers import read_header
+from ..read.object_store import RemotePath
+from ..read.problems import ObstacleError
+from ..read.storage import OpenFile, Place, open_file, shown
+from .directory import OutputDirectory, partial_name
+from .tiles import Scratch
+from .units import Unit
+from .work import PIECE, Done
+from .workers import Task, done_tasks
+
+
+def read_back(
+    done: Mapping[int, Done], directory: OutputDirectory, plan: Plan, all_units: Sequence[Unit],
+    *, published: Container[str],
+) -> None:  # fmt: skip
+    """Raise ReadBackError unless every file that is not published holds what was written into it."""
+    for shard in plan.shards:
+        if shard.name not in published:
+            path = directory.path / partial_name(shard.name)
+            read_header(path, shard.name)
+            if not holds(path, shard.head.pieces(), size=shard.size):
+                raise ReadBackError(f"{shown(path)} has not the header that was written; {_CHECK}")
+    left = array("I", (at for at, unit in enumerate(all_units) if unit.file not in published))
+    waiting = Made(len(left), lambda n: all_units[left[n]])
+    wrong = unproven(done, waiting, plan, where=lambda file: directory.path / partial_name(file))
+    if wrong:
+        span = wrong[0].spans[0]
+        raise ReadBackError(
+            f"{shown(directory.path / partial_name(span.file))} holds other bytes than were written at byte "
+            f"{span.begin}, of {wrong[0].name}, and in {len(wrong) - 1} more places; {_CHECK}"
+        )
+
+
+_CHECK = "check the memory and the disk; nothing was published"
+
+
+class ReadBackError(ObstacleError):
+    """A file does not hold what was written into it."""
+
+
+def holds(path: Place, head: Iterable[bytes], *, size: int) -> bool:
+    """Return whether a file has ``size`` bytes, the first of which are those of ``head``, in pieces."""
+    file = open_file(path)
+    try:
+        at = 0
+        for piece in head if file.stamp.size == size else ():
+            found = bytearray(len(piece))
+            file.read_into(memoryview(found), at)
+            at += len(piece)
+            if found != piece:
+                return False
+        return file.stamp.size == size
+    finally:
+        file.close()
+
+
+def unproven(
+    done: Mapping[int, Done], units: Sequence[Unit], plan: Plan, *, where: Callable[[str], Place]
+) -> list[Unit]:
+    """Return the units that are not done, or whose bytes are not those that they wrote; where: of a file."""
+    failed = set(wrong(done, units, plan, where=where))
+    return [unit for unit in units if unit.number not in done or unit.number in failed]
+
+
+def wrong(
+    done: Mapping[int, Done], units: Sequence[Unit], plan: Plan, *, where: Callable[[str], Place]
+) -> list[int]:
+    """Return the numbers of the units that are done, but whose bytes do not hash to what that says."""
+    first = next((unit for unit in units if unit.number in done), None)
+    if first is None:
+        return []
+    proofs = (_Proof(u, done[u.number], where(u.file)) for u in units if u.number in done)
+    piece = _REMOTE_PIECE if isinstance(where(first.file), RemotePath) else PIECE
+    with contextlib.closing(done_tasks(proofs, workers=plan.limits.workers, buffer_bytes=piece)) as found:
+        return sorted(proof.done.number for proof in found if not proof.ok)
+
+
+_REMOTE_PIECE = 1 << 23
+"""Bytes that are asked of a store at once: a request takes as long as reading megabytes of a disk."""
+
+
+class _Proof(Task):
+    """Hash what a unit wrote, and compare."""
+
+    def __init__(self, unit: Unit, done: Done, place: Place) -> None:
+        super().__init__(unit.name, unit.nbytes)
+        self.unit = unit
+        self.done = done
+        self.place = place
+        self.ok = False
+
+    def run(self, scratch: Scratch) -> None:
+        """See :class:`Task`."""
+        spans = self.unit.spans
+        if len(spans) != len(self.done.digests):
+            return
+        file = open_file(self.place)
+        try:
+            self.ok = all(
+                span.begin + span.size <= file.stamp.size
+                and self._digest(file, span.begin, span.size, scratch.buffer) == digest
+                for span, digest in zip(spans, self.done.digests, strict=True)
+            )
+        finally:
+            file.close()
+
+    def _digest(self, file: OpenFile, begin: int, size: int, buffer: bytearray) -> str:
+        found = hashlib.sha256()
+        for done in range(0, size, len(buffer)):
+            part = memoryview(buffer)[: size - done]
+            file.read_into(part, begin + done)
+            found.update(part)
+        return found.hexdigest()
