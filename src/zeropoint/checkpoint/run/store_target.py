@@ -1,10 +1,10 @@
-"""A place in an object store as the target of a run: each object appears when it is whole, and what loaders open first comes last.
+"""An object store as the target of a run: objects appear when they are whole, what loaders open first at the end.
 
 A file is done in a local directory, the spool, proven, and uploaded while the next one is being done: the
 spool never holds more than two files, and `spool_bytes` says how much that is. Beside each object that is
 there, `.zeropoint/NAME.json` says what was done for it, and `.zeropoint/identity.json` for what run: these
-records are the journal. A run that was interrupted anywhere resumes at the file that it was at, on any machine,
-by the same command. When the index is there, which comes last of all, the records are removed.
+records are the journal. A run that was interrupted anywhere resumes at the file that it was at, on any
+machine, by the same command. When the index is there, which comes last of all, the records are removed.
 
 Stores have no locks. Two runs of one command write the same bytes; one of another command is refused by the
 identity. Nothing is replaced that was there before.
