@@ -1,4 +1,4 @@
-"""An object store as the target of a run: objects appear when they are whole, what loaders open first at the end.
+"""An object store as the target of a run: objects appear whole, and what loaders open first comes at the end.
 
 A file is done in a local directory, the spool, proven, and uploaded while the next one is being done: the
 spool never holds more than two files, and `spool_bytes` says how much that is. Beside each object that is
