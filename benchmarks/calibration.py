@@ -1,4 +1,4 @@
-"""Time calibration of MiniLM beside its plain forward: `python benchmarks/calibration.py [--json FILE]`.
+"""Time calibration of MiniLM next to its plain forward: `python benchmarks/calibration.py [--json FILE]`.
 
 For each batch shape the same batches run plainly and under calibrate with each statistic, in turns;
 "overhead" is how much longer the best run took. Parameters are compared first with those of all inputs of the

@@ -207,7 +207,7 @@ def first_run(result: Result, source: Path, work: Path) -> None:
     shutil.rmtree(out)
 
 
-def beside_peer(result: Result, peer: Peer, source: Path, work: Path) -> None:
+def compare_with_peer(result: Result, peer: Peer, source: Path, work: Path) -> None:
     """Run a peer once, and compare its tensors with ours where they should be the same."""
     mine, theirs = work / "ours", work / "theirs"
     warm(source)
@@ -296,7 +296,7 @@ def require_room(work: Path, needed: int) -> None:
 
 
 def measure(args: argparse.Namespace, work: Path, console: Console) -> dict[str, Any]:
-    """Measure every scheme beside the plain program and the peers; return what is to be kept."""
+    """Measure every scheme, the plain program and the peers; return the figures to be kept."""
     require_room(work, NEEDED_BYTES[args.params_scale])
     source = make_source(work, "--params-scale", args.params_scale)
     size_gb = size_of(source) / 1e9
@@ -314,7 +314,7 @@ def measure(args: argparse.Namespace, work: Path, console: Console) -> dict[str,
             continue
         for result in results:
             if result.scheme in peer.schemes:
-                beside_peer(result, peer, source, work)
+                compare_with_peer(result, peer, source, work)
                 console.print(
                     f"{result.scheme}: {peer_line(peer.name, result.peers[peer.name])}", highlight=False
                 )

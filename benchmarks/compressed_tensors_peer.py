@@ -38,7 +38,7 @@ class Preset:
         return dict(self._compressor.compress(state, self._scheme))
 
     def decompress(self, state: State) -> torch.Tensor:
-        """Return the weight that a file's tensors stand for."""
+        """Return the weight that a file's tensors represent."""
         values: torch.Tensor = self._compressor.decompress(state, self._scheme)["weight"]
         return values
 

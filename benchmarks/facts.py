@@ -40,8 +40,8 @@ def describe(facts: dict[str, Any]) -> str:
 def record(path: Path | None, facts: dict[str, Any], **figures: Any) -> None:
     """Write figures from the machine of ``facts``, with its load by now; nothing without a path."""
     if path is not None:
-        told = {"machine": facts | {"load_average_after": machine()["load_average"]}, **figures}
-        path.write_text(json.dumps(told, indent=1) + "\n")
+        document = {"machine": facts | {"load_average_after": machine()["load_average"]}, **figures}
+        path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def _cpu_name() -> str:

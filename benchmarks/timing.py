@@ -1,4 +1,4 @@
-"""Fair timing on a machine that is not quiet: in turns, best of several rounds, beside a plain copy.
+"""Fair timing on a machine that is not quiet: in turns, best of several rounds, next to a plain copy.
 
 Absolute times move with the neighbors; a ratio holds when both of its sides were measured in the same rounds.
 """

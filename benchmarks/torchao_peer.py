@@ -1,7 +1,7 @@
 """torchao in its own environment: `python torchao_peer.py REQUEST.json` prints one JSON object at the end.
 
 The request names an .npy file with the float32 matrix, thread counts, rounds and how many rows to keep for
-comparison. The outputs of those rows go to the request's `outputs` file (.npz); the times are beside a copy
+comparison. The outputs of those rows go to the request's `outputs` file (.npz); the times are next to a copy
 in this very process.
 """
 

@@ -28,7 +28,7 @@ takes text where the model allows it, and the weights of all parts are compared.
 
 `zeropoint plan` says "yes" for transformers only where this table does, and otherwise "not checked for this
 architecture". `quantize` prints that row where it is not a yes, and refuses what no engine is known to load
-unless you add `--force`. A number stands for a note below.
+unless you add `--force`. A number refers to a note below.
 
 """
 

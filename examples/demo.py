@@ -120,13 +120,13 @@ def best(embedder: Embedder) -> list[list[int]]:
 
 def moves(before: list[int], after: list[int]) -> list[str]:
     """Return a sentence for each change among the best: what ranks differently, left, or came in."""
-    told = []
+    lines = []
     for rank, sentence in enumerate(before, 1):
         now = after.index(sentence) + 1 if sentence in after else None
         if now != rank:
-            told.append(f"{rank} -> {now or f'below {TOP}'}: {SENTENCES[sentence]}")
+            lines.append(f"{rank} -> {now or f'below {TOP}'}: {SENTENCES[sentence]}")
     new = [s for s in after if s not in before]
-    return told + [f"new at {after.index(s) + 1}: {SENTENCES[s]}" for s in new]
+    return lines + [f"new at {after.index(s) + 1}: {SENTENCES[s]}" for s in new]
 
 
 def megabytes(path: Path) -> str:
@@ -161,9 +161,9 @@ def compare(model: Path, folder: Path, console: Console) -> None:
         with contextlib.redirect_stderr(io.StringIO()):
             embedder = load(result.path, scheme)
             similarity, ranks = (vectors * embedder(SENTENCES)).sum(1), best(embedder)
-        told = [(q, moves(b, a)) for q, b, a in zip(QUERIES, ranking, ranks, strict=True) if a != b]
-        add_row(table, result, scheme, similarity, len(told))
-        for query, lines in told:
+        moved = [(q, moves(b, a)) for q, b, a in zip(QUERIES, ranking, ranks, strict=True) if a != b]
+        add_row(table, result, scheme, similarity, len(moved))
+        for query, lines in moved:
             differences += [f"{scheme}, {query!r}", *(f"    {line}" for line in lines)]
         seconds = (
             f"quantized in {quantized - start:.1f} s, every number checked in {verified - quantized:.1f} s"

@@ -3,10 +3,11 @@
     python examples/digits.py [SEEDS [FLOAT_EPOCHS [QUANTIZED_EPOCHS]]]
 
 The digits come with scikit-learn; nothing is downloaded. A network is trained in float; "rounded" quantizes
-it, with ranges that calibration saw, and stops there; "LSQ" and "TQT" go on training through the quantizers,
-whose scales or thresholds are learned. What is judged is each model as it ships, with weights in packed
-codes. Models of the first seed are exported too, and onnxruntime must find the same digits. It all takes two
-to three minutes on one core, and the same machine prints the same numbers again. Needs zeropoint[onnx].
+it, with ranges that calibration saw, and stops there; "LSQ" and "TQT" continue training through the
+quantizers, whose scales or thresholds are learned. What is judged is each model as it ships, with weights in
+packed codes. Models of the first seed are exported too, and onnxruntime must find the same digits. It all
+takes two to three minutes on one core, and the same machine prints the same numbers again. Needs
+zeropoint[onnx].
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch.nn.functional import cross_entropy
 
 import zeropoint as zp
 from zeropoint.export.onnx import export_onnx
-from zeropoint.models import LEARNERS, Learner, convert, prepare
+from zeropoint.models import QAT_CONFIGS, QATConfig, convert, prepare
 from zeropoint.recipes import Assignment, Recipe, Rule
 from zeropoint.training import LearnedScale, Quantizer
 
@@ -43,7 +44,7 @@ class Case:
     weight: str
     input: str
     how: str = "rounded"
-    learner: Learner | None = None
+    qat: QATConfig | None = None
     rate: float = 3e-3
 
     @property
@@ -55,14 +56,14 @@ class Case:
 
 # LSQ for the weights, while inputs keep the scales of calibration. Adam moves a scale by its learning rate at
 # each step, whatever the gradient, and those of 8-bit inputs are about as small.
-LSQ_WEIGHTS = Learner(weight=LearnedScale.from_tensor)
+LSQ_WEIGHTS = QATConfig(weight=LearnedScale.from_tensor)
 CASES = (
     Case(weight="int8:channel", input="uint8:tensor"),
     Case(weight="int4:channel", input="uint4:tensor"),
-    Case(weight="int4:channel", input="uint4:tensor", how="LSQ", learner=LEARNERS["lsq"]),
+    Case(weight="int4:channel", input="uint4:tensor", how="LSQ", qat=QAT_CONFIGS["lsq"]),
     Case(weight="int2:channel", input="uint8:tensor"),
-    Case(weight="int2:channel", input="uint8:tensor", how="LSQ", learner=LSQ_WEIGHTS),
-    Case(weight="int2:channel", input="uint8:tensor", how="TQT", learner=LEARNERS["tqt"], rate=1e-2),
+    Case(weight="int2:channel", input="uint8:tensor", how="LSQ", qat=LSQ_WEIGHTS),
+    Case(weight="int2:channel", input="uint8:tensor", how="TQT", qat=QAT_CONFIGS["tqt"], rate=1e-2),
 )
 
 
@@ -124,8 +125,8 @@ def trained(data: Data, epochs: int, *, seed: int) -> torch.nn.Module:
 def quantized(model: torch.nn.Module, data: Data, case: Case, epochs: int, *, seed: int) -> torch.nn.Module:
     """Return ``model`` with packed weights, after training through its quantizers where they learn."""
     calibration = zp.calibrate(model, case.recipe, data.images.split(BATCH))
-    prepared = prepare(model, case.recipe, learner=case.learner or "fixed", calibration=calibration)
-    if case.learner is not None:
+    prepared = prepare(model, case.recipe, qat=case.qat or "fixed", calibration=calibration)
+    if case.qat is not None:
         train(prepared, data, epochs, seed=seed, rate=case.rate)
     shipped = convert(prepared).model.eval()
     assert torch.equal(predictions(shipped, data), predictions(prepared, data)), "what trains is what ships"

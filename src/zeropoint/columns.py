@@ -55,7 +55,7 @@ class Made(Sequence[T]):
 
 
 class Names(Sequence[str]):
-    """Texts, each once, with their numbers: about 30 bytes for each beside its own.
+    """Texts, each once, with their numbers: about 30 bytes for each besides its own.
 
     >>> names = Names()
     >>> names.add("a"), names.add("b"), names.add("a"), names.number("b"), names.number("c"), names[1]

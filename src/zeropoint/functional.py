@@ -32,12 +32,18 @@ def _resolve(scheme: str | Scheme) -> tuple[Scheme, str]:
 def choose_params(x: torch.Tensor, scheme: str | Scheme) -> QuantizationParams:
     """Return the parameters that ``x`` gives under ``scheme``, with its observed extremes.
 
-    x: float64, float32, float16 or bfloat16; any shape and stride; finite.
-    Raises NonFiniteError for NaN and Inf with the first index, DtypeError and ShapeError for tensors that
-    cannot be quantized.
+    Args:
+        x: float64, float32, float16 or bfloat16; any shape and stride; finite.
+        scheme: a :class:`~zeropoint.Scheme` or its text form, such as ``"int4:g128"``.
 
-    >>> choose_params(torch.tensor([-1.0, 3.0]), "uint8:tensor:asym").zero_point
-    tensor([64], dtype=torch.int32)
+    Raises:
+        NonFiniteError: for NaN and Inf with the first index.
+        DtypeError: for tensors that cannot be quantized.
+        ShapeError: for tensors that cannot be quantized.
+
+    Example:
+        >>> choose_params(torch.tensor([-1.0, 3.0]), "uint8:tensor:asym").zero_point
+        tensor([64], dtype=torch.int32)
     """
     check_input(x)
     parsed, text = _resolve(scheme)
@@ -61,13 +67,21 @@ def quantize(
 ) -> QuantizedTensor:
     """Return ``x`` in codes, with parameters computed from ``x`` or given.
 
-    x: float64, float32, float16 or bfloat16; any shape and stride; finite; never modified.
-    out: an earlier result for the same scheme, shape and dtype, whose memory is used again; after an error
-    its content means nothing. Not for traced code.
-    Raises NonFiniteError, DtypeError or ShapeError.
+    Args:
+        x: float64, float32, float16 or bfloat16; any shape and stride; finite; never modified.
+        scheme: parameters, or a scheme (also as text, such as ``"int4:g128"``) whose parameters come from
+            ``x``.
+        out: an earlier result for the same scheme, shape and dtype, whose memory is used again; after an
+            error its content means nothing. Not for traced code.
 
-    >>> quantize(torch.tensor([[1.0, -2.0, 4.0]]), "int8:channel:narrow").codes
-    tensor([[ 32, -64, 127]], dtype=torch.int8)
+    Raises:
+        NonFiniteError: for a tensor that cannot be quantized.
+        DtypeError: for a tensor that cannot be quantized.
+        ShapeError: for a tensor that cannot be quantized.
+
+    Example:
+        >>> quantize(torch.tensor([[1.0, -2.0, 4.0]]), "int8:channel:narrow").codes
+        tensor([[ 32, -64, 127]], dtype=torch.int8)
     """
     check_input(x)
     source = x.detach() if x.requires_grad else x
@@ -169,11 +183,19 @@ def dequantize(
 ) -> torch.Tensor:
     """Return the values of ``q``, in its original dtype unless another is given.
 
-    out: a contiguous tensor of the shape of ``q`` that takes the values, in its own dtype. Not for traced
-    code. Raises ShapeError when ``out`` does not fit.
+    Args:
+        q: the quantized tensor.
+        dtype: of the result; that of the quantized tensor if None.
+        out: a contiguous tensor of the shape of ``q`` that takes the values, in its own dtype. Not for traced
+            code.
 
-    >>> dequantize(quantize(torch.tensor([0.5, -1.0]), "int8:narrow"))
-    tensor([ 0.5039, -1.0000])
+    Raises:
+        ShapeError: when ``out`` does not fit.
+        UnsupportedError: for ``out`` in traced code.
+
+    Example:
+        >>> dequantize(quantize(torch.tensor([0.5, -1.0]), "int8:narrow"))
+        tensor([ 0.5039, -1.0000])
     """
     if isinstance(q, torch.nn.Module):
         raise UnsupportedError(
@@ -205,6 +227,10 @@ def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) ->
     The gradient is the straight-through estimator: 1 where ``x``, rounded, lies within the codes (ends
     included), else 0; scales and real zero points that require a gradient get that of LSQ, see
     :mod:`zeropoint.ops.through`. A scheme instead of parameters takes them from ``x`` itself.
+
+    Args:
+        x: a float tensor of any shape.
+        params: parameters, or a scheme (also as text) whose parameters come from ``x``.
     """
     check_input(x)
     if not isinstance(params, QuantizationParams):
@@ -246,8 +272,14 @@ def row_errors(x: torch.Tensor, q: QuantizedTensor) -> RowErrors:
 def explain(x: torch.Tensor, scheme: str | Scheme, op: str = "quantize_dynamic") -> registry.Explanation:
     """Return which backend would run ``op`` on ``x`` and why the others would not.
 
-    >>> explain(torch.zeros(4, dtype=torch.float64), "int8", op="dequantize").chosen
-    'reference'
+    Args:
+        x: the tensor that the operator would take.
+        scheme: a :class:`~zeropoint.Scheme` or its text form, such as ``"int4:g128"``.
+        op: the name of an operator, such as ``"quantize"``.
+
+    Example:
+        >>> explain(torch.zeros(4, dtype=torch.float64), "int8", op="dequantize").chosen
+        'reference'
     """
     return registry.explain(library.request(registry.Op(op), x, Scheme.parse(scheme)))
 

@@ -33,12 +33,13 @@ _parameter_tensors = functools.lru_cache(maxsize=1024)(parameter_tensors)
 class QuantizedTensor:
     """A tensor in codes.
 
-    data: uint8, shape ``(*shape[:-1], ceil(shape[-1] * bits / 8))``; codes low bits first, rows padded to
-        bytes.
-    params: scheme, scales and zero points.
-    shape: shape of the tensor that was quantized.
-    dtype: its dtype, which ``dequantize`` returns.
-    own_params: whether the parameters were chosen from the tensor itself, so that they cover its range.
+    Args:
+        data: uint8, shape ``(*shape[:-1], ceil(shape[-1] * bits / 8))``; codes low bits first, rows padded to
+            bytes.
+        params: scheme, scales and zero points.
+        shape: shape of the tensor that was quantized.
+        dtype: its dtype, which ``dequantize`` returns.
+        own_params: whether the parameters were chosen from the tensor itself, so that they cover its range.
     """
 
     data: torch.Tensor
@@ -95,16 +96,22 @@ class QuantizedTensor:
 
         Parameters that were given, and schemes without scales, may have clipped any number to the first or
         the last code. So without the tensor ``x`` itself the bound is Inf for blocks that hold such a code.
-        x: what was quantized, whose extremes then count. Raises ShapeError for another shape.
 
-        >>> q = QuantizedTensor(
-        ...     data=torch.tensor([1, 127], dtype=torch.uint8),
-        ...     params=QuantizationParams.new(0.5),
-        ...     shape=(2,),
-        ...     dtype=torch.float32,
-        ... )
-        >>> q.error_bound(), q.error_bound(torch.tensor([0.6, 65.0]))
-        (tensor([inf], dtype=torch.float64), tensor([1.5000], dtype=torch.float64))
+        Args:
+            x: what was quantized, whose extremes then count.
+
+        Raises:
+            ShapeError: for another shape.
+
+        Example:
+            >>> q = QuantizedTensor(
+            ...     data=torch.tensor([1, 127], dtype=torch.uint8),
+            ...     params=QuantizationParams.new(0.5),
+            ...     shape=(2,),
+            ...     dtype=torch.float32,
+            ... )
+            >>> q.error_bound(), q.error_bound(torch.tensor([0.6, 65.0]))
+            (tensor([inf], dtype=torch.float64), tensor([1.5000], dtype=torch.float64))
         """
         if x is not None:
             return self._measured(x).error_bound(self.dtype)
@@ -130,7 +137,11 @@ class QuantizedTensor:
         return replace(self.params, minimum=low, maximum=reduce_blocks(source, blocks, "amax", -math.inf))
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return the values, in the original dtype unless another is given; differentiable in scales."""
+        """Return the values, in the original dtype unless another is given; differentiable in scales.
+
+        Args:
+            dtype: of the result; the original dtype if None.
+        """
         wanted, params = dtype or self.dtype, (self.params.levels, self.zero_point)
         if through.learns(params):
             return through.dequantize_codes(
@@ -152,6 +163,10 @@ class QuantizedTensor:
         """Return whether kernels can write codes here, and scales and zero points when ``params``.
 
         All must lie contiguous on ``device``, with the shapes and dtypes that the scheme gives them.
+
+        Args:
+            device: as ``torch.device`` takes it.
+            params: whether the parameters are written too.
         """
         tensors, wanted = [self.data], [(packing.packed_shape(self.shape, self.scheme.bits), torch.uint8)]
         if params:
@@ -163,7 +178,11 @@ class QuantizedTensor:
         )
 
     def to(self, device: torch.device | str) -> QuantizedTensor:
-        """Return the tensor on another device; raises DtypeError for a dtype, which codes do not have."""
+        """Return the tensor on another device; raises DtypeError for a dtype, which codes do not have.
+
+        Args:
+            device: as ``torch.device`` takes it.
+        """
         if isinstance(device, torch.dtype):
             raise DtypeError(f"to({device}) would change packed codes; use dequantize({device})")
         return QuantizedTensor(
@@ -172,7 +191,11 @@ class QuantizedTensor:
         )  # fmt: skip
 
     def save(self, path: str | Path) -> None:
-        """Write the tensor to a safetensors file, which :meth:`load` reads back without executing code."""
+        """Write the tensor to a safetensors file, which :meth:`load` reads back without executing code.
+
+        Args:
+            path: of the file.
+        """
         header = {
             "scheme": str(self.scheme),
             "shape": list(self.shape),
@@ -190,8 +213,15 @@ class QuantizedTensor:
     def load(path: str | Path) -> QuantizedTensor:
         """Read a tensor that :meth:`save` wrote.
 
-        Raises CheckpointError for any other file, and the errors of :meth:`QuantizationParams.validate` for
-        parameters that were damaged.
+        Args:
+            path: of the file.
+
+        Returns:
+            The tensor.
+
+        Raises:
+            CheckpointError: for any other file, and the errors of :meth:`QuantizationParams.validate` for
+                parameters that were damaged.
         """
         try:
             with safe_open(path, "pt") as file:

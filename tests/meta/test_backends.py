@@ -25,7 +25,7 @@ IMPORTED_BY_NAME = {
     "methods/registry.py": "the modules of its own package, each of which is a method",
     "checkpoint/model/parameter_names.py": "transformers, which is optional",
     "checkpoint/read/object_store.py": "file systems of others, which are optional",
-    "models/original.py": "transformers, which is optional",
+    "models/dequantize.py": "transformers, which is optional",
     "models/progress.py": "rich, needed only where progress is shown",
 }
 """Files that import by name, with the reason."""

@@ -151,7 +151,7 @@ def test_a_recipe_in_yaml_names_methods_for_all_weights_and_for_rules() -> None:
         ("rules:\n  - {name: a, keep: true, method: mse}", "line 2: method is for what is quantized"),
         (
             "default: {input: int8:token, method: mse}",
-            "method mse quantizes weights; name a weight beside it",
+            "method mse quantizes weights; give a weight scheme with it",
         ),
         ("method: mse", "the recipe is empty; it needs default or rules"),
     ],

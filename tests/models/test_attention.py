@@ -17,7 +17,7 @@ from zeropoint.models import (
     prepare,
     quantize_model,
 )
-from zeropoint.models.opening import opened
+from zeropoint.models.unfuse import unfused
 from zeropoint.recipes import Assignment, Recipe, Rule, model_preset
 
 # Of a dozen products in float32, of numbers of order 1.
@@ -112,7 +112,7 @@ def test_attention_of_which_nothing_is_quantized_is_left_alone() -> None:
     rules = (Rule(name="fc", gives=model_preset("w8a16")),)
     for result in (quantize_model(model, Recipe(rules=rules)).model, prepare(model, Recipe(rules=rules))):
         assert type(result["attn"]) is nn.MultiheadAttention
-    with opened(model):
+    with unfused(model):
         assert isinstance(model["attn"], SplitAttention)
     assert model["attn"] is whole
 
@@ -120,7 +120,7 @@ def test_attention_of_which_nothing_is_quantized_is_left_alone() -> None:
 def test_attention_is_put_back_after_a_failure() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     whole = layer.self_attn
-    with pytest.raises(ZeroDivisionError), opened(layer):
+    with pytest.raises(ZeroDivisionError), unfused(layer):
         1 / 0  # noqa: B018
     assert layer.self_attn is whole
     assert layer.activation_relu_or_gelu

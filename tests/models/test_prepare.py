@@ -1,4 +1,4 @@
-"""What trains is what ships: prepared models, their learners, and what becomes of them when converted."""
+"""What trains is what ships: prepared models, their quantizers, and what becomes of them when converted."""
 
 import copy
 import io
@@ -19,9 +19,9 @@ from zeropoint.errors import (
     ZeropointError,
 )
 from zeropoint.models import (
-    LEARNERS,
-    Learner,
+    QAT_CONFIGS,
     PreparedLayer,
+    QATConfig,
     QuantizedLinear,
     calibrate,
     calibrate_sequential,
@@ -100,7 +100,7 @@ def seen(name: str) -> torch.Tensor:
 @pytest.mark.parametrize("name", LEARNED)
 def test_a_trained_model_ships_as_it_is(name: str) -> None:
     model, recipe = net(), everywhere(LEARNED[name])
-    prepared = prepare(model, recipe, learner=name, calibration=calibrate(model, recipe, [seen(name)]))
+    prepared = prepare(model, recipe, qat=name, calibration=calibrate(model, recipe, [seen(name)]))
     before = {n: p.detach().clone() for n, p in prepared.named_parameters()}
     losses = train(prepared, 20)
     assert losses[-1] < losses[0]
@@ -113,19 +113,19 @@ def test_a_trained_model_ships_as_it_is(name: str) -> None:
     assert conversion.model[0].weights["weight"].scheme == LEARNED[name].weight
 
 
-def test_learners_make_the_quantizers_they_are_named_after() -> None:
+def test_qat_configs_make_the_quantizers_they_are_named_after() -> None:
     kinds = {"fixed": FakeQuantize, "lsq": LearnedScale, "tqt": LearnedThreshold}
     activations = {**kinds, "minmax": FakeQuantize, "pact": Pact, "average": FollowedRange}
-    assert set(LEARNERS) == set(LEARNED)
+    assert set(QAT_CONFIGS) == set(LEARNED)
     for name, gives in LEARNED.items():
         recipe = everywhere(gives)
-        model = prepare(net(), recipe, learner=name, calibration=calibrate(net(), recipe, [seen(name)]))
+        model = prepare(net(), recipe, qat=name, calibration=calibrate(net(), recipe, [seen(name)]))
         assert type(model[0].input_quantizer) is activations[name]
         if name in kinds:
             assert type(model[0].weight_quantizers["weight"]) is kinds[name]
 
 
-def test_a_learner_of_ones_own_may_look_at_the_scheme() -> None:
+def test_a_qat_config_of_ones_own_may_look_at_the_scheme() -> None:
     def weight(x: torch.Tensor, scheme: zp.Scheme) -> nn.Module:
         return (
             LearnedScale.from_tensor(x, scheme) if scheme.bits == 2 else FakeQuantize.from_tensor(x, scheme)
@@ -135,7 +135,7 @@ def test_a_learner_of_ones_own_may_look_at_the_scheme() -> None:
         Rule(name="0", gives=Assignment.of(weight="int2:channel")),
         Rule(types=("Linear",), gives=Assignment.of(weight="mxfp4")),
     )
-    model = prepare(net(), Recipe(rules=rules), learner=Learner(weight=weight))
+    model = prepare(net(), Recipe(rules=rules), qat=QATConfig(weight=weight))
     found = [type(model[place].weight_quantizers["weight"]) for place in (0, 3, 5)]
     assert found == [LearnedScale, FakeQuantize, FakeQuantize]
 
@@ -143,15 +143,15 @@ def test_a_learner_of_ones_own_may_look_at_the_scheme() -> None:
 def test_a_threshold_starts_where_calibration_ended() -> None:
     recipe = everywhere(LEARNED["tqt"])
     calibration = calibrate(net(), recipe, [IMAGES])
-    model = prepare(net(), recipe, learner="tqt", calibration=calibration)
+    model = prepare(net(), recipe, qat="tqt", calibration=calibration)
     for place in ("0", "3", "5"):
         found = model.get_submodule(f"{place}.input_quantizer").params
         assert torch.equal(found.scales[0], calibration.params[f"{place}.input"].scales[0])
 
 
 def test_scales_of_weights_follow_the_weights_unless_they_are_fixed() -> None:
-    for learner, follows in (("minmax", True), ("fixed", False)):
-        model = prepare(nn.Linear(8, 4), "w8a16", learner=learner)
+    for qat, follows in (("minmax", True), ("fixed", False)):
+        model = prepare(nn.Linear(8, 4), "w8a16", qat=qat)
         with torch.no_grad():
             model.weight.mul_(4)
         packed = convert(model).model.weight.quantized()
@@ -176,9 +176,9 @@ class Tied(nn.Module):
 TIED = Recipe(rules=(Rule(name="*", gives=Assignment.of(weight="int4:token")),))
 
 
-@pytest.mark.parametrize("learner", ["minmax", "lsq"])
-def test_tied_weights_have_one_quantizer_and_stay_tied(learner: str) -> None:
-    model = prepare(Tied(), TIED, learner=learner)
+@pytest.mark.parametrize("qat", ["minmax", "lsq"])
+def test_tied_weights_have_one_quantizer_and_stay_tied(qat: str) -> None:
+    model = prepare(Tied(), TIED, qat=qat)
     assert model.body is model.again
     assert model.words.weight is model.head.weight
     assert model.words.weight_quantizers["weight"] is model.head.weight_quantizers["weight"]
@@ -205,14 +205,14 @@ def test_one_tensor_seen_with_other_rows_is_refused() -> None:
         prepare(model, recipe)
 
 
-@pytest.mark.parametrize("learner", ["minmax", "lsq"])
-def test_prepared_models_are_copied_and_their_states_loaded(learner: str) -> None:
-    model = prepare(net(), everywhere(Assignment.of(weight="int4:channel")), learner=learner)
+@pytest.mark.parametrize("qat", ["minmax", "lsq"])
+def test_prepared_models_are_copied_and_their_states_loaded(qat: str) -> None:
+    model = prepare(net(), everywhere(Assignment.of(weight="int4:channel")), qat=qat)
     train(model)
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     file.seek(0)
-    fresh = prepare(net(), everywhere(Assignment.of(weight="int4:channel")), learner=learner)
+    fresh = prepare(net(), everywhere(Assignment.of(weight="int4:channel")), qat=qat)
     fresh.load_state_dict(torch.load(file), strict=True)
     expected = model(IMAGES)
     for other in (fresh.eval(), copy.deepcopy(model)):
@@ -224,10 +224,10 @@ def test_prepared_models_are_copied_and_their_states_loaded(learner: str) -> Non
     assert not torch.equal(copied(IMAGES), expected)
 
 
-@pytest.mark.parametrize("learner", ["minmax", "lsq"])
-def test_a_compiled_step_is_the_eager_one_without_graph_breaks(learner: str) -> None:
+@pytest.mark.parametrize("qat", ["minmax", "lsq"])
+def test_a_compiled_step_is_the_eager_one_without_graph_breaks(qat: str) -> None:
     gives = Assignment.of(weight="int4:channel", input="int8:tensor dynamic")
-    model = prepare(net(), everywhere(gives), learner=learner)
+    model = prepare(net(), everywhere(gives), qat=qat)
     twin = copy.deepcopy(model)
     compiled = torch.compile(twin, backend="aot_eager", fullgraph=True)
     compiled(IMAGES).sum().backward()
@@ -237,9 +237,9 @@ def test_a_compiled_step_is_the_eager_one_without_graph_breaks(learner: str) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("learner", ["minmax", "lsq"])
-def test_models_in_other_dtypes_ship_as_they_train(dtype: torch.dtype, learner: str) -> None:
-    model = prepare(net(), everywhere(Assignment.of(weight="int4:channel")), learner=learner).to(dtype)
+@pytest.mark.parametrize("qat", ["minmax", "lsq"])
+def test_models_in_other_dtypes_ship_as_they_train(dtype: torch.dtype, qat: str) -> None:
+    model = prepare(net(), everywhere(Assignment.of(weight="int4:channel")), qat=qat).to(dtype)
     images = IMAGES.to(dtype)
     nn.functional.cross_entropy(model(images).float(), LABELS).backward()
     found = convert(model).model(*grads(images))
@@ -248,7 +248,7 @@ def test_models_in_other_dtypes_ship_as_they_train(dtype: torch.dtype, learner: 
 
 def test_autocast_computes_the_same_before_and_after_conversion() -> None:
     gives = Assignment.of(weight="int4:channel", input="int8:tensor dynamic")
-    model = prepare(net(), everywhere(gives), learner="lsq")
+    model = prepare(net(), everywhere(gives), qat="lsq")
     with torch.autocast("cpu", torch.bfloat16):
         model(IMAGES).float().sum().backward()
         found = model(IMAGES)
@@ -354,14 +354,14 @@ def test_a_layer_that_has_no_parameters_yet_is_kept_until_it_has() -> None:
         ),
         (lambda: prepare(net(), "w8a6"), RecipeError, "preset 'w8a6' is unknown; did you mean"),
         (
-            lambda: prepare(net(), "w8a8", learner="lqs"),
+            lambda: prepare(net(), "w8a8", qat="lqs"),
             RecipeError,
-            r"^learner 'lqs' is unknown; did you mean lsq\?",
+            r"^qat 'lqs' is unknown; did you mean lsq\?",
         ),
         (
-            lambda: prepare(net(), "w8a8", learner=["lsq"]),
+            lambda: prepare(net(), "w8a8", qat=["lsq"]),
             RecipeError,
-            r"^learner \['lsq'\] is unknown; did you mean lsq\?",
+            r"^qat \['lsq'\] is unknown; did you mean lsq\?",
         ),
         (
             lambda: quantize_model("net", "w8a8"),
@@ -389,10 +389,10 @@ def test_a_layer_that_has_no_parameters_yet_is_kept_until_it_has() -> None:
         (
             lambda: prepare(prepare(net(), "w8a8"), "w8a8"),
             UnsupportedError,
-            "^layer 3 is prepared already; convert the model or pass the original",
+            "^layer 3 is prepared already; convert the model or pass the model before prepare",
         ),
         (
-            lambda: prepare(net(), "mxfp4", learner="lsq"),
+            lambda: prepare(net(), "mxfp4", qat="lsq"),
             SchemeError,
             r"^layer 3: scheme \(=.*\) must have one scale level with a linear rule",
         ),
@@ -418,8 +418,8 @@ def test_what_cannot_be_is_said(call: Callable[[], Any], error: type[ZeropointEr
         call()
 
 
-def test_learners_refuse_what_they_cannot_start_from() -> None:
-    for learner, scheme, text in (
+def test_qat_configs_refuse_what_they_cannot_start_from() -> None:
+    for qat, scheme, text in (
         ("tqt", "uint8:tensor:asym static", "has a zero point; thresholds are for symmetric codes"),
         ("pact", "uint8:tensor:asym static", "has a zero point; PACT learns the end of a range from 0"),
         ("pact", "int8:tensor static", "must be of unsigned integers with one linear scale"),
@@ -427,11 +427,11 @@ def test_learners_refuse_what_they_cannot_start_from() -> None:
         recipe = recipe_for(nn.Linear(1, 1), input=scheme)
         calibration = calibrate(net(), recipe, [IMAGES])
         with pytest.raises(ZeropointError, match=rf"^layer 3: .*{text}"):
-            prepare(net(), recipe, learner=learner, calibration=calibration)
+            prepare(net(), recipe, qat=qat, calibration=calibration)
 
 
 def test_conversion_refuses_what_would_not_compute_the_same() -> None:
-    model = prepare(net(), "w8a16", learner="fixed")
+    model = prepare(net(), "w8a16", qat="fixed")
     model[3].weight_quantizers["weight"].enabled = False
     with pytest.raises(UnsupportedError, match="layer 3: a quantizer is not enabled; set enabled to True"):
         convert(model, inplace=True)
@@ -453,5 +453,5 @@ def test_an_error_leaves_a_model_in_place_as_it_was() -> None:
     model = net()
     layers = list(model.modules())
     with pytest.raises(SchemeError, match="layer 3"):
-        prepare(model, "mxfp4", learner="lsq", inplace=True)
+        prepare(model, "mxfp4", qat="lsq", inplace=True)
     assert list(model.modules()) == layers

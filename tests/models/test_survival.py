@@ -44,10 +44,10 @@ def test_two_processes_train_what_one_trains_on_the_same_data(tmp_path: Path) ->
     assert torch.equal(conversion.model(x.clone().requires_grad_()), alone(x))
 
 
-@pytest.mark.parametrize("learner", ["minmax", "lsq"])
-def test_prepared_models_are_pickled(learner: str) -> None:
+@pytest.mark.parametrize("qat", ["minmax", "lsq"])
+def test_prepared_models_are_pickled(qat: str) -> None:
     """Bad input 136."""
-    model = prepare(nn.Sequential(nn.Linear(8, 4), nn.GRU(4, 3)), "w8a16", learner=learner)
+    model = prepare(nn.Sequential(nn.Linear(8, 4), nn.GRU(4, 3)), "w8a16", qat=qat)
     other, x = pickle.loads(pickle.dumps(model)), torch.randn(2, 8)
     assert torch.equal(other(x)[0], model(x)[0])
     assert str(convert(other)) == str(convert(model))

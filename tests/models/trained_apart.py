@@ -32,7 +32,7 @@ def prepared(seed: int) -> nn.Module:
     ).double()  # fmt: skip
     model[7].weight = model[5].weight
     recipe = Recipe(rules=(Rule(types=("Linear", "Conv2d"), gives=GIVES),))
-    return prepare(model, recipe, learner="lsq", calibration=calibrate(model, recipe, [images()[0]]))
+    return prepare(model, recipe, qat="lsq", calibration=calibrate(model, recipe, [images()[0]]))
 
 
 def train(model: nn.Module, share: slice) -> None:

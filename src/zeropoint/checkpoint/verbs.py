@@ -24,15 +24,21 @@ def plan_checkpoint(
     *, format: str = DEFAULT.name, method: str | None = None,  # noqa: A002 (the option's name)
     include: Iterable[str] = (), ignore: Iterable[str] = (),
 ) -> Plan:  # fmt: skip
-    """Return what :func:`quantize_checkpoint` would do, from the headers alone: fates, sizes, memory.
+    """Return what :func:`quantize_checkpoint` would do, from the headers alone: actions, sizes, memory.
 
-    source: a checkpoint's directory, one .safetensors file, or the URL of either. to: a preset or scheme, or
-    a recipe (``RecipeText.read(path)``), which names methods itself. format: what files are written in, a
-    name of :mod:`zeropoint.codecs.registry`. method: how weights are quantized, such as ``"mse"``;
-    ``nearest`` unless given. include, ignore: patterns of tensors to quantize although they are
-    kept by default, and of tensors to keep.
+    Args:
+        source: a checkpoint's directory, one .safetensors file, or the URL of either.
+        to: a preset or scheme, or a recipe (``RecipeText.read(path)``), which names methods itself.
+        format: what files are written in, a name of :mod:`zeropoint.codecs.registry`.
+        method: how weights are quantized, such as ``"mse"``; ``nearest`` unless given.
+        include, ignore: patterns of tensors to quantize although they are kept by default, and of tensors to
+            keep.
 
-    Raises CheckpointError, RecipeError, SchemeError or UnsupportedError for what cannot be done.
+    Raises:
+        CheckpointError: for what cannot be done.
+        RecipeError: for what cannot be done.
+        SchemeError: for what cannot be done.
+        UnsupportedError: for what cannot be done.
     """
     selection = Selection(include=tuple(include), ignore=tuple(ignore))
     if method is not None and not isinstance(to, str):
@@ -48,9 +54,25 @@ def quantize_checkpoint(
 ) -> RunResult:  # fmt: skip
     """Quantize a checkpoint into ``out``, a directory or URL, as ``zeropoint quantize`` does.
 
-    The other arguments are those of :func:`plan_checkpoint`. overwrite: write into a directory that is not
-    empty. If it is interrupted, the same call resumes. Raises as :func:`plan_checkpoint`, and CheckpointError
-    when ``out`` cannot be written or no engine is known to load the result, which ``run`` of the plan writes.
+    The other arguments are those of :func:`plan_checkpoint`.
+
+    Args:
+        source: a checkpoint's directory, one .safetensors file, or the URL of either.
+        out: the output directory or URL.
+        to: a preset or scheme, or a recipe (``RecipeText.read(path)``).
+        format: the file layout, a name of :mod:`zeropoint.codecs.registry`.
+        method: how weights are quantized, such as ``"mse"``; ``nearest`` if None.
+        include: patterns of tensors to quantize although they are kept by default.
+        ignore: patterns of tensors to keep.
+        overwrite: write into a directory that is not empty. If it is interrupted, the same call resumes.
+
+    Returns:
+        A summary of the run: tensors, bytes, errors and time.
+
+    Raises:
+        ZeropointError: as :func:`plan_checkpoint`.
+        CheckpointError: when ``out`` cannot be written or no engine is known to load the result, which
+            ``run`` of the plan writes.
     """
     plan = plan_checkpoint(source, to, format=format, method=method, include=include, ignore=ignore)
     require_loadable(plan)

@@ -1,4 +1,4 @@
-"""The commands of ``zeropoint``: their options and help, and what a command line without sense is told.
+"""The commands of ``zeropoint``: their options and help, and the errors of a command line.
 
 Nothing here imports torch: the layers below come in with their first name (layers.py).
 """
@@ -194,7 +194,7 @@ def verify(  # noqa: PLR0913 (typer makes an option of each parameter)
 ) -> None:
     """Decode a quantized checkpoint and check each number against the proven bound of its scheme.
 
-    Every byte must have the hash in OUT's manifest; kept tensors, files beside the weights and the rest of
+    Every byte must have the hash in OUT's manifest; kept tensors, files next to the weights and the rest of
     config.json must be those of the original. Without an original, everything else is still checked. The exit
     status is 1 when anything is wrong.
 

@@ -89,11 +89,11 @@ def progress(verb: str, amount: Callable[[int], str] = size_of) -> Iterator[Call
         def move(done: int, total: int, name: str) -> None:  # noqa: ARG001 (the signature is Progress's)
             seconds = time.monotonic() - start
             if console.width >= _WIDE:
-                told = _done(done, total, seconds, amount)
+                status = _done(done, total, seconds, amount)
             else:
-                told = f"{done / max(1, total):.0%}, {_left(done, total, seconds)}"
+                status = f"{done / max(1, total):.0%}, {_left(done, total, seconds)}"
             # A finished task stands still, but what was written must still reach the disk.
-            bar.update(task, completed=min(done, total - 0.5), total=total, done=told)
+            bar.update(task, completed=min(done, total - 0.5), total=total, done=status)
 
         yield move
 

@@ -64,7 +64,7 @@ def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
         ),
     ] = False,
 ) -> None:
-    """Show what quantize would do: each tensor's fate and reason, outputs, sizes, memory, engines.
+    """Show what quantize would do: each tensor's action and reason, outputs, sizes, memory, engines.
 
     Nothing is read but headers, and nothing is written but FILE.
 

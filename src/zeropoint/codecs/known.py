@@ -44,7 +44,7 @@ CACHE_SCALES = frozenset(
 
 
 def is_quantized(name: str, dtype: str) -> bool:
-    """Return whether some tool leaves a tensor of this name or dtype beside quantized weights alone.
+    """Return whether some tool leaves a tensor of this name or dtype as it is in quantized checkpoints.
 
     >>> (
     ...     is_quantized("a.qweight", "I32"),

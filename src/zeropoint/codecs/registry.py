@@ -34,7 +34,11 @@ CODECS: MappingProxyType[str, Codec] = MappingProxyType({codec.name: codec for c
 
 
 def get_codec(name: str) -> Codec:
-    """Return the codec called ``name``; raises UnsupportedError with those that there are."""
+    """Return the codec called ``name``; raises UnsupportedError with those that there are.
+
+    Args:
+        name: the name.
+    """
     if name not in CODECS:
         raise UnsupportedError(f"format {name!r} is unknown; known are {', '.join(CODECS)}")
     return CODECS[name]
@@ -43,8 +47,12 @@ def get_codec(name: str) -> Codec:
 def claiming(quantization: Mapping[str, Any]) -> Codec | None:
     """Return the codec whose checkpoints have this ``quantization_config``, or None.
 
-    >>> claiming({"quant_method": "fp8"}).name
-    'fp8-block'
+    Args:
+        quantization: ``quantization_config`` of config.json.
+
+    Example:
+        >>> claiming({"quant_method": "fp8"}).name
+        'fp8-block'
     """
     return next((codec for codec in CODECS.values() if codec.claims(quantization)), None)
 

@@ -117,16 +117,21 @@ def get_format(name: str | Format) -> Format:
     """Return the format called ``name``: a catalog name, an alias, or the spelling of a custom format.
 
     Spellings are ``int<bits>[f<fraction bits>]``, ``uint...``, ``codebook[v0,v1,...]`` and
-    ``[u]e<E>m<M>[b<bias>][ieee|fn|fnuz|finite][ns]``: the bias defaults to ``2 ** (E - 1) - 1`` (0 for
-    ``E = 0``), the specials to ``finite``; ``ns`` means no subnormals. An alias wins: ``e4m3`` and ``e5m2``
-    are the OCP formats.
+    ``[u]e<E>m<M>[b<bias>][ieee|fn|fnuz|finite][ns]``: the bias defaults to ``2 ** (E - 1) - 1`` (0 for ``E =
+    0``), the specials to ``finite``; ``ns`` means no subnormals. An alias wins: ``e4m3`` and ``e5m2`` are the
+    OCP formats.
 
-    Raises FormatError, with the closest names, when there is no such format.
+    Args:
+        name: a name or text form, such as ``"float8_e4m3fn"`` or ``"int4"``; a format is returned as it is.
 
-    >>> get_format("e4m3") is get_format("float8_e4m3fn")
-    True
-    >>> get_format("e3m4").max
-    Fraction(31, 1)
+    Raises:
+        FormatError: with the closest names, when there is no such format.
+
+    Example:
+        >>> get_format("e4m3") is get_format("float8_e4m3fn")
+        True
+        >>> get_format("e3m4").max
+        Fraction(31, 1)
     """
     if not isinstance(name, str):
         return name
@@ -160,7 +165,11 @@ def _numbers(text: str) -> tuple[float, ...]:
 def format_name(fmt: Format) -> str:
     """Return the catalog name of a format, or its canonical spelling; ``get_format`` reads both back.
 
-    >>> format_name(FloatFormat(exponent_bits=3, mantissa_bits=4, bias=3, specials=Specials.FINITE))
-    'e3m4b3finite'
+    Args:
+        fmt: the format.
+
+    Example:
+        >>> format_name(FloatFormat(exponent_bits=3, mantissa_bits=4, bias=3, specials=Specials.FINITE))
+        'e3m4b3finite'
     """
     return _NAMES.get(fmt, fmt.spelling)

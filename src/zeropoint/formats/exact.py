@@ -29,7 +29,7 @@ Number = Fraction | Special
 
 
 def decode(fmt: Format, code: int) -> Number:
-    """Return the number that ``code`` stands for.
+    """Return the number that ``code`` represents.
 
     Integer codes are taken as bit patterns: the code 15 of int4 is -1.
 

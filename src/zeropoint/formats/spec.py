@@ -336,7 +336,7 @@ class FloatFormat:
 
 @dataclass(frozen=True)
 class CodebookFormat:
-    """A table: code ``i`` stands for ``values[i]``, kept as float32. It need not be sorted.
+    """A table: code ``i`` means ``values[i]``, kept as float32. It need not be sorted.
 
     Of codes with equal values the lowest is written; ``order`` lists the written codes by rising value.
     Encoding takes the nearest value; the boundary between two neighbors is their midpoint rounded to float32,
@@ -386,7 +386,7 @@ class CodebookFormat:
 
     @property
     def code_count(self) -> int:
-        """Number of codes that stand for a value."""
+        """Number of codes that represent a value."""
         return len(self.values)
 
     @property

@@ -35,8 +35,13 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     Returns uint8 of shape ``(*codes.shape[:-1], ceil(codes.shape[-1] * bits / 8))``; a scalar packs like a
     row of one.
 
-    >>> pack(torch.tensor([1, 2, 3]), 4)
-    tensor([33,  3], dtype=torch.uint8)
+    Args:
+        codes: integers, shape (..., n), of which the low ``bits`` are kept.
+        bits: width of a code, 1 to 32.
+
+    Example:
+        >>> pack(torch.tensor([1, 2, 3]), 4)
+        tensor([33,  3], dtype=torch.uint8)
     """
     _require_bits(bits)
     rows = codes.reshape(1) if codes.ndim == 0 else codes
@@ -76,7 +81,13 @@ def _whole_bytes(rows: torch.Tensor, bits: int) -> torch.Tensor:
 def unpack(data: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     """Return ``count`` code patterns a row from the bytes of :func:`pack`: uint8, int32 or int64 by width.
 
-    Raises ShapeError when the rows have another length than ``count`` codes take.
+    Args:
+        data: uint8, shape (..., ceil(n * bits / 8)).
+        bits: width of a code, 1 to 32.
+        count: ``n``, the codes in a row.
+
+    Raises:
+        ShapeError: when the rows have another length than ``count`` codes take.
     """
     _require_bits(bits)
     if data.ndim == 0 or data.shape[-1] != packed_length(count, bits):
@@ -116,7 +127,7 @@ def _join(parts: torch.Tensor, span: range) -> torch.Tensor:
 
 
 def as_values(patterns: torch.Tensor, fmt: Format) -> torch.Tensor:
-    """Return patterns of a signed integer format as the integers they stand for, others as they are."""
+    """Return patterns of a signed integer format as the integers they represent, others as they are."""
     if not isinstance(fmt, IntFormat) or not fmt.signed:
         return patterns
     if fmt.bits == 8:

@@ -44,9 +44,10 @@ class Scope(enum.Enum):
 class LayerData:
     """What is known of a layer besides its weight and scheme.
 
-    statistics: of the layer's inputs, by the names in :attr:`Method.needs`. extremes: smallest and largest
-    value of the whole tensor where the weight is a part of it. out: an earlier result for the same scheme,
-    shape and dtype, whose memory is used again.
+    Args:
+        statistics: of the layer's inputs, by the names in :attr:`Method.needs`.
+        extremes: smallest and largest value of the whole tensor where the weight is a part of it.
+        out: an earlier result for the same scheme, shape and dtype, whose memory is used again.
     """
 
     statistics: Mapping[str, Statistics] = field(default_factory=lambda: NO_STATISTICS)
@@ -61,8 +62,10 @@ NO_DATA = LayerData()
 class Report:
     """How far a weight's codes are from it.
 
-    squares, squared_error: sums of squares of the values and of the errors. largest: largest error. clipped:
-    values past the last code.
+    Args:
+        squares, squared_error: sums of squares of the values and of the errors.
+        largest: largest error.
+        clipped: values past the last code.
     """
 
     squares: float
@@ -80,15 +83,21 @@ class Report:
 class LayerResult:
     """What a method makes of a layer.
 
-    q: the weight in codes. changes: new values of other tensors of the model, by name, for methods that move
-    scales between layers.
+    Args:
+        q: the weight in codes.
+        changes: new values of other tensors of the model, by name, for methods that move scales between
+            layers.
     """
 
     q: QuantizedTensor
     changes: Mapping[str, torch.Tensor] = field(default_factory=lambda: NO_CHANGES)
 
     def report(self, weight: torch.Tensor) -> Report:
-        """Return the error of the codes against ``weight``, the tensor that was quantized."""
+        """Return the error of the codes against ``weight``, the tensor that was quantized.
+
+        Args:
+            weight: the float weight.
+        """
         errors = row_errors(weight, self.q)
         return Report(
             squares=float(errors.squares.sum()),
@@ -119,18 +128,36 @@ class Method(Protocol):
     def needs(self) -> Mapping[str, Callable[[int], Accumulator]]: ...  # noqa: D102
 
     def scope(self, scheme: Scheme) -> Scope:
-        """Return what must be held at once under ``scheme``."""
+        """Return what must be held at once under ``scheme``.
+
+        Args:
+            scheme: the scheme of the weight.
+        """
 
     def refusal(self, scheme: Scheme) -> str | None:
-        """Return why the method cannot quantize to ``scheme``, with what to do instead, or None."""
+        """Return why the method cannot quantize to ``scheme``, with what to do instead, or None.
+
+        Args:
+            scheme: the scheme of the weight.
+        """
 
     def value_bytes(self, scheme: Scheme) -> int:
-        """Return the memory that each value takes besides the weight and its codes."""
+        """Return the memory that each value takes besides the weight and its codes.
+
+        Args:
+            scheme: the scheme of the weight.
+        """
 
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
         """Return ``weight`` in codes.
 
-        weight: finite, of the dtypes of :func:`zeropoint.quantize`; a part of a larger one where the scope
-        allows. Raises UnsupportedError for a scheme with a refusal, CalibrationError where statistics
-        are missing, and what :func:`zeropoint.quantize` raises.
+        Args:
+            weight: finite, of the dtypes of :func:`zeropoint.quantize`; a part of a larger one where the
+                scope allows.
+            scheme: the scheme of the weight.
+            data: statistics of the inputs of the layer.
+
+        Raises:
+            UnsupportedError: for a scheme with a refusal.
+            CalibrationError: where statistics are missing, and what :func:`zeropoint.quantize` raises.
         """

@@ -32,8 +32,12 @@ def methods() -> Mapping[str, Method]:
 def method_named(name: str) -> Method:
     """Return the method called ``name``; raises RecipeError, with the closest names, when there is none.
 
-    >>> method_named("nearest").needs
-    mappingproxy({})
+    Args:
+        name: of a method, such as ``"mse"``.
+
+    Example:
+        >>> method_named("nearest").needs
+        mappingproxy({})
     """
     known = methods()
     text = str(name)  # of anything, a list too, which is no key of a mapping

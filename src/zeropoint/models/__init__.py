@@ -4,22 +4,22 @@ from .attention import SplitAttention
 from .calibrate import Calibration, calibrate
 from .conversion import Conversion, Converted
 from .convert import convert, quantize_model
+from .dequantize import dequantize_model
 from .dynamic_quantize import DynamicQuantize, LocalQuantize
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from .experts import SplitExperts
 from .fold import Folding, fold
-from .groups import parameter_groups
-from .joins import Add, Concatenate, Multiply
+from .functional_modules import Add, Concatenate, Multiply
 from .layer import PreparedLayer, QuantizedLayer
-from .learners import LEARNERS, Learner
 from .linear import QuantizedLinear
-from .original import dequantize_model
 from .packed_weight import PackedWeight
+from .parameter_groups import parameter_groups
 from .prepare import prepare
+from .qat_config import QAT_CONFIGS, QATConfig
 from .sequential import Steps, calibrate_sequential
 
 __all__ = [
-    "LEARNERS",
+    "QAT_CONFIGS",
     "Add",
     "Calibration",
     "Concatenate",
@@ -27,7 +27,7 @@ __all__ = [
     "Converted",
     "DynamicQuantize",
     "Folding",
-    "Learner",
+    "QATConfig",
     "LocalQuantize",
     "Multiply",
     "PackedWeight",

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 from ..errors import UnsupportedError
-from .linear_views import linear_on, own_memory
-from .original_state import State, stated
+from .shared_linear import linear_on, own_memory
+from .state_dict_hooks import State, add_state_hooks
 
 _OPTIONS: dict[str, Any] = {
     "key_padding_mask": None,
@@ -23,7 +23,7 @@ _OPTIONS: dict[str, Any] = {
     "average_attn_weights": True,
     "is_causal": False,
 }
-"""What a call of the original takes after query, key and value, in order, and what stands for it."""
+"""Parameters of ``nn.MultiheadAttention.forward`` after query, key and value, in order, with defaults."""
 
 
 class SplitAttention(nn.Module):
@@ -31,12 +31,16 @@ class SplitAttention(nn.Module):
 
         softmax(q_proj(query) k_proj(key)^T / sqrt(head_dim) + mask) v_proj(value), heads joined, out_proj
 
-    Arguments, shapes and results of the call are those of the original; weights and biases are copies.
+    Arguments, shapes and results of the call are the same; weights and biases are copies.
 
-    >>> whole = nn.MultiheadAttention(8, 2).eval()
-    >>> x = torch.randn(3, 1, 8)
-    >>> torch.allclose(SplitAttention(whole)(x, x, x)[0], whole(x, x, x)[0], atol=1e-6)
-    True
+    Args:
+        whole: the module to unfuse.
+
+    Example:
+        >>> whole = nn.MultiheadAttention(8, 2).eval()
+        >>> x = torch.randn(3, 1, 8)
+        >>> torch.allclose(SplitAttention(whole)(x, x, x)[0], whole(x, x, x)[0], atol=1e-6)
+        True
     """
 
     # Read by nn.TransformerEncoderLayer: without them it goes no short way past the modules.
@@ -59,10 +63,10 @@ class SplitAttention(nn.Module):
         self._joined = joined is not None
         self.train(whole.training)
         names = _Names(joined=self._joined)
-        stated(self, names.out, names.back)
+        add_state_hooks(self, names.out, names.back)
 
-    def original_parameters(self) -> dict[str, nn.Parameter | None]:
-        """Return the parameters of the original but those of its last projection, with the values of now."""
+    def fused_parameters(self) -> dict[str, nn.Parameter | None]:
+        """Return the fused parameters, except those of the output projection, with their current values."""
         own = dict(self.named_parameters())
         state = _Names(joined=self._joined).out({name: p.detach() for name, p in own.items()})
         names = (*_JOINED, *_APART, "bias_k", "bias_v")
@@ -73,9 +77,16 @@ class SplitAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the output, shaped like ``query``, and the weights (N, L, S), of each head where asked for.
 
-        rest, named: ``key_padding_mask``, ``need_weights``, ``attn_mask``, ``average_attn_weights`` and
-        ``is_causal``, as the original takes them, in this order or by name.
-        Raises UnsupportedError for ``is_causal`` without the mask that it describes, TypeError for others.
+        Args:
+            query: shape (L, N, E), or (N, L, E) with ``batch_first``; (L, E) without a batch.
+            key: as ``query``, of S tokens.
+            value: as ``key``.
+            rest, named: ``key_padding_mask``, ``need_weights``, ``attn_mask``, ``average_attn_weights`` and
+                ``is_causal``, as ``nn.MultiheadAttention`` takes them, in this order or by name.
+
+        Raises:
+            UnsupportedError: for ``is_causal`` without the mask that it describes.
+            TypeError: for others.
         """
         options = {**_OPTIONS, **dict(zip(_OPTIONS, rest, strict=False)), **named}
         if len(rest) + len(named) > len(_OPTIONS) or len(options) > len(_OPTIONS):
@@ -151,11 +162,11 @@ class SplitAttention(nn.Module):
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _JOINED = ("in_proj_weight", "in_proj_bias")
 _APART = tuple(f"{name}_weight" for name in _PROJECTIONS)
-"""Names of the original's weights, in one tensor or in three."""
+"""Names of the fused module's weights, in one tensor or in three."""
 
 
 class _Names:
-    """The state of the three projections as that of the original."""
+    """Convert the state of the three projections to that of the fused module."""
 
     def __init__(self, *, joined: bool) -> None:
         self.joined = joined

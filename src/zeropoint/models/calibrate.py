@@ -24,10 +24,10 @@ from ..stats import Accumulator, Observer, State, Statistic, StatisticFor, Stati
 from ..stats.observer import update_together
 from ..stats.processes import shares_work
 from .decisions import as_recipe, decisions_of, require_model
-from .kinds import kind_of
 from .layer import OnTensor, quantized_inputs, quantized_output
-from .opening import opened
+from .layer_types import layer_type
 from .progress import counted
+from .unfuse import unfused
 
 SIDES = ("input", "output")
 SMALL = 1 << 19
@@ -40,8 +40,11 @@ HELD = 1 << 25
 class Calibration:
     """What was learned, and how many batches it took.
 
-    params: by layer and side (``encoder.0.input``). statistics: of the inputs of layers whose method needs
-    them, by layer and by the names in :attr:`~zeropoint.methods.Method.needs`.
+    Args:
+        params: by layer and side (``encoder.0.input``).
+        statistics: of the inputs of layers whose method needs them, by layer and by the names in
+            :attr:`~zeropoint.methods.Method.needs`.
+        batches: how many batches there were.
     """
 
     params: Mapping[str, QuantizationParams] = field(default_factory=dict)
@@ -77,20 +80,29 @@ def calibrate(
 
     Statistics are of the inputs of layers whose weight has a method that needs them.
 
-    The model runs in evaluation mode without gradients, and is afterwards as it was. data: batches, each as
-    ``run`` takes it. statistic: what is learned of each tensor, by a name of
-    :func:`~zeropoint.stats.statistic_named` or as a function of a scheme and the shape of a batch of one row.
-    progress: whether to show a bar, on a terminal. Values that are not finite are left out.
-    Raises CalibrationError when there is nothing static or no batch, when ``data`` is one batch instead of
-    several, or when some layer saw no finite number, with its name.
+    The model runs in evaluation mode without gradients, and is afterwards as it was.
 
-    >>> layer = nn.Sequential(nn.Linear(8, 4))
-    >>> print(calibrate(layer, "w8a8_static", [torch.ones(2, 8)]).params["0.input"].scheme)
-    uint8:tensor:asym
+    Args:
+        model: runs in evaluation mode without gradients, and is unchanged afterwards.
+        recipe: rules, or the name of a preset for all Linear layers.
+        data: batches, each as ``run`` takes it.
+        statistic: what is learned of each tensor, by a name of :func:`~zeropoint.stats.statistic_named` or as
+            a function of a scheme and the shape of a batch of one row.
+        run: calls the model with a batch.
+        progress: whether to show a bar, on a terminal. Values that are not finite are left out.
+
+    Raises:
+        CalibrationError: when there is nothing static or no batch, when ``data`` is one batch instead of
+            several, or when some layer saw no finite number, with its name.
+
+    Example:
+        >>> layer = nn.Sequential(nn.Linear(8, 4))
+        >>> print(calibrate(layer, "w8a8_static", [torch.ones(2, 8)]).params["0.input"].scheme)
+        uint8:tensor:asym
     """
     require_model(model)
     require_batches(data)
-    with opened(model) as root, evaluating(root):
+    with unfused(model) as root, evaluating(root):
         watch = Watch(root, recipe, statistic)
         with watch.hooked():
             count = run_batches(root, data, run, progress=progress)
@@ -171,7 +183,7 @@ class _Place:
 class Watch:
     """Observers of all static inputs and outputs of a model's layers, and of inputs that methods need.
 
-    recipe, statistic: as for :func:`calibrate`. enabled: whether they see what passes. examine: told of
+    recipe, statistic: as for :func:`calibrate`. enabled: whether they see what passes. examine: called with
     tensors that may hold what is not finite, with their place. decided: name, layer and decision for each
     layer.
     """
@@ -190,13 +202,13 @@ class Watch:
         for name, module, decision in self.decided:
             gives = decision.gives
             self._add_needs(name, module, gives)
-            shapes = kind_of(module).shapes(module)
+            shapes = layer_type(module).shapes(module)
             activations = (None, None) if gives is None else (gives.input, gives.output)
             for side, activation, shape in zip(SIDES, activations, shapes, strict=True):
                 if activation is not None and not activation.dynamic:
                     place = f"{name}.{side}".lstrip(".")
                     made = make(activation.calibrated, shape)
-                    # Equal ones as one, which each tensor that passes is told apart by.
+                    # Equal statistics share one observer, by which each tensor that passes is identified.
                     made = next((s for s in statistics if s == made), made)
                     statistics.append(made)
                     observer = Observer(made, name=place)
@@ -356,7 +368,7 @@ class _Waiting:
         self._held = 0
 
     def add(self, observer: Observer, copy: torch.Tensor) -> None:
-        """Let a copy wait for an observer, beside others that see the same one right after each other."""
+        """Let a copy wait for an observer, together with others that receive the same tensor in turn."""
         if self._held > HELD or (self._copies and self._copies[-1][0].device != copy.device):
             self.take()
         self._seers.add(observer)

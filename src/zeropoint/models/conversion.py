@@ -1,4 +1,4 @@
-"""What became of a model and of each of its layers, to be printed."""
+"""The result of converting a model: one record per layer, to be printed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,16 @@ from ..recipes import Assignment, Decision
 class Converted:
     """What became of one layer.
 
-    gives: its schemes, or None with the reason why it was left alone. nbytes: of its weights before and now;
-    those that are tied to an earlier layer's, whose name is ``tied_to``, count there. error: root of the
-    squared error over the squared weights, NaN where these are not known.
+    Args:
+        name: dotted name of the layer.
+        type: its class.
+        shape: of its weight.
+        gives: its schemes, or None with the reason why it was left alone.
+        reason: why it was kept.
+        nbytes: of its weights before and now; those that are tied to an earlier layer's, whose name is
+            ``tied_to``, count there.
+        error: root of the squared error over the squared weights, NaN where these are not known.
+        tied_to: name of an earlier layer with the same weight.
     """
 
     name: str
@@ -37,10 +44,11 @@ class Converted:
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))
         facts = f"{self.name or 'model'} ({f'{self.type} {shape}'.strip()})"
-        return f"{facts}: {self._fate}" + ("" if self._told is None else f", error {self.error:.4f}")
+        error = self._printed_error
+        return f"{facts}: {self._outcome}" + ("" if error is None else f", error {error:.4f}")
 
     @property
-    def _fate(self) -> str:
+    def _outcome(self) -> str:
         if self.gives is None:
             return f"kept, {self.reason}"
         if self.gives.weight is None:
@@ -51,19 +59,24 @@ class Converted:
         return f"{self.gives}; {share:.1%} of the original size"
 
     @property
-    def _told(self) -> float | None:
-        """The error, where it is told of the layer."""
+    def _printed_error(self) -> float | None:
+        """The error, where it is printed for the layer."""
         packed = self.gives is not None and self.gives.weight is not None and not self.tied_to
         return self.error if packed and not math.isnan(self.error) else None
 
     def _family(self) -> tuple[str, str]:
-        """Return what layers that are told of in one line have in common: their names but for numbers."""
+        """Return the key of layers that are printed on one line: their names but for numbers."""
         return _NUMBER.sub("*", self.name), str(replace(self, name="", error=math.nan))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Conversion:
-    """A converted model, and what became of each layer that has parameters, in the model's order."""
+    """A converted model, and what became of each layer that has parameters, in the model's order.
+
+    Args:
+        model: the converted model.
+        layers: records of all layers that have parameters, in the model's order.
+    """
 
     model: nn.Module
     layers: tuple[Converted, ...]
@@ -88,7 +101,15 @@ class Conversion:
         return str(self)
 
     def save_checkpoint(self, directory: Path | str, **options: Any) -> Any:
-        """Write the model as :func:`zeropoint.save_checkpoint` does, with its options."""
+        """Write the model as :func:`zeropoint.save_checkpoint` does, with its options.
+
+        Args:
+            directory: the output.
+            options: as for :func:`zeropoint.save_checkpoint`.
+
+        Returns:
+            What was written.
+        """
         # The one import upwards: whoever holds a result looks here for what to do with it.
         from ..checkpoint.model.saving import save_checkpoint
 
@@ -97,19 +118,19 @@ class Conversion:
 
 _NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")
 _FOLDED = 3
-"""Layers of one kind from which on one line tells of all of them."""
+"""Layers of one kind from which on one line describes all of them."""
 
 
 def _lines(family: list[Converted]) -> list[str]:
-    """Return what is told of layers that differ in numbers of their names alone."""
+    """Return the report lines of layers that differ in numbers of their names alone."""
     if len(family) < _FOLDED:
         return [str(layer) for layer in family]
     first = family[0]
     name = _NUMBER.sub("*", first.name)
     shape = "x".join(map(str, first.shape))
-    errors = [layer._told for layer in family if layer._told is not None]
-    told = f", error {min(errors):.4f} to {max(errors):.4f}" if errors else ""
-    return [f"{name} ({len(family)} x {f'{first.type} {shape}'.strip()}): {first._fate}{told}"]
+    errors = [layer._printed_error for layer in family if layer._printed_error is not None]
+    error = f", error {min(errors):.4f} to {max(errors):.4f}" if errors else ""
+    return [f"{name} ({len(family)} x {f'{first.type} {shape}'.strip()}): {first._outcome}{error}"]
 
 
 def weight_bytes(module: nn.Module, counted: set[int]) -> int:
@@ -124,7 +145,7 @@ def weight_bytes(module: nn.Module, counted: set[int]) -> int:
 
 
 def kept_layer(module: nn.Module, decision: Decision, counted: set[int]) -> Converted:
-    """Return what is told of a layer that a decision leaves alone; ``counted`` as in :func:`weight_bytes`."""
+    """Return the report of a layer that a decision keeps; ``counted`` as in :func:`weight_bytes`."""
     subject, nbytes = decision.subject, weight_bytes(module, counted)
     return Converted(
         name=subject.name,

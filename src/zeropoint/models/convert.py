@@ -22,17 +22,17 @@ from .conversion import Conversion, Converted, weight_bytes
 from .decisions import as_recipe, require_model
 from .dynamic_quantize import DynamicQuantize, LocalQuantize, as_module
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
-from .kinds import kind_of
 from .layer import PreparedLayer, QuantizedLayer
+from .layer_types import layer_type
 from .linear import QuantizedLinear
-from .linear_views import TURNED
-from .opening import replace_modules
 from .packed_weight import PackedWeight
 from .prepare import ENTRIES, preparing
 from .saving_guard import guarded
+from .shared_linear import TRANSPOSED
+from .unfuse import replace_modules
 
 _TILE_VALUES = 1 << 22
-"""Weights that are measured at a time: kernels need nothing beside them, plain torch some bytes for each."""
+"""Weights that are measured at a time: kernels need no further memory, plain torch some bytes for each."""
 
 
 def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
@@ -41,20 +41,25 @@ def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
     In evaluation mode the outputs are the same bit for bit, but where a Linear layer multiplies codes, as its
     ``explain()`` says: sums are then rounded otherwise, or not at all, the outputs of that layer differ by at
     most 2 n eps sum |w x| over the n products of each, and where a later layer quantizes them, one may fall
-    to the neighboring code. Asking for gradients of the input makes each layer multiply floats.
-    Quantizers of inputs and outputs keep the parameters they have now.
+    to the neighboring code. Asking for gradients of the input makes each layer multiply floats. Quantizers of
+    inputs and outputs keep the parameters they have now.
 
-    prepared: what :func:`~zeropoint.models.prepare` returned, trained or not; not wrapped for processes or
-    compiled. inplace: whether it is changed itself; otherwise a copy is.
+    Args:
+        prepared: what :func:`~zeropoint.models.prepare` returned, trained or not; not wrapped for processes
+            or compiled.
+        inplace: whether it is changed itself; otherwise a copy is.
 
-    Raises UnsupportedError for a model without prepared layers, a quantizer that is not enabled, or a layer
-    that cannot hold its scheme, and NonFiniteError for weights that are not finite; each names the layer.
+    Raises:
+        UnsupportedError: for a model without prepared layers, a quantizer that is not enabled, or a layer
+            that cannot hold its scheme.
+        NonFiniteError: for weights that are not finite; each names the layer.
 
-    >>> from zeropoint.models import prepare
-    >>> prepared = prepare(nn.Sequential(nn.Linear(64, 8)), "w4a16").eval()
-    >>> x = torch.randn(3, 64)
-    >>> torch.allclose(convert(prepared).model(x), prepared(x), atol=1e-6)
-    True
+    Example:
+        >>> from zeropoint.models import prepare
+        >>> prepared = prepare(nn.Sequential(nn.Linear(64, 8)), "w4a16").eval()
+        >>> x = torch.randn(3, 64)
+        >>> torch.allclose(convert(prepared).model(x), prepared(x), atol=1e-6)
+        True
     """
     require_model(prepared)
     target = prepared if inplace else copy.deepcopy(prepared)
@@ -65,9 +70,9 @@ def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
         )
     planned_order: tuple[str | Converted, ...] = vars(target).pop(ENTRIES, ())
     known = {entry for entry in planned_order if isinstance(entry, str)}
-    replaced, told = _converted([*planned_order, *(name for name in layers if name not in known)], layers)
+    replaced, records = _converted([*planned_order, *(name for name in layers if name not in known)], layers)
     replace_modules(target, replaced)
-    return Conversion(model=guarded(replaced.get(target, target)), layers=told)
+    return Conversion(model=guarded(replaced.get(target, target)), layers=records)
 
 
 def quantize_model(
@@ -80,50 +85,57 @@ def quantize_model(
     of their method, scales of static inputs and outputs come from ``calibration``, of
     :func:`~zeropoint.models.calibrate`, and so do the statistics that a method needs.
 
-    recipe: rules, or the name of a preset for all Linear layers. The default of a recipe is for Linear
-    layers; others are converted when a rule names them. Weights of several layers that are one tensor stay
-    one. method: that of all weights whose rule names none, such as ``"mse"``; ``nearest`` unless given.
-    inplace: whether ``model`` itself is changed; otherwise a copy is.
+    A model that is changed in place is as it was after an error.
 
-    Raises what these two raise. A model that is changed in place
-    is as it was after an error.
+    Args:
+        model: the float model.
+        recipe: rules, or the name of a preset for all Linear layers. The default of a recipe is for Linear
+            layers; others are converted when a rule names them. Weights of several layers that are one tensor
+            stay one.
+        method: that of all weights whose rule names none, such as ``"mse"``; ``nearest`` unless given.
+        calibration: ranges of static inputs and outputs, and statistics that methods need.
+        inplace: whether ``model`` itself is changed; otherwise a copy is.
 
-    >>> conversion = quantize_model(nn.Sequential(nn.Linear(64, 8)), "w8a16")
-    >>> conversion.layers[0].nbytes
-    (2048, 544)
+    Raises:
+        ZeropointError: what these two raise.
+
+    Example:
+        >>> conversion = quantize_model(nn.Sequential(nn.Linear(64, 8)), "w8a16")
+        >>> conversion.layers[0].nbytes
+        (2048, 544)
     """
     target = model if inplace else copy.deepcopy(model)
     rules = as_recipe(recipe).with_method(method)
-    with preparing(target, rules, learner="minmax", calibration=calibration) as made:
+    with preparing(target, rules, qat="minmax", calibration=calibration) as made:
         layers = {prepared.decision.subject.name: prepared for prepared in made.prepared.values()}
-        packed, told = _converted(made.entries, layers, calibration)
+        packed, records = _converted(made.entries, layers, calibration)
         result = made.installed({layer: packed[prepared] for layer, prepared in made.prepared.items()})
-    return Conversion(model=guarded(result) if packed else result, layers=told)
+    return Conversion(model=guarded(result) if packed else result, layers=records)
 
 
 def _converted(
     entries: Sequence[str | Converted], layers: Mapping[str, PreparedLayer],
     calibration: Calibration | None = None,
 ) -> tuple[dict[nn.Module, nn.Module], tuple[Converted, ...]]:  # fmt: skip
-    """Return the layer for each prepared one, and what is told of each entry.
+    """Return the layer for each prepared one, and the record of each entry.
 
-    entries: in the model's order, names of prepared layers, and what is told of the others. calibration: the
+    entries: in the model's order, names of prepared layers, and the records of the others. calibration: the
     statistics that methods need.
     """
     packer = _Packer(calibration)
     replaced: dict[nn.Module, nn.Module] = {}
-    told: list[Converted] = []
+    records: list[Converted] = []
     for entry in entries:
         if isinstance(entry, Converted):
-            told.append(entry)
+            records.append(entry)
         elif entry in layers:
             layer = layers[entry]
             try:
                 replaced[layer], line = packer.layer(layer)
             except ZeropointError as error:
                 raise type(error)(f"layer {entry or 'model'}: {error}") from error
-            told.append(line)
-    return replaced, tuple(told)
+            records.append(line)
+    return replaced, tuple(records)
 
 
 class _Packer:
@@ -135,7 +147,7 @@ class _Packer:
         self._counted: set[int] = set()
 
     def layer(self, prepared: PreparedLayer) -> tuple[nn.Module, Converted]:
-        """Return the layer in the place of ``prepared``, and what is told of it."""
+        """Return the layer that replaces ``prepared``, and its record."""
         layer, name, gives = prepared.layer, prepared.decision.subject.name, prepared.decision.gives
         assert gives is not None
         packed, off, size, tied_to = {}, 0.0, 0.0, ""
@@ -143,7 +155,7 @@ class _Packer:
         after = before
         for key, quantizer in prepared.weight_quantizers.items():
             weight = layer.get_parameter(key)
-            matrix = kind_of(layer).matrix(layer, weight.detach())
+            matrix = layer_type(layer).matrix(layer, weight.detach())
             if id(weight) in self._known:
                 tied_to, packed[key] = self._known[id(weight)]
             else:
@@ -211,8 +223,10 @@ def _layer(prepared: PreparedLayer, packed: Mapping[str, PackedWeight]) -> nn.Mo
     layer = prepared.layer
     inner, outer = _fixed(prepared.input_quantizer), _fixed(prepared.output_quantizer)
     if packed and isinstance(layer, nn.Linear):
-        turned = bool(vars(layer).get(TURNED, False))
-        return QuantizedLinear(packed["weight"], layer.bias, inner, output_quantizer=outer, turned=turned)
+        transposed = bool(vars(layer).get(TRANSPOSED, False))
+        return QuantizedLinear(
+            packed["weight"], layer.bias, inner, output_quantizer=outer, transposed=transposed
+        )
     behind = as_module(outer)
     if packed and isinstance(layer, nn.Embedding):
         return QuantizedEmbedding(packed["weight"], behind, padding_idx=layer.padding_idx)

@@ -12,12 +12,12 @@ from ..errors import RecipeError, UnsupportedError
 from ..recipes import Decision, Recipe, Rule, Subject, model_preset
 from ..training import Quantizer
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
-from .kinds import KINDS, kind_of
 from .layer import PreparedLayer, QuantizedLayer
+from .layer_types import LAYER_TYPES, layer_type
 from .linear import QuantizedLinear
 from .packed_weight import PackedWeight
 
-SEALED = (
+QUANTIZED_MODULES = (
     QuantizedLayer,
     QuantizedLinear,
     QuantizedEmbedding,
@@ -29,7 +29,7 @@ SEALED = (
 
 
 def require_model(model: object) -> None:
-    """Raise UnsupportedError for what is no module: a result that holds one, or an exported program."""
+    """Raise UnsupportedError unless ``model`` is a module; results and exported programs are not."""
     if not isinstance(model, nn.Module):
         raise UnsupportedError(
             f"model (a {type(model).__name__}) must be a torch.nn.Module; pass the model of a conversion or "
@@ -63,23 +63,23 @@ def layers_of(model: nn.Module, recipe: Recipe) -> list[tuple[str, nn.Module]]:
     named = {kind for rule in recipe.rules if rule.gives is not None for kind in rule.types}
     return [
         (name, module)
-        for name, module in _unsealed(model, "", set())
-        if type(module) in KINDS
+        for name, module in _float_modules(model, "", set())
+        if type(module) in LAYER_TYPES
         or type(module).__name__ in named
         or is_parametrized(module)
         or next(module.parameters(recurse=False), None) is not None
     ]
 
 
-def _unsealed(module: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    if module in seen or isinstance(module, SEALED):
+def _float_modules(module: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    if module in seen or isinstance(module, QUANTIZED_MODULES):
         return
     seen.add(module)
     yield name, module
     if is_parametrized(module):
         return
     for key, child in module.named_children():
-        yield from _unsealed(child, f"{name}.{key}".lstrip("."), seen)
+        yield from _float_modules(child, f"{name}.{key}".lstrip("."), seen)
 
 
 def decisions_of(model: nn.Module, recipe: Recipe) -> list[tuple[str, nn.Module, Decision]]:
@@ -91,7 +91,8 @@ def decisions_of(model: nn.Module, recipe: Recipe) -> list[tuple[str, nn.Module,
     for name, module in model.named_modules():
         if isinstance(module, PreparedLayer):
             raise UnsupportedError(
-                f"layer {name or 'model'} is prepared already; convert the model or pass the original"
+                f"layer {name or 'model'} is prepared already; convert the model or pass the model before "
+                "prepare"
             )
     modules = layers_of(model, recipe)
     subjects = [_subject(name, module) for name, module in modules]
@@ -105,13 +106,13 @@ def decisions_of(model: nn.Module, recipe: Recipe) -> list[tuple[str, nn.Module,
 
 
 def _type(module: nn.Module) -> str:
-    """Return the name of a module's class, that of the original where torch made a subclass of it."""
+    """Return the name of a module's class, without torch's prefix for a parametrized module."""
     return type(module).__name__.removeprefix("Parametrized" if is_parametrized(module) else "")
 
 
 def _subject(name: str, module: nn.Module) -> Subject:
     # A weight that a hook computes is no parameter.
-    found = (getattr(module, parameter) for parameter in kind_of(module).names(module))
+    found = (getattr(module, parameter) for parameter in layer_type(module).names(module))
     weight = next(found, None)
     if weight is None:
         return Subject(name=name, type=_type(module), shape=())
@@ -133,10 +134,10 @@ def _refusal(module: nn.Module, decision: Decision, recipe: Recipe) -> str | Non
         return "its parameters are not initialized; run the model once first"
     if has_hooks(module):
         return "it has hooks, which would be lost; remove them first"
-    if type(module) in KINDS:
+    if type(module) in LAYER_TYPES:
         by_default = decision.rule is recipe.default and kind != "Linear"
         return "the default is for Linear layers" if by_default else None
-    base = next((base for base in KINDS if isinstance(module, base)), None)
+    base = next((base for base in LAYER_TYPES if isinstance(module, base)), None)
     if base is not None:
         return f"{kind} is a subclass of {base.__name__} and may compute something else"
     return None if kind in decision.rule.types else f"{kind} has no quantized form"

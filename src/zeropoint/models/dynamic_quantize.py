@@ -17,9 +17,13 @@ from ..training import FakeQuantize
 
 
 class DynamicQuantize(nn.Module):
-    """Quantize and bring back with parameters computed from each tensor.
+    """Quantize and dequantize with parameters computed from each tensor.
 
-    Raises RecipeError for what is no Activation, such as its text.
+    Args:
+        activation: the scheme.
+
+    Raises:
+        RecipeError: for what is no Activation, such as its text.
     """
 
     def __init__(self, activation: Activation) -> None:
@@ -31,7 +35,11 @@ class DynamicQuantize(nn.Module):
         self.activation = activation
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the values of the codes of ``x``; nothing happens to an empty tensor."""
+        """Return the values of the codes of ``x``; nothing happens to an empty tensor.
+
+        Args:
+            x: a float tensor of any shape.
+        """
         return fake_quantize(x, self.activation.scheme) if x.numel() else x
 
     def extra_repr(self) -> str:
@@ -40,11 +48,12 @@ class DynamicQuantize(nn.Module):
 
 
 class LocalQuantize(nn.Module):
-    """Quantize and bring back with one scale over all tensors, and those under it from each tensor.
+    """Quantize and dequantize with one scale for all tensors, and block scales computed from each tensor.
 
-    activation: a static one of several levels. limit: the largest magnitude that calibration found, from
-    which the scale of the whole follows; larger values come out as the largest codes. Gradients pass
-    unchanged.
+    Args:
+        activation: a static one of several levels.
+        limit: the largest magnitude that calibration found, from which the scale of the whole follows; larger
+            values come out as the largest codes. Gradients pass unchanged.
     """
 
     limit: torch.Tensor
@@ -56,7 +65,15 @@ class LocalQuantize(nn.Module):
 
     @staticmethod
     def of(activation: Activation, params: QuantizationParams) -> LocalQuantize:
-        """Return the quantizer whose range is that of the parameters of one block."""
+        """Return the quantizer whose range is that of the parameters of one block.
+
+        Args:
+            activation: a static one of several levels.
+            params: calibrated, of one block.
+
+        Raises:
+            UnsupportedError: when the scheme has more than positive float scales.
+        """
         scale = params.effective_scale()
         assert scale is not None
         if activation.scheme.chained is not None:
@@ -67,12 +84,20 @@ class LocalQuantize(nn.Module):
         return LocalQuantize(activation, float(scale) * activation.scheme.divisor)
 
     def codes(self, x: torch.Tensor) -> QuantizedTensor:
-        """Return the codes and parameters of ``x``."""
+        """Return the codes and parameters of ``x``.
+
+        Args:
+            x: a float tensor of any shape.
+        """
         limit = float(self.limit)
         return quantize_part(x.detach().clamp(-limit, limit), self.activation.scheme, (-limit, limit))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the values of the codes of ``x``; nothing happens to an empty tensor."""
+        """Return the values of the codes of ``x``; nothing happens to an empty tensor.
+
+        Args:
+            x: a float tensor of any shape.
+        """
         if not x.numel():
             return x
         y = self.codes(x).dequantize()

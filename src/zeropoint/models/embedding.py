@@ -12,9 +12,13 @@ from .packed_weight import PackedWeight
 class QuantizedEmbedding(nn.Module):
     """A table of packed rows; only the rows that are asked for are dequantized.
 
-    weight: (num_embeddings, embedding_dim). output_quantizer: of the rows, or None. padding_idx: as
-    ``nn.Embedding`` has it, which matters to gradients alone.
-    Raises UnsupportedError for schemes in which rows share blocks.
+    Args:
+        weight: (num_embeddings, embedding_dim).
+        output_quantizer: of the rows, or None.
+        padding_idx: as ``nn.Embedding`` has it, which matters to gradients alone.
+
+    Raises:
+        UnsupportedError: for schemes in which rows share blocks.
     """
 
     def __init__(
@@ -31,7 +35,11 @@ class QuantizedEmbedding(nn.Module):
         self.num_embeddings, self.embedding_dim = weight.shape
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (what torch calls it)
-        """Return the rows of ``input``, whole numbers of any shape: (..., embedding_dim)."""
+        """Return the rows of ``input``, whole numbers of any shape: (..., embedding_dim).
+
+        Args:
+            input: row numbers, int32 or int64, of any shape.
+        """
         rows = self.weight.rows(input.reshape(-1)).reshape(*input.shape, self.embedding_dim)
         return rows if self.output_quantizer is None else self.output_quantizer(rows)
 
@@ -43,8 +51,11 @@ class QuantizedEmbedding(nn.Module):
 class QuantizedEmbeddingBag(nn.Module):
     """Sums, means or largest values of packed rows; only the rows that are asked for are dequantized.
 
-    bag: the original, which says how rows are joined; its table is not kept. Others as in
-    :class:`QuantizedEmbedding`.
+    Args:
+        bag: the float layer, which says how rows are reduced; its table is not kept. Others as in
+            :class:`QuantizedEmbedding`.
+        weight: shape (num_embeddings, embedding_dim).
+        output_quantizer: quantizes the output, or None.
     """
 
     def __init__(
@@ -63,12 +74,18 @@ class QuantizedEmbeddingBag(nn.Module):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return a row for each bag of row numbers, as ``nn.EmbeddingBag`` does: (bags, embedding_dim)."""
+        """Return a row for each bag of row numbers, as ``nn.EmbeddingBag`` does: (bags, embedding_dim).
+
+        Args:
+            input: row numbers, shape (bags, n), or (n,) with ``offsets``.
+            offsets: where each bag starts, shape (bags,).
+            per_sample_weights: factors, shape of ``input``.
+        """
         flat = input.reshape(-1)
         rows, place = self.weight.rows(flat), torch.arange(flat.numel(), device=flat.device)
         padding = None
         if self.padding_idx is not None:
-            # One more row stands for those that do not count.
+            # One more row collects those that do not count.
             padding = flat.numel()
             place = torch.where(flat == self.padding_idx, padding, place)
             rows = torch.cat([rows, rows.new_zeros(1, self.embedding_dim)])

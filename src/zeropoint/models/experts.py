@@ -2,7 +2,7 @@
 
 transformers, from 5.0 on, keeps the weights of all experts of a layer in tensors of three axes and multiplies
 with parts of these itself. What such a module computes follows from attributes that all of them have, and is
-stated at ``use_experts_implementation`` in its ``integrations/moe.py``.
+add_state_hooks at ``use_experts_implementation`` in its ``integrations/moe.py``.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 from .layer import without_weights
-from .linear_views import linear_on
-from .original_state import State, stated
+from .shared_linear import linear_on
+from .state_dict_hooks import State, add_state_hooks
 
 _FACTS = ("num_experts", "has_gate", "has_bias", "is_transposed")
 
 
 def is_fused_experts(module: nn.Module) -> bool:
-    """Return whether a module is one of transformers' fused experts, with nothing of its own beside them."""
+    """Return whether a module is one of transformers' fused experts, with no other parameters or modules."""
     facts = vars(module)
     if not all(name in facts for name in _FACTS) or facts.get("_is_expert_parallel"):
         return False
@@ -46,6 +46,9 @@ class SplitExperts(nn.Module):
     Each token's output is the sum over its experts of ``weight * down(gate(up(x)))``; ``gate`` is what the
     original applies, and ``up`` is called ``up_proj`` where it gates nothing. Arguments and results are those
     of the original, whose memory the layers share.
+
+    Args:
+        whole: the module to unfuse.
     """
 
     rest: Any
@@ -54,7 +57,8 @@ class SplitExperts(nn.Module):
         super().__init__()
         for name, child in whole.named_children():
             self.add_module(name, child)
-        # What is left of the original, for its gate. It is no module of this one, but sees what these are.
+        # The fused module without its weights, for its gate. It is no submodule, but reads the submodules'
+        # values.
         self.__dict__["rest"] = rest = without_weights(whole, _names(whole))
         rest.__dict__["_modules"] = self._modules
         self.up, self.down = _weights(whole)
@@ -63,16 +67,21 @@ class SplitExperts(nn.Module):
         self._arguments = tuple(inspect.signature(type(whole).forward).parameters)[1:4]
         self.train(whole.training)
         names = _Names(self.up, self.down, transposed=whole.is_transposed)
-        stated(self, names.out, names.back)
+        add_state_hooks(self, names.out, names.back)
 
-    def original_parameters(self) -> dict[str, nn.Parameter]:
-        """Return the parameters of the original, with the values that the layers have now."""
+    def fused_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the fused parameters that hold the current weights of the layers."""
         own = {n: p.detach() for n, p in self.named_parameters() if n.startswith((self.up, self.down))}
         joined = _Names(self.up, self.down, transposed=self.rest.is_transposed).out(own)
         return {name: nn.Parameter(value, False) for name, value in joined.items()}
 
     def forward(self, *args: Any, **named: Any) -> torch.Tensor:
-        """Return (tokens, hidden); takes hidden states of that shape, and experts and weights (tokens, k)."""
+        """Return (tokens, hidden); takes hidden states of that shape, and experts and weights (tokens, k).
+
+        Args:
+            args: positional arguments of the fused experts.
+            named: keyword arguments of the fused experts.
+        """
         given = {**dict(zip(self._arguments, args, strict=False)), **named}
         x, chosen, weights = (given[name] for name in self._arguments)
         ups, downs = self._modules[self.up], self._modules[self.down]
@@ -99,7 +108,7 @@ class SplitExperts(nn.Module):
 
 
 class _Names:
-    """The state of all experts' layers as that of the original: one tensor for each projection."""
+    """Convert the state of all experts' layers to that of the fused module: one tensor per projection."""
 
     def __init__(self, *projections: str, transposed: bool) -> None:
         self.projections, self.transposed = projections, transposed

@@ -21,8 +21,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 from ..errors import ShapeError
 from .decisions import has_hooks, require_model
-from .kinds import kind_of
-from .opening import replace_modules
+from .layer_types import layer_type
+from .unfuse import replace_modules
 
 NORMALIZATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 PRODUCTS: frozenset[type[nn.Module]] = frozenset(
@@ -39,7 +39,10 @@ UNTRACED = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, As
 class Folding:
     """A model with normalizations folded, and what became of each.
 
-    folded: the layer that took each normalization in, by name. kept: why each of the others stands, by name.
+    Args:
+        model: the folded model.
+        folded: the layer that took each normalization in, by name.
+        kept: why each of the others stands, by name.
     """
 
     model: nn.Module
@@ -63,11 +66,14 @@ def fold(model: nn.Module, *, inplace: bool = False) -> Folding:
     where either has hooks. Folded ones become ``nn.Identity``; after a Linear layer, a module that refuses
     more than two axes, of which a normalization takes the second.
 
-    inplace: whether ``model`` itself is changed; otherwise a copy is.
+    Args:
+        model: in evaluation mode.
+        inplace: whether ``model`` itself is changed; otherwise a copy is.
 
-    >>> folding = fold(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval())
-    >>> print(folding)
-    1: folded into 0
+    Example:
+        >>> folding = fold(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval())
+        >>> print(folding)
+        1: folded into 0
     """
     require_model(model)
     target = model if inplace else copy.deepcopy(model)
@@ -162,7 +168,7 @@ def _refusal(norm: nn.Module, source: nn.Module | None, shared: Counter[int]) ->
 
 def _fold(layer: nn.Module, norm: nn.Module) -> None:
     """Change weight and bias of ``layer`` so that it gives what ``norm`` gave."""
-    kind, weight, start = kind_of(layer), layer.get_parameter("weight"), layer._parameters["bias"]
+    kind, weight, start = layer_type(layer), layer.get_parameter("weight"), layer._parameters["bias"]
     assert isinstance(norm, NORMALIZATIONS)
     mean, variance = norm.running_mean, norm.running_var
     assert mean is not None

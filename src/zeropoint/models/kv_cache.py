@@ -246,7 +246,7 @@ class QuantizedStates:
         )
 
     def crop(self, kept: int) -> None:
-        """Keep the first ``kept`` tokens; the cut block's are brought back to full precision."""
+        """Keep the first ``kept`` tokens; the cut block's are dequantized to full precision."""
         if kept >= self.length:
             return
         assert self.newest is not None

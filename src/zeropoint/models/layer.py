@@ -1,7 +1,7 @@
 """A layer of any kind with quantizers around it: while it trains, and with packed weights.
 
-What a layer computes is said in :mod:`zeropoint.models.kinds`; here it gets its weights, and its inputs and
-outputs pass their quantizers.
+What a layer computes is said in :mod:`zeropoint.models.layer_types`; here it gets its weights, and its inputs
+and outputs pass their quantizers.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import nn
 
 from ..errors import NonFiniteError, ShapeError, UnsupportedError
 from ..recipes import Decision
-from .kinds import WEIGHTLESS, kind_of, weights_of
-from .original_state import Inside, stated
+from .layer_types import WEIGHTLESS, layer_type, weights_of
 from .packed_weight import PackedWeight
+from .state_dict_hooks import Inside, add_state_hooks
 
 OnTensor = Callable[[torch.Tensor], torch.Tensor]
 """A quantizer, or what stands where one would."""
@@ -28,14 +28,18 @@ class PreparedLayer(nn.Module):
 
         y = quantize_output(run(layer, quantize_weight(weights), quantize_input(x)))
 
-    layer: the original, whose parameters train. weight_quantizers: by the names of its weights; each takes
-    the weight as a matrix whose rows make one output channel. Any quantizer may be None or absent. decision:
-    what a recipe said of the layer.
-
-    Its state has the names of the layer's own, and what quantizers hold beside; other attributes are those of
-    the layer. A layer with weights has its first argument quantized; another module every tensor of floats
-    that it is called with, all by one quantizer. Of several results the first is quantized: of an LSTM the
+    Its state has the names of the layer's own, and those of its quantizers; other attributes are those of the
+    layer. A layer with weights has its first argument quantized; another module every tensor of floats that
+    it is called with, all by one quantizer. Of several results the first is quantized: of an LSTM the
     outputs.
+
+    Args:
+        layer: the float layer, whose parameters train.
+        weight_quantizers: by the names of its weights; each takes the weight as a matrix whose rows make one
+            output channel. Any quantizer may be None or absent.
+        input_quantizer: quantizes the input, or None.
+        output_quantizer: quantizes the output, or None.
+        decision: what a recipe said of the layer.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class PreparedLayer(nn.Module):
         self.input_quantizer = input_quantizer
         self.output_quantizer = output_quantizer
         self.train(layer.training)
-        stated(self, _IN_LAYER.out, _IN_LAYER.back)
+        add_state_hooks(self, _IN_LAYER.out, _IN_LAYER.back)
 
     def __getattr__(self, name: str) -> Any:
         """Return what the layer has and this module has not: its weight, bias, sizes and strides."""
@@ -62,7 +66,7 @@ class PreparedLayer(nn.Module):
 
     def quantized_weights(self) -> dict[str, torch.Tensor]:
         """Return what the layer computes with: weights by name, in their own shapes."""
-        kind, layer = kind_of(self.layer), self.layer
+        kind, layer = layer_type(self.layer), self.layer
         return {
             name: kind.restore(layer, self.weight_quantizers[name](kind.matrix(layer, weight)))
             if name in self.weight_quantizers
@@ -71,10 +75,15 @@ class PreparedLayer(nn.Module):
         }
 
     def forward(self, *args: Any, **named: Any) -> Any:
-        """Return what the layer returns."""
+        """Return what the layer returns.
+
+        Args:
+            args: positional arguments of the layer.
+            named: keyword arguments of the layer.
+        """
         try:
             args, named = quantized_inputs(self.layer, self.input_quantizer, args, named)
-            result = kind_of(self.layer).run(self.layer, self.quantized_weights(), *args, **named)
+            result = layer_type(self.layer).run(self.layer, self.quantized_weights(), *args, **named)
             return quantized_output(self.output_quantizer, result)
         except NonFiniteError as error:
             raise placed(error, self.decision.subject.name) from error
@@ -86,10 +95,16 @@ class QuantizedLayer(nn.Module):
     While it computes, a call therefore holds its weights in floats too, 4 bytes a number of float32; between
     calls there are codes alone. A recurrent layer dequantizes once for a sequence, its cell for each step.
 
-    layer: the original without its weights: sizes, strides, biases. weights: by name, as matrices.
-    Quantizers act as in :class:`PreparedLayer`, with fixed parameters or with those of each tensor. place:
-    its name in the model, for messages.
-    Raises UnsupportedError for a weight that such a layer does not have, ShapeError for one of another size.
+    Args:
+        layer: the float layer without its weights: sizes, strides, biases.
+        weights: by name, as matrices. Quantizers act as in :class:`PreparedLayer`, with fixed parameters or
+            with those of each tensor. place: its name in the model, for messages.
+        input_quantizer: quantizes the input, or None.
+        output_quantizer: quantizes the output, or None.
+
+    Raises:
+        UnsupportedError: for a weight that such a layer does not have.
+        ShapeError: for one of another size.
     """
 
     place: str = ""
@@ -119,16 +134,22 @@ class QuantizedLayer(nn.Module):
     def explain(self) -> str:
         """Return in words how the layer computes.
 
-        >>> from zeropoint.functional import quantize
-        >>> matrix = quantize(torch.ones(2, 9), "int8:channel")
-        >>> QuantizedLayer(nn.Conv2d(1, 2, 3), {"weight": PackedWeight(matrix)}).explain()
-        'Conv2d in floats, with weight dequantized as a whole for each call'
+        Example:
+            >>> from zeropoint.functional import quantize
+            >>> matrix = quantize(torch.ones(2, 9), "int8:channel")
+            >>> QuantizedLayer(nn.Conv2d(1, 2, 3), {"weight": PackedWeight(matrix)}).explain()
+            'Conv2d in floats, with weight dequantized as a whole for each call'
         """
         kind, names = type(self.layer).__name__, " and ".join(self.weights)
         return f"{kind} in floats" + (f", with {names} dequantized as a whole for each call" if names else "")
 
     def forward(self, *args: Any, **named: Any) -> Any:
-        """Return what the layer returns."""
+        """Return what the layer returns.
+
+        Args:
+            args: positional arguments of the layer.
+            named: keyword arguments of the layer.
+        """
         try:
             return self._computed(*args, **named)
         except NonFiniteError as error:
@@ -136,7 +157,7 @@ class QuantizedLayer(nn.Module):
 
     def _computed(self, *args: Any, **named: Any) -> Any:
         args, named = quantized_inputs(self.layer, self.input_quantizer, args, named)
-        kind, values = kind_of(self.layer), {}
+        kind, values = layer_type(self.layer), {}
         for name in kind.names(self.layer):
             if name in self.weights:
                 matrix = self._matrix(name, _dtype_of(args[0]))
@@ -172,7 +193,7 @@ def _of_layer(module: nn.Module, name: str) -> Any:
 
 def _check_weights(layer: nn.Module, weights: Mapping[str, PackedWeight]) -> None:
     """Raise unless the packed weights are those of such a layer, as the matrices that are quantized."""
-    kind, names = kind_of(layer), kind_of(layer).names(layer)
+    kind, names = layer_type(layer), layer_type(layer).names(layer)
     for name, packed in weights.items():
         if name not in names:
             known = ", ".join(names) or "none"
@@ -207,7 +228,7 @@ def quantized_inputs(
 
     What torch's layers call ``input`` comes first in what is returned.
     """
-    if kind_of(layer) is WEIGHTLESS:
+    if layer_type(layer) is WEIGHTLESS:
         if quantizer is None:
             return args, named
         return on_floats(quantizer, args), {key: on_floats(quantizer, value) for key, value in named.items()}

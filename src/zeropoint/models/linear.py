@@ -20,10 +20,17 @@ from .packed_weight import PackedWeight
 class QuantizedLinear(nn.Module):
     """``y = input @ weight.T + bias`` with a packed weight, and an input quantized on its way in.
 
-    weight: (out_features, in_features). The input and the output are quantized by modules with fixed
-    parameters, or with parameters computed from each tensor. turned: whether the original's weight was (in,
-    out). place: its name in the model, for messages.
-    Raises ShapeError for a bias of another length than out_features.
+    Args:
+        weight: (out_features, in_features). The input and the output are quantized by modules with fixed
+            parameters, or with parameters computed from each tensor.
+        bias: shape (out_features,), or None.
+        input_quantizer: quantizes the input, or None.
+        output_quantizer: quantizes the output, or None.
+        transposed: whether the float layer's weight was (in, out). place: its name in the model, for
+            messages.
+
+    Raises:
+        ShapeError: for a bias of another length than out_features.
     """
 
     place: str = ""
@@ -35,12 +42,12 @@ class QuantizedLinear(nn.Module):
         input_quantizer: FakeQuantize | LocalQuantize | Activation | None = None,
         *,
         output_quantizer: FakeQuantize | LocalQuantize | Activation | None = None,
-        turned: bool = False,
+        transposed: bool = False,
     ) -> None:
         super().__init__()
         self.weight = weight
         self.out_features, self.in_features = weight.shape
-        self.turned = turned
+        self.transposed = transposed
         self.input_quantizer = as_module(input_quantizer)
         self.output_quantizer = as_module(output_quantizer)
         if bias is not None and tuple(bias.shape) != (self.out_features,):
@@ -70,7 +77,12 @@ class QuantizedLinear(nn.Module):
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (what torch calls it)
         """Return the layer's output in the dtype of ``input``: (..., in_features) to (..., out_features).
 
-        Raises ShapeError for another number of features, DtypeError for whole numbers.
+        Args:
+            input: shape (..., in_features).
+
+        Raises:
+            ShapeError: for another number of features.
+            DtypeError: for whole numbers.
         """
         if input.ndim == 0 or input.shape[-1] != self.in_features:
             raise ShapeError(

@@ -61,9 +61,9 @@ class Layer(Protocol):
 class Path:
     """One way to compute.
 
-    name, when: as they are told. op: the operator whose kernel it calls, if any. refusal: why it is not for
-    such a layer, on any device, or None. prepare: from the layer to what runs. fits: whether it is for an
-    input, where there is a kernel.
+    name, when: as :func:`explain` prints them. op: the operator whose kernel it calls, if any. refusal: why
+    it is not for such a layer, on any device, or None. prepare: from the layer to what runs. fits: whether it
+    is for an input, where there is a kernel.
     """
 
     name: str
@@ -279,15 +279,15 @@ def _kernel_refusal(path: Path, layer: Layer) -> str | None:
     data = layer.weight._buffers["data"]
     if path.op is None or data is None:
         return None
-    told = registry.explain(_request(path.op, layer, torch.float32, data.device))
-    if told.chosen != REFERENCE:
+    explanation = registry.explain(_request(path.op, layer, torch.float32, data.device))
+    if explanation.chosen != REFERENCE:
         return None
-    return "; ".join(f"{name}: {reason}" for name, reason in told.reasons.items())
+    return "; ".join(f"{name}: {reason}" for name, reason in explanation.reasons.items())
 
 
 def explain(layer: Layer) -> str:
     """Return in words how ``layer`` computes, and why not in the other ways."""
-    taken, shut = list[str](), dict[str, list[str]]()
+    taken, refused = list[str](), dict[str, list[str]]()
     for path in PATHS:
         reason = path.refusal(layer) or _kernel_refusal(path, layer)
         if reason is None:
@@ -295,13 +295,13 @@ def explain(layer: Layer) -> str:
             if not path.when:
                 break
         elif not taken:
-            shut.setdefault(reason, []).append(path.name)
-    told = "; ".join(f"not of {' or '.join(names)}: {reason}" for reason, names in shut.items())
-    return f"product of {', else of '.join(taken)}" + (f" ({told})" if told else "")
+            refused.setdefault(reason, []).append(path.name)
+    reasons = "; ".join(f"not of {' or '.join(names)}: {reason}" for reason, names in refused.items())
+    return f"product of {', else of '.join(taken)}" + (f" ({reasons})" if reasons else "")
 
 
 def prepared(layer: Layer) -> list[tuple[Callable[[Layer, torch.Tensor], bool], Run]]:
-    """Return the ways that are open to ``layer``, fastest first: for which inputs, and what runs."""
+    """Return the paths that support ``layer``, fastest first: a predicate on inputs, and what runs."""
     return [(_asked_once(path), path.prepare(layer)) for path in PATHS if path.refusal(layer) is None]
 
 

@@ -26,7 +26,7 @@ Pick = Callable[[torch.Tensor, int], torch.Tensor]
 """What takes some rows out of a tensor that has one row for so many rows of the matrix."""
 
 _ALL = 1 << 62
-"""Stands for the height of a block that has all rows of any matrix; no extent can be as large."""
+"""The height of a block that has all rows of any matrix; no extent can be as large."""
 
 
 class PackedWeight(nn.Module):
@@ -34,12 +34,16 @@ class PackedWeight(nn.Module):
 
     Buffers: ``data`` (packed codes, uint8), ``scale1`` and on, ``zero_point`` where there is one; scales of 8
     bits as their bytes, which any file and process takes. A cast of the model (``half()``) changes none.
-    ``state_dict`` holds the scheme beside them, and loading refuses another one, and damaged scales.
+    ``state_dict`` also holds the scheme, and loading refuses another one, and damaged scales.
 
-    >>> from zeropoint.functional import quantize
-    >>> weight = PackedWeight(quantize(torch.ones(4, 32), "mxfp4")).half()
-    >>> weight.tile(0, 2).shape, weight.get_buffer("scale1").dtype
-    (torch.Size([2, 32]), torch.uint8)
+    Args:
+        q: a quantized matrix.
+
+    Example:
+        >>> from zeropoint.functional import quantize
+        >>> weight = PackedWeight(quantize(torch.ones(4, 32), "mxfp4")).half()
+        >>> weight.tile(0, 2).shape, weight.get_buffer("scale1").dtype
+        (torch.Size([2, 32]), torch.uint8)
     """
 
     def __init__(self, q: QuantizedTensor) -> None:
@@ -52,11 +56,12 @@ class PackedWeight(nn.Module):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:  # fmt: skip
-        """Refuse to stand for a tensor: raises UnsupportedError with what to do."""
+        """Raise UnsupportedError: a packed weight cannot be used as a tensor."""
         own = next((arg for arg in (*args, *(kwargs or {}).values()) if isinstance(arg, cls)), None)
-        told = "" if own is None else f" ({own.extra_repr()})"
+        described = "" if own is None else f" ({own.extra_repr()})"
         raise UnsupportedError(
-            f"a packed weight{told} is not a tensor, and torch's {func.__name__} was called with it: the "
+            f"a packed weight{described} is not a tensor, and torch's {func.__name__} was called with it: "
+            "the "
             "model uses the weight of a quantized layer itself; leave that layer out by a rule"
         )
 
@@ -100,9 +105,14 @@ class PackedWeight(nn.Module):
         return [level.granularity.block_shape(shape)[0] for level in self.scheme.levels]
 
     def tile(self, start: int, stop: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return the values of rows ``start`` to ``stop``, in ``dtype`` or that of the original.
+        """Return the values of rows ``start`` to ``stop``, in ``dtype`` or that of the float weight.
 
         Both are as in :meth:`codes`, which raises for others.
+
+        Args:
+            start: the first row.
+            stop: the row after the last.
+            dtype: of the result; that of the float weight if None.
         """
         return self.codes(start, stop).dequantize(dtype)
 
@@ -110,6 +120,10 @@ class PackedWeight(nn.Module):
         """Return rows ``start`` to ``stop`` in codes, in this memory.
 
         Both are multiples of ``block_rows``, or ``stop`` is the number of rows; raises ShapeError otherwise.
+
+        Args:
+            start: the first row.
+            stop: the row after the last.
         """
         last, step = self.shape[0], self.block_rows
         if not 0 <= start <= stop <= last or start % step or (stop % step and stop != last):
@@ -122,7 +136,13 @@ class PackedWeight(nn.Module):
     def rows(self, index: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the values of the rows with the numbers in ``index``, a vector of int32 or int64.
 
-        Raises UnsupportedError where rows share parameters in blocks, IndexError for a number that is no row.
+        Args:
+            index: numbers of rows, integers of any shape.
+            dtype: of the result; that of the float weight if None.
+
+        Raises:
+            UnsupportedError: where rows share parameters in blocks.
+            IndexError: for a number that is no row.
         """
         if not self.rows_are_apart:
             raise UnsupportedError(f"rows of {self.scheme} share blocks; dequantize the whole weight")
@@ -131,7 +151,11 @@ class PackedWeight(nn.Module):
     def part(self, index: torch.Tensor) -> QuantizedTensor:
         """Return the rows with the numbers in ``index`` in codes.
 
-        Raises UnsupportedError where rows share parameters, but for whole blocks of rows in their order.
+        Args:
+            index: numbers of rows, integers of any shape.
+
+        Raises:
+            UnsupportedError: where rows share parameters, but for whole blocks of rows in their order.
         """
         if self.rows_are_apart:
             return self._part(lambda t, _: t.index_select(0, index))
@@ -160,7 +184,11 @@ class PackedWeight(nn.Module):
         return described(self.scheme)
 
     def set_extra_state(self, state: torch.Tensor) -> None:
-        """Do nothing: the scheme of a state that is loaded is that of the module."""
+        """Do nothing: the scheme of a state that is loaded is that of the module.
+
+        Args:
+            state: as :meth:`get_extra_state` gives it.
+        """
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
         refusal = refusal_of_state(state_dict, prefix, self.scheme, self._check_state)

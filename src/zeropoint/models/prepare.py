@@ -17,53 +17,61 @@ from ..recipes import Activation, Assignment, Decision, Recipe
 from ..schemes import Scheme
 from .calibrate import Calibration, static_params
 from .conversion import Converted, kept_layer
-from .decisions import SEALED, as_recipe, decisions_of, require_model
+from .decisions import QUANTIZED_MODULES, as_recipe, decisions_of, require_model
 from .dynamic_quantize import DynamicQuantize, LocalQuantize
-from .kinds import KINDS, features, kind_of, weights_of
 from .layer import PreparedLayer
-from .learners import Learner, learner_named
-from .opening import opened, replace_modules
+from .layer_types import LAYER_TYPES, features, layer_type, weights_of
+from .qat_config import QATConfig, qat_config
+from .unfuse import replace_modules, unfused
 
 ENTRIES = "_zeropoint_layers"
-"""Attribute of a prepared model: in order, names of its prepared layers, and what is told of the others."""
+"""Attribute of a prepared model: in order, names of its prepared layers, and records of the others."""
 
 
 def prepare(
     model: nn.Module,
     recipe: Recipe | str,
     *,
-    learner: str | Learner = "minmax",
+    qat: str | QATConfig = "minmax",
     calibration: Calibration | None = None,
     inplace: bool = False,
 ) -> nn.Module:
     """Return ``model`` with the layers that ``recipe`` names quantized in float, ready to train.
 
     In training and evaluation alike a prepared layer computes with weights, inputs and outputs that were
-    quantized and brought back, and :func:`~zeropoint.models.convert` gives the layer with packed weights that
+    quantized and dequantized, and :func:`~zeropoint.models.convert` gives the layer with packed weights that
     computes the same. Parameters keep their identity; those of learned scales join them.
-
-    recipe: rules, or the name of a preset for all Linear layers. learner: which quantizers there are, by a
-    name of :data:`~zeropoint.models.LEARNERS` (``minmax``, ``average``, ``fixed``, ``lsq``, ``tqt``,
-    ``pact``) or as a :class:`~zeropoint.models.Learner`. calibration: parameters of static inputs and
-    outputs, of :func:`~zeropoint.models.calibrate`, where they start. inplace: whether ``model`` itself is
-    changed; otherwise a copy is.
 
     Weights of several layers that are one tensor have one quantizer. ``nn.MultiheadAttention`` of which a
     projection is named becomes :class:`~zeropoint.models.SplitAttention`, fused experts of transformers
     :class:`~zeropoint.models.SplitExperts`, with weights of their own; its ``Conv1D`` becomes a Linear layer.
 
-    Raises RecipeError when a rule is about nothing or tied layers would differ, CalibrationError when
-    parameters are missing, UnsupportedError when a layer cannot hold its scheme or is prepared already, or
-    when nothing would be quantized, and SchemeError when the learner cannot train it; each names the layer.
     A model that is changed in place is as it was after an error.
 
-    >>> model = prepare(nn.Sequential(nn.Linear(64, 8)), "w4a16", learner="lsq")
-    >>> sorted(name for name, _ in model.named_parameters())
-    ['0.layer.bias', '0.layer.weight', '0.weight_quantizers.weight.scale']
+    Args:
+        model: the float model.
+        recipe: rules, or the name of a preset for all Linear layers.
+        qat: which quantizers there are, by a name of :data:`~zeropoint.models.QAT_CONFIGS` (``minmax``,
+            ``average``, ``fixed``, ``lsq``, ``tqt``, ``pact``) or as a :class:`~zeropoint.models.QATConfig`.
+        calibration: parameters of static inputs and outputs, of :func:`~zeropoint.models.calibrate`, where
+            they start.
+        inplace: whether ``model`` itself is changed; otherwise a copy is.
+
+    Raises:
+        RecipeError: when a rule is about nothing or tied layers would differ.
+        CalibrationError: when parameters are missing.
+        UnsupportedError: when a layer cannot hold its scheme or is prepared already, or when nothing would be
+            quantized.
+        SchemeError: when the QAT configuration cannot train it; each names the layer.
+
+    Example:
+        >>> model = prepare(nn.Sequential(nn.Linear(64, 8)), "w4a16", qat="lsq")
+        >>> sorted(name for name, _ in model.named_parameters())
+        ['0.layer.bias', '0.layer.weight', '0.weight_quantizers.weight.scale']
     """
     require_nearest(as_recipe(recipe))
     target = model if inplace else copy.deepcopy(model)
-    with preparing(target, recipe, learner=learner, calibration=calibration) as made:
+    with preparing(target, recipe, qat=qat, calibration=calibration) as made:
         result = made.installed(made.prepared)
     vars(result)[ENTRIES] = made.entries
     return result
@@ -83,8 +91,8 @@ def require_nearest(recipe: Recipe) -> None:
 class Preparation:
     """What is to become of the layers of a model.
 
-    model: as it was passed. root: the same, opened. prepared: the layers to be, for those
-    of ``root``. entries: in order, the names of these, and what is told of the others.
+    model: as it was passed. root: the same, unfused. prepared: the prepared layer of each layer
+    of ``root``. entries: in order, the names of these, and the records of the others.
     """
 
     model: nn.Module
@@ -100,13 +108,13 @@ class Preparation:
 
 @contextmanager
 def preparing(
-    model: nn.Module, recipe: Recipe | str, *, learner: str | Learner, calibration: Calibration | None
+    model: nn.Module, recipe: Recipe | str, *, qat: str | QATConfig, calibration: Calibration | None
 ) -> Iterator[Preparation]:
-    """Yield the layers to be of ``model``, which is open meanwhile; see :func:`prepare`."""
+    """Yield the prepared layers of ``model``, which is unfused meanwhile; see :func:`prepare`."""
     require_model(model)
     rules = as_recipe(recipe)
-    with opened(model) as root:
-        maker = _Maker(learner_named(learner), calibration)
+    with unfused(model) as root:
+        maker = _Maker(qat_config(qat), calibration)
         prepared: dict[nn.Module, PreparedLayer] = {}
         entries: list[str | Converted] = []
         counted: set[int] = set()
@@ -129,12 +137,15 @@ def preparing(
 def _nothing(model: nn.Module, kept: Sequence[Converted]) -> str:
     """Return the sentence for a model of which the recipe changes nothing, with the reasons."""
     kind = type(model).__name__
-    if any(isinstance(module, SEALED) for module in model.modules()):
-        return f"model (a {kind}) is quantized already, and nothing else in it is to be; pass the original"
+    if any(isinstance(module, QUANTIZED_MODULES) for module in model.modules()):
+        return (
+            f"model (a {kind}) is quantized already, and the recipe quantizes no other layer; pass the float "
+            "model"
+        )
     reasons = Counter(layer.reason for layer in kept).most_common(_REASONS)
-    told = "; ".join(f"{count} kept: {reason}" for reason, count in reasons) or "it has no layers"
+    summary = "; ".join(f"{count} kept: {reason}" for reason, count in reasons) or "it has no layers"
     return (
-        f"model (a {kind}) has no layer that the recipe would quantize ({told}); name some by a rule: "
+        f"model (a {kind}) has no layer that the recipe would quantize ({summary}); name some by a rule: "
         "Rule(types=('Conv2d',), gives=Assignment.of(weight='int8:channel'))"
     )
 
@@ -145,8 +156,8 @@ _REASONS = 3
 class _Maker:
     """Makes prepared layers, and remembers the quantizers of weights, which tied ones share."""
 
-    def __init__(self, learner: Learner, calibration: Calibration | None) -> None:
-        self.learner, self.calibration = learner, calibration
+    def __init__(self, qat: QATConfig, calibration: Calibration | None) -> None:
+        self.qat, self.calibration = qat, calibration
         self._known: dict[int, tuple[str, nn.Module, object]] = {}
 
     def layer(self, name: str, module: nn.Module, decision: Decision, gives: Assignment) -> PreparedLayer:
@@ -165,10 +176,10 @@ class _Maker:
         )
 
     def _weight(self, place: str, module: nn.Module, weight: torch.Tensor, scheme: Scheme) -> nn.Module:
-        matrix = kind_of(module).matrix
+        matrix = layer_type(module).matrix
         if id(weight) not in self._known:
             with torch.no_grad():
-                quantizer = self.learner.weight(matrix(module, weight), scheme)
+                quantizer = self.qat.weight(matrix(module, weight), scheme)
             self._known[id(weight)] = (place, quantizer, matrix)
         owner, quantizer, order = self._known[id(weight)]
         if order is not matrix:
@@ -186,12 +197,12 @@ class _Maker:
         assert params is not None
         if activation.local:
             return LocalQuantize.of(activation, params)
-        return self.learner.activation(params, features(module, side))
+        return self.qat.activation(params, features(module, side))
 
 
 def _check(module: nn.Module, gives: Assignment) -> None:
     """Raise UnsupportedError for schemes that a layer has no place for."""
-    if type(module) not in KINDS and gives.weight is not None:
+    if type(module) not in LAYER_TYPES and gives.weight is not None:
         kind = type(module).__name__
         raise UnsupportedError(f"{kind} has no weight to quantize; give its rule an input or an output alone")
     if any(weight.is_meta for weight in weights_of(module).values()):

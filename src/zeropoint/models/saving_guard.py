@@ -1,4 +1,4 @@
-"""What stands in the place of ``save_pretrained`` in a converted model.
+"""Replace ``save_pretrained`` of a converted model by an error.
 
 transformers would write packed codes under names that it does not know, and load random weights from them.
 """

@@ -27,22 +27,24 @@ from ..stats import StatisticFor
 from .calibrate import Calibration, Watch, evaluating, require_batches, run_model
 from .convert import quantize_model
 from .decisions import require_model
-from .opening import opened, replace_modules
 from .progress import counted
+from .unfuse import replace_modules, unfused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
     """How :func:`calibrate_sequential` goes through a model.
 
-    blocks: names of the blocks in the order in which they run; if empty, the children of the longest
-        ModuleList or Sequential.
-    quantized_inputs: whether a block is calibrated on what the quantized blocks before it give; layers
-        outside of blocks stay as they are.
-    folder: where what comes out of blocks is kept, in a temporary folder inside; in memory if None.
-    dtype: floats are kept in this dtype, which may round them; in their own if None.
+    Args:
+        blocks: names of the blocks in the order in which they run; if empty, the children of the longest
+            ModuleList or Sequential.
+        quantized_inputs: whether a block is calibrated on what the quantized blocks before it give; layers
+            outside of blocks stay as they are.
+        folder: where what comes out of blocks is kept, in a temporary folder inside; in memory if None.
+        dtype: floats are kept in this dtype, which may round them; in their own if None.
 
-    Raises CalibrationError for a dtype that is not one of floats.
+    Raises:
+        CalibrationError: for a dtype that is not one of floats.
     """
 
     blocks: tuple[str, ...] = ()
@@ -67,17 +69,27 @@ def calibrate_sequential(
     """Return what :func:`~zeropoint.models.calibrate` returns, having run one block of ``model`` at a time.
 
     The parameters are the same, bit for bit, unless ``steps`` asks for quantized inputs or for another dtype.
-    data: batches; a list or tuple is read again for each block, anything else is kept as a list.
 
-    Raises what ``calibrate`` raises, CalibrationError for blocks that are not in the model and a folder that
-    does not exist, UnsupportedError for blocks that do not run once each, in order, for every batch; each
-    names the block.
+    Args:
+        model: the model.
+        recipe: rules, or the name of a preset for all Linear layers.
+        data: batches; a list or tuple is read again for each block, anything else is kept as a list.
+        statistic: as for :func:`calibrate`.
+        steps: blocks, and how they run.
+        progress: whether to show a progress bar, on a terminal.
 
-    >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
-    >>> data = [torch.randn(2, 8) for _ in range(3)]
-    >>> from zeropoint.models import calibrate
-    >>> calibrate_sequential(model, "w8a8_static", data) == calibrate(model, "w8a8_static", data)
-    True
+    Raises:
+        ZeropointError: what ``calibrate`` raises.
+        CalibrationError: for blocks that are not in the model and a folder that does not exist.
+        UnsupportedError: for blocks that do not run once each, in order, for every batch; each names the
+            block.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+        >>> data = [torch.randn(2, 8) for _ in range(3)]
+        >>> from zeropoint.models import calibrate
+        >>> calibrate_sequential(model, "w8a8_static", data) == calibrate(model, "w8a8_static", data)
+        True
     """
     chosen = Steps() if steps is None else steps
     require_model(model)
@@ -85,11 +97,11 @@ def calibrate_sequential(
     batches = data if isinstance(data, (list, tuple)) else list(data)
     if not batches:
         raise CalibrationError("calibration data are empty; pass at least one batch")
-    with opened(model) as root, evaluating(root), _kept(chosen) as kept:
+    with unfused(model) as root, evaluating(root), _kept(chosen) as kept:
         watch = Watch(root, recipe, statistic)
         chain = _Chain(root, blocks_of(root, chosen.blocks), kept)
         for step in counted(range(len(chain.blocks)), "Calibrating blocks", shown=progress):
-            # Two runs where the block that is observed and the one that goes on are not the same.
+            # Two runs where the observed block and the one that computes the next inputs differ.
             chain.observe(step, batches, watch, keep=not chosen.quantized_inputs)
             if chosen.quantized_inputs:
                 chain.run(step, batches, _quantized(watch, *chain.blocks[step]))
@@ -275,7 +287,7 @@ class _Chain:
         try:
             for batch, value in enumerate(batches):
                 self._ran = 0
-                # A result that holds NaN itself hides those that stand for earlier ones.
+                # A result that holds NaN itself hides those that mark earlier ones.
                 known = step < 2 or _holds_nan(self._kept.get(step - 1, batch))
                 self._suspicious = not known
                 if watch is not None:

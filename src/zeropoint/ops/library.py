@@ -29,8 +29,15 @@ _ONLY: ContextVar[str | None] = ContextVar("zeropoint_backend", default=None)
 def only_backend(name: str) -> Iterator[None]:
     """Run every operator inside the block on the backend called ``name``, or raise UnsupportedError.
 
-    >>> with only_backend("reference"):
-    ...     pass
+    Args:
+        name: of a backend, such as ``"reference"``.
+
+    Returns:
+        A context manager.
+
+    Example:
+        >>> with only_backend("reference"):
+        ...     pass
     """
     token = _ONLY.set(name)
     try:
@@ -302,13 +309,13 @@ class Kept:
         self._last: tuple[object, Any] | None = None
 
     def of(
-        self, told: tuple[object, ...], tensors: Iterable[torch.Tensor | None], make: Callable[[], Made]
+        self, key: tuple[object, ...], tensors: Iterable[torch.Tensor | None], make: Callable[[], Made]
     ) -> Made:
-        """Return what ``make`` gave for the same ``told`` and places of ``tensors``, or gives now."""
-        key = told, [None if t is None else (t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors]
+        """Return what ``make`` gave for the same ``key`` and places of ``tensors``, or gives now."""
+        known = key, [None if t is None else (t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors]
         last = self._last
-        if last is None or last[0] != key:
-            last = self._last = key, make()
+        if last is None or last[0] != known:
+            last = self._last = known, make()
         made: Made = last[1]
         return made
 
@@ -339,8 +346,8 @@ class LinearLayer:
             wanted = linear_request(scheme, weight_scheme, shape, dtypes, x.device, given=bool(params))
             return wanted, _layer_of(wanted, weight, (tuple(scales), None), bias)
 
-        told = x.dtype, x.device, x.shape[-1], len(params), _ONLY.get()
-        wanted, layer = self._kept.of(told, (weight, *scales, bias), make)
+        key = x.dtype, x.device, x.shape[-1], len(params), _ONLY.get()
+        wanted, layer = self._kept.of(key, (weight, *scales, bias), make)
         return layer(x, _given(wanted, params))
 
 
@@ -406,5 +413,5 @@ class ValueLayer:
             wanted = _values_request(x, weight, self._scheme, self._dtype)
             return _layer_of(wanted, weight, (tuple(scales), zero_point), bias)
 
-        told = x.dtype, x.device, x.shape[-1], _ONLY.get()
-        return self._kept.of(told, (weight, *scales, zero_point, bias), make)(x, None)
+        key = x.dtype, x.device, x.shape[-1], _ONLY.get()
+        return self._kept.of(key, (weight, *scales, zero_point, bias), make)(x, None)

@@ -154,5 +154,5 @@ def _spread(params: Params) -> Params:
 
 
 def _numbers(data: torch.Tensor, scheme: Scheme, cols: int) -> torch.Tensor:
-    """Return packed integer codes as the numbers they stand for, float64."""
+    """Return packed integer codes as the numbers they represent, float64."""
     return packing.as_values(packing.unpack(data, scheme.bits, cols), scheme.element).double()

@@ -1,6 +1,6 @@
 """Quantizing and dequantizing, each alone, with gradients: to the values, to given scales and zero points.
 
-With u = x / S + z, v the number that a code stands for and m the mask (1 where the rounded u lies within the
+With u = x / S + z, v the number that a code represents and m the mask (1 where the rounded u lies within the
 codes, ends included, else 0), rounding passes gradients straight through:
 
     quantize     v = clamp(round(u)),   dx = m dv / S,   dS = -sum_block m dv x / S^2,   dz = sum_block m dv
@@ -71,7 +71,7 @@ def detached(params: Params) -> Params:
 
 
 def quantize(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
-    """Return the numbers that the codes of ``x`` stand for, before zero point and scale, wide dtype."""
+    """Return the numbers that the codes of ``x`` represent, before zero point and scale, wide dtype."""
     shape, wide, text = tuple(x.shape), wide_dtype(x.dtype), str(scheme)
     (scales, zero_point), source = detached(params), x.detach()
     data = library.quantize(source, list(scales), zero_point, text)

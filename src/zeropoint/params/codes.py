@@ -175,7 +175,7 @@ def _codebook_tables(fmt: CodebookFormat) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def decode(codes: torch.Tensor, fmt: Format, dtype: torch.dtype) -> torch.Tensor:
-    """Return the numbers that code patterns stand for, in ``dtype`` (float32 or float64)."""
+    """Return the numbers that code patterns represent, in ``dtype`` (float32 or float64)."""
     if isinstance(fmt, CodebookFormat):
         padded = [*fmt.values, *[0.0] * ((1 << fmt.bits) - len(fmt.values))]
         return torch.tensor(padded, dtype=dtype, device=codes.device)[codes.to(torch.int64)]

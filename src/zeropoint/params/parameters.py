@@ -28,6 +28,7 @@ from .given import (
     middle_code,
     with_blocks,
 )
+from .tensors import brief, same_bytes
 from .tracing import traced_as_constant
 
 
@@ -35,15 +36,16 @@ from .tracing import traced_as_constant
 class QuantizationParams:
     """Everything that turns codes of a tensor of ``shape`` into numbers.
 
-    scheme: how the tensor is quantized; a text is parsed.
-    shape: shape of the tensor.
-    scales: one tensor a level, finest first, shaped like the level's grid, in the dtype of the level's format
-        (uint8 codes where torch has no such dtype).
-    zero_point: int32 (or wide real) tensor shaped like the finest grid, or None for symmetric schemes.
-    dtype: dtype of the tensor, which a scale format of ``input`` takes.
-    minimum, maximum: observed extremes of each finest block, or None.
-    offsets: one tensor a level of the offset, like those of scales.
-    center: what is added to the product of the scales, or None.
+    Args:
+        scheme: how the tensor is quantized; a text is parsed.
+        shape: shape of the tensor.
+        scales: one tensor a level, finest first, shaped like the level's grid, in the dtype of the level's
+            format (uint8 codes where torch has no such dtype).
+        zero_point: int32 (or wide real) tensor shaped like the finest grid, or None for symmetric schemes.
+        dtype: dtype of the tensor, which a scale format of ``input`` takes.
+        minimum, maximum: observed extremes of each finest block, or None.
+        offsets: one tensor a level of the offset, like those of scales.
+        center: what is added to the product of the scales, or None.
     """
 
     scheme: Scheme
@@ -63,7 +65,12 @@ class QuantizationParams:
     ) -> QuantizationParams:  # fmt: skip
         """Return the parameters whose tensors operators take and return; nothing is checked.
 
-        levels: one tensor for each of :attr:`Scheme.levels`.
+        Args:
+            scheme: a :class:`~zeropoint.Scheme` or its text form, such as ``"int4:g128"``.
+            shape: of the tensor.
+            dtype: of the result; that of the parameters if None.
+            levels: one tensor for each of :attr:`Scheme.levels`.
+            zero_point: or None.
         """
         first, last = len(scheme.scales), len(scheme.scales) + len(scheme.offsets)
         return QuantizationParams(
@@ -91,11 +98,22 @@ class QuantizationParams:
     ) -> QuantizationParams:
         """Return the parameters for data in ``minimum..maximum``, scalars or one number a finest block.
 
-        Coarser levels take the extremes over their blocks. Raises RangeError when a minimum exceeds its
-        maximum, NonFiniteError when one is not finite.
+        Coarser levels take the extremes over their blocks.
 
-        >>> QuantizationParams.from_range("uint8:tensor:asym", -1.0, 3.0).zero_point
-        tensor([64], dtype=torch.int32)
+        Args:
+            scheme: a :class:`~zeropoint.Scheme` or its text form, such as ``"int4:g128"``.
+            minimum: the smallest value, or one for each block.
+            maximum: the largest value, or one for each block.
+            shape: of the tensor.
+            dtype: of the tensor.
+
+        Raises:
+            RangeError: when a minimum exceeds its maximum.
+            NonFiniteError: when one is not finite.
+
+        Example:
+            >>> QuantizationParams.from_range("uint8:tensor:asym", -1.0, 3.0).zero_point
+            tensor([64], dtype=torch.int32)
         """
         parsed, wide = Scheme.parse(scheme), wide_dtype(dtype)
         grid = parsed.granularity.grid(shape)
@@ -119,12 +137,18 @@ class QuantizationParams:
     def new(scale: float, zero_point: float = 0, scheme: str | Scheme | None = None) -> QuantizationParams:
         """Return per-tensor parameters with this scale and zero point, validated.
 
-        scheme: int8 per tensor unless given, or uint8 for a zero point above the codes of int8. A zero point
-        other than 0 makes a symmetric scheme affine; fractions are for ``asym=real`` alone. Raises
-        RangeError for them elsewhere, and what :meth:`validate` raises.
+        Args:
+            scale: of the whole tensor.
+            zero_point: of the whole tensor.
+            scheme: int8 per tensor unless given, or uint8 for a zero point above the codes of int8. A zero
+                point other than 0 makes a symmetric scheme affine; fractions are for ``asym=real`` alone.
 
-        >>> QuantizationParams.new(255.0, 128)
-        QuantizationParams(uint8:tensor:asym, shape=(1,), scales 255, zero_point 128)
+        Raises:
+            RangeError: for them elsewhere, and what :meth:`validate` raises.
+
+        Example:
+            >>> QuantizationParams.new(255.0, 128)
+            QuantizationParams(uint8:tensor:asym, shape=(1,), scales 255, zero_point 128)
         """
         parsed = Scheme.parse(scheme or "int8:tensor")
         for name, value in (("scale", scale), ("zero_point", zero_point)):
@@ -148,19 +172,24 @@ class QuantizationParams:
     ) -> QuantizationParams:
         """Return validated parameters with these scales and zero points: numbers, or flat vectors.
 
-        scheme: one scale level. A zero point other than 0 makes a symmetric scheme affine.
-        scale, zero_point: one number for all blocks, or one a block. Scales are rounded to their format.
-        axis: the axis whose channels the vectors are for; unless given, the scheme says it.
-        shape: of the tensor that they are for. Without it, vectors are for the channels of any tensor that
-            has as many, and a number is for tensors and blocks of any shape.
-        dtype: of the tensor, which scales of ``scale=input`` share.
-        Raises SchemeError for several levels, ShapeError for vectors of a wrong length, RangeError for a
-        zero point that is no code, or a fraction other than for ``asym=real``, and what :meth:`validate`
-        raises.
+        Args:
+            scheme: one scale level. A zero point other than 0 makes a symmetric scheme affine.
+            scale, zero_point: one number for all blocks, or one a block. Scales are rounded to their format.
+            axis: the axis whose channels the vectors are for; unless given, the scheme says it.
+            shape: of the tensor that they are for. Without it, vectors are for the channels of any tensor
+                that has as many, and a number is for tensors and blocks of any shape.
+            dtype: of the tensor, which scales of ``scale=input`` share.
 
-        >>> params = QuantizationParams.given("uint8", [0.5, 0.25], [128, 3], axis=1)
-        >>> str(params.scheme), params.shape
-        ('uint8:channel1:asym', (1, 2))
+        Raises:
+            SchemeError: for several levels.
+            ShapeError: for vectors of a wrong length.
+            RangeError: for a zero point that is no code, or a fraction other than for ``asym=real``, and what
+                :meth:`validate` raises.
+
+        Example:
+            >>> params = QuantizationParams.given("uint8", [0.5, 0.25], [128, 3], axis=1)
+            >>> str(params.scheme), params.shape
+            ('uint8:channel1:asym', (1, 2))
         """
         count = max(as_numbers("scale", scale).numel(), as_numbers("zero_point", zero_point).numel())
         parsed = given_scheme(Scheme.parse(scheme), as_numbers("zero_point", zero_point), axis)
@@ -195,11 +224,18 @@ class QuantizationParams:
     def channel_wise(count: int, element: str | Scheme = "int8", *, axis: int = 0) -> QuantizationParams:
         """Return parameters with scale 1 for ``count`` channels of an axis of any tensor that has as many.
 
-        element: a scheme whose blocks do not matter: ``int8``, ``uint8:asym``. Zero points are in the middle
-        of the codes, 128 for uint8. Raises ShapeError for a count below 1.
+        Args:
+            count: of channels.
+            element: a scheme whose blocks do not matter: ``int8``, ``uint8:asym``. Zero points are in the
+                middle of the codes, 128 for uint8.
+            axis: of the channels.
 
-        >>> QuantizationParams.channel_wise(2, "uint8:asym", axis=1).zero_point
-        tensor([[128, 128]], dtype=torch.int32)
+        Raises:
+            ShapeError: for a count below 1.
+
+        Example:
+            >>> QuantizationParams.channel_wise(2, "uint8:asym", axis=1).zero_point
+            tensor([[128, 128]], dtype=torch.int32)
         """
         if type(count) is not int or count < 1:
             raise ShapeError(f"count (={count!r}) must be a whole number of channels, at least 1")
@@ -211,10 +247,17 @@ class QuantizationParams:
     def block_wise(size: int, element: str | Scheme = "int8", *, axis: int = -1) -> QuantizationParams:
         """Return parameters with scale 1 for blocks of ``size`` elements along an axis, any number of them.
 
-        element: as :meth:`channel_wise`. Raises SchemeError for a size below 1.
+        Args:
+            size: values in a block.
+            element: as :meth:`channel_wise`.
+            axis: along which the blocks run.
 
-        >>> QuantizationParams.block_wise(128).block_size
-        (128,)
+        Raises:
+            SchemeError: for a size below 1.
+
+        Example:
+            >>> QuantizationParams.block_wise(128).block_size
+            (128,)
         """
         if type(size) is not int or size < 1:
             raise SchemeError(f"block size (={size!r}) must be a whole number, at least 1")
@@ -223,7 +266,12 @@ class QuantizationParams:
         return QuantizationParams.given(parsed, 1.0, middle_code(parsed), shape=(1,) * rank)
 
     def with_range(self, minimum: float | torch.Tensor, maximum: float | torch.Tensor) -> QuantizationParams:
-        """Return parameters like these for newly observed extremes; see :meth:`from_range`."""
+        """Return parameters like these for newly observed extremes; see :meth:`from_range`.
+
+        Args:
+            minimum: the smallest value, or one for each block.
+            maximum: the largest value, or one for each block.
+        """
         return QuantizationParams.from_range(
             self.scheme, minimum, maximum, shape=self.shape, dtype=self.dtype
         )
@@ -231,7 +279,12 @@ class QuantizationParams:
     def from_statistics(self, minimum: float, maximum: float) -> NoReturn:
         """Refuse what would do nothing: ToRSh's method changes its object, and these never change.
 
-        Raises UnsupportedError, which names :meth:`with_range` and :mod:`zeropoint.params.torsh`.
+        Args:
+            minimum: ignored.
+            maximum: ignored.
+
+        Raises:
+            UnsupportedError: which names :meth:`with_range` and :mod:`zeropoint.params.torsh`.
         """
         raise UnsupportedError(
             f"from_statistics({minimum}, {maximum}) changes its object in ToRSh, and these parameters never "
@@ -241,10 +294,13 @@ class QuantizationParams:
     def validate(self) -> None:
         """Check shapes, dtypes and values.
 
-        Raises ShapeError for a tensor off its grid, SchemeError for a tensor too many, too few or of another
-        dtype, RangeError for a scale that is not positive and finite or whose reciprocal overflows (finer
-        levels of several may be zero), or a zero point outside the codes. Of meta tensors, values are not
-        checked.
+        Of meta tensors, values are not checked.
+
+        Raises:
+            ShapeError: for a tensor off its grid.
+            SchemeError: for a tensor too many, too few or of another dtype.
+            RangeError: for a scale that is not positive and finite or whose reciprocal overflows (finer
+                levels of several may be zero), or a zero point outside the codes.
         """
         check(self)
 
@@ -275,7 +331,7 @@ class QuantizationParams:
     def compression_ratio(self) -> float:
         """Bits of float32 over bits a value, scales and zero points counted.
 
-        Of parameters for tensors of any shape, where each set stands for one value, the codes alone count:
+        Of parameters for tensors of any shape, where each set belongs to one value, the codes alone count:
         what scales add depends on the tensor, see :meth:`Scheme.bits_per_value`.
         """
         values = math.prod(self.shape)
@@ -315,7 +371,9 @@ class QuantizationParams:
         It holds for numbers within ``minimum..maximum``, where these are known, and otherwise for data for
         which the scheme's rules choose these parameters. What is clipped is counted. It is Inf where the
         result may overflow. :mod:`zeropoint.params.bounds` has the formula.
-        dtype: that of the dequantized values, the tensor's own unless given.
+
+        Args:
+            dtype: that of the dequantized values, the tensor's own unless given.
         """
         errors = self._errors()
         extremes = errors.implied()
@@ -331,7 +389,8 @@ class QuantizationParams:
     def rounding_bound(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the bound of :meth:`error_bound` for numbers that are not clipped.
 
-        dtype: that of the dequantized values, the tensor's own unless given.
+        Args:
+            dtype: that of the dequantized values, the tensor's own unless given.
         """
         errors = self._errors()
         return errors.bound(errors.representable(), dtype or self.dtype)
@@ -342,7 +401,11 @@ class QuantizationParams:
         return BlockErrors(self.scheme, self.levels, self.zero_point, shape=self.shape, dtype=self.dtype)
 
     def to(self, device: torch.device | str) -> QuantizationParams:
-        """Return the parameters on another device."""
+        """Return the parameters on another device.
+
+        Args:
+            device: as ``torch.device`` takes it.
+        """
 
         def moved(value: torch.Tensor | None) -> torch.Tensor | None:
             return None if value is None else value.to(device)
@@ -370,7 +433,17 @@ class QuantizationParams:
         tensors: Mapping[str, torch.Tensor],
         dtype: torch.dtype = torch.float32,
     ) -> QuantizationParams:
-        """Return validated parameters from the tensors that :meth:`tensors` names."""
+        """Return validated parameters from the tensors that :meth:`tensors` names.
+
+        Args:
+            scheme: a :class:`~zeropoint.Scheme` or its text form, such as ``"int4:g128"``.
+            shape: of the tensor.
+            tensors: by level names, as :meth:`tensors` gives them.
+            dtype: of the tensor.
+
+        Raises:
+            SchemeError: when the tensor of a level is missing.
+        """
         names = scheme.level_names
         missing = [name for name in names if name not in tensors]
         if missing:
@@ -386,18 +459,18 @@ class QuantizationParams:
             return NotImplemented
         same = (self.scheme, self.shape, self.dtype) == (other.scheme, other.shape, other.dtype)
         mine, theirs = self.tensors(), other.tensors()
-        return same and mine.keys() == theirs.keys() and all(_same(mine[k], theirs[k]) for k in mine)
+        return same and mine.keys() == theirs.keys() and all(same_bytes(mine[k], theirs[k]) for k in mine)
 
     __hash__ = None  # type: ignore[assignment]  # tensors are compared by value and may change
 
     @property
     def numbers(self) -> str:
         """Scales, zero points and offsets in a few words."""
-        parts = [f"scales {', '.join(map(_brief, self.scales))}"]
+        parts = [f"scales {', '.join(map(brief, self.scales))}"]
         if self.zero_point is not None:
-            parts.append(f"zero_point {_brief(self.zero_point)}")
+            parts.append(f"zero_point {brief(self.zero_point)}")
         if self.offsets:
-            parts.append(f"offsets {', '.join(map(_brief, self.offsets))}")
+            parts.append(f"offsets {', '.join(map(brief, self.offsets))}")
         return ", ".join(parts)
 
     def __repr__(self) -> str:
@@ -425,19 +498,3 @@ def _stored_bits(fmt: Format) -> int:
     """Return the bits of a scale in a file: those of its torch dtype, or of its code where it has none."""
     dtype = dtype_of(fmt)
     return fmt.bits if dtype is None else 8 * dtype.itemsize
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    bits = (
-        (a.view(torch.uint8), b.view(torch.uint8)) if a.dtype == b.dtype and a.element_size() == 1 else (a, b)
-    )
-    return a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(*bits))
-
-
-def _brief(tensor: torch.Tensor) -> str:
-    tensor = tensor.float() if tensor.is_floating_point() else tensor
-    if tensor.is_meta or tensor.numel() == 0:
-        return f"of shape {tuple(tensor.shape)}"
-    if tensor.numel() == 1:
-        return f"{tensor.item():.6g}"
-    return f"{tensor.min().item():.6g}..{tensor.max().item():.6g} x {tuple(tensor.shape)}"

@@ -3,7 +3,7 @@
     quantize_backward      dx = m dv / S     m = 1 where the rounded x lies within the codes, else 0
     dequantize_backward    dv = dy S
 
-``v`` is the number that a code stands for, before zero point and scale: for integers the code itself.
+``v`` is the number that a code represents, before zero point and scale: for integers the code itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def check_possible(signature: Signature) -> None:
 
 
 class _Factors:
-    """The scale of each element of a tensor, or one that broadcasts; None stands for 1."""
+    """The scale of each element of a tensor, or one that broadcasts; None means 1."""
 
     def __init__(self, signature: Signature, *, dividing: bool) -> None:
         check_possible(signature)

@@ -102,7 +102,7 @@ class Staged:
 class Codes:
     """A quantized tensor without its data: packed codes, scales and zero points.
 
-    operand: the tensor of values that it stands for.
+    operand: the tensor of values that it represents.
     """
 
     scheme: Scheme

@@ -41,22 +41,24 @@ _CALLS: dict[Op, Callable[[Signature], Any]] = {
 class Plan:
     """A prepared call of one operator.
 
-    signature: what the plan was made from.
-    explanation: the backend that runs, and why the others do not.
-    guarantee: what is promised of the numbers.
-    workspace_bytes: memory that the plan holds and writes to in each run, in bytes: statistics, chosen
-        scales, and contiguous copies of strided inputs.
-    parameter_bytes: memory of its copies of given parameters, prepared for the kernel.
-    allocates: why a run with ``out`` takes further memory that grows with the tensor, or None when it takes
-        none.
-
     A plan whose parameters are not given, or for strided or float64 tensors, writes to its workspace: a run
-    beside another one in a second thread raises UnsupportedError. A plan keeps what it read of given
+    while another one runs in a second thread raises UnsupportedError. A plan keeps what it read of given
     parameters, whose tensors must not be changed as long as it is used.
 
-    >>> p = plan("quantize", QuantizationParams.new(0.5), (4,))
-    >>> p.run(torch.tensor([1.0, -1.25, 0.2, 90.0])).codes
-    tensor([  2,  -2,   0, 127], dtype=torch.int8)
+    Args:
+        signature: what the plan was made from.
+        explanation: the backend that runs, and why the others do not.
+        guarantee: what is promised of the numbers.
+        workspace_bytes: memory that the plan holds and writes to in each run, in bytes: statistics, chosen
+            scales, and contiguous copies of strided inputs.
+        parameter_bytes: memory of its copies of given parameters, prepared for the kernel.
+        allocates: why a run with ``out`` takes further memory that grows with the tensor, or None when it
+            takes none.
+
+    Example:
+        >>> p = plan("quantize", QuantizationParams.new(0.5), (4,))
+        >>> p.run(torch.tensor([1.0, -1.25, 0.2, 90.0])).codes
+        tensor([  2,  -2,   0, 127], dtype=torch.int8)
     """
 
     signature: Signature
@@ -85,16 +87,26 @@ class Plan:
     def run(self, *inputs: Any, out: Any = None) -> Any:
         """Run on ``inputs`` and return the result, in the memory of ``out`` when it is given.
 
-        quantize: ``run(x) -> QuantizedTensor``.
-        dequantize: ``run(q: QuantizedTensor) -> Tensor``.
-        fake_quantize: ``run(x) -> Tensor``.
-        fake_quantize_backward: ``run(grad, x) -> Tensor``, where ``grad`` is laid out as ``x``.
-        quantize_backward: the same, where ``grad`` is that of the codes.
+        quantize: ``run(x) -> QuantizedTensor``. dequantize: ``run(q: QuantizedTensor) -> Tensor``.
+        fake_quantize: ``run(x) -> Tensor``. fake_quantize_backward: ``run(grad, x) -> Tensor``, where
+        ``grad`` is laid out as ``x``. quantize_backward: the same, where ``grad`` is that of the codes.
         dequantize_backward: ``run(grad) -> Tensor``, the gradient of the codes from that of the values.
 
-        No result carries a gradient, and no input is modified. Raises DtypeError and ShapeError for tensors
-        that the plan is not for, NonFiniteError for NaN and Inf where quantize does; after an error the
-        content of ``out`` means nothing.
+        No result carries a gradient, and no input is modified.
+
+        Args:
+            out: what takes the result; allocated if None.
+            inputs: a tensor, or what the operator takes.
+
+        Returns:
+            The result, which is ``out`` where given.
+
+        Raises:
+            DtypeError: for tensors that the plan is not for.
+            ShapeError: for tensors that the plan is not for.
+            NonFiniteError: for NaN and Inf where quantize does; after an error the content of ``out`` means
+                nothing.
+            UnsupportedError: when another thread runs the plan, whose workspace serves one run at a time.
         """
         result = self._call.empty() if out is None else out
         if self.signature.reentrant:
@@ -110,21 +122,32 @@ class Plan:
             self._free.release()
 
     def check(self, *inputs: Any, out: Any = None) -> None:
-        """Raise what :meth:`run` would raise for these tensors, but for what their numbers are.
+        """Raise what :meth:`run` would raise for these tensors, except errors about their values.
 
-        >>> plan("quantize", "int8", (4,)).check(torch.zeros(4))
+        Args:
+            inputs: as for :meth:`run`.
+            out: as for :meth:`run`.
+
+        Example:
+            >>> plan("quantize", "int8", (4,)).check(torch.zeros(4))
         """
         self._call.check(*inputs, out=out)
 
     def within(self, low: int, high: int) -> Plan:
         """Return the plan with codes limited to ``low..high``: ``clamp(round(x / s) + z, low, high)``.
 
-        Raises RangeError unless these are integer codes of the scheme, its parameters are given, and the
-        operator clips.
+        Args:
+            low: the smallest code that is written.
+            high: the largest code that is written.
 
-        >>> p = plan("fake_quantize", QuantizationParams.new(0.5), (2,)).within(-3, 3)
-        >>> p.run(torch.tensor([1.0, 9.0]))
-        tensor([1.0000, 1.5000])
+        Raises:
+            RangeError: unless these are integer codes of the scheme, its parameters are given, and the
+                operator clips.
+
+        Example:
+            >>> p = plan("fake_quantize", QuantizationParams.new(0.5), (2,)).within(-3, 3)
+            >>> p.run(torch.tensor([1.0, 9.0]))
+            tensor([1.0000, 1.5000])
         """
         return _plan(replace(self.signature, code_range=(low, high)))
 
@@ -144,20 +167,28 @@ def plan(
 ) -> Plan:
     """Return a prepared call of ``op`` on tensors of ``shape``, ``dtype`` and ``strides``.
 
-    op: quantize, dequantize, fake_quantize, or a straight-through gradient: fake_quantize_backward, and under
-        given parameters quantize_backward and dequantize_backward, of which it is made.
-    scheme: parameters, or a scheme whose parameters each run takes from the data (quantize, fake_quantize and
-        its gradient) or from the codes (dequantize).
-    dtype: float64, float32, float16 or bfloat16, of the values, in or out.
-    strides: None for contiguous tensors; results are always contiguous.
-    backend: the name of the one that shall run, or None for the fastest that can.
+    The backend is chosen now, :func:`zeropoint.only_backend` considered.
 
-    The backend is chosen now, :func:`zeropoint.only_backend` considered. Raises UnsupportedError for another
-    operator or device, ShapeError, DtypeError or SchemeError for a combination without meaning, and what
-    :meth:`QuantizationParams.validate` raises.
+    Args:
+        op: quantize, dequantize, fake_quantize, or a straight-through gradient: fake_quantize_backward, and
+            under given parameters quantize_backward and dequantize_backward, of which it is made.
+        scheme: parameters, or a scheme whose parameters each run takes from the data (quantize, fake_quantize
+            and its gradient) or from the codes (dequantize).
+        shape: of the tensor of values.
+        dtype: float64, float32, float16 or bfloat16, of the values, in or out.
+        strides: None for contiguous tensors; results are always contiguous.
+        device: of the tensors.
+        backend: the name of the one that shall run, or None for the fastest that can.
 
-    >>> plan("quantize", "int8:channel", (8, 256)).identity
-    'cpu/quantize/int8:channel/float32[8, 256]/chosen'
+    Raises:
+        UnsupportedError: for another operator or device.
+        ShapeError: for a combination without meaning, and what :meth:`QuantizationParams.validate` raises.
+        DtypeError: for a combination without meaning, and what :meth:`QuantizationParams.validate` raises.
+        SchemeError: for a combination without meaning, and what :meth:`QuantizationParams.validate` raises.
+
+    Example:
+        >>> plan("quantize", "int8:channel", (8, 256)).identity
+        'cpu/quantize/int8:channel/float32[8, 256]/chosen'
     """
     signature = _signature(op, scheme, shape, dtype, strides=strides, device=device)
     return _plan(replace(signature, backend=backend))
@@ -178,13 +209,23 @@ def can_implement(
     Of a plan that cannot be made, the answer is false, and says under ``request`` what :func:`plan` raises.
     Tensors are checked by :meth:`Plan.check`.
 
-    >>> (
-    ...     bool(can_implement("quantize", "int8:channel4", (2, 3))),
-    ...     bool(can_implement("quantize", "int8", (2, 3))),
-    ... )
-    (False, True)
-    >>> can_implement("quantize", "int8", (4,), torch.float64).reasons["cpu"]
-    'torch.float64 is computed in float64'
+    Args:
+        op: as for :func:`plan`.
+        scheme: as for :func:`plan`.
+        shape: as for :func:`plan`.
+        dtype: as for :func:`plan`.
+        strides: as for :func:`plan`.
+        device: as for :func:`plan`.
+        backend: as for :func:`plan`.
+
+    Example:
+        >>> (
+        ...     bool(can_implement("quantize", "int8:channel4", (2, 3))),
+        ...     bool(can_implement("quantize", "int8", (2, 3))),
+        ... )
+        (False, True)
+        >>> can_implement("quantize", "int8", (4,), torch.float64).reasons["cpu"]
+        'torch.float64 is computed in float64'
     """
     try:
         signature = _signature(op, scheme, shape, dtype, strides=strides, device=device)

@@ -16,14 +16,18 @@ DYNAMIC, STATIC = "dynamic", "static"
 class Activation:
     """How values that change with the data are quantized.
 
-    scheme: of one input or output. dynamic: whether its parameters are computed from each tensor at run time;
-    static ones come from calibration and need blocks whose number does not depend on the batch. Of several
-    levels of scales that of the whole tensor is static then, and those under it follow each tensor (nvfp4).
+    Args:
+        scheme: of one input or output.
+        dynamic: whether its parameters are computed from each tensor at run time; static ones come from
+            calibration and need blocks whose number does not depend on the batch. Of several levels of scales
+            that of the whole tensor is static then, and those under it follow each tensor (nvfp4).
 
-    Raises RecipeError for a static scheme with a block for each token, group or tile and no scale over them.
+    Raises:
+        RecipeError: for a static scheme with a block for each token, group or tile and no scale over them.
 
-    >>> Activation.of("int8:token").dynamic
-    True
+    Example:
+        >>> Activation.of("int8:token").dynamic
+        True
     """
 
     scheme: Scheme
@@ -55,7 +59,12 @@ class Activation:
 
     @staticmethod
     def of(text: str | Scheme, *, dynamic: bool | None = None) -> Activation:
-        """Return the scheme that ``text`` spells, dynamic where it must be and nothing else is said."""
+        """Return the scheme that ``text`` spells, dynamic where it must be and nothing else is said.
+
+        Args:
+            text: a scheme or its text form.
+            dynamic: whether parameters are computed from each tensor; None for the usual.
+        """
         scheme = Scheme.parse(text)
         return Activation(scheme=scheme, dynamic=_follows_the_batch(scheme) if dynamic is None else dynamic)
 
@@ -63,8 +72,15 @@ class Activation:
     def parse(text: str) -> Activation:
         """Return what ``SCHEME``, ``SCHEME dynamic`` or ``SCHEME static`` spells.
 
-        >>> str(Activation.parse("int8:tensor dynamic"))
-        'int8:tensor dynamic'
+        Args:
+            text: the text form.
+
+        Raises:
+            RecipeError: for another word after the scheme than ``dynamic`` or ``static``.
+
+        Example:
+            >>> str(Activation.parse("int8:tensor dynamic"))
+            'int8:tensor dynamic'
         """
         spelled, _, timing = text.strip().partition(" ")
         timing = timing.strip()
@@ -85,9 +101,15 @@ def _follows_the_batch(scheme: Scheme) -> bool:
 class Assignment:
     """The schemes of one module; what has none stays as it is.
 
-    method: name of the one that quantizes the weight; None leaves it to the recipe, or else to ``nearest``.
+    Args:
+        weight: scheme of the weight, or None.
+        input: of the input, or None.
+        output: of the output, or None.
+        method: name of the one that quantizes the weight; None leaves it to the recipe, or else to
+            ``nearest``.
 
-    Raises RecipeError when nothing at all is assigned, for an unknown method, and for one without a weight.
+    Raises:
+        RecipeError: when nothing at all is assigned, for an unknown method, and for one without a weight.
     """
 
     weight: Scheme | None = None
@@ -99,7 +121,7 @@ class Assignment:
         if self.method is not None:
             method_named(self.method)
             if self.weight is None:
-                raise RecipeError(f"method {self.method} quantizes weights; name a weight beside it")
+                raise RecipeError(f"method {self.method} quantizes weights; give a weight scheme with it")
         if self.weight is None and self.input is None and self.output is None:
             raise RecipeError(
                 "an assignment names no weight, input or output; to leave a module alone, keep it"
@@ -115,8 +137,18 @@ class Assignment:
     ) -> Assignment:
         """Return the assignment that the text forms spell.
 
-        >>> print(Assignment.of(weight="int8:channel:narrow", input="int8:token"))
-        weight int8:channel:narrow, input int8:token dynamic
+        Args:
+            weight: a scheme or its text form.
+            input: the text form of an activation.
+            output: the text form of an activation.
+            method: that quantizes the weight.
+
+        Raises:
+            RecipeError: for a malformed text form.
+
+        Example:
+            >>> print(Assignment.of(weight="int8:channel:narrow", input="int8:token"))
+            weight int8:channel:narrow, input int8:token dynamic
         """
         try:
             return Assignment(
@@ -134,7 +166,11 @@ class Assignment:
         return method_named(self.method or NEAREST)
 
     def or_method(self, method: str | None) -> Assignment:
-        """Return the assignment with ``method`` for its weight where it names none itself."""
+        """Return the assignment with ``method`` for its weight where it names none itself.
+
+        Args:
+            method: used where none is set.
+        """
         if method is None or self.method is not None or self.weight is None:
             return self
         return replace(self, method=method)

@@ -12,7 +12,7 @@ rules:
     method: nearest
     input: int8:token dynamic
 
-recipe.schema.json beside this module says the same about keys and kinds of values for editors.
+recipe.schema.json next to this module declares the same about keys and kinds of values for editors.
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ T = TypeVar("T")
 class Vocabulary:
     """What the words of a document mean: presets the same everywhere, other schemes with a codec's defaults.
 
-    preset: the assignment of a preset, or of a scheme's text. spelled: the assignment of text forms by
-    ``weight``, ``input`` and ``output``. Both raise a ZeropointError for what they do not take.
+    Args:
+        preset: the assignment of a preset, or of a scheme's text.
+        spelled: the assignment of text forms by ``weight``, ``input`` and ``output``. Both raise a
+            ZeropointError for what they do not take.
     """
 
     preset: Callable[[str], Assignment]
@@ -81,12 +83,23 @@ class _Place:
 
 
 def load_recipe(path: Path | str) -> Recipe:
-    """Return the recipe in the YAML file at ``path``. Raises RecipeError, which names the line."""
+    """Return the recipe in the YAML file at ``path``.
+
+    Args:
+        path: of a YAML file.
+
+    Raises:
+        RecipeError: which names the line.
+    """
     return parse_recipe(read_recipe(path), name=Path(path).name)
 
 
 def read_recipe(path: Path | str) -> str:
-    """Return the text of the YAML file at ``path``; raises RecipeError when it cannot be read."""
+    """Return the text of the YAML file at ``path``; raises RecipeError when it cannot be read.
+
+    Args:
+        path: of a YAML file.
+    """
     try:
         return read_bounded(path, MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -112,8 +125,9 @@ def recipe_schema() -> dict[str, Any]:
 
     It knows keys and kinds of values; whether a preset or scheme exists, only parsing tells.
 
-    >>> sorted(recipe_schema()["properties"])
-    ['default', 'method', 'rules']
+    Example:
+        >>> sorted(recipe_schema()["properties"])
+        ['default', 'method', 'rules']
     """
     found: dict[str, Any] = json.loads(
         resources.files(__package__).joinpath("recipe.schema.json").read_text(encoding="utf-8")
@@ -124,8 +138,17 @@ def recipe_schema() -> dict[str, Any]:
 def parse_recipe(text: str, *, name: str = "recipe", words: Vocabulary = MODELS) -> Recipe:
     """Return the recipe that YAML ``text`` spells; ``name`` stands in messages.
 
-    >>> print(parse_recipe("default: w4a16").default.gives)
-    weight int4:g128:scale=input:dialect=compressed-tensors
+    Args:
+        text: YAML.
+        name: of the text in messages.
+        words: which words the text may use.
+
+    Raises:
+        RecipeError: for a malformed text, with the line.
+
+    Example:
+        >>> print(parse_recipe("default: w4a16").default.gives)
+        weight int4:g128:scale=input:dialect=compressed-tensors
     """
     if len(text) > MAX_BYTES:
         raise RecipeError(

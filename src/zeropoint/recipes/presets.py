@@ -12,12 +12,19 @@ def model_preset(name: str) -> Assignment:
     """Return the assignment of a preset, whose weight may get options, or of a scheme's text to the weight.
 
     Case does not matter in a preset's name. A format alone is no scheme here: one scale for a whole weight is
-    rarely meant. Raises RecipeError for anything else.
+    rarely meant.
 
-    >>> str(model_preset("w4a8").input), str(model_preset("int4:g32"))
-    ('int8:token dynamic', 'weight int4:g32')
-    >>> str(model_preset("w8a16:g64").weight)
-    'int8:g64:scale=input:dialect=compressed-tensors'
+    Args:
+        name: a preset such as ``"w4a16"``, or a scheme for weights.
+
+    Raises:
+        RecipeError: for anything else.
+
+    Example:
+        >>> str(model_preset("w4a8").input), str(model_preset("int4:g32"))
+        ('int8:token dynamic', 'weight int4:g32')
+        >>> str(model_preset("w8a16:g64").weight)
+        'int8:g64:scale=input:dialect=compressed-tensors'
     """
     head, _, options = name.strip().partition(":")
     preset = PRESETS.get(head.lower())

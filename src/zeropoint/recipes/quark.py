@@ -154,18 +154,23 @@ KEYS = (*_ALWAYS, *_SCALED, "mx_element_dtype", "is_scale_quant", "qat_spec")
 def scheme_from_quark(spec: Mapping[str, object]) -> Scheme:
     """Return the scheme that a Quark quantization specification describes.
 
-    spec: what ``QTensorConfig.to_dict()`` gives, or its fields: names as text or as members of Quark's or of
-        these enumerations. None means that a key is not given. Without ``symmetric`` there is no zero point,
-        without ``scale_type`` scales are float32, without ``qscheme`` there is one for the tensor.
-    Raises RecipeError for an unknown key or name, for what is missing or contradicts itself, and for a key
-    that the dtype does not use; SchemeError for a combination without meaning.
+    Args:
+        spec: what ``QTensorConfig.to_dict()`` gives, or its fields: names as text or as members of Quark's or
+            of these enumerations. None means that a key is not given. Without ``symmetric`` there is no zero
+            point, without ``scale_type`` scales are float32, without ``qscheme`` there is one for the tensor.
 
-    >>> print(
-    ...     scheme_from_quark(
-    ...         {"dtype": Dtype.uint4, "qscheme": "per_group", "group_size": 64, "symmetric": False}
-    ...     )
-    ... )
-    uint4:g64:asym
+    Raises:
+        RecipeError: for an unknown key or name, for what is missing or contradicts itself, and for a key that
+            the dtype does not use.
+        SchemeError: for a combination without meaning.
+
+    Example:
+        >>> print(
+        ...     scheme_from_quark(
+        ...         {"dtype": Dtype.uint4, "qscheme": "per_group", "group_size": 64, "symmetric": False}
+        ...     )
+        ... )
+        uint4:g64:asym
     """
     for key in spec:
         if key not in KEYS:
@@ -301,7 +306,7 @@ def _zero_point(given: Mapping[str, object]) -> str:
 def _scale(given: Mapping[str, object]) -> str:
     kind = _member(ScaleType, "scale_type", given, ScaleType.float32)
     chosen = _SCALES.get(kind, "e8m0")
-    # Quark's own specifications write the format of block scales beside a scale_type that says "float".
+    # Quark's own specifications write the format of block scales next to a scale_type that says "float".
     if "scale_format" in given:
         named = _SCALE_FORMATS[_named(_SCALE_FORMATS, "scale_format", given["scale_format"])]
         if kind in (ScaleType.float, ScaleType.float32):

@@ -21,8 +21,13 @@ _AXIS = re.compile(r"\*|(?P<op>>=|<=|%|)(?P<number>[1-9][0-9]*)")
 class Subject:
     """What a rule looks at: a module's dotted name, the name of its class, and its weight's shape and dtype.
 
-    dtype: as torch spells it, or empty where none is known. parameter: another name that the module may be
-    called by, such as that of its weight in a file; empty for none.
+    Args:
+        name: the module's dotted name.
+        type: the name of its class.
+        shape: of its weight.
+        dtype: as torch spells it, or empty where none is known.
+        parameter: another name that the module may be called by, such as that of its weight in a file; empty
+            for none.
     """
 
     name: str
@@ -36,18 +41,23 @@ class Subject:
 class Rule:
     """What a module must be called, be and measure, and what it gets.
 
-    name: a glob for the whole name, or ``re:`` and a regular expression that must match from its start.
-    types: names of classes, any if empty. shape: one entry an axis, joined by commas: ``*``, ``N``, ``>=N``,
-    ``<=N`` or ``%N`` (a multiple of N); a leading ``...`` stands for any number of axes; empty for any shape.
-    dtypes: of weights, as torch spells them, any if empty.
-    gives: schemes, or None to leave the module alone. reason: why it is left alone, in words. place: where
-    the rule is written, for messages.
+    Args:
+        name: a glob for the whole name, or ``re:`` and a regular expression that must match from its start.
+        types: names of classes, any if empty.
+        shape: one entry an axis, joined by commas: ``*``, ``N``, ``>=N``, ``<=N`` or ``%N`` (a multiple of
+            N); a leading ``...`` matches any number of axes; empty for any shape.
+        dtypes: of weights, as torch spells them, any if empty.
+        gives: schemes, or None to keep the module in floats.
+        reason: why it is kept.
+        place: where the rule is written, for messages.
 
-    Raises RecipeError for malformed patterns.
+    Raises:
+        RecipeError: for malformed patterns.
 
-    >>> rule = Rule(types=("Linear",), shape="...,%128", gives=Assignment.of(weight="int4:g128"))
-    >>> rule.matches(Subject(name="up", type="Linear", shape=(11, 256)))
-    True
+    Example:
+        >>> rule = Rule(types=("Linear",), shape="...,%128", gives=Assignment.of(weight="int4:g128"))
+        >>> rule.matches(Subject(name="up", type="Linear", shape=(11, 256)))
+        True
     """
 
     name: str = "*"
@@ -70,7 +80,11 @@ class Rule:
         _axes(self.shape)
 
     def matches(self, subject: Subject) -> bool:
-        """Return whether the rule is about ``subject``."""
+        """Return whether the rule is about ``subject``.
+
+        Args:
+            subject: name, type and shape of a module.
+        """
         return (
             _called_so(self, subject)
             and _of_type(self, subject)
@@ -182,7 +196,12 @@ _CONDITIONS: tuple[tuple[str, _Condition, _Hint], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What happens to one module, and which rule said so."""
+    """What happens to one module, and which rule said so.
+
+    Args:
+        subject: the module.
+        rule: the rule that matched.
+    """
 
     subject: Subject
     rule: Rule
@@ -201,25 +220,38 @@ UNNAMED = Rule(gives=None, reason="no rule names it")
 class Recipe:
     """Ordered rules, and the one that decides where none of them matches.
 
-    >>> recipe = Recipe(
-    ...     rules=(Rule(name="head", gives=None),), default=Rule(gives=Assignment.of(weight="int4"))
-    ... )
-    >>> modules = [Subject(name=name, type="Linear", shape=(8, 8)) for name in ("head", "up")]
-    >>> [decision.gives is None for decision in recipe.decide(modules)]
-    [True, False]
+    Args:
+        rules: in order; the first that matches decides.
+        default: decides where none of them matches.
+
+    Example:
+        >>> recipe = Recipe(
+        ...     rules=(Rule(name="head", gives=None),), default=Rule(gives=Assignment.of(weight="int4"))
+        ... )
+        >>> modules = [Subject(name=name, type="Linear", shape=(8, 8)) for name in ("head", "up")]
+        >>> [decision.gives is None for decision in recipe.decide(modules)]
+        [True, False]
     """
 
     rules: tuple[Rule, ...] = ()
     default: Rule = UNNAMED
 
     def first(self, subject: Subject) -> Rule:
-        """Return the rule that decides about ``subject``."""
+        """Return the rule that decides about ``subject``.
+
+        Args:
+            subject: name, type and shape of a module.
+        """
         return next((rule for rule in self.rules if rule.matches(subject)), self.default)
 
     def decide(self, subjects: Iterable[Subject]) -> list[Decision]:
         """Return a decision for each subject, in their order.
 
-        Raises RecipeError when a rule decides about none of them.
+        Args:
+            subjects: the modules.
+
+        Raises:
+            RecipeError: when a rule decides about none of them.
         """
         known = list(subjects)
         decisions = [Decision(subject=subject, rule=self.first(subject)) for subject in known]
@@ -242,7 +274,11 @@ class Recipe:
     def with_method(self, method: str | None) -> Recipe:
         """Return the recipe with ``method`` for the weights of all rules that name none themselves.
 
-        Raises RecipeError for an unknown method.
+        Args:
+            method: for rules that name none.
+
+        Raises:
+            RecipeError: for an unknown method.
         """
         if method is None:
             return self

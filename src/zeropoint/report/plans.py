@@ -22,7 +22,7 @@ _SHARDS = 12
 
 
 def plan_report(plan: Plan, *, everything: bool = False) -> RenderableType:
-    """Return the report of a plan: fates, outputs, shards, engines, devices, notes and a summary.
+    """Return the report of a plan: actions, outputs, shards, engines, devices, notes and a summary.
 
     everything: a line for each tensor instead of one for each pattern of names.
     """

@@ -26,7 +26,7 @@ def decibels(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """Return a share in percent, with nothing at all told apart from very little.
+    """Return a share in percent, where zero is distinguished from very little.
 
     >>> share(0.0), share(0.25), share(1e-7)
     ('0', '25.00%', '<0.01%')

@@ -56,23 +56,26 @@ LEAST_NORMAL = 2.0**-126
 class Dialect:
     """One implementation's small choices; the defaults are zeropoint's own.
 
-    arithmetic: precision of intermediates.
-    scaling: division, or multiplication by a reciprocal.
-    zero_point_place: whether the zero point is added before or after rounding.
-    zero_point_rounding: how ``qmin - minimum / scale`` becomes an integer.
-    rounds_quotient: whether it is ``minimum / scale`` that is rounded so, before the difference.
-    widen_to_zero: whether the range of an affine scheme is widened to contain 0.
-    zero_scale: the linear scale of a block whose range is zero; None means the machine epsilon of the input's
-        dtype. Where it is 0, so are scales too small for their format.
-    formula_zero_point: whether the zero point of a block whose range is zero follows from the formula, which
-        gives the smallest code; otherwise it is 0.
-    minimum_scale: the smallest linear scale, where the scale's format reaches it; the least normal float32
-        keeps reciprocals finite and results independent of flush-to-zero modes.
-    rounding: the rounding of elements when the scheme does not say.
-    even_mantissa_bits: mantissa width to which the even scale rule rounds; None means that of the elements.
-    tensor_scale: whether the coarsest of several levels is kept as itself or as its reciprocal.
-    zero_block_scale: the finest of several levels where it would be zero; 0 keeps the zero.
-    positive_zero_bits: float elements of at most this many bits write a negative zero as code 0.
+    Args:
+        name: as text forms spell it.
+        arithmetic: precision of intermediates.
+        scaling: division, or multiplication by a reciprocal.
+        zero_point_place: whether the zero point is added before or after rounding.
+        zero_point_rounding: how ``qmin - minimum / scale`` becomes an integer.
+        rounds_quotient: whether it is ``minimum / scale`` that is rounded so, before the difference.
+        widen_to_zero: whether the range of an affine scheme is widened to contain 0.
+        zero_scale: the linear scale of a block whose range is zero; None means the machine epsilon of the
+            input's dtype. Where it is 0, so are scales too small for their format.
+        formula_zero_point: whether the zero point of a block whose range is zero follows from the formula,
+            which gives the smallest code; otherwise it is 0.
+        minimum_scale: the smallest linear scale, where the scale's format reaches it; the least normal
+            float32 keeps reciprocals finite and results independent of flush-to-zero modes.
+        rounding: the rounding of elements when the scheme does not say.
+        even_mantissa_bits: mantissa width to which the even scale rule rounds; None means that of the
+            elements.
+        tensor_scale: whether the coarsest of several levels is kept as itself or as its reciprocal.
+        zero_block_scale: the finest of several levels where it would be zero; 0 keeps the zero.
+        positive_zero_bits: float elements of at most this many bits write a negative zero as code 0.
     """
 
     name: str
@@ -153,7 +156,11 @@ DIALECTS: MappingProxyType[str, Dialect] = MappingProxyType({d.name: d for d in 
 
 
 def get_dialect(name: str) -> Dialect:
-    """Return the dialect called ``name``; raises SchemeError with the closest names."""
+    """Return the dialect called ``name``; raises SchemeError with the closest names.
+
+    Args:
+        name: of a dialect, such as ``"ggml"``.
+    """
     if name not in DIALECTS:
         raise SchemeError(f"dialect {name!r} is unknown; {near_misses(name, DIALECTS)}")
     return DIALECTS[name]

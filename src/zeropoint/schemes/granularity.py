@@ -28,10 +28,17 @@ class Granularity:
 
     The last block along an axis may be short: it is a block like any other, with parameters of its own.
 
-    Raises SchemeError for a negative extent, or a ``rest`` other than 0 and 1.
+    Args:
+        extents: lengths of a block along the anchored axes; 0 for a whole axis.
+        rest: length along every other axis: 0 or 1.
+        anchor: whether ``extents`` are of the first or the last axes.
 
-    >>> Granularity.group(32).grid((4, 70))
-    (4, 3)
+    Raises:
+        SchemeError: for a negative extent, or a ``rest`` other than 0 and 1.
+
+    Example:
+        >>> Granularity.group(32).grid((4, 70))
+        (4, 3)
     """
 
     extents: tuple[int, ...] = ()
@@ -46,14 +53,18 @@ class Granularity:
 
     @classmethod
     def tensor(cls) -> Granularity:
-        """One block: the tensor."""
+        """Return one block: the tensor."""
         return cls()
 
     @classmethod
     def channel(cls, axis: int = 0) -> Granularity:
-        """One block for each index of ``axis``, which may be negative.
+        """Return one block for each index of ``axis``, which may be negative.
 
-        Raises SchemeError for an axis that no tensor has.
+        Args:
+            axis: of the channels.
+
+        Raises:
+            SchemeError: for an axis that no tensor has.
         """
         if not -MAX_RANK <= axis < MAX_RANK:
             raise SchemeError(f"channel axis (={axis}) must lie in {-MAX_RANK}..{MAX_RANK - 1}")
@@ -63,22 +74,34 @@ class Granularity:
 
     @classmethod
     def token(cls) -> Granularity:
-        """One block for each row along the last axis."""
+        """Return one block for each row along the last axis."""
         return cls(extents=(WHOLE,), rest=1)
 
     @classmethod
     def group(cls, size: int) -> Granularity:
-        """Blocks of ``size`` consecutive elements of the last axis."""
+        """Return blocks of ``size`` consecutive elements of the last axis.
+
+        Args:
+            size: values in a group.
+
+        Raises:
+            SchemeError: for a size below 1.
+        """
         if size < 1:
             raise SchemeError(f"group size (={size}) must be at least 1; use token for one group a row")
         return cls(extents=(size,), rest=1)
 
     @classmethod
     def along(cls, axis: int, size: int) -> Granularity:
-        """Blocks of ``size`` consecutive elements of any axis; 0 means the whole axis.
+        """Return blocks of ``size`` consecutive elements of any axis; 0 means the whole axis.
 
-        >>> Granularity.along(0, 32).grid((70, 4))
-        (3, 4)
+        Args:
+            axis: along which the blocks run.
+            size: values in a block.
+
+        Example:
+            >>> Granularity.along(0, 32).grid((70, 4))
+            (3, 4)
         """
         others = len(cls.channel(axis).extents) - 1
         if axis < 0:
@@ -87,7 +110,14 @@ class Granularity:
 
     @classmethod
     def block(cls, *shape: int) -> Granularity:
-        """Blocks of ``shape`` over the last axes."""
+        """Return blocks of ``shape`` over the last axes.
+
+        Args:
+            shape: lengths of a block along the last axes.
+
+        Raises:
+            SchemeError: for a length below 1.
+        """
         if not shape or min(shape) < 1:
             raise SchemeError(f"block shape (={shape}) must name at least one positive extent")
         return cls(extents=shape, rest=1)
@@ -95,7 +125,11 @@ class Granularity:
     def block_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the extent of a full block along each axis of a tensor of ``shape``.
 
-        Raises ShapeError when the tensor has fewer axes than the granularity names.
+        Args:
+            shape: of the tensor.
+
+        Raises:
+            ShapeError: when the tensor has fewer axes than the granularity names.
         """
         rank = len(shape)
         if len(self.extents) > rank:
@@ -108,13 +142,21 @@ class Granularity:
         )
 
     def grid(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return how many blocks lie along each axis of a tensor of ``shape``; an empty axis has none."""
+        """Return how many blocks lie along each axis of a tensor of ``shape``; an empty axis has none.
+
+        Args:
+            shape: of the tensor.
+        """
         return tuple(
             -(-length // extent) for length, extent in zip(shape, self.block_shape(shape), strict=True)
         )
 
     def block_count(self, shape: tuple[int, ...]) -> int:
-        """Return the number of blocks in a tensor of ``shape``."""
+        """Return the number of blocks in a tensor of ``shape``.
+
+        Args:
+            shape: of the tensor.
+        """
         return math.prod(self.grid(shape))
 
     def __str__(self) -> str:
@@ -139,7 +181,11 @@ class Granularity:
 
     @classmethod
     def parse(cls, text: str) -> Granularity | None:
-        """Return the granularity that ``text`` spells, or None when it spells none."""
+        """Return the granularity that ``text`` spells, or None when it spells none.
+
+        Args:
+            text: the text form.
+        """
         if text in _NAMED:
             return _NAMED[text]
         # [0-9]: \d takes other scripts' digits. Eighteen of them hold every extent below the limit of int64.

@@ -14,9 +14,12 @@ from types import MappingProxyType
 class Preset:
     """The text forms of a weight's scheme, and of a linear layer's input and output where these have one.
 
-    input, output: None leaves them alone. static: whether their scales come from calibration data; otherwise
-    they are computed from each tensor at run time. without_data: of a static preset, the closest one that
-    needs no data.
+    Args:
+        weight: the text form of the weight's scheme.
+        input, output: None leaves them alone.
+        static: whether their scales come from calibration data; otherwise they are computed from each tensor
+            at run time.
+        without_data: of a static preset, the closest one that needs no data.
     """
 
     weight: str

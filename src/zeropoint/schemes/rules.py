@@ -40,7 +40,12 @@ class Store(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """A number of the block over a divisor: that of the elements, and the largest values of finer levels."""
+    """A number of the block over a divisor: that of the elements, and the largest values of finer levels.
+
+    Args:
+        pick: which number of the block.
+        store: how the scale is rounded to its format.
+    """
 
     pick: Pick = Pick.LARGEST
     store: Store = Store.NEAREST
@@ -75,7 +80,11 @@ class Exponent(enum.Enum):
 
 @dataclass(frozen=True)
 class PowerOfTwo:
-    """A power of two from the largest magnitude."""
+    """A power of two from the largest magnitude.
+
+    Args:
+        exponent: how the exponent is rounded.
+    """
 
     exponent: Exponent
 

@@ -14,12 +14,15 @@ from .rules import FLOOR, LINEAR, RULES, Linear, Pick, ScaleRule, Store
 class ScaleLevel:
     """One factor of a number that each block has: of its scale, of its offset; or the center of scales.
 
-    granularity: which elements share it.
-    format: the numbers it may be, of any kind; None means those of the quantized tensor's own dtype.
-    rule: how it follows from the data.
+    Args:
+        granularity: which elements share it.
+        format: the numbers it may be, of any kind; None means those of the quantized tensor's own dtype.
+        rule: how it follows from the data.
 
-    Raises SchemeError when the rule yields powers of two that the format cannot hold exactly, and for formats
-    that levels cannot be kept in: those of more than a byte but the four of IEEE, and those past float32.
+    Raises:
+        SchemeError: when the rule yields powers of two that the format cannot hold exactly, and for formats
+            that levels cannot be kept in: those of more than a byte but the four of IEEE, and those past
+            float32.
     """
 
     granularity: Granularity
@@ -49,15 +52,27 @@ class ScaleLevel:
             raise SchemeError(f"scale format {format_name(fmt)} has values outside float32; move its bias")
 
     def format_for(self, input_format: Format) -> Format:
-        """Return the format of the scales of a tensor whose own numbers are of ``input_format``."""
+        """Return the format of the scales of a tensor whose own numbers are of ``input_format``.
+
+        Args:
+            input_format: the format of the tensor.
+        """
         return input_format if self.format is None else self.format
 
     def stores(self, store: Store) -> bool:
-        """Return whether its number is rounded to its format as ``store`` says."""
+        """Return whether its number is rounded to its format as ``store`` says.
+
+        Args:
+            store: a rounding of the scale.
+        """
         return isinstance(self.rule, Linear) and self.rule.store is store
 
     def picks(self, pick: Pick) -> bool:
-        """Return whether its rule takes the number that ``pick`` names."""
+        """Return whether its rule takes the number that ``pick`` names.
+
+        Args:
+            pick: a choice of a number.
+        """
         return isinstance(self.rule, Linear) and self.rule.pick is pick
 
     @property

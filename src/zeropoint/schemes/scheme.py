@@ -47,6 +47,10 @@ class Rounding:
 
     Stochastic rounding draws its bits from the seed and the element's flat index, so tiles and threads do not
     matter.
+
+    Args:
+        mode: the rule.
+        seed: of stochastic rounding.
     """
 
     mode: RoundingMode = RoundingMode.HALF_EVEN
@@ -60,7 +64,14 @@ class Rounding:
 
     @classmethod
     def parse(cls, text: str) -> Rounding:
-        """Return the rounding that ``text`` spells: a mode, or ``stochastic(SEED)``."""
+        """Return the rounding that ``text`` spells: a mode, or ``stochastic(SEED)``.
+
+        Args:
+            text: the text form.
+
+        Raises:
+            SchemeError: for an unknown rounding.
+        """
         if match := re.fullmatch(r"stochastic\(([0-9]{1,18})\)", text):
             return cls(mode=RoundingMode.STOCHASTIC, seed=int(match.group(1)))
         if text == RoundingMode.STOCHASTIC.value:
@@ -78,16 +89,6 @@ class Scheme:
 
     ``value[i] = (decode(code[i]) - zero_point[b(i)]) * scale[b(i)] + offset[b(i)]``
 
-    element: the format of the codes.
-    scales: the levels whose product is the scale, finest first; empty means codes stand for themselves.
-    zero_point: none, integer or real; blocks are those of the finest level.
-    offsets: the levels whose product is the offset, finest first, on blocks like those of scales; empty means
-        0.
-    center: a number that is added to the product of the scales, such as their mean; None means 0.
-    range_rule: full or narrow codes of a signed integer format.
-    rounding, overflow: what happens between codes and past the largest.
-    dialect: whose small choices are followed.
-
     From these follow:
 
     levels: all, in the order of their tensors: scales, offsets, the center.
@@ -95,10 +96,23 @@ class Scheme:
     chained: what the scheme has beyond positive scales in formats of floats, which kernels need not know, or
         None.
 
-    Raises SchemeError for combinations without meaning, such as a zero point on a float format.
+    Args:
+        element: the format of the codes.
+        scales: the levels whose product is the scale, finest first; empty means that codes are the values.
+        zero_point: none, integer or real; blocks are those of the finest level.
+        range_rule: full or narrow codes of a signed integer format.
+        rounding, overflow: what happens between codes and past the largest.
+        dialect: whose small choices are followed.
+        offsets: the levels whose product is the offset, finest first, on blocks like those of scales; empty
+            means 0.
+        center: a number that is added to the product of the scales, such as their mean; None means 0.
 
-    >>> Scheme.parse("int4:g128").divisor
-    7.5
+    Raises:
+        SchemeError: for combinations without meaning, such as a zero point on a float format.
+
+    Example:
+        >>> Scheme.parse("int4:g128").divisor
+        7.5
     """
 
     element: Format
@@ -235,6 +249,9 @@ class Scheme:
 
         Levels in formats of floats take whole bytes, others are packed like codes; those of the input's own
         format count 16 bits. An empty tensor has 0.
+
+        Args:
+            shape: of the tensor.
         """
         total = self.bits * _product(shape)
         total += sum(level.bits * level.granularity.block_count(shape) for level in self.levels)
@@ -247,11 +264,18 @@ class Scheme:
     def parse(text: str | Scheme) -> Scheme:
         """Return the scheme that ``text`` spells: ``ELEMENT[:GRANULARITY][:OPTION...]``, or a preset's name.
 
-        The grammar is that of :mod:`zeropoint.schemes.text`. Raises SchemeError or FormatError that names the
-        wrong part.
+        The grammar is that of :mod:`zeropoint.schemes.text`.
 
-        >>> str(Scheme.parse("mxfp4_e2m1:scale=even"))
-        'float4_e2m1fn:g32:scale=even'
+        Args:
+            text: a text form or preset such as ``"int4:g128"``; a scheme is returned as it is.
+
+        Raises:
+            SchemeError: that names the wrong part.
+            FormatError: that names the wrong part.
+
+        Example:
+            >>> str(Scheme.parse("mxfp4_e2m1:scale=even"))
+            'float4_e2m1fn:g32:scale=even'
         """
         return text if isinstance(text, Scheme) else _parse(text)
 
@@ -302,7 +326,11 @@ class Scheme:
         return join(parts)
 
     def with_dialect(self, dialect: Dialect) -> Scheme:
-        """Return the scheme in another dialect, with its rounding unless this one's was special."""
+        """Return the scheme in another dialect, with its rounding unless this one's was special.
+
+        Args:
+            dialect: the dialect.
+        """
         special = self.rounding.mode is not self.dialect.rounding
         return replace(
             self, dialect=dialect, rounding=self.rounding if special else Rounding(mode=dialect.rounding)

@@ -24,18 +24,22 @@ _PIECE = 1 << 20
 class AbsoluteMean(Statistic, batch_free=True):
     """The running mean of ``|x|`` over the finite numbers of each block; the range is +-``factor`` of it.
 
-    factor: 1 for BitNet's absmean weights (arXiv:2402.17764, equation 3: the scale of ternary codes is the
-        mean itself), ``2 * sqrt(qmax)`` for the first step size of LSQ (arXiv:1902.08153, section 2.1).
-
     A sum is an integer, in units of the smallest subnormal float32, in limbs of 32 bits: exact, so that
     batches, orders and processes give the same one. Numbers of float64 are rounded to float32 first.
 
-    Raises RangeError for a factor that is not positive.
+    Args:
+        factor: 1 for BitNet's absmean weights (arXiv:2402.17764, equation 3: the scale of ternary codes is
+            the mean itself), ``2 * sqrt(qmax)`` for the first step size of LSQ (arXiv:1902.08153, section
+            2.1).
 
-    >>> statistic = AbsoluteMean()
-    >>> state = statistic.update(statistic.start(), torch.tensor([-1.0, 2.0, 3.0, torch.inf]))
-    >>> statistic.mean(state)
-    tensor([2.], dtype=torch.float64)
+    Raises:
+        RangeError: for a factor that is not positive.
+
+    Example:
+        >>> statistic = AbsoluteMean()
+        >>> state = statistic.update(statistic.start(), torch.tensor([-1.0, 2.0, 3.0, torch.inf]))
+        >>> statistic.mean(state)
+        tensor([2.], dtype=torch.float64)
     """
 
     factor: float = 1.0
@@ -84,7 +88,11 @@ class AbsoluteMean(Statistic, batch_free=True):
         return {"limbs": carried(a["limbs"] + b["limbs"]), "counts": a["counts"] + b["counts"]}
 
     def mean(self, state: State) -> torch.Tensor:
-        """Return the mean of ``|x|`` of each block, float64 on the grid: the exact sum, then one division."""
+        """Return the mean of ``|x|`` of each block, float64 on the grid: the exact sum, then one division.
+
+        Args:
+            state: a state of this accumulator.
+        """
         sums = state["limbs"].reshape(-1, LIMBS).tolist()
         counts = state["counts"].reshape(-1).tolist()
         units = [max(1, count) << -SMALLEST_EXPONENT for count in counts]

@@ -36,36 +36,73 @@ class Accumulator(ABC):
     def measure(self, x: torch.Tensor) -> State:
         """Return the state of one batch alone; values that are not finite are counted and left out.
 
-        x: float64, float32, float16 or bfloat16; any stride; may be empty.
-        Raises DtypeError for other tensors, ShapeError for a shape that the accumulator is not for.
+        Args:
+            x: float64, float32, float16 or bfloat16; any stride; may be empty.
+
+        Raises:
+            DtypeError: for other tensors.
+            ShapeError: for a shape that the accumulator is not for.
         """
 
     def merge(self, a: State, b: State) -> State:
-        """Return the state of two sets of data together: sums, unless overridden."""
+        """Return the state of two sets of data together: sums, unless overridden.
+
+        Args:
+            a: the earlier state.
+            b: the later state.
+        """
         return {name: a[name] + b[name] for name in a}
 
     def fold(self, state: State, batch: State) -> State:
-        """Return ``state`` after one more batch, as :meth:`measure` gave it: merged, unless order matters."""
+        """Return ``state`` after one more batch, as :meth:`measure` gave it: merged, unless order matters.
+
+        Args:
+            state: a state of this accumulator.
+            batch: the state of one batch.
+        """
         return self.merge(state, batch)
 
     def merge_batches(self, a: State, b: State) -> State:
-        """Return the measures of two parts of one batch as that of the whole batch."""
+        """Return the measures of two parts of one batch as that of the whole batch.
+
+        Args:
+            a: the earlier state.
+            b: the later state.
+        """
         return self.merge(a, b)
 
     def update(self, state: State, x: torch.Tensor) -> State:
-        """Return ``state`` after one more batch."""
+        """Return ``state`` after one more batch.
+
+        Args:
+            state: changed in place where possible.
+            x: a float tensor of any shape.
+        """
         return self.fold(state, self.measure(x))
 
     def update_all(self, state: State, batches: Sequence[torch.Tensor]) -> State:
         """Return ``state`` after several batches, in order: faster than one by one where they are small.
 
-        Raises what :meth:`measure` raises for one of them, DtypeError for what is no sequence of tensors.
+        Args:
+            state: a state of this accumulator.
+            batches: tensors, in order.
+
+        Raises:
+            ZeropointError: what :meth:`measure` raises for one of them.
+            DtypeError: for what is no sequence of tensors.
         """
         self.check_all(batches)
         return reduce(self.update, batches, state)
 
     def check_all(self, batches: Sequence[torch.Tensor]) -> None:
-        """Raise what :meth:`update_all` raises for ``batches``."""
+        """Raise what :meth:`update_all` raises for ``batches``.
+
+        Args:
+            batches: tensors, in order.
+
+        Raises:
+            DtypeError: for what is no list or tuple of tensors.
+        """
         if not isinstance(batches, (list, tuple)):
             raise DtypeError(
                 f"batches (a {type(batches).__name__}) must be a list or tuple of tensors; pass [x]"
@@ -74,7 +111,14 @@ class Accumulator(ABC):
             self.check(x)
 
     def check(self, x: torch.Tensor) -> None:
-        """Raise what :meth:`measure` raises for ``x``."""
+        """Raise what :meth:`measure` raises for ``x``.
+
+        Args:
+            x: a float tensor of any shape.
+
+        Raises:
+            DtypeError: for a tensor on the meta device.
+        """
         check_input(x)
         if x.is_meta:
             raise DtypeError("x (device meta) must hold data to be measured; materialize it first")
@@ -82,7 +126,13 @@ class Accumulator(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Statistics:
-    """What an accumulator has seen: its state, and for messages the ``name`` of what was observed."""
+    """What an accumulator has seen: its state, and for messages the ``name`` of what was observed.
+
+    Args:
+        accumulator: how data were summed up.
+        state: the sums.
+        name: of the layer.
+    """
 
     accumulator: Accumulator
     state: State

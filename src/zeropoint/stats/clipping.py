@@ -17,7 +17,11 @@ class Everything:
     """Clip nothing: the exact extremes."""
 
     def pick(self, block: Counted) -> tuple[float, float]:
-        """Return the extremes."""
+        """Return the extremes.
+
+        Args:
+            block: the counts of one block.
+        """
         return block.minimum, block.maximum
 
 
@@ -32,7 +36,11 @@ class Percentile:
     from above (numpy's method ``inverted_cdf``), at the outer edge of the bin and never past an extreme. With
     percent = 100 these are the extremes. ``percent`` is read in decimal, so that 99.9 of 1000 is the 999th.
 
-    Raises RangeError unless ``percent`` lies above 50 and at most at 100.
+    Args:
+        percent: of the numbers up to each end of the range, above 50 and at most 100.
+
+    Raises:
+        RangeError: unless ``percent`` lies above 50 and at most at 100.
     """
 
     percent: float
@@ -42,7 +50,11 @@ class Percentile:
             raise RangeError(f"percent (={self.percent}) must be above 50 and at most 100")
 
     def pick(self, block: Counted) -> tuple[float, float]:
-        """Return the ends of the bins that hold the two order statistics."""
+        """Return the ends of the bins that hold the two order statistics.
+
+        Args:
+            block: the counts of one block.
+        """
         rank = math.ceil(Fraction(str(self.percent)) / 100 * block.total)
         # Ends of the bins from the most negative one up, outer in the eyes of each end.
         upper = np.concatenate((-block.edges[:-1][::-1], block.edges[1:]))

@@ -14,9 +14,10 @@ from .float_bits import EXPONENTS
 class Counted:
     """How many numbers of one block lie in each bin.
 
-    positive, negative: int64 counts by magnitude; zeros lie in the first bin of their sign.
-    edges: float64, one more than bins: bin ``k`` holds ``edges[k] <= magnitude < edges[k + 1]``.
-    minimum, maximum: exact extremes.
+    Args:
+        positive, negative: int64 counts by magnitude; zeros lie in the first bin of their sign.
+        edges: float64, one more than bins: bin ``k`` holds ``edges[k] <= magnitude < edges[k + 1]``.
+        minimum, maximum: exact extremes.
     """
 
     positive: NDArray[np.int64]
@@ -36,14 +37,22 @@ class Counted:
         return max(abs(self.minimum), abs(self.maximum))
 
     def clipped(self, low: float, high: float) -> tuple[float, float]:
-        """Return a range without the parts in which no number lies."""
+        """Return a range without the parts in which no number lies.
+
+        Args:
+            low: lower end of the range.
+            high: upper end of the range.
+        """
         return max(low, self.minimum), min(high, self.maximum)
 
     def points(self, per_octave: int) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-        """Return numbers that stand for the data, and how many each stands for.
+        """Return numbers that represent the data, and how many values each represents.
 
         They are spread evenly over every bin that holds numbers, ``per_octave`` of them from one power of two
         to the next where bins are wider than that, and cut to the extremes.
+
+        Args:
+            per_octave: points from one power of two to the next.
         """
         each = max(1, per_octave * EXPONENTS // len(self.positive))
         steps = (np.arange(each) + 0.5) / each

@@ -28,8 +28,9 @@ class LeastDivergence:
         Q(T)  the same without those above T, each code's share spread evenly over its cells that hold any
         minimize  KL(P || Q) = sum P * log(P / Q),  both normalized
 
-    scheme: the scheme that the range is for; its own rounding says which cells share a code. The range is
-        -T..T without the parts in which no number lies.
+    Args:
+        scheme: the scheme that the range is for; its own rounding says which cells share a code. The range is
+            -T..T without the parts in which no number lies.
 
     Source: S. Migacz, 8-bit Inference with TensorRT, GTC 2017, slides 38 and 39. We deviate in two ways: the
     thresholds are ``amax * 2 ** (-k / 32)``, or the powers of two where scales are such, and cells divide
@@ -41,7 +42,11 @@ class LeastDivergence:
     scheme: Scheme
 
     def pick(self, block: Counted) -> tuple[float, float]:
-        """Return the best range; of equals, the widest."""
+        """Return the best range; of equals, the widest.
+
+        Args:
+            block: the counts of one block.
+        """
         if block.amax == 0 or not self.scheme.scales:
             return block.minimum, block.maximum
         thresholds = magnitudes(self.scheme, block.amax)

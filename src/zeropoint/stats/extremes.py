@@ -20,10 +20,11 @@ _AVERAGES = ("average_minimum", "average_maximum")
 class MinMax(Statistic, batch_free=True):
     """The smallest and the largest number seen; exact, in any order.
 
-    >>> statistic = MinMax()
-    >>> state = statistic.update(statistic.start(), torch.tensor([-1.0, 3.0, torch.nan]))
-    >>> statistic.params(state, "uint8:tensor:asym").zero_point
-    tensor([64], dtype=torch.int32)
+    Example:
+        >>> statistic = MinMax()
+        >>> state = statistic.update(statistic.start(), torch.tensor([-1.0, 3.0, torch.nan]))
+        >>> statistic.params(state, "uint8:tensor:asym").zero_point
+        tensor([64], dtype=torch.int32)
     """
 
     def range(self, state: State) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,21 +36,24 @@ class MinMax(Statistic, batch_free=True):
 class MovingAverage(Statistic):
     """Extremes of each batch, averaged with weights that fade: ``average += rate * (extreme - average)``.
 
-    rate: weight of the newest batch, in (0, 1]; torch's MovingAverageMinMaxObserver has 0.01 too.
-
     The first batch of a block starts its average; a batch without finite numbers leaves it alone. The result
     depends on the order of the batches. Parts of one batch merge exactly (their extremes do), so that several
     processes that share each batch agree with one. The averages of separate runs merge with the counts of
     their batches as weights: neither run is the later one, so no order of their batches is more right, and
     this is commutative and keeps a common average.
 
-    Raises RangeError for another rate.
+    Args:
+        rate: weight of the newest batch, in (0, 1]; torch's MovingAverageMinMaxObserver has 0.01 too.
 
-    >>> statistic, state = MovingAverage(rate=0.5), MovingAverage(rate=0.5).start()
-    >>> for batch in (torch.tensor([0.0, 1.0]), torch.tensor([-1.0, 2.0])):
-    ...     state = statistic.update(state, batch)
-    >>> statistic.range(state)
-    (tensor([-0.5000], dtype=torch.float64), tensor([1.5000], dtype=torch.float64))
+    Raises:
+        RangeError: for another rate.
+
+    Example:
+        >>> statistic, state = MovingAverage(rate=0.5), MovingAverage(rate=0.5).start()
+        >>> for batch in (torch.tensor([0.0, 1.0]), torch.tensor([-1.0, 2.0])):
+        ...     state = statistic.update(state, batch)
+        >>> statistic.range(state)
+        (tensor([-0.5000], dtype=torch.float64), tensor([1.5000], dtype=torch.float64))
     """
 
     rate: float = 0.01

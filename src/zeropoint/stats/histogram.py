@@ -40,7 +40,11 @@ class ClipRule(Protocol):
     """Which range follows from the counts of one block."""
 
     def pick(self, block: Counted) -> tuple[float, float]:
-        """Return the range, minimum and maximum."""
+        """Return the range, minimum and maximum.
+
+        Args:
+            block: the counts of one block.
+        """
         ...
 
 
@@ -62,18 +66,23 @@ def bin_edges(mantissa_bits: int) -> np.ndarray[tuple[int], np.dtype[np.float64]
 class Histogram(Statistic, batch_free=True):
     """Counts of the finite numbers of each block in bins of fixed edges, and the exact extremes.
 
-    rule: how a range follows: Everything, Percentile, LeastError or LeastDivergence. A state does not depend
-        on it, so that one histogram answers for several rules.
-    mantissa_bits: 0 to 10. With 5, a bin is at most 1/32 of its numbers wide, and a block takes 128 KiB; with
-        7, every bfloat16 number has a bin of its own, for 510 KiB.
+    Numbers of float64 are rounded to float32 to find their bin.
 
-    Numbers of float64 are rounded to float32 to find their bin. Raises RangeError for other
-    ``mantissa_bits``, ShapeError when all blocks together would take more than 512 MiB.
+    Args:
+        rule: how a range follows: Everything, Percentile, LeastError or LeastDivergence. A state does not
+            depend on it, so that one histogram answers for several rules.
+        mantissa_bits: 0 to 10. With 5, a bin is at most 1/32 of its numbers wide, and a block takes 128 KiB;
+            with 7, every bfloat16 number has a bin of its own, for 510 KiB.
 
-    >>> statistic = Histogram()
-    >>> state = statistic.update(statistic.start(), torch.arange(1000.0))
-    >>> statistic.range(state)
-    (tensor([0.], dtype=torch.float64), tensor([999.], dtype=torch.float64))
+    Raises:
+        RangeError: for other ``mantissa_bits``.
+        ShapeError: when all blocks together would take more than 512 MiB.
+
+    Example:
+        >>> statistic = Histogram()
+        >>> state = statistic.update(statistic.start(), torch.arange(1000.0))
+        >>> statistic.range(state)
+        (tensor([0.], dtype=torch.float64), tensor([999.], dtype=torch.float64))
     """
 
     rule: ClipRule = EVERYTHING
@@ -131,7 +140,11 @@ class Histogram(Statistic, batch_free=True):
         return low.reshape(self.grid), high.reshape(self.grid)
 
     def counted(self, state: State) -> list[Counted]:
-        """Return the histogram of each block."""
+        """Return the histogram of each block.
+
+        Args:
+            state: a state of this accumulator.
+        """
         counts = state["counts"].reshape(-1, 2, self.bins).cpu().numpy()
         lows, highs = (state[name].reshape(-1).tolist() for name in ("minimum", "maximum"))
         edges = bin_edges(self.mantissa_bits)

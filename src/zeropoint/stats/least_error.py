@@ -12,7 +12,7 @@ from .candidates import Ends, ends, magnitudes, quantized
 from .counted import Counted
 
 _PER_OCTAVE = 256
-"""Numbers that stand for the data from one power of two to the next: int8 has at most 64 codes there."""
+"""Numbers that represent the data from one power of two to the next: int8 has at most 64 codes there."""
 
 _SWEEPS = 4
 """Turns of each end at most; two are usual."""
@@ -24,25 +24,31 @@ class LeastError:
 
         minimize  sum_k count_k * (fake_quantize(x_k; range) - x_k) ** 2
 
-    scheme: the scheme that the range is for; each block is judged alone.
-
     The magnitude at which numbers are clipped shrinks in steps of 2 ** (1/32), or through the powers of two
     where scales are such. With a zero point, both ends also shrink by the same share, as in the
     mean-squared-error observer of llm-compressor, and from the best of both each end moves alone, in turns,
     until neither gains.
 
-    >>> import torch
-    >>> from zeropoint.stats import Histogram
-    >>> statistic = Histogram(rule=LeastError(scheme=Scheme.parse("int4:tensor")))
-    >>> noise = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
-    >>> float(statistic.range(statistic.update(statistic.start(), noise))[1]) < float(noise.max())
-    True
+    Args:
+        scheme: the scheme that the range is for; each block is judged alone.
+
+    Example:
+        >>> import torch
+        >>> from zeropoint.stats import Histogram
+        >>> statistic = Histogram(rule=LeastError(scheme=Scheme.parse("int4:tensor")))
+        >>> noise = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+        >>> float(statistic.range(statistic.update(statistic.start(), noise))[1]) < float(noise.max())
+        True
     """
 
     scheme: Scheme
 
     def pick(self, block: Counted) -> tuple[float, float]:
-        """Return the best range; of equals, the widest."""
+        """Return the best range; of equals, the widest.
+
+        Args:
+            block: the counts of one block.
+        """
         if block.amax == 0 or not self.scheme.scales:
             return block.minimum, block.maximum
         reach = magnitudes(self.scheme, block.amax)

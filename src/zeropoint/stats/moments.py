@@ -53,10 +53,14 @@ class GramMatrix(_OfFeatures):
     A vector with a value that is not finite is left out as a whole. State: ``gram`` (features, features)
     float64 and ``vectors``, the number of them. Source: GPTQ (arXiv:2210.17323), section 2.
 
-    >>> gram = GramMatrix(features=2)
-    >>> gram.update(gram.start(), torch.tensor([[1.0, 2.0], [3.0, 0.0]]))["gram"]
-    tensor([[10.,  2.],
-            [ 2.,  4.]], dtype=torch.float64)
+    Args:
+        features: of an input vector.
+
+    Example:
+        >>> gram = GramMatrix(features=2)
+        >>> gram.update(gram.start(), torch.tensor([[1.0, 2.0], [3.0, 0.0]]))["gram"]
+        tensor([[10.,  2.],
+                [ 2.,  4.]], dtype=torch.float64)
     """
 
     def start(self) -> State:
@@ -76,9 +80,13 @@ class MeanSquare(_OfFeatures):
     A vector with a value that is not finite is left out as a whole. State: ``squares`` (features,) float64
     and ``vectors``.
 
-    >>> square = MeanSquare(features=2)
-    >>> square.mean(square.update(square.start(), torch.tensor([[1.0, 2.0], [3.0, 0.0]])))
-    tensor([5., 2.], dtype=torch.float64)
+    Args:
+        features: of an input vector.
+
+    Example:
+        >>> square = MeanSquare(features=2)
+        >>> square.mean(square.update(square.start(), torch.tensor([[1.0, 2.0], [3.0, 0.0]])))
+        tensor([5., 2.], dtype=torch.float64)
     """
 
     def start(self) -> State:
@@ -91,5 +99,9 @@ class MeanSquare(_OfFeatures):
         return {"squares": rows.square().sum(0), **counts}
 
     def mean(self, state: State) -> torch.Tensor:
-        """Return the mean square of each feature, (features,) float64; zeros without data."""
+        """Return the mean square of each feature, (features,) float64; zeros without data.
+
+        Args:
+            state: a state of this accumulator.
+        """
         return state["squares"] / state["vectors"].clamp(min=1)

@@ -59,14 +59,18 @@ _NUMBERS = {"moving_average": "RATE", "absolute_mean": "FACTOR", "percentile": "
 def statistic_named(name: str | StatisticFor) -> StatisticFor:
     """Return how the statistic called ``name`` is made for a scheme and a shape; a function is itself.
 
-    name: ``minmax``, ``moving_average`` or ``moving_average:RATE``, ``absolute_mean`` or
-        ``absolute_mean:FACTOR``, ``percentile:PERCENT``, ``mse`` (least squared error of the scheme), or
-        ``entropy`` (least Kullback-Leibler divergence).
-    Raises CalibrationError for anything else, another name, or a number that is missing or too many,
-    RangeError for one out of range.
+    Args:
+        name: ``minmax``, ``moving_average`` or ``moving_average:RATE``, ``absolute_mean`` or
+            ``absolute_mean:FACTOR``, ``percentile:PERCENT``, ``mse`` (least squared error of the scheme), or
+            ``entropy`` (least Kullback-Leibler divergence).
 
-    >>> statistic_named("percentile:99.9")(Scheme.parse("int8"), (1, 8)).rule
-    Percentile(percent=99.9)
+    Raises:
+        CalibrationError: for anything else, another name, or a number that is missing or too many.
+        RangeError: for one out of range.
+
+    Example:
+        >>> statistic_named("percentile:99.9")(Scheme.parse("int8"), (1, 8)).rule
+        Percentile(percent=99.9)
     """
     if callable(name):
         return name

@@ -22,22 +22,25 @@ from .statistic import Statistic
 class Observer(nn.Module):
     """Return the input as it is, and while enabled take it into an accumulator.
 
-    statistic: what to learn; one that gives a range for :meth:`range` and :meth:`params`.
-    name: where the observer stands in its model, for messages.
-    shared: whether the processes of torch.distributed, where it is initialized, each see a part of every
-        batch. The parts are then merged before they are taken, so that all processes hold the state that one
-        would have on the concatenated batch, and every process must observe the same number of batches. Not
-        for a module that only some processes have, as in a pipeline: it would wait for the others.
-
     The state lies in buffers, complete from the start: state_dict, deepcopy and pickle carry it, and casts of
     the model (``model.half()``) leave its dtypes alone.
 
-    >>> from zeropoint.stats import MinMax
-    >>> observer = Observer(MinMax())
-    >>> observer(torch.tensor([-1.0, 3.0]))
-    tensor([-1.,  3.])
-    >>> observer.params("uint8:tensor:asym").zero_point
-    tensor([64], dtype=torch.int32)
+    Args:
+        statistic: what to learn; one that gives a range for :meth:`range` and :meth:`params`.
+        name: where the observer stands in its model, for messages.
+        shared: whether the processes of torch.distributed, where it is initialized, each see a part of every
+            batch. The parts are then merged before they are taken, so that all processes hold the state that
+            one would have on the concatenated batch, and every process must observe the same number of
+            batches. Not for a module that only some processes have, as in a pipeline: it would wait for the
+            others.
+
+    Example:
+        >>> from zeropoint.stats import MinMax
+        >>> observer = Observer(MinMax())
+        >>> observer(torch.tensor([-1.0, 3.0]))
+        tensor([-1.,  3.])
+        >>> observer.params("uint8:tensor:asym").zero_point
+        tensor([64], dtype=torch.int32)
     """
 
     def __init__(self, statistic: Accumulator, *, name: str | None = None, shared: bool = True) -> None:
@@ -53,7 +56,11 @@ class Observer(nn.Module):
             self.register_buffer(key, tensor)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``x``, the same tensor, after :meth:`update` while enabled."""
+        """Return ``x``, the same tensor, after :meth:`update` while enabled.
+
+        Args:
+            x: a float tensor of any shape.
+        """
         if self.enabled:
             if torch.compiler.is_compiling():
                 _leave_graphs()
@@ -66,12 +73,20 @@ class Observer(nn.Module):
         return self.shared and shares_work()
 
     def update(self, x: torch.Tensor) -> None:
-        """Take one batch into the state; raises what :meth:`Statistic.measure` raises."""
+        """Take one batch into the state; raises what :meth:`Statistic.measure` raises.
+
+        Args:
+            x: a float tensor of any shape.
+        """
         with torch.no_grad():
             self.take(self.measure(x))
 
     def update_all(self, batches: Sequence[torch.Tensor]) -> None:
-        """Take several batches into the state, in order: faster than one by one where they are small."""
+        """Take several batches into the state, in order: faster than one by one where they are small.
+
+        Args:
+            batches: tensors, in order.
+        """
         self.statistic.check_all(batches)
         if self.shares_batches or not batches:
             for batch in batches:
@@ -79,34 +94,47 @@ class Observer(nn.Module):
             return
         own = self.state()
         with torch.no_grad():
-            _set(own, self.statistic.update_all(_beside(batches[0].device, own), batches))
+            _set(own, self.statistic.update_all(_on_device(batches[0].device, own), batches))
 
     def measure(self, x: torch.Tensor) -> State:
-        """Return the state of one batch alone, of the parts of all processes where they share it."""
+        """Return the state of one batch alone, of the parts of all processes where they share it.
+
+        Args:
+            x: a float tensor of any shape.
+        """
         batch = self.statistic.measure(x)
         if self.shares_batches:
             batch = gathered(batch, self.statistic.merge_batches)
         return batch
 
     def take(self, batch: State) -> None:
-        """Take what :meth:`measure` returned into the state."""
+        """Take what :meth:`measure` returned into the state.
+
+        Args:
+            batch: a state that :meth:`measure` gave.
+        """
         own = self.state()
-        batch = _beside(own["seen"].device, batch)
+        batch = _on_device(own["seen"].device, batch)
         if self._adds:
             _add(own, batch)
         else:
             _set(own, self.statistic.fold(own, batch))
 
     def merge(self, other: Observer) -> None:
-        """Take in the state of an observer with the same statistic; the other one stays as it is."""
+        """Take in the state of an observer with the same statistic; the other one stays as it is.
+
+        Args:
+            other: an observer of the same statistic.
+        """
         own = self.state()
         with torch.no_grad():
-            _set(own, self.statistic.merge(own, _beside(own["seen"].device, other.state())))
+            _set(own, self.statistic.merge(own, _on_device(own["seen"].device, other.state())))
 
     def gathered(self) -> Observer:
         """Return a copy with the states of all processes merged; every process must call it.
 
-        Raises UnsupportedError for a shared observer, whose state is that of all processes already.
+        Raises:
+            UnsupportedError: for a shared observer, whose state is that of all processes already.
         """
         if self.shared:
             raise UnsupportedError(
@@ -122,7 +150,12 @@ class Observer(nn.Module):
         return self._ranged().range(self.state())
 
     def params(self, scheme: str | Scheme, *, dtype: torch.dtype = torch.float32) -> QuantizationParams:
-        """Return the parameters that follow from the data so far; raises CalibrationError without data."""
+        """Return the parameters that follow from the data so far; raises CalibrationError without data.
+
+        Args:
+            scheme: a :class:`~zeropoint.Scheme` or its text form, such as ``"int4:g128"``.
+            dtype: of the tensor.
+        """
         return self._ranged().params(self.state(), scheme, dtype=dtype, name=self.name)
 
     def statistics(self) -> Statistics:
@@ -144,7 +177,7 @@ class Observer(nn.Module):
     def reset(self) -> None:
         """Forget all data."""
         own = self.state()
-        _set(own, _beside(own["seen"].device, self.statistic.start()))
+        _set(own, _on_device(own["seen"].device, self.statistic.start()))
 
     def enable(self) -> None:
         """Take in what passes."""
@@ -184,7 +217,7 @@ def _is_plain(accumulator: Accumulator) -> bool:
     return kind.fold is Accumulator.fold and kind.merge in (Accumulator.merge, Statistic.merge)
 
 
-def _beside(device: torch.device, state: State) -> State:
+def _on_device(device: torch.device, state: State) -> State:
     """Return a state on a device."""
     if all(tensor.device == device for tensor in state.values()):
         return state
@@ -210,10 +243,17 @@ def _add(state: State, batch: State) -> None:
 def name_observers(model: nn.Module) -> dict[str, Observer]:
     """Name every observer of ``model`` that has no name after its place in it, and return all by place.
 
-    >>> from zeropoint.stats import MinMax
-    >>> model = nn.Sequential(nn.Linear(2, 2), Observer(MinMax()))
-    >>> list(name_observers(model)), model[1].name
-    (['1'], '1')
+    Args:
+        model: the model.
+
+    Returns:
+        The observers by place.
+
+    Example:
+        >>> from zeropoint.stats import MinMax
+        >>> model = nn.Sequential(nn.Linear(2, 2), Observer(MinMax()))
+        >>> list(name_observers(model)), model[1].name
+        (['1'], '1')
     """
     found = {path: module for path, module in model.named_modules() if isinstance(module, Observer)}
     for path, observer in found.items():

@@ -100,11 +100,12 @@ def merged_extremes(a: State, b: State) -> State:
 class Batch:
     """One tensor as a statistic sees it.
 
-    x: the numbers, without gradient.
-    finite: which of them are finite, or None when all are.
-    minimum, maximum: exact extremes of the finite numbers of each block, float64 on the grid; +Inf and -Inf
-        for a block without any.
-    granularity, grid: the blocks, and how the result of one number a block is shaped.
+    Args:
+        x: the numbers, without gradient.
+        finite: which of them are finite, or None when all are.
+        minimum, maximum: exact extremes of the finite numbers of each block, float64 on the grid; +Inf and
+            -Inf for a block without any.
+        granularity, grid: the blocks, and how the result of one number a block is shaped.
     """
 
     x: torch.Tensor
@@ -130,6 +131,9 @@ class Batch:
         """Return the sum over each block of ``values`` (one for each of :meth:`values`), on the grid.
 
         Exact, and therefore independent of order, for integers below 2**53.
+
+        Args:
+            values: one for each number of ``x``.
         """
         count = math.prod(self.grid)
         wide = values.to(torch.float64 if values.is_floating_point() else torch.int64)
@@ -144,11 +148,12 @@ class Statistic(Accumulator):
 
     Tensors of a state that hold a number for each block are shaped like the grid.
 
-    granularity: which elements share parameters: that of the schemes to come.
-    shape: a shape of the data; only axes that are cut into blocks matter, so that per tensor any will do.
-
     A subclass defines :meth:`range`, and where the extremes are not enough :meth:`empty`, :meth:`take` and
     :meth:`join`. Everything is a pure function: states that are passed in are never modified.
+
+    Args:
+        granularity: which elements share parameters: that of the schemes to come.
+        shape: a shape of the data; only axes that are cut into blocks matter, so that per tensor any will do.
     """
 
     granularity: Granularity = TENSOR
@@ -174,16 +179,29 @@ class Statistic(Accumulator):
         return {}
 
     def take(self, batch: Batch) -> State:  # noqa: ARG002 - a statistic of extremes alone takes nothing more
-        """Return the statistic's own tensors for one batch that holds at least one finite number."""
+        """Return the statistic's own tensors for one batch that holds at least one finite number.
+
+        Args:
+            batch: one tensor, with its extremes.
+        """
         return {}
 
     def join(self, a: State, b: State) -> State:
-        """Return the statistic's own tensors for two sets of data together: their sums, unless overridden."""
+        """Return the statistic's own tensors for two sets of data together: their sums, unless overridden.
+
+        Args:
+            a: the earlier state.
+            b: the later state.
+        """
         return {name: a[name] + b[name] for name in a if name not in _SHARED}
 
     @abstractmethod
     def range(self, state: State) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the range to quantize, minimum and maximum of each block, float64 on the grid."""
+        """Return the range to quantize, minimum and maximum of each block, float64 on the grid.
+
+        Args:
+            state: a state of this accumulator.
+        """
 
     def start(self) -> State:
         """Return the state before any data."""
@@ -237,6 +255,9 @@ class Statistic(Accumulator):
 
         NaN and Inf show in the extremes, and are left out of all else. Where the tensors are None,
         :meth:`take` is asked for them.
+
+        Args:
+            x: a float tensor of any shape.
         """
         if self.granularity == TENSOR and x.numel() < _MANY:
             found = self._extremes(x, x)
@@ -272,10 +293,15 @@ class Statistic(Accumulator):
     ) -> QuantizationParams:
         """Return the parameters that the range of ``state`` gives under ``scheme``.
 
-        dtype: dtype of the tensors to be quantized.
-        name: what was observed, for messages.
-        Raises CalibrationError when a block has seen no finite number, SchemeError when the blocks of the
-        scheme are not those of the statistic.
+        Args:
+            state: a state of this accumulator.
+            scheme: the scheme.
+            dtype: dtype of the tensors to be quantized.
+            name: what was observed, for messages.
+
+        Raises:
+            CalibrationError: when a block has seen no finite number.
+            SchemeError: when the blocks of the scheme are not those of the statistic.
         """
         parsed = Scheme.parse(scheme)
         if parsed.scales and parsed.granularity != self.granularity:

@@ -21,7 +21,7 @@ from ..stats import Observer
 from .quantizer import Quantizer
 
 MAX_BITS = 16
-"""Widest integer that a number of bits stands for."""
+"""Widest integer, in bits."""
 
 
 class GradientMask(enum.Enum):
@@ -39,21 +39,32 @@ class FakeQuantize(Quantizer):
         forward    y = dequantize(quantize(x))
         backward   dx = dy   where the rounded x lies within the codes, ends included,   else 0
 
-    params: the parameters; their tensors become buffers ``scale1``, ``scale2``, ... and ``zero_point``,
-        scales of 8 bits as their bytes. They are copied, and validated. Parameters of one block serve tensors
-        of any shape, others those whose grid of blocks agrees. Or a number of bits, 1 to 16, which with
-        symmetric, scale and zero_point stands for integers with one scale: symmetric codes are signed,
-        others unsigned, and one symmetric bit means -1 and 1.
-    observer: what watches x in training mode; parameters follow it, once it has seen finite numbers.
-    mask: an attribute, where the gradient passes; assign ``GradientMask.RANGE`` for the rule of oxicuda.
-
-    Raises what :meth:`QuantizationParams.validate` raises, and RangeError for bits, scale or zero point out
-    of their range. The straight-through estimator is that of Bengio et al., arXiv:1308.3432, with the mask of
+    The straight-through estimator is that of Bengio et al., arXiv:1308.3432, with the mask of
     ``torch.fake_quantize_per_tensor_affine``.
 
-    >>> quantizer = FakeQuantize(4, scale=0.5)
-    >>> quantizer(torch.tensor([0.3, -9.0, 1.0]))
-    tensor([ 0.5000, -4.0000,  1.0000])
+    Args:
+        params: the parameters; their tensors become buffers ``scale1``, ``scale2``, ... and ``zero_point``,
+            scales of 8 bits as their bytes. They are copied, and validated. Parameters of one block serve
+            tensors of any shape, others those whose grid of blocks agrees. Or a number of bits, 1 to 16,
+            which with symmetric, scale and zero_point defines integers with one scale: symmetric codes are
+            signed, others unsigned, and one symmetric bit means -1 and 1.
+        symmetric: with bits: whether codes are signed.
+        scale: with bits.
+        zero_point: with bits.
+        enabled: whether it quantizes; otherwise ``x`` is returned as it is.
+        observer: what watches x in training mode; parameters follow it, once it has seen finite numbers.
+            mask: an attribute, where the gradient passes; assign ``GradientMask.RANGE`` for the rule of
+            oxicuda.
+
+    Raises:
+        ZeropointError: what :meth:`QuantizationParams.validate` raises.
+        RangeError: for bits, scale or zero point out of their range.
+        SchemeError: when symmetric, scale or zero_point is given with parameters.
+
+    Example:
+        >>> quantizer = FakeQuantize(4, scale=0.5)
+        >>> quantizer(torch.tensor([0.3, -9.0, 1.0]))
+        tensor([ 0.5000, -4.0000,  1.0000])
     """
 
     observer: Observer | None
@@ -94,8 +105,16 @@ class FakeQuantize(Quantizer):
     ) -> FakeQuantize:
         """Return ``FakeQuantize(bits, symmetric, scale, zero_point)``.
 
-        >>> FakeQuantize.from_bits(8, symmetric=False, scale=0.1, zero_point=3).quant_range()
-        (0, 255)
+        Args:
+            bits: 1 to 16.
+            symmetric: whether codes are signed.
+            scale: of the whole tensor.
+            zero_point: of the whole tensor.
+            enabled: whether it quantizes; otherwise ``x`` is returned as it is.
+
+        Example:
+            >>> FakeQuantize.from_bits(8, symmetric=False, scale=0.1, zero_point=3).quant_range()
+            (0, 255)
         """
         return cls(_params_of_bits(bits, symmetric, scale, zero_point), enabled=enabled)
 
@@ -103,8 +122,13 @@ class FakeQuantize(Quantizer):
     def from_tensor(cls, x: torch.Tensor, scheme: str | Scheme) -> FakeQuantize:
         """Return a quantizer with the parameters that ``x`` gives; raises what ``choose_params`` raises.
 
-        >>> FakeQuantize.from_tensor(torch.tensor([-1.0, 3.0]), "uint8:tensor:asym").zero_point
-        tensor([64], dtype=torch.int32)
+        Args:
+            x: a tensor from which the parameters are chosen.
+            scheme: a :class:`~zeropoint.Scheme` or its text form, such as ``"int4:g128"``.
+
+        Example:
+            >>> FakeQuantize.from_tensor(torch.tensor([-1.0, 3.0]), "uint8:tensor:asym").zero_point
+            tensor([64], dtype=torch.int32)
         """
         return cls(choose_params(x, scheme))
 
@@ -142,10 +166,17 @@ class FakeQuantize(Quantizer):
     ) -> None:
         """Replace the parameters, for example by those of an observer; buffers are written in place.
 
-        scale: a number, or one for each block, rounded to the format of scales; or whole parameters of the
-            same scheme, in place of both.
-        Raises SchemeError for parameters of another scheme, or numbers where there is not one scale level;
-        ShapeError and RangeError for numbers that do not fit. After an error nothing has changed.
+        After an error nothing has changed.
+
+        Args:
+            scale: a number, or one for each block, rounded to the format of scales; or whole parameters of
+                the same scheme, in place of both.
+            zero_point: the new zero point.
+
+        Raises:
+            SchemeError: for parameters of another scheme, or numbers where there is not one scale level.
+            ShapeError: for numbers that do not fit.
+            RangeError: for numbers that do not fit.
         """
         new = scale if isinstance(scale, QuantizationParams) else self._updated(scale, zero_point)
         if new.scheme != self.scheme:

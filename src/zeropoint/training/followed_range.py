@@ -13,21 +13,26 @@ class FollowedRange(FakeQuantize):
         low += rate (min x - low),    high += rate (max x - high),    params = those of low..high
 
     A :class:`~zeropoint.training.FakeQuantize` with an observer. In evaluation mode the parameters stay.
-    Processes of torch.distributed see one range, that of all their
-    data. A batch without finite numbers changes nothing.
+    Processes of torch.distributed see one range, that of all their data. A batch without finite numbers
+    changes nothing.
 
-    params: where the parameters start; the first batch replaces them. rate: weight of the newest batch, in
-    (0, 1].
+    Args:
+        params: where the parameters start; the first batch replaces them.
+        rate: weight of the newest batch, in (0, 1].
+        enabled: whether it quantizes; otherwise ``x`` is returned as it is.
 
-    Raises what :class:`~zeropoint.stats.MovingAverage` and ``FakeQuantize`` raise. Source: the moving ranges
-    of activations in arXiv:1712.05877, section 3.1.
+    Raises:
+        ZeropointError: what :class:`~zeropoint.stats.MovingAverage` and ``FakeQuantize`` raise.
 
-    >>> import torch
-    >>> quantizer = FollowedRange(QuantizationParams.new(1.0, 0, "int8"), rate=0.5)
-    >>> for largest in (127.5, 63.75):
-    ...     y = quantizer(torch.tensor([-largest, largest]))
-    >>> quantizer.params.scales[0]
-    tensor([0.7500])
+    Source: the moving ranges of activations in arXiv:1712.05877, section 3.1.
+
+    Example:
+        >>> import torch
+        >>> quantizer = FollowedRange(QuantizationParams.new(1.0, 0, "int8"), rate=0.5)
+        >>> for largest in (127.5, 63.75):
+        ...     y = quantizer(torch.tensor([-largest, largest]))
+        >>> quantizer.params.scales[0]
+        tensor([0.7500])
     """
 
     def __init__(self, params: QuantizationParams, *, rate: float = 0.01, enabled: bool = True) -> None:

@@ -11,16 +11,21 @@ from ..params import QuantizationParams
 
 
 def quantize_ste(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
-    """Return the numbers that the codes of ``x`` stand for, before zero point and scale, in the wide dtype.
+    """Return the numbers that the codes of ``x`` represent, before zero point and scale, in the wide dtype.
 
     For integers these are the codes. Rounding passes gradients straight through: to ``x``, and to scales and
     real zero points that require one; see :mod:`zeropoint.ops.through`.
 
-    >>> x = torch.tensor([1.0, 90.0], requires_grad=True)
-    >>> numbers = quantize_ste(x, QuantizationParams.new(0.5))
-    >>> numbers.sum().backward()
-    >>> numbers.tolist(), x.grad.tolist()
-    ([2.0, 127.0], [2.0, 0.0])
+    Args:
+        x: a float tensor of any shape.
+        params: the parameters.
+
+    Example:
+        >>> x = torch.tensor([1.0, 90.0], requires_grad=True)
+        >>> numbers = quantize_ste(x, QuantizationParams.new(0.5))
+        >>> numbers.sum().backward()
+        >>> numbers.tolist(), x.grad.tolist()
+        ([2.0, 127.0], [2.0, 0.0])
     """
     check_input(x)
     fitted = fit_params(params, tuple(x.shape), x.dtype)
@@ -32,10 +37,14 @@ def dequantize_ste(
 ) -> torch.Tensor:
     """Return ``(numbers - zero_point) * scale``, differentiable in all three.
 
-    dtype: of the result, that of the parameters unless given.
+    Args:
+        numbers: as :func:`quantize_ste` gives them, float32 or float64.
+        params: the parameters.
+        dtype: of the result, that of the parameters unless given.
 
-    >>> dequantize_ste(torch.tensor([2.0, 127.0]), QuantizationParams.new(0.5))
-    tensor([ 1.0000, 63.5000])
+    Example:
+        >>> dequantize_ste(torch.tensor([2.0, 127.0]), QuantizationParams.new(0.5))
+        tensor([ 1.0000, 63.5000])
     """
     check_input(numbers)
     fitted = fit_params(params, tuple(numbers.shape), params.dtype)

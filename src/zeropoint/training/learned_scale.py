@@ -38,28 +38,35 @@ class LearnedScale(Quantizer):
         g       = 1 / sqrt(count * qmax)
 
     A symmetric scheme has beta = 0. One with ``asym=real`` learns ``offset`` = beta and is deployed with zero
-    point -beta / s. One with ``asym`` learns ``zero_point`` z, which is rounded to a code:
-    dz = g sum dy (m - 1) s, and codes outside count as qmin - z and qmax - z in ds. A float element takes
-    its largest value for qmax.
-
-    params: where the parameters start; one scale level of any granularity, with a linear rule. Scales that
-        the format cannot hold (``scale=bfloat16``) are rounded to it, straight through.
-    count: elements that share a scale, those of a block of ``params.shape`` unless given. For activations
-        the paper counts the features of one sample: ``params`` of a batch need ``count``.
+    point -beta / s. One with ``asym`` learns ``zero_point`` z, which is rounded to a code: dz = g sum dy (m -
+    1) s, and codes outside count as qmin - z and qmax - z in ds. A float element takes its largest value for
+    qmax.
 
     A scale that the optimizer drives to zero or below acts as the smallest positive one; its gradient is that
     of this smallest scale, so that it can return, and ``guarded_count`` tells of it.
 
-    Raises SchemeError for several levels, none, or powers of two; RangeError for a count below 1; DtypeError,
-    on the forward, for a 16-bit ``x`` in a dialect that rounds intermediates to the input's dtype.
+    Args:
+        params: where the parameters start; one scale level of any granularity, with a linear rule. Scales
+            that the format cannot hold (``scale=bfloat16``) are rounded to it, straight through.
+        count: elements that share a scale, those of a block of ``params.shape`` unless given. For activations
+            the paper counts the features of one sample: ``params`` of a batch need ``count``.
+        enabled: whether it quantizes; otherwise ``x`` is returned as it is.
+
+    Raises:
+        SchemeError: for several levels, none, or powers of two.
+        RangeError: for a count below 1.
+        DtypeError: on the forward, for a 16-bit ``x`` in a dialect that rounds intermediates to the input's
+            dtype.
+
     Sources: LSQ, arXiv:1902.08153, section 2; LSQ+, arXiv:2004.09576, section 3. Codes outside include those
     that round past the ends, where the papers compare v itself: the mask is that of the other quantizers.
 
-    >>> quantizer = LearnedScale(QuantizationParams.new(0.5, 0, "int2"))
-    >>> y = quantizer(torch.tensor([0.3, 2.0]))
-    >>> y.sum().backward()
-    >>> y.tolist(), quantizer.scale.grad  # (1 - 0.6 + 1) / sqrt(1 * 1)
-    ([0.5, 0.5], tensor([1.4000]))
+    Example:
+        >>> quantizer = LearnedScale(QuantizationParams.new(0.5, 0, "int2"))
+        >>> y = quantizer(torch.tensor([0.3, 2.0]))
+        >>> y.sum().backward()
+        >>> y.tolist(), quantizer.scale.grad  # (1 - 0.6 + 1) / sqrt(1 * 1)
+        ([0.5, 0.5], tensor([1.4000]))
     """
 
     def __init__(self, params: QuantizationParams, *, count: int | None = None, enabled: bool = True) -> None:
@@ -89,7 +96,14 @@ class LearnedScale(Quantizer):
         """Return a quantizer that starts at LSQ's ``s = 2 mean|x| / sqrt(qmax)``, a block.
 
         A block of zeros, and any block of an affine scheme, starts at the scale and zero point of its range.
-        Raises what ``choose_params`` raises.
+
+        Args:
+            x: a tensor from which the scales start.
+            scheme: a :class:`~zeropoint.Scheme` or its text form, such as ``"int4:g128"``.
+            count: values that share a scale.
+
+        Raises:
+            ZeropointError: what ``choose_params`` raises.
         """
         params = choose_params(x, scheme)
         quantizer = cls(params, count=count)

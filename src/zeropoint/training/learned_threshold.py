@@ -37,22 +37,30 @@ class LearnedThreshold(Quantizer):
     with m = 1 where round(x / s) lies within the codes, ends included, else 0; the ceiling is straight
     through.
 
-    scheme: symmetric integers with one scale level of any granularity, in a format that holds powers of two:
-        ``int8:tensor``, ``int8:channel:scale=ceil``. The rule of the level is not used.
-    thresholds: t of each block, or one number for all; 0 means no data and starts at scale 1.
-    shape, dtype: those of the tensor whose grid of blocks the thresholds have.
-
     The parameter ``log2_threshold`` may go anywhere: exponents that the scale's format lacks act as its ends,
-    and pass the gradient of these ends. Raises SchemeError for another scheme, RangeError for a negative
-    threshold, NonFiniteError for one that is not finite.
+    and pass the gradient of these ends.
+
+    Args:
+        scheme: symmetric integers with one scale level of any granularity, in a format that holds powers of
+            two: ``int8:tensor``, ``int8:channel:scale=ceil``. The rule of the level is not used.
+        thresholds: t of each block, or one number for all; 0 means no data and starts at scale 1.
+        shape, dtype: those of the tensor whose grid of blocks the thresholds have.
+        enabled: whether it quantizes; otherwise ``x`` is returned as it is.
+
+    Raises:
+        SchemeError: for another scheme.
+        RangeError: for a negative threshold.
+        NonFiniteError: for one that is not finite.
+
     Source: TQT, arXiv:1903.08066, section 3, with its rounding half to even.
 
-    >>> quantizer = LearnedThreshold("int4:tensor", 0.9)
-    >>> quantizer.params.scales[0]
-    tensor([0.1250])
-    >>> quantizer(torch.tensor([5.0])).backward()
-    >>> quantizer.log2_threshold.grad  # 7 * 0.125 * ln 2
-    tensor([0.6065])
+    Example:
+        >>> quantizer = LearnedThreshold("int4:tensor", 0.9)
+        >>> quantizer.params.scales[0]
+        tensor([0.1250])
+        >>> quantizer(torch.tensor([5.0])).backward()
+        >>> quantizer.log2_threshold.grad  # 7 * 0.125 * ln 2
+        tensor([0.6065])
     """
 
     def __init__(
@@ -83,7 +91,13 @@ class LearnedThreshold(Quantizer):
     def from_tensor(
         cls, x: torch.Tensor, scheme: str | Scheme, rule: ThresholdRule = ThresholdRule.MAX
     ) -> LearnedThreshold:
-        """Return a quantizer whose thresholds start where ``rule`` says; see :class:`ThresholdRule`."""
+        """Return a quantizer whose thresholds start where ``rule`` says; see :class:`ThresholdRule`.
+
+        Args:
+            x: a tensor from which the thresholds start.
+            scheme: a :class:`~zeropoint.Scheme` or its text form, such as ``"int4:g128"``.
+            rule: how.
+        """
         parsed = Scheme.parse(scheme)
         found = threshold(x, parsed, rule)
         return cls(parsed, found, shape=tuple(x.shape), dtype=x.dtype)

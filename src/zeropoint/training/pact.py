@@ -26,20 +26,28 @@ class Pact(Quantizer):
 
     The masks are on x itself, as in the paper, and not on its rounded value, as in the other quantizers.
 
-    scheme: unsigned integers with one scale for the tensor, such as ``uint4``.
-    alpha: where the end starts, finite and positive. The paper adds weight decay on alpha to the loss: give
-        the optimizer ``alpha`` in a group with ``weight_decay``.
-
     An alpha that the optimizer drives to zero or below acts as the smallest with a positive scale; its
-    gradient passes, so that it can return. Raises SchemeError for another scheme, RangeError for an alpha
-    that is not positive and finite.
+    gradient passes, so that it can return.
+
+    Args:
+        scheme: unsigned integers with one scale for the tensor, such as ``uint4``.
+        alpha: where the end starts, finite and positive. The paper adds weight decay on alpha to the loss:
+            give the optimizer ``alpha`` in a group with ``weight_decay``.
+        dtype: of the tensor.
+        enabled: whether it quantizes; otherwise ``x`` is returned as it is.
+
+    Raises:
+        SchemeError: for another scheme.
+        RangeError: for an alpha that is not positive and finite.
+
     Source: PACT, arXiv:1805.06085, section 3.
 
-    >>> quantizer = Pact("uint2", 6)
-    >>> y = quantizer(torch.tensor([-1.0, 2.9, 7.0]))
-    >>> y.sum().backward()
-    >>> y.tolist(), quantizer.alpha.grad
-    ([0.0, 2.0, 6.0], tensor(1.))
+    Example:
+        >>> quantizer = Pact("uint2", 6)
+        >>> y = quantizer(torch.tensor([-1.0, 2.9, 7.0]))
+        >>> y.sum().backward()
+        >>> y.tolist(), quantizer.alpha.grad
+        ([0.0, 2.0, 6.0], tensor(1.))
     """
 
     def __init__(

@@ -31,12 +31,13 @@ from ..schemes import Scheme, ZeroPoint
 class Quantizer(torch.nn.Module, ABC):
     """A module that maps a tensor to what its quantized form would give back, bit for bit.
 
-    scheme: how tensors are quantized.
-    enabled: whether it does anything; a quantizer that is not enabled returns its input.
-
     Scales, zero points and learned parameters keep their dtype whatever ``module.half()`` or
     ``module.to(dtype)`` asks, so that a model in bfloat16 has the parameters it was given. ``state_dict``
-    holds the scheme beside the tensors, and loading refuses another one.
+    holds the scheme together with the tensors, and loading refuses another one.
+
+    Args:
+        scheme: how tensors are quantized.
+        enabled: whether it does anything; a quantizer that is not enabled returns its input.
     """
 
     def __init__(self, scheme: Scheme, *, enabled: bool = True) -> None:
@@ -56,7 +57,11 @@ class Quantizer(torch.nn.Module, ABC):
 
     @abstractmethod
     def simulate(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``dequantize(quantize(x, params))``, bit for bit, differentiable."""
+        """Return ``dequantize(quantize(x, params))``, bit for bit, differentiable.
+
+        Args:
+            x: a float tensor of any shape.
+        """
 
     @property
     def bits(self) -> int:
@@ -71,7 +76,11 @@ class Quantizer(torch.nn.Module, ABC):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x`` quantized and dequantized, or ``x`` itself when empty or not enabled.
 
-        Raises DtypeError for anything but a tensor.
+        Args:
+            x: a float tensor of any shape.
+
+        Raises:
+            DtypeError: for anything but a tensor.
         """
         if not isinstance(x, torch.Tensor):
             raise DtypeError(f"x (a {type(x).__name__}) must be a torch.Tensor; pass torch.as_tensor(x)")
@@ -81,7 +90,14 @@ class Quantizer(torch.nn.Module, ABC):
         """Return the gradient for ``x``, given that of the result: what autograd computes.
 
         ``grad`` where the rounded ``x`` lies within the codes, ends included, else 0; all of ``grad`` when
-        not enabled. Raises ShapeError when the two differ in shape.
+        not enabled.
+
+        Args:
+            grad: the gradient of the output.
+            x: the input.
+
+        Raises:
+            ShapeError: when the two differ in shape.
         """
         if grad.shape != x.shape:
             raise ShapeError(
@@ -94,7 +110,7 @@ class Quantizer(torch.nn.Module, ABC):
         return gradient
 
     def quant_range(self) -> tuple[float, float]:
-        """Return the smallest and the largest number that codes stand for, before zero point and scale.
+        """Return the smallest and the largest number that codes represent, before zero point and scale.
 
         For integer formats without fraction bits these are the smallest and largest code in use, integers.
         """
@@ -114,7 +130,11 @@ class Quantizer(torch.nn.Module, ABC):
         return self.range_of(self.params)
 
     def range_of(self, params: QuantizationParams) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return :meth:`float_range` under other parameters of the same scheme."""
+        """Return :meth:`float_range` under other parameters of the same scheme.
+
+        Args:
+            params: the parameters.
+        """
         wide = wide_dtype(params.dtype)
         scale = params.effective_scale()
         factor = torch.ones((), dtype=wide) if scale is None else scale
@@ -131,6 +151,9 @@ class Quantizer(torch.nn.Module, ABC):
         """Return the mean squared error of quantizing ``x`` under the present parameters, a float64 scalar.
 
         It is computed whether the quantizer is enabled or not. An empty tensor has 0.
+
+        Args:
+            x: a float tensor of any shape.
         """
         if x.numel() == 0:
             return torch.zeros((), dtype=torch.float64, device=x.device)
@@ -140,7 +163,11 @@ class Quantizer(torch.nn.Module, ABC):
     def reseed(self, seed: int) -> None:
         """Give stochastic rounding another seed: once a step, or each step rounds alike.
 
-        Raises SchemeError when the scheme does not round stochastically, or for a seed outside 0..2**31-1.
+        Args:
+            seed: of the random numbers.
+
+        Raises:
+            SchemeError: when the scheme does not round stochastically, or for a seed outside 0..2**31-1.
         """
         if self.scheme.rounding.mode is not RoundingMode.STOCHASTIC:
             raise SchemeError(f"seed (={seed}) needs a scheme that rounds stochastically, got {self.scheme}")
@@ -155,13 +182,20 @@ class Quantizer(torch.nn.Module, ABC):
         return described(self.scheme)
 
     def set_extra_state(self, state: torch.Tensor) -> None:
-        """Take the seed of stochastic rounding from a state whose scheme is known to fit."""
+        """Take the seed of stochastic rounding from a state whose scheme is known to fit.
+
+        Args:
+            state: as :meth:`get_extra_state` gives it.
+        """
         self.scheme = scheme_described(state)
 
     def check_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Raise a ZeropointError when ``tensors``, by their names in this module, cannot be loaded.
 
         Here: when a dtype differs, which loading would convert without a word.
+
+        Args:
+            tensors: the buffers and parameters, by name.
         """
         check_dtypes(self, tensors)
 

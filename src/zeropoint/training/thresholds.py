@@ -19,8 +19,9 @@ from ..schemes import Granularity, Scheme
 class ThresholdRule(enum.Enum):
     """How the first threshold of a block follows from its data; Quark's names are read too.
 
-    >>> ThresholdRule("_3SD")
-    <ThresholdRule.THREE_SD: '3sd'>
+    Example:
+        >>> ThresholdRule("_3SD")
+        <ThresholdRule.THREE_SD: '3sd'>
     """
 
     MAX = "max"

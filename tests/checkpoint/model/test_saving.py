@@ -96,7 +96,7 @@ def test_nvfp4_with_inputs_from_calibration_is_loaded(tmp_path: Path) -> None:
 
 
 def test_a_llama_trained_with_learned_scales_is_loaded(tmp_path: Path) -> None:
-    prepared = zp.prepare(llama(), "w4a8", learner="lsq").train()
+    prepared = zp.prepare(llama(), "w4a8", qat="lsq").train()
     optimizer = torch.optim.AdamW(prepared.parameters(), lr=1e-3)
     for _ in range(3):
         optimizer.zero_grad()

@@ -80,7 +80,7 @@ def test_graphs_compute_what_the_eager_layers_do(layer: nn.Module, sides: str) -
 
 def test_a_prepared_layer_trains_and_converts_to_what_it_computed() -> None:
     layer = nn.GRU(8, 16, batch_first=True)
-    prepared = prepare_graph(torch.export.export(layer.train(), (X,)), recipe(""), learner="lsq")
+    prepared = prepare_graph(torch.export.export(layer.train(), (X,)), recipe(""), qat="lsq")
     names = [name for name, _ in prepared.named_parameters() if name.endswith("scale")]
     assert len(names) == 2
     prepared(X)[0].square().mean().backward()

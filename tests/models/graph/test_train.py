@@ -10,7 +10,7 @@ from torch.export import Dim, ExportedProgram
 
 from zeropoint.errors import CalibrationError, RecipeError, UnsupportedError
 from zeropoint.models.graph import calibrate_graph, convert_graph, prepare_graph, quantize_graph, to_program
-from zeropoint.models.learners import LEARNERS
+from zeropoint.models.qat_config import QAT_CONFIGS
 from zeropoint.recipes import parse_recipe
 from zeropoint.training import LearnedScale
 
@@ -56,14 +56,14 @@ def train(model: nn.Module, steps: int) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("learner", ["minmax", "fixed", "lsq"])
-def test_a_prepared_graph_learns_and_deploys_what_it_learned(learner: str) -> None:
+@pytest.mark.parametrize("qat", ["minmax", "fixed", "lsq"])
+def test_a_prepared_graph_learns_and_deploys_what_it_learned(qat: str) -> None:
     torch.manual_seed(2)
     model, (x, _) = net(), data()
     before = copy.deepcopy(model.state_dict())
     program = program_of(model)
     calibration = calibrate_graph(program, RECIPE, [x])
-    prepared = prepare_graph(program, RECIPE, calibration=calibration, learner=learner)
+    prepared = prepare_graph(program, RECIPE, calibration=calibration, qat=qat)
     losses = train(prepared, 40)
     assert losses[-1] < losses[0] / 4
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -122,7 +122,7 @@ def test_learned_scales_are_parameters_and_tied_weights_have_one() -> None:
 
     index = torch.arange(6)
     recipe = parse_recipe("{rules: [{type: [Embedding, Linear], weight: 'int4:token'}]}")
-    prepared = prepare_graph(torch.export.export(Tied(), (index,)), recipe, learner="lsq")
+    prepared = prepare_graph(torch.export.export(Tied(), (index,)), recipe, qat="lsq")
     learned = [module for module in prepared.modules() if isinstance(module, LearnedScale)]
     assert len(learned) == 1
     prepared(index).sum().backward()
@@ -133,13 +133,13 @@ def test_learned_scales_are_parameters_and_tied_weights_have_one() -> None:
         assert torch.equal(conversion.model(index), prepared(index))
 
 
-def test_a_learner_of_ones_own_makes_the_quantizers() -> None:
+def test_a_qat_config_of_ones_own_makes_the_quantizers() -> None:
     x = torch.randn(5, 8)
-    learner = replace(LEARNERS["minmax"], weight=LearnedScale.from_tensor)
-    prepared = prepare_graph(torch.export.export(nn.Linear(8, 3), (x,)), "w8a16", learner=learner)
+    qat = replace(QAT_CONFIGS["minmax"], weight=LearnedScale.from_tensor)
+    prepared = prepare_graph(torch.export.export(nn.Linear(8, 3), (x,)), "w8a16", qat=qat)
     assert any(isinstance(module, LearnedScale) for module in prepared.modules())
-    with pytest.raises(RecipeError, match="learner 'lsqq' is unknown; did you mean lsq"):
-        prepare_graph(torch.export.export(nn.Linear(8, 3), (x,)), "w8a16", learner="lsqq")
+    with pytest.raises(RecipeError, match="qat 'lsqq' is unknown; did you mean lsq"):
+        prepare_graph(torch.export.export(nn.Linear(8, 3), (x,)), "w8a16", qat="lsqq")
 
 
 def test_what_was_not_prepared_or_calibrated_is_an_error() -> None:
@@ -156,9 +156,9 @@ def test_prepared_graphs_are_copied_and_their_states_loaded() -> None:
     x = torch.randn(5, 8)
     program = torch.export.export(nn.Linear(8, 3), (x,))
     calibration = calibrate_graph(program, "w8a8_static", [x])
-    first = prepare_graph(program, "w8a8_static", calibration=calibration, learner="lsq")
+    first = prepare_graph(program, "w8a8_static", calibration=calibration, qat="lsq")
     other = calibrate_graph(program, "w8a8_static", [3 * x])
-    second = prepare_graph(program, "w8a8_static", calibration=other, learner="lsq")
+    second = prepare_graph(program, "w8a8_static", calibration=other, qat="lsq")
     assert not torch.equal(first(x), second(x))
     second.load_state_dict(first.state_dict(), strict=True)
     assert torch.equal(first(x), second(x))

@@ -20,9 +20,9 @@ from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, UnsupportedError, printable
 from ...models import Conversion, Converted, LocalQuantize, PackedWeight, QuantizedLinear, SplitExperts
 from ...models.decisions import require_model
-from ...models.linear_views import TURNED
-from ...models.opening import opened, replace_modules
 from ...models.saving_guard import guarded
+from ...models.shared_linear import TRANSPOSED
+from ...models.unfuse import replace_modules, unfused
 from ...params import QuantizationParams
 from ...recipes import Activation
 from ...tensor import QuantizedTensor
@@ -39,21 +39,24 @@ from .parts import layer_scheme_of, whole_scale
 def load_checkpoint(model: nn.Module, directory: Path | str, *, inplace: bool = False) -> Conversion:
     """Return ``model`` with the weights of a checkpoint: in packed layers where they are quantized.
 
-    model: of the same architecture, of floats, with any numbers, such as ``AutoModel.from_config(config)``.
-    directory: what :func:`~zeropoint.checkpoint.model.saving.save_checkpoint`, ``zeropoint quantize`` or
-    another tool wrote in the same layouts. Inputs are quantized as its configuration says. inplace: whether
-    ``model`` itself is changed; otherwise a copy is.
+    Args:
+        model: of the same architecture, of floats, with any numbers, such as
+            ``AutoModel.from_config(config)``.
+        directory: what :func:`~zeropoint.checkpoint.model.saving.save_checkpoint`, ``zeropoint quantize`` or
+            another tool wrote in the same layouts. Inputs are quantized as its configuration says.
+        inplace: whether ``model`` itself is changed; otherwise a copy is.
 
-    Raises CheckpointError where files are damaged, or where they and the model do not have the same weights,
-    and UnsupportedError for layers or layouts that are not read.
+    Raises:
+        CheckpointError: where files are damaged, or where they and the model do not have the same weights.
+        UnsupportedError: for layers or layouts that are not read.
     """
     require_model(model)
     source = open_source(directory)
     target = model if inplace else copy.deepcopy(model)
-    with _Files() as files, opened(target) as root:
+    with _Files() as files, unfused(target) as root:
         linears = {name: m for name, m in root.named_modules() if type(m) is nn.Linear}
         experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
-        rows = {name: m.out_features for name, m in linears.items() if TURNED not in vars(m)}
+        rows = {name: m.out_features for name, m in linears.items() if TRANSPOSED not in vars(m)}
         where = file_rows(root, stands_of(rows, experts))
         stored = _stored(source, where, linears)
         _load_floats(target, stored, files)

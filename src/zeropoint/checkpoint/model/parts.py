@@ -23,7 +23,7 @@ from ...models import (
     SplitAttention,
     SplitExperts,
 )
-from ...models.original import QUANTIZED, restore
+from ...models.dequantize import QUANTIZED, restore
 from ...recipes import Activation
 from ...tensor import QuantizedTensor
 from ...training import FakeQuantize
@@ -171,7 +171,7 @@ def _refusal(module: nn.Module, codec: Codec) -> str | None:
         inside = module._modules.get("layer")
         kind = type(module).__name__.removeprefix("Quantized") if inside is None else type(inside).__name__
         return f"a {kind} has no layout, only Linear layers have"
-    if module.turned:
+    if module.transposed:
         return "a Conv1D is stored transposed, which no layout holds quantized"
     if module.output_quantizer is not None:
         return "its output is quantized, and the layouts hold weights and schemes of inputs"

@@ -62,20 +62,32 @@ def save_checkpoint(
 ) -> SavedCheckpoint:  # fmt: skip
     """Write a converted model as a checkpoint that engines load.
 
-    model: what ``quantize_model`` or ``convert`` gave, of transformers or not; then there is no config.json,
-    and the configuration stands in quantization_config.json. directory: new or empty, unless ``overwrite``.
-    tokenizer: whose files are written beside, or a processor. allow_float: whether layers that no layout
-    holds (tables, convolutions, GPT-2's Conv1D) are written as the floats that their codes stand for.
-    shard_bytes: bytes of tensors in a file at most; a larger tensor has one to itself.
+    Nothing is left behind then.
 
-    Raises UnsupportedError for a layer that no layout holds, with its name, for a model without quantized
-    layers and for a prepared one; CheckpointError for everything about files. Nothing is left behind then.
+    Args:
+        model: what ``quantize_model`` or ``convert`` gave, of transformers or not; then there is no
+            config.json, and the configuration stands in quantization_config.json.
+        directory: new or empty, unless ``overwrite``.
+        tokenizer: a tokenizer or processor whose files are written too.
+        overwrite: write into a directory that is not empty.
+        allow_float: whether layers that no layout holds (tables, convolutions, GPT-2's Conv1D) are
+            dequantized and written as floats.
+        shard_bytes: bytes of tensors in a file at most; a larger tensor has one to itself.
 
-    >>> from zeropoint.models import quantize_model
-    >>> conversion = quantize_model(nn.Sequential(nn.Linear(128, 8)), "w8a16")
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     sorted(save_checkpoint(conversion, Path(folder, "out")).files)
-    ['model.safetensors', 'quantization_config.json']
+    Returns:
+        What was written.
+
+    Raises:
+        UnsupportedError: for a layer that no layout holds, with its name, for a model without quantized
+            layers and for a prepared one.
+        CheckpointError: for everything about files.
+
+    Example:
+        >>> from zeropoint.models import quantize_model
+        >>> conversion = quantize_model(nn.Sequential(nn.Linear(128, 8)), "w8a16")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     sorted(save_checkpoint(conversion, Path(folder, "out")).files)
+        ['model.safetensors', 'quantization_config.json']
     """
     module = model.model if isinstance(model, Conversion) else model
     require_model(module)

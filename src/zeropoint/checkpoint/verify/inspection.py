@@ -116,7 +116,11 @@ class Inspection:
 def inspect(path: Place | str) -> Inspection:
     """Return a summary of the checkpoint at ``path``.
 
-    Raises CheckpointError when files are damaged or hostile.
+    Args:
+        path: a directory, a file, or the URL of either.
+
+    Raises:
+        CheckpointError: when files are damaged or hostile.
     """
     source = open_source(path)
     stored: Stored | None = None

@@ -110,10 +110,17 @@ def verify(
 ) -> Verification:  # fmt: skip
     """Return what is wrong with the quantized checkpoint at ``path``, compared with the original when given.
 
-    require_manifest: whether a checkpoint without a manifest is a problem, not a note. Raises CheckpointError
-    when files are damaged so that they cannot be read, the checkpoint is not quantized or not in a layout
-    that is read here, ``against`` is not its original, or ``limits`` are too small for the number of its
-    tensors; everything else is in the result.
+    Args:
+        path: the quantized checkpoint: a directory or URL.
+        against: the source checkpoint, to compare with; None for checks of the output alone.
+        limits: bounds of memory and threads.
+        require_manifest: whether a checkpoint without a manifest is a problem, not a note.
+        on_progress: called with bytes done and bytes in all.
+
+    Raises:
+        CheckpointError: when files are damaged so that they cannot be read, the checkpoint is not quantized
+            or not in a layout that is read here, ``against`` is not its original, or ``limits`` are too small
+            for the number of its tensors; everything else is in the result.
     """
     limits = limits or Limits.default()
     source = open_source(path)

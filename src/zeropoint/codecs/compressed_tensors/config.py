@@ -363,7 +363,7 @@ def read_config(config: Mapping[str, Any], codec: Codec) -> tuple[tuple[Group, .
 
 
 _ANY_INPUT = Activation.of("int8:token")
-"""Stands for the inputs of layouts that have some: how they are treated is not read."""
+"""Placeholder for the inputs of layouts that have some: how they are quantized is not read."""
 
 
 class Targets:

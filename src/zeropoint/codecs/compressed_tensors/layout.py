@@ -379,7 +379,7 @@ def decode(
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> QuantizedTensor:
-    """Return the quantized tensor of ``shape`` that the tensors of a layout, by suffix, stand for.
+    """Return the quantized tensor of ``shape`` that the tensors of a layout, by suffix, represent.
 
     dtype: that of the weight before it was quantized. Scales and zero points are not judged here;
     ``params.validate()`` does. Raises CheckpointError where a tensor is missing, or has another dtype or

@@ -24,7 +24,7 @@ _Slots: TypeAlias = tuple[str, ...]
 def targets(groups: Sequence[Iterable[str]], others: Iterable[str] = ()) -> list[tuple[str, ...]]:
     r"""Return the targets of each group; ``others`` are modules that no target should name by accident.
 
-    Numbers that occur in ``others`` alone may be matched: a loader is told to ignore those modules.
+    Numbers that occur in ``others`` alone may be matched: the loader is configured to ignore those modules.
 
     >>> targets([["m.layers.0.up", "m.layers.1.up", "m.layers.1.down"], ["m.layers.0.down", "head"]])[1]
     ('re:.*\\blayers\\.0\\.down$', 'head')
@@ -72,7 +72,7 @@ def _tail(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _slots(node: _Tree, group: int) -> tuple[_Slots, ...]:
-    """Return what stands for each number in the names of ``group``; one tuple for each expression."""
+    """Return the pattern of each number in the names of ``group``; one tuple for each expression."""
     if isinstance(node, int):
         return ((),) if node == group else ()
     below: dict[tuple[_Slots, ...], list[str]] = {}

@@ -42,8 +42,8 @@ class Found(NamedTuple):
 class Container(Protocol):
     """A kind of file.
 
-    name: under which codecs ask for it. suffix: how its files end. indexed: whether an index beside the files
-    says which tensor is where, and the configuration what is quantized.
+    name: under which codecs ask for it. suffix: how its files end. indexed: whether an index file next to the
+    files says which tensor is where, and the configuration what is quantized.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Container(Protocol):
         ...
 
     def parse(self, read: Read, size: int) -> tuple[list[Found], Mapping[str, str]]:
-        """Return the tensors of a file in the order of their bytes, and what it says beside them.
+        """Return the tensors of a file in the order of their bytes, and its metadata.
 
         read: bytes of the file, which has ``size``. Raises CheckpointError for a file that is not
         well-formed. Safetensors are read as a stream (checkpoint/read/safetensors_file.py).

@@ -1,4 +1,4 @@
-"""Safetensors files with an index beside them: their heads, and the order of their tensors.
+"""Safetensors files with an index file: their headers, and the order of their tensors.
 
 Byte layout: see checkpoint/read/safetensors_file.py, which reads them strictly. Tensors lie by falling dtype,
 then by name, as safetensors' own writer puts them, one after the other.

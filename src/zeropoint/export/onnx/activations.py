@@ -76,7 +76,7 @@ def static(
 ) -> torch.Tensor:
     """Return ``x`` through QuantizeLinear and DequantizeLinear, or casts to 8-bit floats, in its own dtype.
 
-    ends: what the smallest and largest code in use stand for, broadcasting against ``x``, where the type has
+    ends: what the smallest and largest code in use represent, broadcasting against ``x``, where the type has
     more codes than the scheme; the values they clip would round to them.
     """
     wide = x.to(torch.float32)
@@ -108,7 +108,7 @@ def _along(scale: torch.Tensor, axis: int, rank: int) -> torch.Tensor:
 
 
 def dynamic(x: torch.Tensor, text: str) -> torch.Tensor:
-    """Return ``x`` quantized with the parameters that it gives, and brought back, in its own dtype."""
+    """Return ``x`` quantized with these parameters and dequantized, in its own dtype."""
     scheme = Scheme.parse(text)
     wide = x.to(torch.float32)
     size = group_size(scheme, x)
@@ -245,7 +245,7 @@ def _power(amax: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 def ends(
     scheme: Scheme, kind: CodeType, scale: torch.Tensor, zero_point: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return what the smallest and largest code in use stand for; None where the type has no others."""
+    """Return what the smallest and largest code in use represent; None where the type has no others."""
     if not isinstance(scheme.element, IntFormat):
         return None
     full = IntFormat(bits=kind.bits, signed=scheme.element.signed)

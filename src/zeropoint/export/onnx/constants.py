@@ -30,7 +30,7 @@ def is_constant(node: object) -> bool:
 
 
 def constant(module: fx.GraphModule, node: fx.Node) -> torch.Tensor:
-    """Return the tensor that a constant node stands for."""
+    """Return the tensor that a constant node represents."""
     if node.op == "get_attr":
         return tensor_at(module, str(node.target)).detach()
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: constant(module, each))
@@ -61,7 +61,7 @@ def params_at(
 
 
 def quantized_at(module: fx.GraphModule, node: fx.Node) -> QuantizedTensor:
-    """Return the tensor that a ``zeropoint.dequantize`` of constants brings back."""
+    """Return the tensor that a ``zeropoint.dequantize`` of constants dequantizes."""
     data, scales, zero, text, sides, _, own_dtype = args_of(node)
     shape = tuple(int(side) for side in sides)
     params = params_at(module, Scheme.parse(text), (scales, zero), shape, own_dtype)

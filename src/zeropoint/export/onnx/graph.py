@@ -42,7 +42,7 @@ class _Written:
     """Constants of a weight: paths of codes, scale and zero point, or of the values where no attributes are.
 
     codes: our packed ones, held so that their address stays theirs. shape: of the codes in the file. count:
-    how many nodes that reshape the weight they stand for.
+    how many nodes that reshape the weight they represent.
     """
 
     codes: torch.Tensor
@@ -85,7 +85,7 @@ class Rewriter:
                     ) from error
 
     def _open(self, node: fx.Node) -> None:
-        """Write a linear layer on integer codes as the float product of what its codes stand for."""
+        """Write a linear layer on integer codes as the float product of what its codes represent."""
         x, params, weight, scales, bias, text, weight_text, dtype = args_of(node)
         value = x.meta["val"]
         shape = [constant(self.module, weight).shape[0], value.shape[-1]]
@@ -174,7 +174,7 @@ class Rewriter:
         self._swap(chain[done], result)
 
     def _values(self, node: fx.Node, chain: Sequence[fx.Node]) -> tuple[fx.Node, int]:
-        """Return the node of a weight's values, and how many of the nodes that reshape them it stands for."""
+        """Return the node of a weight's values, and how many of the nodes that reshape them it replaces."""
         q = quantized_at(self.module, node)
         moves = [(str(each.target), each.args[1:]) for each in chain]
         key = str((q.data.data_ptr(), q.data.shape, str(q.scheme), q.shape, node.args[5], moves))
@@ -214,7 +214,7 @@ class Rewriter:
         )
 
     def _rows(self, node: fx.Node) -> None:
-        """Write a table whose rows are brought back by their numbers: a whole one, and the choice of rows."""
+        """Write a table whose rows are gathered and dequantized: a whole one, and the choice of rows."""
         table, index = picked_rows(node.args[0])
         if index is None or not is_constant(table):
             raise UnsupportedError("its codes are computed in the graph")
@@ -237,7 +237,7 @@ class Rewriter:
         return self.module.graph.call_function(target, args)
 
     def _swap(self, node: fx.Node, result: fx.Node) -> None:
-        """Let ``result`` stand for ``node``; what led to ``node`` alone is cleaned away later."""
+        """Replace ``node`` by ``result``; nodes that only ``node`` used are removed later."""
         if "val" in node.meta:
             result.meta["val"] = node.meta["val"]
         node.replace_all_uses_with(result)

@@ -122,7 +122,7 @@ class StoredWeight:
 
     @property
     def attributes(self) -> dict[str, int]:
-        """What DequantizeLinear is told."""
+        """Attributes and inputs of DequantizeLinear."""
         given = {"axis": self.axis, "block_size": self.block_size}
         return {name: value for name, value in given.items() if value is not None}
 

@@ -33,12 +33,23 @@ def calibrate_graph(
     What ``calibrate`` does for a model, done for a graph in evaluation mode, with the same result; the
     arguments are those of ``calibrate``. Where one layer takes several tensors (``Add``, ``Concatenate``),
     they share their parameters.
-    Raises CalibrationError when there is nothing static or no batch, when ``data`` is one batch instead of
-    several, or when some layer saw no finite number, with its name.
 
-    >>> program = torch.export.export(nn.Linear(8, 4), (torch.ones(2, 8),))
-    >>> print(calibrate_graph(program, "w8a8_static", [torch.ones(2, 8)]).params["input"].scheme)
-    uint8:tensor:asym
+    Args:
+        program: an exported program, or its module.
+        recipe: as for :func:`~zeropoint.models.calibrate`.
+        data: batches, each as ``run`` takes it.
+        statistic: as for :func:`~zeropoint.models.calibrate`.
+        run: calls the module with a batch.
+        progress: whether to show a progress bar, on a terminal.
+
+    Raises:
+        CalibrationError: when there is nothing static or no batch, when ``data`` is one batch instead of
+            several, or when some layer saw no finite number, with its name.
+
+    Example:
+        >>> program = torch.export.export(nn.Linear(8, 4), (torch.ones(2, 8),))
+        >>> print(calibrate_graph(program, "w8a8_static", [torch.ones(2, 8)]).params["input"].scheme)
+        uint8:tensor:asym
     """
     require_batches(data)
     make = statistic_named(statistic)

@@ -24,8 +24,8 @@ from .. import Calibration, Conversion, Converted
 from ..calibrate import method_data
 from ..convert import squares_of
 from ..dynamic_quantize import DynamicQuantize
-from ..learners import LEARNERS
 from ..packed_weight import PackedWeight
+from ..qat_config import QAT_CONFIGS
 from .matrices import sunk
 from .prepare import PLAN, Planned, insert, unprepared
 from .program import args_of, cleaned, copied, evaluate, operator_of, put, tensor_at
@@ -43,11 +43,17 @@ def quantize_graph(
     result is a graph module; :func:`to_program` exports it again. Arguments and errors are those of
     :func:`prepare_graph`.
 
-    >>> program = torch.export.export(torch.nn.Linear(64, 8), (torch.ones(1, 64),))
-    >>> print(quantize_graph(program, "w8a16").layers[0].nbytes)
-    (2048, 544)
+    Args:
+        program: an exported program, or its module.
+        recipe: rules, or the name of a preset for all Linear layers.
+        calibration: ranges of static inputs and outputs.
+
+    Example:
+        >>> program = torch.export.export(torch.nn.Linear(64, 8), (torch.ones(1, 64),))
+        >>> print(quantize_graph(program, "w8a16").layers[0].nbytes)
+        (2048, 544)
     """
-    return _converted(insert(unprepared(program), recipe, calibration, LEARNERS["minmax"]))
+    return _converted(insert(unprepared(program), recipe, calibration, QAT_CONFIGS["minmax"]))
 
 
 def convert_graph(prepared: fx.GraphModule) -> Conversion:
@@ -57,7 +63,12 @@ def convert_graph(prepared: fx.GraphModule) -> Conversion:
     ``zeropoint.fake_quantize`` with fixed parameters, or ``zeropoint.quantize_dynamic`` and
     ``zeropoint.dequantize``. The results are those of ``prepared`` in evaluation, bit for bit.
 
-    Raises UnsupportedError for a graph that was not prepared, NonFiniteError for a weight with NaN or Inf.
+    Args:
+        prepared: a module of :func:`prepare_graph`.
+
+    Raises:
+        UnsupportedError: for a graph that was not prepared.
+        NonFiniteError: for a weight with NaN or Inf.
     """
     if PLAN not in getattr(prepared, "meta", {}):
         raise UnsupportedError(
@@ -85,7 +96,7 @@ def _converted(module: fx.GraphModule) -> Conversion:
             except ZeropointError as error:
                 raise type(error)(f"layer {decisions[path].subject.name}: {error}") from error
         writer.weight(node, path, packed[path].q)
-    layers = tuple(_told(planned, packed) for planned in plan)
+    layers = tuple(_layer_record(planned, packed) for planned in plan)
     evaluate(module)
     return Conversion(model=cleaned(module), layers=layers)
 
@@ -94,7 +105,7 @@ def _converted(module: fx.GraphModule) -> Conversion:
 class _Packed:
     """A packed weight, and the layer that is charged with its bytes.
 
-    nbytes: of the original. off, size: sums of squares of its error and of itself.
+    nbytes: of the float weight. off, size: sums of squares of its error and of itself.
     """
 
     q: QuantizedTensor
@@ -130,7 +141,7 @@ def _scheme(quantizer: torch.nn.Module) -> Scheme:
     return quantizer.activation.scheme
 
 
-def _told(planned: Planned, packed: dict[str, _Packed]) -> Converted:
+def _layer_record(planned: Planned, packed: dict[str, _Packed]) -> Converted:
     subject, rule = planned.decision.subject, planned.decision.rule
     nbytes, error, tied_to = (planned.nbytes, planned.nbytes), 0.0, ""
     if planned.quantizers:
@@ -174,7 +185,7 @@ class _Writer:
     def weight(self, node: fx.Node, path: str, q: QuantizedTensor) -> None:
         """Write the weight's codes and parameters as constants, and what brings them back for each user.
 
-        That stands right before the user, or all weights would be floats at once. A table of rows brings back
+        That stands right before the user, or all weights would be floats at once. A table of rows dequantizes
         the rows that are asked for.
         """
         stem = path.removesuffix("_quantizer")
@@ -191,7 +202,7 @@ class _Writer:
         self.module.graph.erase_node(node)
 
     def _rows(self, user: fx.Node, data: fx.Node, params: _Params, q: QuantizedTensor) -> fx.Node:
-        """Write a table look-up: rows of codes and parameters by their numbers, brought back."""
+        """Write a table look-up: rows of codes and parameters by their numbers, dequantized."""
         index = user.args[1]
         assert isinstance(index, fx.Node)
         numbers = self._call(aten.reshape.default, (index, [-1]))
@@ -238,7 +249,7 @@ class _Writer:
         )
 
     def _size(self, source: fx.Node, axis: int) -> fx.Node | int:
-        """Return the length of an axis: a number, or a node where it is left open."""
+        """Return the length of an axis: a number, or a node where it is dynamic."""
         size: int | torch.SymInt = source.meta["val"].shape[axis]
         return self._call(aten.sym_size.int, (source, axis)) if isinstance(size, torch.SymInt) else size
 

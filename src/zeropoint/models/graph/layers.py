@@ -17,8 +17,8 @@ from torch import fx
 
 from ...errors import RecipeError
 from ...recipes import Decision, Recipe, Rule, Subject
-from ..kinds import KINDS
-from ..opening import CONV1D
+from ..layer_types import LAYER_TYPES
+from ..unfuse import CONV1D
 from . import matrices
 from .matrices import AS_IT_IS, SHAPING, Form
 from .program import args_of, attribute, tensor_at
@@ -59,7 +59,7 @@ CONVOLUTIONS = frozenset({
 })  # fmt: skip
 _WEIGHTED = frozenset(PRODUCTS) - {aten.matmul.default, aten.mm.default, aten.addmm.default}
 """Operators of which one argument is called a weight; the others multiply activations, too."""
-_CONVERTED = frozenset(kind.__name__ for kind in KINDS) - {kind for kind, _ in PRODUCTS.values()}
+_CONVERTED = frozenset(kind.__name__ for kind in LAYER_TYPES) - {kind for kind, _ in PRODUCTS.values()}
 """Types of which not every operator has a quantized form: recurrent layers on packed sequences, and bags."""
 MEETINGS: dict[object, str] = {
     aten.add.Tensor: "Add",
@@ -231,16 +231,16 @@ def _product(module: fx.GraphModule, node: fx.Node) -> Layer | None:
     if found is None:
         return None
     kind, position = found
-    read, turned = _parameter(node.args[position])
+    read, transposed = _parameter(node.args[position])
     if read is None:
         return None
     weight = _tensor(module, read)
     if not weight.is_floating_point() or weight.ndim < 2 or (kind == "Linear" and weight.ndim > 2):
         return None
-    turned ^= kind == "Linear" and node.target is not aten.linear.default
+    transposed ^= kind == "Linear" and node.target is not aten.linear.default
     name, type_name = _called(node, str(read.target), kind)
-    shape = tuple(weight.shape)[:: -1 if turned else 1]
-    form = _form(node, kind, shape) if not turned else matrices.turned()
+    shape = tuple(weight.shape)[:: -1 if transposed else 1]
+    form = _form(node, kind, shape) if not transposed else matrices.transposed_product()
     return Layer(name=name, type=type_name, shape=shape, nodes=(node,), weight=read, form=form)
 
 
@@ -282,8 +282,8 @@ def _parameter(arg: object) -> tuple[fx.Node | None, bool]:
     if arg.op == "get_attr":
         return arg, False
     if arg.target in TURNS and len(arg.meta["val"].shape) == 2:
-        read, turned = _parameter(arg.args[0])
-        return read, not turned
+        read, transposed = _parameter(arg.args[0])
+        return read, not transposed
     return None, False
 
 

@@ -46,7 +46,7 @@ AS_IT_IS = Form()
 """Of a weight that is a matrix, a row for each output channel."""
 
 
-def turned() -> Form:
+def transposed_product() -> Form:
     """Return the form of a weight (in, out) of a product."""
     turn: Step = (aten.t.default, ())
     return Form(there=(turn,), back=(turn,))

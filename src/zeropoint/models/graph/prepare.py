@@ -19,8 +19,8 @@ from .. import Calibration
 from ..calibrate import static_params
 from ..decisions import as_recipe
 from ..dynamic_quantize import DynamicQuantize
-from ..learners import Learner, learner_named
 from ..prepare import require_nearest
+from ..qat_config import QATConfig, qat_config
 from .fold import fold
 from .layers import CONVOLUTIONS, Layer, decided, inputs_of, layers_of, output_of
 from .matrices import Form, written
@@ -47,27 +47,34 @@ def prepare_graph(
     recipe: Recipe | str,
     *,
     calibration: Calibration | None = None,
-    learner: str | Learner = "minmax",
+    qat: str | QATConfig = "minmax",
 ) -> fx.GraphModule:
     """Return a copy of ``program`` whose layers compute with quantized values, and can be trained.
 
-    recipe: rules, or the name of a preset for all Linear layers. Batch normalization is folded into the
-    products that get a scheme. calibration: parameters of static inputs and outputs, of
-    :func:`calibrate_graph` or of ``calibrate`` for the model that was exported. learner: how quantizers are
-    made, or the name of a way: that of ``prepare`` for models. Gradients pass straight through.
+    Args:
+        program: an exported program, or its module.
+        recipe: rules, or the name of a preset for all Linear layers. Batch normalization is folded into the
+            products that get a scheme.
+        calibration: parameters of static inputs and outputs, of :func:`calibrate_graph` or of ``calibrate``
+            for the model that was exported.
+        qat: how quantizers are made, or the name of a way: that of ``prepare`` for models. Gradients pass
+            straight through.
 
-    Raises RecipeError when a rule is about nothing or tied layers would differ, CalibrationError when
-    parameters are missing, and UnsupportedError when a layer cannot hold its scheme; each names the layer.
+    Raises:
+        RecipeError: when a rule is about nothing or tied layers would differ.
+        CalibrationError: when parameters are missing.
+        UnsupportedError: when a layer cannot hold its scheme; each names the layer.
 
-    >>> program = torch.export.export(torch.nn.Linear(64, 8), (torch.ones(1, 64),))
-    >>> prepared = prepare_graph(program, "w8a8")
-    >>> [str(node.target) for node in prepared.graph.nodes if node.op == "call_module"]
-    ['weight_quantizer', 'input_quantizer']
+    Example:
+        >>> program = torch.export.export(torch.nn.Linear(64, 8), (torch.ones(1, 64),))
+        >>> prepared = prepare_graph(program, "w8a8")
+        >>> [str(node.target) for node in prepared.graph.nodes if node.op == "call_module"]
+        ['weight_quantizer', 'input_quantizer']
     """
     require_nearest(as_recipe(recipe))
     module = unprepared(program)
     _own_parameters(module)
-    return insert(module, recipe, calibration, learner_named(learner))
+    return insert(module, recipe, calibration, qat_config(qat))
 
 
 def unprepared(program: ExportedProgram | fx.GraphModule) -> fx.GraphModule:
@@ -76,7 +83,9 @@ def unprepared(program: ExportedProgram | fx.GraphModule) -> fx.GraphModule:
     Raises UnsupportedError for one that has quantizers already.
     """
     if isinstance(program, fx.GraphModule) and PLAN in program.meta:
-        raise UnsupportedError("program is prepared already; convert it or pass the original")
+        raise UnsupportedError(
+            "program is prepared already; convert it or pass the program before prepare_graph"
+        )
     return graph_of(program)
 
 
@@ -107,10 +116,10 @@ def insert(
     module: fx.GraphModule,
     recipe: Recipe | str,
     calibration: Calibration | None,
-    learner: Learner,
+    qat: QATConfig,
 ) -> fx.GraphModule:
     """Insert quantizers into ``module`` itself; see :func:`prepare_graph`."""
-    plan, weights, sides = [], _Weights(module, learner), _Sides(module, learner)
+    plan, weights, sides = [], _Weights(module, qat), _Sides(module, qat)
     for layer, decision in annotated(module, recipe):
         plan.append(_planned(module, layer, decision))
         if decision.gives is None:
@@ -162,7 +171,7 @@ class _Weights:
     """The quantizers of weights, one for each tensor under whatever names it is read."""
 
     module: fx.GraphModule
-    learner: Learner
+    qat: QATConfig
     made: dict[int, str] = field(default_factory=dict)
 
     def insert(self, layer: Layer, scheme: Scheme) -> tuple[str, ...]:
@@ -172,7 +181,7 @@ class _Weights:
     def _quantized(self, weight: fx.Node, form: Form, scheme: Scheme) -> str:
         tensor = tensor_at(self.module, str(weight.target))
         if id(tensor) not in self.made:
-            quantizer = self.learner.weight(form.matrix(tensor), scheme)
+            quantizer = self.qat.weight(form.matrix(tensor), scheme)
             self.made[id(tensor)] = put(self.module, f"{weight.target}_quantizer", quantizer)
             for read in [n for n in self.module.graph.nodes if n.op == "get_attr"]:
                 if attribute(self.module, str(read.target)) is tensor:
@@ -197,7 +206,7 @@ class _Sides:
     """Quantizers of what goes into and comes out of layers; equal dynamic ones of one tensor are one."""
 
     module: fx.GraphModule
-    learner: Learner
+    qat: QATConfig
     made: dict[tuple[fx.Node, Activation], fx.Node] = field(default_factory=dict)
 
     def insert(
@@ -205,9 +214,7 @@ class _Sides:
     ) -> None:
         """Quantize one side of a layer, at each of its calls, by one module; with given parameters or not."""
         row = row_of(layer, side)
-        made = (
-            DynamicQuantize(activation) if params is None else self.learner.activation(params, math.prod(row))
-        )
+        made = DynamicQuantize(activation) if params is None else self.qat.activation(params, math.prod(row))
         path = put(self.module, f"{layer.name}.{side}_quantizer".lstrip("."), made)
         for node in layer.nodes:
             for source in inputs_of(node) if side == "input" else [output_of(node)]:

@@ -145,15 +145,20 @@ def _is_counter(node: object) -> bool:
 
 
 def to_program(module: fx.GraphModule, like: ExportedProgram) -> ExportedProgram:
-    """Return ``module`` as a program for the inputs of ``like``, with the same axes left open.
+    """Return ``module`` as a program for the inputs of ``like``, with the same dynamic axes.
 
-    like: the program that ``module`` was made of, which knows example inputs and which axes may vary.
-    Raises UnsupportedError for anything else, and for a program that was saved without its inputs.
+    Args:
+        module: a prepared or converted graph.
+        like: the program that ``module`` was made of, which knows example inputs and which axes may vary.
 
-    >>> layer = torch.nn.Linear(4, 2)
-    >>> like = torch.export.export(layer, (torch.ones(3, 4),), dynamic_shapes=({0: Dim.AUTO},))
-    >>> to_program(graph_of(like), like).module()(torch.ones(7, 4)).shape
-    torch.Size([7, 2])
+    Raises:
+        UnsupportedError: for anything else, and for a program that was saved without its inputs.
+
+    Example:
+        >>> layer = torch.nn.Linear(4, 2)
+        >>> like = torch.export.export(layer, (torch.ones(3, 4),), dynamic_shapes=({0: Dim.AUTO},))
+        >>> to_program(graph_of(like), like).module()(torch.ones(7, 4)).shape
+        torch.Size([7, 2])
     """
     if not isinstance(like, ExportedProgram):
         raise UnsupportedError(

@@ -1,9 +1,9 @@
 """Whole steps of 32 values from the source to codes, on explicit vectors: the way of the common cases.
 
 Gives the codes of :mod:`.elements`, which serves everything else. Integers and narrow float formats use the
-same arithmetic. Wide float formats, those with so many exponents that values seldom are subnormal, go on in
-16-bit lanes: a float32 cut to its upper half, with the last bit set when anything is cut off, rounds to few
-bits as the whole does, and rounding is then an integer addition. A strip with subnormal codes is done again.
+same arithmetic. Wide float formats, with so many exponents that values seldom are subnormal, use 16-bit
+lanes: a float32 cut to its upper half, with the last bit set when anything is cut off, rounds to few bits as
+the whole does, and rounding is then an integer addition. A strip with subnormal codes is done again.
 """
 
 from typing import Any

@@ -28,7 +28,7 @@ from .views import KINDS, stored_rule
 
 NO_FLOATS = np.zeros(1, np.float32)
 NO_BYTES = np.zeros(1, np.uint8)
-"""Stand for arrays that a kernel does not use."""
+"""Placeholders for arrays that a kernel does not use."""
 _HUGE = 1 << 22
 """Bytes from which NumPy asks for huge pages."""
 
@@ -59,7 +59,7 @@ _ELEMENTS = {
     torch.bfloat16: np.dtype(np.uint16).str,
     torch.float16: np.dtype(np.int16).str,
 }
-"""How NumPy is told of a tensor's elements; of any other dtype kernels take the bytes."""
+"""NumPy dtypes of tensors; kernels take the bytes of any other dtype."""
 _BYTE = np.dtype(np.uint8).str
 
 
@@ -154,7 +154,7 @@ def block_factors(
 class Stored(NamedTuple):
     """Scales as a dequantizing kernel takes them: float32 factors, or bytes that it reads itself.
 
-    zeros: float32 zero points. coarse: the scale of the whole tensor beside bytes, if there is one.
+    zeros: float32 zero points. coarse: the scale of the whole tensor under byte scales, if there is one.
     """
 
     factors: Any

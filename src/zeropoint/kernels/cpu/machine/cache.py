@@ -4,7 +4,7 @@
     the rest  Numba's compiled function, pickled
 
 Numba's own cache renews a kernel when its own file changes, not when a file it calls into does; after an
-upgrade it would go on running machine code of the old version. A folder named by the hash of all kernel
+upgrade it would continue running machine code of the old version. A folder named by the hash of all kernel
 sources cannot go stale. Nor does Numba's check what it reads, which a power loss may have cut: here a file
 that is missing, damaged or cannot be written means that the kernel is compiled, no more.
 

@@ -235,7 +235,7 @@ def count_above(typingctx: Any, t: Any, thresholds: Any) -> Any:
     """Return how many of a tuple of float32 thresholds lie strictly below ``t``, as a float32.
 
     Counted in one expression of 32-bit masks and handed on as a float: an integer result would be narrowed to
-    bytes and the sum turned sideways by the SLP vectorizer, at a tenth of the speed.
+    bytes and the sum transposed by the SLP vectorizer, at a tenth of the speed.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

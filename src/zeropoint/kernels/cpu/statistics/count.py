@@ -125,7 +125,7 @@ def run_keys(x: Any, at: Any, end: Any, low: Any, high: Any) -> Any:
 
     Without sign, the largest bits are the lowest negative number, if there is one, and the smallest the
     lowest positive one, else the highest number; with sign, the largest are the highest positive one. So no
-    lane has to be turned into a key.
+    lane has to be converted to a key.
     """
     step = np.uint64(LINE // x.itemsize)
     ahead = step * FETCHED
@@ -323,7 +323,7 @@ def count_one(value: Any, shift: Any, bins: Any, counts: Any, b: Any) -> None:
 def count_short_runs(
     x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, shift: Any, counts: Any, first: Any, last: Any
 ) -> None:
-    """Count blocks ``first`` to ``last`` that are small beside their bins, without counters in between."""
+    """Count blocks ``first`` to ``last`` that are smaller than their bins, without counters in between."""
     tile = scratch(TILE, np.float32)
     bins = FINITE << (FRACTION_BITS - shift)
     panel = max(PANEL // inner, np.uint64(1))

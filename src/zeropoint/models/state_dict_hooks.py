@@ -1,7 +1,7 @@
-"""States of prepared and opened layers, with the names and shapes of the model that they came from.
+"""Hooks that give the state of prepared and unfused layers the names and shapes of the float model.
 
-So a prepared model is saved as the float model that it still is, with what quantizers hold beside, and
-whoever loads the original loads the trained weights. Loading takes the names of either.
+So the ``state_dict`` of a prepared model holds the float model's entries and those of its quantizers, and the
+float model can load the trained weights from it. Loading accepts the names of either.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch import nn
 
 State = dict[str, Any]
 Change = Callable[[State], State]
-"""From the state of one module to that of its original, or back; names are those in the module."""
+"""From the state of one module to that of the float module, or back; names are those in the module."""
 
 
-def stated(module: nn.Module, saved: Change, loaded: Change) -> None:
-    """Let the state of ``module`` pass ``saved`` after it is taken, and ``loaded`` before it is loaded."""
+def add_state_hooks(module: nn.Module, saved: Change, loaded: Change) -> None:
+    """Apply ``saved`` to the state of ``module`` after it is collected, ``loaded`` before it is loaded."""
     module.register_state_dict_post_hook(_Saved(saved))  # type: ignore[no-untyped-call]
     module.register_load_state_dict_pre_hook(_Loaded(loaded))  # type: ignore[no-untyped-call]
 
 
 class _Saved:
-    """A hook on a state that was taken: what the module gave stands at its end."""
+    """A hook on a collected state, at whose end are the entries of the module."""
 
     def __init__(self, change: Change) -> None:
         self.change = change
@@ -53,7 +53,7 @@ class _Loaded:
 
 
 class Inside:
-    """What lies in a child, under the names of its parent; ``others`` are the parent's other children."""
+    """The entries of a child under the names of its parent; ``others`` are the parent's other children."""
 
     def __init__(self, child: str, others: tuple[str, ...]) -> None:
         self.child, self.others = f"{child}.", (child, *others)
@@ -70,7 +70,7 @@ class Inside:
         }
 
 
-def turned(state: State) -> State:
-    """Transpose the weight of a Linear layer that stands for a transposed one, in either direction."""
+def transposed_weight(state: State) -> State:
+    """Transpose the weight of a Linear layer that replaces a ``Conv1D``, in either direction."""
     weight = state.get("weight")
     return {**state, "weight": weight.t().contiguous()} if isinstance(weight, torch.Tensor) else state

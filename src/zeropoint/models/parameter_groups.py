@@ -14,13 +14,17 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return two groups for an optimizer: what the model had, and what its quantizers learn.
 
-    model: prepared. lr, weight_decay: of the first. scale_lr: of the second, a tenth of ``lr`` unless given;
-    decay would pull scales towards 0, and is 0 there. Parameters that do not train are left out.
+    Args:
+        model: prepared.
+        lr, weight_decay: of the first.
+        scale_lr: of the second, a tenth of ``lr`` unless given; decay would pull scales towards 0, and is 0
+            there. Parameters that do not train are left out.
 
-    >>> from zeropoint.models import prepare
-    >>> prepared = prepare(nn.Sequential(nn.Linear(64, 8)), "w4a16", learner="lsq")
-    >>> [(len(group["params"]), group["lr"]) for group in parameter_groups(prepared, lr=0.5)]
-    [(2, 0.5), (1, 0.05)]
+    Example:
+        >>> from zeropoint.models import prepare
+        >>> prepared = prepare(nn.Sequential(nn.Linear(64, 8)), "w4a16", qat="lsq")
+        >>> [(len(group["params"]), group["lr"]) for group in parameter_groups(prepared, lr=0.5)]
+        [(2, 0.5), (1, 0.05)]
     """
     learned = {
         id(parameter): parameter

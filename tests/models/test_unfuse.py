@@ -26,7 +26,7 @@ from zeropoint.models import (
 from zeropoint.models.experts import SplitExperts
 from zeropoint.models.graph import quantize_graph
 from zeropoint.models.linear_paths import FEW_ROWS
-from zeropoint.models.opening import opened
+from zeropoint.models.unfuse import unfused
 from zeropoint.recipes import Recipe, Rule, model_preset
 
 transformers = pytest.importorskip("transformers", reason="extra `hf`")
@@ -102,7 +102,7 @@ def linears(model: nn.Module, kind: type[nn.Module] = nn.Linear) -> dict[str, nn
 
 def test_open_modules_compute_the_same_and_close_again(model: nn.Module) -> None:
     before, expected = list(model.modules()), run(model)
-    with opened(model) as root:
+    with unfused(model) as root:
         assert root is model
         torch.testing.assert_close(run(model), expected, rtol=1e-5, atol=1e-6)
         assert len(linears(model)) > sum(type(module) is nn.Linear for module in before)
@@ -133,7 +133,7 @@ def test_each_layer_has_the_codes_of_its_own_matrix(model: nn.Module) -> None:
     conversion = quantize_model(model, "w4a16")
     fused = {"Conv1D", "MixtralExperts", "GptOssExperts", "NemotronHExperts"}
     assert fused.isdisjoint(layer.type for layer in conversion.layers)
-    with opened(model):
+    with unfused(model):
         names = {name for name in linears(model) if name != "lm_head" or not model.config.tie_word_embeddings}
     assert set(linears(conversion.model, QuantizedLinear)) == names
     expected = dequantized(model, "int4:g128")
@@ -154,7 +154,7 @@ def test_memory_drops(model: nn.Module) -> None:
 
 def test_what_was_prepared_trains_and_converts(model: nn.Module, tmp_path: Path) -> None:
     with torch.no_grad():
-        prepared = prepare(model, "w4a8", learner="lsq").train()
+        prepared = prepare(model, "w4a8", qat="lsq").train()
     run(prepared).square().mean().backward()
     weights = {name: p for name, p in prepared.named_parameters() if ".layer.weight" in name}
     assert len(weights) >= 8
@@ -194,7 +194,7 @@ def test_calibration_sees_what_each_expert_reads(make: Callable[[], nn.Module]) 
     model, data = made(make), [{"input_ids": row} for row in IDS.split(1)]
     found = calibrate(model, "w8a8_static", data)
     seen: dict[str, list[torch.Tensor]] = {}
-    with opened(model), torch.no_grad():
+    with unfused(model), torch.no_grad():
         for name, module in linears(model).items():
             module.register_forward_pre_hook(
                 lambda _, args, name=name: seen.setdefault(name, []).append(args[0])

@@ -17,8 +17,8 @@ from zeropoint.errors import CalibrationError, NonFiniteError, RecipeError, Unsu
 from zeropoint.models import QuantizedLinear, SplitAttention, parameter_groups
 from zeropoint.recipes import Assignment, Recipe, Rule, parse_recipe
 
-KINDS = ("Linear", "Conv2d", "ConvTranspose1d", "LSTM", "Embedding", "EmbeddingBag", "GRUCell")
-ALL = Recipe(rules=(Rule(types=KINDS, gives=Assignment.of(weight="int8:channel")),))
+LAYER_TYPES = ("Linear", "Conv2d", "ConvTranspose1d", "LSTM", "Embedding", "EmbeddingBag", "GRUCell")
+ALL = Recipe(rules=(Rule(types=LAYER_TYPES, gives=Assignment.of(weight="int8:channel")),))
 
 
 class Zoo(nn.Module):
@@ -49,7 +49,7 @@ INDEX = torch.tensor([[1, 2, 3], [4, 5, 6]])
 
 def test_a_prepared_model_has_the_state_of_the_original_and_loads_either() -> None:
     original = Zoo().eval()
-    prepared = zp.prepare(original, ALL, learner="lsq").eval()
+    prepared = zp.prepare(original, ALL, qat="lsq").eval()
     state = prepared.state_dict()
     floats = {name: value for name, value in state.items() if "quantizer" not in name}
     assert {n: tuple(t.shape) for n, t in floats.items()} == {
@@ -58,7 +58,7 @@ def test_a_prepared_model_has_the_state_of_the_original_and_loads_either() -> No
     fresh = Zoo().eval()
     fresh.load_state_dict(floats)
     assert torch.equal(fresh(INDEX), original(INDEX))
-    other = zp.prepare(Zoo(), ALL, learner="lsq").eval()
+    other = zp.prepare(Zoo(), ALL, qat="lsq").eval()
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.add_(1.0)
@@ -196,7 +196,7 @@ def test_summaries_fold_layers_that_differ_in_numbers_and_are_what_a_notebook_sh
 
 
 def test_learned_scales_have_a_rate_of_their_own() -> None:
-    prepared = zp.prepare(nn.Sequential(nn.Linear(64, 8), nn.ReLU()), "w4a16", learner="lsq")
+    prepared = zp.prepare(nn.Sequential(nn.Linear(64, 8), nn.ReLU()), "w4a16", qat="lsq")
     prepared[0].bias.requires_grad_(False)
     groups = parameter_groups(prepared, lr=1e-3, scale_lr=1e-5, weight_decay=0.1)
     assert [(g["lr"], g["weight_decay"], len(g["params"])) for g in groups] == [
@@ -238,7 +238,7 @@ def test_models_that_read_attributes_of_their_layers_are_trained(kind: str) -> N
     model, args = tiny(kind)
     types = ("Conv2d",) if kind == "MobileNetV2" else ("Linear", "Conv1d")
     gives = Assignment.of(weight="int8:channel")
-    prepared = zp.prepare(model, Recipe(rules=(Rule(types=types[:1], gives=gives),)), learner="lsq")
+    prepared = zp.prepare(model, Recipe(rules=(Rule(types=types[:1], gives=gives),)), qat="lsq")
     prepared(*args).logits.square().mean().backward()
     learned = parameter_groups(prepared, lr=1.0)[1]["params"]
     assert len(learned) > 2
@@ -277,7 +277,7 @@ def test_what_trainer_does_with_checkpoints_works_for_prepared_models(tmp_path: 
 
     def prepared(seed: int) -> Any:
         torch.manual_seed(seed)
-        return zp.prepare(transformers.LlamaForCausalLM(config), "int4:g32", learner="lsq").eval()
+        return zp.prepare(transformers.LlamaForCausalLM(config), "int4:g32", qat="lsq").eval()
 
     first, second = prepared(0), prepared(1)
     first.save_pretrained(tmp_path)

@@ -1,7 +1,7 @@
-"""The way back: layers with packed weights become the float layers that they were made of.
+"""Convert a quantized model back to float layers.
 
-Weights are then what their codes stand for, under the names and in the shapes that they had. What quantized
-inputs and outputs is gone: a product of the same weights, with inputs that are not rounded.
+Weights are dequantized, under the names and in the shapes that they had. Quantizers of inputs and outputs are
+removed: the products are those of the same weights with inputs that are not rounded.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .attention import SplitAttention
 from .decisions import require_model
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from .experts import SplitExperts
-from .kinds import kind_of
 from .layer import PreparedLayer, QuantizedLayer
+from .layer_types import layer_type
 from .linear import QuantizedLinear
-from .linear_views import linear_on
-from .opening import replace_modules
 from .packed_weight import PackedWeight
 from .saving_guard import unguarded
+from .shared_linear import linear_on
+from .unfuse import replace_modules
 
 QUANTIZED = (QuantizedLinear, QuantizedLayer, QuantizedEmbedding, QuantizedEmbeddingBag)
 """Layers with packed weights, or with quantizers around one."""
@@ -33,45 +33,52 @@ QUANTIZED = (QuantizedLinear, QuantizedLayer, QuantizedEmbedding, QuantizedEmbed
 def dequantize_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """Return ``model`` with float layers in the places of all quantized ones; see the module.
 
-    ``SplitAttention``, ``SplitExperts`` and opened ``Conv1D`` become what they were. Weights that several
-    layers share stay one. inplace: whether ``model`` itself is changed; otherwise a copy is.
-    Raises UnsupportedError for a model without quantized layers, and for a prepared one.
+    ``SplitAttention``, ``SplitExperts`` and unfused ``Conv1D`` become what they were. Weights that several
+    layers share stay one.
 
-    >>> from zeropoint.models import quantize_model
-    >>> converted = quantize_model(nn.Sequential(nn.Linear(64, 8)), "w8a16").model
-    >>> dequantize_model(converted)
-    Sequential(
-      (0): Linear(in_features=64, out_features=8, bias=True)
-    )
+    Args:
+        model: a model with quantized layers.
+        inplace: whether ``model`` itself is changed; otherwise a copy is.
+
+    Raises:
+        UnsupportedError: for a model without quantized layers, and for a prepared one.
+
+    Example:
+        >>> from zeropoint.models import quantize_model
+        >>> converted = quantize_model(nn.Sequential(nn.Linear(64, 8)), "w8a16").model
+        >>> dequantize_model(converted)
+        Sequential(
+          (0): Linear(in_features=64, out_features=8, bias=True)
+        )
     """
     require_model(model)
     if not any(isinstance(m, QUANTIZED) for m in model.modules()):
         prepared = any(isinstance(m, PreparedLayer) for m in model.modules())
         raise UnsupportedError(
-            f"model (a {type(model).__name__}) has no quantized layers to bring back; "
+            f"model (a {type(model).__name__}) has no quantized layers; "
             + ("convert it first" if prepared else "pass the model of a conversion")
         )
     target = model if inplace else copy.deepcopy(model)
-    restored = restore(target, [m for m in target.modules() if isinstance(m, (*QUANTIZED, *_OPENED))])
+    restored = restore(target, [m for m in target.modules() if isinstance(m, (*QUANTIZED, *_UNFUSED))])
     return unguarded(restored)
 
 
 def restore(model: nn.Module, layers: Collection[nn.Module]) -> nn.Module:
-    """Put the originals in the places of ``layers``, quantized or opened ones of ``model``; return it."""
+    """Replace ``layers`` of ``model``, quantized or unfused ones, by float and fused modules; return it."""
     weights = _Weights()
     replaced: dict[nn.Module, nn.Module] = {}
     for layer in layers:
         if isinstance(layer, QUANTIZED):
-            replaced[layer] = _original(layer, weights).train(layer.training)
+            replaced[layer] = _float_layer(layer, weights).train(layer.training)
     replace_modules(model, replaced)
-    opened: dict[nn.Module, nn.Module] = {
-        layer: _closed(layer).train(layer.training) for layer in layers if isinstance(layer, _OPENED)
+    fused: dict[nn.Module, nn.Module] = {
+        layer: _fuse(layer).train(layer.training) for layer in layers if isinstance(layer, _UNFUSED)
     }
-    replace_modules(model, opened)
-    return opened.get(model, replaced.get(model, model))
+    replace_modules(model, fused)
+    return fused.get(model, replaced.get(model, model))
 
 
-_OPENED = (SplitAttention, SplitExperts)
+_UNFUSED = (SplitAttention, SplitExperts)
 
 
 class _Weights:
@@ -89,7 +96,7 @@ class _Weights:
         return known[1]
 
 
-def _original(layer: nn.Module, weights: _Weights) -> nn.Module:
+def _float_layer(layer: nn.Module, weights: _Weights) -> nn.Module:
     if isinstance(layer, QuantizedLinear):
         return _linear(layer, weights.of(layer.weight))
     if isinstance(layer, QuantizedEmbedding):
@@ -112,13 +119,13 @@ def _original(layer: nn.Module, weights: _Weights) -> nn.Module:
 
 
 def _linear(layer: QuantizedLinear, weight: nn.Parameter) -> nn.Module:
-    if layer.turned:
+    if layer.transposed:
         pytorch_utils = importlib.import_module("transformers.pytorch_utils")
         with torch.device("meta"):
-            turned: nn.Module = pytorch_utils.Conv1D(layer.out_features, layer.in_features)
-        turned.register_parameter("weight", nn.Parameter(weight.detach().t().contiguous(), False))
-        turned.register_parameter("bias", layer.bias)
-        return turned
+            conv: nn.Module = pytorch_utils.Conv1D(layer.out_features, layer.in_features)
+        conv.register_parameter("weight", nn.Parameter(weight.detach().t().contiguous(), False))
+        conv.register_parameter("bias", layer.bias)
+        return conv
     linear = linear_on(weight, layer.bias)
     linear.weight = weight  # the same object, so that ties stay
     return linear
@@ -130,7 +137,7 @@ def _whole(layer: QuantizedLayer) -> nn.Module:
         return layer.layer
     shell = copy.copy(layer.layer)
     shell.__dict__["_parameters"] = dict(layer.layer._parameters)
-    kind = kind_of(shell)
+    kind = layer_type(shell)
     for name, packed in layer.weights.items():
         assert isinstance(packed, PackedWeight)
         values = kind.restore(shell, packed.quantized().dequantize()).contiguous()
@@ -140,8 +147,8 @@ def _whole(layer: QuantizedLayer) -> nn.Module:
     return shell
 
 
-def _closed(module: nn.Module) -> nn.Module:
-    """Return what an opened module was made of, with the weights that its layers have now."""
+def _fuse(module: nn.Module) -> nn.Module:
+    """Return the fused module of an unfused one, with the current weights of its layers."""
     return _attention(module) if isinstance(module, SplitAttention) else _experts(module)
 
 
@@ -153,7 +160,7 @@ def _attention(split: SplitAttention) -> nn.Module:
             add_zero_attn=split.add_zero_attn, kdim=layers[1].in_features, vdim=layers[2].in_features,
             batch_first=split.batch_first,
         )  # fmt: skip
-    for name, parameter in split.original_parameters().items():
+    for name, parameter in split.fused_parameters().items():
         setattr(whole, name, parameter)
     whole.out_proj.weight, whole.out_proj.bias = split.out_proj.weight, split.out_proj.bias
     return whole
@@ -162,7 +169,7 @@ def _attention(split: SplitAttention) -> nn.Module:
 def _experts(split: nn.Module) -> nn.Module:
     assert isinstance(split, SplitExperts)
     whole: nn.Module = copy.copy(split.rest)
-    whole.__dict__["_parameters"] = {**split.rest._parameters, **split.original_parameters()}
+    whole.__dict__["_parameters"] = {**split.rest._parameters, **split.fused_parameters()}
     own = (split.up, split.down)
     whole.__dict__["_modules"] = {name: m for name, m in split._modules.items() if name not in own}
     return whole

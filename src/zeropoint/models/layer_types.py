@@ -1,8 +1,8 @@
 """Layers that have a quantized form: what their weights are, as matrices, and how they compute with others.
 
-One row of :data:`KINDS` a type. A weight is quantized as the matrix whose rows make one output channel each,
-so that a scheme means the same for every layer: ``channel`` is one scale for each output channel, ``g128``
-one for 128 numbers that are multiplied into the same output.
+One row of :data:`LAYER_TYPES` a type. A weight is quantized as the matrix whose rows make one output channel
+each, so that a scheme means the same for every layer: ``channel`` is one scale for each output channel,
+``g128`` one for 128 numbers that are multiplied into the same output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _same(layer: Any, weight: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 (ot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class LayerType:
     """How layers of one type are quantized.
 
     names: of the weights, given the layer.
@@ -100,14 +100,14 @@ def _transposed(
     )
 
 
-def _turned(layer: Any, weight: torch.Tensor) -> torch.Tensor:
+def _transpose_matrix(layer: Any, weight: torch.Tensor) -> torch.Tensor:
     """Return (groups * out / groups, in / groups * kernel) of a weight (in, out / groups, *kernel)."""
     share = layer.in_channels // layer.groups
     grouped = weight.reshape(layer.groups, share, *weight.shape[1:]).transpose(1, 2)
     return grouped.flatten(0, 1).flatten(1)
 
 
-def _turned_back(layer: Any, matrix: torch.Tensor) -> torch.Tensor:
+def _untranspose_matrix(layer: Any, matrix: torch.Tensor) -> torch.Tensor:
     share = layer.in_channels // layer.groups
     grouped = matrix.reshape(layer.groups, -1, share, *layer.kernel_size)
     return grouped.transpose(1, 2).flatten(0, 1)
@@ -208,19 +208,21 @@ def _recurrent_shapes(layer: Any) -> tuple[Shape, Shape]:
     return (1, 1, layer.input_size), (1, 1, wide)
 
 
-_LINEAR = Kind(
+_LINEAR = LayerType(
     names=_weight, run=_linear, shapes=lambda layer: ((1, layer.in_features), (1, layer.out_features))
 )
-_TABLE = Kind(names=_weight, run=_embedding, shapes=lambda layer: ((1,), (1, layer.embedding_dim)))
-_BAG = Kind(names=_weight, run=_embedding_bag, shapes=lambda layer: ((1,), (1, layer.embedding_dim)))
-_CONVOLUTION = Kind(names=_weight, run=_convolution, shapes=_channels, matrix=_flat, restore=_kernels)
-_TRANSPOSE = Kind(names=_weight, run=_transposed, shapes=_channels, matrix=_turned, restore=_turned_back)
-_SEQUENCE = Kind(names=_recurrent_weights, run=_recurrent, shapes=_recurrent_shapes)
-_STEP = Kind(
+_TABLE = LayerType(names=_weight, run=_embedding, shapes=lambda layer: ((1,), (1, layer.embedding_dim)))
+_BAG = LayerType(names=_weight, run=_embedding_bag, shapes=lambda layer: ((1,), (1, layer.embedding_dim)))
+_CONVOLUTION = LayerType(names=_weight, run=_convolution, shapes=_channels, matrix=_flat, restore=_kernels)
+_TRANSPOSE = LayerType(
+    names=_weight, run=_transposed, shapes=_channels, matrix=_transpose_matrix, restore=_untranspose_matrix
+)
+_SEQUENCE = LayerType(names=_recurrent_weights, run=_recurrent, shapes=_recurrent_shapes)
+_STEP = LayerType(
     names=_cell_weights, run=_cell, shapes=lambda layer: ((1, layer.input_size), (1, layer.hidden_size))
 )
 
-KINDS: dict[type[nn.Module], Kind] = {
+LAYER_TYPES: dict[type[nn.Module], LayerType] = {
     nn.Linear: _LINEAR,
     nn.Embedding: _TABLE,
     nn.EmbeddingBag: _BAG,
@@ -241,22 +243,22 @@ def _as_it_is(layer: nn.Module, weights: Weights, *args: Any, **named: Any) -> A
     return layer(*args, **named)
 
 
-WEIGHTLESS = Kind(names=_none, run=_as_it_is, shapes=_any_shapes)
+WEIGHTLESS = LayerType(names=_none, run=_as_it_is, shapes=_any_shapes)
 """Of every other module: only what goes in and what comes out can be quantized."""
 
 
-def kind_of(layer: nn.Module) -> Kind:
+def layer_type(layer: nn.Module) -> LayerType:
     """Return the kind of ``layer``; :data:`WEIGHTLESS` where its type has no row.
 
-    >>> kind_of(nn.GRUCell(2, 3)).names(None)
+    >>> layer_type(nn.GRUCell(2, 3)).names(None)
     ('weight_ih', 'weight_hh')
     """
-    return KINDS.get(type(layer), WEIGHTLESS)
+    return LAYER_TYPES.get(type(layer), WEIGHTLESS)
 
 
 def weights_of(layer: nn.Module) -> dict[str, torch.Tensor]:
     """Return the weights of ``layer`` that are quantized, by name; tensors of its own, not matrices."""
-    return {name: layer.get_parameter(name) for name in kind_of(layer).names(layer)}
+    return {name: layer.get_parameter(name) for name in layer_type(layer).names(layer)}
 
 
 def features(layer: nn.Module, side: str) -> int:
@@ -265,4 +267,4 @@ def features(layer: nn.Module, side: str) -> int:
     >>> features(nn.Conv2d(3, 8, 5), "output")
     8
     """
-    return math.prod(kind_of(layer).shapes(layer)[side == "output"])
+    return math.prod(layer_type(layer).shapes(layer)[side == "output"])

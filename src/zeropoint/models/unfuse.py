@@ -1,8 +1,8 @@
-"""Modules that hold linear layers in tensors of their own, opened so that each layer can be quantized.
+"""Unfuse modules that hold the weights of linear layers in their own tensors, so that each can be quantized.
 
 torch's MultiheadAttention and transformers' fused experts and Conv1D multiply with their weights themselves:
-there is no layer to replace. In an opened model others stand in their places, which hold linear layers or are
-one, and they are put back unless one of these layers was replaced.
+there is no layer to replace. In an unfused model they are replaced by modules that contain linear layers or
+are one; afterwards the fused modules are put back unless one of these layers was replaced.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from .attention import SplitAttention
 from .decisions import has_hooks
 from .experts import SplitExperts, is_fused_experts
-from .linear_views import TURNED, linear_on, own_memory
-from .original_state import stated, turned
+from .shared_linear import TRANSPOSED, linear_on, own_memory
+from .state_dict_hooks import add_state_hooks, transposed_weight
 
 CONV1D = "transformers.pytorch_utils.Conv1D"
 """A linear layer whose weight is (in, out); by name, since transformers may not be installed."""
@@ -29,7 +29,7 @@ SAME_AS_LINEAR = ("transformers.models.falcon.modeling_falcon.FalconLinear",)
 
 
 def _split(module: Any) -> nn.Module | None:
-    """Return what stands for an open module, or None for one that has nothing to open."""
+    """Return the unfused form of a module, or None for one that has nothing to unfuse."""
     if type(module) is nn.MultiheadAttention:
         return SplitAttention(module)
     if has_hooks(module) or is_parametrized(module):
@@ -41,19 +41,19 @@ def _split(module: Any) -> nn.Module | None:
         return linear_on(module.weight, module.bias).train(module.training)
     if kind == CONV1D:
         linear = linear_on(module.weight.t(), module.bias).train(module.training)
-        vars(linear)[TURNED] = True
-        stated(linear, turned, turned)
+        vars(linear)[TRANSPOSED] = True
+        add_state_hooks(linear, transposed_weight, transposed_weight)
         return linear
     return None
 
 
 @contextmanager
-def opened(model: nn.Module) -> Iterator[nn.Module]:
-    """Let modules of ``model`` be open for a while.
+def unfused(model: nn.Module) -> Iterator[nn.Module]:
+    """Unfuse modules of ``model`` within a ``with`` block.
 
-    Yields the model, or what it was opened to. At the end the originals are put back, but for those of which
-    a layer was replaced. Layers of ``nn.TransformerEncoder`` that go past their modules in evaluation do not
-    while they are open, and never again where something inside them was replaced.
+    Yields the model, or the module that it is unfused to. At the end the fused modules are put back, except
+    those of which a layer was replaced. The fast path of ``nn.TransformerEncoder`` in evaluation, which
+    bypasses its modules, is off meanwhile, and stays off where something inside was replaced.
     """
     splits = {whole: split for whole in model.modules() if (split := _split(whole)) is not None}
     layers = {

@@ -1,4 +1,4 @@
-"""Learners: which quantizers a model trains with, by the names under which people know them."""
+"""QAT configurations: which quantizers a prepared model trains with, by their well-known names."""
 
 from __future__ import annotations
 
@@ -25,27 +25,30 @@ from ..training import (
 from .dynamic_quantize import DynamicQuantize
 
 
-def follow(weight: torch.Tensor, scheme: Scheme) -> nn.Module:  # noqa: ARG001 (what a learner takes)
+def follow(weight: torch.Tensor, scheme: Scheme) -> nn.Module:  # noqa: ARG001 (part of the signature)
     """Return a quantizer whose parameters are those of the weight at each step."""
     return DynamicQuantize(Activation(scheme=scheme, dynamic=True))
 
 
-def fixed(params: QuantizationParams, count: int) -> Quantizer:  # noqa: ARG001 (what a learner takes)
+def fixed(params: QuantizationParams, count: int) -> Quantizer:  # noqa: ARG001 (part of the signature)
     """Return a quantizer that keeps the parameters of calibration."""
     return FakeQuantize(params)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learner:
-    """How the quantizers of a model are made.
+class QATConfig:
+    """Two factories that create the quantizers of a prepared model, like ``torch.ao.quantization.QConfig``.
 
-    weight: from a weight as a matrix, a row for each output channel, and its scheme. A quantizer is a
-    :class:`~zeropoint.training.Quantizer`, or a :class:`~zeropoint.models.DynamicQuantize`.
-    activation: from the parameters that calibration found for a static input or output, and the number of
-    channels of one sample.
+    Args:
+        weight: creates a quantizer from a weight, shape (out_channels, in_features), and its scheme. A
+            quantizer is a :class:`~zeropoint.training.Quantizer` or a
+            :class:`~zeropoint.models.DynamicQuantize`.
+        activation: creates a quantizer from the calibrated parameters of a static input or output, and the
+            number of channels of one sample.
 
-    >>> Learner(weight=FakeQuantize.from_tensor).activation is fixed
-    True
+    Example:
+        >>> QATConfig(weight=FakeQuantize.from_tensor).activation is fixed
+        True
     """
 
     weight: Callable[[torch.Tensor, Scheme], nn.Module] = follow
@@ -81,36 +84,37 @@ def _pact_activation(params: QuantizationParams, count: int) -> Quantizer:  # no
 def _one_scale(params: QuantizationParams) -> torch.Tensor:
     scale = params.effective_scale()
     if scale is None:
-        raise UnsupportedError(f"{params.scheme} has no scale to learn; use the learner minmax")
+        raise UnsupportedError(f"{params.scheme} has no scale to learn; use qat='minmax'")
     return scale
 
 
-LEARNERS: Mapping[str, Learner] = MappingProxyType({
-    "minmax": Learner(),
-    "average": Learner(activation=_average_activation),
-    "fixed": Learner(weight=FakeQuantize.from_tensor),
-    "lsq": Learner(weight=LearnedScale.from_tensor, activation=_lsq_activation),
-    "tqt": Learner(weight=_threshold_weight, activation=_threshold_activation),
-    "pact": Learner(activation=_pact_activation),
+QAT_CONFIGS: Mapping[str, QATConfig] = MappingProxyType({
+    "minmax": QATConfig(),
+    "average": QATConfig(activation=_average_activation),
+    "fixed": QATConfig(weight=FakeQuantize.from_tensor),
+    "lsq": QATConfig(weight=LearnedScale.from_tensor, activation=_lsq_activation),
+    "tqt": QATConfig(weight=_threshold_weight, activation=_threshold_activation),
+    "pact": QATConfig(activation=_pact_activation),
 })  # fmt: skip
-"""By name. Scales of weights and of static activations:
+"""QAT configurations by name. How the scales of weights, and of static activations, are updated:
 
-``minmax``: follow the weights; stay. ``average``: follow the weights; follow a moving average of extremes.
-``fixed``: stay; stay. ``lsq``: are learned; are learned (LSQ; LSQ+ with zero points). ``tqt``: powers of two
-under learned thresholds, both. ``pact``: follow the weights; the ends of unsigned ranges are learned."""
+``minmax``: recomputed from the weights; constant. ``average``: recomputed from the weights; moving average of
+the extremes. ``fixed``: constant; constant. ``lsq``: learned; learned (LSQ; LSQ+ with zero points). ``tqt``:
+powers of two with learned thresholds, both. ``pact``: recomputed from the weights; the upper ends of unsigned
+ranges are learned."""
 
 
-def learner_named(learner: str | Learner) -> Learner:
-    """Return the learner with this name; a learner is itself.
+def qat_config(qat: str | QATConfig) -> QATConfig:
+    """Return the QAT configuration of a name; a configuration is returned as it is.
 
     Raises RecipeError for an unknown name.
 
-    >>> learner_named("pact").weight is follow
+    >>> qat_config("pact").weight is follow
     True
     """
-    if isinstance(learner, Learner):
-        return learner
-    name = str(learner)  # of anything, a list too, which is no key of a mapping
-    if name not in LEARNERS:
-        raise RecipeError(f"learner {learner!r} is unknown; {near_misses(name, LEARNERS)}")
-    return LEARNERS[name]
+    if isinstance(qat, QATConfig):
+        return qat
+    name = str(qat)  # of anything, a list too, which is no key of a mapping
+    if name not in QAT_CONFIGS:
+        raise RecipeError(f"qat {qat!r} is unknown; {near_misses(name, QAT_CONFIGS)}")
+    return QAT_CONFIGS[name]

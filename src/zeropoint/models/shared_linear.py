@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-TURNED = "zeropoint_turned"
-"""Attribute of a Linear layer that stands for one whose weight is (in, out)."""
+TRANSPOSED = "zeropoint_transposed"
+"""Attribute of a Linear layer that replaces one whose weight is (in, out)."""
 
 
 def linear_on(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
