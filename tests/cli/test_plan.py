@@ -13,7 +13,7 @@ from tests.cli.test_recipe import RECIPE
 from zeropoint.recipes import recipe_schema
 
 
-def test_the_report_has_fates_outputs_shards_engines_and_devices(call: Call, model: Path) -> None:
+def test_the_report_has_actions_outputs_shards_engines_and_devices(call: Call, model: Path) -> None:
     before = digests(model)
     called = call("plan", model, "--to", "nvfp4a16")
     assert (called.status, called.err) == (0, "")

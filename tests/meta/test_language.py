@@ -32,7 +32,7 @@ BANNED: dict[str, str] = {
 }
 """What is not written -> what is written instead. Patterns match whole words."""
 
-NOT_YET_SWEPT = frozenset({"src/zeropoint/checkpoint", "docs/architecture.md"})
+NOT_YET_SWEPT = frozenset({"src/zeropoint/checkpoint/run", "src/zeropoint/checkpoint/cluster"})
 """Packages and files whose words are still to be replaced; the set only shrinks."""
 
 EXCUSED: dict[tuple[str, str], str] = {

@@ -36,7 +36,7 @@ def planned(folder: Path, recipe: str, **selection: object) -> Plan:
     return make_plan(open_source(folder), text, selection=Selection(**selection), limits=ONE)  # type: ignore[arg-type]
 
 
-def fates(plan: Plan) -> dict[str, tuple[str | None, str]]:
+def actions(plan: Plan) -> dict[str, tuple[str | None, str]]:
     """Return scheme and reason by name."""
     found = {}
     for d in plan.decisions:
@@ -46,7 +46,7 @@ def fates(plan: Plan) -> dict[str, tuple[str | None, str]]:
 
 
 def test_each_part_of_a_model_gets_its_scheme_or_the_reason_why_not(tmp_path: Path) -> None:
-    found = fates(planned(synthetic_llama.write(tmp_path), MIXED))
+    found = actions(planned(synthetic_llama.write(tmp_path), MIXED))
     assert found["layers.0.mlp.down_proj.weight"] == (None, "its inputs have outliers (r.yaml, line 2)")
     assert found["layers.1.mlp.down_proj.weight"] == ("mxfp4", "r.yaml, line 6")
     assert found["layers.1.self_attn.k_proj.weight"] == ("w8a8", "r.yaml, line 4")
@@ -123,10 +123,10 @@ def test_rules_look_at_names_types_shapes_and_dtypes(rule: str, chosen: list[str
 def test_the_default_rules_decide_about_what_no_rule_names(tmp_path: Path) -> None:
     tensors = {LINEAR: weight(8, 64), "b.down.weight": weight(8, 64), "lm_head.weight": weight(8, 64)}
     folder = save(tmp_path, tensors)
-    by_default = fates(planned(folder, "default: mxfp4a16\nrules: [{name: '*up_proj', preset: w8a8}]"))
+    by_default = actions(planned(folder, "default: mxfp4a16\nrules: [{name: '*up_proj', preset: w8a8}]"))
     assert by_default["b.down.weight"] == ("mxfp4a16", "a linear weight")
     assert by_default["lm_head.weight"] == (None, "a head")
-    named = fates(planned(folder, "rules: [{name: lm_head, preset: w8a8}]"))
+    named = actions(planned(folder, "rules: [{name: lm_head, preset: w8a8}]"))
     assert named["lm_head.weight"] == ("w8a8", "r.yaml, line 1")
     assert named["b.down.weight"] == (None, "no rule names it")
 
@@ -136,7 +136,7 @@ def test_patterns_of_the_command_line_come_before_the_rules(tmp_path: Path) -> N
         tmp_path, {LINEAR: weight(8, 64), "b.weight": weight(8, 64), "lm_head.weight": weight(8, 64)}
     )
     recipe = "default: mxfp4\nrules: [{name: '*', shape: '8,64', type: Linear, preset: w8a8}]"
-    found = fates(planned(folder, recipe, ignore=("b",), include=("lm_head",)))
+    found = actions(planned(folder, recipe, ignore=("b",), include=("lm_head",)))
     assert found["b.weight"] == (None, "ignored by 'b'")
     assert found["lm_head.weight"] == ("mxfp4", "included by a pattern")
 

@@ -225,7 +225,7 @@ def test_scales_of_quantized_inputs_leave_with_the_codes(tmp_path: Path) -> None
     folder = save(tmp_path, fp8_layer(UP, (8, 8)) | beside | kept, config)
     floats = as_floats(open_source(folder))
     assert floats.source.entries.keys() == {UP, *kept}
-    assert {entry.name for entry in floats.origins[UP].attendants} == beside.keys()
+    assert {entry.name for entry in floats.origins[UP].input_scales} == beside.keys()
 
 
 def test_codes_that_cannot_be_read_are_named_with_the_reason(tmp_path: Path) -> None:

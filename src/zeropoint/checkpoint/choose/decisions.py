@@ -1,4 +1,4 @@
-"""The fate of each tensor of a checkpoint under a recipe: quantized or kept, and why.
+"""The decision about each tensor of a checkpoint under a recipe: quantized or kept, and why.
 
 This module joins the selection by name (selection.py) with what the layout can hold; it places nothing.
 """
@@ -47,7 +47,7 @@ class Decision:
 
 
 def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -> Sequence[Decision]:
-    """Return the fate of every tensor of ``source``, in the order of its entries.
+    """Return the decision about every tensor of ``source``, in the order of its entries.
 
     The rules of ``recipe`` come before the default rules, which decide about what no rule names and give what
     the recipe gives by default. codec: what the files are written in.
@@ -132,7 +132,7 @@ class _Uses:
                 continue
             raise RecipeError(
                 f"{rule.place}: rule ({rule}) gives a scheme to nothing that can be quantized, only to such "
-                f"as {fate(self._first[id(rule)])}; name weights"
+                f"as {describe(self._first[id(rule)])}; name weights"
             )
 
 
@@ -163,14 +163,14 @@ def _check_includes(selection: Selection, decisions: Sequence[Decision]) -> None
         if not any(d.quantized or d.why is Why.USER for d in named):
             raise CheckpointError(
                 f"pattern {printable(pattern)} of include names only tensors that cannot be quantized as "
-                f"asked, such as {fate(named[0])}; leave it out"
+                f"asked, such as {describe(named[0])}; leave it out"
             )
 
 
 def _check_strict(decisions: Sequence[Decision]) -> None:
     left = [d for d in decisions if d.left_alone]
     if left:
-        listed = "; ".join(fate(d) for d in left[:_LISTED])
+        listed = "; ".join(describe(d) for d in left[:_LISTED])
         more = f"; and {len(left) - _LISTED} more" if len(left) > _LISTED else ""
         raise CheckpointError(
             f"{count(len(left), 'linear weight')} would stay unquantized: {listed}{more}; --ignore them by "
@@ -181,7 +181,7 @@ def _check_strict(decisions: Sequence[Decision]) -> None:
 _LISTED = 10
 
 
-def fate(decision: Decision) -> str:
+def describe(decision: Decision) -> str:
     """Return what the tensor is and why it is quantized or kept, in words."""
     entry = decision.entry
     return f"{printable(entry.name)} ({entry.dtype}, shape {list(entry.shape)}): {decision.reason}"

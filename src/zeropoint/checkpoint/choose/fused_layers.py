@@ -24,8 +24,8 @@ def split_sets(decisions: Iterable[Decision]) -> list[str]:
 
 
 def _split(members: dict[LayerScheme | None, str]) -> str:
-    fates = [
+    schemes = [
         f"{printable(name)} is {'kept' if layer is None else f'quantized to {layer}'}"
         for layer, name in members.items()
     ]
-    return f"{' and '.join(fates)}, but engines run them as one layer"
+    return f"{' and '.join(schemes)}, but engines run them as one layer"

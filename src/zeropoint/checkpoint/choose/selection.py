@@ -47,7 +47,7 @@ class Dequantize(enum.Enum):
     NONE = "none"
     """A checkpoint that has any is refused."""
     FIRST = "first"
-    """Those that are selected start from what their codes stand for; the others keep their codes."""
+    """Those that are selected start from their dequantized values; the others keep their codes."""
     EVERY = "every"
     """As FIRST, and the others are written as floats."""
 
@@ -60,7 +60,7 @@ class Selection:
     ignore: patterns of tensors to keep; it wins over include.
     strict: whether a linear weight that is left alone although nobody asked for it is an error, and so a set
     of layers that engines run as one but that would not have one scheme.
-    dequantize: what becomes of layers that are quantized already. floats: dtype of what they stand for, as
+    dequantize: what is done with layers that are quantized already. floats: dtype of their values, as
     safetensors spells it; by default that which the configuration names, or bfloat16.
 
     A pattern is a glob, or ``re:`` and a regular expression that must match from the start; it is tried on
@@ -144,10 +144,10 @@ def _experts_problem(entry: TensorEntry, entries: Mapping[str, TensorEntry]) -> 
     is_down = module_of(entry.name).endswith(DOWN)
     mine, other = (DOWN, GATE_UP) if is_down else (GATE_UP, DOWN)
     head, _, tail = entry.name.rpartition(mine)
-    partner = entries.get(head + other + tail)
-    if partner is None or len(partner.shape) != 3:
+    sibling = entries.get(head + other + tail)
+    if sibling is None or len(sibling.shape) != 3:
         return f"fused experts without {head}{other}{tail}, which would show their layout"
-    gate_up, down = (partner, entry) if is_down else (entry, partner)
+    gate_up, down = (sibling, entry) if is_down else (entry, sibling)
     stem = module_of(entry.name)
     if f"{stem}_bias" in entries or f"{stem}.bias" in entries:
         return "fused experts with a bias, which cannot be split"

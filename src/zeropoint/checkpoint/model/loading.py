@@ -63,8 +63,8 @@ def load_checkpoint(model: nn.Module, directory: Path | str, *, inplace: bool = 
         made = _layers(linears, where, (source, stored), files)
         replace_modules(root, {linears[name]: layer for name, layer in made.items()})
         result = made.get("", root)
-    told = tuple(_told(name, layer) for name, layer in made.items())
-    return Conversion(model=guarded(result), layers=told)
+    records = tuple(_record(name, layer) for name, layer in made.items())
+    return Conversion(model=guarded(result), layers=records)
 
 
 class _Files(dict[Place, OpenFile]):
@@ -241,7 +241,7 @@ def _local(
     return LocalQuantize(given, float(near))
 
 
-def _told(name: str, layer: QuantizedLinear) -> Converted:
+def _record(name: str, layer: QuantizedLinear) -> Converted:
     codes = layer.weight.quantized()
     return Converted(
         name=name, type="Linear", shape=codes.shape,

@@ -58,8 +58,8 @@ def stands_of(layers: Mapping[str, int], experts: Mapping[str, SplitExperts]) ->
         for own in (split.up, split.down):
             children = split.get_submodule(own).named_children()
             members = tuple((f"{name}.{own}.{key}", _rows(layer)) for key, layer in children)
-            turned = (1, members[0][1]) if split.rest.is_transposed else (members[0][1], 1)
-            found[f"{name}.{own}"] = Stand(layers=members, shape=(len(members), *turned))
+            order = (1, members[0][1]) if split.rest.is_transposed else (members[0][1], 1)
+            found[f"{name}.{own}"] = Stand(layers=members, shape=(len(members), *order))
     return found
 
 
@@ -102,7 +102,8 @@ def file_rows(model: nn.Module, stands: Mapping[str, Stand]) -> list[Rows]:
         layer, rows = starts[first]
         if len(owners) > 1 or numbers.ndim != 2 or numbers.shape[1] != 1 or not name.endswith(WEIGHT):
             raise UnsupportedError(
-                f"layer {layer}: its weight is stored in {name} together with others, or turned, which the "
+                f"layer {layer}: its weight is stored in {name} together with others, or transposed, which "
+                "the "
                 "layouts do not hold quantized; keep the layer by a rule, or pass allow_float=True"
             )
         found.append(Rows(module=module_of(name), layer=layer, index=numbers.flatten() - first))

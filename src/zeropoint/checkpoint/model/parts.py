@@ -34,7 +34,7 @@ from .parameter_names import WEIGHT, file_rows, file_tensors, stands_of
 class QuantizedPart:
     """A quantized matrix of a checkpoint.
 
-    layer: its scheme. shape, dtype: of the weight. codes: makes it. beside: what its inputs need, by the last
+    layer: its scheme. shape, dtype: of the weight. codes: makes it. inputs: what its inputs need, by the last
     parts of the names.
     """
 
@@ -42,13 +42,13 @@ class QuantizedPart:
     shape: tuple[int, int]
     dtype: torch.dtype
     codes: Callable[[], QuantizedTensor]
-    beside: Mapping[str, torch.Tensor]
+    inputs: Mapping[str, torch.Tensor]
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return all its tensors by the last parts of their names."""
         codec, codes = self.layer.codec, self.codes()
         constants = codec.constants(self.layer, codes.params, codes.shape)
-        return {**codec.encode(self.layer, codes), **constants, **self.beside}
+        return {**codec.encode(self.layer, codes), **constants, **self.inputs}
 
     def specs(self) -> tuple[TensorSpec, ...]:
         """Return what its codec says of its tensors, but those of inputs."""
@@ -83,7 +83,7 @@ def parts_of(model: nn.Module, codec: Codec, *, allow_float: bool) -> Parts:
         more = f" (and {len(others) - 1} more layers)" if len(others) > 1 else ""
         raise UnsupportedError(
             f"layer {name or 'model'}{more} cannot be written: {reason}; keep it by a rule, or pass "
-            "allow_float=True, which writes what its codes stand for as floats"
+            "allow_float=True, which writes its dequantized values as floats"
         )
     skeleton = restore(skeleton, [module for module, _ in others.values()])
     experts = {n: m for n, m in skeleton.named_modules() if isinstance(m, SplitExperts)}
@@ -209,7 +209,7 @@ def _quantized(layer: QuantizedLinear, index: torch.Tensor, codec: Codec) -> Qua
     return QuantizedPart(
         layer=layer_scheme_of(layer, codec), shape=(count, columns), dtype=packed.dtype,
         codes=packed.quantized if whole else functools.partial(packed.part, index),
-        beside=_beside(layer.input_quantizer, codec),
+        inputs=_input_tensors(layer.input_quantizer, codec),
     )  # fmt: skip
 
 
@@ -222,7 +222,7 @@ def whole_scale(quantizer: LocalQuantize) -> torch.Tensor:
     return quantizer.codes(torch.zeros(1, columns)).scales[-1].reshape(1)
 
 
-def _beside(quantizer: nn.Module | None, codec: Codec) -> dict[str, torch.Tensor]:
+def _input_tensors(quantizer: nn.Module | None, codec: Codec) -> dict[str, torch.Tensor]:
     """Return the tensors of inputs with parameters from data."""
     names = codec.input_names
     if names is None:

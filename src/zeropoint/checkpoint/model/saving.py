@@ -124,7 +124,7 @@ def _tensors(parts: Parts) -> Iterator[list[_Tensor]]:
     """Yield what stays together: the tensors of a matrix, or one of floats."""
     for module, part in parts.quantized.items():
         found = [(spec.suffix, spec.dtype, spec.shape) for spec in part.specs()]
-        found += [(end, FILE_DTYPES[t.dtype], tuple(t.shape)) for end, t in part.beside.items()]
+        found += [(end, FILE_DTYPES[t.dtype], tuple(t.shape)) for end, t in part.inputs.items()]
         yield [
             _Tensor(name=f"{module}.{end}", dtype=dtype, shape=shape, part=module)
             for end, dtype, shape in found

@@ -1,4 +1,4 @@
-"""Decide everything before anything is read or written: each tensor's fate, each output byte's place.
+"""Decide everything before anything is read or written: each tensor's action, each output byte's place.
 
 A plan is a value: what is quantized and how, what is kept and why, which files come out with which headers
 and offsets (placement.py), how much memory and disk it takes. run/loop.py makes no more decisions.
@@ -24,7 +24,7 @@ from ...errors import CheckpointError, UnsupportedError, count, printable, size_
 from ...formats import RoundingMode
 from ...methods import Scope
 from ...recipes import Recipe
-from ..choose.decisions import Decision, decide, fate
+from ..choose.decisions import Decision, decide, describe
 from ..choose.fused_layers import split_sets
 from ..choose.recipe import RecipeText, one_scheme
 from ..choose.selection import Dequantize, Selection, check_patterns, module_of
@@ -32,8 +32,8 @@ from ..choose.tied import tied_copies, tied_heads
 from ..read.config_text import WEIGHTS_ONLY_CONFIG
 from ..read.source import CONFIG, Source
 from ..read.storage import shown, stamp
+from .actions import Actions
 from .config_and_index import MANIFEST, index_and_config
-from .fates import Fates
 from .limits import Limits
 from .origin import Floats, as_floats, unquantized
 from .placement import Kept, OutputShard, Placement, Restored, SharedScale, Weight
@@ -223,16 +223,16 @@ def make_plan(
         more = f"; and {count(len(split) - 1, 'more such set')}" if len(split) > 1 else ""
         raise CheckpointError(f"{split[0]}{more}; give each set one scheme, or leave out --strict")
     every = selection.dequantize is Dequantize.EVERY
-    fates = Fates.of(floats, decisions, tied_copies(source), every=every)
-    fates.require_sense(codec, every=every)
-    placement = Placement(source, fates, codec)
-    limits = limits.beside(source.entries, placement.by_name)
-    texts = index_and_config(floats, decisions, placement, codec, staying=fates.staying)
+    actions = Actions.of(floats, decisions, tied_copies(source), every=every)
+    actions.require_sense(codec, every=every)
+    placement = Placement(source, actions, codec)
+    limits = limits.reserve(source.entries, placement.by_name)
+    texts = index_and_config(floats, decisions, placement, codec, staying=actions.staying)
     companions = [path for path in floats.source.companions if str(path) not in (*texts, MANIFEST)]
     plan = Plan(
-        source=source, codec=codec, recipe=text, selection=selection, decisions=fates.decisions,
+        source=source, codec=codec, recipe=text, selection=selection, decisions=actions.decisions,
         placement=placement, texts=texts, limits=limits,
-        notes=(*source.notes, *_notes(floats.source, decisions), *split, *fates.notes()),
+        notes=(*source.notes, *_notes(floats.source, decisions), *split, *actions.notes()),
         companions={path: stamp(source.root / path).size for path in companions},
     )  # fmt: skip
     for weight in kinds_of(plan.worked):
@@ -306,11 +306,12 @@ def _notes(source: Source, decisions: Sequence[Decision]) -> list[str]:
             if d.quantized and module_of(d.entry.name).endswith("lm_head")
         ]
     family = source.config or {}
-    turned = [d for d in decisions if d.quantized and is_transposed(module_of(d.entry.name), family)]
-    if turned:
+    transposed = [d for d in decisions if d.quantized and is_transposed(module_of(d.entry.name), family)]
+    if transposed:
         notes.append(
-            f"{len(turned)} weights are stored transposed, and their blocks run along the outputs, such as "
-            f"{fate(turned[0])}"
+            f"{len(transposed)} weights are stored transposed, and their blocks run along the outputs, such "
+            "as "
+            f"{describe(transposed[0])}"
         )
     notes += _left_alone(decisions)
     if source.config is None:
@@ -325,6 +326,6 @@ def _left_alone(decisions: Iterable[Decision]) -> list[str]:
         if decision.left_alone:
             found.setdefault(decision.reason, []).append(decision)
     return [
-        f"kept {fate(same[0])}" + (f", and {len(same) - 1} more for this reason" if len(same) > 1 else "")
+        f"kept {describe(same[0])}" + (f", and {len(same) - 1} more for this reason" if len(same) > 1 else "")
         for same in found.values()
     ]

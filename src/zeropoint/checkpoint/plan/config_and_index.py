@@ -1,4 +1,4 @@
-"""The small files beside the shards: the index, and the configuration that says what is quantized."""
+"""The small files next to the shards: the index, and the configuration that says what is quantized."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def index_and_config(
     floats: Floats, decisions: Sequence[Decision], placement: Placement, codec: Codec, *,
     staying: Sequence[Decision] = (),
 ) -> dict[str, Text]:  # fmt: skip
-    """Return the index, the configuration and what else the codec writes beside tensors, by file name.
+    """Return the index, the configuration and what else the codec writes besides tensors, by file name.
 
     placement: of all output tensors. staying: layers that keep the codes which
     the configuration of ``floats`` describes.
@@ -72,7 +72,7 @@ def _readable(text: Text) -> Text:
 def _config(
     floats: Floats, decisions: Sequence[Decision], staying: Sequence[Decision], codec: Codec
 ) -> Documents:
-    """Return what the codec says beside the tensors; nothing where nothing is quantized."""
+    """Return the codec's configuration files; nothing where nothing is quantized."""
     if not any(decision.quantized for decision in decisions):
         return Documents(section=None)
     family = floats.source.config or {}

@@ -82,7 +82,7 @@ def entry_document(entry: TensorEntry) -> dict[str, Any]:
 
 
 def tensor_documents(plan: Plan) -> Iterator[dict[str, Any]]:
-    """Yield each tensor of the source with its fate and what becomes of it."""
+    """Yield each tensor of the source with its action and the tensors that it becomes."""
     outputs: dict[str, list[Placed]] = {kept.source.name: [kept.placed] for kept in plan.kept}
     outputs |= {restored.origin.entry.name: [restored.placed] for restored in plan.restored}
     for weight in plan.weights:

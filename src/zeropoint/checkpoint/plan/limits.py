@@ -18,7 +18,7 @@ BASE_MEMORY = 400 << 20
 KERNEL_BYTES, REFERENCE_BYTES = 16, 400
 """Temporaries for each number of a tile: codes and bytes to write; with plain torch, also float64 steps."""
 DECODING_BYTES = 8
-"""Temporaries for each number that is decoded: its codes twice, and its value with those beside the tile."""
+"""Temporaries for each number that is decoded: its codes twice, and its value, in addition to the tile."""
 TILE_VALUES = 1 << 21
 """Numbers in a tile: so many that calls cost little, so few that the error is measured in cache."""
 TENSOR_BYTES = 160
@@ -60,8 +60,8 @@ class Limits:
             max_memory=DEFAULT_MEMORY if max_memory is None else max_memory,
         )
 
-    def beside(self, *tables: Sized | None) -> Limits:
-        """Return what is left beside all that must be kept of the entries of ``tables``.
+    def reserve(self, *tables: Sized | None) -> Limits:
+        """Return the limits that are left when the entries of ``tables`` are kept in memory.
 
         Raises CheckpointError when nothing is left.
         """
@@ -70,7 +70,7 @@ class Limits:
         if base >= self.max_memory:
             raise CheckpointError(
                 f"--max-memory {_option(self.max_memory)} is too little for {count} tensors, of which "
-                f"{TENSOR_BYTES} bytes each are kept in memory beside {size_of(self.base_memory)} of Python "
+                f"{TENSOR_BYTES} bytes each are kept in memory next to {size_of(self.base_memory)} of Python "
                 f"and torch; use at least {_mebibytes(base + (64 << 20))}"
             )
         return replace(self, base_memory=base)

@@ -37,13 +37,13 @@ class Origin:
     """A tensor of floats whose rows can be read.
 
     entry: its name, dtype and shape; and its bytes, where ``layer`` is None. layer: the codes that it is
-    decoded from; ``entry.file`` is then the file of the codes, and ``entry.begin`` 0. attendants: tensors
-    that make sense only beside the codes, such as the scale of quantized inputs.
+    decoded from; ``entry.file`` is then the file of the codes, and ``entry.begin`` 0. input_scales: tensors
+    that make sense only with the codes, such as the scale of quantized inputs.
     """
 
     entry: TensorEntry
     layer: StoredLayer | None = None
-    attendants: tuple[TensorEntry, ...] = ()
+    input_scales: tuple[TensorEntry, ...] = ()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -65,8 +65,8 @@ class Origin:
 
     @property
     def stored(self) -> tuple[TensorEntry, ...]:
-        """The tensors of the files that it is made of, with its attendants."""
-        return (self.entry,) if self.layer is None else (*self.layer.tensors.values(), *self.attendants)
+        """The tensors of the files that it is made of, with its input scales."""
+        return (self.entry,) if self.layer is None else (*self.layer.tensors.values(), *self.input_scales)
 
     @property
     def value_bytes(self) -> int:
@@ -77,7 +77,7 @@ class Origin:
 
     @property
     def alignment(self) -> int:
-        """Rows of which a part holds a multiple so that nothing beside it needs to be read."""
+        """Rows of which a part holds a multiple so that no other rows need to be read."""
         return 1 if self.layer is None else alignment(self.layer)
 
     def read(self, files: Mapping[Place, OpenFile], start: int, rows: int, buffer: bytearray) -> torch.Tensor:
@@ -198,13 +198,13 @@ def _origins(source: Source, stored: Stored, dtype: torch.dtype) -> dict[str, Or
     origins = {}
     for layer in stored.layers:
         joint = "." if layer.experts is None else "_"
-        beside = (source.entries.get(f"{layer.module}{joint}{name}") for name in ACTIVATION_SCALES)
+        scales = (source.entries.get(f"{layer.module}{joint}{name}") for name in ACTIVATION_SCALES)
         shape = layer.shape if layer.experts is None else (layer.experts, *layer.shape)
         entry = TensorEntry(
             name=layer.name, dtype=FILE_DTYPES[dtype], shape=shape, begin=0,
             nbytes=layer.values * dtype.itemsize, file=layer.codes.file,
         )  # fmt: skip
-        origins[entry.name] = Origin(entry=entry, layer=layer, attendants=tuple(filter(None, beside)))
+        origins[entry.name] = Origin(entry=entry, layer=layer, input_scales=tuple(filter(None, scales)))
     return origins
 
 

@@ -31,7 +31,7 @@ from ..choose.selection import is_fused_experts, module_of
 from ..read.entries import TensorEntry
 from ..read.source import Source
 from ..read.storage import OpenFile, Place
-from .fates import Fates
+from .actions import Actions
 from .limits import value_bytes
 from .origin import Origin
 from .texts import Text
@@ -144,7 +144,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A tensor that is written as the floats that its codes stand for."""
+    """A tensor that is written dequantized, as floats."""
 
     origin: Origin
     placed: Placed
@@ -208,12 +208,14 @@ class Placement:
     Raises CheckpointError when two would have one name, and when a header exceeds what loaders read.
     """
 
-    def __init__(self, source: Source, fates: Fates, codec: Codec) -> None:
+    def __init__(self, source: Source, actions: Actions, codec: Codec) -> None:
         self._container = CONTAINERS[codec.container]
         files = self._container.files(source.shards)
-        self._fates, self._entries = fates, fates.floats.source.entries
+        self._actions, self._entries = actions, actions.floats.source.entries
         self._shards = tuple(dict.fromkeys(files))
-        self.layers: tuple[LayerScheme, ...] = tuple(dict.fromkeys(layer for _, layer, _ in fates.quantized))
+        self.layers: tuple[LayerScheme, ...] = tuple(
+            dict.fromkeys(layer for _, layer, _ in actions.quantized)
+        )
         # Of each weight: its tensor, which matrix of that (-1: all of it), scheme, method, set and outputs.
         self._entry, self._matrix, self._layer = array("I"), array("i"), array("I")
         self._methods, self._method = Names(), array("I")
@@ -223,8 +225,8 @@ class Placement:
         self._draft({name: self._shards.index(file) for name, file in zip(source.shards, files, strict=True)})
         self._begins = array("q", [0]) * len(self._kind)
         self._sizes = [self._spec_bytes(self._specs[n]) for n in range(len(self._specs))]
-        self.kept: Sequence[Kept] = Made(len(fates.kept), self._kept)
-        self.restored: Sequence[Restored] = Made(len(fates.restored), self._restored)
+        self.kept: Sequence[Kept] = Made(len(actions.kept), self._kept)
+        self.restored: Sequence[Restored] = Made(len(actions.restored), self._restored)
         self.weights: Sequence[Weight] = Made(len(self._entry), self._weight)
         names = [self._name(number) for number in range(len(self._kind))]
         self._order = array("I", sorted(range(len(names)), key=names.__getitem__))
@@ -280,7 +282,7 @@ class Placement:
         return self._owner(self._order[number])
 
     def _owner(self, number: int) -> tuple[str, int]:
-        kept, restored = len(self._fates.kept), len(self._fates.restored)
+        kept, restored = len(self._actions.kept), len(self._actions.restored)
         if number < kept:
             return "kept", number
         if number < kept + restored:
@@ -289,13 +291,13 @@ class Placement:
 
     def _draft(self, shards: Mapping[str, int]) -> None:
         """Lay down all tensors in columns."""
-        fates = self._fates
-        for entry in (*fates.kept, *(origin.entry for origin in fates.restored)):
+        actions = self._actions
+        for entry in (*actions.kept, *(origin.entry for origin in actions.restored)):
             # Its dtype may be one that torch has not.
             self._put(TensorSpec(suffix="", dtype=entry.dtype, shape=entry.shape), shards[entry.file.name])
         numbers = {layer: n for n, layer in enumerate(self.layers)}
         shares: Counter[int] = Counter()
-        for entry, layer, method in fates.quantized:
+        for entry, layer, method in actions.quantized:
             self._methods.add(method)
             whole = not is_fused_experts(entry)
             for at, matrix in enumerate(_matrices(entry)):
@@ -326,10 +328,10 @@ class Placement:
         return self._sets.numbered(share) if added is None else added
 
     def _kept(self, number: int) -> Kept:
-        return Kept(source=self._fates.kept[number], placed=self.at(number))
+        return Kept(source=self._actions.kept[number], placed=self.at(number))
 
     def _restored(self, number: int) -> Restored:
-        return Restored(origin=self._fates.restored[number], placed=self.at(len(self.kept) + number))
+        return Restored(origin=self._actions.restored[number], placed=self.at(len(self.kept) + number))
 
     def _weight(self, number: int) -> Weight:
         entry = self._entries.at(self._entry[number])
@@ -337,7 +339,7 @@ class Placement:
         first, share = self._first[number], self._share[number]
         end = self._first[number + 1] if number + 1 < len(self._first) else len(self._kind)
         return Weight(
-            module=matrix.module, origin=self._fates.floats.origin(entry), shape=matrix.shape,
+            module=matrix.module, origin=self._actions.floats.origin(entry), shape=matrix.shape,
             layer=self.layers[self._layer[number]], outputs=tuple(map(self.at, range(first, end))),
             first=(matrix.begin - entry.begin) // (matrix.shape[1] * TORCH_DTYPES[entry.dtype].itemsize),
             share=None if share < 0 else self._sets[share], method=self._methods[self._method[number]],
@@ -346,9 +348,9 @@ class Placement:
     def _name(self, number: int) -> str:
         kind, at = self._owner(number)
         if kind == "kept":
-            return self._fates.kept[at].name
+            return self._actions.kept[at].name
         if kind == "restored":
-            return self._fates.restored[at].entry.name
+            return self._actions.restored[at].entry.name
         if self._matrix[at] < 0:
             module = module_of(self._entries.name(self._entry[at]))
         else:

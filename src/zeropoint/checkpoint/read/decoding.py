@@ -83,7 +83,7 @@ def _read_across(
 
 
 def alignment(layer: StoredLayer) -> int:
-    """Return the rows of which a part must be a multiple to be decoded without others beside it."""
+    """Return the rows of which a part must be a multiple to be decoded without other rows."""
     if layer.codec.axis(layer.layer) != ROWS:
         specs = layer.codec.tensors(layer.layer, layer.shape, layer.dtype)
         return math.lcm(*(spec.across[1] for spec in specs))

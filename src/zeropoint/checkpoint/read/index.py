@@ -56,7 +56,7 @@ def _keys(stream: JsonStream) -> Iterator[str]:
 
 
 class IndexMap:
-    """The weight_map of an index, read as a stream: (tensor, shard); beside it, its total_size.
+    """The weight_map of an index, read as a stream: (tensor, shard); and its total_size.
 
     Raises CheckpointError, ValueError and RecursionError on the way.
     """

@@ -27,7 +27,7 @@ def nothing_there(path: Path) -> CheckpointError:
 
 
 def other_file(path: Place) -> CheckpointError | None:
-    """Return the error for a file that lies beside weights and holds none, or None for any other file."""
+    """Return the error for a file that lies next to weights and holds none, or None for any other file."""
     if not path.name.endswith((".json", ".txt", ".md", ".model", ".yaml")):
         return None
     return CheckpointError(

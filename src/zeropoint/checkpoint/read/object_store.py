@@ -27,7 +27,7 @@ _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "memory": "fsspec"}
 """The package that fsspec needs for each scheme."""
 _SPELLED = ("s3", "gs")
 """The schemes of URLs that are read; memory, which ends with the process, is for tests alone."""
-# What the packages let through beside OSError: failures of credentials, of the connection, of the answer.
+# What the packages raise besides OSError: failures of credentials, of the connection, of the answer.
 _FAILURES = {
     "s3": ("botocore.exceptions:BotoCoreError", "botocore.exceptions:ClientError", "aiohttp:ClientError"),
     "gs": ("gcsfs.retry:HttpError", "google.auth.exceptions:GoogleAuthError", "aiohttp:ClientError"),
@@ -37,7 +37,7 @@ _FAILURES = {
 # carries less than a network does.
 _REQUEST_BYTES = 8 << 20
 # Parts of an upload, of which 10,000 make the largest object of S3, and how many are under way together.
-# That bytes arrive as they were sent, Google's package sees when it is told to; for S3 it is seen here.
+# Google's package checks that bytes arrive as they were sent when an option says so; for S3 it is done here.
 _PART_BYTES = 32 << 20
 _UPLOAD: dict[str, dict[str, Any]] = {
     "s3": {"chunksize": _PART_BYTES, "max_concurrency": 4},
@@ -300,7 +300,7 @@ def listing(folder: RemotePath, *, may_be_absent: bool = False) -> list[tuple[st
             "the credentials"
         ) from error
     own = folder.url.partition("://")[2]
-    # A store may list an object by its own name, and a folder by an empty object that stands for it.
+    # A store may list an object by its own name, and a folder by an empty object that represents it.
     inside = [entry for entry in found if str(entry["name"]).strip("/") != own]
     return [(str(e["name"]).rstrip("/").rpartition("/")[2], e["type"] == "directory") for e in inside]
 

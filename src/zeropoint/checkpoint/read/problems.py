@@ -36,7 +36,7 @@ def listed(items: Sequence[str]) -> str:
 
 
 class ObstacleError(CheckpointError):
-    """Something beside the data stops a run: what is done stays, and the same call goes on without it."""
+    """Something other than the data stops a run: what is done stays, and the same call resumes."""
 
 
 def is_of_data(error: BaseException) -> bool:

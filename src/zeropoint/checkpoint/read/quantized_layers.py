@@ -200,7 +200,7 @@ def configuration(source: Source) -> dict[str, Any] | None:
 
 
 def _of_container(source: Source) -> dict[str, Any] | None:
-    """Return what stands for a configuration of files whose tensors say it all, or None of floats alone."""
+    """Return the configuration of files whose tensors alone say how they are quantized, or None of floats."""
     codec = next(codec for codec in CODECS.values() if codec.container == source.container.name)
     parts = (codec.part_of(entry.name, entry.dtype) for entry in source.entries.values())
     return {"quant_method": codec.methods[0]} if any(part is not None for part in parts) else None

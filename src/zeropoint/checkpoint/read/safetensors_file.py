@@ -9,7 +9,7 @@ This module owns what one file may say. It knows nothing of directories, torch o
 bytes come from (storage.py).
 
 It accepts what safetensors 0.8.0 accepts, but for these, which that library takes and this module refuses:
-a tensor name or metadata key that stands twice (it keeps the last), keys of a tensor beside the three (their
+a tensor name or metadata key that stands twice (it keeps the last), keys of a tensor besides the three (their
 meaning is unknown), a tensor written as an array or a dtype written as an object, a shape whose overflow of
 63 bits is hidden by a 0, and a name above `MAX_NAME_BYTES`.
 
@@ -52,7 +52,7 @@ _TENSOR_KEYS = frozenset(("dtype", "shape", "data_offsets"))
 _CONVERT = "convert it to safetensors first, with software that you trust; zeropoint never unpickles"
 LFS_MAGIC = b"version https://git-lfs"
 _LFS = (
-    "Git LFS pointer, the small text that stands for a file",
+    "Git LFS pointer, the small text in place of a file",
     "run `git lfs pull`, or download the real file",
 )
 # The first bytes of what people pass by mistake: (magic, what it is, remedy).
@@ -97,7 +97,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class _NotACount:
-    """Stand for a JSON number that is no unsigned integer, in its own spelling, until its place is known."""
+    """A JSON number that is no unsigned integer, as it is spelled, until its place is known."""
 
     text: str
 

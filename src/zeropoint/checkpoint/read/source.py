@@ -6,7 +6,7 @@ what one file says (safetensors_file.py), of torch or of quantization, and it ex
 Which weights are read, in this order, as transformers 5.23 chooses (`_get_resolved_checkpoint_files`):
 `model.safetensors`; the shards of `model.safetensors.index.json`; and, which transformers does not try, a
 single other `*.safetensors.index.json` or `*.safetensors`. Weights that are not chosen are never copied,
-because vLLM prefers the index and would load them beside ours: they are in `Source.left_out` and named in
+because vLLM prefers the index and would load them with ours: they are in `Source.left_out` and named in
 `Source.notes`.
 
 No name from a file becomes a path before it is checked: a shard is a plain name of a regular file inside the
@@ -55,14 +55,14 @@ _INDEX = re.compile(r"\.index(\.[^.]+)?\.json$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Hold a validated checkpoint: where each tensor lies, and all that is to be copied beside them.
+    """Hold a validated checkpoint: where each tensor lies, and the other files, which are copied.
 
     `given`: what was opened, a directory or one file. `root`: the directory, without symbolic links.
     `entries`: by name; shards by name, file order in each.
     `shards`: file names in `root`. `metadata`: by shard. `config`: config.json parsed, with its text as it
     stands, or None for weights only. `companions`: relative paths of the files to copy. `left_out`: relative
     paths of weights not chosen and of directories such as `.git`. `notes`: sentences for the report.
-    `stamps`: the state of shards, index and config at opening.
+    `stamps`: the state of shards, index and config when they were opened.
     """
 
     given: Place
@@ -84,7 +84,7 @@ class Source:
         return container_of(self.shards[0])
 
     def check_unchanged(self) -> None:
-        """Raise CheckpointError, naming each file, where shards, index or config changed since opening.
+        """Raise CheckpointError, naming each file, where shards, index or config were changed.
 
         ObstacleError where a later run can tell what to do again: shards have their names and sizes still.
         """
@@ -146,7 +146,7 @@ def _single(path: Place) -> Source:
         config_text=None,
         companions=(),
         left_out=(),
-        notes=(f"{shown(path)} was given as one file: what lies beside it, config.json too, is not read",),
+        notes=(f"{shown(path)} was given as one file: what lies next to it, config.json too, is not read",),
         stamps=MappingProxyType({path: header.stamp}),
     )
 
@@ -333,7 +333,7 @@ def _require_words(config: Mapping[str, Any], place: str) -> None:
 def _companions(
     root: Place, taken: Container[str | None], notes: list[str]
 ) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Return what is to be copied beside the weights, and what is left out, both as sorted relative paths."""
+    """Return the other files, to be copied, and those that are left out, both as sorted relative paths."""
     companions: list[Path] = []
     left_out: list[Path] = []
     pending = [Path()]

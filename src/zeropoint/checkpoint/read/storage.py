@@ -34,7 +34,7 @@ class OpenFile(Protocol):
 
     @property
     def stamp(self) -> Stamp:
-        """Its state at opening."""
+        """Its state when it was opened."""
         ...
 
     @property

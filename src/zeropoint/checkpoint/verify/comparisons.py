@@ -60,7 +60,7 @@ class _Compare(Check):
 
 
 class _CompareFloats(Check):
-    """Compare some rows of a tensor of floats with what the codes of the original stand for."""
+    """Compare some rows of a tensor of floats with the dequantized values of the original."""
 
     def __init__(self, entry: TensorEntry, origin: Origin, cut: tuple[int, int], files: OpenFiles) -> None:
         self.start, self.rows = cut
@@ -176,14 +176,14 @@ def comparisons(stored: Stored, original: Original, files: OpenFiles, *, chunk: 
 
 
 def _origin_of(entry: TensorEntry, original: Original) -> Origin | None:
-    """Return the codes of the original that a tensor of floats stands for, or None."""
+    """Return the codes of the original that a tensor of floats was dequantized from, or None."""
     origin = original.floats.origins.get(entry.name)
     same = origin is not None and entry.dtype in WEIGHT_DTYPES and entry.shape == origin.entry.shape
     return origin if same else None
 
 
 class _CompareFiles(Check):
-    """Compare a file beside the weights with the original's."""
+    """Compare a file next to the weights with the original's."""
 
     def __init__(self, name: str, pair: Sequence[OpenFile]) -> None:
         super().__init__(name, pair[0].stamp.size)
@@ -198,9 +198,9 @@ class _CompareFiles(Check):
 
 
 def companions(source: Source, original: Original, files: OpenFiles) -> tuple[list[Problem], list[Check]]:
-    """Return what is missing beside the weights, or there for loaders to run or read; and the comparisons.
+    """Return other files that are missing, or there for loaders to run or read; and the comparisons.
 
-    A file that was given alone has nothing beside it.
+    A file that was given alone has no other files.
     """
     if source.given != source.root or original.source.given != original.source.root:
         return [], []

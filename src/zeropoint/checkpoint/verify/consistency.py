@@ -51,13 +51,13 @@ def other_tool(source: Source) -> str | None:
     return None if found is None else f"{TOOL_FILES[found]} ({found})"
 
 
-def is_attendant(name: str, stored: Stored) -> bool:
+def is_extra_scale(name: str, stored: Stored) -> bool:
     """Return whether a tensor belongs to a layer or a cache: a scale of inputs, outputs, keys or values."""
     module, _, last = name.rpartition(".")
     return last in CACHE_SCALES or (last in ACTIVATION_SCALES and stored.modules.number(module) is not None)
 
 
-class AttendantCheck(Check):
+class ExtraScaleCheck(Check):
     """Check that a scale of inputs or of a cache is finite and positive."""
 
     def __init__(self, entry: TensorEntry, files: OpenFiles) -> None:
@@ -122,7 +122,7 @@ def idle_targets(source: Source, stored: Stored) -> list[Problem]:
 
 
 def index_problems(source: Source) -> Sequence[Problem]:
-    """Return where an index is wrong: of shards, its total size; beside a single file, all that it says."""
+    """Return where an index is wrong: of shards, its total size; next to a single file, all that it says."""
     name = source.index or SINGLE_FILE + ".index.json"
     path = source.root / name
     if (source.index is None and source.shards != (SINGLE_FILE,)) or not exists(path):

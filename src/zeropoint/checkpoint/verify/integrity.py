@@ -2,7 +2,7 @@
 
 The manifest comes with the output and proves nothing against who can write both; it finds what disks, memory
 and copies change. Its own last member is the SHA-256 of all text before it, so that damage to the manifest is
-told apart from damage to what it is about. Its layout is that of run/manifest.py.
+distinguished from damage to what it describes. Its layout is that of run/manifest.py.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _read(file: OpenFile, found: Manifest) -> None:
     if "tensors" not in seen or "files" not in seen:
         raise CheckpointError("it names no tensors or no files")
     if seen["sha256"] != hashed.hexdigest():
-        raise CheckpointError("its text is not the one that its last member, sha256, is the hash of")
+        raise CheckpointError("its text was changed: its SHA-256 is not the value of its last member, sha256")
     if isinstance(seen.get("identity"), dict):
         found.identity = {name: _text(value) for name, value in seen["identity"].items()}
 
@@ -246,8 +246,8 @@ def file_checks(source: Source, manifest: Manifest, files: OpenFiles) -> tuple[l
 
     No name of the manifest becomes a path: files are looked for among those of the checkpoint.
     """
-    present = {*source.shards, *_beside(source)}
-    # A README that somebody put beside the checkpoint is no damage; what loaders read or run is.
+    present = {*source.shards, *_other_files(source)}
+    # A README that somebody put next to the checkpoint is no damage; what loaders read or run is.
     expected = {
         name for name in present if name in source.shards or name in manifest.files or is_loaded(name)
     }
@@ -290,21 +290,21 @@ def tensor_checks(entry: TensorEntry, manifest: Manifest | None, files: OpenFile
         yield Digest(entry.name, part, files[entry.file], place)
 
 
-def _beside(source: Source) -> set[str]:
+def _other_files(source: Source) -> set[str]:
     """Return the names of all files of a checkpoint but its shards and the manifest."""
     paths = {str(path) for path in (*source.companions, *source.left_out)}
     return (paths | ({source.index} if source.index else set())) - {MANIFEST}
 
 
 def damaged_files(source: Source) -> list[Problem]:
-    """Return what is wrong with the files beside the shards, which explains why nothing else can be read."""
+    """Return what is wrong with the files next to the shards, which explains why nothing else can be read."""
     try:
         manifest = read_manifest(source)
     except CheckpointError as error:
         return [Problem(where=MANIFEST, what=str(error))]
     with contextlib.ExitStack() as stack:
         files = OpenFiles(stack)
-        present = _beside(source)
+        present = _other_files(source)
         named = {} if manifest is None else {n: r for n, r in manifest.files.items() if n in present}
         checks = [_content(name, record, files[source.root / name], None) for name, record in named.items()]
         scratch = Scratch(bytearray(_SMALL_BUFFER))

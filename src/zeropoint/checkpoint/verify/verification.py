@@ -32,10 +32,10 @@ from .comparisons import (
     layer_problems,
 )
 from .consistency import (
-    AttendantCheck,
+    ExtraScaleCheck,
     idle_targets,
     index_problems,
-    is_attendant,
+    is_extra_scale,
     require_readable,
     unlisted,
 )
@@ -134,7 +134,7 @@ def verify(
         if require_manifest:
             problems.append(Problem(where=MANIFEST, what="it is missing"))
     stored = _layers(source, original)
-    limits = limits.beside(source.entries, None if original is None else original.source.entries)
+    limits = limits.reserve(source.entries, None if original is None else original.source.entries)
     problems += [
         *stored.problems, *index_problems(source), *unlisted(source, stored), *idle_targets(source, stored)
     ]  # fmt: skip
@@ -194,7 +194,7 @@ def _manifest(source: Source) -> tuple[Manifest | None, list[Problem]]:
 def _layers(source: Source, original: Original | None) -> Stored:
     """Return the quantized layers, of which what was dequantized has none.
 
-    Where they cannot be told, the error names the file that was damaged.
+    Where they cannot be determined, the error names the file that was damaged.
     """
     if original is not None and original.floats.origins and configuration(source) is None:
         return Stored.none(source.entries)
@@ -220,7 +220,7 @@ def _structure(stored: Stored, original: Original) -> list[Problem]:
             accounts.add(weight.origin.entry.name, split=layer.experts is None)
     problems += layer_problems(stored, accounts)
     return problems + kept_problems(
-        stored, original, accounts, needless=lambda name: is_attendant(name, stored)
+        stored, original, accounts, needless=lambda name: is_extra_scale(name, stored)
     )
 
 
@@ -249,7 +249,7 @@ class _Work:
         self.hashed = 0
         self._stored, self._original, self._manifest = stored, original, manifest
         self._limits, self._files = limits, files
-        self._beside: list[Check] = []
+        self._file_checks: list[Check] = []
         self._chunk = _chunk(limits)
 
     def begin(self, source: Source) -> list[Problem]:
@@ -258,11 +258,11 @@ class _Work:
         if self._manifest is not None:
             found, checks = file_checks(source, self._manifest, self._files)
             problems += found
-            self._beside += checks
+            self._file_checks += checks
         if self._original is not None:
             found, checks = companions(source, self._original, self._files)
             problems += found
-            self._beside += checks
+            self._file_checks += checks
         return problems
 
     def run(self, on_progress: Progress | None) -> None:
@@ -292,19 +292,19 @@ class _Work:
                 yield from tensor_checks(entry, self._manifest, self._files)
             yield from check.tasks(self._limits, self._files)
         for entry in self._stored.others:
-            if is_attendant(entry.name, self._stored):
-                yield AttendantCheck(entry, self._files)
+            if is_extra_scale(entry.name, self._stored):
+                yield ExtraScaleCheck(entry, self._files)
             yield from tensor_checks(entry, self._manifest, self._files)
         for entry in self._stored.unread:
             yield from tensor_checks(entry, self._manifest, self._files)
-        yield from self._beside
+        yield from self._file_checks
         if self._original is not None:
             yield from comparisons(self._stored, self._original, self._files, chunk=self._chunk)
 
     def _bytes(self) -> int:
         """Return the bytes of all work, which progress counts."""
         found = sum(layer.values * layer.dtype.itemsize for layer in self._stored.layers)
-        found += sum(task.nbytes for task in self._beside)
+        found += sum(task.nbytes for task in self._file_checks)
         if self._manifest is not None:
             found += self._manifest.nbytes
         if self._original is not None:

@@ -1,4 +1,4 @@
-"""What becomes of the tensors of a checkpoint: quantized, copied, written as floats, or left out."""
+"""The tensors of a checkpoint by action: quantized, copied, written as floats, or left out."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from ...codecs.protocol import Codec, LayerScheme
 from ...columns import Made
 from ...errors import CheckpointError, printable
-from ..choose.decisions import Decision, compact, fate, nothing_selected
+from ..choose.decisions import Decision, compact, describe, nothing_selected
 from ..read.entries import TensorEntry
 from ..read.storage import shown
 from .origin import Floats, Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fates:
-    """The tensors of ``floats`` by what becomes of them.
+class Actions:
+    """The tensors of ``floats`` by action.
 
     decisions: with the reasons in full. staying: those about layers that keep their codes. restored: what is
     written as floats. kept: tensors of the files that are copied. copies: heads that are left out, with the
@@ -33,7 +33,7 @@ class Fates:
     copies: Mapping[str, str]
 
     @staticmethod
-    def of(floats: Floats, decisions: Sequence[Decision], tied: Mapping[str, str], *, every: bool) -> Fates:
+    def of(floats: Floats, decisions: Sequence[Decision], tied: Mapping[str, str], *, every: bool) -> Actions:
         """Return what follows from ``decisions``.
 
         tied: heads that are copies of an embedding. every: whether layers that are quantized already and not
@@ -56,7 +56,7 @@ class Fates:
         alone = not any(d.quantized for d in decisions)
         words = {d.entry.name: f"decoded to {d.entry.dtype}" if every else "with its codes" for d in held}
         said = (_with_words(d, words.get(d.entry.name), alone=alone) for d in decisions)
-        return Fates(
+        return Actions(
             floats=floats, staying=staying, copies=copies, decisions=compact(entries, said),
             restored=tuple(origins[d.entry.name] for d in held) if every else (),
             kept=Made(
@@ -84,8 +84,8 @@ class Fates:
             theirs = (self.floats.config or {}).get("quant_method")
             raise CheckpointError(
                 f"{len(self.staying)} layers would keep their {theirs} codes, such as "
-                f"{fate(self.staying[0])}, "
-                f"but no configuration can name them beside {codec.name}; pass --dequantize-kept to "
+                f"{describe(self.staying[0])}, "
+                f"but no configuration can name them together with {codec.name}; pass --dequantize-kept to "
                 "write them as floats"
             )
 
@@ -96,11 +96,11 @@ class Fates:
             for head, embedding in self.copies.items()
         ]
         worked = (self.floats.origin(entry) for entry, _, _ in self.quantized)
-        gone = [beside.name for o in itertools.chain(worked, self.restored) for beside in o.attendants]
+        gone = [scale.name for o in itertools.chain(worked, self.restored) for scale in o.input_scales]
         if gone:
             notes.append(f"{len(gone)} scales of quantized inputs are left out, such as {printable(gone[0])}")
         if self.staying:
-            example = fate(self.staying[0])
+            example = describe(self.staying[0])
             notes.append(f"{len(self.staying)} layers keep the codes that they have, such as {example}")
         return notes
 
