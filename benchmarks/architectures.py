@@ -1,4 +1,4 @@
-"""Try every model of the zoo under every scheme, and write what became of it.
+"""Try every model of the zoo under every scheme, and write the results.
 
     python benchmarks/architectures.py [MODEL ...]
 

@@ -43,11 +43,11 @@ class NonFiniteError(ZeropointError):
 
 
 class UnsupportedError(ZeropointError):
-    """What is asked for is well formed, but no backend, codec or file layout here can do it."""
+    """The request is well formed, but no backend, codec or file layout here can do it."""
 
 
 class RecipeError(ZeropointError):
-    """A recipe is malformed, or a rule of it is about nothing."""
+    """A recipe is malformed, or a rule of it matches nothing."""
 
 
 class PatternError(ZeropointError):

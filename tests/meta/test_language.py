@@ -29,6 +29,14 @@ BANNED: dict[str, str] = {
     "st(?:and|ands|ood|anding) for": "mean, represent, replace",
     "told": "reported, printed, passed",
     "turned": "transposed, converted",
+    "about nothing": "matches nothing",
+    "le(?:ft|ave|aves) alone": "kept",
+    "lone": "single, unbatched",
+    "whoever": "users, callers",
+    "sunk": "moved",
+    "what became of": "record, result",
+    "wish(?:es)?": "option",
+    "yardstick": "reference",
 }
 """What is not written -> what is written instead. Patterns match whole words."""
 

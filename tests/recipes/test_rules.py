@@ -1,4 +1,4 @@
-"""Rules decide in order, by name, type and shape, and none of them may be about nothing."""
+"""Rules decide in order, by name, type and shape, and none of them may match nothing."""
 
 from typing import Any
 

@@ -198,7 +198,7 @@ def verify(  # noqa: PLR0913 (typer makes an option of each parameter)
     config.json must be those of the original. Without an original, everything else is still checked. The exit
     status is 1 when anything is wrong.
 
-    A manifest that somebody made anew hides changes inside the bound: only the command that wrote OUT,
+    A manifest that was made anew hides changes inside the bound: only the command that wrote OUT,
     repeated on SRC, compares every byte with what comes out of it.
 
     \b

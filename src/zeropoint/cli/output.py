@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _UNWRAPPED = 1 << 16
-"""Columns of output that is not a terminal: names stay whole, for whoever searches a log."""
+"""Columns of output that is not a terminal: names are not cut, so that logs can be searched."""
 _LINE_SECONDS = 60.0
 """How often a run without a terminal says how far it is; one that takes less says nothing."""
 _WIDE, _BAR = 100, 20

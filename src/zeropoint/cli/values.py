@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..codecs.protocol import Codec
 
     Asked: TypeAlias = str | RecipeText | PlanFile
-    """What a plan is asked for by."""
+    """The options of a plan."""
 
 Given = TypeVar("Given")
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)

@@ -1,6 +1,6 @@
 """The codecs by name: each module of this package that defines ``CODEC``.
 
-Whoever writes or reads quantized checkpoints finds them here and nowhere else.
+All code that writes or reads quantized checkpoints looks them up here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a number format is: three kinds of value objects from which every other fact is derived.
 
-Each kind answers the same questions, so that whoever asks need not know which kind it is: ``max``, ``min``,
+Each kind answers the same questions, so that callers need not know which kind it is: ``max``, ``min``,
 ``smallest``, ``largest_gap``, ``ceiling``, ``exponents``, ``level_bits``, ``is_integer``, ``is_table``.
 
 A format maps codes (integers below ``2 ** bits``) to numbers. This module owns the parameters that define

@@ -17,7 +17,7 @@ from ..functional import row_errors
 from ..schemes import Scheme
 from ..tensor import QuantizedTensor
 
-if TYPE_CHECKING:  # whoever needs no statistics loads none
+if TYPE_CHECKING:  # statistics are loaded where they are needed
     from ..stats import Accumulator, Statistics
 
 NO_CHANGES: Mapping[str, torch.Tensor] = MappingProxyType({})

@@ -18,13 +18,13 @@ from ..recipes import Assignment, Decision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """What became of one layer.
+    """The record of one layer.
 
     Args:
         name: dotted name of the layer.
         type: its class.
         shape: of its weight.
-        gives: its schemes, or None with the reason why it was left alone.
+        gives: its schemes, or None with the reason why it was kept.
         reason: why it was kept.
         nbytes: of its weights before and now; those that are tied to an earlier layer's, whose name is
             ``tied_to``, count there.
@@ -71,7 +71,7 @@ class Converted:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Conversion:
-    """A converted model, and what became of each layer that has parameters, in the model's order.
+    """A converted model, and a record of each layer that has parameters, in the model's order.
 
     Args:
         model: the converted model.
@@ -110,7 +110,7 @@ class Conversion:
         Returns:
             What was written.
         """
-        # The one import upwards: whoever holds a result looks here for what to do with it.
+        # The one import upwards: users of a result look here for what to do with it.
         from ..checkpoint.model.saving import save_checkpoint
 
         return save_checkpoint(self.model, directory, **options)

@@ -85,7 +85,7 @@ def _float_modules(module: nn.Module, name: str, seen: set[nn.Module]) -> Iterat
 def decisions_of(model: nn.Module, recipe: Recipe) -> list[tuple[str, nn.Module, Decision]]:
     """Return name, layer and decision for each layer; layers with tied weights agree.
 
-    Raises RecipeError when a rule is about nothing or tied layers would differ, UnsupportedError for a model
+    Raises RecipeError when a rule matches nothing or tied layers would differ, UnsupportedError for a model
     with prepared layers.
     """
     for name, module in model.named_modules():
@@ -126,7 +126,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def _refusal(module: nn.Module, decision: Decision, recipe: Recipe) -> str | None:
-    """Return why a layer that was given schemes is left alone, or None when it is not."""
+    """Return why a layer that was given schemes is kept, or None when it is not."""
     kind = _type(module)
     if is_parametrized(module):
         return "its weight is parametrized; remove the parametrization first"

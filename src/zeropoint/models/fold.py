@@ -37,7 +37,7 @@ UNTRACED = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, As
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Folding:
-    """A model with normalizations folded, and what became of each.
+    """A model with normalizations folded, and a record of each.
 
     Args:
         model: the folded model.

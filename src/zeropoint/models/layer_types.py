@@ -124,15 +124,15 @@ _RECURRENT: dict[str, Callable[..., Any]] = {
 def _recurrent(layer: Any, weights: Weights, x: Any, hx: Any = None) -> Any:
     """Return what torch's recurrent layers return: (output, h), with (h, c) for h in an LSTM."""
     data, sizes, order, back = x if isinstance(x, PackedSequence) else (x, None, None, None)
-    lone = sizes is None and data.dim() == 2
+    unbatched = sizes is None and data.dim() == 2
     axis = 0 if layer.batch_first else 1
-    data = data.unsqueeze(axis) if lone else data
+    data = data.unsqueeze(axis) if unbatched else data
     count = data.size(axis) if sizes is None else int(sizes[0])
     if hx is None:
         states = _first_states(layer, data, count)
     else:
         given = hx if layer.mode == "LSTM" else (hx,)
-        states = [_ordered(state.unsqueeze(1) if lone else state, order) for state in given]
+        states = [_ordered(state.unsqueeze(1) if unbatched else state, order) for state in given]
     start = states if layer.mode == "LSTM" else states[0]
     flat = [weights[n] if n in weights else getattr(layer, n) for n in layer._flat_weights_names]
     facts = (layer.bias, layer.num_layers, layer.dropout, layer.training, layer.bidirectional)
@@ -141,8 +141,8 @@ def _recurrent(layer: Any, weights: Weights, x: Any, hx: Any = None) -> Any:
         output = PackedSequence(output, sizes, order, back)
     else:
         output, *last = _RECURRENT[layer.mode](data, start, flat, *facts, layer.batch_first)
-        output = output.squeeze(axis) if lone else output
-    last = [_ordered(state, back).squeeze(1) if lone else _ordered(state, back) for state in last]
+        output = output.squeeze(axis) if unbatched else output
+    last = [_ordered(state, back).squeeze(1) if unbatched else _ordered(state, back) for state in last]
     return output, tuple(last) if layer.mode == "LSTM" else last[0]
 
 
@@ -158,20 +158,20 @@ def _ordered(state: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
 
 def _cell(layer: Any, weights: Weights, x: torch.Tensor, hx: Any = None) -> Any:
     """Return what torch's cells return: h, and (h, c) of an LSTM."""
-    lone, is_lstm = x.dim() == 1, isinstance(layer, nn.LSTMCell)
-    rows = x.unsqueeze(0) if lone else x
+    unbatched, is_lstm = x.dim() == 1, isinstance(layer, nn.LSTMCell)
+    rows = x.unsqueeze(0) if unbatched else x
     if hx is None:
         states = [rows.new_zeros(rows.size(0), layer.hidden_size)] * (1 + is_lstm)
     else:
-        states = [state.unsqueeze(0) if lone else state for state in (hx if is_lstm else (hx,))]
+        states = [state.unsqueeze(0) if unbatched else state for state in (hx if is_lstm else (hx,))]
     function = _cell_function(layer)
     found = function(
         rows, states if is_lstm else states[0], weights["weight_ih"], weights["weight_hh"],
         layer.bias_ih, layer.bias_hh,
     )  # fmt: skip
     if not is_lstm:
-        return found.squeeze(0) if lone else found
-    return tuple(state.squeeze(0) for state in found) if lone else found
+        return found.squeeze(0) if unbatched else found
+    return tuple(state.squeeze(0) for state in found) if unbatched else found
 
 
 def _cell_function(layer: Any) -> Any:

@@ -58,7 +58,7 @@ def prepare(
         inplace: whether ``model`` itself is changed; otherwise a copy is.
 
     Raises:
-        RecipeError: when a rule is about nothing or tied layers would differ.
+        RecipeError: when a rule matches nothing or tied layers would differ.
         CalibrationError: when parameters are missing.
         UnsupportedError: when a layer cannot hold its scheme or is prepared already, or when nothing would be
             quantized.

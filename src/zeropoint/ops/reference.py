@@ -1,4 +1,4 @@
-"""The operators in plain torch, on any device: the yardstick, to which others are equal byte for byte.
+"""The operators in plain torch, on any device: the reference, to which all backends are equal byte for byte.
 
 quantize     code = encode((x - offset) / S + zero_point),   S = scale_1 * scale_2 * ...
 dequantize   value = (decode(code) - zero_point) * S + offset

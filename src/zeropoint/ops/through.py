@@ -52,7 +52,7 @@ def pass_where(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Te
 
 
 def learns(params: Params) -> bool:
-    """Return whether a gradient of scales or zero points is asked for."""
+    """Return whether a gradient of scales or zero points is required."""
     return _tracked(params) and torch.is_grad_enabled()
 
 

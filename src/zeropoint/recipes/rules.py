@@ -208,7 +208,7 @@ class Decision:
 
     @property
     def gives(self) -> Assignment | None:
-        """The schemes, or None for a module that is left alone."""
+        """The schemes, or None for a module that is kept."""
         return self.rule.gives
 
 
@@ -301,7 +301,7 @@ def _idle(rule: Rule, subjects: Sequence[Subject]) -> str:
     matched = [subject.name for subject in subjects if rule.matches(subject)]
     if matched:
         names = ", ".join(matched[:3]) + (f" and {len(matched) - 3} more" if len(matched) > 3 else "")
-        return f"{place}rule ({rule}) decides about nothing: earlier rules match {names} first; move it up"
+        return f"{place}rule ({rule}) has no effect: earlier rules match {names} first; move it up"
     left = subjects
     for word, holds, hint in _CONDITIONS:
         candidates = [subject for subject in left if holds(rule, subject)]

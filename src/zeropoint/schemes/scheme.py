@@ -355,7 +355,7 @@ def _parse(text: str) -> Scheme:
         overflow=_choice(Overflow, "overflow", parts.get("overflow", "saturate")),
         dialect=dialect,
     )
-    # One object for all spellings: whoever looks it up finds it without comparing its fields.
+    # One object for all spellings: a look-up finds it without comparing its fields.
     return scheme if str(scheme) == text else _parse(str(scheme))
 
 

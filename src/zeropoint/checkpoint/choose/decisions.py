@@ -26,7 +26,7 @@ from .selection import Selection, Why, is_fused_experts, names, not_a_weight, su
 class Decision:
     """What happens to one tensor: quantized to ``layer`` by ``method``, or kept where that is None.
 
-    why: whose wish it is. reason: in words.
+    why: where it comes from. reason: in words.
     """
 
     entry: TensorEntry
@@ -41,8 +41,8 @@ class Decision:
         return self.layer is not None
 
     @property
-    def left_alone(self) -> bool:
-        """Whether it is a linear weight that is kept although nobody asked for it."""
+    def kept_by_default(self) -> bool:
+        """Whether it is a linear weight that is kept although no option says so."""
         return self.layer is None and self.why in (Why.UNFIT, Why.UNNAMED)
 
 
@@ -52,9 +52,9 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
     The rules of ``recipe`` come before the default rules, which decide about what no rule names and give what
     the recipe gives by default. codec: what the files are written in.
 
-    Raises RecipeError when a rule decides about nothing, or gives a scheme to nothing that can be quantized;
+    Raises RecipeError when a rule has no effect, or gives a scheme to nothing that can be quantized;
     CheckpointError when an include pattern names nothing that can be, or, under strict, when a linear weight
-    is left alone although nobody asked for it.
+    is kept although no option says so.
     """
     entries, config = source.entries, source.config or {}
     layers, uses, rules = _Layers(codec), _Uses(recipe), selection.recipe(recipe)
@@ -111,7 +111,7 @@ def compact(entries: Entries, decisions: Iterable[Decision]) -> Sequence[Decisio
 
 
 class _Uses:
-    """What became of the rules of a recipe: which decided, and which gave a scheme to something."""
+    """The rules of a recipe that decided, and those that gave a scheme."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -124,7 +124,7 @@ class _Uses:
         self._first.setdefault(id(rule), decision)
 
     def check(self, subjects: Iterable[Subject]) -> None:
-        """Raise RecipeError when a rule decided about nothing, or gave a scheme to nothing."""
+        """Raise RecipeError when a rule had no effect, or gave a scheme to nothing."""
         if any(id(rule) not in self._first for rule in self._recipe.rules):
             self._recipe.decide(subjects)
         for rule in self._recipe.rules:
@@ -168,7 +168,7 @@ def _check_includes(selection: Selection, decisions: Sequence[Decision]) -> None
 
 
 def _check_strict(decisions: Sequence[Decision]) -> None:
-    left = [d for d in decisions if d.left_alone]
+    left = [d for d in decisions if d.kept_by_default]
     if left:
         listed = "; ".join(describe(d) for d in left[:_LISTED])
         more = f"; and {len(left) - _LISTED} more" if len(left) > _LISTED else ""

@@ -27,12 +27,12 @@ WEIGHT = ".weight"
 
 
 class Why(enum.Enum):
-    """Whose wish a decision follows."""
+    """Where a decision comes from."""
 
     LINEAR = "linear"
     """The weight of a linear layer, which is what the job is about."""
     DEFAULT = "default"
-    """Kept by the default rules: not a linear weight, or one that is better left alone."""
+    """Kept by the default rules: not a linear weight, or one that is better kept."""
     USER = "user"
     """The user's pattern said so."""
     UNFIT = "unfit"
@@ -58,7 +58,7 @@ class Selection:
 
     include: patterns of tensors to quantize although the default rules keep them.
     ignore: patterns of tensors to keep; it wins over include.
-    strict: whether a linear weight that is left alone although nobody asked for it is an error, and so a set
+    strict: whether a linear weight that is kept although no option says so is an error, and so a set
     of layers that engines run as one but that would not have one scheme.
     dequantize: what is done with layers that are quantized already. floats: dtype of their values, as
     safetensors spells it; by default that which the configuration names, or bfloat16.
@@ -174,7 +174,7 @@ def is_linear_weight(
 
 
 def why_kept(rule: Rule) -> Why:
-    """Return whose wish it is that a weight is kept about which ``rule`` decides."""
+    """Return where the decision of ``rule`` to keep a weight comes from."""
     if rule.place:
         return Why.USER
     return Why.UNFIT if rule in _UNFIT else Why.DEFAULT if rule in DEFAULT_RULES else Why.UNNAMED

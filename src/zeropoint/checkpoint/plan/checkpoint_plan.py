@@ -175,8 +175,8 @@ class Plan:
 
     @property
     def unfit(self) -> tuple[Decision, ...]:
-        """Linear weights that are kept although nobody asked for it."""
-        return tuple(d for d in self.decisions if d.left_alone)
+        """Linear weights that are kept although no option says so."""
+        return tuple(d for d in self.decisions if d.kept_by_default)
 
 
 def slab_rows(weight: Weight | Restored, limits: Limits) -> int:
@@ -205,10 +205,10 @@ def make_plan(
 
     Raises CheckpointError when the source is an adapter, has a config.json that cannot be read or is
     quantized already, a pattern matches nothing, two output tensors
-    would have one name, nothing would be quantized or (under ``selection.strict``) a linear weight is left
-    alone or layers that engines run as one have several schemes; RecipeError for a malformed recipe and for a
-    rule about nothing; UnsupportedError when no layout holds the scheme; CheckpointError when ``limits`` are
-    too small for one part of a weight.
+    would have one name, nothing would be quantized or (under ``selection.strict``) a linear weight is kept or
+    layers that engines run as one have several schemes; RecipeError for a malformed recipe and for a rule
+    without effect; UnsupportedError when no layout holds the scheme; CheckpointError when ``limits`` are too
+    small for one part of a weight.
     """
     text = RecipeText.of(to) if isinstance(to, str) else to
     recipe = one_scheme(layer_scheme(to, codec)) if isinstance(to, str) else to.parse(codec)
@@ -313,17 +313,17 @@ def _notes(source: Source, decisions: Sequence[Decision]) -> list[str]:
             "as "
             f"{describe(transposed[0])}"
         )
-    notes += _left_alone(decisions)
+    notes += _kept_by_default(decisions)
     if source.config is None:
         notes.append(f"no config.json: the configuration is written to {WEIGHTS_ONLY_CONFIG}")
     return notes
 
 
-def _left_alone(decisions: Iterable[Decision]) -> list[str]:
-    """Return a sentence for each reason why linear weights are kept although nobody asked for it."""
+def _kept_by_default(decisions: Iterable[Decision]) -> list[str]:
+    """Return a sentence for each reason why linear weights are kept although no option says so."""
     found: dict[str, list[Decision]] = {}
     for decision in decisions:
-        if decision.left_alone:
+        if decision.kept_by_default:
             found.setdefault(decision.reason, []).append(decision)
     return [
         f"kept {describe(same[0])}" + (f", and {len(same) - 1} more for this reason" if len(same) > 1 else "")

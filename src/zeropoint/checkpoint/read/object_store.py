@@ -377,7 +377,7 @@ def _writing(path: RemotePath, verb: str) -> Iterator[None]:
     try:
         yield
     except failures(path) as error:
-        # Whoever asks what kind of error it was looks for the operating system's.
+        # Callers that test the type of an error look for the operating system's.
         cause = error if isinstance(error, OSError) else ConnectionError(str(error))
         raise CheckpointError(
             f"{printable(str(path))} cannot be {verb}: {reason(error)}; check the URL, permissions and the "

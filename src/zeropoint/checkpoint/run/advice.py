@@ -43,7 +43,7 @@ def partly(plan: Plan) -> list[str]:
         for decision in plan.decisions:
             if decision.layer == layer:
                 taken.add(decision.entry)
-            elif decision.left_alone and misfit(decision.entry, layer) is not None:
+            elif decision.kept_by_default and misfit(decision.entry, layer) is not None:
                 left.add(decision.entry)
         if left.count:
             return [_partly(layer, left, taken)]

@@ -247,7 +247,7 @@ def file_checks(source: Source, manifest: Manifest, files: OpenFiles) -> tuple[l
     No name of the manifest becomes a path: files are looked for among those of the checkpoint.
     """
     present = {*source.shards, *_other_files(source)}
-    # A README that somebody put next to the checkpoint is no damage; what loaders read or run is.
+    # A README that was put next to the checkpoint is no damage; what loaders read or run is.
     expected = {
         name for name in present if name in source.shards or name in manifest.files or is_loaded(name)
     }

@@ -301,7 +301,7 @@ def _to_words(rows: torch.Tensor) -> torch.Tensor:
     """Return rows of bytes as rows of 32-bit words, filled up with zero bytes."""
     padding = -rows.shape[-1] % (WORD_BITS // 8)
     padded = torch.nn.functional.pad(rows, (0, padding)) if padding else rows
-    # By way of one axis: a lone row may have any stride, and then counts as contiguous but not as words.
+    # By way of one axis: a single row may have any stride, and then counts as contiguous but not as words.
     return padded.reshape(-1).view(torch.int32).view(len(padded), -1)
 
 

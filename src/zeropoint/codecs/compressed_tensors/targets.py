@@ -39,9 +39,9 @@ def targets(groups: Sequence[Iterable[str]], others: Iterable[str] = ()) -> list
     found: list[list[str]] = [[] for _ in groups]
     for words, tree in families.items():
         # A boundary of a word is what tells layers from players, and needs a word to stand there.
-        lone = len(tails[_tail(words)]) == 1 and re.match(r"\w", _tail(words)[0]) is not None
+        is_single = len(tails[_tail(words)]) == 1 and re.match(r"\w", _tail(words)[0]) is not None
         for number, expressions in enumerate(found):
-            expressions += [_target(words, slots, short=lone) for slots in _slots(tree, number)]
+            expressions += [_target(words, slots, short=is_single) for slots in _slots(tree, number)]
     return [tuple(expressions) for expressions in found]
 
 

@@ -1,6 +1,6 @@
 """Which architectures transformers has loaded in our tests, and under which schemes.
 
-tested.json holds, for each model of tests/architectures/zoo.py, what became of it under each preset: `yes`,
+tested.json holds, for each model of tests/architectures/zoo.py, the result of each preset: `yes`,
 or `no` and why, or `refused` and why. `python benchmarks/architectures.py` runs all of them and writes it.
 """
 
@@ -46,7 +46,7 @@ class Answer:
 
 
 def tested(model_type: str, layers: Sequence[LayerScheme], *, several: bool) -> Answer | None:
-    """Return what became of a kind of model with the layouts that ``layers`` take, or None if nobody tried.
+    """Return the result of a model type with the layouts that ``layers`` take, or None if nobody tried.
 
     What a loader does follows from the layout, so that int4:g32 was tested with w4a16. several: whether the
     configuration has several groups of layers.

@@ -26,7 +26,7 @@ from ..convert import squares_of
 from ..dynamic_quantize import DynamicQuantize
 from ..packed_weight import PackedWeight
 from ..qat_config import QAT_CONFIGS
-from .matrices import sunk
+from .matrices import moved_to_user
 from .prepare import PLAN, Planned, insert, unprepared
 from .program import args_of, cleaned, copied, evaluate, operator_of, put, tensor_at
 
@@ -37,7 +37,7 @@ aten = torch.ops.aten
 def quantize_graph(
     program: ExportedProgram | fx.GraphModule, recipe: Recipe | str, *, calibration: Calibration | None = None
 ) -> Conversion:
-    """Return ``program`` with the layers that ``recipe`` names on packed weights, and what became of each.
+    """Return ``program`` with the layers that ``recipe`` names on packed weights, and a record of each.
 
     It computes what ``quantize_model`` gives for the model that was exported, where that dequantizes. The
     result is a graph module; :func:`to_program` exports it again. Arguments and errors are those of
@@ -190,7 +190,7 @@ class _Writer:
         """
         stem = path.removesuffix("_quantizer")
         for user in list(node.users):
-            with self.module.graph.inserting_before(sunk(user)):
+            with self.module.graph.inserting_before(moved_to_user(user)):
                 data = self._constant(f"{stem}_codes", q.data)
                 scales, zero = self._params(stem, q.params)
                 if user.target is aten.embedding.default and _rows_are_apart(q):

@@ -148,7 +148,7 @@ def layers_of(module: fx.GraphModule, recipe: Recipe) -> list[Layer]:
     sizes = Counter(_call(node) for node in module.graph.nodes)
     for node in module.graph.nodes:
         layer = _product(module, node) or _recurrent(module, node) or _meeting(node, named, used)
-        layer = layer or _lone(node, named, sizes) or _other(module, node)
+        layer = layer or _unnamed(node, named, sizes) or _other(module, node)
         if layer is None:
             continue
         key = _identity(module, layer)
@@ -163,7 +163,7 @@ def _call(node: fx.Node) -> str:
     return next((str(path) for path, _ in reversed(list(node.meta.get("nn_module_stack", {}).values()))), "")
 
 
-def _lone(node: fx.Node, named: set[str], sizes: Counter[str]) -> Layer | None:
+def _unnamed(node: fx.Node, named: set[str], sizes: Counter[str]) -> Layer | None:
     """Return the layer of a module of a type that a rule names, if it is this one operator on floats."""
     caller, kind = _stack(node)
     if kind is None or kind not in named or sizes[_call(node)] != 1 or node.op != "call_function":
@@ -332,7 +332,7 @@ def decided(
 ) -> Iterator[tuple[Layer, Decision]]:
     """Yield each layer with what the recipe decides; the default is for Linear layers, and tied ones agree.
 
-    Raises RecipeError when a rule is about nothing or tied layers would differ.
+    Raises RecipeError when a rule matches nothing or tied layers would differ.
     """
     decisions = [
         _narrowed(layer, decision, recipe)

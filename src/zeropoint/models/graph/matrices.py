@@ -94,7 +94,7 @@ def written(node: fx.Node, steps: tuple[Step, ...]) -> fx.Node:
     return node
 
 
-def sunk(node: fx.Node) -> fx.Node:
+def moved_to_user(node: fx.Node) -> fx.Node:
     """Move ``node``, if it only moves numbers, and what follows it, to where its result is needed; return it.
 
     Dequantized values would otherwise all live from the beginning of the graph on.

@@ -61,7 +61,7 @@ def prepare_graph(
             straight through.
 
     Raises:
-        RecipeError: when a rule is about nothing or tied layers would differ.
+        RecipeError: when a rule matches nothing or tied layers would differ.
         CalibrationError: when parameters are missing.
         UnsupportedError: when a layer cannot hold its scheme; each names the layer.
 
@@ -103,7 +103,7 @@ def _own_parameters(module: fx.GraphModule) -> None:
 def annotated(module: fx.GraphModule, recipe: Recipe | str) -> list[tuple[Layer, Decision]]:
     """Return the layers with what the recipe decides, after folding the normalization behind those it names.
 
-    Raises RecipeError when a rule is about nothing or tied layers would differ.
+    Raises RecipeError when a rule matches nothing or tied layers would differ.
     """
     rules = as_recipe(recipe)
     found = list(decided(module, layers_of(module, rules), rules))
