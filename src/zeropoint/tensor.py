@@ -271,7 +271,7 @@ def _facts(header: str, path: str | Path) -> _Facts:
         read = json.loads(header)
         shape = tuple(read["shape"])
         if not all(type(side) is int and side >= 0 for side in shape):
-            raise ValueError(f"shape {shape} is none")
+            raise ValueError(f"shape {shape} is not a list of sizes")
         return _Facts(
             scheme=Scheme.parse(str(read["scheme"])),
             shape=shape,

@@ -101,7 +101,7 @@ _INDEXES = (
     (b'{"weight_map": {"a": -Infinity}}', "-Infinity is not JSON"),
     (b"[" * 100_000, "nested too deeply"), (b'{"a":' * 100_000, "nested too deeply"),
     (b'{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}', "names twice: 'a'"),
-    (b'{"weight_map": {}, "weight_map": {}}', "'weight_map' stands twice"),
+    (b'{"weight_map": {}, "weight_map": {}}', "'weight_map' appears twice"),
     (b"[]", _MAPLESS), (b"{}", _MAPLESS), (b"null", _MAPLESS), (b'"weight_map"', _MAPLESS),
     (b'{"weight_map": {}}', _MAPLESS), (b'{"weight_map": ["a"]}', _MAPLESS),
     (b'{"weight_map": {"a\\u001b": 1}}', "a int, but must name a shard"),

@@ -15,7 +15,7 @@ from tests.hostile.case import Case, fifo, sparse
 from zeropoint.codecs.containers.safetensors import MAX_HEADER_BYTES, MAX_NAME_BYTES
 
 # Why safetensors 0.8 accepts what is refused here: the documented list.
-KEEPS_LAST = "of a name that stands twice it keeps the last"
+KEEPS_LAST = "of a name that appears twice it keeps the last"
 IGNORES_KEYS = "it ignores keys whose meaning it does not know"
 TAKES_SEQUENCES = "serde takes a struct as a sequence and a unit variant as an object"
 HIDDEN_OVERFLOW = "it multiplies from the left and stops at a 0"
@@ -101,8 +101,8 @@ def _json() -> Iterator[Case]:
 
 _ONE = b'"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
 _METADATA = (
-    (b'{"__metadata__":{},"__metadata__":{}}', "'__metadata__' stands twice", None),
-    (b'{"__metadata__":{"k":"1","k":"2"}}', "'k' stands twice", KEEPS_LAST),
+    (b'{"__metadata__":{},"__metadata__":{}}', "'__metadata__' appears twice", None),
+    (b'{"__metadata__":{"k":"1","k":"2"}}', "'k' appears twice", KEEPS_LAST),
     (b'{"__metadata__":{"k":1}}', "__metadata__: 'k' is 1, but must be a string", None),
     (b'{"__metadata__":{"k":null}}', "__metadata__: 'k' is None, but must be a string", None),
     (b'{"__metadata__":{"k":{"a":"b"}}}', "'k' is {'a': 'b'}, but must be a string", None),
@@ -120,13 +120,13 @@ def _doubles_and_metadata() -> Iterator[Case]:
     for second in (b"U8", b"I8"):
         raw = b"{" + _ONE + b"," + _ONE.replace(b"U8", second) + b"}"
         yield Case(number=66, name=f"name twice, {second.decode()}", content=blob(raw, b"1"),
-                   refusal="'a' stands twice in one object", library=KEEPS_LAST)  # fmt: skip
+                   refusal="'a' appears twice in one object", library=KEEPS_LAST)  # fmt: skip
     escaped = b"{" + _ONE + b"," + _ONE.replace(b'"a"', b'"\\u0061"') + b"}"
     yield Case(number=66, name="name twice, once escaped", content=blob(escaped, b"1"),
-               refusal="'a' stands twice in one object", library=KEEPS_LAST)  # fmt: skip
+               refusal="'a' appears twice in one object", library=KEEPS_LAST)  # fmt: skip
     inside = b"{" + _ONE.replace(b'"shape"', b'"dtype":"U8","shape"') + b"}"
     yield Case(number=66, name="key of a tensor twice", content=blob(inside, b"1"),
-               refusal="'dtype' stands twice in one object")  # fmt: skip
+               refusal="'dtype' appears twice in one object")  # fmt: skip
     for raw, words, library in _METADATA:
         yield Case(number=67, name=f"metadata {raw[16:48]!r}", content=blob(raw), refusal=words,
                    library=library)  # fmt: skip

@@ -47,7 +47,7 @@ CPU_SECONDS = 20
 """Of processor time for one input, most of which take less than a millisecond."""
 # What safetensors takes and is refused here, by our message; the docstring of safetensors_file.py says why.
 DOCUMENTED = re.compile(
-    r"stands twice in one object|has the unknown keys|but must be an object|has the unknown dtype \{"
+    r"appears twice in one object|has the unknown keys|but must be an object|has the unknown dtype \{"
     r"|overflows 63 bits|bytes, above the limit of 4096"
 )
 Decide = Callable[[bytes], str]

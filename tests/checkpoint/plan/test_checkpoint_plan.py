@@ -123,7 +123,7 @@ def test_a_single_file_gets_an_index_too_as_llm_compressor_writes_it(tmp_path: P
 )
 def test_a_name_that_would_come_out_twice_is_an_error_before_writing(name: str, tmp_path: Path) -> None:
     folder = save(tmp_path / "in", {LINEAR: weight(8, 128), name: weight(3)})
-    rule = "would come out twice" if name.endswith("shape") else "is quantized already"
+    rule = "would be written twice" if name.endswith("shape") else "is quantized already"
     with pytest.raises(CheckpointError, match=rule):
         quantize(folder, tmp_path / "out", "w4a16")
     assert not (tmp_path / "out").exists()

@@ -217,7 +217,7 @@ def test_a_million_tensors_are_read(write: Write, size: int) -> None:
 def test_a_header_to_write_refuses_a_name_that_clashes() -> None:
     """D75: the planner's names end here too, before any byte is written."""
     rule = re.escape(
-        "tensor 'w.scale' cannot be written: the name stands twice in one file; rename the tensor"
+        "tensor 'w.scale' cannot be written: the name appears twice in one file; rename the tensor"
     )
     with pytest.raises(CheckpointError, match=rule):
         header_bytes([("w.scale", "U8", (1,), 1), ("w", "U8", (1,), 1), ("w.scale", "U8", (1,), 1)], {})

@@ -185,7 +185,7 @@ def test_arguments_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
     layer, x = quantize_model(nn.Linear(64, 8), "w8a16").model, torch.randn(3, 64)
     with pytest.raises(UnsupportedError, match=r"opset \(=20\) must be 21 or later"):
         export_onnx(layer, (x,), tmp_path / "model.onnx", opset=20)
-    with pytest.raises(UnsupportedError, match=r"^opset \(=99\) is none that this torch writes; take 21$"):
+    with pytest.raises(UnsupportedError, match=r"^opset \(=99\) is not one that this torch writes; take 21$"):
         export_onnx(layer, (x,), tmp_path / "model.onnx", opset=99)
     for args, found in ((None, "None"), (x, "a Tensor")):
         with pytest.raises(UnsupportedError, match=rf"^args \({found}\) must be example inputs for a model"):

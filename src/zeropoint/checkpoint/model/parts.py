@@ -199,7 +199,7 @@ def _input_of(quantizer: nn.Module | None) -> Activation | None:
     if type(quantizer) is FakeQuantize and quantizer.enabled:
         return Activation(scheme=quantizer.scheme, dynamic=False)
     kind = type(quantizer).__name__
-    raise UnsupportedError(f"its input is quantized by a {kind}, for which there is no word")
+    raise UnsupportedError(f"its input is quantized by a {kind}, which the layout cannot describe")
 
 
 def _quantized(layer: QuantizedLinear, index: torch.Tensor, codec: Codec) -> QuantizedPart:

@@ -363,7 +363,8 @@ class Placement:
             if names[a] == names[b]:
                 first, second = (printable(self._source(number)) for number in sorted((a, b)))
                 raise CheckpointError(
-                    f"tensor {printable(names[a])} would come out twice, of {first} and of {second}; rename "
+                    f"tensor {printable(names[a])} would be written twice, from {first} and from {second}; "
+                    "rename "
                     "one, or ignore the weight"
                 )
 

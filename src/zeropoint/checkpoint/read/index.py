@@ -80,7 +80,7 @@ class IndexMap:
                     continue
                 maps += 1
                 if maps > 1:
-                    raise ValueError("'weight_map' stands twice in one object")
+                    raise ValueError("'weight_map' appears twice in one object")
                 for name in stream.members():
                     names += 1
                     yield name, self._shard(name, stream.value(_MAX_VALUE))
@@ -108,7 +108,7 @@ def read_index(path: Place) -> tuple[Stamp, set[str], object]:
         shards = {shard for _, shard in table}
     except CheckpointError:
         raise
-    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, a key that stands twice
+    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, a key that appears twice
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise CheckpointError(f"{shown(path)} is not a valid index: {reason}; download it again") from error
     _check_names(path, sorted(shards))

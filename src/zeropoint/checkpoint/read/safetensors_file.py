@@ -9,9 +9,9 @@ This module owns what one file may say. It knows nothing of directories, torch o
 bytes come from (storage.py).
 
 It accepts what safetensors 0.8.0 accepts, but for these, which that library takes and this module refuses:
-a tensor name or metadata key that stands twice (it keeps the last), keys of a tensor besides the three (their
-meaning is unknown), a tensor written as an array or a dtype written as an object, a shape whose overflow of
-63 bits is hidden by a 0, and a name above `MAX_NAME_BYTES`.
+a tensor name or metadata key that appears twice (it keeps the last), keys of a tensor besides the three
+(their meaning is unknown), a tensor written as an array or a dtype written as an object, a shape whose
+overflow of 63 bits is hidden by a 0, and a name above `MAX_NAME_BYTES`.
 
 Source: https://github.com/huggingface/safetensors, README (section Format) and safetensors/src/tensor.rs.
 """
@@ -178,11 +178,11 @@ def _head(file: OpenFile) -> bytes:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object's dict, for `object_pairs_hook`; raises ValueError where a key stands twice."""
+    """Build a JSON object's dict, for `object_pairs_hook`; raises ValueError where a key appears twice."""
     table = dict(pairs)
     if len(table) != len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"{printable(twice)} stands twice in one object")
+        raise ValueError(f"{printable(twice)} appears twice in one object")
     return table
 
 
@@ -226,10 +226,10 @@ def _walk(file: OpenFile, path: Place, length: int) -> tuple[Entries, Mapping[st
     for name in stream.members():
         if name == METADATA:
             if metadata is not None:
-                raise ValueError(f"{printable(name)} stands twice in one object")
+                raise ValueError(f"{printable(name)} appears twice in one object")
             metadata = _read_metadata(stream, path)
         elif not table.add(_entry(name, stream.value(_MAX_SPEC), path, 8 + length)):
-            raise ValueError(f"{printable(name)} stands twice in one object")
+            raise ValueError(f"{printable(name)} appears twice in one object")
     stream.end()
     return table, metadata or MappingProxyType({})
 
@@ -241,7 +241,7 @@ def _read_metadata(stream: JsonStream, path: Place) -> Mapping[str, str]:
     found: dict[str, Any] = {}
     for key in stream.members():
         if key in found:
-            raise ValueError(f"{printable(key)} stands twice in one object")
+            raise ValueError(f"{printable(key)} appears twice in one object")
         found[key] = stream.value() if stream.is_text else stream.value(_MAX_SPEC)
         if len(found) > _MAX_METADATA_KEYS:
             rule = f"more than {_MAX_METADATA_KEYS} keys, above the limit"

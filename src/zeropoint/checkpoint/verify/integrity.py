@@ -71,16 +71,16 @@ class Manifest:
         self._surplus = Names()
 
     def add(self, name: str, record: Mapping[str, Any]) -> None:
-        """Take in what the manifest says of a tensor; raises ValueError where a name stands twice."""
+        """Take in what the manifest says of a tensor; raises ValueError where a name appears twice."""
         shard, parts = _text(record["file"]), _parts(record["parts"])
         number = self._entries.number(name)
         if number is None:
             if self._surplus.add(name) is None:
-                raise ValueError(f"{printable(name)} stands twice in one object")
+                raise ValueError(f"{printable(name)} appears twice in one object")
             self.problems.append(Problem(where=name, what="it is missing, but in the manifest"))
             return
         if self._first[number] >= 0:
-            raise ValueError(f"{printable(name)} stands twice in one object")
+            raise ValueError(f"{printable(name)} appears twice in one object")
         self._first[number] = len(self._begins)
         file = self._entries.at(number).file.name
         if shard != file:
@@ -140,7 +140,7 @@ def _read(file: OpenFile, found: Manifest) -> None:
     seen: dict[str, Any] = {}
     for key in stream.members():
         if key in seen:
-            raise ValueError(f"{printable(key)} stands twice in one object")
+            raise ValueError(f"{printable(key)} appears twice in one object")
         seen[key] = None
         if key == "tensors":
             for name in stream.members():
@@ -148,7 +148,7 @@ def _read(file: OpenFile, found: Manifest) -> None:
         elif key == "files":
             for name in stream.members():
                 if name in found.files:
-                    raise ValueError(f"{printable(name)} stands twice in one object")
+                    raise ValueError(f"{printable(name)} appears twice in one object")
                 found.files[name] = _file(stream.value(_MAX_RECORD))
         elif key == "weights":
             for _ in stream.members():

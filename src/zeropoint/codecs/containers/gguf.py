@@ -204,7 +204,7 @@ def _parse(cursor: _Cursor, read: Read, size: int) -> tuple[list[Found], dict[st
     for _ in range(keys):
         key = cursor.text(_MAX_NAME)
         if key in metadata:
-            raise CheckpointError(f"the key {printable(key)} stands twice")
+            raise CheckpointError(f"the key {printable(key)} appears twice")
         metadata[key] = cursor.value(cursor.number("<I"))
     alignment = metadata.get("general.alignment", _ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1 or alignment % 8:
@@ -213,7 +213,7 @@ def _parse(cursor: _Cursor, read: Read, size: int) -> tuple[list[Found], dict[st
     begin = cursor.at + -cursor.at % alignment
     found = sorted((Found(row, begin + offset) for row, offset in rows), key=lambda each: each.begin)
     if len({each.row.name for each in found}) != len(found):
-        raise CheckpointError("a tensor's name stands twice")
+        raise CheckpointError("a tensor's name appears twice")
     _check_cover(found, read, (cursor.at, alignment, size))
     return found, {key: str(value) for key, value in metadata.items() if value is not None}
 

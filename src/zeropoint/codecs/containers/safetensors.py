@@ -129,7 +129,7 @@ def header_bytes(
 
     `entries`: (name, dtype, shape, nbytes) of each tensor. The header is padded with spaces to a multiple of
     8, so that the data begins aligned; tensors stay aligned among themselves where the caller orders them by
-    falling dtype size. Empty metadata is left out. Raises CheckpointError where a name stands twice or is
+    falling dtype size. Empty metadata is left out. Raises CheckpointError where a name appears twice or is
     `__metadata__`, where dtype, shape and nbytes contradict each other, and where the header would exceed the
     limit that loaders set.
 
@@ -144,7 +144,7 @@ def header_bytes(
     for name, dtype, shape, nbytes in entries:
         check_name(None, name)
         if name == METADATA or names.add(name) is None:
-            rule = "is reserved for the metadata" if name == METADATA else "stands twice in one file"
+            rule = "is reserved for the metadata" if name == METADATA else "appears twice in one file"
             raise tensor_error(None, name, f"cannot be written: the name {rule}", remedy="rename the tensor")
         expected = data_bytes(None, name, dtype, shape)
         if expected != nbytes:

@@ -116,7 +116,7 @@ def _proto(program: ExportedProgram, opset: int) -> Any:
     (written,) = (each.version for each in made.model_proto.opset_import if each.domain in ("", "ai.onnx"))
     if written != opset:
         # Without a word torch keeps to its own operator set where it cannot convert to another (torch 2.13).
-        raise UnsupportedError(f"opset (={opset}) is none that this torch writes; take {LEAST_OPSET}")
+        raise UnsupportedError(f"opset (={opset}) is not one that this torch writes; take {LEAST_OPSET}")
     return made.model_proto
 
 
