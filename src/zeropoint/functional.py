@@ -38,8 +38,8 @@ def choose_params(x: torch.Tensor, scheme: str | Scheme) -> QuantizationParams:
 
     Raises:
         NonFiniteError: for NaN and Inf with the first index.
-        DtypeError: for tensors that cannot be quantized.
-        ShapeError: for tensors that cannot be quantized.
+        DtypeError: for a tensor of another dtype, layout or device.
+        ShapeError: when the blocks of the scheme do not fit.
 
     Example:
         >>> choose_params(torch.tensor([-1.0, 3.0]), "uint8:tensor:asym").zero_point
@@ -75,9 +75,9 @@ def quantize(
             error its content means nothing. Not for traced code.
 
     Raises:
-        NonFiniteError: for a tensor that cannot be quantized.
-        DtypeError: for a tensor that cannot be quantized.
-        ShapeError: for a tensor that cannot be quantized.
+        NonFiniteError: for NaN and Inf, with the first index.
+        DtypeError: for a tensor of another dtype, layout or device.
+        ShapeError: when the blocks of the scheme, or ``out``, do not fit.
 
     Example:
         >>> quantize(torch.tensor([[1.0, -2.0, 4.0]]), "int8:channel:narrow").codes

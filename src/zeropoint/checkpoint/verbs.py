@@ -35,10 +35,10 @@ def plan_checkpoint(
             keep.
 
     Raises:
-        CheckpointError: for what cannot be done.
-        RecipeError: for what cannot be done.
-        SchemeError: for what cannot be done.
-        UnsupportedError: for what cannot be done.
+        CheckpointError: for a source that is damaged, quantized already, or without weights to quantize.
+        RecipeError: for a malformed recipe, and a method beyond a recipe.
+        SchemeError: for an unknown preset or a malformed scheme.
+        UnsupportedError: when the file layout cannot hold the scheme.
     """
     selection = Selection(include=tuple(include), ignore=tuple(ignore))
     if method is not None and not isinstance(to, str):
@@ -64,7 +64,7 @@ def quantize_checkpoint(
         method: how weights are quantized, such as ``"mse"``; ``nearest`` if None.
         include: patterns of tensors to quantize although they are kept by default.
         ignore: patterns of tensors to keep.
-        overwrite: write into a directory that is not empty. If it is interrupted, the same call resumes.
+        overwrite: write into a directory that is not empty.
 
     Returns:
         A summary of the run: tensors, bytes, errors and time.

@@ -80,7 +80,8 @@ def calibrate(
 
     Statistics are of the inputs of layers whose weight has a method that needs them.
 
-    The model runs in evaluation mode without gradients, and is afterwards as it was.
+    The model runs in evaluation mode without gradients, and is unchanged afterwards. Values that are not
+    finite are left out.
 
     Args:
         model: runs in evaluation mode without gradients, and is unchanged afterwards.
@@ -89,7 +90,7 @@ def calibrate(
         statistic: what is learned of each tensor, by a name of :func:`~zeropoint.stats.statistic_named` or as
             a function of a scheme and the shape of a batch of one row.
         run: calls the model with a batch.
-        progress: whether to show a bar, on a terminal. Values that are not finite are left out.
+        progress: whether to show a progress bar, on a terminal.
 
     Raises:
         CalibrationError: when there is nothing static or no batch, when ``data`` is one batch instead of

@@ -42,7 +42,7 @@ class Folding:
     Args:
         model: the folded model.
         folded: the layer that took each normalization in, by name.
-        kept: why each of the others stands, by name.
+        kept: why each of the other normalizations was kept, by name.
     """
 
     model: nn.Module

@@ -82,7 +82,7 @@ class QuantizedLinear(nn.Module):
 
         Raises:
             ShapeError: for another number of features.
-            DtypeError: for whole numbers.
+            DtypeError: for an input of integers.
         """
         if input.ndim == 0 or input.shape[-1] != self.in_features:
             raise ShapeError(

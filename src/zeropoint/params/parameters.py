@@ -68,9 +68,9 @@ class QuantizationParams:
         Args:
             scheme: a :class:`~zeropoint.Scheme` or its text form, such as ``"int4:g128"``.
             shape: of the tensor.
-            dtype: of the result; that of the parameters if None.
+            dtype: of the tensor.
             levels: one tensor for each of :attr:`Scheme.levels`.
-            zero_point: or None.
+            zero_point: one number for each block of the finest level, or None.
         """
         first, last = len(scheme.scales), len(scheme.scales) + len(scheme.offsets)
         return QuantizationParams(
@@ -144,7 +144,7 @@ class QuantizationParams:
                 point other than 0 makes a symmetric scheme affine; fractions are for ``asym=real`` alone.
 
         Raises:
-            RangeError: for them elsewhere, and what :meth:`validate` raises.
+            RangeError: for fractions in other schemes, and what :meth:`validate` raises.
 
         Example:
             >>> QuantizationParams.new(255.0, 128)
@@ -284,7 +284,7 @@ class QuantizationParams:
             maximum: ignored.
 
         Raises:
-            UnsupportedError: which names :meth:`with_range` and :mod:`zeropoint.params.torsh`.
+            UnsupportedError: always; use :meth:`with_range` or :mod:`zeropoint.params.torsh`.
         """
         raise UnsupportedError(
             f"from_statistics({minimum}, {maximum}) changes its object in ToRSh, and these parameters never "

@@ -89,7 +89,7 @@ def load_recipe(path: Path | str) -> Recipe:
         path: of a YAML file.
 
     Raises:
-        RecipeError: which names the line.
+        RecipeError: for a malformed recipe, with the line.
     """
     return parse_recipe(read_recipe(path), name=Path(path).name)
 

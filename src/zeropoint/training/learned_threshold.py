@@ -96,7 +96,7 @@ class LearnedThreshold(Quantizer):
         Args:
             x: a tensor from which the thresholds start.
             scheme: a :class:`~zeropoint.Scheme` or its text form, such as ``"int4:g128"``.
-            rule: how.
+            rule: how they follow from it.
         """
         parsed = Scheme.parse(scheme)
         found = threshold(x, parsed, rule)
