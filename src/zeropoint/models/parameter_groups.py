@@ -17,7 +17,8 @@ def parameter_groups(
     Args:
         model: prepared.
         lr, weight_decay: of the first group.
-        scale_lr: of the second group, a tenth of ``lr`` unless given; decay would pull scales towards 0, and is 0
+        scale_lr: of the second group, a tenth of ``lr`` unless given; decay would pull scales towards 0, and
+            is 0
             there. Parameters that do not train are left out.
 
     Example:

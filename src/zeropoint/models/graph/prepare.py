@@ -57,7 +57,8 @@ def prepare_graph(
             products that get a scheme.
         calibration: parameters of static inputs and outputs, of :func:`calibrate_graph` or of ``calibrate``
             for the model that was exported.
-        qat: how quantizers are made, by a name of :data:`~zeropoint.models.QAT_CONFIGS` or as a configuration. Gradients pass
+        qat: how quantizers are made, by a name of :data:`~zeropoint.models.QAT_CONFIGS` or as a
+            configuration. Gradients pass
             straight through.
 
     Raises:
