@@ -124,7 +124,7 @@ def measure_core(plan: Plan, folder: Path) -> tuple[float, tuple[Done, ...]]:
                 yield result
             spent = time.perf_counter() - start
 
-        run(plan, folder / str(number), engine=timed)
+        run(plan, folder / str(number), executor=timed)
         best, found = max(best, plan.source_bytes / spent), tuple(results)
     return best, found
 

@@ -35,8 +35,8 @@ USAGE = [
     (["verify", "a", "--against", ""], "Invalid value for '--against': it is empty"),
     (["quantize", "a", "b.safetensors", "--to", "w4a16"], "'b.safetensors' is the name of a file; give the"),
     (
-        ["quantize", "a", "b", "--to", "w4a16", "--engine", "spark"],
-        "'--engine': 'spark' is not one of 'local', 'ray'",
+        ["quantize", "a", "b", "--to", "w4a16", "--executor", "spark"],
+        "'--executor': 'spark' is not one of 'local', 'ray'",
     ),
     (["quantize", "a", "b", "--to", "q4_k_m"], "w4a16 is the int4 that vLLM and transformers read"),
     (["quantize", "a", "b", "--to", "AWQ"], "AWQ is no scheme that is written"),

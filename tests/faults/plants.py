@@ -13,8 +13,7 @@ import pytest
 
 from zeropoint.checkpoint.read import source
 from zeropoint.checkpoint.run import directory as output
-from zeropoint.checkpoint.run import executor as engine
-from zeropoint.checkpoint.run import read_back, work
+from zeropoint.checkpoint.run import executor, read_back, work
 from zeropoint.checkpoint.run import tiles as quantize
 from zeropoint.cli import main as command
 
@@ -158,13 +157,13 @@ def single_write(patched: pytest.MonkeyPatch) -> None:
 
 def hasty(patched: pytest.MonkeyPatch) -> None:
     """A set takes its scale from the first of its units that is scanned."""
-    real = engine._Extremes.wait
+    real = executor._Extremes.wait
 
     def wait(self: Any) -> tuple[float, float]:
         real(self)
         return quantize.widest((found.low, found.high) for found in self._found[:1])
 
-    patched.setattr(engine._Extremes, "wait", wait)
+    patched.setattr(executor._Extremes, "wait", wait)
 
 
 PLANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

@@ -40,9 +40,6 @@ BANNED: dict[str, str] = {
 }
 """What is not written -> what is written instead. Patterns match whole words."""
 
-NOT_YET_SWEPT = frozenset({"src/zeropoint/checkpoint/run", "src/zeropoint/checkpoint/cluster"})
-"""Packages and files whose words are still to be replaced; the set only shrinks."""
-
 EXCUSED: dict[tuple[str, str], str] = {
     ("examples/demo.py", "opening"): "a sentence about a surgeon, of the data",
 }
@@ -75,12 +72,6 @@ def tree() -> Iterator[Path]:
     yield from (ROOT / name for name in FILES)
 
 
-def swept(path: Path) -> bool:
-    """Tell whether a file is past :data:`NOT_YET_SWEPT`."""
-    relative = path.relative_to(ROOT)
-    return not any(str(place) in NOT_YET_SWEPT for place in (relative, *relative.parents))
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -110,7 +101,6 @@ def test_the_tree_uses_the_words_of_the_field() -> None:
     found = {
         violation
         for path in tree()
-        if swept(path)
         for violation in violations(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
     }
     assert sorted(found - EXCUSED.keys()) == []

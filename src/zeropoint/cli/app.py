@@ -46,14 +46,14 @@ from .warmup import warmup
 from .writing import (
     Address,
     BreakLock,
-    EngineName,
-    EngineOption,
+    ExecutorName,
+    ExecutorOption,
     Overwrite,
     Restart,
     Spool,
     Target,
     Way,
-    engine_of,
+    executor_of,
     write,
 )
 
@@ -111,7 +111,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     overwrite: Overwrite = False,
     restart: Restart = False,
     unlock: BreakLock = False,
-    engine: EngineOption = EngineName.LOCAL,
+    executor: ExecutorOption = ExecutorName.LOCAL,
     address: Address = None,
     spool: Spool = None,
     strict: Strict = False,
@@ -137,7 +137,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize SRC OUT --plan plan.json
       zeropoint quantize DeepSeek-V3 OUT --to nvfp4a16 --dequantize-first
       zeropoint quantize s3://BUCKET/MODEL s3://BUCKET/OUT --to w4a16
-      zeropoint quantize SRC OUT --to nvfp4a16 --engine ray --address HEAD:6379
+      zeropoint quantize SRC OUT --to nvfp4a16 --executor ray --address HEAD:6379
     """  # noqa: D301
     start = time.perf_counter()
     asked = one_of({"--to": to, "--recipe": recipe, "--plan": plan})
@@ -147,7 +147,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
         layers.require_loadable(made)
     way = Way(
         overwrite=overwrite, restart=restart, break_lock=unlock, spool=spool,
-        engine=engine_of(engine, address),
+        executor=executor_of(executor, address),
     )  # fmt: skip
     result = write(made, out, way, "quantizing")
     seconds = time.perf_counter() - start

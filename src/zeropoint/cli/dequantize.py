@@ -14,14 +14,14 @@ from .values import parse_float_dtype
 from .writing import (
     Address,
     BreakLock,
-    EngineName,
-    EngineOption,
+    ExecutorName,
+    ExecutorOption,
     Overwrite,
     Restart,
     Spool,
     Target,
     Way,
-    engine_of,
+    executor_of,
     write,
 )
 
@@ -41,7 +41,7 @@ def dequantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     overwrite: Overwrite = False,
     restart: Restart = False,
     unlock: BreakLock = False,
-    engine: EngineOption = EngineName.LOCAL,
+    executor: ExecutorOption = ExecutorName.LOCAL,
     address: Address = None,
     spool: Spool = None,
     everything: Everything = False,
@@ -63,7 +63,7 @@ def dequantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     plan = layers.make_plan(layers.open_source(source), layers.KEEP, selection=selection, limits=limits)
     way = Way(
         overwrite=overwrite, restart=restart, break_lock=unlock, spool=spool,
-        engine=engine_of(engine, address),
+        executor=executor_of(executor, address),
     )  # fmt: skip
     result = write(plan, out, way, "dequantizing")
     seconds = time.perf_counter() - start

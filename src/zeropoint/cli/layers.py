@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..checkpoint.choose.recipe import RecipeText as RecipeText
     from ..checkpoint.choose.selection import Dequantize as Dequantize
     from ..checkpoint.choose.selection import Selection as Selection
-    from ..checkpoint.cluster.ray import RayEngine as RayEngine
+    from ..checkpoint.cluster.ray import RayExecutor as RayExecutor
     from ..checkpoint.plan.checkpoint_plan import make_plan as make_plan
     from ..checkpoint.plan.document import plan_document as plan_document
     from ..checkpoint.plan.engines import require_loadable as require_loadable
@@ -76,7 +76,7 @@ _OWNERS = {
     "make_plan": "checkpoint.plan.checkpoint_plan",
     "plan_document": "checkpoint.plan.document",
     **dict.fromkeys(("PlanFile", "write_plan"), "checkpoint.plan.file"),
-    "RayEngine": "checkpoint.cluster.ray",
+    "RayExecutor": "checkpoint.cluster.ray",
     **dict.fromkeys(("KEEP", "RecipeText"), "checkpoint.choose.recipe"),
     "run": "checkpoint.run.loop",
     "method_named": "methods",

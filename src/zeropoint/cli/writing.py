@@ -15,11 +15,11 @@ from .values import parse_output
 
 if TYPE_CHECKING:
     from ..checkpoint.plan.checkpoint_plan import Plan
-    from ..checkpoint.run.executor import Engine
+    from ..checkpoint.run.executor import Executor
     from ..checkpoint.run.loop import RunResult
 
 
-class EngineName(enum.Enum):
+class ExecutorName(enum.Enum):
     """What does the work."""
 
     LOCAL = "local"
@@ -35,8 +35,8 @@ Restart = Annotated[bool, typer.Option("--restart", help="Discard an interrupted
 BreakLock = Annotated[
     bool, typer.Option("--break-lock", help="Remove the lock of a run that you know has died.")
 ]
-EngineOption = Annotated[
-    EngineName, typer.Option("--engine", help="What does the work: this machine, or a Ray cluster.")
+ExecutorOption = Annotated[
+    ExecutorName, typer.Option("--executor", help="What does the work: this machine, or a Ray cluster.")
 ]
 Address = Annotated[
     str | None,
@@ -56,18 +56,18 @@ class Way:
     restart: bool
     break_lock: bool
     spool: Path | None
-    engine: Engine
+    executor: Executor
 
 
-def engine_of(name: EngineName, address: str | None) -> Engine:
-    """Return the engine of this name.
+def executor_of(name: ExecutorName, address: str | None) -> Executor:
+    """Return the executor of this name.
 
-    Raises typer.BadParameter for an address of the local engine.
+    Raises typer.BadParameter for an address of the local executor.
     """
-    if name is EngineName.RAY:
-        return layers.RayEngine(address=address)
+    if name is ExecutorName.RAY:
+        return layers.RayExecutor(address=address)
     if address is not None:
-        raise typer.BadParameter(f"--address {address} is that of a Ray cluster; pass --engine ray too")
+        raise typer.BadParameter(f"--address {address} is that of a Ray cluster; pass --executor ray too")
     return layers.local
 
 
@@ -90,8 +90,8 @@ def write(plan: Plan, out: str, way: Way, verb: str) -> RunResult:
         layers.break_lock(target)
     with progress(verb) as on_progress:
         result = layers.run(
-            plan, target, overwrite=way.overwrite, spool=way.spool, restart=way.restart, engine=way.engine,
-            on_progress=on_progress,
+            plan, target, overwrite=way.overwrite, spool=way.spool, restart=way.restart,
+            executor=way.executor, on_progress=on_progress,
         )  # fmt: skip
     if absent:  # most likely meant, but a slip in a path would look the same
         note(f"the directory {str(target.parent)!r} did not exist and was created")

@@ -1,4 +1,4 @@
-"""The engine finds its cluster by an address, or says in a sentence why it does not."""
+"""The executor finds its cluster by an address, or says in a sentence why it does not."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tests.checkpoint.written import digests
 
-from zeropoint.checkpoint.cluster.ray import RayEngine
+from zeropoint.checkpoint.cluster.ray import RayExecutor
 from zeropoint.checkpoint.plan.checkpoint_plan import Plan
-from zeropoint.checkpoint.run.executor import EngineError
+from zeropoint.checkpoint.run.executor import ExecutorError
 from zeropoint.checkpoint.run.loop import run
 
 
@@ -21,22 +21,22 @@ def test_the_engine_connects_to_an_address_for_its_run_alone(
 ) -> None:
     import ray
 
-    run(plan, tmp_path / "out", engine=RayEngine(address=cluster.address))
+    run(plan, tmp_path / "out", executor=RayExecutor(address=cluster.address))
     assert not ray.is_initialized()
     assert digests(tmp_path / "out") == digests(local)
 
 
 def test_an_address_that_does_not_answer_is_an_error(plan: Plan, tmp_path: Path) -> None:
     rule = r"no Ray cluster answers at '127\.0\.0\.1:1': Connection refused; pass the HOST:PORT"
-    with pytest.raises(EngineError, match=rule):
-        run(plan, tmp_path / "out", engine=RayEngine(address="127.0.0.1:1"))
+    with pytest.raises(ExecutorError, match=rule):
+        run(plan, tmp_path / "out", executor=RayExecutor(address="127.0.0.1:1"))
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("address", ["head", "ray://head:10001", "head:port"])
 def test_an_address_that_is_none_is_refused(address: str, plan: Plan, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=rf"address '{address}' must be HOST:PORT of a Ray cluster"):
-        run(plan, tmp_path / "out", engine=RayEngine(address=address))
+    with pytest.raises(ExecutorError, match=rf"address '{address}' must be HOST:PORT of a Ray cluster"):
+        run(plan, tmp_path / "out", executor=RayExecutor(address=address))
 
 
 def test_without_ray_the_engine_says_what_to_install(
@@ -44,7 +44,7 @@ def test_without_ray_the_engine_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(
-        EngineError, match=r"engine ray needs the package ray.*pip install 'zeropoint\[ray\]'"
+        ExecutorError, match=r"executor ray needs the package ray.*pip install 'zeropoint\[ray\]'"
     ):
-        run(plan, tmp_path / "out", engine=RayEngine())
+        run(plan, tmp_path / "out", executor=RayExecutor())
     assert not os.path.lexists(tmp_path / "out")

@@ -1,4 +1,4 @@
-"""A driver that is killed leaves what any engine goes on with, also where nodes go meanwhile."""
+"""A driver that is killed leaves what any executor goes on with, also where nodes go meanwhile."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.checkpoint.cluster.conftest import STORE_BYTES, started
 from tests.checkpoint.written import digests
 from tests.oracles.synthetic_llama import write
 
-from zeropoint.checkpoint.cluster.ray import RayEngine
+from zeropoint.checkpoint.cluster.ray import RayExecutor
 from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.executor import Engine
+from zeropoint.checkpoint.run.executor import Executor
 from zeropoint.checkpoint.run.executor import local as on_threads
 from zeropoint.checkpoint.run.loop import run
 
@@ -29,24 +29,24 @@ from zeropoint.checkpoint.run import commit
 from zeropoint.checkpoint.run.executor import local
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
-from zeropoint.checkpoint.cluster.ray import RayEngine
+from zeropoint.checkpoint.cluster.ray import RayExecutor
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.work import Done
 
 source, out, scheme, address, count = sys.argv[1:]
 commit.COMMIT_SECONDS = 0.0
-engine = RayEngine(address=address) if address else local
+executor = RayExecutor(address=address) if address else local
 
 def killed(job):
     done = 0
-    for result in engine(job):
+    for result in executor(job):
         if done == int(count):
             os.kill(os.getpid(), signal.SIGKILL)
         yield result
         done += isinstance(result, Done)
 
-run(make_plan(open_source(source), scheme, limits=Limits(workers=1)), out, engine=killed)
+run(make_plan(open_source(source), scheme, limits=Limits(workers=1)), out, executor=killed)
 """
 SCHEME = "nvfp4a16"
 
@@ -64,8 +64,9 @@ def test_killed_drivers_and_lost_nodes_change_no_byte(tmp_path: Path) -> None:
     resumed: list[int] = []
     with started(3) as cluster:
         address = cluster.address
-        ways: list[tuple[str, Engine]] = [
-            (address, on_threads), ("", RayEngine(address=address)), (address, RayEngine(address=address)),
+        ways: list[tuple[str, Executor]] = [
+            (address, on_threads), ("", RayExecutor(address=address)),
+            (address, RayExecutor(address=address)),
         ]  # fmt: skip
         for number, (first, second) in enumerate(ways):
             out = tmp_path / str(number)
@@ -73,7 +74,7 @@ def test_killed_drivers_and_lost_nodes_change_no_byte(tmp_path: Path) -> None:
             kill_a_driver(plan, out, first, 6)
             leaver = threading.Timer(3.0, _remove_a_node, [cluster])
             leaver.start()
-            resumed.append(run(plan, out, engine=second).resumed)
+            resumed.append(run(plan, out, executor=second).resumed)
             leaver.join()
             assert digests(out) == golden
             cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)

@@ -16,7 +16,7 @@ from tests.contract.test_vectors import MACHINES
 from tests.oracles import synthetic_llama
 
 from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
-from zeropoint.checkpoint.run import executor as engine
+from zeropoint.checkpoint.run import executor
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.run.work import Done
 
@@ -35,13 +35,13 @@ SCHEMES = ("nvfp4a16", "w4a16_asym", "mxfp4", "fp8_block", "float8_e4m3fn:tensor
 
 def unsteady(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Let each unit take its time, so that units end in another order each time."""
-    dice, do = random.Random(seed), engine.do
+    dice, do = random.Random(seed), executor.do
 
     def slow(*arguments: object) -> Done:
         time.sleep(dice.choice((0, 0, 0.001, 0.005)))
         return do(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine, "do", slow)
+    monkeypatch.setattr(executor, "do", slow)
 
 
 @pytest.mark.parametrize("to", SCHEMES)

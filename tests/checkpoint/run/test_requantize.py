@@ -311,7 +311,7 @@ def test_a_run_that_was_ended_after_any_unit_goes_on_to_the_same_bytes(
 
         out = tmp_path / str(count)
         with pytest.raises(KeyboardInterrupt):
-            run(plan, out, engine=ends)
+            run(plan, out, executor=ends)
         resumed.append(run(plan, out).resumed)
         assert digests(out) == digests(tmp_path / "whole")
     assert resumed[0] < resumed[-1] < units
@@ -323,7 +323,9 @@ def test_a_run_is_not_resumed_with_floats_of_another_dtype(fp8: Path, tmp_path: 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(make_plan(open_source(fp8), "mxfp4", selection=FIRST, limits=ONE), tmp_path / "out", engine=ends)
+        run(
+            make_plan(open_source(fp8), "mxfp4", selection=FIRST, limits=ONE), tmp_path / "out", executor=ends
+        )
     other = Selection(dequantize=Dequantize.FIRST, floats="F32")
     with pytest.raises(CheckpointError, match="differs in 'dequantize': it has 'first', now 'first F32'"):
         requantize(fp8, tmp_path / "out", "mxfp4", other)

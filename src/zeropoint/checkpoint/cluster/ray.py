@@ -1,7 +1,7 @@
-"""The engine that does units on a Ray cluster whose nodes share a file system.
+"""The executor that does units on a Ray cluster whose nodes share a file system.
 
 The driver hands out batches of units and takes their results; it alone journals and publishes, so a run that
-ends on a cluster goes on locally, and the other way round. A batch whose node dies is done again elsewhere.
+ends on a cluster continues locally, and the other way round. A batch whose node dies is done again elsewhere.
 Ray is asked to do little: start `work` (worker.py) somewhere, and say when it is over.
 """
 
@@ -20,14 +20,14 @@ from typing import Any
 
 from ...errors import printable
 from ..plan.identity import identity
-from ..run.executor import EngineError, Job, Results
+from ..run.executor import ExecutorError, Job, Results
 from ..run.tiles import widest
 from ..run.units import Unit
 from ..run.work import Done, Scanned
 from .worker import TOKEN_FILE, Batch, Failed, Request, work
 
 BATCH_BYTES = 1 << 28
-"""Bytes of the source in a batch, at most: seconds of work, beside which handing it out is nothing."""
+"""Bytes of the source in a batch, at most: seconds of work, so that distributing it takes little time."""
 _BATCHES_A_CPU = 4
 """So many batches come to each CPU at least, where there are units enough, so that all end together."""
 _IN_FLIGHT = 2
@@ -39,8 +39,8 @@ _ANSWER_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RayEngine:
-    """An :class:`Engine` on the cluster at ``address``, HOST:PORT; None is the one that Ray finds or starts.
+class RayExecutor:
+    """An :class:`Executor` on the cluster at ``address`` (HOST:PORT); None: one that Ray finds or starts.
 
     patience: seconds until a worker must see the output's files, and until a cluster without any CPU is given
     up.
@@ -50,7 +50,7 @@ class RayEngine:
     patience: float = 60.0
 
     def __call__(self, job: Job) -> Results:
-        """See :class:`Engine`. Raises EngineError where no cluster answers or its nodes do not fit."""
+        """See :class:`Executor`. Raises ExecutorError where no cluster answers or its nodes do not fit."""
         if not job.todo:
             return
         with _connected(self.address) as ray, _token(job) as token:
@@ -113,7 +113,7 @@ class _Run:
             yield result
 
     def _cpus(self) -> int:
-        """Return the CPUs of the cluster now; raises EngineError where it has none for too long."""
+        """Return the CPUs of the cluster now; raises ExecutorError where it has none for too long."""
         end = time.monotonic() + self._patience
         while True:
             cpus = int(self._ray.cluster_resources().get("CPU", 0))
@@ -121,7 +121,7 @@ class _Run:
                 return cpus
             if time.monotonic() >= end:
                 rule = "has no node with a CPU; add one, and run the same command again to resume"
-                raise EngineError(f"the Ray cluster {rule}")
+                raise ExecutorError(f"the Ray cluster {rule}")
             time.sleep(_POLL_SECONDS)
 
     def _end(self) -> None:
@@ -210,7 +210,7 @@ def _connected(address: str | None) -> Iterator[Any]:
         import ray  # an extra, and slow to load
     except ImportError as error:
         rule = "needs the package ray, which is not installed; pip install 'zeropoint[ray]'"
-        raise EngineError(f"engine ray {rule}") from error
+        raise ExecutorError(f"executor ray {rule}") from error
     if ray.is_initialized():
         yield ray
         return
@@ -221,7 +221,7 @@ def _connected(address: str | None) -> Iterator[Any]:
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         place = "here" if address is None else f"at {printable(address)}"
         reason = " ".join(str(error).split())
-        raise EngineError(f"no Ray cluster can be used {place}: {reason}; {_START}") from error
+        raise ExecutorError(f"no Ray cluster can be used {place}: {reason}; {_START}") from error
     try:
         yield ray
     finally:
@@ -232,20 +232,20 @@ _START = "pass the HOST:PORT that `ray start --head` says, with one version of r
 
 
 def _require_answer(address: str) -> None:
-    """Raise EngineError unless something listens at HOST:PORT; Ray itself would try for minutes."""
+    """Raise ExecutorError unless something listens at HOST:PORT; Ray itself would try for minutes."""
     host, colon, port = address.rpartition(":")
     if address.startswith("ray://") or not colon or not port.isdigit():
-        raise EngineError(f"address {printable(address)} must be HOST:PORT of a Ray cluster; {_START}")
+        raise ExecutorError(f"address {printable(address)} must be HOST:PORT of a Ray cluster; {_START}")
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()
     except OSError as error:
         reason = error.strerror or error
-        raise EngineError(f"no Ray cluster answers at {printable(address)}: {reason}; {_START}") from error
+        raise ExecutorError(f"no Ray cluster answers at {printable(address)}: {reason}; {_START}") from error
 
 
 @contextlib.contextmanager
 def _token(job: Job) -> Iterator[str]:
-    """Leave a random text beside the partial files for the block, for workers to find, and give it."""
+    """Write a random text next to the partial files for the block, for workers to find, and give it."""
     token = secrets.token_hex(16)
     path = job.partials.path / TOKEN_FILE
     with job.partials.io(TOKEN_FILE):
@@ -266,12 +266,12 @@ def _token(job: Job) -> Iterator[str]:
             os.unlink(path)
 
 
-def _lost(batch: Batch, error: BaseException) -> EngineError:
+def _lost(batch: Batch, error: BaseException) -> ExecutorError:
     # A failure inside a worker carries its traceback as text; its cause says it in a line.
     inner = getattr(error, "cause", None) or error
     reason = printable(" ".join(f"{type(inner).__name__}: {inner}".split()), limit=500)[1:-1]
     numbers = f"{batch.numbers[0]} to {batch.numbers[-1]}"
-    return EngineError(
+    return ExecutorError(
         f"the Ray cluster could not do units {numbers}: {reason}; look at its nodes and their logs, and "
         "start the same command again"
     )

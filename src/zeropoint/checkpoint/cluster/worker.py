@@ -29,7 +29,7 @@ from ..plan.limits import Limits
 from ..read.source import open_source
 from ..read.storage import Place, shown
 from ..run.directory import Partials, partial_name
-from ..run.executor import EngineError
+from ..run.executor import ExecutorError
 from ..run.tiles import Scratch
 from ..run.units import Rows, Unit, units
 from ..run.work import Done, Scanned, buffer_bytes, do, scan
@@ -123,11 +123,11 @@ def _scratch(size: int) -> Scratch:
 
 
 def _require_shared(request: Request) -> None:
-    """Raise EngineError unless the output here is the one that the driver writes to."""
+    """Raise ExecutorError unless the output here is the one that the driver writes to."""
     path, end = request.partials.path / TOKEN_FILE, time.monotonic() + request.patience
     while _content(path) != request.token:
         if time.monotonic() >= end:
-            raise EngineError(
+            raise ExecutorError(
                 f"host {socket.gethostname()} does not see the driver's files in "
                 f"{shown(request.partials.path)}; the output must lie on a file system that every node mounts"
                 " at the same path"
@@ -144,7 +144,7 @@ def _content(path: Path) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _prepare(request: Request) -> tuple[Plan, Sequence[Unit]]:
-    """Return the driver's plan and its units, made here; raises EngineError where they differ."""
+    """Return the driver's plan and its units, made here; raises ExecutorError where they differ."""
     plan = make_plan(
         open_source(request.source), request.recipe, selection=request.selection, limits=request.limits,
         codec=request.codec,
@@ -155,5 +155,5 @@ def _prepare(request: Request) -> tuple[Plan, Sequence[Unit]]:
             remedy="install one version of zeropoint on every node, and let all see the same source",
         )  # fmt: skip
     except CheckpointError as error:
-        raise EngineError(str(error)) from error
+        raise ExecutorError(str(error)) from error
     return plan, units(plan)

@@ -3,7 +3,7 @@
 Files are written under hidden names, ``.NAME.partial``, in the directory itself, so that the final rename
 never crosses file systems. Publishing renames shards and companions first, then the manifest, config.json and
 the index, whose rename is the commit. A run that ends before leaves the hidden files, from which the next one
-goes on, or removes them, and no other file is touched: what has a final name is removed only where its inode
+resumes, or removes them, and no other file is touched: what has a final name is removed only where its inode
 says that it is ours. A lock keeps a second run out.
 """
 
@@ -101,7 +101,7 @@ class OutputDirectory:
 
     path: where to write. Created with its parents where it does not exist. root: the source, which must be
     elsewhere, or None for a model in memory. sizes: bytes of every file that will be written, by name.
-    overwrite: whether the directory may hold files already; those of other names are left alone.
+    overwrite: whether the directory may hold files already; those of other names are kept.
 
     Raises CheckpointError when the place is no directory, locked, or inside the source, and when a name leads
     out of it.
@@ -181,7 +181,7 @@ class OutputDirectory:
                 os.close(descriptor)
 
     def published(self, name: str) -> bool:
-        """Return whether ``name`` has its name already, and no partial file stands for a newer one."""
+        """Return whether ``name`` has its name already, and no partial file belongs to a newer one."""
         found = self._folder.state(name)
         waits = self._folder.state(partial_name(name)) is not None
         return not waits and found is not None and stat.S_ISREG(found.st_mode)
@@ -408,7 +408,7 @@ def _require_apart(given: Path, out: Path, root: Place) -> None:
 
 
 def _roots(root: Path) -> tuple[Path, ...]:
-    """Return a source and where else its files may lie: those of a snapshot are in `blobs` beside it."""
+    """Return a source and where else its files may lie: those of a snapshot are in `blobs` next to it."""
     return (root, root.parent.parent / "blobs") if root.parent.name == "snapshots" else (root,)
 
 

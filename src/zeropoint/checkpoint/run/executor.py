@@ -1,7 +1,7 @@
-"""What runs the units of a job: the contract of an engine, and the one that uses this machine's threads.
+"""What runs the units of a job: the contract of an executor, and the one that uses this machine's threads.
 
-The driver (loop.py) alone journals and publishes; an engine does units in any order and anywhere, and says
-what became of each.
+The driver (loop.py) alone journals and publishes; an executor does units in any order and anywhere, and says
+the result of each.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Job:
     scanned: Mapping[int, Scanned]
 
 
-class EngineError(ObstacleError):
-    """An engine cannot go on, whatever the data: what is done stays done."""
+class ExecutorError(ObstacleError):
+    """An executor cannot continue, whatever the data: what is done stays done."""
 
 
-class Engine(Protocol):
+class Executor(Protocol):
     """Does a job."""
 
     def __call__(self, job: Job) -> Results:
@@ -53,7 +53,7 @@ class Engine(Protocol):
 
 
 def local(job: Job) -> Results:
-    """Do a job on this machine's threads; an :class:`Engine`."""
+    """Do a job on this machine's threads; an :class:`Executor`."""
     stop = threading.Event()
     limits = job.plan.limits
     needed = buffer_bytes(job.todo, limits)

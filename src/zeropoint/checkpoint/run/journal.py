@@ -1,4 +1,4 @@
-r"""The journal of a run: what is on disk for good, so that a run that was killed goes on where it was.
+r"""The journal of a run: what is on disk for good, so that a run that was killed resumes where it was.
 
 ``OUT/.zeropoint.journal`` is a line a record:
 

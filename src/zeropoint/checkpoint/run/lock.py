@@ -1,7 +1,7 @@
 """One writer at a time: the lock of an output directory.
 
 The kernel's lock (flock) on ``.zeropoint.lock`` dies with its process. Where the file system has none, a file
-``.zeropoint.owner`` that only one process can create stands for it, and names who did; what a killed process
+``.zeropoint.owner`` that only one process can create represents it, and names who did; what a killed process
 left of that kind has to be broken by hand, since nothing here can see whether its host still runs it.
 
 The two kinds keep each other out, since hosts may differ in what they can lock, and a system may run out of

@@ -1,6 +1,6 @@
 """Carry out a plan: one loop over units, whatever the target is that they are written to.
 
-The driver here decides nothing about numbers: units.py says what there is to do, an engine does it, and the
+The driver here decides nothing about numbers: units.py says what there is to do, an executor does it, and the
 target (target.py) keeps what is done. Whatever ends a run, the same call resumes it, and the bytes are those
 of a run that nothing ended.
 """
@@ -19,7 +19,7 @@ from ..plan.placement import Weight
 from ..read.object_store import RemotePath
 from ..read.storage import Place, place, shown
 from .directory_target import DirectoryTarget
-from .executor import Engine, local
+from .executor import Executor, local
 from .existing import done_already
 from .manifest import error_of
 from .store_target import StoreTarget
@@ -32,7 +32,7 @@ from .workers import Progress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one weight: its module, and the error that quantization made."""
+    """The result for one weight: its module, and the error that quantization made."""
 
     weight: Weight
     error: TensorError
@@ -75,13 +75,13 @@ class RunResult:
 
 def run(
     plan: Plan, out: Place | str, *, overwrite: bool = False, spool: Path | None = None,
-    restart: bool = False, engine: Engine = local, on_progress: Progress | None = None,
+    restart: bool = False, executor: Executor = local, on_progress: Progress | None = None,
 ) -> RunResult:  # fmt: skip
     """Write the checkpoint that ``plan`` describes to a directory or URL: all of it, or nothing to load.
 
     overwrite: whether a directory may hold files; those with other names stay. spool: for a URL, the local
     directory for files on their way; None is the system's directory for temporary files. restart: remove what
-    an interrupted run left there instead of resuming it. engine: what does the units. on_progress: called
+    an interrupted run left there instead of resuming it. executor: what does the units. on_progress: called
     in this thread. Raises NonFiniteError naming tensor, file and first index; RangeError when a scale fits no
     format; CheckpointError for everything about files, and when ``out`` holds an interrupted run of something
     else.
@@ -104,7 +104,7 @@ def run(
         target.begin(restart=restart)
         resumed = len(target.done)
         try:
-            _do(plan, all_units, target, engine, on_progress)
+            _do(plan, all_units, target, executor, on_progress)
             plan.source.check_unchanged()
             target.publish()
         except BaseException as error:
@@ -128,13 +128,15 @@ def _target(
     return StoreTarget(plan, all_units, out, spool)
 
 
-def _do(plan: Plan, all_units: Units, target: Target, engine: Engine, on_progress: Progress | None) -> None:
+def _do(
+    plan: Plan, all_units: Units, target: Target, executor: Executor, on_progress: Progress | None
+) -> None:
     """Do what is still to do, a job of the target at a time."""
     total = plan.worked_bytes + sum(plan.companions.values())
     left = sum(unit.nbytes for unit in left_of(all_units, target.done))
     with contextlib.closing(target.jobs()) as jobs:
         for job in jobs:
-            with contextlib.closing(engine(job)) as results:
+            with contextlib.closing(executor(job)) as results:
                 for result in results:
                     target.add(result)
                     if not isinstance(result, Done):
@@ -146,7 +148,7 @@ def _do(plan: Plan, all_units: Units, target: Target, engine: Engine, on_progres
 
 
 def outcomes(plan: Plan, all_units: Units, done: Mapping[int, Done]) -> Sequence[Outcome]:
-    """Return what became of each weight, in the order of the plan, when all units are done."""
+    """Return the result for each weight, in the order of the plan, when all units are done."""
     return Made(
         len(plan.weights), lambda n: Outcome(weight=plan.weights[n], error=error_of(n, all_units, done))
     )

@@ -39,7 +39,7 @@ class State:
 
 
 def begin(directory: OutputDirectory, plan: Plan, units: Sequence[Unit], *, restart: bool) -> State:
-    """Begin a run, or go on with the one in the journal; all files but those written last are prepared.
+    """Begin a run, or resume the one in the journal; all files but those written last are prepared.
 
     restart: remove what an interrupted run left, whatever it was. Raises CheckpointError when the journal is
     that of another run, naming the first difference, and leaves that run as it is.
@@ -56,7 +56,7 @@ def begin(directory: OutputDirectory, plan: Plan, units: Sequence[Unit], *, rest
     try:
         now = Header(identity=state.identity, stamps=stamps(plan), files=directory.names)
         if journal.records:
-            _go_on(state, now, units, directory)
+            _resume(state, now, units, directory)
             directory.require_free(published=state.publishing)
         else:
             directory.require_free(published=False)
@@ -98,7 +98,7 @@ def _published(record: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _go_on(state: State, now: Header, units: Sequence[Unit], directory: OutputDirectory) -> None:
+def _resume(state: State, now: Header, units: Sequence[Unit], directory: OutputDirectory) -> None:
     """Take in what the journal says; raises CheckpointError when it is that of another run."""
     what = f"the interrupted run in {shown(directory.path)}"
     try:

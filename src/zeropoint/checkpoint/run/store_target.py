@@ -1,7 +1,7 @@
 """An object store as the target of a run: objects appear whole, and what loaders open first comes at the end.
 
 A file is done in a local directory, the spool, proven, and uploaded while the next one is being done: the
-spool never holds more than two files, and `spool_bytes` says how much that is. Beside each object that is
+spool never holds more than two files, and `spool_bytes` says how much that is. Next to each object that is
 there, `.zeropoint/NAME.json` says what was done for it, and `.zeropoint/identity.json` for what run: these
 records are the journal. A run that was interrupted anywhere resumes at the file that it was at, on any
 machine, by the same command. When the index is there, which comes last of all, the records are removed.
@@ -174,11 +174,11 @@ class StoreTarget:
             )
         state = stamps(self._plan)
         if begun:
-            self._go_on(found, state)
+            self._resume(found, state)
         self._write(_IDENTITY, {"identity": self._identity, "stamps": state})
         _require_own(self._spool)
 
-    def _go_on(self, found: set[str], state: Mapping[str, str]) -> None:
+    def _resume(self, found: set[str], state: Mapping[str, str]) -> None:
         begun = self._read(_IDENTITY)
         try:
             then = {key: texts(begun.get(key)) for key in ("identity", "stamps")}

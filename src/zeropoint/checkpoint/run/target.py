@@ -16,7 +16,7 @@ from .work import Done, Scanned
 class Target(Protocol):
     """An output of one run: a context manager, whose end without an error is that of the run.
 
-    path: where it is. done: what became of units, by number, only what is proven or was done by this run.
+    path: where it is. done: results of units, by number, only what is proven or was done by this run.
     notes: sentences for the report. sync_seconds: time spent waiting for the disk alone.
     """
 
@@ -56,7 +56,7 @@ class Target(Protocol):
         """Yield what is to do; asking for the next one means that all of the last one was added."""
 
     def add(self, result: Scanned | Done) -> None:
-        """Take in what became of a unit, and make it durable, now or later."""
+        """Take in the result of a unit, and make it durable, now or later."""
 
     def publish(self) -> None:
         """Give every file its name, the one that loaders look for last; all units are done."""

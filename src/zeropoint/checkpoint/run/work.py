@@ -46,7 +46,7 @@ class Scanned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """What became of the unit of this number.
+    """The result of the unit of this number.
 
     digests: SHA-256 of what it wrote into each of its spans, in hexadecimal. error: what quantization did to
     it; None for a copy.
@@ -116,7 +116,7 @@ def _is_sum(parts: list[object]) -> bool:
 
 
 class Results(MutableMapping[int, Done]):
-    """What became of units, by number, in few bytes for each of ``count``."""
+    """The results of units, by number, in few bytes for each of ``count``."""
 
     def __init__(self, count: int, found: Mapping[int, Done] | None = None) -> None:
         self._packed = Blobs(count)
@@ -236,7 +236,7 @@ def _quantize_tile(
 def _restore_tile(
     unit: Restore, files: Files, cut: tuple[int, int], buffer: bytearray, writer: _Writer
 ) -> None:
-    """Write some rows as floats; raises NonFiniteError where codes stand for none."""
+    """Write some rows as floats; raises NonFiniteError where codes are NaN or Inf."""
     origin = unit.weight.origin
     x = origin.read(files, *cut, buffer)
     bad = ~torch.isfinite(x)

@@ -67,7 +67,7 @@ def done_tasks(
     tasks: each is taken when a thread is free for it, so those of a generator need not exist at once.
     stop: is set when no task will be begun any more, for tasks that wait for others.
     Raises the error of the first task, in their order, that failed, after all threads have ended. Closing the
-    generator, or an exception in the caller's thread (Ctrl-C), also ends all threads before it goes on.
+    generator, or an exception in the caller's thread (Ctrl-C), also ends all threads before it continues.
     """
     crew = _Crew(tasks, buffer_bytes, stop or threading.Event())
     before = torch.get_num_threads()

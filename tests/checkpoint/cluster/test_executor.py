@@ -17,12 +17,12 @@ from tests.faults.tiny import SCHEME
 from zeropoint.checkpoint.choose.recipe import KEEP
 from zeropoint.checkpoint.choose.selection import Dequantize, Selection
 from zeropoint.checkpoint.cluster import ray as ray_engine
-from zeropoint.checkpoint.cluster.ray import RayEngine
+from zeropoint.checkpoint.cluster.ray import RayExecutor
 from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
 from zeropoint.checkpoint.read.file_names import JOURNAL
 from zeropoint.checkpoint.read.object_store import RemotePath, filesystem
 from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.executor import Engine, EngineError, Job, Results
+from zeropoint.checkpoint.run.executor import Executor, ExecutorError, Job, Results
 from zeropoint.checkpoint.run.executor import local as on_threads
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.run.work import Done
@@ -42,16 +42,16 @@ def connected(session_cluster: Any) -> Iterator[None]:
 
 
 @pytest.fixture
-def engine(cluster: Any, connected: None) -> RayEngine:
-    return RayEngine(address=cluster.address)
+def executor(cluster: Any, connected: None) -> RayExecutor:
+    return RayExecutor(address=cluster.address)
 
 
-def until(count: int, engine: Engine) -> Engine:
-    """Return an engine that is interrupted, as by Ctrl-C, after ``count`` units."""
+def until(count: int, executor: Executor) -> Executor:
+    """Return an executor that is interrupted, as by Ctrl-C, after ``count`` units."""
 
     def interrupted(job: Job) -> Results:
         done = 0
-        with closing(engine(job)) as results:
+        with closing(executor(job)) as results:
             for result in results:
                 yield result
                 done += isinstance(result, Done)
@@ -62,32 +62,39 @@ def until(count: int, engine: Engine) -> Engine:
 
 
 def test_a_cluster_writes_the_bytes_of_threads(
-    plan: Plan, local: Path, engine: RayEngine, tmp_path: Path
+    plan: Plan, local: Path, executor: RayExecutor, tmp_path: Path
 ) -> None:
-    result = run(plan, tmp_path / "out", engine=engine)
+    result = run(plan, tmp_path / "out", executor=executor)
     assert digests(tmp_path / "out") == digests(local)
     assert result.resumed == 0
     assert not list((tmp_path / "out").glob(".*"))
 
 
-def test_a_cluster_decodes_what_is_quantized_already(local: Path, engine: RayEngine, tmp_path: Path) -> None:
+def test_a_cluster_decodes_what_is_quantized_already(
+    local: Path, executor: RayExecutor, tmp_path: Path
+) -> None:
     plan = make_plan(open_source(local), KEEP, selection=Selection(dequantize=Dequantize.EVERY))
     run(plan, tmp_path / "threads")
-    run(plan, tmp_path / "cluster", engine=engine)
+    run(plan, tmp_path / "cluster", executor=executor)
     assert digests(tmp_path / "cluster") == digests(tmp_path / "threads")
 
 
 def test_the_batch_of_a_worker_that_dies_is_done_again(
-    plan: Plan, local: Path, engine: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Plan, local: Path, executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_engine, "work", faulty.dies_once(tmp_path / "died"))
-    run(plan, tmp_path / "out", engine=engine)
+    run(plan, tmp_path / "out", executor=executor)
     assert (tmp_path / "died").exists()
     assert digests(tmp_path / "out") == digests(local)
 
 
 def test_the_units_of_a_node_that_goes_are_done_elsewhere(
-    plan: Plan, local: Path, engine: RayEngine, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Plan,
+    local: Path,
+    executor: RayExecutor,
+    cluster: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     marker, removed, over = tmp_path / "marker", [], threading.Event()
 
@@ -103,7 +110,7 @@ def test_the_units_of_a_node_that_goes_are_done_elsewhere(
     remover = threading.Thread(target=remove)
     remover.start()
     try:
-        run(plan, tmp_path / "out", engine=engine)
+        run(plan, tmp_path / "out", executor=executor)
     finally:
         over.set()
         remover.join()
@@ -113,23 +120,23 @@ def test_the_units_of_a_node_that_goes_are_done_elsewhere(
 
 @pytest.mark.parametrize("first", ["threads", "cluster"])
 def test_what_one_engine_began_the_other_ends(
-    first: str, plan: Plan, local: Path, engine: RayEngine, tmp_path: Path
+    first: str, plan: Plan, local: Path, executor: RayExecutor, tmp_path: Path
 ) -> None:
-    engines: dict[str, Engine] = {"threads": on_threads, "cluster": engine}
+    engines: dict[str, Executor] = {"threads": on_threads, "cluster": executor}
     with pytest.raises(KeyboardInterrupt):
-        run(plan, tmp_path / "out", engine=until(5, engines.pop(first)))
+        run(plan, tmp_path / "out", executor=until(5, engines.pop(first)))
     assert (tmp_path / "out" / JOURNAL).exists()
-    result = run(plan, tmp_path / "out", engine=engines.popitem()[1])
+    result = run(plan, tmp_path / "out", executor=engines.popitem()[1])
     assert 5 <= result.resumed < result.units
     assert digests(tmp_path / "out") == digests(local)
 
 
 def test_no_worker_outlives_a_batch_that_is_cancelled(
-    plan: Plan, engine: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Plan, executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_engine, "work", faulty.stays_once(tmp_path / "marker"))
     with pytest.raises(KeyboardInterrupt):
-        run(plan, tmp_path / "out", engine=until(1, engine))
+        run(plan, tmp_path / "out", executor=until(1, executor))
     process = Path("/proc", (tmp_path / "marker.pid").read_text())
     end = time.monotonic() + 10
     while process.exists() and time.monotonic() < end:
@@ -138,17 +145,17 @@ def test_no_worker_outlives_a_batch_that_is_cancelled(
 
 
 def test_an_error_of_the_data_is_that_of_threads_and_leaves_nothing(
-    plan: Plan, engine: RayEngine, tmp_path: Path
+    plan: Plan, executor: RayExecutor, tmp_path: Path
 ) -> None:
     entry = next(weight.source for weight in plan.weights if "o_proj" in weight.module)
     with open(entry.file, "r+b") as file:  # type: ignore[arg-type]
         file.seek(entry.begin + 34)
         file.write(b"\x80\x7f")  # infinity in bfloat16
     messages = []
-    for each in (on_threads, engine):
+    for each in (on_threads, executor):
         plan = make_plan(open_source(plan.source.given), SCHEME, limits=plan.limits)
         with pytest.raises(NonFiniteError) as caught:
-            run(plan, tmp_path / "out", engine=each)
+            run(plan, tmp_path / "out", executor=each)
         messages.append(str(caught.value))
         assert not (tmp_path / "out").exists()
     assert messages[0] == messages[1]
@@ -156,46 +163,46 @@ def test_an_error_of_the_data_is_that_of_threads_and_leaves_nothing(
 
 
 def test_a_worker_that_sees_another_file_system_is_an_error_and_keeps_what_is_done(
-    plan: Plan, local: Path, engine: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Plan, local: Path, executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run(plan, tmp_path / "out", engine=until(5, on_threads))
+        run(plan, tmp_path / "out", executor=until(5, on_threads))
     (tmp_path / "elsewhere").mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(ray_engine, "work", faulty.looks_elsewhere(tmp_path / "elsewhere"))
-        impatient = RayEngine(address=engine.address, patience=0)
+        impatient = RayExecutor(address=executor.address, patience=0)
         with pytest.raises(
-            EngineError, match=r"does not see the driver's files in .*elsewhere'; the output must"
+            ExecutorError, match=r"does not see the driver's files in .*elsewhere'; the output must"
         ):
-            run(plan, tmp_path / "out", engine=impatient)
+            run(plan, tmp_path / "out", executor=impatient)
     assert run(plan, tmp_path / "out").resumed >= 5
     assert digests(tmp_path / "out") == digests(local)
 
 
 def test_a_worker_of_another_version_is_an_error_that_names_both(
-    plan: Plan, engine: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Plan, executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_engine, "work", faulty.has_version("0.0.1"))
     rule = r"the plan, seen from host .*, differs in 'zeropoint': it has '\d.*', now '0.0.1'; install one"
-    with pytest.raises(EngineError, match=rule):
-        run(plan, tmp_path / "out", engine=engine)
+    with pytest.raises(ExecutorError, match=rule):
+        run(plan, tmp_path / "out", executor=executor)
     assert not (tmp_path / "out").exists()
 
 
 def test_the_command_runs_on_a_cluster(
-    plan: Plan, local: Path, engine: RayEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plan: Plan, local: Path, executor: RayExecutor, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert engine.address is not None
-    where = ["--engine", "ray", "--address", engine.address]
+    assert executor.address is not None
+    where = ["--executor", "ray", "--address", executor.address]
     assert main(["quantize", str(plan.source.given), str(tmp_path / "out"), "--to", SCHEME, *where]) == 0
     assert digests(tmp_path / "out") == digests(local)
     assert capsys.readouterr().err == ""
 
 
 def test_a_cluster_fills_the_spool_of_an_output_behind_a_url(
-    plan: Plan, local: Path, engine: RayEngine, tmp_path: Path
+    plan: Plan, local: Path, executor: RayExecutor, tmp_path: Path
 ) -> None:
-    run(plan, RemotePath("memory://bucket/out"), spool=tmp_path / "spool", engine=engine)
+    run(plan, RemotePath("memory://bucket/out"), spool=tmp_path / "spool", executor=executor)
     store = filesystem(RemotePath("memory://bucket"))
     found = {name.removeprefix("/bucket/out/"): store.cat_file(name) for name in store.find("/bucket/out")}
     assert found == {name: (local / name).read_bytes() for name in digests(local)}
