@@ -89,7 +89,7 @@ def weight_scheme(config: Mapping[str, Any]) -> Scheme:
     Raises UnsupportedError for what is not read, CheckpointError for a malformed value.
 
     >>> str(weight_scheme({"bits": 4, "group_size": 128, "zero_point": True}))
-    'int4:g128:scale=float16:asym'
+    'int4:g128:asym:scale=float16'
     """
     # AutoAWQ's own quant_config.json has other names of the same.
     bits = config.get("bits", config.get("w_bit"))
