@@ -57,7 +57,7 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
     is kept although no option says so.
     """
     entries, config = source.entries, source.config or {}
-    layers, uses, rules = _Layers(codec), _Uses(recipe), selection.recipe(recipe)
+    layers, uses, rules = _LayerSchemes(codec), _Uses(recipe), selection.recipe(recipe)
 
     def decided(entry: TensorEntry) -> Decision:
         rule = rules.first(subject_of(entry, config))
@@ -136,7 +136,7 @@ class _Uses:
             )
 
 
-class _Layers:
+class _LayerSchemes:
     """The layer scheme of each assignment, made once."""
 
     def __init__(self, codec: Codec) -> None:

@@ -32,7 +32,7 @@ from ..read.entries import TensorEntry
 from ..read.quantized_layers import Stored, StoredLayer, find_layers
 from ..read.source import Source, open_source
 from ..read.storage import OpenFile, Place, open_file, shown
-from .parameter_names import WEIGHT, Rows, file_rows, file_tensors, stands_of
+from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, stands_of
 from .parts import layer_scheme_of, whole_scale
 
 
@@ -82,7 +82,7 @@ class _Files(dict[Place, OpenFile]):
             file.close()
 
 
-def _stored(source: Source, where: Sequence[Rows], linears: Mapping[str, nn.Linear]) -> Stored:
+def _stored(source: Source, where: Sequence[WeightRows], linears: Mapping[str, nn.Linear]) -> Stored:
     """Return the quantized layers of the files, with the shapes and dtypes that the model gives them."""
     known = {
         rows.module: Known(
@@ -153,7 +153,7 @@ class _Piece:
 
 
 def _layers(
-    linears: Mapping[str, nn.Linear], where: Sequence[Rows], found: tuple[Source, Stored],
+    linears: Mapping[str, nn.Linear], where: Sequence[WeightRows], found: tuple[Source, Stored],
     files: Mapping[Place, OpenFile],
 ) -> dict[str, QuantizedLinear]:  # fmt: skip
     """Return the packed layers by name."""

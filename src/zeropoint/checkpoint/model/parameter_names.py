@@ -24,7 +24,7 @@ WEIGHT = ".weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class WeightRows:
     """Where rows of a model's layer lie in a file: ``module`` holds the rows ``index`` of ``layer``."""
 
     module: str
@@ -80,7 +80,7 @@ def file_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[
     return _reverted(model, dict(tensors) if untied is None else untied(dict(tensors), model))
 
 
-def file_rows(model: nn.Module, stands: Mapping[str, Stand]) -> list[Rows]:
+def file_rows(model: nn.Module, stands: Mapping[str, Stand]) -> list[WeightRows]:
     """Return where the rows of quantized weights lie in the files of ``model``.
 
     stands: by the names of the weights in the model. Raises UnsupportedError, which names the layer, where a
@@ -106,7 +106,7 @@ def file_rows(model: nn.Module, stands: Mapping[str, Stand]) -> list[Rows]:
                 "the "
                 "layouts do not hold quantized; keep the layer by a rule, or pass allow_float=True"
             )
-        found.append(Rows(module=module_of(name), layer=layer, index=numbers.flatten() - first))
+        found.append(WeightRows(module=module_of(name), layer=layer, index=numbers.flatten() - first))
     return found
 
 

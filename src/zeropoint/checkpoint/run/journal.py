@@ -34,7 +34,7 @@ _MAX_RECORD = 1 << 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class JournalHeader:
     """The first record: what is made of what, the state of the files read, and the files written."""
 
     identity: Mapping[str, str]
@@ -42,18 +42,18 @@ class Header:
     files: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
-        """Return it as values that JSON holds; ``Header(**document)`` is the inverse."""
+        """Return it as values that JSON holds; ``JournalHeader(**document)`` is the inverse."""
         return {"identity": dict(self.identity), "stamps": dict(self.stamps), "files": list(self.files)}
 
     @staticmethod
-    def parse(document: Mapping[str, Any]) -> Header:
+    def parse(document: Mapping[str, Any]) -> JournalHeader:
         """Return what a document says; raises CheckpointError where it is not a header."""
         files = document.get("files")
         if document.keys() != {"identity", "stamps", "files"} or not isinstance(files, list):
             raise CheckpointError("its first record does not say what is made of what")
         for name in files:
             require_output(name)
-        return Header(
+        return JournalHeader(
             identity=texts(document["identity"]), stamps=texts(document["stamps"]), files=tuple(files)
         )
 

@@ -17,7 +17,7 @@ from ..read.file_names import JOURNAL
 from ..read.storage import shown
 from . import read_back
 from .directory import OutputDirectory, partial_name
-from .journal import Header, Journal, require_output, texts
+from .journal import Journal, JournalHeader, require_output, texts
 from .units import Unit, groups
 from .work import Done, Results
 
@@ -54,7 +54,7 @@ def begin(directory: OutputDirectory, plan: Plan, units: Sequence[Unit], *, rest
         journal = Journal(path)
     state = State(journal=journal, identity=identity(plan), done=Results(len(units)))
     try:
-        now = Header(identity=state.identity, stamps=stamps(plan), files=directory.names)
+        now = JournalHeader(identity=state.identity, stamps=stamps(plan), files=directory.names)
         if journal.records:
             _resume(state, now, units, directory)
             directory.require_free(published=state.publishing)
@@ -83,7 +83,7 @@ def _remove_leftovers(directory: OutputDirectory, path: Path) -> None:
     published: dict[str, str] = {}
     # What is no record of ours says nothing about files: then only those of this command's names go.
     with contextlib.suppress(CheckpointError):
-        files = Header.parse(journal.records[0]).files if journal.records else ()
+        files = JournalHeader.parse(journal.records[0]).files if journal.records else ()
         for record in journal.records[1:]:
             if "publish" in record:
                 published |= _published(record)
@@ -98,11 +98,11 @@ def _published(record: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _resume(state: State, now: Header, units: Sequence[Unit], directory: OutputDirectory) -> None:
+def _resume(state: State, now: JournalHeader, units: Sequence[Unit], directory: OutputDirectory) -> None:
     """Take in what the journal says; raises CheckpointError when it is that of another run."""
     what = f"the interrupted run in {shown(directory.path)}"
     try:
-        header = Header.parse(state.journal.records[0])
+        header = JournalHeader.parse(state.journal.records[0])
     except CheckpointError as error:
         raise _foreign(what, error) from error
     require_same(
@@ -130,7 +130,7 @@ def _foreign(what: str, error: CheckpointError) -> CheckpointError:
     )
 
 
-def _replay(state: State, header: Header, units: Sequence[Unit]) -> Mapping[str, str]:
+def _replay(state: State, header: JournalHeader, units: Sequence[Unit]) -> Mapping[str, str]:
     """Take in all records behind the first, and return the stamps that the last of them are about.
 
     Raises CheckpointError for one that no run of these units writes.

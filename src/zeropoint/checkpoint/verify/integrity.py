@@ -36,7 +36,7 @@ _MAX_RECORD = 1 << 26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class HashedPart:
     """Bytes of a file that have one hash. begin: the first of them."""
 
     begin: int
@@ -50,7 +50,7 @@ class FileRecord:
 
     size: int
     header: str | None
-    parts: tuple[Part, ...]
+    parts: tuple[HashedPart, ...]
 
 
 class Manifest:
@@ -94,14 +94,16 @@ class Manifest:
             self.nbytes += part.size
         self._count[number] = len(parts)
 
-    def parts(self, name: str) -> tuple[Part, ...] | None:
+    def parts(self, name: str) -> tuple[HashedPart, ...] | None:
         """Return the parts of a tensor, or None where it has none that could be checked."""
         number = self._entries.number(name)
         if number is None or self._first[number] < 0:
             return None
         first, count = self._first[number], self._count[number]
         return tuple(
-            Part(begin=self._begins[n], size=self._sizes[n], digest=self._digests[32 * n : 32 * n + 32].hex())
+            HashedPart(
+                begin=self._begins[n], size=self._sizes[n], digest=self._digests[32 * n : 32 * n + 32].hex()
+            )
             for n in range(first, first + count)
         )
 
@@ -194,9 +196,10 @@ def _digest(value: object) -> str:
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
-def _parts(found: Iterable[Sequence[object]]) -> tuple[Part, ...]:
+def _parts(found: Iterable[Sequence[object]]) -> tuple[HashedPart, ...]:
     return tuple(
-        Part(begin=_count(begin), size=_count(size), digest=_digest(digest)) for begin, size, digest in found
+        HashedPart(begin=_count(begin), size=_count(size), digest=_digest(digest))
+        for begin, size, digest in found
     )
 
 
@@ -220,7 +223,7 @@ class Uncovered(Check):
 class Digest(Check):
     """Hash some bytes of a file, in pieces that fit the thread's memory."""
 
-    def __init__(self, name: str, part: Part, file: OpenFile, place: str) -> None:
+    def __init__(self, name: str, part: HashedPart, file: OpenFile, place: str) -> None:
         super().__init__(name, part.size)
         self.part = part
         self.file = file
@@ -334,13 +337,13 @@ def _content(
         return [Problem(where=name, what=what)], []
     parts = record.parts
     if header is not None:
-        parts = (Part(begin=0, size=header, digest=record.header or ""),)
+        parts = (HashedPart(begin=0, size=header, digest=record.header or ""),)
     elif not _covers(parts, 0, record.size):
         return [Problem(where=name, what="the parts of the manifest do not cover it")], []
     return [], [Digest(name, part, file, "") for part in parts]
 
 
-def _covers(parts: Sequence[Part], begin: int, size: int) -> bool:
+def _covers(parts: Sequence[HashedPart], begin: int, size: int) -> bool:
     """Return whether parts follow each other from ``begin`` on without a hole, ``size`` bytes in all."""
     at = begin
     for part in parts:

@@ -127,7 +127,7 @@ class LayerCheck:
         self.layer = layer
         self.weight = weight
         self.files: dict[Place, OpenFile] = {}
-        self.parts: list[Part] = []
+        self.parts: list[LayerPart] = []
         self._open = 0
 
     def rows(self, limits: Limits) -> int:
@@ -162,7 +162,7 @@ class LayerCheck:
             self.files |= {file: files[file] for file in self.weight.origin.files}
         height, step = self.extents[0], self.rows(limits)
         self.parts = [
-            Part(self, expert, start, min(step, height - start))
+            LayerPart(self, expert, start, min(step, height - start))
             for expert in range(self.layer.experts or 1)
             for start in range(0, height, step)
         ]
@@ -183,7 +183,7 @@ class LayerCheck:
         return LayerProof(layer=self.layer, error=TensorError.merge(errors), of_bound=worst)
 
 
-class Part(Check):
+class LayerPart(Check):
     """Decode some rows of one expert, and compare them with the original."""
 
     def __init__(self, check: LayerCheck, expert: int, start: int, rows: int) -> None:

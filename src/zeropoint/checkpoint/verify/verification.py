@@ -40,7 +40,7 @@ from .consistency import (
     unlisted,
 )
 from .integrity import Digest, Manifest, damaged_files, file_checks, read_manifest, tensor_checks
-from .proofs import Check, LayerCheck, OpenFiles, Part, Proofs
+from .proofs import Check, LayerCheck, LayerPart, OpenFiles, Proofs
 from .source_weights import Original, open_original
 
 _LISTED = 50
@@ -314,7 +314,7 @@ class _Work:
     def _take_in(self, task: Check) -> None:
         self.problems += task.problems
         self.hashed += isinstance(task, Digest)
-        if isinstance(task, Part) and task.check.end():
+        if isinstance(task, LayerPart) and task.check.end():
             self.proofs.keep(task.check.number, task.check.proof())
 
 
