@@ -1,0 +1,115 @@
+r"""Half-quadratic quantization: zero points of least error in a norm that forgives outliers, without data.
+
+    minimize over z:   sum_i |w_i - (q_i - z) s|^p        with p = 0.7, for each block
+
+by half-quadratic splitting. With r = w - (q - z) s, each of `STEPS` iterations sets
+
+    e <- sign(r) max(|r| - |r|^(p - 1) / beta, 0)         what is taken for an outlier's error
+    z <- mean of q - (w - e) / s over the block
+    beta <- KAPPA beta                                    from BETA
+
+The scales stay those of round-to-nearest. A block keeps the zero point of least error that was met, that of
+``nearest`` among them. Integer zero points are refused: rounding undoes moves of less than half a code, which
+most of them are.
+
+Source: Badri and Shaji, Half-Quadratic Quantization of Large Machine Learning Models, 2023
+(https://mobiusml.github.io/hqq_blog/), and hqq 0.2.8 (core/optimize.py), which stops where the mean error of
+the whole weight grows; here each block keeps its best, so that blocks do not depend on each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from ..errors import UnsupportedError
+from ..formats import RoundingMode
+from ..formats.torch_dtypes import wide_dtype
+from ..functional import quantize
+from ..layout.blocks import pairwise_sums
+from ..ops.threads import gradual_underflow
+from ..params import QuantizationParams
+from ..schemes import Granularity, Scheme, ZeroPoint
+from ..stats import Accumulator
+from .ladder import Ladder
+from .method import NO_DATA, NO_NEEDS, LayerData, LayerResult, Scope
+from .nearest import METHOD as NEAREST
+
+P, BETA, KAPPA, STEPS = 0.7, 10.0, 1.01, 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HalfQuadratic:
+    """Move the real zero point of each block to the least error in the 0.7-norm."""
+
+    name: ClassVar[str] = "hqq"
+    formula: ClassVar[str] = "argmin over z of sum |w - (q - z) s|^0.7, for each block, s as under nearest"
+    source: ClassVar[str] = "HQQ (Badri and Shaji, 2023)"
+    needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
+
+    def scope(self, scheme: Scheme) -> Scope:
+        """Blocks, unless the whole tensor is one."""
+        return Scope.LAYER if scheme.granularity == Granularity.tensor() else Scope.BLOCKS
+
+    def refusal(self, scheme: Scheme) -> str | None:
+        """Refuse schemes without real zero points, with several levels of scales, and random rounding."""
+        if scheme.zero_point is not ZeroPoint.REAL:
+            return f"method hqq moves real zero points, and {scheme} has none; use asym=real, or method mse"
+        if len(scheme.scales) != 1 or scheme.chained is not None:
+            return f"method hqq needs one level of scales, unlike {scheme}; use method mse"
+        if scheme.rounding.mode is RoundingMode.STOCHASTIC:
+            return f"method hqq compares errors, which {scheme} draws at random; use half_even"
+        return None
+
+    def value_bytes(self, scheme: Scheme) -> int:  # noqa: ARG002 (all schemes take the same)
+        """Return the memory of the temporaries, in float64: values, decoded values, errors and their sums."""
+        return 48
+
+    def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
+        """Return ``weight`` in codes whose error in the 0.7-norm is nowhere above that of ``nearest``.
+
+        Raises UnsupportedError for a scheme with a refusal, and what :func:`zeropoint.quantize` raises.
+
+        >>> w = torch.tensor([[0.0, 0.4, 0.4, 0.4, 0.4, 3.0]])
+        >>> METHOD.quantize(w, Scheme.parse("uint2:channel:asym=real")).q.dequantize()
+        tensor([[0.3426, 0.3426, 0.3426, 0.3426, 0.3426, 3.3426]])
+        """
+        refusal = self.refusal(scheme)
+        if refusal is not None:
+            raise UnsupportedError(refusal)
+        start = NEAREST.quantize(weight, scheme, data).q
+        if weight.numel() == 0:
+            return LayerResult(q=start)
+        with torch.no_grad(), gradual_underflow():
+            params = _moved(weight.detach(), start.params)
+        return LayerResult(q=quantize(weight, params, out=start))
+
+
+METHOD = HalfQuadratic()
+
+
+def _moved(weight: torch.Tensor, params: QuantizationParams) -> QuantizationParams:
+    """Return ``params`` with the best zero points that the iterations meet."""
+    level, values = params.scheme.scales[0], weight.double()
+    scale = Ladder.of(level, weight.dtype).load(params.scales[0])
+    count = pairwise_sums(torch.ones_like(values), level.granularity)
+    best = zero = params.zero_point
+    least, beta = torch.full_like(count, torch.inf), BETA
+    for step in range(STEPS + 1):
+        assert best is not None
+        assert zero is not None
+        decoded = (
+            quantize(weight, replace(params, zero_point=zero)).dequantize(wide_dtype(weight.dtype)).double()
+        )
+        left = values - decoded
+        error = pairwise_sums(left.abs().pow(P), level.granularity)
+        best, least = torch.where(error < least, zero, best), torch.minimum(error, least)
+        if step < STEPS:
+            outlying = left.sign() * (left.abs() - left.abs().pow(P - 1) / beta).clamp(min=0)
+            move = pairwise_sums(outlying - left, level.granularity) / count / scale
+            zero = torch.where(torch.isfinite(move), zero.double() + move, zero.double()).to(zero.dtype)
+            beta *= KAPPA
+    return replace(params, zero_point=best)
