@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from .errors import DtypeError, ShapeError, UnsupportedError
 from .formats.torch_dtypes import INPUT_DTYPES, wide_dtype
 from .layout.blocks import reduce_blocks
-from .ops import library, registry, through
+from .ops import library, registry, straight_through
 from .ops.row_errors import RowErrors
 from .ops.threads import gradual_underflow
 from .params import QuantizationParams
@@ -90,7 +90,7 @@ def quantize(
     if isinstance(scheme, QuantizationParams):
         _require_valid(scheme, source)
         params = fit_params(scheme, tuple(x.shape), x.dtype)
-        levels, zero_point = through.detached((params.levels, params.zero_point))
+        levels, zero_point = straight_through.detached((params.levels, params.zero_point))
         data = library.quantize(source, list(levels), zero_point, params.text)
         return QuantizedTensor(data=data, params=params, shape=tuple(x.shape), dtype=x.dtype)
     parsed, text = _resolve(scheme)
@@ -146,7 +146,7 @@ def _quantize_into(
     if given:
         kernel = library.kernel_for(registry.Op.QUANTIZE, x, parsed)
         with gradual_underflow():
-            data = kernel.run(x, through.detached((params.levels, params.zero_point)), out.data)
+            data = kernel.run(x, straight_through.detached((params.levels, params.zero_point)), out.data)
         return QuantizedTensor(data=data, params=params, shape=out.shape, dtype=out.dtype)
     kernel = library.kernel_for(registry.Op.QUANTIZE_DYNAMIC, x, parsed)
     with gradual_underflow():
@@ -226,7 +226,7 @@ def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) ->
 
     The gradient is the straight-through estimator: 1 where ``x``, rounded, lies within the codes (ends
     included), else 0; scales and real zero points that require a gradient get that of LSQ, see
-    :mod:`zeropoint.ops.through`. A scheme instead of parameters takes them from ``x`` itself.
+    :mod:`zeropoint.ops.straight_through`. A scheme instead of parameters takes them from ``x`` itself.
 
     Args:
         x: a float tensor of any shape.
@@ -241,13 +241,13 @@ def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) ->
         if late:  # parameters as they are stored give other codes
             levels, text = [level.detach() for level in params.levels], params.text
             mask = library.fake_quantize_backward(torch.ones_like(x), x.detach(), levels, None, text) != 0
-            return through.pass_where(x, q.dequantize(), mask)
+            return straight_through.pass_where(x, q.dequantize(), mask)
     else:
         _require_valid(params, x.detach())
     fitted = fit_params(params, tuple(x.shape), x.dtype)
     given = fitted.levels, fitted.zero_point
-    if through.learns(given):
-        return through.fake_quantize(x, fitted.scheme, given)
+    if straight_through.learns(given):
+        return straight_through.fake_quantize(x, fitted.scheme, given)
     result: torch.Tensor = library.fake_quantize(x, list(fitted.levels), fitted.zero_point, fitted.text)
     return result
 
@@ -330,7 +330,7 @@ def _spread(values: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
 def detached_params(params: QuantizationParams) -> QuantizationParams:
     """Return parameters without gradients, which share the memory: themselves where they have none."""
     given = params.levels, params.zero_point
-    kept = through.detached(given)
+    kept = straight_through.detached(given)
     if kept is given:
         return params
     plain = QuantizationParams.of(params.scheme, params.shape, params.dtype, *kept)

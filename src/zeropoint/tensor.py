@@ -19,7 +19,7 @@ from .formats import IntFormat
 from .formats.torch_dtypes import INPUT_DTYPES
 from .layout import packing
 from .layout.blocks import reduce_blocks
-from .ops import library, through
+from .ops import library, straight_through
 from .params import QuantizationParams
 from .params.arithmetic import parameter_tensors
 from .params.bounds import clippable
@@ -143,11 +143,11 @@ class QuantizedTensor:
             dtype: of the result; the original dtype if None.
         """
         wanted, params = dtype or self.dtype, (self.params.levels, self.zero_point)
-        if through.learns(params):
-            return through.dequantize_codes(
+        if straight_through.learns(params):
+            return straight_through.dequantize_codes(
                 self.data, self.scheme, params, shape=self.shape, dtype=wanted, own_dtype=self.dtype
             )
-        scales, zero_point = through.detached(params)
+        scales, zero_point = straight_through.detached(params)
         values: torch.Tensor = library.dequantize(
             self.data,
             list(scales),

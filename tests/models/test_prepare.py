@@ -32,7 +32,7 @@ from zeropoint.models import (
 )
 from zeropoint.recipes import Assignment, Recipe, Rule, model_preset
 from zeropoint.schemes import PRESETS
-from zeropoint.training import FakeQuantize, FollowedRange, LearnedScale, LearnedThreshold, Pact
+from zeropoint.training import FakeQuantize, LearnedScale, LearnedThreshold, MovingAverageFakeQuantize, Pact
 
 pytestmark = [
     # torch's own compiler makes one (torch 2.13).
@@ -115,7 +115,7 @@ def test_a_trained_model_ships_as_it_is(name: str) -> None:
 
 def test_qat_configs_make_the_quantizers_they_are_named_after() -> None:
     kinds = {"fixed": FakeQuantize, "lsq": LearnedScale, "tqt": LearnedThreshold}
-    activations = {**kinds, "minmax": FakeQuantize, "pact": Pact, "average": FollowedRange}
+    activations = {**kinds, "minmax": FakeQuantize, "pact": Pact, "average": MovingAverageFakeQuantize}
     assert set(QAT_CONFIGS) == set(LEARNED)
     for name, gives in LEARNED.items():
         recipe = everywhere(gives)

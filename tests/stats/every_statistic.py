@@ -5,18 +5,18 @@ from __future__ import annotations
 from zeropoint import Granularity, Scheme
 from zeropoint.stats import (
     AbsoluteMean,
-    Everything,
     Histogram,
     LeastDivergence,
     LeastError,
     MinMax,
     MovingAverage,
+    NoClipping,
     Percentile,
     Statistic,
 )
 
 INT8 = Scheme.parse("int8")
-RULES = (Everything(), Percentile(percent=99), LeastError(scheme=INT8), LeastDivergence(scheme=INT8))
+RULES = (NoClipping(), Percentile(percent=99), LeastError(scheme=INT8), LeastDivergence(scheme=INT8))
 EXACT = (MinMax(), AbsoluteMean(), *(Histogram(rule=rule) for rule in RULES))
 ALL: tuple[Statistic, ...] = (*EXACT, MovingAverage())
 LAST = Granularity.channel(-1)

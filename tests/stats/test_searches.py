@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from zeropoint import Granularity, QuantizationParams, Scheme, fake_quantize
-from zeropoint.stats import Counted, Histogram, LeastDivergence, LeastError
+from zeropoint.stats import Histogram, HistogramCounts, LeastDivergence, LeastError
 from zeropoint.stats.candidates import magnitudes
 from zeropoint.stats.divergence import CELLS, divergences
 from zeropoint.stats.least_error import squared_errors
@@ -32,7 +32,7 @@ def picked(
     return low.item(), high.item()
 
 
-def counted(x: torch.Tensor, mantissa_bits: int = 5) -> Counted:
+def counted(x: torch.Tensor, mantissa_bits: int = 5) -> HistogramCounts:
     statistic = Histogram(mantissa_bits=mantissa_bits)
     return statistic.counted(statistic.measure(x))[0]
 

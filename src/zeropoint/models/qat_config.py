@@ -15,9 +15,9 @@ from ..recipes import Activation
 from ..schemes import Scheme, ZeroPoint
 from ..training import (
     FakeQuantize,
-    FollowedRange,
     LearnedScale,
     LearnedThreshold,
+    MovingAverageFakeQuantize,
     Pact,
     Quantizer,
     ThresholdRule,
@@ -56,7 +56,7 @@ class QATConfig:
 
 
 def _average_activation(params: QuantizationParams, count: int) -> Quantizer:  # noqa: ARG001 (as the others)
-    return FollowedRange(params)
+    return MovingAverageFakeQuantize(params)
 
 
 def _lsq_activation(params: QuantizationParams, count: int) -> Quantizer:

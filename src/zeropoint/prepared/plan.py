@@ -15,6 +15,7 @@ from ..ops.library import chosen_backend
 from ..ops.registry import Explanation, Op, choose, explain
 from ..params import QuantizationParams
 from ..schemes import Scheme
+from .backward import BACKWARD_PARTS, check_possible
 from .calls import (
     Backward,
     Dequantize,
@@ -25,7 +26,6 @@ from .calls import (
     check_code_range,
 )
 from .guarantee import Guarantee, guarantee_of
-from .halves import HALVES, check_possible
 from .operands import Operand
 
 _CALLS: dict[Op, Callable[[Signature], Any]] = {
@@ -33,7 +33,7 @@ _CALLS: dict[Op, Callable[[Signature], Any]] = {
     Op.DEQUANTIZE: Dequantize,
     Op.FAKE_QUANTIZE: FakeQuantize,
     Op.FAKE_QUANTIZE_BACKWARD: Backward,
-    **HALVES,
+    **BACKWARD_PARTS,
 }
 
 

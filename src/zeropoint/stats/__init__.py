@@ -2,11 +2,11 @@
 
 from .absolute_mean import AbsoluteMean
 from .accumulator import Accumulator, State, Statistics
-from .clipping import Everything, Percentile
-from .counted import Counted
+from .clipping import NoClipping, Percentile
 from .divergence import LeastDivergence
 from .extremes import MinMax, MovingAverage
 from .histogram import ClipRule, Histogram
+from .histogram_counts import HistogramCounts
 from .least_error import LeastError
 from .moments import GramMatrix, MeanSquare
 from .named import StatisticFor, statistic_named
@@ -18,8 +18,8 @@ __all__ = [
     "Accumulator",
     "Batch",
     "ClipRule",
-    "Counted",
-    "Everything",
+    "HistogramCounts",
+    "NoClipping",
     "GramMatrix",
     "Histogram",
     "LeastDivergence",

@@ -15,7 +15,7 @@ from ..formats import Overflow
 from ..functional import fake_quantize
 from ..params import QuantizationParams
 from ..schemes import Granularity, Scheme
-from .counted import Counted
+from .histogram_counts import HistogramCounts
 
 Ends = NDArray[np.float64]
 
@@ -41,7 +41,7 @@ def magnitudes(scheme: Scheme, amax: float) -> NDArray[np.float64]:
     return fractions
 
 
-def ends(block: Counted, reach: Ends, scheme: Scheme) -> tuple[Ends, Ends]:
+def ends(block: HistogramCounts, reach: Ends, scheme: Scheme) -> tuple[Ends, Ends]:
     """Return the ranges that clip at each magnitude, minimum and maximum, without parts that hold no number.
 
     Powers of two are kept whole: cut to the extremes, they would give other scales.

@@ -9,14 +9,14 @@ from fractions import Fraction
 import numpy as np
 
 from ..errors import RangeError
-from .counted import Counted
+from .histogram_counts import HistogramCounts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Everything:
+class NoClipping:
     """Clip nothing: the exact extremes."""
 
-    def pick(self, block: Counted) -> tuple[float, float]:
+    def pick(self, block: HistogramCounts) -> tuple[float, float]:
         """Return the extremes.
 
         Args:
@@ -25,7 +25,7 @@ class Everything:
         return block.minimum, block.maximum
 
 
-EVERYTHING = Everything()
+NO_CLIPPING = NoClipping()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Percentile:
         if not 50 < self.percent <= 100:
             raise RangeError(f"percent (={self.percent}) must be above 50 and at most 100")
 
-    def pick(self, block: Counted) -> tuple[float, float]:
+    def pick(self, block: HistogramCounts) -> tuple[float, float]:
         """Return the ends of the bins that hold the two order statistics.
 
         Args:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ..formats import FloatFormat, IntFormat
 from ..schemes import Scheme, ZeroPoint
 from .candidates import ends, magnitudes, quantized
-from .counted import Counted
+from .histogram_counts import HistogramCounts
 
 CELLS = 2048
 """Cells of each distribution; the number of bins in the source's own example."""
@@ -41,7 +41,7 @@ class LeastDivergence:
 
     scheme: Scheme
 
-    def pick(self, block: Counted) -> tuple[float, float]:
+    def pick(self, block: HistogramCounts) -> tuple[float, float]:
         """Return the best range; of equals, the widest.
 
         Args:
@@ -55,7 +55,9 @@ class LeastDivergence:
         return float(low[best]), float(high[best])
 
 
-def divergences(block: Counted, thresholds: NDArray[np.float64], scheme: Scheme) -> NDArray[np.float64]:
+def divergences(
+    block: HistogramCounts, thresholds: NDArray[np.float64], scheme: Scheme
+) -> NDArray[np.float64]:
     """Return KL(P || Q) of each threshold, in nats; infinite where Q has nothing and P has.
 
     Thresholds too small for their scale's format are left out from the end.
@@ -67,7 +69,9 @@ def divergences(block: Counted, thresholds: NDArray[np.float64], scheme: Scheme)
     return np.concatenate(parts)
 
 
-def _divergences(block: Counted, thresholds: NDArray[np.float64], scheme: Scheme) -> NDArray[np.float64]:
+def _divergences(
+    block: HistogramCounts, thresholds: NDArray[np.float64], scheme: Scheme
+) -> NDArray[np.float64]:
     cells = thresholds[:, None] * (np.arange(CELLS + 1) / CELLS)
     below, total = _cumulative(block, cells)
     # The largest magnitude itself lies in the last cell of its own threshold, not above it.
@@ -81,7 +85,7 @@ def _divergences(block: Counted, thresholds: NDArray[np.float64], scheme: Scheme
     return _kullback_leibler(clipped, _shared(inside, values))
 
 
-def _cumulative(block: Counted, at: Rows) -> tuple[Rows, float]:
+def _cumulative(block: HistogramCounts, at: Rows) -> tuple[Rows, float]:
     """Return how many magnitudes lie below each number, interpolated within bins, and how many there are."""
     counts = (block.positive + block.negative).astype(np.float64)
     used = int(np.flatnonzero(counts)[-1]) + 1
@@ -116,7 +120,7 @@ def _kullback_leibler(p: Rows, q: Rows) -> NDArray[np.float64]:
     return result
 
 
-def _side(block: Counted, scheme: Scheme) -> np.float32:
+def _side(block: HistogramCounts, scheme: Scheme) -> np.float32:
     """Return the sign of the numbers that reach the largest magnitude, which the range holds whole."""
     element = scheme.element
     signed = element.signed if isinstance(element, IntFormat | FloatFormat) else True

@@ -24,9 +24,9 @@ from ..ops.library import counter_for
 from ..ops.registry import Extremes
 from ..ops.threads import gradual_underflow
 from .accumulator import State
-from .clipping import EVERYTHING
-from .counted import Counted
+from .clipping import NO_CLIPPING
 from .float_bits import EXPONENTS, signed_bits
+from .histogram_counts import HistogramCounts
 from .statistic import Batch, Statistic
 
 _FRACTION_BITS = 23
@@ -39,7 +39,7 @@ MAX_BYTES = 1 << 29
 class ClipRule(Protocol):
     """Which range follows from the counts of one block."""
 
-    def pick(self, block: Counted) -> tuple[float, float]:
+    def pick(self, block: HistogramCounts) -> tuple[float, float]:
         """Return the range, minimum and maximum.
 
         Args:
@@ -69,7 +69,7 @@ class Histogram(Statistic, batch_free=True):
     Numbers of float64 are rounded to float32 to find their bin.
 
     Args:
-        rule: how a range follows: Everything, Percentile, LeastError or LeastDivergence. A state does not
+        rule: how a range follows: NoClipping, Percentile, LeastError or LeastDivergence. A state does not
             depend on it, so that one histogram answers for several rules.
         mantissa_bits: 0 to 10. With 5, a bin is at most 1/32 of its numbers wide, and a block takes 128 KiB;
             with 7, every bfloat16 number has a bin of its own, for 510 KiB.
@@ -85,7 +85,7 @@ class Histogram(Statistic, batch_free=True):
         (tensor([0.], dtype=torch.float64), tensor([999.], dtype=torch.float64))
     """
 
-    rule: ClipRule = EVERYTHING
+    rule: ClipRule = NO_CLIPPING
     mantissa_bits: int = 5
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ class Histogram(Statistic, batch_free=True):
         low, high = torch.tensor(picked, dtype=torch.float64, device=state["counts"].device).unbind(1)
         return low.reshape(self.grid), high.reshape(self.grid)
 
-    def counted(self, state: State) -> list[Counted]:
+    def counted(self, state: State) -> list[HistogramCounts]:
         """Return the histogram of each block.
 
         Args:
@@ -149,6 +149,6 @@ class Histogram(Statistic, batch_free=True):
         lows, highs = (state[name].reshape(-1).tolist() for name in ("minimum", "maximum"))
         edges = bin_edges(self.mantissa_bits)
         return [
-            Counted(positive=both[0], negative=both[1], edges=edges, minimum=low, maximum=high)
+            HistogramCounts(positive=both[0], negative=both[1], edges=edges, minimum=low, maximum=high)
             for both, low, high in zip(counts, lows, highs, strict=True)
         ]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..schemes import Scheme, ZeroPoint
 from .candidates import Ends, ends, magnitudes, quantized
-from .counted import Counted
+from .histogram_counts import HistogramCounts
 
 _PER_OCTAVE = 256
 """Numbers that represent the data from one power of two to the next: int8 has at most 64 codes there."""
@@ -43,7 +43,7 @@ class LeastError:
 
     scheme: Scheme
 
-    def pick(self, block: Counted) -> tuple[float, float]:
+    def pick(self, block: HistogramCounts) -> tuple[float, float]:
         """Return the best range; of equals, the widest.
 
         Args:
@@ -57,7 +57,9 @@ class LeastError:
             return self._best(block, low, high)
         return self._best_of_two_ends(block, low, high, reach / block.amax)
 
-    def _best_of_two_ends(self, block: Counted, low: Ends, high: Ends, shares: Ends) -> tuple[float, float]:
+    def _best_of_two_ends(
+        self, block: HistogramCounts, low: Ends, high: Ends, shares: Ends
+    ) -> tuple[float, float]:
         lows, highs = block.minimum * shares, block.maximum * shares
         best = self._best(block, np.concatenate((low, lows)), np.concatenate((high, highs)))
         for _ in range(_SWEEPS):
@@ -68,12 +70,12 @@ class LeastError:
                 break
         return best
 
-    def _best(self, block: Counted, low: Ends, high: Ends) -> tuple[float, float]:
+    def _best(self, block: HistogramCounts, low: Ends, high: Ends) -> tuple[float, float]:
         best = int(np.argmin(squared_errors(block, low, high, self.scheme)))
         return float(low[best]), float(high[best])
 
 
-def squared_errors(block: Counted, low: Ends, high: Ends, scheme: Scheme) -> NDArray[np.float64]:
+def squared_errors(block: HistogramCounts, low: Ends, high: Ends, scheme: Scheme) -> NDArray[np.float64]:
     """Return the mean squared error of each range; ranges too small for their scale's format are left out."""
     points, weights = block.points(_PER_OCTAVE)
     error = quantized(points, low, high, scheme) - points

@@ -4,17 +4,17 @@ They hold parameters and call the operators; how codes come about is not known h
 """
 
 from .fake_quantize import FakeQuantize, GradientMask
-from .followed_range import FollowedRange
-from .halves import dequantize_ste, quantize_ste
 from .learned_scale import LearnedScale
 from .learned_threshold import LearnedThreshold
+from .moving_average import MovingAverageFakeQuantize
 from .pact import Pact
+from .quantize_ste import dequantize_ste, quantize_ste
 from .quantizer import Quantizer
 from .thresholds import ThresholdRule
 
 __all__ = [
     "FakeQuantize",
-    "FollowedRange",
+    "MovingAverageFakeQuantize",
     "GradientMask",
     "LearnedScale",
     "LearnedThreshold",

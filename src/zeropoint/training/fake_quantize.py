@@ -12,7 +12,7 @@ from ..errors import RangeError, SchemeError, ShapeError
 from ..formats.torch_dtypes import format_of
 from ..functional import check_input, choose_params, fake_quantize, fit_params
 from ..layout.blocks import spread_blocks
-from ..ops.through import pass_where
+from ..ops.straight_through import pass_where
 from ..params import QuantizationParams
 from ..params.module_buffers import buffered_params, bytes_of, check_buffered, register_params
 from ..params.stored import store

@@ -1,4 +1,4 @@
-"""FollowedRange: the range of an activation follows the data while the model trains."""
+"""MovingAverageFakeQuantize: the range of an activation follows the data while the model trains."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..stats import MovingAverage, Observer
 from .fake_quantize import FakeQuantize
 
 
-class FollowedRange(FakeQuantize):
+class MovingAverageFakeQuantize(FakeQuantize):
     """Fake quantization under the moving average of the extremes that it sees in training mode.
 
         low += rate (min x - low),    high += rate (max x - high),    params = those of low..high
@@ -28,7 +28,7 @@ class FollowedRange(FakeQuantize):
 
     Example:
         >>> import torch
-        >>> quantizer = FollowedRange(QuantizationParams.new(1.0, 0, "int8"), rate=0.5)
+        >>> quantizer = MovingAverageFakeQuantize(QuantizationParams.new(1.0, 0, "int8"), rate=0.5)
         >>> for largest in (127.5, 63.75):
         ...     y = quantizer(torch.tensor([-largest, largest]))
         >>> quantizer.params.scales[0]

@@ -11,7 +11,7 @@ from .float_bits import EXPONENTS
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Counted:
+class HistogramCounts:
     """How many numbers of one block lie in each bin.
 
     Args:

@@ -19,7 +19,7 @@ from .operands import Staged
 
 def check_possible(signature: Signature) -> None:
     """Raise UnsupportedError for the gradient of an operator whose parameters are not given."""
-    if signature.op in HALVES and signature.params is None:
+    if signature.op in BACKWARD_PARTS and signature.params is None:
         raise UnsupportedError(
             f"{signature.op.value} needs given parameters, whose gradient it is; pass QuantizationParams"
         )
@@ -97,5 +97,5 @@ class DequantizeBackward:
         return out
 
 
-HALVES = {Op.QUANTIZE_BACKWARD: QuantizeBackward, Op.DEQUANTIZE_BACKWARD: DequantizeBackward}
+BACKWARD_PARTS = {Op.QUANTIZE_BACKWARD: QuantizeBackward, Op.DEQUANTIZE_BACKWARD: DequantizeBackward}
 """Operator to its call."""

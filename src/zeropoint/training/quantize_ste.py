@@ -6,7 +6,7 @@ import torch
 
 from ..formats.torch_dtypes import wide_dtype
 from ..functional import check_input, fit_params
-from ..ops import through
+from ..ops import straight_through
 from ..params import QuantizationParams
 
 
@@ -14,7 +14,7 @@ def quantize_ste(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
     """Return the numbers that the codes of ``x`` represent, before zero point and scale, in the wide dtype.
 
     For integers these are the codes. Rounding passes gradients straight through: to ``x``, and to scales and
-    real zero points that require one; see :mod:`zeropoint.ops.through`.
+    real zero points that require one; see :mod:`zeropoint.ops.straight_through`.
 
     Args:
         x: a float tensor of any shape.
@@ -29,7 +29,7 @@ def quantize_ste(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
     """
     check_input(x)
     fitted = fit_params(params, tuple(x.shape), x.dtype)
-    return through.quantize(x, fitted.scheme, (fitted.levels, fitted.zero_point))
+    return straight_through.quantize(x, fitted.scheme, (fitted.levels, fitted.zero_point))
 
 
 def dequantize_ste(
@@ -50,4 +50,4 @@ def dequantize_ste(
     fitted = fit_params(params, tuple(numbers.shape), params.dtype)
     given, wanted = (fitted.levels, fitted.zero_point), dtype or params.dtype
     wide = numbers.to(wide_dtype(wanted))
-    return through.dequantize(wide, fitted.scheme, given, dtype=wanted, own_dtype=params.dtype)
+    return straight_through.dequantize(wide, fitted.scheme, given, dtype=wanted, own_dtype=params.dtype)

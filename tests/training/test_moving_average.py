@@ -9,11 +9,11 @@ import torch
 import zeropoint as zp
 from zeropoint.errors import SchemeError
 from zeropoint.stats import MovingAverage
-from zeropoint.training import FakeQuantize, FollowedRange
+from zeropoint.training import FakeQuantize, MovingAverageFakeQuantize
 
 
-def made(rate: float = 0.25, scheme: str = "uint8:tensor:asym") -> FollowedRange:
-    return FollowedRange(zp.QuantizationParams.from_range(scheme, -1.0, 1.0), rate=rate)
+def made(rate: float = 0.25, scheme: str = "uint8:tensor:asym") -> MovingAverageFakeQuantize:
+    return MovingAverageFakeQuantize(zp.QuantizationParams.from_range(scheme, -1.0, 1.0), rate=rate)
 
 
 def batches(count: int = 5) -> list[torch.Tensor]:
@@ -65,7 +65,7 @@ def test_batches_without_numbers_change_nothing() -> None:
 
 def test_channels_follow_their_own_extremes() -> None:
     params = zp.QuantizationParams.from_range("int8:channel-1:narrow", -1.0, 1.0, shape=(8,))
-    quantizer, x = FollowedRange(params, rate=1.0), batches()[2]
+    quantizer, x = MovingAverageFakeQuantize(params, rate=1.0), batches()[2]
     quantizer(x)
     assert torch.equal(quantizer.params.scales[0].reshape(-1), x.abs().amax(0) / 127)
 
