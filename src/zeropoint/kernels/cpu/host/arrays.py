@@ -23,14 +23,12 @@ from ....params.stored import load_scale
 from ....schemes import Granularity, Scheme, ZeroPoint
 from ..machine import descriptor as k
 from ..machine.descriptor import Layout, pack
-from ..machine.intrinsics import LINE
+from . import memory
 from .views import KINDS, stored_rule
 
 NO_FLOATS = np.zeros(1, np.float32)
 NO_BYTES = np.zeros(1, np.uint8)
 """Placeholders for arrays that a kernel does not use."""
-_HUGE = 1 << 22
-"""Bytes from which NumPy asks for huge pages."""
 
 
 class Rows(NamedTuple):
@@ -95,20 +93,7 @@ def flat_array(x: torch.Tensor) -> Any:
 
 def packed_like(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     """Return uninitialized memory for the packed codes of ``x``."""
-    return aligned_empty(packing.packed_shape(tuple(x.shape), scheme.bits), torch.uint8)
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return uninitialized memory, aligned to a cache line as torch's own is.
-
-    Where it is large NumPy asks for huge pages, without which page faults outlast the kernels.
-    """
-    size = math.prod(shape) * dtype.itemsize
-    if size < _HUGE:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    raw = np.empty(size + LINE, np.uint8)
-    first = -raw.ctypes.data % LINE
-    return torch.from_numpy(raw[first : first + size]).view(dtype).reshape(shape)
+    return memory.empty(packing.packed_shape(tuple(x.shape), scheme.bits), torch.uint8)
 
 
 def code_step(scheme: Scheme) -> Fraction:

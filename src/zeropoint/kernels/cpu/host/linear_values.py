@@ -14,7 +14,8 @@ from ....ops.threads import gradual_underflow, parts_for, share, thread_count
 from ..entries import linear_from_values
 from ..linear.panels import PANEL
 from ..linear.values import work_floats
-from .arrays import NO_FLOATS, Stored, aligned_empty, flat_array, stored_factors
+from . import memory
+from .arrays import NO_FLOATS, Stored, flat_array, stored_factors
 from .calls import given_call
 from .linear_codes import NO_BIAS, WORK_OF_ONE, shared
 from .views import KINDS, element_refusal, view_of
@@ -84,7 +85,7 @@ class ValueKernel:
         return stored_factors(asked.scheme, params, asked.shape, asked.own_dtype)
 
     def _dequantize(self, weight: torch.Tensor, params: Params) -> torch.Tensor:
-        values = aligned_empty(self._request.shape, self._request.dtype)
+        values = memory.empty(self._request.shape, self._request.dtype)
         self._call.dequantize(weight, self._stored(params), values)
         return values
 

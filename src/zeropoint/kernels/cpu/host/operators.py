@@ -18,8 +18,8 @@ from ....ops.threads import gradual_underflow, share
 from ....schemes import Granularity
 from .. import entries
 from ..machine import descriptor as k
+from . import memory
 from .arrays import (
-    aligned_empty,
     block_factors,
     clip_extent,
     flat_array,
@@ -174,7 +174,7 @@ class Dequantize(_Operator):
     def run(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
         """See :class:`zeropoint.ops.registry.Op`."""
         asked = self.request
-        out = aligned_empty(asked.shape, asked.dtype) if out is None else out
+        out = memory.empty(asked.shape, asked.dtype) if out is None else out
         self._call.dequantize(data, stored_factors(asked.scheme, params, asked.shape, asked.own_dtype), out)
         return out
 
@@ -198,7 +198,7 @@ class FakeQuantize(_Operator):
 
     def run(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
         """See :class:`zeropoint.ops.registry.Op`."""
-        out = aligned_empty(self.request.shape, self.request.dtype) if out is None else out
+        out = memory.empty(self.request.shape, self.request.dtype) if out is None else out
         factors, zeros = self._factors(params, dividing=True)
         back, _ = self._factors(params, dividing=False)
         self._call.fake_quantize(x, factors, back, zeros, out)
@@ -227,7 +227,7 @@ class Backward(_Operator):
         self, grad: torch.Tensor, x: torch.Tensor, params: Params, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See :class:`zeropoint.ops.registry.Op`."""
-        out = aligned_empty(self.request.shape, grad.dtype) if out is None else out
+        out = memory.empty(self.request.shape, grad.dtype) if out is None else out
         factors, zeros = self._factors(params, dividing=True)
         self._call.fake_quantize_backward(grad, x, self._bounds, factors, zeros, out)
         return out
