@@ -11,7 +11,7 @@ import sys
 from fractions import Fraction
 from pathlib import Path
 
-from zeropoint.formats import ALIASES, CATALOG, SOURCES, FloatFormat, Format, IntFormat, Specials
+from zeropoint.formats import ALIASES, CATALOG, SOURCES, FloatFormat, Format, Specials
 from zeropoint.formats.spec import exponent_of, power_of_two
 
 PAGE = Path(__file__).with_name("formats.md")
@@ -29,11 +29,16 @@ Integers of every width from 2 to 16 bits, and of 32, have a name; the table sho
 TAIL = """
 ## Formats without a name
 
-Any other format is spelled out: `int<bits>[f<fraction bits>]`, `uint<bits>`, `codebook[v0,v1,...]`, or
-`[u]e<E>m<M>[b<bias>][ieee|fn|fnuz|finite][ns]`. The bias defaults to 2^(E-1) - 1 and the special codes to
-none (`finite`); `u` leaves out the sign, and `ns` the subnormals and zero. So `e3m4` has three exponent
-bits and four mantissa bits, and `ue5m3ieee` is unsigned with Inf and NaN as in IEEE 754. A name in the table
-comes first: `e4m3` is `float8_e4m3fn`, and without NaN it is `e4m3finite`.
+Any other format is spelled out: `int<bits>[f<fraction bits>]`, `uint<bits>`, `codebook[v0,v1,...]`,
+`choice[FLOAT,INTEGER]`, or `[u]e<E>m<M>[b<bias>][ieee|fn|fnuz|finite][ns]`. The bias defaults to
+2^(E-1) - 1 and the special codes to none (`finite`); `u` leaves out the sign, and `ns` the subnormals and
+zero. So `e3m4` has three exponent bits and four mantissa bits, and `ue5m3ieee` is unsigned with Inf and NaN
+as in IEEE 754. A name in the table comes first: `e4m3` is `float8_e4m3fn`, and without NaN it is
+`e4m3finite`.
+
+Of a `choice`, the sign of the scale says which of two grids of as many bits a block uses: floats where it is
+positive, and where it is negative integers that are stretched to the same largest value. Each block takes the
+grid of less squared error.
 
 | Special codes | Meaning |
 |---|---|
@@ -60,15 +65,6 @@ def number(value: Fraction) -> str:
     return f"2^{exponent + 1} - 2^{width}" if width else f"2^{exponent + 1} - 1"
 
 
-def smallest(fmt: Format) -> Fraction:
-    """Return the smallest positive value of a format."""
-    if isinstance(fmt, IntFormat):
-        return fmt.step
-    if isinstance(fmt, FloatFormat):
-        return fmt.smallest
-    return min(Fraction(value) for value in fmt.values if value > 0)
-
-
 def code(value: int | None, bits: int) -> str:
     """Return a code in hexadecimal, or nothing.
 
@@ -85,13 +81,13 @@ def row(name: str, fmt: Format) -> list[str]:
         inf, nan = code(fmt.inf_code, fmt.bits), code(fmt.nan_code, fmt.bits)
         normal = number(fmt.smallest_normal) if fmt.smallest_normal <= fmt.max else ""
     aliases = ", ".join(f"`{alias}`" for alias, target in ALIASES.items() if target == name)
-    numbers = [number(fmt.max), normal, number(smallest(fmt)), inf, nan]
+    numbers = [number(fmt.max), normal, number(fmt.smallest), inf, nan]
     return [f"`{name}`", str(fmt.bits), *numbers, aliases, SOURCES[name]]
 
 
 def shown(fmt: Format) -> bool:
     """Tell whether a format has a row: all but most widths of plain integers."""
-    return not isinstance(fmt, IntFormat) or bool(fmt.fraction_bits) or fmt.bits in SHOWN_INTEGERS
+    return not fmt.is_whole or fmt.bits in SHOWN_INTEGERS
 
 
 def page() -> str:

@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from torch.utils import _pytree as pytree
 
 from .errors import CheckpointError, DtypeError, ShapeError, printable
-from .formats import IntFormat
+from .formats.codes import second_grid
 from .formats.torch_dtypes import INPUT_DTYPES
 from .layout import packing
-from .layout.blocks import reduce_blocks
+from .layout.blocks import reduce_blocks, spread_blocks
 from .ops import library, straight_through
 from .params import QuantizationParams
 from .params.arithmetic import parameter_tensors
@@ -123,7 +123,9 @@ class QuantizedTensor:
         if own and scale is not None:
             return bound
         patterns = packing.unpack(self.data, self.scheme.bits, packing.row_length(self.shape))
-        ends = clippable(patterns.reshape(self.shape), self.scheme, chosen=own)
+        spread = None if scale is None else spread_blocks(scale, self.scheme.granularity, self.shape)
+        negative = second_grid(spread, self.scheme.element)
+        ends = clippable(patterns.reshape(self.shape), self.scheme, chosen=own, negative=negative)
         lost = reduce_blocks(ends.float(), self.scheme.granularity, "amax", 0.0) > 0
         # A scale of zero makes everything zero, whatever its code.
         return torch.where(lost if scale is None else lost | (scale == 0), math.inf, bound)
@@ -247,7 +249,7 @@ class QuantizedTensor:
         return read
 
     def __repr__(self) -> str:
-        kind = "integers" if isinstance(self.scheme.element, IntFormat) else "codes"
+        kind = "integers" if self.scheme.element.is_integer else "codes"
         return (
             f"QuantizedTensor({self.scheme}, shape={self.shape}, dtype={self.dtype}, {kind} in "
             f"{self.nbytes} bytes, {self.bits_per_value:.3f} bits a value)"

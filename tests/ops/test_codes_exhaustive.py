@@ -12,7 +12,7 @@ import torch
 
 import zeropoint as zp
 from zeropoint.formats import CATALOG, CodebookFormat, FloatFormat, Format, Overflow, RoundingMode, exact
-from zeropoint.params.codes import decode, encode_codebook, encode_float, encode_nearest
+from zeropoint.formats.codes import decode, encode, encode_codebook, encode_float
 
 SMALL = {name: fmt for name, fmt in CATALOG.items() if fmt.bits <= 8}
 FLOATS = {name: fmt for name, fmt in SMALL.items() if isinstance(fmt, FloatFormat)}
@@ -131,7 +131,7 @@ def test_every_16_bit_input_has_the_code_of_the_specification(name: str, dtype: 
     fmt, x = SMALL[name], halves(dtype)
     keep = torch.isfinite(x) | isinstance(fmt, FloatFormat)
     x = x[keep]
-    codes = encode_nearest(x, fmt, RoundingMode.HALF_EVEN)
+    codes = encode(x, fmt, RoundingMode.HALF_EVEN)
     assert torch.equal(codes.to(torch.int64), specified(fmt, x))
 
 
@@ -140,7 +140,7 @@ def test_every_value_and_midpoint_and_their_neighbors_have_the_code_of_the_speci
     """Bad inputs 14 and 15: ties go to even, and what rounds to the largest is not overflow."""
     fmt = (SMALL | USERS)[name]
     points = [p for p in landmarks(fmt) if math.isfinite(p) or isinstance(fmt, FloatFormat)]
-    codes = encode_nearest(torch.tensor(points, dtype=torch.float64), fmt, RoundingMode.HALF_EVEN)
+    codes = encode(torch.tensor(points, dtype=torch.float64), fmt, RoundingMode.HALF_EVEN)
     assert codes.tolist() == expected(fmt, points)
 
 
@@ -149,7 +149,7 @@ def test_every_value_and_midpoint_and_their_neighbors_have_the_code_of_the_speci
 def test_every_rounding_mode_follows_the_specification(name: str, mode: RoundingMode) -> None:
     fmt = (SMALL | USERS)[name]
     points = [p for p in landmarks(fmt) if math.isfinite(p) or isinstance(fmt, FloatFormat)]
-    codes = encode_nearest(torch.tensor(points, dtype=torch.float64), fmt, mode)
+    codes = encode(torch.tensor(points, dtype=torch.float64), fmt, mode)
     assert codes.tolist() == expected(fmt, points, mode)
 
 
@@ -233,7 +233,7 @@ def test_every_nan_becomes_the_one_canonical_code(name: str, code: int, payload:
     """Bad input 4: quiet, signaling, with either sign and any payload."""
     x = torch.tensor([payload]).to(torch.int32).view(torch.float32)
     assert torch.isnan(x).all()
-    assert encode_nearest(x, CATALOG[name], RoundingMode.HALF_EVEN).tolist() == [code]
+    assert encode(x, CATALOG[name], RoundingMode.HALF_EVEN).tolist() == [code]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch
 import zeropoint as zp
 from zeropoint import only_backend
 from zeropoint.formats import CATALOG, RoundingMode
-from zeropoint.params.codes import encode_nearest
+from zeropoint.formats.codes import encode
 
 FINITE = {
     "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
@@ -68,7 +68,7 @@ def from_torch(x: torch.Tensor, name: str) -> torch.Tensor:
 def disagreements(x: torch.Tensor, name: str, oracle: Callable[[torch.Tensor, str], torch.Tensor]) -> int:
     """Return how many numbers of ``x``, NaN apart, have another code than the oracle's."""
     numbers = x[~torch.isnan(x)]
-    codes = encode_nearest(numbers, CATALOG[name], RoundingMode.HALF_EVEN)
+    codes = encode(numbers, CATALOG[name], RoundingMode.HALF_EVEN)
     return int((codes != oracle(numbers, name)).sum())
 
 
@@ -117,7 +117,7 @@ def test_every_257th_float32_has_the_code_of_the_oracle_in_the_reference(name: s
 @pytest.mark.parametrize("name", FINITE)
 def test_infinity_saturates_to_the_largest_code(name: str) -> None:
     fmt = CATALOG[name]
-    codes = encode_nearest(torch.tensor([np.inf, -np.inf]), fmt, RoundingMode.HALF_EVEN)
+    codes = encode(torch.tensor([np.inf, -np.inf]), fmt, RoundingMode.HALF_EVEN)
     assert codes.tolist() == [fmt.max_code, fmt.max_code | (1 << (fmt.bits - 1))]
 
 
@@ -134,7 +134,7 @@ def test_random_float32_have_the_codes_of_rounding_and_clamping(bits: int, signe
     x = torch.cat([random_bits(13), near_codes(14, f"uint{bits}")])
     x = x[~torch.isnan(x)]
     wanted = np.clip(np.rint(x.double().numpy()), fmt.qmin, fmt.qmax).astype(np.int64) % (1 << bits)
-    assert np.array_equal(encode_nearest(x, fmt, RoundingMode.HALF_EVEN).numpy(), wanted)
+    assert np.array_equal(encode(x, fmt, RoundingMode.HALF_EVEN).numpy(), wanted)
 
 
 def test_random_float32_have_the_nf4_codes_of_bitsandbytes_thresholds() -> None:
@@ -153,5 +153,5 @@ def test_random_float32_have_the_nf4_codes_of_bitsandbytes_thresholds() -> None:
         [x, thresholds, np.nextafter(thresholds, np.float32(2)), np.nextafter(thresholds, np.float32(-2))]
     )
     wanted = (x[:, None] > thresholds).sum(-1)
-    codes = encode_nearest(torch.from_numpy(x), CATALOG["nf4"], RoundingMode.HALF_EVEN)
+    codes = encode(torch.from_numpy(x), CATALOG["nf4"], RoundingMode.HALF_EVEN)
     assert np.array_equal(codes.numpy(), wanted)

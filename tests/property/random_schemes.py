@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from zeropoint.formats import FloatFormat, Format, IntFormat
+from zeropoint.formats import ChoiceFormat, FloatFormat, Format, IntFormat
 from zeropoint.formats.catalog import ALIASES, CATALOG
 from zeropoint.layout.blocks import reduce_blocks, spread_blocks
 from zeropoint.params import QuantizationParams
@@ -300,6 +300,8 @@ def hard_tensor(rng: random.Random, x: torch.Tensor, params: QuantizationParams)
 
 def _places(fmt: Format) -> torch.Tensor:
     """Return numbers on, between and beside the values of ``fmt``, at most some hundreds."""
+    if isinstance(fmt, ChoiceFormat):
+        return torch.cat([_places(fmt.first), _places(fmt.second) * float(fmt.stretch)])
     if isinstance(fmt, IntFormat):
         codes = sorted({*range(max(fmt.qmin, -40), min(fmt.qmax, 40) + 1), fmt.qmin, fmt.qmax, fmt.qmax - 1})
         values = torch.tensor(codes, dtype=torch.float64) * float(fmt.step)

@@ -37,7 +37,9 @@ from zeropoint.schemes.rules import CEIL, EVEN, FLOOR, LINEAR, LINEAR_UP, RCEIL
 from zeropoint.schemes.scales import choice_text, parse_choice
 from zeropoint.schemes.text import OPTIONS, join, words
 
-ELEMENTS = [*CATALOG.values(), *map(get_format, ("e3m4", "ue4m2ns", "int7f3", "codebook[-1,0.25,1]"))]
+# Formats that read the sign of the scale go with few levels; tests/formats/test_choices.py has them.
+ELEMENTS = [fmt for fmt in CATALOG.values() if not fmt.reads_sign]
+ELEMENTS += [*map(get_format, ("e3m4", "ue4m2ns", "int7f3", "codebook[-1,0.25,1]"))]
 SCALE_FORMATS = [fmt for fmt in ELEMENTS if isinstance(fmt, FloatFormat)]
 POWER_FORMATS = [fmt for fmt in SCALE_FORMATS if fmt.mantissa_bits == 0] + [get_format("microexponent")]
 

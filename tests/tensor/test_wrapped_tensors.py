@@ -76,7 +76,7 @@ def test_a_tree_map_keeps_the_dtype_of_parameters() -> None:
     ("element", "code"), [("ternary", 3), ("codebook[0,0.5,1]", 3), ("codebook[0,1,2,3,4]", 6)]
 )
 def test_codes_past_the_end_of_a_codebook_are_not_loaded(element: str, code: int, tmp_path: Path) -> None:
-    q = zp.quantize(torch.rand(2, 8), f"{element}:g8")
+    q = zp.quantize(torch.zeros(2, 8), f"{element}:g8")
     q.save(tmp_path / "good.safetensors")
     assert torch.equal(zp.QuantizedTensor.load(tmp_path / "good.safetensors").data, q.data)
     with safe_open(tmp_path / "good.safetensors", "pt") as file:

@@ -32,7 +32,6 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError, UnsupportedError
-from ..formats import IntFormat
 from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout import packing
 from ..params import QuantizationParams
@@ -224,7 +223,7 @@ class Gptq(Codec):
     def layout(self, layer: LayerScheme) -> str:
         """See :class:`Codec`."""
         weight, element = layer.weight, layer.weight.element
-        if not isinstance(element, IntFormat) or not element.signed or element.fraction_bits:
+        if not element.is_whole or not element.signed:
             raise UnsupportedError(f"scheme {weight} has elements that GPTQ does not store; use {_names()}")
         if weight.bits not in _BITS or weight.range_rule is not RangeRule.FULL:
             raise UnsupportedError(f"scheme {weight} has codes that GPTQ does not store; use {_names()}")

@@ -1,13 +1,18 @@
 """What a number is: format definitions, the catalog, the exact specification."""
 
 from .catalog import ALIASES, CATALOG, SOURCES, format_name, get_format
+from .choices import ChoiceFormat
+from .codebooks import CodebookFormat
+from .floats import FloatFormat, Specials
+from .integers import IntFormat
 from .rounding import Overflow, RoundingMode
-from .spec import CodebookFormat, FloatFormat, Format, IntFormat, Specials
+from .spec import Format
 
 __all__ = [
     "ALIASES",
     "CATALOG",
     "SOURCES",
+    "ChoiceFormat",
     "CodebookFormat",
     "FloatFormat",
     "Format",

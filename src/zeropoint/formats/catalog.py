@@ -10,7 +10,11 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from ..errors import FormatError, near_misses
-from .spec import CodebookFormat, FloatFormat, Format, IntFormat, Specials, float32
+from .choices import ChoiceFormat
+from .codebooks import CodebookFormat, float32
+from .floats import FloatFormat, Specials
+from .integers import IntFormat
+from .spec import Format
 
 _IEEE, _FN, _FNUZ, _FINITE = Specials.IEEE, Specials.FN, Specials.FNUZ, Specials.FINITE
 
@@ -55,6 +59,11 @@ _ROWS: tuple[tuple[str, Format, str], ...] = (
     *((f"int{b}", IntFormat(bits=b, signed=True), "two's complement") for b in (*range(2, 17), 32)),
     *((f"uint{b}", IntFormat(bits=b, signed=False), "unsigned binary") for b in (*range(2, 17), 32)),
     ("int8_mx", IntFormat(bits=8, signed=True, fraction_bits=6), "OCP MX 1.0, section 5.3.4"),
+    (
+        "if4_element",
+        ChoiceFormat(_float(2, 1, 1, _FINITE), IntFormat(bits=4, signed=True)),
+        "fouroversix (MIT Han Lab), quantize/pytorch/reference.py: the sign of the scale picks e2m1 or int4",
+    ),
     ("binary", CodebookFormat((-1.0, 1.0)), "BinaryConnect, arXiv:1511.00363, scaled by the largest"),
     ("ternary", CodebookFormat((-1.0, 0.0, 1.0)), "TWN, arXiv:1605.04711, but scaled by the largest"),
     ("float64", _float(11, 52, 1023, _IEEE), "IEEE 754-2019 binary64"),
@@ -111,15 +120,17 @@ _NAMES = {fmt: name for name, fmt, _ in reversed(_ROWS)}
 _INT = re.compile(r"(u?)int(\d{1,2})(?:f(\d{1,2}))?", re.ASCII)
 _FLOAT = re.compile(r"(u?)e(\d{1,2})m(\d{1,2})(?:b(-?\d{1,4}))?(ieee|fnuz|fn|finite)?(ns)?", re.ASCII)
 _CODEBOOK = re.compile(r"codebook\[([^\]]*)\]")
+_CHOICE = re.compile(r"choice\[([^,\]]*),([^,\]]*)\]")
 
 
 def get_format(name: str | Format) -> Format:
     """Return the format called ``name``: a catalog name, an alias, or the spelling of a custom format.
 
-    Spellings are ``int<bits>[f<fraction bits>]``, ``uint...``, ``codebook[v0,v1,...]`` and
-    ``[u]e<E>m<M>[b<bias>][ieee|fn|fnuz|finite][ns]``: the bias defaults to ``2 ** (E - 1) - 1`` (0 for ``E =
-    0``), the specials to ``finite``; ``ns`` means no subnormals. An alias wins: ``e4m3`` and ``e5m2`` are the
-    OCP formats.
+    Spellings are ``int<bits>[f<fraction bits>]``, ``uint...``, ``codebook[v0,v1,...]``,
+    ``choice[e2m1,int4]``, and
+    ``[u]e<E>m<M>[b<bias>][ieee|fn|fnuz|finite][ns]``: the bias defaults to ``2 ** (E - 1) - 1`` (0 for
+    ``E = 0``), the specials to ``finite``; ``ns`` means no subnormals. An alias wins: ``e4m3`` and ``e5m2``
+    are the OCP formats.
 
     Args:
         name: a name or text form, such as ``"float8_e4m3fn"`` or ``"int4"``; a format is returned as it is.
@@ -152,7 +163,17 @@ def get_format(name: str | Format) -> Format:
         )  # fmt: skip
     if match := _CODEBOOK.fullmatch(key):
         return CodebookFormat(_numbers(match.group(1)))
+    if match := _CHOICE.fullmatch(key):
+        return _choice(*map(get_format, match.groups()))
     raise FormatError(f"format {name!r} is unknown; {near_misses(name, [*CATALOG, *ALIASES])}")
+
+
+def _choice(first: Format, second: Format) -> ChoiceFormat:
+    if not isinstance(first, FloatFormat) or not isinstance(second, IntFormat):
+        raise FormatError(
+            f"choice[{first.spelling},{second.spelling}] must name a float format, then an integer format"
+        )
+    return ChoiceFormat(first, second)
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
+from fractions import Fraction
+
+from ..errors import FormatError
 
 
 class RoundingMode(enum.Enum):
@@ -43,3 +47,40 @@ class Overflow(enum.Enum):
     """Inf where the format has it, else NaN, else an error."""
     ERROR = "error"
     """A RangeError."""
+
+
+class Special(enum.Enum):
+    """Results of decoding that no fraction can express."""
+
+    NAN = "nan"
+    INF = "inf"
+    NEGATIVE_INF = "-inf"
+    NEGATIVE_ZERO = "-0"
+
+
+Number = Fraction | Special
+
+
+_HALF = Fraction(1, 2)
+
+
+def _floor(value: Fraction) -> int:
+    return value.numerator // value.denominator
+
+
+_ROUNDERS: dict[RoundingMode, Callable[[Fraction], int]] = {
+    RoundingMode.HALF_EVEN: round,
+    RoundingMode.HALF_AWAY: lambda v: _floor(v + _HALF) if v >= 0 else -_floor(-v + _HALF),
+    RoundingMode.HALF_UP: lambda v: _floor(v + _HALF),
+    RoundingMode.HALF_DOWN: lambda v: -_floor(-v + _HALF),
+    RoundingMode.FLOOR: _floor,
+    RoundingMode.CEIL: lambda v: -_floor(-v),
+    RoundingMode.TOWARD_ZERO: lambda v: _floor(v) if v >= 0 else -_floor(-v),
+}
+
+
+def round_fraction(value: Fraction, rounding: RoundingMode) -> int:
+    """Return the integer that ``value`` becomes; raises FormatError for stochastic rounding."""
+    if rounding not in _ROUNDERS:
+        raise FormatError(f"rounding (={rounding.value}) needs random bits and has no exact result")
+    return _ROUNDERS[rounding](value)

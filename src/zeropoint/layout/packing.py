@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import FormatError, ShapeError
-from ..formats import Format, IntFormat
+from ..formats import Format
 from ..formats.torch_dtypes import code_dtype
 
 
@@ -128,7 +128,7 @@ def _join(parts: torch.Tensor, span: range) -> torch.Tensor:
 
 def as_values(patterns: torch.Tensor, fmt: Format) -> torch.Tensor:
     """Return patterns of a signed integer format as the integers they represent, others as they are."""
-    if not isinstance(fmt, IntFormat) or not fmt.signed:
+    if not fmt.is_integer or not fmt.signed:
         return patterns
     if fmt.bits == 8:
         return patterns.view(torch.int8)

@@ -13,7 +13,6 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from ..formats import IntFormat
 from ..functional import quantize
 from ..ops import library, registry
 from ..ops import linear as products
@@ -183,7 +182,7 @@ def _torch_refusal(layer: Layer) -> str | None:
 
 def _is_plain_int8(scheme: Scheme) -> bool:
     fmt = scheme.element
-    whole = isinstance(fmt, IntFormat) and fmt.signed and fmt.bits == 8 and not fmt.fraction_bits
+    whole = fmt.is_whole and fmt.signed and fmt.bits == 8
     one_level = len(scheme.scales) == 1 and not scheme.scales[0].rule.power_of_two
     return whole and one_level and scheme.zero_point is ZeroPoint.NONE and scheme.chained is None
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from ..formats import IntFormat, RoundingMode
+from ..formats import RoundingMode
+from ..formats.codes import uniform_noise
 from ..formats.torch_dtypes import wide_dtype
 from ..layout import packing
-from ..params.codes import uniform_noise
 from ..schemes import Scheme
 from . import reference
 from .registry import Params
@@ -48,7 +48,6 @@ def gate(
 
 def rounded_steps(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
     """Return ``round(x / scale) + zero_point`` before any clamping, float64; NaN for NaN and Inf."""
-    assert isinstance(scheme.element, IntFormat)
     shape, wide = tuple(x.shape), wide_dtype(x.dtype)
     scale, zero, offset = reference.spread_parameters(scheme, params, shape=shape, dtype=x.dtype)
     noise = None

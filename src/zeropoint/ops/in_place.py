@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..formats import IntFormat, Overflow, RoundingMode
+from ..formats import Overflow, RoundingMode
 from ..layout.blocks import spread_blocks
 from ..params.arithmetic import effective_scale, multiplies
 from ..schemes import Scheme, ZeroPoint, ZeroPointPlace
@@ -29,7 +29,7 @@ def refusal(request: Request) -> str | None:
     element = scheme.element
     if (request.dtype, request.own_dtype) != (torch.float64, torch.float64):
         return f"{request.dtype} is computed in temporary tensors"
-    if not isinstance(element, IntFormat) or element.fraction_bits or element.bits > 31:
+    if not element.is_whole or element.bits > 31:
         return f"{scheme.element_name} is computed in temporary tensors"
     if request.op in (Op.QUANTIZE, Op.DEQUANTIZE) and element.bits != 8:
         return f"codes of {element.bits} bits are packed in temporary tensors"
@@ -65,7 +65,6 @@ class InPlace:
         self._fits = torch.empty((2, *side) if masks else 0, dtype=torch.bool, device=request.device)
         self._nothing = torch.zeros((), dtype=torch.float64, device=request.device)
         self._total = torch.zeros((), dtype=torch.float64, device=request.device)
-        assert isinstance(scheme.element, IntFormat)
         self._codes = torch.int8 if scheme.element.signed else torch.uint8
         self.workspace_bytes = (
             self._steps.nbytes + self._fits.nbytes + self._nothing.nbytes + self._total.nbytes
@@ -154,4 +153,4 @@ def _chunks(shape: tuple[int, ...]) -> list[Slice]:
 def _zero_inside(scheme: Scheme) -> bool:
     """Return whether the zero point is added before rounding."""
     real = scheme.zero_point is ZeroPoint.REAL
-    return real or scheme.dialect.zero_point_place is ZeroPointPlace.INSIDE_ROUNDING
+    return real or scheme.dialect.zero_points.place is ZeroPointPlace.INSIDE_ROUNDING

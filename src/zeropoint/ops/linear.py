@@ -14,7 +14,6 @@ from collections.abc import Callable
 import torch
 
 from ..errors import UnsupportedError
-from ..formats import IntFormat
 from ..formats.torch_dtypes import wide_dtype
 from ..layout import packing
 from ..params.arithmetic import effective_scale
@@ -54,7 +53,7 @@ def refusal(request: Request) -> str | None:
 def _weight_refusal(request: Request) -> str | None:
     scheme, (rows, cols) = request.scheme, request.shape
     element = scheme.element
-    if not isinstance(element, IntFormat) or element.bits not in (4, 8) or element.fraction_bits:
+    if not element.is_whole or element.bits not in (4, 8):
         return f"{scheme} is not int8 or int4"
     if scheme.chained is not None:
         return f"{scheme.chained} of {scheme} are not factors of sums"
@@ -75,7 +74,7 @@ def _source_refusal(request: Request) -> str | None:
     if scheme is None:
         return f"rows of {cols} are not a multiple of 16" if cols % 16 else None
     element = scheme.element
-    if not isinstance(element, IntFormat) or element.bits != 8 or element.fraction_bits:
+    if not element.is_whole or element.bits != 8:
         return f"{scheme} is not int8 or uint8"
     if scheme.chained is not None:
         return f"{scheme.chained} of {scheme} are not factors of sums"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..formats import FloatFormat, IntFormat, RoundingMode
+from ..formats import CodebookFormat, FloatFormat, IntFormat
 from ..formats.torch_dtypes import dtype_of, format_of
 from ..params.arithmetic import multiplies, rounder, zero_scale
 from ..schemes import ScaleRule, Scheme, TensorScale, ZeroPoint, ZeroPointPlace
@@ -181,6 +181,7 @@ def element_of(scheme: Scheme, dtype: torch.dtype, *, multiply: bool) -> Element
             magnitude=(1 << fmt.magnitude_bits) - 1, max_code=fmt.max_code,
             negative_nan=fmt.nan_code == fmt.sign_bit,
         )  # fmt: skip
+    assert isinstance(fmt, CodebookFormat)
     return base._replace(kind=Kind.CODEBOOK, thresholds=tuple(float(t) for t in fmt.thresholds))
 
 
@@ -188,7 +189,7 @@ def _zero_place(scheme: Scheme) -> ZeroPlace:
     if scheme.zero_point is ZeroPoint.NONE:
         return ZeroPlace.NONE
     real = scheme.zero_point is ZeroPoint.REAL
-    inside = real or scheme.dialect.zero_point_place is ZeroPointPlace.INSIDE_ROUNDING
+    inside = real or scheme.dialect.zero_points.place is ZeroPointPlace.INSIDE_ROUNDING
     return ZeroPlace.INSIDE if inside else ZeroPlace.AFTER
 
 
@@ -209,10 +210,10 @@ def rule_of(scheme: Scheme, dtype: torch.dtype) -> Rule:
         assert isinstance(fmt, FloatFormat)
         return rule._replace(
             how=How.MINIFLOAT, mantissa=fmt.mantissa_bits, emin=fmt.emin + 127,
-            maximum=float(fmt.max), zero_scale=float(scheme.dialect.zero_block_scale),
+            maximum=float(fmt.max), zero_scale=float(scheme.dialect.small_scales.finest),
             inverse=scheme.dialect.tensor_scale is TensorScale.RECIPROCAL,
         )  # fmt: skip
-    least = scheme.dialect.minimum_scale
+    least = scheme.dialect.small_scales.least
     assert isinstance(fmt, FloatFormat)
     rule = rule._replace(
         how=How.LINEAR, stored=_NARROW[dtype_of(fmt)], zero_scale=float(zero_scale(scheme, dtype)),
@@ -230,10 +231,7 @@ def rule_of(scheme: Scheme, dtype: torch.dtype) -> Rule:
 def _offset(scheme: Scheme) -> Offset:
     if scheme.zero_point is ZeroPoint.REAL:
         return Offset.REAL
-    if scheme.dialect.rounds_quotient:
-        return Offset.OF_ROUNDED
-    truncates = scheme.dialect.zero_point_rounding is RoundingMode.TOWARD_ZERO
-    return Offset.TRUNCATED if truncates else Offset.NEAREST
+    return Offset[scheme.dialect.zero_points.formula.name]
 
 
 def _power_rule(scheme: Scheme, dtype: torch.dtype, rule: Rule) -> Rule:

@@ -8,27 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from ..errors import NonFiniteError, RangeError, UnsupportedError, count
-from ..formats import CodebookFormat, FloatFormat, IntFormat, Overflow, RoundingMode
-from ..formats.torch_dtypes import wide_dtype
+from ..formats import FloatFormat, Overflow, RoundingMode
+from ..formats.codes import decode, encode, fits, int_patterns, round_steps, second_grid, uniform_noise
+from ..formats.torch_dtypes import format_of, wide_dtype
 from ..layout import packing
-from ..layout.blocks import reduce_blocks, signed_largest, spread_blocks
+from ..layout.blocks import reduce_blocks, signed_largest, spread_blocks, sum_blocks
 from ..params import arithmetic, chains
 from ..params.arithmetic import Ranges, effective_scale, multiplies, rounder, through
 from ..params.chains import effective_offset
-from ..params.codes import (
-    decode,
-    encode_codebook,
-    encode_float,
-    int_patterns,
-    magnitude_codes,
-    round_steps,
-    uniform_noise,
-)
+from ..params.stored import load_scale, store
 from ..schemes import Arithmetic, Granularity, Scheme, ZeroPoint, ZeroPointPlace
 from ..schemes.rules import Pick
 
@@ -97,7 +91,37 @@ def choose_params(
     _require_whole(scheme, extremes)
     if not scheme.scales and x.numel() > 0:
         arithmetic.require_signs(scheme, *_block_range(x, scheme.granularity))
-    return arithmetic.scales_from_ranges(scheme, ranges(x, scheme, extremes))
+    found = ranges(x, scheme, extremes)
+    if scheme.element.reads_sign:
+        return _chosen(x, scheme, found).tensors, None
+    return arithmetic.scales_from_ranges(scheme, found)
+
+
+def _chosen(x: torch.Tensor, scheme: Scheme, found: Ranges) -> chains.Chosen:
+    """Return what a chained scheme chooses for ``x``."""
+    arithmetic.require_chosen(scheme, found)
+    chosen = chains.choose(scheme, found)
+    return _with_grids(x, scheme, chosen) if scheme.element.reads_sign else chosen
+
+
+def _with_grids(x: torch.Tensor, scheme: Scheme, chosen: chains.Chosen) -> chains.Chosen:
+    """Make negative the scales of the blocks whose squared error is less with the other grid.
+
+    That is fouroversix's ``select_intfloat`` under its rule mse; equal errors keep the floats.
+    """
+    blocks, errors = scheme.granularity, []
+    for scale in (chosen.scale, -chosen.scale):
+        spread = spread_blocks(scale, blocks, tuple(x.shape))
+        negative = second_grid(spread, scheme.element)
+        patterns = _encode(scaled(x, scheme, spread), scheme, None, 0, x.dtype, negative)
+        values = decode(patterns, scheme.element, spread.dtype, negative) * spread
+        errors.append(sum_blocks((values.double() - x.double()).square(), blocks))
+    better = errors[1] < errors[0]
+    fmt = scheme.scales[0].format_for(format_of(x.dtype))
+    stored = load_scale(chosen.tensors[0], fmt, chosen.scale.dtype)
+    stored = store(torch.where(better, -stored, stored), fmt)
+    scale = torch.where(better, -chosen.scale, chosen.scale)
+    return replace(chosen, tensors=(stored, *chosen.tensors[1:]), scale=scale)
 
 
 def _require_whole(scheme: Scheme, extremes: tuple[float, float] | None) -> None:
@@ -123,8 +147,7 @@ def quantize_dynamic(
     require_finite(x)
     _require_whole(scheme, extremes)
     found = ranges(x, scheme, extremes)
-    arithmetic.require_chosen(scheme, found)
-    chosen = chains.choose(scheme, found)
+    chosen = _chosen(x, scheme, found)
     offset = None if chosen.offset is None else spread_blocks(chosen.offset, scheme.granularity, found.shape)
     spread = Spread(spread_blocks(chosen.scale, scheme.granularity, found.shape), None, offset)
     return _joined(_encoded_parts(x, scheme, spread), x, scheme), (chosen.tensors, None)
@@ -168,8 +191,9 @@ def _encoded_parts(x: torch.Tensor, scheme: Scheme, spread: Spread) -> Iterator[
     for pick in _chunks(shape):
         part = x[pick]
         near = part if offset is None else part.to(offset.dtype) - offset[pick]
-        ratio = scaled(near, scheme, None if scale is None else scale[pick])
-        yield _encode(ratio, scheme, None if zero is None else zero[pick], first, x.dtype)
+        factor = None if scale is None else scale[pick]
+        ratio, negative = scaled(near, scheme, factor), second_grid(factor, scheme.element)
+        yield _encode(ratio, scheme, None if zero is None else zero[pick], first, x.dtype, negative)
         first += part.numel()
 
 
@@ -224,17 +248,16 @@ def scaled_rounder(scheme: Scheme, dtype: torch.dtype) -> torch.dtype | None:
 
 
 def _encode(
-    ratio: torch.Tensor, scheme: Scheme, zero_point: torch.Tensor | None, first: int, dtype: torch.dtype
-) -> torch.Tensor:
+    ratio: torch.Tensor, scheme: Scheme, zero_point: torch.Tensor | None, first: int, dtype: torch.dtype,
+    negative: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
     noise = None
     if scheme.rounding.mode is RoundingMode.STOCHASTIC:
         noise = uniform_noise(scheme.rounding.seed, first, ratio.numel(), ratio.device).reshape(ratio.shape)
     element, mode = scheme.element, scheme.rounding.mode
-    if isinstance(element, CodebookFormat):
-        return encode_codebook(ratio, element)
-    if isinstance(element, FloatFormat):
-        patterns = encode_float(ratio, element, mode, scheme.overflow, noise)
-        if element.bits <= scheme.dialect.positive_zero_bits:
+    if not element.is_integer:
+        patterns = encode(ratio, element, mode, scheme.overflow, noise, negative=negative)
+        if element.is_float and element.bits <= scheme.dialect.positive_zero_bits:
             patterns = torch.where(ratio == 0, 0, patterns).to(patterns.dtype)
         return patterns
     steps = integer_steps(ratio, scheme, zero_point, noise, dtype)
@@ -261,15 +284,14 @@ def integer_steps(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """Return rounded steps plus zero point, float64, before they are clamped to the codes in use."""
-    assert isinstance(scheme.element, IntFormat)
-    steps = ratio * 2.0**scheme.element.fraction_bits
+    steps = ratio * float(1 / scheme.element.step)
     if zero_point is None:
         if scheme.dialect.arithmetic is Arithmetic.SUMS and scheme.rounding.mode is RoundingMode.HALF_UP:
             return torch.floor(steps + (0.5 - scheme.qmin)).double() + scheme.qmin
         return round_steps(steps.double(), scheme.rounding.mode, noise)
     inside = (
         scheme.zero_point is ZeroPoint.REAL
-        or scheme.dialect.zero_point_place is ZeroPointPlace.INSIDE_ROUNDING
+        or scheme.dialect.zero_points.place is ZeroPointPlace.INSIDE_ROUNDING
     )
     if inside:
         shifted = through(steps + zero_point.to(steps.dtype), scaled_rounder(scheme, dtype))
@@ -295,13 +317,15 @@ def dequantize(
     for pick in _chunks(shape):
         part = out[pick]
         patterns = packing.unpack(_bytes_of(data, pick, scheme.bits, shape), scheme.bits, _row_length(part))
+        factor = None if scale is None else scale[pick]
         values = decode(
-            patterns.reshape(part.shape), scheme.element, torch.float64 if zero is not None else wide
-        )
+            patterns.reshape(part.shape), scheme.element, torch.float64 if zero is not None else wide,
+            second_grid(factor, scheme.element),
+        )  # fmt: skip
         if zero is not None:
             values = (values - zero[pick].double() * float(scheme.element_step)).to(wide)
-        if scale is not None:
-            values = values * scale[pick].to(wide)
+        if factor is not None:
+            values = values * factor.to(wide)
         if offset is not None:
             values = values + offset[pick].to(wide)
         part.copy_(values)
@@ -348,14 +372,10 @@ def inside(
     noise = None
     if mode is RoundingMode.STOCHASTIC:
         noise = uniform_noise(scheme.rounding.seed, 0, x.numel(), x.device).reshape(shape)
-    if isinstance(element, IntFormat):
+    if element.is_integer:
         steps = integer_steps(ratio.to(wide_dtype(x.dtype)), scheme, zero, noise, x.dtype)
         return (steps >= scheme.qmin) & (steps <= scheme.qmax)
-    if isinstance(element, CodebookFormat):
-        return (ratio >= float(element.min)) & (ratio <= float(element.max))
-    magnitude, negative = magnitude_codes(ratio, element, mode, noise)
-    fits = (magnitude <= element.max_code) & ~torch.isnan(ratio)
-    return fits if element.signed else fits & ~(negative & (magnitude > 0))
+    return fits(ratio, element, mode, noise)
 
 
 def float_bounds(scheme: Scheme) -> tuple[float, float, bool]:
@@ -368,5 +388,5 @@ def float_bounds(scheme: Scheme) -> tuple[float, float, bool]:
     element = scheme.element
     if not isinstance(element, FloatFormat):
         return float(element.min), float(element.max), True
-    high = float(element.max) + 2.0 ** (max(element.emax, element.emin) - element.mantissa_bits - 1)
+    high = float(element.ceiling)
     return (-high if element.signed else 0.0), high, element.mantissa_bits > 0 and element.max_code % 2 == 0

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from ..formats.codes import decode, second_grid
 from ..formats.torch_dtypes import wide_dtype
 from ..layout import packing
-from ..params.codes import decode
 from ..schemes import Scheme
 from . import library
 from .reference import spread_parameters
@@ -75,7 +75,7 @@ def quantize(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
     shape, wide, text = tuple(x.shape), wide_dtype(x.dtype), str(scheme)
     (scales, zero_point), source = detached(params), x.detach()
     data = library.quantize(source, list(scales), zero_point, text)
-    numbers = _decoded(data, scheme, shape, wide)
+    numbers = _decoded(data, scheme, params, shape, (wide, x.dtype))
     ones = torch.ones_like(source)
     mask = library.fake_quantize_backward(ones, source, list(scales), zero_point, text) != 0
     scale, origin, offset = _spread(scheme, params, shape, x.dtype)
@@ -104,7 +104,7 @@ def dequantize_codes(
 ) -> torch.Tensor:  # fmt: skip
     """Return the values of packed codes, differentiable in scales and zero points."""
     wide = torch.float64 if torch.float64 in (dtype, own_dtype) else torch.float32
-    numbers = _decoded(data, scheme, shape, wide)
+    numbers = _decoded(data, scheme, params, shape, (wide, own_dtype))
     return dequantize(numbers, scheme, params, dtype=dtype, own_dtype=own_dtype)
 
 
@@ -116,9 +116,17 @@ def fake_quantize(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tens
     return pass_where(smooth, values, torch.ones_like(values, dtype=torch.bool))
 
 
-def _decoded(data: torch.Tensor, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    patterns = packing.unpack(data, scheme.bits, packing.row_length(shape))
-    return decode(patterns.reshape(shape), scheme.element, dtype)
+def _decoded(
+    data: torch.Tensor, scheme: Scheme, params: Params, shape: tuple[int, ...],
+    dtypes: tuple[torch.dtype, torch.dtype],
+) -> torch.Tensor:  # fmt: skip
+    """Return what codes represent in the first of ``dtypes``; the other is that of the tensor quantized."""
+    patterns = packing.unpack(data, scheme.bits, packing.row_length(shape)).reshape(shape)
+    negative = None
+    if scheme.element.reads_sign:
+        scale = spread_parameters(scheme, detached(params), shape=shape, dtype=dtypes[1]).scale
+        negative = second_grid(scale, scheme.element)
+    return decode(patterns, scheme.element, dtypes[0], negative)
 
 
 def _spread(

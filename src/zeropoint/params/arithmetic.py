@@ -17,13 +17,14 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import NonFiniteError, RangeError, ShapeError
-from ..formats import FloatFormat, Format, RoundingMode
+from ..formats import Format, RoundingMode
+from ..formats.codes import decode, encode, times_power_of_two
 from ..formats.torch_dtypes import dtype_of, format_of, storage_dtype, wide_dtype
 from ..layout.blocks import spread_grid
 from ..schemes import Arithmetic, ScaleLevel, Scaling, Scheme, TensorScale, ZeroPoint
+from ..schemes.dialects import ZeroPointFormula
 from ..schemes.rules import LINEAR, LINEAR_UP
 from . import chains
-from .codes import decode, encode_nearest, round_steps, times_power_of_two
 from .powers_of_two import exponents_of, is_quiet, reach, scale_exponent
 from .stored import IEEE, load_scale, round_to, smallest, store, top
 
@@ -156,7 +157,7 @@ def multiplies(scheme: Scheme) -> bool:
 
 def zero_scale(scheme: Scheme, dtype: torch.dtype) -> float:
     """Return the linear scale of a block whose range is zero."""
-    value = scheme.dialect.zero_scale
+    value = scheme.dialect.small_scales.of_zeros
     return torch.finfo(dtype).eps if value is None else value
 
 
@@ -225,7 +226,7 @@ def _up(level: ScaleLevel) -> bool:
 
 def _least(scheme: Scheme, fmt: Format) -> float:
     """Return the smallest scale written: that of the dialect, where the format reaches it."""
-    least = scheme.dialect.minimum_scale
+    least = scheme.dialect.small_scales.least
     return least if least >= smallest(fmt) else 0.0
 
 
@@ -259,7 +260,7 @@ def _coarse_linear(
         inverse = round_to(torch.where(torch.isfinite(inverse), inverse, 1.0), fmt, up=False)
         enough = own * inverse <= fits
         if not bool(enough.all()):  # seldom, and encoding takes longer than all else
-            smaller = encode_nearest((span * _BELOW / own).clamp(max=float(fmt.max)), fmt, RoundingMode.FLOOR)
+            smaller = encode((span * _BELOW / own).clamp(max=float(fmt.max)), fmt, RoundingMode.FLOOR)
             inverse = torch.where(enough, inverse, decode(smaller, fmt, wide))
         inverse = inverse.clamp(min=smallest(fmt))
         _require_fit(ideal, inverse, level, fmt, lost=~torch.isfinite(ideal))
@@ -322,7 +323,6 @@ def _slack(scheme: Scheme, index: int, dtype: torch.dtype) -> float:
     fmt = finer.format_for(format_of(dtype))
     if index > 1 or finer.rule != LINEAR or dtype_of(fmt) in IEEE:
         return 1.0
-    assert isinstance(fmt, FloatFormat)
     return 1 + 2.0 ** -(fmt.mantissa_bits + 2)
 
 
@@ -332,7 +332,7 @@ def _fine_linear(scheme: Scheme, relative: torch.Tensor, dtype: torch.dtype) -> 
     fmt = level.format_for(format_of(dtype))
     values = round_to(relative, fmt, up=_up(level))
     _require_fit(relative, values, level, fmt, lost=None)
-    return torch.where(values == 0, scheme.dialect.zero_block_scale, values)
+    return torch.where(values == 0, scheme.dialect.small_scales.finest, values)
 
 
 def _power_of_two(
@@ -383,8 +383,9 @@ def _affine(scheme: Scheme, ranges: Ranges) -> tuple[tuple[torch.Tensor, ...], t
     scale = _linear(ideal, scheme, level, ranges.dtype)
     unit = float(scheme.element_step)
     quotient = through(low / scale, narrow)
-    if scheme.dialect.rounds_quotient and scheme.zero_point is ZeroPoint.INTEGER:
-        quotient = unit * round_steps(quotient / unit, scheme.dialect.zero_point_rounding)
+    formula = scheme.dialect.zero_points.formula
+    if formula is ZeroPointFormula.OF_ROUNDED and scheme.zero_point is ZeroPoint.INTEGER:
+        quotient = unit * torch.round(quotient / unit)
     offset = through(scheme.qmin * unit - quotient, narrow) / unit
     if not scheme.formula_zero_point:
         offset = torch.where(ideal == 0, float(max(scheme.qmin, 0)), offset)
@@ -393,7 +394,8 @@ def _affine(scheme: Scheme, ranges: Ranges) -> tuple[tuple[torch.Tensor, ...], t
         _require_offset(offset, low, scheme)
         return (stored,), offset.to(wide_dtype(ranges.dtype))
     # In float64, which holds the ends of 32-bit codes.
-    rounded = round_steps(offset.double(), scheme.dialect.zero_point_rounding)
+    wide = offset.double()
+    rounded = torch.trunc(wide) if formula is ZeroPointFormula.TRUNCATED else torch.round(wide)
     return (stored,), rounded.clamp(scheme.qmin, scheme.qmax).to(zero_point_dtype(scheme))
 
 

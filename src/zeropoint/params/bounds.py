@@ -28,13 +28,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ..formats import FloatFormat, Format, IntFormat, Overflow
+from ..formats import Overflow
+from ..formats.codes import decode, rounding_reach
 from ..formats.torch_dtypes import dtype_of, format_of, wide_dtype
 from ..layout.blocks import spread_grid
 from ..schemes import Scheme, ZeroPoint, ZeroPointPlace
+from ..schemes.dialects import ZeroPointFormula
 from ..schemes.rules import LINEAR_UP
 from .arithmetic import combined, effective_scale, multiplies, rounder
-from .codes import decode
 from .powers_of_two import reach
 from .stored import load_scale
 
@@ -80,7 +81,7 @@ class BlockErrors:
         self.narrow = Unit.of(rounder(scheme, dtype))
         scale = effective_scale(scheme, scales, shape, dtype)
         self.scale = torch.ones((1,) * len(shape), dtype=torch.float64) if scale is None else scale.double()
-        self.step = float(scheme.element_step) if isinstance(scheme.element, IntFormat) else 1.0
+        self.step = float(scheme.element_step)
         low, high = scheme.ends
         self.zero = None if zero_point is None else zero_point.double().reshape(self.scale.shape)
         shift = 0.0 if self.zero is None else self.zero * self.step
@@ -147,7 +148,7 @@ class BlockErrors:
         largest: magnitude of the codes' values, to which a quotient that overflows is clipped.
         """
         scheme, wide, scale = self.scheme, self.wide, self.scale
-        error = scale * threshold_error(scheme.element)
+        error = scale * scheme.element.boundary_error
         if not scheme.scales:
             return error
         inverted = multiplies(scheme)
@@ -159,7 +160,7 @@ class BlockErrors:
         if narrow.largest < math.inf:
             past = furthest >= scale * (narrow.largest * (1 - narrow.relative))
             error = error + torch.where(past, (largest - scale * narrow.largest).clamp(min=0), 0.0)
-        inside = scheme.dialect.zero_point_place is ZeroPointPlace.INSIDE_ROUNDING
+        inside = scheme.dialect.zero_points.place is ZeroPointPlace.INSIDE_ROUNDING
         if self.zero is not None and (inside or scheme.zero_point is ZeroPoint.REAL):
             sums = (max(abs(scheme.qmin), abs(scheme.qmax)) + 1) * self.step
             error = error + scale * (sums * (wide.relative + narrow.relative) + narrow.least)
@@ -174,7 +175,8 @@ class BlockErrors:
         shortfall = steps * (self._ceiling() / self.scale - 1) + width
         offset = 0.0
         if scheme.zero_point is ZeroPoint.INTEGER:
-            offset = 0.5 if scheme.dialect.zero_point_rounding.to_nearest else 1.0
+            truncates = scheme.dialect.zero_points.formula is ZeroPointFormula.TRUNCATED
+            offset = 1.0 if truncates else 0.5
         shift = self.zero.abs() + max(abs(scheme.qmin), abs(scheme.qmax)) + 1
         inexact = shift * (4 * wide.relative + 2 * narrow.relative) + 2 * narrow.least / self.step
         return shortfall + (offset + inexact) * self.step
@@ -192,7 +194,7 @@ class BlockErrors:
         fmt = first.format_for(format_of(self.dtype))
         values = load_scale(self.scales[0], fmt, torch.float64).reshape(first.granularity.grid(self.shape))
         up = first.rule == LINEAR_UP
-        ceiling = values + self.wide.least if up else midpoint_above(values, fmt)
+        ceiling = values + self.wide.least if up else rounding_reach(values, fmt)
         if len(self.scales) > 1:
             rest = effective_scale(_tail(scheme), self.scales[1:], self.shape, self.dtype)
             assert rest is not None
@@ -202,37 +204,24 @@ class BlockErrors:
         narrow = rounder(scheme, self.dtype)
         if narrow is None or (not up and dtype_of(fmt) is narrow and len(self.scales) == 1):
             return ceiling
-        return midpoint_above(ceiling, format_of(narrow))
+        return rounding_reach(ceiling, format_of(narrow))
 
 
-def clippable(patterns: torch.Tensor, scheme: Scheme, *, chosen: bool) -> torch.Tensor:
+def clippable(
+    patterns: torch.Tensor, scheme: Scheme, *, chosen: bool, negative: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return which code patterns numbers may have that were clipped: those of the ends, and Inf and NaN.
 
+    negative: as :func:`zeropoint.formats.codes.second_grid` has it.
     chosen: whether parameters were chosen from the data, in which no number has a sign that elements lack.
     """
     low, high = scheme.ends
-    values = decode(patterns, scheme.element, torch.float64)
+    values = decode(patterns, scheme.element, torch.float64, negative)
     above, below = ~(values < high), ~(values > low)
     if chosen and scheme.element.max <= 0:
         return below
     return above if chosen and scheme.element.min >= 0 else above | below
 
 
-def threshold_error(element: Format) -> float:
-    """Return how far a boundary between the values of a table is from their middle: it is a float32."""
-    if not element.is_table:
-        return 0.0
-    return float(max(element.max, -element.min)) * torch.finfo(torch.float32).eps / 2
-
-
 def _tail(scheme: Scheme) -> Scheme:
     return Scheme(element=scheme.element, scales=scheme.scales[1:], dialect=scheme.dialect)
-
-
-def midpoint_above(values: torch.Tensor, fmt: Format) -> torch.Tensor:
-    """Return the middle between each number of ``fmt`` and the next one, which still rounds down."""
-    assert isinstance(fmt, FloatFormat)
-    _, exponent = torch.frexp(values)
-    exponent = torch.where(values == 0, fmt.emin, (exponent.to(torch.int64) - 1).clamp(min=fmt.emin))
-    half = torch.pow(2.0, (exponent - fmt.mantissa_bits - 1).to(torch.float64))
-    return values + half * (1 + 2.0**-20)

@@ -18,13 +18,14 @@ from collections.abc import Sequence
 
 import torch
 
-from ..formats import FloatFormat, Format, Overflow, RoundingMode
+from ..formats import Format, Overflow, RoundingMode
+from ..formats.codes import rounding_reach, second_grid, widest_gap
 from ..formats.torch_dtypes import format_of, wide_dtype
 from ..layout.blocks import spread_grid
 from ..schemes import Arithmetic, ScaleLevel, Scheme
 from ..schemes.rules import Pick, Store
 from .arithmetic import LEAST_NORMAL, effective_scale, multiplies
-from .bounds import Extremes, Unit, midpoint_above, threshold_error
+from .bounds import Extremes, Unit
 from .chains import effective_offset, signed_end, span
 from .stored import load_scale
 
@@ -59,11 +60,7 @@ def drift(
 
 def _off(magnitudes: torch.Tensor, fmt: Format) -> torch.Tensor:
     """Return how far a number that is rounded to nearest in ``fmt`` can be from each of its magnitudes."""
-    if isinstance(fmt, FloatFormat):
-        off = midpoint_above(magnitudes, fmt) - magnitudes
-    else:
-        half = float(fmt.largest_gap) / 2 + threshold_error(fmt)
-        off = torch.full_like(magnitudes, half)
+    off = rounding_reach(magnitudes, fmt) - magnitudes
     return torch.maximum(off, magnitudes) if fmt.min > 0 else off
 
 
@@ -81,10 +78,11 @@ class ChainedErrors:
         assert scale is not None
         count, ends = len(scheme.scales), scheme.ends
         self.factor = scale.double().abs()
+        self.gap = widest_gap(scheme.element, second_grid(scale, scheme.element))
         self.drift = drift(scheme.scales, levels[:count], shape, dtype)
         if scheme.center is not None:
             self.drift = self.drift + 8 * self.wide.relative * self.factor
-        if scheme.dialect.zero_scale == 0.0:
+        if scheme.dialect.small_scales.of_zeros == 0.0:
             self.drift = self.drift + LEAST_NORMAL
         self.offset = self.offset_drift = torch.zeros_like(self.factor)
         offset = effective_offset(scheme, levels, shape, dtype)
@@ -144,7 +142,7 @@ class ChainedErrors:
         """
         scheme, wide, factor = self.scheme, self.wide, self.factor
         inverted = multiplies(scheme)
-        error = factor * threshold_error(scheme.element)
+        error = factor * scheme.element.boundary_error
         error = error + distance * wide.relative * (1 + inverted + bool(scheme.offsets)) + wide.least
         error = error + factor * wide.least + (distance * factor * wide.least if inverted else 0.0)
         sums = scheme.dialect.arithmetic is Arithmetic.SUMS and scheme.rounding.mode is RoundingMode.HALF_UP
@@ -167,5 +165,5 @@ class ChainedErrors:
             lost = lost | (extremes[0] < self.low + self.late) | (extremes[1] > self.high - self.late)
         return lost
 
-    def _gap(self) -> float:
-        return float(self.scheme.element.largest_gap) * (0.5 if self.scheme.rounding.mode.to_nearest else 1.0)
+    def _gap(self) -> float | torch.Tensor:
+        return self.gap * (0.5 if self.scheme.rounding.mode.to_nearest else 1.0)

@@ -51,9 +51,9 @@ class Chosen:
 
 def choose(scheme: Scheme, ranges: Ranges) -> Chosen:
     """Return the levels of a chained scheme; raises RangeError for a number that its format cannot hold."""
-    scales = _Chain(scheme.scales, scheme.center, ranges, quiet=scheme.dialect.zero_scale)
+    scales = _Chain(scheme.scales, scheme.center, ranges, quiet=scheme.dialect.small_scales.of_zeros)
     ideal, low = _ideal_scale(scheme, ranges)
-    tensors, scale = scales.stored(ideal, least=scheme.dialect.minimum_scale)
+    tensors, scale = scales.stored(ideal, least=scheme.dialect.small_scales.least)
     if not scheme.offsets:
         return Chosen(tensors=tensors, scale=scale, offset=None)
     offsets = _Chain(scheme.offsets, None, ranges, quiet=0.0)

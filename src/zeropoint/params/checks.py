@@ -51,14 +51,14 @@ def _check_level(params: QuantizationParams, name: str, tensor: torch.Tensor, le
         if not bool(torch.isfinite(values).all()):
             raise RangeError(f"{words} must be finite in every block")
         return
-    zero_allowed = level is not params.scheme.scales[-1] or params.scheme.dialect.zero_scale == 0.0
+    zero_allowed = level is not params.scheme.scales[-1] or params.scheme.dialect.small_scales.of_zeros == 0.0
     negative = fmt.min < 0 and params.scheme.chained is not None
     _check_scale(words, values.abs() if negative else values, _least_scale(params), zero_allowed=zero_allowed)
 
 
 def _least_scale(params: QuantizationParams) -> float:
     """Return the smallest scale whose reciprocal is finite, or 0 where smaller ones are written."""
-    if not params.scheme.dialect.minimum_scale or len(params.scales) > 1:
+    if not params.scheme.dialect.small_scales.least or len(params.scales) > 1:
         return 0.0
     return 2.0**-128 if wide_dtype(params.dtype) is torch.float32 else 2.0**-1024
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 import torch
 
 from ..errors import RangeError, SchemeError, ShapeError
-from ..formats import FloatFormat, IntFormat
 from ..formats.torch_dtypes import format_of, wide_dtype
 from ..schemes import Granularity, Scheme, ZeroPoint
 from .arithmetic import zero_point_dtype
@@ -63,7 +62,7 @@ def given_scales(scheme: Scheme, scale: Numbers, grid: tuple[int, ...], dtype: t
     """Return scales on the grid of blocks, rounded to their format; a gradient passes."""
     fmt = scheme.scales[0].format_for(format_of(dtype))
     values = _on_grid("scale", scale, grid)
-    if not isinstance(fmt, FloatFormat):
+    if not fmt.is_float:
         return store(values.double(), fmt)
     # Narrow formats are encoded, where a number that is negative or too large would become an end in silence.
     least, most = float(fmt.smallest) / 2, float(fmt.max)
@@ -82,7 +81,6 @@ def given_zero_points(
     values = _on_grid("zero_point", zero_point, grid)
     if scheme.zero_point is ZeroPoint.REAL:
         return values.to(wide_dtype(dtype))
-    assert isinstance(scheme.element, IntFormat)
     wide = values.detach().double()
     whole, inside = wide == wide.round(), (wide >= scheme.qmin) & (wide <= scheme.qmax)
     for good, rule in (

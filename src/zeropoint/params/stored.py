@@ -7,8 +7,8 @@ import math
 import torch
 
 from ..formats import Format, RoundingMode
+from ..formats.codes import decode, encode
 from ..formats.torch_dtypes import dtype_of, storage_dtype
-from .codes import decode, encode_nearest
 
 IEEE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Dtypes to which torch itself rounds to nearest."""
@@ -19,7 +19,7 @@ def store(values: torch.Tensor, fmt: Format) -> torch.Tensor:
     dtype = storage_dtype(fmt)
     if dtype in IEEE:
         return values.to(dtype)
-    return encode_nearest(values, fmt, RoundingMode.HALF_EVEN).to(torch.uint8).view(dtype)
+    return encode(values, fmt, RoundingMode.HALF_EVEN).to(torch.uint8).view(dtype)
 
 
 def load_scale(stored: torch.Tensor, fmt: Format, dtype: torch.dtype) -> torch.Tensor:
@@ -35,7 +35,7 @@ def round_to(values: torch.Tensor, fmt: Format, *, up: bool) -> torch.Tensor:
     if native in IEEE and not up:
         return values.to(native).to(values.dtype)
     mode = RoundingMode.CEIL if up else RoundingMode.HALF_EVEN
-    return decode(encode_nearest(values, fmt, mode), fmt, values.dtype)
+    return decode(encode(values, fmt, mode), fmt, values.dtype)
 
 
 def smallest(fmt: Format) -> float:

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..errors import FormatError, near_misses
-from ..formats import ALIASES, CATALOG, SOURCES, CodebookFormat, FloatFormat, Format, IntFormat, get_format
+from ..formats import ALIASES, CATALOG, SOURCES, Format, get_format
 from ..formats.catalog import format_name
 from ..formats.exact import Number, Special, decode
 from ..formats.torch_dtypes import dtype_of
@@ -65,9 +65,9 @@ def formats_table() -> RenderableType:
         "format", "bits", "largest", "smallest", "special", "also called", numbers=(1, 2, 3), whole=(0,)
     )
     for name, fmt in CATALOG.items():
-        if not isinstance(fmt, IntFormat) or fmt.fraction_bits or fmt.bits in _SHOWN_INTEGERS:
+        if not fmt.is_whole or fmt.bits in _SHOWN_INTEGERS:
             table.add_row(
-                name, str(fmt.bits), exact(fmt.max), exact(_smallest(fmt)), _special(fmt), _aliases(name)
+                name, str(fmt.bits), exact(fmt.max), exact(fmt.smallest), _special(fmt), _aliases(name)
             )
     layers = plain("preset", "weights", "inputs", whole=(0,))
     for name, preset in PRESETS.items():
@@ -99,7 +99,7 @@ def _facts(name: str, fmt: Format) -> dict[str, Any]:
     dtype = dtype_of(fmt)
     facts: dict[str, Any] = {
         "name": name,
-        "kind": {IntFormat: "integer", FloatFormat: "float", CodebookFormat: "codebook"}[type(fmt)],
+        "kind": fmt.kind,
         "aliases": [alias for alias, target in ALIASES.items() if target == name],
         "spelling": fmt.spelling,
         "source": SOURCES.get(name),
@@ -107,26 +107,11 @@ def _facts(name: str, fmt: Format) -> dict[str, Any]:
         "codes": fmt.code_count,
         "largest": float(fmt.max),
         "lowest": float(fmt.min),
-        "smallest_positive": float(_smallest(fmt)),
+        "smallest_positive": float(fmt.smallest),
         "largest_exponent": fmt.emax,
         "torch_dtype": None if dtype is None else str(dtype).removeprefix("torch."),
     }
-    if isinstance(fmt, FloatFormat):
-        facts |= {
-            "signed": fmt.signed,
-            "exponent_bits": fmt.exponent_bits,
-            "mantissa_bits": fmt.mantissa_bits,
-            "bias": fmt.bias,
-            "specials": fmt.specials.value,
-            "subnormals": fmt.subnormals,
-            "smallest_normal": float(fmt.smallest_normal) if fmt.smallest_normal <= fmt.max else None,
-            "negative_zero": fmt.has_negative_zero,
-            "inf_code": fmt.inf_code,
-            "nan_code": fmt.nan_code,
-        }
-    elif isinstance(fmt, IntFormat):
-        facts |= {"signed": fmt.signed, "fraction_bits": fmt.fraction_bits, "step": float(fmt.step)}
-    return facts
+    return facts | fmt.facts
 
 
 _NUMBERS = ("largest", "lowest", "smallest_positive", "smallest_normal", "step")
@@ -137,7 +122,7 @@ def _lines(document: dict[str, Any], fmt: Format) -> Iterator[tuple[str, str]]:
     for key, value in document.items():
         if value is None or value == [] or key == "values":
             continue
-        if key == "spelling" and isinstance(fmt, CodebookFormat):  # it repeats all values
+        if key == "spelling" and fmt.is_table:  # it repeats all values
             continue
         text = str(value)
         if key in _NUMBERS:
@@ -176,14 +161,6 @@ def _words(value: object) -> str:
 
 def _aliases(name: str) -> str:
     return ", ".join(alias for alias, target in ALIASES.items() if target == name)
-
-
-def _smallest(fmt: Format) -> Fraction:
-    if isinstance(fmt, IntFormat):
-        return fmt.step
-    if isinstance(fmt, FloatFormat):
-        return fmt.smallest
-    return min(Fraction(value) for value in fmt.values if value > 0)
 
 
 def _special(fmt: Format) -> str:

@@ -40,6 +40,48 @@ class ZeroPointPlace(enum.Enum):
     INSIDE_ROUNDING = "inside_rounding"
 
 
+class ZeroPointFormula(enum.Enum):
+    """How an integer zero point follows from the smallest number of a block and its scale."""
+
+    NEAREST = "nearest"
+    """``round(qmin - minimum / scale)``"""
+    TRUNCATED = "truncated"
+    """``trunc(qmin - minimum / scale)``"""
+    OF_ROUNDED = "of_rounded"
+    """``qmin - round(minimum / scale)``"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroPoints:
+    """How integer zero points come about, and when they are added.
+
+    formula: from the smallest number of a block.
+    of_empty_range: whether that of a block whose range is zero follows from the formula, too, which gives the
+        smallest code; otherwise it is 0.
+    place: whether it is added before or after rounding.
+    """
+
+    formula: ZeroPointFormula = ZeroPointFormula.NEAREST
+    of_empty_range: bool = False
+    place: ZeroPointPlace = ZeroPointPlace.AFTER_ROUNDING
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallScales:
+    """Linear scales where a block holds zeros, or hardly more.
+
+    of_zeros: the scale of a block whose range is zero; None means the machine epsilon of the input's dtype.
+        Where it is 0, so are scales too small for their format.
+    least: the smallest scale, where its format reaches it; the least normal float32 keeps reciprocals finite
+        and results independent of flush-to-zero modes.
+    finest: the finest of several levels where it would be zero; 0 keeps the zero.
+    """
+
+    of_zeros: float | None = 1.0
+    least: float = 2.0**-126
+    finest: float = 0.0
+
+
 class TensorScale(enum.Enum):
     """How the coarsest of several scale levels is kept."""
 
@@ -47,9 +89,6 @@ class TensorScale(enum.Enum):
     """As the factor it is; the scale of a block is ``scale_1 * scale_2``."""
     RECIPROCAL = "reciprocal"
     """As its reciprocal, ``max_2 / amax``; the scale of a block is ``scale_1 / scale_2``."""
-
-
-LEAST_NORMAL = 2.0**-126
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,38 +99,23 @@ class Dialect:
         name: as text forms spell it.
         arithmetic: precision of intermediates.
         scaling: division, or multiplication by a reciprocal.
-        zero_point_place: whether the zero point is added before or after rounding.
-        zero_point_rounding: how ``qmin - minimum / scale`` becomes an integer.
-        rounds_quotient: whether it is ``minimum / scale`` that is rounded so, before the difference.
-        widen_to_zero: whether the range of an affine scheme is widened to contain 0.
-        zero_scale: the linear scale of a block whose range is zero; None means the machine epsilon of the
-            input's dtype. Where it is 0, so are scales too small for their format.
-        formula_zero_point: whether the zero point of a block whose range is zero follows from the formula,
-            which gives the smallest code; otherwise it is 0.
-        minimum_scale: the smallest linear scale, where the scale's format reaches it; the least normal
-            float32 keeps reciprocals finite and results independent of flush-to-zero modes.
+        zero_points: how integer zero points come about, and when they are added.
+        small_scales: linear scales where a block holds zeros, or hardly more.
         rounding: the rounding of elements when the scheme does not say.
         even_mantissa_bits: mantissa width to which the even scale rule rounds; None means that of the
             elements.
         tensor_scale: whether the coarsest of several levels is kept as itself or as its reciprocal.
-        zero_block_scale: the finest of several levels where it would be zero; 0 keeps the zero.
         positive_zero_bits: float elements of at most this many bits write a negative zero as code 0.
     """
 
     name: str
     arithmetic: Arithmetic = Arithmetic.WIDE
     scaling: Scaling = Scaling.DIVIDE
-    zero_point_place: ZeroPointPlace = ZeroPointPlace.AFTER_ROUNDING
-    zero_point_rounding: RoundingMode = RoundingMode.HALF_EVEN
-    rounds_quotient: bool = False
-    widen_to_zero: bool = True
-    zero_scale: float | None = 1.0
-    formula_zero_point: bool = False
-    minimum_scale: float = LEAST_NORMAL
+    zero_points: ZeroPoints = ZeroPoints()
+    small_scales: SmallScales = SmallScales()
     rounding: RoundingMode = RoundingMode.HALF_EVEN
     even_mantissa_bits: int | None = None
     tensor_scale: TensorScale = TensorScale.DIRECT
-    zero_block_scale: float = 0.0
     positive_zero_bits: int = 0
 
 
@@ -101,12 +125,10 @@ _EPSILON32 = 2.0**-23
 _COMPRESSED_TENSORS = Dialect(
     name="compressed-tensors",
     arithmetic=Arithmetic.INPUT,
-    zero_point_place=ZeroPointPlace.INSIDE_ROUNDING,
-    zero_scale=None,
-    minimum_scale=0.0,
+    zero_points=ZeroPoints(place=ZeroPointPlace.INSIDE_ROUNDING),
+    small_scales=SmallScales(of_zeros=None, least=0.0, finest=2.0**-3),
     even_mantissa_bits=1,
     tensor_scale=TensorScale.RECIPROCAL,
-    zero_block_scale=2.0**-3,
     positive_zero_bits=4,
 )
 
@@ -116,10 +138,8 @@ _DIALECTS = (
     Dialect(
         name="torch",
         scaling=Scaling.RECIPROCAL,
-        rounds_quotient=True,
-        zero_scale=_EPSILON32,
-        formula_zero_point=True,
-        minimum_scale=_EPSILON32,
+        zero_points=ZeroPoints(formula=ZeroPointFormula.OF_ROUNDED, of_empty_range=True),
+        small_scales=SmallScales(of_zeros=_EPSILON32, least=_EPSILON32),
     ),
     # QuantizeLinear-25 and DynamicQuantizeLinear-11 as onnxruntime computes them: our formula in float32. To
     # float4 the zero point 0.0 is added, which makes a negative zero positive.
@@ -134,11 +154,10 @@ _DIALECTS = (
     # burn v0.16, QuantizationScheme::compute_q_params; f32::round rounds half away from zero.
     Dialect(
         name="burn",
-        zero_point_place=ZeroPointPlace.INSIDE_ROUNDING,
-        zero_point_rounding=RoundingMode.TOWARD_ZERO,
-        zero_scale=0.1,
-        formula_zero_point=True,
-        minimum_scale=0.0,
+        zero_points=ZeroPoints(
+            formula=ZeroPointFormula.TRUNCATED, of_empty_range=True, place=ZeroPointPlace.INSIDE_ROUNDING
+        ),
+        small_scales=SmallScales(of_zeros=0.1, least=0.0),
         rounding=RoundingMode.HALF_AWAY,
     ),
     # quantize_row_q*_ref of ggml as gguf 0.19 computes them: ``(x - m) * (1 / d) + 0.5`` in float32, cut off.
@@ -146,8 +165,7 @@ _DIALECTS = (
         name="ggml",
         arithmetic=Arithmetic.SUMS,
         scaling=Scaling.RECIPROCAL,
-        zero_scale=0.0,
-        minimum_scale=0.0,
+        small_scales=SmallScales(of_zeros=0.0, least=0.0),
         rounding=RoundingMode.HALF_UP,
     ),
 )

@@ -15,7 +15,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..errors import SchemeError
-from ..formats import FloatFormat
 from .dialects import Arithmetic
 from .granularity import Granularity
 from .rules import LINEAR, MEAN, MINIMUM, RULES, SIGNED, Pick, Store
@@ -32,6 +31,8 @@ _DEFAULTS = {"scale": LINEAR, "offset": MINIMUM, "center": MEAN}
 
 def chained(scheme: Scheme) -> str | None:
     """Return what ``scheme`` has beyond positive scales in formats of floats, or None."""
+    if scheme.element.reads_sign:
+        return "scales whose sign chooses elements"
     if scheme.offsets:
         return "offsets"
     if scheme.center is not None:
@@ -41,11 +42,11 @@ def chained(scheme: Scheme) -> str | None:
             return "signed scales"
         if level.stores(Store.LATE):
             return "scales that are rounded after elements were encoded"
-        if not level.rule.power_of_two and not isinstance(level.format, FloatFormat | None):
+        if not level.rule.power_of_two and not level.holds_floats:
             return f"scales of level {level}"
     linear = len(scheme.scales) == 1 and not scheme.scales[0].rule.power_of_two
     symmetric = scheme.zero_point.value == "none"
-    return "scales of zero" if linear and symmetric and scheme.dialect.zero_scale == 0.0 else None
+    return "scales of zero" if linear and symmetric and scheme.dialect.small_scales.of_zeros == 0.0 else None
 
 
 def check_levels(scheme: Scheme) -> None:
@@ -86,6 +87,14 @@ def _check_signs(scheme: Scheme) -> None:
     for level in scheme.levels:
         if level.picks(Pick.SIGNED) and not _negative(level):
             raise SchemeError(f"rule {level.rule.text} needs a format with negative numbers, got {level}")
+    if scheme.element.reads_sign:
+        if not scheme.scales or scheme.center is not None or scheme.offsets:
+            raise SchemeError(f"{scheme.element_name} needs scales, without offsets or a center")
+        if scheme.scales[0].picks(Pick.SIGNED) or not _negative(scheme.scales[0]):
+            raise SchemeError(
+                f"{scheme.element_name} needs scales of rule linear in a format with a sign, "
+                f"got {scheme.scales[0]}"
+            )
     signed = scheme.scales and (scheme.scales[0].picks(Pick.SIGNED) or scheme.center is not None)
     if signed and not _negative(scheme.scales[0]):
         raise SchemeError(f"scales around a center may be negative, which {scheme.scales[0]} does not hold")

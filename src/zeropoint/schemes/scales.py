@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import SchemeError
-from ..formats import FloatFormat, Format, format_name, get_format
+from ..formats import Format, format_name, get_format
 from .granularity import Granularity
 from .rules import FLOOR, LINEAR, RULES, Linear, Pick, ScaleRule, Store
 
@@ -35,7 +35,7 @@ class ScaleLevel:
                 f"scale format {_name(self.format)} does not fit rule {self.rule.text}; use e8m0, "
                 "or a linear rule"
             )
-        if self.stores(Store.UP) and not isinstance(self.format, FloatFormat | None):
+        if self.stores(Store.UP) and not self.holds_floats:
             raise SchemeError(
                 f"rule {self.rule.text} needs a floating-point scale format, got {_name(self.format)}"
             )
@@ -43,6 +43,8 @@ class ScaleLevel:
             self._check_narrow(self.format)
 
     def _check_narrow(self, fmt: Format) -> None:
+        if fmt.reads_sign:
+            raise SchemeError(f"scale format {format_name(fmt)} has no numbers without a scale; use a float")
         if fmt.bits > 8:
             known = ", ".join(map(format_name, _WIDE))
             raise SchemeError(
@@ -76,6 +78,11 @@ class ScaleLevel:
         return isinstance(self.rule, Linear) and self.rule.pick is pick
 
     @property
+    def holds_floats(self) -> bool:
+        """Whether its numbers are floats, as the tensor's own are."""
+        return self.format is None or self.format.is_float
+
+    @property
     def bits(self) -> int:
         """Bits that one takes: whole bytes of a float, else those of a code; 16 of the input's own."""
         if self.format is None:
@@ -87,11 +94,7 @@ class ScaleLevel:
 
 
 _E8M0 = get_format("e8m0")
-_WIDE = [
-    fmt
-    for name in ("float32", "bfloat16", "float16", "float64")
-    if isinstance(fmt := get_format(name), FloatFormat)
-]
+_WIDE = [get_format(name) for name in ("float32", "bfloat16", "float16", "float64")]
 """Scale formats of more than a byte."""
 INPUT = "input"
 """Spelling of the scale format that is the input's own."""

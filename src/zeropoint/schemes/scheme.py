@@ -153,9 +153,7 @@ class Scheme:
                 f"zero_point (={self.zero_point.value}) needs a scaled integer format, "
                 f"got {self.element_name}"
             )
-        if self.range_rule is RangeRule.NARROW and not (
-            isinstance(self.element, IntFormat) and self.element.signed
-        ):
+        if self.range_rule is RangeRule.NARROW and not (integer and self.element.signed):
             raise SchemeError(f"range (=narrow) needs a signed integer format, got {self.element_name}")
         if self.element.is_table and self.rounding.mode is not RoundingMode.HALF_EVEN:
             raise SchemeError(
@@ -190,10 +188,8 @@ class Scheme:
     @cached_property
     def ends(self) -> tuple[float, float]:
         """The smallest and the largest value of the codes in use, in units of the scale."""
-        element = self.element
-        if isinstance(element, IntFormat):
-            return float(self.qmin * element.step), float(self.qmax * element.step)
-        return float(element.min), float(element.max)
+        low, high = self.element.ends(narrow=self.range_rule is RangeRule.NARROW)
+        return float(low), float(high)
 
     @property
     def qmin(self) -> int:
@@ -208,8 +204,8 @@ class Scheme:
 
     @property
     def element_step(self) -> Fraction:
-        """Distance between the values of neighboring integer codes."""
-        return self._integer().step
+        """Distance between the values of neighboring integer codes; 1 of other elements."""
+        return self.element.step
 
     def _integer(self) -> IntFormat:
         if not isinstance(self.element, IntFormat):
@@ -222,22 +218,17 @@ class Scheme:
 
         Exact in float64, and in float32 for elements of at most 24 bits.
         """
-        element = self.element
-        if isinstance(element, IntFormat):
-            half_steps = element.qmax - element.qmin if element.signed else 2 * element.qmax
-            steps = 2 * element.qmax if self.range_rule is RangeRule.NARROW else half_steps
-            return float(steps * element.step / 2)
-        return float(max(element.max, -element.min))
+        return float(self.element.divisor(narrow=self.range_rule is RangeRule.NARROW))
 
     @property
     def widens_to_zero(self) -> bool:
         """Whether the range of an affine scheme is widened to contain 0, as integer zero points need."""
-        return self.dialect.widen_to_zero and self.zero_point is not ZeroPoint.REAL
+        return self.zero_point is not ZeroPoint.REAL
 
     @property
     def formula_zero_point(self) -> bool:
         """Whether the zero point of a block whose range is a point follows from the formula, or is 0."""
-        return self.dialect.formula_zero_point or self.zero_point is ZeroPoint.REAL
+        return self.dialect.zero_points.of_empty_range or self.zero_point is ZeroPoint.REAL
 
     @property
     def bits(self) -> int:

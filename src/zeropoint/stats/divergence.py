@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..formats import FloatFormat, IntFormat
 from ..schemes import Scheme, ZeroPoint
 from .candidates import ends, magnitudes, quantized
 from .histogram_counts import HistogramCounts
@@ -122,7 +121,5 @@ def _kullback_leibler(p: Rows, q: Rows) -> NDArray[np.float64]:
 
 def _side(block: HistogramCounts, scheme: Scheme) -> np.float32:
     """Return the sign of the numbers that reach the largest magnitude, which the range holds whole."""
-    element = scheme.element
-    signed = element.signed if isinstance(element, IntFormat | FloatFormat) else True
-    below = signed or scheme.zero_point is not ZeroPoint.NONE
+    below = scheme.element.signed or scheme.zero_point is not ZeroPoint.NONE
     return np.float32(-1 if below and -block.minimum > block.maximum else 1)

@@ -7,7 +7,6 @@ import math
 import torch
 
 from ..errors import DtypeError, RangeError, SchemeError
-from ..formats import FloatFormat
 from ..formats.torch_dtypes import format_of, wide_dtype
 from ..functional import choose_params
 from ..layout.blocks import sum_blocks
@@ -121,8 +120,7 @@ class LearnedScale(Quantizer):
     def least_scale(self) -> float:
         """The smallest scale that is used: the dialect's (2**-126, in torch 2**-23), or the format's."""
         fmt = self.scheme.scales[0].format_for(format_of(self.dtype))
-        assert isinstance(fmt, FloatFormat)
-        return max(self.scheme.dialect.minimum_scale, LEAST_NORMAL, float(fmt.smallest))
+        return max(self.scheme.dialect.small_scales.least, LEAST_NORMAL, float(fmt.smallest))
 
     @property
     def guarded_count(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import NonFiniteError, RangeError, SchemeError
-from ..formats import FloatFormat, IntFormat
+from ..formats import FloatFormat
 from ..formats.torch_dtypes import wide_dtype
 from ..params import QuantizationParams
 from ..schemes import Scheme, ZeroPoint
@@ -78,9 +78,8 @@ class LearnedThreshold(Quantizer):
         self.shape, self.dtype = shape, dtype
         own = settled(parsed, dtype)
         element, fmt = parsed.element, own.scales[0].format
-        assert isinstance(element, IntFormat)
         assert isinstance(fmt, FloatFormat)
-        self.shift = element.bits - int(element.signed) - element.fraction_bits
+        self.shift = element.emax + 1
         self.lowest, self.highest = max(fmt.emin, LEAST_EXPONENT), min(fmt.emax, -LEAST_EXPONENT)
         values = torch.as_tensor(thresholds).detach().double()
         grid = parsed.granularity.grid(shape)
@@ -141,9 +140,9 @@ def log2_exact(values: torch.Tensor, fallback: float, dtype: torch.dtype) -> tor
 
 
 def _check_scheme(scheme: Scheme) -> None:
-    integer = isinstance(scheme.element, IntFormat) and scheme.zero_point is ZeroPoint.NONE
+    integer = scheme.element.is_integer and scheme.zero_point is ZeroPoint.NONE
     level = scheme.scales[0] if len(scheme.scales) == 1 and scheme.chained is None else None
-    if not integer or level is None or not isinstance(level.format, FloatFormat | None):
+    if not integer or level is None or not level.holds_floats:
         raise SchemeError(
             f"scheme (={scheme}) must be of symmetric integers with one scale level to learn a threshold; "
             "LearnedScale learns linear scales of any element, FakeQuantize takes every scheme"

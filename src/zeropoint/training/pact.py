@@ -7,7 +7,6 @@ import math
 import torch
 
 from ..errors import RangeError, SchemeError
-from ..formats import IntFormat
 from ..formats.torch_dtypes import wide_dtype
 from ..params import QuantizationParams
 from ..params.arithmetic import LEAST_NORMAL
@@ -91,7 +90,7 @@ class Pact(Quantizer):
 
 def _check_scheme(scheme: Scheme) -> None:
     element = scheme.element
-    unsigned = isinstance(element, IntFormat) and not element.signed and scheme.zero_point is ZeroPoint.NONE
+    unsigned = element.is_integer and not element.signed and scheme.zero_point is ZeroPoint.NONE
     single = len(scheme.scales) == 1 and scheme.chained is None and scheme.granularity == Granularity.tensor()
     if not unsigned or not single or scheme.scales[0].rule.power_of_two:
         raise SchemeError(

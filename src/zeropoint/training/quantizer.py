@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import DtypeError, SchemeError, ShapeError
-from ..formats import IntFormat, RoundingMode
+from ..formats import RoundingMode
 from ..formats.torch_dtypes import wide_dtype
 from ..functional import fake_quantize
 from ..params import QuantizationParams
@@ -114,13 +114,9 @@ class Quantizer(torch.nn.Module, ABC):
 
         For integer formats without fraction bits these are the smallest and largest code in use, integers.
         """
-        element = self.scheme.element
-        if isinstance(element, IntFormat):
-            if not element.fraction_bits:
-                return self.scheme.qmin, self.scheme.qmax
-            step = element.step
-            return float(self.scheme.qmin * step), float(self.scheme.qmax * step)
-        return float(element.min), float(element.max)
+        if self.scheme.element.is_whole:
+            return self.scheme.qmin, self.scheme.qmax
+        return self.scheme.ends
 
     def float_range(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the smallest and the largest value of each finest block, ``(q - zero_point) * scale``.

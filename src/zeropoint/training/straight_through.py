@@ -27,11 +27,11 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ..errors import ShapeError
+from ..formats.codes import times_power_of_two
 from ..formats.torch_dtypes import format_of, wide_dtype
 from ..layout.blocks import spread_blocks, sum_blocks
 from ..ops import library
 from ..params.arithmetic import zero_point_dtype
-from ..params.codes import times_power_of_two
 from ..params.stored import load_scale, store
 from ..params.tracing import traced_as_constant
 from ..schemes import Granularity, Scheme, ZeroPoint

@@ -11,7 +11,6 @@ import math
 import torch
 
 from ..errors import RangeError, SchemeError
-from ..formats import IntFormat
 from ..layout.blocks import reduce_blocks, spread_blocks, sum_blocks
 from ..schemes import Granularity, Scheme
 
@@ -62,7 +61,7 @@ def threshold(x: torch.Tensor, scheme: Scheme, rule: ThresholdRule) -> torch.Ten
             "take the rule 3sd"
         )
     element = scheme.element
-    negative = isinstance(element, IntFormat) and element.signed
+    negative = element.is_integer and element.signed
     found = kl_j_threshold(wide, 1 << (scheme.bits - int(negative)))
     return torch.full(granularity.grid(tuple(x.shape)), found, dtype=torch.float64, device=x.device)
 

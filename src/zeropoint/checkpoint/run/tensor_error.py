@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...formats import FloatFormat, Format
+from ...formats import Format
 from ...functional import row_errors
 from ...layout.blocks import reduce_blocks
 from ...params import QuantizationParams
@@ -196,9 +196,7 @@ def _quiet_blocks(x: torch.Tensor, q: QuantizedTensor) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=64)
 def _half_step(element: Format) -> float:
-    if isinstance(element, FloatFormat):
-        return float(element.smallest) / 2
-    return float(element.largest_gap) / 2
+    return float(element.smallest) / 2
 
 
 def _bits(values: torch.Tensor) -> npt.NDArray[Any]:

@@ -18,7 +18,6 @@ import torch
 from ...codecs.protocol import ROWS
 from ...columns import Blobs
 from ...errors import ZeropointError
-from ...formats import FloatFormat
 from ...layout.blocks import reduce_blocks, spread_blocks
 from ...tensor import QuantizedTensor
 from ..plan.limits import Limits, value_bytes
@@ -270,7 +269,7 @@ def _lost_block(q: QuantizedTensor) -> tuple[int, ...] | None:
     Only the finest of several scales can be 0 at all.
     """
     element = q.scheme.element
-    if len(q.scales) < 2 or not isinstance(element, FloatFormat):
+    if len(q.scales) < 2 or not element.is_float:
         return None
     empty = q.scales[0].float() == 0
     if not bool(empty.any()):

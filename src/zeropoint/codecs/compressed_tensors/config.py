@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import CheckpointError, UnsupportedError, near_misses
-from ...formats import IntFormat, get_format
+from ...formats import get_format
 from ...formats.rounding import Overflow
 from ...patterns import REGEX, name_pattern
 from ...recipes import Activation
@@ -137,10 +137,6 @@ def input_arguments(given: Activation) -> dict[str, Any]:
     return {**arguments, "dynamic": False if word == "tensor" else "local"}
 
 
-def _is_integer(scheme: Scheme) -> bool:
-    return isinstance(scheme.element, IntFormat) and not scheme.element.fraction_bits
-
-
 _INPUT_ELEMENTS = (*map(get_format, ("int8", "uint8", "float8_e4m3fn", "float4_e2m1fn")),)
 _INPUT_RULES: tuple[tuple[Callable[[Scheme], bool], str], ...] = (
     (
@@ -148,7 +144,7 @@ _INPUT_RULES: tuple[tuple[Callable[[Scheme], bool], str], ...] = (
         "has codes that no engine takes; use int8, uint8 with asym, float8_e4m3fn or float4_e2m1fn",
     ),
     (
-        lambda s: s.zero_point is ZeroPoint.REAL or (_is_integer(s) and s.qmin == 0 and not _affine(s)),
+        lambda s: s.zero_point is ZeroPoint.REAL or (s.element.is_whole and s.qmin == 0 and not _affine(s)),
         "has codes that no engine takes; use int8, or uint8 with asym",
     ),
     (
@@ -219,7 +215,7 @@ def _arguments(scheme: Scheme) -> dict[str, Any]:
         "scale_dtype": scale_dtype,
         "strategy": word,
         "symmetric": not affine,
-        "type": "int" if isinstance(scheme.element, IntFormat) else "float",
+        "type": "int" if scheme.element.is_integer else "float",
         "zp_dtype": "torch.int8" if affine else None,
     }
 

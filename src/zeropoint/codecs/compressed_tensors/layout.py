@@ -44,7 +44,7 @@ from collections.abc import Mapping
 import torch
 
 from ...errors import CheckpointError, UnsupportedError
-from ...formats import FloatFormat, IntFormat, get_format
+from ...formats import Format, get_format
 from ...formats.torch_dtypes import dtype_of, format_of, storage_dtype
 from ...layout import packing
 from ...params import QuantizationParams
@@ -129,8 +129,8 @@ def layout_of(weight: Scheme, input: Scheme | None = None) -> Layout:  # noqa: A
     if weight.chained is not None:
         raise _refused(weight, f"has {weight.chained}, which no layout stores")
     element = weight.element
-    if isinstance(element, IntFormat):
-        return _integer_layout(weight, element, input)
+    if element.is_integer:
+        return _integer_layout(weight, input)
     if element == get_format("float8_e4m3fn"):
         return _float8_layout(weight, input)
     if element == get_format("float4_e2m1fn"):
@@ -144,13 +144,14 @@ def _refused(scheme: Scheme, why: str) -> UnsupportedError:
     return UnsupportedError(f"scheme {scheme} {why}")
 
 
-def _integer_layout(weight: Scheme, element: IntFormat, input_: Scheme | None) -> Layout:
+def _integer_layout(weight: Scheme, input_: Scheme | None) -> Layout:
+    element = weight.element
     if not element.signed:
         raise _refused(
             weight,
             f"has unsigned codes, and the layouts store signed ones; use int{element.bits}, with asym or not",
         )
-    if element.bits > MAX_PACKED_BITS or element.fraction_bits:
+    if element.bits > MAX_PACKED_BITS or not element.is_whole:
         raise _refused(weight, f"has elements that no layout stores; use int2..int{MAX_PACKED_BITS}")
     _require_linear(weight)
     if weight.zero_point is ZeroPoint.REAL:
@@ -204,10 +205,8 @@ def _mx(weight: Scheme, layout: Layout) -> Layout:
     return layout
 
 
-def _finest(weight: Scheme) -> FloatFormat:
-    fmt = weight.scales[0].format_for(get_format("float32"))
-    assert isinstance(fmt, FloatFormat)
-    return fmt
+def _finest(weight: Scheme) -> Format:
+    return weight.scales[0].format_for(get_format("float32"))
 
 
 def _float4_layout(weight: Scheme) -> Layout:

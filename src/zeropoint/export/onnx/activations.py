@@ -30,7 +30,7 @@ def require_plain(scheme: Scheme) -> None:
         raise UnsupportedError("ONNX rounds half to even and saturates")
     if scheme.dialect != ZEROPOINT:
         raise UnsupportedError(f"ONNX does not follow dialect {scheme.dialect.name}")
-    if not isinstance(scheme.element, (IntFormat, FloatFormat)) or scheme.zero_point is ZeroPoint.REAL:
+    if scheme.element.is_table or scheme.zero_point is ZeroPoint.REAL:
         raise UnsupportedError("ONNX has no operator that rounds to its codes")
 
 
@@ -55,7 +55,7 @@ def static_type(scheme: Scheme) -> CodeType:
     otherwise.
     """
     require_plain(scheme)
-    if isinstance(scheme.element, IntFormat):
+    if scheme.element.is_integer:
         name = f"{'' if scheme.element.signed else 'u'}int{8 if scheme.bits <= 8 else 16}"
         from_byte = IntFormat(bits=8 if scheme.bits <= 8 else 16, signed=scheme.element.signed)
         if scheme.bits > 16:
@@ -126,7 +126,7 @@ def require_dynamic(x: torch.Tensor, scheme: Scheme) -> None:
     (level,) = scheme.scales
     fmt = level.format_for(format_of(x.dtype))
     if level.rule.power_of_two:
-        known = isinstance(fmt, FloatFormat) and fmt.mantissa_bits == 0
+        known = fmt.is_float and fmt.mantissa_bits == 0
     else:
         known = level.rule == LINEAR and dtype_of(fmt) in (
             torch.float32,
@@ -154,7 +154,7 @@ def _dequantized(blocks: torch.Tensor, scheme: Scheme, axes: tuple[int, ...]) ->
     low, high = blocks.amin(axes, keepdim=True), blocks.amax(axes, keepdim=True)
     if scheme.zero_point is ZeroPoint.INTEGER:
         return _affine(blocks, scheme, low.clamp(max=0), high.clamp(min=0))
-    signed = not isinstance(scheme.element, (IntFormat, FloatFormat)) or scheme.element.signed
+    signed = scheme.element.signed
     amax = torch.maximum(low.abs(), high.abs()) if signed else high.clamp(min=0)
     (level,) = scheme.scales
     power = level.rule.power_of_two
@@ -165,11 +165,11 @@ def _dequantized(blocks: torch.Tensor, scheme: Scheme, axes: tuple[int, ...]) ->
 def _linear(ideal: torch.Tensor, scheme: Scheme, dtype: torch.dtype) -> torch.Tensor:
     """Return the scale of an ideal one: at least the dialect's smallest, in the level's format."""
     fmt = scheme.scales[0].format_for(format_of(dtype))
-    assert isinstance(fmt, FloatFormat)
-    least = scheme.dialect.minimum_scale if scheme.dialect.minimum_scale >= float(fmt.smallest) else 0.0
+    small = scheme.dialect.small_scales
+    least = small.least if small.least >= float(fmt.smallest) else 0.0
     native = dtype_of(fmt)
     assert native is not None
-    empty = scheme.dialect.zero_scale
+    empty = small.of_zeros
     assert empty is not None
     return torch.where(ideal == 0, empty, ideal.clamp(min=least).to(native).to(torch.float32))
 
@@ -191,7 +191,7 @@ def _affine(blocks: torch.Tensor, scheme: Scheme, low: torch.Tensor, high: torch
 def _rounded(ratio: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     """Return the value of the format that is nearest to each number, ties to even codes."""
     element = scheme.element
-    if isinstance(element, IntFormat):
+    if element.is_integer:
         unit = float(element.step)
         # Adding zero makes a negative zero positive, as integers have only one.
         return (torch.round(ratio / unit).clamp(scheme.qmin, scheme.qmax) + 0.0) * unit
@@ -224,7 +224,6 @@ def _exponent(magnitude: torch.Tensor) -> torch.Tensor:
 def _power(amax: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     """Return the power-of-two scale of each largest magnitude, by the rule of the level."""
     (level,), element = scheme.scales, scheme.element
-    assert isinstance(element, (IntFormat, FloatFormat))
     fmt = level.format_for(format_of(amax.dtype))
     assert isinstance(fmt, FloatFormat)
     exponent = _exponent(amax)
@@ -246,7 +245,7 @@ def ends(
     scheme: Scheme, kind: CodeType, scale: torch.Tensor, zero_point: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return what the smallest and largest code in use represent; None where the type has no others."""
-    if not isinstance(scheme.element, IntFormat):
+    if not scheme.element.is_integer:
         return None
     full = IntFormat(bits=kind.bits, signed=scheme.element.signed)
     if (scheme.qmin, scheme.qmax) == (full.qmin, full.qmax):

@@ -16,7 +16,6 @@ import torch
 from torch import fx
 
 from ...errors import UnsupportedError
-from ...formats import IntFormat
 from ...models.graph.matrices import SHAPING
 from ...models.graph.program import args_of, operator_of, put
 from ...schemes import Scheme, ZeroPoint
@@ -152,7 +151,7 @@ class Rewriter:
         params = params_at(self.module, scheme, given, shape, value.dtype)
         factor = params.effective_scale()
         assert factor is not None
-        step = float(scheme.element_step) if isinstance(scheme.element, IntFormat) else 1.0
+        step = float(scheme.element_step)
         scale = (factor * step).float()
         zeros = torch.zeros_like(scale) if params.zero_point is None else params.zero_point
         ends = activations.ends(scheme, kind, scale, zeros)

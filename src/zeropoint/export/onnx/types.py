@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import torch
 
 from ...errors import UnsupportedError
-from ...formats import FloatFormat, Format, IntFormat, format_name
+from ...formats import Format, format_name
+from ...formats.codes import decode
 from ...formats.torch_dtypes import dtype_of
 from ...layout import packing
 from ...params.arithmetic import effective_scale
-from ...params.codes import decode
 from ...schemes import Scheme, ZeroPoint
 from ...tensor import QuantizedTensor
 
@@ -75,7 +75,7 @@ def code_type(element: Format, opset: int) -> CodeType:
     >>> [code_type(get_format(name), 21).name for name in ("int3", "uint8", "float4_e2m1fn", "float8_e5m2")]
     ['INT4', 'UINT8', 'FLOAT8E4M3FN', 'FLOAT8E5M2']
     """
-    if isinstance(element, IntFormat):
+    if element.is_integer:
         for kind in INTEGER_TYPES:
             if (
                 kind.opset <= opset
@@ -83,7 +83,7 @@ def code_type(element: Format, opset: int) -> CodeType:
                 and kind.name.startswith("U") != element.signed
             ):
                 return kind
-    if isinstance(element, FloatFormat):
+    if element.is_float:
         own = [kind for kind in FLOAT_TYPES if _is_own(kind, element)]
         for kind in (*own, *FLOAT_TYPES):
             if kind.opset <= opset and (kind in own or _holds(kind, element)):
@@ -91,13 +91,13 @@ def code_type(element: Format, opset: int) -> CodeType:
     raise UnsupportedError(f"{format_name(element)} has no type in ONNX operator set {opset}")
 
 
-def _is_own(kind: CodeType, element: FloatFormat) -> bool:
+def _is_own(kind: CodeType, element: Format) -> bool:
     if kind.is_packed:
         return (element.bits, element.mantissa_bits, element.signed) == (4, 1, True)
     return dtype_of(element) is kind.carrier
 
 
-def _holds(kind: CodeType, element: FloatFormat) -> bool:
+def _holds(kind: CodeType, element: Format) -> bool:
     """Whether every number of ``element`` is one of the type, and nothing of it is special."""
     if kind.is_packed or element.bits > 8:
         return False
@@ -156,8 +156,7 @@ def _factor(q: QuantizedTensor) -> torch.Tensor:
     scheme = q.scheme
     factor = effective_scale(scheme, q.scales, q.shape, q.dtype)
     factor = torch.ones(scheme.granularity.grid(q.shape)) if factor is None else factor.contiguous()
-    if isinstance(scheme.element, IntFormat) and scheme.element.fraction_bits:
-        step = float(scheme.element_step)
+    if (step := float(scheme.element_step)) != 1:
         if not torch.equal(factor * step / step, factor):
             raise UnsupportedError("a scale times the step of its fixed point is below the least float32")
         factor = factor * step
@@ -166,10 +165,9 @@ def _factor(q: QuantizedTensor) -> torch.Tensor:
 
 def _codes(q: QuantizedTensor, kind: CodeType) -> torch.Tensor:
     """Return the codes in the type's carrier: the same numbers, in the same bits where it is their own."""
-    if isinstance(q.scheme.element, IntFormat):
+    if q.scheme.element.is_integer:
         return q.codes.to(kind.carrier)
     element = q.scheme.element
-    assert isinstance(element, FloatFormat)
     if kind.is_packed or _is_own(kind, element):
         return q.codes.view(kind.carrier)
     return decode(q.codes, element, torch.float32).to(kind.carrier)

@@ -12,13 +12,13 @@ import torch
 
 from ....errors import DtypeError
 from ....formats import CodebookFormat, IntFormat
+from ....formats.codes import decode as decode_reference
 from ....formats.torch_dtypes import format_of
 from ....layout import packing
 from ....ops import reference
 from ....ops.registry import Params
 from ....ops.row_errors import code_extent
 from ....params.arithmetic import effective_scale, require_parameters
-from ....params.codes import decode as decode_reference
 from ....params.stored import load_scale
 from ....schemes import Granularity, Scheme, ZeroPoint
 from ..machine import descriptor as k

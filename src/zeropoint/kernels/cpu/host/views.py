@@ -31,7 +31,7 @@ def element_refusal(scheme: Scheme) -> str | None:
     element = scheme.element
     if scheme.chained is not None:
         return f"{scheme.chained} are known to the reference alone"
-    if scheme.dialect.zero_scale == 0.0:
+    if scheme.dialect.small_scales.of_zeros == 0.0:
         return f"scales of zero, as dialect {scheme.dialect.name} has them, are known to the reference alone"
     if isinstance(element, IntFormat) and element.fraction_bits and not _by_powers(scheme):
         return f"fixed-point codes of {scheme.element_name} are scaled by the reference but by powers of two"

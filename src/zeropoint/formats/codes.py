@@ -12,8 +12,13 @@ import functools
 import torch
 
 from ..errors import RangeError, UnsupportedError
-from ..formats import CodebookFormat, FloatFormat, Format, IntFormat, Overflow, RoundingMode
-from ..formats.torch_dtypes import code_dtype
+from .choices import ChoiceFormat
+from .codebooks import CodebookFormat
+from .floats import FloatFormat
+from .integers import IntFormat
+from .rounding import Overflow, RoundingMode
+from .spec import Format
+from .torch_dtypes import code_dtype
 
 
 def round_steps(x: torch.Tensor, mode: RoundingMode, noise: torch.Tensor | None = None) -> torch.Tensor:
@@ -92,17 +97,59 @@ def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
     return ((exponent.clamp(-1022, 1023) + 1023) << 52).view(torch.float64)
 
 
-def encode_nearest(x: torch.Tensor, fmt: Format, mode: RoundingMode) -> torch.Tensor:
-    """Return code patterns of finite ``x`` with saturation: uint8, int32 or int64 by the width of ``fmt``."""
+def encode(
+    x: torch.Tensor,
+    fmt: Format,
+    mode: RoundingMode = RoundingMode.HALF_EVEN,
+    overflow: Overflow = Overflow.SATURATE,
+    noise: torch.Tensor | None = None,
+    *,
+    negative: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return code patterns of ``x``: uint8, int32 or int64 by the width of ``fmt``.
+
+    noise: as :func:`round_steps`. Integers saturate, and take finite numbers alone.
+    negative: as :func:`second_grid` has it; unless given, scales are positive.
+    """
+    if isinstance(fmt, ChoiceFormat):
+        codes = encode_float(x, fmt.first, mode, overflow, noise)
+        if negative is None:
+            return codes
+        steps = round_steps(-x.to(torch.float64) / float(fmt.stretch), mode, noise)
+        most = fmt.second.qmax
+        whole = int_patterns(steps.clamp(-most, most).nan_to_num(nan=0.0), fmt.second)
+        return torch.where(negative, whole, codes)
     if isinstance(fmt, FloatFormat):
-        return encode_float(x, fmt, mode)
-    if isinstance(fmt, CodebookFormat):
-        return encode_codebook(x, fmt)
-    steps = round_steps(x.to(torch.float64) * 2.0**fmt.fraction_bits, mode)
-    return int_patterns(steps.clamp(fmt.qmin, fmt.qmax), fmt)
+        return encode_float(x, fmt, mode, overflow, noise)
+    if isinstance(fmt, IntFormat):
+        steps = round_steps(x.to(torch.float64) / float(fmt.step), mode, noise)
+        return int_patterns(steps.clamp(fmt.qmin, fmt.qmax), fmt)
+    assert isinstance(fmt, CodebookFormat)
+    return encode_codebook(x, fmt)
 
 
-def int_patterns(steps: torch.Tensor, fmt: IntFormat) -> torch.Tensor:
+def fits(x: torch.Tensor, fmt: Format, mode: RoundingMode, noise: torch.Tensor | None = None) -> torch.Tensor:
+    """Return where ``x``, rounded to a format other than integers, needs no clipping; NaN does."""
+    if isinstance(fmt, ChoiceFormat):
+        return fits(x, fmt.first, mode, noise)
+    if not isinstance(fmt, FloatFormat):
+        return (x >= float(fmt.min)) & (x <= float(fmt.max))
+    magnitude, negative = magnitude_codes(x, fmt, mode, noise)
+    inside = (magnitude <= fmt.max_code) & ~torch.isnan(x)
+    return inside if fmt.signed else inside & ~(negative & (magnitude > 0))
+
+
+def rounding_reach(magnitudes: torch.Tensor, fmt: Format) -> torch.Tensor:
+    """Return the middle between each magnitude of ``fmt`` and the next, or a bit more, which rounds down."""
+    if not isinstance(fmt, FloatFormat):
+        return magnitudes + (float(fmt.largest_gap) / 2 + fmt.boundary_error)
+    _, exponent = torch.frexp(magnitudes)
+    exponent = torch.where(magnitudes == 0, fmt.emin, (exponent.to(torch.int64) - 1).clamp(min=fmt.emin))
+    half = torch.pow(2.0, (exponent - fmt.mantissa_bits - 1).to(torch.float64))
+    return magnitudes + half * (1 + 2.0**-20)
+
+
+def int_patterns(steps: torch.Tensor, fmt: Format) -> torch.Tensor:
     """Return integer-valued ``steps`` in range as code patterns."""
     return (steps.to(torch.int64) & (fmt.code_count - 1)).to(code_dtype(fmt.bits))
 
@@ -174,17 +221,41 @@ def _codebook_tables(fmt: CodebookFormat) -> tuple[torch.Tensor, torch.Tensor]:
     return thresholds, torch.tensor(fmt.order, dtype=torch.uint8, device="cpu")
 
 
-def decode(codes: torch.Tensor, fmt: Format, dtype: torch.dtype) -> torch.Tensor:
-    """Return the numbers that code patterns represent, in ``dtype`` (float32 or float64)."""
-    if isinstance(fmt, CodebookFormat):
-        padded = [*fmt.values, *[0.0] * ((1 << fmt.bits) - len(fmt.values))]
-        return torch.tensor(padded, dtype=dtype, device=codes.device)[codes.to(torch.int64)]
+def widest_gap(fmt: Format, negative: torch.Tensor | None) -> float | torch.Tensor:
+    """Return the largest distance between neighboring values: where ``negative``, that of the other grid."""
+    if negative is None or not isinstance(fmt, ChoiceFormat):
+        return float(fmt.largest_gap)
+    return torch.where(negative, float(fmt.stretch), float(fmt.first.largest_gap)).double()
+
+
+def second_grid(scale: torch.Tensor | None, fmt: Format) -> torch.Tensor | None:
+    """Return where the sign of the scale says that codes represent the other grid; None for other kinds."""
+    return torch.signbit(scale) if fmt.reads_sign and scale is not None else None
+
+
+def decode(
+    codes: torch.Tensor, fmt: Format, dtype: torch.dtype, negative: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the numbers that code patterns represent, in ``dtype`` (float32 or float64).
+
+    negative: as :func:`encode`.
+    """
+    if isinstance(fmt, ChoiceFormat):
+        values = _decode_float(codes, fmt.first).to(dtype)
+        if negative is None:
+            return values
+        whole = decode(codes, fmt.second, torch.float64) * -float(fmt.stretch)
+        return torch.where(negative, whole.to(dtype), values)
+    if isinstance(fmt, FloatFormat):
+        return _decode_float(codes, fmt).to(dtype)
     if isinstance(fmt, IntFormat):
         wide = codes.to(torch.int64)
         if fmt.signed:
             wide = wide - ((wide >> (fmt.bits - 1)) << fmt.bits)
         return (wide.to(torch.float64) * float(fmt.step)).to(dtype)
-    return _decode_float(codes, fmt).to(dtype)
+    assert isinstance(fmt, CodebookFormat)
+    padded = [*fmt.values, *[0.0] * ((1 << fmt.bits) - len(fmt.values))]
+    return torch.tensor(padded, dtype=dtype, device=codes.device)[codes.to(torch.int64)]
 
 
 def _decode_float(codes: torch.Tensor, fmt: FloatFormat) -> torch.Tensor:

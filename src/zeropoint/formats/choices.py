@@ -1,0 +1,171 @@
+"""Codes that represent one of two grids, between which the sign of the scale of their block chooses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, ClassVar
+
+from ..errors import FormatError
+from .floats import FloatFormat
+from .integers import IntFormat
+from .rounding import Number, Overflow, RoundingMode
+
+
+@dataclass(frozen=True)
+class ChoiceFormat:
+    """Floats under positive scales, integers of as many bits under negative ones, stretched to the same end.
+
+    With the stretch ``f = first.max / second.qmax`` and a block of scale S:
+    ``value = decode(first, code) * S`` where ``S >= 0``, ``value = code * f * |S|`` where ``S < 0``.
+    So codes of integers represent ``-f * code`` in units of the scale. The most negative integer is not
+    written, so that both grids are symmetric.
+
+    Args:
+        first: a signed float format without NaN and Inf.
+        second: a signed integer format of as many bits.
+
+    Raises:
+        FormatError: for other formats.
+
+    Example:
+        >>> from zeropoint.formats import Specials
+        >>> ChoiceFormat(
+        ...     FloatFormat(exponent_bits=2, mantissa_bits=1, bias=1, specials=Specials.FINITE),
+        ...     IntFormat(bits=4, signed=True),
+        ... ).stretch
+        Fraction(6, 7)
+    """
+
+    first: FloatFormat
+    second: IntFormat
+
+    kind: ClassVar[str] = "choice"
+    signed: ClassVar[bool] = True
+    is_integer: ClassVar[bool] = False
+    is_float: ClassVar[bool] = False
+    is_table: ClassVar[bool] = False
+    is_whole: ClassVar[bool] = False
+    reads_sign: ClassVar[bool] = True
+    has_nan: ClassVar[bool] = False
+    has_inf: ClassVar[bool] = False
+    step: ClassVar[Fraction] = Fraction(1)
+    exponents: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        first, second = self.first, self.second
+        if not first.signed or first.has_nan or first.has_inf:
+            raise FormatError(f"first (={first.spelling}) must be a signed float format of finite numbers")
+        if not second.signed or second.fraction_bits:
+            raise FormatError(f"second (={second.spelling}) must be a signed integer format")
+        if first.bits != second.bits:
+            raise FormatError(f"{first.spelling} and {second.spelling} must have as many bits as each other")
+
+    @cached_property
+    def stretch(self) -> Fraction:
+        """Distance between the values of integers, in units of the scale's magnitude."""
+        return self.first.max / self.second.qmax
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return self.first.bits
+
+    @property
+    def code_count(self) -> int:
+        """Number of codes."""
+        return self.first.code_count
+
+    @property
+    def max(self) -> Fraction:
+        """Largest value, that of both grids."""
+        return self.first.max
+
+    @property
+    def min(self) -> Fraction:
+        """Smallest value, that of both grids."""
+        return self.first.min
+
+    @property
+    def smallest(self) -> Fraction:
+        """Smallest positive value of either grid."""
+        return min(self.first.smallest, self.stretch)
+
+    @property
+    def largest_gap(self) -> Fraction:
+        """Largest distance between neighboring values of either grid."""
+        return max(self.first.largest_gap, self.stretch)
+
+    @property
+    def ceiling(self) -> Fraction:
+        """Largest number that rounds to the largest value in both grids."""
+        return min(self.first.ceiling, self.max + self.stretch / 2)
+
+    @property
+    def boundary_error(self) -> float:
+        """How far a value of the stretched grid may be from its float32."""
+        return float(self.max) * 2.0**-24
+
+    @property
+    def emax(self) -> int:
+        """Exponent of the largest value."""
+        return self.first.emax
+
+    @property
+    def mantissa_bits(self) -> int:
+        """Those of the floats."""
+        return self.first.mantissa_bits
+
+    @property
+    def level_bits(self) -> int:
+        """Bits of a code; scales are kept in formats that mean one number a code."""
+        return self.bits
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The two grids, and how far apart the integers are."""
+        return {"grids": [self.first.spelling, self.second.spelling], "integer_step": float(self.stretch)}
+
+    @property
+    def spelling(self) -> str:
+        """Canonical text form: ``choice[e2m1b1finite,int4]``."""
+        return f"choice[{self.first.spelling},{self.second.spelling}]"
+
+    def ends(self, *, narrow: bool = False) -> tuple[Fraction, Fraction]:  # noqa: ARG002 (integers leave out a code)
+        """Return the smallest and the largest value.
+
+        Args:
+            narrow: whether the most negative integer is left out.
+        """
+        return self.min, self.max
+
+    def divisor(self, *, narrow: bool = False) -> Fraction:  # noqa: ARG002
+        """Return the largest magnitude.
+
+        Args:
+            narrow: whether the most negative integer is left out.
+        """
+        return self.max
+
+    def number(self, code: int) -> Number:
+        """Return what a code represents under a positive scale.
+
+        Args:
+            code: a code, as a bit pattern.
+        """
+        return self.first.number(code)
+
+    def code(self, number: Number, rounding: RoundingMode, overflow: Overflow) -> int:
+        """Return the code of ``number`` under a positive scale.
+
+        Args:
+            number: a fraction, or what no fraction expresses.
+            rounding: which neighbor a number between two codes goes to.
+            overflow: what becomes of numbers past the ends.
+
+        Raises:
+            FormatError: for NaN in a format without it.
+            RangeError: for numbers past the ends that are not saturated.
+        """
+        return self.first.code(number, rounding, overflow)
