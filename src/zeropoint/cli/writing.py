@@ -93,6 +93,6 @@ def write(plan: Plan, out: str, way: Way, verb: str) -> RunResult:
             plan, target, overwrite=way.overwrite, spool=way.spool, restart=way.restart,
             executor=way.executor, on_progress=on_progress,
         )  # fmt: skip
-    if absent:  # most likely meant, but a slip in a path would look the same
+    if absent:  # most likely meant, but a mistake in a path would look the same
         note(f"the directory {str(target.parent)!r} did not exist and was created")
     return result

@@ -213,7 +213,7 @@ def _no_weight(entry: TensorEntry) -> str | None:
 
 
 def check_patterns(selection: Selection, tensors: Iterable[str]) -> None:
-    """Raise CheckpointError, with near misses, for each pattern that names no tensor: most likely a slip."""
+    """Raise CheckpointError, with near misses, for each pattern that names no tensor: most likely a typo."""
     known = list(tensors)
     idle = [p for p in (*selection.include, *selection.ignore) if not any(names(p, name) for name in known)]
     if idle:
