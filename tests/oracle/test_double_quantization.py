@@ -7,6 +7,8 @@ is all but 2 of 700 stored absmax, because the mean is exact here and summed in 
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 import zeropoint as zp
@@ -54,3 +56,30 @@ def test_double_quantization_saves_three_eighths_of_a_bit() -> None:
     plain, double = (zp.Scheme.parse(name).bits_per_value((64, 1 << 16)) for name in ("nf4", "nf4_double"))
     assert plain == 4.5
     assert abs(double - (4 + 8 / 64 + 32 / (1 << 14))) < 1e-4
+
+
+def test_scales_and_minima_in_8_bits_follow_their_definition(tmp_path: Path) -> None:
+    x = torch.randn(6, 96, generator=torch.Generator().manual_seed(1)) * 0.02 + 0.005
+    q = zp.quantize(x, "uint4_double")
+    blocks = x.reshape(6, 3, 32).double()
+    low = blocks.amin(2).clamp(max=0)
+    step, least = (blocks.amax(2).clamp(min=0) - low) / 15, -low
+    coarse, floor = (
+        found.amax(1, keepdim=True).div(255).to(torch.float32).to(torch.float16).double()
+        for found in (step, least)
+    )
+    scales, minima = (step / coarse).round().clamp(0, 255), (least / floor).round().clamp(0, 255)
+    assert torch.equal(q.scales[0].double(), scales)
+    assert torch.equal(q.scales[1].double(), coarse)
+    wide = (scales * coarse)[..., None]
+    codes = ((blocks + (minima * floor)[..., None]) / wide).round().clamp(0, 15)
+    # A quotient half-way between two codes may fall to the other in float32.
+    assert int((codes.reshape(6, 96) != q.codes.double()).sum()) == 0
+    decoded = codes * wide - (minima * floor)[..., None]
+    assert torch.allclose(q.dequantize().double(), decoded.reshape(6, 96), rtol=1e-6, atol=1e-8)
+    off = (q.dequantize().double() - x.double()).abs().reshape(6, 3, 32).amax(2)
+    assert bool((off <= q.error_bound()).all())
+    assert torch.equal(zp.fake_quantize(x, "uint4_double"), q.dequantize())
+    q.save(tmp_path / "q.safetensors")
+    assert torch.equal(zp.QuantizedTensor.load(tmp_path / "q.safetensors").dequantize(), q.dequantize())
+    assert q.scheme.bits_per_value((64, 4096)) == 4 + 16 / 32 + 32 / 4096
