@@ -20,8 +20,8 @@ from ..formats.torch_dtypes import format_of, wide_dtype
 from ..layout import packing
 from ..layout.blocks import reduce_blocks, signed_largest, spread_blocks, sum_blocks
 from ..params import arithmetic, chains
-from ..params.arithmetic import Ranges, effective_scale, multiplies, rounder, through
-from ..params.chains import effective_offset
+from ..params.arithmetic import Ranges, multiplies, rounder, through
+from ..params.factors import effective_offset, effective_scale
 from ..params.stored import load_scale, store
 from ..schemes import Arithmetic, Granularity, Scheme, ZeroPoint, ZeroPointPlace
 from ..schemes.rules import Pick

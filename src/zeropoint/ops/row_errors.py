@@ -13,8 +13,7 @@ import numpy.typing as npt
 import torch
 
 from ..layout.blocks import spread_blocks
-from ..params.arithmetic import effective_scale
-from ..params.chains import effective_offset
+from ..params.factors import effective_offset, effective_scale
 from ..schemes import Scheme
 
 CLIPPED_STEPS = 0.5 + 1 / 32

@@ -25,10 +25,9 @@ from ..schemes import Arithmetic, ScaleLevel, Scaling, Scheme, TensorScale, Zero
 from ..schemes.dialects import ZeroPointFormula
 from ..schemes.rules import LINEAR, LINEAR_UP
 from . import chains
+from .factors import combined, over_reciprocal, span
 from .powers_of_two import exponents_of, is_quiet, reach, scale_exponent
-from .stored import IEEE, load_scale, round_to, smallest, store, top
-
-LEAST_NORMAL = torch.finfo(torch.float32).tiny
+from .stored import IEEE, LEAST_NORMAL, round_to, smallest, store, top
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,22 +160,11 @@ def zero_scale(scheme: Scheme, dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps if value is None else value
 
 
-def combined(scheme: Scheme, index: int, fine: torch.Tensor, coarse: torch.Tensor) -> torch.Tensor:
-    """Return the factor of blocks from the scales of a level and the factor of the coarser levels."""
-    return fine / coarse if _over_reciprocal(scheme, index) else fine * coarse
-
-
 def _relative(scheme: Scheme, index: int, factor: torch.Tensor, coarse: torch.Tensor | None) -> torch.Tensor:
     """Return the scales with which :func:`combined` gives ``factor``, before they are rounded."""
     if coarse is None:
         return factor
-    return factor * coarse if _over_reciprocal(scheme, index) else factor / coarse
-
-
-def _over_reciprocal(scheme: Scheme, index: int) -> bool:
-    """Whether the level stands right above one that is kept as its reciprocal: a linear one of a tensor."""
-    kept = scheme.dialect.tensor_scale is TensorScale.RECIPROCAL
-    return kept and index == len(scheme.scales) - 2 and not scheme.scales[-1].rule.power_of_two
+    return factor * coarse if over_reciprocal(scheme, index) else factor / coarse
 
 
 def _level(
@@ -250,7 +238,7 @@ def _coarse_linear(
         return _shared(amax, scheme.divisor * span).to(wide).masked_fill(amax == 0, 1.0)
     fits = span * _slack(scheme, index, dtype)
     own, outer = ideal.double(), 1.0 if coarser is None else coarser.double()
-    if _over_reciprocal(scheme, index):
+    if over_reciprocal(scheme, index):
         outer = 1.0 / outer
     if coarser is None and scheme.dialect.tensor_scale is TensorScale.RECIPROCAL:
         # torch computes `number / tensor` as reciprocal, then product: two roundings in the tensor's dtype.
@@ -303,18 +291,12 @@ def _always_fits(scheme: Scheme, dtype: torch.dtype) -> bool:
 
 _BELOW = 1 - 2.0**-20
 """Leaves the roundings of finer scales and of products of scales below the largest of their formats."""
-_TALLEST = 2.0**64
-"""Largest span that a level gives to finer ones: wide formats need no more to keep small blocks apart."""
 
 
 @functools.lru_cache(maxsize=256)
 def _finer_span(scheme: Scheme, index: int, dtype: torch.dtype) -> float:
-    """Return the largest factor that the levels finer than ``index`` have: powers of two count downwards."""
-    span = 1.0
-    for finer in scheme.scales[:index]:
-        largest = float(finer.format_for(format_of(dtype)).max)
-        span *= min(largest, 1.0 if finer.rule.power_of_two else _TALLEST)
-    return span
+    """Return the largest factor that the levels finer than ``index`` have."""
+    return span(scheme.scales[:index], format_of(dtype))
 
 
 def _slack(scheme: Scheme, index: int, dtype: torch.dtype) -> float:
@@ -450,30 +432,3 @@ def require_parameters(
             f"scales and zero points (of shape {found}) must hold {', '.join(map(str, wanted)) or 'no'} "
             f"numbers, as {scheme} has for a tensor of shape {shape}"
         )
-
-
-def effective_scale(
-    scheme: Scheme, scales: tuple[torch.Tensor, ...], shape: tuple[int, ...], dtype: torch.dtype
-) -> torch.Tensor | None:
-    """Return the one factor of each finest block, in the wide dtype of ``dtype``; None without scales.
-
-    Levels are combined coarse to fine: ``scale_1 * scale_2``, or ``scale_1 / scale_2`` where the dialect
-    keeps the coarsest as its reciprocal. scales: those of all levels; what is not of a scale is not read.
-    """
-    if not scheme.scales:
-        return None
-    own, wide = format_of(dtype), wide_dtype(dtype)
-    center, scales = scheme.center, scales[: len(scheme.scales)] if scheme.center is None else scales
-    if center is not None:
-        whole = chains.product(scheme.scales, scales[: len(scheme.scales)], shape, dtype)
-        if 0 in shape:
-            return whole
-        middle = load_scale(scales[-1], center.format_for(own), wide)
-        return whole + spread_grid(middle, center.granularity, scheme.granularity, shape)
-    values = [load_scale(s, lv.format_for(own), wide) for s, lv in zip(scales, scheme.scales, strict=True)]
-    result = values[-1].reshape(scheme.scales[-1].granularity.grid(shape))
-    for index in reversed(range(len(values) - 1)):
-        level = scheme.scales[index]
-        coarse = spread_grid(result, scheme.scales[index + 1].granularity, level.granularity, shape)
-        result = combined(scheme, index, values[index].reshape(level.granularity.grid(shape)), coarse)
-    return result

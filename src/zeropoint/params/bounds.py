@@ -35,7 +35,8 @@ from ..layout.blocks import spread_grid
 from ..schemes import Scheme, ZeroPoint, ZeroPointPlace
 from ..schemes.dialects import ZeroPointFormula
 from ..schemes.rules import LINEAR_UP
-from .arithmetic import combined, effective_scale, multiplies, rounder
+from .arithmetic import multiplies, rounder
+from .factors import combined, effective_scale
 from .powers_of_two import reach
 from .stored import load_scale
 

@@ -24,10 +24,10 @@ from ..formats.torch_dtypes import format_of, wide_dtype
 from ..layout.blocks import spread_grid
 from ..schemes import Arithmetic, ScaleLevel, Scheme
 from ..schemes.rules import Pick, Store
-from .arithmetic import LEAST_NORMAL, effective_scale, multiplies
+from .arithmetic import multiplies
 from .bounds import Extremes, Unit
-from .chains import effective_offset, signed_end, span
-from .stored import load_scale
+from .factors import effective_offset, effective_scale, signed_end, span
+from .stored import LEAST_NORMAL, load_scale
 
 
 def drift(

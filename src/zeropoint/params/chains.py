@@ -24,16 +24,15 @@ import torch
 
 from ..errors import RangeError
 from ..formats import Format
-from ..formats.torch_dtypes import format_of, wide_dtype
+from ..formats.torch_dtypes import format_of
 from ..layout.blocks import blocks_of_blocks, mean_blocks, reduce_blocks, signed_largest, spread_grid
 from ..schemes import ScaleLevel, Scheme
 from ..schemes.rules import Pick, Store
-from .stored import load_scale, round_to, smallest, store, top
+from .factors import signed_end, span
+from .stored import LEAST_NORMAL, round_to, smallest, store, top
 
 if TYPE_CHECKING:
     from .arithmetic import Ranges
-
-LEAST_NORMAL = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +75,6 @@ def _ideal_scale(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Te
     if scheme.scales[0].picks(Pick.SIGNED):
         return ranges.signed() / signed_end(*scheme.ends), low
     return ranges.magnitude(0) / scheme.divisor, low
-
-
-def signed_end(low: float, high: float) -> float:
-    """Return the end of the larger magnitude: -8 of int4."""
-    return low if -low > high else high
 
 
 class _Chain:
@@ -194,48 +188,3 @@ class _Chain:
             f"number of block {where} (={float(numbers[where])}) does not fit {level}; "
             "use float32 or a coarser block"
         )
-
-
-def span(finer: Sequence[ScaleLevel], own: Format, *, signed: bool) -> float:
-    """Return the largest product of finer levels: the signed one, or that which both signs reach."""
-    result = 1.0
-    for index, level in enumerate(finer):
-        fmt = level.format_for(own)
-        # Integers have one negative number more; a table's largest magnitude may have one sign alone.
-        most = max if fmt.is_table else min
-        end = float(most(fmt.max, -fmt.min) if fmt.min < 0 else fmt.max)
-        if signed and (index == 0 or level.picks(Pick.SIGNED)):
-            end = signed_end(float(fmt.min), float(fmt.max))
-        result *= min(_TALLEST, end, key=abs)
-    return result
-
-
-_TALLEST = 2.0**64
-"""Largest span that a level gives to finer ones: wide formats need no more to keep small blocks apart."""
-
-
-def product(
-    levels: Sequence[ScaleLevel], tensors: Sequence[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
-) -> torch.Tensor:
-    """Return the product of levels, one number a finest block, in the wide dtype of ``dtype``."""
-    own, wide = format_of(dtype), wide_dtype(dtype)
-    result: torch.Tensor | None = None
-    fine = levels[0].granularity
-    if 0 in shape:  # levels of the whole tensor may be those of a larger one
-        return torch.empty(fine.grid(shape), dtype=wide, device=tensors[0].device)
-    for level, tensor in reversed(tuple(zip(levels, tensors, strict=True))):
-        values = load_scale(tensor, level.format_for(own), wide).reshape(level.granularity.grid(shape))
-        values = spread_grid(values, level.granularity, fine, shape)
-        result = values if result is None else values * result
-    assert result is not None
-    return result
-
-
-def effective_offset(
-    scheme: Scheme, tensors: tuple[torch.Tensor, ...], shape: tuple[int, ...], dtype: torch.dtype
-) -> torch.Tensor | None:
-    """Return the offset of each finest block, in the wide dtype of ``dtype``; None without offsets."""
-    if not scheme.offsets:
-        return None
-    first = len(scheme.scales)
-    return product(scheme.offsets, tensors[first : first + len(scheme.offsets)], shape, dtype)

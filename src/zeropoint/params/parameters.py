@@ -17,8 +17,8 @@ from ..schemes import Granularity, Scheme, ZeroPoint
 from . import arithmetic
 from .bounds import BlockErrors
 from .chain_bounds import ChainedErrors
-from .chains import effective_offset
 from .checks import check
+from .factors import effective_offset, effective_scale
 from .given import (
     as_numbers,
     given_scales,
@@ -359,7 +359,7 @@ class QuantizationParams:
 
     def effective_scale(self) -> torch.Tensor | None:
         """Return the product of all levels, one factor a finest block, wide dtype; None without scales."""
-        return arithmetic.effective_scale(self.scheme, self.levels, self.shape, self.dtype)
+        return effective_scale(self.scheme, self.levels, self.shape, self.dtype)
 
     def effective_offset(self) -> torch.Tensor | None:
         """Return the offset of each finest block, wide dtype; None for schemes without offsets."""

@@ -10,6 +10,7 @@ from ..formats import Format, RoundingMode
 from ..formats.codes import decode, encode
 from ..formats.torch_dtypes import dtype_of, storage_dtype
 
+LEAST_NORMAL = torch.finfo(torch.float32).tiny
 IEEE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Dtypes to which torch itself rounds to nearest."""
 

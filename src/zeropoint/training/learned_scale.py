@@ -11,8 +11,7 @@ from ..formats.torch_dtypes import format_of, wide_dtype
 from ..functional import choose_params
 from ..layout.blocks import sum_blocks
 from ..params import QuantizationParams
-from ..params.arithmetic import LEAST_NORMAL
-from ..params.stored import load_scale
+from ..params.stored import LEAST_NORMAL, load_scale
 from ..schemes import Arithmetic, Scheme, ZeroPoint
 from .quantizer import Quantizer
 from .straight_through import (

@@ -9,7 +9,7 @@ import torch
 from ..errors import RangeError, SchemeError
 from ..formats.torch_dtypes import wide_dtype
 from ..params import QuantizationParams
-from ..params.arithmetic import LEAST_NORMAL
+from ..params.stored import LEAST_NORMAL
 from ..schemes import Granularity, Scheme, ZeroPoint
 from .learned_scale import require_wide
 from .quantizer import Quantizer

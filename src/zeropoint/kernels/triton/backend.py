@@ -19,7 +19,8 @@ from ...ops.lowering import row_mapping
 from ...ops.preparation import FunctionKernel
 from ...ops.reference_backend import filled
 from ...ops.registry import Kernel, Op, Params, Request
-from ...params.arithmetic import effective_scale, multiplies, require_parameters, rounder
+from ...params.arithmetic import multiplies, require_parameters, rounder
+from ...params.factors import effective_scale
 from ...schemes import Scheme, ZeroPoint
 
 INTERPRETER = "TRITON_INTERPRET"

@@ -18,7 +18,8 @@ from ....layout import packing
 from ....ops import reference
 from ....ops.registry import Params
 from ....ops.row_errors import code_extent
-from ....params.arithmetic import effective_scale, require_parameters
+from ....params.arithmetic import require_parameters
+from ....params.factors import effective_scale
 from ....params.stored import load_scale
 from ....schemes import Granularity, Scheme, ZeroPoint
 from ..machine import descriptor as k

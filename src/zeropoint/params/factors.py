@@ -1,0 +1,116 @@
+"""The number of each block from the levels in which it is stored: factors of a scale, and offsets.
+
+    scale  = scale_1 * scale_2 * ... + center          offset = offset_1 * offset_2 * ...
+
+Where the dialect keeps the coarsest scale as its reciprocal, the level above it is divided by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..formats import Format
+from ..formats.torch_dtypes import format_of, wide_dtype
+from ..layout.blocks import spread_grid
+from ..schemes import ScaleLevel, Scheme, TensorScale
+from ..schemes.rules import Pick
+from .stored import load_scale
+
+_TALLEST = 2.0**64
+"""Largest span that a level gives to finer ones: wide formats need no more to keep small blocks apart."""
+
+
+def effective_scale(
+    scheme: Scheme, levels: tuple[torch.Tensor, ...], shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor | None:
+    """Return the one factor of each finest block, in the wide dtype of ``dtype``; None without scales.
+
+    levels: those of the scheme; what is not of a scale is not read.
+    """
+    if not scheme.scales:
+        return None
+    if scheme.chained is not None and 0 in shape:
+        return _nothing(scheme, levels, shape, dtype)
+    inverse = over_reciprocal(scheme, len(scheme.scales) - 2)
+    scale = _product(scheme.scales, levels, shape, dtype, inverse=inverse)
+    if scheme.center is None:
+        return scale
+    middle = load_scale(levels[-1], scheme.center.format_for(format_of(dtype)), scale.dtype)
+    return scale + spread_grid(middle, scheme.center.granularity, scheme.granularity, shape)
+
+
+def effective_offset(
+    scheme: Scheme, levels: tuple[torch.Tensor, ...], shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor | None:
+    """Return the offset of each finest block, in the wide dtype of ``dtype``; None without offsets."""
+    if not scheme.offsets:
+        return None
+    if 0 in shape:
+        return _nothing(scheme, levels, shape, dtype)
+    return _product(scheme.offsets, levels[len(scheme.scales) :], shape, dtype, inverse=False)
+
+
+def _product(
+    levels: Sequence[ScaleLevel], tensors: Sequence[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype,
+    *, inverse: bool,
+) -> torch.Tensor:  # fmt: skip
+    """Return the product of levels, one number a finest block, in the wide dtype of ``dtype``.
+
+    inverse: whether the level above the coarsest is divided by it.
+    """
+    own, wide, fine = format_of(dtype), wide_dtype(dtype), levels[0].granularity
+    result: torch.Tensor | None = None
+    for index in reversed(range(len(levels))):
+        level = levels[index]
+        grid = level.granularity.grid(shape)
+        values = load_scale(tensors[index], level.format_for(own), wide).reshape(grid)
+        if index > 0:
+            values = spread_grid(values, level.granularity, fine, shape)
+        if result is None:
+            result = values
+        else:
+            result = values / result if inverse and index == len(levels) - 2 else values * result
+    assert result is not None
+    return result
+
+
+def _nothing(
+    scheme: Scheme, levels: tuple[torch.Tensor, ...], shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the numbers of no blocks, whose coarse levels may be those of a larger tensor."""
+    return torch.empty(scheme.granularity.grid(shape), dtype=wide_dtype(dtype), device=levels[0].device)
+
+
+def combined(scheme: Scheme, index: int, fine: torch.Tensor, coarse: torch.Tensor) -> torch.Tensor:
+    """Return the factor of blocks from the scales of a level and the factor of the coarser levels."""
+    return fine / coarse if over_reciprocal(scheme, index) else fine * coarse
+
+
+def over_reciprocal(scheme: Scheme, index: int) -> bool:
+    """Return whether the level stands right above one that is kept as its reciprocal: a linear one."""
+    kept = scheme.dialect.tensor_scale is TensorScale.RECIPROCAL
+    return kept and index == len(scheme.scales) - 2 and not scheme.scales[-1].rule.power_of_two
+
+
+def span(finer: Sequence[ScaleLevel], own: Format, *, signed: bool = False) -> float:
+    """Return the largest product of finer levels: the signed one, or that which both signs reach.
+
+    Powers of two count downwards, so that theirs is at most 1.
+    """
+    result = 1.0
+    for index, level in enumerate(finer):
+        fmt = level.format_for(own)
+        # Integers have one negative number more; a table's largest magnitude may have one sign alone.
+        most = max if fmt.is_table else min
+        end = float(most(fmt.max, -fmt.min) if fmt.min < 0 else fmt.max)
+        if signed and (index == 0 or level.picks(Pick.SIGNED)):
+            end = signed_end(float(fmt.min), float(fmt.max))
+        result *= min(1.0 if level.rule.power_of_two else _TALLEST, end, key=abs)
+    return result
+
+
+def signed_end(low: float, high: float) -> float:
+    """Return the end of the larger magnitude: -8 of int4."""
+    return low if -low > high else high
