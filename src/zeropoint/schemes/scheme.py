@@ -139,7 +139,7 @@ class Scheme:
         object.__setattr__(self, "chained", chained(self))
         self._check_element()
         if len(self.scales) > 1 and self.zero_point is not ZeroPoint.NONE:
-            raise SchemeError(f"{self.element_name} with two scale levels takes no zero point")
+            raise SchemeError(f"{self.element_name} with two scale levels takes no zero point; use offset")
         if self.zero_point is not ZeroPoint.NONE and self.scales and self.scales[0].rule.power_of_two:
             raise SchemeError(
                 "a zero point needs a linear scale rule; leave out asym or the power-of-two rule"
