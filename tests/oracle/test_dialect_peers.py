@@ -178,3 +178,46 @@ def test_onnxruntime_quantizes_dynamically_so(count: int) -> None:
         q = zp.quantize(x, f"{text}:dialect=onnx")
         assert (flat(q.scales[0]), flat(q.zero_point)) == ([float(scale)], [int(zero)])
         assert q.codes.tolist() == codes.tolist()
+
+
+def quarks(x: torch.Tensor, text: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return scales, zero points and codes by the formulas of Quark 0.13, on float32.
+
+    quark/torch/quantization/observer/observer.py, calculate_int_quant_params, and
+    quark/torch/kernel/hw_emulation/hw_emulation_interface.py, real_quantize_int_per_channel_affine.
+    """
+    scheme = Scheme.parse(text)
+    flat = x.reshape(1, -1) if ":tensor" in text else x
+    low, high = flat.amin(1, keepdim=True).clamp(max=0), flat.amax(1, keepdim=True).clamp(min=0)
+    width = float(scheme.qmax - scheme.qmin)
+    least = torch.tensor(torch.finfo(torch.float32).eps)
+    if "asym" in text:
+        scale = torch.max((high - low) / width, least)
+        zero = (scheme.qmin - torch.round(low / scale).int()).clamp(scheme.qmin, scheme.qmax)
+    else:
+        scale = torch.max(torch.max(-low, high) / (width / 2), least)
+        zero = torch.zeros_like(scale, dtype=torch.int32)
+    codes = torch.round(flat * (1.0 / scale) + zero).clamp(scheme.qmin, scheme.qmax)
+    return scale, zero, codes.reshape(x.shape)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize(
+    "text", ["int8:tensor", "uint8:tensor:asym", "int8:channel:asym", "uint4:channel:asym"]
+)
+def test_quark_quantizes_so(text: str, count: int) -> None:
+    for x in (t for t in tensors(text, torch.float32, count) if t.ndim == 2):
+        scale, zero, codes = quarks(x, text)
+        q = zp.quantize(x, f"{text}:dialect=quark")
+        assert flat(q.scales[0]) == flat(scale)
+        assert flat(q.zero_point) == (flat(zero) if "asym" in text else [])
+        assert flat(q.codes) == flat(codes)
+
+
+def test_quark_adds_an_odd_zero_point_before_it_rounds_a_tie() -> None:
+    x = torch.tensor([[-1.0, 254.0, 0.5]])  # scale 1, zero point 1
+    codes = {
+        name: flat(zp.quantize(x, f"uint8:tensor:asym:dialect={name}").codes) for name in ("torch", "quark")
+    }
+    assert codes == {"torch": [0, 255, 1], "quark": [0, 255, 2]}
+    assert flat(quarks(x, "uint8:tensor:asym")[2]) == codes["quark"]

@@ -132,14 +132,21 @@ _COMPRESSED_TENSORS = Dialect(
     positive_zero_bits=4,
 )
 
+# torch.fake_quantize_per_*_affine and torch.ao MinMaxObserver, torch 2.13.
+_TORCH = Dialect(
+    name="torch",
+    scaling=Scaling.RECIPROCAL,
+    zero_points=ZeroPoints(formula=ZeroPointFormula.OF_ROUNDED, of_empty_range=True),
+    small_scales=SmallScales(of_zeros=_EPSILON32, least=_EPSILON32),
+)
+
 _DIALECTS = (
     ZEROPOINT,
-    # torch.fake_quantize_per_*_affine and torch.ao MinMaxObserver, torch 2.13.
-    Dialect(
-        name="torch",
-        scaling=Scaling.RECIPROCAL,
-        zero_points=ZeroPoints(formula=ZeroPointFormula.OF_ROUNDED, of_empty_range=True),
-        small_scales=SmallScales(of_zeros=_EPSILON32, least=_EPSILON32),
+    _TORCH,
+    # AMD Quark 0.13 on float32: UniformScalingObserver, and real_quantize_int, which adds zero points before
+    # it rounds; its fake_quantize is torch's.
+    replace(
+        _TORCH, name="quark", zero_points=replace(_TORCH.zero_points, place=ZeroPointPlace.INSIDE_ROUNDING)
     ),
     # QuantizeLinear-25 and DynamicQuantizeLinear-11 as onnxruntime computes them: our formula in float32. To
     # float4 the zero point 0.0 is added, which makes a negative zero positive.
