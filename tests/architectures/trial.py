@@ -17,7 +17,7 @@ from tests.architectures.zoo import Animal
 from tests.checkpoint.written import ONE
 from torch import nn
 
-from zeropoint.checkpoint.choose.experts import is_expert
+from zeropoint.architectures import is_expert
 from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
 from zeropoint.checkpoint.choose.selection import Dequantize, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan

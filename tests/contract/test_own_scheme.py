@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import zeropoint as zp
+from zeropoint.errors import ShapeError
 
 SCHEMES = (
     "uint3:g16:scale=uint5:scale2=bfloat16@g64:offset=int7:offset2=bfloat16@g64",
@@ -70,3 +71,16 @@ def test_a_part_of_a_tensor_has_no_level_that_follows_from_all_of_it() -> None:
     scheme = zp.Scheme.parse(SCHEMES[3])
     with pytest.raises(zp.UnsupportedError, match="follows from all blocks of a tensor"):
         zp.functional.quantize_part(tensor()[:2], scheme, (-1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "int4:g4:scale=uint8:scale2=float16@channel",
+        "nf4:g4:scale=linear_late/dynamic8:scale2=float32@channel:center=float32@channel",
+    ],
+)
+def test_blocks_that_do_not_lie_in_those_of_the_next_level_are_an_error(text: str) -> None:
+    assert zp.quantize(torch.ones(3, 17), text).shape == (3, 17)
+    with pytest.raises(ShapeError, match="blocks of channel must be made of whole blocks of g4"):
+        zp.quantize(torch.ones(17), text)

@@ -94,17 +94,27 @@ def spread_grid(
     for axis, (big, small, count) in enumerate(zip(wide, narrow, counts, strict=True)):
         if result.shape[axis] > 1:
             if big % small:
-                raise ShapeError(
-                    f"blocks of {coarse} must be made of whole blocks of {fine} in a tensor of shape {shape}"
-                )
+                raise _not_nested(coarse, fine, shape)
             result = result.repeat_interleave(-(-big // small), axis).narrow(axis, 0, count)
     return result.expand(counts)
 
 
 def blocks_of_blocks(coarse: Granularity, fine: Granularity, shape: tuple[int, ...]) -> Granularity:
-    """Return the coarse blocks of a tensor of ``shape`` as blocks of its grid of fine ones."""
-    sides = zip(coarse.block_shape(shape), fine.block_shape(shape), strict=True)
+    """Return the coarse blocks of a tensor of ``shape`` as blocks of its grid of fine ones.
+
+    Raises ShapeError unless coarse blocks are unions of fine ones.
+    """
+    wide, narrow, counts = coarse.block_shape(shape), fine.block_shape(shape), coarse.grid(shape)
+    if any(count > 1 and big % small for big, small, count in zip(wide, narrow, counts, strict=True)):
+        raise _not_nested(coarse, fine, shape)
+    sides = zip(wide, narrow, strict=True)
     return Granularity.block(*(-(-big // small) for big, small in sides)) if shape else Granularity.tensor()
+
+
+def _not_nested(coarse: Granularity, fine: Granularity, shape: tuple[int, ...]) -> ShapeError:
+    return ShapeError(
+        f"blocks of {coarse} must be made of whole blocks of {fine} in a tensor of shape {shape}"
+    )
 
 
 def signed_largest(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:

@@ -87,9 +87,9 @@ PRESETS: MappingProxyType[str, Preset] = MappingProxyType({
     "nf4_double": Preset(
         weight="nf4:g64:scale=linear_late/dynamic8:scale2=float32@g16384:center=float32@tensor"
     ),
-    # Scales and minima of 32 values in 8 bits, under float16 of each channel: 4.5 bits and a bit of a row.
+    # Scales and minima of 32 values in 8 bits, under float16 of each row: 4.5 bits and a bit.
     "uint4_double": Preset(
-        weight="uint4:g32:scale=uint8:scale2=float16@channel:offset=uint8:offset2=signed/float16@channel"
+        weight="uint4:g32:scale=uint8:scale2=float16@token:offset=uint8:offset2=signed/float16@token"
     ),
     # ggml's quantize_row_q*_ref; K-quants are rounded to nearest, without llama.cpp's search.
     "q8_0": Preset(weight="int8:g32:scale=linear_late/float16:narrow:round=half_away:dialect=ggml"),
