@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import zeropoint as zp
-from zeropoint.errors import ShapeError
+from zeropoint.errors import RangeError, ShapeError
 
 SCHEMES = (
     "uint3:g16:scale=uint5:scale2=bfloat16@g64:offset=int7:offset2=bfloat16@g64",
@@ -84,3 +84,12 @@ def test_blocks_that_do_not_lie_in_those_of_the_next_level_are_an_error(text: st
     assert zp.quantize(torch.ones(3, 17), text).shape == (3, 17)
     with pytest.raises(ShapeError, match="blocks of channel must be made of whole blocks of g4"):
         zp.quantize(torch.ones(17), text)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_coarse_scales_whose_product_overflows_are_an_error(backend: str) -> None:
+    x = torch.tensor([[8.1768e36, 1.4914e37, 4.3621e37, 1.7014e38]])
+    element, finest = "codebook[0.0,0.4000000059604645,0.5]:tensor", "scale=ue3m2b3finite"
+    text = f"{element}:{finest}:scale2=rceil@tensor:scale3=float64@tensor"
+    with zp.only_backend(backend), pytest.raises(RangeError, match="above the finest overflow"):
+        zp.quantize(x, text)

@@ -84,7 +84,12 @@ def scales_from_ranges(
                 coarser, scheme.scales[index + 1].granularity, level.granularity, ranges.shape
             )
         values = _level(scheme, index, ranges.magnitude(index), coarser, ranges.dtype)
-        coarser = values if coarser is None else combined(scheme, index, values, coarser)
+        outer, coarser = coarser, values if coarser is None else combined(scheme, index, values, coarser)
+        if index and outer is not None and not bool(torch.isfinite(coarser).all()):
+            raise RangeError(
+                f"scales of {scheme} above the finest overflow {coarser.dtype} together, for a largest value "
+                f"of {float(ranges.magnitude(index).max()):g}; use fewer levels, or scale the tensor down"
+            )
         scales.append(store(values, level.format_for(format_of(ranges.dtype))))
     return tuple(reversed(scales)), None
 
