@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import pkgutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from zeropoint.layout.blocks import pairwise_sums
 from zeropoint.methods import LayerData, Method, Scope, method_named, methods
 from zeropoint.methods.nearest import with_params
 from zeropoint.schemes import Granularity, Scheme
+from zeropoint.stats import Statistics
 from zeropoint.tensor import QuantizedTensor
 
 SCHEMES = (
@@ -33,6 +35,17 @@ def weight(dtype: torch.dtype = torch.float32, *, seed: int = 0) -> torch.Tensor
     x[5] = 0.0
     x[7, :32] = 0.3
     return x.to(dtype)
+
+
+def data_for(method: Method, columns: int = 96, **given: Any) -> LayerData:
+    """Return statistics of inputs whose features differ in size, as the method needs them."""
+    inputs = torch.randn(200, columns, generator=torch.Generator().manual_seed(9)) ** 3
+    made = {name: accumulator(columns) for name, accumulator in method.needs.items() if columns}
+    statistics = {
+        name: Statistics(accumulator=accumulator, state=accumulator.update(accumulator.start(), inputs))
+        for name, accumulator in made.items()
+    }
+    return LayerData(statistics=statistics, **given)
 
 
 def pairs() -> list[object]:
@@ -61,7 +74,7 @@ def test_a_result_is_a_weight_in_codes_within_the_error_that_it_reports(
 ) -> None:
     x = weight()
     before = x.clone()
-    result = method.quantize(x, scheme)
+    result = method.quantize(x, scheme, data_for(method))
     assert torch.equal(x, before)
     assert (result.q.scheme, result.q.shape, result.q.dtype) == (scheme, tuple(x.shape), x.dtype)
     result.q.params.validate()
@@ -75,9 +88,9 @@ def test_a_result_is_a_weight_in_codes_within_the_error_that_it_reports(
 @pytest.mark.parametrize(("method", "scheme"), pairs())
 def test_a_method_gives_the_same_result_twice_and_into_given_memory(method: Method, scheme: Scheme) -> None:
     x = weight(torch.bfloat16)
-    first = method.quantize(x, scheme).q
-    other = method.quantize(weight(torch.bfloat16, seed=1), scheme).q
-    again = method.quantize(x, scheme, LayerData(out=other)).q
+    first = method.quantize(x, scheme, data_for(method)).q
+    other = method.quantize(weight(torch.bfloat16, seed=1), scheme, data_for(method)).q
+    again = method.quantize(x, scheme, data_for(method, out=other)).q
     assert torch.equal(first.data, again.data)
     assert same_params(first, again)
 
@@ -90,16 +103,17 @@ def same_params(a: QuantizedTensor, b: QuantizedTensor) -> bool:
 
 
 @pytest.mark.parametrize(("method", "scheme"), pairs())
-def test_a_part_of_a_weight_gets_the_codes_of_the_whole_where_the_scope_is_blocks(
+def test_a_part_of_a_weight_gets_the_codes_of_the_whole_where_the_scope_is_blocks_or_rows(
     method: Method, scheme: Scheme
 ) -> None:
-    if method.scope(scheme) is not Scope.BLOCKS:
+    if method.scope(scheme) not in (Scope.BLOCKS, Scope.ROWS):
         return
     x = weight()
-    whole = method.quantize(x, scheme).q
+    whole = method.quantize(x, scheme, data_for(method)).q
     shared = any(level.granularity == Granularity.tensor() for level in scheme.scales)
     extremes = (float(x.min()), float(x.max())) if shared else None
-    parts = [method.quantize(part, scheme, LayerData(extremes=extremes)).q for part in x.split(16)]
+    data = data_for(method, extremes=extremes)
+    parts = [method.quantize(part, scheme, data).q for part in x.split(16)]
     assert torch.equal(torch.cat([part.data for part in parts]), whole.data)
     for index, level in enumerate(scheme.levels):
         numbers = [part.params.levels[index] for part in parts]
@@ -161,7 +175,7 @@ def test_a_weight_with_nan_is_named_by_its_index(method: Method) -> None:
     x[40, 3] = torch.nan
     scheme = next(s for s in map(Scheme.parse, SCHEMES) if method.refusal(s) is None)
     with pytest.raises(NonFiniteError, match=r"\(40, 3\)"):
-        method.quantize(x, scheme)
+        method.quantize(x, scheme, data_for(method))
 
 
 @pytest.mark.parametrize("shape", [(0, 32), (3, 0), (32,), (2, 3, 32), (1, 1)], ids=str)
@@ -170,7 +184,8 @@ def test_weights_of_any_shape_are_quantized(method: Method, shape: tuple[int, ..
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     schemes = map(Scheme.parse, ("int4:g32", "nvfp4", "uint4:channel:asym", "uint4:channel:asym=real"))
     for scheme in [scheme for scheme in schemes if method.refusal(scheme) is None]:
-        assert method.quantize(x, scheme).q.dequantize().shape == shape
+        data = data_for(method, shape[-1])
+        assert method.quantize(x, scheme, data).q.dequantize().shape == shape
 
 
 def test_mse_refuses_what_has_no_scale_and_what_is_drawn_at_random() -> None:

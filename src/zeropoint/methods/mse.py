@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import EllipsisType
 from typing import ClassVar
 
 import torch
@@ -26,6 +27,7 @@ from ..params import QuantizationParams
 from ..schemes import Granularity, Scheme, ZeroPoint
 from ..schemes.rules import Store
 from ..stats import Accumulator
+from ..tensor import QuantizedTensor
 from .ladder import Ladder
 from .method import NO_DATA, NO_NEEDS, LayerData, LayerResult, Scope
 from .nearest import METHOD as NEAREST
@@ -57,15 +59,7 @@ class LeastSquaredError:
 
     def refusal(self, scheme: Scheme) -> str | None:
         """Refuse casts, random rounding, and scales that are rounded after the elements were encoded."""
-        if not scheme.scales:
-            return f"method mse chooses scales, and {scheme} has none; use method nearest"
-        if scheme.rounding.mode is RoundingMode.STOCHASTIC:
-            return f"method mse compares errors, which {scheme} draws at random; use half_even"
-        if any(level.stores(Store.LATE) for level in scheme.levels):
-            return (
-                f"method mse encodes with stored scales, and {scheme} rounds them later; use method nearest"
-            )
-        return None
+        return unsearchable(self.name, scheme)
 
     def value_bytes(self, scheme: Scheme) -> int:
         """Return the memory of the temporaries of a whole weight; those of pieces do not grow with it."""
@@ -84,16 +78,39 @@ class LeastSquaredError:
         refusal = self.refusal(scheme)
         if refusal is not None:
             raise UnsupportedError(refusal)
-        start = NEAREST.quantize(weight, scheme, data).q
-        if weight.numel() == 0:
-            return LayerResult(q=start)
-        with torch.no_grad(), gradual_underflow():
-            found = [_searched_params(x, params) for x, params in _pieces(weight.detach(), start.params)]
-        params = _joined(start.params, found)
-        return LayerResult(q=quantize(weight, params, out=start))
+        return searched(weight, NEAREST.quantize(weight, scheme, data).q)
 
 
 METHOD = LeastSquaredError()
+
+
+def unsearchable(name: str, scheme: Scheme) -> str | None:
+    """Return why the method ``name`` finds no scales for ``scheme`` by trying them, or None."""
+    if not scheme.scales:
+        return f"method {name} chooses scales, and {scheme} has none; use method nearest"
+    if scheme.rounding.mode is RoundingMode.STOCHASTIC:
+        return f"method {name} compares errors, which {scheme} draws at random; use half_even"
+    if any(level.stores(Store.LATE) for level in scheme.levels):
+        return f"method {name} encodes with stored scales, and {scheme} rounds them later; use method nearest"
+    return None
+
+
+def searched(
+    weight: torch.Tensor, start: QuantizedTensor, importance: torch.Tensor | None = None
+) -> LayerResult:
+    """Return ``weight`` under the scales of least error that are found from those of ``start``.
+
+    importance: weights of the squared errors, float64, broadcast against ``weight``; all alike if None.
+    """
+    if weight.numel() == 0:
+        return LayerResult(q=start)
+    weights = None if importance is None else importance.expand(weight.shape)
+    with torch.no_grad(), gradual_underflow():
+        found = [
+            _searched_params(x, params, None if weights is None else weights[rows])
+            for rows, x, params in _pieces(weight.detach(), start.params)
+        ]
+    return LayerResult(q=quantize(weight, _joined(start.params, found), out=start))
 
 
 def _searched(scheme: Scheme) -> list[int]:
@@ -110,11 +127,11 @@ def _heights(scheme: Scheme, shape: tuple[int, ...]) -> list[int]:
 
 def _pieces(
     weight: torch.Tensor, params: QuantizationParams
-) -> Iterator[tuple[torch.Tensor, QuantizationParams]]:
-    """Yield parts of ``weight`` that hold whole blocks, along its first axis, with their parameters."""
+) -> Iterator[tuple[slice | EllipsisType, torch.Tensor, QuantizationParams]]:
+    """Yield places along the first axis, the parts of ``weight`` there, of whole blocks, and parameters."""
     shape, scheme = tuple(weight.shape), params.scheme
     if not shape:
-        yield weight, params
+        yield ..., weight, params
         return
     heights = _heights(scheme, shape)
     step = math.lcm(*(heights[index] for index in _searched(scheme)))
@@ -131,7 +148,7 @@ def _pieces(
             scheme, (stop - start, *shape[1:]), params.dtype, levels,
             None if zero is None else own(zero, heights[0]),
         )  # fmt: skip
-        yield weight[start:stop], part
+        yield slice(start, stop), weight[start:stop], part
 
 
 def _joined(whole: QuantizationParams, parts: list[QuantizationParams]) -> QuantizationParams:
@@ -148,10 +165,12 @@ def _joined(whole: QuantizationParams, parts: list[QuantizationParams]) -> Quant
     return QuantizationParams.of(whole.scheme, whole.shape, whole.dtype, levels, zero)
 
 
-def _searched_params(x: torch.Tensor, params: QuantizationParams) -> QuantizationParams:
+def _searched_params(
+    x: torch.Tensor, params: QuantizationParams, importance: torch.Tensor | None
+) -> QuantizationParams:
     """Return parameters of least squared error for a piece, starting from ``params``."""
     for index in _searched(params.scheme):
-        params = _Search(x, params, index).run()
+        params = _Search(x, params, index, importance).run()
     return params
 
 
@@ -167,8 +186,10 @@ class _Found:
 class _Search:
     """The search for the scales of one level, all blocks at once and each by its own errors alone."""
 
-    def __init__(self, x: torch.Tensor, params: QuantizationParams, index: int) -> None:
-        self._x, self._params, self._index = x, params, index
+    def __init__(
+        self, x: torch.Tensor, params: QuantizationParams, index: int, importance: torch.Tensor | None
+    ) -> None:
+        self._x, self._params, self._index, self._importance = x, params, index, importance
         self._wide, self._wide_dtype = x.double(), wide_dtype(x.dtype)
         self._level = params.scheme.scales[index]
         self._ladder = Ladder.of(self._level, x.dtype)
@@ -204,8 +225,9 @@ class _Search:
         return quantize(self._x, self._made(scale, zero)).dequantize(self._wide_dtype).double()
 
     def _sums(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum over each block of the level."""
-        return pairwise_sums(values, self._level.granularity)
+        """Return the sum over each block of the level, each value times its importance."""
+        weighted = values if self._importance is None else values * self._importance
+        return pairwise_sums(weighted, self._level.granularity)
 
     def _better(self, best: _Found, scale: torch.Tensor, zero: torch.Tensor | None) -> _Found:
         """Return ``best`` with the blocks replaced whose error is smaller under these parameters."""

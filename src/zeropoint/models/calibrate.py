@@ -196,6 +196,7 @@ class Watch:
         make = statistic_named(statistic)
         self.decided = decisions_of(root, as_recipe(recipe))
         self._places: dict[str, _Place] = {}
+        self._accumulators: dict[Accumulator, Accumulator] = {}
         self._seen: dict[str, torch.dtype] = {}
         self._waiting = _Waiting()
         self._waits = True
@@ -235,9 +236,12 @@ class Watch:
             )
         place = f"{name}.input".lstrip(".")
         for need, accumulator in gives.weight_method.needs.items():
+            made = accumulator(module.in_features)
+            # Equal ones are one, by which a tensor that several layers read is measured once.
+            made = self._accumulators.setdefault(made, made)
             self._places[f"{place} {need}"] = _Place(
                 name=f"{place} {need}", layer=name, module=module, side="input", need=need,
-                observer=Observer(accumulator(module.in_features), name=place),
+                observer=Observer(made, name=place),
             )  # fmt: skip
 
     @contextmanager

@@ -1,0 +1,93 @@
+"""The scale of least output error for each block, if the inputs of a layer were uncorrelated.
+
+    minimize over s, z:   sum_j m_j (dequantize(quantize(w_j; s, z)) - w_j)^2        for each block
+    m_j = mean over input vectors of x_j^2
+
+The squared error of a layer's output is ``e^T H e`` for each row, with the Gram matrix H of its inputs and
+the errors e of the row's weights; this is the diagonal of H alone. The search is that of ``mse``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+import torch
+
+from ..errors import CalibrationError, UnsupportedError
+from ..schemes import Scheme
+from ..stats import Accumulator, MeanSquare
+from .method import NO_DATA, LayerData, LayerResult, Scope
+from .mse import METHOD as MSE
+from .mse import searched, unsearchable
+from .nearest import METHOD as NEAREST
+
+_NEED = "mean_square"
+_VALUE_BYTES = 8
+"""Memory that the importance of a value takes, should whole blocks have to be held."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedSquaredError:
+    """Search the scale, and zero point, of least squared error weighted by the mean square of inputs."""
+
+    name: ClassVar[str] = "mse_weighted"
+    formula: ClassVar[str] = "argmin over s, z of sum mean(x^2) (dequantize(quantize(w; s, z)) - w)^2"
+    source: ClassVar[str] = "the importance matrix of llama.cpp (tools/imatrix); the search of mse"
+    needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
+        {_NEED: lambda features: MeanSquare(features=features)}
+    )
+
+    def scope(self, scheme: Scheme) -> Scope:
+        """Rows, whose columns are those of the statistics, or the layer where ``mse`` needs all of it."""
+        return Scope.LAYER if MSE.scope(scheme) is Scope.LAYER else Scope.ROWS
+
+    def refusal(self, scheme: Scheme) -> str | None:
+        """Refuse what ``mse`` refuses."""
+        return unsearchable(self.name, scheme)
+
+    def value_bytes(self, scheme: Scheme) -> int:
+        """Return the memory of the temporaries of ``mse``, and of the importance of whole weights."""
+        found = MSE.value_bytes(scheme)
+        return found + _VALUE_BYTES if found else 0
+
+    def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
+        """Return ``weight`` in codes whose weighted error is at most that of ``nearest`` in every block.
+
+        data: with ``mean_square``, of (..., columns) inputs. Raises UnsupportedError for a scheme with a
+        refusal, CalibrationError for absent statistics and those of another number of inputs, and what
+        :func:`zeropoint.quantize` raises.
+
+        >>> from zeropoint.stats import Statistics
+        >>> square = MeanSquare(features=4)
+        >>> seen = square.update(square.start(), torch.tensor([[1.0, 1.0, 1.0, 9.0]]))
+        >>> data = LayerData(statistics={"mean_square": Statistics(accumulator=square, state=seen)})
+        >>> weight = torch.tensor([[1.0, 1.0, 0.95, 1.6]])
+        >>> METHOD.quantize(weight, Scheme.parse("int2:channel"), data).q.dequantize()
+        tensor([[1.5780, 1.5780, 1.5780, 1.5780]])
+        """
+        refusal = self.refusal(scheme)
+        if refusal is not None:
+            raise UnsupportedError(refusal)
+        start = NEAREST.quantize(weight, scheme, data).q
+        return searched(weight, start, self._importance(weight, data) if weight.numel() else None)
+
+    def _importance(self, weight: torch.Tensor, data: LayerData) -> torch.Tensor:
+        found = data.statistics.get(_NEED)
+        if found is None or not isinstance(found.accumulator, MeanSquare):
+            raise CalibrationError(
+                f"method {self.name} needs the {_NEED} of the layer's inputs; pass calibration data"
+            )
+        found.require_data()
+        features = found.accumulator.features
+        if weight.ndim == 0 or weight.shape[-1] != features:
+            raise CalibrationError(
+                f"{_NEED} is of {features} inputs, and the weight has shape {tuple(weight.shape)}; calibrate "
+                "the model that is quantized"
+            )
+        return found.accumulator.mean(found.state).to(weight.device)
+
+
+METHOD = WeightedSquaredError()
