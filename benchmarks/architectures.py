@@ -24,11 +24,11 @@ from docs.make_architecture_table import PAGE, page  # noqa: E402
 from tests.architectures.trial import COLUMNS, save, tried  # noqa: E402
 from tests.architectures.zoo import DTYPES, ZOO  # noqa: E402
 
-from zeropoint.codecs.compressed_tensors.tested import TABLE, Row, rows  # noqa: E402
+from zeropoint.codecs.compressed_tensors.tested import TABLE, TestedModel, rows  # noqa: E402
 from zeropoint.errors import ZeropointError  # noqa: E402
 
 
-def answers(number: int, folder: Path) -> Row:
+def answers(number: int, folder: Path) -> TestedModel:
     """Return the row of one model."""
     animal = ZOO[number]
     source = save(animal, folder / "in", DTYPES[number % len(DTYPES)], sharded=number % 2 == 1)
@@ -40,7 +40,7 @@ def answers(number: int, folder: Path) -> Row:
             found[column] = f"refused: {error}"
         print(f"{animal.name}, {column}: {found[column]}", flush=True)
     kind = json.loads((source / "config.json").read_text())["model_type"]
-    return Row(name=animal.name, takes=animal.kind, model_type=kind, answers=found)
+    return TestedModel(name=animal.name, takes=animal.kind, model_type=kind, answers=found)
 
 
 def main(named: Sequence[str]) -> None:

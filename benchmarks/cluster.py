@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zeropoint.checkpoint.cluster.ray import BATCH_BYTES
-from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.executor import Job, Results, local
@@ -109,7 +109,7 @@ def estimate(measured: Measured, assumed: Assumed, nodes: int, *, source: float 
     )  # fmt: skip
 
 
-def measure_core(plan: Plan, folder: Path) -> tuple[float, tuple[Done, ...]]:
+def measure_core(plan: CheckpointPlan, folder: Path) -> tuple[float, tuple[Done, ...]]:
     """Return source bytes a second of one thread, and the results, of the best of some rounds."""
     best, found = 0.0, ()
     for number in range(ROUNDS):

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from zeropoint.checkpoint.plan.engines import TRANSFORMERS
-from zeropoint.codecs.compressed_tensors.tested import Row, rows
+from zeropoint.checkpoint.plan.verdicts import TRANSFORMERS
+from zeropoint.codecs.compressed_tensors.tested import TestedModel, rows
 
 PAGE = Path(__file__).with_name("architectures.md")
 SHOWN = ("w4a16", "w8a16", "w8a8", "fp8_dynamic", "mxfp4a16", "nvfp4a16")
@@ -33,7 +33,7 @@ unless you add `--force`. A number refers to a note below.
 """
 
 
-def page(table: Sequence[Row]) -> str:
+def page(table: Sequence[TestedModel]) -> str:
     """Return the text of docs/architectures.md."""
     notes: dict[str, int] = {}
     text = HEAD + _table(table, SHOWN, notes)
@@ -44,7 +44,7 @@ def page(table: Sequence[Row]) -> str:
     return text + "".join(f"{number}. {_sentence(note)}\n" for note, number in notes.items())
 
 
-def _table(table: Sequence[Row], columns: Sequence[str], notes: dict[str, int]) -> str:
+def _table(table: Sequence[TestedModel], columns: Sequence[str], notes: dict[str, int]) -> str:
     lines = ["| Model | Reads | `model_type` | " + " | ".join(f"`{c}`" for c in columns) + " |"]
     lines.append("|---" * (3 + len(columns)) + "|")
     for row in table:

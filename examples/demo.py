@@ -26,7 +26,7 @@ from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import RunResult, run
 from zeropoint.checkpoint.verify.verification import verify
-from zeropoint.report.layout import plain
+from zeropoint.report.table_layout import plain
 
 # The preset fp8 also fixes a scale for each layer's inputs, which takes calibration data. Its weights alone,
 # one scale a tensor, are this scheme; inputs stay as they are.

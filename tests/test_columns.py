@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zeropoint.checkpoint.read.entries import Entries, TensorEntry
+from zeropoint.checkpoint.read.tensor_entries import Entries, TensorEntry
 from zeropoint.columns import Kinds, Made, Names
 
 

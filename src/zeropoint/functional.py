@@ -19,7 +19,7 @@ from .ops.threads import gradual_underflow
 from .params import QuantizationParams
 from .params.tracing import traced_as_constant
 from .schemes import Scheme
-from .schemes.rules import Store
+from .schemes.scale_rules import Store
 from .tensor import QuantizedTensor
 
 

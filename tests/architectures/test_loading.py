@@ -19,7 +19,7 @@ from transformers import conversion_mapping, core_model_loading  # noqa: E402
 from transformers.quantizers import base  # noqa: E402
 
 from zeropoint.architectures import RENAMED, SPLIT_EXPERTS, loaded_name  # noqa: E402
-from zeropoint.checkpoint.plan.engines import TRANSFORMERS, refusal  # noqa: E402
+from zeropoint.checkpoint.plan.verdicts import TRANSFORMERS, refusal  # noqa: E402
 from zeropoint.checkpoint.run.loop import run  # noqa: E402
 from zeropoint.checkpoint.verify.verification import verify  # noqa: E402
 from zeropoint.codecs.compressed_tensors.tested import SEVERAL, rows  # noqa: E402

@@ -19,9 +19,9 @@ from torch import nn
 
 from zeropoint.architectures import is_expert
 from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
-from zeropoint.checkpoint.choose.selection import Dequantize, Selection
-from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
-from zeropoint.checkpoint.plan.engines import Verdict, refusal, verdicts
+from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from zeropoint.checkpoint.plan.verdicts import Verdict, refusal, verdicts
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.compressed_tensors.tested import SEVERAL
@@ -116,7 +116,7 @@ def tried(animal: Animal, source: Path, column: str, folder: Path) -> Trial:
     )  # fmt: skip
 
 
-def planned(animal: Animal, source: Path, column: str) -> Plan:
+def planned(animal: Animal, source: Path, column: str) -> CheckpointPlan:
     """Return the plan for a model; of several schemes, one layer has another than the others."""
     opened, selection = open_source(source), Selection(include=animal.include)
     if column != SEVERAL:
@@ -143,7 +143,7 @@ def problem_of(animal: Animal, folder: Path, column: str, dtype: torch.dtype | N
         outputs = _forward(animal, codes)
     except _LOADING as error:
         return f"in its forward, {_first(error)}"
-    floats = Selection(dequantize=Dequantize.EVERY, floats=_NAMES[codes.dtype])
+    floats = Selection(dequantize=DequantizePolicy.EVERY, floats=_NAMES[codes.dtype])
     run(make_plan(open_source(folder / "codes"), KEEP, selection=floats, limits=ONE), folder / "floats")
     plain, found = _loaded(animal, folder / "floats", dtype)
     assert not found, found

@@ -10,7 +10,7 @@ import pytest
 from tests.checkpoint.written import ONE, digests
 
 from zeropoint.checkpoint.choose.selection import Selection
-from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.file_names import JOURNAL
 from zeropoint.checkpoint.read.source import open_source
@@ -19,11 +19,11 @@ from zeropoint.checkpoint.run.loop import RunResult, run
 TO = "nvfp4a16"
 
 
-def plan_of(source: Path, to: str = TO, limits: Limits = ONE, **selection: tuple[str, ...]) -> Plan:
+def plan_of(source: Path, to: str = TO, limits: Limits = ONE, **selection: tuple[str, ...]) -> CheckpointPlan:
     return make_plan(open_source(source), to, limits=limits, selection=Selection(**selection))
 
 
-def stop_after(plan: Plan, out: Path, count: int, **options: bool) -> None:
+def stop_after(plan: CheckpointPlan, out: Path, count: int, **options: bool) -> None:
     """Run until so many units are done, and end as Ctrl-C does."""
     left = iter(range(count))
 
@@ -41,7 +41,7 @@ def records(out: Path) -> list[dict[str, object]]:
     return [json.loads(line[18:]) for line in lines]
 
 
-def resumed(plan: Plan, out: Path, golden: dict[str, str]) -> RunResult:
+def resumed(plan: CheckpointPlan, out: Path, golden: dict[str, str]) -> RunResult:
     result = run(plan, out)
     assert digests(out) == golden
     return result

@@ -12,7 +12,7 @@ from tests.checkpoint.written import digests, same_bytes, tensors_of
 from tests.cli.conftest import Call
 
 from zeropoint.checkpoint.choose.recipe import KEEP
-from zeropoint.checkpoint.choose.selection import Dequantize, Selection
+from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
@@ -113,7 +113,7 @@ def test_what_cannot_be_dequantized_is_one_line(
 
 def test_an_interrupted_dequantization_goes_on_or_begins_anew(call: Call, fp8: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    plan = make_plan(open_source(fp8), KEEP, selection=Selection(dequantize=Dequantize.EVERY))
+    plan = make_plan(open_source(fp8), KEEP, selection=Selection(dequantize=DequantizePolicy.EVERY))
     with pytest.raises(KeyboardInterrupt):
         run(plan, out, on_progress=_interrupt)
     refused = call("dequantize", fp8, out, "--dtype", "float32")

@@ -14,6 +14,7 @@ from tests.cli.checkpoints import write_llama
 
 import zeropoint as zp
 from zeropoint import __version__
+from zeropoint.cli import layers
 
 # A process of the command, told apart from one that imports the library by its arguments.
 SAYS_WHAT_IS_LOADED = """
@@ -116,3 +117,8 @@ def test_every_public_name_is_there_and_nothing_else_is_listed() -> None:
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'zeropoint' has no attribute 'quantise'"):
         operator.attrgetter("quantise")(zp)
+
+
+def test_every_name_that_commands_import_late_is_there() -> None:
+    # Types of these names come from ordinary imports, so a type checker does not see a module that moved.
+    assert [name for name in layers._OWNERS if not hasattr(layers, name)] == []

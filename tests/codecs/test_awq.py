@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 
 import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import KEEP
-from zeropoint.checkpoint.choose.selection import Dequantize, Selection
+from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs import registry
 from zeropoint.codecs.awq import CODEC, weight_scheme
-from zeropoint.codecs.layers import layer_scheme
+from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.protocol import LayerScheme
 from zeropoint.errors import CheckpointError, UnsupportedError, ZeropointError
 
@@ -126,7 +126,7 @@ def test_files_of_autoawq_have_no_manifest_and_are_read_all_the_same(tmp_path: P
     source = checkpoint(tmp_path / "in")
     run(make_plan(open_source(source), "int4:g32:asym", codec=CODEC), tmp_path / "out")
     (tmp_path / "out" / "zeropoint_manifest.json").unlink()
-    every = Selection(dequantize=Dequantize.EVERY)
+    every = Selection(dequantize=DequantizePolicy.EVERY)
     run(make_plan(open_source(tmp_path / "out"), KEEP, selection=every), tmp_path / "floats")
     found = load_file(tmp_path / "floats" / "model.safetensors")["a.up_proj.weight"]
     wanted = zp.quantize(weight(*SHAPE), "int4:g32:asym:scale=float16").dequantize(torch.float16)

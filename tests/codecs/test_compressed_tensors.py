@@ -29,7 +29,7 @@ from zeropoint.codecs.compressed_tensors.layout import (
     tensor_specs,
     unfit,
 )
-from zeropoint.codecs.layers import named_layer
+from zeropoint.codecs.layer_schemes import named_layer
 from zeropoint.codecs.safetensors_dtypes import FILE_DTYPES
 from zeropoint.errors import CheckpointError, FormatError, SchemeError, UnsupportedError, ZeropointError
 from zeropoint.recipes import Activation

@@ -19,7 +19,7 @@ from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.containers.gguf import GGUF, TYPES
 from zeropoint.codecs.containers.protocol import Row
 from zeropoint.codecs.gguf import CODEC
-from zeropoint.codecs.layers import layer_scheme
+from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.errors import CheckpointError, UnsupportedError
 
 UP, NORM = "model.layers.0.mlp.up_proj.weight", "model.norm.weight"

@@ -14,7 +14,7 @@ from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.gptq import CODEC, weight_scheme
-from zeropoint.codecs.layers import layer_scheme
+from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.protocol import LayerScheme
 from zeropoint.errors import UnsupportedError, ZeropointError
 

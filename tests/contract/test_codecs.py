@@ -15,7 +15,7 @@ from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.containers import CONTAINERS
-from zeropoint.codecs.layers import layer_scheme, preset_layers
+from zeropoint.codecs.layer_schemes import layer_scheme, preset_layers
 from zeropoint.codecs.protocol import COLUMNS, ROWS, LayerScheme
 from zeropoint.codecs.registry import CODECS, claiming
 from zeropoint.codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from zeropoint.kernels.cpu.entries import MATRIX, unpack_matrix
-from zeropoint.kernels.cpu.linear.codes import Matrix
+from zeropoint.kernels.cpu.linear.from_codes import Matrix
 from zeropoint.kernels.cpu.machine import descriptor as k
 from zeropoint.ops import lowering
 from zeropoint.schemes import Scheme
@@ -33,7 +33,7 @@ def assert_same(found: Any, given: Any) -> None:
         assert (a, type(a)) == (b, type(b)), name
 
 
-LAYOUT, ELEMENT, RULE = distinct(k.Layout, 1), distinct(k.Element, 20), distinct(k.ScaleRule, 60)
+LAYOUT, ELEMENT, RULE = distinct(k.RowLayout, 1), distinct(k.Element, 20), distinct(k.LoweredRule, 60)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_coarse_scale_changes_itself_alone() -> None:
 
 def test_records_have_the_fields_of_the_constants_that_all_backends_share() -> None:
     assert k.Element._fields == lowering.Element._fields
-    assert k.ScaleRule._fields == lowering.Rule._fields
+    assert k.LoweredRule._fields == lowering.LoweredRule._fields
 
 
 def test_constants_of_a_scheme_come_back_as_they_went_in() -> None:

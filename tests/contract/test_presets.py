@@ -11,7 +11,7 @@ from tests.checkpoint.written import save, weight
 from torch import nn
 
 import zeropoint as zp
-from zeropoint.codecs.layers import layer_scheme
+from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.registry import DEFAULT
 from zeropoint.errors import UnsupportedError
 from zeropoint.schemes import PRESETS, Preset

@@ -33,8 +33,8 @@ from tests.hostile.quantized import CONFIG, QUANTIZED, WEIGHTS
 from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.config_and_index import MANIFEST
-from zeropoint.checkpoint.plan.document import plan_document
 from zeropoint.checkpoint.plan.file import PlanFile
+from zeropoint.checkpoint.plan.plan_document import plan_document
 from zeropoint.checkpoint.read.safetensors_file import parse_header
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.journal import Journal

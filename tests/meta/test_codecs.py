@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from zeropoint.codecs.layers import preset_layers
+from zeropoint.codecs.layer_schemes import preset_layers
 from zeropoint.codecs.registry import CODECS
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "zeropoint"
 HOUSES = ("checkpoint", "report", "cli", "schemes")
 NEUTRAL = frozenset(
-    ("containers", "engines", "known", "layers", "protocol", "registry", "safetensors_dtypes", "words")
+    ("containers", "engines", "known", "layer_schemes", "protocol", "registry", "safetensors_dtypes", "words")
 )
 """Modules of codecs/ that are about no codec."""
 # Dialects are named after implementations, whatever files these write, and presets follow one. The command
 # line answers names of layouts in the place of schemes before it loads codecs, and torch with them.
-EXCUSED = frozenset(("schemes/dialects.py", "schemes/presets.py", "cli/values.py"))
+EXCUSED = frozenset(("schemes/dialects.py", "schemes/presets.py", "cli/arguments.py"))
 _IMPORT = re.compile(r"(?:from|import)\s+(?:zeropoint|\.\.+)\.?codecs(?:\.(\w+)|\s+import\s+(\w+))")
 
 

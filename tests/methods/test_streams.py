@@ -14,7 +14,7 @@ from tests.oracles import synthetic_llama
 from typer.testing import CliRunner
 
 from zeropoint.checkpoint.choose.recipe import RecipeText
-from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.file import PlanFile, write_plan
 from zeropoint.checkpoint.plan.identity import identity
 from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
@@ -33,7 +33,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return synthetic_llama.write(tmp_path_factory.mktemp("source") / "in")
 
 
-def plan_of(source: Path, to: str, limits: Limits | None = None) -> Plan:
+def plan_of(source: Path, to: str, limits: Limits | None = None) -> CheckpointPlan:
     return make_plan(open_source(source), RecipeText.of(to).by("mse"), limits=limits)
 
 

@@ -9,7 +9,7 @@ from zeropoint.ops.lowering import (
     Kind,
     Narrow,
     Offset,
-    Scaling,
+    ScaleBy,
     ZeroPlace,
     element_of,
     row_mapping,
@@ -21,7 +21,7 @@ from zeropoint.schemes import Scheme
 def test_an_integer_has_its_ends_and_its_sign() -> None:
     found = element_of(Scheme.parse("int8:channel:narrow"), torch.float32, multiply=False)
     assert (found.kind, found.low, found.high, found.sign) == (Kind.INTEGER, -127, 127, 128)
-    assert (found.zero_place, found.scaling) == (ZeroPlace.NONE, Scaling.DIVIDE)
+    assert (found.zero_place, found.scaling) == (ZeroPlace.NONE, ScaleBy.DIVIDE)
     assert (
         element_of(Scheme.parse("uint8:token:asym"), torch.float32, multiply=False).zero_place
         is ZeroPlace.AFTER

@@ -6,7 +6,7 @@ import pytest
 
 from zeropoint.formats import get_format
 from zeropoint.schemes import PRESETS, Granularity, ScaleLevel, Scheme, ZeroPoint
-from zeropoint.schemes.rules import FLOOR
+from zeropoint.schemes.scale_rules import FLOOR
 
 TEXTS = [t for p in PRESETS.values() for t in (p.weight, p.input, p.output) if t is not None]
 ENGINES = [name for name, preset in PRESETS.items() if "compressed-tensors" in preset.weight]

@@ -23,7 +23,7 @@ from zeropoint.schemes import (
     ZeroPoint,
     get_dialect,
 )
-from zeropoint.schemes.rules import CEIL, EVEN, FLOOR, LINEAR_UP, RCEIL, RULES, Linear
+from zeropoint.schemes.scale_rules import CEIL, EVEN, FLOOR, LINEAR_UP, RCEIL, RULES, Linear
 
 INT4, FP4, NF4 = get_format("int4"), get_format("fp4"), get_format("nf4")
 E8M0, FLOAT32 = get_format("e8m0"), get_format("float32")

@@ -33,7 +33,7 @@ from zeropoint.schemes import (
     ZeroPoint,
 )
 from zeropoint.schemes.granularity import Anchor
-from zeropoint.schemes.rules import CEIL, EVEN, FLOOR, LINEAR, LINEAR_UP, RCEIL
+from zeropoint.schemes.scale_rules import CEIL, EVEN, FLOOR, LINEAR, LINEAR_UP, RCEIL
 from zeropoint.schemes.scales import choice_text, parse_choice
 from zeropoint.schemes.text import OPTIONS, join, words
 

@@ -13,7 +13,7 @@ from tests.checkpoint.written import digests
 from tests.faults.tiny import SCHEME, write_tiny
 from tests.stores.s3_server import S3Server
 
-from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read import object_store
 from zeropoint.checkpoint.read.object_store import RemotePath
@@ -26,12 +26,12 @@ PREFIX = "quantized/tiny"
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(tmp_path: Path) -> CheckpointPlan:
     return make_plan(open_source(write_tiny(tmp_path / "model")), SCHEME, limits=Limits(workers=2))
 
 
 @pytest.fixture
-def golden(plan: Plan, tmp_path: Path) -> dict[str, bytes]:
+def golden(plan: CheckpointPlan, tmp_path: Path) -> dict[str, bytes]:
     """The content of each file that a directory gets."""
     return contents(run(plan, tmp_path / "local"))
 
@@ -48,7 +48,7 @@ class Target:
         self.s3, self.bucket, self.spool = s3, bucket, spool
         self.url = RemotePath(f"s3://{bucket}/{PREFIX}")
 
-    def write(self, plan: Plan, *, restart: bool = False) -> RunResult:
+    def write(self, plan: CheckpointPlan, *, restart: bool = False) -> RunResult:
         return run(plan, self.url, spool=self.spool, restart=restart)
 
     def content(self) -> dict[str, bytes]:
@@ -72,7 +72,7 @@ def puts(s3: S3Server) -> list[str]:
 
 
 def test_a_store_gets_the_bytes_of_a_directory_and_nothing_else(
-    plan: Plan, target: Target, golden: dict[str, bytes]
+    plan: CheckpointPlan, target: Target, golden: dict[str, bytes]
 ) -> None:
     result = target.write(plan)
     assert target.content() == golden
@@ -82,7 +82,7 @@ def test_a_store_gets_the_bytes_of_a_directory_and_nothing_else(
 
 
 def test_a_reader_never_sees_half_an_object_nor_an_index_before_its_shards(
-    plan: Plan, target: Target, golden: dict[str, bytes]
+    plan: CheckpointPlan, target: Target, golden: dict[str, bytes]
 ) -> None:
     seen: list[set[str]] = []
 
@@ -136,7 +136,7 @@ def test_an_etag_that_proves_nothing_has_the_object_read(
 
 @pytest.mark.parametrize("kind", ["500", "reset"])
 def test_after_any_failed_write_the_same_call_goes_on(
-    kind: str, plan: Plan, target: Target, golden: dict[str, bytes], tmp_path: Path
+    kind: str, plan: CheckpointPlan, target: Target, golden: dict[str, bytes], tmp_path: Path
 ) -> None:
     """The k-th request that writes, and all after it, fail; then the store works again."""
     resumed = []
@@ -159,7 +159,7 @@ def test_after_any_failed_write_the_same_call_goes_on(
 
 
 def test_writes_that_fail_in_passing_are_repeated(
-    plan: Plan, target: Target, golden: dict[str, bytes]
+    plan: CheckpointPlan, target: Target, golden: dict[str, bytes]
 ) -> None:
     with target.s3.failing("500", range(0, 1 << 30, 2), method="PUT") as fault:
         target.write(plan)
@@ -167,7 +167,7 @@ def test_writes_that_fail_in_passing_are_repeated(
     assert target.content() == golden
 
 
-def interrupt_at(target: Target, plan: Plan, name: str) -> None:
+def interrupt_at(target: Target, plan: CheckpointPlan, name: str) -> None:
     """Begin a run whose write of an object fails for good."""
     with (
         target.s3.failing("500", range(1 << 30), method="PUT", inside=f"/{name}"),
@@ -177,7 +177,7 @@ def interrupt_at(target: Target, plan: Plan, name: str) -> None:
 
 
 def test_an_object_that_was_replaced_meanwhile_is_written_again(
-    plan: Plan, target: Target, golden: dict[str, bytes]
+    plan: CheckpointPlan, target: Target, golden: dict[str, bytes]
 ) -> None:
     interrupt_at(target, plan, "config.json")
     first = plan.shards[0].name
@@ -186,7 +186,7 @@ def test_an_object_that_was_replaced_meanwhile_is_written_again(
     assert target.content() == golden
 
 
-def test_a_source_that_changed_meanwhile_is_done_again(plan: Plan, target: Target) -> None:
+def test_a_source_that_changed_meanwhile_is_done_again(plan: CheckpointPlan, target: Target) -> None:
     interrupt_at(target, plan, "config.json")
     path = plan.source.root / plan.source.shards[0]
     assert isinstance(path, Path)
@@ -197,7 +197,7 @@ def test_a_source_that_changed_meanwhile_is_done_again(plan: Plan, target: Targe
 
 
 def test_another_command_is_refused_by_the_field_that_differs_unless_it_restarts(
-    plan: Plan, target: Target
+    plan: CheckpointPlan, target: Target
 ) -> None:
     interrupt_at(target, plan, "config.json")
     before = target.content()
@@ -210,7 +210,7 @@ def test_another_command_is_refused_by_the_field_that_differs_unless_it_restarts
     assert json.loads(target.content()["config.json"])["quantization_config"]["format"].startswith("mxfp4")
 
 
-def test_objects_of_others_are_never_touched(plan: Plan, target: Target) -> None:
+def test_objects_of_others_are_never_touched(plan: CheckpointPlan, target: Target) -> None:
     target.s3.put(target.bucket, f"{PREFIX}/model.safetensors", b"theirs")
     rule = rf"output 's3://.*/{PREFIX}' holds 'model\.safetensors'; remove them, or write elsewhere"
     with pytest.raises(CheckpointError, match=rule):
@@ -218,7 +218,7 @@ def test_objects_of_others_are_never_touched(plan: Plan, target: Target) -> None
     assert target.content() == {"model.safetensors": b"theirs"}
 
 
-def test_after_an_error_of_the_data_nothing_is_left(plan: Plan, target: Target) -> None:
+def test_after_an_error_of_the_data_nothing_is_left(plan: CheckpointPlan, target: Target) -> None:
     entry = plan.weights[-1].source
     assert isinstance(entry.file, Path)
     with entry.file.open("r+b") as file:
@@ -230,7 +230,7 @@ def test_after_an_error_of_the_data_nothing_is_left(plan: Plan, target: Target) 
     assert target.spooled() == 0
 
 
-def test_an_output_in_the_source_or_around_it_is_refused(target: Target, plan: Plan) -> None:
+def test_an_output_in_the_source_or_around_it_is_refused(target: Target, plan: CheckpointPlan) -> None:
     for path in sorted(Path(str(plan.source.root)).rglob("*")):
         if path.is_file():
             name = path.relative_to(str(plan.source.root))
@@ -270,7 +270,7 @@ def test_large_files_go_up_in_parts_and_a_failure_leaves_none_behind(
 
 
 def test_an_object_that_appears_during_a_run_stays_and_so_does_the_work(
-    plan: Plan, target: Target, golden: dict[str, bytes]
+    plan: CheckpointPlan, target: Target, golden: dict[str, bytes]
 ) -> None:
     intruder = f"{PREFIX}/config.json"
     with (
@@ -290,7 +290,9 @@ def test_an_object_that_appears_during_a_run_stays_and_so_does_the_work(
     assert target.content() == golden
 
 
-def test_an_error_of_the_data_removes_no_object_of_others(plan: Plan, target: Target, tmp_path: Path) -> None:
+def test_an_error_of_the_data_removes_no_object_of_others(
+    plan: CheckpointPlan, target: Target, tmp_path: Path
+) -> None:
     entry = plan.weights[-1].source
     assert isinstance(entry.file, Path)
     with entry.file.open("r+b") as file:

@@ -8,8 +8,8 @@ from ..codecs.registry import DEFAULT, get_codec
 from ..errors import RecipeError
 from .choose.recipe import RecipeText
 from .choose.selection import Selection
-from .plan.checkpoint_plan import Plan, make_plan
-from .plan.engines import require_loadable
+from .plan.checkpoint_plan import CheckpointPlan, make_plan
+from .plan.verdicts import require_loadable
 from .read.source import open_source
 from .read.storage import Place
 from .run.loop import RunResult, run
@@ -23,7 +23,7 @@ def plan_checkpoint(
     source: Place | str, to: str | RecipeText,
     *, format: str = DEFAULT.name, method: str | None = None,  # noqa: A002 (the option's name)
     include: Iterable[str] = (), ignore: Iterable[str] = (),
-) -> Plan:  # fmt: skip
+) -> CheckpointPlan:  # fmt: skip
     """Return what :func:`quantize_checkpoint` would do, from the headers alone: actions, sizes, memory.
 
     Args:

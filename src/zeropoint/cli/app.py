@@ -16,6 +16,7 @@ from zeropoint import __version__
 
 from ..errors import count
 from . import layers
+from .arguments import one_of, parse_path, parse_plan
 from .dequantize import dequantize
 from .main import fail
 from .options import (
@@ -41,7 +42,6 @@ from .options import (
 from .output import ReaderGoneError as ReaderGoneError
 from .output import progress, show, show_json
 from .plan import plan as plan_command
-from .values import one_of, parse_path, parse_plan
 from .warmup import warmup
 from .writing import (
     Address,

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from . import layers
+from .arguments import parse_float_dtype
 from .options import AsJson, Checkpoint, Everything, Memory, Workers
 from .output import show, show_json
-from .values import parse_float_dtype
 from .writing import (
     Address,
     BreakLock,
@@ -58,7 +58,7 @@ def dequantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint dequantize SRC OUT --dtype float32 --max-memory 1G
     """  # noqa: D301
     start = time.perf_counter()
-    selection = layers.Selection(dequantize=layers.Dequantize.EVERY, floats=dtype)
+    selection = layers.Selection(dequantize=layers.DequantizePolicy.EVERY, floats=dtype)
     limits = layers.Limits.default(workers, max_memory)
     plan = layers.make_plan(layers.open_source(source), layers.KEEP, selection=selection, limits=limits)
     way = Way(

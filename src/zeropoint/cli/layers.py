@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
     from ..checkpoint.choose.recipe import KEEP as KEEP
     from ..checkpoint.choose.recipe import RecipeText as RecipeText
-    from ..checkpoint.choose.selection import Dequantize as Dequantize
+    from ..checkpoint.choose.selection import DequantizePolicy as DequantizePolicy
     from ..checkpoint.choose.selection import Selection as Selection
     from ..checkpoint.cluster.ray import RayExecutor as RayExecutor
     from ..checkpoint.plan.checkpoint_plan import make_plan as make_plan
-    from ..checkpoint.plan.document import plan_document as plan_document
-    from ..checkpoint.plan.engines import require_loadable as require_loadable
     from ..checkpoint.plan.file import PlanFile as PlanFile
     from ..checkpoint.plan.file import write_plan as write_plan
     from ..checkpoint.plan.limits import Limits as Limits
+    from ..checkpoint.plan.plan_document import plan_document as plan_document
+    from ..checkpoint.plan.verdicts import require_loadable as require_loadable
     from ..checkpoint.read.object_store import RemotePath as RemotePath
     from ..checkpoint.read.source import open_source as open_source
     from ..checkpoint.read.storage import place as place
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ..checkpoint.run.loop import run as run
     from ..checkpoint.verify.inspection import inspect as inspect
     from ..checkpoint.verify.verification import verify as verify
-    from ..codecs.layers import layer_scheme as layer_scheme
+    from ..codecs.layer_schemes import layer_scheme as layer_scheme
     from ..codecs.registry import CODECS as CODECS
     from ..codecs.registry import DEFAULT as DEFAULT
     from ..codecs.registry import get_codec as get_codec
@@ -68,23 +68,23 @@ _OWNERS = {
         ("BarColumn", "Progress", "SpinnerColumn", "TextColumn", "TimeElapsedColumn"), "rich.progress"
     ),
     "local": "checkpoint.run.executor",
-    "require_loadable": "checkpoint.plan.engines",
+    "require_loadable": "checkpoint.plan.verdicts",
     "inspect": "checkpoint.verify.inspection",
     "Limits": "checkpoint.plan.limits",
     "break_lock": "checkpoint.run.lock",
     "RemotePath": "checkpoint.read.object_store",
     "make_plan": "checkpoint.plan.checkpoint_plan",
-    "plan_document": "checkpoint.plan.document",
+    "plan_document": "checkpoint.plan.plan_document",
     **dict.fromkeys(("PlanFile", "write_plan"), "checkpoint.plan.file"),
     "RayExecutor": "checkpoint.cluster.ray",
     **dict.fromkeys(("KEEP", "RecipeText"), "checkpoint.choose.recipe"),
     "run": "checkpoint.run.loop",
     "method_named": "methods",
-    **dict.fromkeys(("Dequantize", "Selection"), "checkpoint.choose.selection"),
+    **dict.fromkeys(("DequantizePolicy", "Selection"), "checkpoint.choose.selection"),
     "open_source": "checkpoint.read.source",
     "place": "checkpoint.read.storage",
     "verify": "checkpoint.verify.verification",
-    "layer_scheme": "codecs.layers",
+    "layer_scheme": "codecs.layer_schemes",
     **dict.fromkeys(("CODECS", "DEFAULT", "get_codec"), "codecs.registry"),
     **dict.fromkeys(("ALIASES", "CATALOG", "get_format"), "formats"),
     "recipe_schema": "recipes",

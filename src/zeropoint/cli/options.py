@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import layers
-from .values import (
+from .arguments import (
     checked_recipe,
     parse_format,
     parse_method,
@@ -20,11 +20,11 @@ from .values import (
 )
 
 if TYPE_CHECKING:
-    from ..checkpoint.choose.selection import Dequantize, Selection
-    from ..checkpoint.plan.checkpoint_plan import Plan
+    from ..checkpoint.choose.selection import DequantizePolicy, Selection
+    from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
     from ..checkpoint.plan.limits import Limits
     from ..codecs.protocol import Codec
-    from .values import Asked
+    from .arguments import Asked
 
 READ = "Checkpoint directory, .safetensors file, or the s3:// or gs:// URL of either."
 
@@ -84,11 +84,11 @@ DequantizeKept = Annotated[
 ]
 
 
-def dequantized(*, first: bool, kept: bool) -> Dequantize:
+def dequantized(*, first: bool, kept: bool) -> DequantizePolicy:
     """Return what becomes of layers that are quantized already."""
     if kept:
-        return layers.Dequantize.EVERY
-    return layers.Dequantize.FIRST if first else layers.Dequantize.NONE
+        return layers.DequantizePolicy.EVERY
+    return layers.DequantizePolicy.FIRST if first else layers.DequantizePolicy.NONE
 
 
 def selected(
@@ -104,7 +104,7 @@ def selected(
 def planned(
     source: str, asked: Asked, selection: Selection, limits: Limits, codec: Codec | None,
     method: str | None = None,
-) -> Plan:  # fmt: skip
+) -> CheckpointPlan:  # fmt: skip
     """Return the plan for the checkpoint at ``source``, written by ``codec`` or the one that is usual.
 
     Raises typer.BadParameter for a scheme or recipe that has no meaning there, and where a plan file, which

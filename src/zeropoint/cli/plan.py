@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from . import layers
+from .arguments import one_of
 from .options import (
     AsJson,
     Checkpoint,
@@ -27,7 +28,6 @@ from .options import (
     selected,
 )
 from .output import show, show_json
-from .values import one_of
 
 
 def _show_schema(wanted: bool) -> None:

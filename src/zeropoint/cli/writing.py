@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import layers
+from .arguments import parse_output
 from .output import note, progress
-from .values import parse_output
 
 if TYPE_CHECKING:
-    from ..checkpoint.plan.checkpoint_plan import Plan
+    from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
     from ..checkpoint.run.executor import Executor
     from ..checkpoint.run.loop import RunResult
 
@@ -71,7 +71,7 @@ def executor_of(name: ExecutorName, address: str | None) -> Executor:
     return layers.local
 
 
-def write(plan: Plan, out: str, way: Way, verb: str) -> RunResult:
+def write(plan: CheckpointPlan, out: str, way: Way, verb: str) -> RunResult:
     """Carry out a plan, with its progress under ``verb``.
 
     Raises typer.BadParameter for options that mean nothing for this kind of output.

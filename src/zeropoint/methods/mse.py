@@ -25,7 +25,7 @@ from ..layout.blocks import pairwise_sums
 from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
 from ..schemes import Granularity, Scheme, ZeroPoint
-from ..schemes.rules import Store
+from ..schemes.scale_rules import Store
 from ..stats import Accumulator
 from ..tensor import QuantizedTensor
 from .ladder import Ladder

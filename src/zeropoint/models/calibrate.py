@@ -23,10 +23,10 @@ from ..schemes import Scheme
 from ..stats import Accumulator, Observer, State, Statistic, StatisticFor, Statistics, statistic_named
 from ..stats.observer import update_together
 from ..stats.processes import shares_work
-from .decisions import as_recipe, decisions_of, require_model
 from .layer import OnTensor, quantized_inputs, quantized_output
 from .layer_types import layer_type
 from .progress import counted
+from .recipe_layers import as_recipe, decisions_of, require_model
 from .unfuse import unfused
 
 SIDES = ("input", "output")

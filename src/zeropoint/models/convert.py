@@ -19,7 +19,6 @@ from ..tensor import QuantizedTensor
 from ..training import FakeQuantize, Quantizer
 from .calibrate import Calibration, method_data
 from .conversion import Conversion, Converted, weight_bytes
-from .decisions import as_recipe, require_model
 from .dynamic_quantize import DynamicQuantize, LocalQuantize, as_module
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from .layer import PreparedLayer, QuantizedLayer
@@ -27,6 +26,7 @@ from .layer_types import layer_type
 from .linear import QuantizedLinear
 from .packed_weight import PackedWeight
 from .prepare import ENTRIES, preparing
+from .recipe_layers import as_recipe, require_model
 from .saving_guard import guarded
 from .shared_linear import TRANSPOSED
 from .unfuse import replace_modules

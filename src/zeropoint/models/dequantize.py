@@ -15,13 +15,13 @@ from torch import nn
 
 from ..errors import UnsupportedError
 from .attention import SplitAttention
-from .decisions import require_model
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from .experts import SplitExperts
 from .layer import PreparedLayer, QuantizedLayer
 from .layer_types import layer_type
 from .linear import QuantizedLinear
 from .packed_weight import PackedWeight
+from .recipe_layers import require_model
 from .saving_guard import unguarded
 from .shared_linear import linear_on
 from .unfuse import replace_modules

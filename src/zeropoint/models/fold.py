@@ -20,8 +20,8 @@ from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 from ..errors import ShapeError
-from .decisions import has_hooks, require_model
 from .layer_types import layer_type
+from .recipe_layers import has_hooks, require_model
 from .unfuse import replace_modules
 
 NORMALIZATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -90,12 +90,12 @@ def fold(model: nn.Module, *, inplace: bool = False) -> Folding:
             continue
         _fold(source, norm)
         folded[names[norm]] = names[source]
-        replaced[norm] = Rows() if isinstance(source, nn.Linear) else nn.Identity()
+        replaced[norm] = FlatRows() if isinstance(source, nn.Linear) else nn.Identity()
     replace_modules(target, replaced)
     return Folding(model=target, folded=folded, kept=kept)
 
 
-class Rows(nn.Module):
+class FlatRows(nn.Module):
     """Let a matrix pass: where a normalization stood that was folded into a Linear layer."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

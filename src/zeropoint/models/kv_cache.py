@@ -91,15 +91,15 @@ class QuantizedKVCache(Cache):
                 f"config (a {type(config).__name__}) must have full attention in every layer to quantize its "
                 f"cache, got {', '.join(others)}; take transformers.DynamicCache for this model"
             )
-        super().__init__(layers=[QuantizedLayer(*schemes, residual_length) for _ in layers])
+        super().__init__(layers=[QuantizedCacheLayer(*schemes, residual_length) for _ in layers])
 
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors that the cache holds: codes, scales, zero points and newest tokens."""
-        return sum(layer.nbytes for layer in self.layers if isinstance(layer, QuantizedLayer))
+        return sum(layer.nbytes for layer in self.layers if isinstance(layer, QuantizedCacheLayer))
 
 
-class QuantizedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+class QuantizedCacheLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """The cache of one layer, in the interface of transformers; see :class:`QuantizedKVCache`."""
 
     def __init__(self, keys: Scheme, values: Scheme, residual_length: int) -> None:

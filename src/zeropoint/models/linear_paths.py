@@ -40,7 +40,7 @@ Run = Callable[[torch.Tensor], torch.Tensor]
 """From a layer's input to its output, before that is quantized."""
 
 
-class Layer(Protocol):
+class LinearParts(Protocol):
     """What a layer consists of: its packed weight, its bias, and what quantizes its input, if anything."""
 
     @property
@@ -68,11 +68,11 @@ class Path:
     name: str
     when: str = ""
     op: Op | None = None
-    refusal: Callable[[Layer], str | None]
-    prepare: Callable[[Layer], Run]
-    fits: Callable[[Layer, torch.Tensor], bool]
+    refusal: Callable[[LinearParts], str | None]
+    prepare: Callable[[LinearParts], Run]
+    fits: Callable[[LinearParts, torch.Tensor], bool]
 
-    def takes(self, layer: Layer, x: torch.Tensor) -> bool:
+    def takes(self, layer: LinearParts, x: torch.Tensor) -> bool:
         """Return whether it is for an input, and there is a kernel where that lies."""
         return self.fits(layer, x) and (self.op is None or _runs(self.op, layer, x.dtype, x.device))
 
@@ -88,7 +88,7 @@ def _scheme_of(source: nn.Module | None) -> Activation | str:
     return f"the input is quantized by a {type(source).__name__}"
 
 
-def _request(op: Op, layer: Layer, dtype: torch.dtype, device: torch.device) -> Request:
+def _request(op: Op, layer: LinearParts, dtype: torch.dtype, device: torch.device) -> Request:
     """Return the request of the layer's kernel for such inputs."""
     source, weight = _scheme_of(layer.input_quantizer), layer.weight
     known = source if op is Op.LINEAR and isinstance(source, Activation) else None
@@ -100,31 +100,31 @@ def _request(op: Op, layer: Layer, dtype: torch.dtype, device: torch.device) -> 
 
 
 @traced_as_constant
-def _runs(op: Op, layer: Layer, dtype: torch.dtype, device: torch.device) -> bool:
+def _runs(op: Op, layer: LinearParts, dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether a kernel, faster than the reference, runs ``layer`` on such inputs."""
     return has_kernel(_request(op, layer, dtype, device))
 
 
-def _integers_refusal(layer: Layer) -> str | None:
+def _integers_refusal(layer: LinearParts) -> str | None:
     source = _scheme_of(layer.input_quantizer)
     return source if isinstance(source, str) else _products_refusal(layer)
 
 
-def _weight_refusal(layer: Layer) -> str | None:
+def _weight_refusal(layer: LinearParts) -> str | None:
     return "the input is quantized" if layer.input_quantizer is not None else _products_refusal(layer)
 
 
-def _products_refusal(layer: Layer) -> str | None:
+def _products_refusal(layer: LinearParts) -> str | None:
     return products.refusal(_request(Op.LINEAR, layer, torch.float32, torch.device("meta")))
 
 
-def _fits_few(layer: Layer, x: torch.Tensor) -> bool:
+def _fits_few(layer: LinearParts, x: torch.Tensor) -> bool:
     """Whether ``x`` has few rows; while it is traced their number is not known."""
     few = not torch.compiler.is_compiling() and x.numel() <= FEW_ROWS * layer.weight.shape[1]
     return few and _fits_integers(layer, x)
 
 
-def _fits_integers(layer: Layer, x: torch.Tensor) -> bool:
+def _fits_integers(layer: LinearParts, x: torch.Tensor) -> bool:
     """Whether ``x`` is for a product on integers, through which no gradient passes."""
     source = layer.input_quantizer
     if x.dtype not in _DTYPES or (x.requires_grad and torch.is_grad_enabled()):
@@ -132,7 +132,7 @@ def _fits_integers(layer: Layer, x: torch.Tensor) -> bool:
     return not isinstance(source, FakeQuantize) or (source.enabled and source.dtype == x.dtype)
 
 
-def _codes(layer: Layer) -> Run:
+def _codes(layer: LinearParts) -> Run:
     source, weight = layer.input_quantizer, layer.weight
     activation = _scheme_of(source)
     text = str(activation.scheme) if isinstance(activation, Activation) else ""
@@ -160,7 +160,7 @@ def _scales(holder: PackedWeight | FakeQuantize) -> list[torch.Tensor]:
     return list(params.levels)
 
 
-def _torch_refusal(layer: Layer) -> str | None:
+def _torch_refusal(layer: LinearParts) -> str | None:
     source = _scheme_of(layer.input_quantizer)
     if isinstance(source, str):
         return source
@@ -187,12 +187,12 @@ def _is_plain_int8(scheme: Scheme) -> bool:
     return whole and one_level and scheme.zero_point is ZeroPoint.NONE and scheme.chained is None
 
 
-def _fits_torch(layer: Layer, x: torch.Tensor) -> bool:
+def _fits_torch(layer: LinearParts, x: torch.Tensor) -> bool:
     many = x.numel() >= MANY_ROWS * layer.weight.shape[1]
     return many and not torch.compiler.is_compiling() and _fits_integers(layer, x)
 
 
-def _torch(layer: Layer) -> Run:
+def _torch(layer: LinearParts) -> Run:
     source, packed = layer.input_quantizer, layer.weight
     assert isinstance(source, DynamicQuantize)
     scheme = source.activation.scheme
@@ -207,12 +207,12 @@ def _torch(layer: Layer) -> Run:
     return run
 
 
-def _fits_values(_: Layer, x: torch.Tensor) -> bool:
+def _fits_values(_: LinearParts, x: torch.Tensor) -> bool:
     watched = x.requires_grad and torch.is_grad_enabled()
     return x.dtype is torch.float32 and not watched
 
 
-def _values(layer: Layer) -> Run:
+def _values(layer: LinearParts) -> Run:
     source, weight = layer.input_quantizer, layer.weight
     product = library.ValueLayer(weight.scheme, weight.dtype)
 
@@ -225,11 +225,11 @@ def _values(layer: Layer) -> Run:
     return run
 
 
-def _tiles(layer: Layer) -> Run:
+def _tiles(layer: LinearParts) -> Run:
     return lambda x: _product_of_tiles(layer, x)
 
 
-def _product_of_tiles(layer: Layer, x: torch.Tensor) -> torch.Tensor:
+def _product_of_tiles(layer: LinearParts, x: torch.Tensor) -> torch.Tensor:
     weight, (total, width) = layer.weight, layer.weight.shape
     x = x if layer.input_quantizer is None else layer.input_quantizer(x)
     step = max(1, TILE_VALUES // max(1, width) // weight.block_rows) * weight.block_rows
@@ -273,7 +273,7 @@ PATHS = (
 """Fastest first; the last takes everything."""
 
 
-def _kernel_refusal(path: Path, layer: Layer) -> str | None:
+def _kernel_refusal(path: Path, layer: LinearParts) -> str | None:
     """Return why no kernel but the reference runs a way where the weight lies, or None."""
     data = layer.weight._buffers["data"]
     if path.op is None or data is None:
@@ -284,7 +284,7 @@ def _kernel_refusal(path: Path, layer: Layer) -> str | None:
     return "; ".join(f"{name}: {reason}" for name, reason in explanation.reasons.items())
 
 
-def explain(layer: Layer) -> str:
+def explain(layer: LinearParts) -> str:
     """Return in words how ``layer`` computes, and why not in the other ways."""
     taken, refused = list[str](), dict[str, list[str]]()
     for path in PATHS:
@@ -299,19 +299,19 @@ def explain(layer: Layer) -> str:
     return f"product of {', else of '.join(taken)}" + (f" ({reasons})" if reasons else "")
 
 
-def prepared(layer: Layer) -> list[tuple[Callable[[Layer, torch.Tensor], bool], Run]]:
+def prepared(layer: LinearParts) -> list[tuple[Callable[[LinearParts, torch.Tensor], bool], Run]]:
     """Return the paths that support ``layer``, fastest first: a predicate on inputs, and what runs."""
     return [(_asked_once(path), path.prepare(layer)) for path in PATHS if path.refusal(layer) is None]
 
 
-def _asked_once(path: Path) -> Callable[[Layer, torch.Tensor], bool]:
+def _asked_once(path: Path) -> Callable[[LinearParts, torch.Tensor], bool]:
     """Return :meth:`Path.takes` for one layer, which asks for a kernel once for each dtype and device."""
     op = path.op
     if op is None:
         return path.fits
     known: dict[tuple[torch.dtype, torch.device], bool] = {}
 
-    def takes(layer: Layer, x: torch.Tensor) -> bool:
+    def takes(layer: LinearParts, x: torch.Tensor) -> bool:
         if torch.compiler.is_compiling():
             return path.takes(layer, x)
         place = x.dtype, x.device

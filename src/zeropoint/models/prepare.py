@@ -17,11 +17,11 @@ from ..recipes import Activation, Assignment, Decision, Recipe
 from ..schemes import Scheme
 from .calibrate import Calibration, static_params
 from .conversion import Converted, kept_layer
-from .decisions import QUANTIZED_MODULES, as_recipe, decisions_of, require_model
 from .dynamic_quantize import DynamicQuantize, LocalQuantize
 from .layer import PreparedLayer
 from .layer_types import LAYER_TYPES, features, layer_type, weights_of
 from .qat_config import QATConfig, qat_config
+from .recipe_layers import QUANTIZED_MODULES, as_recipe, decisions_of, require_model
 from .unfuse import replace_modules, unfused
 
 ENTRIES = "_zeropoint_layers"

@@ -26,8 +26,8 @@ from ..recipes import Recipe, Rule
 from ..stats import StatisticFor
 from .calibrate import Calibration, Watch, evaluating, require_batches, run_model
 from .convert import quantize_model
-from .decisions import require_model
 from .progress import counted
+from .recipe_layers import require_model
 from .unfuse import replace_modules, unfused
 
 

@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from .attention import SplitAttention
-from .decisions import has_hooks
 from .experts import SplitExperts, is_fused_experts
+from .recipe_layers import has_hooks
 from .shared_linear import TRANSPOSED, linear_on, own_memory
 from .state_dict_hooks import add_state_hooks, transposed_weight
 

@@ -14,7 +14,7 @@ import torch
 from ..formats import Overflow, RoundingMode
 from ..layout.blocks import spread_blocks
 from ..params.arithmetic import multiplies
-from ..params.factors import effective_scale
+from ..params.effective import effective_scale
 from ..schemes import Scheme, ZeroPoint, ZeroPointPlace
 from . import reference
 from .registry import Op, Params, Request

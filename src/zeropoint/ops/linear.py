@@ -16,7 +16,7 @@ import torch
 from ..errors import UnsupportedError
 from ..formats.torch_dtypes import wide_dtype
 from ..layout import packing
-from ..params.factors import effective_scale
+from ..params.effective import effective_scale
 from ..schemes import Scheme, ZeroPoint
 from . import reference
 from .registry import Op, Params, Request

@@ -17,7 +17,7 @@ from ..formats import CodebookFormat, FloatFormat, IntFormat
 from ..formats.torch_dtypes import dtype_of, format_of
 from ..params.arithmetic import multiplies, rounder, zero_scale
 from ..schemes import ScaleRule, Scheme, TensorScale, ZeroPoint, ZeroPointPlace
-from ..schemes.rules import CEIL, EVEN, FLOOR, RCEIL
+from ..schemes.scale_rules import CEIL, EVEN, FLOOR, RCEIL
 
 
 class Kind(IntEnum):
@@ -44,7 +44,7 @@ class ZeroPlace(IntEnum):
     INSIDE = 2
 
 
-class Scaling(IntEnum):
+class ScaleBy(IntEnum):
     """How a value is scaled: divided by the factor, multiplied by it, or by its rounded reciprocal."""
 
     DIVIDE = 0
@@ -53,7 +53,7 @@ class Scaling(IntEnum):
 
 
 class How(IntEnum):
-    """How scales come about; see :class:`Rule`."""
+    """How scales come about; see :class:`LoweredRule`."""
 
     GIVEN = 0
     LINEAR = 1
@@ -105,11 +105,11 @@ class Element(NamedTuple):
     negative_nan: bool = False
     unsigned_below: float = -1.0
     quotient: Narrow = Narrow.NONE
-    scaling: Scaling = Scaling.DIVIDE
+    scaling: ScaleBy = ScaleBy.DIVIDE
     thresholds: tuple[float, ...] = ()
 
 
-class Rule(NamedTuple):
+class LoweredRule(NamedTuple):
     """How scales come about, and how stored ones are read.
 
     GIVEN: float32 factors. LINEAR: ``amax / divisor``, through ``narrow``, rounded to ``stored``. POWER: E8M0
@@ -146,7 +146,7 @@ class Rule(NamedTuple):
     formula: bool = False
 
 
-GIVEN = Rule(how=How.GIVEN)
+GIVEN = LoweredRule(how=How.GIVEN)
 """The rule of factors that are given."""
 
 
@@ -157,7 +157,7 @@ def element_of(scheme: Scheme, dtype: torch.dtype, *, multiply: bool) -> Element
     multiply: whether factors are exact reciprocals (powers of two).
     """
     fmt = scheme.element
-    scaling = Scaling.RECIPROCAL if multiplies(scheme) else Scaling.DIVIDE
+    scaling = ScaleBy.RECIPROCAL if multiplies(scheme) else ScaleBy.DIVIDE
     narrow = rounder(scheme, dtype) if len(scheme.scales) == 1 else None
     # A bfloat16 times a power of two is a bfloat16 again, unless it falls below the subnormals and becomes
     # zero.
@@ -165,7 +165,7 @@ def element_of(scheme: Scheme, dtype: torch.dtype, *, multiply: bool) -> Element
     base = Element(
         kind=Kind.INTEGER,
         quotient=Narrow.NONE if exact else _NARROW[narrow],
-        scaling=Scaling.MULTIPLY if multiply else scaling,
+        scaling=ScaleBy.MULTIPLY if multiply else scaling,
     )
     if isinstance(fmt, IntFormat):
         return base._replace(
@@ -194,12 +194,12 @@ def _zero_place(scheme: Scheme) -> ZeroPlace:
 
 
 @functools.lru_cache(maxsize=1024)
-def rule_of(scheme: Scheme, dtype: torch.dtype) -> Rule:
+def rule_of(scheme: Scheme, dtype: torch.dtype) -> LoweredRule:
     """Return the constants of the finest scale level, with a coarse scale of 1."""
     first, fmt = scheme.scales[0], scheme.scales[0].format_for(format_of(dtype))
     step = float(scheme.element.step) if isinstance(scheme.element, IntFormat) else 1.0
     unsigned = scheme.element.min >= 0
-    rule = Rule(
+    rule = LoweredRule(
         how=How.GIVEN,
         divisor=float(scheme.divisor), narrow=_NARROW[rounder(scheme, dtype)], unit=step,
         unsigned=unsigned and scheme.zero_point is ZeroPoint.NONE,
@@ -234,7 +234,7 @@ def _offset(scheme: Scheme) -> Offset:
     return Offset[scheme.dialect.zero_points.formula.name]
 
 
-def _power_rule(scheme: Scheme, dtype: torch.dtype, rule: Rule) -> Rule:
+def _power_rule(scheme: Scheme, dtype: torch.dtype, rule: LoweredRule) -> LoweredRule:
     """Turn the rule's rounding of amax into one addition to its bits, whose carry moves the exponent."""
     full = (1 << 23) - 1
     top = round((scheme.divisor / 2.0**scheme.element.emax - 1.0) * (1 << 23))

@@ -21,10 +21,10 @@ from ..layout import packing
 from ..layout.blocks import reduce_blocks, signed_largest, spread_blocks, sum_blocks
 from ..params import arithmetic, chains
 from ..params.arithmetic import Ranges, multiplies, rounder, through
-from ..params.factors import effective_offset, effective_scale
+from ..params.effective import effective_offset, effective_scale
 from ..params.stored import load_scale, store
 from ..schemes import Arithmetic, Granularity, Scheme, ZeroPoint, ZeroPointPlace
-from ..schemes.rules import Pick
+from ..schemes.scale_rules import Pick
 
 CHUNK = 1 << 22
 """Elements that temporaries of the encoder hold at once, so that a large tensor needs little extra memory."""

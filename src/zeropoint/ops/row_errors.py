@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from ..layout.blocks import spread_blocks
-from ..params.factors import effective_offset, effective_scale
+from ..params.effective import effective_offset, effective_scale
 from ..schemes import Scheme
 
 CLIPPED_STEPS = 0.5 + 1 / 32

@@ -23,9 +23,9 @@ from ..formats.torch_dtypes import dtype_of, format_of, storage_dtype, wide_dtyp
 from ..layout.blocks import spread_grid
 from ..schemes import Arithmetic, ScaleLevel, Scaling, Scheme, TensorScale, ZeroPoint
 from ..schemes.dialects import ZeroPointFormula
-from ..schemes.rules import LINEAR, LINEAR_UP
+from ..schemes.scale_rules import LINEAR, LINEAR_UP
 from . import chains
-from .factors import combined, over_reciprocal, span
+from .effective import combined, over_reciprocal, span
 from .powers_of_two import exponents_of, is_quiet, reach, scale_exponent
 from .stored import IEEE, LEAST_NORMAL, round_to, smallest, store, top
 

@@ -34,9 +34,9 @@ from ..formats.torch_dtypes import dtype_of, format_of, wide_dtype
 from ..layout.blocks import spread_grid
 from ..schemes import Scheme, ZeroPoint, ZeroPointPlace
 from ..schemes.dialects import ZeroPointFormula
-from ..schemes.rules import LINEAR_UP
+from ..schemes.scale_rules import LINEAR_UP
 from .arithmetic import multiplies, rounder
-from .factors import combined, effective_scale
+from .effective import combined, effective_scale
 from .powers_of_two import reach
 from .stored import load_scale
 

@@ -23,10 +23,10 @@ from ..formats.codes import rounding_reach, second_grid, widest_gap
 from ..formats.torch_dtypes import format_of, wide_dtype
 from ..layout.blocks import spread_grid
 from ..schemes import Arithmetic, ScaleLevel, Scheme
-from ..schemes.rules import Pick, Store
+from ..schemes.scale_rules import Pick, Store
 from .arithmetic import multiplies
 from .bounds import Extremes, Unit
-from .factors import effective_offset, effective_scale, signed_end, span
+from .effective import effective_offset, effective_scale, signed_end, span
 from .stored import LEAST_NORMAL, load_scale
 
 

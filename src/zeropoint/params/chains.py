@@ -27,8 +27,8 @@ from ..formats import Format
 from ..formats.torch_dtypes import format_of
 from ..layout.blocks import blocks_of_blocks, mean_blocks, reduce_blocks, signed_largest, spread_grid
 from ..schemes import ScaleLevel, Scheme
-from ..schemes.rules import Pick, Store
-from .factors import signed_end, span
+from ..schemes.scale_rules import Pick, Store
+from .effective import signed_end, span
 from .stored import LEAST_NORMAL, round_to, smallest, store, top
 
 if TYPE_CHECKING:

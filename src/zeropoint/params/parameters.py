@@ -18,7 +18,7 @@ from . import arithmetic
 from .bounds import BlockErrors
 from .chain_bounds import ChainedErrors
 from .checks import check
-from .factors import effective_offset, effective_scale
+from .effective import effective_offset, effective_scale
 from .given import (
     as_numbers,
     given_scales,

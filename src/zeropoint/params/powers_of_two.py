@@ -11,7 +11,7 @@ import torch
 
 from ..formats import Format
 from ..schemes import Scheme
-from ..schemes.rules import CEIL, EVEN, FLOOR, RCEIL, ScaleRule
+from ..schemes.scale_rules import CEIL, EVEN, FLOOR, RCEIL, ScaleRule
 
 
 @functools.lru_cache(maxsize=64)

@@ -13,8 +13,8 @@ import torch
 from ..errors import UnsupportedError
 from ..layout.blocks import spread_blocks
 from ..ops.registry import Op
-from .calls import Backward, Signature
 from .operands import Staged
+from .planned_calls import PlannedBackward, Signature
 
 
 def check_possible(signature: Signature) -> None:
@@ -55,7 +55,7 @@ class _Factors:
             torch.mul(grad, self._values, out=out)
 
 
-class QuantizeBackward(Backward):
+class QuantizeBackward(PlannedBackward):
     """The gradient of codes to values."""
 
     def __init__(self, signature: Signature) -> None:

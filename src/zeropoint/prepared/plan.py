@@ -16,23 +16,23 @@ from ..ops.registry import Explanation, Op, choose, explain
 from ..params import QuantizationParams
 from ..schemes import Scheme
 from .backward import BACKWARD_PARTS, check_possible
-from .calls import (
-    Backward,
-    Dequantize,
-    FakeQuantize,
+from .guarantee import Guarantee, guarantee_of
+from .operands import Operand
+from .planned_calls import (
+    PlannedBackward,
     PlannedCall,
-    Quantize,
+    PlannedDequantize,
+    PlannedFakeQuantize,
+    PlannedQuantize,
     Signature,
     check_code_range,
 )
-from .guarantee import Guarantee, guarantee_of
-from .operands import Operand
 
 _CALLS: dict[Op, Callable[[Signature], Any]] = {
-    Op.QUANTIZE: Quantize,
-    Op.DEQUANTIZE: Dequantize,
-    Op.FAKE_QUANTIZE: FakeQuantize,
-    Op.FAKE_QUANTIZE_BACKWARD: Backward,
+    Op.QUANTIZE: PlannedQuantize,
+    Op.DEQUANTIZE: PlannedDequantize,
+    Op.FAKE_QUANTIZE: PlannedFakeQuantize,
+    Op.FAKE_QUANTIZE_BACKWARD: PlannedBackward,
     **BACKWARD_PARTS,
 }
 

@@ -31,7 +31,7 @@ import yaml
 from ..errors import RecipeError, ZeropointError, near_misses, printable, size_of
 from ..schemes import PRESETS
 from .assignment import Assignment
-from .presets import model_preset
+from .model_preset import model_preset
 from .rules import UNNAMED, Recipe, Rule
 
 _NEEDED = ("default", "rules")

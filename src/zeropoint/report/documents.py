@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..checkpoint.choose.decisions import Decision
-from ..checkpoint.plan.document import engine_documents, entry_document, scheme_document
+from ..checkpoint.choose.decisions import TensorDecision
+from ..checkpoint.plan.plan_document import engine_documents, entry_document, scheme_document
 from ..checkpoint.run.advice import partly, rough
 from ..checkpoint.run.loop import Outcome, RunResult
 from ..checkpoint.run.tensor_error import TensorError
@@ -85,7 +85,7 @@ def verification_document(verification: Verification, *, seconds: float) -> dict
     }
 
 
-def _decision(decision: Decision) -> dict[str, Any]:
+def _decision(decision: TensorDecision) -> dict[str, Any]:
     return {
         **entry_document(decision.entry),
         "action": "quantized" if decision.quantized else "kept",

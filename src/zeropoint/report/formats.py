@@ -15,7 +15,7 @@ from ..formats.catalog import format_name
 from ..formats.exact import Number, Special, decode
 from ..formats.torch_dtypes import dtype_of
 from ..schemes import PRESETS, Scheme
-from .layout import grid, keyed, plain
+from .table_layout import grid, keyed, plain
 from .wording import exact, short_scheme
 
 MOST_LISTED_BITS = 8

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..checkpoint.plan.checkpoint_plan import Plan
-from ..checkpoint.plan.engines import Verdict, verdicts
+from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.placement import OutputShard, Placed, SharedScale, Weight
 from ..checkpoint.plan.tensor_parallel import WAYS, Indivisible, indivisible
+from ..checkpoint.plan.verdicts import Verdict, verdicts
 from ..checkpoint.run.advice import partly
 from ..errors import size_of
-from .layout import Plain, plain
+from .table_layout import Plain, plain
 from .tables import decision_table, folded, lines, once, times
 from .wording import name, shape
 
@@ -21,7 +21,7 @@ _SHARDS = 12
 """Shards that are listed unless all are asked for."""
 
 
-def plan_report(plan: Plan, *, everything: bool = False) -> RenderableType:
+def plan_report(plan: CheckpointPlan, *, everything: bool = False) -> RenderableType:
     """Return the report of a plan: actions, outputs, shards, engines, devices, notes and a summary.
 
     everything: a line for each tensor instead of one for each pattern of names.
@@ -44,7 +44,7 @@ def plan_report(plan: Plan, *, everything: bool = False) -> RenderableType:
     )
 
 
-def output_table(plan: Plan, *, everything: bool = False) -> Plain:
+def output_table(plan: CheckpointPlan, *, everything: bool = False) -> Plain:
     """Return quantized weights, each with what its tensors take together.
 
     With ``everything``, a line for each of these tensors, with its shard.

@@ -12,10 +12,10 @@ from typing import TypeVar
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..checkpoint.choose.decisions import Decision
-from ..checkpoint.plan.checkpoint_plan import Plan
-from ..checkpoint.plan.engines import verdicts
-from ..checkpoint.read.entries import TensorEntry
+from ..checkpoint.choose.decisions import TensorDecision
+from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
+from ..checkpoint.plan.verdicts import verdicts
+from ..checkpoint.read.tensor_entries import TensorEntry
 from ..checkpoint.run.advice import partly, rough
 from ..checkpoint.run.loop import Outcome, RunResult
 from ..checkpoint.run.tensor_error import TensorError
@@ -26,7 +26,7 @@ from ..codecs.engines import Loads
 from ..columns import Made
 from ..errors import count, size_of
 from ..methods import NEAREST
-from .layout import Plain, plain
+from .table_layout import Plain, plain
 from .wording import decibels, name, pattern, shape, share, short_scheme
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ def run_report(result: RunResult, *, seconds: float, everything: bool = False) -
     )
 
 
-def decision_table(decisions: Sequence[Decision], *, everything: bool = False) -> Plain:
+def decision_table(decisions: Sequence[TensorDecision], *, everything: bool = False) -> Plain:
     """Return what happens to each tensor, under headlines that say why."""
     table = plain("tensors", "n", "dtype", "shape", numbers=(1,))
     # Stable: quantized tensors first, and otherwise in the order of the files.
@@ -114,7 +114,7 @@ def verification_report(
     )
 
 
-def _headline(decision: Decision) -> str:
+def _headline(decision: TensorDecision) -> str:
     if decision.layer is None:
         return f"kept: {decision.reason}"
     method = "" if decision.method == NEAREST else f" by {decision.method}"
@@ -184,7 +184,7 @@ def _proof_cells(group: Sequence[LayerProof]) -> tuple[str, ...]:
     return (*_error_cells(error)[:3], share(worst))
 
 
-def _doubts(plan: Plan) -> list[str]:
+def _doubts(plan: CheckpointPlan) -> list[str]:
     """Return what there is to say of the engines that most people load with, where one may not load it."""
     if not plan.weights:
         return []

@@ -3,7 +3,7 @@
 from .dialects import DIALECTS, Arithmetic, Dialect, Scaling, TensorScale, ZeroPointPlace, get_dialect
 from .granularity import Granularity
 from .presets import PRESETS, Preset
-from .rules import Linear, PowerOfTwo, ScaleRule
+from .scale_rules import Linear, PowerOfTwo, ScaleRule
 from .scales import ScaleLevel
 from .scheme import RangeRule, Rounding, Scheme, ZeroPoint
 

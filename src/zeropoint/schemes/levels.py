@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ..errors import SchemeError
 from .dialects import Arithmetic
 from .granularity import Granularity
-from .rules import LINEAR, MEAN, MINIMUM, RULES, SIGNED, Pick, Store
+from .scale_rules import LINEAR, MEAN, MINIMUM, RULES, SIGNED, Pick, Store
 from .scales import ScaleLevel, choice_text, parse_choice
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..errors import SchemeError
 from ..formats import Format, format_name, get_format
 from .granularity import Granularity
-from .rules import FLOOR, LINEAR, RULES, Linear, Pick, ScaleRule, Store
+from .scale_rules import FLOOR, LINEAR, RULES, Linear, Pick, ScaleRule, Store
 
 
 @dataclass(frozen=True, kw_only=True)

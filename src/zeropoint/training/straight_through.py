@@ -67,7 +67,7 @@ class AtLeast(torch.autograd.Function):
         return grad, None
 
 
-class PowerOfTwo(torch.autograd.Function):
+class PowerOfTwoScale(torch.autograd.Function):
     """``s = 2 ** (ceil(e) - shift)``, exact, with ``ds / de = s ln 2``: the ceiling is straight through.
 
     Exponents are limited to ``lowest..highest``, which changes no gradient.
@@ -230,8 +230,8 @@ def at_least(x: torch.Tensor, least: float) -> torch.Tensor:
 
 
 def power_of_two(exponent: torch.Tensor, shift: int, *, lowest: int, highest: int) -> torch.Tensor:
-    """Return :class:`PowerOfTwo` of ``exponent``."""
-    result: torch.Tensor = PowerOfTwo.apply(exponent, shift, lowest, highest)  # type: ignore[no-untyped-call]
+    """Return :class:`PowerOfTwoScale` of ``exponent``."""
+    result: torch.Tensor = PowerOfTwoScale.apply(exponent, shift, lowest, highest)  # type: ignore[no-untyped-call]
     return result
 
 

@@ -13,7 +13,7 @@ from tests.oracles import synthetic_llama
 
 from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.choose.selection import Selection
-from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.verification import verify
@@ -31,12 +31,12 @@ rules:
 """
 
 
-def planned(folder: Path, recipe: str, **selection: object) -> Plan:
+def planned(folder: Path, recipe: str, **selection: object) -> CheckpointPlan:
     text = RecipeText(text=recipe, name="r.yaml")
     return make_plan(open_source(folder), text, selection=Selection(**selection), limits=ONE)  # type: ignore[arg-type]
 
 
-def actions(plan: Plan) -> dict[str, tuple[str | None, str]]:
+def actions(plan: CheckpointPlan) -> dict[str, tuple[str | None, str]]:
     """Return scheme and reason by name."""
     found = {}
     for d in plan.decisions:

@@ -8,20 +8,20 @@ import torch
 from tests.checkpoint.written import CONFIG, LINEAR, save, weight
 
 from zeropoint.checkpoint.choose.selection import Selection
-from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.errors import CheckpointError, PatternError
 
 
 def plan(
     folder: Path, tensors: dict[str, torch.Tensor], to: str = "int8:channel", **selection: object
-) -> Plan:
+) -> CheckpointPlan:
     config = selection.pop("config", CONFIG)
     source = open_source(save(folder, {LINEAR: weight(8, 32)} | tensors, config))  # type: ignore[arg-type]
     return make_plan(source, to, selection=Selection(**selection))  # type: ignore[arg-type]
 
 
-def reason(made: Plan, name: str) -> str | None:
+def reason(made: CheckpointPlan, name: str) -> str | None:
     """Return why a tensor is kept, or None when it is quantized."""
     (decision,) = [d for d in made.decisions if d.entry.name == name]
     return None if decision.quantized else decision.reason

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.faults.tiny import SCHEME, write_tiny
 
-from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
@@ -56,13 +56,13 @@ def cluster(session_cluster: Any) -> Any:
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(tmp_path: Path) -> CheckpointPlan:
     """A plan of 3 shards, with sets that share a scale across them."""
     model = write_tiny(tmp_path / "model")
     return make_plan(open_source(model), SCHEME, limits=Limits(workers=2))
 
 
 @pytest.fixture
-def local(plan: Plan, tmp_path: Path) -> Path:
+def local(plan: CheckpointPlan, tmp_path: Path) -> Path:
     """What threads on this machine make of the plan."""
     return run(plan, tmp_path / "local").path

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from zeropoint.checkpoint.cluster.worker import Batch, Request, Result, work
+from zeropoint.checkpoint.cluster.worker import PlanRequest, Result, UnitBatch, work
 from zeropoint.checkpoint.plan import identity
 
-Work = Callable[[Request, Batch], list[Result]]
+Work = Callable[[PlanRequest, UnitBatch], list[Result]]
 
 
 def _first(marker: Path) -> bool:
@@ -28,7 +28,7 @@ def _first(marker: Path) -> bool:
 def dies_once(marker: Path) -> Work:
     """The first worker's process dies with a batch half done."""
 
-    def dies(request: Request, batch: Batch) -> list[Result]:
+    def dies(request: PlanRequest, batch: UnitBatch) -> list[Result]:
         if _first(marker):
             work(request, replace(batch, numbers=batch.numbers[:1]))
             os._exit(1)
@@ -40,7 +40,7 @@ def dies_once(marker: Path) -> Work:
 def hangs_once(marker: Path) -> Work:
     """The first worker says in ``marker``.at on which node it is, with a batch half done, and hangs."""
 
-    def hangs(request: Request, batch: Batch) -> list[Result]:
+    def hangs(request: PlanRequest, batch: UnitBatch) -> list[Result]:
         if _first(marker):
             import ray
 
@@ -58,7 +58,7 @@ def stays_once(marker: Path) -> Work:
     """The first worker writes its process's number into ``marker``.pid and hangs; no other begins before."""
     number = marker.with_suffix(".pid")
 
-    def stays(request: Request, batch: Batch) -> list[Result]:
+    def stays(request: PlanRequest, batch: UnitBatch) -> list[Result]:
         if _first(marker):
             number.with_suffix(".new").write_text(str(os.getpid()))
             number.with_suffix(".new").rename(number)
@@ -74,7 +74,7 @@ def stays_once(marker: Path) -> Work:
 def looks_elsewhere(folder: Path) -> Work:
     """Every worker sees another file system where the output should be."""
 
-    def looks(request: Request, batch: Batch) -> list[Result]:
+    def looks(request: PlanRequest, batch: UnitBatch) -> list[Result]:
         return work(replace(request, partials=replace(request.partials, path=folder)), batch)
 
     return looks
@@ -83,7 +83,7 @@ def looks_elsewhere(folder: Path) -> Work:
 def has_version(version: str) -> Work:
     """Every worker has another version of zeropoint."""
 
-    def has(request: Request, batch: Batch) -> list[Result]:
+    def has(request: PlanRequest, batch: UnitBatch) -> list[Result]:
         mine, identity.VERSION = identity.VERSION, version
         try:
             return work(request, batch)

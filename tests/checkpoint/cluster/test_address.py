@@ -11,13 +11,13 @@ import pytest
 from tests.checkpoint.written import digests
 
 from zeropoint.checkpoint.cluster.ray import RayExecutor
-from zeropoint.checkpoint.plan.checkpoint_plan import Plan
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan
 from zeropoint.checkpoint.run.executor import ExecutorError
 from zeropoint.checkpoint.run.loop import run
 
 
 def test_the_engine_connects_to_an_address_for_its_run_alone(
-    plan: Plan, local: Path, cluster: Any, tmp_path: Path
+    plan: CheckpointPlan, local: Path, cluster: Any, tmp_path: Path
 ) -> None:
     import ray
 
@@ -26,7 +26,7 @@ def test_the_engine_connects_to_an_address_for_its_run_alone(
     assert digests(tmp_path / "out") == digests(local)
 
 
-def test_an_address_that_does_not_answer_is_an_error(plan: Plan, tmp_path: Path) -> None:
+def test_an_address_that_does_not_answer_is_an_error(plan: CheckpointPlan, tmp_path: Path) -> None:
     rule = r"no Ray cluster answers at '127\.0\.0\.1:1': Connection refused; pass the HOST:PORT"
     with pytest.raises(ExecutorError, match=rule):
         run(plan, tmp_path / "out", executor=RayExecutor(address="127.0.0.1:1"))
@@ -34,13 +34,13 @@ def test_an_address_that_does_not_answer_is_an_error(plan: Plan, tmp_path: Path)
 
 
 @pytest.mark.parametrize("address", ["head", "ray://head:10001", "head:port"])
-def test_an_address_that_is_none_is_refused(address: str, plan: Plan, tmp_path: Path) -> None:
+def test_an_address_that_is_none_is_refused(address: str, plan: CheckpointPlan, tmp_path: Path) -> None:
     with pytest.raises(ExecutorError, match=rf"address '{address}' must be HOST:PORT of a Ray cluster"):
         run(plan, tmp_path / "out", executor=RayExecutor(address=address))
 
 
 def test_without_ray_the_engine_says_what_to_install(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: CheckpointPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(

@@ -15,7 +15,7 @@ from tests.checkpoint.written import digests
 from tests.oracles.synthetic_llama import write
 
 from zeropoint.checkpoint.cluster.ray import RayExecutor
-from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.executor import Executor
@@ -51,7 +51,7 @@ run(make_plan(open_source(source), scheme, limits=Limits(workers=1)), out, execu
 SCHEME = "nvfp4a16"
 
 
-def kill_a_driver(plan: Plan, out: Path, address: str, count: int) -> None:
+def kill_a_driver(plan: CheckpointPlan, out: Path, address: str, count: int) -> None:
     arguments = [str(plan.source.given), str(out), SCHEME, address, str(count)]
     ended = subprocess.run([sys.executable, "-c", DRIVER, *arguments], check=False, capture_output=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()[-500:]

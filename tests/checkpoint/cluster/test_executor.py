@@ -15,10 +15,10 @@ from tests.checkpoint.written import digests
 from tests.faults.tiny import SCHEME
 
 from zeropoint.checkpoint.choose.recipe import KEEP
-from zeropoint.checkpoint.choose.selection import Dequantize, Selection
+from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.cluster import ray as ray_engine
 from zeropoint.checkpoint.cluster.ray import RayExecutor
-from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.read.file_names import JOURNAL
 from zeropoint.checkpoint.read.object_store import RemotePath, filesystem
 from zeropoint.checkpoint.read.source import open_source
@@ -62,7 +62,7 @@ def until(count: int, executor: Executor) -> Executor:
 
 
 def test_a_cluster_writes_the_bytes_of_threads(
-    plan: Plan, local: Path, executor: RayExecutor, tmp_path: Path
+    plan: CheckpointPlan, local: Path, executor: RayExecutor, tmp_path: Path
 ) -> None:
     result = run(plan, tmp_path / "out", executor=executor)
     assert digests(tmp_path / "out") == digests(local)
@@ -73,14 +73,14 @@ def test_a_cluster_writes_the_bytes_of_threads(
 def test_a_cluster_decodes_what_is_quantized_already(
     local: Path, executor: RayExecutor, tmp_path: Path
 ) -> None:
-    plan = make_plan(open_source(local), KEEP, selection=Selection(dequantize=Dequantize.EVERY))
+    plan = make_plan(open_source(local), KEEP, selection=Selection(dequantize=DequantizePolicy.EVERY))
     run(plan, tmp_path / "threads")
     run(plan, tmp_path / "cluster", executor=executor)
     assert digests(tmp_path / "cluster") == digests(tmp_path / "threads")
 
 
 def test_the_batch_of_a_worker_that_dies_is_done_again(
-    plan: Plan, local: Path, executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: CheckpointPlan, local: Path, executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_engine, "work", faulty.dies_once(tmp_path / "died"))
     run(plan, tmp_path / "out", executor=executor)
@@ -89,7 +89,7 @@ def test_the_batch_of_a_worker_that_dies_is_done_again(
 
 
 def test_the_units_of_a_node_that_goes_are_done_elsewhere(
-    plan: Plan,
+    plan: CheckpointPlan,
     local: Path,
     executor: RayExecutor,
     cluster: Any,
@@ -120,7 +120,7 @@ def test_the_units_of_a_node_that_goes_are_done_elsewhere(
 
 @pytest.mark.parametrize("first", ["threads", "cluster"])
 def test_what_one_engine_began_the_other_ends(
-    first: str, plan: Plan, local: Path, executor: RayExecutor, tmp_path: Path
+    first: str, plan: CheckpointPlan, local: Path, executor: RayExecutor, tmp_path: Path
 ) -> None:
     engines: dict[str, Executor] = {"threads": on_threads, "cluster": executor}
     with pytest.raises(KeyboardInterrupt):
@@ -132,7 +132,7 @@ def test_what_one_engine_began_the_other_ends(
 
 
 def test_no_worker_outlives_a_batch_that_is_cancelled(
-    plan: Plan, executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: CheckpointPlan, executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_engine, "work", faulty.stays_once(tmp_path / "marker"))
     with pytest.raises(KeyboardInterrupt):
@@ -145,7 +145,7 @@ def test_no_worker_outlives_a_batch_that_is_cancelled(
 
 
 def test_an_error_of_the_data_is_that_of_threads_and_leaves_nothing(
-    plan: Plan, executor: RayExecutor, tmp_path: Path
+    plan: CheckpointPlan, executor: RayExecutor, tmp_path: Path
 ) -> None:
     entry = next(weight.source for weight in plan.weights if "o_proj" in weight.module)
     with open(entry.file, "r+b") as file:  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ def test_an_error_of_the_data_is_that_of_threads_and_leaves_nothing(
 
 
 def test_a_worker_that_sees_another_file_system_is_an_error_and_keeps_what_is_done(
-    plan: Plan, local: Path, executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: CheckpointPlan, local: Path, executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(plan, tmp_path / "out", executor=until(5, on_threads))
@@ -180,7 +180,7 @@ def test_a_worker_that_sees_another_file_system_is_an_error_and_keeps_what_is_do
 
 
 def test_a_worker_of_another_version_is_an_error_that_names_both(
-    plan: Plan, executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: CheckpointPlan, executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_engine, "work", faulty.has_version("0.0.1"))
     rule = r"the plan, seen from host .*, differs in 'zeropoint': it has '\d.*', now '0.0.1'; install one"
@@ -190,7 +190,11 @@ def test_a_worker_of_another_version_is_an_error_that_names_both(
 
 
 def test_the_command_runs_on_a_cluster(
-    plan: Plan, local: Path, executor: RayExecutor, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plan: CheckpointPlan,
+    local: Path,
+    executor: RayExecutor,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert executor.address is not None
     where = ["--executor", "ray", "--address", executor.address]
@@ -200,7 +204,7 @@ def test_the_command_runs_on_a_cluster(
 
 
 def test_a_cluster_fills_the_spool_of_an_output_behind_a_url(
-    plan: Plan, local: Path, executor: RayExecutor, tmp_path: Path
+    plan: CheckpointPlan, local: Path, executor: RayExecutor, tmp_path: Path
 ) -> None:
     run(plan, RemotePath("memory://bucket/out"), spool=tmp_path / "spool", executor=executor)
     store = filesystem(RemotePath("memory://bucket"))

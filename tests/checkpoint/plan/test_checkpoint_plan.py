@@ -12,8 +12,8 @@ from tests.oracles import synthetic_llama
 from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan, slab_rows
 from zeropoint.checkpoint.plan.config_and_index import MANIFEST
-from zeropoint.checkpoint.plan.engines import require_loadable
 from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.plan.verdicts import require_loadable
 from zeropoint.checkpoint.read.config_text import WEIGHTS_ONLY_CONFIG, insert_config
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.errors import CheckpointError, UnsupportedError

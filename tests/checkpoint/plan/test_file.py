@@ -14,10 +14,10 @@ from tests.oracles import synthetic_llama
 
 from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.choose.selection import Selection
-from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
-from zeropoint.checkpoint.plan.document import plan_document
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.file import PlanFile, write_plan
 from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.plan.plan_document import plan_document
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.registry import DEFAULT
@@ -26,7 +26,7 @@ from zeropoint.errors import CheckpointError, RecipeError
 RECIPE = RecipeText(text="default: w4a16\nrules: [{name: '*.self_attn.*_proj', preset: w8a8}]", name="r.yaml")
 
 
-def planned(source: Path, **selection: Any) -> Plan:
+def planned(source: Path, **selection: Any) -> CheckpointPlan:
     return make_plan(open_source(source), RECIPE, selection=Selection(**selection), limits=ONE)
 
 

@@ -11,9 +11,9 @@ from types import FrameType
 import pytest
 
 from zeropoint.checkpoint.choose.recipe import RecipeText
-from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
-from zeropoint.checkpoint.plan.document import plan_document
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.plan.plan_document import plan_document
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.report.plans import plan_report
 
@@ -58,7 +58,7 @@ def write(folder: Path, shards: int) -> Path:
     return folder
 
 
-def planned(folder: Path, recipe: str) -> Plan:
+def planned(folder: Path, recipe: str) -> CheckpointPlan:
     return make_plan(open_source(folder), RecipeText(text=RECIPES[recipe]), limits=Limits(workers=2))
 
 

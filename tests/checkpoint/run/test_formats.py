@@ -11,14 +11,14 @@ from tests.checkpoint.written import digests, tensors_of
 from tests.oracles import synthetic_llama
 
 import zeropoint as zp
-from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.file import PlanFile, write_plan
 from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.advice import rough
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.run.units import units
-from zeropoint.codecs.layers import layer_scheme
+from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.registry import CODECS
 
 pytestmark = pytest.mark.usefixtures("small_units")
@@ -36,7 +36,7 @@ WAYS = (
 )
 
 
-def plan_of(source: Path, name: str, to: str, limits: Limits) -> Plan:
+def plan_of(source: Path, name: str, to: str, limits: Limits) -> CheckpointPlan:
     return make_plan(open_source(source), to, limits=limits, codec=CODECS[name])
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.checkpoint import mixture
 from tests.checkpoint.verify.test_memory import peak_of
 
-from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
@@ -29,7 +29,7 @@ MOST_BYTES = 2500
 WIDE = 512 << 20
 
 
-def planned(folder: Path) -> Plan:
+def planned(folder: Path) -> CheckpointPlan:
     return make_plan(open_source(folder), "nvfp4a16", limits=ONE)
 
 

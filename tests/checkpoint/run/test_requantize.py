@@ -17,7 +17,7 @@ from tests.checkpoint.written import CONFIG, ONE, digests, quantize, same_bytes,
 from tests.oracles import synthetic_llama
 
 from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
-from zeropoint.checkpoint.choose.selection import Dequantize, Selection
+from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.config_and_index import MANIFEST
 from zeropoint.checkpoint.plan.limits import Limits
@@ -28,7 +28,7 @@ from zeropoint.checkpoint.run.units import units as units_of
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError, NonFiniteError
 
-FIRST, EVERY = Selection(dequantize=Dequantize.FIRST), Selection(dequantize=Dequantize.EVERY)
+FIRST, EVERY = Selection(dequantize=DequantizePolicy.FIRST), Selection(dequantize=DequantizePolicy.EVERY)
 UP, DOWN, Q = (
     f"model.layers.0.{name}.weight" for name in ("mlp.up_proj", "mlp.down_proj", "self_attn.q_proj")
 )
@@ -120,7 +120,7 @@ def test_layers_that_are_not_selected_keep_their_codes_and_are_described_as_befo
     llama: Path, tmp_path: Path
 ) -> None:
     quantize(llama, tmp_path / "first", "w8a8")
-    ignored = Selection(dequantize=Dequantize.FIRST, ignore=("*.self_attn.*",))
+    ignored = Selection(dequantize=DequantizePolicy.FIRST, ignore=("*.self_attn.*",))
     requantize(tmp_path / "first", tmp_path / "out", "w4a16", ignored)
     before, after = tensors_of(tmp_path / "first"), tensors_of(tmp_path / "out")
     kept = {name for name in before if "self_attn" in name or "proj" not in name}
@@ -145,7 +145,7 @@ def test_layers_that_are_not_selected_keep_their_codes_and_are_described_as_befo
 def test_transformers_loads_old_codes_beside_new_ones(llama: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="extra `hf`")
     quantize(llama, tmp_path / "first", "w8a8")
-    ignored = Selection(dequantize=Dequantize.FIRST, ignore=("*.self_attn.*",))
+    ignored = Selection(dequantize=DequantizePolicy.FIRST, ignore=("*.self_attn.*",))
     requantize(tmp_path / "first", tmp_path / "out", "w4a16", ignored)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -184,11 +184,11 @@ def test_what_an_older_configuration_says_of_the_cache_and_of_absent_modules_sta
 
 
 def test_fp8_layers_that_would_stay_are_refused_or_written_as_floats(fp8: Path, tmp_path: Path) -> None:
-    selection = Selection(dequantize=Dequantize.FIRST, ignore=("*.self_attn.*",))
+    selection = Selection(dequantize=DequantizePolicy.FIRST, ignore=("*.self_attn.*",))
     rule = "8 layers would keep their fp8 codes, such as .*; pass --dequantize-kept to write them as floats"
     with pytest.raises(CheckpointError, match=rule):
         requantize(fp8, tmp_path / "out", "mxfp4", selection)
-    every = Selection(dequantize=Dequantize.EVERY, ignore=("*.self_attn.*",))
+    every = Selection(dequantize=DequantizePolicy.EVERY, ignore=("*.self_attn.*",))
     requantize(fp8, tmp_path / "out", "mxfp4", every)
     found, expected = tensors_of(tmp_path / "out"), dequantized_by_others(fp8)
     floats = {name for name in expected if "mlp" not in name}
@@ -204,7 +204,7 @@ def test_a_recipe_that_keeps_everything_writes_the_floats_that_others_find(
     dtype: torch.dtype, fp8: Path, tmp_path: Path
 ) -> None:
     floats = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}[dtype]
-    requantize(fp8, tmp_path / "out", KEEP, Selection(dequantize=Dequantize.EVERY, floats=floats))
+    requantize(fp8, tmp_path / "out", KEEP, Selection(dequantize=DequantizePolicy.EVERY, floats=floats))
     found, expected = tensors_of(tmp_path / "out"), dequantized_by_others(fp8, dtype=dtype)
     assert found.keys() == expected.keys()
     assert all(same_bytes(found[name], values) for name, values in expected.items())
@@ -260,14 +260,14 @@ def test_verify_takes_codes_that_stayed_and_floats_for_what_they_are(
 ) -> None:
     ignore = ("*.self_attn.*",)
     quantize(llama, tmp_path / "first", "w8a8")
-    some = Selection(dequantize=Dequantize.FIRST, ignore=ignore)
+    some = Selection(dequantize=DequantizePolicy.FIRST, ignore=ignore)
     requantize(tmp_path / "first", tmp_path / "out", "w8a16", some)
     staying = verify(tmp_path / "out", tmp_path / "first", limits=ONE)
     assert staying.ok, staying.problems
     kept = {p.layer.module for p in staying.layers if p.of_bound == 0}
     assert kept == {p.layer.module for p in staying.layers if "self_attn" in p.layer.module}
-    requantize(fp8, tmp_path / "mixed", "mxfp4", Selection(dequantize=Dequantize.EVERY, ignore=ignore))
-    requantize(fp8, tmp_path / "floats", KEEP, Selection(dequantize=Dequantize.EVERY, floats="F16"))
+    requantize(fp8, tmp_path / "mixed", "mxfp4", Selection(dequantize=DequantizePolicy.EVERY, ignore=ignore))
+    requantize(fp8, tmp_path / "floats", KEEP, Selection(dequantize=DequantizePolicy.EVERY, floats="F16"))
     for name, layers in (("mixed", 6), ("floats", 0)):
         verification = verify(tmp_path / name, fp8, limits=ONE)
         assert verification.ok, verification.problems
@@ -279,7 +279,9 @@ def test_verify_finds_a_bit_that_flipped_in_what_was_dequantized_or_stayed(
     floats: bool, llama: Path, tmp_path: Path
 ) -> None:
     quantize(llama, tmp_path / "first", "w8a8")
-    some = Selection(dequantize=Dequantize.EVERY if floats else Dequantize.FIRST, ignore=("*.self_attn.*",))
+    some = Selection(
+        dequantize=DequantizePolicy.EVERY if floats else DequantizePolicy.FIRST, ignore=("*.self_attn.*",)
+    )
     requantize(tmp_path / "first", tmp_path / "out", "w4a16", some)
     path = next(p for p in sorted((tmp_path / "out").glob("*.safetensors")) if Q in load_file(p))
     tensors = load_file(path)
@@ -326,7 +328,7 @@ def test_a_run_is_not_resumed_with_floats_of_another_dtype(fp8: Path, tmp_path: 
         run(
             make_plan(open_source(fp8), "mxfp4", selection=FIRST, limits=ONE), tmp_path / "out", executor=ends
         )
-    other = Selection(dequantize=Dequantize.FIRST, floats="F32")
+    other = Selection(dequantize=DequantizePolicy.FIRST, floats="F32")
     with pytest.raises(CheckpointError, match="differs in 'dequantize': it has 'first', now 'first F32'"):
         requantize(fp8, tmp_path / "out", "mxfp4", other)
 

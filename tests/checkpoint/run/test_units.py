@@ -16,7 +16,7 @@ from tests.oracles import synthetic_llama
 
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.run.tensor_error import TensorError, exact_sum
-from zeropoint.checkpoint.run.units import Rows, groups, units
+from zeropoint.checkpoint.run.units import QuantizeRows, groups, units
 from zeropoint.checkpoint.run.work import Done
 
 
@@ -75,8 +75,8 @@ def test_sets_with_one_tensor_scale_are_scanned_together(tmp_path: Path) -> None
 
 def test_what_became_of_a_unit_is_written_without_loss(tmp_path: Path) -> None:
     found = units(plan_of(save(tmp_path / "in", {LINEAR: weight(64, 128), "a.bias": weight(9)})))
-    rows = next(unit for unit in found if isinstance(unit, Rows))
-    whole = next(unit for unit in found if not isinstance(unit, Rows))
+    rows = next(unit for unit in found if isinstance(unit, QuantizeRows))
+    whole = next(unit for unit in found if not isinstance(unit, QuantizeRows))
     error = TensorError(
         values=rows.rows * 128, squares=exact_sum([0.1, 1e-300, 1e20]), errors=(5e-324,), largest=1 / 3,
         clipped=1, zero_blocks=2, lost_blocks=3,
@@ -102,5 +102,5 @@ def test_exact_sums_depend_on_no_order_and_no_grouping() -> None:
 @pytest.mark.usefixtures("small_units")
 def test_a_unit_holds_whole_rows_of_the_layout(tmp_path: Path) -> None:
     plan = plan_of(save(tmp_path / "in", {LINEAR: weight(1000, 128)}), "fp8_block")
-    rows = [unit.rows for unit in units(plan) if isinstance(unit, Rows)]
+    rows = [unit.rows for unit in units(plan) if isinstance(unit, QuantizeRows)]
     assert rows == [256, 256, 256, 232]

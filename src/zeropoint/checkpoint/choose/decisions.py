@@ -10,20 +10,20 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ...codecs.layers import layer_of
+from ...codecs.layer_schemes import layer_of
 from ...codecs.protocol import Codec, LayerScheme
 from ...columns import Kinds, Made
 from ...errors import CheckpointError, RecipeError, count, printable
 from ...methods import NEAREST
 from ...recipes import Assignment, Recipe, Rule, Subject
-from ..read.entries import Entries, TensorEntry
 from ..read.source import Source
-from .experts import matrices
+from ..read.tensor_entries import Entries, TensorEntry
+from .expert_matrices import matrices
 from .selection import Selection, Why, is_fused_experts, names, not_a_weight, subject_of, why_kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class TensorDecision:
     """What happens to one tensor: quantized to ``layer`` by ``method``, or kept where that is None.
 
     why: where it comes from. reason: in words.
@@ -46,7 +46,7 @@ class Decision:
         return self.layer is None and self.why in (Why.UNFIT, Why.UNNAMED)
 
 
-def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -> Sequence[Decision]:
+def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -> Sequence[TensorDecision]:
     """Return the decision about every tensor of ``source``, in the order of its entries.
 
     The rules of ``recipe`` come before the default rules, which decide about what no rule names and give what
@@ -59,7 +59,7 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
     entries, config = source.entries, source.config or {}
     layers, uses, rules = _LayerSchemes(codec), _Uses(recipe), selection.recipe(recipe)
 
-    def decided(entry: TensorEntry) -> Decision:
+    def decided(entry: TensorEntry) -> TensorDecision:
         rule = rules.first(subject_of(entry, config))
         by_default = rule is recipe.default
         kept = rule.gives is None and rule.place != "" and not by_default
@@ -68,14 +68,16 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
         unfit = None if layer is None else misfit(entry, layer)
         if problem is not None:
             why = Why.UNFIT if is_fused_experts(entry) or selection.includes(entry.name) else Why.DEFAULT
-            decision = Decision(entry=entry, layer=None, why=why, reason=problem)
+            decision = TensorDecision(entry=entry, layer=None, why=why, reason=problem)
         elif rule.gives is None:
-            decision = Decision(entry=entry, layer=None, why=why_kept(rule), reason=_kept_by(rule, kept=kept))
+            decision = TensorDecision(
+                entry=entry, layer=None, why=why_kept(rule), reason=_kept_by(rule, kept=kept)
+            )
         elif unfit is not None:
-            decision = Decision(entry=entry, layer=None, why=Why.UNFIT, reason=unfit)
+            decision = TensorDecision(entry=entry, layer=None, why=Why.UNFIT, reason=unfit)
         else:
             kind = "fused experts" if is_fused_experts(entry) else "a linear weight"
-            decision = Decision(
+            decision = TensorDecision(
                 entry=entry, layer=layer, method=rule.gives.method or NEAREST,
                 why=Why.LINEAR if by_default else Why.USER, reason=kind if by_default else rule.place,
             )  # fmt: skip
@@ -97,15 +99,15 @@ def _kept_by(rule: Rule, *, kept: bool) -> str:
     return f"{rule.reason} ({rule.place})" if rule.reason else rule.place
 
 
-def compact(entries: Entries, decisions: Iterable[Decision]) -> Sequence[Decision]:
+def compact(entries: Entries, decisions: Iterable[TensorDecision]) -> Sequence[TensorDecision]:
     """Return the decisions about ``entries``, one for each in their order, in columns."""
     of, kinds = array("I"), Kinds()
     for decision in decisions:
         of.append(kinds.number((decision.layer, decision.method, decision.why, decision.reason)))
 
-    def made(number: int) -> Decision:
+    def made(number: int) -> TensorDecision:
         layer, method, why, reason = kinds[of[number]]
-        return Decision(entry=entries.at(number), layer=layer, method=method, why=why, reason=reason)
+        return TensorDecision(entry=entries.at(number), layer=layer, method=method, why=why, reason=reason)
 
     return Made(len(of), made)
 
@@ -116,9 +118,9 @@ class _Uses:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._used: set[int] = set()
-        self._first: dict[int, Decision] = {}
+        self._first: dict[int, TensorDecision] = {}
 
-    def add(self, rule: Rule, decision: Decision, *, possible: bool) -> None:
+    def add(self, rule: Rule, decision: TensorDecision, *, possible: bool) -> None:
         if possible:
             self._used.add(id(rule))
         self._first.setdefault(id(rule), decision)
@@ -157,7 +159,7 @@ def misfit(entry: TensorEntry, layer: LayerScheme) -> str | None:
     return next(filter(None, (layer.codec.refusal(layer, shape) for shape in shapes)), None)
 
 
-def _check_includes(selection: Selection, decisions: Sequence[Decision]) -> None:
+def _check_includes(selection: Selection, decisions: Sequence[TensorDecision]) -> None:
     for pattern in selection.include:
         named = [d for d in decisions if names(pattern, d.entry.name)]
         if not any(d.quantized or d.why is Why.USER for d in named):
@@ -167,7 +169,7 @@ def _check_includes(selection: Selection, decisions: Sequence[Decision]) -> None
             )
 
 
-def _check_strict(decisions: Sequence[Decision]) -> None:
+def _check_strict(decisions: Sequence[TensorDecision]) -> None:
     left = [d for d in decisions if d.kept_by_default]
     if left:
         listed = "; ".join(describe(d) for d in left[:_LISTED])
@@ -181,13 +183,13 @@ def _check_strict(decisions: Sequence[Decision]) -> None:
 _LISTED = 10
 
 
-def describe(decision: Decision) -> str:
+def describe(decision: TensorDecision) -> str:
     """Return what the tensor is and why it is quantized or kept, in words."""
     entry = decision.entry
     return f"{printable(entry.name)} ({entry.dtype}, shape {list(entry.shape)}): {decision.reason}"
 
 
-def nothing_selected(decisions: Sequence[Decision]) -> str:
+def nothing_selected(decisions: Sequence[TensorDecision]) -> str:
     """Return the sentence for a checkpoint of which nothing would be quantized, with the reasons."""
     reasons = Counter(d.reason for d in decisions).most_common(3)
     listed = ", ".join(f"{number} because: {reason}" for reason, number in reasons)

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from ...architectures import fused_set
 from ...codecs.protocol import LayerScheme
 from ...errors import printable
-from .decisions import Decision
+from .decisions import TensorDecision
 from .selection import is_fused_experts, module_of
 
 
-def split_sets(decisions: Iterable[Decision]) -> list[str]:
+def split_sets(decisions: Iterable[TensorDecision]) -> list[str]:
     """Return a sentence for each set that engines run as one and whose members do not have one scheme."""
     sets: dict[str, dict[LayerScheme | None, str]] = {}
     for decision in decisions:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...codecs.layers import layer_of, layer_scheme
+from ...codecs.layer_schemes import layer_of, layer_scheme
 from ...codecs.protocol import Codec, LayerScheme
 from ...errors import printable
 from ...recipes import Assignment, Recipe, Rule, Vocabulary, parse_recipe, read_recipe

@@ -18,7 +18,7 @@ from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, near_misses, printable
 from ...patterns import name_pattern
 from ...recipes import Recipe, Rule, Subject
-from ..read.entries import TensorEntry
+from ..read.tensor_entries import TensorEntry
 
 WEIGHT_DTYPES = ("F32", "BF16", "F16")
 """Dtypes of weights that are quantized, as safetensors spells them."""
@@ -41,7 +41,7 @@ class Why(enum.Enum):
     """A linear weight that no rule of the recipe names, and the recipe has no default."""
 
 
-class Dequantize(enum.Enum):
+class DequantizePolicy(enum.Enum):
     """What becomes of layers that are quantized already."""
 
     NONE = "none"
@@ -71,7 +71,7 @@ class Selection:
     include: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     strict: bool = False
-    dequantize: Dequantize = Dequantize.NONE
+    dequantize: DequantizePolicy = DequantizePolicy.NONE
     floats: str | None = None
 
     def __post_init__(self) -> None:

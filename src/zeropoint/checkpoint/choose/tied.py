@@ -7,9 +7,9 @@ hold the head all the same; where its bytes are those of the embedding, nothing 
 from __future__ import annotations
 
 from ...architectures import heads_of, is_input_embedding, says_tied
-from ..read.entries import TensorEntry
 from ..read.source import Source
 from ..read.storage import open_file
+from ..read.tensor_entries import TensorEntry
 from .selection import WEIGHT, module_of
 
 _COMPARED = 1 << 22

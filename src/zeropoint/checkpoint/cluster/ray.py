@@ -24,7 +24,7 @@ from ..run.executor import ExecutorError, Job, Results
 from ..run.tiles import widest
 from ..run.units import Unit
 from ..run.work import Done, Scanned
-from .worker import TOKEN_FILE, Batch, Failed, Request, work
+from .worker import TOKEN_FILE, Failed, PlanRequest, UnitBatch, work
 
 BATCH_BYTES = 1 << 28
 """Bytes of the source in a batch, at most: seconds of work, so that distributing it takes little time."""
@@ -55,7 +55,7 @@ class RayExecutor:
             return
         with _connected(self.address) as ray, _token(job) as token:
             plan = job.plan
-            request = Request(
+            request = PlanRequest(
                 token=token, source=plan.source.given, recipe=plan.recipe, selection=plan.selection,
                 codec=plan.codec, limits=replace(plan.limits, workers=1), partials=job.partials,
                 identity=tuple(identity(plan).items()), patience=self.patience,
@@ -73,7 +73,7 @@ class _Run:
         self._patience = patience
         self._remote = ray.remote(num_cpus=1, max_retries=_RETRIES)(work)
         self._schedule = Schedule(job, cpus=self._cpus())
-        self._pending: dict[Any, Batch] = {}
+        self._pending: dict[Any, UnitBatch] = {}
         self._failed: list[Failed] = []
 
     def results(self) -> Results:
@@ -157,7 +157,7 @@ class Schedule:
         """Take in the extremes of a unit."""
         self._scanned[found.number] = found
 
-    def next(self) -> Batch | None:
+    def next(self) -> UnitBatch | None:
         """Return the next batch, or None as long as it needs extremes that are not there."""
         numbers: list[int] = []
         size, extremes = 0, {}
@@ -175,7 +175,7 @@ class Schedule:
             numbers.append(unit.number)
             size += unit.nbytes
             self._steps.popleft()
-        return Batch(numbers=tuple(numbers), scans=scans, extremes=extremes) if numbers else None
+        return UnitBatch(numbers=tuple(numbers), scans=scans, extremes=extremes) if numbers else None
 
 
 def steps(job: Job, *, ahead: int) -> list[tuple[bool, Unit]]:
@@ -266,7 +266,7 @@ def _token(job: Job) -> Iterator[str]:
             os.unlink(path)
 
 
-def _lost(batch: Batch, error: BaseException) -> ExecutorError:
+def _lost(batch: UnitBatch, error: BaseException) -> ExecutorError:
     # A failure inside a worker carries its traceback as text; its cause says it in a line.
     inner = getattr(error, "cause", None) or error
     reason = printable(" ".join(f"{type(inner).__name__}: {inner}".split()), limit=500)[1:-1]

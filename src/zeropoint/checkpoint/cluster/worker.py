@@ -22,7 +22,7 @@ from ...errors import CheckpointError, ZeropointError
 from ...ops.threads import thread_limit
 from ..choose.recipe import RecipeText
 from ..choose.selection import Selection
-from ..plan.checkpoint_plan import Plan, make_plan
+from ..plan.checkpoint_plan import CheckpointPlan, make_plan
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import identity, require_same
 from ..plan.limits import Limits
@@ -31,7 +31,7 @@ from ..read.storage import Place, shown
 from ..run.directory import Partials, partial_name
 from ..run.executor import ExecutorError
 from ..run.tiles import Scratch
-from ..run.units import Rows, Unit, units
+from ..run.units import QuantizeRows, Unit, units
 from ..run.work import Done, Scanned, buffer_bytes, do, scan
 
 TOKEN_FILE = partial_name(MANIFEST)
@@ -40,7 +40,7 @@ _GLANCE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class PlanRequest:
     """What makes a plan again on another machine, and what tells that it is the same one.
 
     token: random text, which stands in ``TOKEN_FILE`` of the output: a worker that does not find it there
@@ -60,7 +60,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class UnitBatch:
     """Units, by number, that one worker does one after the other; or scans, where ``scans`` is set.
 
     extremes: those of the groups of the units.
@@ -86,7 +86,7 @@ class Failed:
 Result = Scanned | Done | Failed
 
 
-def work(request: Request, batch: Batch) -> list[Result]:
+def work(request: PlanRequest, batch: UnitBatch) -> list[Result]:
     """Do a batch and make its bytes durable; a failure is the last result, and the units before it count."""
     found: list[Result] = []
     number = batch.numbers[0]
@@ -108,10 +108,10 @@ def work(request: Request, batch: Batch) -> list[Result]:
     return found
 
 
-def _one(unit: Unit, batch: Batch, request: Request, plan: Plan) -> Scanned | Done:
+def _one(unit: Unit, batch: UnitBatch, request: PlanRequest, plan: CheckpointPlan) -> Scanned | Done:
     scratch = _scratch(buffer_bytes([unit], plan.limits))
     if batch.scans:
-        assert isinstance(unit, Rows)
+        assert isinstance(unit, QuantizeRows)
         return scan(unit, plan.limits, scratch)
     extremes = None if unit.group is None else batch.extremes[unit.group]
     return do(unit, request.partials, plan.limits, scratch, extremes)
@@ -122,7 +122,7 @@ def _scratch(size: int) -> Scratch:
     return Scratch(bytearray(size))
 
 
-def _require_shared(request: Request) -> None:
+def _require_shared(request: PlanRequest) -> None:
     """Raise ExecutorError unless the output here is the one that the driver writes to."""
     path, end = request.partials.path / TOKEN_FILE, time.monotonic() + request.patience
     while _content(path) != request.token:
@@ -143,7 +143,7 @@ def _content(path: Path) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def _prepare(request: Request) -> tuple[Plan, Sequence[Unit]]:
+def _prepare(request: PlanRequest) -> tuple[CheckpointPlan, Sequence[Unit]]:
     """Return the driver's plan and its units, made here; raises ExecutorError where they differ."""
     plan = make_plan(
         open_source(request.source), request.recipe, selection=request.selection, limits=request.limits,

@@ -19,7 +19,7 @@ from ...codecs.registry import DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, UnsupportedError, printable
 from ...models import Conversion, Converted, LocalQuantize, PackedWeight, QuantizedLinear, SplitExperts
-from ...models.decisions import require_model
+from ...models.recipe_layers import require_model
 from ...models.saving_guard import guarded
 from ...models.shared_linear import TRANSPOSED
 from ...models.unfuse import replace_modules, unfused
@@ -28,10 +28,10 @@ from ...recipes import Activation
 from ...tensor import QuantizedTensor
 from ...training import FakeQuantize
 from ..read.decoding import read_lines
-from ..read.entries import TensorEntry
-from ..read.quantized_layers import Stored, StoredLayer, find_layers
+from ..read.quantized_layers import StoredLayer, StoredLayers, find_layers
 from ..read.source import Source, open_source
 from ..read.storage import OpenFile, Place, open_file, shown
+from ..read.tensor_entries import TensorEntry
 from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, stands_of
 from .parts import layer_scheme_of, whole_scale
 
@@ -82,7 +82,7 @@ class _Files(dict[Place, OpenFile]):
             file.close()
 
 
-def _stored(source: Source, where: Sequence[WeightRows], linears: Mapping[str, nn.Linear]) -> Stored:
+def _stored(source: Source, where: Sequence[WeightRows], linears: Mapping[str, nn.Linear]) -> StoredLayers:
     """Return the quantized layers of the files, with the shapes and dtypes that the model gives them."""
     known = {
         rows.module: Known(
@@ -108,7 +108,7 @@ def _stored(source: Source, where: Sequence[WeightRows], linears: Mapping[str, n
     return stored
 
 
-def _load_floats(model: nn.Module, stored: Stored, files: Mapping[Place, OpenFile]) -> None:
+def _load_floats(model: nn.Module, stored: StoredLayers, files: Mapping[Place, OpenFile]) -> None:
     """Copy what is not quantized into the model, through views of its memory that have the names of files."""
     state = {name: t for name, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
     memory = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
@@ -153,7 +153,7 @@ class _Piece:
 
 
 def _layers(
-    linears: Mapping[str, nn.Linear], where: Sequence[WeightRows], found: tuple[Source, Stored],
+    linears: Mapping[str, nn.Linear], where: Sequence[WeightRows], found: tuple[Source, StoredLayers],
     files: Mapping[Place, OpenFile],
 ) -> dict[str, QuantizedLinear]:  # fmt: skip
     """Return the packed layers by name."""

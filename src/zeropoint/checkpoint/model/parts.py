@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ...codecs.layers import named_layer
+from ...codecs.layer_schemes import named_layer
 from ...codecs.protocol import Codec, LayerScheme, TensorSpec
 from ...errors import UnsupportedError, ZeropointError
 from ...models import (

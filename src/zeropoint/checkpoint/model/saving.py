@@ -23,7 +23,7 @@ from ...codecs.registry import DEFAULT
 from ...codecs.safetensors_dtypes import FILE_DTYPES
 from ...errors import CheckpointError, size_of
 from ...models import Conversion
-from ...models.decisions import require_model
+from ...models.recipe_layers import require_model
 from ..choose.selection import module_of
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from ..read.source import CONFIG, INDEX_SUFFIX, SINGLE_FILE

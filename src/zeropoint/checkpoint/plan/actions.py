@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from ...codecs.protocol import Codec, LayerScheme
 from ...columns import Made
 from ...errors import CheckpointError, printable
-from ..choose.decisions import Decision, compact, describe, nothing_selected
-from ..read.entries import TensorEntry
+from ..choose.decisions import TensorDecision, compact, describe, nothing_selected
 from ..read.storage import shown
+from ..read.tensor_entries import TensorEntry
 from .origin import Floats, Origin
 
 
@@ -26,14 +26,16 @@ class Actions:
     """
 
     floats: Floats
-    decisions: Sequence[Decision]
-    staying: tuple[Decision, ...]
+    decisions: Sequence[TensorDecision]
+    staying: tuple[TensorDecision, ...]
     restored: tuple[Origin, ...]
     kept: Sequence[TensorEntry]
     copies: Mapping[str, str]
 
     @staticmethod
-    def of(floats: Floats, decisions: Sequence[Decision], tied: Mapping[str, str], *, every: bool) -> Actions:
+    def of(
+        floats: Floats, decisions: Sequence[TensorDecision], tied: Mapping[str, str], *, every: bool
+    ) -> Actions:
         """Return what follows from ``decisions``.
 
         tied: heads that are copies of an embedding. every: whether layers that are quantized already and not
@@ -105,7 +107,7 @@ class Actions:
         return notes
 
 
-def _with_words(decision: Decision, words: str | None, *, alone: bool) -> Decision:
+def _with_words(decision: TensorDecision, words: str | None, *, alone: bool) -> TensorDecision:
     """Return a decision whose reason ends with what becomes of the codes; ``alone`` where that is all."""
     if words is None:
         return decision

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...architectures import is_transposed
-from ...codecs.layers import layer_scheme
+from ...codecs.layer_schemes import layer_scheme
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
@@ -24,10 +24,10 @@ from ...errors import CheckpointError, UnsupportedError, count, printable, size_
 from ...formats import RoundingMode
 from ...methods import Scope
 from ...recipes import Recipe
-from ..choose.decisions import Decision, decide, describe
+from ..choose.decisions import TensorDecision, decide, describe
 from ..choose.fused_layers import split_sets
 from ..choose.recipe import RecipeText, one_scheme
-from ..choose.selection import Dequantize, Selection, check_patterns, module_of
+from ..choose.selection import DequantizePolicy, Selection, check_patterns, module_of
 from ..choose.tied import tied_copies, tied_heads
 from ..read.config_text import WEIGHTS_ONLY_CONFIG
 from ..read.source import CONFIG, Source
@@ -36,12 +36,12 @@ from .actions import Actions
 from .config_and_index import MANIFEST, index_and_config
 from .limits import Limits
 from .origin import Floats, as_floats, unquantized
-from .placement import Kept, OutputShard, Placement, Restored, SharedScale, Weight
+from .placement import KeptTensor, OutputShard, Placement, Restored, SharedScale, Weight
 from .texts import Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Plan:
+class CheckpointPlan:
     """Everything that a run does; see the module.
 
     codec: what the files are written in. recipe, selection: what was asked for. texts: name to content of
@@ -53,7 +53,7 @@ class Plan:
     codec: Codec
     recipe: RecipeText
     selection: Selection
-    decisions: Sequence[Decision]
+    decisions: Sequence[TensorDecision]
     placement: Placement
     texts: Mapping[str, Text]
     companions: Mapping[Path, int]
@@ -66,7 +66,7 @@ class Plan:
         return self.placement.weights
 
     @property
-    def kept(self) -> Sequence[Kept]:
+    def kept(self) -> Sequence[KeptTensor]:
         """What is copied."""
         return self.placement.kept
 
@@ -174,7 +174,7 @@ class Plan:
         )
 
     @property
-    def unfit(self) -> tuple[Decision, ...]:
+    def unfit(self) -> tuple[TensorDecision, ...]:
         """Linear weights that are kept although no option says so."""
         return tuple(d for d in self.decisions if d.kept_by_default)
 
@@ -198,7 +198,7 @@ def kinds_of(items: Iterable[T]) -> list[T]:
 def make_plan(
     source: Source, to: str | RecipeText, *, selection: Selection | None = None, limits: Limits | None = None,
     codec: Codec = DEFAULT,
-) -> Plan:  # fmt: skip
+) -> CheckpointPlan:  # fmt: skip
     """Return the plan that quantizes ``source`` to a layer preset or weight scheme, or by a recipe.
 
     codec: what the files are written in.
@@ -222,14 +222,14 @@ def make_plan(
     if split and selection.strict:
         more = f"; and {count(len(split) - 1, 'more such set')}" if len(split) > 1 else ""
         raise CheckpointError(f"{split[0]}{more}; give each set one scheme, or leave out --strict")
-    every = selection.dequantize is Dequantize.EVERY
+    every = selection.dequantize is DequantizePolicy.EVERY
     actions = Actions.of(floats, decisions, tied_copies(source), every=every)
     actions.require_sense(codec, every=every)
     placement = Placement(source, actions, codec)
     limits = limits.reserve(source.entries, placement.by_name)
     texts = index_and_config(floats, decisions, placement, codec, staying=actions.staying)
     companions = [path for path in floats.source.companions if str(path) not in (*texts, MANIFEST)]
-    plan = Plan(
+    plan = CheckpointPlan(
         source=source, codec=codec, recipe=text, selection=selection, decisions=actions.decisions,
         placement=placement, texts=texts, limits=limits,
         notes=(*source.notes, *_notes(floats.source, decisions), *split, *actions.notes()),
@@ -263,7 +263,7 @@ def _require_model(source: Source) -> None:
 
 
 def _floats(source: Source, selection: Selection) -> Floats:
-    if selection.dequantize is Dequantize.NONE:
+    if selection.dequantize is DequantizePolicy.NONE:
         return unquantized(source)
     return as_floats(source, dtype=None if selection.floats is None else TORCH_DTYPES[selection.floats])
 
@@ -294,7 +294,7 @@ def _require_streaming(recipe: Recipe) -> None:
             )
 
 
-def _notes(source: Source, decisions: Sequence[Decision]) -> list[str]:
+def _notes(source: Source, decisions: Sequence[TensorDecision]) -> list[str]:
     notes = []
     heads = tied_heads(source)
     if heads:
@@ -319,9 +319,9 @@ def _notes(source: Source, decisions: Sequence[Decision]) -> list[str]:
     return notes
 
 
-def _kept_by_default(decisions: Iterable[Decision]) -> list[str]:
+def _kept_by_default(decisions: Iterable[TensorDecision]) -> list[str]:
     """Return a sentence for each reason why linear weights are kept although no option says so."""
-    found: dict[str, list[Decision]] = {}
+    found: dict[str, list[TensorDecision]] = {}
     for decision in decisions:
         if decision.kept_by_default:
             found.setdefault(decision.reason, []).append(decision)

@@ -10,8 +10,8 @@ from ...architectures import Config
 from ...codecs.containers import CONTAINERS
 from ...codecs.protocol import Codec, Contents, Documents, Module
 from ...errors import CheckpointError
-from ..choose.decisions import Decision
-from ..choose.experts import matrices
+from ..choose.decisions import TensorDecision
+from ..choose.expert_matrices import matrices
 from ..choose.selection import Why, is_fused_experts, module_of, subject_of
 from ..choose.tied import tied_heads
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
@@ -25,8 +25,8 @@ MANIFEST = "zeropoint_manifest.json"
 
 
 def index_and_config(
-    floats: Floats, decisions: Sequence[Decision], placement: Placement, codec: Codec, *,
-    staying: Sequence[Decision] = (),
+    floats: Floats, decisions: Sequence[TensorDecision], placement: Placement, codec: Codec, *,
+    staying: Sequence[TensorDecision] = (),
 ) -> dict[str, Text]:  # fmt: skip
     """Return the index, the configuration and what else the codec writes besides tensors, by file name.
 
@@ -70,7 +70,7 @@ def _readable(text: Text) -> Text:
 
 
 def _config(
-    floats: Floats, decisions: Sequence[Decision], staying: Sequence[Decision], codec: Codec
+    floats: Floats, decisions: Sequence[TensorDecision], staying: Sequence[TensorDecision], codec: Codec
 ) -> Documents:
     """Return the codec's configuration files; nothing where nothing is quantized."""
     if not any(decision.quantized for decision in decisions):
@@ -100,7 +100,7 @@ _ODD = ("Embedding", "Norm", "Router")
 """What rules call modules that loaders do not make Linear layers of."""
 
 
-def odd_targets(decisions: Iterable[Decision], family: Config) -> list[str]:
+def odd_targets(decisions: Iterable[TensorDecision], family: Config) -> list[str]:
     """Return quantized modules that are no Linear layers, such as embeddings and routers."""
     return [
         module_of(d.entry.name)
@@ -112,7 +112,7 @@ def odd_targets(decisions: Iterable[Decision], family: Config) -> list[str]:
     ]
 
 
-def _ignored(floats: Floats, kept: Iterable[Decision]) -> list[str]:
+def _ignored(floats: Floats, kept: Iterable[TensorDecision]) -> list[str]:
     """Return the modules that a loader must not take for quantized: kept matrices and tied heads.
 
     A Linear layer that is neither quantized nor listed is left uninitialized by transformers, without an

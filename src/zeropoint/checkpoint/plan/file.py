@@ -18,13 +18,13 @@ from ...codecs.registry import get_codec
 from ...errors import CheckpointError, printable, size_of
 from ...recipes.document import read_bounded
 from ..choose.recipe import RecipeText
-from ..choose.selection import Dequantize, Selection
+from ..choose.selection import DequantizePolicy, Selection
 from ..read.source import Source
 from ..read.storage import shown
-from .checkpoint_plan import Plan, make_plan
-from .document import FORMAT, VERSION, plan_document, tensor_documents
+from .checkpoint_plan import CheckpointPlan, make_plan
 from .identity import OF_SOURCE, SHARD, identity, require_same
 from .limits import Limits
+from .plan_document import FORMAT, VERSION, plan_document, tensor_documents
 
 _MAX_BYTES = 1 << 31
 _AGAIN = "make the plan again"
@@ -64,7 +64,7 @@ class PlanFile:
                     include=tuple(map(_text, request["include"])),
                     ignore=tuple(map(_text, request["ignore"])),
                     strict=request["strict"] is True,
-                    dequantize=Dequantize(request["dequantize"]),
+                    dequantize=DequantizePolicy(request["dequantize"]),
                     floats=None if request["floats"] is None else _text(request["floats"]),
                 ),
                 identity=dict(found["identity"]),
@@ -75,7 +75,7 @@ class PlanFile:
                 f"{shown(path)} is a damaged plan ({error!r}); make it again with zeropoint plan --out"
             ) from error
 
-    def remake(self, source: Source, *, limits: Limits | None = None) -> Plan:
+    def remake(self, source: Source, *, limits: Limits | None = None) -> CheckpointPlan:
         """Return the same plan for ``source``.
 
         Raises CheckpointError, naming the first field or tensor that differs, when the source, the
@@ -133,7 +133,7 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def write_plan(plan: Plan, path: Path) -> None:
+def write_plan(plan: CheckpointPlan, path: Path) -> None:
     """Write a plan to a new file; raises CheckpointError when something is there, and when it cannot be."""
     text = json.dumps(plan_document(plan), indent=1, allow_nan=False) + "\n"
     try:

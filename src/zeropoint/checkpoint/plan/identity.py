@@ -16,7 +16,7 @@ from ...methods import NEAREST
 from ..read.object_store import Stamp
 from ..read.source import Source
 from ..read.storage import Place, open_file, stamp
-from .checkpoint_plan import Plan
+from .checkpoint_plan import CheckpointPlan
 from .origin import Origin
 
 JOURNAL_FORMAT = "1"
@@ -24,7 +24,7 @@ JOURNAL_FORMAT = "1"
 VERSION = metadata.version("zeropoint")
 
 
-def identity(plan: Plan) -> dict[str, str]:
+def identity(plan: CheckpointPlan) -> dict[str, str]:
     """Return the identity of a plan: field name to text or digest, those that a user chose first.
 
     Reads the headers of all shards. Raises CheckpointError when one is gone.
@@ -45,7 +45,7 @@ def identity(plan: Plan) -> dict[str, str]:
     return fields
 
 
-def _output(plan: Plan) -> Iterator[str | bytes]:
+def _output(plan: CheckpointPlan) -> Iterator[str | bytes]:
     """Yield all that tells one output from another."""
     heads = ((shard.name, shard.head) for shard in plan.shards)
     for name, text in (*heads, *sorted(plan.texts.items(), key=lambda item: item[0])):
@@ -95,7 +95,7 @@ def require_same(now: Mapping[str, str], then: Mapping[str, str], *, what: str, 
             )
 
 
-def stamps(plan: Plan) -> dict[str, str]:
+def stamps(plan: CheckpointPlan) -> dict[str, str]:
     """Return the state of every file that units read, by name: a change means that its bytes may differ."""
     source = plan.source
     found = {path.name: state for path, state in source.stamps.items() if path.name in source.shards}

@@ -21,10 +21,10 @@ from ...functional import dequantize
 from ..choose.selection import require_unquantized
 from ..read.config_text import WEIGHTS_ONLY_CONFIG, without_keys
 from ..read.decoding import alignment, read_rows
-from ..read.entries import Entries, TensorEntry
-from ..read.quantized_layers import Stored, StoredLayer, configuration, find_layers
+from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, find_layers
 from ..read.source import Source
 from ..read.storage import OpenFile, Place, shown
+from ..read.tensor_entries import Entries, TensorEntry
 from .limits import decoding_bytes
 
 _LISTED = 10
@@ -194,7 +194,7 @@ def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
     return Floats(source=floats, origins=MappingProxyType(origins), config=config)
 
 
-def _origins(source: Source, stored: Stored, dtype: torch.dtype) -> dict[str, Origin]:
+def _origins(source: Source, stored: StoredLayers, dtype: torch.dtype) -> dict[str, Origin]:
     origins = {}
     for layer in stored.layers:
         joint = "." if layer.experts is None else "_"

@@ -26,11 +26,11 @@ from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...columns import Kinds, Made, Names
 from ...errors import CheckpointError, printable
 from ...methods import NEAREST, Scope, method_named
-from ..choose.experts import Matrix, matrices
+from ..choose.expert_matrices import WeightMatrix, matrices
 from ..choose.selection import is_fused_experts, module_of
-from ..read.entries import TensorEntry
 from ..read.source import Source
 from ..read.storage import OpenFile, Place
+from ..read.tensor_entries import TensorEntry
 from .actions import Actions
 from .limits import value_bytes
 from .origin import Origin
@@ -135,7 +135,7 @@ class SharedScale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class KeptTensor:
     """A tensor that is copied as it is."""
 
     source: TensorEntry
@@ -225,7 +225,7 @@ class Placement:
         self._draft({name: self._shards.index(file) for name, file in zip(source.shards, files, strict=True)})
         self._begins = array("q", [0]) * len(self._kind)
         self._sizes = [self._spec_bytes(self._specs[n]) for n in range(len(self._specs))]
-        self.kept: Sequence[Kept] = Made(len(actions.kept), self._kept)
+        self.kept: Sequence[KeptTensor] = Made(len(actions.kept), self._kept)
         self.restored: Sequence[Restored] = Made(len(actions.restored), self._restored)
         self.weights: Sequence[Weight] = Made(len(self._entry), self._weight)
         names = [self._name(number) for number in range(len(self._kind))]
@@ -327,8 +327,8 @@ class Placement:
         added = self._sets.add(share)
         return self._sets.numbered(share) if added is None else added
 
-    def _kept(self, number: int) -> Kept:
-        return Kept(source=self._actions.kept[number], placed=self.at(number))
+    def _kept(self, number: int) -> KeptTensor:
+        return KeptTensor(source=self._actions.kept[number], placed=self.at(number))
 
     def _restored(self, number: int) -> Restored:
         return Restored(origin=self._actions.restored[number], placed=self.at(len(self.kept) + number))
@@ -401,7 +401,7 @@ class Placement:
 
 
 @functools.lru_cache(maxsize=8)
-def _matrices(entry: TensorEntry) -> list[Matrix]:
+def _matrices(entry: TensorEntry) -> list[WeightMatrix]:
     return matrices(entry)
 
 

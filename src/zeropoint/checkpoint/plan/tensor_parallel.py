@@ -42,7 +42,7 @@ def indivisible(weights: Iterable[Weight]) -> tuple[Indivisible, ...]:
 def problem(layer: LayerScheme, shape: tuple[int, int], ways: int, *, by_columns: bool) -> str | None:
     """Return why a weight cannot be cut into ``ways`` equal parts along one axis, or None when it can.
 
-    >>> from zeropoint.codecs.layers import layer_scheme
+    >>> from zeropoint.codecs.layer_schemes import layer_scheme
     >>> from zeropoint.codecs.registry import DEFAULT
     >>> problem(layer_scheme("w4a16", DEFAULT), (4096, 11008), 4, by_columns=True)
     '11008 columns / 4 = 2752, not a multiple of the group, 128'

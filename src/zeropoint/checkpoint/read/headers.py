@@ -6,9 +6,9 @@ from types import MappingProxyType
 
 from ...codecs.containers import container_of
 from ...errors import CheckpointError
-from .entries import Entries, TensorEntry
 from .safetensors_file import Header, parse_header
 from .storage import Place, open_file, shown
+from .tensor_entries import Entries, TensorEntry
 
 
 def read_header(path: Place, name: str | None = None) -> Header:

@@ -10,13 +10,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from zeropoint.checkpoint.read.entries import Entries
 from zeropoint.checkpoint.read.file_names import is_plain
 from zeropoint.checkpoint.read.json_stream import JsonStream
 from zeropoint.checkpoint.read.object_store import Stamp
 from zeropoint.checkpoint.read.problems import listed
 from zeropoint.checkpoint.read.safetensors_file import Header, foreign_magic, pieces, unique_keys
 from zeropoint.checkpoint.read.storage import Place, open_file, shown
+from zeropoint.checkpoint.read.tensor_entries import Entries
 from zeropoint.errors import CheckpointError, printable
 
 # As for two safetensors headers: the largest published index has about 10 MB.

@@ -23,10 +23,10 @@ from ...columns import Kinds, Made, Names
 from ...errors import CheckpointError, ZeropointError
 from ...schemes import Scheme
 from .config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
-from .entries import Entries, TensorEntry
 from .problems import Problem
 from .source import MAX_JSON_BYTES, Source
 from .storage import exists, open_file, read_small, shown
+from .tensor_entries import Entries, TensorEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class StoredLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredLayers:
     """The quantized layers of a checkpoint, its other tensors, and what is wrong with either.
 
     modules: those of the layers, in their order. unread: tensors of layers that ``problems`` are about.
@@ -97,16 +97,16 @@ class Stored:
         return self.reader.ignore
 
     @staticmethod
-    def none(entries: Entries) -> Stored:
+    def none(entries: Entries) -> StoredLayers:
         """Return what a checkpoint of floats alone holds."""
-        return Stored.of(entries, _Layers(entries), Reader(), ())
+        return StoredLayers.of(entries, _Layers(entries), Reader(), ())
 
     @staticmethod
-    def of(entries: Entries, layers: _Layers, reader: Reader, problems: Sequence[Problem]) -> Stored:
+    def of(entries: Entries, layers: _Layers, reader: Reader, problems: Sequence[Problem]) -> StoredLayers:
         """Return what was found among ``entries``; ``layers`` knows which of them are taken."""
         others = array("I", (n for n in range(len(entries)) if not layers.taken[n]))
         unread = layers.unread()
-        return Stored(
+        return StoredLayers(
             layers=Made(len(layers.modules), layers.at), modules=layers.modules, reader=reader,
             others=Made(len(others), lambda n: entries.at(others[n])),
             unread=Made(len(unread), lambda n: entries.at(unread[n])), problems=tuple(problems),
@@ -206,7 +206,7 @@ def _of_container(source: Source) -> dict[str, Any] | None:
     return {"quant_method": codec.methods[0]} if any(part is not None for part in parts) else None
 
 
-def find_layers(source: Source, known: Callable[[str], Known | None] | None = None) -> Stored:
+def find_layers(source: Source, known: Callable[[str], Known | None] | None = None) -> StoredLayers:
     """Return the quantized layers of ``source``; ``known`` gives what the original says of a module's weight.
 
     Raises CheckpointError when the checkpoint is not quantized in a way that is read here.
@@ -237,7 +237,7 @@ def find_layers(source: Source, known: Callable[[str], Known | None] | None = No
             layers.add(reader.record(key, tensors, known and known(key)), tensors)
         except ZeropointError as error:
             problems.append(Problem(where=key, what=str(error)))
-    return Stored.of(source.entries, layers, reader, problems)
+    return StoredLayers.of(source.entries, layers, reader, problems)
 
 
 _SEVERAL = -2

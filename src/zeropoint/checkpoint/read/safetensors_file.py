@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from zeropoint.checkpoint.read.entries import Entries, TensorEntry
 from zeropoint.checkpoint.read.json_stream import JsonError, JsonStream
 from zeropoint.checkpoint.read.object_store import Stamp
 from zeropoint.checkpoint.read.storage import OpenFile, Place, open_file, place, shown
+from zeropoint.checkpoint.read.tensor_entries import Entries, TensorEntry
 from zeropoint.codecs.containers.safetensors import (
     DAMAGED,
     MAX_BYTES,

@@ -28,7 +28,6 @@ from types import MappingProxyType
 from typing import Any
 
 from zeropoint.checkpoint.read import misplaced, storage
-from zeropoint.checkpoint.read.entries import Entries
 from zeropoint.checkpoint.read.file_names import is_own, is_plain
 from zeropoint.checkpoint.read.headers import read_header
 from zeropoint.checkpoint.read.index import NUMBERED, check_index, read_index, require_json
@@ -36,6 +35,7 @@ from zeropoint.checkpoint.read.object_store import RemotePath, Stamp, reason
 from zeropoint.checkpoint.read.problems import ObstacleError, listed
 from zeropoint.checkpoint.read.safetensors_file import LFS_MAGIC, Header
 from zeropoint.checkpoint.read.storage import Place, open_file, shown
+from zeropoint.checkpoint.read.tensor_entries import Entries
 from zeropoint.codecs.containers import container_of
 from zeropoint.codecs.containers import protocol as containers
 from zeropoint.errors import CheckpointError, printable

@@ -9,12 +9,12 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ...codecs.layers import layer_scheme, preset_layers
+from ...codecs.layer_schemes import layer_scheme, preset_layers
 from ...codecs.protocol import LayerScheme
 from ...errors import ZeropointError, count, printable, size_of
 from ..choose.decisions import misfit
-from ..plan.checkpoint_plan import Plan
-from ..read.entries import TensorEntry
+from ..plan.checkpoint_plan import CheckpointPlan
+from ..read.tensor_entries import TensorEntry
 from .loop import RunResult
 
 ROUGH = 0.5
@@ -36,7 +36,7 @@ class _Total:
         self.shapes.setdefault(entry.shape, entry)
 
 
-def partly(plan: Plan) -> list[str]:
+def partly(plan: CheckpointPlan) -> list[str]:
     """Return a sentence where a scheme fits some shapes only: what stays as it is, and which fits all."""
     for layer in plan.layers:
         left, taken = _Total(), _Total()

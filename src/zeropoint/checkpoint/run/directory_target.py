@@ -8,7 +8,7 @@ from collections.abc import Generator, MutableMapping, Sequence
 from pathlib import Path
 
 from ...errors import CheckpointError
-from ..plan.checkpoint_plan import Plan
+from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.config_and_index import MANIFEST
 from ..plan.texts import Text
 from ..read.file_names import JOURNAL
@@ -33,7 +33,7 @@ class DirectoryTarget:
     overwrite: whether it may hold files; those with other names stay.
     """
 
-    def __init__(self, plan: Plan, all_units: Units, out: Path, *, overwrite: bool) -> None:
+    def __init__(self, plan: CheckpointPlan, all_units: Units, out: Path, *, overwrite: bool) -> None:
         self._plan, self._units = plan, all_units
         self._directory = OutputDirectory(out, plan.source.root, _sizes(plan, all_units), overwrite=overwrite)
         self._begun: tuple[State, Commit] | None = None
@@ -137,7 +137,7 @@ class DirectoryTarget:
             self._directory.discard()
 
 
-def _sizes(plan: Plan, all_units: Sequence[Unit]) -> dict[str, int]:
+def _sizes(plan: CheckpointPlan, all_units: Sequence[Unit]) -> dict[str, int]:
     """Return the bytes of every file that is written; those of the manifest are an estimate from above."""
     return {
         **{shard.name: shard.size for shard in plan.shards},

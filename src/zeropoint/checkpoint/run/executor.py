@@ -12,11 +12,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..plan.checkpoint_plan import Plan
+from ..plan.checkpoint_plan import CheckpointPlan
 from ..read.problems import ObstacleError
 from .directory import Partials
 from .tiles import Scratch, widest
-from .units import Rows, Unit
+from .units import QuantizeRows, Unit
 from .work import Done, Scanned, buffer_bytes, do, scan
 from .workers import Stopped, Task, done_tasks
 
@@ -31,10 +31,10 @@ class Job:
     the sets that must be scanned as one, by name. scanned: what is known of them already, by number.
     """
 
-    plan: Plan
+    plan: CheckpointPlan
     partials: Partials
     todo: Sequence[Unit]
-    groups: Mapping[str, tuple[Rows, ...]]
+    groups: Mapping[str, tuple[QuantizeRows, ...]]
     scanned: Mapping[int, Scanned]
 
 
@@ -96,7 +96,7 @@ class _Extremes:
     """The extremes of a set, gathered from its units by several threads."""
 
     def __init__(
-        self, members: tuple[Rows, ...], scanned: Mapping[int, Scanned], stop: threading.Event
+        self, members: tuple[QuantizeRows, ...], scanned: Mapping[int, Scanned], stop: threading.Event
     ) -> None:
         self._stop = stop
         self._found = [scanned[unit.number] for unit in members if unit.number in scanned]
@@ -140,7 +140,7 @@ class _UnitTask(Task):
 class _Scan(_UnitTask):
     """Scan a unit."""
 
-    def __init__(self, unit: Rows, job: Job, extremes: _Extremes) -> None:
+    def __init__(self, unit: QuantizeRows, job: Job, extremes: _Extremes) -> None:
         super().__init__(unit, job, extremes)
         self.rows, self.gathers = unit, extremes
 

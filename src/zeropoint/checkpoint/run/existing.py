@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import CheckpointError
-from ..plan.checkpoint_plan import Plan
+from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import identity
 from ..plan.texts import Text
 from ..read.storage import Place
@@ -28,7 +28,9 @@ from .work import Done, Results
 from .workers import Progress
 
 
-def done_already(plan: Plan, units: Units, path: Place, on_progress: Progress | None) -> Results | None:
+def done_already(
+    plan: CheckpointPlan, units: Units, path: Place, on_progress: Progress | None
+) -> Results | None:
     """Return what a run would do, where the files at ``path`` hold all of it to the byte, else None.
 
     Raises as a run does for data that cannot be quantized.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...columns import Made
 from ...errors import CheckpointError
-from ..plan.checkpoint_plan import Plan
+from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.placement import Weight
 from ..read.object_store import RemotePath
 from ..read.storage import Place, place, shown
@@ -52,7 +52,7 @@ class RunResult:
     """
 
     path: Place
-    plan: Plan
+    plan: CheckpointPlan
     outcomes: Sequence[Outcome]
     notes: tuple[str, ...]
     units: int
@@ -74,7 +74,7 @@ class RunResult:
 
 
 def run(
-    plan: Plan, out: Place | str, *, overwrite: bool = False, spool: Path | None = None,
+    plan: CheckpointPlan, out: Place | str, *, overwrite: bool = False, spool: Path | None = None,
     restart: bool = False, executor: Executor = local, on_progress: Progress | None = None,
 ) -> RunResult:  # fmt: skip
     """Write the checkpoint that ``plan`` describes to a directory or URL: all of it, or nothing to load.
@@ -117,7 +117,7 @@ def run(
 
 
 def _target(
-    plan: Plan, all_units: Units, out: Place, *, overwrite: bool, spool: Path | None
+    plan: CheckpointPlan, all_units: Units, out: Place, *, overwrite: bool, spool: Path | None
 ) -> DirectoryTarget | StoreTarget:
     if not isinstance(out, RemotePath):
         if spool is not None:
@@ -129,7 +129,7 @@ def _target(
 
 
 def _do(
-    plan: Plan, all_units: Units, target: Target, executor: Executor, on_progress: Progress | None
+    plan: CheckpointPlan, all_units: Units, target: Target, executor: Executor, on_progress: Progress | None
 ) -> None:
     """Do what is still to do, a job of the target at a time."""
     total = plan.worked_bytes + sum(plan.companions.values())
@@ -147,7 +147,7 @@ def _do(
                         on_progress(total - left, total, unit.name)
 
 
-def outcomes(plan: Plan, all_units: Units, done: Mapping[int, Done]) -> Sequence[Outcome]:
+def outcomes(plan: CheckpointPlan, all_units: Units, done: Mapping[int, Done]) -> Sequence[Outcome]:
     """Return the result for each weight, in the order of the plan, when all units are done."""
     return Made(
         len(plan.weights), lambda n: Outcome(weight=plan.weights[n], error=error_of(n, all_units, done))

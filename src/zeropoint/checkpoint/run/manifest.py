@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...methods import NEAREST
-from ..plan.checkpoint_plan import Plan
+from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import VERSION
 from ..plan.placement import Weight
@@ -38,13 +38,15 @@ from .work import Done
 FORMAT = 1
 
 
-def manifest(plan: Plan, identity: Mapping[str, str], all_units: Units, done: Mapping[int, Done]) -> Text:
+def manifest(
+    plan: CheckpointPlan, identity: Mapping[str, str], all_units: Units, done: Mapping[int, Done]
+) -> Text:
     """Return the text of the manifest of a run all of whose units are ``done``."""
     return Text.of(_sealed(_pieces(plan, identity, all_units, done)))
 
 
 def last_files(
-    plan: Plan, made_of: Mapping[str, str], all_units: Units, done: Mapping[int, Done]
+    plan: CheckpointPlan, made_of: Mapping[str, str], all_units: Units, done: Mapping[int, Done]
 ) -> dict[str, Text]:
     """Return the files that say what the others are, by name; the index, the commit, is last."""
     index = next((name for name in plan.texts if name.endswith(INDEX_SUFFIX)), None)
@@ -62,7 +64,7 @@ def _sealed(pieces: Iterable[str]) -> Iterator[str]:
 
 
 def _pieces(
-    plan: Plan, identity: Mapping[str, str], all_units: Units, done: Mapping[int, Done]
+    plan: CheckpointPlan, identity: Mapping[str, str], all_units: Units, done: Mapping[int, Done]
 ) -> Iterator[str]:
     yield f'{{\n"format": {FORMAT},\n"zeropoint": {json.dumps(VERSION)},\n'
     yield from _section("identity", sorted(identity.items()))
@@ -93,7 +95,7 @@ def error_of(weight: int, all_units: Units, done: Mapping[int, Done]) -> TensorE
     return TensorError.merge(error for error in errors if error is not None)
 
 
-def _tensors(plan: Plan, all_units: Units, done: Mapping[int, Done]) -> Iterator[tuple[str, Any]]:
+def _tensors(plan: CheckpointPlan, all_units: Units, done: Mapping[int, Done]) -> Iterator[tuple[str, Any]]:
     """Yield what is said of each output tensor, by name."""
     for at, placed in enumerate(plan.placement.by_name):
         parts = _parts(all_units, done, *plan.placement.owner(at), tensor=placed.name)

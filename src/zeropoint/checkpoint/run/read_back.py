@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from ...columns import Made
-from ..plan.checkpoint_plan import Plan
+from ..plan.checkpoint_plan import CheckpointPlan
 from ..read.headers import read_header
 from ..read.object_store import RemotePath
 from ..read.problems import ObstacleError
@@ -21,7 +21,7 @@ from .workers import Task, done_tasks
 
 
 def read_back(
-    done: Mapping[int, Done], directory: OutputDirectory, plan: Plan, all_units: Sequence[Unit],
+    done: Mapping[int, Done], directory: OutputDirectory, plan: CheckpointPlan, all_units: Sequence[Unit],
     *, published: Container[str],
 ) -> None:  # fmt: skip
     """Raise ReadBackError unless every file that is not published holds what was written into it."""
@@ -66,7 +66,7 @@ def holds(path: Place, head: Iterable[bytes], *, size: int) -> bool:
 
 
 def unproven(
-    done: Mapping[int, Done], units: Sequence[Unit], plan: Plan, *, where: Callable[[str], Place]
+    done: Mapping[int, Done], units: Sequence[Unit], plan: CheckpointPlan, *, where: Callable[[str], Place]
 ) -> list[Unit]:
     """Return the units that are not done, or whose bytes are not those that they wrote; where: of a file."""
     failed = set(wrong(done, units, plan, where=where))
@@ -74,7 +74,7 @@ def unproven(
 
 
 def wrong(
-    done: Mapping[int, Done], units: Sequence[Unit], plan: Plan, *, where: Callable[[str], Place]
+    done: Mapping[int, Done], units: Sequence[Unit], plan: CheckpointPlan, *, where: Callable[[str], Place]
 ) -> list[int]:
     """Return the numbers of the units that are done, but whose bytes do not hash to what that says."""
     first = next((unit for unit in units if unit.number in done), None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError, printable
-from ..plan.checkpoint_plan import Plan
+from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import identity, require_same, stamps
 from ..plan.texts import Text
 from ..read.file_names import JOURNAL
@@ -38,7 +38,7 @@ class State:
     notes: list[str] = field(default_factory=list)
 
 
-def begin(directory: OutputDirectory, plan: Plan, units: Sequence[Unit], *, restart: bool) -> State:
+def begin(directory: OutputDirectory, plan: CheckpointPlan, units: Sequence[Unit], *, restart: bool) -> State:
     """Begin a run, or resume the one in the journal; all files but those written last are prepared.
 
     restart: remove what an interrupted run left, whatever it was. Raises CheckpointError when the journal is
@@ -165,7 +165,7 @@ def _forget(state: State, units: Sequence[Unit], changed: Collection[str]) -> in
     return sum(state.done.pop(number, None) is not None for number in stale)
 
 
-def _prepare(state: State, directory: OutputDirectory, plan: Plan, units: Sequence[Unit]) -> None:
+def _prepare(state: State, directory: OutputDirectory, plan: CheckpointPlan, units: Sequence[Unit]) -> None:
     """Make or take over every file, and keep of ``state.done`` what they prove."""
     files = [(shard.name, shard.size, shard.head) for shard in plan.shards]
     files += [(str(path), size, Text.of("")) for path, size in plan.companions.items()]

@@ -27,7 +27,7 @@ from typing import Any
 
 from ...columns import Made
 from ...errors import CheckpointError
-from ..plan.checkpoint_plan import Plan
+from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import identity, require_same, stamps
 from ..plan.texts import Text
@@ -65,7 +65,7 @@ class _File:
         return f"{RECORDS}/{self.name}.json"
 
 
-def spool_bytes(plan: Plan) -> int:
+def spool_bytes(plan: CheckpointPlan) -> int:
     """Return how much of a local disk a run takes: one file that is being done, and one on its way."""
     sizes = [shard.size for shard in plan.shards] + list(plan.companions.values())
     return sum(sorted(sizes)[-2:])
@@ -107,7 +107,7 @@ def _remove_folders(folder: Path, names: Iterable[str]) -> None:
         folder.rmdir()
 
 
-def _files(plan: Plan, all_units: Units) -> tuple[_File, ...]:
+def _files(plan: CheckpointPlan, all_units: Units) -> tuple[_File, ...]:
     """Return the files that units write, in the order in which they are done."""
     by_name: dict[str, array[int]] = {}
     for unit in all_units:
@@ -131,7 +131,7 @@ class StoreTarget:
 
     sync_seconds = 0.0
 
-    def __init__(self, plan: Plan, all_units: Units, out: RemotePath, spool: Path | None) -> None:
+    def __init__(self, plan: CheckpointPlan, all_units: Units, out: RemotePath, spool: Path | None) -> None:
         _require_apart(plan.source.root, out)
         self.path = out
         self.done = Results(len(all_units))

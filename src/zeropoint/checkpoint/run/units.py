@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import overload
 
 from ...columns import Made, Names
-from ..plan.checkpoint_plan import Plan
-from ..plan.placement import Kept, Placed, Restored, Weight
+from ..plan.checkpoint_plan import CheckpointPlan
+from ..plan.placement import KeptTensor, Placed, Restored, Weight
 from ..read.storage import Place
 from .tiles import needs_extremes
 
@@ -64,7 +64,7 @@ class _OfRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows(_OfRows):
+class QuantizeRows(_OfRows):
     """A unit of a weight that is quantized."""
 
     weight: Weight
@@ -177,7 +177,7 @@ class Copy:
         return (self.target,)
 
 
-Unit = Rows | Restore | Copy
+Unit = QuantizeRows | Restore | Copy
 
 
 class Units(Sequence[Unit]):
@@ -187,7 +187,7 @@ class Units(Sequence[Unit]):
     of it there is.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: CheckpointPlan) -> None:
         self._plan = plan
         self._companions = tuple(plan.companions)
         self._kind, self._item = array("B"), array("I")
@@ -244,8 +244,8 @@ class Units(Sequence[Unit]):
         keys.sort(key=lambda key: key[:3])
         return [(kind, number) for _, _, _, kind, number in keys]
 
-    def _add(self, kind: int, number: int, item: Weight | Restored | Kept) -> None:
-        if isinstance(item, Kept):
+    def _add(self, kind: int, number: int, item: Weight | Restored | KeptTensor) -> None:
+        if isinstance(item, KeptTensor):
             size = item.placed.nbytes
             self._cut(kind, number, range(0, size, UNIT_BYTES), size, 1)
         else:
@@ -266,7 +266,7 @@ class Units(Sequence[Unit]):
         kind, item = self._kind[number], self._item[number]
         begin, count = self._begins[number], self._counts[number]
         if kind == _ROWS:
-            return Rows(number=number, weight=self._plan.weights[item], start=begin, rows=count)
+            return QuantizeRows(number=number, weight=self._plan.weights[item], start=begin, rows=count)
         if kind == _RESTORE:
             return Restore(number=number, weight=self._plan.restored[item], start=begin, rows=count)
         if kind == _KEPT:
@@ -285,12 +285,12 @@ _KINDS = ("weights", "restored", "kept", "companions")
 _ROWS, _RESTORE, _KEPT, _COMPANION = range(len(_KINDS))
 
 
-def units(plan: Plan) -> Units:
+def units(plan: CheckpointPlan) -> Units:
     """Return all units of a plan."""
     return Units(plan)
 
 
-class Groups(Mapping[str, tuple[Rows, ...]]):
+class Groups(Mapping[str, tuple[QuantizeRows, ...]]):
     """By name, the units of each set of weights that must be scanned before it is quantized."""
 
     def __init__(self, all_units: Sequence[Unit]) -> None:
@@ -299,7 +299,7 @@ class Groups(Mapping[str, tuple[Rows, ...]]):
         self._heads, self._tails = array("q"), array("q")
         self._next = array("q", [-1]) * len(all_units)
         for unit in all_units:
-            if isinstance(unit, Rows) and unit.group is not None:
+            if isinstance(unit, QuantizeRows) and unit.group is not None:
                 self._join(unit.number, unit.group)
 
     def _join(self, number: int, group: str) -> None:
@@ -311,11 +311,11 @@ class Groups(Mapping[str, tuple[Rows, ...]]):
         self._next[self._tails[at]] = number
         self._tails[at] = number
 
-    def __getitem__(self, name: str) -> tuple[Rows, ...]:
+    def __getitem__(self, name: str) -> tuple[QuantizeRows, ...]:
         found, number = [], self._heads[self._names.numbered(name)]
         while number >= 0:
             unit = self._units[number]
-            assert isinstance(unit, Rows)
+            assert isinstance(unit, QuantizeRows)
             found.append(unit)
             number = self._next[number]
         return tuple(found)

@@ -27,7 +27,7 @@ from ..read.storage import OpenFile, Place, open_file, shown
 from .directory import Partials, copy_range, write_at
 from .tensor_error import TensorError, measure, measure_columns
 from .tiles import Scratch, extremes_of, widest
-from .units import Copy, Restore, Rows, Span, Unit
+from .units import Copy, QuantizeRows, Restore, Span, Unit
 
 Files = Mapping[Place, OpenFile]
 _MOST, _PARTS = 1e300, 64
@@ -75,7 +75,7 @@ class Done:
 
 def _parsed_error(found: object, unit: Unit) -> TensorError | None:
     """Return the error of a unit as :func:`dataclasses.asdict` gives it; only weights in rows have one."""
-    if not isinstance(unit, Rows) and found is None:
+    if not isinstance(unit, QuantizeRows) and found is None:
         return None
     match found:
         case {
@@ -87,7 +87,7 @@ def _parsed_error(found: object, unit: Unit) -> TensorError | None:
             "zero_blocks": int(zero),
             "lost_blocks": int(lost),
         } if (
-            isinstance(unit, Rows)
+            isinstance(unit, QuantizeRows)
             and values == unit.rows * unit.weight.line_values
             and all(0 <= number <= values for number in (clipped, zero, lost))
             and largest >= 0
@@ -154,7 +154,7 @@ def buffer_bytes(todo: Iterable[Unit], limits: Limits) -> int:
     return max((PIECE, *tiles))
 
 
-def scan(unit: Rows, limits: Limits, scratch: Scratch) -> Scanned:
+def scan(unit: QuantizeRows, limits: Limits, scratch: Scratch) -> Scanned:
     """Return the extremes of a unit's values."""
     with _opened(unit) as files:
         low, high = widest(
@@ -250,7 +250,7 @@ def _restore_tile(
     writer.write(x)
 
 
-def _tiles(unit: Rows | Restore, limits: Limits) -> list[tuple[int, int]]:
+def _tiles(unit: QuantizeRows | Restore, limits: Limits) -> list[tuple[int, int]]:
     """Return the first row and the number of rows of each tile."""
     rows = slab_rows(unit.weight, limits)
     stop = unit.start + unit.rows

@@ -10,18 +10,18 @@ from typing import Any
 
 from ...codecs.containers.safetensors import DTYPE_BITS
 from ...errors import printable
-from ..choose.experts import matrices
+from ..choose.expert_matrices import matrices
 from ..choose.selection import WEIGHT_DTYPES, is_fused_experts, module_of
 from ..choose.tied import tied_copies
 from ..plan.config_and_index import MANIFEST
 from ..plan.origin import Origin
 from ..read.config_text import WEIGHTS_ONLY_CONFIG
-from ..read.entries import TensorEntry
 from ..read.problems import Problem
-from ..read.quantized_layers import Stored
+from ..read.quantized_layers import StoredLayers
 from ..read.safetensors_file import pieces
 from ..read.source import CONFIG, SINGLE_FILE, Source
 from ..read.storage import OpenFile
+from ..read.tensor_entries import TensorEntry
 from ..run.tiles import Scratch
 from .integrity import is_loaded
 from .proofs import Check, OpenFiles
@@ -116,7 +116,7 @@ class Accounts:
         return (self._entries.at(number) for number, split in enumerate(self._split) if split)
 
 
-def layer_problems(stored: Stored, accounts: Accounts) -> list[Problem]:
+def layer_problems(stored: StoredLayers, accounts: Accounts) -> list[Problem]:
     """Return the experts that are missing of those that were split."""
     broken = {problem.where for problem in stored.problems}
     return [
@@ -129,7 +129,7 @@ def layer_problems(stored: Stored, accounts: Accounts) -> list[Problem]:
 
 
 def kept_problems(
-    stored: Stored, original: Original, accounts: Accounts, *, needless: Callable[[str], bool]
+    stored: StoredLayers, original: Original, accounts: Accounts, *, needless: Callable[[str], bool]
 ) -> list[Problem]:
     """Return what is missing, surplus or of another shape.
 
@@ -160,7 +160,7 @@ def kept_problems(
     ]
 
 
-def comparisons(stored: Stored, original: Original, files: OpenFiles, *, chunk: int) -> Iterator[Check]:
+def comparisons(stored: StoredLayers, original: Original, files: OpenFiles, *, chunk: int) -> Iterator[Check]:
     """Yield the comparisons of all kept tensors with the original's.
 
     chunk: bytes of each side that a comparison reads; its buffer holds both.

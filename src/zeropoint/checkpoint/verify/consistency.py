@@ -15,12 +15,12 @@ from ...codecs.registry import claiming, methods
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, printable
 from ..choose.selection import WEIGHT, is_linear_weight, module_of
-from ..read.entries import TensorEntry
 from ..read.index import IndexMap
 from ..read.problems import Problem
-from ..read.quantized_layers import Stored, configuration
+from ..read.quantized_layers import StoredLayers, configuration
 from ..read.source import SINGLE_FILE, Source
 from ..read.storage import exists, shown
+from ..read.tensor_entries import TensorEntry
 from ..run.tiles import Scratch
 from .proofs import Check, OpenFiles
 
@@ -51,7 +51,7 @@ def other_tool(source: Source) -> str | None:
     return None if found is None else f"{TOOL_FILES[found]} ({found})"
 
 
-def is_extra_scale(name: str, stored: Stored) -> bool:
+def is_extra_scale(name: str, stored: StoredLayers) -> bool:
     """Return whether a tensor belongs to a layer or a cache: a scale of inputs, outputs, keys or values."""
     module, _, last = name.rpartition(".")
     return last in CACHE_SCALES or (last in ACTIVATION_SCALES and stored.modules.number(module) is not None)
@@ -83,7 +83,7 @@ class ExtraScaleCheck(Check):
             self.report(f"the scale {float(values[bad][0])} must be finite and positive")
 
 
-def unlisted(source: Source, stored: Stored) -> list[Problem]:
+def unlisted(source: Source, stored: StoredLayers) -> list[Problem]:
     """Return linear weights that are neither quantized nor ignored, which loaders leave uninitialized."""
     found = []
     for entry in stored.others:
@@ -99,7 +99,7 @@ def unlisted(source: Source, stored: Stored) -> list[Problem]:
     return found
 
 
-def idle_targets(source: Source, stored: Stored) -> list[Problem]:
+def idle_targets(source: Source, stored: StoredLayers) -> list[Problem]:
     """Return modules that a group names one by one and that are not there, such as a layer that got lost."""
     broken = {problem.where for problem in stored.problems}
     idle = [

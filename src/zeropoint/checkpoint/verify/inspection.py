@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ZeropointError, count, size_of
-from ..read.entries import TensorEntry
-from ..read.quantized_layers import Stored, configuration, find_layers
+from ..read.quantized_layers import StoredLayers, configuration, find_layers
 from ..read.source import Source, open_source
 from ..read.storage import Place
+from ..read.tensor_entries import TensorEntry
 from .consistency import other_tool
 
 _MOST_BITS = 64
@@ -123,7 +123,7 @@ def inspect(path: Place | str) -> Inspection:
         CheckpointError: when files are damaged or hostile.
     """
     source = open_source(path)
-    stored: Stored | None = None
+    stored: StoredLayers | None = None
     config: Mapping[str, Any] | None = None
     method: str | None = None
     packed_by: str | None = None
@@ -171,7 +171,7 @@ def _dtypes(entries: Iterable[TensorEntry]) -> tuple[DtypeSummary, ...]:
     )  # fmt: skip
 
 
-def _schemes(stored: Stored) -> tuple[SchemeSummary, ...]:
+def _schemes(stored: StoredLayers) -> tuple[SchemeSummary, ...]:
     found: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for layer in stored.layers:
         key = (str(layer.weight), layer.layer.layout)

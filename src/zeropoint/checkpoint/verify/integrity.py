@@ -18,12 +18,12 @@ from typing import Any
 from ...columns import Names
 from ...errors import CheckpointError, printable
 from ..plan.config_and_index import MANIFEST
-from ..read.entries import TensorEntry
 from ..read.json_stream import JsonStream
 from ..read.problems import Problem
 from ..read.safetensors_file import pieces, unique_keys
 from ..read.source import Source, is_weights
 from ..read.storage import OpenFile, exists, open_file
+from ..read.tensor_entries import TensorEntry
 from ..run.tiles import Scratch
 from .proofs import Check, OpenFiles
 

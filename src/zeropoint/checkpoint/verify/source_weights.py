@@ -13,13 +13,13 @@ import torch
 from ...architectures import DOWN, GATE_UP
 from ...codecs.protocol import Known
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ..choose.experts import Matrix, matrices
+from ..choose.expert_matrices import WeightMatrix, matrices
 from ..choose.selection import WEIGHT, is_fused_experts
 from ..plan.origin import Floats, Origin, as_floats
-from ..read.entries import TensorEntry
 from ..read.quantized_layers import StoredLayer, configuration
 from ..read.source import Source, open_source
 from ..read.storage import OpenFile, Place
+from ..read.tensor_entries import TensorEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ _OF_EXPERT = re.compile(r"(?P<stem>(.*\.)?)\d+\.(?P<kind>gate_proj|up_proj|down_
 
 
 @functools.lru_cache(maxsize=8)
-def _by_module(entry: TensorEntry) -> dict[str, Matrix]:
+def _by_module(entry: TensorEntry) -> dict[str, WeightMatrix]:
     return {matrix.module: matrix for matrix in matrices(entry)}
 
 

@@ -18,7 +18,7 @@ from ..plan.config_and_index import MANIFEST
 from ..plan.identity import SHARD, shard_fields
 from ..plan.limits import Limits
 from ..read.problems import Problem, listed
-from ..read.quantized_layers import Stored, configuration, find_layers
+from ..read.quantized_layers import StoredLayers, configuration, find_layers
 from ..read.source import CONFIG, Source, open_source
 from ..read.storage import Place, exists, shown
 from ..run.tensor_error import TensorError
@@ -191,13 +191,13 @@ def _manifest(source: Source) -> tuple[Manifest | None, list[Problem]]:
         return None, [Problem(where=MANIFEST, what=str(error))]
 
 
-def _layers(source: Source, original: Original | None) -> Stored:
+def _layers(source: Source, original: Original | None) -> StoredLayers:
     """Return the quantized layers, of which what was dequantized has none.
 
     Where they cannot be determined, the error names the file that was damaged.
     """
     if original is not None and original.floats.origins and configuration(source) is None:
-        return Stored.none(source.entries)
+        return StoredLayers.none(source.entries)
     try:
         require_readable(source)
         return find_layers(source, None if original is None else original.known)
@@ -208,7 +208,7 @@ def _layers(source: Source, original: Original | None) -> Stored:
         raise CheckpointError(f"{'; '.join(map(str, damaged))}; therefore {error}") from error
 
 
-def _structure(stored: Stored, original: Original) -> list[Problem]:
+def _structure(stored: StoredLayers, original: Original) -> list[Problem]:
     """Return the tensors that only one side has, or that have another shape."""
     accounts = Accounts(original)
     problems = []
@@ -241,7 +241,7 @@ class _Work:
     """
 
     def __init__(
-        self, stored: Stored, original: Original | None, manifest: Manifest | None, limits: Limits,
+        self, stored: StoredLayers, original: Original | None, manifest: Manifest | None, limits: Limits,
         files: OpenFiles,
     ) -> None:  # fmt: skip
         self.proofs = Proofs(stored.layers)

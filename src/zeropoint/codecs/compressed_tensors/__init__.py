@@ -12,14 +12,13 @@ import torch
 from ...params import QuantizationParams
 from ...schemes import Granularity, Scheme, ZeroPoint
 from ...tensor import QuantizedTensor
-from .. import layers
+from .. import layer_schemes
 from ..protocol import COLUMNS, ROWS, Codec, Contents, Documents, InputNames, LayerScheme, Listing, TensorSpec
 from . import layout as layouts
-from .config import DIALECT, QUANT_METHOD, input_arguments
-from .documents import described, section
-from .engines import RULES
+from .config import DIALECT, NAMES, QUANT_METHOD, input_arguments
+from .config_groups import described, section
+from .engine_rules import RULES
 from .layout import SCALE, WEIGHT, WORD_BITS, Layout
-from .presets import NAMES
 from .reading import OWN, CompressedTensorsReader
 
 
@@ -156,11 +155,11 @@ CODEC = CompressedTensors()
 
 
 def layer_scheme(text: str | LayerScheme) -> LayerScheme:
-    """Return what ``text`` asks for in these layouts; see :func:`zeropoint.codecs.layers.layer_scheme`.
+    """Return what ``text`` asks for here; see :func:`zeropoint.codecs.layer_schemes.layer_scheme`.
 
     >>> str(layer_scheme("int4:g64").weight)
     'int4:g64:scale=input:dialect=compressed-tensors'
     >>> layer_scheme("w8a8").layout
     'int-quantized'
     """
-    return layers.layer_scheme(text, CODEC)
+    return layer_schemes.layer_scheme(text, CODEC)

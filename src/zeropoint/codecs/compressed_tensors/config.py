@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from ...errors import CheckpointError, UnsupportedError, near_misses
@@ -20,14 +21,17 @@ from ...formats import get_format
 from ...formats.rounding import Overflow
 from ...patterns import REGEX, name_pattern
 from ...recipes import Activation
-from ...schemes import Granularity, RangeRule, Rounding, Scheme, ZeroPoint
-from ...schemes.rules import EVEN, RULES
+from ...schemes import PRESETS, Granularity, Preset, RangeRule, Rounding, Scheme, ZeroPoint
+from ...schemes.scale_rules import EVEN, RULES
 from ..protocol import Codec, LayerScheme
 from .layout import Layout, blocks, strategy
-from .presets import NAMES
 
 QUANT_METHOD = "compressed-tensors"
 DIALECT = "compressed-tensors"
+NAMES: Mapping[str, Preset] = MappingProxyType(
+    {name: preset for name, preset in PRESETS.items() if preset.weight.endswith(f":dialect={DIALECT}")}
+)
+"""The presets of this codec by name: those in its dialect."""
 VERSION = "0.19.0"
 """The compressed-tensors whose form of the configuration is written."""
 LINEAR = "Linear"

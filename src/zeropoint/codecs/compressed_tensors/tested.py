@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from ..layers import layer_scheme
+from ..layer_schemes import layer_scheme
 from ..protocol import Codec, LayerScheme
 
 TABLE = Path(__file__).with_name("tested.json")
@@ -22,7 +22,7 @@ SEVERAL = "several"
 YES = "yes"
 
 
-class Row(TypedDict):
+class TestedModel(TypedDict):
     """A model: its name, what goes into it, its kind in config.json, and the answer for each preset."""
 
     name: str
@@ -31,9 +31,9 @@ class Row(TypedDict):
     answers: dict[str, str]
 
 
-def rows() -> list[Row]:
+def rows() -> list[TestedModel]:
     """Return the table, a row for each model."""
-    found: list[Row] = json.loads(TABLE.read_text(encoding="utf-8"))
+    found: list[TestedModel] = json.loads(TABLE.read_text(encoding="utf-8"))
     return found
 
 

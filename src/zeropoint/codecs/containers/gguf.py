@@ -65,7 +65,7 @@ _DAMAGED = "the file is damaged or was not written as GGUF; download or export i
 
 
 @dataclass(frozen=True)
-class Gguf(Container):
+class GgufFile(Container):
     """See the module and :class:`Container`."""
 
     name = "gguf"
@@ -123,7 +123,7 @@ class Gguf(Container):
         )
 
 
-GGUF = Gguf()
+GGUF = GgufFile()
 
 
 def _string(text: str) -> bytes:

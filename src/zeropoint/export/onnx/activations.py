@@ -16,7 +16,7 @@ from ...formats import FloatFormat, IntFormat, Overflow, RoundingMode
 from ...formats.torch_dtypes import dtype_of, format_of
 from ...schemes import Granularity, Scheme, ZeroPoint
 from ...schemes.dialects import ZEROPOINT
-from ...schemes.rules import CEIL, EVEN, LINEAR, RCEIL
+from ...schemes.scale_rules import CEIL, EVEN, LINEAR, RCEIL
 from .types import CodeType, code_type
 
 _LEAST_EXPONENT, _LARGEST_EXPONENT = -149, 127

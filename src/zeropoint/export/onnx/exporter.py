@@ -20,10 +20,10 @@ from torch.export import ExportedProgram
 
 from ...errors import CheckpointError, UnsupportedError
 from ...models import PreparedLayer
-from ...models.decisions import require_model
 from ...models.graph import to_program
 from ...models.graph.prepare import PLAN
 from ...models.graph.program import cleaned, evaluate, graph_of
+from ...models.recipe_layers import require_model
 from .graph import Rewriter
 from .types import CodeType, packed_bytes
 

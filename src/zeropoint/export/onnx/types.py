@@ -23,7 +23,7 @@ from ...formats import Format, format_name
 from ...formats.codes import decode
 from ...formats.torch_dtypes import dtype_of
 from ...layout import packing
-from ...params.factors import effective_scale
+from ...params.effective import effective_scale
 from ...schemes import Scheme, ZeroPoint
 from ...tensor import QuantizedTensor
 

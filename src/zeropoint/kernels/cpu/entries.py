@@ -13,13 +13,13 @@ from .decode.fake import fake_quantize_backward_rows, fake_quantize_rows
 from .decode.rows import dequantize_rows
 from .encode.half import quantize_bfloat16_rows
 from .encode.rows import amax_rows, quantize_rows, range_rows
-from .linear.codes import Input, Matrix, code_rows, float_rows, slot_of
-from .linear.values import ONE, Packed, value_panels
+from .linear.from_codes import Input, Matrix, code_rows, float_rows, slot_of
+from .linear.from_values import ONE, Packed, value_panels
 from .machine.descriptor import OK, record_type, unpack_element, unpack_layout, unpack_rule
 from .machine.intrinsics import device, inlined, kernel
 from .machine.team import run_parts
 from .statistics import column_sums, count, sums
-from .statistics.errors import measure_rows
+from .statistics.error_sums import measure_rows
 
 MATRIX = record_type(Matrix)
 

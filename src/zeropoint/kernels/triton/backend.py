@@ -20,7 +20,7 @@ from ...ops.preparation import FunctionKernel
 from ...ops.reference_backend import filled
 from ...ops.registry import Kernel, Op, Params, Request
 from ...params.arithmetic import multiplies, require_parameters, rounder
-from ...params.factors import effective_scale
+from ...params.effective import effective_scale
 from ...schemes import Scheme, ZeroPoint
 
 INTERPRETER = "TRITON_INTERPRET"

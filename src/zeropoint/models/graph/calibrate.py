@@ -14,7 +14,7 @@ from ...schemes import Scheme
 from ...stats import Observer, StatisticFor, statistic_named
 from .. import Calibration
 from ..calibrate import require_batches, require_places, run_batches, run_model
-from .layers import Layer, inputs_of, output_of
+from .layer_nodes import Layer, inputs_of, output_of
 from .prepare import annotated, insert_call, row_of, unprepared
 from .program import cleaned, evaluate, put
 

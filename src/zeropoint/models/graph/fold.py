@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
-from .layers import Layer
+from .layer_nodes import Layer
 from .program import args_of, attribute, put, tensor_at
 
 aten = torch.ops.aten

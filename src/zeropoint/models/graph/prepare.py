@@ -17,12 +17,12 @@ from ...recipes import Activation, Assignment, Decision, Recipe
 from ...schemes import Scheme
 from .. import Calibration
 from ..calibrate import static_params
-from ..decisions import as_recipe
 from ..dynamic_quantize import DynamicQuantize
 from ..prepare import require_nearest
 from ..qat_config import QATConfig, qat_config
+from ..recipe_layers import as_recipe
 from .fold import fold
-from .layers import CONVOLUTIONS, Layer, decided, inputs_of, layers_of, output_of
+from .layer_nodes import CONVOLUTIONS, Layer, decided, inputs_of, layers_of, output_of
 from .matrices import Form, written
 from .program import attribute, cleaned, graph_of, put, tensor_at
 

@@ -6,8 +6,8 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
+from ..encode.block_scales import combined, minifloat_value
 from ..encode.rows import parameter_row
-from ..encode.scales import combined, minifloat_value
 from ..machine.descriptor import CODEBOOK, FLOAT, GIVEN, INTEGER, POWER, ZERO_NONE
 from ..machine.emit import stream_floats
 from ..machine.intrinsics import (

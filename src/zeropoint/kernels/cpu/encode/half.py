@@ -24,7 +24,7 @@ from ..machine.vector import (
     octets_of_halves,
     store_nibbles,
 )
-from .scales import block_scales
+from .block_scales import block_scales
 from .steps import encode_steps
 
 SAFE_BYTE = np.uint8(8)

@@ -20,9 +20,9 @@ from ..machine.tile import (
     widen_magnitude,
 )
 from ..machine.vector import WHOLE
+from .block_scales import block_scales
 from .elements import encode, is_identity
 from .fields import LONG_BLOCK, PAIRS, build_pairs, can_encode_fields, encode_fields
-from .scales import block_scales
 from .steps import can_encode_steps, encode_steps, invert_short
 
 PACKED = 2 * TILE

@@ -19,11 +19,11 @@ from ....ops import reference
 from ....ops.registry import Params
 from ....ops.row_errors import code_extent
 from ....params.arithmetic import require_parameters
-from ....params.factors import effective_scale
+from ....params.effective import effective_scale
 from ....params.stored import load_scale
 from ....schemes import Granularity, Scheme, ZeroPoint
 from ..machine import descriptor as k
-from ..machine.descriptor import Layout, pack
+from ..machine.descriptor import RowLayout, pack
 from . import memory
 from .views import KINDS, stored_rule
 
@@ -46,7 +46,7 @@ def rows_of(shape: tuple[int, ...], dtype: torch.dtype, granularity: Granularity
     cols = shape[-1] if shape else 1
     block = min(granularity.block_shape(shape)[-1], cols) if shape else 1
     width = -(-cols // block)
-    layout = Layout(
+    layout = RowLayout(
         cols=np.uint64(cols), block=np.uint64(block), row_blocks=np.uint64(width), row_bytes=np.uint64(0),
         bits=np.uint64(8), kind=KINDS[dtype], row_div=np.uint64(1), row_mod=np.uint64(1),
     )  # fmt: skip

@@ -7,7 +7,15 @@ from collections.abc import Callable
 from ....ops.registry import Kernel, Op, Request
 from . import linear_codes as linear
 from . import linear_values as values
-from .operators import Backward, ChooseParams, Dequantize, FakeQuantize, Measure, Quantize, QuantizeDynamic
+from .operators import (
+    BackwardKernel,
+    ChooseParamsKernel,
+    DequantizeKernel,
+    FakeQuantizeKernel,
+    MeasureKernel,
+    QuantizeDynamicKernel,
+    QuantizeKernel,
+)
 from .views import KINDS, element_refusal, view_of
 
 
@@ -41,13 +49,13 @@ class CpuBackend:
 
 
 _KERNELS: dict[Op, Callable[[Request], Kernel]] = {
-    Op.CHOOSE_PARAMS: ChooseParams,
-    Op.QUANTIZE_DYNAMIC: QuantizeDynamic,
-    Op.QUANTIZE: Quantize,
-    Op.DEQUANTIZE: Dequantize,
-    Op.FAKE_QUANTIZE: FakeQuantize,
-    Op.FAKE_QUANTIZE_BACKWARD: Backward,
-    Op.MEASURE: Measure,
+    Op.CHOOSE_PARAMS: ChooseParamsKernel,
+    Op.QUANTIZE_DYNAMIC: QuantizeDynamicKernel,
+    Op.QUANTIZE: QuantizeKernel,
+    Op.DEQUANTIZE: DequantizeKernel,
+    Op.FAKE_QUANTIZE: FakeQuantizeKernel,
+    Op.FAKE_QUANTIZE_BACKWARD: BackwardKernel,
+    Op.MEASURE: MeasureKernel,
     Op.LINEAR: linear.LinearKernel,
     Op.LINEAR_VALUES: values.ValueKernel,
 }

@@ -18,7 +18,7 @@ from ....params.arithmetic import Ranges
 from ....schemes import Granularity
 from .. import entries
 from ..machine import descriptor as k
-from ..machine.descriptor import Layout, pack, with_coarse
+from ..machine.descriptor import RowLayout, pack, with_coarse
 from .arrays import code_order, flat_array, needs_range, rows_of
 from .calls import ScaleMemory, refuse
 from .views import KINDS, View, view_of
@@ -68,7 +68,7 @@ class BlockScales:
         view = view_of(scheme, wanted.shape, wanted.dtype)
         assert isinstance(view, View)
         self._places = _Places(view, self._rows.rows, self._rows.width)
-        layout = Layout(
+        layout = RowLayout(
             cols=np.uint64(2), block=np.uint64(2), row_blocks=np.uint64(1), row_bytes=np.uint64(2),
             bits=np.uint64(8), kind=KINDS[torch.float32], row_div=np.uint64(1), row_mod=np.uint64(blocks),
         )  # fmt: skip

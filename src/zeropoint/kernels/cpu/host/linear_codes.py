@@ -15,10 +15,10 @@ from ....ops.linear import Layer
 from ....ops.lowering import How
 from ....ops.registry import Params, Request
 from ....ops.threads import gradual_underflow, parts_for, share, thread_count
-from ....params.factors import effective_scale
+from ....params.effective import effective_scale
 from ....schemes import Scheme, ZeroPoint
 from ..entries import MATRIX, linear_from_codes, linear_from_floats
-from ..linear.codes import MANY, Matrix, work_bytes
+from ..linear.from_codes import MANY, Matrix, work_bytes
 from ..linear.panels import PANEL
 from ..linear.products import HIGH, QUADS, adds_quads
 from ..machine import descriptor as k

@@ -12,8 +12,8 @@ from ....ops.linear import Layer, of_values
 from ....ops.registry import Params, Request
 from ....ops.threads import gradual_underflow, parts_for, share, thread_count
 from ..entries import linear_from_values
+from ..linear.from_values import work_floats
 from ..linear.panels import PANEL
-from ..linear.values import work_floats
 from . import memory
 from .arrays import NO_FLOATS, Stored, flat_array, stored_factors
 from .calls import given_call

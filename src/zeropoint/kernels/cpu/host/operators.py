@@ -61,7 +61,7 @@ def _given(run: Callable[..., None], nbytes: int) -> HeldKernel:
     return HeldKernel(run=run, workspace_bytes=0, parameter_bytes=nbytes)
 
 
-class ChooseParams(_Operator):
+class ChooseParamsKernel(_Operator):
     """Parameters of a tensor."""
 
     def run(self, x: torch.Tensor, extremes: Ends = None) -> Params:
@@ -69,7 +69,7 @@ class ChooseParams(_Operator):
         return choose_params(x, self.request.scheme, extremes)
 
 
-class Quantize(_Operator):
+class QuantizeKernel(_Operator):
     """Codes under given parameters."""
 
     def run(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -88,7 +88,7 @@ class Quantize(_Operator):
         return _given(run, divisors.nbytes)
 
 
-class QuantizeDynamic(_Operator):
+class QuantizeDynamicKernel(_Operator):
     """Parameters and codes, in one pass where the blocks lie in rows, else in two."""
 
     def __init__(self, request: Request) -> None:
@@ -126,7 +126,7 @@ class QuantizeDynamic(_Operator):
         """See :class:`zeropoint.ops.registry.PlanKernel`."""
         scheme, shape, dtype = self.request.scheme, self.request.shape, self.request.dtype
         if not scheme.scales:
-            encode = Quantize(self.request).hold(((), None), None).run
+            encode = QuantizeKernel(self.request).hold(((), None), None).run
             return HeldKernel(run=lambda x, data, _params: encode(x, data), workspace_bytes=0)
         reason = rule_refusal(scheme, dtype)
         if reason is not None or 0 in shape:
@@ -168,7 +168,7 @@ class QuantizeDynamic(_Operator):
         return HeldKernel(run=run, workspace_bytes=held)
 
 
-class Dequantize(_Operator):
+class DequantizeKernel(_Operator):
     """Values of codes."""
 
     def run(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -193,7 +193,7 @@ class Dequantize(_Operator):
         return HeldKernel(run=run, workspace_bytes=stored.nbytes, allocates=reason)
 
 
-class FakeQuantize(_Operator):
+class FakeQuantizeKernel(_Operator):
     """Values of the codes of values, under given parameters."""
 
     def run(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -216,7 +216,7 @@ class FakeQuantize(_Operator):
         return _given(run, divisors.nbytes + back.nbytes)
 
 
-class Backward(_Operator):
+class BackwardKernel(_Operator):
     """The straight-through gradient, under given parameters."""
 
     def __init__(self, request: Request) -> None:
@@ -248,7 +248,7 @@ class Backward(_Operator):
         return HeldKernel(run=run, workspace_bytes=divisors.nbytes, allocates=reason)
 
 
-class Measure(_Operator):
+class MeasureKernel(_Operator):
     """Errors of codes, a row at a time."""
 
     def run(self, x: torch.Tensor, data: torch.Tensor, params: Params) -> RowErrors:

@@ -14,11 +14,11 @@ import torch
 
 from ....formats import CodebookFormat, FloatFormat, IntFormat, Overflow, RoundingMode, Specials
 from ....formats.torch_dtypes import dtype_of, format_of
-from ....ops.lowering import How, Rule, row_mapping, rule_of
+from ....ops.lowering import How, LoweredRule, row_mapping, rule_of
 from ....schemes import Scheme, ZeroPoint
-from ....schemes.rules import LINEAR_UP
+from ....schemes.scale_rules import LINEAR_UP
 from ..machine import descriptor as k
-from ..machine.descriptor import Layout
+from ..machine.descriptor import RowLayout
 from ..machine.tile import BFLOAT16, FLOAT16, FLOAT32, TILE
 from ..machine.vector import STEP
 
@@ -96,7 +96,7 @@ def rule_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def stored_rule(scheme: Scheme, dtype: torch.dtype) -> Rule | None:
+def stored_rule(scheme: Scheme, dtype: torch.dtype) -> LoweredRule | None:
     """Return how the kernels read scales as they are stored, or None where they take factors."""
     if not scheme.scales or rule_refusal(scheme, dtype) is not None:
         return None
@@ -109,7 +109,7 @@ class View:
     """How a tensor's elements are seen as rows: their number and the layout of codes and parameters."""
 
     rows: int
-    layout: Layout
+    layout: RowLayout
 
     @property
     def one_pass(self) -> bool:
@@ -134,7 +134,7 @@ def view_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> View 
     row_blocks = grid[-1]
     return View(
         rows=rows,
-        layout=Layout(
+        layout=RowLayout(
             cols=np.uint64(cols), block=np.uint64(block), row_blocks=np.uint64(row_blocks),
             row_bytes=np.uint64(-(-cols * scheme.bits // 8)), bits=np.uint64(scheme.bits), kind=KINDS[dtype],
             row_div=np.uint64(div), row_mod=np.uint64(mod),

@@ -35,7 +35,7 @@ HIGH = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class TileKind:
     """What a tile is made of.
 
     lanes: products of a step, of one row with one row. wide: rows of the weight. sums: lanes of a sum. LLVM
@@ -51,8 +51,8 @@ class Kind:
     chunk: int
 
 
-QUADS = Kind(lanes=64, wide=4, sums=16, rows=256, chunk=1 << 18)
-PAIRS = Kind(lanes=16, wide=2, sums=8, rows=64, chunk=1 << 16)
+QUADS = TileKind(lanes=64, wide=4, sums=16, rows=256, chunk=1 << 18)
+PAIRS = TileKind(lanes=16, wide=2, sums=8, rows=64, chunk=1 << 16)
 _KINDS = {types.int8: QUADS, types.int16: PAIRS, types.float32: PAIRS}
 SHIFT = 128
 """What 8-bit codes are moved by, from those with a sign to those without, or back."""
@@ -261,7 +261,7 @@ class _Tile:
         return made
 
 
-def _tile_kind(codes: Any, number: Callable[[Kind], int]) -> Any:
+def _tile_kind(codes: Any, number: Callable[[TileKind], int]) -> Any:
     kind = _KINDS[codes.dtype]
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -14,7 +14,7 @@ from ....ops import lowering
 from .intrinsics import inlined
 
 
-class Layout(NamedTuple):
+class RowLayout(NamedTuple):
     """Rows of ``cols`` elements in blocks of ``block`` along the row; ``kind`` tells 16-bit floats apart.
 
     Row ``r`` has its parameters in row ``(r // row_div) % row_mod`` of a (rows, row_blocks) array.
@@ -33,7 +33,7 @@ class Layout(NamedTuple):
 INTEGER, FLOAT, CODEBOOK = map(np.uint8, lowering.Kind)
 NO_ROUNDING, TO_BFLOAT16, TO_FLOAT16 = map(np.uint8, lowering.Narrow)
 ZERO_NONE, ZERO_AFTER, ZERO_INSIDE = map(np.uint8, lowering.ZeroPlace)
-DIVIDE, MULTIPLY, RECIPROCAL = map(np.uint8, lowering.Scaling)
+DIVIDE, MULTIPLY, RECIPROCAL = map(np.uint8, lowering.ScaleBy)
 THRESHOLDS = 15
 
 
@@ -65,8 +65,8 @@ GIVEN, LINEAR, POWER, MINIFLOAT, AFFINE = map(np.uint8, lowering.How)
 OFFSET_REAL, OFFSET_NEAREST, OFFSET_TRUNCATED, OFFSET_OF_ROUNDED = map(np.uint8, lowering.Offset)
 
 
-class ScaleRule(NamedTuple):
-    """:class:`zeropoint.ops.lowering.Rule` in the types of the machine."""
+class LoweredRule(NamedTuple):
+    """:class:`zeropoint.ops.lowering.LoweredRule` in the types of the machine."""
 
     how: np.uint8
     divisor: np.float32
@@ -112,20 +112,20 @@ def packed(record: np.dtype[Any], values: Any) -> Any:
     return made.view(np.uint8)
 
 
-_PARTS = ("layout", Layout), ("element", Element), ("rule", ScaleRule)
+_PARTS = ("layout", RowLayout), ("element", Element), ("rule", LoweredRule)
 DESCRIPTOR = np.dtype([(name, record_type(kind)) for name, kind in _PARTS], align=True)
 _COARSE = DESCRIPTOR.fields["rule"][1] + DESCRIPTOR["rule"].fields["coarse"][1]  # type: ignore[index]
 """Where the coarse scale lies."""
 
 
 def pack(
-    layout: Layout, element: lowering.Element | None = None, rule: lowering.Rule = lowering.GIVEN
+    layout: RowLayout, element: lowering.Element | None = None, rule: lowering.LoweredRule = lowering.GIVEN
 ) -> Any:
     """Return the descriptor that a kernel takes; some kernels need the layout alone."""
     element = lowering.Element(kind=lowering.Kind.INTEGER) if element is None else element
     padding = (math.inf,) * (THRESHOLDS - len(element.thresholds))
     padded = element._replace(thresholds=element.thresholds + padding)
-    parts = (by_name(Element, padded), by_name(ScaleRule, rule))
+    parts = (by_name(Element, padded), by_name(LoweredRule, rule))
     return packed(DESCRIPTOR, (layout, *parts))
 
 
@@ -145,7 +145,7 @@ def with_coarse(descriptor: Any, coarse: float) -> Any:
 def unpack_layout(descriptor: Any) -> Any:
     """Return the layout of a descriptor."""
     r = descriptor.view(DESCRIPTOR)[0]["layout"]
-    return Layout(
+    return RowLayout(
         cols=r["cols"], block=r["block"], row_blocks=r["row_blocks"], row_bytes=r["row_bytes"],
         bits=r["bits"], kind=r["kind"], row_div=r["row_div"], row_mod=r["row_mod"],
     )  # fmt: skip
@@ -171,7 +171,7 @@ def unpack_element(descriptor: Any) -> Any:
 def unpack_rule(descriptor: Any) -> Any:
     """Return the scale rule of a descriptor."""
     r = descriptor.view(DESCRIPTOR)[0]["rule"]
-    return ScaleRule(
+    return LoweredRule(
         how=r["how"], divisor=r["divisor"], narrow=r["narrow"], stored=r["stored"],
         zero_scale=r["zero_scale"], least=r["least"], addend=r["addend"], emax=r["emax"], quiet=r["quiet"],
         quiet_byte=r["quiet_byte"], least_byte=r["least_byte"], unit=r["unit"], coarse=r["coarse"],

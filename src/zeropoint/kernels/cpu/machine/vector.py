@@ -67,7 +67,7 @@ def _define(symbol: Callable[..., Any], instruction: str, kind: Vector) -> None:
     """Let ``symbol`` work on two vectors of ``kind``."""
 
     @_typed(symbol)
-    class Rule(ConcreteTemplate):
+    class Typing(ConcreteTemplate):
         cases = (_signature(kind, kind, kind),)
 
     @_lower(symbol, kind, kind)

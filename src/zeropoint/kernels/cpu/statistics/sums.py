@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from ..encode.scales import power_of
+from ..encode.block_scales import power_of
 from ..machine.intrinsics import bits32, device, inlined, prefetch_far, scratch
 from ..machine.tile import FLOAT32, TILE, value_of_key
 from ..machine.vector import (

@@ -17,7 +17,7 @@ from ..choose.fused_layers import split_sets
 from ..choose.selection import is_fused_experts
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
 from ..read.source import CONFIG
-from .checkpoint_plan import Plan
+from .checkpoint_plan import CheckpointPlan
 from .config_and_index import odd_targets
 
 
@@ -31,13 +31,13 @@ class Verdict:
     checked: bool
 
 
-def verdicts(plan: Plan) -> tuple[Verdict, ...]:
+def verdicts(plan: CheckpointPlan) -> tuple[Verdict, ...]:
     """Return what each engine makes of the result of ``plan``."""
     facts = _facts(plan)
     return tuple(_verdict(engine, rule, facts) for engine, rule in plan.codec.engines.items())
 
 
-def refusal(plan: Plan) -> str | None:
+def refusal(plan: CheckpointPlan) -> str | None:
     """Return why the engine that a result is for does not load it, and nor do the other usual ones, or None.
 
     What one of them does not take may be meant for the other.
@@ -47,7 +47,7 @@ def refusal(plan: Plan) -> str | None:
     return first.reason if refused else None
 
 
-def require_loadable(plan: Plan) -> None:
+def require_loadable(plan: CheckpointPlan) -> None:
     """Raise CheckpointError where transformers does not load the result of a plan, nor vLLM that we know."""
     reason = refusal(plan)
     if reason is not None:
@@ -57,7 +57,7 @@ def require_loadable(plan: Plan) -> None:
         )
 
 
-def _facts(plan: Plan) -> Facts:
+def _facts(plan: CheckpointPlan) -> Facts:
     family = plan.source.config or {}
     return Facts(
         family=family,
@@ -72,7 +72,7 @@ def _facts(plan: Plan) -> Facts:
     )
 
 
-def _section(plan: Plan) -> Mapping[str, Any]:
+def _section(plan: CheckpointPlan) -> Mapping[str, Any]:
     """Return what the result's configuration says of quantization."""
     text = plan.texts.get(CONFIG) or plan.texts.get(WEIGHTS_ONLY_CONFIG) or "{}"
     found: Mapping[str, Any] = json.loads(str(text)).get(CONFIG_KEY) or {}

@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...codecs.protocol import LayerScheme
-from ..read.entries import TensorEntry
-from .checkpoint_plan import Plan
-from .engines import verdicts
+from ..read.tensor_entries import TensorEntry
+from .checkpoint_plan import CheckpointPlan
 from .identity import identity
 from .placement import Placed
 from .tensor_parallel import indivisible
+from .verdicts import verdicts
 
 FORMAT = "zeropoint_plan"
 VERSION = 1
 
 
-def plan_document(plan: Plan) -> dict[str, Any]:
+def plan_document(plan: CheckpointPlan) -> dict[str, Any]:
     """Return all that a plan decides, as values that JSON can hold."""
     return {
         FORMAT: VERSION,
@@ -57,7 +57,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def engine_documents(plan: Plan) -> list[dict[str, Any]]:
+def engine_documents(plan: CheckpointPlan) -> list[dict[str, Any]]:
     """Return what each engine makes of the result."""
     return [
         {"engine": v.engine, "loads": v.loads.value, "reason": v.reason, "checked": v.checked}
@@ -81,7 +81,7 @@ def entry_document(entry: TensorEntry) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def tensor_documents(plan: Plan) -> Iterator[dict[str, Any]]:
+def tensor_documents(plan: CheckpointPlan) -> Iterator[dict[str, Any]]:
     """Yield each tensor of the source with its action and the tensors that it becomes."""
     outputs: dict[str, list[Placed]] = {kept.source.name: [kept.placed] for kept in plan.kept}
     outputs |= {restored.origin.entry.name: [restored.placed] for restored in plan.restored}

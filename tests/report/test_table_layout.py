@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from zeropoint.report.layout import plain
+from zeropoint.report.table_layout import plain
 
 WORDS = ("a", "bc", "model.layers.11.mlp.up_proj.weight", "[bold]", "1,000", "because of", "名前", "x" * 40)
 SHORT = ("", "n", "1,000", "名前")

@@ -15,7 +15,7 @@ from ..formats import Format
 from ..formats.torch_dtypes import format_of, wide_dtype
 from ..layout.blocks import spread_grid
 from ..schemes import ScaleLevel, Scheme, TensorScale
-from ..schemes.rules import Pick
+from ..schemes.scale_rules import Pick
 from .stored import load_scale
 
 _TALLEST = 2.0**64

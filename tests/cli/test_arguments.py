@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from zeropoint.cli.values import parse_size, scheme_recipe
+from zeropoint.cli.arguments import parse_size, scheme_recipe
 from zeropoint.codecs.registry import DEFAULT
 
 

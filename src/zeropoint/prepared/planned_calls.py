@@ -99,7 +99,7 @@ class PlannedCall(Protocol):
         """Write the result into ``out`` and return it."""
 
 
-class Quantize:
+class PlannedQuantize:
     """Codes of ``x``, under given parameters or with parameters chosen from it."""
 
     def __init__(self, signature: Signature) -> None:
@@ -136,7 +136,7 @@ class Quantize:
         return QuantizedTensor(data=out.data, params=given, shape=out.shape, dtype=out.dtype)
 
 
-class Dequantize:
+class PlannedDequantize:
     """Values of codes."""
 
     def __init__(self, signature: Signature) -> None:
@@ -168,7 +168,7 @@ class Dequantize:
         return out
 
 
-class FakeQuantize:
+class PlannedFakeQuantize:
     """Values of the codes of ``x``; without given parameters, through codes in memory of the plan."""
 
     def __init__(self, signature: Signature) -> None:
@@ -210,7 +210,7 @@ class FakeQuantize:
         return out
 
 
-class Backward:
+class PlannedBackward:
     """The straight-through gradient: that of the result where the rounded ``x`` needs no clipping, else 0."""
 
     def __init__(self, signature: Signature) -> None:

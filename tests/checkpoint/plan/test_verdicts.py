@@ -11,8 +11,8 @@ from tests.checkpoint.written import LINEAR, ONE, save, weight
 from tests.oracles import synthetic_llama
 
 from zeropoint.checkpoint.choose.recipe import RecipeText
-from zeropoint.checkpoint.plan.checkpoint_plan import Plan, make_plan
-from zeropoint.checkpoint.plan.engines import Verdict, verdicts
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from zeropoint.checkpoint.plan.verdicts import Verdict, verdicts
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.engines import Loads
@@ -38,11 +38,11 @@ QUICK = [
 SLOW = [(f"default: '{scheme}'", moe) for scheme in SCHEMES for moe in (False, True)]
 
 
-def planned(source: Path, recipe: str) -> Plan:
+def planned(source: Path, recipe: str) -> CheckpointPlan:
     return make_plan(open_source(source), RecipeText(text=recipe), limits=ONE)
 
 
-def verdict(plan: Plan, engine: str) -> Verdict:
+def verdict(plan: CheckpointPlan, engine: str) -> Verdict:
     (found,) = [v for v in verdicts(plan) if v.engine == engine]
     return found
 

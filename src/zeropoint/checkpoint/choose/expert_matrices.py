@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...architectures import EXPERT_PARTS
-from ..read.entries import TensorEntry
+from ..read.tensor_entries import TensorEntry
 from .selection import is_fused_experts, module_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Matrix:
+class WeightMatrix:
     """A matrix inside a source tensor: its module's name, its shape, and the absolute offset of its bytes."""
 
     module: str
@@ -25,7 +25,7 @@ class Matrix:
     begin: int
 
 
-def matrices(entry: TensorEntry) -> list[Matrix]:
+def matrices(entry: TensorEntry) -> list[WeightMatrix]:
     """Return the matrices of a weight; fused experts must have passed the check of their layout.
 
     >>> from pathlib import Path
@@ -38,7 +38,7 @@ def matrices(entry: TensorEntry) -> list[Matrix]:
     module = module_of(entry.name)
     if not is_fused_experts(entry):
         rows, columns = entry.shape
-        return [Matrix(module=module, shape=(rows, columns), begin=entry.begin)]
+        return [WeightMatrix(module=module, shape=(rows, columns), begin=entry.begin)]
     experts, rows, columns = entry.shape
     if not experts:
         return []
@@ -47,7 +47,7 @@ def matrices(entry: TensorEntry) -> list[Matrix]:
     prefix = f"{parent}." if parent else ""
     part, size = rows // len(names), entry.nbytes // (experts * len(names))
     return [
-        Matrix(
+        WeightMatrix(
             module=f"{prefix}{expert}.{name}",
             shape=(part, columns),
             begin=entry.begin + (expert * len(names) + n) * size,
