@@ -45,7 +45,7 @@ Extremes = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Unit:
+class UnitRoundoff:
     """The errors of rounding to a dtype: ``relative`` of a normal number, ``least`` of a subnormal one."""
 
     relative: float
@@ -53,13 +53,13 @@ class Unit:
     largest: float
 
     @staticmethod
-    def of(dtype: torch.dtype | None) -> Unit:
+    def of(dtype: torch.dtype | None) -> UnitRoundoff:
         """Return those of ``dtype``; none at all for None."""
         if dtype is None:
-            return Unit(0.0, 0.0, math.inf)
+            return UnitRoundoff(0.0, 0.0, math.inf)
         info = torch.finfo(dtype)
         # Of float64 half the smallest number is none.
-        return Unit(info.eps / 2, max(info.tiny * info.eps / 2, math.ulp(0.0)), info.max)
+        return UnitRoundoff(info.eps / 2, max(info.tiny * info.eps / 2, math.ulp(0.0)), info.max)
 
 
 class BlockErrors:
@@ -78,8 +78,8 @@ class BlockErrors:
         dtype: torch.dtype,
     ) -> None:
         self.scheme, self.scales, self.shape, self.dtype = scheme, scales, shape, dtype
-        self.wide = Unit.of(wide_dtype(dtype))
-        self.narrow = Unit.of(rounder(scheme, dtype))
+        self.wide = UnitRoundoff.of(wide_dtype(dtype))
+        self.narrow = UnitRoundoff.of(rounder(scheme, dtype))
         scale = effective_scale(scheme, scales, shape, dtype)
         self.scale = torch.ones((1,) * len(shape), dtype=torch.float64) if scale is None else scale.double()
         self.step = float(scheme.element_step)
@@ -120,7 +120,7 @@ class BlockErrors:
         furthest = torch.minimum(furthest, largest + step).clamp(max=torch.finfo(torch.float64).max)
         inside = step + self._ratio_error(furthest, largest)
         clipped = torch.maximum(low - extremes[0], extremes[1] - high)
-        out = Unit.of(out_dtype)
+        out = UnitRoundoff.of(out_dtype)
         decoding = (2 * self.wide.relative + out.relative) * largest + 2 * self.wide.least + out.least
         result = (torch.maximum(inside, clipped) + decoding) * (1 + 2.0**-22)
         return torch.where(self._lost(extremes, out_dtype), math.inf, result)
@@ -156,7 +156,7 @@ class BlockErrors:
         error = error + furthest * (wide.relative * (2 if inverted else 1)) + scale * wide.least
         if inverted:  # the reciprocal of a large scale is subnormal
             error = error + furthest * scale * wide.least
-        narrow = self.narrow if len(scheme.scales) == 1 else Unit.of(None)
+        narrow = self.narrow if len(scheme.scales) == 1 else UnitRoundoff.of(None)
         error = error + furthest * narrow.relative + scale * narrow.least
         if narrow.largest < math.inf:
             past = furthest >= scale * (narrow.largest * (1 - narrow.relative))

@@ -25,7 +25,7 @@ from ..layout.blocks import spread_grid
 from ..schemes import Arithmetic, ScaleLevel, Scheme
 from ..schemes.scale_rules import Pick, Store
 from .arithmetic import multiplies
-from .bounds import Extremes, Unit
+from .bounds import Extremes, UnitRoundoff
 from .effective import effective_offset, effective_scale, signed_end, span
 from .stored import LEAST_NORMAL, load_scale
 
@@ -35,7 +35,7 @@ def drift(
 ) -> torch.Tensor:
     """Return how far the product of levels can be from the number that was stored, one a finest block."""
     own, fine, wide = format_of(dtype), levels[0].granularity, wide_dtype(dtype)
-    unit = Unit.of(wide)
+    unit = UnitRoundoff.of(wide)
     outer: torch.Tensor | None = None
     reach: torch.Tensor | None = None
     for index in reversed(range(len(levels))):
@@ -73,7 +73,7 @@ class ChainedErrors:
     def __init__(
         self, scheme: Scheme, levels: tuple[torch.Tensor, ...], *, shape: tuple[int, ...], dtype: torch.dtype
     ) -> None:
-        self.scheme, self.wide = scheme, Unit.of(wide_dtype(dtype))
+        self.scheme, self.wide = scheme, UnitRoundoff.of(wide_dtype(dtype))
         scale = effective_scale(scheme, levels, shape, dtype)
         assert scale is not None
         count, ends = len(scheme.scales), scheme.ends
@@ -121,7 +121,7 @@ class ChainedErrors:
 
     def bound(self, extremes: Extremes, out_dtype: torch.dtype) -> torch.Tensor:
         """Return the bound of each block for numbers within ``extremes``, decoded to ``out_dtype``."""
-        out, wide = Unit.of(out_dtype), self.wide
+        out, wide = UnitRoundoff.of(out_dtype), self.wide
         largest = torch.maximum(self.low.abs(), self.high.abs())
         furthest = torch.maximum(extremes[0].abs(), extremes[1].abs())
         step = self.factor * self._gap()

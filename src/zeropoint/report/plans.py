@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
-from ..checkpoint.plan.placement import OutputShard, Placed, SharedScale, Weight
+from ..checkpoint.plan.placement import OutputShard, Placed, Placement, SharedScale
 from ..checkpoint.plan.tensor_parallel import WAYS, Indivisible, indivisible
 from ..checkpoint.plan.verdicts import Verdict, verdicts
 from ..checkpoint.run.advice import partly
@@ -50,7 +50,7 @@ def output_table(plan: CheckpointPlan, *, everything: bool = False) -> Plain:
     With ``everything``, a line for each of these tensors, with its shard.
     """
     if everything:
-        return _tensor_table(plan.placement.of_weights)
+        return _tensor_table(plan.placements.of_weights)
     table = plain("outputs", "n", "parts", "shape", "size", numbers=(1, 4))
     for label, group in folded(plan.weights, lambda w: w.module, _kind, everything):
         size = size_of(sum(placed.nbytes for weight in group for placed in weight.outputs))
@@ -66,11 +66,11 @@ def _tensor_table(tensors: Sequence[Placed]) -> Plain:
     return table
 
 
-def _kind(weight: Weight) -> tuple[tuple[int, int], str]:
+def _kind(weight: Placement) -> tuple[tuple[int, int], str]:
     return weight.shape, _parts(weight)
 
 
-def _parts(weight: Weight) -> str:
+def _parts(weight: Placement) -> str:
     """Return what the tensors of a weight are, by the last parts of their names, and their dtypes."""
     suffixes = (placed.name.rpartition(".")[2].removeprefix("weight_") for placed in weight.outputs)
     dtypes = (placed.spec.dtype for placed in weight.outputs)

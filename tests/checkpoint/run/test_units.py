@@ -14,9 +14,10 @@ from tests.checkpoint.interrupted import plan_of
 from tests.checkpoint.written import LINEAR, save, weight
 from tests.oracles import synthetic_llama
 
+from zeropoint.checkpoint.plan.identity import stamps
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.run.tensor_error import TensorError, exact_sum
-from zeropoint.checkpoint.run.units import QuantizeRows, groups, units
+from zeropoint.checkpoint.run.units import groups, units
 from zeropoint.checkpoint.run.work import Done
 
 
@@ -60,10 +61,19 @@ def test_units_can_be_sent_to_another_process(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(found)) == found
 
 
+def test_units_name_the_files_whose_states_are_kept(tmp_path: Path) -> None:
+    source = synthetic_llama.write(tmp_path / "in")
+    (source / "original").mkdir()
+    (source / "original" / "params.json").write_text("{}")
+    plan = plan_of(source)
+    named = {name for unit in units(plan) for name in unit.placement.stamps}
+    assert named == stamps(plan).keys() >= {"original/params.json"}
+
+
 def test_sets_with_one_tensor_scale_are_scanned_together(tmp_path: Path) -> None:
     source = synthetic_llama.write(tmp_path / "in")
     for members in groups(units(plan_of(source, "nvfp4a16"))).values():
-        modules = {unit.weight.module.rpartition(".")[2] for unit in members}
+        modules = {unit.placement.module.rpartition(".")[2] for unit in members}
         assert modules in (
             {"q_proj", "k_proj", "v_proj"},
             {"gate_proj", "up_proj"},
@@ -75,10 +85,10 @@ def test_sets_with_one_tensor_scale_are_scanned_together(tmp_path: Path) -> None
 
 def test_what_became_of_a_unit_is_written_without_loss(tmp_path: Path) -> None:
     found = units(plan_of(save(tmp_path / "in", {LINEAR: weight(64, 128), "a.bias": weight(9)})))
-    rows = next(unit for unit in found if isinstance(unit, QuantizeRows))
-    whole = next(unit for unit in found if not isinstance(unit, QuantizeRows))
+    rows = next(unit for unit in found if unit.placement.to is not None)
+    whole = next(unit for unit in found if unit.placement.to is None)
     error = TensorError(
-        values=rows.rows * 128, squares=exact_sum([0.1, 1e-300, 1e20]), errors=(5e-324,), largest=1 / 3,
+        values=rows.count * 128, squares=exact_sum([0.1, 1e-300, 1e20]), errors=(5e-324,), largest=1 / 3,
         clipped=1, zero_blocks=2, lost_blocks=3,
     )  # fmt: skip
     for done in (
@@ -102,5 +112,5 @@ def test_exact_sums_depend_on_no_order_and_no_grouping() -> None:
 @pytest.mark.usefixtures("small_units")
 def test_a_unit_holds_whole_rows_of_the_layout(tmp_path: Path) -> None:
     plan = plan_of(save(tmp_path / "in", {LINEAR: weight(1000, 128)}), "fp8_block")
-    rows = [unit.rows for unit in units(plan) if isinstance(unit, QuantizeRows)]
+    rows = [unit.count for unit in units(plan) if unit.placement.to is not None]
     assert rows == [256, 256, 256, 232]

@@ -31,7 +31,7 @@ from ..read.storage import Place, shown
 from ..run.directory import Partials, partial_name
 from ..run.executor import ExecutorError
 from ..run.tiles import Scratch
-from ..run.units import QuantizeRows, Unit, units
+from ..run.units import Unit, units
 from ..run.work import Done, Scanned, buffer_bytes, do, scan
 
 TOKEN_FILE = partial_name(MANIFEST)
@@ -111,7 +111,6 @@ def work(request: PlanRequest, batch: UnitBatch) -> list[Result]:
 def _one(unit: Unit, batch: UnitBatch, request: PlanRequest, plan: CheckpointPlan) -> Scanned | Done:
     scratch = _scratch(buffer_bytes([unit], plan.limits))
     if batch.scans:
-        assert isinstance(unit, QuantizeRows)
         return scan(unit, plan.limits, scratch)
     extremes = None if unit.group is None else batch.extremes[unit.group]
     return do(unit, request.partials, plan.limits, scratch, extremes)

@@ -13,7 +13,6 @@ import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from ...architectures import is_transposed
 from ...codecs.layer_schemes import layer_scheme
@@ -36,7 +35,7 @@ from .actions import Actions
 from .config_and_index import MANIFEST, index_and_config
 from .limits import Limits
 from .origin import Floats, as_floats, unquantized
-from .placement import KeptTensor, OutputShard, Placement, Restored, SharedScale, Weight
+from .placement import OutputShard, Placement, Placements, SharedScale
 from .texts import Text
 
 
@@ -54,47 +53,46 @@ class CheckpointPlan:
     recipe: RecipeText
     selection: Selection
     decisions: Sequence[TensorDecision]
-    placement: Placement
+    placements: Placements
     texts: Mapping[str, Text]
     companions: Mapping[Path, int]
     notes: tuple[str, ...]
     limits: Limits
 
     @property
-    def weights(self) -> Sequence[Weight]:
+    def weights(self) -> Sequence[Placement]:
         """What is quantized."""
-        return self.placement.weights
+        return self.placements.weights
 
     @property
-    def kept(self) -> Sequence[KeptTensor]:
+    def kept(self) -> Sequence[Placement]:
         """What is copied."""
-        return self.placement.kept
+        return self.placements.kept
 
     @property
-    def restored(self) -> Sequence[Restored]:
+    def restored(self) -> Sequence[Placement]:
         """What is written as floats."""
-        return self.placement.restored
+        return self.placements.restored
 
     @property
     def shards(self) -> tuple[OutputShard, ...]:
         """The files of weights."""
-        return self.placement.shards
+        return self.placements.shards
 
     @property
     def layers(self) -> tuple[LayerScheme, ...]:
         """The schemes of weights, in the order of their first weight."""
-        return self.placement.layers
+        return self.placements.layers
 
     @property
-    def worked(self) -> Iterator[Weight | Restored]:
+    def worked(self) -> Iterator[Placement]:
         """All that is more than copied."""
         return itertools.chain(self.weights, self.restored)
 
     @property
     def worked_bytes(self) -> int:
         """Bytes of all tensors that are worked on or copied, codes counted as the floats that they become."""
-        worked = sum(item.extent * item.row_bytes for item in self.worked)
-        return worked + sum(kept.source.nbytes for kept in self.kept)
+        return sum(item.extent * item.line_bytes for item in self.placements.all)
 
     @property
     def source_bytes(self) -> int:
@@ -149,7 +147,7 @@ class CheckpointPlan:
     @property
     def bits_per_value(self) -> float:
         """Average bits that a quantized number takes, scales and zero points counted."""
-        return 8 * self.placement.weight_bytes / max(1, self.quantized_values)
+        return 8 * self.placements.weight_bytes / max(1, self.quantized_values)
 
     @property
     def peak_memory(self) -> int:
@@ -161,7 +159,7 @@ class CheckpointPlan:
     @property
     def shared_scales(self) -> tuple[SharedScale, ...]:
         """The sets of weights that take one tensor scale together."""
-        members: dict[str, list[Weight]] = {}
+        members: dict[str, list[Placement]] = {}
         for weight in self.weights:
             if weight.share is not None:
                 members.setdefault(weight.share, []).append(weight)
@@ -179,17 +177,14 @@ class CheckpointPlan:
         return tuple(d for d in self.decisions if d.kept_by_default)
 
 
-def slab_rows(weight: Weight | Restored, limits: Limits) -> int:
+def slab_rows(weight: Placement, limits: Limits) -> int:
     """Return how many rows of ``weight``, or columns where it is cut so, are worked on at once."""
     return limits.rows(weight.line_values, min(weight.alignment, max(1, weight.extent)), weight.value_bytes)
 
 
-T = TypeVar("T", bound=Weight | Restored)
-
-
-def kinds_of(items: Iterable[T]) -> list[T]:
+def kinds_of(items: Iterable[Placement]) -> list[Placement]:
     """Return one of each kind."""
-    found: dict[Hashable, T] = {}
+    found: dict[Hashable, Placement] = {}
     for item in items:
         found.setdefault(item.kind, item)
     return list(found.values())
@@ -225,13 +220,13 @@ def make_plan(
     every = selection.dequantize is DequantizePolicy.EVERY
     actions = Actions.of(floats, decisions, tied_copies(source), every=every)
     actions.require_sense(codec, every=every)
-    placement = Placement(source, actions, codec)
-    limits = limits.reserve(source.entries, placement.by_name)
-    texts = index_and_config(floats, decisions, placement, codec, staying=actions.staying)
+    placements = Placements(source, actions, codec)
+    limits = limits.reserve(source.entries, placements.by_name)
+    texts = index_and_config(floats, decisions, placements, codec, staying=actions.staying)
     companions = [path for path in floats.source.companions if str(path) not in (*texts, MANIFEST)]
     plan = CheckpointPlan(
         source=source, codec=codec, recipe=text, selection=selection, decisions=actions.decisions,
-        placement=placement, texts=texts, limits=limits,
+        placements=placements, texts=texts, limits=limits,
         notes=(*source.notes, *_notes(floats.source, decisions), *split, *actions.notes()),
         companions={path: stamp(source.root / path).size for path in companions},
     )  # fmt: skip

@@ -17,7 +17,7 @@ from ..choose.tied import tied_heads
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from ..read.source import CONFIG, INDEX_SUFFIX, MAX_JSON_BYTES, SINGLE_FILE
 from .origin import Floats
-from .placement import Placement
+from .placement import Placements
 from .texts import Text
 
 MANIFEST = "zeropoint_manifest.json"
@@ -25,18 +25,18 @@ MANIFEST = "zeropoint_manifest.json"
 
 
 def index_and_config(
-    floats: Floats, decisions: Sequence[TensorDecision], placement: Placement, codec: Codec, *,
+    floats: Floats, decisions: Sequence[TensorDecision], placements: Placements, codec: Codec, *,
     staying: Sequence[TensorDecision] = (),
 ) -> dict[str, Text]:  # fmt: skip
     """Return the index, the configuration and what else the codec writes besides tensors, by file name.
 
-    placement: of all output tensors. staying: layers that keep the codes which
+    placements: of all output tensors. staying: layers that keep the codes which
     the configuration of ``floats`` describes.
     """
     source = floats.source
     index_name = source.index or SINGLE_FILE + ".index.json"
     assert index_name.endswith(INDEX_SUFFIX)
-    texts = {index_name: Text.of(_index(placement))} if CONTAINERS[codec.container].indexed else {}
+    texts = {index_name: Text.of(_index(placements))} if CONTAINERS[codec.container].indexed else {}
     documents = _config(floats, decisions, staying, codec)
     config = documents.section
     for name, content in documents.files.items():
@@ -49,11 +49,11 @@ def index_and_config(
     return texts
 
 
-def _index(placement: Placement) -> Iterator[str]:
+def _index(placements: Placements) -> Iterator[str]:
     """Yield the index as json.dumps writes it with an indent of 2."""
-    yield f'{{\n  "metadata": {{\n    "total_size": {placement.nbytes}\n  }},\n  "weight_map": {{'
+    yield f'{{\n  "metadata": {{\n    "total_size": {placements.nbytes}\n  }},\n  "weight_map": {{'
     comma = ""
-    for name, shard in placement.files():
+    for name, shard in placements.files():
         yield f"{comma}\n    {json.dumps(name)}: {json.dumps(shard)}"
         comma = ","
     yield "\n  }\n}\n"

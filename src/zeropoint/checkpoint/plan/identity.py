@@ -55,7 +55,7 @@ def _output(plan: CheckpointPlan) -> Iterator[str | bytes]:
         method = "" if w.method == NEAREST else f"\0{w.method}"
         yield f"{w.module}\0{w.layer}\0{w.share}\0{_codes(w.origin)}{method}"
     for r in plan.restored:
-        yield f"{r.placed.name}\0{_codes(r.origin)}"
+        yield f"{r.module}\0{_codes(r.origin)}"
 
 
 OF_SOURCE = ("config.json", "companions")

@@ -49,27 +49,64 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weight:
-    """A matrix to quantize: where its rows come from, and the tensors that it becomes.
+class Placement:
+    """What becomes of one tensor, matrix or file, and where: it is quantized, written as floats, or copied.
 
-    first: its first row among those of the origin, which for fused experts has more. share: name of the set
-    whose members take one tensor scale together, or None. method: name of the method that quantizes it.
+    module: the module of a matrix that is quantized, else the name of the tensor or file. shape: rows and
+    columns; of a copy, its bytes and 1. outputs: what it becomes, one tensor unless it is quantized. to: what
+    it is quantized to, or None. first: its first row among those of the origin, which for fused experts has
+    more. share: name of the set whose members take one tensor scale together, or None. method: name of the
+    method that quantizes it.
     """
 
     module: str
     origin: Origin
-    first: int
     shape: tuple[int, int]
-    layer: LayerScheme
     outputs: tuple[Placed, ...]
+    to: LayerScheme | None = None
+    first: int = 0
     share: str | None = None
     method: str = NEAREST
+
+    @staticmethod
+    def written(origin: Origin, placed: Placed) -> Placement:
+        """Return what writes the rows of ``origin`` as they are: floats that are decoded, or bytes."""
+        *rows, columns = (placed.nbytes, 1) if origin.layer is None else origin.entry.shape
+        return Placement(
+            module=placed.name, origin=origin, shape=(math.prod(rows), columns), outputs=(placed,)
+        )  # fmt: skip
+
+    @staticmethod
+    def of_file(name: str, place: Place, size: int) -> Placement:
+        """Return what copies a file that holds no tensors."""
+        spec = TensorSpec(suffix="", dtype="U8", shape=(size,))
+        placed = Placed(name=name, spec=spec, shard=name, begin=0, nbytes=size)
+        entry = TensorEntry(name=name, dtype="U8", shape=(size,), begin=0, nbytes=size, file=place)
+        return Placement.written(Origin(entry=entry), placed)
+
+    @property
+    def layer(self) -> LayerScheme:
+        """What it is quantized to, where it is."""
+        assert self.to is not None
+        return self.to
+
+    @property
+    def copied(self) -> bool:
+        """Whether its bytes are taken as they are."""
+        return self.to is None and self.origin.layer is None
+
+    @property
+    def stamps(self) -> tuple[str, ...]:
+        """The names under which the states of the files that are read are kept."""
+        # No tensor begins where its file does.
+        whole = self.copied and self.source.begin == 0
+        return (self.module,) if whole else tuple(place.name for place in self.origin.files)
 
     @property
     def kind(self) -> Hashable:
         """What all that a tile of it takes follows from."""
-        layer = self.origin.layer
-        return self.shape, self.layer.weight, self.method, self.dtype, layer and (layer.weight, layer.dtype)
+        old, new = self.origin.layer, self.to
+        return self.shape, new and new.weight, self.method, self.dtype, old and (old.weight, old.dtype)
 
     @property
     def source(self) -> TensorEntry:
@@ -84,11 +121,11 @@ class Weight:
     @property
     def axis(self) -> int:
         """The axis along which it is cut: that of its codec."""
-        return self.layer.codec.axis(self.layer)
+        return ROWS if self.to is None else self.layer.codec.axis(self.layer)
 
     @property
     def extent(self) -> int:
-        """Rows or columns, whatever it is cut into."""
+        """Rows, columns or bytes, whatever it is cut into."""
         return self.shape[self.axis]
 
     @property
@@ -97,20 +134,24 @@ class Weight:
         return self.shape[1 - self.axis]
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of one of them, as floats."""
-        return self.line_values * self.dtype.itemsize
+    def line_bytes(self) -> int:
+        """Bytes of one of them, as floats where it is not copied."""
+        return 1 if self.copied else self.line_values * self.dtype.itemsize
 
     @property
     def value_bytes(self) -> int:
         """Memory that each number of a tile takes."""
+        if self.to is None:
+            return self.origin.value_bytes
         quantizing = value_bytes(self.layer.weight, self.dtype)
         quantizing += method_named(self.method).value_bytes(self.layer.weight)
         return quantizing + self.origin.value_bytes - self.dtype.itemsize
 
     @property
     def alignment(self) -> int:
-        """Rows or columns of which a part must hold a multiple to be quantized and written alone."""
+        """Rows or columns of which a part must hold a multiple to be worked on and written alone."""
+        if self.to is None:
+            return self.origin.alignment
         scope = method_named(self.method).scope(self.layer.weight)
         if scope is not Scope.BLOCKS and (scope is not Scope.ROWS or self.axis != ROWS):
             return max(1, self.extent)
@@ -135,59 +176,6 @@ class SharedScale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptTensor:
-    """A tensor that is copied as it is."""
-
-    source: TensorEntry
-    placed: Placed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """A tensor that is written dequantized, as floats."""
-
-    origin: Origin
-    placed: Placed
-
-    @property
-    def kind(self) -> Hashable:
-        """What all that a tile of it takes follows from."""
-        layer = self.origin.layer
-        return self.shape, self.origin.dtype, layer and (layer.weight, layer.dtype)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Its rows and columns; all axes but the last count as rows."""
-        *rows, columns = self.origin.entry.shape
-        return math.prod(rows), columns
-
-    @property
-    def extent(self) -> int:
-        """Its rows, which it is cut into."""
-        return self.shape[0]
-
-    @property
-    def line_values(self) -> int:
-        """Values of a row."""
-        return self.shape[1]
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row, as floats."""
-        return self.shape[1] * self.origin.dtype.itemsize
-
-    @property
-    def value_bytes(self) -> int:
-        """Memory that each number of a tile takes."""
-        return self.origin.value_bytes
-
-    @property
-    def alignment(self) -> int:
-        """Rows of which a part holds a multiple so that nothing is decoded twice."""
-        return self.origin.alignment
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputShard:
     """A file to write: its name, its header and its size."""
 
@@ -201,10 +189,11 @@ class OutputShard:
         return bytes(self.head)
 
 
-class Placement:
-    """All output tensors, numbered: those that are kept, those that are restored, and those of weights.
+class Placements:
+    """What becomes of all tensors, numbered: those that are kept, those that are restored, and weights.
 
-    kept, restored, weights: what they come from. shards: the files. by_name: every output tensor, by name.
+    kept, restored, weights: each of these. all: one after the other; output tensors are numbered in the same
+    order. shards: the files. by_name: every output tensor, by name.
     Raises CheckpointError when two would have one name, and when a header exceeds what loaders read.
     """
 
@@ -225,9 +214,11 @@ class Placement:
         self._draft({name: self._shards.index(file) for name, file in zip(source.shards, files, strict=True)})
         self._begins = array("q", [0]) * len(self._kind)
         self._sizes = [self._spec_bytes(self._specs[n]) for n in range(len(self._specs))]
-        self.kept: Sequence[KeptTensor] = Made(len(actions.kept), self._kept)
-        self.restored: Sequence[Restored] = Made(len(actions.restored), self._restored)
-        self.weights: Sequence[Weight] = Made(len(self._entry), self._weight)
+        kept, self._base = len(actions.kept), len(actions.kept) + len(actions.restored)
+        self.all: Sequence[Placement] = Made(self._base + len(self._entry), self._placement)
+        self.kept: Sequence[Placement] = Made(kept, self._written)
+        self.restored: Sequence[Placement] = Made(len(actions.restored), lambda n: self._written(kept + n))
+        self.weights: Sequence[Placement] = Made(len(self._entry), self._weight)
         names = [self._name(number) for number in range(len(self._kind))]
         self._order = array("I", sorted(range(len(names)), key=names.__getitem__))
         self._require_unique(names)
@@ -239,10 +230,9 @@ class Placement:
         self.by_name: Sequence[Placed] = Made(len(names), lambda n: self.at(self._order[n]))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Placement):
+        if not isinstance(other, Placements):
             return NotImplemented
-        ours, theirs = ((p.shards, p.weights, p.kept, p.restored) for p in (self, other))
-        return ours == theirs
+        return self.shards == other.shards and self.all == other.all
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -254,13 +244,12 @@ class Placement:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the output tensors of all weights."""
-        return sum(map(self._sizes.__getitem__, self._kind[len(self.kept) + len(self.restored) :]))
+        return sum(map(self._sizes.__getitem__, self._kind[self._base :]))
 
     @property
     def of_weights(self) -> Sequence[Placed]:
         """The output tensors of all weights."""
-        first = len(self.kept) + len(self.restored)
-        return Made(len(self._kind) - first, lambda n: self.at(first + n))
+        return Made(len(self._kind) - self._base, lambda n: self.at(self._base + n))
 
     def at(self, number: int) -> Placed:
         """Return the output tensor of a number."""
@@ -274,20 +263,12 @@ class Placement:
         """Yield each output tensor's name, in order, with the name of its file."""
         return ((self._name(number), self._shards[self._file[number]]) for number in self._order)
 
-    def owner(self, number: int) -> tuple[str, int]:
-        """Return from what the output tensor at a place by name comes, and its number there.
-
-        That is "kept", "restored" or "weights".
-        """
+    def owner(self, number: int) -> int:
+        """Return the number among ``all`` of what the output tensor at a place by name comes from."""
         return self._owner(self._order[number])
 
-    def _owner(self, number: int) -> tuple[str, int]:
-        kept, restored = len(self._actions.kept), len(self._actions.restored)
-        if number < kept:
-            return "kept", number
-        if number < kept + restored:
-            return "restored", number - kept
-        return "weights", bisect_right(self._first, number) - 1
+    def _owner(self, number: int) -> int:
+        return number if number < self._base else self._base + bisect_right(self._first, number) - 1
 
     def _draft(self, shards: Mapping[str, int]) -> None:
         """Lay down all tensors in columns."""
@@ -327,30 +308,33 @@ class Placement:
         added = self._sets.add(share)
         return self._sets.numbered(share) if added is None else added
 
-    def _kept(self, number: int) -> KeptTensor:
-        return KeptTensor(source=self._actions.kept[number], placed=self.at(number))
+    def _placement(self, number: int) -> Placement:
+        return self._written(number) if number < self._base else self._weight(number - self._base)
 
-    def _restored(self, number: int) -> Restored:
-        return Restored(origin=self._actions.restored[number], placed=self.at(len(self.kept) + number))
+    def _origin(self, number: int) -> Origin:
+        """Return where the floats or bytes of a number come from, which are written as they are."""
+        kept, restored = self._actions.kept, self._actions.restored
+        return Origin(entry=kept[number]) if number < len(kept) else restored[number - len(kept)]
 
-    def _weight(self, number: int) -> Weight:
+    def _written(self, number: int) -> Placement:
+        return Placement.written(self._origin(number), self.at(number))
+
+    def _weight(self, number: int) -> Placement:
         entry = self._entries.at(self._entry[number])
         matrix = _matrices(entry)[max(0, self._matrix[number])]
         first, share = self._first[number], self._share[number]
         end = self._first[number + 1] if number + 1 < len(self._first) else len(self._kind)
-        return Weight(
+        return Placement(
             module=matrix.module, origin=self._actions.floats.origin(entry), shape=matrix.shape,
-            layer=self.layers[self._layer[number]], outputs=tuple(map(self.at, range(first, end))),
+            to=self.layers[self._layer[number]], outputs=tuple(map(self.at, range(first, end))),
             first=(matrix.begin - entry.begin) // (matrix.shape[1] * TORCH_DTYPES[entry.dtype].itemsize),
             share=None if share < 0 else self._sets[share], method=self._methods[self._method[number]],
         )  # fmt: skip
 
     def _name(self, number: int) -> str:
-        kind, at = self._owner(number)
-        if kind == "kept":
-            return self._actions.kept[at].name
-        if kind == "restored":
-            return self._actions.restored[at].entry.name
+        at = self._owner(number) - self._base
+        if at < 0:
+            return self._origin(number).entry.name
         if self._matrix[at] < 0:
             module = module_of(self._entries.name(self._entry[at]))
         else:
@@ -370,8 +354,8 @@ class Placement:
 
     def _source(self, number: int) -> str:
         """Return the name of the tensor that an output tensor comes from."""
-        kind, at = self._owner(number)
-        return self._entries.name(self._entry[at]) if kind == "weights" else self._name(number)
+        at = self._owner(number) - self._base
+        return self._name(number) if at < 0 else self._entries.name(self._entry[at])
 
     def _lay_out(self, metadata: Mapping[str, Metadata]) -> Iterator[OutputShard]:
         """Give each tensor its place, and yield the files; metadata: of each, by name."""

@@ -83,10 +83,9 @@ def entry_document(entry: TensorEntry) -> dict[str, Any]:
 
 def tensor_documents(plan: CheckpointPlan) -> Iterator[dict[str, Any]]:
     """Yield each tensor of the source with its action and the tensors that it becomes."""
-    outputs: dict[str, list[Placed]] = {kept.source.name: [kept.placed] for kept in plan.kept}
-    outputs |= {restored.origin.entry.name: [restored.placed] for restored in plan.restored}
-    for weight in plan.weights:
-        outputs.setdefault(weight.source.name, []).extend(weight.outputs)
+    outputs: dict[str, list[Placed]] = {}
+    for item in plan.placements.all:
+        outputs.setdefault(item.source.name, []).extend(item.outputs)
     for decision in plan.decisions:
         yield {
             **entry_document(decision.entry),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ...architectures import split_by_columns
 from ...codecs.protocol import COLUMNS, ROWS, LayerScheme
-from .placement import Weight
+from .placement import Placement
 
 WAYS = (1, 2, 4, 8)
 """Numbers of devices that are looked at."""
@@ -28,7 +28,7 @@ class Indivisible:
     reason: str
 
 
-def indivisible(weights: Iterable[Weight]) -> tuple[Indivisible, ...]:
+def indivisible(weights: Iterable[Placement]) -> tuple[Indivisible, ...]:
     """Return each weight that some number of devices cannot share, once for each such number."""
     return tuple(
         Indivisible(module=weight.module, ways=ways, reason=reason)

@@ -16,7 +16,7 @@ from ..plan.checkpoint_plan import CheckpointPlan
 from ..read.problems import ObstacleError
 from .directory import Partials
 from .tiles import Scratch, widest
-from .units import QuantizeRows, Unit
+from .units import Unit
 from .work import Done, Scanned, buffer_bytes, do, scan
 from .workers import Stopped, Task, done_tasks
 
@@ -34,7 +34,7 @@ class Job:
     plan: CheckpointPlan
     partials: Partials
     todo: Sequence[Unit]
-    groups: Mapping[str, tuple[QuantizeRows, ...]]
+    groups: Mapping[str, tuple[Unit, ...]]
     scanned: Mapping[int, Scanned]
 
 
@@ -96,7 +96,7 @@ class _Extremes:
     """The extremes of a set, gathered from its units by several threads."""
 
     def __init__(
-        self, members: tuple[QuantizeRows, ...], scanned: Mapping[int, Scanned], stop: threading.Event
+        self, members: tuple[Unit, ...], scanned: Mapping[int, Scanned], stop: threading.Event
     ) -> None:
         self._stop = stop
         self._found = [scanned[unit.number] for unit in members if unit.number in scanned]
@@ -140,7 +140,7 @@ class _UnitTask(Task):
 class _Scan(_UnitTask):
     """Scan a unit."""
 
-    def __init__(self, unit: QuantizeRows, job: Job, extremes: _Extremes) -> None:
+    def __init__(self, unit: Unit, job: Job, extremes: _Extremes) -> None:
         super().__init__(unit, job, extremes)
         self.rows, self.gathers = unit, extremes
 

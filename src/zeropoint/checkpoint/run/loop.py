@@ -15,7 +15,7 @@ from pathlib import Path
 from ...columns import Made
 from ...errors import CheckpointError
 from ..plan.checkpoint_plan import CheckpointPlan
-from ..plan.placement import Weight
+from ..plan.placement import Placement
 from ..read.object_store import RemotePath
 from ..read.storage import Place, place, shown
 from .directory_target import DirectoryTarget
@@ -34,7 +34,7 @@ from .workers import Progress
 class Outcome:
     """The result for one weight: its module, and the error that quantization made."""
 
-    weight: Weight
+    weight: Placement
     error: TensorError
 
     @property

@@ -28,7 +28,7 @@ from ...methods import NEAREST
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import VERSION
-from ..plan.placement import Weight
+from ..plan.placement import Placement
 from ..plan.texts import Text
 from ..read.source import INDEX_SUFFIX
 from .tensor_error import TensorError
@@ -71,8 +71,8 @@ def _pieces(
     files: dict[str, Any] = {
         shard.name: {"size": shard.size, "header": shard.head.sha256} for shard in plan.shards
     }
-    for number, (path, size) in enumerate(plan.companions.items()):
-        files[str(path)] = {"size": size, "parts": _parts(all_units, done, "companions", number)}
+    for number, (path, size) in enumerate(plan.companions.items(), len(plan.placements.all)):
+        files[str(path)] = {"size": size, "parts": _parts(all_units, done, number, tensor=str(path))}
     for name, text in plan.texts.items():
         files[name] = {"size": text.size, "parts": [[0, text.size, text.sha256]]}
     yield from _section("files", sorted(files.items()))
@@ -84,7 +84,7 @@ def _pieces(
     yield from _section("weights", found)
 
 
-def _about(weight: Weight, number: int, all_units: Units, done: Mapping[int, Done]) -> dict[str, Any]:
+def _about(weight: Placement, number: int, all_units: Units, done: Mapping[int, Done]) -> dict[str, Any]:
     method = {} if weight.method == NEAREST else {"method": weight.method}
     return {**_statistics(error_of(number, all_units, done)), **method}
 
@@ -97,18 +97,16 @@ def error_of(weight: int, all_units: Units, done: Mapping[int, Done]) -> TensorE
 
 def _tensors(plan: CheckpointPlan, all_units: Units, done: Mapping[int, Done]) -> Iterator[tuple[str, Any]]:
     """Yield what is said of each output tensor, by name."""
-    for at, placed in enumerate(plan.placement.by_name):
-        parts = _parts(all_units, done, *plan.placement.owner(at), tensor=placed.name)
+    for at, placed in enumerate(plan.placements.by_name):
+        parts = _parts(all_units, done, plan.placements.owner(at), tensor=placed.name)
         yield placed.name, {"file": placed.shard, "parts": parts}
 
 
-def _parts(
-    all_units: Units, done: Mapping[int, Done], kind: str, number: int, *, tensor: str | None = None
-) -> list[list[Any]]:
-    """Return the parts of a tensor, or of a file that holds none, from what its units wrote."""
+def _parts(all_units: Units, done: Mapping[int, Done], number: int, *, tensor: str) -> list[list[Any]]:
+    """Return the parts of a tensor, or of a file that holds none, from what the units of a number wrote."""
     return [
         [span.begin, span.size, digest]
-        for unit in all_units.of(kind, number)
+        for unit in all_units.of(number)
         for span, digest in zip(all_units[unit].spans, done[unit].digests, strict=True)
         if span.tensor == tensor
     ]

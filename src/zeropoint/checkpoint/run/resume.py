@@ -157,7 +157,7 @@ def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 def _forget(state: State, units: Sequence[Unit], changed: Collection[str]) -> int:
     """Forget all that came of changed files, sets that hold a weight of theirs included; return how much."""
     changed = frozenset(changed)
-    stale = {unit.number for unit in units if not changed.isdisjoint(unit.stamps)}
+    stale = {unit.number for unit in units if not changed.isdisjoint(unit.placement.stamps)}
     for members in groups(units).values():
         numbers = {unit.number for unit in members}
         if numbers & stale:

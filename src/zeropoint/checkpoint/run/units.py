@@ -15,8 +15,7 @@ from typing import overload
 
 from ...columns import Made, Names
 from ..plan.checkpoint_plan import CheckpointPlan
-from ..plan.placement import KeptTensor, Placed, Restored, Weight
-from ..read.storage import Place
+from ..plan.placement import Placed, Placement
 from .tiles import needs_extremes
 
 UNIT_VALUES = 1 << 23
@@ -29,155 +28,64 @@ UNIT_BYTES = 1 << 25
 class Span:
     """Bytes of an output file that one unit writes: ``size`` of them from the absolute offset ``begin``.
 
-    tensor: whose they are; None in a file that holds no tensors.
+    tensor: whose they are; a file that holds no tensors is one itself.
     """
 
     file: str
-    tensor: str | None
+    tensor: str
     begin: int
     size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _OfRows:
-    """A unit of ``rows`` rows from row ``start``."""
+class Unit:
+    """``count`` rows, columns or bytes from ``start`` on, and what becomes of them."""
 
     number: int
-    weight: Weight | Restored
+    placement: Placement
     start: int
-    rows: int
+    count: int
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows as floats, which progress counts."""
-        return self.rows * self.weight.row_bytes
-
-    @property
-    def sources(self) -> tuple[Place, ...]:
-        """The files that it is read from."""
-        return self.weight.origin.files
-
-    @property
-    def stamps(self) -> tuple[str, ...]:
-        """The names under which the states of these files are kept."""
-        return tuple(place.name for place in self.sources)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizeRows(_OfRows):
-    """A unit of a weight that is quantized."""
-
-    weight: Weight
+        """Bytes of the source that it takes, codes counted as floats, which progress counts."""
+        return self.count * self.placement.line_bytes
 
     @property
     def name(self) -> str:
         """What progress calls it."""
-        return self.weight.module
+        return self.placement.module
 
     @property
     def group(self) -> str | None:
         """The set of weights that must be scanned before it can be quantized, or None."""
-        weight = self.weight
-        return (weight.share or weight.module) if needs_extremes(weight.layer.weight) else None
+        of = self.placement
+        return (of.share or of.module) if of.to is not None and needs_extremes(of.to.weight) else None
 
     @property
     def file(self) -> str:
         """The file that it writes to."""
-        return self.weight.outputs[0].shard
+        return self.placement.outputs[0].shard
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """What it writes, in the order of the weight's outputs."""
-        return tuple(span for placed in self.weight.outputs if (span := self.span(placed)) is not None)
+        """What it writes, in the order of the outputs."""
+        return tuple(span for placed in self.placement.outputs if (span := self._span(placed)) is not None)
 
-    def span(self, placed: Placed) -> Span | None:
+    def _span(self, placed: Placed) -> Span | None:
         """Return what it writes of one output; None of a constant, which the first rows write."""
         spec, begin, end = placed.spec, 0, placed.nbytes
-        if spec.axis is not None:
+        if self.placement.to is None:
+            begin = self.start * self.placement.line_bytes
+            end = begin + self.nbytes
+        elif spec.axis is not None:
             line = placed.nbytes // spec.shape[0]
             begin = self.start // spec.per * spec.lines * line
-            if self.start + self.rows < self.weight.extent:
-                end = (self.start + self.rows) // spec.per * spec.lines * line
+            if self.start + self.count < self.placement.extent:
+                end = (self.start + self.count) // spec.per * spec.lines * line
         elif self.start:
             return None
         return Span(file=placed.shard, tensor=placed.name, begin=placed.begin + begin, size=end - begin)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restore(_OfRows):
-    """A unit of a tensor that is written as floats."""
-
-    weight: Restored
-
-    @property
-    def name(self) -> str:
-        """What progress calls it."""
-        return self.weight.placed.name
-
-    @property
-    def group(self) -> None:
-        """Nothing needs to be scanned before."""
-        return
-
-    @property
-    def file(self) -> str:
-        """The file that it writes to."""
-        return self.weight.placed.shard
-
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        """What it writes."""
-        placed = self.weight.placed
-        begin = placed.begin + self.start * self.weight.row_bytes
-        return (Span(file=placed.shard, tensor=placed.name, begin=begin, size=self.nbytes),)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
-    """A unit that is copied: the bytes of ``source`` from ``begin`` on become ``target``."""
-
-    number: int
-    source: Place
-    begin: int
-    target: Span
-
-    @property
-    def name(self) -> str:
-        """What progress calls it."""
-        return self.target.tensor or self.target.file
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the source that it takes."""
-        return self.target.size
-
-    @property
-    def sources(self) -> tuple[Place, ...]:
-        """The files that it is read from."""
-        return (self.source,)
-
-    @property
-    def stamps(self) -> tuple[str, ...]:
-        """The names under which the states of these files are kept."""
-        return (self.source.name if self.target.tensor is not None else self.target.file,)
-
-    @property
-    def group(self) -> None:
-        """Nothing needs to be scanned before a copy."""
-        return
-
-    @property
-    def file(self) -> str:
-        """The file that it writes to."""
-        return self.target.file
-
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        """What it writes."""
-        return (self.target,)
-
-
-Unit = QuantizeRows | Restore | Copy
 
 
 class Units(Sequence[Unit]):
@@ -189,31 +97,28 @@ class Units(Sequence[Unit]):
 
     def __init__(self, plan: CheckpointPlan) -> None:
         self._plan = plan
-        self._companions = tuple(plan.companions)
-        self._kind, self._item = array("B"), array("I")
-        self._begins, self._counts = array("q"), array("I")
+        self._weights = len(plan.placements.all) - len(plan.weights)
+        self._item, self._begins, self._counts = array("I"), array("q"), array("I")
         self.nbytes = array("q")
-        counts = (len(plan.weights), len(plan.restored), len(plan.kept), len(plan.companions))
-        self._first = [array("q", [0]) * count for count in counts]
-        for kind, number in self._order():
-            self._add(kind, number, (plan.weights, plan.restored, plan.kept)[kind][number])
-        for number, size in enumerate(plan.companions.values()):
-            self._cut(_COMPANION, number, range(0, size, UNIT_BYTES), size, 1)
+        self._files = tuple(plan.companions.items())
+        count = len(plan.placements.all)
+        self._first = array("q", [0]) * (count + len(self._files))
+        for number in (*self._order(), *range(count, len(self._first))):
+            self._cut(number, self._placement(number))
 
-    def of(self, kind: str, number: int) -> range:
-        """Return the numbers of the units of an item, one of "weights", "restored", "kept", "companions"."""
-        found = _KINDS.index(kind)
-        begin = end = self._first[found][number]
-        while end < len(self) and (self._kind[end], self._item[end]) == (found, number):
+    def of(self, number: int) -> range:
+        """Return the numbers of the units of a placement, or of a file that is copied, of a number."""
+        begin = end = self._first[number]
+        while end < len(self) and self._item[end] == number:
             end += 1
         return range(begin, end)
 
     def of_weight(self, number: int) -> range:
         """Return the numbers of the units of the weight of a number."""
-        return self.of("weights", number)
+        return self.of(self._weights + number)
 
     def __len__(self) -> int:
-        return len(self._kind)
+        return len(self._item)
 
     @overload
     def __getitem__(self, at: int) -> Unit: ...
@@ -228,61 +133,37 @@ class Units(Sequence[Unit]):
     def __iter__(self) -> Iterator[Unit]:
         return map(self._made, range(len(self)))
 
-    def _order(self) -> list[tuple[int, int]]:
-        """Return (kind, number) of all that lies in shards, in the order of the source's bytes."""
-        plan = self._plan
-        shard = {name: number for number, name in enumerate(plan.source.shards)}
-        keys: list[tuple[int, int, int, int, int]] = []
-        for number, weight in enumerate(plan.weights):
-            name, at = weight.origin.place
-            keys.append((shard[name], at, weight.first, _ROWS, number))
-        for number, restored in enumerate(plan.restored):
-            name, at = restored.origin.place
-            keys.append((shard[name], at, 0, _RESTORE, number))
-        for number, kept in enumerate(plan.kept):
-            keys.append((shard[kept.source.file.name], kept.source.begin, 0, _KEPT, number))
-        keys.sort(key=lambda key: key[:3])
-        return [(kind, number) for _, _, _, kind, number in keys]
+    def _order(self) -> list[int]:
+        """Return the numbers of all that lies in shards, in the order of the source's bytes."""
+        shard = {name: number for number, name in enumerate(self._plan.source.shards)}
+        keys: list[tuple[int, int, int, int]] = []
+        for number, item in enumerate(self._plan.placements.all):
+            name, at = item.origin.place
+            keys.append((shard[name], at, item.first, number))
+        return [key[-1] for key in sorted(keys)]
 
-    def _add(self, kind: int, number: int, item: Weight | Restored | KeptTensor) -> None:
-        if isinstance(item, KeptTensor):
-            size = item.placed.nbytes
-            self._cut(kind, number, range(0, size, UNIT_BYTES), size, 1)
-        else:
-            height, step = item.extent, _rows(item)
-            self._cut(kind, number, range(0, height, step), height, item.row_bytes)
-
-    def _cut(self, kind: int, number: int, cuts: range, end: int, each: int) -> None:
-        self._first[kind][number] = len(self)
-        for begin in cuts:
-            count = min(cuts.step, end - begin)
-            self._kind.append(kind)
+    def _cut(self, number: int, item: Placement) -> None:
+        self._first[number] = len(self)
+        step = UNIT_BYTES if item.copied else _lines(item)
+        for begin in range(0, item.extent, step):
+            count = min(step, item.extent - begin)
             self._item.append(number)
             self._begins.append(begin)
             self._counts.append(count)
-            self.nbytes.append(count * each)
+            self.nbytes.append(count * item.line_bytes)
+
+    def _placement(self, number: int) -> Placement:
+        placements = self._plan.placements.all
+        if number < len(placements):
+            return placements[number]
+        path, size = self._files[number - len(placements)]
+        return Placement.of_file(str(path), self._plan.source.root / path, size)
 
     def _made(self, number: int) -> Unit:
-        kind, item = self._kind[number], self._item[number]
-        begin, count = self._begins[number], self._counts[number]
-        if kind == _ROWS:
-            return QuantizeRows(number=number, weight=self._plan.weights[item], start=begin, rows=count)
-        if kind == _RESTORE:
-            return Restore(number=number, weight=self._plan.restored[item], start=begin, rows=count)
-        if kind == _KEPT:
-            kept = self._plan.kept[item]
-            placed, source, at = kept.placed, kept.source.file, kept.source.begin
-            target = Span(
-                file=placed.shard, tensor=placed.name, begin=placed.begin + begin, size=count
-            )  # fmt: skip
-            return Copy(number=number, source=source, begin=at + begin, target=target)
-        path = self._companions[item]
-        target = Span(file=str(path), tensor=None, begin=begin, size=count)
-        return Copy(number=number, source=self._plan.source.root / path, begin=begin, target=target)
-
-
-_KINDS = ("weights", "restored", "kept", "companions")
-_ROWS, _RESTORE, _KEPT, _COMPANION = range(len(_KINDS))
+        return Unit(
+            number=number, placement=self._placement(self._item[number]), start=self._begins[number],
+            count=self._counts[number],
+        )  # fmt: skip
 
 
 def units(plan: CheckpointPlan) -> Units:
@@ -290,7 +171,7 @@ def units(plan: CheckpointPlan) -> Units:
     return Units(plan)
 
 
-class Groups(Mapping[str, tuple[QuantizeRows, ...]]):
+class Groups(Mapping[str, tuple[Unit, ...]]):
     """By name, the units of each set of weights that must be scanned before it is quantized."""
 
     def __init__(self, all_units: Sequence[Unit]) -> None:
@@ -299,7 +180,7 @@ class Groups(Mapping[str, tuple[QuantizeRows, ...]]):
         self._heads, self._tails = array("q"), array("q")
         self._next = array("q", [-1]) * len(all_units)
         for unit in all_units:
-            if isinstance(unit, QuantizeRows) and unit.group is not None:
+            if unit.group is not None:
                 self._join(unit.number, unit.group)
 
     def _join(self, number: int, group: str) -> None:
@@ -311,12 +192,10 @@ class Groups(Mapping[str, tuple[QuantizeRows, ...]]):
         self._next[self._tails[at]] = number
         self._tails[at] = number
 
-    def __getitem__(self, name: str) -> tuple[QuantizeRows, ...]:
+    def __getitem__(self, name: str) -> tuple[Unit, ...]:
         found, number = [], self._heads[self._names.numbered(name)]
         while number >= 0:
-            unit = self._units[number]
-            assert isinstance(unit, QuantizeRows)
-            found.append(unit)
+            found.append(self._units[number])
             number = self._next[number]
         return tuple(found)
 
@@ -332,9 +211,9 @@ def groups(all_units: Sequence[Unit]) -> Groups:
     return Groups(all_units)
 
 
-def _rows(weight: Weight | Restored) -> int:
+def _lines(item: Placement) -> int:
     """Return the rows, or columns, of a unit."""
-    values, alignment = weight.line_values, weight.alignment
+    values, alignment = item.line_values, item.alignment
     return max(alignment, UNIT_VALUES // max(1, values) // alignment * alignment)
 
 

@@ -22,12 +22,12 @@ from ...errors import CheckpointError, NonFiniteError, ZeropointError, count, pr
 from ...methods import method_named
 from ..plan.checkpoint_plan import slab_rows
 from ..plan.limits import Limits
-from ..plan.placement import Weight
+from ..plan.placement import Placement
 from ..read.storage import OpenFile, Place, open_file, shown
 from .directory import Partials, copy_range, write_at
 from .tensor_error import TensorError, measure, measure_columns
 from .tiles import Scratch, extremes_of, widest
-from .units import Copy, QuantizeRows, Restore, Span, Unit
+from .units import Span, Unit
 
 Files = Mapping[Place, OpenFile]
 _MOST, _PARTS = 1e300, 64
@@ -74,8 +74,9 @@ class Done:
 
 
 def _parsed_error(found: object, unit: Unit) -> TensorError | None:
-    """Return the error of a unit as :func:`dataclasses.asdict` gives it; only weights in rows have one."""
-    if not isinstance(unit, QuantizeRows) and found is None:
+    """Return the error of a unit as :func:`dataclasses.asdict` gives it; only weights have one."""
+    weight = unit.placement
+    if weight.to is None and found is None:
         return None
     match found:
         case {
@@ -87,8 +88,8 @@ def _parsed_error(found: object, unit: Unit) -> TensorError | None:
             "zero_blocks": int(zero),
             "lost_blocks": int(lost),
         } if (
-            isinstance(unit, QuantizeRows)
-            and values == unit.rows * unit.weight.line_values
+            weight.to is not None
+            and values == unit.count * weight.line_values
             and all(0 <= number <= values for number in (clipped, zero, lost))
             and largest >= 0
             and _is_sum(squares)
@@ -149,16 +150,16 @@ class Results(MutableMapping[int, Done]):
 
 def buffer_bytes(todo: Iterable[Unit], limits: Limits) -> int:
     """Return the bytes of the buffer that a thread needs to do ``todo``."""
-    weights = {unit.weight.kind: unit.weight for unit in todo if not isinstance(unit, Copy)}
-    tiles = (min(slab_rows(w, limits), w.extent) * w.row_bytes for w in weights.values())
+    kinds = {of.kind: of for unit in todo if not (of := unit.placement).copied}
+    tiles = (min(slab_rows(of, limits), of.extent) * of.line_bytes for of in kinds.values())
     return max((PIECE, *tiles))
 
 
-def scan(unit: QuantizeRows, limits: Limits, scratch: Scratch) -> Scanned:
+def scan(unit: Unit, limits: Limits, scratch: Scratch) -> Scanned:
     """Return the extremes of a unit's values."""
     with _opened(unit) as files:
         low, high = widest(
-            extremes_of(unit.weight.read(files, start, rows, scratch.buffer))
+            extremes_of(unit.placement.read(files, start, rows, scratch.buffer))
             for start, rows in _tiles(unit, limits)
         )
     return Scanned(number=unit.number, low=low, high=high)
@@ -174,15 +175,15 @@ def do(
     CheckpointError when the source changed or a file cannot be read or written.
     """
     with _opened(unit) as files, partials.open(unit.file) as target:
-        if isinstance(unit, Copy):
-            return _copy(unit, files[unit.source], target, scratch.buffer)
+        if unit.placement.copied:
+            return _copy(unit, files[unit.placement.source.file], target, scratch.buffer)
         writers = [_Writer(target, span) for span in unit.spans]
-        if isinstance(unit, Restore):
+        if unit.placement.to is None:
             for cut in _tiles(unit, limits):
                 _restore_tile(unit, files, cut, scratch.buffer, writers[0])
             return Done(number=unit.number, digests=(writers[0].digest(),), error=None)
         errors = [
-            _quantize_tile(unit.weight, files, cut, (extremes, scratch), writers)
+            _quantize_tile(unit.placement, files, cut, (extremes, scratch), writers)
             for cut in _tiles(unit, limits)
         ]
     digests = tuple(writer.digest() for writer in writers)
@@ -212,7 +213,7 @@ class _Writer:
 
 
 def _quantize_tile(
-    weight: Weight, files: Files, cut: tuple[int, int],
+    weight: Placement, files: Files, cut: tuple[int, int],
     means: tuple[tuple[float, float] | None, Scratch], writers: list[_Writer],
 ) -> TensorError:  # fmt: skip
     (start, rows), (extremes, scratch) = cut, means
@@ -233,11 +234,9 @@ def _quantize_tile(
     return measured
 
 
-def _restore_tile(
-    unit: Restore, files: Files, cut: tuple[int, int], buffer: bytearray, writer: _Writer
-) -> None:
+def _restore_tile(unit: Unit, files: Files, cut: tuple[int, int], buffer: bytearray, writer: _Writer) -> None:
     """Write some rows as floats; raises NonFiniteError where codes are NaN or Inf."""
-    origin = unit.weight.origin
+    origin = unit.placement.origin
     x = origin.read(files, *cut, buffer)
     bad = ~torch.isfinite(x)
     if bool(bad.any()):
@@ -250,25 +249,26 @@ def _restore_tile(
     writer.write(x)
 
 
-def _tiles(unit: QuantizeRows | Restore, limits: Limits) -> list[tuple[int, int]]:
+def _tiles(unit: Unit, limits: Limits) -> list[tuple[int, int]]:
     """Return the first row and the number of rows of each tile."""
-    rows = slab_rows(unit.weight, limits)
-    stop = unit.start + unit.rows
+    rows = slab_rows(unit.placement, limits)
+    stop = unit.start + unit.count
     return [(start, min(rows, stop - start)) for start in range(unit.start, stop, rows)]
 
 
-def _copy(unit: Copy, source: OpenFile, target: int, buffer: bytearray) -> Done:
+def _copy(unit: Unit, source: OpenFile, target: int, buffer: bytearray) -> Done:
     """Hash what the source holds and copy it, in the kernel where it can; an object is fetched once."""
-    digest = hashlib.sha256()
+    digest, (span,) = hashlib.sha256(), unit.spans
+    begin = unit.placement.source.begin + unit.start
     local = source.descriptor is not None
     piece = memoryview(buffer)[: PIECE if local else len(buffer)]
     for done in range(0, unit.nbytes, len(piece)):
         part = piece[: unit.nbytes - done]
-        source.read_into(part, unit.begin + done)
+        source.read_into(part, begin + done)
         digest.update(part)
-        to = unit.target.begin + done
+        to = span.begin + done
         if local:
-            copy_range(source, target, begin=unit.begin + done, to=to, size=len(part))
+            copy_range(source, target, begin=begin + done, to=to, size=len(part))
         else:
             write_at(target, part, to)
     return Done(number=unit.number, digests=(digest.hexdigest(),), error=None)
@@ -279,14 +279,14 @@ def _opened(unit: Unit) -> Iterator[Files]:
     """Open a unit's sources for the block; each unit does, so that no run needs many descriptors."""
     with contextlib.ExitStack() as stack:
         files = {}
-        for place in unit.sources:
+        for place in unit.placement.origin.files:
             files[place] = open_file(place)
             stack.callback(files[place].close)
         yield files
 
 
 def _named(
-    error: ZeropointError, weight: Weight, files: Files, buffer: bytearray, *, rows: int
+    error: ZeropointError, weight: Placement, files: Files, buffer: bytearray, *, rows: int
 ) -> ZeropointError:
     """Return the error with the tensor's name; the first value that is not finite is looked for."""
     source = weight.source
@@ -306,7 +306,7 @@ def _named(
 
 
 def _first_non_finite(
-    weight: Weight, files: Files, buffer: bytearray, *, rows: int
+    weight: Placement, files: Files, buffer: bytearray, *, rows: int
 ) -> tuple[int, int, float, int] | None:
     """Return row, column and value of the first NaN or Inf of a weight and the count of all, or None."""
     first: tuple[int, int, float] | None = None
