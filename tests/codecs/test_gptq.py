@@ -115,11 +115,11 @@ def checkpoint(folder: Path) -> Path:
 def test_the_configuration_says_what_loaders_ask_for(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "in")
     run(make_plan(open_source(source), "w4a16", codec=CODEC), tmp_path / "out")
-    beside = json.loads((tmp_path / "out" / "quantize_config.json").read_text())
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"] == beside
+    second = json.loads((tmp_path / "out" / "quantize_config.json").read_text())
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"] == second
     wanted = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "checkpoint_format": "gptq"}
-    assert {key: beside[key] for key in wanted} == wanted
-    assert list(beside["dynamic"]) == [r"-:^a\.down_proj$"]
+    assert {key: second[key] for key in wanted} == wanted
+    assert list(second["dynamic"]) == [r"-:^a\.down_proj$"]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,11 @@ from zeropoint.codecs.registry import CODECS
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "zeropoint"
 HOUSES = ("checkpoint", "report", "cli", "schemes")
 NEUTRAL = frozenset(
-    ("containers", "engines", "known", "layer_schemes", "protocol", "registry", "safetensors_dtypes", "words")
-)
+    (
+        "blocks", "containers", "engines", "known", "layer_schemes", "protocol", "reading", "registry",
+        "safetensors_dtypes", "words",
+    )
+)  # fmt: skip
 """Modules of codecs/ that are about no codec."""
 # Dialects are named after implementations, whatever files these write, and presets follow one. The command
 # line answers names of layouts in the place of schemes before it loads codecs, and torch with them.

@@ -18,7 +18,7 @@ no file.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -32,32 +32,11 @@ from ..params import QuantizationParams
 from ..params.arithmetic import zero_point_dtype
 from ..schemes import Preset, Scheme
 from ..tensor import QuantizedTensor
-from .engines import (
-    LLAMA_CPP,
-    ONNXRUNTIME,
-    SGLANG,
-    TENSORRT,
-    TRANSFORMERS,
-    VLLM,
-    Facts,
-    Loads,
-    Problem,
-    no_safetensors,
-)
-from .protocol import (
-    COLUMNS,
-    ROWS,
-    Codec,
-    Contents,
-    Documents,
-    Entry,
-    Known,
-    LayerScheme,
-    Listing,
-    Reader,
-    Record,
-    TensorSpec,
-)
+from . import words
+from .blocks import blocks
+from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, VLLM, Loads, always, rules
+from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
+from .reading import Entry, Known, Listing, Reader, Record, needed
 from .safetensors_dtypes import FILE_DTYPES
 from .words import (
     CODES,
@@ -67,11 +46,10 @@ from .words import (
     ZEROS,
     fields_of,
     group_of,
-    part_of,
-    record_of,
     with_scales,
+    word_record,
     words_of,
-)
+)  # fmt: skip
 
 QUANT_METHOD = "awq"
 _BITS, _HALF = 4, 8
@@ -119,13 +97,13 @@ class AwqReader(Reader):
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
         """See :class:`Reader`; ``key`` is the module."""
-        codes, _, scales = (part_of(tensors, name) for name in (CODES, ZEROS, SCALES))
+        codes, scales = needed(tensors, CODES), needed(tensors, SCALES)
         if len(codes.shape) != 2:
             raise CheckpointError(f"qweight has shape {list(codes.shape)}, as no weight has")
         weight = with_scales(self._weight, scales)
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
         shape = (codes.shape[1] * _FIELDS, codes.shape[0])
-        return record_of(layer, shape, key, tensors, known, self._listing.config)
+        return word_record(layer, key, tensors, known, shape=shape, config=self._listing.config)
 
 
 def _words(fields: torch.Tensor) -> torch.Tensor:
@@ -140,59 +118,31 @@ def _fields(words: torch.Tensor) -> torch.Tensor:
     return fields.view(len(fields), -1, _FIELDS)[..., _PLACE].reshape(fields.shape)
 
 
-def _transformers(facts: Facts) -> Iterator[Problem]:
-    if facts.experts:
-        yield Loads.NO, "it reads no experts in this layout"
-    yield Loads.UNCHECKED, "it needs gptqmodel, with which our tests do not run"
-
-
-def _vllm(facts: Facts) -> Iterator[Problem]:
-    if facts.split is not None:
-        yield Loads.NO, facts.split
-    if facts.nonlinear or facts.transposed:
-        yield Loads.NO, "quantized embeddings, routers and weights of Conv1D are not read"
-
-
-def _llama_cpp(facts: Facts) -> Iterator[Problem]:
-    yield Loads.NO, "it reads GGUF, and its converter does not know this layout"
-
-
-def _tensorrt(facts: Facts) -> Iterator[Problem]:
-    yield Loads.PARTLY, "it reads groups of 4 bits for some models"
-
-
 @dataclass(frozen=True)
 class Awq(Codec):
     """See the module and :class:`Codec`."""
 
     name = "awq"
     title = "the layout of AWQ"
-    container = "safetensors"
     presets = MappingProxyType({"w4a16_asym": Preset(weight="int4:g128:scale=float16:asym")})
     defaults = MappingProxyType({"scale": "float16"})
-    input_names = None
-    engines = MappingProxyType(
-        {
-            TRANSFORMERS: _transformers,
-            VLLM: _vllm,
-            SGLANG: _vllm,
-            TENSORRT: _tensorrt,
-            LLAMA_CPP: _llama_cpp,
-            ONNXRUNTIME: no_safetensors,
-        }
-    )
+    parts = MappingProxyType({CODES: True, ZEROS: True, SCALES: False})
+    engines = rules({
+        TRANSFORMERS: words.transformers("gptqmodel"), VLLM: words.vllm, TENSORRT: words.tensorrt,
+        LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
+    })  # fmt: skip
     methods = (QUANT_METHOD,)
 
     def layout(self, layer: LayerScheme) -> str:
         """See :class:`Codec`."""
         weight = layer.weight
-        rows, columns = weight.granularity.block_shape((2, 1 << 40))
+        rows, columns = blocks(weight)
         formats = [level.format_for(format_of(torch.float16)) for level in weight.scales]
         stored = storage_dtype(formats[0]) if formats else torch.bool
         wanted = None
         if rows == 1 and FILE_DTYPES.get(stored, "") in SCALE_DTYPES:
-            blocks = f"g{columns}" if columns < 1 << 40 else "channel"
-            wanted = Scheme.parse(f"int4:{blocks}:scale={str(stored).removeprefix('torch.')}:asym")
+            groups = f"g{columns}" if columns else "channel"
+            wanted = Scheme.parse(f"int4:{groups}:scale={str(stored).removeprefix('torch.')}:asym")
         if weight != wanted:
             raise UnsupportedError(
                 f"scheme {weight} is not what AWQ stores; use int4:g<N>:asym, or int4:channel:asym"
@@ -203,22 +153,16 @@ class Awq(Codec):
 
     def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
         """See :class:`Codec`."""
-        if len(shape) != 2:
-            return f"has {len(shape)} axes, and the layout stores matrices"
-        if 0 in shape:
-            return "is empty"
-        group = group_of(layer.weight, shape[1])
-        if shape[1] % group:
-            return f"last axis {shape[1]} is not a multiple of the group, {group}"
-        if shape[0] % _FIELDS:
+        problem = super().refusal(layer, shape)
+        if problem is None and shape[0] % _FIELDS:
             return f"first axis {shape[0]} does not fill whole words, of {_FIELDS} codes"
-        return None
+        return problem
 
     def multiples(self, layer: LayerScheme, axis: int) -> list[tuple[int, str]]:
         """See :class:`Codec`."""
         if axis == ROWS:
             return [(_FIELDS, "the codes that fill whole words")]
-        return [(group_of(layer.weight, 1 << 40) % (1 << 40) or 1, "the group")]
+        return super().multiples(layer, axis)
 
     def axis(self, layer: LayerScheme) -> int:
         """See :class:`Codec`: parts are some of the inputs."""
@@ -234,13 +178,13 @@ class Awq(Codec):
         """See :class:`Codec`."""
         rows, columns = shape
         group = group_of(layer.weight, columns)
-        groups, words = -(-columns // group), rows // _FIELDS
+        groups, line = -(-columns // group), rows // _FIELDS
         scale = FILE_DTYPES[storage_dtype(layer.weight.scales[0].format_for(format_of(dtype)))]
         across = (1, _FIELDS)
         return (
-            TensorSpec(suffix=CODES, dtype="I32", shape=(columns, words), axis=COLUMNS, across=across),
+            TensorSpec(suffix=CODES, dtype="I32", shape=(columns, line), axis=COLUMNS, across=across),
             TensorSpec(
-                suffix=ZEROS, dtype="I32", shape=(groups, words), axis=COLUMNS, per=group, across=across
+                suffix=ZEROS, dtype="I32", shape=(groups, line), axis=COLUMNS, per=group, across=across
             ),
             TensorSpec(suffix=SCALES, dtype=scale, shape=(groups, rows), axis=COLUMNS, per=group),
         )
@@ -266,24 +210,13 @@ class Awq(Codec):
         )  # fmt: skip
         return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
 
-    def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
-        """See :class:`Codec`."""
-        module, dot, last = name.rpartition(".")
-        return (module, last, last != SCALES) if dot and last in (CODES, ZEROS, SCALES) else None
-
     def read(self, listing: Listing) -> AwqReader:
         """See :class:`Codec`."""
         return AwqReader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
-        layers = dict.fromkeys(m.layer for m in contents.modules() if m.layer is not None)
-        if len(layers) > 1:
-            raise CheckpointError(
-                f"{self.title} has one scheme in a checkpoint, and here are {', '.join(map(str, layers))}; "
-                "give one to all layers, or keep some"
-            )
-        (layer,) = layers
+        layer = contents.only_layer(self.title)
         quantized = "\n".join(module.name for module in contents.modules() if module.layer is not None)
         mistaken = next((name for name in contents.kept if name in quantized), None)
         if mistaken is not None:
@@ -293,7 +226,7 @@ class Awq(Codec):
             )
         section = {
             "quant_method": QUANT_METHOD, "bits": _BITS,
-            "group_size": group_of(layer.weight, 1 << 40) % (1 << 40) or -1,
+            "group_size": blocks(layer.weight)[COLUMNS] or -1,
             "zero_point": True, "version": "gemm", "modules_to_not_convert": list(contents.kept) or None,
         }  # fmt: skip
         return Documents(section=section)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..architectures import Config
@@ -58,6 +59,37 @@ TRANSFORMERS, VLLM, SGLANG, TENSORRT, LLAMA_CPP, ONNXRUNTIME = ENGINES = (
 """The engines of which every codec says something, in the order of reports."""
 
 
-def no_safetensors(facts: Facts) -> Iterator[Problem]:
-    """Yield why onnxruntime reads nothing of a checkpoint."""
-    yield Loads.NO, "it reads ONNX models, no safetensors"
+def always(loads: Loads, reason: str) -> EngineRule:
+    """Return the rule of an engine that says the same of every result."""
+
+    def rule(facts: Facts) -> Iterator[Problem]:
+        yield loads, reason
+
+    return rule
+
+
+def fused_alike(facts: Facts) -> Iterator[Problem]:
+    """Yield that layers which an engine runs as one have several schemes, where they do."""
+    if facts.split is not None:
+        yield Loads.NO, facts.split
+
+
+decoded_first = always(
+    Loads.PARTLY, "it reads GGUF; its converter decodes these weights first, and quantizes them again"
+)
+"""The rule of llama.cpp, of layouts that its converter knows."""
+no_safetensors = always(Loads.NO, "it reads ONNX models, no safetensors")
+"""The rule of onnxruntime, of layouts in safetensors files."""
+not_checked = always(Loads.UNCHECKED, "nobody has looked at it for this layout")
+
+
+def rules(known: Mapping[str, EngineRule]) -> MappingProxyType[str, EngineRule]:
+    """Return a rule for each engine, of a layout in safetensors files.
+
+    known: those that the codec has. SGLang follows vLLM where it is not named; the others are not checked.
+
+    >>> list(rules({})) == list(ENGINES)
+    True
+    """
+    every = dict.fromkeys(ENGINES, not_checked) | {ONNXRUNTIME: no_safetensors}
+    return MappingProxyType(every | {SGLANG: known.get(VLLM, not_checked)} | dict(known))

@@ -34,34 +34,25 @@ from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats import get_format
 from ..schemes import Granularity, Preset, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
+from .blocks import blocks, no_matrix
 from .compressed_tensors import decode_rows
 from .compressed_tensors.config import require_plain
-from .compressed_tensors.layout import SCALE, WEIGHT, Layout, blocks
+from .compressed_tensors.layout import SCALE, WEIGHT, Layout
 from .engines import (
     LLAMA_CPP,
-    ONNXRUNTIME,
-    SGLANG,
     TENSORRT,
     TRANSFORMERS,
     VLLM,
     Facts,
     Loads,
     Problem,
-    no_safetensors,
-)
-from .protocol import (
-    ROWS,
-    Codec,
-    Contents,
-    Documents,
-    Entry,
-    Known,
-    LayerScheme,
-    Listing,
-    Reader,
-    Record,
-    TensorSpec,
-)
+    always,
+    decoded_first,
+    fused_alike,
+    rules,
+)  # fmt: skip
+from .protocol import ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
+from .reading import Entry, Known, Listing, Reader, Record
 
 QUANT_METHOD = "fp8"
 FACTOR = "weight_scale_inv"
@@ -167,21 +158,9 @@ def _grid(weight: Scheme, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (1,) if weight.granularity == Granularity.tensor() else weight.granularity.grid(shape)
 
 
-def _transformers(facts: Facts) -> Iterator[Problem]:
-    yield (
-        Loads.UNCHECKED,
-        "not checked here; transformers 5.23 takes whole blocks only, and a GPU to run them",
-    )
-
-
 def _vllm(facts: Facts) -> Iterator[Problem]:
-    if facts.split is not None:
-        yield Loads.NO, facts.split
+    yield from fused_alike(facts)
     yield Loads.PARTLY, "it quantizes inputs in groups of a block's columns, whatever the scheme says of them"
-
-
-def _llama_cpp(facts: Facts) -> Iterator[Problem]:
-    yield Loads.PARTLY, "it reads GGUF; its converter decodes these weights first, and quantizes them again"
 
 
 @dataclass(frozen=True)
@@ -190,7 +169,6 @@ class Fp8Block(Codec):
 
     name = "fp8-block"
     title = "the fp8 layout of blocks"
-    container = "safetensors"
     presets = MappingProxyType(
         {
             "fp8_block": Preset(
@@ -199,17 +177,13 @@ class Fp8Block(Codec):
         }
     )
     defaults = MappingProxyType({"scale": "float32"})
-    input_names = None
-    engines = MappingProxyType(
-        {
-            TRANSFORMERS: _transformers,
-            VLLM: _vllm,
-            SGLANG: _vllm,
-            TENSORRT: _vllm,
-            LLAMA_CPP: _llama_cpp,
-            ONNXRUNTIME: no_safetensors,
-        }
-    )
+    engines = rules({
+        TRANSFORMERS: always(
+            Loads.UNCHECKED,
+            "not checked here; transformers 5.23 takes whole blocks only, and a GPU to run them",
+        ),
+        VLLM: _vllm, TENSORRT: _vllm, LLAMA_CPP: decoded_first,
+    })  # fmt: skip
     methods = (QUANT_METHOD,)
 
     def layout(self, layer: LayerScheme) -> str:
@@ -226,8 +200,8 @@ class Fp8Block(Codec):
         if not plain or not _is_block(weight):
             raise UnsupportedError(
                 f"scheme {weight} has no place in {self.title}, which has float8_e4m3fn codes and a "
-                f"float32 scale "
-                "for each block of rows and columns; use fp8_block or float8_e4m3fn:block<R>x<C>"
+                "float32 scale for each block of rows and columns; use fp8_block or "
+                "float8_e4m3fn:block<R>x<C>"
             )
         given = layer.input
         if given is not None and str(given.scheme).partition(":")[0] != "float8_e4m3fn":
@@ -238,21 +212,9 @@ class Fp8Block(Codec):
 
     def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
         """See :class:`Codec`."""
-        if len(shape) != 2:
-            return f"has {len(shape)} axes, and the layout stores matrices"
-        if 0 in shape:
-            return "is empty"
-        if layer.weight.granularity == Granularity.tensor():
+        if no_matrix(shape) is None and layer.weight.granularity == Granularity.tensor():
             return "would have one scale, which loaders find under other names; use blocks"
-        return None
-
-    def multiples(self, layer: LayerScheme, axis: int) -> list[tuple[int, str]]:
-        """See :class:`Codec`."""
-        return [(blocks(layer.weight)[axis] or 1, "the block")]
-
-    def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
-        """See :class:`Codec`."""
-        return blocks(layer.weight)[ROWS] or 1
+        return super().refusal(layer, shape)
 
     def tensors(
         self,
@@ -293,13 +255,7 @@ class Fp8Block(Codec):
 
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
-        layers = dict.fromkeys(m.layer for m in contents.modules() if m.layer is not None)
-        if len(layers) > 1:
-            raise CheckpointError(
-                f"{self.title} has one scheme in a checkpoint, and here are {', '.join(map(str, layers))}; "
-                "give one to all layers, or keep some"
-            )
-        (layer,) = layers
+        layer = contents.only_layer(self.title)
         return Documents(section={
             "activation_scheme": "dynamic", "fmt": "e4m3", "modules_to_not_convert": list(contents.kept),
             "quant_method": QUANT_METHOD, "weight_block_size": list(blocks(layer.weight)),

@@ -4,9 +4,8 @@ For the weight ``X.weight`` of shape (N, K), whose tensor has the same name and 
 is the block's scale, a value is ``d * code``):
 
     Q8_0    34 bytes for 32 values: F16 d; I8 of each code
-    Q4_0    18 bytes for 32 values: F16 d; byte j has ``code + 8`` of element j in its low nibble and of
-    element
-            j + 16 in its high one
+    Q4_0    18 bytes for 32 values: F16 d; byte j has ``code + 8`` of element j in its low nibble
+            and of element j + 16 in its high one
 
 Tensors keep the names of the checkpoint, which are not those that llama.cpp gives them, and there is no
 tokenizer: what is written is read by gguf-py and by zeropoint, and llama.cpp needs a conversion.
@@ -16,7 +15,7 @@ Source: ggml-org/llama.cpp, ggml/src/ggml-common.h and gguf-py/gguf/quants.py. T
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -29,21 +28,12 @@ from ..layout import packing
 from ..params import QuantizationParams
 from ..schemes import PRESETS, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
+from .blocks import blocks
 from .containers.gguf import TYPES
 from .containers.protocol import Metadata
-from .engines import LLAMA_CPP, ONNXRUNTIME, SGLANG, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem
-from .protocol import (
-    Codec,
-    Contents,
-    Documents,
-    Entry,
-    Known,
-    LayerScheme,
-    Listing,
-    Reader,
-    Record,
-    TensorSpec,
-)
+from .engines import LLAMA_CPP, ONNXRUNTIME, TENSORRT, TRANSFORMERS, VLLM, Loads, always, rules
+from .protocol import Codec, Contents, Documents, LayerScheme, TensorSpec
+from .reading import Entry, Known, Listing, Reader, Record, model_dtype
 
 WEIGHT = "weight"
 _BLOCK = 32
@@ -61,9 +51,7 @@ class GgufReader(Reader):
 
     def __init__(self, listing: Listing, codec: Codec) -> None:
         self._codec = codec
-        named = listing.config.get("dtype", listing.config.get("torch_dtype"))
-        known = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-        self._dtype = known.get(str(named), torch.float32)
+        self._dtype = model_dtype(listing.config, torch.float32)
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
         """See :class:`Reader`; ``key`` is the name of the tensor."""
@@ -83,19 +71,10 @@ class GgufReader(Reader):
         )
 
 
-def _renamed(facts: Facts) -> Iterator[Problem]:
-    yield Loads.PARTLY, "it reads these types, but asks for names of its own and a tokenizer in the file"
-
-
-def _not_read(facts: Facts) -> Iterator[Problem]:
-    yield (
-        Loads.NO,
-        "it asks for the names that llama.cpp gives to tensors, and here they are the checkpoint's",
-    )
-
-
-def _no_gguf(facts: Facts) -> Iterator[Problem]:
-    yield Loads.NO, "it reads no GGUF"
+_NOT_READ = always(
+    Loads.NO, "it asks for the names that llama.cpp gives to tensors, and here they are the checkpoint's"
+)
+_NO_GGUF = always(Loads.NO, "it reads no GGUF")
 
 
 @dataclass(frozen=True)
@@ -107,17 +86,12 @@ class Gguf(Codec):
     container = "gguf"
     presets = _PRESETS
     defaults = MappingProxyType({"scale": "float16"})
-    input_names = None
-    engines = MappingProxyType(
-        {
-            TRANSFORMERS: _not_read,
-            VLLM: _not_read,
-            SGLANG: _not_read,
-            TENSORRT: _no_gguf,
-            LLAMA_CPP: _renamed,
-            ONNXRUNTIME: _no_gguf,
-        }
-    )
+    engines = rules({
+        TRANSFORMERS: _NOT_READ, VLLM: _NOT_READ, TENSORRT: _NO_GGUF, ONNXRUNTIME: _NO_GGUF,
+        LLAMA_CPP: always(
+            Loads.PARTLY, "it reads these types, but asks for names of its own and a tokenizer in the file"
+        ),
+    })  # fmt: skip
     usual = (LLAMA_CPP,)
     methods = ("gguf",)
 
@@ -128,33 +102,16 @@ class Gguf(Codec):
         plain = (
             len(weight.levels) == len(weight.scales) == 1
             and weight.scales[0].format == get_format("float16")
-            and weight.granularity.block_shape((2, 1 << 40)) == (1, _BLOCK)
+            and blocks(weight) == (1, _BLOCK)
             and weight.zero_point is ZeroPoint.NONE
             and layer.input is None
         )
         if weight.element not in types or not plain:
             raise UnsupportedError(
                 f"scheme {weight} has no type in GGUF that is written here; use q8_0, q4_0, int8:g32 or "
-                f"int4:g32 "
-                "for weights alone, with float16 scales"
+                "int4:g32 for weights alone, with float16 scales"
             )
         return types[weight.element]
-
-    def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
-        """See :class:`Codec`."""
-        if len(shape) != 2:
-            return f"has {len(shape)} axes, and the layout stores matrices"
-        if 0 in shape:
-            return "is empty"
-        return f"last axis {shape[1]} is not a multiple of the group, {_BLOCK}" if shape[1] % _BLOCK else None
-
-    def multiples(self, layer: LayerScheme, axis: int) -> list[tuple[int, str]]:
-        """See :class:`Codec`."""
-        return [(_BLOCK if axis else 1, "the block")]
-
-    def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
-        """See :class:`Codec`."""
-        return 1
 
     def tensors(
         self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
@@ -178,9 +135,9 @@ class Gguf(Codec):
     ) -> QuantizedTensor:  # fmt: skip
         """See :class:`Codec`."""
         rows, columns = shape
-        blocks = tensors[WEIGHT].view(torch.uint8).view(rows, columns // _BLOCK, -1)
-        scales = blocks[..., :2].contiguous().view(torch.float16).view(rows, -1)
-        stored = blocks[..., 2:]
+        lines = tensors[WEIGHT].view(torch.uint8).view(rows, columns // _BLOCK, -1)
+        scales = lines[..., :2].contiguous().view(torch.float16).view(rows, -1)
+        stored = lines[..., 2:]
         if layer.layout == "Q4_0":
             stored = (torch.cat([stored & 15, stored >> 4], -1).to(torch.int8) - 8).view(torch.uint8)
         codes = stored.reshape(rows, columns).view(torch.int8)

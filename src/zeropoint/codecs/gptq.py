@@ -38,50 +38,28 @@ from ..params import QuantizationParams
 from ..params.arithmetic import zero_point_dtype
 from ..schemes import Preset, RangeRule, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
-from .engines import (
-    LLAMA_CPP,
-    ONNXRUNTIME,
-    SGLANG,
-    TENSORRT,
-    TRANSFORMERS,
-    VLLM,
-    Facts,
-    Loads,
-    Problem,
-    no_safetensors,
-)
-from .protocol import (
-    COLUMNS,
-    ROWS,
-    Codec,
-    Contents,
-    Documents,
-    Entry,
-    Known,
-    LayerScheme,
-    Listing,
-    Reader,
-    Record,
-    TensorSpec,
-)
+from . import words
+from .blocks import blocks
+from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem, decoded_first, rules
+from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
+from .reading import Entry, Known, Listing, Reader, Record, needed
 from .safetensors_dtypes import FILE_DTYPES
 from .words import (
     CODES,
+    GROUPS,
     SCALE_DTYPES,
     SCALES,
     WORD,
     ZEROS,
     fields_of,
     group_of,
-    part_of,
-    record_of,
     whole_words,
     with_scales,
+    word_record,
     words_of,
 )
 
 QUANT_METHOD = "gptq"
-GROUPS = "g_idx"
 V1, V2 = "gptq", "gptq_v2"
 _BITS = (2, 3, 4, 8)
 _MARLIN_GROUPS = (0, 32, 64, 128)
@@ -136,8 +114,8 @@ class GptqReader(Reader):
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
         """See :class:`Reader`; ``key`` is the module."""
-        codes, _ = part_of(tensors, CODES), part_of(tensors, ZEROS)
-        weight, bits = with_scales(self._weight, part_of(tensors, SCALES)), self._weight.bits
+        codes, bits = needed(tensors, CODES), self._weight.bits
+        weight = with_scales(self._weight, needed(tensors, SCALES))
         if len(codes.shape) != 2 or codes.shape[0] * WORD % bits:
             raise CheckpointError(f"qweight has shape {list(codes.shape)}, as no weight of {bits} bits has")
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
@@ -146,7 +124,7 @@ class GptqReader(Reader):
                 f"checkpoint_format {self._layout} is not read for {weight}, which has {layer.layout}"
             )
         shape = (codes.shape[1], codes.shape[0] * WORD // bits)
-        record = record_of(layer, shape, key, tensors, known, self._listing.config)
+        record = word_record(layer, key, tensors, known, shape=shape, config=self._listing.config)
         groups = _groups(weight, shape[1]).numpy().tobytes()
         if GROUPS in tensors and self._listing.read(tensors[GROUPS]) != groups:
             raise UnsupportedError("its g_idx puts inputs into groups out of order, which is not read here")
@@ -167,29 +145,12 @@ def _shift(count: int, bits: int) -> torch.Tensor:
     return packing.pack(torch.full((count,), 1 << (bits - 1)), bits)
 
 
-def _transformers(facts: Facts) -> Iterator[Problem]:
-    if facts.experts:
-        yield Loads.NO, "it reads no experts in this layout"
-    yield Loads.UNCHECKED, "it needs optimum and gptqmodel, with which our tests do not run"
-
-
 def _vllm(facts: Facts) -> Iterator[Problem]:
-    if facts.split is not None:
-        yield Loads.NO, facts.split
-    if facts.nonlinear or facts.transposed:
-        yield Loads.NO, "quantized embeddings, routers and weights of Conv1D are not read"
+    yield from words.vllm(facts)
     for layer in facts.layers:
-        columns = layer.weight.granularity.block_shape((1, 1 << 40))[1] % (1 << 40)
-        if layer.weight.bits not in (4, 8) or columns not in _MARLIN_GROUPS or not _is_v1(layer):
+        fast = layer.weight.bits in (4, 8) and blocks(layer.weight)[COLUMNS] in _MARLIN_GROUPS
+        if not fast or not _is_v1(layer):
             yield Loads.PARTLY, f"{layer} has no fast kernel, and not every release reads it"
-
-
-def _llama_cpp(facts: Facts) -> Iterator[Problem]:
-    yield Loads.PARTLY, "it reads GGUF; its converter decodes these weights first, and quantizes them again"
-
-
-def _tensorrt(facts: Facts) -> Iterator[Problem]:
-    yield Loads.PARTLY, "it reads groups of 4 bits for some models"
 
 
 @dataclass(frozen=True)
@@ -198,7 +159,6 @@ class Gptq(Codec):
 
     name = "gptq"
     title = "the layout of GPTQ"
-    container = "safetensors"
     presets = MappingProxyType(
         {
             "w4a16": Preset(weight="int4:g128:scale=float16"),
@@ -207,17 +167,11 @@ class Gptq(Codec):
         }
     )
     defaults = MappingProxyType({"scale": "float16"})
-    input_names = None
-    engines = MappingProxyType(
-        {
-            TRANSFORMERS: _transformers,
-            VLLM: _vllm,
-            SGLANG: _vllm,
-            TENSORRT: _tensorrt,
-            LLAMA_CPP: _llama_cpp,
-            ONNXRUNTIME: no_safetensors,
-        }
-    )
+    parts = MappingProxyType({CODES: True, ZEROS: True, SCALES: False, GROUPS: False})
+    engines = rules({
+        TRANSFORMERS: words.transformers("optimum and gptqmodel"), VLLM: _vllm, TENSORRT: words.tensorrt,
+        LLAMA_CPP: decoded_first,
+    })  # fmt: skip
     methods = (QUANT_METHOD,)
 
     def layout(self, layer: LayerScheme) -> str:
@@ -233,7 +187,7 @@ class Gptq(Codec):
         stored = storage_dtype(level.format_for(format_of(torch.float16)))
         if level.rule.power_of_two or FILE_DTYPES.get(stored) not in SCALE_DTYPES or level.format is None:
             raise UnsupportedError(f"scheme {weight} has scales that GPTQ does not store; use scale=float16")
-        if weight.granularity.block_shape((2, 1 << 40))[ROWS] != 1:
+        if blocks(weight)[ROWS] != 1:
             raise UnsupportedError(f"scheme {weight} has blocks that GPTQ does not store; use g<N>, channel")
         if layer.input is not None:
             raise UnsupportedError(f"input {layer.input} has no place in GPTQ; leave out the input")
@@ -241,13 +195,10 @@ class Gptq(Codec):
 
     def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
         """See :class:`Codec`."""
-        if len(shape) != 2:
-            return f"has {len(shape)} axes, and the layout stores matrices"
-        if 0 in shape:
-            return "is empty"
-        group, (_, fields) = group_of(layer.weight, shape[1]), whole_words(layer.weight.bits)
-        if shape[1] % group:
-            return f"last axis {shape[1]} is not a multiple of the group, {group}"
+        problem = super().refusal(layer, shape)
+        if problem is not None:
+            return problem
+        fields = whole_words(layer.weight.bits)[1]
         for extent, what in zip(shape, ("first", "last"), strict=True):
             if extent % fields:
                 return f"{what} axis {extent} does not fill whole words, of {fields} codes"
@@ -258,8 +209,7 @@ class Gptq(Codec):
         fields = whole_words(layer.weight.bits)[1]
         if axis == ROWS:
             return [(fields, "the zero points that fill whole words")]
-        group = layer.weight.granularity.block_shape((1, 1 << 40))[1] % (1 << 40)
-        return [(group or 1, "the group"), (fields, "the codes that fill whole words")]
+        return [*super().multiples(layer, axis), (fields, "the codes that fill whole words")]
 
     def axis(self, layer: LayerScheme) -> int:
         """See :class:`Codec`: parts are some of the inputs."""
@@ -275,17 +225,17 @@ class Gptq(Codec):
         """See :class:`Codec`."""
         rows, columns = shape
         bits, group = layer.weight.bits, group_of(layer.weight, columns)
-        words, fields = whole_words(bits)
+        lines, fields = whole_words(bits)
         groups = -(-columns // group)
         scale = FILE_DTYPES[storage_dtype(layer.weight.scales[0].format_for(format_of(dtype)))]
         return (
             TensorSpec(
-                suffix=CODES, dtype="I32", shape=(columns * bits // WORD, rows), axis=COLUMNS, lines=words,
+                suffix=CODES, dtype="I32", shape=(columns * bits // WORD, rows), axis=COLUMNS, lines=lines,
                 per=fields,
             ),
             TensorSpec(
                 suffix=ZEROS, dtype="I32", shape=(groups, rows * bits // WORD), axis=COLUMNS, per=group,
-                across=(words, fields),
+                across=(lines, fields),
             ),
             TensorSpec(suffix=SCALES, dtype=scale, shape=(groups, rows), axis=COLUMNS, per=group),
             TensorSpec(suffix=GROUPS, dtype="I32", shape=(columns,), axis=None),
@@ -312,8 +262,8 @@ class Gptq(Codec):
     ) -> QuantizedTensor:  # fmt: skip
         """See :class:`Codec`."""
         weight, bits = layer.weight, layer.weight.bits
-        words = tensors[CODES].t().contiguous()
-        data = words.view(torch.uint8).reshape(shape[0], -1) ^ _shift(shape[1], bits)
+        rows = tensors[CODES].t().contiguous()
+        data = rows.view(torch.uint8).reshape(shape[0], -1) ^ _shift(shape[1], bits)
         zero = None
         if weight.zero_point is not ZeroPoint.NONE:
             fields = fields_of(tensors[ZEROS], bits).to(torch.int32).t() - (1 << (bits - 1))
@@ -331,29 +281,16 @@ class Gptq(Codec):
         wrong = fields[fields != wanted]
         return f"a zero point is stored as {int(wrong[0])}, not {wanted}" if wrong.numel() else None
 
-    def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
-        """See :class:`Codec`."""
-        module, dot, last = name.rpartition(".")
-        if not dot or last not in (CODES, ZEROS, SCALES, GROUPS):
-            return None
-        return module, last, last in (CODES, ZEROS)
-
     def read(self, listing: Listing) -> GptqReader:
         """See :class:`Codec`."""
         return GptqReader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
-        layers = dict.fromkeys(m.layer for m in contents.modules() if m.layer is not None)
-        if len(layers) > 1:
-            raise CheckpointError(
-                f"{self.title} has one scheme in a checkpoint, and here are {', '.join(map(str, layers))}; "
-                "give one to all layers, or keep some"
-            )
-        (layer,) = layers
-        group = layer.weight.granularity.block_shape((1, 1 << 40))[1] % (1 << 40)
+        layer = contents.only_layer(self.title)
         settings = {
-            "bits": layer.weight.bits, "group_size": group or -1, "desc_act": False, "sym": _is_v1(layer),
+            "bits": layer.weight.bits, "group_size": blocks(layer.weight)[COLUMNS] or -1,
+            "desc_act": False, "sym": _is_v1(layer),
             "lm_head": any(module.name.endswith("lm_head") for module in contents.modules() if module.layer),
             "quant_method": QUANT_METHOD, "checkpoint_format": layer.layout, "pack_dtype": "int32",
             "dynamic": {f"-:^{re.escape(name)}$": {} for name in contents.kept},

@@ -2,30 +2,37 @@
 
 A codec is a stateless value. It turns a quantized weight, or a part of one, into tensors and back; it knows
 the names of these tensors, the configuration files, which checkpoints are its own and which engines load
-it. It opens no file: what it needs of one, it asks of a :class:`Listing`. How files are laid out is the
-container's business (containers/), and which tensors are quantized that of checkpoint/.
+it. It opens no file. How files are laid out is the container's business (containers/), which tensors are
+quantized that of checkpoint/, and what a codec reads is in reading.py.
 
 A weight is cut along one axis, the codec's: a tensor has an axis too, that of the weight along which a part
 of the weight gives whole lines of the tensor, so that each part writes one run of bytes in each tensor.
+
+A new codec says its ``name``, ``title``, ``presets``, ``engines`` and ``methods``, and defines ``layout``,
+``tensors``, ``encode``, ``decode``, ``read`` and ``documents``. The rest has defaults, which hold for
+matrices in safetensors files whose tensors ``module.suffix`` have a line for each row.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from ..architectures import Config
-from ..errors import UnsupportedError
+from ..errors import CheckpointError, UnsupportedError
 from ..params import QuantizationParams
 from ..recipes import Activation, Assignment
 from ..schemes import Granularity, Preset, Scheme
 from ..tensor import QuantizedTensor
+from .blocks import blocks, no_matrix, partial_group
 from .containers.protocol import Metadata
 from .engines import TRANSFORMERS, VLLM, EngineRule
+from .reading import Listing, Reader
 
 ROWS, COLUMNS = 0, 1
 """The axes of a weight, (outputs, inputs)."""
@@ -36,9 +43,9 @@ class TensorSpec:
     """One tensor of a layout.
 
     Args:
-        suffix: its part of the name.
-        dtype: as the container spells it.
-        shape: its shape.
+        suffix: the last part of its name, such as ``weight_scale``.
+        dtype: in the container's spelling, such as ``F8_E4M3``.
+        shape: of the whole tensor.
         axis: that of the weight which the tensor's first axis follows, or None for a tensor that no part of a
             weight gives alone.
         lines, per: each ``per`` values of the weight along that axis give ``lines`` lines along the tensor's
@@ -56,11 +63,11 @@ class TensorSpec:
     across: tuple[int, int] = (1, 1)
 
     def span(self, start: int, count: int) -> tuple[int, int]:
-        """Return the first line, and how many, that ``count`` values from ``start`` on touch.
+        """Return the first of the tensor's lines that a part of the weight touches, and how many it touches.
 
         Args:
-            start: the first value.
-            count: of values.
+            start: index of the part's first value along ``axis``.
+            count: how many values of that axis the part has.
         """
         if self.axis is None:
             return 0, self.shape[0]
@@ -73,8 +80,8 @@ class LayerScheme:
     """How a linear layer is quantized in a checkpoint.
 
     Args:
-        codec: in whose files.
-        name: the preset's name, or the weight scheme's text.
+        codec: whose files hold it.
+        name: that of the preset, or the text of the weight scheme.
         weight: how its weight is quantized.
         input: how its inputs are quantized, or None.
 
@@ -104,126 +111,13 @@ class LayerScheme:
         return self.name
 
 
-class Known(NamedTuple):
-    """What is known of a weight from elsewhere: its shape and dtype before it was quantized.
-
-    Args:
-        shape: of the tensor.
-        dtype: of the result; that of the parameters if None.
-    """
-
-    shape: tuple[int, int]
-    dtype: torch.dtype
-
-
-class Entry(Protocol):
-    """A tensor of a file, as its header describes it."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def dtype(self) -> str:
-        """Its dtype, as the container spells it."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-
-
-class Listing(Protocol):
-    """A checkpoint, as a codec that reads it sees it."""
-
-    @property
-    def config(self) -> Config:
-        """The model's config.json, or an empty mapping."""
-
-    @property
-    def quantization(self) -> Mapping[str, Any]:
-        """What the configuration says of quantization, or an empty mapping."""
-
-    def read(self, entry: Entry) -> bytes:
-        """Return the bytes of a small tensor.
-
-        Args:
-            entry: a tensor of a header.
-        """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """A quantized weight of a checkpoint.
-
-    Args:
-        module: its name.
-        layer: how it is quantized.
-        shape, dtype: of the weight that was quantized.
-        parts: the names that its codec has for its tensors, that of the codes first.
-        experts: how many matrices of ``shape`` lie one after the other in each tensor, or None for one
-            matrix.
-    """
-
-    module: str
-    layer: LayerScheme
-    shape: tuple[int, int]
-    dtype: torch.dtype
-    parts: tuple[str, ...]
-    experts: int | None = None
-
-
-class Reader:
-    """What a codec reads in one checkpoint; by default, a configuration that says little.
-
-    Args:
-        ignore: modules that the configuration says are not quantized.
-    """
-
-    ignore: tuple[str, ...] = ()
-
-    def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
-        """Return what the tensors of a weight are; ``key`` and their names are those of ``part_of``.
-
-        Args:
-            key: the key of a weight, from ``part_of``.
-            tensors: entries by their names in ``part_of``.
-            known: what the original says of the weight.
-
-        Raises:
-            CheckpointError: where they contradict each other or the configuration.
-            UnsupportedError: where they are not read.
-            NotImplementedError: in the base class.
-        """
-        raise NotImplementedError
-
-    def expects(self, module: str) -> bool:
-        """Return whether loaders take the linear layer ``module`` for a quantized one.
-
-        Args:
-            module: dotted name of a layer.
-        """
-        return False
-
-    def named(self) -> Iterable[str]:
-        """Return the modules that the configuration names one by one as quantized."""
-        return ()
-
-    def input_of(self, module: str) -> Activation | None:
-        """Return how the inputs of a layer are quantized, or None.
-
-        Args:
-            module: dotted name of a layer.
-        """
-        return None
-
-
 class Module(NamedTuple):
-    """A matrix of the result: its scheme, or None; and whether it keeps the codes that it has.
+    """A matrix of the result.
 
     Args:
-        name: dotted name.
-        layer: how it is quantized, or None.
-        keeps: whether it keeps its codes.
+        name: dotted name of its layer.
+        layer: how it is quantized, or None where it is not.
+        keeps: whether it is copied with the codes that the source has for it.
     """
 
     name: str
@@ -236,11 +130,11 @@ class Contents:
     """What the documents of a checkpoint describe.
 
     Args:
-        modules: all matrices, in their order, each time anew.
+        modules: returns an iterator over all matrices, in the order of the files.
         kept: modules that a loader must not take for quantized.
         nonlinear: quantized modules that are no linear layers.
-        family: the model's configuration.
-        previous: what the source's said of quantization, whose layers may keep their codes.
+        family: config.json of the model.
+        previous: what the source's configuration said of quantization; layers may keep its codes.
     """
 
     modules: Callable[[], Iterator[Module]]
@@ -249,14 +143,32 @@ class Contents:
     family: Config
     previous: Mapping[str, Any]
 
+    def only_layer(self, title: str) -> LayerScheme:
+        """Return the scheme of all quantized layers, for documents that can name one only.
+
+        Args:
+            title: what the codec calls its files, for the message.
+
+        Raises:
+            CheckpointError: where there are several.
+        """
+        layers = dict.fromkeys(m.layer for m in self.modules() if m.layer is not None)
+        if len(layers) > 1:
+            raise CheckpointError(
+                f"{title} has one scheme in a checkpoint, and here are {', '.join(map(str, layers))}; "
+                "give one to all layers, or keep some"
+            )
+        (layer,) = layers
+        return layer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
-    """The files without tensors: ``quantization_config``, or None, and further files with their JSON.
+    """The files without tensors.
 
     Args:
-        section: ``quantization_config`` of config.json, or None.
-        files: other JSON files, by name.
+        section: ``quantization_config`` of config.json, or None for a layout that needs none.
+        files: contents of further JSON files, by file name.
     """
 
     section: Mapping[str, Any] | None
@@ -264,12 +176,12 @@ class Documents:
 
 
 class InputNames(NamedTuple):
-    """Names of the tensors that hold the parameters of static inputs.
+    """Suffixes of the tensors that hold the parameters of static inputs.
 
     Args:
-        scale: name of the scale.
-        zero_point: name of the zero point.
-        global_scale: name of the scale of the tensor.
+        scale: of the finest scale.
+        zero_point: of the zero point.
+        global_scale: of the scale over all blocks, in schemes of two levels.
     """
 
     scale: str
@@ -278,29 +190,31 @@ class InputNames(NamedTuple):
 
 
 class Codec(Protocol):
-    """How quantized layers lie in files; see the module. Defaults are those of a layout of rows.
+    """How quantized layers lie in files; see the module, which says what has no default.
 
     Args:
-        name: under which users ask for it.
+        name: what users write in ``--format``.
         title: what sentences call its files.
-        container: name of the container.
-        presets: what its users know by name.
-        defaults: options that a weight scheme takes where it does not say otherwise.
-        input_names: of tensors for static inputs, or None where it holds none.
-        engines: what each says of a result.
-        usual: those that its files are for, the first of which may refuse one.
+        presets: schemes under the names that its users know.
+        engines: what each says of a result; :func:`~zeropoint.codecs.engines.rules` fills in the others.
         methods: values of ``quant_method`` in configurations of its own.
+        container: name of the container, in ``containers.CONTAINERS``.
+        defaults: options that a weight scheme takes where it does not say otherwise.
+        parts: suffixes of its tensors, and whether one alone says that a weight is in this layout.
+        input_names: of tensors for static inputs, or None where it holds none.
+        usual: engines that its files are for, the first of which may refuse a result.
     """
 
     name: str
     title: str
-    container: str
     presets: Mapping[str, Preset]
-    defaults: Mapping[str, str]
-    input_names: InputNames | None
     engines: Mapping[str, EngineRule]
-    usual: tuple[str, ...] = (TRANSFORMERS, VLLM)
     methods: tuple[str, ...]
+    container: str = "safetensors"
+    defaults: Mapping[str, str] = MappingProxyType({})
+    parts: Mapping[str, bool] = MappingProxyType({})
+    input_names: InputNames | None = None
+    usual: tuple[str, ...] = (TRANSFORMERS, VLLM)
 
     def __hash__(self) -> int:
         """Return one number for all values of a codec: it has no state."""
@@ -312,7 +226,7 @@ class Codec(Protocol):
         """Return what the codec calls the layout of a layer's tensors.
 
         Args:
-            layer: the quantized layer.
+            layer: the layer that is to be written.
 
         Raises:
             UnsupportedError: with the reason, for a layer that it cannot hold.
@@ -321,24 +235,29 @@ class Codec(Protocol):
     def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
         """Return why a weight of ``shape`` cannot be held, or None when it can.
 
+        By default, matrices of whole groups can.
+
         Args:
-            layer: the quantized layer.
-            shape: (out_features, in_features).
+            layer: how the weight is quantized.
+            shape: any shape that a checkpoint may have.
         """
+        return no_matrix(shape) or partial_group(layer.weight, shape)
 
     def multiples(self, layer: LayerScheme, axis: int) -> list[tuple[int, str]]:
-        """Return of what a device's part of a weight must hold a multiple along ``axis``, with its name.
+        """Return the numbers that divide a device's part of a weight along ``axis``, each with its name.
 
         Args:
-            layer: the quantized layer.
+            layer: how the weight is quantized.
             axis: ROWS or COLUMNS.
         """
+        found = blocks(layer.weight)
+        return [(found[axis] or 1, "the group" if axis == COLUMNS and found[ROWS] == 1 else "the block")]
 
     def shares_scale(self, layer: LayerScheme) -> bool:
         """Return whether layers that engines run as one must have one tensor scale.
 
         Args:
-            layer: the quantized layer.
+            layer: how each of them is quantized.
         """
         return False
 
@@ -346,7 +265,7 @@ class Codec(Protocol):
         """Return whether the smallest and the largest value of the whole weight must be known first.
 
         Args:
-            layer: the quantized layer.
+            layer: how the weight is quantized.
         """
         return any(level.granularity == Granularity.tensor() for level in layer.weight.scales)
 
@@ -356,27 +275,30 @@ class Codec(Protocol):
         """Return the axis of the weight along which it may be cut: ROWS or COLUMNS.
 
         Args:
-            layer: the quantized layer.
+            layer: how the weight is quantized.
         """
         return ROWS
 
     def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
-        """Return of what a part of a weight must hold a multiple, along that axis, to be written alone.
+        """Return the number that divides a part of a weight along that axis, so that it can be written alone.
+
+        The default is for ROWS: the rows of a block.
 
         Args:
-            layer: the quantized layer.
-            shape: of the tensor.
+            layer: how the weight is quantized.
+            shape: (out_features, in_features).
         """
+        return blocks(layer.weight)[ROWS] or 1
 
     def tensors(
         self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
     ) -> tuple[TensorSpec, ...]:
-        """Return the tensors that a weight of ``shape`` and ``dtype`` becomes, that of its codes first.
+        """Return the tensors that a weight becomes, that of its codes first.
 
         Args:
-            layer: the quantized layer.
-            shape: of the tensor.
-            dtype: of the result; that of the parameters if None.
+            layer: how the weight is quantized.
+            shape: (out_features, in_features).
+            dtype: of the weight before it is quantized, which is that of scales under ``scale=input``.
         """
 
     def tensor_name(self, module: str, suffix: str) -> str:
@@ -384,27 +306,27 @@ class Codec(Protocol):
 
         Args:
             module: dotted name of the layer.
-            suffix: the tensor's part of the name.
+            suffix: that of the :class:`TensorSpec`.
         """
         return f"{module}.{suffix}"
 
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
-        """Return, by suffix, the lines that ``q``, a whole weight or a part of one, gives of each tensor.
+        """Return, by suffix, the lines that a part of a weight gives of each tensor that has an axis.
 
         Args:
-            layer: the quantized layer.
-            q: a whole weight or a part of one.
+            layer: how the weight is quantized.
+            q: the whole weight, or a part of it along the codec's axis.
         """
 
     def constants(
         self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
     ) -> dict[str, torch.Tensor]:
-        """Return, by suffix, the tensors without an axis, of a weight of ``shape``.
+        """Return, by suffix, the tensors without an axis, which are the same for every part.
 
         Args:
-            layer: the quantized layer.
-            params: those of any part.
-            shape: of the tensor.
+            layer: how the weight is quantized.
+            params: of any part: what they have for the whole tensor, all parts have.
+            shape: (out_features, in_features) of the whole weight.
         """
         return {}
 
@@ -412,37 +334,40 @@ class Codec(Protocol):
         self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> QuantizedTensor:  # fmt: skip
-        """Return the part of a weight, of ``shape``, that begins at ``start`` along the codec's axis.
+        """Return a part of a weight; whether its parameters are sane, ``params.validate()`` says.
 
         Args:
-            layer: the quantized layer.
+            layer: how the weight is quantized.
             tensors: the lines of each tensor that the part touches, by suffix; the lines of a block may come
                 with it whole.
-            start: the first row.
-            shape: of the tensor.
-            dtype: of the weight before it was quantized. Parameters are not judged.
+            start: where the part begins along the codec's axis.
+            shape: of the part.
+            dtype: of the weight before it was quantized, in which dequantized values are given.
         """
 
     def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
         """Return what is wrong with stored values that decoding does not look at, or None.
 
         Args:
-            layer: the quantized layer.
-            tensors: by suffix.
+            layer: how the weight is quantized.
+            tensors: those that :meth:`decode` was given.
         """
         return None
 
     # Its files.
 
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
-        """Return whose part a tensor may be: a key of the weight, the part, and whether that is sure.
+        """Return what a tensor may be a part of: a key of the weight, the part, and whether that is sure.
 
-        A part that is not sure belongs to the weight where another one does.
+        A part that is not sure belongs to the weight where another one does. By default, the key is the
+        module and the part one of ``parts``.
 
         Args:
-            name: the name.
-            dtype: of the result; that of the parameters if None.
+            name: full name of the tensor in a file.
+            dtype: in the container's spelling.
         """
+        module, dot, part = name.rpartition(".")
+        return (module, part, self.parts[part]) if dot and part in self.parts else None
 
     def claims(self, quantization: Mapping[str, Any]) -> bool:
         """Return whether a checkpoint with this ``quantization_config`` is its own.
@@ -456,15 +381,15 @@ class Codec(Protocol):
         """Return what reads a checkpoint of its own; raises for a configuration that is not understood.
 
         Args:
-            listing: the checkpoint.
+            listing: a checkpoint that it claims.
         """
 
     def metadata(self, family: Config, metadata: Mapping[str, str]) -> Metadata:
-        """Return the metadata of a file with some tensors; ``metadata`` is that of the source.
+        """Return the metadata of a file with some tensors.
 
         Args:
             family: config.json of the model.
-            metadata: of the source file.
+            metadata: of the source's file, which the default keeps.
         """
         return metadata
 
@@ -472,20 +397,20 @@ class Codec(Protocol):
         """Return the files without tensors of a result.
 
         Args:
-            contents: what the files describe.
+            contents: the matrices of the result and what is known of the model.
         """
 
     def describe(
         self, modules: Mapping[LayerScheme, Sequence[str]], kept: Sequence[str]
     ) -> Mapping[str, Any]:
-        """Return ``quantization_config`` of a model in memory, by the names of files and model.
+        """Return ``quantization_config`` of a model in memory.
 
         Args:
-            modules: the quantized modules.
-            kept: modules that are not quantized.
+            modules: names of the quantized modules in the model, under the scheme of each.
+            kept: names of modules that are not quantized.
 
         Raises:
-            UnsupportedError: where the codec writes checkpoints only.
+            UnsupportedError: where the codec writes checkpoints only, as by default.
         """
         raise UnsupportedError(
             f"models in memory are not written in {self.title}; quantize a checkpoint instead"
@@ -495,6 +420,6 @@ class Codec(Protocol):
         """Return whether its documents can describe layers that keep the codes of this configuration.
 
         Args:
-            quantization: ``quantization_config`` of config.json.
+            quantization: ``quantization_config`` of the source's config.json.
         """
         return False

@@ -37,7 +37,7 @@ def get_codec(name: str) -> Codec:
     """Return the codec called ``name``; raises UnsupportedError with those that there are.
 
     Args:
-        name: the name.
+        name: what ``--format`` takes, a key of :data:`CODECS`.
     """
     if name not in CODECS:
         raise UnsupportedError(f"format {name!r} is unknown; known are {', '.join(CODECS)}")

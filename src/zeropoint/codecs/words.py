@@ -10,7 +10,7 @@ This module knows how fields fill words and what the layouts share; each has a c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -18,10 +18,12 @@ from ..architectures import Config
 from ..errors import CheckpointError
 from ..layout import packing
 from ..schemes import Scheme
-from .protocol import Entry, Known, LayerScheme, Record
+from .engines import EngineRule, Facts, Loads, Problem, always, fused_alike
+from .protocol import LayerScheme
+from .reading import Entry, Known, Record, model_dtype, record_of
 from .safetensors_dtypes import TORCH_DTYPES
 
-CODES, ZEROS, SCALES = "qweight", "qzeros", "scales"
+CODES, ZEROS, SCALES, GROUPS = "qweight", "qzeros", "scales", "g_idx"
 WORD = 32
 SCALE_DTYPES = ("F16", "BF16", "F32")
 
@@ -49,13 +51,6 @@ def fields_of(words: torch.Tensor, bits: int) -> torch.Tensor:
     return packing.unpack(stream, bits, words.shape[1] * WORD // bits)
 
 
-def part_of(tensors: Mapping[str, Entry], name: str) -> Entry:
-    """Return a tensor of a layer; raises CheckpointError where it is missing."""
-    if name not in tensors:
-        raise CheckpointError(f"{name} is missing, which the layer needs")
-    return tensors[name]
-
-
 def with_scales(weight: Scheme, scales: Entry) -> Scheme:
     """Return ``weight``, whose scales are float16, with scales of the dtype that a file has."""
     if scales.dtype not in SCALE_DTYPES:
@@ -64,30 +59,31 @@ def with_scales(weight: Scheme, scales: Entry) -> Scheme:
     return Scheme.parse(str(weight).replace("scale=float16", f"scale={name}"))
 
 
-def record_of(
-    layer: LayerScheme, shape: tuple[int, int], module: str, tensors: Mapping[str, Entry],
-    known: Known | None, config: Config,
+def word_record(
+    layer: LayerScheme, module: str, tensors: Mapping[str, Entry], known: Known | None, *,
+    shape: tuple[int, int], config: Config,
 ) -> Record:  # fmt: skip
-    """Return the record of a layer; raises CheckpointError for tensors that its codec does not write so.
-
-    known: what the stream knows of the original weight, or None. config: the model's configuration.
-    """
-    dtype = known.dtype if known is not None and known.shape == shape else _dtype(config)
-    problem = layer.codec.refusal(layer, shape)
-    if problem is not None:
-        raise CheckpointError(problem)
-    specs = layer.codec.tensors(layer, shape, dtype)
-    for spec in specs:
-        entry = tensors.get(spec.suffix)
-        if entry is not None and (entry.shape, entry.dtype) != (spec.shape, spec.dtype):
-            raise CheckpointError(
-                f"{spec.suffix} is {entry.dtype} of shape {list(entry.shape)}, but must be {spec.dtype} of "
-                f"shape {list(spec.shape)} for a weight of shape {list(shape)}"
-            )
-    parts = tuple(spec.suffix for spec in specs if spec.suffix in tensors)
-    return Record(module=module, layer=layer, shape=shape, dtype=dtype, parts=parts)
+    """Return the record of a layer, whose dtype is float16 unless the source or the model says otherwise."""
+    dtype = known.dtype if known is not None and known.shape == shape else model_dtype(config, torch.float16)
+    return record_of(layer, module, tensors, shape=shape, dtype=dtype, optional=(GROUPS,))
 
 
-def _dtype(config: Config) -> torch.dtype:
-    named = config.get("dtype", config.get("torch_dtype"))
-    return {"bfloat16": torch.bfloat16, "float32": torch.float32}.get(str(named), torch.float16)
+def transformers(needs: str) -> EngineRule:
+    """Return the rule of transformers for a layout that it reads with the packages ``needs``."""
+
+    def rule(facts: Facts) -> Iterator[Problem]:
+        if facts.experts:
+            yield Loads.NO, "it reads no experts in this layout"
+        yield Loads.UNCHECKED, f"it needs {needs}, with which our tests do not run"
+
+    return rule
+
+
+def vllm(facts: Facts) -> Iterator[Problem]:
+    """Yield what vLLM says of these layouts."""
+    yield from fused_alike(facts)
+    if facts.nonlinear or facts.transposed:
+        yield Loads.NO, "quantized embeddings, routers and weights of Conv1D are not read"
+
+
+tensorrt = always(Loads.PARTLY, "it reads groups of 4 bits for some models")

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ...codecs.protocol import InputNames, Known
+from ...codecs.protocol import InputNames
+from ...codecs.reading import Known
 from ...codecs.registry import DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, UnsupportedError, printable

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from ...codecs.known import CONFIG_KEYS
-from ...codecs.protocol import Codec, Entry, Known, LayerScheme, Reader, Record
+from ...codecs.protocol import Codec, LayerScheme
+from ...codecs.reading import Entry, Known, Reader, Record
 from ...codecs.registry import CODECS, claiming, methods
 from ...columns import Kinds, Made, Names
 from ...errors import CheckpointError, ZeropointError

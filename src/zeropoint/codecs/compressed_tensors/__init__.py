@@ -13,7 +13,9 @@ from ...params import QuantizationParams
 from ...schemes import Granularity, Scheme, ZeroPoint
 from ...tensor import QuantizedTensor
 from .. import layer_schemes
-from ..protocol import COLUMNS, ROWS, Codec, Contents, Documents, InputNames, LayerScheme, Listing, TensorSpec
+from ..blocks import blocks
+from ..protocol import COLUMNS, ROWS, Codec, Contents, Documents, InputNames, LayerScheme, TensorSpec
+from ..reading import Listing
 from . import layout as layouts
 from .config import DIALECT, NAMES, QUANT_METHOD, input_arguments
 from .config_groups import described, section
@@ -28,10 +30,10 @@ class CompressedTensors(Codec):
 
     name = "compressed-tensors"
     title = "the layouts of compressed-tensors"
-    container = "safetensors"
     presets = NAMES
     defaults = MappingProxyType({"scale": "input", "dialect": DIALECT})
     input_names = InputNames("input_scale", "input_zero_point", "input_global_scale")
+    parts = MappingProxyType({**dict.fromkeys(OWN, True), WEIGHT: False})
     engines = RULES
     methods = (QUANT_METHOD,)
 
@@ -48,7 +50,7 @@ class CompressedTensors(Codec):
 
     def multiples(self, layer: LayerScheme, axis: int) -> list[tuple[int, str]]:
         """See :class:`Codec`."""
-        rows, columns = layouts.blocks(layer.weight)
+        rows, columns = blocks(layer.weight)
         layout, bits = _layout(layer), layer.weight.bits
         if axis == ROWS:
             found = [(rows or 1, "the block")]
@@ -98,13 +100,6 @@ class CompressedTensors(Codec):
         negative = _layout(layer) is Layout.NVFP4 and bool(torch.signbit(tensors[SCALE].float()).any())
         return "a scale is negative" if negative else None
 
-    def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
-        """See :class:`Codec`."""
-        module, dot, last = name.rpartition(".")
-        if not dot or (last not in OWN and last != WEIGHT):
-            return None
-        return module, last, last != WEIGHT
-
     def read(self, listing: Listing) -> CompressedTensorsReader:
         """See :class:`Codec`."""
         return CompressedTensorsReader(listing, self)
@@ -129,11 +124,11 @@ def decode_rows(
     ...], dtype: torch.dtype,
 ) -> QuantizedTensor:  # fmt: skip
     """Return rows of a weight from ``start`` on, which may lie inside a block of rows."""
-    height = layouts.blocks(weight)[0]
+    height = blocks(weight)[0]
     if height > 1 and start % height:
         each = tensors[SCALE].repeat_interleave(height, 0)
         tensors = {**tensors, SCALE: each[start % height : start % height + shape[0]]}
-        by_row = Granularity.group(layouts.blocks(weight)[COLUMNS])
+        by_row = Granularity.group(blocks(weight)[COLUMNS])
         weight = replace(weight, scales=(replace(weight.scales[0], granularity=by_row),))
     return layouts.decode(layout, tensors, weight, shape=shape, dtype=dtype)
 

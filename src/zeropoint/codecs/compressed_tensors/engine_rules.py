@@ -15,23 +15,22 @@ says so:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from types import MappingProxyType
 
 from ...architectures import model_type, splits_experts, unloadable
 from ...schemes import ZeroPoint
 from ..engines import (
     LLAMA_CPP,
-    ONNXRUNTIME,
     SGLANG,
     TENSORRT,
     TRANSFORMERS,
     VLLM,
-    EngineRule,
     Facts,
     Loads,
     Problem,
-    no_safetensors,
-)
+    decoded_first,
+    fused_alike,
+    rules,
+)  # fmt: skip
 from ..protocol import LayerScheme
 from .layout import Layout, strategy
 from .tested import tested
@@ -80,8 +79,7 @@ def _of_experts(layers: Collection[LayerScheme]) -> Iterator[Problem]:
 
 
 def _vllm(facts: Facts) -> Iterator[Problem]:
-    if facts.split is not None:
-        yield Loads.NO, facts.split
+    yield from fused_alike(facts)
     if facts.nonlinear:
         yield Loads.NO, "quantized embeddings and routers are not read"
     if facts.transposed:
@@ -123,12 +121,11 @@ def _llama_cpp(facts: Facts) -> Iterator[Problem]:
             yield Loads.NO, f"its converter does not decode {layer.layout}"
     if len(facts.layers) > 1:
         yield Loads.NO, "its converter decodes one scheme a checkpoint"
-    yield Loads.PARTLY, "it reads GGUF; its converter decodes these weights first, and quantizes them again"
+    yield from decoded_first(facts)
 
 
-RULES: MappingProxyType[str, EngineRule] = MappingProxyType({
+RULES = rules({
     TRANSFORMERS: _transformers, VLLM: _vllm, SGLANG: _sglang, TENSORRT: _tensorrt, LLAMA_CPP: _llama_cpp,
-    ONNXRUNTIME: no_safetensors,
 })  # fmt: skip
 
 

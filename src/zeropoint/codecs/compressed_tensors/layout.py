@@ -51,6 +51,7 @@ from ...params import QuantizationParams
 from ...params.arithmetic import zero_point_dtype
 from ...schemes import Scheme, TensorScale, ZeroPoint
 from ...tensor import QuantizedTensor
+from ..blocks import blocks, no_matrix, partial_group
 from ..protocol import TensorSpec
 from ..safetensors_dtypes import FILE_DTYPES
 
@@ -81,20 +82,6 @@ class Layout(enum.Enum):
 
 
 @functools.lru_cache(maxsize=_KNOWN)
-def blocks(scheme: Scheme) -> tuple[int, int]:
-    """Return the extents of the finest blocks of a matrix under ``scheme``, with 0 for a whole axis.
-
-    >>> blocks(Scheme.parse("int4:g128")), blocks(Scheme.parse("int8:channel"))
-    ((1, 128), (1, 0))
-    """
-    rows, columns = scheme.granularity.block_shape((_LARGE, _LARGE))
-    return rows % _LARGE, columns % _LARGE
-
-
-_LARGE = 1 << 40
-
-
-@functools.lru_cache(maxsize=_KNOWN)
 def strategy(scheme: Scheme) -> str:
     """Return compressed-tensors' word for the granularity: tensor, channel, group, tensor_group or block.
 
@@ -110,8 +97,7 @@ def strategy(scheme: Scheme) -> str:
         return "group" if rows == 1 else "block"
     raise UnsupportedError(
         f"granularity {scheme.granularity} of {scheme} has no place in compressed-tensors; use tensor, "
-        "channel, g<N> or "
-        "block<R>x<C>"
+        "channel, g<N> or block<R>x<C>"
     )
 
 
@@ -234,13 +220,9 @@ def unfit(weight: Scheme, layout: Layout, shape: tuple[int, ...]) -> str | None:
 
     compressed-tensors has no ragged groups: its compressors and the engines' kernels take whole ones only.
     """
-    if len(shape) != 2:
-        return f"has {len(shape)} axes, and the layout stores matrices"
-    if 0 in shape:
-        return "is empty"
-    group = blocks(weight)[1]
-    if strategy(weight) in ("group", "tensor_group") and shape[1] % group:
-        return f"last axis {shape[1]} is not a multiple of the group, {group}"
+    problem = no_matrix(shape) or partial_group(weight, shape)
+    if problem is not None:
+        return problem
     if layout in (Layout.MXFP4, Layout.NVFP4) and shape[1] % 2:
         return f"last axis {shape[1]} is odd, and codes are stored in pairs"
     return None
@@ -393,8 +375,7 @@ def decode(
         if tuple(found.shape) != spec.shape or FILE_DTYPES.get(found.dtype) != spec.dtype:
             raise CheckpointError(
                 f"{spec.suffix} ({FILE_DTYPES.get(found.dtype)}, shape {tuple(found.shape)}) must be "
-                f"{spec.dtype} of shape "
-                f"{spec.shape} in {layout.value} for a weight of shape {shape}"
+                f"{spec.dtype} of shape {spec.shape} in {layout.value} for a weight of shape {shape}"
             )
     if layout is Layout.PACK:
         stream = tensors[PACKED].view(torch.uint8)[:, : packing.packed_length(shape[1], scheme.bits)]

@@ -15,20 +15,11 @@ from ...formats.torch_dtypes import format_of
 from ...patterns import REGEX
 from ...recipes import Activation
 from ...schemes import Scheme
-from ..protocol import Codec, Entry, Known, LayerScheme, Listing, Reader, Record
+from ..protocol import Codec, LayerScheme
+from ..reading import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
 from ..safetensors_dtypes import TORCH_DTYPES
 from .config import Targets, read_config, read_input
-from .layout import (
-    GLOBAL_SCALE,
-    PACKED,
-    SCALE,
-    SHAPE,
-    WEIGHT,
-    ZERO_POINT,
-    Layout,
-    tensor_specs,
-    unfit,
-)  # fmt: skip
+from .layout import GLOBAL_SCALE, PACKED, SCALE, SHAPE, WEIGHT, ZERO_POINT, Layout
 
 # The last says that columns were quantized in another order, which no layout here has.
 OWN = (PACKED, SCALE, ZERO_POINT, SHAPE, GLOBAL_SCALE, "weight_g_idx")
@@ -65,27 +56,12 @@ class CompressedTensorsReader(Reader):
         shape = known.shape if known else self._shape(tensors, layout)
         dtype = known.dtype if known else self._dtype(tensors, layout)
         weight = _with_scale_format(layer.weight, layout, dtype, tensors)
-        problem = unfit(weight, layout, shape)
-        if problem is not None:
-            raise CheckpointError(problem)
-        specs = {spec.suffix: spec for spec in tensor_specs(weight, layout, shape, dtype)}
-        for suffix, spec in specs.items():
-            entry = tensors.get(suffix)
-            if entry is None:
-                raise CheckpointError(f"{suffix} is missing, which {layout.value} needs")
-            if entry.shape != spec.shape or entry.dtype != spec.dtype:
-                raise CheckpointError(
-                    f"{suffix} is {entry.dtype} of shape {list(entry.shape)}, but must be {spec.dtype} of "
-                    f"shape {list(spec.shape)} for a weight of shape {list(shape)}"
-                )
-        surplus = sorted(tensors.keys() - specs.keys())
-        if surplus:
-            raise CheckpointError(f"{', '.join(surplus)} has no place in {layout.value}")
+        layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight, input=layer.input)
+        record = record_of(layer, key, tensors, shape=shape, dtype=dtype)
         if SHAPE in tensors and self._read_shape(tensors[SHAPE]) != shape:
             found = list(self._read_shape(tensors[SHAPE]))
             raise CheckpointError(f"weight_shape says {found}, but the weight has shape {list(shape)}")
-        layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight, input=layer.input)
-        return Record(module=key, layer=layer, shape=shape, dtype=dtype, parts=tuple(specs))
+        return record
 
     def expects(self, module: str) -> bool:
         """See :class:`Reader`."""
@@ -109,9 +85,7 @@ class CompressedTensorsReader(Reader):
 
     def _shape(self, tensors: Mapping[str, Entry], layout: Layout) -> tuple[int, int]:
         if layout is Layout.PACK:
-            if SHAPE not in tensors:
-                raise CheckpointError(f"weight_shape is missing, which {layout.value} needs")
-            return self._read_shape(tensors[SHAPE])
+            return self._read_shape(needed(tensors, SHAPE, layout.value))
         packed = layout in (Layout.MXFP4, Layout.NVFP4)
         entry = tensors.get(PACKED if packed else WEIGHT)
         if entry is None or len(entry.shape) != 2:
@@ -131,9 +105,7 @@ class CompressedTensorsReader(Reader):
         scale = tensors.get(SCALE)
         if layout not in _MICROSCALED and scale is not None:
             return TORCH_DTYPES.get(scale.dtype, torch.float32)
-        config = self._listing.config
-        named = config.get("dtype", config.get("torch_dtype"))
-        return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(str(named), torch.float32)
+        return model_dtype(self._listing.config, torch.float32)
 
 
 def _with_scale_format(

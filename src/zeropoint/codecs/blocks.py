@@ -1,0 +1,40 @@
+"""The blocks of a matrix under a scheme, as layouts write them down, and which shapes hold whole ones."""
+
+from __future__ import annotations
+
+import functools
+
+from ..schemes import Scheme
+
+_LARGE = 1 << 40
+_KNOWN = 4096
+"""Answers that are kept: a checkpoint of many tensors has few schemes."""
+
+
+@functools.lru_cache(maxsize=_KNOWN)
+def blocks(scheme: Scheme) -> tuple[int, int]:
+    """Return the rows and columns of the finest blocks of a matrix under ``scheme``, with 0 for a whole axis.
+
+    >>> blocks(Scheme.parse("int4:g128")), blocks(Scheme.parse("int8:channel"))
+    ((1, 128), (1, 0))
+    """
+    rows, columns = scheme.granularity.block_shape((_LARGE, _LARGE))
+    return rows % _LARGE, columns % _LARGE
+
+
+def no_matrix(shape: tuple[int, ...]) -> str | None:
+    """Return why a weight of ``shape`` is no matrix with elements, or None when it is one."""
+    if len(shape) != 2:
+        return f"has {len(shape)} axes, and the layout stores matrices"
+    return "is empty" if 0 in shape else None
+
+
+def partial_group(scheme: Scheme, shape: tuple[int, ...]) -> str | None:
+    """Return why a matrix of ``shape`` does not hold whole groups of columns, or None when it does.
+
+    >>> partial_group(Scheme.parse("int4:g128"), (8, 200))
+    'last axis 200 is not a multiple of the group, 128'
+    """
+    rows, group = blocks(scheme)
+    short = rows == 1 and group and shape[1] % group
+    return f"last axis {shape[1]} is not a multiple of the group, {group}" if short else None

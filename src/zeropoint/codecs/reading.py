@@ -1,0 +1,196 @@
+"""What a codec reads: the tensors of a checkpoint as headers describe them, and the layers that they make up.
+
+A codec opens no file: what it needs of one, it asks of a :class:`Listing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+
+from ..architectures import Config
+from ..errors import CheckpointError
+from ..recipes import Activation
+
+if TYPE_CHECKING:
+    from .protocol import LayerScheme
+
+
+class Known(NamedTuple):
+    """What the source checkpoint says of a weight that another one holds quantized.
+
+    Args:
+        shape: (out_features, in_features).
+        dtype: of the weight before it was quantized.
+    """
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+
+
+class Entry(Protocol):
+    """A tensor of a file, as its header describes it."""
+
+    @property
+    def name(self) -> str:
+        """Its full name in the file."""
+
+    @property
+    def dtype(self) -> str:
+        """Its dtype in the container's spelling, such as ``F8_E4M3`` or ``Q4_0``."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+
+
+class Listing(Protocol):
+    """A checkpoint, as a codec that reads it sees it."""
+
+    @property
+    def config(self) -> Config:
+        """The model's config.json, or an empty mapping."""
+
+    @property
+    def quantization(self) -> Mapping[str, Any]:
+        """What the configuration says of quantization, or an empty mapping."""
+
+    def read(self, entry: Entry) -> bytes:
+        """Return the bytes of a small tensor.
+
+        Args:
+            entry: one of the tensors that were given to the reader.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A quantized weight of a checkpoint.
+
+    Args:
+        module: dotted name of its layer.
+        layer: how it is quantized.
+        shape: (out_features, in_features) of the weight that was quantized.
+        dtype: of that weight.
+        parts: the names that its codec has for its tensors, that of the codes first.
+        experts: how many matrices of ``shape`` lie one after the other in each tensor, or None for one
+            matrix.
+    """
+
+    module: str
+    layer: LayerScheme
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    parts: tuple[str, ...]
+    experts: int | None = None
+
+
+class Reader:
+    """What a codec reads in one checkpoint; by default, a configuration that says little."""
+
+    ignore: tuple[str, ...] = ()
+    """Names or patterns of modules that the configuration says are not quantized."""
+
+    def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
+        """Return the quantized weight that some tensors make up; :func:`record_of` checks most of it.
+
+        Args:
+            key: what the codec's ``part_of`` calls the weight.
+            tensors: its tensors, by what ``part_of`` calls them.
+            known: what the source checkpoint says of the weight, or None without one.
+
+        Raises:
+            CheckpointError: where they contradict each other or the configuration.
+            UnsupportedError: where they are well-formed, but not read here.
+            NotImplementedError: in the base class.
+        """
+        raise NotImplementedError
+
+    def expects(self, module: str) -> bool:
+        """Return whether loaders take the linear layer ``module`` for a quantized one.
+
+        Args:
+            module: dotted name of a layer.
+        """
+        return False
+
+    def named(self) -> Iterable[str]:
+        """Return the modules that the configuration names one by one as quantized."""
+        return ()
+
+    def input_of(self, module: str) -> Activation | None:
+        """Return how the inputs of a layer are quantized, or None.
+
+        Args:
+            module: dotted name of a layer.
+        """
+        return None
+
+
+def needed(tensors: Mapping[str, Entry], part: str, layout: str = "the layer") -> Entry:
+    """Return a tensor of a weight; raises CheckpointError where it is missing.
+
+    Args:
+        tensors: those of the weight, by part.
+        part: which one.
+        layout: what needs it, for the message.
+    """
+    if part not in tensors:
+        raise CheckpointError(f"{part} is missing, which {layout} needs")
+    return tensors[part]
+
+
+def model_dtype(config: Config, default: torch.dtype) -> torch.dtype:
+    """Return the dtype that config.json gives the model's weights.
+
+    Args:
+        config: config.json of the model.
+        default: for a configuration that names none, or one that weights do not have.
+
+    Example:
+        >>> model_dtype({"torch_dtype": "bfloat16"}, torch.float32)
+        torch.bfloat16
+    """
+    known = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+    return known.get(str(config.get("dtype", config.get("torch_dtype"))), default)
+
+
+def record_of(
+    layer: LayerScheme, module: str, tensors: Mapping[str, Entry], *, shape: tuple[int, int],
+    dtype: torch.dtype, optional: Collection[str] = (),
+) -> Record:  # fmt: skip
+    """Return the record of a weight whose tensors are those that its codec writes.
+
+    Args:
+        layer: how it is quantized.
+        module: dotted name of its layer.
+        tensors: those of the weight, by suffix.
+        shape: (out_features, in_features).
+        dtype: of the weight before it was quantized.
+        optional: suffixes of tensors that other writers leave out.
+
+    Raises:
+        CheckpointError: for a shape that the codec refuses, and for a tensor that is missing, is of another
+            dtype or shape than the codec writes, or has no place in the layout.
+    """
+    problem = layer.codec.refusal(layer, shape)
+    if problem is not None:
+        raise CheckpointError(problem)
+    specs = {spec.suffix: spec for spec in layer.codec.tensors(layer, shape, dtype)}
+    for suffix, spec in specs.items():
+        if suffix in optional and suffix not in tensors:
+            continue
+        entry = needed(tensors, suffix, layer.layout)
+        if (entry.shape, entry.dtype) != (spec.shape, spec.dtype):
+            raise CheckpointError(
+                f"{suffix} is {entry.dtype} of shape {list(entry.shape)}, but must be {spec.dtype} of "
+                f"shape {list(spec.shape)} for a weight of shape {list(shape)}"
+            )
+    surplus = sorted(tensors.keys() - specs.keys())
+    if surplus:
+        raise CheckpointError(f"{', '.join(surplus)} has no place in {layer.layout}")
+    parts = tuple(suffix for suffix in specs if suffix in tensors)
+    return Record(module=module, layer=layer, shape=shape, dtype=dtype, parts=parts)
