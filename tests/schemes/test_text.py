@@ -1,4 +1,4 @@
-"""The text form: every scheme is spelled and read back; what a wrong text is told."""
+"""The text form: every scheme is spelled and read back; what errors say of a wrong text."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_a_text_has_one_canonical_form(text: str, canonical: str) -> None:
         ("int4:g32:scale=ue4m3b200finite", r"scale format .* has values outside float32; move its bias"),
     ],
 )
-def test_a_wrong_text_is_told_which_part_is_wrong(text: str, message: str) -> None:
+def test_a_wrong_text_is_refused_with_the_part_that_is_wrong(text: str, message: str) -> None:
     with pytest.raises(SchemeError, match=message):
         Scheme.parse(text)
 
@@ -244,12 +244,15 @@ def test_a_wrong_text_is_told_which_part_is_wrong(text: str, message: str) -> No
         ("in4:g128", r"format 'in4' is unknown; did you mean .*int4"),
         ("int1", r"bits \(=1\) of an integer format must lie in 2\.\.32"),
         ("fp4:scale=flaot32", r"format 'flaot32' is unknown; did you mean float32"),
+        ("mxfp4:scale=flor", r"format 'flor' is unknown; did you mean floor"),
+        ("fp4:scale=inptu", r"format 'inptu' is unknown; did you mean input"),
+        ("fp4:scale=linear/flor", r"format 'flor' is unknown; did you mean float64"),
         ("fp4:scale=", r"format '' is unknown"),
         ("fp4:scale2=@tensor", r"format '' is unknown"),
         ("mxfp5", r"format 'mxfp5' is unknown; did you mean "),
     ],
 )
-def test_a_wrong_format_in_a_text_is_told_its_near_misses(text: str, message: str) -> None:
+def test_a_wrong_format_in_a_text_is_refused_with_its_near_misses(text: str, message: str) -> None:
     with pytest.raises(FormatError, match=message):
         Scheme.parse(text)
 

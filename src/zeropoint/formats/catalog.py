@@ -6,6 +6,7 @@ This is the only place in the library where a numeric fact of a format is writte
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -123,7 +124,7 @@ _CODEBOOK = re.compile(r"codebook\[([^\]]*)\]")
 _CHOICE = re.compile(r"choice\[([^,\]]*),([^,\]]*)\]")
 
 
-def get_format(name: str | Format) -> Format:
+def get_format(name: str | Format, *, others: Iterable[str] = ()) -> Format:
     """Return the format called ``name``: a catalog name, an alias, or the spelling of a custom format.
 
     Spellings are ``int<bits>[f<fraction bits>]``, ``uint...``, ``codebook[v0,v1,...]``,
@@ -134,6 +135,7 @@ def get_format(name: str | Format) -> Format:
 
     Args:
         name: a name or text form, such as ``"float8_e4m3fn"`` or ``"int4"``; a format is returned as it is.
+        others: what else the caller takes in its place, which messages suggest too.
 
     Raises:
         FormatError: with the closest names, when there is no such format.
@@ -165,7 +167,7 @@ def get_format(name: str | Format) -> Format:
         return CodebookFormat(_numbers(match.group(1)))
     if match := _CHOICE.fullmatch(key):
         return _choice(*map(get_format, match.groups()))
-    raise FormatError(f"format {name!r} is unknown; {near_misses(name, [*CATALOG, *ALIASES])}")
+    raise FormatError(f"format {name!r} is unknown; {near_misses(name, [*others, *CATALOG, *ALIASES])}")
 
 
 def _choice(first: Format, second: Format) -> ChoiceFormat:
@@ -187,7 +189,7 @@ def format_name(fmt: Format) -> str:
     """Return the catalog name of a format, or its canonical spelling; ``get_format`` reads both back.
 
     Args:
-        fmt: the format.
+        fmt: a format of any kind.
 
     Example:
         >>> format_name(FloatFormat(exponent_bits=3, mantissa_bits=4, bias=3, specials=Specials.FINITE))

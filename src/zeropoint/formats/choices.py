@@ -11,10 +11,11 @@ from ..errors import FormatError
 from .floats import FloatFormat
 from .integers import IntFormat
 from .rounding import Number, Overflow, RoundingMode
+from .spec import FormatDefaults
 
 
 @dataclass(frozen=True)
-class ChoiceFormat:
+class ChoiceFormat(FormatDefaults):
     """Floats under positive scales, integers of as many bits under negative ones, stretched to the same end.
 
     With the stretch ``f = first.max / second.qmax`` and a block of scale S:
@@ -43,15 +44,7 @@ class ChoiceFormat:
 
     kind: ClassVar[str] = "choice"
     signed: ClassVar[bool] = True
-    is_integer: ClassVar[bool] = False
-    is_float: ClassVar[bool] = False
-    is_table: ClassVar[bool] = False
-    is_whole: ClassVar[bool] = False
     reads_sign: ClassVar[bool] = True
-    has_nan: ClassVar[bool] = False
-    has_inf: ClassVar[bool] = False
-    step: ClassVar[Fraction] = Fraction(1)
-    exponents: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         first, second = self.first, self.second
@@ -118,11 +111,6 @@ class ChoiceFormat:
         return self.first.mantissa_bits
 
     @property
-    def level_bits(self) -> int:
-        """Bits of a code; scales are kept in formats that mean one number a code."""
-        return self.bits
-
-    @property
     def facts(self) -> dict[str, Any]:
         """The two grids, and how far apart the integers are."""
         return {"grids": [self.first.spelling, self.second.spelling], "integer_step": float(self.stretch)}
@@ -131,22 +119,6 @@ class ChoiceFormat:
     def spelling(self) -> str:
         """Canonical text form: ``choice[e2m1b1finite,int4]``."""
         return f"choice[{self.first.spelling},{self.second.spelling}]"
-
-    def ends(self, *, narrow: bool = False) -> tuple[Fraction, Fraction]:  # noqa: ARG002 (integers leave out a code)
-        """Return the smallest and the largest value.
-
-        Args:
-            narrow: whether the most negative integer is left out.
-        """
-        return self.min, self.max
-
-    def divisor(self, *, narrow: bool = False) -> Fraction:  # noqa: ARG002
-        """Return the largest magnitude.
-
-        Args:
-            narrow: whether the most negative integer is left out.
-        """
-        return self.max
 
     def number(self, code: int) -> Number:
         """Return what a code represents under a positive scale.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from ..errors import FormatError
 from .rounding import Number, Overflow, RoundingMode
-from .spec import exponent_of, finite
+from .spec import FormatDefaults, exponent_of, finite
 
 
 def float32(value: float) -> float:
@@ -22,7 +22,7 @@ def float32(value: float) -> float:
 
 
 @dataclass(frozen=True)
-class CodebookFormat:
+class CodebookFormat(FormatDefaults):
     """A table: code ``i`` means ``values[i]``, kept as float32. It need not be sorted.
 
     Of codes with equal values the lowest is written; ``order`` lists the written codes by rising value.
@@ -42,14 +42,7 @@ class CodebookFormat:
     order: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     kind: ClassVar[str] = "codebook"
-    is_integer: ClassVar[bool] = False
-    is_float: ClassVar[bool] = False
     is_table: ClassVar[bool] = True
-    is_whole: ClassVar[bool] = False
-    reads_sign: ClassVar[bool] = False
-    has_nan: ClassVar[bool] = False
-    has_inf: ClassVar[bool] = False
-    step: ClassVar[Fraction] = Fraction(1)
     mantissa_bits: ClassVar[int] = 0  # rules that round to the precision of elements see none
 
     def __post_init__(self) -> None:
@@ -130,11 +123,6 @@ class CodebookFormat:
         return tuple(sorted({math.frexp(value)[1] - 1 for value in self.values}))
 
     @property
-    def level_bits(self) -> int:
-        """Bits that a scale or an offset takes in a file."""
-        return self.bits
-
-    @property
     def spelling(self) -> str:
         """Canonical text form: the values in code order."""
         return f"codebook[{','.join(repr(v) for v in self.values)}]"
@@ -153,22 +141,6 @@ class CodebookFormat:
     def facts(self) -> dict[str, Any]:
         """What tables have and other kinds have not."""
         return {}
-
-    def ends(self, *, narrow: bool = False) -> tuple[Fraction, Fraction]:  # noqa: ARG002  # integers leave out a code
-        """Return the smallest and the largest value.
-
-        Args:
-            narrow: whether the most negative integer is left out.
-        """
-        return self.min, self.max
-
-    def divisor(self, *, narrow: bool = False) -> Fraction:  # noqa: ARG002
-        """Return the largest magnitude.
-
-        Args:
-            narrow: whether the most negative integer is left out.
-        """
-        return max(self.max, -self.min)
 
     def number(self, code: int) -> Number:
         """Return the value of a code.

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from ..errors import FormatError
 from .rounding import Number, Overflow, RoundingMode, Special, round_fraction
-from .spec import exponent_of, past_the_ends, power_of_two
+from .spec import FormatDefaults, exponent_of, past_the_ends, power_of_two
 
 MAX_EXPONENT_BITS = 11
 MAX_MANTISSA_BITS = 52
@@ -30,7 +30,7 @@ class Specials(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FloatFormat:
+class FloatFormat(FormatDefaults):
     """Binary floating point: sign, exponent field, mantissa field, from the highest bit to the lowest.
 
     With ``f = mantissa / 2 ** mantissa_bits`` and an exponent field ``E > 0``, or without subnormals:
@@ -64,13 +64,7 @@ class FloatFormat:
     subnormals: bool = True
 
     kind: ClassVar[str] = "float"
-    is_integer: ClassVar[bool] = False
     is_float: ClassVar[bool] = True
-    is_table: ClassVar[bool] = False
-    is_whole: ClassVar[bool] = False
-    reads_sign: ClassVar[bool] = False
-    step: ClassVar[Fraction] = Fraction(1)
-    boundary_error: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.exponent_bits <= MAX_EXPONENT_BITS:
@@ -234,22 +228,6 @@ class FloatFormat:
             "inf_code": self.inf_code,
             "nan_code": self.nan_code,
         }
-
-    def ends(self, *, narrow: bool = False) -> tuple[Fraction, Fraction]:  # noqa: ARG002  # integers leave out a code
-        """Return the smallest and the largest finite value.
-
-        Args:
-            narrow: whether the most negative integer is left out.
-        """
-        return self.min, self.max
-
-    def divisor(self, *, narrow: bool = False) -> Fraction:  # noqa: ARG002
-        """Return the largest finite magnitude.
-
-        Args:
-            narrow: whether the most negative integer is left out.
-        """
-        return self.max
 
     def number(self, code: int) -> Number:
         """Return the number of a code.

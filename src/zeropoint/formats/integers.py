@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 from ..errors import FormatError
 from .rounding import Number, Overflow, RoundingMode, round_fraction
-from .spec import exponent_of, finite, past_the_ends
+from .spec import FormatDefaults, exponent_of, finite, past_the_ends
 
 MAX_INT_BITS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class IntFormat:
+class IntFormat(FormatDefaults):
     """Integers in two's complement, or unsigned, optionally with a fixed binary point.
 
     ``value = code * 2 ** -fraction_bits``. The fixed point makes OCP MXINT8 (``fraction_bits=6``) an ordinary
@@ -39,13 +39,6 @@ class IntFormat:
 
     kind: ClassVar[str] = "integer"
     is_integer: ClassVar[bool] = True
-    is_float: ClassVar[bool] = False
-    is_table: ClassVar[bool] = False
-    reads_sign: ClassVar[bool] = False
-    has_nan: ClassVar[bool] = False
-    has_inf: ClassVar[bool] = False
-    boundary_error: ClassVar[float] = 0.0
-    exponents: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         lowest = 2 if self.signed else 1
@@ -110,11 +103,6 @@ class IntFormat:
     def ceiling(self) -> Fraction:
         """Largest number that rounds to the largest value."""
         return self.max + self.step / 2
-
-    @property
-    def level_bits(self) -> int:
-        """Bits that a scale or an offset takes in a file."""
-        return self.bits
 
     @property
     def spelling(self) -> str:

@@ -1,15 +1,15 @@
 """What is asked of a number format. A new kind is a class that answers it.
 
 A format maps codes (integers below ``2 ** bits``) to numbers. Kinds own the parameters that define such a
-map and what follows from them: :mod:`.integers`, :mod:`.floats`, :mod:`.codebooks`, :mod:`.choices`. Callers
-need not know the kind. Kinds know nothing of tensors, which :mod:`.codes` turns into codes and back;
-:mod:`.catalog` lists the formats with a name.
+map and what follows from them: :mod:`.integers`, :mod:`.floats`, :mod:`.codebooks`, :mod:`.choices`. They
+take from :class:`FormatDefaults` what most of them answer. Callers need not know the kind. Kinds know nothing
+of tensors, which :mod:`.codes` turns into codes and back; :mod:`.catalog` lists the formats with a name.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ..errors import FormatError, RangeError
 from .rounding import Number, Overflow, RoundingMode, Special
@@ -149,6 +149,69 @@ class Format(Protocol):
             FormatError: for NaN in a format without it.
             RangeError: for numbers past the ends that are not saturated.
         """
+
+
+_ONE = Fraction(1)
+
+
+class FormatDefaults:
+    """What most kinds answer: codes of finite numbers that lie as far apart as they like."""
+
+    is_integer: ClassVar[bool] = False
+    is_float: ClassVar[bool] = False
+    is_table: ClassVar[bool] = False
+    reads_sign: ClassVar[bool] = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether values are the integers that codes are read as."""
+        return False
+
+    @property
+    def has_nan(self) -> bool:
+        """Whether some code is NaN."""
+        return False
+
+    @property
+    def has_inf(self) -> bool:
+        """Whether some code is Inf."""
+        return False
+
+    @property
+    def step(self) -> Fraction:
+        """Distance between the values of neighboring integer codes; 1 of other kinds."""
+        return _ONE
+
+    @property
+    def exponents(self) -> tuple[int, ...] | None:
+        """Exponents of the values, rising, where all are powers of two, else None."""
+        return None
+
+    @property
+    def boundary_error(self) -> float:
+        """How far the boundary between two values may be from their middle."""
+        return 0.0
+
+    @property
+    def level_bits(self: Format) -> int:
+        """Bits that a scale or an offset takes in a file: those of a code."""
+        return self.bits
+
+    def ends(self: Format, *, narrow: bool = False) -> tuple[Fraction, Fraction]:  # noqa: ARG002  # of integers
+        """Return the smallest and the largest finite value.
+
+        Args:
+            narrow: whether the most negative integer is left out; other kinds have none.
+        """
+        return self.min, self.max
+
+    def divisor(self: Format, *, narrow: bool = False) -> Fraction:  # noqa: ARG002  # of integers
+        """Return the largest finite magnitude.
+
+        Args:
+            narrow: whether the most negative integer is left out; other kinds have none.
+        """
+        return max(self.max, -self.min)
 
 
 def finite(fmt: Format, number: Number, overflow: Overflow) -> Fraction:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import SchemeError
@@ -104,8 +105,8 @@ def _name(fmt: Format | None) -> str:
     return INPUT if fmt is None else format_name(fmt)
 
 
-def _format(text: str) -> Format | None:
-    return None if text == INPUT else get_format(text)
+def _format(text: str, rules: Iterable[str] = ()) -> Format | None:
+    return None if text == INPUT else get_format(text, others=[INPUT, *rules])
 
 
 def choice_text(level: ScaleLevel, default: ScaleRule = LINEAR) -> str:
@@ -137,5 +138,5 @@ def parse_choice(text: str, default: ScaleRule = LINEAR) -> tuple[Format | None,
     if text in RULES:
         rule = RULES[text]
         return (_E8M0 if rule.power_of_two else get_format("float32")), rule
-    fmt = _format(text)
+    fmt = _format(text, RULES)
     return fmt, (FLOOR if fmt == _E8M0 else default)
