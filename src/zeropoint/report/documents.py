@@ -57,8 +57,8 @@ def inspection_document(inspection: Inspection) -> dict[str, Any]:
         ],
         "schemes": [
             {
-                "scheme": s.scheme, "layout": s.layout, "layers": s.layers, "values": s.values,
-                "bytes": s.nbytes, "bits_per_value": s.bits_per_value,
+                "scheme": s.scheme, "layout": s.layout, "method": s.method, "layers": s.layers,
+                "values": s.values, "bytes": s.nbytes, "bits_per_value": s.bits_per_value,
             }
             for s in inspection.schemes
         ],

@@ -86,10 +86,15 @@ def inspection_report(inspection: Inspection, *, everything: bool = False) -> Re
         dtypes.add_row(d.dtype, f"{d.tensors:,}", f"{d.values:,}", size_of(d.nbytes))
     parts: list[RenderableType] = [tensors, Text(), dtypes, Text()]
     if inspection.schemes:
-        schemes = plain("scheme", "layout", "layers", "numbers", "bits", numbers=(2, 3, 4))
+        schemes = plain("scheme", "layout", "method", "layers", "numbers", "bits", numbers=(3, 4, 5))
         for s in inspection.schemes:
             schemes.add_row(
-                short_scheme(s.scheme), s.layout, f"{s.layers:,}", f"{s.values:,}", f"{s.bits_per_value:.3f}"
+                short_scheme(s.scheme),
+                s.layout,
+                s.method or "unknown",
+                f"{s.layers:,}",
+                f"{s.values:,}",
+                f"{s.bits_per_value:.3f}",
             )
         parts += [schemes, Text()]
     parts += lines(inspection.source.notes, "note: ")

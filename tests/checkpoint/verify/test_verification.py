@@ -10,8 +10,13 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoint.written import CONFIG, LINEAR, quantize, save, weight
 from tests.oracles import synthetic_llama
 
+from zeropoint.checkpoint.choose.recipe import RecipeText
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.config_and_index import MANIFEST
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.problems import Problem
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.inspection import inspect
 from zeropoint.checkpoint.verify.verification import Verification, verify
 from zeropoint.errors import CheckpointError
@@ -177,7 +182,7 @@ def test_an_index_that_contradicts_the_single_file_is_a_problem(source: Path, tm
     )
 
 
-def test_another_original_is_told_apart(source: Path, tmp_path: Path) -> None:
+def test_another_original_is_recognized(source: Path, tmp_path: Path) -> None:
     quantize(source, tmp_path / "out", "w4a16")
     tensors = {LINEAR: weight(64, 128, seed=1), "lm_head.weight": weight(8, 128), "a.bias": weight(9)}
     other = save(tmp_path / "other", tensors)
@@ -225,6 +230,28 @@ def test_inspect_names_schemes_and_counts_bits(tmp_path: Path) -> None:
     assert found.problems == ()
 
 
+def test_inspect_names_the_method_that_chose_the_codes(tmp_path: Path) -> None:
+    kinds = ("up", "gate", "down")
+    weights = {f"model.layers.0.mlp.{kind}_proj.weight": weight(128, 128) for kind in kinds}
+    rules = "rules:\n  - {name: '*.down_proj', weight: int8:g128, method: nearest}\n"
+    recipe = RecipeText(text=f"default: w8a16\nmethod: mse\n{rules}", name="recipe")
+    run(make_plan(open_source(save(tmp_path / "in", weights, CONFIG)), recipe), tmp_path / "out")
+    found = inspect(tmp_path / "out")
+    assert {(summary.method, summary.layers) for summary in found.schemes} == {("mse", 2), ("nearest", 1)}
+    assert len({summary.scheme for summary in found.schemes}) == 1
+    (tmp_path / "out" / MANIFEST).unlink()
+    assert {summary.method for summary in inspect(tmp_path / "out").schemes} == {None}
+
+
+def test_inspect_says_that_a_manifest_is_damaged(source: Path, tmp_path: Path) -> None:
+    quantize(source, tmp_path / "out", "w8a16")
+    manifest = tmp_path / "out" / MANIFEST
+    manifest.write_text(manifest.read_text().replace('"weights"', '"weigths"'))
+    found = inspect(tmp_path / "out")
+    assert [summary.method for summary in found.schemes] == [None]
+    assert [text.partition(":")[0] for text in found.problems] == [MANIFEST]
+
+
 def test_inspect_names_a_method_that_it_cannot_read(tmp_path: Path) -> None:
     config = CONFIG | {"quantization_config": {"quant_method": "hqq", "bits": 4}}
     found = inspect(save(tmp_path, {"a.qweight": torch.zeros(4, 4, dtype=torch.int32)}, config))
@@ -238,10 +265,10 @@ def test_words_of_codes_that_are_not_read_are_not_counted_as_numbers(tmp_path: P
     packed = {"a.qweight": torch.zeros(4, 4, dtype=torch.int32)}
     said = inspect(save(tmp_path / "said", packed, CONFIG | {"quantization_config": {"quant_method": "hqq"}}))
     assert (said.values, said.bits_per_value, said.bits) == (None, None, None)
-    beside = save(tmp_path / "beside", packed, CONFIG)
-    (beside / "quantize_config.json").write_text('{"bits": 4}')
-    assert inspect(beside).packed_by == "GPTQ (AutoGPTQ) (quantize_config.json)"
-    assert inspect(beside).values is None
+    mixed = save(tmp_path / "mixed", packed, CONFIG)
+    (mixed / "quantize_config.json").write_text('{"bits": 4}')
+    assert inspect(mixed).packed_by == "GPTQ (AutoGPTQ) (quantize_config.json)"
+    assert inspect(mixed).values is None
     odd = CONFIG | {"quantization_config": {"quant_method": "hqq", "bits": "4; rm"}}
     assert inspect(save(tmp_path / "odd", packed, odd)).bits is None
     assert inspect(save(tmp_path / "plain", packed, CONFIG)).values == 16

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,11 +112,15 @@ class Manifest:
         return (name for name, first in zip(self._entries, self._first, strict=True) if first < 0)
 
 
-def read_manifest(source: Source) -> Manifest | None:
+Weighed = Callable[[str, Mapping[str, Any]], None]
+"""What takes in what the manifest says of the weight of a module."""
+
+
+def read_manifest(source: Source, weighed: Weighed | None = None) -> Manifest | None:
     """Return the manifest of a checkpoint, or None where there is none.
 
-    It is read as a stream, however long it is. Raises CheckpointError where it is damaged, which its own hash
-    tells, or is none.
+    It is read as a stream, however long it is; ``weighed`` gets what it says of each weight. Raises
+    CheckpointError where it is damaged, which its own hash tells, or is none.
     """
     path = source.root / MANIFEST
     if not exists(path):
@@ -124,7 +128,7 @@ def read_manifest(source: Source) -> Manifest | None:
     file = open_file(path)
     try:
         found = Manifest(source)
-        _read(file, found)
+        _read(file, found, weighed)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = str(error) if isinstance(error, CheckpointError) else f"{error!r:.200}"
         raise CheckpointError(f"it is damaged: {reason}") from error
@@ -133,7 +137,7 @@ def read_manifest(source: Source) -> Manifest | None:
     return found
 
 
-def _read(file: OpenFile, found: Manifest) -> None:
+def _read(file: OpenFile, found: Manifest, weighed: Weighed | None) -> None:
     size = file.stamp.size
     tail = b"".join(pieces(file, max(0, size - _TAIL_BYTES), min(size, _TAIL_BYTES)))
     sealed = max(0, size - _TAIL_BYTES) + tail.rindex(_SEAL)
@@ -153,8 +157,10 @@ def _read(file: OpenFile, found: Manifest) -> None:
                     raise ValueError(f"{printable(name)} appears twice in one object")
                 found.files[name] = _file(stream.value(_MAX_RECORD))
         elif key == "weights":
-            for _ in stream.members():
-                stream.value(_MAX_RECORD)
+            for name in stream.members():
+                record = stream.value(_MAX_RECORD)
+                if weighed is not None:
+                    weighed(name, record)
         else:
             seen[key] = stream.value(_MAX_RECORD)
     stream.end()
