@@ -5,12 +5,21 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 import zeropoint as zp
-from zeropoint import NonFiniteError, QuantizationParams, RangeError, Scheme, SchemeError, ShapeError
+from zeropoint import (
+    DtypeError,
+    NonFiniteError,
+    QuantizationParams,
+    RangeError,
+    Scheme,
+    SchemeError,
+    ShapeError,
+)
 
 AFFINE = "uint8:tensor:asym"
 
@@ -472,3 +481,15 @@ def test_a_fraction_is_a_zero_point_of_real_ones_only() -> None:
     assert zp.quantize(torch.tensor([0.0, 1.0, 9.0]), params).codes.tolist() == [2, 4, 15]
     with pytest.raises(RangeError, match=r"zero_point \(=1\.5\) .* must be a whole number, or pass"):
         QuantizationParams.new(0.5, 1.5, "uint8:tensor:asym")
+
+
+def test_an_error_bound_is_asked_for_with_a_dtype_of_floats() -> None:
+    params = QuantizationParams.new(0.5)
+    tensor: Any = torch.ones(3)
+    with pytest.raises(
+        DtypeError, match=r"a tensor of shape \(3,\)\) must be a dtype .* QuantizedTensor\.error"
+    ):
+        params.error_bound(tensor)
+    with pytest.raises(DtypeError, match=r"dtype \(=torch\.int8\) must be a dtype of floats"):
+        params.rounding_bound(torch.int8)
+    assert params.error_bound(torch.float64) <= params.error_bound(torch.bfloat16)

@@ -104,7 +104,7 @@ class Conversion:
         """Write the model as :func:`zeropoint.save_checkpoint` does, with its options.
 
         Args:
-            directory: the output.
+            directory: where files are written, made if absent.
             options: as for :func:`zeropoint.save_checkpoint`.
 
         Returns:

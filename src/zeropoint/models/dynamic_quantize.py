@@ -20,7 +20,7 @@ class DynamicQuantize(nn.Module):
     """Quantize and dequantize with parameters computed from each tensor.
 
     Args:
-        activation: the scheme.
+        activation: a scheme, and that its parameters come from each tensor.
 
     Raises:
         RecipeError: for what is no Activation, such as its text.

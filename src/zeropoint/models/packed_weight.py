@@ -61,8 +61,7 @@ class PackedWeight(nn.Module):
         described = "" if own is None else f" ({own.extra_repr()})"
         raise UnsupportedError(
             f"a packed weight{described} is not a tensor, and torch's {func.__name__} was called with it: "
-            "the "
-            "model uses the weight of a quantized layer itself; leave that layer out by a rule"
+            "the model uses the weight of a quantized layer itself; leave that layer out by a rule"
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -107,23 +106,19 @@ class PackedWeight(nn.Module):
     def tile(self, start: int, stop: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the values of rows ``start`` to ``stop``, in ``dtype`` or that of the float weight.
 
-        Both are as in :meth:`codes`, which raises for others.
-
         Args:
-            start: the first row.
-            stop: the row after the last.
+            start: the first row, a multiple of ``block_rows``.
+            stop: the row after the last, a multiple of ``block_rows`` or the number of rows.
             dtype: of the result; that of the float weight if None.
         """
         return self.codes(start, stop).dequantize(dtype)
 
     def codes(self, start: int, stop: int) -> QuantizedTensor:
-        """Return rows ``start`` to ``stop`` in codes, in this memory.
-
-        Both are multiples of ``block_rows``, or ``stop`` is the number of rows; raises ShapeError otherwise.
+        """Return rows ``start`` to ``stop`` in codes, in this memory; raises ShapeError for parts of blocks.
 
         Args:
-            start: the first row.
-            stop: the row after the last.
+            start: the first row, a multiple of ``block_rows``.
+            stop: the row after the last, a multiple of ``block_rows`` or the number of rows.
         """
         last, step = self.shape[0], self.block_rows
         if not 0 <= start <= stop <= last or start % step or (stop % step and stop != last):

@@ -71,7 +71,7 @@ def calibrate_sequential(
     The parameters are the same, bit for bit, unless ``steps`` asks for quantized inputs or for another dtype.
 
     Args:
-        model: the model.
+        model: a model with a list of blocks that run one after the other.
         recipe: rules, or the name of a preset for all Linear layers.
         data: batches; a list or tuple is read again for each block, anything else is kept as a list.
         statistic: as for :func:`calibrate`.

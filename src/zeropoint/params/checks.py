@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..errors import RangeError, SchemeError, ShapeError
+from ..errors import DtypeError, RangeError, SchemeError, ShapeError
 from ..formats import Format, format_name
 from ..formats.torch_dtypes import format_of, storage_dtype, wide_dtype
 from ..schemes import Granularity, ScaleLevel, ZeroPoint
@@ -33,6 +33,19 @@ def check(params: QuantizationParams) -> None:
     for name, tensor, level in zip(scheme.level_names, params.levels, scheme.levels, strict=True):
         _check_level(params, name, tensor, level)
     _check_zero_point(params)
+
+
+def float_dtype(dtype: object, default: torch.dtype) -> torch.dtype:
+    """Return ``dtype``, or ``default`` for None; raises DtypeError for what is no dtype of floats."""
+    if dtype is None:
+        return default
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+        return dtype
+    what = f"a tensor of shape {tuple(dtype.shape)}" if isinstance(dtype, torch.Tensor) else f"={dtype!r}"
+    raise DtypeError(
+        f"dtype ({what}) must be a dtype of floats, such as torch.bfloat16; "
+        "QuantizedTensor.error_bound takes tensors"
+    )
 
 
 def _check_level(params: QuantizationParams, name: str, tensor: torch.Tensor, level: ScaleLevel) -> None:

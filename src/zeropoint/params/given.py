@@ -116,3 +116,15 @@ def _on_grid(name: str, value: Numbers, grid: tuple[int, ...]) -> torch.Tensor:
             f"one for each block of grid {grid}"
         )
     return numbers.reshape(grid)
+
+
+def on_grid(value: float | torch.Tensor, grid: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return a number, or one for each block, on the grid; raises ShapeError for another count."""
+    tensor = torch.as_tensor(value, dtype=dtype)
+    if tensor.numel() == 1:
+        return tensor.reshape(()).expand(grid)
+    if tensor.numel() != math.prod(grid):
+        raise ShapeError(
+            f"range (shape {tuple(tensor.shape)}) must hold one number for each block of grid {grid}"
+        )
+    return tensor.reshape(grid)

@@ -17,7 +17,7 @@ from ..schemes import Granularity, Scheme, ZeroPoint
 from . import arithmetic
 from .bounds import BlockErrors
 from .chain_bounds import ChainedErrors
-from .checks import check
+from .checks import check, float_dtype
 from .effective import effective_offset, effective_scale
 from .given import (
     as_numbers,
@@ -26,6 +26,7 @@ from .given import (
     given_shape,
     given_zero_points,
     middle_code,
+    on_grid,
     with_blocks,
 )
 from .tensors import brief, same_bytes
@@ -38,7 +39,7 @@ class QuantizationParams:
 
     Args:
         scheme: how the tensor is quantized; a text is parsed.
-        shape: shape of the tensor.
+        shape: of the tensor that the codes represent.
         scales: one tensor a level, finest first, shaped like the level's grid, in the dtype of the level's
             format (uint8 codes where torch has no such dtype).
         zero_point: int32 (or wide real) tensor shaped like the finest grid, or None for symmetric schemes.
@@ -67,8 +68,8 @@ class QuantizationParams:
 
         Args:
             scheme: a :class:`~zeropoint.Scheme` or its text form, such as ``"int4:g128"``.
-            shape: of the tensor.
-            dtype: of the tensor.
+            shape: of the tensor that the codes represent.
+            dtype: of that tensor; scales of ``scale=input`` have it, too.
             levels: one tensor for each of :attr:`Scheme.levels`.
             zero_point: one number for each block of the finest level, or None.
         """
@@ -104,8 +105,8 @@ class QuantizationParams:
             scheme: a :class:`~zeropoint.Scheme` or its text form, such as ``"int4:g128"``.
             minimum: the smallest value, or one for each block.
             maximum: the largest value, or one for each block.
-            shape: of the tensor.
-            dtype: of the tensor.
+            shape: of the tensor to be quantized.
+            dtype: of that tensor; scales of ``scale=input`` take it.
 
         Raises:
             RangeError: when a minimum exceeds its maximum.
@@ -117,7 +118,7 @@ class QuantizationParams:
         """
         parsed, wide = Scheme.parse(scheme), wide_dtype(dtype)
         grid = parsed.granularity.grid(shape)
-        low, high = _on_grid(minimum, grid, wide), _on_grid(maximum, grid, wide)
+        low, high = on_grid(minimum, grid, wide), on_grid(maximum, grid, wide)
         if bool((low > high).any()):
             where = tuple(torch.nonzero(low > high)[0].tolist())
             raise RangeError(
@@ -374,13 +375,16 @@ class QuantizationParams:
 
         Args:
             dtype: that of the dequantized values, the tensor's own unless given.
+
+        Raises:
+            DtypeError: for what is no dtype of floats.
         """
         errors = self._errors()
         extremes = errors.implied()
         if self.minimum is not None and self.maximum is not None:
             grid = self.scheme.granularity.grid(self.shape)
             extremes = (self.minimum.double().reshape(grid), self.maximum.double().reshape(grid))
-        return errors.bound(extremes, dtype or self.dtype)
+        return errors.bound(extremes, float_dtype(dtype, self.dtype))
 
     def representable(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the smallest and the largest value that codes of each finest block have, float64."""
@@ -390,10 +394,10 @@ class QuantizationParams:
         """Return the bound of :meth:`error_bound` for numbers that are not clipped.
 
         Args:
-            dtype: that of the dequantized values, the tensor's own unless given.
+            dtype: as for :meth:`error_bound`.
         """
         errors = self._errors()
-        return errors.bound(errors.representable(), dtype or self.dtype)
+        return errors.bound(errors.representable(), float_dtype(dtype, self.dtype))
 
     def _errors(self) -> BlockErrors | ChainedErrors:
         if self.scheme.chained is not None:
@@ -437,9 +441,9 @@ class QuantizationParams:
 
         Args:
             scheme: a :class:`~zeropoint.Scheme` or its text form, such as ``"int4:g128"``.
-            shape: of the tensor.
+            shape: of the tensor that the codes represent.
             tensors: by level names, as :meth:`tensors` gives them.
-            dtype: of the tensor.
+            dtype: of that tensor; scales of ``scale=input`` must have it, too.
 
         Raises:
             SchemeError: when the tensor of a level is missing.
@@ -481,17 +485,6 @@ class QuantizationParams:
 def scheme_text(scheme: Scheme) -> str:
     """Return ``str(scheme)``; a function of its own so that torch.compile takes the result as a constant."""
     return str(scheme)
-
-
-def _on_grid(value: float | torch.Tensor, grid: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    tensor = torch.as_tensor(value, dtype=dtype)
-    if tensor.numel() == 1:
-        return tensor.reshape(()).expand(grid)
-    if tensor.numel() != math.prod(grid):
-        raise ShapeError(
-            f"range (shape {tuple(tensor.shape)}) must hold one number for each block of grid {grid}"
-        )
-    return tensor.reshape(grid)
 
 
 def _stored_bits(fmt: Format) -> int:

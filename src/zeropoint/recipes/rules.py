@@ -24,7 +24,7 @@ class Subject:
     Args:
         name: the module's dotted name.
         type: the name of its class.
-        shape: of its weight.
+        shape: of its weight, empty where it has none.
         dtype: as torch spells it, or empty where none is known.
         parameter: another name that the module may be called by, such as that of its weight in a file; empty
             for none.
@@ -199,7 +199,7 @@ class Decision:
     """What happens to one module, and which rule said so.
 
     Args:
-        subject: the module.
+        subject: the module that was looked at.
         rule: the rule that matched.
     """
 
@@ -248,7 +248,7 @@ class Recipe:
         """Return a decision for each subject, in their order.
 
         Args:
-            subjects: the modules.
+            subjects: modules in the order of the model.
 
         Raises:
             RecipeError: when a rule decides about none of them.

@@ -126,7 +126,7 @@ class Granularity:
         """Return the extent of a full block along each axis of a tensor of ``shape``.
 
         Args:
-            shape: of the tensor.
+            shape: extents of the axes; of the blocks, whole axes take theirs from it.
 
         Raises:
             ShapeError: when the tensor has fewer axes than the granularity names.
@@ -145,7 +145,7 @@ class Granularity:
         """Return how many blocks lie along each axis of a tensor of ``shape``; an empty axis has none.
 
         Args:
-            shape: of the tensor.
+            shape: extents of the axes; a partial last block counts as one.
         """
         return tuple(
             -(-length // extent) for length, extent in zip(shape, self.block_shape(shape), strict=True)
@@ -155,7 +155,7 @@ class Granularity:
         """Return the number of blocks in a tensor of ``shape``.
 
         Args:
-            shape: of the tensor.
+            shape: extents of the axes; a partial last block counts as one.
         """
         return math.prod(self.grid(shape))
 

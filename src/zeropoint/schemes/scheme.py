@@ -49,8 +49,8 @@ class Rounding:
     matter.
 
     Args:
-        mode: the rule.
-        seed: of stochastic rounding.
+        mode: where a number between two codes goes.
+        seed: of the bits of stochastic rounding; other modes have none.
     """
 
     mode: RoundingMode = RoundingMode.HALF_EVEN
@@ -242,7 +242,7 @@ class Scheme:
         format count 16 bits. An empty tensor has 0.
 
         Args:
-            shape: of the tensor.
+            shape: of the tensor to be quantized; its last blocks may be partial.
         """
         total = self.bits * _product(shape)
         total += sum(level.bits * level.granularity.block_count(shape) for level in self.levels)
@@ -320,7 +320,7 @@ class Scheme:
         """Return the scheme in another dialect, with its rounding unless this one's was special.
 
         Args:
-            dialect: the dialect.
+            dialect: one of :data:`~zeropoint.schemes.DIALECTS` or a value of one's own.
         """
         special = self.rounding.mode is not self.dialect.rounding
         return replace(

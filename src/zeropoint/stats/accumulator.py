@@ -130,8 +130,8 @@ class Statistics:
 
     Args:
         accumulator: how data were summed up.
-        state: the sums.
-        name: of the layer.
+        state: its tensors by name, as its ``add`` and ``merge`` return them.
+        name: of the layer, for messages.
     """
 
     accumulator: Accumulator

@@ -154,7 +154,7 @@ class Observer(nn.Module):
 
         Args:
             scheme: a :class:`~zeropoint.Scheme` or its text form, such as ``"int4:g128"``.
-            dtype: of the tensor.
+            dtype: of the tensors to be quantized; scales of ``scale=input`` take it.
         """
         return self._ranged().params(self.state(), scheme, dtype=dtype, name=self.name)
 
@@ -244,7 +244,7 @@ def name_observers(model: nn.Module) -> dict[str, Observer]:
     """Name every observer of ``model`` that has no name after its place in it, and return all by place.
 
     Args:
-        model: the model.
+        model: any module; its places are dotted names.
 
     Returns:
         The observers by place.

@@ -295,7 +295,7 @@ class Statistic(Accumulator):
 
         Args:
             state: a state of this accumulator.
-            scheme: the scheme.
+            scheme: a :class:`~zeropoint.Scheme` or its text form, such as ``"int4:g128"``.
             dtype: dtype of the tensors to be quantized.
             name: what was observed, for messages.
 

@@ -32,7 +32,7 @@ class Pact(Quantizer):
         scheme: unsigned integers with one scale for the tensor, such as ``uint4``.
         alpha: where the end starts, finite and positive. The paper adds weight decay on alpha to the loss:
             give the optimizer ``alpha`` in a group with ``weight_decay``.
-        dtype: of the tensor.
+        dtype: of the tensors to be quantized; a scale of ``scale=input`` takes it.
         enabled: whether it quantizes; otherwise ``x`` is returned as it is.
 
     Raises:

@@ -18,7 +18,7 @@ def quantize_ste(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
 
     Args:
         x: a float tensor of any shape.
-        params: the parameters.
+        params: scales and zero points of tensors of this shape.
 
     Example:
         >>> x = torch.tensor([1.0, 90.0], requires_grad=True)
@@ -39,7 +39,7 @@ def dequantize_ste(
 
     Args:
         numbers: as :func:`quantize_ste` gives them, float32 or float64.
-        params: the parameters.
+        params: scales and zero points of tensors of this shape.
         dtype: of the result, that of the parameters unless given.
 
     Example:

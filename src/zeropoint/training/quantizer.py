@@ -94,7 +94,7 @@ class Quantizer(torch.nn.Module, ABC):
 
         Args:
             grad: the gradient of the output.
-            x: the input.
+            x: what the forward pass was given.
 
         Raises:
             ShapeError: when the two differ in shape.
@@ -129,7 +129,7 @@ class Quantizer(torch.nn.Module, ABC):
         """Return :meth:`float_range` under other parameters of the same scheme.
 
         Args:
-            params: the parameters.
+            params: parameters of the same scheme and grid.
         """
         wide = wide_dtype(params.dtype)
         scale = params.effective_scale()

@@ -1,4 +1,4 @@
-"""A path that is no checkpoint is told what it most likely is, and what to pass instead."""
+"""A path that is no checkpoint is refused with what it most likely is, and what to pass instead."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@ import os
 import re
 import sys
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import safetensors
 import safetensors.torch
 import torch
+from tests.checkpoint.read.conftest import Refusal, Write
 from tests.checkpoint.safetensors_bytes import blob, spec
 
 from zeropoint.checkpoint.read.safetensors_file import parse_header
@@ -24,38 +24,6 @@ from zeropoint.codecs.containers.safetensors import (
     header_bytes,
 )
 from zeropoint.errors import CheckpointError
-
-Write = Callable[..., Path]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def write(content: bytes, name: str = "x.safetensors") -> Path:
-        path = tmp_path / name
-        path.write_bytes(content)
-        return path
-
-    return write
-
-
-@pytest.fixture
-def refusal(write: Write) -> Callable[..., str]:
-    """Return the message with which a file is refused: one line, with the path in it."""
-
-    def refusal(content: bytes, name: str = "x.safetensors") -> str:
-        path = write(content, name)
-        with pytest.raises(CheckpointError) as caught:
-            parse_header(path)
-        message = str(caught.value)
-        assert name in message
-        assert "\n" not in message
-        assert message.isprintable()
-        return message
-
-    return refusal
-
-
-Refusal = Callable[..., str]
 
 
 def test_a_file_of_the_library_is_read_back_in_file_order(tmp_path: Path) -> None:

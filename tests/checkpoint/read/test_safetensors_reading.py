@@ -1,53 +1,21 @@
-"""Opening and reading safetensors files, and what is none; the numbers are those of the bad inputs."""
+"""How safetensors files are opened and read, and what is none; the numbers are those of the bad inputs."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from tests.checkpoint.read.conftest import Refusal, Write
 from tests.checkpoint.safetensors_bytes import blob, spec
 
 from zeropoint.checkpoint.read import storage
 from zeropoint.checkpoint.read.safetensors_file import parse_header
 from zeropoint.checkpoint.read.storage import open_regular, read_into
 from zeropoint.errors import CheckpointError
-
-Write = Callable[..., Path]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def write(content: bytes, name: str = "x.safetensors") -> Path:
-        path = tmp_path / name
-        path.write_bytes(content)
-        return path
-
-    return write
-
-
-@pytest.fixture
-def refusal(write: Write) -> Callable[..., str]:
-    """Return the message with which a file is refused: one line, with the path in it."""
-
-    def refusal(content: bytes, name: str = "x.safetensors") -> str:
-        path = write(content, name)
-        with pytest.raises(CheckpointError) as caught:
-            parse_header(path)
-        message = str(caught.value)
-        assert name in message
-        assert "\n" not in message
-        assert message.isprintable()
-        return message
-
-    return refusal
-
-
-Refusal = Callable[..., str]
 
 
 def test_a_sparse_file_of_a_terabyte_costs_its_header_only(tmp_path: Path) -> None:
@@ -186,7 +154,7 @@ def test_the_bytes_of_booleans_are_not_looked_at(write: Write) -> None:
 
 @pytest.mark.parametrize("kind", ["FIFO", "directory", "device"])
 def test_what_is_no_regular_file_is_refused_before_it_is_opened(tmp_path: Path, kind: str) -> None:
-    """E82: opening a FIFO would wait for ever."""
+    """E82: to open a FIFO would wait for ever."""
     path = tmp_path / "x.safetensors"
     if kind == "FIFO":
         os.mkfifo(path)

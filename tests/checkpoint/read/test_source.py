@@ -106,7 +106,7 @@ def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["size", "mtime_ns", "inode", "gone"])
 @pytest.mark.parametrize("name", [ONE, INDEX, "config.json"])
-def test_a_file_that_changes_after_the_opening_is_found(tmp_path: Path, name: str, change: str) -> None:
+def test_a_file_that_changes_after_it_was_opened_is_found(tmp_path: Path, name: str, change: str) -> None:
     """D77: by size, time and inode, for shards, index and config."""
     source = open_source(lay_out(tmp_path, SHARDED))
     source.check_unchanged()
@@ -136,7 +136,7 @@ class Bomb:
         return pytest.fail, ("was unpickled",)
 
 
-def test_pickles_beside_safetensors_are_left_out_and_noted(tmp_path: Path) -> None:
+def test_pickles_next_to_safetensors_are_left_out_and_noted(tmp_path: Path) -> None:
     """D78: they are neither read nor copied."""
     source = open_source(lay_out(tmp_path, SHARDED, {"pytorch_model.bin": pickle.dumps(Bomb())}))
     assert source.left_out == (Path("pytorch_model.bin"),)

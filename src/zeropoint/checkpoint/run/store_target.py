@@ -1,10 +1,10 @@
 """An object store as the target of a run: objects appear whole, and what loaders open first comes at the end.
 
 A file is done in a local directory, the spool, proven, and uploaded while the next one is being done: the
-spool never holds more than two files, and `spool_bytes` says how much that is. Next to each object that is
-there, `.zeropoint/NAME.json` says what was done for it, and `.zeropoint/identity.json` for what run: these
-records are the journal. A run that was interrupted anywhere resumes at the file that it was at, on any
-machine, by the same command. When the index is there, which comes last of all, the records are removed.
+spool never holds more than two files. Next to each object that is there, `.zeropoint/NAME.json` says what was
+done for it, and `.zeropoint/identity.json` for what run: these records are the journal. A run that was
+interrupted anywhere resumes at the file that it was at, on any machine, by the same command. When the index
+is there, which comes last of all, the records are removed.
 
 Stores have no locks. Two runs of one command write the same bytes; one of another command is refused by the
 identity. Nothing is replaced that was there before.
@@ -63,12 +63,6 @@ class _File:
     def record(self) -> str:
         """The name of the object that says what was done for it."""
         return f"{RECORDS}/{self.name}.json"
-
-
-def spool_bytes(plan: CheckpointPlan) -> int:
-    """Return how much of a local disk a run takes: one file that is being done, and one on its way."""
-    sizes = [shard.size for shard in plan.shards] + list(plan.companions.values())
-    return sum(sorted(sizes)[-2:])
 
 
 def _require_apart(root: Place, out: RemotePath) -> None:
