@@ -1,4 +1,4 @@
-"""One model under one scheme: written, loaded by transformers, and compared with what its codes stand for."""
+"""One model under one scheme: written, loaded by transformers, and compared with what its codes represent."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What became of a model.
+    """What happened to a model.
 
     problem: the first thing that is wrong, or None. verdict: what the table of engines says of transformers.
     refused: whether `quantize` would not have written it. option: whether it was loaded as bfloat16, which
@@ -103,7 +103,7 @@ def save(animal: Animal, folder: Path, dtype: torch.dtype, *, sharded: bool = Fa
 
 
 def tried(animal: Animal, source: Path, column: str, folder: Path) -> Trial:
-    """Quantize ``source``, load what was written and what it stands for, and compare the two."""
+    """Quantize ``source``, load what was written and what it represents, and compare the two."""
     plan = planned(animal, source, column)
     run(plan, folder / "codes")
     (verdict,) = (v for v in verdicts(plan) if v.engine == "transformers")

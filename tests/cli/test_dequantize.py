@@ -111,7 +111,7 @@ def test_what_cannot_be_dequantized_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interrupted_dequantization_goes_on_or_begins_anew(call: Call, fp8: Path, tmp_path: Path) -> None:
+def test_an_interrupted_dequantization_resumes_or_begins_anew(call: Call, fp8: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     plan = make_plan(open_source(fp8), KEEP, selection=Selection(dequantize=DequantizePolicy.EVERY))
     with pytest.raises(KeyboardInterrupt):

@@ -105,7 +105,7 @@ def test_a_pickle_is_never_opened(call: Call, model: Path, tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
-def test_an_output_with_files_is_left_alone(call: Call, model: Path, tmp_path: Path) -> None:
+def test_an_output_with_files_is_kept(call: Call, model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "precious").write_text("keep me")

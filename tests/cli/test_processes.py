@@ -45,7 +45,7 @@ def wait_for(condition: object, process: subprocess.Popen[str]) -> None:
     ("number", "status", "said"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "interrupted by SIGTERM")],
 )
-def test_an_interrupted_quantize_publishes_nothing_and_goes_on(
+def test_an_interrupted_quantize_publishes_nothing_and_resumes(
     tmp_path: Path, number: signal.Signals, status: int, said: str
 ) -> None:
     model = write_llama(tmp_path / "model", layers=30)

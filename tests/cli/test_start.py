@@ -16,7 +16,7 @@ import zeropoint as zp
 from zeropoint import __version__
 from zeropoint.cli import layers
 
-# A process of the command, told apart from one that imports the library by its arguments.
+# A process of the command, distinguished from one that imports the library by its arguments.
 SAYS_WHAT_IS_LOADED = """
 import atexit, sys
 atexit.register(lambda: print("loaded:", *sys.modules, file=sys.stderr))

@@ -359,14 +359,14 @@ def test_explanations_name_the_reason_of_each_refusal() -> None:
         ("int8:overflow=error", torch.float32): "overflow",
     }  # fmt: skip
     for (scheme, dtype), reason in cases.items():
-        told = explain(
+        reported = explain(
             Request(
                 op=Op.QUANTIZE, scheme=Scheme.parse(scheme), shape=(4, 64), dtype=dtype, own_dtype=dtype,
                 device=torch.device("cpu"),
             )
         )  # fmt: skip
-        assert told.chosen == "reference"
-        assert reason in told.reasons["cpu"]
+        assert reported.chosen == "reference"
+        assert reason in reported.reasons["cpu"]
 
 
 def test_a_backend_that_cannot_run_a_request_is_an_error_when_it_is_the_only_one_allowed() -> None:

@@ -38,9 +38,9 @@ def asked(op: Op, x: torch.Tensor, scheme: zp.Scheme, place: Place, **named: Any
 
 def offers(op: Op, x: torch.Tensor, scheme: zp.Scheme, place: Place) -> bool:
     """Whether the backend runs the operator; where it does not there is a reason."""
-    told = explain(asked(op, x, scheme, place))
-    reason = told.reasons.get(place.backend)
-    assert (reason is None) == (told.chosen == place.backend)
+    reported = explain(asked(op, x, scheme, place))
+    reason = reported.reasons.get(place.backend)
+    assert (reason is None) == (reported.chosen == place.backend)
     return reason is None or reason.startswith("slower than ")
 
 

@@ -94,7 +94,7 @@ def test_the_scale_of_an_unsigned_tensor_follows_from_its_largest_number() -> No
     assert q.scales[1].item() == pytest.approx(1.0 / 255 / 448)
 
 
-def test_negative_numbers_beside_an_unsigned_tensor_scale_are_refused_on_both() -> None:
+def test_negative_numbers_next_to_an_unsigned_tensor_scale_are_refused_on_both() -> None:
     """One took the largest magnitude, the other the largest positive number for the scale of the tensor."""
     x = torch.tensor([[-3.0, 1.0, 0.5, 0.25] * 4])
     scheme = Scheme.parse("uint8:g16:scale=ue4m3:scale2=float32@tensor")
@@ -137,9 +137,9 @@ def test_inf_in_a_block_whose_scale_is_zero_is_a_zero(element: str, value: float
 @pytest.mark.parametrize("scheme", ["int8_mx:block1x1", "int8f6:tensor", "uint5f2:tensor:dialect=torch"])
 def test_fixed_point_codes_by_linear_scales_run_on_the_reference(scheme: str) -> None:
     x = torch.tensor([[-1.026e-37, 1.0]])
-    told = zp.explain(x, scheme)
-    assert told.chosen == "reference"
-    assert "powers of two" in told.reasons["cpu"]
+    reported = zp.explain(x, scheme)
+    assert reported.chosen == "reference"
+    assert "powers of two" in reported.reasons["cpu"]
     assert zp.explain(x, "mxint8").chosen == "cpu"
 
 

@@ -26,12 +26,12 @@ def test_linear_reads_scales_of_any_stride(source: str) -> None:
     x, w = torch.randn(8, 64, generator=SEED), torch.randn(64, 64, generator=SEED)
     q = zp.quantize(w, "int8:channel")
     for scale in _strided(q.scales[0]):
-        told = (q.data, [scale], None, source, "int8:channel", torch.float32)
-        y = torch.ops.zeropoint.linear(x, [], *told)
-        told = (q.data, [scale.contiguous()], None, source, "int8:channel", torch.float32)
-        assert torch.equal(y, torch.ops.zeropoint.linear(x, [], *told))
+        reported = (q.data, [scale], None, source, "int8:channel", torch.float32)
+        y = torch.ops.zeropoint.linear(x, [], *reported)
+        reported = (q.data, [scale.contiguous()], None, source, "int8:channel", torch.float32)
+        assert torch.equal(y, torch.ops.zeropoint.linear(x, [], *reported))
         with zp.only_backend("reference"):
-            assert torch.allclose(y, torch.ops.zeropoint.linear(x, [], *told), atol=1e-4)
+            assert torch.allclose(y, torch.ops.zeropoint.linear(x, [], *reported), atol=1e-4)
 
 
 @pytest.mark.parametrize("preset", ["w8a8", "int8:channel", "fp8_dynamic"])
@@ -63,9 +63,9 @@ def test_a_layer_sees_that_its_weight_has_fewer_rows_in_the_same_memory() -> Non
 
 def test_a_packed_weight_of_another_dtype_is_an_error() -> None:
     q = zp.quantize(torch.randn(64, 64, generator=SEED), "int8:channel")
-    told = (list(q.scales), None, "int8:token", "int8:channel", torch.float32)
+    reported = (list(q.scales), None, "int8:token", "int8:channel", torch.float32)
     with pytest.raises(zp.ShapeError, match=r"weight \(torch.int16 .*\) must be bytes that hold 64 codes"):
-        torch.ops.zeropoint.linear(torch.randn(8, 64), [], q.data.to(torch.int16), *told)
+        torch.ops.zeropoint.linear(torch.randn(8, 64), [], q.data.to(torch.int16), *reported)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float64, torch.bfloat16])

@@ -19,7 +19,7 @@ MACHINES = {
     "x86-64-v2": V2,
     "x86-64-v3": f"{V2},+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe",
 }
-"""Names of processors, with all their features: those that Numba is not told of are the host's."""
+"""Names of processors, with all their features: those that Numba does not get are the host's."""
 ON_ANOTHER_MACHINE = """
 import sys, torch, zeropoint as zp
 dtypes, *schemes = sys.argv[1:]
@@ -49,10 +49,14 @@ print("equal")
 
 def equal_on(machine: str, dtypes: str, schemes: tuple[str, ...], cache: Path) -> tuple[int, str, str]:
     """Compare kernels and reference in a process whose kernels are compiled for another processor."""
-    told = {"NUMBA_CPU_NAME": machine, "NUMBA_CPU_FEATURES": MACHINES[machine], "NUMBA_CACHE_DIR": str(cache)}
+    reported = {
+        "NUMBA_CPU_NAME": machine,
+        "NUMBA_CPU_FEATURES": MACHINES[machine],
+        "NUMBA_CACHE_DIR": str(cache),
+    }
     done = subprocess.run(
         [sys.executable, "-c", ON_ANOTHER_MACHINE, dtypes, *schemes],
-        env=os.environ | told, capture_output=True, text=True, check=False,
+        env=os.environ | reported, capture_output=True, text=True, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
 
@@ -144,7 +148,7 @@ def test_every_code_times_any_factor_decodes_as_the_reference(element: str) -> N
 
 
 @pytest.mark.parametrize("element", WIDE)
-def test_wide_floats_round_values_beside_every_tie_as_the_reference(element: str) -> None:
+def test_wide_floats_round_values_next_to_every_tie_as_the_reference(element: str) -> None:
     fmt = zp.get_format(element)
     assert isinstance(fmt, zp.FloatFormat)
     values = torch.tensor([float(fmt.magnitude(code)) for code in range(fmt.max_code + 1)])

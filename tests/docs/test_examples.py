@@ -41,7 +41,7 @@ def commands(block: str) -> list[tuple[str, str]]:
 
 
 def agrees(shown: str, got: str) -> bool:
-    """Tell whether an output is the one that is shown, where ``...`` stands for anything and times vary."""
+    """Tell whether an output is the one that is shown, where ``...`` means anything and times vary."""
     shown, got = (RULE.sub(" ", SECONDS.sub("in 0.0 s", text)) for text in (shown, got))
     return doctest.OutputChecker().check_output(shown, got, SAME)
 

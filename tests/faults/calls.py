@@ -1,7 +1,7 @@
 """A layer between a program and the calls that change files: it numbers and records them, and disturbs some.
 
 Functions of ``os`` are replaced inside one process, which needs no privileges and is quick. That no call
-passes beside the layer is shown elsewhere, by comparing its record with what the kernel saw.
+bypasses the layer is shown elsewhere, by comparing its record with what the kernel saw.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _PATHS = re.compile(r'"((?:[^"\\]|\\.)*)"|\d+<([^>]*)>')
 class Seen:
     """A system call that the kernel saw and carried out: `nth` of its name in its thread.
 
-    changes: whether it is no mere opening to read, or to list a directory.
+    changes: whether it is no mere open for reading, or to list a directory.
     """
 
     call: str
@@ -46,7 +46,7 @@ class Seen:
 
     @property
     def name(self) -> str:
-        """The function of the layer that stands for it."""
+        """The function of the layer that represents it."""
         return LAYER_NAME[self.call]
 
 

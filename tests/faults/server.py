@@ -1,7 +1,7 @@
-"""A process that has everything imported, and forks a child for each command line that it is told to run.
+"""A process that has everything imported, and forks a child for each command line that it is given.
 
 Importing torch takes seconds and a fork milliseconds, so that hundreds of children can be killed. Requests
-and replies are lines of JSON, on stdin and stdout. A child waits until it is told to go, so that a tracer can
+and replies are lines of JSON, on stdin and stdout. A child waits until it is released, so that a tracer can
 take hold of it.
 """
 

@@ -76,7 +76,7 @@ def test_without_locks_of_the_kernel_one_proceeds_all_the_same(children: Childre
 
 
 def overtaken(children: Children, stage: Stage, plant: str | None = None) -> list[Ended]:
-    """Stop a process halfway, run a second one meanwhile, and let the first go on."""
+    """Stop a process halfway, run a second one meanwhile, and let the first continue."""
     stage.clear()
     first = children.start(stage.job(fault=Fault(at=60, kind="signal", code=signal.SIGSTOP), plant=plant))
     children.go(first)

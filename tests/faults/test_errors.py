@@ -59,7 +59,7 @@ def refused(stage: Stage, call: Call, fault: Fault, *, plant: str | None = None)
     stage.tally.faults += len(layer.struck)
     if ran.status == 0:
         # Threads may have changed places since the calls were counted, so it may have been another one. Where
-        # the kernel has no lock to give, a file with the owner's name stands for it.
+        # the kernel has no lock to give, a file with the owner's name replaces it.
         unnoticed = [name for name in layer.struck if name not in MAY_PASS]
         assert not unnoticed or (unnoticed, fault.code) == (["flock"], errno.ENOLCK), (
             f"{unnoticed} failed with {fault.code}, and nobody noticed; counted: {call.name} of {call.path}"

@@ -1,4 +1,4 @@
-"""Signals at any moment: a clean stop, and the same command goes on."""
+"""Signals at any moment: a clean stop, and the same command resumes."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_ends_gaps_and_the_smallest_value_are_those_of_the_codes(name: str) -> N
 def test_the_ceiling_is_the_last_number_that_rounds_to_the_largest_value(name: str) -> None:
     fmt = FORMATS[name]
     assert decode(fmt, encode(fmt, fmt.ceiling)) == fmt.max
-    if not fmt.is_table:  # half a step past the largest value on a grid that goes on
+    if not fmt.is_table:  # half a step past the largest value on a grid that continues
         step = fmt.ceiling - fmt.max
         below = fmt.max - values(fmt)[-2] if fmt.is_integer else 2 * step
         assert step == below / 2

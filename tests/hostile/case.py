@@ -69,7 +69,7 @@ def sparse(head: bytes, size: int) -> Callable[[Path], None]:
 
 
 def fifo(path: Path) -> None:
-    """Make a FIFO, whose opening waits for a writer."""
+    """Make a FIFO, which waits for a writer when it is opened."""
     os.mkfifo(path)
 
 

@@ -161,7 +161,7 @@ def _configs() -> Iterator[Case]:
     for name in ("pytorch_model.bin", "model.pt", "last.ckpt", "consolidated.00.pth", "w.npz", "x.gguf"):
         yield Case(number=78, name=f"{name} alone", refusal=f"weights only as '{name}'|begin as a GGUF file",
                    content={name: pickle.dumps(Bomb()), CONFIG: b"{}"})  # fmt: skip
-    yield _case(78, "pickle beside the shards", None, files={"pytorch_model.bin": pickle.dumps(Bomb())})
+    yield _case(78, "pickle next to the shards", None, files={"pytorch_model.bin": pickle.dumps(Bomb())})
     yield Case(number=78, name="pickle as model.safetensors", refusal="a Python pickle",
                content={SINGLE: pickle.dumps(Bomb())})  # fmt: skip
     yield Case(number=82, name="empty directory", refusal="holds no model.safetensors", content={})

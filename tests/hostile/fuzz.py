@@ -2,7 +2,7 @@
 
     python -m tests.hostile.fuzz [--minutes 10] [--seed 0] [--only NAME]
 
-Prints how many inputs each parser was given and what became of them. The process ends, with the input on
+Prints how many inputs each parser was given and what happened to them. The process ends, with the input on
 the screen, when a parser raises anything but ZeropointError, when it accepts or refuses a safetensors file
 that the library does not but for the documented list, when one input takes more than CPU_SECONDS of processor
 time, or when all together take more memory than `limited.limit` allows.
@@ -255,8 +255,8 @@ class Hang(BaseException):
     """Raised by the clock of processor time; no Exception, so that no parser catches it."""
 
 
-def fuzz(target: Target, rng: random.Random, go_on: Iterator[object]) -> Counter[str]:
-    """Give a parser one changed input for each item of ``go_on``; return what became of them.
+def fuzz(target: Target, rng: random.Random, rounds: Iterator[object]) -> Counter[str]:
+    """Give a parser one changed input for each item of ``rounds``; return what happened to them.
 
     Raises AssertionError, with the input in its notes, at the first that breaks a rule.
     """
@@ -268,7 +268,7 @@ def fuzz(target: Target, rng: random.Random, go_on: Iterator[object]) -> Counter
     before = signal.signal(signal.SIGVTALRM, ring)
     pool = list(target.seeds)
     try:
-        for _ in go_on:
+        for _ in rounds:
             content = target.mutate(rng.choice(pool), rng, pool)
             if len(content) > 1 << 16:
                 continue
@@ -291,7 +291,7 @@ def _until(end: float) -> Iterator[None]:
 
 
 def main() -> None:
-    """Fuzz each parser for its share of the time, and print what became of its inputs."""
+    """Fuzz each parser for its share of the time, and print what happened to its inputs."""
     from tests.hostile.limited import limit
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)

@@ -72,7 +72,7 @@ def test_a_shard_cut_anywhere_is_refused(name: str, whole: Path, tmp_path: Path)
 
 
 def _flip_header(whole: Path, out: Path, step: int) -> int:
-    """Flip bits of the header; return after how many the library still reads the file and verify goes on."""
+    """Flip bits of the header; return after how many the library still reads the file and verify runs."""
     shutil.copytree(whole, out)
     path = out / SHARD
     raw = path.read_bytes()

@@ -44,7 +44,7 @@ def test_unpacking_any_length_returns_the_codes_in_the_dtype_of_their_width(bits
 
 
 @pytest.mark.parametrize("bits", range(1, 17))
-def test_every_pattern_survives_packing_beside_every_kind_of_neighbor(bits: int) -> None:
+def test_every_pattern_survives_packing_next_to_every_kind_of_neighbor(bits: int) -> None:
     patterns = torch.arange(1 << bits)
     for neighbor in (0, (1 << bits) - 1):
         rows = torch.stack(

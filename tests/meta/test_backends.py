@@ -120,5 +120,5 @@ def test_a_planted_violation_is_found(rule: Rule, planted: str) -> None:
         (compiled_functions, "@functools.cache\ndef f(x):\n    pass"),
     ],
 )
-def test_a_clean_text_is_left_alone(rule: Rule, clean: str) -> None:
+def test_a_clean_text_is_accepted(rule: Rule, clean: str) -> None:
     assert rule(clean) == []

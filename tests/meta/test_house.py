@@ -450,7 +450,7 @@ CLEAN: list[tuple[Rule, str]] = [
 
 
 @pytest.mark.parametrize(("rule", "clean"), CLEAN)
-def test_a_clean_text_is_left_alone(rule: Rule, clean: str) -> None:
+def test_a_clean_text_is_accepted(rule: Rule, clean: str) -> None:
     assert rule("clean.py", clean) == []
 
 

@@ -242,7 +242,7 @@ def test_nothing_but_methods_rounds_weights_by_name() -> None:
     assert found.keys() == ROUND_OTHER_THINGS.keys()
 
 
-def test_blocks_are_summed_in_one_order_whatever_is_beside_them() -> None:
+def test_blocks_are_summed_in_one_order_whatever_is_next_to_them() -> None:
     x = torch.randn(64, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows = Granularity.channel(0)
     whole = pairwise_sums(x, rows)

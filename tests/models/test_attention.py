@@ -106,7 +106,7 @@ def test_projections_are_layers_with_names_that_rules_match() -> None:
         assert torch.equal(packed.quantized().dequantize(), zp.quantize(third, "int4:g16").dequantize())
 
 
-def test_attention_of_which_nothing_is_quantized_is_left_alone() -> None:
+def test_attention_of_which_nothing_is_quantized_is_kept() -> None:
     model = nn.ModuleDict({"attn": nn.MultiheadAttention(16, 2), "fc": nn.Linear(16, 4)})
     whole = model["attn"]
     rules = (Rule(name="fc", gives=model_preset("w8a16")),)
@@ -126,7 +126,7 @@ def test_attention_is_put_back_after_a_failure() -> None:
     assert layer.activation_relu_or_gelu
 
 
-def test_a_lone_attention_is_a_model_too() -> None:
+def test_a_single_attention_is_a_model_too() -> None:
     whole, x = nn.MultiheadAttention(16, 2).eval(), torch.randn(5, 1, 16)
     conversion = quantize_model(whole, "w8a16")
     with torch.no_grad():

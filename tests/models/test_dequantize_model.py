@@ -40,8 +40,8 @@ class Zoo(nn.Module):
         x = self.table(index)
         x = self.attention(x, x, x)[0] + self.bag(index).unsqueeze(1)
         image = self.conv(x.unsqueeze(1)).mean()
-        turned = self.turn(x.transpose(1, 2)).mean()
-        return self.head(self.cell(self.memory(x)[0][:, -1])) + image + turned
+        rotated = self.turn(x.transpose(1, 2)).mean()
+        return self.head(self.cell(self.memory(x)[0][:, -1])) + image + rotated
 
 
 INDEX = torch.tensor([[1, 2, 3], [4, 5, 6]])
@@ -100,7 +100,7 @@ def test_tied_weights_stay_tied_on_the_way_back() -> None:
     assert back["head"].weight is back["table"].weight
 
 
-def test_there_must_be_something_to_bring_back() -> None:
+def test_there_must_be_something_to_dequantize() -> None:
     with pytest.raises(UnsupportedError, match="pass the model of a conversion"):
         zp.dequantize_model(nn.Linear(2, 2))
     with pytest.raises(UnsupportedError, match="convert it first"):

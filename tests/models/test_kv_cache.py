@@ -239,7 +239,7 @@ def test_cropping_keeps_the_values_of_the_first_tokens(scheme: str, kept: int) -
 
 
 @pytest.mark.parametrize("scheme", ["int8:token", "mxfp4"])
-def test_a_cropped_cache_without_residual_goes_on_as_if_nothing_had_been(scheme: str) -> None:
+def test_a_cropped_cache_without_residual_continues_as_if_nothing_had_been(scheme: str) -> None:
     cache, never = filled(ONE, sample(), keys=scheme), QuantizedKVCache(ONE, keys=scheme)
     assert cache.is_croppable
     cache.crop(-30)

@@ -134,9 +134,9 @@ def test_converted_layers_compute_what_prepared_ones_compute_bit_for_bit(name: s
     assert same(conversion.model(*grads(*args)), expected)
     assert not same(layer(*args), expected)
     assert not any(p.ndim > 1 for p in conversion.model.parameters())
-    (told,) = conversion.layers
-    assert told.nbytes[0] == sum(p.nbytes for p in layer.parameters() if p.ndim > 1)
-    assert 0 < told.error < 0.4
+    (reported,) = conversion.layers
+    assert reported.nbytes[0] == sum(p.nbytes for p in layer.parameters() if p.ndim > 1)
+    assert 0 < reported.error < 0.4
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if "bag" not in name and "embedding" not in name])
@@ -232,7 +232,7 @@ def test_a_layer_takes_the_weights_that_it_has_in_their_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reported"),
     [
         ("conv2d", "Conv2d in floats, with weight dequantized as a whole for each call"),
         (
@@ -242,11 +242,11 @@ def test_a_layer_takes_the_weights_that_it_has_in_their_size() -> None:
     ],
 )
 def test_a_layer_says_that_it_dequantizes_its_weights_and_does(
-    name: str, told: str, monkeypatch: pytest.MonkeyPatch
+    name: str, reported: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer, args = made(name)
     model = convert(prepare(layer, recipe_for(layer, weight="int8:channel"))).model
-    assert model.explain() == told
+    assert model.explain() == reported
     tiles, plain = [], PackedWeight.tile
 
     def tile(weight: PackedWeight, start: int, stop: int, dtype: torch.dtype | None = None) -> torch.Tensor:

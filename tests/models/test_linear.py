@@ -149,8 +149,8 @@ def test_torchs_product_is_used_only_for_many_tokens() -> None:
 )
 def test_explanations_say_why_a_weight_is_dequantized(weight: str, source: str | None, reason: str) -> None:
     layer = converted(weight, source)
-    told = "product of panels of values for float32, else of dequantized tiles (not of "
-    assert layer.explain().startswith(told)
+    reported = "product of panels of values for float32, else of dequantized tiles (not of "
+    assert layer.explain().startswith(reported)
     assert reason in layer.explain()
     assert layer(torch.randn(3, 64)).shape == (3, 32)
 
@@ -167,8 +167,10 @@ def test_tiles_of_rows_give_what_the_whole_weight_gives(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_few_float_tokens_are_multiplied_by_codes_of_the_weight(weight: str, dtype: torch.dtype) -> None:
     layer, x = converted(weight, dtype=dtype, shape=(33, 64)), torch.randn(6, 64).to(dtype)
-    told = f"product of weight codes up to {FEW_ROWS} tokens, else of panels of values for float32, else of "
-    assert layer.explain().startswith(told)
+    reported = (
+        f"product of weight codes up to {FEW_ROWS} tokens, else of panels of values for float32, else of "
+    )
+    assert layer.explain().startswith(reported)
     takes, bias = BY_NAME["weight codes"].takes, layer.bias
     assert [takes(layer, torch.randn(rows, 64)) for rows in (0, 1, FEW_ROWS, FEW_ROWS + 1)] == [
         True,
@@ -317,7 +319,7 @@ def test_a_cast_model_still_multiplies_its_codes() -> None:
     torch.testing.assert_close(found, tiles, rtol=0.02, atol=0.02)
 
 
-def test_nothing_of_the_size_of_the_weight_is_kept_beside_it() -> None:
+def test_nothing_of_the_size_of_the_weight_is_kept_next_to_it() -> None:
     layer = converted("int8:channel", "int8:token", shape=(512, 1024))
     with torch.no_grad():
         layer(torch.randn(33, 1024))
@@ -343,7 +345,7 @@ def _replace_memory(t: torch.Tensor) -> None:
 )
 @pytest.mark.parametrize("source", ["int8:token", "uint8:tensor:asym static", None])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_calls_see_what_became_of_the_layer_since_the_last_one(
+def test_calls_see_what_happened_to_the_layer_since_the_last_one(
     weight: str, source: str | None, dtype: torch.dtype
 ) -> None:
     layer, x = converted(weight, source, dtype=dtype), torch.randn(5, 64).to(dtype)

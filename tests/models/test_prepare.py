@@ -187,10 +187,10 @@ def test_tied_weights_have_one_quantizer_and_stay_tied(qat: str) -> None:
     assert conversion.model.words.weight is conversion.model.head.weight
     with torch.no_grad():
         torch.testing.assert_close(conversion.model(INDEX), model(INDEX), rtol=1e-5, atol=1e-6)
-    told = {layer.name: layer for layer in conversion.layers}
-    assert (told["head"].tied_to, told["head"].nbytes) == ("words", (0, 0))
-    assert str(told["head"]).endswith("its weight is that of words")
-    assert list(told) == ["words", "body", "head"]
+    reported = {layer.name: layer for layer in conversion.layers}
+    assert (reported["head"].tied_to, reported["head"].nbytes) == ("words", (0, 0))
+    assert str(reported["head"]).endswith("its weight is that of words")
+    assert list(reported) == ["words", "body", "head"]
 
 
 def test_one_tensor_seen_with_other_rows_is_refused() -> None:
@@ -276,7 +276,7 @@ def test_every_preset_ships_as_it_trains_within_the_rounding_of_sums(preset: str
             assert bool(((found - expected).abs().double() <= limit).all())
 
 
-def test_rules_that_keep_modules_without_parameters_are_about_nothing() -> None:
+def test_rules_that_keep_modules_without_parameters_match_nothing() -> None:
     model = nn.Sequential(nn.MultiheadAttention(8, 2), nn.Sequential(nn.Linear(8, 8)))
     for kind in ("MultiheadAttention", "Sequential"):
         recipe = Recipe(rules=(Rule(types=(kind,), gives=None),), default=Rule(gives=model_preset("w8a16")))
@@ -333,8 +333,8 @@ def test_the_summary_names_every_layer_and_why_it_was_kept() -> None:
 
 def test_a_layer_that_has_no_parameters_yet_is_kept_until_it_has() -> None:
     model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 4))
-    told = quantize_model(model, "w8a16").layers[0]
-    assert told.reason == "its parameters are not initialized; run the model once first"
+    reported = quantize_model(model, "w8a16").layers[0]
+    assert reported.reason == "its parameters are not initialized; run the model once first"
     model(torch.ones(2, 8))
     assert quantize_model(model, "w8a16").layers[0].gives is not None
 

@@ -1,4 +1,4 @@
-"""A model's layers are replaced as a recipe says: what they compute, what they hold, what is told of each."""
+"""A model's layers are replaced as a recipe says: what they compute, what they hold, and the report."""
 
 import copy
 import io
@@ -41,7 +41,7 @@ class Net(nn.Module):
 
 
 def by_hand(layer: nn.Linear, x: torch.Tensor, gives: Assignment) -> torch.Tensor:
-    """Return what the layer computes when weight and input are quantized and brought back."""
+    """Return what the layer computes when weight and input are quantized and dequantized."""
     assert gives.weight is not None
     weight = zp.quantize(layer.weight.detach(), gives.weight).dequantize()
     if gives.input is not None:

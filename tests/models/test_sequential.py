@@ -235,7 +235,7 @@ def test_blocks_that_do_not_run_once_in_order_are_named(order: tuple[int, ...], 
 
 
 @pytest.mark.parametrize("given", [[], torch.ones(2, 8)], ids=["none", "a tensor"])
-def test_no_batches_and_lone_batches_are_refused(given: Any) -> None:
+def test_no_batches_and_single_batches_are_refused(given: Any) -> None:
     with pytest.raises(CalibrationError, match=r"data .*(are empty|would give its rows); pass"):
         calibrate_sequential(model(), STATIC, given)
 

@@ -82,9 +82,9 @@ def test_a_layer_with_hooks_is_kept_and_says_why() -> None:
         normed = nn.utils.weight_norm(nn.Linear(8, 8))
     model = nn.Sequential(normed, nn.Linear(8, 8), nn.Linear(8, 8))
     model[1].register_forward_hook(lambda *call: call[-1] + 1)
-    told = quantize_model(model, "w8a16", inplace=True).layers
+    reported = quantize_model(model, "w8a16", inplace=True).layers
     reason = "it has hooks, which would be lost; remove them first"
-    assert [layer.reason for layer in told] == [reason, reason, ""]
+    assert [layer.reason for layer in reported] == [reason, reason, ""]
 
 
 def test_the_summary_counts_each_weight_once() -> None:

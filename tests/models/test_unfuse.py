@@ -119,13 +119,13 @@ def dequantized(model: nn.Module, scheme: str) -> nn.Module:
     model = copy.deepcopy(model)
     for module in model.modules():
         kind = type(module).__name__
-        turned = kind == "Conv1D" or bool(vars(module).get("is_transposed"))
+        transposed = kind == "Conv1D" or bool(vars(module).get("is_transposed"))
         for name, weight in module.named_parameters(recurse=False):
             if (kind == "Linear" or kind in fused) and "bias" not in name:
-                data = weight.data.transpose(-1, -2) if turned else weight.data
+                data = weight.data.transpose(-1, -2) if transposed else weight.data
                 rows = data.reshape(-1, data.shape[-1])
                 codes = zp.quantize(rows, scheme).dequantize().reshape(data.shape)
-                weight.data = codes.transpose(-1, -2) if turned else codes
+                weight.data = codes.transpose(-1, -2) if transposed else codes
     return model
 
 
@@ -172,7 +172,7 @@ def test_what_was_prepared_trains_and_converts(model: nn.Module, tmp_path: Path)
     assert torch.equal(run(torch.load(file, weights_only=False)), run(converted))
 
 
-def test_experts_beside_one_that_a_rule_names_own_their_memory() -> None:
+def test_experts_next_to_one_that_a_rule_names_own_their_memory() -> None:
     model = made(mixtral)
     expected, place = run(model), "model.layers.0.mlp.experts"
     rules = Recipe(
@@ -227,9 +227,9 @@ def lonely() -> Iterator[nn.Module]:
 
 def test_experts_with_hooks_stay_and_say_so(lonely: nn.Module) -> None:
     lonely.get_submodule("model.layers.0.mlp.experts").register_forward_hook(lambda *_: None)
-    told = {layer.name: layer.reason for layer in quantize_model(lonely, "w8a8").layers}
-    assert "hooks" in told["model.layers.0.mlp.experts"]
-    assert "model.layers.1.mlp.experts.down_proj.3" in told
+    reported = {layer.name: layer.reason for layer in quantize_model(lonely, "w8a8").layers}
+    assert "hooks" in reported["model.layers.0.mlp.experts"]
+    assert "model.layers.1.mlp.experts.down_proj.3" in reported
 
 
 @pytest.mark.parametrize("change", ["parallel", "more"])
@@ -239,12 +239,12 @@ def test_experts_of_another_build_stay_and_say_so(lonely: nn.Module, change: str
         vars(experts)["_is_expert_parallel"] = True
     else:
         experts.register_parameter("scale", nn.Parameter(torch.ones(4)))
-    told = {layer.name: layer.reason for layer in quantize_model(lonely, "w8a8").layers}
-    assert told["model.layers.0.mlp.experts"] == "MixtralExperts has no quantized form"
-    assert "model.layers.1.mlp.experts.down_proj.3" in told
+    reported = {layer.name: layer.reason for layer in quantize_model(lonely, "w8a8").layers}
+    assert reported["model.layers.0.mlp.experts"] == "MixtralExperts has no quantized form"
+    assert "model.layers.1.mlp.experts.down_proj.3" in reported
 
 
-def test_what_lies_beside_the_layers_keeps_its_name_and_is_moved_and_copied_with_them() -> None:
+def test_what_lies_next_to_the_layers_keeps_its_name_and_is_moved_and_copied_with_them() -> None:
     whole = made(gpt_oss).get_submodule("model.layers.0.mlp.experts")
     vars(whole)["has_post_expert_norm"] = True
     whole.add_module("post_expert_norm", nn.LayerNorm(64))
@@ -276,10 +276,10 @@ def test_graphs_take_the_same_layers_of_conv1d(preset: str) -> None:
     x = torch.randn(FEW_ROWS + 1, 32)
     eager, program = quantize_model(net, preset), torch.export.export(net, (x,))
     graph = quantize_graph(program, preset)
-    told = [
+    reported = [
         [(layer.name, layer.type, layer.shape, layer.nbytes) for layer in r.layers] for r in (graph, eager)
     ]
-    assert told[0] == [layer for layer in told[1] if layer[1] != "ReLU"]
+    assert reported[0] == [layer for layer in reported[1] if layer[1] != "ReLU"]
     with torch.no_grad():
         assert torch.equal(graph.model(x), eager.model(x))
 
@@ -304,13 +304,13 @@ class Past(nn.Module):
         lambda weight, x: torch.matmul(input=weight, other=x.t()),
     ],
 )
-def test_a_model_that_uses_a_weight_itself_is_told_what_to_do(
+def test_a_model_that_uses_a_weight_itself_is_refused_with_what_to_do(
     multiply: Callable[[Any, torch.Tensor], torch.Tensor],
 ) -> None:
     model = quantize_model(Past(multiply), "w8a16").model
     assert model.layer.weight.device == torch.device("cpu")
-    told = r"packed weight \(int8:g128:\S+, shape=\(4, 16\)\) is not a tensor.*leave that layer out by"
-    with pytest.raises(UnsupportedError, match=told):
+    reported = r"packed weight \(int8:g128:\S+, shape=\(4, 16\)\) is not a tensor.*leave that layer out by"
+    with pytest.raises(UnsupportedError, match=reported):
         model(torch.ones(4, 16))
     with pytest.raises(
         CalibrationError, match=r"layer.input received no calibration data.*keep the layer by a rule"

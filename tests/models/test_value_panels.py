@@ -29,7 +29,7 @@ def computed(x: torch.Tensor, q: zp.QuantizedTensor, bias: torch.Tensor | None =
 
 def refusal(q: zp.QuantizedTensor, dtype: torch.dtype | None = None) -> str | None:
     """Return why the kernels do not multiply float32 by a weight that was ``dtype``, or None."""
-    told = explain(
+    reported = explain(
         Request(
             op=Op.LINEAR_VALUES,
             scheme=q.scheme,
@@ -39,7 +39,7 @@ def refusal(q: zp.QuantizedTensor, dtype: torch.dtype | None = None) -> str | No
             device=torch.device("cpu"),
         )
     )
-    return told.reasons.get("cpu")
+    return reported.reasons.get("cpu")
 
 
 def sample(shape: tuple[int, int], seed: int) -> torch.Tensor:

@@ -33,7 +33,7 @@ def bits(x: torch.Tensor) -> torch.Tensor:
 
 
 def inputs(scale: float, span: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return ties, numbers beside them, numbers far outside, zeros, NaN and Inf."""
+    """Return ties, numbers next to them, numbers far outside, zeros, NaN and Inf."""
     steps = torch.arange(-span - 3, span + 3, dtype=torch.float64)
     ties = (torch.cat([steps + 0.5, steps]) * scale).to(dtype)
     near = [torch.nextafter(ties, torch.full_like(ties, way)) for way in (math.inf, -math.inf)]

@@ -1,4 +1,4 @@
-"""Dialects beside the programs whose bytes they promise, on random and adversarial tensors."""
+"""Dialects compared with the programs whose bytes they promise, on random and adversarial tensors."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def write(folder: Path, *, dtype: torch.dtype = torch.bfloat16, moe: bool = Fals
     weight_map = {}
     shapes = _shapes(moe=moe)
     for number, (name, shape) in enumerate(shapes.items()):
-        # Three shards part the second layer's v_proj from its partners q_proj and k_proj.
+        # Three shards part the second layer's v_proj from q_proj and k_proj, which are fused with it.
         shard = number * shards // len(shapes)
         files[shard][name] = _values(name, shape, number, dtype)
         weight_map[name] = _file_name(shard, shards)

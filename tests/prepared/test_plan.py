@@ -287,12 +287,15 @@ def test_tensors_without_meaning_are_refused() -> None:
 
 
 def test_reasons_are_given_for_each_backend_that_does_not_run() -> None:
-    told = can_implement("quantize", "int8:round=floor", (4, 4))
-    assert told.chosen == "reference"
-    assert told.reasons == {"cpu": "rounding floor is not to nearest even", "triton": "the data is on cpu"}
-    told = can_implement("dequantize", "int8", (4, 4))
-    assert told.chosen == "cpu"
-    assert told.reasons == {"reference": "slower than cpu", "triton": "the data is on cpu"}
+    reported = can_implement("quantize", "int8:round=floor", (4, 4))
+    assert reported.chosen == "reference"
+    assert reported.reasons == {
+        "cpu": "rounding floor is not to nearest even",
+        "triton": "the data is on cpu",
+    }
+    reported = can_implement("dequantize", "int8", (4, 4))
+    assert reported.chosen == "cpu"
+    assert reported.reasons == {"reference": "slower than cpu", "triton": "the data is on cpu"}
 
 
 def test_a_backend_asked_for_runs_or_is_an_error() -> None:

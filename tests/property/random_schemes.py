@@ -267,7 +267,7 @@ _KINDS: tuple[_Kind, ...] = (
 def hard_tensor(rng: random.Random, x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
     """Return ``x`` with elements moved to where the codes of ``params``, made from ``x``, err most.
 
-    Those are midpoints between neighbors, ends of the range and numbers one ulp beside, clamped to the
+    Those are midpoints between neighbors, ends of the range and numbers one ulp away, clamped to the
     extremes of their block, so that the moved tensor mostly keeps its parameters.
     """
     scale, granularity, shape = params.effective_scale(), params.scheme.granularity, tuple(x.shape)
@@ -292,14 +292,14 @@ def hard_tensor(rng: random.Random, x: torch.Tensor, params: QuantizationParams)
     near = torch.minimum(torch.maximum(moved, low), high).to(x.dtype)
     bump = torch.randint(-1, 2, shape, generator=generator)
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
-    beside = torch.where(near == 0, near, (near.view(bits) + bump.to(bits)).view(x.dtype))
-    beside = torch.minimum(torch.maximum(beside.double(), low), high).to(x.dtype)
-    keep = (torch.rand(shape, generator=generator) < 0.3) | (x == low) | (x == high) | ~torch.isfinite(beside)
-    return torch.where(keep, x, beside)
+    nudged = torch.where(near == 0, near, (near.view(bits) + bump.to(bits)).view(x.dtype))
+    nudged = torch.minimum(torch.maximum(nudged.double(), low), high).to(x.dtype)
+    keep = (torch.rand(shape, generator=generator) < 0.3) | (x == low) | (x == high) | ~torch.isfinite(nudged)
+    return torch.where(keep, x, nudged)
 
 
 def _places(fmt: Format) -> torch.Tensor:
-    """Return numbers on, between and beside the values of ``fmt``, at most some hundreds."""
+    """Return numbers on, between and next to the values of ``fmt``, at most some hundreds."""
     if isinstance(fmt, ChoiceFormat):
         return torch.cat([_places(fmt.first), _places(fmt.second) * float(fmt.stretch)])
     if isinstance(fmt, IntFormat):

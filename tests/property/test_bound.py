@@ -40,7 +40,7 @@ def others(rng: random.Random, x: torch.Tensor) -> torch.Tensor:
 def judge(
     seed: int, counts: Counter[str], spell: Callable[[random.Random], str] = random_scheme
 ) -> list[str]:
-    """Judge one scheme and tensor; return what is wrong with it, and count what became of it."""
+    """Judge one scheme and tensor; return what is wrong with it, and count what happened to it."""
     rng = random.Random(seed)
     text = spell(rng)
     try:

@@ -97,7 +97,7 @@ def test_fake_quantize_is_quantize_then_dequantize(
         assert torch.equal(zp.quantize(x, q.params).data, q.data)
 
 
-# Not where rounding is directed or random, which moves a value that lies beside its grid point by one
+# Not where rounding is directed or random, which moves a value that lies next to its grid point by one
 # rounding, nor where a zero point is real or added inside the rounding.
 STABLE = [
     s for s in SCHEMES

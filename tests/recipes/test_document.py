@@ -1,4 +1,4 @@
-"""Recipes in YAML mean what the Python ones mean, and every mistake is told with its line."""
+"""Recipes in YAML mean what the Python ones mean, and every mistake is reported with its line."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from zeropoint.errors import RecipeError
 from zeropoint.recipes import Assignment, Recipe, Rule, load_recipe, model_preset, parse_recipe
 
 DOCUMENT = """\
-# what a team keeps beside its model
+# what a team keeps next to its model
 default: w4a16
 rules:
   - name: "*.lm_head"
@@ -72,7 +72,7 @@ def test_defaults_are_presets_assignments_or_keep() -> None:
         ("default: !!python/object/apply:os.system [ls]", "line 1: this must be one word"),
     ],
 )
-def test_every_mistake_is_told_with_its_line(text: str, message: str) -> None:
+def test_every_mistake_is_reported_with_its_line(text: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         parse_recipe(text)
 

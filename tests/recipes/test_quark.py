@@ -155,7 +155,7 @@ def test_every_scale_type_is_known_to_the_algebra(scale: quark.ScaleType) -> Non
         ({"dtype": "int8", "is_dynamic": 1}, r"is_dynamic \(=1\) must be True or False"),
     ],
 )
-def test_unknown_names_are_told_with_what_comes_close(spec: dict[str, object], message: str) -> None:
+def test_unknown_names_are_refused_with_what_comes_close(spec: dict[str, object], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         quark.scheme_from_quark(spec)
 

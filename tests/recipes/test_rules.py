@@ -36,7 +36,7 @@ def test_the_first_rule_that_matches_decides() -> None:
     assert given(Recipe(rules=rules)) == [EIGHT, EIGHT, FOUR, None, None]
 
 
-def test_the_default_decides_about_the_rest_and_may_be_about_nothing() -> None:
+def test_the_default_decides_about_the_rest_and_may_match_nothing() -> None:
     assert given(Recipe(rules=(Rule(name="head", gives=None),), default=Rule(gives=FOUR)))[3:] == [FOUR, None]
     everything = Recipe(rules=(Rule(gives=FOUR),), default=Rule(gives=EIGHT))
     assert given(everything) == [FOUR] * 5
@@ -95,7 +95,7 @@ def test_a_rule_that_matches_nothing_names_what_comes_close(rule: Rule, message:
         Recipe(rules=(rule,)).decide(MODEL)
 
 
-def test_a_rule_behind_a_wider_one_is_told_to_move_up() -> None:
+def test_a_rule_behind_a_wider_one_must_move_up() -> None:
     rules = (Rule(name="encoder.*", gives=FOUR), Rule(name="encoder.0.up", gives=EIGHT))
     with pytest.raises(RecipeError, match=r"earlier rules match encoder\.0\.up first; move it up"):
         Recipe(rules=rules).decide(MODEL)

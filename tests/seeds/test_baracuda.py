@@ -418,15 +418,15 @@ def test_errors_as_result() -> None:
 
 
 def test_stream() -> None:
-    """Kernels of the host are for the host, where calls wait; other devices take others, and are told so."""
+    """Kernels of the host are for the host, where calls wait; other devices take others."""
     p = plan("quantize", "int8", (4,))
     here = p.signature.request(p.signature.op)
     assert explain(here).chosen == "cpu"
     there = explain(replace(here, device=torch.device("cuda", 0)))
     assert there.chosen != "cpu"
     assert there.reasons["cpu"] == "the data is on cuda:0"
-    told = can_implement("quantize", "int8", (4,), device="meta")
-    assert "holds no data to run on" in told.reasons["request"]
+    reported = can_implement("quantize", "int8", (4,), device="meta")
+    assert "holds no data to run on" in reported.reasons["request"]
 
 
 def test_send_and_sync() -> None:

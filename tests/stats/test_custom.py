@@ -24,7 +24,7 @@ class ThreeSigma(Statistic):
         return -reach, reach
 
 
-def test_a_statistic_of_a_few_lines_is_observed_merged_and_turned_into_parameters() -> None:
+def test_a_statistic_of_a_few_lines_is_observed_merged_and_converted_to_parameters() -> None:
     x = torch.randn(64, 5, generator=torch.Generator().manual_seed(0))
     x[3, 2] = torch.nan
     statistic = ThreeSigma(granularity=Granularity.channel(-1), shape=(5,))

@@ -69,16 +69,16 @@ def test_observers_that_see_the_same_take_it_in_together(
 ) -> None:
     before, batches = noise(2, 6, seed=2), [noise(4, 6), noise(1, 6, seed=1)]
     observers = [observed(statistic), observed(statistic, before), observed(statistic)]
-    told = []
+    reported = []
     update_all = Observer.update_all
 
     def watched(self: Observer, batches: Sequence[torch.Tensor]) -> None:
-        told.append(self)
+        reported.append(self)
         update_all(self, batches)
 
     monkeypatch.setattr(Observer, "update_all", watched)
     update_together(observers, batches)
-    assert told == observers[:2]  # the last one's state was that of the first
+    assert reported == observers[:2]  # the last one's state was that of the first
     for observer, seen in zip(observers, ([], [before], []), strict=True):
         assert_same(observer.state(), observed(statistic, *seen, *batches).state())
     observers[0].update(before)

@@ -35,7 +35,7 @@ class Fault:
     bytes too few of what is read, or whatever `then` does.
 
     method, inside: which requests are counted. at: their numbers, from 0. then: called before the request
-    goes on as if nothing had been ordered.
+    continues as if nothing had been ordered.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""The command reads and writes URLs, and a killed command goes on."""
+"""The command reads and writes URLs, and a killed command resumes."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def killed_at(method: str, k: int, s3: S3Server, bucket: str, url: str, spool: P
         assert child.wait() == -signal.SIGKILL, message
 
 
-def goes_on(method: str, k: int, s3: S3Server, bucket: str, url: str, folder: Path) -> None:
-    """Kill a command at its k-th request, see that what is there are whole objects, and go on."""
+def resumes(method: str, k: int, s3: S3Server, bucket: str, url: str, folder: Path) -> None:
+    """Kill a command at its k-th request, see that what is there are whole objects, and resume."""
     spool = folder.parent / "spool"
     killed_at(method, k, s3, bucket, url, spool)
     golden = {name: (folder / name).read_bytes() for name in digests(folder)}
@@ -98,13 +98,13 @@ def goes_on(method: str, k: int, s3: S3Server, bucket: str, url: str, folder: Pa
         s3.client.delete_object(Bucket=bucket, Key=f"out/{name}")
 
 
-def test_a_killed_command_goes_on_in_the_store(url: str, s3: S3Server, bucket: str, tmp_path: Path) -> None:
+def test_a_killed_command_resumes_in_the_store(url: str, s3: S3Server, bucket: str, tmp_path: Path) -> None:
     assert main(["quantize", str(tmp_path / "model"), str(tmp_path / "out"), "--to", SCHEME]) == 0
-    goes_on("PUT", 5, s3, bucket, url, tmp_path / "out")
+    resumes("PUT", 5, s3, bucket, url, tmp_path / "out")
 
 
 @pytest.mark.slow
-def test_a_command_killed_at_any_write_goes_on_in_the_store(
+def test_a_command_killed_at_any_write_resumes_in_the_store(
     url: str, s3: S3Server, bucket: str, tmp_path: Path
 ) -> None:
     assert main(["quantize", str(tmp_path / "model"), str(tmp_path / "out"), "--to", SCHEME]) == 0
@@ -115,6 +115,6 @@ def test_a_command_killed_at_any_write_goes_on_in_the_store(
         s3.client.delete_object(Bucket=bucket, Key=f"out/{name}")
     writes, removals = methods.count("PUT"), methods.count("DELETE")
     assert (writes, removals) == (14, 6)
-    # The last removal is that of the identity, behind which there is nothing to go on with.
+    # The last removal is that of the identity, behind which there is nothing to resume.
     for method, k in [*(("PUT", k) for k in range(writes)), *(("DELETE", k) for k in range(removals - 1))]:
-        goes_on(method, k, s3, bucket, url, tmp_path / "out")
+        resumes(method, k, s3, bucket, url, tmp_path / "out")

@@ -108,7 +108,7 @@ def test_a_bucket_gets_the_bytes_of_a_directory_and_nothing_else(
     assert len(golden.outcomes) == len(plan.weights) > 0
 
 
-def test_an_interrupted_run_goes_on_in_the_bucket(store: Any, folder: RemotePath, tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_in_the_bucket(store: Any, folder: RemotePath, tmp_path: Path) -> None:
     source = open_source(write_tiny(tmp_path / "model"))
     plan = make_plan(source, SCHEME, limits=Limits(workers=1))
     total = plan.worked_bytes + sum(plan.companions.values())

@@ -64,7 +64,7 @@ def test_a_checkpoint_with_such_a_key_is_refused_by_every_command(
     assert {path.name for path in tmp_path.iterdir()} == {"model"}
 
 
-def test_folders_and_what_stands_for_them_are_read_as_before(url: str, s3: S3Server, bucket: str) -> None:
+def test_folders_and_what_represents_them_are_read_as_before(url: str, s3: S3Server, bucket: str) -> None:
     s3.put(bucket, f"{PREFIX}/sub/", b"")
     s3.put(bucket, f"{PREFIX}/sub/notes.txt", b"x")
     assert Path("sub/notes.txt") in open_source(url).companions

@@ -70,7 +70,7 @@ def test_channels_follow_their_own_extremes() -> None:
     assert torch.equal(quantizer.params.scales[0].reshape(-1), x.abs().amax(0) / 127)
 
 
-def test_states_copies_and_pickles_go_on_alike() -> None:
+def test_states_copies_and_pickles_continue_alike() -> None:
     quantizer, other = made(), made()
     for x in batches(3):
         quantizer(x)

@@ -191,13 +191,13 @@ def test_strict_asks_about_transposed_weights_too(tmp_path: Path) -> None:
         ("default:\n  input: int8:token\n", "line 2: .* give a weight"),
     ],
 )  # fmt: skip
-def test_mistakes_are_told_with_their_line(recipe: str, message: str, tmp_path: Path) -> None:
+def test_mistakes_are_reported_with_their_line(recipe: str, message: str, tmp_path: Path) -> None:
     folder = save(tmp_path, {LINEAR: weight(8, 64), "c.bias": weight(8)})
     with pytest.raises(RecipeError, match=message):
         planned(folder, recipe)
 
 
-def test_partners_of_several_schemes_are_a_warning_and_under_strict_an_error(tmp_path: Path) -> None:
+def test_fused_layers_of_several_schemes_are_a_warning_and_under_strict_an_error(tmp_path: Path) -> None:
     folder = save(tmp_path, {f"m.self_attn.{x}_proj.weight": weight(8, 64) for x in "qkv"})
     recipe = "default: w8a8\nrules: [{name: '*.v_proj', preset: mxfp4}]"
     rule = (
@@ -215,7 +215,7 @@ def test_experts_of_several_schemes_are_a_warning(tmp_path: Path) -> None:
     assert sum("engines run them as one layer" in note for note in made.notes) == synthetic_llama.LAYERS
 
 
-def test_partners_share_a_tensor_scale_only_where_both_are_nvfp4(tmp_path: Path) -> None:
+def test_fused_layers_share_a_tensor_scale_only_where_both_are_nvfp4(tmp_path: Path) -> None:
     folder = save(tmp_path, {f"m.self_attn.{x}_proj.weight": weight(8, 64) for x in "qkv"})
     made = planned(folder, "default: nvfp4a16\nrules: [{name: '*.v_proj', preset: mxfp4}]")
     assert [w.share for w in made.weights] == ["m.self_attn#0", "m.self_attn#0", None]

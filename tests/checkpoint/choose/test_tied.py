@@ -1,4 +1,4 @@
-"""A head that a checkpoint holds beside the embedding that it is tied to."""
+"""A head that a checkpoint holds next to the embedding that it is tied to."""
 
 from __future__ import annotations
 

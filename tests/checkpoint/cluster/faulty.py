@@ -1,6 +1,6 @@
-"""What happens to workers: each function stands for `work`, and travels to the worker by value.
+"""What happens to workers: each function replaces `work`, and travels to the worker by value.
 
-A marker is a file that the first to come creates; who finds it there goes on as if nothing had happened.
+A marker is a file that the first to come creates; who finds it there continues as if nothing had happened.
 """
 
 from __future__ import annotations

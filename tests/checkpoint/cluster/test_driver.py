@@ -1,4 +1,4 @@
-"""A driver that is killed leaves what any executor goes on with, also where nodes go meanwhile."""
+"""A driver that is killed leaves what any executor continues with, also where nodes go meanwhile."""
 
 from __future__ import annotations
 

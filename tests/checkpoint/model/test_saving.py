@@ -281,7 +281,7 @@ def test_a_model_that_is_not_of_transformers_is_written_and_read(tmp_path: Path)
     torch.testing.assert_close(again.model(x), conversion.model(x), atol=1e-5, rtol=1e-5)
 
 
-def test_an_output_that_holds_files_is_left_alone_unless_overwritten(tmp_path: Path) -> None:
+def test_an_output_that_holds_files_is_kept_unless_overwritten(tmp_path: Path) -> None:
     conversion = zp.quantize_model(nn.Sequential(nn.Linear(64, 8)), "int8:channel")
     conversion.save_checkpoint(tmp_path)
     before = digests(tmp_path)

@@ -165,7 +165,7 @@ def test_one_safetensors_file_is_a_checkpoint_too(tmp_path: Path) -> None:
     assert "model.layers.0.mlp.up_proj.weight_packed" in load_file(tmp_path / "out" / "model.safetensors")
 
 
-def test_partners_share_one_tensor_scale_in_nvfp4(tmp_path: Path) -> None:
+def test_fused_layers_share_one_tensor_scale_in_nvfp4(tmp_path: Path) -> None:
     made = make_plan(open_source(synthetic_llama.write(tmp_path)), "nvfp4a16")
     shares = {w.module.removeprefix("model.layers.1."): w.share for w in made.weights if ".1." in w.module}
     assert shares["self_attn.q_proj"] == shares["self_attn.k_proj"] == shares["self_attn.v_proj"] is not None

@@ -1,4 +1,4 @@
-"""A run that was ended goes on only with what it was about, down to the numbers in the source."""
+"""A run that was ended continues only with what it was about, down to the numbers in the source."""
 
 from __future__ import annotations
 

@@ -219,13 +219,13 @@ def test_floats_have_the_dtype_of_the_configuration_or_bfloat16(
 
 
 def test_scales_of_quantized_inputs_leave_with_the_codes(tmp_path: Path) -> None:
-    beside = {UP.replace("weight", kind): torch.ones(1) for kind in ("input_scale", "activation_scale")}
+    extra = {UP.replace("weight", kind): torch.ones(1) for kind in ("input_scale", "activation_scale")}
     kept = {"model.layers.0.self_attn.k_scale": torch.ones(1)}
     config = CONFIG | {"quantization_config": BLOCKS}
-    folder = save(tmp_path, fp8_layer(UP, (8, 8)) | beside | kept, config)
+    folder = save(tmp_path, fp8_layer(UP, (8, 8)) | extra | kept, config)
     floats = as_floats(open_source(folder))
     assert floats.source.entries.keys() == {UP, *kept}
-    assert {entry.name for entry in floats.origins[UP].input_scales} == beside.keys()
+    assert {entry.name for entry in floats.origins[UP].input_scales} == extra.keys()
 
 
 def test_codes_that_cannot_be_read_are_named_with_the_reason(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_configuration_that_is_not_read_is_refused(
         as_floats(open_source(folder))
 
 
-def test_codes_beside_those_that_the_configuration_describes_are_refused(tmp_path: Path) -> None:
+def test_codes_next_to_those_that_the_configuration_describes_are_refused(tmp_path: Path) -> None:
     quantize(save(tmp_path / "in", {UP: weight(64, 128)}), tmp_path / "out", "w4a16")
     extra = {"a.qweight": torch.zeros(4, 4, dtype=torch.int32)}
     folder = save(tmp_path / "both", tensors_of(tmp_path / "out") | extra, None)

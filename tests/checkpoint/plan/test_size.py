@@ -105,7 +105,7 @@ def test_documents_and_reports_grow_in_proportion_too(recipe: str, folders: dict
     assert growth(lambda shards: plan_report(plans[shards])) < 2.1
 
 
-def test_squares_are_told_from_proportions() -> None:
+def test_squares_are_distinguished_from_proportions() -> None:
     assert growth(lambda n: [len(str(a)) for a in range(n) for _ in range(n)]) > 3.5
 
 

@@ -45,7 +45,7 @@ def test_an_empty_directory_is_a_fine_output(model: Path, tmp_path: Path) -> Non
     assert quantize(model, tmp_path / "out").path == tmp_path / "out"
 
 
-def test_an_output_with_files_is_refused_and_left_alone(model: Path, tmp_path: Path) -> None:
+def test_an_output_with_files_is_refused_and_kept(model: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
     with pytest.raises(
@@ -66,7 +66,7 @@ def test_overwrite_replaces_what_it_writes_and_leaves_the_rest(model: Path, tmp_
     assert after == digests(tmp_path / "fresh")
 
 
-def test_overwrite_is_refused_beside_weights_that_loaders_might_take_instead(
+def test_overwrite_is_refused_next_to_weights_that_loaders_might_take_instead(
     model: Path, tmp_path: Path
 ) -> None:
     quantize(synthetic_llama.write(tmp_path / "shards"), tmp_path / "out")
@@ -206,7 +206,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("name", "number", "at"), FAULTS)
-def test_a_failing_call_publishes_nothing_and_the_same_call_goes_on(
+def test_a_failing_call_publishes_nothing_and_the_same_call_continues(
     name: str, number: int, at: int, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(open_source(model), "w4a16", limits=ONE)

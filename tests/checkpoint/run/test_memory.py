@@ -15,8 +15,8 @@ from zeropoint.checkpoint.plan.limits import BASE_MEMORY
 
 MIB = 1 << 20
 PEAK = 700 * MIB
-# Warm: the kernels are loaded before the limit is set, which is what the rest of the memory then is. Beside
-# the tiles there are stacks, arenas that the allocator only reserves, and the values of the run itself.
+# Warm: the kernels are loaded before the limit is set, which is what the rest of the memory then is. Next
+# to the tiles there are stacks, arenas that the allocator only reserves, and the values of the run itself.
 CHILD = """
 import re, resource, sys
 from pathlib import Path

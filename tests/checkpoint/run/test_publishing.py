@@ -32,7 +32,7 @@ class _Stops:
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_run_that_was_stopped_between_any_two_renames_goes_on(
+def test_a_run_that_was_stopped_between_any_two_renames_continues(
     overwrite: bool, source: Path, tmp_path: Path, golden: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_of(source)

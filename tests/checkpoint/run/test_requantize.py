@@ -142,7 +142,7 @@ def test_layers_that_are_not_selected_keep_their_codes_and_are_described_as_befo
     assert new["format"] == "mixed-precision"
 
 
-def test_transformers_loads_old_codes_beside_new_ones(llama: Path, tmp_path: Path) -> None:
+def test_transformers_loads_old_codes_next_to_new_ones(llama: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="extra `hf`")
     quantize(llama, tmp_path / "first", "w8a8")
     ignored = Selection(dequantize=DequantizePolicy.FIRST, ignore=("*.self_attn.*",))
@@ -224,16 +224,16 @@ def test_a_checkpoint_without_a_configuration_of_the_model_is_dequantized_too(tm
 
 
 def test_scales_of_quantized_inputs_are_left_out_and_said_to_be(tmp_path: Path) -> None:
-    beside = {UP.replace("weight", "input_scale"): torch.ones(1)}
+    extra = {UP.replace("weight", "input_scale"): torch.ones(1)}
     config = CONFIG | {"quantization_config": BLOCKS}
-    source = save(tmp_path / "in", fp8_layer(UP, (128, 128)) | beside, config)
+    source = save(tmp_path / "in", fp8_layer(UP, (128, 128)) | extra, config)
     result = requantize(source, tmp_path / "out", "mxfp4")
     assert not any(name.endswith("input_scale") for name in tensors_of(tmp_path / "out"))
     assert any(note.startswith("1 scales of quantized inputs are left out") for note in result.plan.notes)
 
 
 @pytest.mark.parametrize("to", ["mxfp4", KEEP])
-def test_codes_that_stand_for_nan_are_named(to: str | RecipeText, tmp_path: Path) -> None:
+def test_codes_that_represent_nan_are_named(to: str | RecipeText, tmp_path: Path) -> None:
     tensors = fp8_layer(UP, (128, 128))
     tensors[UP].view(torch.uint8)[5, 7] = 0x7F
     source = save(tmp_path / "in", tensors, CONFIG | {"quantization_config": BLOCKS})
@@ -245,7 +245,7 @@ def test_codes_that_stand_for_nan_are_named(to: str | RecipeText, tmp_path: Path
 
 
 @pytest.mark.parametrize(("to", "selection"), [("w4a16", FIRST), ("nvfp4a16", FIRST)])
-def test_verify_compares_with_what_the_codes_of_the_original_stand_for(
+def test_verify_compares_with_what_the_codes_of_the_source_represent(
     to: str, selection: Selection, fp8: Path, tmp_path: Path
 ) -> None:
     requantize(fp8, tmp_path / "out", to, selection)
@@ -298,7 +298,7 @@ def test_verify_finds_a_bit_that_flipped_in_what_was_dequantized_or_stayed(
 
 
 @pytest.mark.parametrize(("to", "selection"), [("nvfp4a16", FIRST), (KEEP, EVERY)])
-def test_a_run_that_was_ended_after_any_unit_goes_on_to_the_same_bytes(
+def test_a_run_that_was_ended_after_any_unit_resumes_with_the_same_bytes(
     to: str | RecipeText, selection: Selection, fp8: Path, tmp_path: Path
 ) -> None:
     plan = make_plan(open_source(fp8), to, selection=selection, limits=ONE)

@@ -1,4 +1,4 @@
-"""A run that was ended anywhere goes on: identical bytes, nothing believed that the files do not prove."""
+"""A run that was ended anywhere continues: identical bytes, nothing believed that the files do not prove."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from zeropoint.errors import CheckpointError, NonFiniteError
 pytestmark = pytest.mark.usefixtures("small_units")
 
 
-def test_a_run_that_was_stopped_anywhere_goes_on_with_the_same_bytes(
+def test_a_run_that_was_stopped_anywhere_continues_with_the_same_bytes(
     source: Path, tmp_path: Path, golden: dict[str, str]
 ) -> None:
     plan = plan_of(source)
@@ -41,7 +41,7 @@ def test_a_run_that_was_stopped_anywhere_goes_on_with_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_after_each_unit_goes_on_with_the_same_bytes(
+def test_a_run_that_was_stopped_after_each_unit_continues_with_the_same_bytes(
     source: Path, tmp_path: Path, golden: dict[str, str]
 ) -> None:
     plan = plan_of(source)
@@ -201,7 +201,7 @@ def test_what_a_partial_file_does_not_prove_is_done_again(
         assert (result.resumed == 31) is all_kept
 
 
-def test_a_partial_file_that_has_another_name_too_is_left_alone(
+def test_a_partial_file_that_has_another_name_too_is_kept(
     source: Path, stopped: Path, tmp_path: Path
 ) -> None:
     path = _partials(stopped)[0]
@@ -223,7 +223,7 @@ def test_a_link_in_the_place_of_a_partial_file_is_refused_and_everything_kept(
     assert digests(stopped) == before
 
 
-def test_an_interrupted_run_beside_files_of_others_is_refused(source: Path, stopped: Path) -> None:
+def test_an_interrupted_run_next_to_files_of_others_is_refused(source: Path, stopped: Path) -> None:
     (stopped / "mine.txt").write_text("mine")
     with pytest.raises(
         CheckpointError, match=r"holds 'mine\.txt'; choose an empty directory, or add --overwrite"
@@ -244,7 +244,7 @@ def test_an_error_of_the_data_leaves_nothing_behind_even_after_a_stop(tmp_path: 
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_an_interruption_says_that_the_same_command_goes_on(source: Path, tmp_path: Path) -> None:
+def test_an_interruption_says_that_the_same_command_continues(source: Path, tmp_path: Path) -> None:
     def progress(done: int, total: int, name: str) -> None:
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""Units cover every byte once, whatever the limits; what became of them is written without loss."""
+"""Units cover every byte once, whatever the limits; their records are written without loss."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_sets_with_one_tensor_scale_are_scanned_together(tmp_path: Path) -> None
     assert groups(units(plan_of(source, "w4a16"))) == {}
 
 
-def test_what_became_of_a_unit_is_written_without_loss(tmp_path: Path) -> None:
+def test_the_record_of_a_unit_is_written_without_loss(tmp_path: Path) -> None:
     found = units(plan_of(save(tmp_path / "in", {LINEAR: weight(64, 128), "a.bias": weight(9)})))
     rows = next(unit for unit in found if unit.placement.to is not None)
     whole = next(unit for unit in found if unit.placement.to is None)

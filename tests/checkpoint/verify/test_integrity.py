@@ -156,12 +156,12 @@ def test_what_contradicts_the_manifest_is_a_problem(
     assert any(what in text for text in found), verify(out).problems
 
 
-def test_a_file_that_was_put_beside_the_output_is_no_problem(out: Path) -> None:
+def test_a_file_that_was_put_next_to_the_output_is_no_problem(out: Path) -> None:
     (out / "README.md").write_text("ours")
     assert verify(out).problems == ()
 
 
-def test_a_manifest_of_other_bytes_is_told_from_a_damaged_one(out: Path) -> None:
+def test_a_manifest_of_other_bytes_is_distinguished_from_a_damaged_one(out: Path) -> None:
     path = out / manifests.NAME
     path.write_text(path.read_text().replace('"size": 8,', '"size": 9,'))
     assert any(

@@ -1,4 +1,4 @@
-"""What ``verify`` compares with an original beside tensors, and whether it is the original at all."""
+"""What ``verify`` compares with a source besides tensors, and whether it is the original at all."""
 
 from __future__ import annotations
 

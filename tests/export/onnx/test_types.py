@@ -96,10 +96,10 @@ def test_dequantize_linear_gives_the_bits_of_dequantize(scheme: str, shape: tupl
     kind, place = SCHEMES[scheme]
     assert weight.type.name == kind
     axis, size = weight.axis, weight.block_size
-    told = (
+    reported = (
         "per tensor" if axis is None else f"axis {axis}" if size is None else f"blocks of {size} along {axis}"
     )
-    assert told == place
+    assert reported == place
     model = model_of(weight, 21)
     onnx.checker.check_model(model, full_check=True)
     assert same(run(model), q.dequantize())

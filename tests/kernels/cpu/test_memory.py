@@ -36,7 +36,7 @@ def test_memory_of_a_released_result_is_used_again() -> None:
     assert memory._kept == []
 
 
-def test_memory_of_another_size_is_left_alone() -> None:
+def test_memory_of_another_size_is_kept() -> None:
     _bytes()
     assert len(memory._kept) == 1
     memory.empty((2 * COUNT,), torch.uint8)

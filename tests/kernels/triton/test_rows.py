@@ -107,7 +107,7 @@ def test_without_triton_there_is_a_reason() -> None:
         "print(zp.explain(torch.ones(2, 4), 'int8:channel').reasons['triton'])"
     )
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
-    assert told.stdout.strip() == "needs the package triton, which is not installed"
+    assert reported.stdout.strip() == "needs the package triton, which is not installed"

@@ -292,7 +292,7 @@ def test_tied_layers_with_two_schemes_are_an_error() -> None:
 @pytest.mark.parametrize(
     "scheme", ["int4:g32", "int8:channel:asym", "mxfp4_e2m1", "nvfp4a16", "int8:block4x4"]
 )
-def test_an_embedding_brings_back_the_rows_that_are_asked_for(scheme: str) -> None:
+def test_an_embedding_dequantizes_the_rows_that_are_asked_for(scheme: str) -> None:
     table, index = nn.Embedding(32, 64), torch.tensor([[7, 0, 7], [31, 2, 1]])
     found = quantize_graph(
         exported(table, index), parse_recipe(f"{{rules: [{{name: '*', weight: {scheme}}}]}}")
@@ -533,9 +533,9 @@ def test_the_real_model_computes_what_the_eager_one_does(monkeypatch: pytest.Mon
     program = torch.export.export(model, (index,), {"attention_mask": index > 0}, dynamic_shapes=[axes, axes])
     recipe = parse_recipe("{default: w4a16, rules: [{type: Embedding, weight: 'int8:token'}]}")
     found, wanted = quantize_graph(program, recipe), quantize_model(model, recipe)
-    told = {layer.name: str(layer) for layer in wanted.layers if layer.gives is not None}
-    assert {layer.name: str(layer) for layer in found.layers if layer.gives is not None} == told
-    assert len(told) == 40
+    reported = {layer.name: str(layer) for layer in wanted.layers if layer.gives is not None}
+    assert {layer.name: str(layer) for layer in found.layers if layer.gives is not None} == reported
+    assert len(reported) == 40
     other = torch.randint(1000, 20000, (MANY // 3 + 1, 3))
     mask = torch.arange(3) < torch.randint(1, 4, (len(other), 1))
     with torch.no_grad():

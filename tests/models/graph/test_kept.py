@@ -43,10 +43,10 @@ def test_what_has_no_quantized_form_is_listed_with_the_reason() -> None:
 def test_a_type_that_graphs_do_not_quantize_points_to_what_does() -> None:
     layer, args = nn.EmbeddingBag(8, 16), (torch.ones(2, 3, dtype=torch.int64),)
     recipe = parse_recipe("{rules: [{name: '*', weight: 'int8:channel'}]}")
-    (told,) = quantize_graph(torch.export.export(layer, args), recipe).layers
-    assert (told.type, told.gives) == ("EmbeddingBag", None)
-    assert told.reason.startswith("EmbeddingBag is the operator ")
-    assert told.reason.endswith(" here, which has no quantized form; quantize_model has one")
+    (reported,) = quantize_graph(torch.export.export(layer, args), recipe).layers
+    assert (reported.type, reported.gives) == ("EmbeddingBag", None)
+    assert reported.reason.startswith("EmbeddingBag is the operator ")
+    assert reported.reason.endswith(" here, which has no quantized form; quantize_model has one")
     assert quantize_model(layer, recipe).layers[0].gives is not None
     named = parse_recipe("{rules: [{type: EmbeddingBag, weight: 'int8:channel'}]}")
     with pytest.raises(UnsupportedError, match=r"^layer : EmbeddingBag is .* has one; keep it$"):
@@ -106,8 +106,8 @@ def test_a_graph_that_is_quantized_already_says_so() -> None:
 def test_projections_of_attention_are_two_layers_here_and_four_in_eager_mode() -> None:
     model, x = nn.MultiheadAttention(32, 4, batch_first=True).eval(), torch.randn(2, 5, 32)
     program = torch.export.export(model, (x, x, x))
-    told = [str(layer).partition(":")[0] for layer in quantize_graph(program, "w8a16").layers]
-    assert told == ["in_proj (Linear 96x32)", "out_proj (Linear 32x32)"]
+    reported = [str(layer).partition(":")[0] for layer in quantize_graph(program, "w8a16").layers]
+    assert reported == ["in_proj (Linear 96x32)", "out_proj (Linear 32x32)"]
     recipe = parse_recipe("{rules: [{name: q_proj, preset: w8a16}]}")
     assert quantize_model(model, recipe).layers[0].name == "q_proj"
     with pytest.raises(RecipeError, match=r"matches no module by name; did you mean in_proj or out_proj\?$"):
