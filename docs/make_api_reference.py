@@ -34,7 +34,7 @@ MODULES = {
     "zeropoint.methods": "methods that choose codes",
     "zeropoint.recipes": "which layer gets which scheme",
     "zeropoint.codecs.protocol": "file layouts, as a protocol",
-    "zeropoint.codecs.reading": "file layouts: what a codec reads",
+    "zeropoint.codecs.records": "file layouts: what a codec reads",
     "zeropoint.codecs.registry": "file layouts by name",
 }
 HEAD = "<!-- Made by docs/make_api_reference.py from docstrings; edit those instead. -->\n"

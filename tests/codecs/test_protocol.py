@@ -23,7 +23,7 @@ from zeropoint.codecs.engines import (
     rules,
 )
 from zeropoint.codecs.protocol import COLUMNS, ROWS, Codec, Contents, LayerScheme, Module, TensorSpec
-from zeropoint.codecs.reading import record_of
+from zeropoint.codecs.records import record_of
 from zeropoint.errors import CheckpointError, UnsupportedError
 from zeropoint.schemes import Scheme
 

@@ -16,7 +16,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "zeropoint"
 HOUSES = ("checkpoint", "report", "cli", "schemes")
 NEUTRAL = frozenset(
     (
-        "blocks", "containers", "engines", "known", "layer_schemes", "protocol", "reading", "registry",
+        "block_extents", "containers", "engines", "known", "layer_schemes", "protocol", "records", "registry",
         "safetensors_dtypes", "words",
     )
 )  # fmt: skip

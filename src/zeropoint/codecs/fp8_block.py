@@ -34,7 +34,7 @@ from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats import get_format
 from ..schemes import Granularity, Preset, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
-from .blocks import blocks, no_matrix
+from .block_extents import blocks, no_matrix
 from .compressed_tensors import decode_rows
 from .compressed_tensors.config import require_plain
 from .compressed_tensors.layout import SCALE, WEIGHT, Layout
@@ -52,7 +52,7 @@ from .engines import (
     rules,
 )  # fmt: skip
 from .protocol import ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
-from .reading import Entry, Known, Listing, Reader, Record
+from .records import Entry, Known, Listing, Reader, Record
 
 QUANT_METHOD = "fp8"
 FACTOR = "weight_scale_inv"

@@ -28,12 +28,12 @@ from ..layout import packing
 from ..params import QuantizationParams
 from ..schemes import PRESETS, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
-from .blocks import blocks
+from .block_extents import blocks
 from .containers.gguf import TYPES
 from .containers.protocol import Metadata
 from .engines import LLAMA_CPP, ONNXRUNTIME, TENSORRT, TRANSFORMERS, VLLM, Loads, always, rules
 from .protocol import Codec, Contents, Documents, LayerScheme, TensorSpec
-from .reading import Entry, Known, Listing, Reader, Record, model_dtype
+from .records import Entry, Known, Listing, Reader, Record, model_dtype
 
 WEIGHT = "weight"
 _BLOCK = 32

@@ -39,10 +39,10 @@ from ..params.arithmetic import zero_point_dtype
 from ..schemes import Preset, RangeRule, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from . import words
-from .blocks import blocks
+from .block_extents import blocks
 from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem, decoded_first, rules
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
-from .reading import Entry, Known, Listing, Reader, Record, needed
+from .records import Entry, Known, Listing, Reader, Record, needed
 from .safetensors_dtypes import FILE_DTYPES
 from .words import (
     CODES,

@@ -3,7 +3,7 @@
 A codec is a stateless value. It turns a quantized weight, or a part of one, into tensors and back; it knows
 the names of these tensors, the configuration files, which checkpoints are its own and which engines load
 it. It opens no file. How files are laid out is the container's business (containers/), which tensors are
-quantized that of checkpoint/, and what a codec reads is in reading.py.
+quantized that of checkpoint/, and what a codec reads is in records.py.
 
 A weight is cut along one axis, the codec's: a tensor has an axis too, that of the weight along which a part
 of the weight gives whole lines of the tensor, so that each part writes one run of bytes in each tensor.
@@ -29,10 +29,10 @@ from ..params import QuantizationParams
 from ..recipes import Activation, Assignment
 from ..schemes import Granularity, Preset, Scheme
 from ..tensor import QuantizedTensor
-from .blocks import blocks, no_matrix, partial_group
+from .block_extents import blocks, no_matrix, partial_group
 from .containers.protocol import Metadata
 from .engines import TRANSFORMERS, VLLM, EngineRule
-from .reading import Listing, Reader
+from .records import Listing, Reader
 
 ROWS, COLUMNS = 0, 1
 """The axes of a weight, (outputs, inputs)."""

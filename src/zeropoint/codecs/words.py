@@ -20,7 +20,7 @@ from ..layout import packing
 from ..schemes import Scheme
 from .engines import EngineRule, Facts, Loads, Problem, always, fused_alike
 from .protocol import LayerScheme
-from .reading import Entry, Known, Record, model_dtype, record_of
+from .records import Entry, Known, Record, model_dtype, record_of
 from .safetensors_dtypes import TORCH_DTYPES
 
 CODES, ZEROS, SCALES, GROUPS = "qweight", "qzeros", "scales", "g_idx"

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ...codecs.protocol import InputNames
-from ...codecs.reading import Known
+from ...codecs.records import Known
 from ...codecs.registry import DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, UnsupportedError, printable

@@ -18,7 +18,7 @@ import torch
 
 from ...codecs.known import CONFIG_KEYS
 from ...codecs.protocol import Codec, LayerScheme
-from ...codecs.reading import Entry, Known, Reader, Record
+from ...codecs.records import Entry, Known, Reader, Record
 from ...codecs.registry import CODECS, claiming, methods
 from ...columns import Kinds, Made, Names
 from ...errors import CheckpointError, ZeropointError

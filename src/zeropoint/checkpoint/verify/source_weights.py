@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ...architectures import DOWN, GATE_UP
-from ...codecs.reading import Known
+from ...codecs.records import Known
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ..choose.expert_matrices import WeightMatrix, matrices
 from ..choose.selection import WEIGHT, is_fused_experts

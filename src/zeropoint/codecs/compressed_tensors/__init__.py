@@ -13,9 +13,9 @@ from ...params import QuantizationParams
 from ...schemes import Granularity, Scheme, ZeroPoint
 from ...tensor import QuantizedTensor
 from .. import layer_schemes
-from ..blocks import blocks
+from ..block_extents import blocks
 from ..protocol import COLUMNS, ROWS, Codec, Contents, Documents, InputNames, LayerScheme, TensorSpec
-from ..reading import Listing
+from ..records import Listing
 from . import layout as layouts
 from .config import DIALECT, NAMES, QUANT_METHOD, input_arguments
 from .config_groups import described, section

@@ -23,7 +23,7 @@ from ...patterns import REGEX, name_pattern
 from ...recipes import Activation
 from ...schemes import PRESETS, Granularity, Preset, RangeRule, Rounding, Scheme, ZeroPoint
 from ...schemes.scale_rules import EVEN, RULES
-from ..blocks import blocks
+from ..block_extents import blocks
 from ..protocol import Codec, LayerScheme
 from .layout import Layout, strategy
 

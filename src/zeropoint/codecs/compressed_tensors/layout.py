@@ -51,7 +51,7 @@ from ...params import QuantizationParams
 from ...params.arithmetic import zero_point_dtype
 from ...schemes import Scheme, TensorScale, ZeroPoint
 from ...tensor import QuantizedTensor
-from ..blocks import blocks, no_matrix, partial_group
+from ..block_extents import blocks, no_matrix, partial_group
 from ..protocol import TensorSpec
 from ..safetensors_dtypes import FILE_DTYPES
 

@@ -16,7 +16,7 @@ from ...patterns import REGEX
 from ...recipes import Activation
 from ...schemes import Scheme
 from ..protocol import Codec, LayerScheme
-from ..reading import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
+from ..records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
 from ..safetensors_dtypes import TORCH_DTYPES
 from .config import Targets, read_config, read_input
 from .layout import GLOBAL_SCALE, PACKED, SCALE, SHAPE, WEIGHT, ZERO_POINT, Layout
