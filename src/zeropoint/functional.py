@@ -17,6 +17,7 @@ from .ops import library, registry, straight_through
 from .ops.row_errors import RowErrors
 from .ops.threads import gradual_underflow
 from .params import QuantizationParams
+from .params.tensors import Params, parameter_tensors
 from .params.tracing import traced_as_constant
 from .schemes import Scheme
 from .schemes.scale_rules import Store
@@ -51,14 +52,13 @@ def choose_params(x: torch.Tensor, scheme: str | Scheme) -> QuantizationParams:
     source = x.detach()
     if not library.is_plain(source):
         # A tracer sees the operator, whose fake kernel needs no data; a choice in plain torch does.
-        _, *rest = library.quantize_dynamic(source, text)
-        levels, zero_point = _split(parsed, rest)
+        _, *stored = library.quantize_dynamic(source, text)
     else:
         with gradual_underflow():
-            levels, zero_point = library.kernel_for(registry.Op.CHOOSE_PARAMS, source, parsed).run(source)
+            stored = library.kernel_for(registry.Op.CHOOSE_PARAMS, source, parsed).run(source)
     low = reduce_blocks(source, parsed.granularity, "amin", math.inf).to(wide)
     high = reduce_blocks(source, parsed.granularity, "amax", -math.inf).to(wide)
-    chosen = QuantizationParams.of(parsed, tuple(x.shape), x.dtype, levels, zero_point)
+    chosen = QuantizationParams.of(parsed, tuple(x.shape), x.dtype, stored)
     return replace(chosen, minimum=low, maximum=high)
 
 
@@ -90,12 +90,11 @@ def quantize(
     if isinstance(scheme, QuantizationParams):
         _require_valid(scheme, source)
         params = fit_params(scheme, tuple(x.shape), x.dtype)
-        levels, zero_point = straight_through.detached((params.levels, params.zero_point))
-        data = library.quantize(source, list(levels), zero_point, params.text)
+        data = library.quantize(source, list(straight_through.detached(params.stored)), params.text)
         return QuantizedTensor(data=data, params=params, shape=tuple(x.shape), dtype=x.dtype)
     parsed, text = _resolve(scheme)
-    data, *rest = library.quantize_dynamic(source, text)
-    return _made(x, parsed, data, _split(parsed, rest))
+    data, *chosen = library.quantize_dynamic(source, text)
+    return _made(x, parsed, data, chosen)
 
 
 def quantize_part(
@@ -116,10 +115,10 @@ def quantize_part(
     return _made(x, scheme, data, params)
 
 
-def _made(x: torch.Tensor, scheme: Scheme, data: torch.Tensor, chosen: registry.Params) -> QuantizedTensor:
-    """Return the codes of ``x`` with the scales and the zero point that were chosen for it."""
+def _made(x: torch.Tensor, scheme: Scheme, data: torch.Tensor, chosen: Params) -> QuantizedTensor:
+    """Return the codes of ``x`` with the parameters that were chosen for it."""
     shape = tuple(x.shape)
-    params = QuantizationParams.of(scheme, shape, x.dtype, *chosen)
+    params = QuantizationParams.of(scheme, shape, x.dtype, chosen)
     return QuantizedTensor(data=data, params=params, shape=shape, dtype=x.dtype, own_params=True)
 
 
@@ -146,17 +145,17 @@ def _quantize_into(
     if given:
         kernel = library.kernel_for(registry.Op.QUANTIZE, x, parsed)
         with gradual_underflow():
-            data = kernel.run(x, straight_through.detached((params.levels, params.zero_point)), out.data)
+            data = kernel.run(x, straight_through.detached(params.stored), out.data)
         return QuantizedTensor(data=data, params=params, shape=out.shape, dtype=out.dtype)
     kernel = library.kernel_for(registry.Op.QUANTIZE_DYNAMIC, x, parsed)
     with gradual_underflow():
-        kernel.run(x, (out.data, (params.levels, params.zero_point)), extremes)
+        kernel.run(x, (out.data, params.stored), extremes)
     return out if out.own_params else replace(out, own_params=True)
 
 
 def tensors_of(q: QuantizedTensor) -> tuple[torch.Tensor, ...]:
-    """Return the tensors that make up ``q``: codes, those of its levels, and zero points if there are any."""
-    return (q.data, *q.params.levels, *(() if q.zero_point is None else (q.zero_point,)))
+    """Return the tensors that make up ``q``: codes and parameters."""
+    return (q.data, *q.params.stored)
 
 
 def check_apart(outputs: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]) -> None:
@@ -217,7 +216,7 @@ def dequantize(
         device=q.device,
     )
     with gradual_underflow():
-        library.kernel(wanted).run(q.data, (q.params.levels, q.zero_point), out)
+        library.kernel(wanted).run(q.data, q.params.stored, out)
     return out
 
 
@@ -239,16 +238,15 @@ def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) ->
             return q.dequantize()  # nobody asks for a gradient, and the codes are there
         params = q.params
         if late:  # parameters as they are stored give other codes
-            levels, text = [level.detach() for level in params.levels], params.text
-            mask = library.fake_quantize_backward(torch.ones_like(x), x.detach(), levels, None, text) != 0
+            given, text = list(straight_through.detached(params.stored)), params.text
+            mask = library.fake_quantize_backward(torch.ones_like(x), x.detach(), given, text) != 0
             return straight_through.pass_where(x, q.dequantize(), mask)
     else:
         _require_valid(params, x.detach())
     fitted = fit_params(params, tuple(x.shape), x.dtype)
-    given = fitted.levels, fitted.zero_point
-    if straight_through.learns(given):
-        return straight_through.fake_quantize(x, fitted.scheme, given)
-    result: torch.Tensor = library.fake_quantize(x, list(fitted.levels), fitted.zero_point, fitted.text)
+    if straight_through.learns(fitted.stored):
+        return straight_through.fake_quantize(x, fitted.scheme, fitted.stored)
+    result: torch.Tensor = library.fake_quantize(x, list(fitted.stored), fitted.text)
     return result
 
 
@@ -265,7 +263,7 @@ def row_errors(x: torch.Tensor, q: QuantizedTensor) -> RowErrors:
     if (tuple(x.shape), x.dtype) != (q.shape, q.dtype):
         raise ShapeError(f"x (shape {tuple(x.shape)}, {x.dtype}) must be the tensor that was quantized: {q}")
     kernel = library.kernel_for(registry.Op.MEASURE, x, q.scheme)
-    errors: RowErrors = kernel.run(x.detach(), q.data, (q.params.levels, q.zero_point))
+    errors: RowErrors = kernel.run(x.detach(), q.data, q.params.stored)
     return errors
 
 
@@ -282,11 +280,6 @@ def explain(x: torch.Tensor, scheme: str | Scheme, op: str = "quantize_dynamic")
         'reference'
     """
     return registry.explain(library.request(registry.Op(op), x, Scheme.parse(scheme)))
-
-
-def _split(scheme: Scheme, rest: list[torch.Tensor]) -> registry.Params:
-    count = len(scheme.levels)
-    return tuple(rest[:count]), rest[count] if len(rest) > count else None
 
 
 def _require_valid(params: QuantizationParams, x: torch.Tensor) -> None:
@@ -307,19 +300,18 @@ def fit_params(params: QuantizationParams, shape: tuple[int, ...], dtype: torch.
     """
     if params.shape == shape and params.dtype == dtype:
         return params
-    grids, levels = [level.granularity.grid(shape) for level in params.scheme.levels], params.levels
+    grids = [grid for grid, _ in parameter_tensors(params.scheme, shape, params.dtype)]
+    pairs = list(zip(params.stored, grids, strict=True))
     if math.prod(params.shape) == 1:
-        fitted = [_spread(level, grid) for level, grid in zip(levels, grids, strict=True)]
-    elif any(_long_axes(level.shape) != _long_axes(grid) for level, grid in zip(levels, grids, strict=True)):
-        have = [tuple(level.shape) for level in levels]
+        fitted = [_spread(values, grid) for values, grid in pairs]
+    elif any(_long_axes(values.shape) != _long_axes(grid) for values, grid in pairs):
+        have = [tuple(level.shape) for level in params.levels]
         raise ShapeError(
             f"parameters for shape {params.shape} (scales {have}) do not fit a tensor of shape {shape}"
         )
     else:
-        fitted = [level.reshape(grid) for level, grid in zip(levels, grids, strict=True)]
-    zero = params.zero_point
-    zeros = None if zero is None else _spread(zero, params.scheme.granularity.grid(shape))
-    return QuantizationParams.of(params.scheme, shape, params.dtype, fitted, zeros)
+        fitted = [values.reshape(grid) for values, grid in pairs]
+    return QuantizationParams.of(params.scheme, shape, params.dtype, fitted)
 
 
 def _spread(values: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
@@ -329,11 +321,11 @@ def _spread(values: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
 
 def detached_params(params: QuantizationParams) -> QuantizationParams:
     """Return parameters without gradients, which share the memory: themselves where they have none."""
-    given = params.levels, params.zero_point
+    given = params.stored
     kept = straight_through.detached(given)
     if kept is given:
         return params
-    plain = QuantizationParams.of(params.scheme, params.shape, params.dtype, *kept)
+    plain = QuantizationParams.of(params.scheme, params.shape, params.dtype, kept)
     return replace(plain, minimum=params.minimum, maximum=params.maximum)
 
 

@@ -21,8 +21,8 @@ from .layout import packing
 from .layout.blocks import reduce_blocks, spread_blocks
 from .ops import library, straight_through
 from .params import QuantizationParams
-from .params.arithmetic import parameter_tensors
 from .params.bounds import clippable
+from .params.tensors import parameter_tensors
 from .schemes import Scheme
 
 _parameter_tensors = functools.lru_cache(maxsize=1024)(parameter_tensors)
@@ -144,20 +144,14 @@ class QuantizedTensor:
         Args:
             dtype: of the result; the original dtype if None.
         """
-        wanted, params = dtype or self.dtype, (self.params.levels, self.zero_point)
+        wanted, params = dtype or self.dtype, self.params.stored
         if straight_through.learns(params):
             return straight_through.dequantize_codes(
                 self.data, self.scheme, params, shape=self.shape, dtype=wanted, own_dtype=self.dtype
             )
-        scales, zero_point = straight_through.detached(params)
+        plain = list(straight_through.detached(params))
         values: torch.Tensor = library.dequantize(
-            self.data,
-            list(scales),
-            zero_point,
-            self.params.text,
-            list(self.shape),
-            wanted,
-            self.dtype,
+            self.data, plain, self.params.text, list(self.shape), wanted, self.dtype
         )
         return values
 
@@ -172,7 +166,7 @@ class QuantizedTensor:
         """
         tensors, wanted = [self.data], [(packing.packed_shape(self.shape, self.scheme.bits), torch.uint8)]
         if params:
-            tensors += [*self.params.levels, *([] if self.zero_point is None else [self.zero_point])]
+            tensors += self.params.stored
             wanted += _parameter_tensors(self.scheme, self.shape, self.dtype)
         return len(tensors) == len(wanted) and all(
             x.shape == shape and x.dtype is dtype and x.is_contiguous() and x.device == device
@@ -298,19 +292,15 @@ def _require_codes(q: QuantizedTensor, path: str | Path) -> None:
 
 
 def _flatten(q: QuantizedTensor) -> tuple[list[torch.Tensor], tuple[object, ...]]:
-    params = q.params
-    zeros = [] if params.zero_point is None else [params.zero_point]
-    return [q.data, *params.levels, *zeros], (params.scheme, q.shape, q.dtype, params.dtype)
+    return [q.data, *q.params.stored], (q.scheme, q.shape, q.dtype, q.params.dtype)
 
 
 def _unflatten(
     leaves: Iterable[torch.Tensor], context: tuple[Scheme, tuple[int, ...], torch.dtype, torch.dtype]
 ) -> QuantizedTensor:
     scheme, shape, dtype, params_dtype = context
-    data, *rest = leaves
-    count = len(scheme.levels)
-    zeros = rest[count] if len(rest) > count else None
-    params = QuantizationParams.of(scheme, shape, params_dtype, rest[:count], zeros)
+    data, *stored = leaves
+    params = QuantizationParams.of(scheme, shape, params_dtype, stored)
     return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
 
 

@@ -94,7 +94,7 @@ def assert_same_errors(x: torch.Tensor, scheme: str) -> None:
     q = zp.quantize(x, scheme)
     actual = row_errors(x, q)
     wanted = request(Op.MEASURE, x, q.scheme)
-    expected = kernel_of(wanted, "reference").run(x, q.data, (q.scales, q.zero_point))
+    expected = kernel_of(wanted, "reference").run(x, q.data, q.params.stored)
     # Sums of 4100 float32 squares, 32 at a time: a relative error of some 32 * 2**-24.
     torch.testing.assert_close(actual.squares, expected.squares, rtol=4e-6, atol=0)
     torch.testing.assert_close(actual.errors, expected.errors, rtol=1e-4, atol=1e-12)
@@ -105,7 +105,7 @@ def assert_same_errors(x: torch.Tensor, scheme: str) -> None:
 def gradient(x: torch.Tensor, q: zp.QuantizedTensor, backend: str | None) -> torch.Tensor:
     """Return the straight-through gradient of values half as large again, some of which are clipped."""
     slope = torch.ones_like(x)
-    arguments = (slope, x * 1.5, list(q.params.levels), q.zero_point, str(q.scheme))
+    arguments = (slope, x * 1.5, list(q.params.stored), str(q.scheme))
     if backend is None:
         return torch.ops.zeropoint.fake_quantize_backward(*arguments)
     with zp.only_backend(backend):

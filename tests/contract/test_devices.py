@@ -102,7 +102,7 @@ def test_errors_are_measured_on_every_device(place: Place) -> None:
     q, here = on_the_host(x, "int8:channel"), x.to(place.device)
     expected: RowErrors = kernel_of(
         asked(Op.MEASURE, x, q.scheme, Place("reference", "cpu")), "reference"
-    ).run(x, q.data, (q.scales, q.zero_point))
+    ).run(x, q.data, q.params.stored)
     found = row_errors(here, q.to(place.device))
     assert float(expected.squares.sum()) > 0
     for name in ("squares", "errors", "largest"):
@@ -124,7 +124,7 @@ def test_layers_of_integer_codes_give_the_same_sums_on_every_device(place: Place
         return
     kernel = kernel_of(request, place.backend)
     params = moved(q.params, place.device)
-    layer = kernel.run(q.data.to(place.device), (params.scales, None), None)
+    layer = kernel.run(q.data.to(place.device), params.stored, None)
     with zp.only_backend("reference"):
         expected = zp.quantize(x, "int8:token").dequantize().double() @ q.dequantize().double().t()
     torch.testing.assert_close(layer(x.to(place.device), None).cpu().double(), expected, rtol=1e-5, atol=1e-5)

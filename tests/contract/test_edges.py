@@ -114,7 +114,7 @@ def test_the_gradient_ends_at_the_middle_to_the_next_power(element: str) -> None
     top = float(fmt.max)
     x = torch.tensor([[1.0, top * 1.5, -top * 1.5, math.nextafter(top * 1.5, 0)] * 2], dtype=torch.float32)
     params = zp.QuantizationParams.new(1.0, scheme=f"{element}:tensor")
-    given = [params.scales[0].reshape(1, 1)], None, params.text
+    given = [params.scales[0].reshape(1, 1)], params.text
     expected, found = on_both(lambda: library.fake_quantize_backward(torch.ones(1, 8), x, *given))
     assert torch.equal(expected, found)
     assert found[0, :3].tolist() == [1.0, 0.0, 0.0]

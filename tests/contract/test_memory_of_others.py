@@ -108,18 +108,18 @@ def test_codes_are_read_only_as_far_as_they_go(scheme: str) -> None:
 def test_parameters_are_read_only_as_far_as_they_go(scheme: str, part: str) -> None:
     """Through the operators, which take bare tensors and know no grid."""
     q = zp.quantize(X, scheme)
-    scales, zeros, text = list(q.scales), q.zero_point, str(q.scheme)
+    given, text = list(q.params.stored), str(q.scheme)
     if part == "scales":
-        scales[0] = short(scales[0])
-    elif zeros is not None:
-        zeros = short(zeros)
+        given[0] = short(given[0])
+    elif q.zero_point is not None:
+        given[-1] = short(given[-1])
     else:
-        zeros = torch.zeros(1, dtype=torch.int32)  # one that the scheme does not have
+        given.append(torch.zeros(1, dtype=torch.int32))  # one that the scheme does not have
     calls: list[Callable[[], object]] = [
-        lambda: quantize_operator(X, scales, zeros, text),
-        lambda: dequantize_operator(q.data, scales, zeros, text, list(q.shape), X.dtype, X.dtype),
-        lambda: fake_quantize_operator(X, scales, zeros, text),
-        lambda: torch.ops.zeropoint.dequantize(q.data, scales, zeros, text, list(q.shape), X.dtype, X.dtype),
+        lambda: quantize_operator(X, given, text),
+        lambda: dequantize_operator(q.data, given, text, list(q.shape), X.dtype, X.dtype),
+        lambda: fake_quantize_operator(X, given, text),
+        lambda: torch.ops.zeropoint.dequantize(q.data, given, text, list(q.shape), X.dtype, X.dtype),
     ]
     for call in calls:
         with pytest.raises(ShapeError, match="scales and zero points"):
@@ -129,7 +129,7 @@ def test_parameters_are_read_only_as_far_as_they_go(scheme: str, part: str) -> N
 @pytest.mark.parametrize("shape", [(8, 127), (7, 128), (1024,), ()])
 def test_a_gradient_is_read_only_where_it_has_a_number_for_each(shape: tuple[int, ...]) -> None:
     q = zp.quantize(X, "int8:channel:narrow")
-    arguments = X, list(q.scales), None, str(q.scheme)
+    arguments = X, list(q.scales), str(q.scheme)
     assert torch.equal(backward_operator(torch.ones_like(X), *arguments), torch.ones_like(X))
     with pytest.raises(ShapeError, match=r"^grad"):
         backward_operator(torch.ones(shape), *arguments)

@@ -72,7 +72,7 @@ def test_a_packed_weight_of_another_dtype_is_an_error() -> None:
 def test_a_gradient_of_another_dtype_is_an_error(dtype: torch.dtype) -> None:
     x, scale = torch.randn(1 << 12, generator=SEED), torch.ones(1)
     with pytest.raises(zp.DtypeError, match=r"must have the dtype of x, torch\.float32; convert it first"):
-        torch.ops.zeropoint.fake_quantize_backward(x.to(dtype), x, [scale], None, "int8:tensor")
+        torch.ops.zeropoint.fake_quantize_backward(x.to(dtype), x, [scale], "int8:tensor")
 
 
 @pytest.mark.parametrize("scheme", ["int8:channel", "mxfp4", "int4:g32:asym", "nvfp4"])

@@ -85,7 +85,7 @@ def quantized(x: torch.Tensor, scheme: Scheme) -> list[torch.Tensor]:
     """Return codes, scales and zero points."""
     q = zp.quantize(x, scheme)
     q.params.validate()
-    return [q.data, *q.scales, *([] if q.zero_point is None else [q.zero_point])]
+    return [q.data, *q.params.stored]
 
 
 def checks(rng: random.Random, scheme: Scheme, x: torch.Tensor) -> Iterator[tuple[str, Any, Any]]:
@@ -97,7 +97,7 @@ def checks(rng: random.Random, scheme: Scheme, x: torch.Tensor) -> Iterator[tupl
     with zp.only_backend("reference"):
         q = zp.quantize(x, scheme)
     params = q.params
-    given = list(q.scales), q.zero_point, str(scheme)
+    given = list(params.stored), str(scheme)
     hard = hard_tensor(rng, x, params)
     beyond = hard * rng.choice([1.0, 1.5, 4.0])
     yield "codes under given parameters", *on_both(lambda: library.quantize(hard, *given))

@@ -24,7 +24,7 @@ ROWS, COLS, OUT = (1, 4, 7, 66), (1, 16, 37, 100, 300, 512), (1, 64, 100, 130)
 
 def computed(x: torch.Tensor, q: zp.QuantizedTensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return the operator's output."""
-    return library.linear_values(x, q.data, list(q.scales), q.zero_point, bias, str(q.scheme), q.dtype)
+    return library.linear_values(x, q.data, list(q.params.stored), bias, str(q.scheme), q.dtype)
 
 
 def refusal(q: zp.QuantizedTensor, dtype: torch.dtype | None = None) -> str | None:
@@ -160,14 +160,14 @@ def test_tensors_that_are_too_short_are_refused_before_they_are_read() -> None:
     ):
         computed(sample((6, 80), 1), q)
     with pytest.raises(ShapeError, match=r"^scales and zero points \(of shape \(19, 1\)\) must hold 20"):
-        library.linear_values(x, q.data, [q.scales[0][1:]], None, None, str(q.scheme), q.dtype)
+        library.linear_values(x, q.data, [q.scales[0][1:]], None, str(q.scheme), q.dtype)
     with pytest.raises(ShapeError, match=r"^bias \(shape \(19,\)\) must have shape \(20,\)"):
         computed(x, q, torch.zeros(19))
 
 
 def test_the_operator_passes_torchs_own_checks() -> None:
     q = zp.quantize(sample((20, 64), 0), "int4:g32")
-    args = sample((3, 64), 1), q.data, list(q.scales), None, torch.zeros(20), str(q.scheme), q.dtype
+    args = sample((3, 64), 1), q.data, list(q.scales), torch.zeros(20), str(q.scheme), q.dtype
     found = torch.library.opcheck(
         torch.ops.zeropoint.linear_values.default, args, test_utils=("test_schema", "test_faketensor")
     )

@@ -422,16 +422,16 @@ def test_operators_pass_the_checks_of_torch(scheme: str, dtype: torch.dtype, aff
     x = random((4, 12), dtype)
     q = zp.quantize(x, scheme)
     assert (q.zero_point is not None) == affine
-    text, scales = q.params.text, list(q.scales)
+    text, params = q.params.text, list(q.params.stored)
     # The schema test of torch 2.13 compares tensors with a reduction that float8 lacks.
     tests = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    tests = tests if any(s.dtype.itemsize == 1 for s in scales) else (*tests, "test_schema")
+    tests = tests if any(s.dtype.itemsize == 1 for s in params) else (*tests, "test_schema")
     calls = [
         (torch.ops.zeropoint.quantize_dynamic.default, (x, text)),
-        (torch.ops.zeropoint.quantize.default, (x, scales, q.zero_point, text)),
-        (torch.ops.zeropoint.dequantize.default, (q.data, scales, q.zero_point, text, [4, 12], dtype, dtype)),
-        (torch.ops.zeropoint.fake_quantize.default, (x.clone().requires_grad_(), scales, q.zero_point, text)),
-        (torch.ops.zeropoint.fake_quantize_backward.default, (x, x, scales, q.zero_point, text)),
+        (torch.ops.zeropoint.quantize.default, (x, params, text)),
+        (torch.ops.zeropoint.dequantize.default, (q.data, params, text, [4, 12], dtype, dtype)),
+        (torch.ops.zeropoint.fake_quantize.default, (x.clone().requires_grad_(), params, text)),
+        (torch.ops.zeropoint.fake_quantize_backward.default, (x, x, params, text)),
     ]
     for operator, arguments in calls:
         assert set(opcheck(operator, arguments, test_utils=tests).values()) == {"SUCCESS"}

@@ -35,7 +35,7 @@ from ..errors import CheckpointError, UnsupportedError
 from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout import packing
 from ..params import QuantizationParams
-from ..params.arithmetic import zero_point_dtype
+from ..params.tensors import zero_point_dtype
 from ..schemes import Preset, RangeRule, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from . import words

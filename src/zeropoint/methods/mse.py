@@ -24,6 +24,7 @@ from ..functional import quantize
 from ..layout.blocks import pairwise_sums
 from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
+from ..params.tensors import granularities
 from ..schemes import Granularity, Scheme, ZeroPoint
 from ..schemes.scale_rules import Store
 from ..stats import Accumulator
@@ -121,8 +122,8 @@ def _searched(scheme: Scheme) -> list[int]:
 
 
 def _heights(scheme: Scheme, shape: tuple[int, ...]) -> list[int]:
-    """Return of each level how many entries of the first axis share a number; _ALL where all of them do."""
-    return [level.granularity.block_shape((_ALL, *shape[1:]))[0] for level in scheme.levels]
+    """Return how many entries of the first axis share a number of each parameter; _ALL where all do."""
+    return [blocks.block_shape((_ALL, *shape[1:]))[0] for blocks in granularities(scheme)]
 
 
 def _pieces(
@@ -142,12 +143,8 @@ def _pieces(
         def own(tensor: torch.Tensor, height: int, start: int = start, stop: int = stop) -> torch.Tensor:
             return tensor if height == _ALL else tensor[start // height : -(-stop // height)]
 
-        zero = params.zero_point
-        levels = list(map(own, params.levels, heights))
-        part = QuantizationParams.of(
-            scheme, (stop - start, *shape[1:]), params.dtype, levels,
-            None if zero is None else own(zero, heights[0]),
-        )  # fmt: skip
+        stored = list(map(own, params.stored, heights))
+        part = QuantizationParams.of(scheme, (stop - start, *shape[1:]), params.dtype, stored)
         yield slice(start, stop), weight[start:stop], part
 
 
@@ -156,13 +153,11 @@ def _joined(whole: QuantizationParams, parts: list[QuantizationParams]) -> Quant
     if len(parts) == 1:
         return parts[0]
     heights = _heights(whole.scheme, whole.shape)
-    levels = [
-        level if height == _ALL else torch.cat([part.levels[index] for part in parts])
-        for index, (level, height) in enumerate(zip(whole.levels, heights, strict=True))
+    stored = [
+        values if height == _ALL else torch.cat([part.stored[index] for part in parts])
+        for index, (values, height) in enumerate(zip(whole.stored, heights, strict=True))
     ]
-    zeros = [part.zero_point for part in parts if part.zero_point is not None]
-    zero = torch.cat(zeros) if zeros else None
-    return QuantizationParams.of(whole.scheme, whole.shape, whole.dtype, levels, zero)
+    return QuantizationParams.of(whole.scheme, whole.shape, whole.dtype, stored)
 
 
 def _searched_params(

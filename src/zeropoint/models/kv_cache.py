@@ -13,7 +13,7 @@ import torch
 
 from ..errors import NonFiniteError, RangeError, SchemeError, ShapeError, UnsupportedError
 from ..formats import RoundingMode
-from ..functional import quantize
+from ..functional import quantize, tensors_of
 from ..params import QuantizationParams
 from ..schemes import Granularity, Scheme
 from ..tensor import QuantizedTensor
@@ -315,10 +315,9 @@ def _along_tokens(scheme: Scheme) -> Scheme | None:
 
 def _changed(q: QuantizedTensor, change: Callable[[torch.Tensor], torch.Tensor]) -> QuantizedTensor:
     """Return ``q`` with each of its tensors changed alike along the axes of sequences or tokens."""
-    data, zeros = change(q.data), q.zero_point
+    data = change(q.data)
     shape = (*data.shape[:-1], q.shape[-1] * data.shape[-1] // q.data.shape[-1])
-    levels, zeros = list(map(change, q.params.levels)), None if zeros is None else change(zeros)
-    params = QuantizationParams.of(q.scheme, shape, q.params.dtype, levels, zeros)
+    params = QuantizationParams.of(q.scheme, shape, q.params.dtype, list(map(change, q.params.stored)))
     return replace(q, data=data, params=params, shape=shape)
 
 
@@ -336,6 +335,5 @@ def _between(q: QuantizedTensor, axis: int, start: int, stop: int) -> QuantizedT
 
 def _joined(first: QuantizedTensor, second: QuantizedTensor, axis: int) -> QuantizedTensor:
     """Return the tokens of both, in order, along an axis; the first end with a whole block."""
-    zeros = [] if second.zero_point is None else [second.zero_point]
-    rest = iter([second.data, *second.params.levels, *zeros])
+    rest = iter(tensors_of(second))
     return _changed(first, lambda t: torch.cat([t, next(rest)], axis))

@@ -141,23 +141,22 @@ def _codes(layer: LinearParts) -> Run:
     def run(x: torch.Tensor) -> torch.Tensor:
         given: list[torch.Tensor] = []
         if isinstance(source, FakeQuantize):
-            zero = source._buffers.get("zero_point")
-            given = [*_scales(source), *([] if zero is None else [zero])]
+            given = _stored(source)
         data = weight._buffers["data"]
         assert data is not None
-        return product(x, given, data, _scales(weight), layer.bias)
+        return product(x, given, data, _stored(weight), layer.bias)
 
     return run
 
 
-def _scales(holder: PackedWeight | FakeQuantize) -> list[torch.Tensor]:
-    """Return the scales of a weight or input; most are one float buffer, read without its parameters."""
-    scale = holder._buffers["scale1"]
+def _stored(holder: PackedWeight | FakeQuantize) -> list[torch.Tensor]:
+    """Return the parameters of a weight or input; most are float buffers, read as they are."""
+    scale, zero = holder._buffers["scale1"], holder._buffers.get("zero_point")
     assert scale is not None
     if len(holder.scheme.levels) == 1 and scale.element_size() > 1:
-        return [scale]
+        return [scale] if zero is None else [scale, zero]
     params = holder.quantized().params if isinstance(holder, PackedWeight) else holder.params
-    return list(params.levels)
+    return list(params.stored)
 
 
 def _torch_refusal(layer: LinearParts) -> str | None:
@@ -218,9 +217,9 @@ def _values(layer: LinearParts) -> Run:
 
     def run(x: torch.Tensor) -> torch.Tensor:
         x = x if source is None else source(x)
-        data, zero = weight._buffers["data"], weight._buffers.get("zero_point")
+        data = weight._buffers["data"]
         assert data is not None
-        return product(x, data, _scales(weight), zero, layer.bias)
+        return product(x, data, _stored(weight), layer.bias)
 
     return run
 

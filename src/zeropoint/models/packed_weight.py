@@ -20,6 +20,7 @@ from ..params.module_buffers import (
     refusal_of_state,
     register_params,
 )
+from ..params.tensors import granularities
 from ..tensor import QuantizedTensor
 
 Pick = Callable[[torch.Tensor, int], torch.Tensor]
@@ -99,9 +100,9 @@ class PackedWeight(nn.Module):
         return set(self._heights()) <= {1, _ALL}
 
     def _heights(self) -> list[int]:
-        """Return how many rows share a scale, level by level."""
+        """Return how many rows share a number of each parameter."""
         shape = (_ALL, *self.shape[1:])
-        return [level.granularity.block_shape(shape)[0] for level in self.scheme.levels]
+        return [blocks.block_shape(shape)[0] for blocks in granularities(self.scheme)]
 
     def tile(self, start: int, stop: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the values of rows ``start`` to ``stop``, in ``dtype`` or that of the float weight.
@@ -168,10 +169,8 @@ class PackedWeight(nn.Module):
         def own(t: torch.Tensor, height: int) -> torch.Tensor:
             return t if height == _ALL else pick(t, height)
 
-        heights, zero = self._heights(), whole.zero_point
-        levels = list(map(own, whole.params.levels, heights))
-        zero = None if zero is None else own(zero, heights[0])
-        params = QuantizationParams.of(self.scheme, shape, whole.params.dtype, levels, zero)
+        stored = list(map(own, whole.params.stored, self._heights()))
+        params = QuantizationParams.of(self.scheme, shape, whole.params.dtype, stored)
         return QuantizedTensor(data=data, params=params, shape=shape, dtype=self.dtype)
 
     def get_extra_state(self) -> torch.Tensor:

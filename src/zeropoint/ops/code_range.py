@@ -12,9 +12,9 @@ from ..formats import RoundingMode
 from ..formats.codes import uniform_noise
 from ..formats.torch_dtypes import wide_dtype
 from ..layout import packing
+from ..params.tensors import Params
 from ..schemes import Scheme
 from . import reference
-from .registry import Params
 
 
 def clamp_codes(data: torch.Tensor, scheme: Scheme, shape: tuple[int, ...], limits: tuple[int, int]) -> None:
@@ -27,13 +27,13 @@ def clamp_codes(data: torch.Tensor, scheme: Scheme, shape: tuple[int, ...], limi
 def fake_quantize(x: torch.Tensor, scheme: Scheme, params: Params, limits: tuple[int, int]) -> torch.Tensor:
     """Return the values of the limited codes of ``x``; NaN takes the lowest, Inf an end."""
     shape = tuple(x.shape)
-    parts = list(reference.code_parts(x, scheme, *params))
+    parts = list(reference.code_parts(x, scheme, params))
     if not parts:
         return torch.empty_like(x)
     patterns = torch.cat(parts) if len(parts) > 1 else parts[0]
     limited = packing.as_values(patterns, scheme.element).clamp(*limits)
     return reference.dequantize(
-        packing.pack(limited, scheme.bits), scheme, *params, shape=shape, dtype=x.dtype, own_dtype=x.dtype
+        packing.pack(limited, scheme.bits), scheme, params, shape=shape, dtype=x.dtype, own_dtype=x.dtype
     )
 
 

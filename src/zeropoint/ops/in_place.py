@@ -15,9 +15,10 @@ from ..formats import Overflow, RoundingMode
 from ..layout.blocks import spread_blocks
 from ..params.arithmetic import multiplies
 from ..params.effective import effective_scale
+from ..params.tensors import Params, zero_point_of
 from ..schemes import Scheme, ZeroPoint, ZeroPointPlace
 from . import reference
-from .registry import Op, Params, Request
+from .registry import Op, Request
 
 Slice = slice | tuple[()]
 CHUNK = 1 << 17
@@ -49,11 +50,12 @@ class InPlace:
 
     def __init__(self, request: Request, params: Params, code_range: tuple[int, int] | None) -> None:
         scheme, shape = request.scheme, request.shape
-        scale = effective_scale(scheme, params[0], shape, request.own_dtype)
+        scale = effective_scale(scheme, params, shape, request.own_dtype)
         assert scale is not None
         blocks = scheme.granularity
         self._scale = spread_blocks(scale, blocks, shape).clone()
-        zero = torch.zeros_like(scale) if params[1] is None else params[1].double()
+        zero = zero_point_of(scheme, params)
+        zero = torch.zeros_like(scale) if zero is None else zero.double()
         self._zero = spread_blocks(zero, blocks, shape).clone()
         self._inside = _zero_inside(scheme)
         self._low, self._high = code_range or (scheme.qmin, scheme.qmax)

@@ -15,10 +15,10 @@ import torch
 
 from ..errors import DtypeError, ShapeError
 from ..layout import packing
-from ..params.arithmetic import parameter_tensors, require_parameters
+from ..params.tensors import Params, parameter_tensors, require_parameters
 from ..schemes import Scheme
 from .linear import Layer, linear_request
-from .registry import Counter, Kernel, Op, Params, Request, counter, kernel_of
+from .registry import Counter, Kernel, Op, Request, counter, kernel_of
 from .threads import gradual_underflow
 
 Made = TypeVar("Made")
@@ -109,11 +109,11 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
 
 @operator("quantize_dynamic")
 def quantize_dynamic(x: torch.Tensor, scheme: str) -> list[torch.Tensor]:
-    """Return ``[data, scale_1, ..., zero_point]`` of ``x``; the zero point only for affine schemes."""
+    """Return ``[data, *params]`` of ``x``: its codes and the tensors of its parameters."""
     value = Scheme.parse(scheme)
     with gradual_underflow():
-        data, (scales, zero_point) = kernel_for(Op.QUANTIZE_DYNAMIC, x, value).run(x)
-    return [data, *scales, *([] if zero_point is None else [zero_point])]
+        data, params = kernel_for(Op.QUANTIZE_DYNAMIC, x, value).run(x)
+    return [data, *params]
 
 
 @quantize_dynamic.register_fake
@@ -128,13 +128,11 @@ def _fake_data(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 
 
 @operator("quantize")
-def quantize(
-    x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str
-) -> torch.Tensor:
+def quantize(x: torch.Tensor, params: list[torch.Tensor], scheme: str) -> torch.Tensor:
     """Return the packed codes of ``x`` under given parameters."""
     value = Scheme.parse(scheme)
     with gradual_underflow():
-        data: torch.Tensor = kernel_for(Op.QUANTIZE, x, value).run(x, (tuple(scales), zero_point))
+        data: torch.Tensor = kernel_for(Op.QUANTIZE, x, value).run(x, params)
     return data
 
 
@@ -146,8 +144,7 @@ def _(x: torch.Tensor, *rest: Any) -> torch.Tensor:
 @operator("dequantize")
 def dequantize(
     data: torch.Tensor,
-    scales: list[torch.Tensor],
-    zero_point: torch.Tensor | None,
+    params: list[torch.Tensor],
     scheme: str,
     shape: list[int],
     dtype: torch.dtype,
@@ -165,7 +162,7 @@ def dequantize(
         device=data.device,
     )
     with gradual_underflow():
-        values: torch.Tensor = kernel(wanted).run(data, (tuple(scales), zero_point))
+        values: torch.Tensor = kernel(wanted).run(data, params)
     return values
 
 
@@ -176,13 +173,11 @@ def _(data: torch.Tensor, *rest: Any) -> torch.Tensor:
 
 
 @operator("fake_quantize")
-def fake_quantize(
-    x: torch.Tensor, scales: list[torch.Tensor], zero_point: torch.Tensor | None, scheme: str
-) -> torch.Tensor:
+def fake_quantize(x: torch.Tensor, params: list[torch.Tensor], scheme: str) -> torch.Tensor:
     """Return ``x`` quantized and dequantized, in its own dtype."""
     value = Scheme.parse(scheme)
     with gradual_underflow():
-        values: torch.Tensor = kernel_for(Op.FAKE_QUANTIZE, x, value).run(x, (tuple(scales), zero_point))
+        values: torch.Tensor = kernel_for(Op.FAKE_QUANTIZE, x, value).run(x, params)
     return values
 
 
@@ -195,8 +190,7 @@ def _(x: torch.Tensor, *_rest: Any) -> torch.Tensor:
 def fake_quantize_backward(
     grad: torch.Tensor,
     x: torch.Tensor,
-    scales: list[torch.Tensor],
-    zero_point: torch.Tensor | None,
+    params: list[torch.Tensor],
     scheme: str,
 ) -> torch.Tensor:
     """Return ``grad`` where the rounded ``x`` lies within the codes, else zero.
@@ -209,7 +203,6 @@ def fake_quantize_backward(
         raise DtypeError(f"grad ({grad.dtype}) must have the dtype of x, {x.dtype}; convert it first")
     value = Scheme.parse(scheme)
     with gradual_underflow():
-        params = tuple(scales), zero_point
         gradient: torch.Tensor = kernel_for(Op.FAKE_QUANTIZE_BACKWARD, x, value).run(grad, x, params)
     return gradient
 
@@ -220,16 +213,13 @@ def _(grad: torch.Tensor, *_rest: Any) -> torch.Tensor:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, scales, zero_point, ctx.scheme = inputs
-    ctx.count = len(scales)
-    ctx.save_for_backward(x, *scales, *([] if zero_point is None else [zero_point]))
+    x, params, ctx.scheme = inputs
+    ctx.save_for_backward(x, *params)
 
 
-def _straight_through(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, list[None], None, None]:
-    x, *rest = ctx.saved_tensors
-    scales, zeros = rest[: ctx.count], rest[ctx.count :]
-    gradient = fake_quantize_backward(grad, x, scales, zeros[0] if zeros else None, ctx.scheme)
-    return gradient, [None] * ctx.count, None, None
+def _straight_through(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, list[None], None]:
+    x, *params = ctx.saved_tensors
+    return fake_quantize_backward(grad, x, params, ctx.scheme), [None] * len(params), None
 
 
 fake_quantize.register_autograd(_straight_through, setup_context=_keep)
@@ -240,7 +230,7 @@ def linear(
     x: torch.Tensor,
     params: list[torch.Tensor],
     weight: torch.Tensor,
-    weight_scales: list[torch.Tensor],
+    weight_params: list[torch.Tensor],
     bias: torch.Tensor | None,
     scheme: str,
     weight_scheme: str,
@@ -248,16 +238,16 @@ def linear(
 ) -> torch.Tensor:
     """Return a linear layer's output from integer codes; see :mod:`.linear`.
 
-    x: (..., in_features). params: scale, and zero point if there is one, of all of ``x`` under ``scheme``;
-    empty where each row gives its own, or where ``scheme`` is empty and ``x`` is not quantized. weight:
-    (out_features, bytes) packed codes of ``weight_scheme``.
+    x: (..., in_features). params: those of all of ``x`` under ``scheme``; empty where each row gives its own,
+    or where ``scheme`` is empty and ``x`` is not quantized. weight: (out_features, bytes) packed codes of
+    ``weight_scheme``, of which ``weight_params`` are the parameters.
     Raises UnsupportedError for schemes that are not products of integer codes, ShapeError for rows of another
     length than ``x`` has and for scales, zero points or a bias that are too few or too many, NonFiniteError
     and RangeError as quantizing ``x`` does.
     """
     shape, dtypes = (weight.shape[0], x.shape[-1]), (x.dtype, weight_dtype)
     wanted = linear_request(scheme, weight_scheme, shape, dtypes, x.device, given=bool(params))
-    return _layer_of(wanted, weight, (tuple(weight_scales), None), bias)(x, _given(wanted, params))
+    return _layer_of(wanted, weight, weight_params, bias)(x, _given(wanted, params))
 
 
 @linear.register_fake
@@ -293,9 +283,8 @@ def _given(wanted: Request, params: list[torch.Tensor]) -> Params | None:
     if not params:
         return None
     assert wanted.source is not None
-    given = (params[0],), params[1] if len(params) > 1 else None
-    require_parameters(wanted.source, given, (1, wanted.shape[1]))
-    return given
+    require_parameters(wanted.source, params, (1, wanted.shape[1]))
+    return params
 
 
 class Kept:
@@ -332,22 +321,22 @@ class LinearLayer:
         x: torch.Tensor,
         params: list[torch.Tensor],
         weight: torch.Tensor,
-        scales: list[torch.Tensor],
+        weight_params: list[torch.Tensor],
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the output; arguments and errors are those of :data:`linear`."""
         if not is_plain(x):
-            y: torch.Tensor = linear(x, params, weight, scales, bias, *self._schemes)
+            y: torch.Tensor = linear(x, params, weight, weight_params, bias, *self._schemes)
             return y
 
         def make() -> tuple[Request, Layer]:
             scheme, weight_scheme, dtype = self._schemes
             shape, dtypes = (weight.shape[0], x.shape[-1]), (x.dtype, dtype)
             wanted = linear_request(scheme, weight_scheme, shape, dtypes, x.device, given=bool(params))
-            return wanted, _layer_of(wanted, weight, (tuple(scales), None), bias)
+            return wanted, _layer_of(wanted, weight, weight_params, bias)
 
         key = x.dtype, x.device, x.shape[-1], len(params), _ONLY.get()
-        wanted, layer = self._kept.of(key, (weight, *scales, bias), make)
+        wanted, layer = self._kept.of(key, (weight, *weight_params, bias), make)
         return layer(x, _given(wanted, params))
 
 
@@ -355,8 +344,7 @@ class LinearLayer:
 def linear_values(
     x: torch.Tensor,
     weight: torch.Tensor,
-    scales: list[torch.Tensor],
-    zero_point: torch.Tensor | None,
+    params: list[torch.Tensor],
     bias: torch.Tensor | None,
     scheme: str,
     weight_dtype: torch.dtype,
@@ -367,7 +355,7 @@ def linear_values(
     Raises ShapeError as :data:`linear` does.
     """
     wanted = _values_request(x, weight, Scheme.parse(scheme), weight_dtype)
-    return _layer_of(wanted, weight, (tuple(scales), zero_point), bias)(x, None)
+    return _layer_of(wanted, weight, params, bias)(x, None)
 
 
 @linear_values.register_fake
@@ -398,20 +386,17 @@ class ValueLayer:
         self,
         x: torch.Tensor,
         weight: torch.Tensor,
-        scales: list[torch.Tensor],
-        zero_point: torch.Tensor | None,
+        params: list[torch.Tensor],
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the output; arguments and errors are those of :data:`linear_values`."""
         if not is_plain(x):
-            y: torch.Tensor = linear_values(
-                x, weight, scales, zero_point, bias, str(self._scheme), self._dtype
-            )
+            y: torch.Tensor = linear_values(x, weight, params, bias, str(self._scheme), self._dtype)
             return y
 
         def make() -> Layer:
             wanted = _values_request(x, weight, self._scheme, self._dtype)
-            return _layer_of(wanted, weight, (tuple(scales), zero_point), bias)
+            return _layer_of(wanted, weight, params, bias)
 
         key = x.dtype, x.device, x.shape[-1], _ONLY.get()
-        return self._kept.of(key, (weight, *scales, zero_point, bias), make)(x, None)
+        return self._kept.of(key, (weight, *params, bias), make)(x, None)

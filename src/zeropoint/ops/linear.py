@@ -17,9 +17,10 @@ from ..errors import UnsupportedError
 from ..formats.torch_dtypes import wide_dtype
 from ..layout import packing
 from ..params.effective import effective_scale
+from ..params.tensors import Params, zero_point_of
 from ..schemes import Scheme, ZeroPoint
 from . import reference
-from .registry import Op, Params, Request
+from .registry import Op, Request
 from .threads import gradual_underflow
 
 LONGEST = (1 << 31) // (255 * 128)
@@ -113,17 +114,17 @@ def reference_linear(
     request: Request,
     x: torch.Tensor,
     params: Params | None,
-    weight: tuple[torch.Tensor, tuple[torch.Tensor, ...]],
+    weight: tuple[torch.Tensor, Params],
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return the layer's output in plain torch, on any device: sums in float64, which holds them exactly.
 
-    weight: packed codes and scales.
+    weight: packed codes and parameters.
     """
-    (rows, cols), (data, levels) = request.shape, weight
+    (rows, cols), (data, scales) = request.shape, weight
     flat = x.reshape(-1, cols)
     codes, scale = _coded(request.source, flat, params)
-    factors = effective_scale(request.scheme, levels, request.shape, request.own_dtype)
+    factors = effective_scale(request.scheme, scales, request.shape, request.own_dtype)
     assert factors is not None
     factors = factors.double().expand(rows, -1)
     grouped = (-1, factors.shape[1], cols // factors.shape[1])
@@ -139,17 +140,12 @@ def _coded(
     """Return codes less their zero points, and their scale, both float64; an input as it is has scale 1."""
     if scheme is None:
         return x.double(), torch.ones((), dtype=torch.float64, device=x.device)
-    scales, zero = reference.choose_params(x, scheme) if params is None else _spread(params)
-    codes = _numbers(reference.quantize(x, scheme, scales, zero), scheme, x.shape[1])
-    scale = effective_scale(scheme, scales, tuple(x.shape), x.dtype)
+    # Given parameters are those of one block.
+    own = reference.choose_params(x, scheme) if params is None else [each.reshape(1, 1) for each in params]
+    codes = _numbers(reference.quantize(x, scheme, own), scheme, x.shape[1])
+    scale, zero = effective_scale(scheme, own, tuple(x.shape), x.dtype), zero_point_of(scheme, own)
     assert scale is not None
     return codes if zero is None else codes - zero, scale.double()
-
-
-def _spread(params: Params) -> Params:
-    """Return the parameters of one block on the grid of a matrix."""
-    scales, zero = params
-    return tuple(s.reshape(1, 1) for s in scales), None if zero is None else zero.reshape(1, 1)
 
 
 def _numbers(data: torch.Tensor, scheme: Scheme, cols: int) -> torch.Tensor:

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from ..params.tensors import Params
 from . import code_range as limits
-from .registry import HeldKernel, Op, Params, Request
+from .registry import HeldKernel, Op, Request
 from .threads import gradual_underflow
 
 Limits = tuple[int, int] | None
@@ -38,8 +39,7 @@ class FunctionKernel:
         given, held = _copied(params), 0
         run = _HELD[self.request.op](self.run, self.request, given, code_range)
         if given is not None:
-            scales, zero_point = given
-            held = sum(scale.nbytes for scale in scales) + (0 if zero_point is None else zero_point.nbytes)
+            held = sum(each.nbytes for each in given)
 
         def unflushed(*tensors: Any) -> None:
             with gradual_underflow():
@@ -95,12 +95,7 @@ def _backward(run: Function, request: Request, given: Params | None, codes: Limi
 
 def _copied(params: Params | None) -> Params | None:
     """Return parameters that later changes to the caller's tensors do not reach."""
-    if params is None:
-        return None
-    scales, zero_point = params
-    return tuple(
-        s.detach().clone() for s in scales
-    ), None if zero_point is None else zero_point.detach().clone()
+    return None if params is None else [each.detach().clone() for each in params]
 
 
 _HELD: dict[Op, Callable[[Function, Request, Params | None, Limits], Callable[..., None]]] = {

@@ -23,6 +23,7 @@ from ..params import arithmetic, chains
 from ..params.arithmetic import Ranges, multiplies, rounder, through
 from ..params.effective import effective_offset, effective_scale
 from ..params.stored import load_scale, store
+from ..params.tensors import Params, zero_point_of
 from ..schemes import Arithmetic, Granularity, Scheme, ZeroPoint, ZeroPointPlace
 from ..schemes.scale_rules import Pick
 
@@ -82,8 +83,8 @@ def whole_range(
 
 def choose_params(
     x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None = None
-) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
-    """Return the tensors of all levels and the zero point that ``x`` gives; extremes: as :func:`ranges`.
+) -> tuple[torch.Tensor, ...]:
+    """Return the parameters that ``x`` gives; extremes: as :func:`ranges`.
 
     Raises NonFiniteError for NaN and Inf, RangeError for a scale that its format cannot hold.
     """
@@ -93,7 +94,7 @@ def choose_params(
         arithmetic.require_signs(scheme, *_block_range(x, scheme.granularity))
     found = ranges(x, scheme, extremes)
     if scheme.element.reads_sign:
-        return _chosen(x, scheme, found).tensors, None
+        return _chosen(x, scheme, found).tensors
     return arithmetic.scales_from_ranges(scheme, found)
 
 
@@ -139,32 +140,28 @@ def _require_whole(scheme: Scheme, extremes: tuple[float, float] | None) -> None
 
 def quantize_dynamic(
     x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None = None
-) -> tuple[torch.Tensor, tuple[tuple[torch.Tensor, ...], torch.Tensor | None]]:
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """Return packed codes and the parameters that ``x`` gives; extremes: as :func:`ranges`."""
     if scheme.chained is None:
         params = choose_params(x, scheme, extremes)
-        return quantize(x, scheme, *params), params
+        return quantize(x, scheme, params), params
     require_finite(x)
     _require_whole(scheme, extremes)
     found = ranges(x, scheme, extremes)
     chosen = _chosen(x, scheme, found)
     offset = None if chosen.offset is None else spread_blocks(chosen.offset, scheme.granularity, found.shape)
     spread = Spread(spread_blocks(chosen.scale, scheme.granularity, found.shape), None, offset)
-    return _joined(_encoded_parts(x, scheme, spread), x, scheme), (chosen.tensors, None)
+    return _joined(_encoded_parts(x, scheme, spread), x, scheme), chosen.tensors
 
 
-def quantize(
-    x: torch.Tensor, scheme: Scheme, scales: tuple[torch.Tensor, ...], zero_point: torch.Tensor | None
-) -> torch.Tensor:
+def quantize(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
     """Return the packed codes of finite ``x`` under given parameters: uint8, rows padded to bytes."""
     require_finite(x)
-    return _packed(x, scheme, scales, zero_point)
+    return _packed(x, scheme, params)
 
 
-def _packed(
-    x: torch.Tensor, scheme: Scheme, scales: tuple[torch.Tensor, ...], zero_point: torch.Tensor | None
-) -> torch.Tensor:
-    return _joined(code_parts(x, scheme, scales, zero_point), x, scheme)
+def _packed(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
+    return _joined(code_parts(x, scheme, params), x, scheme)
 
 
 def _joined(codes: Iterator[torch.Tensor], x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
@@ -177,11 +174,9 @@ def _joined(codes: Iterator[torch.Tensor], x: torch.Tensor, scheme: Scheme) -> t
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def code_parts(
-    x: torch.Tensor, scheme: Scheme, scales: tuple[torch.Tensor, ...], zero_point: torch.Tensor | None
-) -> Iterator[torch.Tensor]:
+def code_parts(x: torch.Tensor, scheme: Scheme, params: Params) -> Iterator[torch.Tensor]:
     """Return the unpacked code patterns of ``x`` in chunks along its first axis."""
-    spread = spread_parameters(scheme, (scales, zero_point), shape=tuple(x.shape), dtype=x.dtype)
+    spread = spread_parameters(scheme, params, shape=tuple(x.shape), dtype=x.dtype)
     return _encoded_parts(x, scheme, spread)
 
 
@@ -214,14 +209,12 @@ class Spread(NamedTuple):
 
 
 def spread_parameters(
-    scheme: Scheme, params: tuple[tuple[torch.Tensor, ...], torch.Tensor | None], *, shape: tuple[int, ...],
-    dtype: torch.dtype,
-) -> Spread:  # fmt: skip
+    scheme: Scheme, params: Params, *, shape: tuple[int, ...], dtype: torch.dtype
+) -> Spread:
     """Return the parameters of each element of a tensor of ``shape`` and ``dtype``."""
-    levels, zero_point = params
     blocks = (
-        effective_scale(scheme, levels, shape, dtype), zero_point,
-        effective_offset(scheme, levels, shape, dtype),
+        effective_scale(scheme, params, shape, dtype), zero_point_of(scheme, params),
+        effective_offset(scheme, params, shape, dtype),
     )  # fmt: skip
     return Spread(*(None if v is None else spread_blocks(v, scheme.granularity, shape) for v in blocks))
 
@@ -302,15 +295,14 @@ def integer_steps(
 def dequantize(
     data: torch.Tensor,
     scheme: Scheme,
-    scales: tuple[torch.Tensor, ...],
-    zero_point: torch.Tensor | None,
+    params: Params,
     *,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     own_dtype: torch.dtype,
 ) -> torch.Tensor:
     """Return the values of packed codes in ``dtype``; ``own_dtype`` is that of the tensor quantized."""
-    spread = spread_parameters(scheme, (scales, zero_point), shape=shape, dtype=own_dtype)
+    spread = spread_parameters(scheme, params, shape=shape, dtype=own_dtype)
     scale, zero, offset = (None if value is None else value.expand(shape) for value in spread)
     wide = torch.float64 if torch.float64 in (dtype, own_dtype) else torch.float32
     out = torch.empty(shape, dtype=dtype, device=data.device)
@@ -343,28 +335,24 @@ def _bytes_of(data: torch.Tensor, pick: slice | tuple[()], bits: int, shape: tup
     return data[pick.start * bits // 8 : packing.packed_length(pick.stop, bits)]
 
 
-def fake_quantize(
-    x: torch.Tensor, scheme: Scheme, scales: tuple[torch.Tensor, ...], zero_point: torch.Tensor | None
-) -> torch.Tensor:
+def fake_quantize(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
     """Return ``dequantize(quantize(x))`` in the dtype of ``x``.
 
     Training may run into NaN: an integer format makes it the lowest code, as torch does; others pass it on.
     """
     shape = tuple(x.shape)
-    data = _packed(x, scheme, scales, zero_point)
-    values = dequantize(data, scheme, scales, zero_point, shape=shape, dtype=x.dtype, own_dtype=x.dtype)
+    data = _packed(x, scheme, params)
+    values = dequantize(data, scheme, params, shape=shape, dtype=x.dtype, own_dtype=x.dtype)
     return values if scheme.element.is_integer else torch.where(torch.isnan(x), torch.nan, values)
 
 
-def inside(
-    x: torch.Tensor, scheme: Scheme, scales: tuple[torch.Tensor, ...], zero_point: torch.Tensor | None
-) -> torch.Tensor:
+def inside(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
     """Return where ``x``, rounded, needs no clipping: the mask of the gradient, bounds included.
 
     NaN and Inf are outside.
     """
     shape = tuple(x.shape)
-    scale, zero, offset = spread_parameters(scheme, (scales, zero_point), shape=shape, dtype=x.dtype)
+    scale, zero, offset = spread_parameters(scheme, params, shape=shape, dtype=x.dtype)
     near = x if offset is None else x.to(offset.dtype) - offset
     # Where the scale is zero the ratio is zero too, also that of Inf.
     ratio = torch.where(torch.isfinite(x), scaled(near, scheme, scale), torch.nan).double()

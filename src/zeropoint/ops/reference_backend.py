@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from ..params.module_buffers import bytes_of
+from ..params.tensors import Params
 from . import in_place, reference
 from . import linear as layers
 from .preparation import FunctionKernel
-from .registry import REFERENCE, HeldKernel, Kernel, Op, Params, Request
+from .registry import REFERENCE, HeldKernel, Kernel, Op, Request
 from .row_errors import RowErrors, row_errors
 from .threads import gradual_underflow
 
@@ -19,12 +21,10 @@ def filled(
     out: tuple[torch.Tensor, Params], data: torch.Tensor, params: Params
 ) -> tuple[torch.Tensor, Params]:
     """Copy codes and parameters into ``out`` and return it."""
-    target, (scales, zero_point) = out
+    target, stored = out
     target.copy_(data)
-    for mine, theirs in zip(scales, params[0], strict=True):
-        mine.view(torch.uint8).copy_(theirs.view(torch.uint8))
-    if zero_point is not None and params[1] is not None:
-        zero_point.copy_(params[1])
+    for mine, theirs in zip(stored, params, strict=True):
+        bytes_of(mine).copy_(bytes_of(theirs))
     return out
 
 
@@ -82,7 +82,7 @@ def _quantize_dynamic(request: Request) -> Callable[..., tuple[torch.Tensor, Par
 
 def _quantize(request: Request) -> Callable[..., torch.Tensor]:
     def run(x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
-        data = reference.quantize(x, request.scheme, *params)
+        data = reference.quantize(x, request.scheme, params)
         return data if out is None else out.copy_(data)
 
     return run
@@ -93,7 +93,7 @@ def _dequantize(request: Request) -> Callable[..., torch.Tensor]:
     dtype, own = request.dtype, request.own_dtype
 
     def run(data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
-        values = reference.dequantize(data, scheme, *params, shape=shape, dtype=dtype, own_dtype=own)
+        values = reference.dequantize(data, scheme, params, shape=shape, dtype=dtype, own_dtype=own)
         return values if out is None else out.copy_(values)
 
     return run
@@ -101,7 +101,7 @@ def _dequantize(request: Request) -> Callable[..., torch.Tensor]:
 
 def _fake_quantize(request: Request) -> Callable[..., torch.Tensor]:
     def run(x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
-        values = reference.fake_quantize(x, request.scheme, *params)
+        values = reference.fake_quantize(x, request.scheme, params)
         return values if out is None else out.copy_(values)
 
     return run
@@ -111,7 +111,7 @@ def _backward(request: Request) -> Callable[..., torch.Tensor]:
     def run(
         grad: torch.Tensor, x: torch.Tensor, params: Params, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        inside = reference.inside(x, request.scheme, *params)
+        inside = reference.inside(x, request.scheme, params)
         gradient = torch.where(inside, grad, torch.copysign(torch.zeros_like(grad), grad))
         return gradient if out is None else out.copy_(gradient)
 
@@ -124,9 +124,9 @@ def _measure(request: Request) -> Callable[..., RowErrors]:
     def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> RowErrors:
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
         decoded = reference.dequantize(
-            data, scheme, *params, shape=tuple(x.shape), dtype=wide, own_dtype=x.dtype
+            data, scheme, params, shape=tuple(x.shape), dtype=wide, own_dtype=x.dtype
         )
-        return row_errors(x, decoded, scheme, *params)
+        return row_errors(x, decoded, scheme, params)
 
     return run
 
@@ -135,7 +135,7 @@ def _linear(request: Request) -> Callable[..., layers.Layer]:
     def run(weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> layers.Layer:
         def layer(x: torch.Tensor, given: Params | None) -> torch.Tensor:
             with gradual_underflow():
-                return layers.reference_linear(request, x, given, (weight, params[0]), bias)
+                return layers.reference_linear(request, x, given, (weight, params), bias)
 
         return layer
 

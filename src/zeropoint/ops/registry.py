@@ -19,6 +19,7 @@ import torch
 
 from ..errors import UnsupportedError
 from ..layout.runs import Runs
+from ..params.tensors import Params
 from ..schemes import Scheme
 
 
@@ -67,9 +68,6 @@ class Request:
     device: torch.device
     source: Scheme | None = None
     given: bool = False
-
-
-Params = tuple[tuple[torch.Tensor, ...], torch.Tensor | None]
 
 
 @dataclass(frozen=True, kw_only=True)

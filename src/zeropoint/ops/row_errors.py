@@ -14,6 +14,7 @@ import torch
 
 from ..layout.blocks import spread_blocks
 from ..params.effective import effective_offset, effective_scale
+from ..params.tensors import Params, zero_point_of
 from ..schemes import Scheme
 
 CLIPPED_STEPS = 0.5 + 1 / 32
@@ -45,20 +46,19 @@ def row_errors(
     x: torch.Tensor,
     decoded: torch.Tensor,
     scheme: Scheme,
-    scales: tuple[torch.Tensor, ...],
-    zero_point: torch.Tensor | None,
+    params: Params,
 ) -> RowErrors:
     """Return the errors of ``decoded`` values against ``x``: the reference, in float64."""
     shape = tuple(x.shape)
     middle, reach = code_extent(scheme)
     wide = x.double()
-    scale = effective_scale(scheme, scales, shape, x.dtype)
+    scale, zero_point = effective_scale(scheme, params, shape, x.dtype), zero_point_of(scheme, params)
     unit = torch.ones((), dtype=torch.float64, device=x.device)
     if scale is not None:
         unit = spread_blocks(scale, scheme.granularity, shape).double()
     zero = 0.0 if zero_point is None else spread_blocks(zero_point, scheme.granularity, shape).double()
     center = (middle - zero) * unit
-    offset = effective_offset(scheme, scales, shape, x.dtype)
+    offset = effective_offset(scheme, params, shape, x.dtype)
     if offset is not None:
         center = center + spread_blocks(offset, scheme.granularity, shape).double()
     clipped = (wide - center).abs() > reach * unit.abs()

@@ -22,10 +22,10 @@ from torch.autograd.function import once_differentiable
 from ..formats.codes import decode, second_grid
 from ..formats.torch_dtypes import wide_dtype
 from ..layout import packing
+from ..params.tensors import Params
 from ..schemes import Scheme
 from . import library
 from .reference import spread_parameters
-from .registry import Params
 
 
 class PassWhere(torch.autograd.Function):
@@ -57,27 +57,22 @@ def learns(params: Params) -> bool:
 
 
 def _tracked(params: Params) -> bool:
-    scales, zero_point = params
-    zeros = zero_point is not None and zero_point.requires_grad
-    return zeros or any(scale.requires_grad for scale in scales)
+    return any(each.requires_grad for each in params)
 
 
 def detached(params: Params) -> Params:
     """Return parameters without gradients, which share the memory: the same where they have none."""
-    if not _tracked(params):
-        return params
-    scales, zero_point = params
-    return tuple(scale.detach() for scale in scales), None if zero_point is None else zero_point.detach()
+    return [each.detach() for each in params] if _tracked(params) else params
 
 
 def quantize(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
     """Return the numbers that the codes of ``x`` represent, before zero point and scale, wide dtype."""
     shape, wide, text = tuple(x.shape), wide_dtype(x.dtype), str(scheme)
-    (scales, zero_point), source = detached(params), x.detach()
-    data = library.quantize(source, list(scales), zero_point, text)
+    plain, source = list(detached(params)), x.detach()
+    data = library.quantize(source, plain, text)
     numbers = _decoded(data, scheme, params, shape, (wide, x.dtype))
     ones = torch.ones_like(source)
-    mask = library.fake_quantize_backward(ones, source, list(scales), zero_point, text) != 0
+    mask = library.fake_quantize_backward(ones, source, plain, text) != 0
     scale, origin, offset = _spread(scheme, params, shape, x.dtype)
     steps = x.to(wide) if offset is None else x.to(wide) - offset
     if scale is not None:
@@ -110,8 +105,7 @@ def dequantize_codes(
 
 def fake_quantize(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
     """Return the operator's values of ``x``, differentiable in ``x``, scales and zero points."""
-    scales, zero_point = detached(params)
-    values = library.fake_quantize(x.detach(), list(scales), zero_point, str(scheme))
+    values = library.fake_quantize(x.detach(), list(detached(params)), str(scheme))
     smooth = dequantize(quantize(x, scheme, params), scheme, params, dtype=x.dtype, own_dtype=x.dtype)
     return pass_where(smooth, values, torch.ones_like(values, dtype=torch.bool))
 

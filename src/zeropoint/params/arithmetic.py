@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ..errors import NonFiniteError, RangeError, ShapeError
+from ..errors import NonFiniteError, RangeError
 from ..formats import Format, RoundingMode
 from ..formats.codes import decode, encode, times_power_of_two
-from ..formats.torch_dtypes import dtype_of, format_of, storage_dtype, wide_dtype
+from ..formats.torch_dtypes import dtype_of, format_of, wide_dtype
 from ..layout.blocks import spread_grid
 from ..schemes import Arithmetic, ScaleLevel, Scaling, Scheme, TensorScale, ZeroPoint
 from ..schemes.dialects import ZeroPointFormula
@@ -28,6 +28,7 @@ from . import chains
 from .effective import combined, over_reciprocal, span
 from .powers_of_two import exponents_of, is_quiet, reach, scale_exponent
 from .stored import IEEE, LEAST_NORMAL, round_to, smallest, store, top
+from .tensors import zero_point_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,19 +61,17 @@ class Ranges:
         return high.abs() if low is high else torch.maximum(high.abs(), low.abs())
 
 
-def scales_from_ranges(
-    scheme: Scheme, ranges: Ranges
-) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
-    """Return the tensors of each level, as they are stored, and the zero point or None.
+def scales_from_ranges(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, ...]:
+    """Return the tensors of each level and the zero point, if there is one, as they are stored.
 
     Raises NonFiniteError when a range is not finite, RangeError when a scale does not fit its format or
     numbers of a sign occur that the scheme does not have.
     """
     require_chosen(scheme, ranges)
     if not scheme.scales:
-        return (), None
+        return ()
     if scheme.chained is not None:
-        return chains.choose(scheme, ranges).tensors, None
+        return chains.choose(scheme, ranges).tensors
     if scheme.zero_point is not ZeroPoint.NONE:
         return _affine(scheme, ranges)
     scales: list[torch.Tensor] = []
@@ -91,7 +90,7 @@ def scales_from_ranges(
                 f"of {float(ranges.magnitude(index).max()):g}; use fewer levels, or scale the tensor down"
             )
         scales.append(store(values, level.format_for(format_of(ranges.dtype))))
-    return tuple(reversed(scales)), None
+    return tuple(reversed(scales))
 
 
 def coarsest_scale(scheme: Scheme, ranges: Ranges) -> torch.Tensor:
@@ -357,7 +356,7 @@ def _power_of_two(
     return values
 
 
-def _affine(scheme: Scheme, ranges: Ranges) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+def _affine(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Tensor]:
     level, narrow = scheme.scales[0], rounder(scheme, ranges.dtype)
     low, high = ranges.minimum[0], ranges.maximum[0]
     if scheme.widens_to_zero:
@@ -379,11 +378,11 @@ def _affine(scheme: Scheme, ranges: Ranges) -> tuple[tuple[torch.Tensor, ...], t
     stored = store(scale, level.format_for(format_of(ranges.dtype)))
     if scheme.zero_point is ZeroPoint.REAL:
         _require_offset(offset, low, scheme)
-        return (stored,), offset.to(wide_dtype(ranges.dtype))
+        return stored, offset.to(wide_dtype(ranges.dtype))
     # In float64, which holds the ends of 32-bit codes.
     wide = offset.double()
     rounded = torch.trunc(wide) if formula is ZeroPointFormula.TRUNCATED else torch.round(wide)
-    return (stored,), rounded.clamp(scheme.qmin, scheme.qmax).to(zero_point_dtype(scheme))
+    return stored, rounded.clamp(scheme.qmin, scheme.qmax).to(zero_point_dtype(scheme))
 
 
 def _require_offset(offset: torch.Tensor, low: torch.Tensor, scheme: Scheme) -> None:
@@ -394,46 +393,4 @@ def _require_offset(offset: torch.Tensor, low: torch.Tensor, scheme: Scheme) -> 
         raise RangeError(
             f"zero point of block {where}, whose smallest number is {float(low[where])}, overflows the "
             f"arithmetic of {scheme}; use asym, whose range contains 0, or float32"
-        )
-
-
-def zero_point_dtype(scheme: Scheme) -> torch.dtype:
-    """Return the dtype of integer zero points: int32, as torch takes them, or int64 for 32-bit codes."""
-    return torch.int64 if scheme.bits > 31 else torch.int32
-
-
-def parameter_tensors(
-    scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype
-) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
-    """Return shape and dtype of each level's tensor and of the zero point, if there is one.
-
-    shape, dtype: of the tensor that is quantized.
-    """
-    own = format_of(dtype)
-    scales = [
-        (level.granularity.grid(shape), storage_dtype(level.format_for(own))) for level in scheme.levels
-    ]
-    if scheme.zero_point is ZeroPoint.NONE:
-        return tuple(scales)
-    zeros = zero_point_dtype(scheme) if scheme.zero_point is ZeroPoint.INTEGER else wide_dtype(dtype)
-    return (*scales, (scheme.granularity.grid(shape), zeros))
-
-
-@functools.lru_cache(maxsize=1024)
-def _parameter_counts(scheme: Scheme, shape: tuple[int, ...]) -> list[int]:
-    return [math.prod(grid) for grid, _ in parameter_tensors(scheme, shape, torch.float32)]
-
-
-def require_parameters(
-    scheme: Scheme, params: tuple[tuple[torch.Tensor, ...], torch.Tensor | None], shape: tuple[int, ...]
-) -> None:
-    """Raise ShapeError unless scales and zero point hold a number for each block of a tensor of ``shape``."""
-    scales, zero_point = params
-    wanted = _parameter_counts(scheme, shape)
-    given = scales if zero_point is None else (*scales, zero_point)
-    if [x.numel() for x in given] != wanted:
-        found = ", ".join(str(tuple(x.shape)) for x in given) or "none"
-        raise ShapeError(
-            f"scales and zero points (of shape {found}) must hold {', '.join(map(str, wanted)) or 'no'} "
-            f"numbers, as {scheme} has for a tensor of shape {shape}"
         )

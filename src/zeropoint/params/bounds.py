@@ -39,6 +39,7 @@ from .arithmetic import multiplies, rounder
 from .effective import combined, effective_scale
 from .powers_of_two import reach
 from .stored import load_scale
+from .tensors import Params, zero_point_of
 
 Extremes = tuple[torch.Tensor, torch.Tensor]
 """Smallest and largest number of each finest block, float64."""
@@ -65,22 +66,21 @@ class UnitRoundoff:
 class BlockErrors:
     """The parameters of a tensor of ``shape`` and ``dtype``, and what its numbers may be off by.
 
-    scales, zero_point: as they are stored.
+    params: as they are stored.
     """
 
     def __init__(
         self,
         scheme: Scheme,
-        scales: tuple[torch.Tensor, ...],
-        zero_point: torch.Tensor | None,
+        params: Params,
         *,
         shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> None:
-        self.scheme, self.scales, self.shape, self.dtype = scheme, scales, shape, dtype
+        self.scheme, self.scales, self.shape, self.dtype = scheme, params[: len(scheme.scales)], shape, dtype
         self.wide = UnitRoundoff.of(wide_dtype(dtype))
         self.narrow = UnitRoundoff.of(rounder(scheme, dtype))
-        scale = effective_scale(scheme, scales, shape, dtype)
+        scale, zero_point = effective_scale(scheme, params, shape, dtype), zero_point_of(scheme, params)
         self.scale = torch.ones((1,) * len(shape), dtype=torch.float64) if scale is None else scale.double()
         self.step = float(scheme.element_step)
         low, high = scheme.ends

@@ -11,8 +11,8 @@ from ..errors import DtypeError, RangeError, SchemeError, ShapeError
 from ..formats import Format, format_name
 from ..formats.torch_dtypes import format_of, storage_dtype, wide_dtype
 from ..schemes import Granularity, ScaleLevel, ZeroPoint
-from .arithmetic import zero_point_dtype
 from .stored import load_scale
+from .tensors import zero_point_dtype
 
 if TYPE_CHECKING:
     from .parameters import QuantizationParams

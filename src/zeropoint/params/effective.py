@@ -17,39 +17,39 @@ from ..layout.blocks import spread_grid
 from ..schemes import ScaleLevel, Scheme, TensorScale
 from ..schemes.scale_rules import Pick
 from .stored import load_scale
+from .tensors import Params
 
 _TALLEST = 2.0**64
 """Largest span that a level gives to finer ones: wide formats need no more to keep small blocks apart."""
 
 
 def effective_scale(
-    scheme: Scheme, levels: tuple[torch.Tensor, ...], shape: tuple[int, ...], dtype: torch.dtype
+    scheme: Scheme, params: Params, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor | None:
-    """Return the one factor of each finest block, in the wide dtype of ``dtype``; None without scales.
-
-    levels: those of the scheme; what is not of a scale is not read.
-    """
+    """Return the one factor of each finest block, in the wide dtype of ``dtype``; None without scales."""
     if not scheme.scales:
         return None
     if scheme.chained is not None and 0 in shape:
-        return _nothing(scheme, levels, shape, dtype)
+        return _nothing(scheme, params, shape, dtype)
     inverse = over_reciprocal(scheme, len(scheme.scales) - 2)
-    scale = _product(scheme.scales, levels, shape, dtype, inverse=inverse)
+    scale = _product(scheme.scales, params, shape, dtype, inverse=inverse)
     if scheme.center is None:
         return scale
-    middle = load_scale(levels[-1], scheme.center.format_for(format_of(dtype)), scale.dtype)
+    middle = load_scale(
+        params[len(scheme.levels) - 1], scheme.center.format_for(format_of(dtype)), scale.dtype
+    )
     return scale + spread_grid(middle, scheme.center.granularity, scheme.granularity, shape)
 
 
 def effective_offset(
-    scheme: Scheme, levels: tuple[torch.Tensor, ...], shape: tuple[int, ...], dtype: torch.dtype
+    scheme: Scheme, params: Params, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor | None:
     """Return the offset of each finest block, in the wide dtype of ``dtype``; None without offsets."""
     if not scheme.offsets:
         return None
     if 0 in shape:
-        return _nothing(scheme, levels, shape, dtype)
-    return _product(scheme.offsets, levels[len(scheme.scales) :], shape, dtype, inverse=False)
+        return _nothing(scheme, params, shape, dtype)
+    return _product(scheme.offsets, params[len(scheme.scales) :], shape, dtype, inverse=False)
 
 
 def _product(
@@ -76,11 +76,9 @@ def _product(
     return result
 
 
-def _nothing(
-    scheme: Scheme, levels: tuple[torch.Tensor, ...], shape: tuple[int, ...], dtype: torch.dtype
-) -> torch.Tensor:
+def _nothing(scheme: Scheme, params: Params, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return the numbers of no blocks, whose coarse levels may be those of a larger tensor."""
-    return torch.empty(scheme.granularity.grid(shape), dtype=wide_dtype(dtype), device=levels[0].device)
+    return torch.empty(scheme.granularity.grid(shape), dtype=wide_dtype(dtype), device=params[0].device)
 
 
 def combined(scheme: Scheme, index: int, fine: torch.Tensor, coarse: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,8 @@ import torch
 from ..errors import RangeError, SchemeError, ShapeError
 from ..formats.torch_dtypes import format_of, wide_dtype
 from ..schemes import Granularity, Scheme, ZeroPoint
-from .arithmetic import zero_point_dtype
 from .stored import store
+from .tensors import zero_point_dtype
 
 Numbers = float | Sequence[float] | torch.Tensor
 

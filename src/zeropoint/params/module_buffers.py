@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from ..errors import DtypeError, SchemeError, ZeropointError
-from ..formats.torch_dtypes import format_of, storage_dtype
 from ..schemes import Rounding, Scheme
 from .parameters import QuantizationParams
+from .tensors import parameter_names, parameter_tensors
 
 DESCRIPTION = "_extra_state"
 """Key under which torch keeps what ``get_extra_state`` returns."""
@@ -36,12 +36,9 @@ def buffered_params(
     module: torch.nn.Module, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype
 ) -> QuantizationParams:
     """Return the parameters that lie in the buffers of ``module``, whose memory they share."""
-    own = format_of(dtype)
-    levels = [
-        module.get_buffer(name).view(storage_dtype(level.format_for(own)))
-        for name, level in zip(scheme.level_names, scheme.levels, strict=True)
-    ]
-    return QuantizationParams.of(scheme, shape, dtype, levels, module._buffers.get("zero_point"))
+    named = zip(parameter_names(scheme), parameter_tensors(scheme, shape, dtype), strict=True)
+    stored = [module.get_buffer(name).view(kind) for name, (_, kind) in named]
+    return QuantizationParams.of(scheme, shape, dtype, stored)
 
 
 def described(scheme: Scheme) -> torch.Tensor:

@@ -29,7 +29,7 @@ from .given import (
     on_grid,
     with_blocks,
 )
-from .tensors import brief, same_bytes
+from .tensors import Params, brief, parameter_names, same_bytes, zero_point_of
 from .tracing import traced_as_constant
 
 
@@ -60,29 +60,31 @@ class QuantizationParams:
     center: torch.Tensor | None = None
 
     @staticmethod
-    def of(
-        scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, levels: Sequence[torch.Tensor],
-        zero_point: torch.Tensor | None,
-    ) -> QuantizationParams:  # fmt: skip
+    def of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, stored: Params) -> QuantizationParams:
         """Return the parameters whose tensors operators take and return; nothing is checked.
 
         Args:
             scheme: a :class:`~zeropoint.Scheme` or its text form, such as ``"int4:g128"``.
             shape: of the tensor that the codes represent.
             dtype: of that tensor; scales of ``scale=input`` have it, too.
-            levels: one tensor for each of :attr:`Scheme.levels`.
-            zero_point: one number for each block of the finest level, or None.
+            stored: one tensor for each of :attr:`Scheme.levels`, then the zero point where there is one.
         """
         first, last = len(scheme.scales), len(scheme.scales) + len(scheme.offsets)
         return QuantizationParams(
-            scheme=scheme, shape=shape, scales=tuple(levels[:first]), zero_point=zero_point, dtype=dtype,
-            offsets=tuple(levels[first:last]), center=None if scheme.center is None else levels[last],
+            scheme=scheme, shape=shape, scales=tuple(stored[:first]),
+            zero_point=zero_point_of(scheme, stored), dtype=dtype,
+            offsets=tuple(stored[first:last]), center=None if scheme.center is None else stored[last],
         )  # fmt: skip
 
     @property
     def levels(self) -> tuple[torch.Tensor, ...]:
-        """The tensors of all levels, in the order of :attr:`Scheme.levels`: what operators take."""
+        """The tensors of all levels, in the order of :attr:`Scheme.levels`."""
         return (*self.scales, *self.offsets, *(() if self.center is None else (self.center,)))
+
+    @property
+    def stored(self) -> tuple[torch.Tensor, ...]:
+        """The tensors of all levels, then the zero point where there is one: what operators take."""
+        return self.levels if self.zero_point is None else (*self.levels, self.zero_point)
 
     def __post_init__(self) -> None:
         # A text is otherwise found out far from here, as a missing attribute of str.
@@ -131,7 +133,7 @@ class QuantizationParams:
             lows.append(reduce_blocks(low, blocks, "amin", math.inf))
             highs.append(reduce_blocks(high, blocks, "amax", -math.inf))
         ranges = arithmetic.Ranges(minimum=tuple(lows), maximum=tuple(highs), dtype=dtype, shape=shape)
-        chosen = QuantizationParams.of(parsed, shape, dtype, *arithmetic.scales_from_ranges(parsed, ranges))
+        chosen = QuantizationParams.of(parsed, shape, dtype, arithmetic.scales_from_ranges(parsed, ranges))
         return replace(chosen, minimum=low, maximum=high)
 
     @staticmethod
@@ -402,7 +404,7 @@ class QuantizationParams:
     def _errors(self) -> BlockErrors | ChainedErrors:
         if self.scheme.chained is not None:
             return ChainedErrors(self.scheme, self.levels, shape=self.shape, dtype=self.dtype)
-        return BlockErrors(self.scheme, self.levels, self.zero_point, shape=self.shape, dtype=self.dtype)
+        return BlockErrors(self.scheme, self.stored, shape=self.shape, dtype=self.dtype)
 
     def to(self, device: torch.device | str) -> QuantizationParams:
         """Return the parameters on another device.
@@ -426,9 +428,8 @@ class QuantizationParams:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors under the names that :meth:`from_tensors` reads."""
-        levels = zip(self.scheme.level_names, self.levels, strict=True)
-        named = {name: tensor.contiguous() for name, tensor in levels}
-        return named if self.zero_point is None else {**named, "zero_point": self.zero_point.contiguous()}
+        named = zip(parameter_names(self.scheme), self.stored, strict=True)
+        return {name: tensor.contiguous() for name, tensor in named}
 
     @staticmethod
     def from_tensors(
@@ -448,12 +449,12 @@ class QuantizationParams:
         Raises:
             SchemeError: when the tensor of a level is missing.
         """
-        names = scheme.level_names
-        missing = [name for name in names if name not in tensors]
+        missing = [name for name in scheme.level_names if name not in tensors]
         if missing:
             raise SchemeError(f"tensors {missing} are missing for scheme {scheme}")
-        levels = [tensors[name] for name in names]
-        params = QuantizationParams.of(scheme, shape, dtype, levels, tensors.get("zero_point"))
+        names = (*scheme.level_names, "zero_point")
+        stored = [tensors[name] for name in names if name in tensors]
+        params = QuantizationParams.of(scheme, shape, dtype, stored)
         params.validate()
         return params
 

@@ -1,8 +1,74 @@
-"""Single tensors of parameters: compared, and printed in short."""
+"""The tensors of parameters: which a scheme has and in which order, and single ones compared and printed.
+
+Operators and kernels take the parameters of a tensor as one list: those of :attr:`Scheme.levels`, then the
+zero point where there is one. What needs one of them asks here; another kind of tensor is another line here.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Sequence
+
 import torch
+
+from ..errors import ShapeError
+from ..formats.torch_dtypes import format_of, storage_dtype, wide_dtype
+from ..schemes import Granularity, Scheme, ZeroPoint
+
+Params = Sequence[torch.Tensor]
+"""The tensors of one tensor's parameters, in the order of :func:`parameter_tensors`."""
+
+
+def zero_point_dtype(scheme: Scheme) -> torch.dtype:
+    """Return the dtype of integer zero points: int32, as torch takes them, or int64 for 32-bit codes."""
+    return torch.int64 if scheme.bits > 31 else torch.int32
+
+
+def parameter_names(scheme: Scheme) -> tuple[str, ...]:
+    """Return the name of each tensor, in buffers and files: ``scale1`` and on, ``zero_point``."""
+    return scheme.level_names if scheme.zero_point is ZeroPoint.NONE else (*scheme.level_names, "zero_point")
+
+
+def granularities(scheme: Scheme) -> tuple[Granularity, ...]:
+    """Return the blocks of each tensor."""
+    levels = tuple(level.granularity for level in scheme.levels)
+    return levels if scheme.zero_point is ZeroPoint.NONE else (*levels, scheme.granularity)
+
+
+def parameter_tensors(
+    scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype
+) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
+    """Return shape and dtype of each tensor; ``shape`` and ``dtype`` are of the tensor that is quantized."""
+    own = format_of(dtype)
+    dtypes = [storage_dtype(level.format_for(own)) for level in scheme.levels]
+    if scheme.zero_point is not ZeroPoint.NONE:
+        integer = scheme.zero_point is ZeroPoint.INTEGER
+        dtypes.append(zero_point_dtype(scheme) if integer else wide_dtype(dtype))
+    grids = [blocks.grid(shape) for blocks in granularities(scheme)]
+    return tuple(zip(grids, dtypes, strict=True))
+
+
+def zero_point_of(scheme: Scheme, params: Params) -> torch.Tensor | None:
+    """Return the zero points among parameters, or None."""
+    count = len(scheme.levels)
+    return params[count] if len(params) > count else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _counts(scheme: Scheme, shape: tuple[int, ...]) -> list[int]:
+    return [math.prod(grid) for grid, _ in parameter_tensors(scheme, shape, torch.float32)]
+
+
+def require_parameters(scheme: Scheme, params: Params, shape: tuple[int, ...]) -> None:
+    """Raise ShapeError unless parameters hold a number for each block of a tensor of ``shape``."""
+    wanted = _counts(scheme, shape)
+    if [x.numel() for x in params] != wanted:
+        found = ", ".join(str(tuple(x.shape)) for x in params) or "none"
+        raise ShapeError(
+            f"scales and zero points (of shape {found}) must hold {', '.join(map(str, wanted)) or 'no'} "
+            f"numbers, as {scheme} has for a tensor of shape {shape}"
+        )
 
 
 def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:

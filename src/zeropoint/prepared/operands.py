@@ -10,9 +10,8 @@ from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..formats.torch_dtypes import INPUT_DTYPES
 from ..functional import check_apart, tensors_of
 from ..layout import packing
-from ..ops.registry import Params
 from ..params import QuantizationParams
-from ..params.arithmetic import parameter_tensors
+from ..params.tensors import parameter_tensors
 from ..schemes import Scheme
 from ..tensor import QuantizedTensor
 
@@ -114,9 +113,7 @@ class Codes:
         if params is None:
             wanted = parameter_tensors(self.scheme, shape, self.operand.dtype)
             made = [torch.empty(side, dtype=dtype, device=device) for side, dtype in wanted]
-            count = len(self.scheme.levels)
-            zeros = made[count] if len(made) > count else None
-            params = QuantizationParams.of(self.scheme, shape, self.operand.dtype, made[:count], zeros)
+            params = QuantizationParams.of(self.scheme, shape, self.operand.dtype, made)
         codes = packing.packed_shape(shape, self.scheme.bits)
         data = torch.empty(codes, dtype=torch.uint8, device=device)
         return QuantizedTensor(data=data, params=params, shape=shape, dtype=self.operand.dtype)
@@ -140,8 +137,3 @@ class Codes:
 def bytes_of(q: QuantizedTensor) -> int:
     """Return the bytes of all tensors of ``q``."""
     return sum(tensor.nbytes for tensor in tensors_of(q))
-
-
-def params_of(q: QuantizedTensor) -> Params:
-    """Return the tensors of levels and the zero point as kernels take them."""
-    return q.params.levels, q.zero_point

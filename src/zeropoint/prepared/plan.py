@@ -271,8 +271,7 @@ def _resolved(device: str | torch.device) -> torch.device:
 
 
 def _require_device(params: QuantizationParams, device: torch.device) -> None:
-    tensors = [*params.levels, *([] if params.zero_point is None else [params.zero_point])]
-    for tensor in tensors:
+    for tensor in params.stored:
         if tensor.device != device:
             raise ShapeError(
                 f"parameters (on {tensor.device}) must be on {device}; use params.to({str(device)!r})"

@@ -14,11 +14,11 @@ import torch
 from ..errors import RangeError, ShapeError
 from ..functional import check_apart, tensors_of
 from ..ops.library import chosen_backend
-from ..ops.registry import HeldKernel, Op, Params, Request, held_kernel
+from ..ops.registry import HeldKernel, Op, Request, held_kernel
 from ..params import QuantizationParams
 from ..schemes import Scheme
 from ..tensor import QuantizedTensor
-from .operands import Codes, Operand, Staged, bytes_of, params_of
+from .operands import Codes, Operand, Staged, bytes_of
 
 Value = torch.Tensor | QuantizedTensor
 
@@ -72,9 +72,7 @@ class Signature:
 
     def kernel(self, op: Op) -> HeldKernel:
         """Return the kernel for ``op``, with the given parameters where it takes some."""
-        params: Params | None = None
-        if self.params is not None:
-            params = self.params.levels, self.params.zero_point
+        params = None if self.params is None else self.params.stored
         return held_kernel(self.request(op), chosen_backend(self.backend), params, self.code_range)
 
 
@@ -128,7 +126,7 @@ class PlannedQuantize:
         self.check(x, out=out)
         source = self._staged.contiguous(x)
         if given is None:
-            self._run(source, out.data, params_of(out))
+            self._run(source, out.data, out.params.stored)
             return out
         self._run(source, out.data)
         if out.params is given:
@@ -164,7 +162,7 @@ class PlannedDequantize:
     def run(self, q: QuantizedTensor, *, out: torch.Tensor) -> torch.Tensor:
         """See :class:`PlannedCall`."""
         self.check(q, out=out)
-        self._run(q.data, None if self._params is not None else params_of(q), out)
+        self._run(q.data, None if self._params is not None else q.params.stored, out)
         return out
 
 
@@ -204,7 +202,7 @@ class PlannedFakeQuantize:
         if self._codes is None:
             self._run(source, out)
             return out
-        params = params_of(self._codes)
+        params = self._codes.params.stored
         self._choose(source, self._codes.data, params)
         self._run(self._codes.data, params, out)
         return out
@@ -244,7 +242,7 @@ class PlannedBackward:
         source, slope = self._staged.contiguous(x), self._staged_slope.contiguous(grad)
         params = None
         if self._codes is not None:
-            params = params_of(self._codes)
+            params = self._codes.params.stored
             self._choose(source, self._codes.data, params)
         self._run(slope, source, params, out)
         return out

@@ -29,7 +29,7 @@ def quantize_ste(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
     """
     check_input(x)
     fitted = fit_params(params, tuple(x.shape), x.dtype)
-    return straight_through.quantize(x, fitted.scheme, (fitted.levels, fitted.zero_point))
+    return straight_through.quantize(x, fitted.scheme, fitted.stored)
 
 
 def dequantize_ste(
@@ -48,6 +48,8 @@ def dequantize_ste(
     """
     check_input(numbers)
     fitted = fit_params(params, tuple(numbers.shape), params.dtype)
-    given, wanted = (fitted.levels, fitted.zero_point), dtype or params.dtype
+    wanted = dtype or params.dtype
     wide = numbers.to(wide_dtype(wanted))
-    return straight_through.dequantize(wide, fitted.scheme, given, dtype=wanted, own_dtype=params.dtype)
+    return straight_through.dequantize(
+        wide, fitted.scheme, fitted.stored, dtype=wanted, own_dtype=params.dtype
+    )

@@ -31,8 +31,8 @@ from ..formats.codes import times_power_of_two
 from ..formats.torch_dtypes import format_of, wide_dtype
 from ..layout.blocks import spread_blocks, sum_blocks
 from ..ops import library
-from ..params.arithmetic import zero_point_dtype
 from ..params.stored import load_scale, store
+from ..params.tensors import zero_point_dtype
 from ..params.tracing import traced_as_constant
 from ..schemes import Granularity, Scheme, ZeroPoint
 
@@ -153,24 +153,24 @@ class FakeQuantizeLearned(torch.autograd.Function):
     ) -> torch.Tensor:
         """Return the values of ``x`` in its own dtype; scale and shift lie on the grid of blocks."""
         stored, zeros = stored_params(_scheme_of(text), scale, shift)
-        ctx.text, ctx.factor, ctx.shifts = text, factor, shift is not None
-        ctx.save_for_backward(x, stored, *([] if zeros is None else [zeros, shift]))
-        result: torch.Tensor = library.fake_quantize(x.detach(), [stored], zeros, text)
+        params = [stored] if zeros is None else [stored, zeros]
+        ctx.text, ctx.factor = text, factor
+        ctx.save_for_backward(x, shift, *params)
+        result: torch.Tensor = library.fake_quantize(x.detach(), params, text)
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of ``x``, scale and shift."""
-        x, stored, *rest = ctx.saved_tensors
-        zeros, shift = rest if ctx.shifts else (None, None)
+        x, shift, *params = ctx.saved_tensors
         scheme, wide = _scheme_of(ctx.text), wide_dtype(x.dtype)
         fmt, granularity = scheme.scales[0].format, scheme.granularity
         assert fmt is not None
-        dx = library.fake_quantize_backward(grad, x, [stored], zeros, ctx.text)
-        mask = library.fake_quantize_backward(torch.ones_like(x), x, [stored], zeros, ctx.text) != 0
-        values = library.fake_quantize(x.to(wide), [stored], zeros, ctx.text)
-        scale, upstream = load_scale(stored, fmt, wide), grad.to(wide)
+        dx = library.fake_quantize_backward(grad, x, params, ctx.text)
+        mask = library.fake_quantize_backward(torch.ones_like(x), x, params, ctx.text) != 0
+        values = library.fake_quantize(x.to(wide), params, ctx.text)
+        scale, upstream = load_scale(params[0], fmt, wide), grad.to(wide)
         outer = values
         if shift is not None and scheme.zero_point is ZeroPoint.REAL:
             outer = _clipped_steps(x.to(wide), scale, shift.to(wide), scheme)
@@ -208,7 +208,7 @@ class ClipLearned(torch.autograd.Function):
     ) -> torch.Tensor:
         """Return the values of ``x``; ``alpha`` holds one number, ``scale`` lies on the grid of ``x``."""
         ctx.save_for_backward(x, alpha)
-        result: torch.Tensor = library.fake_quantize(x.detach(), [scale.detach()], None, text)
+        result: torch.Tensor = library.fake_quantize(x.detach(), [scale.detach()], text)
         return result
 
     @staticmethod

@@ -65,7 +65,7 @@ def test_a_block_whose_scale_was_lost_holds_zeros() -> None:
     params.scales[0][0], params.scales[0][1] = 0.0, math.inf
     kernel = request(Op.QUANTIZE, x.to(DEVICE), params.scheme)
     assert explain(kernel, "triton").chosen == "triton"
-    data = torch.ops.zeropoint.quantize(x.to(DEVICE), [params.scales[0].to(DEVICE)], None, "int8:channel")
+    data = torch.ops.zeropoint.quantize(x.to(DEVICE), [params.scales[0].to(DEVICE)], "int8:channel")
     assert data.tolist() == [[0, 0, 0]] * 2
 
 

@@ -48,7 +48,7 @@ from ...formats import Format, get_format
 from ...formats.torch_dtypes import dtype_of, format_of, storage_dtype
 from ...layout import packing
 from ...params import QuantizationParams
-from ...params.arithmetic import zero_point_dtype
+from ...params.tensors import zero_point_dtype
 from ...schemes import Scheme, TensorScale, ZeroPoint
 from ...tensor import QuantizedTensor
 from ..block_extents import blocks, no_matrix, partial_group

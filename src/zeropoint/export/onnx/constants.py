@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...formats.torch_dtypes import format_of, storage_dtype
 from ...models.graph.program import args_of, operator_of, tensor_at
 from ...params import QuantizationParams
+from ...params.tensors import parameter_tensors
 from ...schemes import Scheme
 from ...tensor import QuantizedTensor
 
@@ -42,29 +42,23 @@ def constant(module: fx.GraphModule, node: fx.Node) -> torch.Tensor:
 def params_at(
     module: fx.GraphModule,
     scheme: Scheme,
-    given: tuple[Sequence[fx.Node], fx.Node | None],
+    given: Sequence[fx.Node],
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> QuantizationParams:
     """Return constant parameters for a tensor of ``shape`` that was ``dtype``; bytes become their dtype."""
-    own = format_of(dtype)
-    scales = tuple(
-        constant(module, node)
-        .view(storage_dtype(level.format_for(own)))
-        .reshape(level.granularity.grid(shape))
-        for node, level in zip(given[0], scheme.levels, strict=True)
-    )
-    zero = None
-    if given[1] is not None:
-        zero = constant(module, given[1]).reshape(scheme.granularity.grid(shape))
-    return QuantizationParams.of(scheme, shape, dtype, scales, zero)
+    stored = [
+        constant(module, node).view(kind).reshape(grid)
+        for node, (grid, kind) in zip(given, parameter_tensors(scheme, shape, dtype), strict=True)
+    ]
+    return QuantizationParams.of(scheme, shape, dtype, stored)
 
 
 def quantized_at(module: fx.GraphModule, node: fx.Node) -> QuantizedTensor:
     """Return the tensor that a ``zeropoint.dequantize`` of constants dequantizes."""
-    data, scales, zero, text, sides, _, own_dtype = args_of(node)
+    data, given, text, sides, _, own_dtype = args_of(node)
     shape = tuple(int(side) for side in sides)
-    params = params_at(module, Scheme.parse(text), (scales, zero), shape, own_dtype)
+    params = params_at(module, Scheme.parse(text), given, shape, own_dtype)
     return QuantizedTensor(data=constant(module, data), params=params, shape=shape, dtype=own_dtype)
 
 

@@ -18,7 +18,8 @@ from torch import fx
 from ...errors import UnsupportedError
 from ...models.graph.matrices import SHAPING
 from ...models.graph.program import args_of, operator_of, put
-from ...schemes import Scheme, ZeroPoint
+from ...params.tensors import parameter_names
+from ...schemes import Scheme
 from ...tensor import QuantizedTensor
 from . import activations
 from .constants import (
@@ -80,23 +81,21 @@ class Rewriter:
                 except UnsupportedError as error:
                     name = layer_name(node) or "model"
                     raise UnsupportedError(
-                        f"layer {name}: {node.args[3]} cannot be written to ONNX: {error}"
+                        f"layer {name}: {node.args[2]} cannot be written to ONNX: {error}"
                     ) from error
 
     def _open(self, node: fx.Node) -> None:
         """Write a linear layer on integer codes as the float product of what its codes represent."""
-        x, params, weight, scales, bias, text, weight_text, dtype = args_of(node)
+        x, params, weight, weight_params, bias, text, weight_text, dtype = args_of(node)
         value = x.meta["val"]
         shape = [constant(self.module, weight).shape[0], value.shape[-1]]
         with self.module.graph.inserting_before(node):
             if not params:
                 parts = self._call(ops.quantize_dynamic.default, (x, text))
-                scheme = Scheme.parse(text)
-                count = 1 + len(scheme.scales) + (scheme.zero_point is not ZeroPoint.NONE)
-                params = [self._call(operator.getitem, (parts, index)) for index in range(1, count)]
-            zero = params[1] if len(params) > 1 else None
-            rounded = self._call(ops.fake_quantize.default, (x, [params[0]], zero, text))
-            written = (weight, scales, None, weight_text, shape, value.dtype, dtype)
+                count = len(parameter_names(Scheme.parse(text)))
+                params = [self._call(operator.getitem, (parts, 1 + index)) for index in range(count)]
+            rounded = self._call(ops.fake_quantize.default, (x, params, text))
+            written = (weight, weight_params, weight_text, shape, value.dtype, dtype)
             values = self._call(ops.dequantize.default, written)
             product = self._call(aten.linear.default, (rounded, values, bias))
         for made in (rounded, values):
@@ -105,46 +104,39 @@ class Rewriter:
 
     def _open_values(self, node: fx.Node) -> None:
         """Write a linear layer on values of its weight as their product."""
-        x, weight, scales, zero, bias, text, dtype = args_of(node)
+        x, weight, params, bias, text, dtype = args_of(node)
         value = x.meta["val"]
         shape = [constant(self.module, weight).shape[0], value.shape[-1]]
         with self.module.graph.inserting_before(node):
-            values = self._call(
-                ops.dequantize.default, (weight, scales, zero, text, shape, value.dtype, dtype)
-            )
+            values = self._call(ops.dequantize.default, (weight, params, text, shape, value.dtype, dtype))
             product = self._call(aten.linear.default, (x, values, bias))
         values.meta["nn_module_stack"] = node.meta.get("nn_module_stack", {})
         self._swap(node, product)
 
     def _replace(self, node: fx.Node) -> None:
-        source, scales, zero = args_of(node)[:3]
+        source, params = args_of(node)[:2]
         if node.target is ops.fake_quantize.default:
-            self._activation(node, source, (scales, zero))
+            self._activation(node, source, params)
             return
         maker = maker_of(source)
         if maker is not None:
-            self._activation(node, args_of(maker)[0], (scales, zero))
+            self._activation(node, args_of(maker)[0], params)
         elif is_constant(source):
             self._weight(node)
         else:
             self._rows(node)
 
-    def _activation(
-        self, node: fx.Node, source: fx.Node, given: tuple[Sequence[fx.Node], fx.Node | None]
-    ) -> None:
-        scheme = Scheme.parse(str(node.args[3]))
-        fixed = [*given[0], *([] if given[1] is None else [given[1]])]
+    def _activation(self, node: fx.Node, source: fx.Node, given: Sequence[fx.Node]) -> None:
+        scheme = Scheme.parse(str(node.args[2]))
         with self.module.graph.inserting_before(node):
-            if fixed and all(is_constant(each) for each in fixed):
+            if given and all(is_constant(each) for each in given):
                 result = self._static(node, source, scheme, given)
             else:
                 activations.require_dynamic(source.meta["val"], scheme)
                 result = self._call(activations.dynamic, (source, str(scheme)))
         self._swap(node, result)
 
-    def _static(
-        self, node: fx.Node, source: fx.Node, scheme: Scheme, given: tuple[Sequence[fx.Node], fx.Node | None]
-    ) -> fx.Node:
+    def _static(self, node: fx.Node, source: fx.Node, scheme: Scheme, given: Sequence[fx.Node]) -> fx.Node:
         kind, axis = activations.static_type(scheme), activations.axis_of(scheme.granularity)
         value = source.meta["val"]
         shape = tuple(side if isinstance(side, int) else 1 for side in value.shape)
@@ -176,7 +168,7 @@ class Rewriter:
         """Return the node of a weight's values, and how many of the nodes that reshape them it replaces."""
         q = quantized_at(self.module, node)
         moves = [(str(each.target), each.args[1:]) for each in chain]
-        key = str((q.data.data_ptr(), q.data.shape, str(q.scheme), q.shape, node.args[5], moves))
+        key = str((q.data.data_ptr(), q.data.shape, str(q.scheme), q.shape, node.args[4], moves))
         if key not in self.written:
             self.written[key] = self._constants(node, q, chain)
         known = self.written[key]
@@ -185,7 +177,7 @@ class Rewriter:
             assert read[0] is not None
             return read[0], known.count
         return self._call(
-            dequantize_linear, (*read, known.attributes, known.shape, node.args[5])
+            dequantize_linear, (*read, known.attributes, known.shape, node.args[4])
         ), known.count
 
     def _constants(self, node: fx.Node, q: QuantizedTensor, chain: Sequence[fx.Node]) -> _Written:
@@ -196,7 +188,7 @@ class Rewriter:
         except UnsupportedError as error:
             if not self.allow_float:
                 raise UnsupportedError(f"{error}; or pass allow_float=True, which writes floats") from error
-            values = q.dequantize(args_of(node)[5])
+            values = q.dequantize(args_of(node)[4])
             return _Written(codes=q.data, paths=[put(self.module, name, values)])
         moved = _moved(weight, chain)
         weight, count = (weight, 0) if moved is None else (moved, len(chain))
@@ -217,12 +209,11 @@ class Rewriter:
         table, index = picked_rows(node.args[0])
         if index is None or not is_constant(table):
             raise UnsupportedError("its codes are computed in the graph")
-        _, scales, zero, text, sides, *dtypes = args_of(node)
-        tables = [picked_rows(scale)[0] for scale in scales]
-        zeros = None if zero is None else picked_rows(zero)[0]
+        _, params, text, sides, *dtypes = args_of(node)
+        tables = [picked_rows(each)[0] for each in params]
         shape = [constant(self.module, table).shape[0], *sides[1:]]
         with self.module.graph.inserting_before(node):
-            args = (table, tables, zeros, text, shape, *dtypes)
+            args = (table, tables, text, shape, *dtypes)
             whole = self._call(ops.dequantize.default, args)
             whole.meta["nn_module_stack"] = node.meta.get("nn_module_stack", {})
             picked = self._call(aten.index_select.default, (whole, 0, index))

@@ -18,9 +18,10 @@ from ...ops import reference
 from ...ops.lowering import row_mapping
 from ...ops.preparation import FunctionKernel
 from ...ops.reference_backend import filled
-from ...ops.registry import Kernel, Op, Params, Request
-from ...params.arithmetic import multiplies, require_parameters, rounder
+from ...ops.registry import Kernel, Op, Request
+from ...params.arithmetic import multiplies, rounder
 from ...params.effective import effective_scale
+from ...params.tensors import Params, require_parameters
 from ...schemes import Scheme, ZeroPoint
 
 INTERPRETER = "TRITON_INTERPRET"
@@ -103,7 +104,7 @@ class _Launch:
         """Return the scales as kernels take them."""
         asked = self._request
         require_parameters(asked.scheme, params, asked.shape)
-        scale = effective_scale(asked.scheme, params[0], asked.shape, asked.own_dtype)
+        scale = effective_scale(asked.scheme, params, asked.shape, asked.own_dtype)
         assert scale is not None
         return scale.to(torch.float32).contiguous()
 

@@ -16,6 +16,7 @@ from ...errors import UnsupportedError, ZeropointError
 from ...methods.nearest import with_params
 from ...params import QuantizationParams
 from ...params.module_buffers import bytes_of
+from ...params.tensors import granularities, parameter_names
 from ...recipes import Decision, Recipe
 from ...schemes import Scheme
 from ...tensor import QuantizedTensor
@@ -165,13 +166,9 @@ def _layer_record(planned: Planned, packed: dict[str, _Packed]) -> Converted:
     )
 
 
-_Params = tuple[list[fx.Node], fx.Node | None]
-"""Scales and zero point in a graph."""
-
-
 def _rows_are_apart(q: QuantizedTensor) -> bool:
     """Whether each row has parameters of its own, but for those of the whole table."""
-    grids = [level.granularity.grid(q.shape) for level in q.scheme.scales]
+    grids = [blocks.grid(q.shape) for blocks in granularities(q.scheme)]
     return all(grid[0] == q.shape[0] or grid == (1, 1) for grid in grids)
 
 
@@ -192,16 +189,16 @@ class _Writer:
         for user in list(node.users):
             with self.module.graph.inserting_before(moved_to_user(user)):
                 data = self._constant(f"{stem}_codes", q.data)
-                scales, zero = self._params(stem, q.params)
+                params = self._params(stem, q.params)
                 if user.target is aten.embedding.default and _rows_are_apart(q):
-                    user.replace_all_uses_with(self._rows(user, data, (scales, zero), q))
+                    user.replace_all_uses_with(self._rows(user, data, params, q))
                     self.module.graph.erase_node(user)
                 else:
-                    written = (data, scales, zero, q.params.text, list(q.shape), q.dtype, q.dtype)
+                    written = (data, params, q.params.text, list(q.shape), q.dtype, q.dtype)
                     user.replace_input_with(node, self._call(ops.dequantize.default, written))
         self.module.graph.erase_node(node)
 
-    def _rows(self, user: fx.Node, data: fx.Node, params: _Params, q: QuantizedTensor) -> fx.Node:
+    def _rows(self, user: fx.Node, data: fx.Node, params: list[fx.Node], q: QuantizedTensor) -> fx.Node:
         """Write a table look-up: rows of codes and parameters by their numbers, dequantized."""
         index = user.args[1]
         assert isinstance(index, fx.Node)
@@ -210,14 +207,11 @@ class _Writer:
         def own(t: fx.Node, height: int) -> fx.Node:
             return self._call(aten.index_select.default, (t, 0, numbers)) if height == q.shape[0] else t
 
-        heights = [level.granularity.grid(q.shape)[0] for level in q.scheme.scales]
-        scales = [own(scale, height) for scale, height in zip(params[0], heights, strict=True)]
-        zero = None if params[1] is None else own(params[1], heights[0])
+        heights = [blocks.grid(q.shape)[0] for blocks in granularities(q.scheme)]
+        picked = list(map(own, params, heights))
         rows = self._call(aten.index_select.default, (data, 0, numbers))
         shape = [self._call(aten.sym_size.int, (numbers, 0)), *q.shape[1:]]
-        values = self._call(
-            ops.dequantize.default, (rows, scales, zero, q.params.text, shape, q.dtype, q.dtype)
-        )
+        values = self._call(ops.dequantize.default, (rows, picked, q.params.text, shape, q.dtype, q.dtype))
         size = [self._size(index, axis) for axis in range(len(index.meta["val"].shape))]
         return self._call(aten.reshape.default, (values, [*size, *q.shape[1:]]))
 
@@ -228,7 +222,7 @@ class _Writer:
             if isinstance(quantizer, Quantizer):
                 stem = str(node.target).removesuffix("_quantizer")
                 params = quantizer.params
-                written = (source, *self._params(stem, params), params.text)
+                written = (source, self._params(stem, params), params.text)
                 result = self._call(ops.fake_quantize.default, written) if quantizer.enabled else source
             else:
                 result = self._dynamic(source, _scheme(quantizer))
@@ -237,29 +231,20 @@ class _Writer:
     def _dynamic(self, source: fx.Node, scheme: Scheme) -> fx.Node:
         value = source.meta["val"]
         parts = self._call(ops.quantize_dynamic.default, (source, str(scheme)))
-        first = 1 + len(scheme.levels)
-        count = first + (scheme.zero_point.value != "none")
-        picked = [self._call(operator.getitem, (parts, index)) for index in range(count)]
-        scales, zero = picked[1:first], picked[first:]
+        count = 1 + len(parameter_names(scheme))
+        data, *params = (self._call(operator.getitem, (parts, index)) for index in range(count))
         shape = [self._size(source, axis) for axis in range(len(value.shape))]
-        zero_point = zero[0] if zero else None
-        return self._call(
-            ops.dequantize.default,
-            (picked[0], scales, zero_point, str(scheme), shape, value.dtype, value.dtype),
-        )
+        written = (data, params, str(scheme), shape, value.dtype, value.dtype)
+        return self._call(ops.dequantize.default, written)
 
     def _size(self, source: fx.Node, axis: int) -> fx.Node | int:
         """Return the length of an axis: a number, or a node where it is dynamic."""
         size: int | torch.SymInt = source.meta["val"].shape[axis]
         return self._call(aten.sym_size.int, (source, axis)) if isinstance(size, torch.SymInt) else size
 
-    def _params(self, stem: str, params: QuantizationParams) -> _Params:
-        names = params.scheme.level_names
-        scales = [
-            self._constant(f"{stem}_{name}", level) for name, level in zip(names, params.levels, strict=True)
-        ]
-        zero = params.zero_point
-        return scales, None if zero is None else self._constant(f"{stem}_zero_point", zero)
+    def _params(self, stem: str, params: QuantizationParams) -> list[fx.Node]:
+        named = zip(parameter_names(params.scheme), params.stored, strict=True)
+        return [self._constant(f"{stem}_{name}", tensor) for name, tensor in named]
 
     def _constant(self, path: str, tensor: torch.Tensor) -> fx.Node:
         if (path, id(tensor)) not in self.kept:

@@ -16,11 +16,10 @@ from ....formats.codes import decode as decode_reference
 from ....formats.torch_dtypes import format_of
 from ....layout import packing
 from ....ops import reference
-from ....ops.registry import Params
 from ....ops.row_errors import code_extent
-from ....params.arithmetic import require_parameters
 from ....params.effective import effective_scale
 from ....params.stored import load_scale
+from ....params.tensors import Params, require_parameters, zero_point_of
 from ....schemes import Granularity, Scheme, ZeroPoint
 from ..machine import descriptor as k
 from ..machine.descriptor import RowLayout, pack
@@ -121,15 +120,15 @@ def block_factors(
     if 0 in shape:
         return NO_FLOATS, NO_FLOATS  # nobody reads them, and parameters may be those of a larger tensor
     require_parameters(scheme, params, shape)
-    scales, zero_point = params
-    plain = len(scales) == 1 and scales[0].dtype is torch.float32
-    plain = plain and scales[0].shape == scheme.granularity.grid(shape)
-    scale = scales[0] if plain else effective_scale(scheme, scales, shape, dtype)
+    levels, zero_point = len(scheme.scales), zero_point_of(scheme, params)
+    plain = levels == 1 and params[0].dtype is torch.float32
+    plain = plain and params[0].shape == scheme.granularity.grid(shape)
+    scale = params[0] if plain else effective_scale(scheme, params, shape, dtype)
     if scale is None:
         factors = torch.ones(1, device="cpu")
     else:
         factors = scale.to(torch.float32)
-        if dividing and len(scales) > 1:
+        if dividing and levels > 1:
             factors = torch.where(factors == 0, torch.inf, factors)
     if isinstance(scheme.element, IntFormat) and scheme.element.fraction_bits:
         factors = factors * float(scheme.element_step)
@@ -151,16 +150,15 @@ class Stored(NamedTuple):
 
 def stored_factors(scheme: Scheme, params: Params, shape: tuple[int, ...], own_dtype: torch.dtype) -> Stored:
     """Return stored scales for a kernel: as bytes where :func:`.views.stored_rule` has a rule."""
-    scales, _ = params
     if 0 in shape or stored_rule(scheme, own_dtype) is None:
         factors, zeros = block_factors(scheme, params, shape, own_dtype, dividing=False)
         return Stored(factors=factors, codes=NO_BYTES, zeros=zeros)
     require_parameters(scheme, params, shape)
     coarse = None
-    if len(scales) > 1:
+    if len(scheme.scales) > 1:
         fmt = scheme.scales[1].format_for(format_of(own_dtype))
-        coarse = load_scale(scales[1], fmt, torch.float32).reshape(-1)[0].item()
-    codes = flat_array(scales[0])
+        coarse = load_scale(params[1], fmt, torch.float32).reshape(-1)[0].item()
+    codes = flat_array(params[0])
     return Stored(factors=NO_FLOATS, codes=codes, zeros=NO_FLOATS, coarse=coarse)
 
 

@@ -18,9 +18,8 @@ from ....formats import FloatFormat
 from ....layout import packing
 from ....ops import lowering, reference
 from ....ops.lowering import How
-from ....ops.registry import Params
 from ....ops.threads import share
-from ....params.arithmetic import parameter_tensors
+from ....params.tensors import Params, parameter_tensors
 from ....schemes import Scheme
 from .. import entries
 from ..machine import descriptor as k
@@ -179,16 +178,15 @@ class ChosenScales:
 
     def __init__(self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         made = parameter_tensors(scheme, shape, dtype)
-        self._fine, self._zeros = made[0], made[len(scheme.scales) :]
+        # Of two levels, the other is not of blocks.
+        self._made = made[0], *made[len(scheme.scales) :]
         self.floats = lowering.rule_of(scheme, dtype).how in (How.LINEAR, How.AFFINE)
-        self.direct = self.floats and self._fine[1] == torch.float32
-        self.blocks, self.zeroed = math.prod(self._fine[0]), bool(self._zeros)
+        self.direct = self.floats and made[0][1] == torch.float32
+        self.blocks, self.zeroed = math.prod(made[0][0]), len(self._made) > 1
 
-    def empty(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def empty(self) -> list[torch.Tensor]:
         """Return memory for scales and zero points."""
-        made = (self._fine, *self._zeros)
-        fine, *points = (torch.empty(grid, dtype=dtype, device="cpu") for grid, dtype in made)
-        return fine, points[0] if points else None
+        return [torch.empty(grid, dtype=dtype, device="cpu") for grid, dtype in self._made]
 
 
 class ScaleMemory:
@@ -206,18 +204,17 @@ class ScaleMemory:
 
     def arrays(self, params: Params) -> tuple[Any, Any]:
         """Return the arrays for float32 scales and for scale bytes of a call."""
-        fine = params[0][0]
+        fine = params[0]
         if not self._chosen.floats:
             return NO_FLOATS, flat_array(fine)
         return (flat_array(fine) if self._chosen.direct else self._scales), NO_BYTES
 
     def store(self, params: Params) -> None:
         """Write what the kernel left here into the tensors of the call."""
-        (fine, *_), zero_point = params
         if self._chosen.floats and not self._chosen.direct:
-            fine.view(-1).copy_(torch.from_numpy(self._scales))
-        if zero_point is not None:
-            zero_point.view(-1).copy_(torch.from_numpy(self.zeros))
+            params[0].view(-1).copy_(torch.from_numpy(self._scales))
+        if self._chosen.zeroed:
+            params[-1].view(-1).copy_(torch.from_numpy(self.zeros))
 
 
 def refuse(x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None = None) -> None:

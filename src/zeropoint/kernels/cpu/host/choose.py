@@ -11,10 +11,11 @@ import torch
 from ....errors import NonFiniteError
 from ....ops import reference
 from ....ops.lowering import element_of, rule_of
-from ....ops.registry import Params, Request
+from ....ops.registry import Request
 from ....ops.threads import share
 from ....params import arithmetic
 from ....params.arithmetic import Ranges
+from ....params.tensors import Params
 from ....schemes import Granularity
 from .. import entries
 from ..machine import descriptor as k

@@ -10,7 +10,8 @@ import torch
 
 from ....formats import IntFormat
 from ....formats.torch_dtypes import format_of, storage_dtype
-from ....ops.registry import Params, Request
+from ....ops.registry import Request
+from ....params.tensors import Params, zero_point_of
 from ....schemes import Granularity, Scheme, TensorScale, ZeroPoint
 from .arrays import NO_BYTES, NO_FLOATS, Stored, block_factors, stored_factors
 from .views import stored_rule
@@ -64,14 +65,14 @@ class Factors:
 
     def load(self, params: Params) -> None:
         """Take the parameters, contiguous tensors on the grids of the scheme."""
-        scales, zero_point = params
         if not self._in_place:
             self._copy(params)
             return
-        if scales:
-            self._factors.copy_(scales[0].reshape(-1))
-        if len(scales) > 1:
-            self._combine(scales[1].reshape(()))
+        levels, zero_point = len(self._wanted.scheme.scales), zero_point_of(self._wanted.scheme, params)
+        if levels:
+            self._factors.copy_(params[0].reshape(-1))
+        if levels > 1:
+            self._combine(params[1].reshape(()))
         if self._step != 1:
             np.multiply(self.values, self._step, out=self.values)
         if zero_point is not None:

@@ -13,9 +13,10 @@ from ....ops import linear as layers
 from ....ops import lowering, reference
 from ....ops.linear import Layer
 from ....ops.lowering import How
-from ....ops.registry import Params, Request
+from ....ops.registry import Request
 from ....ops.threads import gradual_underflow, parts_for, share, thread_count
 from ....params.effective import effective_scale
+from ....params.tensors import Params, zero_point_of
 from ....schemes import Scheme, ZeroPoint
 from ..entries import MATRIX, linear_from_codes, linear_from_floats
 from ..linear.from_codes import MANY, Matrix, work_bytes
@@ -60,7 +61,7 @@ class LinearKernel:
 
     def run(self, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
         """Return the layer, which reads the memory of these tensors at each call."""
-        request, (rows, cols), (scales, _) = self._request, self._request.shape, params
+        request, (rows, cols) = self._request, self._request.shape
         # Names of this function, which a call reads faster than attributes.
         kernel, numbers, cut_for, source, like = (
             self._kernel, self._numbers, self._cut_for, self._source, self._like
@@ -68,10 +69,10 @@ class LinearKernel:
 
         def arrays() -> tuple[Any, Any, Any]:
             of_bias = NO_BIAS if bias is None else flat_array(bias.detach().float())
-            return flat_array(weight), _scales_of(request, scales), of_bias
+            return flat_array(weight), _scales_of(request, params), of_bias
 
         made = arrays()
-        held = made if shared(made, (weight, scales[0], bias)) else None
+        held = made if shared(made, (weight, params[0], bias)) else None
 
         def layer(x: torch.Tensor, given: Params | None) -> torch.Tensor:
             out, count = x.new_empty((*x.shape[:-1], rows), dtype=torch.float32), x.numel() // cols
@@ -134,20 +135,20 @@ def _given(request: Request, params: Params | None, count: int) -> tuple[Any, An
     """Return the given scale and zero point as the kernel takes them."""
     if params is None or request.source is None:
         return NO_FLOATS, NO_FLOATS
-    (scale, *more), zero = params
-    if not more and scale.dtype is torch.float32:
-        zeros = NO_FLOATS if zero is None else flat_array(zero.to(torch.float32))
-        return flat_array(scale), zeros
+    scheme, scale = request.source, params[0]
+    if len(scheme.scales) == 1 and scale.dtype is torch.float32:
+        zero = zero_point_of(scheme, params)
+        return flat_array(scale), NO_FLOATS if zero is None else flat_array(zero.to(torch.float32))
     with gradual_underflow():
-        return block_factors(request.source, params, (count, request.shape[1]), request.dtype, dividing=True)
+        return block_factors(scheme, params, (count, request.shape[1]), request.dtype, dividing=True)
 
 
-def _scales_of(request: Request, scales: tuple[torch.Tensor, ...]) -> Any:
+def _scales_of(request: Request, params: Params) -> Any:
     """Return one float32 a row and group: the memory of the tensor where it holds them."""
-    stored, rows = scales[0], request.shape[0]
-    if len(scales) > 1 or stored.dtype is not torch.float32 or stored.shape[0] != rows:
+    stored, rows = params[0], request.shape[0]
+    if len(params) > 1 or stored.dtype is not torch.float32 or stored.shape[0] != rows:
         with gradual_underflow():
-            combined = effective_scale(request.scheme, scales, request.shape, request.own_dtype)
+            combined = effective_scale(request.scheme, params, request.shape, request.own_dtype)
         assert combined is not None
         stored = combined.to(torch.float32).expand(rows, -1).contiguous()
     return flat_array(stored)

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from ....ops.linear import Layer, of_values
-from ....ops.registry import Params, Request
+from ....ops.registry import Request
 from ....ops.threads import gradual_underflow, parts_for, share, thread_count
+from ....params.tensors import Params
 from ..entries import linear_from_values
 from ..linear.from_values import work_floats
 from ..linear.panels import PANEL
@@ -63,9 +64,8 @@ class ValueKernel:
             )
 
         codes, _, _, (factors, scale_codes, _), of_bias = made = arrays()
-        one_level = len(params[0]) == 1 and params[1] is None
         of_scales = scale_codes if factors is NO_FLOATS else factors
-        lasting = one_level and shared((codes, of_scales, of_bias), (weight, params[0][0], bias))
+        lasting = len(params) == 1 and shared((codes, of_scales, of_bias), (weight, params[0], bias))
         held = made if lasting else None
 
         def layer(x: torch.Tensor, _: Params | None) -> torch.Tensor:

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from ....ops.reference_backend import filled
-from ....ops.registry import HeldKernel, Params, Request
+from ....ops.registry import HeldKernel, Request
 from ....ops.row_errors import RowErrors
 from ....ops.threads import gradual_underflow, share
+from ....params.tensors import Params
 from ....schemes import Granularity
 from .. import entries
 from ..machine import descriptor as k
@@ -113,10 +114,10 @@ class QuantizeDynamicKernel(_Operator):
         assert call is not None
         coarse = coarse_scale(x, scheme, extremes) if call.two_levels else None
         if out is None:
-            fine, zeros = call.scales.empty()
-            out = packed_like(x, scheme), ((fine,) if coarse is None else (fine, coarse), zeros)
+            made = call.scales.empty()
+            out = packed_like(x, scheme), made if coarse is None else [*made, coarse]
         elif coarse is not None:
-            out[1][0][1].copy_(coarse)
+            out[1][1].copy_(coarse)
         factor = None if coarse is None else float(coarse)
         if call.run(x, *out, ScaleMemory(call.scales), factor) != k.OK:
             refuse(x, scheme, extremes)
@@ -126,7 +127,7 @@ class QuantizeDynamicKernel(_Operator):
         """See :class:`zeropoint.ops.registry.PlanKernel`."""
         scheme, shape, dtype = self.request.scheme, self.request.shape, self.request.dtype
         if not scheme.scales:
-            encode = QuantizeKernel(self.request).hold(((), None), None).run
+            encode = QuantizeKernel(self.request).hold((), None).run
             return HeldKernel(run=lambda x, data, _params: encode(x, data), workspace_bytes=0)
         reason = rule_refusal(scheme, dtype)
         if reason is not None or 0 in shape:
@@ -144,7 +145,7 @@ class QuantizeDynamicKernel(_Operator):
 
         def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
             with gradual_underflow():
-                factor = None if coarse is None else coarse.into(x, params[0][1])
+                factor = None if coarse is None else coarse.into(x, params[1])
                 if call.run(x, data, params, memory, factor) != k.OK:
                     refuse(x, asked.scheme)
 
@@ -158,7 +159,7 @@ class QuantizeDynamicKernel(_Operator):
 
         def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
             with gradual_underflow():
-                factor = None if coarse is None else coarse.into(x, params[0][1])
+                factor = None if coarse is None else coarse.into(x, params[1])
                 blocks.choose(x, factor, memory, params)
                 memory.store(params)
                 divisors.load(params)

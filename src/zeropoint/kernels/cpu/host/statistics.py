@@ -11,10 +11,10 @@ import torch
 from ....errors import NonFiniteError
 from ....layout.blocks import reduce_blocks
 from ....ops import reference
-from ....ops.registry import Params
 from ....ops.threads import share
 from ....params import arithmetic
 from ....params.arithmetic import Ranges
+from ....params.tensors import Params
 from ....schemes import Granularity, Scheme
 from .. import entries
 from .arrays import flat_array, needs_range, rows_of
