@@ -416,15 +416,9 @@ class QuantizationParams:
         def moved(value: torch.Tensor | None) -> torch.Tensor | None:
             return None if value is None else value.to(device)
 
-        return replace(
-            self,
-            scales=tuple(scale.to(device) for scale in self.scales),
-            zero_point=moved(self.zero_point),
-            minimum=moved(self.minimum),
-            maximum=moved(self.maximum),
-            offsets=tuple(offset.to(device) for offset in self.offsets),
-            center=moved(self.center),
-        )
+        stored = [each.to(device) for each in self.stored]
+        params = QuantizationParams.of(self.scheme, self.shape, self.dtype, stored)
+        return replace(params, minimum=moved(self.minimum), maximum=moved(self.maximum))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors under the names that :meth:`from_tensors` reads."""

@@ -197,11 +197,8 @@ def _joined(pieces: Sequence[_Piece]) -> QuantizedTensor:
             raise UnsupportedError(f"parts of a layer under {first.scheme} have several scales for it")
         return parts[0]
 
-    zeros = [q.zero_point for q in every if q.zero_point is not None]
-    params = replace(
-        first.params, shape=whole, zero_point=joined(zeros) if zeros else None,
-        scales=tuple(joined(level) for level in zip(*(q.scales for q in every), strict=True)),
-    )  # fmt: skip
+    stored = [joined(parts) for parts in zip(*(q.params.stored for q in every), strict=True)]
+    params = QuantizationParams.of(first.scheme, whole, first.params.dtype, stored)
     data = joined([q.data for q in every])
     return QuantizedTensor(data=data, params=params, shape=whole, dtype=first.dtype)
 

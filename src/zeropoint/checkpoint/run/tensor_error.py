@@ -12,7 +12,7 @@ import math
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -158,10 +158,8 @@ def measure_columns(x: torch.Tensor, q: QuantizedTensor, width: int) -> TensorEr
     """
     rows = x.numel() // width
     grid = q.params.scheme.granularity.grid((rows, width))
-    params = replace(
-        q.params, shape=(rows, width), scales=tuple(scale.reshape(grid) for scale in q.params.scales),
-        zero_point=None if q.zero_point is None else q.zero_point.reshape(grid),
-    )  # fmt: skip
+    stored = [values.reshape(grid) for values in q.params.stored]
+    params = QuantizationParams.of(q.scheme, (rows, width), q.params.dtype, stored)
     blocks = QuantizedTensor(data=q.data.reshape(rows, -1), params=params, shape=(rows, width), dtype=q.dtype)
     return measure(x.reshape(rows, width), blocks)
 
