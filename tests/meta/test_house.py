@@ -53,7 +53,6 @@ ALLOWED: dict[str, dict[str, str]] = {
         "src/zeropoint/cli/plan.py::plan": "typer makes an option of each parameter",
         "src/zeropoint/prepared/plan.py::can_implement": "takes what the plan takes",
         "src/zeropoint/prepared/plan.py::plan": "all that a plan is made from is named in its call",
-        "src/zeropoint/ops/reference.py::dequantize": "takes what the operator's schema names",
         "src/zeropoint/kernels/triton/rows.py::quantize_rows": "a kernel takes pointers and numbers",
         "src/zeropoint/kernels/triton/rows.py::dequantize_rows": "a kernel takes pointers and numbers",
     },
