@@ -48,7 +48,7 @@ class InPlace:
     scale, zero: those of each element, broadcastable; the zero point is 0 where the scheme has none.
     """
 
-    def __init__(self, request: Request, params: Params, code_range: tuple[int, int] | None) -> None:
+    def __init__(self, request: Request, params: Params) -> None:
         scheme, shape = request.scheme, request.shape
         scale = effective_scale(scheme, params, shape, request.own_dtype)
         assert scale is not None
@@ -58,7 +58,7 @@ class InPlace:
         zero = torch.zeros_like(scale) if zero is None else zero.double()
         self._zero = spread_blocks(zero, blocks, shape).clone()
         self._inside = _zero_inside(scheme)
-        self._low, self._high = code_range or (scheme.qmin, scheme.qmax)
+        self._low, self._high = request.code_range or (scheme.qmin, scheme.qmax)
         self._chunks = _chunks(shape)
         rows = max((pick.stop - pick.start for pick in self._chunks if isinstance(pick, slice)), default=0)
         side = (rows, *shape[1:]) if shape else ()

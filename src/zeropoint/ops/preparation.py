@@ -8,14 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from ..params.tensors import Params
-from . import code_range as limits
 from .registry import HeldKernel, Op, Request
 from .threads import gradual_underflow
-
-Limits = tuple[int, int] | None
 
 
 class FunctionKernel:
@@ -28,16 +23,14 @@ class FunctionKernel:
         self.request, self.run = request, run
         self._backend = backend
 
-    def hold(self, params: Params | None, code_range: Limits) -> HeldKernel:
+    def hold(self, params: Params | None) -> HeldKernel:
         """See :class:`zeropoint.ops.registry.PlanKernel`."""
-        return self.in_temporaries(params, code_range)
+        return self.in_temporaries(params)
 
-    def in_temporaries(
-        self, params: Params | None, code_range: Limits, reason: str | None = None
-    ) -> HeldKernel:
+    def in_temporaries(self, params: Params | None, reason: str | None = None) -> HeldKernel:
         """Return the held kernel; reason: why it takes temporary tensors, if that is not the backend."""
         given, held = _copied(params), 0
-        run = _HELD[self.request.op](self.run, self.request, given, code_range)
+        run = _HELD[self.request.op](self.run, given)
         if given is not None:
             held = sum(each.nbytes for each in given)
 
@@ -52,45 +45,24 @@ class FunctionKernel:
 Function = Callable[..., Any]
 
 
-def _quantize(run: Function, request: Request, given: Params | None, codes: Limits) -> Callable[..., None]:
-    def held(x: torch.Tensor, data: torch.Tensor) -> None:
-        run(x, given, data)
-        if codes is not None:
-            limits.clamp_codes(data, request.scheme, request.shape, codes)
-
-    return held
+def _quantize(run: Function, given: Params | None) -> Callable[..., None]:
+    return lambda x, data: run(x, given, data)
 
 
-def _quantize_dynamic(run: Function, _: Request, __: Params | None, ___: Limits) -> Callable[..., None]:
+def _quantize_dynamic(run: Function, _: Params | None) -> Callable[..., None]:
     return lambda x, data, params: run(x, (data, params))
 
 
-def _dequantize(run: Function, _: Request, given: Params | None, __: Limits) -> Callable[..., None]:
+def _dequantize(run: Function, given: Params | None) -> Callable[..., None]:
     return lambda data, params, out: run(data, params if given is None else given, out)
 
 
-def _fake_quantize(
-    run: Function, request: Request, given: Params | None, codes: Limits
-) -> Callable[..., None]:
-    assert given is not None
-
-    def held(x: torch.Tensor, out: torch.Tensor) -> None:
-        if codes is None:
-            run(x, given, out)
-        else:
-            out.copy_(limits.fake_quantize(x, request.scheme, given, codes))
-
-    return held
+def _fake_quantize(run: Function, given: Params | None) -> Callable[..., None]:
+    return lambda x, out: run(x, given, out)
 
 
-def _backward(run: Function, request: Request, given: Params | None, codes: Limits) -> Callable[..., None]:
-    def held(grad: torch.Tensor, x: torch.Tensor, params: Params, out: torch.Tensor) -> None:
-        used = params if given is None else given
-        run(grad, x, used, out)
-        if codes is not None:
-            limits.gate(out, x, request.scheme, used, codes)
-
-    return held
+def _backward(run: Function, given: Params | None) -> Callable[..., None]:
+    return lambda grad, x, params, out: run(grad, x, params if given is None else given, out)
 
 
 def _copied(params: Params | None) -> Params | None:
@@ -98,7 +70,7 @@ def _copied(params: Params | None) -> Params | None:
     return None if params is None else [each.detach().clone() for each in params]
 
 
-_HELD: dict[Op, Callable[[Function, Request, Params | None, Limits], Callable[..., None]]] = {
+_HELD: dict[Op, Callable[[Function, Params | None], Callable[..., None]]] = {
     Op.QUANTIZE: _quantize,
     Op.QUANTIZE_DYNAMIC: _quantize_dynamic,
     Op.DEQUANTIZE: _dequantize,

@@ -27,6 +27,7 @@ from ..params.tensors import Params, zero_point_of
 from ..schemes import Arithmetic, Granularity, Scheme, ZeroPoint, ZeroPointPlace
 from ..schemes.scale_rules import Pick
 
+CodeRange = tuple[int, int] | None
 CHUNK = 1 << 22
 """Elements that temporaries of the encoder hold at once, so that a large tensor needs little extra memory."""
 
@@ -154,14 +155,18 @@ def quantize_dynamic(
     return _joined(_encoded_parts(x, scheme, spread), x, scheme), chosen.tensors
 
 
-def quantize(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
-    """Return the packed codes of finite ``x`` under given parameters: uint8, rows padded to bytes."""
+def quantize(x: torch.Tensor, scheme: Scheme, params: Params, codes: CodeRange = None) -> torch.Tensor:
+    """Return the packed codes of finite ``x`` under given parameters: uint8, rows padded to bytes.
+
+    codes: smallest and largest integer code in use, within those of the scheme; None means all.
+    """
     require_finite(x)
-    return _packed(x, scheme, params)
+    return _packed(x, scheme, params, codes)
 
 
-def _packed(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
-    return _joined(code_parts(x, scheme, params), x, scheme)
+def _packed(x: torch.Tensor, scheme: Scheme, params: Params, codes: CodeRange) -> torch.Tensor:
+    spread = spread_parameters(scheme, params, shape=tuple(x.shape), dtype=x.dtype)
+    return _joined(_encoded_parts(x, scheme, spread, codes), x, scheme)
 
 
 def _joined(codes: Iterator[torch.Tensor], x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
@@ -174,13 +179,10 @@ def _joined(codes: Iterator[torch.Tensor], x: torch.Tensor, scheme: Scheme) -> t
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def code_parts(x: torch.Tensor, scheme: Scheme, params: Params) -> Iterator[torch.Tensor]:
-    """Return the unpacked code patterns of ``x`` in chunks along its first axis."""
-    spread = spread_parameters(scheme, params, shape=tuple(x.shape), dtype=x.dtype)
-    return _encoded_parts(x, scheme, spread)
-
-
-def _encoded_parts(x: torch.Tensor, scheme: Scheme, spread: Spread) -> Iterator[torch.Tensor]:
+def _encoded_parts(
+    x: torch.Tensor, scheme: Scheme, spread: Spread, codes: CodeRange = None
+) -> Iterator[torch.Tensor]:
+    """Return the unpacked codes of ``x`` in chunks along its first axis."""
     shape, first = tuple(x.shape), 0
     scale, zero, offset = (None if value is None else value.expand(shape) for value in spread)
     for pick in _chunks(shape):
@@ -188,7 +190,9 @@ def _encoded_parts(x: torch.Tensor, scheme: Scheme, spread: Spread) -> Iterator[
         near = part if offset is None else part.to(offset.dtype) - offset[pick]
         factor = None if scale is None else scale[pick]
         ratio, negative = scaled(near, scheme, factor), second_grid(factor, scheme.element)
-        yield _encode(ratio, scheme, None if zero is None else zero[pick], first, x.dtype, negative)
+        found = _encode(ratio, scheme, None if zero is None else zero[pick], first, x.dtype, negative)
+        # Clamping to the scheme's codes and then to fewer is clamping to these.
+        yield found if codes is None else packing.as_values(found, scheme.element).clamp(*codes)
         first += part.numel()
 
 
@@ -335,18 +339,18 @@ def _bytes_of(data: torch.Tensor, pick: slice | tuple[()], bits: int, shape: tup
     return data[pick.start * bits // 8 : packing.packed_length(pick.stop, bits)]
 
 
-def fake_quantize(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
+def fake_quantize(x: torch.Tensor, scheme: Scheme, params: Params, codes: CodeRange = None) -> torch.Tensor:
     """Return ``dequantize(quantize(x))`` in the dtype of ``x``.
 
     Training may run into NaN: an integer format makes it the lowest code, as torch does; others pass it on.
     """
     shape = tuple(x.shape)
-    data = _packed(x, scheme, params)
+    data = _packed(x, scheme, params, codes)
     values = dequantize(data, scheme, params, shape=shape, dtype=x.dtype, own_dtype=x.dtype)
     return values if scheme.element.is_integer else torch.where(torch.isnan(x), torch.nan, values)
 
 
-def inside(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
+def inside(x: torch.Tensor, scheme: Scheme, params: Params, codes: CodeRange = None) -> torch.Tensor:
     """Return where ``x``, rounded, needs no clipping: the mask of the gradient, bounds included.
 
     NaN and Inf are outside.
@@ -362,7 +366,8 @@ def inside(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
         noise = uniform_noise(scheme.rounding.seed, 0, x.numel(), x.device).reshape(shape)
     if element.is_integer:
         steps = integer_steps(ratio.to(wide_dtype(x.dtype)), scheme, zero, noise, x.dtype)
-        return (steps >= scheme.qmin) & (steps <= scheme.qmax)
+        low, high = codes or (scheme.qmin, scheme.qmax)
+        return (steps >= low) & (steps <= high)
     return fits(ratio, element, mode, noise)
 
 

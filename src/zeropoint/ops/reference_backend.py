@@ -31,12 +31,12 @@ def filled(
 class ReferenceKernel(FunctionKernel):
     """A function of the reference; held, some take no temporary tensors."""
 
-    def hold(self, params: Params | None, code_range: tuple[int, int] | None) -> HeldKernel:
+    def hold(self, params: Params | None) -> HeldKernel:
         """See :class:`zeropoint.ops.registry.PlanKernel`."""
         reason = None if params is None else in_place.refusal(self.request)
         if params is None or reason is not None:
-            return self.in_temporaries(params, code_range, reason)
-        kernel = in_place.InPlace(self.request, params, code_range)
+            return self.in_temporaries(params, reason)
+        kernel = in_place.InPlace(self.request, params)
         return HeldKernel(
             run=kernel.runner(self.request.op),
             workspace_bytes=kernel.workspace_bytes,
@@ -82,7 +82,7 @@ def _quantize_dynamic(request: Request) -> Callable[..., tuple[torch.Tensor, Par
 
 def _quantize(request: Request) -> Callable[..., torch.Tensor]:
     def run(x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
-        data = reference.quantize(x, request.scheme, params)
+        data = reference.quantize(x, request.scheme, params, request.code_range)
         return data if out is None else out.copy_(data)
 
     return run
@@ -101,7 +101,7 @@ def _dequantize(request: Request) -> Callable[..., torch.Tensor]:
 
 def _fake_quantize(request: Request) -> Callable[..., torch.Tensor]:
     def run(x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
-        values = reference.fake_quantize(x, request.scheme, params)
+        values = reference.fake_quantize(x, request.scheme, params, request.code_range)
         return values if out is None else out.copy_(values)
 
     return run
@@ -111,7 +111,7 @@ def _backward(request: Request) -> Callable[..., torch.Tensor]:
     def run(
         grad: torch.Tensor, x: torch.Tensor, params: Params, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        inside = reference.inside(x, request.scheme, params)
+        inside = reference.inside(x, request.scheme, params, request.code_range)
         gradient = torch.where(inside, grad, torch.copysign(torch.zeros_like(grad), grad))
         return gradient if out is None else out.copy_(gradient)
 

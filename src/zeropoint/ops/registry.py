@@ -57,7 +57,8 @@ class Request:
     dtype: dtype of the values, in or out. own_dtype: dtype of the tensor that the parameters belong to.
     For a linear layer ``scheme``, ``shape`` (out_features, in_features) and ``own_dtype`` are those of the
     weight, and ``dtype`` that of input and output. source: scheme of the input of LINEAR, None where it is
-    not quantized. given: whether the input's parameters are given, or chosen by each input.
+    not quantized. given: whether the input's parameters are given, or chosen by each input. code_range:
+    smallest and largest integer code in use, within those of the scheme; None means all.
     """
 
     op: Op
@@ -68,6 +69,7 @@ class Request:
     device: torch.device
     source: Scheme | None = None
     given: bool = False
+    code_range: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,11 +108,10 @@ class Kernel(Protocol):
 class PlanKernel(Kernel, Protocol):
     """A kernel of an operator that plans offer."""
 
-    def hold(self, params: Params | None, code_range: tuple[int, int] | None) -> HeldKernel:
+    def hold(self, params: Params | None) -> HeldKernel:
         """Return the kernel with memory of its own.
 
         params: given parameters, of which the kernel keeps its own copy; None when they come with the data.
-        code_range: smallest and largest integer code in use, within those of the scheme; None means all.
         """
 
 
@@ -263,13 +264,11 @@ def kernel_of(request: Request, only: str | None = None) -> Kernel:
     return choose(request, only).prepare(request)
 
 
-def held_kernel(
-    request: Request, only: str | None, params: Params | None, code_range: tuple[int, int] | None
-) -> HeldKernel:
+def held_kernel(request: Request, only: str | None, params: Params | None) -> HeldKernel:
     """Return the kernel that runs ``request``, held; see :meth:`PlanKernel.hold`."""
     kernel = kernel_of(request, only)
     assert isinstance(kernel, PlanKernel), f"{request.op.value} is no operator of plans"
-    return kernel.hold(params, code_range)
+    return kernel.hold(params)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -53,7 +53,7 @@ class Signature:
         operand = self.operand
         return Request(
             op=op, scheme=self.scheme, shape=operand.shape, dtype=operand.dtype, own_dtype=self.own_dtype,
-            device=operand.device,
+            device=operand.device, code_range=self.code_range,
         )  # fmt: skip
 
     def codes(self) -> Codes:
@@ -73,7 +73,7 @@ class Signature:
     def kernel(self, op: Op) -> HeldKernel:
         """Return the kernel for ``op``, with the given parameters where it takes some."""
         params = None if self.params is None else self.params.stored
-        return held_kernel(self.request(op), chosen_backend(self.backend), params, self.code_range)
+        return held_kernel(self.request(op), chosen_backend(self.backend), params)
 
 
 class PlannedCall(Protocol):

@@ -47,6 +47,8 @@ class TritonBackend:
             return "needs the package triton, which is not installed"
         if request.op not in _KERNELS:
             return f"{request.op.value} is left to the reference"
+        if request.code_range is not None:
+            return "a range of codes is left to the reference"
         if request.dtype not in _DTYPES or request.own_dtype not in _DTYPES:
             return f"{request.dtype} is computed in float64"
         return _scheme_refusal(request.scheme, request.own_dtype) or _rows_refusal(request)

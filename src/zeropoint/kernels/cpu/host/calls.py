@@ -54,7 +54,7 @@ class GivenCall:
 
     def __init__(
         self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, own_dtype: torch.dtype,
-        code_range: tuple[int, int] | None = None,
+        code_range: tuple[int, int] | None,
     ) -> None:  # fmt: skip
         view, element = view_of(scheme, shape, dtype), lowering.element_of(scheme, own_dtype, multiply=False)
         assert isinstance(view, View)
@@ -114,10 +114,11 @@ class GivenCall:
 
 @functools.lru_cache(maxsize=1024)
 def given_call(
-    scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, own_dtype: torch.dtype
-) -> GivenCall:
+    scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, own_dtype: torch.dtype,
+    code_range: tuple[int, int] | None,
+) -> GivenCall:  # fmt: skip
     """Return the call under parameters that each run brings."""
-    return GivenCall(scheme, shape, dtype, own_dtype)
+    return GivenCall(scheme, shape, dtype, own_dtype, code_range)
 
 
 class OnePass:

@@ -28,13 +28,12 @@ from .arrays import (
     stored_factors,
     value_bounds,
 )
-from .calls import ChosenScales, GivenCall, ScaleMemory, given_call, one_pass, refuse
+from .calls import ChosenScales, ScaleMemory, given_call, one_pass, refuse
 from .choose import BlockScales, CoarseScale
 from .factors import Divisors, StoredScales, dequantize_refusal, load_refusal, multipliers
 from .statistics import Ends, choose_params, coarse_scale
 from .views import rule_refusal
 
-CodeRange = tuple[int, int] | None
 Codes = tuple[torch.Tensor, Params]
 
 
@@ -43,14 +42,9 @@ class _Operator:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self._call = given_call(request.scheme, request.shape, request.dtype, request.own_dtype)
-
-    def _limited(self, code_range: CodeRange) -> GivenCall:
-        """Return the call whose integer codes lie in ``code_range``."""
-        if code_range is None:
-            return self._call
-        asked = self.request
-        return GivenCall(asked.scheme, asked.shape, asked.dtype, asked.own_dtype, code_range)
+        self._call = given_call(
+            request.scheme, request.shape, request.dtype, request.own_dtype, request.code_range
+        )
 
     def _factors(self, params: Params, *, dividing: bool) -> tuple[object, object]:
         asked = self.request
@@ -79,9 +73,9 @@ class QuantizeKernel(_Operator):
         self._call.quantize(x, *self._factors(params, dividing=True), out)
         return out
 
-    def hold(self, params: Params | None, code_range: CodeRange) -> HeldKernel:
+    def hold(self, params: Params | None) -> HeldKernel:
         """See :class:`zeropoint.ops.registry.PlanKernel`."""
-        call, divisors = self._limited(code_range), Divisors(self.request, params)
+        call, divisors = self._call, Divisors(self.request, params)
 
         def run(x: torch.Tensor, data: torch.Tensor) -> None:
             call.quantize(x, divisors.values, divisors.zeros, data)
@@ -123,11 +117,11 @@ class QuantizeDynamicKernel(_Operator):
             refuse(x, scheme, extremes)
         return out
 
-    def hold(self, params: Params | None, code_range: CodeRange) -> HeldKernel:
+    def hold(self, params: Params | None) -> HeldKernel:
         """See :class:`zeropoint.ops.registry.PlanKernel`."""
         scheme, shape, dtype = self.request.scheme, self.request.shape, self.request.dtype
         if not scheme.scales:
-            encode = QuantizeKernel(self.request).hold((), None).run
+            encode = QuantizeKernel(self.request).hold(()).run
             return HeldKernel(run=lambda x, data, _params: encode(x, data), workspace_bytes=0)
         reason = rule_refusal(scheme, dtype)
         if reason is not None or 0 in shape:
@@ -179,7 +173,7 @@ class DequantizeKernel(_Operator):
         self._call.dequantize(data, stored_factors(asked.scheme, params, asked.shape, asked.own_dtype), out)
         return out
 
-    def hold(self, params: Params | None, code_range: CodeRange) -> HeldKernel:
+    def hold(self, params: Params | None) -> HeldKernel:
         """See :class:`zeropoint.ops.registry.PlanKernel`."""
         call, stored = self._call, StoredScales(self.request, params)
 
@@ -205,10 +199,10 @@ class FakeQuantizeKernel(_Operator):
         self._call.fake_quantize(x, factors, back, zeros, out)
         return out
 
-    def hold(self, params: Params | None, code_range: CodeRange) -> HeldKernel:
+    def hold(self, params: Params | None) -> HeldKernel:
         """See :class:`zeropoint.ops.registry.PlanKernel`."""
         assert params is not None
-        call, divisors = self._limited(code_range), Divisors(self.request, params)
+        call, divisors = self._call, Divisors(self.request, params)
         back = multipliers(self.request, params)
 
         def run(x: torch.Tensor, out: torch.Tensor) -> None:
@@ -233,10 +227,10 @@ class BackwardKernel(_Operator):
         self._call.fake_quantize_backward(grad, x, self._bounds, factors, zeros, out)
         return out
 
-    def hold(self, params: Params | None, code_range: CodeRange) -> HeldKernel:
+    def hold(self, params: Params | None) -> HeldKernel:
         """See :class:`zeropoint.ops.registry.PlanKernel`."""
         asked, bounds = self.request, self._bounds
-        call, divisors = self._limited(code_range), Divisors(asked, params)
+        call, divisors = self._call, Divisors(asked, params)
 
         def run(grad: torch.Tensor, x: torch.Tensor, params: Params | None, out: torch.Tensor) -> None:
             with gradual_underflow():
