@@ -24,7 +24,7 @@ from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verbs import plan_checkpoint, quantize_checkpoint
 from zeropoint.cli.app import app
 from zeropoint.codecs.registry import get_codec
-from zeropoint.errors import CheckpointError, RecipeError, UnsupportedError
+from zeropoint.errors import CheckpointError, RecipeError
 from zeropoint.methods import method_named
 
 
@@ -136,14 +136,6 @@ def test_a_method_that_means_nothing_is_a_slip_of_the_command_line(
     result = CliRunner().invoke(app, ["plan", str(source), *words])
     assert result.exit_code == 2
     assert message in " ".join(result.output.replace("│", " ").split())
-
-
-def test_a_method_that_needs_data_is_refused_by_a_stream(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(type(method_named("mse")), "needs", {"gram": None})
-    with pytest.raises(UnsupportedError, match="method mse needs the inputs of layers"):
-        plan_of(source, "w4a16")
 
 
 def test_a_layout_that_is_cut_along_inputs_takes_methods_too(

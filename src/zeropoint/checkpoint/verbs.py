@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
+
+import torch
 
 from ..codecs.registry import DEFAULT, get_codec
 from ..errors import RecipeError
 from .choose.recipe import RecipeText
 from .choose.selection import Selection
+from .model.calibration import calibrated
 from .plan.checkpoint_plan import CheckpointPlan, make_plan
 from .plan.verdicts import require_loadable
 from .read.source import open_source
@@ -51,6 +55,7 @@ def quantize_checkpoint(
     source: Place | str, out: Place | str, to: str | RecipeText,
     *, format: str = DEFAULT.name, method: str | None = None,  # noqa: A002 (the option's name)
     include: Iterable[str] = (), ignore: Iterable[str] = (), overwrite: bool = False,
+    calibration: torch.Tensor | Path | str | None = None,
 ) -> RunResult:  # fmt: skip
     """Quantize a checkpoint into ``out``, a directory or URL, as ``zeropoint quantize`` does.
 
@@ -65,15 +70,19 @@ def quantize_checkpoint(
         include: patterns of tensors to quantize although they are kept by default.
         ignore: patterns of tensors to keep.
         overwrite: write into a directory that is not empty.
+        calibration: for methods that need data: a file of text, token ids (windows, length), or a
+            .safetensors file that holds them. The model runs on it, a block in memory at a time.
 
     Returns:
         A summary of the run: tensors, bytes, errors and time.
 
     Raises:
         ZeropointError: as :func:`plan_checkpoint`.
+        CalibrationError: when the method needs data and there are none, or too few, or it needs none.
         CheckpointError: when ``out`` cannot be written or no engine is known to load the result, which
             ``run`` of the plan writes.
     """
     plan = plan_checkpoint(source, to, format=format, method=method, include=include, ignore=ignore)
     require_loadable(plan)
+    plan = plan if calibration is None else calibrated(plan, calibration)
     return run(plan, out, overwrite=overwrite)

@@ -22,6 +22,7 @@ from .main import fail
 from .options import (
     READ,
     AsJson,
+    Calibration,
     Checkpoint,
     DequantizeFirst,
     DequantizeKept,
@@ -100,6 +101,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     recipe: Recipe = None,
     format: Format = None,  # noqa: A002 (the option's name)
     method: Method = None,
+    calibration: Calibration = None,
     plan: Annotated[
         Any,
         typer.Option(metavar="FILE", parser=parse_plan, help="A plan of `zeropoint plan`, in place of --to."),
@@ -133,6 +135,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize SRC OUT --to mxfp4 --ignore '*.down_proj' --max-memory 1G
       zeropoint quantize SRC OUT --to int4:g64:asym --workers 2 --json
       zeropoint quantize SRC OUT --to w4a16 --method mse
+      zeropoint quantize SRC OUT --to w4a16 --method mse_weighted --calibration TEXT.txt
       zeropoint quantize SRC OUT --recipe mixed.yaml --strict
       zeropoint quantize SRC OUT --plan plan.json
       zeropoint quantize DeepSeek-V3 OUT --to nvfp4a16 --dequantize-first
@@ -145,6 +148,8 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     made = planned(source, asked, selection, layers.Limits.default(workers, max_memory), format, method)
     if not force:
         layers.require_loadable(made)
+    if calibration is not None:
+        made = layers.calibrated(made, calibration, progress=True)
     way = Way(
         overwrite=overwrite, restart=restart, break_lock=unlock, spool=spool,
         executor=executor_of(executor, address),

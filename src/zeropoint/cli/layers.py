@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..checkpoint.choose.selection import DequantizePolicy as DequantizePolicy
     from ..checkpoint.choose.selection import Selection as Selection
     from ..checkpoint.cluster.ray import RayExecutor as RayExecutor
+    from ..checkpoint.model.calibration import calibrated as calibrated
     from ..checkpoint.plan.checkpoint_plan import make_plan as make_plan
     from ..checkpoint.plan.file import PlanFile as PlanFile
     from ..checkpoint.plan.file import write_plan as write_plan
@@ -73,6 +74,7 @@ _OWNERS = {
     "Limits": "checkpoint.plan.limits",
     "break_lock": "checkpoint.run.lock",
     "RemotePath": "checkpoint.read.object_store",
+    "calibrated": "checkpoint.model.calibration",
     "make_plan": "checkpoint.plan.checkpoint_plan",
     "plan_document": "checkpoint.plan.plan_document",
     **dict.fromkeys(("PlanFile", "write_plan"), "checkpoint.plan.file"),

@@ -59,6 +59,13 @@ Method = Annotated[
     str | None,
     typer.Option(metavar="NAME", parser=parse_method, help="How weights are quantized: nearest or mse."),
 ]
+Calibration = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", parser=parse_path,
+        help="Text, or token ids in .safetensors, for methods that need data, such as mse_weighted.",
+    ),
+]  # fmt: skip
 Include = Annotated[
     list[str] | None,
     typer.Option(metavar="PATTERN", help="Quantize these too: a glob, or re:REGEX. Repeatable."),

@@ -12,7 +12,7 @@ import math
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ class Steps:
             outside of blocks stay as they are.
         folder: where what comes out of blocks is kept, in a temporary folder inside; in memory if None.
         dtype: floats are kept in this dtype, which may round them; in their own if None.
+        loaded: takes the name of a block and returns a context in which it has its weights; outside of it
+            they are not read.
 
     Raises:
         CalibrationError: for a dtype that is not one of floats.
@@ -51,6 +53,7 @@ class Steps:
     quantized_inputs: bool = False
     folder: Path | None = None
     dtype: torch.dtype | None = None
+    loaded: Callable[[str], AbstractContextManager[Any]] = nullcontext
 
     def __post_init__(self) -> None:
         if self.dtype is not None and not self.dtype.is_floating_point:
@@ -102,9 +105,10 @@ def calibrate_sequential(
         chain = _Chain(root, blocks_of(root, chosen.blocks), kept)
         for step in counted(range(len(chain.blocks)), "Calibrating blocks", shown=progress):
             # Two runs where the observed block and the one that computes the next inputs differ.
-            chain.observe(step, batches, watch, keep=not chosen.quantized_inputs)
-            if chosen.quantized_inputs:
-                chain.run(step, batches, _quantized(watch, *chain.blocks[step]))
+            with chosen.loaded(chain.blocks[step][0]):
+                chain.observe(step, batches, watch, keep=not chosen.quantized_inputs)
+                if chosen.quantized_inputs:
+                    chain.run(step, batches, _quantized(watch, *chain.blocks[step]))
         # One batch, at least, shows that the last block does not run again.
         rest = batches if watch.outside(block for _, block in chain.blocks) else batches[:1]
         chain.observe(len(chain.blocks), rest, watch)

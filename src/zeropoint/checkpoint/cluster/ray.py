@@ -59,6 +59,7 @@ class RayExecutor:
                 token=token, source=plan.source.given, recipe=plan.recipe, selection=plan.selection,
                 codec=plan.codec, limits=replace(plan.limits, workers=1), partials=job.partials,
                 identity=tuple(identity(plan).items()), patience=self.patience,
+                statistics=plan.statistics,
             )  # fmt: skip
             with contextlib.closing(_Run(ray, job, ray.put(request), self.patience).results()) as results:
                 yield from results

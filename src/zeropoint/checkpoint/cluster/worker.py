@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -20,9 +20,10 @@ import torch
 from ...codecs.protocol import Codec
 from ...errors import CheckpointError, ZeropointError
 from ...ops.threads import thread_limit
+from ...stats import Statistics
 from ..choose.recipe import RecipeText
 from ..choose.selection import Selection
-from ..plan.checkpoint_plan import CheckpointPlan, make_plan
+from ..plan.checkpoint_plan import CheckpointPlan, layer_data, make_plan
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import identity, require_same
 from ..plan.limits import Limits
@@ -45,7 +46,7 @@ class PlanRequest:
 
     token: random text, which stands in ``TOKEN_FILE`` of the output: a worker that does not find it there
     sees another file system. patience: seconds until it must be seen, since file systems on a network look
-    again only now and then. limits: of a worker, which has one thread.
+    again only now and then. limits: of a worker, which has one thread. statistics: those of the plan.
     """
 
     token: str
@@ -57,6 +58,7 @@ class PlanRequest:
     partials: Partials = field(compare=False)
     identity: tuple[tuple[str, str], ...] = field(compare=False)
     patience: float = field(compare=False)
+    statistics: Mapping[str, Mapping[str, Statistics]] = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +115,7 @@ def _one(unit: Unit, batch: UnitBatch, request: PlanRequest, plan: CheckpointPla
     if batch.scans:
         return scan(unit, plan.limits, scratch)
     extremes = None if unit.group is None else batch.extremes[unit.group]
-    return do(unit, request.partials, plan.limits, scratch, extremes)
+    return do(unit, request.partials, plan.limits, scratch, layer_data(plan, unit.placement, extremes))
 
 
 @functools.lru_cache(maxsize=1)
@@ -148,6 +150,7 @@ def _prepare(request: PlanRequest) -> tuple[CheckpointPlan, Sequence[Unit]]:
         open_source(request.source), request.recipe, selection=request.selection, limits=request.limits,
         codec=request.codec,
     )  # fmt: skip
+    plan = replace(plan, statistics=request.statistics)
     try:
         require_same(
             identity(plan), dict(request.identity), what=f"the plan, seen from host {socket.gethostname()},",

@@ -54,7 +54,7 @@ def load_checkpoint(model: nn.Module, directory: Path | str, *, inplace: bool = 
     require_model(model)
     source = open_source(directory)
     target = model if inplace else copy.deepcopy(model)
-    with _Files() as files, unfused(target) as root:
+    with Files() as files, unfused(target) as root:
         linears = {name: m for name, m in root.named_modules() if type(m) is nn.Linear}
         experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
         rows = {name: m.out_features for name, m in linears.items() if TRANSPOSED not in vars(m)}
@@ -68,14 +68,14 @@ def load_checkpoint(model: nn.Module, directory: Path | str, *, inplace: bool = 
     return Conversion(model=guarded(result), layers=records)
 
 
-class _Files(dict[Place, OpenFile]):
+class Files(dict[Place, OpenFile]):
     """Files that are opened when they are first asked for, and closed at the end."""
 
     def __missing__(self, place: Place) -> OpenFile:
         self[place] = file = open_file(place)
         return file
 
-    def __enter__(self) -> _Files:
+    def __enter__(self) -> Files:
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -112,7 +112,6 @@ def _stored(source: Source, where: Sequence[WeightRows], linears: Mapping[str, n
 def _load_floats(model: nn.Module, stored: StoredLayers, files: Mapping[Place, OpenFile]) -> None:
     """Copy what is not quantized into the model, through views of its memory that have the names of files."""
     state = {name: t for name, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
-    memory = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
     views = file_tensors(model, state)
     quantized = {layer.module + WEIGHT for layer in stored.layers}
     names = {name for layer in stored.layers[:1] for name in layer.codec.input_names or ()}
@@ -124,8 +123,20 @@ def _load_floats(model: nn.Module, stored: StoredLayers, files: Mapping[Place, O
                 f"{printable(min(missing))} (of {len(missing)}) is not in the {of}; pass a model of the same "
                 "architecture as the checkpoint"
             )
+    fill(state, views, entries, files)
+
+
+def fill(
+    state: Mapping[str, torch.Tensor], views: Mapping[str, torch.Tensor],
+    entries: Mapping[str, TensorEntry], files: Mapping[Place, OpenFile],
+) -> None:  # fmt: skip
+    """Copy ``entries`` of files into ``views`` of the memory of ``state``, by the names that files have.
+
+    Raises CheckpointError for a tensor of another shape, UnsupportedError for a dtype that torch lacks.
+    """
+    memory = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
     for name, entry in entries.items():
-        value, view = _read(entry, files), views[name]
+        value, view = read_tensor(entry, files), views[name]
         if view.shape != value.shape or view.untyped_storage().data_ptr() not in memory:
             raise CheckpointError(
                 f"{printable(name)} of shape {list(value.shape)} does not fit the model, which has "
@@ -134,7 +145,8 @@ def _load_floats(model: nn.Module, stored: StoredLayers, files: Mapping[Place, O
         view.copy_(value)
 
 
-def _read(entry: TensorEntry, files: Mapping[Place, OpenFile]) -> torch.Tensor:
+def read_tensor(entry: TensorEntry, files: Mapping[Place, OpenFile]) -> torch.Tensor:
+    """Return a tensor of a file; raises UnsupportedError for a dtype that torch lacks."""
     if entry.dtype not in TORCH_DTYPES:
         raise UnsupportedError(f"{printable(entry.name)} is {entry.dtype}, which torch has no dtype for")
     if not entry.nbytes:
@@ -216,8 +228,8 @@ def _input(
     scale, zero = (source.entries.get(f"{layer.module}.{end}") for end in (names.scale, names.zero_point))
     if scale is None or math.prod(scale.shape) != 1 or (zero is not None and math.prod(zero.shape) != 1):
         raise CheckpointError(f"{layer.module}.{names.scale} is missing, or not one number")
-    number = _read(scale, files).reshape(()).float()
-    point = 0 if zero is None else int(_read(zero, files).reshape(()))
+    number = read_tensor(scale, files).reshape(()).float()
+    point = 0 if zero is None else int(read_tensor(zero, files).reshape(()))
     params = QuantizationParams.new(float(number), point, given.scheme)
     return FakeQuantize(replace(params, dtype=layer.dtype))
 
@@ -227,7 +239,9 @@ def _local(
 ) -> LocalQuantize:
     """Return the quantizer that has the scale in the file, found from the range that gives it."""
     entry = source.entries.get(f"{module}.{names.global_scale}")
-    scale = None if entry is None or math.prod(entry.shape) != 1 else _read(entry, files).reshape(1).float()
+    scale = (
+        None if entry is None or math.prod(entry.shape) != 1 else read_tensor(entry, files).reshape(1).float()
+    )
     if scale is None or not bool(torch.isfinite(scale) & (scale > 0)):
         raise CheckpointError(f"{module}.{names.global_scale} is missing, or not one positive number")
     unit = whole_scale(LocalQuantize(given, 1.0))

@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...architectures import is_transposed
@@ -19,10 +19,11 @@ from ...codecs.layer_schemes import layer_scheme
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ...errors import CheckpointError, UnsupportedError, count, printable, size_of
+from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, printable, size_of
 from ...formats import RoundingMode
-from ...methods import Scope
+from ...methods import LayerData, Scope, method_named
 from ...recipes import Recipe
+from ...stats import Statistics
 from ..choose.decisions import TensorDecision, decide, describe
 from ..choose.fused_layers import split_sets
 from ..choose.recipe import RecipeText, one_scheme
@@ -58,6 +59,7 @@ class CheckpointPlan:
     companions: Mapping[Path, int]
     notes: tuple[str, ...]
     limits: Limits
+    statistics: Mapping[str, Mapping[str, Statistics]] = field(default_factory=dict)
 
     @property
     def weights(self) -> Sequence[Placement]:
@@ -177,6 +179,23 @@ class CheckpointPlan:
         return tuple(d for d in self.decisions if d.kept_by_default)
 
 
+def layer_data(plan: CheckpointPlan, weight: Placement, extremes: tuple[float, float] | None) -> LayerData:
+    """Return what the method of a weight of ``plan`` is given; ``extremes``: of its group, if any."""
+    statistics = plan.statistics.get(weight.module, {})
+    return LayerData(statistics=statistics, extremes=extremes)
+
+
+def require_statistics(plan: CheckpointPlan) -> None:
+    """Raise CalibrationError where a method needs statistics of the inputs of a layer that are not there."""
+    for weight in plan.weights:
+        needs = method_named(weight.method).needs
+        if needs.keys() - plan.statistics.get(weight.module, {}).keys():
+            raise CalibrationError(
+                f"{printable(weight.module)}: method {weight.method} needs the {' and '.join(needs)} of its "
+                "inputs; pass --calibration FILE with text, or calibration= in Python"
+            )
+
+
 def slab_rows(weight: Placement, limits: Limits) -> int:
     """Return how many rows of ``weight``, or columns where it is cut so, are worked on at once."""
     return limits.rows(weight.line_values, min(weight.alignment, max(1, weight.extent)), weight.value_bytes)
@@ -264,10 +283,10 @@ def _floats(source: Source, selection: Selection) -> Floats:
 
 
 def _require_streaming(recipe: Recipe) -> None:
-    """Raise UnsupportedError for what weights in parts and without data do not give.
+    """Raise UnsupportedError for what weights in parts do not give.
 
-    That is a scheme whose codes would depend on how weights are cut, and a method that needs statistics of
-    inputs, refuses the scheme, or works on several layers at once.
+    That is a scheme whose codes would depend on how weights are cut, and a method that refuses the scheme, or
+    works on several layers at once.
     """
     for rule in (*recipe.rules, recipe.default):
         weight = None if rule.gives is None else rule.gives.weight
@@ -277,10 +296,10 @@ def _require_streaming(recipe: Recipe) -> None:
         refusal = method.refusal(weight)
         if refusal is not None:
             raise UnsupportedError(refusal)
-        if method.needs or method.scope(weight) in (Scope.GROUP, Scope.MODEL):
+        if method.scope(weight) in (Scope.GROUP, Scope.MODEL):
             raise UnsupportedError(
-                f"method {method.name} needs the inputs of layers, or several layers at once, which a "
-                "checkpoint alone does not give; use zp.quantize_model, or method nearest"
+                f"method {method.name} needs several layers at once, which a checkpoint does not give; use "
+                "zp.quantize_model, or method nearest"
             )
         if weight.rounding.mode is RoundingMode.STOCHASTIC:
             raise UnsupportedError(

@@ -40,6 +40,8 @@ def identity(plan: CheckpointPlan) -> dict[str, str]:
         "config.json": _of_text(source.config_text),
         "companions": _digest(f"{path}\0{size}\n" for path, size in sorted(plan.companions.items())),
     }
+    if plan.statistics:
+        fields["calibration"] = _digest(_learned(plan))
     fields |= shard_fields(source)
     fields["output"] = _digest(_output(plan))
     return fields
@@ -56,6 +58,15 @@ def _output(plan: CheckpointPlan) -> Iterator[str | bytes]:
         yield f"{w.module}\0{w.layer}\0{w.share}\0{_codes(w.origin)}{method}"
     for r in plan.restored:
         yield f"{r.module}\0{_codes(r.origin)}"
+
+
+def _learned(plan: CheckpointPlan) -> Iterator[str | bytes]:
+    """Yield all that methods know of inputs."""
+    for module, needs in sorted(plan.statistics.items()):
+        for need, statistics in sorted(needs.items()):
+            for name, tensor in sorted(statistics.state.items()):
+                yield f"{module}\0{need}\0{statistics.accumulator}\0{name}\0"
+                yield tensor.cpu().contiguous().numpy().tobytes()
 
 
 OF_SOURCE = ("config.json", "companions")

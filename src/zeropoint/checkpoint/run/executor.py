@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..plan.checkpoint_plan import CheckpointPlan
+from ..plan.checkpoint_plan import CheckpointPlan, layer_data
 from ..read.problems import ObstacleError
 from .directory import Partials
 from .tiles import Scratch, widest
@@ -155,5 +155,6 @@ class _Do(_UnitTask):
 
     def run(self, scratch: Scratch) -> None:
         """See :class:`Task`."""
-        extremes = None if self.extremes is None else self.extremes.wait()
-        self.result = do(self.unit, self.job.partials, self.job.plan.limits, scratch, extremes)
+        extremes, plan = None if self.extremes is None else self.extremes.wait(), self.job.plan
+        data = layer_data(plan, self.unit.placement, extremes)
+        self.result = do(self.unit, self.job.partials, plan.limits, scratch, data)

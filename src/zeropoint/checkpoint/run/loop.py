@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...columns import Made
 from ...errors import CheckpointError
-from ..plan.checkpoint_plan import CheckpointPlan
+from ..plan.checkpoint_plan import CheckpointPlan, require_statistics
 from ..plan.placement import Placement
 from ..read.object_store import RemotePath
 from ..read.storage import Place, place, shown
@@ -83,13 +83,15 @@ def run(
     directory for files on their way; None is the system's directory for temporary files. restart: remove what
     an interrupted run left there instead of resuming it. executor: what does the units. on_progress: called
     in this thread. Raises NonFiniteError naming tensor, file and first index; RangeError when a scale fits no
-    format; CheckpointError for everything about files, and when ``out`` holds an interrupted run of something
+    format; CalibrationError where a method lacks data;
+    CheckpointError for everything about files, and when ``out`` holds an interrupted run of something
     else.
 
     After an error of the data nothing is left behind. After Ctrl-C, and when the system fails, what was done
     stays, and the same call resumes; a note of the exception says so. Where all is there already, to the
     byte, nothing is written, which is among the notes of the result.
     """
+    require_statistics(plan)
     all_units = units(plan)
     with _target(plan, all_units, place(out), overwrite=overwrite, spool=spool) as target:
         if target.may_be_complete():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ...methods import LayerData, Method
+from ...methods.method import NO_DATA
 from ...schemes import Granularity, Scheme
 from ...tensor import QuantizedTensor
 
@@ -51,15 +52,14 @@ class Scratch:
     result: QuantizedTensor | None = None
 
     def quantize(
-        self, x: torch.Tensor, scheme: Scheme, method: Method, extremes: tuple[float, float] | None
+        self, x: torch.Tensor, scheme: Scheme, method: Method, data: LayerData = NO_DATA
     ) -> QuantizedTensor:
         """Return rows of a matrix in codes, in the memory of the last result where that fits.
 
-        method: whose scope these rows are. extremes: those of the whole matrix, or set of matrices, where its
-        scale needs them. Raises NonFiniteError, RangeError.
+        method: whose scope these rows are. data: of the whole matrix, with the extremes of its set of
+        matrices where its scale needs them. Raises NonFiniteError, RangeError.
         """
         last, shape = self.result, tuple(x.shape)
         fits = last is not None and (last.scheme, last.shape, last.dtype) == (scheme, shape, x.dtype)
-        data = LayerData(extremes=extremes, out=last if fits else None)
-        self.result = method.quantize(x, scheme, data).q
+        self.result = method.quantize(x, scheme, replace(data, out=last if fits else None)).q
         return self.result

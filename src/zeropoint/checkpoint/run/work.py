@@ -19,7 +19,8 @@ import torch
 from ...codecs.protocol import ROWS
 from ...columns import Blobs
 from ...errors import CheckpointError, NonFiniteError, ZeropointError, count, printable
-from ...methods import method_named
+from ...methods import LayerData, method_named
+from ...methods.method import NO_DATA
 from ..plan.checkpoint_plan import slab_rows
 from ..plan.limits import Limits
 from ..plan.placement import Placement
@@ -165,11 +166,8 @@ def scan(unit: Unit, limits: Limits, scratch: Scratch) -> Scanned:
     return Scanned(number=unit.number, low=low, high=high)
 
 
-def do(
-    unit: Unit, partials: Partials, limits: Limits, scratch: Scratch,
-    extremes: tuple[float, float] | None = None,
-) -> Done:  # fmt: skip
-    """Do a unit, whose bytes end up in the partial files; ``extremes`` are those of its group, if any.
+def do(unit: Unit, partials: Partials, limits: Limits, scratch: Scratch, data: LayerData = NO_DATA) -> Done:
+    """Do a unit, whose bytes end up in the partial files; ``data``: of the weight that it is a part of.
 
     Raises NonFiniteError with tensor, file and first index; RangeError when a scale fits no format;
     CheckpointError when the source changed or a file cannot be read or written.
@@ -183,7 +181,7 @@ def do(
                 _restore_tile(unit, files, cut, scratch.buffer, writers[0])
             return Done(number=unit.number, digests=(writers[0].digest(),), error=None)
         errors = [
-            _quantize_tile(unit.placement, files, cut, (extremes, scratch), writers)
+            _quantize_tile(unit.placement, files, cut, (data, scratch), writers)
             for cut in _tiles(unit, limits)
         ]
     digests = tuple(writer.digest() for writer in writers)
@@ -214,12 +212,12 @@ class _Writer:
 
 def _quantize_tile(
     weight: Placement, files: Files, cut: tuple[int, int],
-    means: tuple[tuple[float, float] | None, Scratch], writers: list[_Writer],
+    means: tuple[LayerData, Scratch], writers: list[_Writer],
 ) -> TensorError:  # fmt: skip
-    (start, rows), (extremes, scratch) = cut, means
+    (start, rows), (data, scratch) = cut, means
     x = weight.read(files, start, rows, scratch.buffer)
     try:
-        q = scratch.quantize(x, weight.layer.weight, method_named(weight.method), extremes)
+        q = scratch.quantize(x, weight.layer.weight, method_named(weight.method), data)
     except ZeropointError as error:
         raise _named(error, weight, files, scratch.buffer, rows=rows) from error
     measured = measure(x, q) if weight.axis == ROWS else measure_columns(x, q, weight.alignment)

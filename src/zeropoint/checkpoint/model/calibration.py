@@ -1,0 +1,270 @@
+"""Statistics of the inputs of a checkpoint's layers, for methods that need them.
+
+The model is built by transformers, with parameters that have no memory; those of one block are read from the
+checkpoint while it runs, and given back afterwards (models/sequential.py is the driver). Code that comes with
+a checkpoint is not executed. What was learned is part of a plan: its digest is in the identity of the run.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...architectures import is_transposed
+from ...codecs.safetensors_dtypes import TORCH_DTYPES
+from ...errors import CalibrationError, CheckpointError, UnsupportedError, printable, size_of
+from ...methods import method_named
+from ...models import SplitExperts, calibrate_sequential
+from ...models.sequential import Steps
+from ...models.unfuse import unfused
+from ...recipes import Assignment, Recipe, Rule
+from ..choose.selection import DequantizePolicy
+from ..plan.checkpoint_plan import CheckpointPlan
+from ..plan.placement import Placement
+from ..read.source import Source
+from ..read.storage import shown
+from .loading import Files, fill, read_tensor
+from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, stands_of
+from .tokens import windows_of
+
+
+def calibrated(
+    plan: CheckpointPlan, given: torch.Tensor | Path | str, *, progress: bool = False
+) -> CheckpointPlan:
+    """Return ``plan`` with the statistics that its methods need, of the inputs of layers under ``given``.
+
+    given: token ids, or a file of these or of text; see :func:`~.tokens.windows_of`. progress: whether to
+    show a bar, on a terminal. Raises CalibrationError for bad data, a plan without need of any, and a layer
+    that no token reached; UnsupportedError for a checkpoint that is not run here; CheckpointError where
+    its tensors are not those of its model, or --max-memory is too little.
+    """
+    wanted = {weight.module: weight for weight in plan.weights if method_named(weight.method).needs}
+    if not wanted:
+        raise CalibrationError("no method of this plan needs calibration data; leave them out, or name one")
+    (source, folder), transformers = _runnable(plan, wanted.values()), _transformers()
+    model = _empty_model(source, transformers)
+    config = model.config.get_text_config()
+    windows = windows_of(
+        given, folder, transformers=transformers,
+        vocabulary=model.get_input_embeddings().num_embeddings,
+        longest=getattr(config, "max_position_embeddings", None) or 1 << 30,
+    )  # fmt: skip
+    model.config.use_cache = config.use_cache = False
+    blocks = _blocks(model)
+    _require_memory(plan, model, blocks, config.hidden_size, windows)
+    with Files() as files, torch.no_grad(), ExitStack() as stack:
+        weights = _Weights(model, source, files)
+        root = stack.enter_context(unfused(model))
+        weights.release()
+        every = _rows(root)
+        weights.split(root, every)
+        rows = [found for found in every if found.module in wanted]
+        missing = wanted.keys() - {found.module for found in rows}
+        if missing:
+            raise UnsupportedError(
+                f"{printable(min(missing))} is no Linear layer of {type(model).__name__}, so that it has no "
+                "statistics of inputs; give it another method by a rule, or --ignore it"
+            )
+        with weights.outside(blocks):
+            found = calibrate_sequential(
+                root, _recipe(rows, wanted), [{"input_ids": window} for window in windows],
+                steps=Steps(blocks=blocks, loaded=weights.block), progress=progress,
+            ).statistics  # fmt: skip
+    return replace(plan, statistics={own.module: found[own.layer] for own in rows})
+
+
+def _recipe(rows: Iterable[WeightRows], wanted: Mapping[str, Placement]) -> Recipe:
+    """Return the recipe that gives the layers of ``rows`` the methods of their weights, and keeps others."""
+    gives = {own.layer: wanted[own.module] for own in rows}
+    return Recipe(
+        rules=tuple(
+            Rule(name=name, gives=Assignment(weight=weight.layer.weight, method=weight.method))
+            for name, weight in gives.items()
+        ),
+        default=Rule(gives=None),
+    )
+
+
+def _rows(root: nn.Module) -> list[WeightRows]:
+    linears = {name: m.out_features for name, m in root.named_modules() if type(m) is nn.Linear}
+    experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
+    return file_rows(root, stands_of(linears, experts))
+
+
+def _runnable(plan: CheckpointPlan, weights: Iterable[Placement]) -> tuple[Source, Path]:
+    """Return the source and its directory; raises UnsupportedError where its model is not run here."""
+    source, remedy = plan.source, "quantize it by method mse, which needs no data"
+    if not isinstance(source.root, Path):
+        raise UnsupportedError(
+            f"{shown(source.root)} is not local, and its model is run on data; download it"
+        )
+    if source.config is None or not source.config.get("architectures"):
+        raise UnsupportedError(f"{shown(source.root)} has no config.json with architectures; {remedy}")
+    if plan.selection.dequantize is not DequantizePolicy.NONE:
+        raise UnsupportedError("data are run through floats; dequantize the checkpoint first, then calibrate")
+    odd = next((w.module for w in weights if is_transposed(w.module, source.config)), None)
+    if odd is not None:
+        raise UnsupportedError(f"{printable(odd)} is stored transposed, its columns are outputs; {remedy}")
+    return source, source.root
+
+
+def _transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ModuleNotFoundError as error:
+        raise UnsupportedError("calibration runs the model by transformers; install zeropoint[hf]") from error
+
+
+_FAILURES = (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError)
+"""What transformers raises where a configuration does not make a model."""
+
+
+def _empty_model(source: Source, transformers: Any) -> Any:
+    """Return the model of a checkpoint in evaluation mode; nothing touches the memory of its parameters."""
+    assert source.config is not None
+    name = source.config["architectures"][0]
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            source.root, local_files_only=True, trust_remote_code=False
+        )
+        dtype = config.dtype or next(
+            TORCH_DTYPES[entry.dtype] for entry in source.entries.values() if entry.dtype in TORCH_DTYPES
+        )
+        with _parameters_on_meta():
+            model = getattr(transformers, name)._from_config(config, dtype=dtype)
+    except _FAILURES as error:
+        raise UnsupportedError(
+            f"transformers {transformers.__version__} does not build {printable(str(name))} from "
+            f"{shown(source.root)}: {error}; quantize it by method mse, which needs no data"
+        ) from error
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                empty = torch.empty(parameter.shape, dtype=parameter.dtype)
+                own = made.setdefault(id(parameter), nn.Parameter(empty, requires_grad=False))
+                module._parameters[key] = own
+    return model.eval()
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Let modules that are made inside the block have parameters on the meta device, and real buffers.
+
+    Buffers that are in no file, such as the frequencies of rotary embeddings, would be lost on meta.
+    """
+    register = nn.Module.register_parameter
+
+    def on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(self, name, param)
+        if param is not None and not param.is_meta:
+            self._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=False)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _blocks(model: nn.Module) -> tuple[str, ...]:
+    """Return the blocks of a model: the children of the longest ModuleList that is inside of no other."""
+    lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList)}
+    outer = {n: m for n, m in lists.items() if not any(n.startswith(f"{other}.") for other in lists)}
+    name = max(outer, key=lambda name: len(outer[name]), default=None)
+    if name is None or not len(outer[name]):
+        raise UnsupportedError(f"{type(model).__name__} has no list of blocks; quantize it by method mse")
+    return tuple(f"{name}.{key}" for key, _ in outer[name].named_children())
+
+
+def _require_memory(
+    plan: CheckpointPlan, model: nn.Module, blocks: tuple[str, ...], hidden: int, windows: list[torch.Tensor]
+) -> None:
+    """Raise CheckpointError where a block, what is outside of blocks, and what runs take too much memory."""
+    every = sum(p.nbytes for p in model.parameters())
+    inside = [sum(p.nbytes for p in model.get_submodule(name).parameters()) for name in blocks]
+    item = next(model.parameters()).dtype.itemsize
+    passing = sum(window.numel() for window in windows) * hidden * item
+    logits = windows[0].numel() * model.get_input_embeddings().num_embeddings * 4  # type: ignore[operator]
+    needed = plan.limits.base_memory + every - sum(inside) + 2 * max(inside) + passing + logits
+    if needed > plan.limits.max_memory:
+        raise CheckpointError(
+            f"calibration takes about {size_of(needed)} (a block, the embeddings, and what passes between "
+            f"blocks), more than --max-memory; use --max-memory {-(-needed >> 20)}M, or fewer tokens"
+        )
+
+
+class _Weights:
+    """The parameters of a model, which have memory, and are read from the checkpoint, while they are needed.
+
+    model: before it is unfused, since its own tensors have the names from which those of files follow.
+    """
+
+    def __init__(self, model: nn.Module, source: Source, files: Files) -> None:
+        self._model, self._source, self._files = model, source, files
+        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        state = model.state_dict()
+        self._state = {name: tensor for name, tensor in state.items() if name in parameters}
+        buffers = {name: tensor for name, tensor in state.items() if name not in parameters}
+        self._split: dict[str, list[tuple[str, torch.Tensor, torch.Tensor]]] = {}
+        self._fill(buffers, optional=True)
+
+    def split(self, root: nn.Module, rows: Iterable[WeightRows]) -> None:
+        """Let fused weights be read a layer of an expert at a time: files have their rows apart."""
+        experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
+        fused = tuple(f"{name}.{own}" for name, m in experts.items() for own in (m.up, m.down))
+        for found in rows:
+            whole = next((name for name in fused if found.layer.startswith(f"{name}.")), None)
+            if whole is not None:
+                layer = root.get_parameter(f"{found.layer}{WEIGHT}").detach()
+                own = f"{found.module}{WEIGHT}", found.index, layer
+                self._split.setdefault(whole, []).append(own)
+
+    def release(self) -> None:
+        """Give back the memory of all parameters."""
+        for tensor in self._state.values():
+            tensor.untyped_storage().resize_(0)
+
+    def block(self, name: str) -> AbstractContextManager[None]:
+        """Return a context in which the block called ``name`` has its weights."""
+        return self._loaded({n: tensor for n, tensor in self._state.items() if n.startswith(f"{name}.")})
+
+    def outside(self, blocks: tuple[str, ...]) -> AbstractContextManager[None]:
+        """Return a context in which all that is inside none of ``blocks`` has its weights."""
+        inside = tuple(f"{name}." for name in blocks)
+        return self._loaded({n: t for n, t in self._state.items() if not n.startswith(inside)})
+
+    @contextmanager
+    def _loaded(self, state: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        for tensor in state.values():
+            tensor.untyped_storage().resize_(tensor.nbytes)
+        try:
+            self._fill(state)
+            yield
+        finally:
+            for tensor in state.values():
+                tensor.untyped_storage().resize_(0)
+
+    def _fill(self, state: Mapping[str, torch.Tensor], *, optional: bool = False) -> None:
+        """Read tensors from the files; raises CheckpointError for one that is not there, unless optional."""
+        split = [part for name in state for part in self._split.get(name, ())]
+        whole = {name: tensor for name, tensor in state.items() if name not in self._split}
+        views = file_tensors(self._model, whole)
+        names = [*views, *(name for name, _, _ in split)]
+        entries = {name: self._source.entries[name] for name in names if name in self._source.entries}
+        missing = set(names) - entries.keys()
+        if missing and not optional:
+            raise CheckpointError(
+                f"{printable(min(missing))} (of {len(missing)}) is not in the files under the name that "
+                "transformers saves it by; quantize them by method mse, which needs no data"
+            )
+        fill(whole, views, {name: entries[name] for name in views if name in entries}, self._files)
+        for name, index, layer in split:
+            layer[index] = read_tensor(entries[name], self._files).to(layer.dtype)

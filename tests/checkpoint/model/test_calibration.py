@@ -1,0 +1,224 @@
+"""Checkpoints whose methods need data: the bytes of the model in memory, resumed runs, and bad data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.checkpoint.interrupted import stop_after
+from tests.checkpoint.written import digests
+from tests.oracles import synthetic_llama
+from typer.testing import CliRunner
+
+import zeropoint as zp
+from zeropoint.checkpoint.choose.recipe import RecipeText
+from zeropoint.checkpoint.model import calibration as door
+from zeropoint.checkpoint.model.calibration import calibrated
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from zeropoint.checkpoint.plan.identity import identity
+from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
+from zeropoint.cli.app import app
+from zeropoint.codecs.registry import get_codec
+from zeropoint.errors import CalibrationError, CheckpointError, UnsupportedError
+from zeropoint.recipes import Assignment, Recipe, Rule
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return synthetic_llama.write(tmp_path_factory.mktemp("source") / "in")
+
+
+def ids(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 512, shape or (4, 24), generator=torch.Generator().manual_seed(0))
+
+
+def plan_of(
+    source: Path, to: str = "w4a16", limits: Limits | None = None, codec: str | None = None
+) -> CheckpointPlan:
+    written = {} if codec is None else {"codec": get_codec(codec)}
+    return make_plan(open_source(source), RecipeText.of(to).by("mse_weighted"), limits=limits, **written)
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {k: t for path in folder.glob("*.safetensors") for k, t in load_file(path).items()}
+
+
+def test_a_checkpoint_gets_the_bytes_of_its_model_quantized_in_memory(source: Path, tmp_path: Path) -> None:
+    result = zp.quantize_checkpoint(
+        source, tmp_path / "files", "w4a16", method="mse_weighted", calibration=ids()
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto")
+    gives = Assignment(weight=result.plan.weights[0].layer.weight, method="mse_weighted")
+    recipe = Recipe(rules=(Rule(name="lm_head", gives=None),), default=Rule(gives=gives))
+    found = zp.calibrate(model, recipe, [{"input_ids": window[None]} for window in ids()])
+    assert result.plan.statistics == found.statistics
+    zp.save_checkpoint(zp.quantize_model(model, recipe, calibration=found), tmp_path / "model")
+    files, memory = tensors(tmp_path / "files"), tensors(tmp_path / "model")
+    assert files.keys() == memory.keys()
+    assert all(torch.equal(tensor, memory[name]) for name, tensor in files.items())
+    plain = zp.quantize_checkpoint(source, tmp_path / "plain", "w4a16", method="mse")
+    assert digests(tmp_path / "plain") != digests(tmp_path / "files")
+    assert zp.verify_checkpoint(tmp_path / "files").ok
+    assert plain.error.relative < result.error.relative  # plain errors of weights are what mse minimizes
+
+
+def test_any_cut_stop_and_second_calibration_gives_the_same_bytes(source: Path, tmp_path: Path) -> None:
+    run(calibrated(plan_of(source), ids()), tmp_path / "golden")
+    golden = digests(tmp_path / "golden")
+    for name, limits in {"tiles": Limits(workers=3, tile_values=3000), "one": Limits(workers=1)}.items():
+        stop_after(calibrated(plan_of(source, limits=limits), ids()), tmp_path / name, 2)
+        run(calibrated(plan_of(source, limits=limits), ids()), tmp_path / name)
+        assert digests(tmp_path / name) == golden
+
+
+def test_a_run_is_not_resumed_with_other_data(source: Path, tmp_path: Path) -> None:
+    plan = calibrated(plan_of(source), ids())
+    stop_after(plan, tmp_path / "out", 2)
+    with pytest.raises(CheckpointError, match="calibration"):
+        run(calibrated(plan_of(source), ids(2, 24)), tmp_path / "out")
+    assert "calibration" in identity(plan)
+    assert "calibration" not in identity(plan_of(source))
+
+
+def test_a_layout_that_is_cut_along_inputs_takes_weights_as_a_whole(source: Path, tmp_path: Path) -> None:
+    found = []
+    for name, limits in {"small": Limits(workers=2, tile_values=5000), "large": Limits(workers=1)}.items():
+        plan = plan_of(source, "int4:g128", limits, "gptq")
+        assert all(weight.alignment == weight.extent for weight in plan.weights)
+        run(calibrated(plan, ids()), tmp_path / name)
+        found.append(digests(tmp_path / name))
+    assert found[0] == found[1]
+
+
+def test_experts_whose_files_hold_them_apart_have_the_statistics_of_the_model_in_memory(
+    tmp_path: Path,
+) -> None:
+    config = transformers.Qwen3MoeConfig(
+        hidden_size=64, intermediate_size=64, moe_intermediate_size=64, num_experts=4, num_experts_per_tok=2,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=32, vocab_size=512,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Qwen3MoeForCausalLM(config).eval()
+    model.save_pretrained(tmp_path / "in")
+    found = calibrated(plan_of(tmp_path / "in", "int4:g32"), ids()).statistics
+    gives = Assignment.of(weight="int4:g32", method="mse_weighted")
+    recipe = Recipe(
+        rules=(Rule(name="*.layers.*", types=("Linear",), gives=gives),), default=Rule(gives=None)
+    )
+    memory = zp.calibrate(model, recipe, [{"input_ids": window[None]} for window in ids()]).statistics
+    layers = "model.layers.1.mlp.experts"
+    for own, name in (("gate_proj", "gate_up_proj"), ("up_proj", "gate_up_proj"), ("down_proj", "down_proj")):
+        for expert in range(4):
+            seen = found[f"{layers}.{expert}.{own}"]["mean_square"]
+            assert torch.equal(seen["squares"], memory[f"{layers}.{name}.{expert}"]["mean_square"]["squares"])
+
+
+def test_only_one_block_has_memory_at_a_time(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    load = door._Weights.block
+
+    def block(self: door._Weights, name: str) -> object:
+        blocks = {k: t for k, t in self._state.items() if ".layers." in k}
+        sizes.append(sum(t.untyped_storage().nbytes() for t in blocks.values()))
+        return load(self, name)
+
+    monkeypatch.setattr(door._Weights, "block", block)
+    calibrated(plan_of(source), ids())
+    assert sizes == [0, 0]
+
+
+def test_without_data_a_plan_is_made_and_a_run_says_what_to_pass(source: Path, tmp_path: Path) -> None:
+    assert zp.plan_checkpoint(source, "w4a16", method="mse_weighted").weights
+    with pytest.raises(CalibrationError, match="_proj': method mse_weighted needs the mean_square of"):
+        zp.quantize_checkpoint(source, tmp_path / "out", "w4a16", method="mse_weighted")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(CalibrationError, match="no method of this plan needs calibration data"):
+        zp.quantize_checkpoint(source, tmp_path / "out", "w4a16", calibration=ids())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (torch.zeros(2, 8), "must be token ids: integers"),
+        (torch.zeros(0, 8, dtype=torch.int64), "fewer tokens than one window of 128"),
+        (torch.zeros(100, dtype=torch.int64), "fewer tokens than one window of 128"),
+        (torch.zeros(1, 129, dtype=torch.int64), "has windows of 129 tokens, and the model takes 128"),
+        (torch.full((1, 8), 512), r"has token 512, and the model knows 0\.\.511"),
+        (torch.full((1, 8), -1), "has token -1"),
+        ("absent.txt", "cannot be read: .*give text in UTF-8"),
+        ("image.txt", "cannot be read: .*utf-8"),
+        ("two.safetensors", "holds 2 tensors; store the token ids alone"),
+    ],
+    ids=str,
+)
+def test_data_that_are_none_are_named(
+    given: torch.Tensor | str, message: str, source: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "image.txt").write_bytes(b"\xff\xd8\xff")
+    save_file({"a": ids(), "b": ids()}, tmp_path / "two.safetensors")
+    with pytest.raises(CalibrationError, match=message):
+        calibrated(plan_of(source), tmp_path / given if isinstance(given, str) else given)
+
+
+def test_text_needs_a_tokenizer_and_ids_in_a_file_need_none(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text " * 400)
+    with pytest.raises(UnsupportedError, match="has no tokenizer that transformers reads"):
+        calibrated(plan_of(source), tmp_path / "a.txt")
+    save_file({"input_ids": ids()}, tmp_path / "ids.safetensors")
+    found = calibrated(plan_of(source), tmp_path / "ids.safetensors")
+    assert found.statistics == calibrated(plan_of(source), ids()).statistics
+
+
+def test_text_on_the_command_line_is_cut_by_the_tokenizer_of_the_checkpoint(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    source = synthetic_llama.write(tmp_path / "in")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(source)
+    (tmp_path / "a.txt").write_text("a b b c " * 100)
+    options = ["--to", "w4a16", "--method", "mse_weighted"]
+    shown = CliRunner().invoke(
+        app,
+        ["quantize", str(source), str(tmp_path / "out"), *options, "--calibration", str(tmp_path / "a.txt")],
+    )
+    assert shown.exit_code == 0, shown.output
+    expected = torch.tensor([0, 1, 1, 2] * 96).reshape(3, 128)
+    other = zp.quantize_checkpoint(
+        source, tmp_path / "ids", "w4a16", method="mse_weighted", calibration=expected
+    )
+    assert digests(tmp_path / "out") == digests(tmp_path / "ids")
+    assert int(other.plan.statistics["model.layers.0.mlp.up_proj"]["mean_square"]["vectors"]) == 3 * 128
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"architectures": ["NoSuchModel"]}, UnsupportedError, "does not build 'NoSuchModel'"),
+        ({"architectures": None}, UnsupportedError, "no config.json with architectures"),
+        ({"intermediate_size": 640}, CheckpointError, "does not fit the model"),
+        ({"num_hidden_layers": 3}, CheckpointError, "is not in the files under the name"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_that_is_no_model_of_transformers_is_refused(
+    change: dict[str, object], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    source = synthetic_llama.write(tmp_path / "in")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(error, match=message):
+        calibrated(plan_of(source), ids())
+
+
+def test_a_model_that_does_not_fit_the_memory_is_refused_with_the_size_that_does(source: Path) -> None:
+    plan = plan_of(source, limits=Limits(workers=1, max_memory=410 << 20))
+    with pytest.raises(CheckpointError, match=r"calibration takes about .* use --max-memory \d+M, or fewer"):
+        calibrated(plan, ids(128, 128).repeat(4, 1))
