@@ -13,6 +13,7 @@ import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...architectures import is_transposed
 from ...codecs.layer_schemes import layer_scheme
@@ -23,7 +24,6 @@ from ...errors import CalibrationError, CheckpointError, UnsupportedError, count
 from ...formats import RoundingMode
 from ...methods import LayerData, Scope, method_named
 from ...recipes import Recipe
-from ...stats import Statistics
 from ..choose.decisions import TensorDecision, decide, describe
 from ..choose.fused_layers import split_sets
 from ..choose.recipe import RecipeText, one_scheme
@@ -38,6 +38,9 @@ from .limits import Limits
 from .origin import Floats, as_floats, unquantized
 from .placement import OutputShard, Placement, Placements, SharedScale
 from .texts import Text
+
+if TYPE_CHECKING:  # statistics are loaded where they are needed
+    from ...stats import Statistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
