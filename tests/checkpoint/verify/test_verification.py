@@ -249,7 +249,7 @@ def test_inspect_says_that_a_manifest_is_damaged(source: Path, tmp_path: Path) -
     manifest.write_text(manifest.read_text().replace('"weights"', '"weigths"'))
     found = inspect(tmp_path / "out")
     assert [summary.method for summary in found.schemes] == [None]
-    assert [text.partition(":")[0] for text in found.problems] == [MANIFEST]
+    assert [text.partition(":")[0] for text in found.problems] == [repr(MANIFEST)]
 
 
 def test_inspect_names_a_method_that_it_cannot_read(tmp_path: Path) -> None:

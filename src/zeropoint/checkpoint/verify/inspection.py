@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...columns import Names
-from ...errors import CheckpointError, ZeropointError, count, size_of
-from ...methods import NEAREST
-from ..plan.config_and_index import MANIFEST
+from ...errors import ZeropointError, count, size_of
 from ..read.quantized_layers import StoredLayers, configuration, find_layers
 from ..read.source import Source, open_source
 from ..read.storage import Place
 from ..read.tensor_entries import TensorEntry
 from .consistency import other_tool
-from .integrity import read_manifest
+from .integrity import Manifest, manifest_or_problem
 
 _MOST_BITS = 64
 """More than any packed number has; a larger figure in a configuration is no width."""
@@ -136,7 +133,7 @@ def inspect(path: Place | str) -> Inspection:
     method: str | None = None
     packed_by: str | None = None
     problems: list[str] = []
-    chosen = _ChosenBy()
+    manifest: Manifest | None = None
     try:
         config = configuration(source)
         packed_by = other_tool(source)
@@ -144,7 +141,8 @@ def inspect(path: Place | str) -> Inspection:
             method = str(config.get("quant_method", "unknown"))
             stored = find_layers(source)
             problems += map(str, stored.problems)
-            problems += chosen.read(source)
+            manifest, damaged = manifest_or_problem(source)
+            problems += map(str, damaged)
     except ZeropointError as error:
         problems.append(str(error))
     read = stored is not None or (packed_by is None and not problems)
@@ -155,7 +153,7 @@ def inspect(path: Place | str) -> Inspection:
         quantization=method,
         packed_by=packed_by,
         bits=None if packed_by is None else _bits(config or {}),
-        schemes=() if stored is None else _schemes(stored, chosen),
+        schemes=() if stored is None else _schemes(stored, manifest),
         ignore=() if stored is None else stored.ignore,
         kept_values=sum(math.prod(e.shape) for e in others) if read else None,
         problems=tuple(problems),
@@ -181,32 +179,11 @@ def _dtypes(entries: Iterable[TensorEntry]) -> tuple[DtypeSummary, ...]:
     )  # fmt: skip
 
 
-class _ChosenBy:
-    """Which method chose the codes of a module's weight, as the manifest of the checkpoint says."""
-
-    def __init__(self) -> None:
-        self._modules: dict[str, Names] = {}
-
-    def read(self, source: Source) -> Iterator[str]:
-        """Read the manifest, if there is one; yield what is wrong with it."""
-        try:
-            read_manifest(source, self._add)
-        except CheckpointError as error:
-            self._modules.clear()
-            yield f"{MANIFEST}: {error}"
-
-    def _add(self, module: str, record: Mapping[str, Any]) -> None:
-        self._modules.setdefault(str(record.get("method", NEAREST)), Names()).add(module)
-
-    def method(self, module: str) -> str | None:
-        """Return its name, or None where the manifest does not name the module."""
-        return next((m for m, names in self._modules.items() if names.number(module) is not None), None)
-
-
-def _schemes(stored: StoredLayers, chosen: _ChosenBy) -> tuple[SchemeSummary, ...]:
+def _schemes(stored: StoredLayers, manifest: Manifest | None) -> tuple[SchemeSummary, ...]:
     found: dict[tuple[str, str, str | None], list[tuple[int, int]]] = {}
     for layer in stored.layers:
-        key = (str(layer.weight), layer.layer.layout, chosen.method(layer.module))
+        method = None if manifest is None else manifest.method(layer.module)
+        key = (str(layer.weight), layer.layer.layout, method)
         found.setdefault(key, []).append((layer.values, layer.nbytes))
     return tuple(
         SchemeSummary(

@@ -11,12 +11,13 @@ import contextlib
 import hashlib
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...columns import Names
 from ...errors import CheckpointError, printable
+from ...methods import NEAREST
 from ..plan.config_and_index import MANIFEST
 from ..read.json_stream import JsonStream
 from ..read.problems import Problem
@@ -69,6 +70,7 @@ class Manifest:
         self._count = array("I", [0]) * len(source.entries)
         self._begins, self._sizes, self._digests = array("q"), array("q"), bytearray()
         self._surplus = Names()
+        self._modules: dict[str, Names] = {}
 
     def add(self, name: str, record: Mapping[str, Any]) -> None:
         """Take in what the manifest says of a tensor; raises ValueError where a name appears twice."""
@@ -107,20 +109,24 @@ class Manifest:
             for n in range(first, first + count)
         )
 
+    def add_weight(self, module: str, record: Mapping[str, Any]) -> None:
+        """Take in what the manifest says of the weight of a module."""
+        self._modules.setdefault(_text(record.get("method", NEAREST)), Names()).add(module)
+
+    def method(self, module: str) -> str | None:
+        """Return the method that chose the codes of a module's weight, or None where it does not name it."""
+        return next((m for m, names in self._modules.items() if names.number(module) is not None), None)
+
     def unnamed(self) -> Iterator[str]:
         """Yield the tensors that it does not name."""
         return (name for name, first in zip(self._entries, self._first, strict=True) if first < 0)
 
 
-Weighed = Callable[[str, Mapping[str, Any]], None]
-"""What takes in what the manifest says of the weight of a module."""
-
-
-def read_manifest(source: Source, weighed: Weighed | None = None) -> Manifest | None:
+def read_manifest(source: Source) -> Manifest | None:
     """Return the manifest of a checkpoint, or None where there is none.
 
-    It is read as a stream, however long it is; ``weighed`` gets what it says of each weight. Raises
-    CheckpointError where it is damaged, which its own hash tells, or is none.
+    It is read as a stream, however long it is. Raises CheckpointError where it is damaged, which its own hash
+    tells, or is none.
     """
     path = source.root / MANIFEST
     if not exists(path):
@@ -128,7 +134,7 @@ def read_manifest(source: Source, weighed: Weighed | None = None) -> Manifest | 
     file = open_file(path)
     try:
         found = Manifest(source)
-        _read(file, found, weighed)
+        _read(file, found)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = str(error) if isinstance(error, CheckpointError) else f"{error!r:.200}"
         raise CheckpointError(f"it is damaged: {reason}") from error
@@ -137,7 +143,15 @@ def read_manifest(source: Source, weighed: Weighed | None = None) -> Manifest | 
     return found
 
 
-def _read(file: OpenFile, found: Manifest, weighed: Weighed | None) -> None:
+def manifest_or_problem(source: Source) -> tuple[Manifest | None, list[Problem]]:
+    """Return the manifest of a checkpoint, if there is one, and what is wrong with it."""
+    try:
+        return read_manifest(source), []
+    except CheckpointError as error:
+        return None, [Problem(where=MANIFEST, what=str(error))]
+
+
+def _read(file: OpenFile, found: Manifest) -> None:
     size = file.stamp.size
     tail = b"".join(pieces(file, max(0, size - _TAIL_BYTES), min(size, _TAIL_BYTES)))
     sealed = max(0, size - _TAIL_BYTES) + tail.rindex(_SEAL)
@@ -158,9 +172,7 @@ def _read(file: OpenFile, found: Manifest, weighed: Weighed | None) -> None:
                 found.files[name] = _file(stream.value(_MAX_RECORD))
         elif key == "weights":
             for name in stream.members():
-                record = stream.value(_MAX_RECORD)
-                if weighed is not None:
-                    weighed(name, record)
+                found.add_weight(name, stream.value(_MAX_RECORD))
         else:
             seen[key] = stream.value(_MAX_RECORD)
     stream.end()

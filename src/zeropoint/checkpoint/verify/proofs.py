@@ -1,7 +1,8 @@
 """Decode the quantized layers of a checkpoint, part by part, and compare them with the original.
 
 For each element, ``|x - decode(code)|`` must not exceed the bound that format and scale rule imply
-(params/bounds.py); the bound is computed from the stored scales alone. Scales must be finite and positive; of
+(params/bounds.py); the bound is computed from the stored scales alone. Of a method that chooses scales which
+clip, it is the bound of rounding, beyond what is clipped. Scales must be finite and positive; of
 two levels, a block's scale may be 0 where all its codes are.
 """
 
@@ -118,11 +119,15 @@ class Check(Task):
 class LayerCheck:
     """The check of one layer, in parts of some rows.
 
-    number: of the layer. layer: what is stored. weight: the original, or None.
+    number: of the layer. layer: what is stored. weight: the original, or None. clips: whether a method chose
+    scales that clip, so that the scheme's rules do not bound what is clipped.
     """
 
-    def __init__(self, number: int, layer: StoredLayer, weight: OriginalWeight | None) -> None:
+    def __init__(
+        self, number: int, layer: StoredLayer, weight: OriginalWeight | None, *, clips: bool = False
+    ) -> None:
         self.number = number
+        self.clips = clips
         self.layer = layer
         self.weight = weight
         self.files: dict[Place, OpenFile] = {}
@@ -231,7 +236,7 @@ class LayerPart(Check):
             x = self.check.weight.read(self.check.files, first, self.rows, buffer).to(q.dtype)
         else:
             x = self.check.weight.read_columns(self.check.files, self.start, self.rows, buffer).to(q.dtype)
-        self.ratio = _of_bound(x, decoded, q)
+        self.ratio = _of_bound(x, decoded, q, clips=self.check.clips)
         self.error = self._measured(x, q)
         if self.ratio > 1:
             self.report(f"{self._where()} are off by up to {self.ratio:.3g} times the proven bound")
@@ -280,10 +285,22 @@ def _lost_block(q: QuantizedTensor) -> tuple[int, ...] | None:
     return tuple(torch.nonzero(lost)[0].tolist()) if bool(lost.any()) else None
 
 
-def _of_bound(x: torch.Tensor, decoded: torch.Tensor, q: QuantizedTensor) -> float:
-    """Return the largest error of an element in parts of its block's bound."""
-    bound = q.params.error_bound(torch.float32)
-    spread = spread_blocks(bound, q.scheme.granularity, tuple(x.shape))
+def _of_bound(x: torch.Tensor, decoded: torch.Tensor, q: QuantizedTensor, *, clips: bool) -> float:
+    """Return the largest error of an element in parts of its block's bound.
+
+    Where scales may clip, the bound is that of rounding, and what a number is beyond all codes is no part of
+    its error.
+    """
+
+    def spread(values: torch.Tensor) -> torch.Tensor:
+        return spread_blocks(values, q.scheme.granularity, tuple(x.shape))
+
     off = (x.double() - decoded.double()).abs_()
-    ratio = torch.where(off == 0, 0.0, off / spread)
+    if clips:
+        low, high = map(spread, q.params.representable())
+        off -= torch.maximum(low - x, x - high).clamp_(min=0)
+        bound = q.params.rounding_bound(torch.float32)
+    else:
+        bound = q.params.error_bound(torch.float32)
+    ratio = torch.where(off <= 0, 0.0, off / spread(bound))
     return float(ratio.max()) if ratio.numel() else 0.0

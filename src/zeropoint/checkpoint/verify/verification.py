@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...errors import CheckpointError, ZeropointError, count
+from ...methods import NEAREST
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import SHARD, shard_fields
 from ..plan.limits import Limits
@@ -39,7 +40,15 @@ from .consistency import (
     require_readable,
     unlisted,
 )
-from .integrity import Digest, Manifest, damaged_files, file_checks, read_manifest, tensor_checks
+from .integrity import (
+    Digest,
+    Manifest,
+    damaged_files,
+    file_checks,
+    manifest_or_problem,
+    read_manifest,
+    tensor_checks,
+)
 from .proofs import Check, LayerCheck, LayerPart, OpenFiles, Proofs
 from .source_weights import Original, open_original
 
@@ -127,7 +136,7 @@ def verify(
     original = None if against is None else open_original(against)
     if original is not None:
         _require_order(source, original)
-    manifest, problems = _manifest(source)
+    manifest, problems = manifest_or_problem(source)
     notes = list(source.notes)
     if manifest is None and not problems:
         notes.append(_NO_MANIFEST)
@@ -182,13 +191,6 @@ def _made_of(manifest: Manifest, source: Source) -> bool:
     """Return whether a manifest names the shards of ``source``, by their sizes and headers."""
     named = {key: value for key, value in manifest.identity.items() if key.startswith(SHARD)}
     return named == dict(shard_fields(source))
-
-
-def _manifest(source: Source) -> tuple[Manifest | None, list[Problem]]:
-    try:
-        return read_manifest(source), []
-    except CheckpointError as error:
-        return None, [Problem(where=MANIFEST, what=str(error))]
 
 
 def _layers(source: Source, original: Original | None) -> StoredLayers:
@@ -279,11 +281,11 @@ class _Work:
                     on_progress(done, total, task.name)
 
     def _checks(self) -> Iterator[LayerCheck]:
-        original = self._original
-        return (
-            LayerCheck(number, layer, None if original is None else original.weight_of(layer))
-            for number, layer in enumerate(self._stored.layers)
-        )
+        original, manifest = self._original, self._manifest
+        for number, layer in enumerate(self._stored.layers):
+            weight = None if original is None else original.weight_of(layer)
+            method = None if manifest is None else manifest.method(layer.module)
+            yield LayerCheck(number, layer, weight, clips=method not in (None, NEAREST))
 
     def _tasks(self) -> Iterator[Check]:
         """Yield all work: the hashes of a layer's tensors before its parts, in the cache by then."""

@@ -1,0 +1,46 @@
+"""Checkpoints whose scales clip: verified against the original, and damage to a code is still found."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.checkpoint.damage import change_tensor
+from tests.oracles import synthetic_llama
+
+import zeropoint as zp
+from zeropoint.checkpoint.verify.integrity import Manifest
+from zeropoint.checkpoint.verify.verification import verify
+
+LAYER = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return synthetic_llama.write(tmp_path_factory.mktemp("llama") / "source", dtype=torch.bfloat16, moe=False)
+
+
+@pytest.mark.parametrize("scheme", ["w4a16", "w4a16_asym", "nvfp4a16", "mxfp4", "fp8_dynamic", "w8a16"])
+def test_what_is_clipped_is_no_problem(scheme: str, source: Path, tmp_path: Path) -> None:
+    zp.quantize_checkpoint(source, tmp_path / "out", scheme, method="mse")
+    found = verify(tmp_path / "out", source)
+    assert found.problems == ()
+    worst = max(proof.of_bound or 0.0 for proof in found.layers)
+    assert 0.5 < worst <= 1, "the bound is that of rounding, which some number comes close to"
+
+
+def test_other_scales_of_rounding_to_nearest_are_found(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zp.quantize_checkpoint(source, tmp_path / "out", "w4a16", method="mse")
+    monkeypatch.setattr(Manifest, "method", lambda *_: "nearest")
+    assert any("times the proven bound" in str(p) for p in verify(tmp_path / "out", source).problems)
+
+
+def test_a_wrong_code_is_found(source: Path, tmp_path: Path) -> None:
+    def flip(packed: torch.Tensor) -> None:
+        packed.view(-1)[0] ^= 0x7
+
+    zp.quantize_checkpoint(source, tmp_path / "out", "w4a16", method="mse")
+    change_tensor(tmp_path / "out", f"{LAYER}.weight_packed", flip)
+    problems = map(str, verify(tmp_path / "out", source).problems)
+    assert any("times the proven bound" in p and LAYER in p for p in problems)
