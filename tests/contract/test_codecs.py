@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,14 +25,14 @@ OTHERS = {
     "awq": ("int4:g64:asym", "int4:channel:asym:scale=bfloat16"),
     "compressed-tensors": ("int4:g64:asym", "int3:channel", "float8_e4m3fn:block64x64"),
     "fp8-block": ("float8_e4m3fn:block64x32",),
-    "gguf": ("int8:g32", "int4:g32"),
+    "gguf": ("int8:g32", "int4:g32", "mxfp4a16", "float4_e2m1fn:g16:scale=float8_ue4m3fn"),
     "gptq": ("int3:g32", "int2:channel", "int4:g64:asym"),
 }
 CASES = [
     *((name, layer.name) for name, codec in CODECS.items() for layer in preset_layers(codec)),
     *((name, text) for name, texts in OTHERS.items() for text in texts),
 ]
-SHAPE = (256, 384)
+SHAPE = (256, 512)
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -75,7 +76,7 @@ def test_decoding_gives_what_was_encoded(name: str, text: str) -> None:
     back = layer.codec.decode(layer, encoded(layer, q), start=0, shape=SHAPE, dtype=torch.bfloat16)
     assert layer.codec.damage(layer, encoded(layer, q)) is None
     assert torch.equal(back.codes, q.codes)
-    assert all(same(a, b) for a, b in zip(back.scales, q.scales, strict=True))
+    assert all(same(a, b) for a, b in zip(back.params.stored, q.params.stored, strict=True))
     assert same(back.dequantize(), q.dequantize())
     assert back.params.validate() is None
 
@@ -109,7 +110,7 @@ def checkpoint(folder: Path) -> Path:
     tensors = {
         f"model.layers.{n}.mlp.{part}_proj.weight": weight(*SHAPE) for n in (0, 1) for part in ("up", "gate")
     }
-    save_file(tensors | {"model.norm.weight": weight(384)}, folder / "model.safetensors")
+    save_file(tensors | {"model.norm.weight": weight(SHAPE[1])}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "bfloat16"}))
     return folder
 
@@ -120,7 +121,7 @@ def test_every_byte_of_a_result_is_verified_and_one_codec_claims_it(name: str, t
     to = next(text for owner, text in CASES if owner == name)
     result = run(make_plan(open_source(source), to, codec=codec), tmp_path / "out")
     found = zp.verify_checkpoint(tmp_path / "out", source)
-    assert (found.problems, found.hashed, found.values) == ((), True, 4 * 256 * 384)
+    assert (found.problems, found.hashed, found.values) == ((), True, 4 * math.prod(SHAPE))
     assert found.error is not None
     assert found.error.relative == pytest.approx(result.error.relative)
     seen = zp.inspect_checkpoint(tmp_path / "out")

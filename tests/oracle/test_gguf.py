@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from tests.oracle.gguf_blocks import packed
 
 import zeropoint as zp
+from zeropoint.codecs.gguf import BLOCKS
 
 BITS = {
     "q8_0": 8.5, "q4_0": 4.5, "q4_1": 5.0, "q5_0": 5.5, "q5_1": 6.0,
     "q2_k": 2.625, "q3_k": 3.4375, "q4_k": 4.5, "q5_k": 5.5, "q6_k": 6.5625,
 }  # fmt: skip
 ENCODED = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
+
+
+def packed(q: zp.QuantizedTensor, name: str) -> npt.NDArray[np.uint8]:
+    return BLOCKS[name.upper()].encode(q).numpy()
 
 
 def tensors() -> list[torch.Tensor]:

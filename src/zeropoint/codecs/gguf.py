@@ -1,11 +1,25 @@
-"""The block types of GGUF files: codes and scale of a block lie together, row after row.
+"""The block types of GGUF files: the codes and scales of a block lie together, row after row.
 
-For the weight ``X.weight`` of shape (N, K), whose tensor has the same name and shape (all little-endian; d
-is the block's scale, a value is ``d * code``):
+For the weight ``X.weight`` of shape (N, K), whose tensor has the same name and shape (all little-endian; K is
+a multiple of the block; a half is a float16 number, and a value is ``scale * code``, plus the offset if any):
 
-    Q8_0    34 bytes for 32 values: F16 d; I8 of each code
-    Q4_0    18 bytes for 32 values: F16 d; byte j has ``code + 8`` of element j in its low nibble
-            and of element j + 16 in its high one
+    type      values  bytes, in their order
+    Q4_0          32   18: half scale, codes
+    Q4_1          32   20: half scale, half offset, codes
+    Q5_0          32   22: half scale, bit 4 of the codes, their bits 0 to 3
+    Q5_1          32   24: half scale, half offset, bit 4, bits 0 to 3
+    Q8_0          32   34: half scale, codes
+    Q2_K         256   84: 16 times a 4-bit scale and a 4-bit offset, codes, half scale, half offset
+    Q3_K         256  110: bit 2 of the codes, their bits 0 and 1, 16 scales of 6 bits, half scale
+    Q4_K         256  144: half scale, half offset, 8 scales and 8 offsets of 6 bits, codes
+    Q5_K         256  176: half scale, half offset, 8 and 8 of 6 bits, bit 4 of the codes, bits 0 to 3
+    Q6_K         256  210: bits 0 to 3 of the codes, bits 4 and 5, 16 scales of 8 bits, half scale
+    MXFP4         32   17: e8m0 scale, codes
+    NVFP4         64   36: 4 ue4m3 scales, codes; a scale for the tensor, if any, is a tensor of its own
+
+Where each bit lies, :data:`BLOCKS` says. Signed codes, and scales in 6 bits, are stored with half their range
+added, and the half offset of Q2_K to Q5_K with the opposite sign. The scales of llama.cpp come from searches;
+here they follow the rule of the scheme, and codes are rounded to nearest.
 
 Tensors keep the names of the checkpoint, which are not those that llama.cpp gives them, and there is no
 tokenizer: what is written is read by gguf-py and by zeropoint, and llama.cpp needs a conversion.
@@ -23,27 +37,86 @@ import torch
 
 from ..architectures import Config, model_type
 from ..errors import CheckpointError, UnsupportedError
-from ..formats import get_format
-from ..layout import packing
-from ..params import QuantizationParams
-from ..schemes import PRESETS, Scheme, ZeroPoint
+from ..formats.torch_dtypes import format_of
+from ..schemes import PRESETS, Scheme
 from ..tensor import QuantizedTensor
-from .block_extents import blocks
+from .block_extents import no_matrix
 from .containers.gguf import TYPES
 from .containers.protocol import Metadata
 from .engines import LLAMA_CPP, ONNXRUNTIME, TENSORRT, TRANSFORMERS, VLLM, Loads, always, rules
-from .protocol import Codec, Contents, Documents, LayerScheme, TensorSpec
+from .gguf_blocks import Bits, BlockType, Field, whole
+from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, model_dtype
 
 WEIGHT = "weight"
-_BLOCK = 32
-_ELEMENTS = {"Q8_0": "int8", "Q4_0": "int4"}
 _PRESETS = MappingProxyType({
-    name: PRESETS[name] for name in ("q8_0", "q4_0")
+    name: PRESETS[name]
+    for name in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4_e2m1")
 })  # fmt: skip
-_READ = {"Q8_0": f"{PRESETS['q8_0'].weight}:narrow=no", "Q4_0": PRESETS["q4_0"].weight}
-"""Schemes of what is read: any scale that the type holds, whatever rule picked it, and every code."""
+_HALF = 2
+_NEGATED = 0x8000
+_NVFP4 = "float4_e2m1fn:g16:scale=float8_ue4m3fn:dialect=ggml"
+_K_SCALES = tuple(
+    Field((
+        Bits(at, 4, 4, 4, shifts=(0,)), Bits(8 + 4, 4, 4, 4, shifts=(high,), first=4),
+        Bits(at, 4, 4, 2, shifts=(4, 6), low=4),
+    ))
+    for at, high in ((4, 0), (8, 4))
+)  # fmt: skip
+"""Of Q4_K and Q5_K: scales, then offsets. Four whole ones, and four of which others hold the highest bits."""
+_K_LEVELS = (_K_SCALES[0], whole(0, _HALF), _K_SCALES[1], whole(2, _HALF, _NEGATED))
+
+
+def _type(name: str, text: str, codes: Field, *levels: Field) -> tuple[str, BlockType]:
+    _, block, nbytes = TYPES[name]
+    return name, BlockType(block=block, nbytes=nbytes, scheme=Scheme.parse(text), codes=codes, levels=levels)
+
+
+def _codes(*bits: Bits, flip: int = 0) -> Field:
+    return Field(bits, flip)
+
+
+BLOCKS: MappingProxyType[str, BlockType] = MappingProxyType(dict((
+    # What is read has any scale that the type holds, whatever rule picked it, and every code.
+    _type("Q8_0", f"{PRESETS['q8_0'].weight}:narrow=no", whole(2, 32), whole(0, _HALF)),
+    _type("Q4_0", "q4_0", _codes(Bits(2, 16, 16, 4), flip=8), whole(0, _HALF)),
+    _type("Q4_1", "q4_1", _codes(Bits(4, 16, 16, 4)), whole(0, _HALF), whole(2, _HALF)),
+    _type("Q5_0", "q5_0", _codes(Bits(6, 16, 16, 4), Bits(2, 4, 1, 1, low=4), flip=16), whole(0, _HALF)),
+    _type(
+        "Q5_1", "q5_1", _codes(Bits(8, 16, 16, 4), Bits(4, 4, 1, 1, low=4)), whole(0, _HALF), whole(2, _HALF)
+    ),
+    _type(
+        "Q2_K", "q2_k", _codes(Bits(16, 64, 32, 2)), _codes(Bits(0, 16, 16, 4, shifts=(0,))),
+        whole(80, _HALF), _codes(Bits(0, 16, 16, 4, shifts=(4,))), whole(82, _HALF, _NEGATED),
+    ),
+    _type(
+        "Q3_K", "q3_k", _codes(Bits(32, 64, 32, 2), Bits(0, 32, 32, 1, low=2), flip=4),
+        _codes(Bits(96, 8, 8, 4), Bits(104, 4, 4, 2, low=4), flip=32), whole(108, _HALF),
+    ),
+    _type("Q4_K", "q4_k", _codes(Bits(16, 128, 32, 4)), *_K_LEVELS),
+    _type("Q5_K", "q5_k", _codes(Bits(48, 128, 32, 4), Bits(16, 32, 32, 1, low=4)), *_K_LEVELS),
+    _type(
+        "Q6_K", "q6_k", _codes(Bits(0, 128, 64, 4), Bits(128, 64, 32, 2, low=4), flip=32), whole(192, 16),
+        whole(208, _HALF),
+    ),
+    _type("MXFP4", "mxfp4_e2m1", _codes(Bits(1, 16, 16, 4)), whole(0, 1)),
+    _type("NVFP4", _NVFP4, _codes(Bits(4, 32, 8, 4)), whole(0, 4)),
+)))  # fmt: skip
+"""The types that are read and written, with the schemes of what is read."""
 _QUANTIZED = frozenset(name for name, found in TYPES.items() if found.block > 1)
+
+
+def _structure(scheme: Scheme) -> tuple[object, ...]:
+    """Return what a type says of a scheme: elements and levels, and no rule by which they were chosen."""
+    own = format_of(torch.float32)
+    scales, offsets = (
+        tuple((level.granularity, level.format_for(own)) for level in levels)
+        for levels in (scheme.scales, scheme.offsets)
+    )
+    return scheme.element, scales, offsets, scheme.zero_point, scheme.center
+
+
+_TYPE_OF = {_structure(found.scheme): name for name, found in BLOCKS.items()}
 
 
 class GgufReader(Reader):
@@ -56,19 +129,20 @@ class GgufReader(Reader):
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
         """See :class:`Reader`; ``key`` is the name of the tensor."""
         entry = tensors[WEIGHT]
-        if entry.dtype not in _ELEMENTS:
-            raise UnsupportedError(
-                f"its type {entry.dtype} is not read here; read are {', '.join(_ELEMENTS)}"
+        if entry.dtype not in BLOCKS:
+            raise UnsupportedError(f"its type {entry.dtype} is not read here; read are {', '.join(BLOCKS)}")
+        if len(entry.shape) not in (2, 3) or 0 in entry.shape:
+            raise CheckpointError(
+                f"its codes have shape {list(entry.shape)}, but must be a matrix, or experts"
             )
-        if len(entry.shape) != 2:
-            raise CheckpointError(f"its codes have shape {list(entry.shape)}, but must be a matrix")
-        weight = Scheme.parse(_READ[entry.dtype])
+        weight = BLOCKS[entry.dtype].scheme
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
-        shape = (entry.shape[0], entry.shape[1])
-        dtype = self._dtype if known is None else known.dtype
+        *experts, rows, columns = entry.shape
         return Record(
-            module=key.removesuffix(".weight"), layer=layer, shape=shape, dtype=dtype, parts=(WEIGHT,)
-        )
+            module=key if experts else key.removesuffix(".weight"), layer=layer, shape=(rows, columns),
+            dtype=self._dtype if known is None else known.dtype, parts=(WEIGHT,),
+            experts=experts[0] if experts else None,
+        )  # fmt: skip
 
 
 _NOT_READ = always(
@@ -98,20 +172,24 @@ class Gguf(Codec):
     def layout(self, layer: LayerScheme) -> str:
         """See :class:`Codec`: the type."""
         weight = layer.weight
-        types = {get_format(element): name for name, element in _ELEMENTS.items()}
-        plain = (
-            len(weight.levels) == len(weight.scales) == 1
-            and weight.scales[0].format == get_format("float16")
-            and blocks(weight) == (1, _BLOCK)
-            and weight.zero_point is ZeroPoint.NONE
-            and layer.input is None
-        )
-        if weight.element not in types or not plain:
+        name = _TYPE_OF.get(_structure(weight))
+        if name is None or layer.input is not None:
             raise UnsupportedError(
-                f"scheme {weight} has no type in GGUF that is written here; use q8_0, q4_0, int8:g32 or "
-                "int4:g32 for weights alone, with float16 scales"
+                f"scheme {weight} has no type in GGUF that is written here; use, for weights alone, "
+                f"{', '.join(_PRESETS)}, or int8:g32 or int4:g32 with float16 scales"
             )
-        return types[weight.element]
+        return name
+
+    def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
+        """See :class:`Codec`."""
+        block = BLOCKS[layer.layout].block
+        if len(shape) == 2 and shape[1] % block:
+            return f"last axis {shape[1]} is not a multiple of the block of {layer.layout}, {block}"
+        return no_matrix(shape)
+
+    def multiples(self, layer: LayerScheme, axis: int) -> list[tuple[int, str]]:
+        """See :class:`Codec`."""
+        return [(BLOCKS[layer.layout].block if axis == COLUMNS else 1, "the block")]
 
     def tensors(
         self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
@@ -121,31 +199,15 @@ class Gguf(Codec):
 
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
         """See :class:`Codec`."""
-        rows, columns = q.shape
-        codes = q.codes.view(rows, columns // _BLOCK, _BLOCK)
-        if layer.layout == "Q4_0":
-            fields = (codes + 8).to(torch.uint8)
-            codes = fields[..., : _BLOCK // 2] | fields[..., _BLOCK // 2 :] << 4
-        scales = q.scales[0].contiguous().view(torch.uint8).view(rows, columns // _BLOCK, 2)
-        return {WEIGHT: torch.cat([scales, codes.contiguous().view(torch.uint8)], -1).view(rows, -1)}
+        return {WEIGHT: BLOCKS[layer.layout].encode(q)}
 
     def decode(
         self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> QuantizedTensor:  # fmt: skip
         """See :class:`Codec`."""
-        rows, columns = shape
-        lines = tensors[WEIGHT].view(torch.uint8).view(rows, columns // _BLOCK, -1)
-        scales = lines[..., :2].contiguous().view(torch.float16).view(rows, -1)
-        stored = lines[..., 2:]
-        if layer.layout == "Q4_0":
-            stored = (torch.cat([stored & 15, stored >> 4], -1).to(torch.int8) - 8).view(torch.uint8)
-        codes = stored.reshape(rows, columns).view(torch.int8)
-        data = packing.pack(codes, layer.weight.bits)
-        params = QuantizationParams(
-            scheme=layer.weight, shape=shape, scales=(scales,), zero_point=None, dtype=dtype
-        )
-        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
+        lines = tensors[WEIGHT].view(torch.uint8)
+        return BLOCKS[layer.layout].decode(lines, layer.weight, (shape[0], shape[1]), dtype)
 
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
         """See :class:`Codec`."""

@@ -37,10 +37,15 @@ class _Type(NamedTuple):
 
 TYPES: MappingProxyType[str, _Type] = MappingProxyType({
     "F32": _Type(0, 1, 4), "F16": _Type(1, 1, 2), "Q4_0": _Type(2, 32, 18), "Q4_1": _Type(3, 32, 20),
-    "Q5_0": _Type(6, 32, 22), "Q5_1": _Type(7, 32, 24), "Q8_0": _Type(8, 32, 34), "Q2_K": _Type(10, 256, 84),
-    "Q3_K": _Type(11, 256, 110), "Q4_K": _Type(12, 256, 144), "Q5_K": _Type(13, 256, 176),
-    "Q6_K": _Type(14, 256, 210), "I8": _Type(24, 1, 1), "I16": _Type(25, 1, 2), "I32": _Type(26, 1, 4),
-    "I64": _Type(27, 1, 8), "F64": _Type(28, 1, 8), "BF16": _Type(30, 1, 2),
+    "Q5_0": _Type(6, 32, 22), "Q5_1": _Type(7, 32, 24), "Q8_0": _Type(8, 32, 34), "Q8_1": _Type(9, 32, 40),
+    "Q2_K": _Type(10, 256, 84), "Q3_K": _Type(11, 256, 110), "Q4_K": _Type(12, 256, 144),
+    "Q5_K": _Type(13, 256, 176), "Q6_K": _Type(14, 256, 210), "Q8_K": _Type(15, 256, 292),
+    "IQ2_XXS": _Type(16, 256, 66), "IQ2_XS": _Type(17, 256, 74), "IQ3_XXS": _Type(18, 256, 98),
+    "IQ1_S": _Type(19, 256, 50), "IQ4_NL": _Type(20, 32, 18), "IQ3_S": _Type(21, 256, 110),
+    "IQ2_S": _Type(22, 256, 82), "IQ4_XS": _Type(23, 256, 136), "I8": _Type(24, 1, 1), "I16": _Type(25, 1, 2),
+    "I32": _Type(26, 1, 4), "I64": _Type(27, 1, 8), "F64": _Type(28, 1, 8), "IQ1_M": _Type(29, 256, 56),
+    "BF16": _Type(30, 1, 2), "TQ1_0": _Type(34, 256, 54), "TQ2_0": _Type(35, 256, 66),
+    "MXFP4": _Type(39, 32, 17), "NVFP4": _Type(40, 64, 36), "Q1_0": _Type(41, 128, 18),
 })  # fmt: skip
 """Types by name; those of one value a block have the names of safetensors."""
 _NAMES = {found.number: name for name, found in TYPES.items()}
@@ -225,8 +230,11 @@ def _row(cursor: _Cursor) -> tuple[Row, int]:
     shape = tuple(cursor.number("<Q") for _ in range(axes))[::-1]
     kind, offset = cursor.number("<I"), cursor.number("<Q")
     if kind not in _NAMES:
-        raise CheckpointError(f"tensor {printable(name)} has the type {kind}, which is not known here")
-    nbytes = _nbytes(_NAMES[kind], shape)
+        raise CheckpointError(f"tensor {printable(name)} has the type {kind}, which is unknown here")
+    try:
+        nbytes = _nbytes(_NAMES[kind], shape)
+    except CheckpointError as error:
+        raise CheckpointError(f"tensor {printable(name)}: {error}") from error
     return Row(name, _NAMES[kind], shape, nbytes), offset
 
 
@@ -234,9 +242,14 @@ def _check_cover(found: Sequence[Found], read: Read, place: tuple[int, int, int]
     """Refuse tensors that overlap, leave a hole or begin unaligned, and padding that is not 0."""
     at, alignment, size = place
     for row, begin in (*found, Found(Row("the end", "I8", (0,), 0), size)):
+        if begin + row.nbytes > size:
+            raise CheckpointError(
+                f"tensor {printable(row.name)} ends at byte {begin + row.nbytes}, but the file at byte "
+                f"{size}: it is truncated"
+            )
         gap = begin - at
         last = row.nbytes == 0 and begin == size
-        if gap < 0 or gap >= alignment or (begin % alignment and not last) or begin + row.nbytes > size:
+        if gap < 0 or gap >= alignment or (begin % alignment and not last):
             raise CheckpointError(
                 f"tensor {printable(row.name)} lies at byte {begin}, but what comes before it ends at "
                 f"{at}, and the "

