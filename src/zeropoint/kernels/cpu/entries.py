@@ -11,7 +11,6 @@ import numpy as np
 
 from .decode.fake import fake_quantize_backward_rows, fake_quantize_rows
 from .decode.rows import dequantize_rows
-from .encode.half import quantize_bfloat16_rows
 from .encode.rows import amax_rows, quantize_rows, range_rows
 from .linear.from_codes import Input, Matrix, code_rows, float_rows, slot_of
 from .linear.from_values import ONE, Packed, value_panels
@@ -38,28 +37,6 @@ def _quantize(
 def quantize(*args: Any) -> Any:
     """Quantize rows; see :func:`.encode.rows.quantize_rows`."""
     return run_parts(_quantize, args)
-
-
-@device
-def _quantize_bfloat16(
-    x: Any, desc: Any, boundaries: Any, scale_codes: Any, out: Any, first: Any, last: Any
-) -> Any:
-    seven = (
-        boundaries[0], boundaries[1], boundaries[2], boundaries[3], boundaries[4], boundaries[5],
-        boundaries[6],
-    )  # fmt: skip
-    return quantize_bfloat16_rows(
-        x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), seven, scale_codes, out, first, last,
-    )  # fmt: skip
-
-
-@kernel
-def quantize_bfloat16(*args: Any) -> Any:
-    """Quantize rows of bfloat16 to a 4-bit float; see :func:`.encode.half.quantize_bfloat16_rows`.
-
-    boundaries: (7,) int16.
-    """
-    return run_parts(_quantize_bfloat16, args)
 
 
 @device

@@ -21,6 +21,14 @@ from ..machine.tile import (
 )
 from ..machine.vector import WHOLE
 from .block_scales import block_scales
+from .boundaries import (
+    MAGNITUDES,
+    SCALES,
+    TABLE,
+    can_encode_boundaries,
+    clear_tables,
+    encode_boundaries,
+)
 from .elements import encode, is_identity
 from .fields import LONG_BLOCK, PAIRS, build_pairs, can_encode_fields, encode_fields
 from .steps import can_encode_steps, encode_steps, invert_short
@@ -156,6 +164,15 @@ def quantize_rows(
     rows = np.uint64(1) if regular else last - first
     width = layout.cols * (last - first) if regular else layout.cols
     known = can_encode_steps(element, is_identity(order))
+    tables = (
+        scratch(MAGNITUDES, np.uint8),
+        scratch(TABLE, np.int16),
+        scratch(SCALES, np.uint8),
+        scratch(1, np.uint32),
+    )
+    bounded = can_encode_boundaries(x, layout, element, rule, rows * width)
+    if bounded:
+        clear_tables(tables)
     for r in range(rows):
         at = (first + r) * layout.cols
         end = at + width
@@ -164,6 +181,15 @@ def quantize_rows(
         while at < end:
             span = tile_span(layout.block, end - at)
             blocks = (span + layout.block - np.uint64(1)) // layout.block
+            if bounded:
+                found = encode_boundaries(
+                    x, at, span, layout, element, order, rule, tables, scale_codes, block_at, out, byte_at
+                )
+                state = max(state, found)
+                byte_at += span // np.uint64(2)
+                at += span
+                block_at += blocks
+                continue
             block_amax(x, at, span, layout.block, layout.kind, amax)
             for b in range(blocks):
                 worst = max(worst, amax[b])

@@ -41,12 +41,10 @@ from ..machine.vector import (
     floats_of,
     halves_of,
     halves_of_pairs,
-    high_halves,
     larger,
     larger_bits,
     larger_signed,
     load_lanes,
-    low_halves,
     low_octets,
     octets_of,
     octets_of_halves,
@@ -175,33 +173,18 @@ def _octets_of_words_overload(x: Any, a: Any, b: Any) -> Any:
     return narrow
 
 
-def _magnitudes(x: Any, a: Any, b: Any, element: Any) -> Any:
+@inlined
+def _magnitudes(a: Any, b: Any, element: Any) -> Any:
     """Return the upper halves of two vectors, and the same without signs and with what was cut off."""
-
-
-@overload(_magnitudes, inline="always")
-def _magnitudes_overload(x: Any, a: Any, b: Any, element: Any) -> Any:
-    if x.dtype == types.uint16:
-
-        def cut(x: Any, a: Any, b: Any, element: Any) -> Any:
-            top, half = words_of(np.uint32(0xFFFF0000)), words_of(np.uint32(16))
-            upper = halves_of_pairs((a >> half) | (b & top))
-            magnitude = upper & halves_of(np.uint16(0x7FFF))
-            # Rounded quotients are bfloat16, as are bfloat16 times powers of two but for tiny ones.
-            longer = element.scaling == DIVIDE or element.unsigned_below >= np.float32(0)
-            if element.quotient == NO_ROUNDING and longer:
-                lower = halves_of_pairs((a & words_of(np.uint32(0xFFFF))) | (b << half))
-                magnitude = magnitude | smaller_bits(lower, halves_of(np.uint16(1)))
-            return upper, magnitude
-
-    else:
-
-        def cut(x: Any, a: Any, b: Any, element: Any) -> Any:
-            upper, lower = high_halves(a, b), low_halves(a, b)
-            magnitude = upper & halves_of(np.uint16(0x7FFF))
-            return upper, magnitude | smaller_bits(lower, halves_of(np.uint16(1)))
-
-    return cut
+    top, half = words_of(np.uint32(0xFFFF0000)), words_of(np.uint32(16))
+    upper = halves_of_pairs((a >> half) | (b & top))
+    magnitude = upper & halves_of(np.uint16(0x7FFF))
+    # Rounded quotients are bfloat16, as are bfloat16 times powers of two but for tiny ones.
+    longer = element.scaling == DIVIDE or element.unsigned_below >= np.float32(0)
+    if element.quotient == NO_ROUNDING and longer:
+        lower = halves_of_pairs((a & words_of(np.uint32(0xFFFF))) | (b << half))
+        magnitude = magnitude | smaller_bits(lower, halves_of(np.uint16(1)))
+    return upper, magnitude
 
 
 def _values_in_order(x: Any, at: Any) -> Any:
@@ -424,7 +407,7 @@ def wide_strip(
     for i in range(start, stop, WHOLE):
         fetch_step(x, at + i + ahead)
         a, b = scaled_at(x, at, factors, shift, i, element, inverted)
-        upper, magnitude = _magnitudes(x, bits_of(a), bits_of(b), element)
+        upper, magnitude = _magnitudes(bits_of(a), bits_of(b), element)
         least = smaller_bits(least, magnitude - one)
         code = shift_signed(magnitude + base + ((magnitude >> drop) & one), drop)
         code = smaller_signed(larger_signed(code, halves_of(np.uint16(0))), most)

@@ -27,7 +27,6 @@ from ..machine.descriptor import pack, with_coarse
 from .arrays import NO_BYTES, NO_FLOATS, Stored, code_order, flat_array, value_table
 from .views import (
     View,
-    half_boundaries,
     rule_refusal,
     stored_rule,
     view_of,
@@ -130,10 +129,8 @@ class OnePass:
     def __init__(self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, view: View) -> None:
         rule = lowering.rule_of(scheme, dtype)
         multiply = rule.how is How.POWER and isinstance(scheme.element, FloatFormat)
-        boundaries = half_boundaries(scheme, dtype, view)
         self._descriptor = pack(view.layout, lowering.element_of(scheme, dtype, multiply=multiply), rule)
         self._order = code_order(scheme)
-        self._boundaries = None if boundaries is None else np.array(boundaries, np.int16)
         self._rows, self._count = view.rows, math.prod(shape)
         self.two_levels = len(scheme.scales) > 1
         self._bytes = math.prod(packing.packed_shape(shape, scheme.bits))
@@ -150,12 +147,8 @@ class OnePass:
         scales, codes = memory.arrays(params)
         source, target, zeros = flat_array(x), _flat_bytes(data, self._bytes), memory.zeros
         descriptor = self._descriptor if coarse is None else with_coarse(self._descriptor, coarse)
-        if self._boundaries is None:
-            args: tuple[object, ...] = source, descriptor, self._order, scales, codes, zeros, target
-            state = share(entries.quantize, args, self._rows, self._count)
-        else:
-            args = source, descriptor, self._boundaries, codes, target
-            state = share(entries.quantize_bfloat16, args, self._rows, self._count)
+        args = source, descriptor, self._order, scales, codes, zeros, target
+        state = share(entries.quantize, args, self._rows, self._count)
         memory.store(params)
         return state
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ....formats import CodebookFormat, FloatFormat, IntFormat, Overflow, RoundingMode, Specials
+from ....formats import CodebookFormat, FloatFormat, IntFormat, Overflow, RoundingMode
 from ....formats.torch_dtypes import dtype_of, format_of
 from ....ops.lowering import How, LoweredRule, row_mapping, rule_of
 from ....schemes import Scheme, ZeroPoint
@@ -20,7 +20,6 @@ from ....schemes.scale_rules import LINEAR_UP
 from ..machine import descriptor as k
 from ..machine.descriptor import RowLayout
 from ..machine.tile import BFLOAT16, FLOAT16, FLOAT32, TILE
-from ..machine.vector import STEP
 
 KINDS = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16, torch.float32: FLOAT32}
 
@@ -140,27 +139,3 @@ def view_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> View 
             row_div=np.uint64(div), row_mod=np.uint64(mod),
         ),
     )  # fmt: skip
-
-
-@functools.lru_cache(maxsize=1024)
-def half_boundaries(scheme: Scheme, dtype: torch.dtype, view: View) -> tuple[np.int16, ...] | None:
-    """Return the bfloat16 bits of the rounding boundaries of a 4-bit float, less one where a tie goes up.
-
-    None when the short cut of :mod:`..encode.half` does not apply.
-    """
-    fmt, shape = scheme.element, view.layout
-    if not isinstance(fmt, FloatFormat) or fmt.bits != 4 or dtype is not torch.bfloat16:
-        return None
-    block = int(shape.block)
-    plain = int(shape.cols) % block == 0 and block.bit_count() == 1 and STEP <= block <= TILE
-    if not plain or not scheme.scales[0].rule.power_of_two or not view.one_pass:
-        return None
-    if fmt.specials is not Specials.FINITE or fmt.smallest < 2.0**-5:
-        return None
-    middles = [float((fmt.magnitude(c) + fmt.magnitude(c + 1)) / 2) for c in range(7)]
-    values = torch.tensor(middles, device="cpu")
-    exact = values.bfloat16()
-    if not bool((exact == values).all()):
-        return None
-    bits = exact.view(torch.int16).tolist()
-    return tuple(np.int16(b - code % 2) for code, b in enumerate(bits))

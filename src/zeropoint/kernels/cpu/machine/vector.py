@@ -18,10 +18,10 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
-from numba.extending import lower_builtin, models, register_model
+from numba.extending import intrinsic, lower_builtin, models, register_model
 
 from .float16 import narrowed, widened
-from .intrinsics import F32, F64, I8, I16, I32, address, primitive
+from .intrinsics import F32, F64, I8, I16, I32, I64, address, primitive
 
 # None of these has types.
 _tools: Any = cgutils
@@ -311,7 +311,7 @@ def _narrow(target: Vector, shift: int) -> Any:
     return narrow
 
 
-low_halves, high_halves, low_octets = _narrow(HALVES, 0), _narrow(HALVES, 16), _narrow(OCTETS, 0)
+high_halves, low_octets = _narrow(HALVES, 16), _narrow(OCTETS, 0)
 """The low 16, high 16 or low 8 bits of the first and last 16 elements."""
 
 
@@ -374,27 +374,52 @@ above_octets = _mask("icmp_unsigned", ">", OCTETS, OCTETS)
 unequal = _mask("icmp_unsigned", "!=", OCTETS, OCTETS)
 
 
-def _counter(kind: Vector, comparison: str, result: Vector) -> Any:
-    """Build the count of those of a tuple of scalars that lie strictly below each lane."""
+@primitive
+def count_floats_above(typingctx: Any, x: Any, thresholds: Any) -> Any:
+    """Count those of a tuple of float32 that lie strictly below each lane, as words."""
 
-    @primitive
-    def count(typingctx: Any, x: Any, thresholds: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            total = _constant(result, 0)
-            for k in range(signature.args[1].count):
-                threshold = _splat(builder, builder.extract_value(args[1], k), kind)
-                beyond = getattr(builder, comparison)(">", args[0], threshold)
-                total = builder.sub(total, builder.sext(beyond, result.lanes))
-            return total
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        total = _constant(WORDS, 0)
+        for k in range(signature.args[1].count):
+            threshold = _splat(builder, builder.extract_value(args[1], k), FLOATS)
+            beyond = builder.fcmp_ordered(">", args[0], threshold)
+            total = builder.sub(total, builder.sext(beyond, WORDS.lanes))
+        return total
 
-        return result(kind, thresholds), codegen
-
-    return count
+    return WORDS(FLOATS, thresholds), codegen
 
 
-count_above = _counter(HALVES, "icmp_signed", HALVES)
-"""Of signed halves, by a tuple of int16."""
-count_floats_above = _counter(FLOATS, "fcmp_ordered", WORDS)
+ROW = 8 * STEP // 2
+"""int16 of a row of eight thresholds, each repeated over half a step."""
+
+
+def _count_rows(typingctx: Any, x: Any, table: Any, first: Any, second: Any, begin: Any, end: Any) -> Any:
+    """Count thresholds ``begin`` to ``end`` (constants) strictly below each of 32 signed halves.
+
+    The first 16 lanes have theirs in row ``first`` of ``table``, rows of :data:`ROW` int16, the others in row
+    ``second``.
+    """
+    kind = ir.VectorType(I16, STEP // 2)
+    wanted = range(begin.literal_value, end.literal_value)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        totals = []
+        for part, row in enumerate(args[2:4]):
+            lanes = indices(list(range(part * STEP // 2, (part + 1) * STEP // 2)))
+            half, total = builder.shuffle_vector(args[0], args[0], lanes), kind([0] * (STEP // 2))
+            start = builder.mul(row, I64(ROW))
+            for k in wanted:
+                at = builder.add(start, I64(k * STEP // 2))
+                threshold = builder.load(address(context, builder, signature.args[1], args[1], at, kind))
+                threshold.align = 2
+                total = builder.sub(total, builder.sext(builder.icmp_signed(">", half, threshold), kind))
+            totals.append(total)
+        return builder.shuffle_vector(*totals, indices(list(range(STEP))))
+
+    return HALVES(HALVES, table, types.uint64, types.uint64, begin, end), codegen
+
+
+count_rows: Any = intrinsic(prefer_literal=True)(_count_rows)
 
 
 def _reducer(name: str) -> Any:

@@ -1,0 +1,239 @@
+"""From 16-bit floats to 4-bit floats with scales of 8 bits, by tables: integers only, on the source's lanes.
+
+A block's scale follows from its largest magnitude, of which a tensor of 16-bit floats has few; under one
+scale, the code of a magnitude is the number of boundaries below it, seven magnitudes of the source. Both are
+found in the general way when they are first met, so that whatever a dialect does on the way is in them. The
+eighth boundary is the largest magnitude whose code has no sign.
+
+Gain that keeps it, whole second passes over 4096 x 4096 numbers on one AVX-512 thread: 1.5 times the speed of
+:mod:`.steps` on nvfp4, and 3.8 times that of :mod:`.elements` on mxfp4 from float16.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from ..machine.descriptor import BAD_VALUE, FLOAT, MINIFLOAT, MULTIPLY, OK, POWER
+from ..machine.intrinsics import amax16, device, inlined, scratch
+from ..machine.tile import FLOAT16, NOT_FINITE, TILE, factor_shift, load, run_amax, widen_magnitude
+from ..machine.vector import (
+    ROW,
+    STEP,
+    WHOLE,
+    count_rows,
+    halves_of,
+    load_lanes,
+    octets_of_halves,
+    store_nibbles,
+)
+from .block_scales import block_scales
+from .elements import encode
+from .steps import fetch_step
+
+SCALES, MAGNITUDES = 256, 1 << 15
+TABLE = SCALES * ROW
+"""int16 of the rows of all scales of 8 bits."""
+UNKNOWN = np.uint8(255)
+"""Instead of a scale; a scale of that code is found again in each block."""
+WORTH = np.uint64(1 << 15)
+"""Elements from which tables pay."""
+BOUNDARIES, SIGN = np.uint64(8), np.uint64(7)
+"""In a row, and which of them is that of the sign."""
+PROBES = np.uint64(STEP // 8)
+"""Magnitudes that are tried at once for each boundary."""
+MOST_BFLOAT16, MOST_FLOAT16 = np.int64(0x7F7F), np.int64(0x7BFF)
+"""Bits of the largest finite magnitudes."""
+SHORT = np.uint64(STEP // 2)
+"""Elements of the shortest blocks, half a step."""
+
+
+def _is_short(x: Any) -> Any:
+    """Tell by the dtype of an array."""
+
+
+@overload(_is_short, inline="always")
+def _is_short_overload(x: Any) -> Any:
+    found = x.dtype != types.float32
+
+    def tell(x: Any) -> Any:
+        return found
+
+    return tell
+
+
+@inlined
+def can_encode_boundaries(x: Any, layout: Any, element: Any, rule: Any, count: Any) -> Any:
+    """Return whether :func:`encode_boundaries` knows element and layout, and pays for ``count`` values."""
+    few = element.kind == FLOAT and layout.bits == np.uint64(4) and element.magnitude == np.uint32(7)
+    stored = (rule.how == POWER or rule.how == MINIFLOAT) and not rule.unsigned
+    block = layout.block
+    fits = block >= SHORT and block <= np.uint64(TILE) and block & (block - np.uint64(1)) == np.uint64(0)
+    whole = layout.cols % max(block, WHOLE) == np.uint64(0)
+    return _is_short(x) and few and stored and fits and whole and count >= WORTH
+
+
+def _find_row(x: Any, factor: Any, kind: Any, element: Any, order: Any, row: Any) -> None:
+    """Set the eight boundaries under ``factor``, each repeated over half a step.
+
+    Codes grow with magnitudes, so each boundary is the largest magnitude whose code is not past its number.
+    """
+
+
+@overload(_find_row, inline="never")
+def _find_row_overload(x: Any, factor: Any, kind: Any, element: Any, order: Any, row: Any) -> Any:
+    if x.dtype == types.float32:
+        return _find_row
+    lane = np.uint16 if x.dtype == types.uint16 else np.int16
+
+    def find(x: Any, factor: Any, kind: Any, element: Any, order: Any, row: Any) -> None:
+        probes, codes = scratch(32, lane), scratch(32, np.uint8)
+        tile, factors, zeros = scratch(32, np.float32), scratch(32, np.float32), scratch(32, np.float32)
+        low, high = scratch(8, np.int64), scratch(8, np.int64)
+        for i in range(WHOLE):
+            factors[i], zeros[i] = factor, np.float32(0)
+        for k in range(BOUNDARIES):
+            low[k], high[k] = np.int64(-1), MOST_FLOAT16 if kind == FLOAT16 else MOST_BFLOAT16
+        searching = True
+        while searching:
+            for i in range(WHOLE):
+                n = i // PROBES
+                step = (high[n] - low[n] + np.int64(PROBES)) // np.int64(PROBES + np.uint64(1))
+                probe = max(min(low[n] + step * np.int64(i % PROBES + np.uint64(1)), high[n]), np.int64(0))
+                probes[i] = lane(probe | np.int64(0x8000) if n == SIGN else probe)
+            load(probes, np.uint64(0), WHOLE, kind, tile)
+            encode(tile, factors, zeros, WHOLE, element, order, codes)
+            for i in range(WHOLE):
+                n, probe = i // PROBES, np.int64(probes[i]) & np.int64(0x7FFF)
+                inside = np.uint64(codes[i]) < np.uint64(8) if n == SIGN else np.uint64(codes[i]) <= n
+                if inside:
+                    low[n] = max(low[n], probe)
+                else:
+                    high[n] = min(high[n], probe - np.int64(1))
+            searching = False
+            for k in range(BOUNDARIES):
+                searching |= low[k] < high[k]
+        for i in range(np.uint64(ROW)):
+            row[i] = np.int16(low[i // np.uint64(STEP // 2)])
+
+    return find
+
+
+@device
+def clear_tables(tables: Any) -> None:
+    """Forget all scales and boundaries.
+
+    tables: (MAGNITUDES,) uint8, scales by the largest magnitude; (TABLE,) int16, rows of boundaries;
+    (SCALES,) uint8, which rows are found; (1,) uint32, what :func:`encode_boundaries` returns.
+    """
+    scale_of, _, found, state = tables
+    for i in range(np.uint64(MAGNITUDES)):
+        scale_of[i] = UNKNOWN
+    for i in range(np.uint64(SCALES)):
+        found[i] = np.uint8(0)
+    state[0] = np.uint32(OK)
+
+
+@device
+def find_scale(x: Any, magnitude: Any, kind: Any, element: Any, order: Any, rule: Any, tables: Any) -> Any:
+    """Return the code of the scale of a block with this largest magnitude, its row of boundaries found."""
+    scale_of, table, found, state = tables
+    amax, codes = scratch(1, np.uint32), scratch(1, np.uint8)
+    factors, none = scratch(1, np.float32), scratch(1, np.float32)
+    amax[0] = widen_magnitude(magnitude, kind)
+    zero = np.uint64(0)
+    fits = block_scales(
+        amax,
+        none,
+        none,
+        np.uint64(1),
+        rule,
+        element.scaling == MULTIPLY,
+        zero,
+        none,
+        codes,
+        none,
+        factors,
+        none,
+    )
+    bad = BAD_VALUE if amax[0] >= NOT_FINITE else fits
+    if bad != OK:
+        state[0] = max(state[0], np.uint32(bad))
+        return codes[0]
+    if found[codes[0]] == np.uint8(0):
+        begin = np.uint64(codes[0]) * np.uint64(ROW)
+        _find_row(x, factors[0], kind, element, order, table[begin : begin + np.uint64(ROW)])
+        found[codes[0]] = np.uint8(1)
+    scale_of[magnitude] = codes[0]
+    return codes[0]
+
+
+def _halves_at(x: Any, at: Any) -> Any:
+    """Load a step of 16-bit floats; others never come here."""
+
+
+@overload(_halves_at, inline="always")
+def _halves_at_overload(x: Any, at: Any) -> Any:
+    if x.dtype == types.float32:
+
+        def load(x: Any, at: Any) -> Any:
+            return halves_of(np.uint16(0))
+
+    else:
+
+        def load(x: Any, at: Any) -> Any:
+            return load_lanes(x, at)
+
+    return load
+
+
+@inlined
+def put_codes(
+    x: Any, at: Any, table: Any, first: Any, second: Any, signed: Any, out: Any, byte_at: Any
+) -> None:
+    """Write the packed codes of a step; first, second: the scales of its halves."""
+    u = _halves_at(x, at)
+    magnitude = u & halves_of(np.uint16(0x7FFF))
+    sign = (u >> halves_of(np.uint16(12))) & halves_of(np.uint16(8))
+    if not signed:
+        sign = sign & (count_rows(magnitude, table, first, second, 7, 8) << halves_of(np.uint16(3)))
+    codes = count_rows(magnitude, table, first, second, 0, 7) + sign
+    store_nibbles(out, byte_at, octets_of_halves(codes))
+
+
+@inlined
+def encode_boundaries(
+    x: Any, at: Any, span: Any, layout: Any, element: Any, order: Any, rule: Any, tables: Any,
+    scale_codes: Any, block_at: Any, out: Any, byte_at: Any,
+) -> Any:  # fmt: skip
+    """Write the scales and packed codes of ``x[at : at + span]``, whole blocks and whole steps.
+
+    tables: see :func:`clear_tables`. Returns OK, BAD_VALUE or BAD_SCALE.
+    """
+    scale_of, table, _, state = tables
+    block, kind = layout.block, layout.kind
+    signed = element.unsigned_below < np.float32(0) and not element.negative_nan
+    scales = scale_codes[block_at : block_at + span // block]
+    for b in range(span // block):
+        m = np.uint16(amax16(x, at + b * block))
+        if block == WHOLE:
+            m = max(m, np.uint16(amax16(x, at + b * block + SHORT)))
+        elif block > WHOLE:
+            m = np.uint16(run_amax(x, at + b * block, at + (b + np.uint64(1)) * block))
+        scale = scale_of[m]
+        if scale == UNKNOWN:
+            scale = find_scale(x, m, kind, element, order, rule, tables)
+        scales[b] = scale
+    if block == SHORT:
+        for i in range(np.uint64(0), span, WHOLE):
+            fetch_step(x, at + i + span)
+            first, second = np.uint64(scales[i // SHORT]), np.uint64(scales[i // SHORT + np.uint64(1)])
+            put_codes(x, at + i, table, first, second, signed, out, byte_at + i // np.uint64(2))
+        return state[0]
+    shift = factor_shift(block, span)
+    for i in range(np.uint64(0), span, WHOLE):
+        fetch_step(x, at + i + span)
+        row = np.uint64(scales[i >> shift])
+        put_codes(x, at + i, table, row, row, signed, out, byte_at + i // np.uint64(2))
+    return state[0]

@@ -1,0 +1,75 @@
+"""4-bit floats from 16-bit floats by tables: the bytes of the reference, where tables pay."""
+
+import pytest
+import torch
+
+import zeropoint as zp
+from zeropoint.errors import NonFiniteError, ZeropointError
+from zeropoint.ops.library import only_backend
+
+SCHEMES = (
+    "nvfp4",
+    "nvfp4:dialect=zeropoint",
+    "nvfp4:dialect=compressed-tensors-oneshot",
+    "mxfp4",
+    "mxfp4:dialect=zeropoint",
+    "mxfp4:dialect=quark",
+    "mxfp4:dialect=onnx",
+    "float4_e2m1fn:g64:scale=float8_e8m0fnu",
+    "float4_e2m1fn:g256:scale=float8_ue4m3fn:scale2=float32@tensor",
+    "float4_e2m1fn:g16:scale=float8_e8m0fnu",
+)
+
+
+def _magnitudes(dtype: torch.dtype) -> torch.Tensor:
+    """Return blocks in which every finite magnitude comes, under some sixty largest ones."""
+    most = 0x7F7F if dtype is torch.bfloat16 else 0x7BFF
+    bits = torch.arange(most + 1)[: (most + 1) // 256 * 256].to(torch.int16)
+    signs = torch.where(torch.arange(len(bits)) % 2 == 0, 0, -0x8000).to(torch.int16)
+    return (bits | signs).view(dtype).reshape(-1, 256)
+
+
+def _data(dtype: torch.dtype, kind: str) -> torch.Tensor:
+    torch.manual_seed(0)
+    if kind == "spread":
+        # A largest magnitude in each block of 16, so that quotients of one scale meet all boundaries.
+        x = _magnitudes(dtype).clone()
+        top = x.abs().float().amax(1, keepdim=True).to(dtype)
+        order = torch.randperm(x.numel())
+        x = x.reshape(-1)[order].reshape(x.shape)
+        x = torch.minimum(torch.maximum(x, -top), top)
+        return x.repeat(4, 1)
+    x = torch.randn(512, 256) * torch.exp(2 * torch.randn(512, 1))
+    x[3], x[7, ::3] = 0.0, -0.0
+    x[11] *= 1e-30
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["normal", "spread"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_bytes_are_those_of_the_reference(scheme: str, kind: str, dtype: torch.dtype) -> None:
+    x = _data(dtype, kind)
+    q = zp.quantize(x, scheme)
+    with only_backend("reference"):
+        wanted = zp.quantize(x, scheme)
+    assert torch.equal(q.data, wanted.data)
+    for made, expected in zip(q.scales, wanted.scales, strict=True):
+        assert torch.equal(made.view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scheme", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_value_that_is_not_finite_is_named(scheme: str, dtype: torch.dtype, value: float) -> None:
+    x = torch.randn(256, 256).to(dtype)
+    x[200, 17] = value
+    with pytest.raises(NonFiniteError, match=r"\(200, 17\)"):
+        zp.quantize(x, scheme)
+
+
+def test_a_scale_that_does_not_fit_is_refused() -> None:
+    x = torch.randn(256, 256).bfloat16()
+    x[200] *= 1e-6
+    with pytest.raises(ZeropointError, match=r"\(200, 0\).*does not fit"):
+        zp.quantize(x, "float4_e2m1fn:g32:scale=float8_e4m3fn")
