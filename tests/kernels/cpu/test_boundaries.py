@@ -38,8 +38,8 @@ def _data(dtype: torch.dtype, kind: str) -> torch.Tensor:
         order = torch.randperm(x.numel())
         x = x.reshape(-1)[order].reshape(x.shape)
         x = torch.minimum(torch.maximum(x, -top), top)
-        return x.repeat(4, 1)
-    x = torch.randn(512, 256) * torch.exp(2 * torch.randn(512, 1))
+        return x.repeat(20, 1)
+    x = torch.randn(4096, 256) * torch.exp(2 * torch.randn(4096, 1))
     x[3], x[7, ::3] = 0.0, -0.0
     x[11] *= 1e-30
     return x.to(dtype)
@@ -62,14 +62,14 @@ def test_bytes_are_those_of_the_reference(scheme: str, kind: str, dtype: torch.d
 @pytest.mark.parametrize("scheme", ["nvfp4", "mxfp4"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_value_that_is_not_finite_is_named(scheme: str, dtype: torch.dtype, value: float) -> None:
-    x = torch.randn(256, 256).to(dtype)
+    x = torch.randn(4096, 256).to(dtype)
     x[200, 17] = value
     with pytest.raises(NonFiniteError, match=r"\(200, 17\)"):
         zp.quantize(x, scheme)
 
 
 def test_a_scale_that_does_not_fit_is_refused() -> None:
-    x = torch.randn(256, 256).bfloat16()
+    x = torch.randn(4096, 256).bfloat16()
     x[200] *= 1e-6
     with pytest.raises(ZeropointError, match=r"\(200, 0\).*does not fit"):
         zp.quantize(x, "float4_e2m1fn:g32:scale=float8_e4m3fn")

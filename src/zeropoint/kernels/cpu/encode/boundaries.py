@@ -37,8 +37,8 @@ TABLE = SCALES * ROW
 """int16 of the rows of all scales of 8 bits."""
 UNKNOWN = np.uint8(255)
 """Instead of a scale; a scale of that code is found again in each block."""
-WORTH = np.uint64(1 << 15)
-"""Elements from which tables pay."""
+WORTH = np.uint64(1 << 19)
+"""Elements from which tables pay: filling them takes as long as some 200,000 elements."""
 BOUNDARIES, SIGN = np.uint64(8), np.uint64(7)
 """In a row, and which of them is that of the sign."""
 PROBES = np.uint64(STEP // 8)

@@ -1,4 +1,4 @@
-"""Scales chosen from the data into memory held between calls."""
+"""Scales of blocks chosen from the data into memory held between calls."""
 
 from __future__ import annotations
 
@@ -8,45 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from ....errors import NonFiniteError
-from ....ops import reference
 from ....ops.lowering import element_of, rule_of
 from ....ops.registry import Request
 from ....ops.threads import share
-from ....params import arithmetic
-from ....params.arithmetic import Ranges
 from ....params.tensors import Params
-from ....schemes import Granularity
 from .. import entries
 from ..machine import descriptor as k
 from ..machine.descriptor import RowLayout, pack, with_coarse
 from .arrays import code_order, flat_array, needs_range, rows_of
 from .calls import ScaleMemory, refuse
+from .statistics import require_finite
 from .views import KINDS, View, view_of
-
-
-class CoarseScale:
-    """The scale of a whole tensor, of a scheme with two levels."""
-
-    def __init__(self, wanted: Request) -> None:
-        self._wanted, self._count = wanted, math.prod(wanted.shape)
-        self._rows = rows_of(wanted.shape, wanted.dtype, Granularity.tensor())
-        self._high: Any = np.empty(self._rows.rows, np.float32)
-        self._low: Any = np.empty(self._rows.rows if needs_range(wanted.scheme) else 0, np.float32)
-        self.nbytes: int = self._high.nbytes + self._low.nbytes
-
-    def into(self, x: torch.Tensor, coarse: torch.Tensor) -> float:
-        """Choose the scale of ``x``, store it in ``coarse`` and return it."""
-        source, (rows, _, descriptor), low, high = flat_array(x), self._rows, self._low, self._high
-        share(entries.amax, (source, descriptor, high), rows, self._count)
-        require_finite(x, high.max())
-        if len(low):
-            share(entries.extremes, (source, descriptor, low, high), rows, self._count)
-        wanted, ends = self._wanted, (low.min() if len(low) else high.max(), high.max())
-        least, most = (torch.full((1,) * x.ndim, float(end), device=x.device) for end in ends)
-        ranges = Ranges(minimum=(least, least), maximum=(most, most), dtype=wanted.dtype, shape=wanted.shape)
-        coarse.copy_(arithmetic.coarsest_scale(wanted.scheme, ranges))
-        return float(coarse)
 
 
 class BlockScales:
@@ -123,10 +95,3 @@ class _Places:
         full = values[: whole * div * width].reshape(whole, div, width)
         ufunc.reduce(full, axis=1, out=target[:whole])
         ufunc.reduce(values[whole * div * width :].reshape(rest, width), axis=0, out=target[whole])
-
-
-def require_finite(x: torch.Tensor, top: Any) -> None:
-    """Raise NonFiniteError with the place in ``x`` unless its largest magnitude is finite."""
-    if not math.isfinite(top):
-        reference.require_finite(x)
-        raise NonFiniteError("statistics of a finite tensor are not finite")

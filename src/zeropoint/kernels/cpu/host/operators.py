@@ -16,7 +16,7 @@ from ....ops.registry import HeldKernel, Request
 from ....ops.row_errors import RowErrors
 from ....ops.threads import gradual_underflow, share
 from ....params.tensors import Params
-from ....schemes import Granularity
+from ....schemes import Granularity, Scheme
 from .. import entries
 from ..machine import descriptor as k
 from . import memory
@@ -29,9 +29,9 @@ from .arrays import (
     value_bounds,
 )
 from .calls import ChosenScales, ScaleMemory, given_call, one_pass, refuse
-from .choose import BlockScales, CoarseScale
+from .choose import BlockScales
 from .factors import Divisors, StoredScales, dequantize_refusal, load_refusal, multipliers
-from .statistics import Ends, choose_params, coarse_scale
+from .statistics import Ends, TensorExtremes, choose_params, coarse_scale
 from .views import rule_refusal
 
 Codes = tuple[torch.Tensor, Params]
@@ -54,6 +54,16 @@ class _Operator:
 def _given(run: Callable[..., None], nbytes: int) -> HeldKernel:
     """Return a kernel under given parameters, which holds nothing else."""
     return HeldKernel(run=run, workspace_bytes=0, parameter_bytes=nbytes)
+
+
+def _held_extremes(asked: Request) -> TensorExtremes | None:
+    """Return the memory in which a plan finds extremes of whole tensors, if the scheme has two levels."""
+    return TensorExtremes(asked.scheme, asked.shape, asked.dtype) if len(asked.scheme.scales) > 1 else None
+
+
+def _choose_coarse(x: torch.Tensor, scheme: Scheme, whole: TensorExtremes, params: Params) -> float:
+    """Choose the scale of a whole tensor, store it and return it."""
+    return float(params[1].copy_(coarse_scale(x, scheme, None, whole)))
 
 
 class ChooseParamsKernel(_Operator):
@@ -135,31 +145,31 @@ class QuantizeDynamicKernel(_Operator):
     def _hold_one_pass(self) -> HeldKernel:
         asked, call = self.request, self._once
         assert call is not None
-        memory, coarse = ScaleMemory(call.scales), CoarseScale(asked) if call.two_levels else None
+        memory, whole = ScaleMemory(call.scales), _held_extremes(asked)
 
         def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
             with gradual_underflow():
-                factor = None if coarse is None else coarse.into(x, params[1])
+                factor = None if whole is None else _choose_coarse(x, asked.scheme, whole, params)
                 if call.run(x, data, params, memory, factor) != k.OK:
                     refuse(x, asked.scheme)
 
-        return HeldKernel(run=run, workspace_bytes=memory.nbytes + (0 if coarse is None else coarse.nbytes))
+        return HeldKernel(run=run, workspace_bytes=memory.nbytes + (0 if whole is None else whole.nbytes))
 
     def _hold_two_passes(self) -> HeldKernel:
         asked, given = self.request, self._call
         memory = ScaleMemory(ChosenScales(asked.scheme, asked.shape, asked.dtype))
         blocks, divisors = BlockScales(asked), Divisors(asked, None)
-        coarse = CoarseScale(asked) if len(asked.scheme.scales) > 1 else None
+        whole = _held_extremes(asked)
 
         def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
             with gradual_underflow():
-                factor = None if coarse is None else coarse.into(x, params[1])
+                factor = None if whole is None else _choose_coarse(x, asked.scheme, whole, params)
                 blocks.choose(x, factor, memory, params)
                 memory.store(params)
                 divisors.load(params)
                 given.quantize(x, divisors.values, divisors.zeros, data)
 
-        held = memory.nbytes + blocks.nbytes + divisors.nbytes + (0 if coarse is None else coarse.nbytes)
+        held = memory.nbytes + blocks.nbytes + divisors.nbytes + (0 if whole is None else whole.nbytes)
         return HeldKernel(run=run, workspace_bytes=held)
 
 

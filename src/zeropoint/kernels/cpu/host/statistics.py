@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,32 +34,64 @@ def choose_params(x: torch.Tensor, scheme: Scheme, extremes: Ends) -> Params:
         low, high = given or _block_extremes(x, level.granularity, scheme)
         lows.append(low)
         highs.append(high)
-    _require(x, highs[0])
+    require_finite(x, float(highs[0].amax()))
     ranges = Ranges(minimum=tuple(lows), maximum=tuple(highs), dtype=x.dtype, shape=tuple(x.shape))
     return arithmetic.scales_from_ranges(scheme, ranges)
 
 
-def coarse_scale(x: torch.Tensor, scheme: Scheme, extremes: Ends) -> torch.Tensor:
-    """Return the tensor's own scale of a scheme with two levels."""
+class TensorExtremes:
+    """The extremes of whole tensors, found in memory of their own."""
+
+    def __init__(self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self._count, self._rows = math.prod(shape), rows_of(shape, dtype, Granularity.tensor())
+        self._high: Any = np.empty(self._rows.rows, np.float32)
+        self._low: Any = np.empty(self._rows.rows if needs_range(scheme) else 0, np.float32)
+        self.nbytes: int = self._high.nbytes + self._low.nbytes
+
+    def of(self, x: torch.Tensor) -> tuple[float, float]:
+        """Return what the coarse scale of ``x`` follows from: its extremes, or its magnitude for both."""
+        source, (rows, _, descriptor), low, high = flat_array(x), self._rows, self._low, self._high
+        share(entries.amax, (source, descriptor, high), rows, self._count)
+        require_finite(x, high.max())
+        if len(low):
+            share(entries.extremes, (source, descriptor, low, high), rows, self._count)
+        return float(low.min() if len(low) else high.max()), float(high.max())
+
+
+def coarse_scale(
+    x: torch.Tensor, scheme: Scheme, extremes: Ends, memory: TensorExtremes | None = None
+) -> torch.Tensor:
+    """Return the tensor's own scale of a scheme with two levels.
+
+    extremes: those of the whole tensor, where ``x`` is a part. memory: in which they are found otherwise.
+    """
     if extremes is not None:
-        return _coarse_scale_of(scheme, extremes, x.dim(), x.dtype).clone()
-    low, high = _block_extremes(x, Granularity.tensor(), scheme)
-    _require(x, high)
-    ranges = Ranges(minimum=(low, low), maximum=(high, high), dtype=x.dtype, shape=tuple(x.shape))
-    return arithmetic.coarsest_scale(scheme, ranges)
+        return _coarse_scale_of_parts(scheme, extremes, x.dim(), x.dtype).clone()
+    found = (memory or TensorExtremes(scheme, tuple(x.shape), x.dtype)).of(x)
+    return _coarse_scale_of(scheme, found, x.dim(), x.dtype)
 
 
-@functools.lru_cache(maxsize=256)
 def _coarse_scale_of(
     scheme: Scheme, extremes: tuple[float, float], rank: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return the per-tensor scale for a tensor of a rank; the parts of one that is read in parts share it."""
+    """Return the per-tensor scale of a tensor of ``rank`` axes."""
     part = torch.empty((1,) * rank, dtype=dtype, device="cpu")  # whatever the default is
     given = reference.whole_range(part, Granularity.tensor(), extremes)
     assert given is not None
     low, high = given
     ranges = Ranges(minimum=(low, low), maximum=(high, high), dtype=dtype, shape=tuple(part.shape))
     return arithmetic.coarsest_scale(scheme, ranges)
+
+
+_coarse_scale_of_parts = functools.lru_cache(maxsize=256)(_coarse_scale_of)
+"""The same, for the parts of a tensor that is read in parts."""
+
+
+def require_finite(x: torch.Tensor, top: Any) -> None:
+    """Raise NonFiniteError with the place in ``x`` unless its largest magnitude is finite."""
+    if not math.isfinite(top):
+        reference.require_finite(x)
+        raise NonFiniteError("statistics of a finite tensor are not finite")
 
 
 def _block_extremes(
@@ -81,7 +114,7 @@ def _block_amax(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
 
 def _block_range(x: torch.Tensor, granularity: Granularity) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the smallest and largest value of each block, float32; raises NonFiniteError for NaN."""
-    _require(x, _block_amax(x, granularity))
+    require_finite(x, float(_block_amax(x, granularity).amax()))
     rows, width, descriptor = rows_of(tuple(x.shape), x.dtype, granularity)
     low, high = np.empty(rows * width, np.float32), np.empty(rows * width, np.float32)
     source = flat_array(x)
@@ -90,13 +123,6 @@ def _block_range(x: torch.Tensor, granularity: Granularity) -> tuple[torch.Tenso
         _over_lead(torch.from_numpy(low), x, granularity, width, "amin"),
         _over_lead(torch.from_numpy(high), x, granularity, width, "amax"),
     )
-
-
-def _require(x: torch.Tensor, amax: torch.Tensor) -> None:
-    """Raise NonFiniteError with the place in ``x`` when a block's magnitude is not finite."""
-    if not bool(torch.isfinite(amax).all()):
-        reference.require_finite(x)
-        raise NonFiniteError("statistics of a finite tensor are not finite")
 
 
 def _over_lead(
