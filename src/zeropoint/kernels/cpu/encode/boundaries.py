@@ -22,6 +22,7 @@ from ..machine.vector import (
     ROW,
     STEP,
     WHOLE,
+    above_last_of_rows,
     count_rows,
     halves_of,
     load_lanes,
@@ -197,8 +198,8 @@ def put_codes(
     magnitude = u & halves_of(np.uint16(0x7FFF))
     sign = (u >> halves_of(np.uint16(12))) & halves_of(np.uint16(8))
     if not signed:
-        sign = sign & (count_rows(magnitude, table, first, second, 7, 8) << halves_of(np.uint16(3)))
-    codes = count_rows(magnitude, table, first, second, 0, 7) + sign
+        sign = sign & (above_last_of_rows(magnitude, table, first, second) << halves_of(np.uint16(3)))
+    codes = count_rows(magnitude, table, first, second) + sign
     store_nibbles(out, byte_at, octets_of_halves(codes))
 
 

@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
-from numba.extending import intrinsic, lower_builtin, models, register_model
+from numba.extending import lower_builtin, models, register_model
 
 from .float16 import narrowed, widened
 from .intrinsics import F32, F64, I8, I16, I32, I64, address, primitive
@@ -393,33 +393,39 @@ ROW = 8 * STEP // 2
 """int16 of a row of eight thresholds, each repeated over half a step."""
 
 
-def _count_rows(typingctx: Any, x: Any, table: Any, first: Any, second: Any, begin: Any, end: Any) -> Any:
-    """Count thresholds ``begin`` to ``end`` (constants) strictly below each of 32 signed halves.
+def _row_counter(wanted: range) -> Any:
+    """Build the count of those of a row's thresholds that are wanted and lie strictly below each lane."""
+    half = ir.VectorType(I16, STEP // 2)
 
-    The first 16 lanes have theirs in row ``first`` of ``table``, rows of :data:`ROW` int16, the others in row
-    ``second``.
-    """
-    kind = ir.VectorType(I16, STEP // 2)
-    wanted = range(begin.literal_value, end.literal_value)
+    @primitive
+    def count(typingctx: Any, x: Any, table: Any, first: Any, second: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            totals = []
+            for part, row in enumerate(args[2:]):
+                lanes = indices(list(range(part * STEP // 2, (part + 1) * STEP // 2)))
+                values, total = builder.shuffle_vector(args[0], args[0], lanes), half([0] * (STEP // 2))
+                start = builder.mul(row, I64(ROW))
+                for k in wanted:
+                    at = builder.add(start, I64(k * STEP // 2))
+                    threshold = builder.load(address(context, builder, signature.args[1], args[1], at, half))
+                    threshold.align = 2
+                    total = builder.sub(
+                        total, builder.sext(builder.icmp_signed(">", values, threshold), half)
+                    )
+                totals.append(total)
+            return builder.shuffle_vector(*totals, indices(list(range(STEP))))
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        totals = []
-        for part, row in enumerate(args[2:4]):
-            lanes = indices(list(range(part * STEP // 2, (part + 1) * STEP // 2)))
-            half, total = builder.shuffle_vector(args[0], args[0], lanes), kind([0] * (STEP // 2))
-            start = builder.mul(row, I64(ROW))
-            for k in wanted:
-                at = builder.add(start, I64(k * STEP // 2))
-                threshold = builder.load(address(context, builder, signature.args[1], args[1], at, kind))
-                threshold.align = 2
-                total = builder.sub(total, builder.sext(builder.icmp_signed(">", half, threshold), kind))
-            totals.append(total)
-        return builder.shuffle_vector(*totals, indices(list(range(STEP))))
+        return HALVES(HALVES, table, types.uint64, types.uint64), codegen
 
-    return HALVES(HALVES, table, types.uint64, types.uint64, begin, end), codegen
+    return count
 
 
-count_rows: Any = intrinsic(prefer_literal=True)(_count_rows)
+count_rows, above_last_of_rows = _row_counter(range(7)), _row_counter(range(7, 8))
+"""Of signed halves, by the first seven thresholds of a row or its eighth.
+
+A table has rows of :data:`ROW` int16; the first 16 lanes have theirs in row ``first``, the others in
+``second``.
+"""
 
 
 def _reducer(name: str) -> Any:
