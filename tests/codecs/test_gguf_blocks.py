@@ -189,6 +189,13 @@ def test_a_type_that_does_not_fit_is_refused(
         open_source(q8_file)
 
 
+def test_ternary_numbers_are_those_of_gguf() -> None:
+    layer = layer_scheme("tq2_0", CODEC)
+    x = torch.randn(8, 512, generator=torch.Generator().manual_seed(7))
+    (found,) = CODEC.encode(layer, zp.quantize(x, layer.weight)).values()
+    assert np.array_equal(found.numpy(), gguf.quantize(x.numpy(), GGMLQuantizationType.TQ2_0))
+
+
 @pytest.mark.parametrize(("text", "block"), [("q4_0", 32), ("q4_k", 256), ("mxfp4a16", 32)])
 def test_rows_that_do_not_fill_blocks_are_refused(text: str, block: int) -> None:
     layer = layer_scheme(text, CODEC)

@@ -19,6 +19,7 @@ from zeropoint.codecs.gguf import BLOCKS
 BITS = {
     "q8_0": 8.5, "q4_0": 4.5, "q4_1": 5.0, "q5_0": 5.5, "q5_1": 6.0,
     "q2_k": 2.625, "q3_k": 3.4375, "q4_k": 4.5, "q5_k": 5.5, "q6_k": 6.5625,
+    "iq4_nl": 4.5, "iq4_xs": 4.25, "tq2_0": 2.0625,
 }  # fmt: skip
 ENCODED = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 

@@ -14,6 +14,9 @@ a multiple of the block; a half is a float16 number, and a value is ``scale * co
     Q4_K         256  144: half scale, half offset, 8 scales and 8 offsets of 6 bits, codes
     Q5_K         256  176: half scale, half offset, 8 and 8 of 6 bits, bit 4 of the codes, bits 0 to 3
     Q6_K         256  210: bits 0 to 3 of the codes, bits 4 and 5, 16 scales of 8 bits, half scale
+    IQ4_NL        32   18: half scale, codes
+    IQ4_XS       256  136: half scale, bits 4 and 5 of 8 scales, their bits 0 to 3, codes
+    TQ2_0        256   66: codes, half scale
     MXFP4         32   17: e8m0 scale, codes
     NVFP4         64   36: 4 ue4m3 scales, codes; a scale for the tensor, if any, is a tensor of its own
 
@@ -51,11 +54,16 @@ from .records import Entry, Known, Listing, Reader, Record, model_dtype
 WEIGHT = "weight"
 _PRESETS = MappingProxyType({
     name: PRESETS[name]
-    for name in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4_e2m1")
+    for name in (
+        "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
+        "tq2_0", "mxfp4_e2m1",
+    )
 })  # fmt: skip
 _HALF = 2
 _NEGATED = 0x8000
 _NVFP4 = "float4_e2m1fn:g16:scale=float8_ue4m3fn:dialect=ggml"
+_TERNARY = PRESETS["tq2_0"].weight.replace("ternary", "codebook[-1.0,0.0,1.0,2.0]")
+"""Two bits have a fourth code, which llama.cpp never writes, and reads as 2."""
 _K_SCALES = tuple(
     Field((
         Bits(at, 4, 4, 4, shifts=(0,)), Bits(8 + 4, 4, 4, 4, shifts=(high,), first=4),
@@ -99,6 +107,12 @@ BLOCKS: MappingProxyType[str, BlockType] = MappingProxyType(dict((
         "Q6_K", "q6_k", _codes(Bits(0, 128, 64, 4), Bits(128, 64, 32, 2, low=4), flip=32), whole(192, 16),
         whole(208, _HALF),
     ),
+    _type("IQ4_NL", "iq4_nl", _codes(Bits(2, 16, 16, 4)), whole(0, _HALF)),
+    _type(
+        "IQ4_XS", "iq4_xs", _codes(Bits(8, 128, 16, 4)),
+        _codes(Bits(4, 4, 1, 4), Bits(2, 2, 1, 2, low=4), flip=32), whole(0, _HALF),
+    ),
+    _type("TQ2_0", _TERNARY, _codes(Bits(0, 64, 32, 2)), whole(64, _HALF)),
     _type("MXFP4", "mxfp4_e2m1", _codes(Bits(1, 16, 16, 4)), whole(0, 1)),
     _type("NVFP4", _NVFP4, _codes(Bits(4, 32, 8, 4)), whole(0, 4)),
 )))  # fmt: skip
@@ -116,7 +130,9 @@ def _structure(scheme: Scheme) -> tuple[object, ...]:
     return scheme.element, scales, offsets, scheme.zero_point, scheme.center
 
 
-_TYPE_OF = {_structure(found.scheme): name for name, found in BLOCKS.items()}
+_TYPE_OF = {_structure(found.scheme): name for name, found in BLOCKS.items()} | {
+    _structure(Scheme.parse("tq2_0")): "TQ2_0"
+}
 
 
 class GgufReader(Reader):

@@ -54,6 +54,8 @@ def _dynamic_map() -> tuple[float, ...]:
     return tuple(sorted(values))
 
 
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
 _FP4_BNB_MAGNITUDES = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
 
 _ROWS: tuple[tuple[str, Format, str], ...] = (
@@ -94,6 +96,7 @@ _ROWS: tuple[tuple[str, Format, str], ...] = (
         ),
         "bitsandbytes fp4, normalized to 1",
     ),
+    ("iq4", CodebookFormat(_IQ4), "ggml-common.h, kvalues_iq4nl: without a zero"),
 )  # fmt: skip
 
 CATALOG: MappingProxyType[str, Format] = MappingProxyType({name: fmt for name, fmt, _ in _ROWS})

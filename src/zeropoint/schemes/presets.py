@@ -102,5 +102,8 @@ PRESETS: MappingProxyType[str, Preset] = MappingProxyType({
     "q4_k": Preset(weight="uint4:g32" + _K),
     "q5_k": Preset(weight="uint5:g32" + _K),
     "q6_k": Preset(weight="int6:g16:scale=signed/int8:scale2=signed/float16@g256"),
+    "iq4_nl": Preset(weight="iq4:g32:scale=signed/float16:round=half_even:dialect=ggml"),
+    "iq4_xs": Preset(weight="iq4:g32:scale=signed/int6:scale2=signed/float16@g256"),
+    "tq2_0": Preset(weight="ternary:g256:scale=linear_late/float16:round=half_even:dialect=ggml"),
 })  # fmt: skip
 """Name to preset."""
