@@ -179,8 +179,8 @@ class Fp8Block(Codec):
     defaults = MappingProxyType({"scale": "float32"})
     engines = rules({
         TRANSFORMERS: always(
-            Loads.UNCHECKED,
-            "not checked here; transformers 5.23 takes whole blocks only, and a GPU to run them",
+            Loads.PARTLY,
+            "5.23 decodes it with FineGrainedFP8Config(dequantize=True), whole blocks only; running codes takes a GPU",
         ),
         VLLM: _vllm, TENSORRT: _vllm, LLAMA_CPP: decoded_first,
     })  # fmt: skip
