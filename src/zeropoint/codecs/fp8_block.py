@@ -180,7 +180,7 @@ class Fp8Block(Codec):
     engines = rules({
         TRANSFORMERS: always(
             Loads.PARTLY,
-            "5.23 decodes it with FineGrainedFP8Config(dequantize=True), whole blocks only; running codes takes a GPU",
+            "5.23 decodes whole blocks with FineGrainedFP8Config(dequantize=True), and runs codes on a GPU",
         ),
         VLLM: _vllm, TENSORRT: _vllm, LLAMA_CPP: decoded_first,
     })  # fmt: skip
