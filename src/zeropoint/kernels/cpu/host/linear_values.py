@@ -41,7 +41,7 @@ class ValueKernel:
     def __init__(self, request: Request) -> None:
         scheme, shape, own = request.scheme, request.shape, request.own_dtype
         self._request, self._panels = request, -(-shape[0] // PANEL)
-        self._call = given_call(scheme, shape, request.dtype, own)
+        self._call = given_call(scheme, shape, request.dtype, own, request.code_range)
         self._cut_for = functools.lru_cache(maxsize=64)(self._cut)
 
     def run(self, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
