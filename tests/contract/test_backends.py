@@ -34,6 +34,7 @@ DIALECTS = (
     "int4:g128:dialect=torch", "uint8:channel:asym:dialect=torch", "uint8:tensor:asym:dialect=onnx",
     "int8:tensor:asym:dialect=burn:round=half_even", "uint4:g32:asym:dialect=compressed-tensors:scale=input",
     "mxfp4:dialect=compressed-tensors", "float4_e2m1fn:token:dialect=compressed-tensors:scale=input",
+    "nvfp4:dialect=modelopt",
 )  # fmt: skip
 WEIGHTS = tuple(dict.fromkeys(preset.weight for preset in PRESETS.values()))
 SCHEMES = (*ELEMENTS, *SCALES, *ZEROS, *DIALECTS, *WEIGHTS)

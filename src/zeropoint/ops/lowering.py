@@ -17,6 +17,7 @@ from ..formats import CodebookFormat, FloatFormat, IntFormat
 from ..formats.torch_dtypes import dtype_of, format_of
 from ..params.arithmetic import multiplies, rounder, zero_scale
 from ..schemes import ScaleRule, Scheme, TensorScale, ZeroPoint, ZeroPointPlace
+from ..schemes.dialects import FinestQuotient
 from ..schemes.scale_rules import CEIL, EVEN, FLOOR, RCEIL
 
 
@@ -115,8 +116,9 @@ class LoweredRule(NamedTuple):
     GIVEN: float32 factors. LINEAR: ``amax / divisor``, through ``narrow``, rounded to ``stored``. POWER: E8M0
     bytes from ``exponent(bits(amax) + addend) - emax``, at least ``least_byte``; magnitudes below ``quiet``
     take byte ``quiet_byte``.
-    MINIFLOAT: a small float format, relative to ``coarse`` (multiplied or, if ``inverse``, divided). AFFINE:
-    from the range, with zero points.
+    MINIFLOAT: a small float format, relative to ``coarse`` (multiplied or, if ``inverse``, divided), by which
+    the divisor is multiplied first if ``by_product``; where it is zero, ``zero_scale``, or ``empty_scale`` of
+    a block of zeros. AFFINE: from the range, with zero points.
     unit: step of the element's codes. offset: how the zero point comes about. formula: whether that of an
     empty range does so too.
     """
@@ -135,6 +137,8 @@ class LoweredRule(NamedTuple):
     unit: float = 1.0
     coarse: float = 1.0
     inverse: bool = False
+    by_product: bool = False
+    empty_scale: float = 0.0
     mantissa: int = 0
     emin: int = 0
     maximum: float = 0.0
@@ -208,10 +212,13 @@ def rule_of(scheme: Scheme, dtype: torch.dtype) -> LoweredRule:
         return _power_rule(scheme, dtype, rule)
     if len(scheme.scales) > 1:
         assert isinstance(fmt, FloatFormat)
+        small = scheme.dialect.small_scales
         return rule._replace(
             how=How.MINIFLOAT, mantissa=fmt.mantissa_bits, emin=fmt.emin + 127,
-            maximum=float(fmt.max), zero_scale=float(scheme.dialect.small_scales.finest),
+            maximum=float(fmt.max), zero_scale=float(small.finest),
+            empty_scale=float(small.finest if small.finest_of_zeros is None else small.finest_of_zeros),
             inverse=scheme.dialect.tensor_scale is TensorScale.RECIPROCAL,
+            by_product=scheme.dialect.finest_quotient is FinestQuotient.BY_PRODUCT,
         )  # fmt: skip
     least = scheme.dialect.small_scales.least
     assert isinstance(fmt, FloatFormat)

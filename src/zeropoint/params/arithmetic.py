@@ -22,7 +22,7 @@ from ..formats.codes import decode, encode, times_power_of_two
 from ..formats.torch_dtypes import dtype_of, format_of, wide_dtype
 from ..layout.blocks import spread_grid
 from ..schemes import Arithmetic, ScaleLevel, Scaling, Scheme, TensorScale, ZeroPoint
-from ..schemes.dialects import ZeroPointFormula
+from ..schemes.dialects import FinestQuotient, ZeroPointFormula
 from ..schemes.scale_rules import LINEAR, LINEAR_UP
 from . import chains
 from .effective import combined, over_reciprocal, span
@@ -182,6 +182,8 @@ def _level(
         return _coarse_linear(scheme, index, amax, (ideal, coarser), dtype)
     if coarser is None:
         return _linear(ideal, scheme, scheme.scales[0], dtype)
+    if scheme.dialect.finest_quotient is FinestQuotient.BY_PRODUCT:
+        return _fine_linear(scheme, amax / (scheme.divisor * coarser), dtype)
     return _fine_linear(scheme, _relative(scheme, 0, ideal, coarser), dtype)
 
 
@@ -318,7 +320,11 @@ def _fine_linear(scheme: Scheme, relative: torch.Tensor, dtype: torch.dtype) -> 
     fmt = level.format_for(format_of(dtype))
     values = round_to(relative, fmt, up=_up(level))
     _require_fit(relative, values, level, fmt, lost=None)
-    return torch.where(values == 0, scheme.dialect.small_scales.finest, values)
+    small = scheme.dialect.small_scales
+    values = torch.where(values == 0, small.finest, values)
+    return (
+        values if small.finest_of_zeros is None else values.masked_fill(relative == 0, small.finest_of_zeros)
+    )
 
 
 def _power_of_two(

@@ -75,11 +75,23 @@ class SmallScales:
     least: the smallest scale, where its format reaches it; the least normal float32 keeps reciprocals finite
         and results independent of flush-to-zero modes.
     finest: the finest of several levels where it would be zero; 0 keeps the zero.
+    finest_of_zeros: the same where it was zero before it was rounded, as that of zeros is; None means
+        ``finest``.
     """
 
     of_zeros: float | None = 1.0
     least: float = 2.0**-126
     finest: float = 0.0
+    finest_of_zeros: float | None = None
+
+
+class FinestQuotient(enum.Enum):
+    """In which order the finest of several linear scales is computed from ``amax`` and the coarser scale."""
+
+    OF_IDEAL = "of_ideal"
+    """``(amax / divisor) / scale_2``, or times its reciprocal where that is kept."""
+    BY_PRODUCT = "by_product"
+    """``amax / (divisor * scale_2)``, of scales that are kept as factors."""
 
 
 class TensorScale(enum.Enum):
@@ -105,6 +117,7 @@ class Dialect:
         even_mantissa_bits: mantissa width to which the even scale rule rounds; None means that of the
             elements.
         tensor_scale: whether the coarsest of several levels is kept as itself or as its reciprocal.
+        finest_quotient: in which order the finest of several linear scales is computed.
         positive_zero_bits: float elements of at most this many bits write a negative zero as code 0.
     """
 
@@ -116,6 +129,7 @@ class Dialect:
     rounding: RoundingMode = RoundingMode.HALF_EVEN
     even_mantissa_bits: int | None = None
     tensor_scale: TensorScale = TensorScale.DIRECT
+    finest_quotient: FinestQuotient = FinestQuotient.OF_IDEAL
     positive_zero_bits: int = 0
 
 
@@ -158,6 +172,14 @@ _DIALECTS = (
     _COMPRESSED_TENSORS,
     # As oneshot calls it: it adds a zero point of 0 before the cast to FP8 too, which makes -0.0 positive.
     replace(_COMPRESSED_TENSORS, name="compressed-tensors-oneshot", positive_zero_bits=8),
+    # NVFP4QTensor and MXFP8QTensor of nvidia-modelopt 0.47. The sign of FP4 is that of ``x < 0``, which -0.0
+    # does not have.
+    Dialect(
+        name="modelopt",
+        small_scales=SmallScales(finest=2.0**-9, finest_of_zeros=1.0),
+        finest_quotient=FinestQuotient.BY_PRODUCT,
+        positive_zero_bits=4,
+    ),
     # burn v0.16, QuantizationScheme::compute_q_params; f32::round rounds half away from zero.
     Dialect(
         name="burn",

@@ -196,10 +196,12 @@ def block_scales(
             a = float32_of(amax[b])
             ideal = rounded(a / rule.divisor, rule.narrow)
             relative = ideal * rule.coarse if rule.inverse else ideal / rule.coarse
+            if rule.by_product:
+                relative = a / (rule.divisor * rule.coarse)
             code = minifloat_code(relative, rule)
             value = minifloat_value(code, rule)
             if value == np.float32(0) and (rule.zero_scale > np.float32(0)):
-                value = rule.zero_scale
+                value = rule.zero_scale if relative > np.float32(0) else rule.empty_scale
                 code = minifloat_code(value, rule)
             codes[at + b] = np.uint8(code)
             f = combined(value, rule)

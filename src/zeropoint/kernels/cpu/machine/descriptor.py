@@ -82,6 +82,8 @@ class LoweredRule(NamedTuple):
     unit: np.float32
     coarse: np.float32
     inverse: np.uint8
+    by_product: np.uint8
+    empty_scale: np.float32
     mantissa: np.uint32
     emin: np.uint32
     maximum: np.float32
@@ -175,6 +177,7 @@ def unpack_rule(descriptor: Any) -> Any:
         how=r["how"], divisor=r["divisor"], narrow=r["narrow"], stored=r["stored"],
         zero_scale=r["zero_scale"], least=r["least"], addend=r["addend"], emax=r["emax"], quiet=r["quiet"],
         quiet_byte=r["quiet_byte"], least_byte=r["least_byte"], unit=r["unit"], coarse=r["coarse"],
-        inverse=r["inverse"], mantissa=r["mantissa"], emin=r["emin"], maximum=r["maximum"], low=r["low"],
-        high=r["high"], unsigned=r["unsigned"], widen=r["widen"], offset=r["offset"], formula=r["formula"],
+        inverse=r["inverse"], by_product=r["by_product"], empty_scale=r["empty_scale"],
+        mantissa=r["mantissa"], emin=r["emin"], maximum=r["maximum"], low=r["low"], high=r["high"],
+        unsigned=r["unsigned"], widen=r["widen"], offset=r["offset"], formula=r["formula"],
     )  # fmt: skip
