@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from ..errors import CheckpointError, UnsupportedError, printable
+from ..errors import CheckpointError, UnsupportedError
 from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout import packing
 from ..params import QuantizationParams
@@ -217,13 +217,7 @@ class Awq(Codec):
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
         layer = contents.only_layer(self.title)
-        quantized = "\n".join(module.name for module in contents.modules() if module.layer is not None)
-        mistaken = next((name for name in contents.kept if name in quantized), None)
-        if mistaken is not None:
-            raise CheckpointError(
-                f"{printable(mistaken)} is kept, but loaders of {self.title} would keep all modules with it "
-                "in their names, and some of which are quantized; quantize it, too, or ignore them all"
-            )
+        contents.require_distinct(self.title)
         section = {
             "quant_method": QUANT_METHOD, "bits": _BITS,
             "group_size": blocks(layer.weight)[COLUMNS] or -1,

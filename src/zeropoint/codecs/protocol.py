@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from ..architectures import Config
-from ..errors import CheckpointError, UnsupportedError
+from ..errors import CheckpointError, UnsupportedError, printable
 from ..params import QuantizationParams
 from ..recipes import Activation, Assignment
 from ..schemes import Granularity, Preset, Scheme
@@ -45,7 +45,7 @@ class TensorSpec:
     Args:
         suffix: the last part of its name, such as ``weight_scale``.
         dtype: in the container's spelling, such as ``F8_E4M3``.
-        shape: of the whole tensor.
+        shape: of the whole tensor; () is one number, which counts as a line.
         axis: that of the weight which the tensor's first axis follows, or None for a tensor that no part of a
             weight gives alone.
         lines, per: each ``per`` values of the weight along that axis give ``lines`` lines along the tensor's
@@ -62,6 +62,11 @@ class TensorSpec:
     per: int = 1
     across: tuple[int, int] = (1, 1)
 
+    @property
+    def height(self) -> int:
+        """How many lines it has along its first axis."""
+        return self.shape[0] if self.shape else 1
+
     def span(self, start: int, count: int) -> tuple[int, int]:
         """Return the first of the tensor's lines that a part of the weight touches, and how many it touches.
 
@@ -70,7 +75,7 @@ class TensorSpec:
             count: how many values of that axis the part has.
         """
         if self.axis is None:
-            return 0, self.shape[0]
+            return 0, self.height
         first = start // self.per * self.lines
         return first, min(self.shape[0], -(-(start + count) // self.per) * self.lines) - first
 
@@ -160,6 +165,20 @@ class Contents:
             )
         (layer,) = layers
         return layer
+
+    def require_distinct(self, title: str) -> None:
+        """Raise CheckpointError where the name of a kept module is part of that of a quantized one.
+
+        Args:
+            title: of files whose loaders take such a name for all modules with it in theirs.
+        """
+        quantized = "\n".join(module.name for module in self.modules() if module.layer is not None)
+        mistaken = next((name for name in self.kept if name in quantized), None)
+        if mistaken is not None:
+            raise CheckpointError(
+                f"{printable(mistaken)} is kept, but loaders of {title} would keep all modules with it in "
+                "their names, and some of which are quantized; quantize it, too, or ignore them all"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,16 @@ class Listing(Protocol):
     def quantization(self) -> Mapping[str, Any]:
         """What the configuration says of quantization, or an empty mapping."""
 
+    def document(self, name: str) -> Mapping[str, Any] | None:
+        """Return what a JSON file next to the configuration says, or None where it is not there.
+
+        Args:
+            name: of a file of the checkpoint.
+
+        Raises:
+            CheckpointError: where it is not a JSON object.
+        """
+
     def read(self, entry: Entry) -> bytes:
         """Return the bytes of a small tensor.
 
@@ -174,7 +184,7 @@ def record_of(
 
     Raises:
         CheckpointError: for a shape that the codec refuses, and for a tensor that is missing, is of another
-            dtype or shape than the codec writes, or has no place in the layout.
+            dtype or shape than the codec writes, or has no place in the layout. One number may be a list.
     """
     problem = layer.codec.refusal(layer, shape)
     if problem is not None:
@@ -184,7 +194,8 @@ def record_of(
         if suffix in optional and suffix not in tensors:
             continue
         entry = needed(tensors, suffix, layer.layout)
-        if (entry.shape, entry.dtype) != (spec.shape, spec.dtype):
+        number = (entry.shape, spec.shape) == ((1,), ())
+        if (entry.shape != spec.shape and not number) or entry.dtype != spec.dtype:
             raise CheckpointError(
                 f"{suffix} is {entry.dtype} of shape {list(entry.shape)}, but must be {spec.dtype} of "
                 f"shape {list(spec.shape)} for a weight of shape {list(shape)}"

@@ -248,7 +248,6 @@ def test_scales_of_inputs_and_of_the_cache_need_no_original(
 OTHERS: tuple[tuple[dict[str, object], str], ...] = (
     ({"quant_method": "hqq", "bits": 4}, "HQQ"),
     ({"quant_method": "hqq", "bits": 4}, r"HQQ"),
-    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVIDIA ModelOpt"),
     ({"quant_method": "quark"}, "AMD Quark"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
     ({"quant_algo": "FP8"}, "a tool that is not known here"),

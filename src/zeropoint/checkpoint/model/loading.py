@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ...codecs.protocol import InputNames
+from ...codecs.protocol import Codec, InputNames
 from ...codecs.records import Known
 from ...codecs.registry import DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
@@ -26,6 +26,7 @@ from ...models.shared_linear import TRANSPOSED
 from ...models.unfuse import replace_modules, unfused
 from ...params import QuantizationParams
 from ...recipes import Activation
+from ...schemes import TensorScale
 from ...tensor import QuantizedTensor
 from ...training import FakeQuantize
 from ..read.decoding import read_lines
@@ -64,7 +65,8 @@ def load_checkpoint(model: nn.Module, directory: Path | str, *, inplace: bool = 
         made = _layers(linears, where, (source, stored), files)
         replace_modules(root, {linears[name]: layer for name, layer in made.items()})
         result = made.get("", root)
-    records = tuple(_record(name, layer) for name, layer in made.items())
+        codec = stored.layers[0].codec if stored.layers else DEFAULT
+    records = tuple(_record(name, layer, codec) for name, layer in made.items())
     return Conversion(model=guarded(result), layers=records)
 
 
@@ -245,7 +247,8 @@ def _local(
     if scale is None or not bool(torch.isfinite(scale) & (scale > 0)):
         raise CheckpointError(f"{module}.{names.global_scale} is missing, or not one positive number")
     unit = whole_scale(LocalQuantize(given, 1.0))
-    near = unit / scale
+    inverse = given.scheme.dialect.tensor_scale is TensorScale.RECIPROCAL
+    near = unit / scale if inverse else scale / unit
     for limit in (near, near.nextafter(near * 2), near.nextafter(near / 2)):
         quantizer = LocalQuantize(given, float(limit))
         if torch.equal(whole_scale(quantizer), scale):
@@ -253,10 +256,10 @@ def _local(
     return LocalQuantize(given, float(near))
 
 
-def _record(name: str, layer: QuantizedLinear) -> Converted:
+def _record(name: str, layer: QuantizedLinear, codec: Codec) -> Converted:
     codes = layer.weight.quantized()
     return Converted(
         name=name, type="Linear", shape=codes.shape,
-        gives=layer_scheme_of(layer, DEFAULT).assignment, reason="",
+        gives=layer_scheme_of(layer, codec).assignment, reason="",
         nbytes=(math.prod(codes.shape) * codes.dtype.itemsize, codes.nbytes), error=math.nan,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...codecs.known import ACTIVATION_SCALES, CONFIG_KEYS
+from ...codecs.known import ACTIVATION_SCALES, CONFIG_KEYS, TOOL_FILES
 from ...codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 from ...errors import CheckpointError, UnsupportedError
 from ...functional import dequantize
@@ -28,6 +28,8 @@ from ..read.tensor_entries import Entries, TensorEntry
 from .limits import decoding_bytes
 
 _LISTED = 10
+_OF_QUANTIZATION = frozenset((WEIGHTS_ONLY_CONFIG, *TOOL_FILES))
+"""Files that say how a checkpoint is quantized, which its floats are not."""
 _BAND_VALUES = 1 << 18
 """Values of whole rows that are read at once to cut columns out of them."""
 
@@ -186,7 +188,7 @@ def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
     origins = _origins(source, stored, dtype or _declared_dtype(source))
     floats = replace(
         source, entries=_float_entries(source, origins),
-        companions=tuple(path for path in source.companions if str(path) != WEIGHTS_ONLY_CONFIG),
+        companions=tuple(path for path in source.companions if str(path) not in _OF_QUANTIZATION),
         config=source.config and {k: v for k, v in source.config.items() if k not in CONFIG_KEYS},
         config_text=source.config_text if source.config is None else without_keys(source.config_text or ""),
     )  # fmt: skip

@@ -30,7 +30,7 @@ def read_lines(
         if entry is None:  # one that may be left out
             continue
         size = entry.nbytes // (layer.experts or 1)
-        line = size // max(1, spec.shape[0])
+        line = size // max(1, spec.height)
         first, count = spec.span(start, rows)
         buffer = bytearray(count * line)
         offset = entry.begin + expert * size + first * line

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ...codecs.known import CONFIG_KEYS
+from ...codecs.known import CONFIG_KEYS, TOOL_FILES
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.records import Entry, Known, Reader, Record
 from ...codecs.registry import CODECS, claiming, methods
@@ -26,7 +26,7 @@ from ...schemes import Scheme
 from .config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
 from .problems import Problem
 from .source import MAX_JSON_BYTES, Source
-from .storage import exists, open_file, read_small, shown
+from .storage import Place, exists, open_file, read_small, shown
 from .tensor_entries import Entries, TensorEntry
 
 
@@ -164,6 +164,11 @@ class _Listing:
         """The model's configuration."""
         return self.source.config or {}
 
+    def document(self, name: str) -> Mapping[str, Any] | None:
+        """Return what a JSON file of the checkpoint says."""
+        present = any(str(path) == name for path in self.source.companions)
+        return _object(self.source.root / name) if present else None
+
     def read(self, entry: Entry) -> bytes:
         """Return the bytes of a tensor of the checkpoint."""
         found = self.source.entries[entry.name]
@@ -186,18 +191,29 @@ def configuration(source: Source) -> dict[str, Any] | None:
     found = next((config[key] for key in CONFIG_KEYS if config.get(key) not in (None, {})), None)
     if found is None and source.config is None:
         path = source.root / WEIGHTS_ONLY_CONFIG
-        if exists(path):
-            try:
-                found = json.loads(read_small(path, limit=MAX_JSON_BYTES)[0]).get(CONFIG_KEY)
-            except (ValueError, RecursionError, AttributeError) as error:
-                raise CheckpointError(
-                    f"{shown(path)} is not a JSON object: {error}; the file is damaged"
-                ) from error
+        found = _object(path).get(CONFIG_KEY) if exists(path) else None
     if found is None:
-        return None
+        return next(filter(claiming, _documents_of_tools(source)), None)
     if not isinstance(found, dict):
         raise CheckpointError(f"{CONFIG_KEY} of {shown(source.root)} is not an object; the file is damaged")
     return found
+
+
+def _object(path: Place) -> dict[str, Any]:
+    """Return the object of a JSON file; raises CheckpointError where it holds none."""
+    try:
+        found = json.loads(read_small(path, limit=MAX_JSON_BYTES)[0])
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{shown(path)} is not a JSON object: {error}; the file is damaged") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{shown(path)} is not a JSON object; the file is damaged")
+    return found
+
+
+def _documents_of_tools(source: Source) -> Iterator[dict[str, Any]]:
+    """Yield what the files say by which tools describe a checkpoint where config.json does not."""
+    present = {str(path) for path in source.companions}
+    return (_object(source.root / name) for name in TOOL_FILES if name in present)
 
 
 def _of_container(source: Source) -> dict[str, Any] | None:

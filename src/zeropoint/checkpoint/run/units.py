@@ -79,7 +79,7 @@ class Unit:
             begin = self.start * self.placement.line_bytes
             end = begin + self.nbytes
         elif spec.axis is not None:
-            line = placed.nbytes // spec.shape[0]
+            line = placed.nbytes // spec.height
             begin = self.start // spec.per * spec.lines * line
             if self.start + self.count < self.placement.extent:
                 end = (self.start + self.count) // spec.per * spec.lines * line

@@ -1,0 +1,484 @@
+"""The layouts of NVIDIA ModelOpt, which TensorRT-LLM, vLLM and SGLang read.
+
+For the weight ``X.weight`` of shape (N, K) (all little-endian, rows one after the other), by ``quant_algo``:
+
+    NVFP4, W4A16_NVFP4
+        X.weight           U8 [N, K / 2]: even element in the low nibble
+        X.weight_scale     F8_E4M3 [N, K / 16]
+        X.weight_scale_2   F32 []: ``amax / (6 * 448)``; a value is ``code * weight_scale * weight_scale_2``
+    FP8
+        X.weight           F8_E4M3 [N, K]
+        X.weight_scale     F32 []: ``amax / 448``
+    FP8_PER_CHANNEL_PER_TOKEN
+        X.weight           F8_E4M3 [N, K]
+        X.weight_scale     F32 [N]
+    MXFP8
+        X.weight           F8_E4M3 [N, K]
+        X.weight_scale     U8 [N, K / 32]: exponent + 127
+    NVFP4 and FP8, for their inputs
+        X.input_scale      F32 []: the largest magnitude seen, over ``6 * 448`` or 448
+
+A number may be stored as a list of one. Under MIXED_PRECISION, each layer has one of these. The configuration
+says ``{"quant_method": "modelopt", "quant_algo": ..., "ignore": [...], "quantized_layers": {...}}`` in
+config.json and ``{"quantization": {"quant_algo": ..., "exclude_modules": [...], ...}}`` in
+hf_quant_config.json, which alone is enough.
+
+compressed-tensors has NVFP4 with ``weight_global_scale = 1 / weight_scale_2`` and the same codes and block
+scales: decoded values are equal where that reciprocal is exact, as of powers of two, and a rounding of the
+scale apart elsewhere.
+
+Source: nvidia-modelopt 0.47 (torch/export/quant_utils.py, unified_export_hf.py, convert_hf_config.py;
+torch/quantization/qtensor) and vLLM, model_executor/layers/quantization/modelopt.py. This module opens no
+file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointError, UnsupportedError
+from ..formats import Overflow
+from ..params import QuantizationParams
+from ..patterns import name_pattern
+from ..recipes import Activation
+from ..schemes import Preset, Rounding, Scheme, TensorScale, get_dialect
+from ..schemes.scale_rules import LINEAR, LINEAR_UP, RCEIL
+from ..tensor import QuantizedTensor
+from .block_extents import blocks
+from .engines import (
+    LLAMA_CPP,
+    TENSORRT,
+    TRANSFORMERS,
+    VLLM,
+    Facts,
+    Loads,
+    Problem,
+    always,
+    fused_alike,
+    rules,
+)
+from .protocol import Codec, Contents, Documents, InputNames, LayerScheme, TensorSpec
+from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
+
+QUANT_METHOD = "modelopt"
+FILE = "hf_quant_config.json"
+VERSION = "0.47.0"
+"""The ModelOpt whose form of the configuration is written, under its name: loaders ask for it."""
+DIALECT = "modelopt"
+MIXED = "MIXED_PRECISION"
+WEIGHT, SCALE, SCALE_2, INPUT_SCALE = "weight", "weight_scale", "weight_scale_2", "input_scale"
+_SMOOTHED = ("pre_quant_scale", "svdquant_lora_a", "svdquant_lora_b")
+"""Tensors of layers whose weights are not those of the model: AWQ moved a factor to the inputs, SVDQuant a
+part of low rank out of the weight."""
+_FUSED = ("_weight_scale", "_weight_scale_2")
+_CODES = ("U8", "F8_E4M3")
+
+_NVFP4 = f"float4_e2m1fn:g16:scale=float8_ue4m3fn:scale2=float32@tensor:dialect={DIALECT}"
+_FP8, _CHANNEL = (f"float8_e4m3fn:{cut}:scale=float32:dialect={DIALECT}" for cut in ("tensor", "channel"))
+_MXFP8 = "float8_e4m3fn:g32:scale=rceil"
+PRESETS = MappingProxyType({
+    "nvfp4": Preset(weight=_NVFP4, input=_NVFP4, static=True, without_data="nvfp4a16"),
+    "nvfp4a16": Preset(weight=_NVFP4),
+    "fp8": Preset(weight=_FP8, input="float8_e4m3fn:tensor", static=True, without_data="fp8_dynamic"),
+    "fp8_dynamic": Preset(weight=_CHANNEL, input="float8_e4m3fn:token"),
+    "mxfp8": Preset(weight=f"{_MXFP8}:dialect={DIALECT}", input=_MXFP8),
+})  # fmt: skip
+ALGORITHMS = MappingProxyType({
+    "NVFP4": PRESETS["nvfp4"], "W4A16_NVFP4": PRESETS["nvfp4a16"], "FP8": PRESETS["fp8"],
+    "FP8_PER_CHANNEL_PER_TOKEN": PRESETS["fp8_dynamic"], "MXFP8": PRESETS["mxfp8"],
+})  # fmt: skip
+"""``quant_algo`` to what it says of a linear layer."""
+
+
+def _plain(weight: Scheme) -> Scheme:
+    """Return the scheme without what files do not tell: roundings, the dialect, the rule of powers of two."""
+    first, *rest = weight.scales
+    rule = RCEIL if first.rule.power_of_two else LINEAR if first.rule == LINEAR_UP else first.rule
+    return replace(
+        weight, scales=(replace(first, rule=rule), *rest), rounding=Rounding(), overflow=Overflow.SATURATE,
+        dialect=get_dialect(DIALECT),
+    )  # fmt: skip
+
+
+def algorithm_of(weight: Scheme, given: Activation | None) -> str:
+    """Return the ``quant_algo`` of layers with this weight and input.
+
+    >>> algorithm_of(Scheme.parse(PRESETS["nvfp4a16"].weight), None)
+    'W4A16_NVFP4'
+    """
+    fits = bool(weight.scales) and weight.dialect.tensor_scale is TensorScale.DIRECT
+    weights = [
+        name for name, known in ALGORITHMS.items()
+        if fits and _plain(weight) == Scheme.parse(known.weight)
+    ]  # fmt: skip
+    if not weights:
+        raise UnsupportedError(
+            f"scheme {weight} is not what ModelOpt stores, whose tensor scales are factors; use "
+            f"{', '.join(PRESETS)}"
+        )
+    for name in weights:
+        if _input_of(name) == given:
+            return name
+    wanted = " or ".join(str(_input_of(name) or "no input") for name in weights)
+    raise UnsupportedError(f"input {given} does not go with weights in {weights[0]}; use {wanted}")
+
+
+def _input_of(algorithm: str) -> Activation | None:
+    """Return how the inputs of layers are quantized."""
+    known = ALGORITHMS[algorithm]
+    return None if known.input is None else Activation.of(known.input, dynamic=not known.static)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What one of the two files says.
+
+    algorithm: ``quant_algo``, in upper case. ignore: names and globs of modules that are not quantized.
+    layers: ``quant_algo`` by module, of MIXED_PRECISION.
+    """
+
+    algorithm: str
+    ignore: tuple[str, ...]
+    layers: Mapping[str, str]
+
+    def of(self, module: str) -> str:
+        """Return the algorithm of a quantized layer.
+
+        Raises CheckpointError for one that is not named, UnsupportedError for an algorithm that is not read.
+        """
+        found = self.algorithm
+        if found == MIXED:
+            if module not in self.layers:
+                raise CheckpointError(
+                    "it is quantized, but quantized_layers of the configuration does not name it"
+                )
+            found = self.layers[module]
+        return _known(found)
+
+
+def _known(algorithm: str) -> str:
+    if algorithm not in ALGORITHMS:
+        raise UnsupportedError(
+            f"quant_algo {algorithm!r:.40} of ModelOpt is not read here; known are {', '.join(ALGORITHMS)}, "
+            f"{MIXED}"
+        )
+    return algorithm
+
+
+def settings(config: Mapping[str, Any]) -> Settings:
+    """Return what the contents of either file say.
+
+    Raises CheckpointError for malformed ones, UnsupportedError for a ``quant_algo`` that is not read.
+
+    >>> settings({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}).ignore
+    ('lm_head',)
+    """
+    table = config.get("quantization", config)
+    if not isinstance(table, dict):
+        raise CheckpointError("quantization of the configuration must be an object; the file is damaged")
+    algorithm = _text(table)
+    ignore = table.get("exclude_modules", table.get("ignore")) or []
+    if not isinstance(ignore, list) or not all(isinstance(name, str) for name in ignore):
+        raise CheckpointError("ignore and exclude_modules must be lists of names; the file is damaged")
+    layers = table.get("quantized_layers") or {}
+    if algorithm != MIXED:
+        _known(algorithm)
+        _require_agreement(algorithm, table)
+        return Settings(algorithm=algorithm, ignore=tuple(ignore), layers={})
+    if not isinstance(layers, dict) or not layers or not all(isinstance(v, dict) for v in layers.values()):
+        raise CheckpointError(
+            f"{MIXED} needs quantized_layers, an object of objects that is not empty; the file is damaged"
+        )
+    for entry in layers.values():
+        _require_agreement(_text(entry), entry)
+    return Settings(
+        algorithm=MIXED, ignore=tuple(ignore), layers={name: _text(entry) for name, entry in layers.items()}
+    )
+
+
+def _text(table: Mapping[str, Any]) -> str:
+    found = table.get("quant_algo")
+    if not isinstance(found, str) or not found:
+        raise CheckpointError(f"quant_algo is {found!r:.40}, but must be text; the file is damaged")
+    return found.upper()
+
+
+def _require_agreement(algorithm: str, table: Mapping[str, Any]) -> None:
+    """Raise CheckpointError where an entry says something else of the weights than its algorithm."""
+    if algorithm not in ALGORITHMS:
+        return
+    weight = Scheme.parse(ALGORITHMS[algorithm].weight)
+    group = table.get("group_size")
+    if group not in (None, 0, blocks(weight)[1]):
+        raise CheckpointError(
+            f"group_size is {group!r:.40}, but {algorithm} has {blocks(weight)[1] or 'no groups'}; correct "
+            "the configuration"
+        )
+    groups = table.get("config_groups")
+    for entry in groups.values() if isinstance(groups, dict) else ():
+        weights = entry.get("weights") if isinstance(entry, dict) else None
+        bits = weights.get("num_bits") if isinstance(weights, dict) else None
+        if bits not in (None, weight.bits):
+            raise CheckpointError(
+                f"config_groups has weights of {bits!r:.40} bits, but {algorithm} has {weight.bits}; correct "
+                "the configuration"
+            )
+
+
+class ModelOptReader(Reader):
+    """The layers of one checkpoint of ModelOpt."""
+
+    def __init__(self, listing: Listing, codec: Codec) -> None:
+        self._listing = listing
+        self._codec = codec
+        self._settings = settings(listing.quantization)
+        other = listing.document(FILE)
+        if other is not None:
+            found, wanted = settings(other), self._settings
+            if (found.algorithm, found.layers) != (wanted.algorithm, wanted.layers):
+                ours, theirs = (
+                    s.algorithm + (f" of {len(s.layers)} layers" if s.layers else "") for s in (wanted, found)
+                )
+                raise CheckpointError(
+                    f"quantization_config says {ours}, but {FILE} {theirs}, or other layers, and engines "
+                    "read one or the other; correct one of them"
+                )
+        self.ignore = self._settings.ignore
+        self._names = frozenset(self.ignore)
+        self._globs = [name_pattern(name) for name in self.ignore if set(name) & set("*?[")]
+
+    def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
+        """See :class:`Reader`; ``key`` is the module, or the name of fused experts."""
+        if any(part in tensors for part in _FUSED):
+            raise UnsupportedError(
+                "fused experts of ModelOpt are not read here; export them as a layer for each expert"
+            )
+        moved = next((part for part in _SMOOTHED if part in tensors), None)
+        if moved is not None:
+            raise UnsupportedError(
+                f"{moved} is there, so that its weight is not that of the model, which is not read here; "
+                "pass the original checkpoint"
+            )
+        if self._ignores(key):
+            raise CheckpointError(
+                "it is quantized, but the configuration ignores it, so loaders would not find it"
+            )
+        algorithm = self._settings.of(key)
+        codes, layer = needed(tensors, WEIGHT, algorithm), _layer(self._codec, algorithm)
+        if len(codes.shape) != 2:
+            raise CheckpointError(f"weight has shape {list(codes.shape)}, but must be a matrix")
+        shape = (codes.shape[0], codes.shape[1] * (8 // layer.weight.bits))
+        dtype = known.dtype if known is not None else model_dtype(self._listing.config, torch.bfloat16)
+        return record_of(layer, key, tensors, shape=shape, dtype=dtype)
+
+    def expects(self, module: str) -> bool:
+        """See :class:`Reader`."""
+        mixed = self._settings.algorithm == MIXED
+        return not self._ignores(module) and (not mixed or module in self._settings.layers)
+
+    def named(self) -> Iterable[str]:
+        """See :class:`Reader`."""
+        return self._settings.layers
+
+    def input_of(self, module: str) -> Activation | None:
+        """See :class:`Reader`."""
+        return _input_of(self._settings.of(module))
+
+    def _ignores(self, module: str) -> bool:
+        return module in self._names or any(glob.matches(module) for glob in self._globs)
+
+
+def _layer(codec: Codec, algorithm: str) -> LayerScheme:
+    weight = Scheme.parse(ALGORITHMS[algorithm].weight)
+    return LayerScheme(codec=codec, name=str(weight), weight=weight, input=_input_of(algorithm))
+
+
+_FLOAT4 = ("NVFP4", "W4A16_NVFP4")
+_MIXABLE = (*_FLOAT4, "FP8")
+"""What vLLM reads in checkpoints of several algorithms."""
+
+
+def _vllm(facts: Facts) -> Iterator[Problem]:
+    yield from fused_alike(facts)
+    if facts.nonlinear or facts.transposed:
+        yield Loads.NO, "quantized embeddings, routers and weights of Conv1D are not read"
+    odd = next((layer for layer in facts.layers if layer.layout not in _MIXABLE), None)
+    if odd is not None and len(facts.layers) > 1:
+        yield Loads.NO, f"{odd.layout} is read where all layers have it"
+    newer = next((layer for layer in facts.layers if layer.layout not in ("NVFP4", "FP8")), None)
+    if newer is not None or len(facts.layers) > 1:
+        yield Loads.PARTLY, f"{newer.layout if newer else MIXED} is read by newer releases"
+
+
+def _tensorrt(facts: Facts) -> Iterator[Problem]:
+    yield from fused_alike(facts)
+    yield Loads.UNCHECKED, "its releases differ in which algorithms and models they read, and none ran here"
+
+
+@dataclass(frozen=True)
+class ModelOpt(Codec):
+    """See the module and :class:`Codec`."""
+
+    name = "modelopt"
+    title = "the layouts of ModelOpt"
+    presets = PRESETS
+    defaults = MappingProxyType({"scale": "float32", "dialect": DIALECT})
+    parts = MappingProxyType({SCALE: True, SCALE_2: True, **dict.fromkeys(_SMOOTHED, False)})
+    input_names = InputNames(INPUT_SCALE, "input_zero_point", INPUT_SCALE)
+    engines = rules({
+        TRANSFORMERS: always(Loads.NO, "transformers 5.23 does not know this layout"),
+        VLLM: _vllm, TENSORRT: _tensorrt,
+        LLAMA_CPP: always(Loads.PARTLY, "newer releases of its converter read NVFP4"),
+    })  # fmt: skip
+    methods = (QUANT_METHOD,)
+    usual = (VLLM, TENSORRT)
+
+    def layout(self, layer: LayerScheme) -> str:
+        """See :class:`Codec`: the ``quant_algo``."""
+        return algorithm_of(layer.weight, layer.input)
+
+    def shares_scale(self, layer: LayerScheme) -> bool:
+        """See :class:`Codec`; ModelOpt takes the largest of the layers, preprocess_linear_fusion."""
+        return layer.layout in _MIXABLE
+
+    def tensors(
+        self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> tuple[TensorSpec, ...]:
+        """See :class:`Codec`."""
+        rows, columns = shape
+        if layer.layout in _FLOAT4:
+            return (
+                TensorSpec(suffix=WEIGHT, dtype="U8", shape=(rows, columns // 2)),
+                TensorSpec(suffix=SCALE, dtype="F8_E4M3", shape=layer.weight.granularity.grid(shape)),
+                TensorSpec(suffix=SCALE_2, dtype="F32", shape=(), axis=None),
+            )
+        codes = TensorSpec(suffix=WEIGHT, dtype="F8_E4M3", shape=shape)
+        if layer.layout == "FP8":
+            return codes, TensorSpec(suffix=SCALE, dtype="F32", shape=(), axis=None)
+        if layer.layout == "MXFP8":
+            grid = layer.weight.granularity.grid(shape)
+            return codes, TensorSpec(suffix=SCALE, dtype="U8", shape=grid)
+        return codes, TensorSpec(suffix=SCALE, dtype="F32", shape=(rows,))
+
+    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
+        """See :class:`Codec`."""
+        scale = q.scales[0]
+        if layer.layout in _FLOAT4:
+            return {WEIGHT: q.data, SCALE: scale}
+        lines = {WEIGHT: q.data.view(torch.float8_e4m3fn)}
+        if layer.layout == "MXFP8":
+            lines[SCALE] = scale.view(torch.uint8)
+        elif layer.layout != "FP8":
+            lines[SCALE] = scale.reshape(-1)
+        return lines
+
+    def constants(
+        self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
+    ) -> dict[str, torch.Tensor]:
+        """See :class:`Codec`."""
+        if layer.layout in _FLOAT4:
+            return {SCALE_2: params.scales[1].reshape(())}
+        return {SCALE: params.scales[0].reshape(())} if layer.layout == "FP8" else {}
+
+    def decode(
+        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
+        dtype: torch.dtype,
+    ) -> QuantizedTensor:  # fmt: skip
+        """See :class:`Codec`."""
+        scale = tensors[SCALE]
+        if layer.layout == "MXFP8":
+            scale = scale.view(torch.float8_e8m0fnu)
+        levels = layer.weight.scales
+        stored = [scale] if len(levels) == 1 else [scale, tensors[SCALE_2]]
+        scales = [
+            values.reshape(level.granularity.grid(shape))
+            for level, values in zip(levels, stored, strict=True)
+        ]
+        params = QuantizationParams(scheme=layer.weight, shape=shape, scales=tuple(scales), dtype=dtype)
+        data = tensors[WEIGHT].view(torch.uint8)
+        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
+
+    def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
+        """See :class:`Codec`; block scales have no sign, so engines may not ignore it."""
+        signed = layer.layout in _FLOAT4 and bool(torch.signbit(tensors[SCALE].float()).any())
+        return "a scale is negative" if signed else None
+
+    def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
+        """See :class:`Codec`."""
+        module, _, part = name.rpartition(".")
+        if module and part == WEIGHT:
+            return module, WEIGHT, dtype in _CODES
+        found = super().part_of(name, dtype)
+        fused = next((end for end in _FUSED if found is None and name.endswith(end)), None)
+        return found if fused is None else (name.removesuffix(fused), fused, True)
+
+    def claims(self, quantization: Mapping[str, Any]) -> bool:
+        """See :class:`Codec`; hf_quant_config.json has a producer in place of a method."""
+        producer = quantization.get("producer")
+        named = isinstance(producer, dict) and producer.get("name") == QUANT_METHOD
+        return super().claims(quantization) or (named and "quantization" in quantization)
+
+    def read(self, listing: Listing) -> ModelOptReader:
+        """See :class:`Codec`."""
+        return ModelOptReader(listing, self)
+
+    def documents(self, contents: Contents) -> Documents:
+        """See :class:`Codec`; raises CheckpointError where loaders would take a quantized module for kept."""
+        contents.require_distinct(self.title)
+        layers = {m.name: _entry(m.layer.layout) for m in contents.modules() if m.layer is not None}
+        kinds = list({entry["quant_algo"]: entry for entry in layers.values()}.values())
+        table: dict[str, Any] = {"quant_algo": MIXED, "kv_cache_quant_algo": None}
+        if len(kinds) == 1:
+            table |= {**kinds[0], "exclude_modules": sorted(contents.kept)}
+        else:
+            table["quantized_layers"] = layers
+        producer = {"name": QUANT_METHOD, "version": VERSION}
+        return Documents(
+            section=_section(table, producer), files={FILE: {"producer": producer, "quantization": table}}
+        )
+
+
+def _entry(algorithm: str) -> dict[str, Any]:
+    """Return what configurations say of a layer."""
+    group = blocks(Scheme.parse(ALGORITHMS[algorithm].weight))[1]
+    return {"quant_algo": algorithm} | ({"group_size": group} if group else {})
+
+
+def _section(table: Mapping[str, Any], producer: Mapping[str, str]) -> dict[str, Any]:
+    """Return ``quantization_config`` for the contents of the other file: convert_hf_quant_config_format."""
+    section: dict[str, Any] = {}
+    layers: Mapping[str, Mapping[str, Any]] = table.get("quantized_layers", {})
+    if layers:
+        names: dict[str, list[str]] = {}
+        for module, entry in layers.items():
+            names.setdefault(entry["quant_algo"], []).append(module)
+        groups = {
+            f"group_{n}": _group(algorithm, sorted(modules))
+            for n, (algorithm, modules) in enumerate(names.items())
+        }
+        section = {"config_groups": groups, "quantized_layers": layers}
+    elif table["quant_algo"] in _MIXABLE:
+        section["config_groups"] = {"group_0": _group(table["quant_algo"], ["Linear"])}
+    return section | {
+        "ignore": table.get("exclude_modules", []), "quant_algo": table["quant_algo"], "producer": producer,
+        "quant_method": QUANT_METHOD,
+    }  # fmt: skip
+
+
+def _group(algorithm: str, targets: list[str]) -> dict[str, Any]:
+    """Return a group in the words of compressed-tensors, of which loaders of ModelOpt read the targets."""
+    weight = Scheme.parse(ALGORITHMS[algorithm].weight)
+    group = blocks(weight)[1]
+    arguments: dict[str, Any] = {"dynamic": False, "num_bits": weight.bits, "type": "float"}
+    arguments |= {"group_size": group} if group else {}
+    channel = {"strategy": "channel"} if algorithm == "FP8_PER_CHANNEL_PER_TOKEN" else {}
+    inputs = {"input_activations": arguments} if ALGORITHMS[algorithm].input is not None else {}
+    return {**inputs, "weights": {**arguments, **channel}, "targets": targets}
+
+
+CODEC = ModelOpt()
