@@ -38,6 +38,11 @@ def thread_count() -> int:
     return torch.get_num_threads() if limit is None else max(1, limit)
 
 
+def is_limited() -> bool:
+    """Whether this is a worker that shares the machine, and its memory, with others."""
+    return _LIMIT.get() is not None
+
+
 def _flushes() -> bool:
     """Whether this thread flushes subnormal numbers to zero."""
     return _SUBNORMAL * 1.0 == 0.0

@@ -11,6 +11,7 @@ import torch
 
 import zeropoint as zp
 from zeropoint.kernels.cpu.host import memory
+from zeropoint.ops.threads import thread_limit
 
 pytestmark = pytest.mark.skipif(not memory._AVAILABLE, reason="the system has no such advice about memory")
 COUNT = memory.LARGE
@@ -112,3 +113,9 @@ def test_results_in_used_memory_are_those_in_new_memory() -> None:
     for _ in range(3):
         assert torch.equal(zp.quantize(x, "int8:channel").dequantize(), values)
     assert memory._kept
+
+
+def test_workers_that_count_their_memory_keep_none() -> None:
+    with thread_limit(1):
+        _bytes()
+    assert memory._kept == []

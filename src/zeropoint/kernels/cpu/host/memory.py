@@ -3,7 +3,7 @@
 New memory costs a page fault for every page and the zeros that the system writes there; for results of many
 megabytes that takes longer than the kernels do. So what a released result leaves is kept, up to KEPT bytes in
 the whole process. The system is allowed to take these pages back whenever it is short of memory; until
-then they count as memory of the process.
+then they count as memory of the process. Workers of a checkpoint keep none: their memory is counted.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from ....ops.threads import is_limited
 
 LARGE = 1 << 22
 """Bytes from which memory is kept; smaller blocks the C library keeps itself."""
@@ -31,7 +33,7 @@ interpreter does not divide touch the list, and there is no lock that a finalize
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return uninitialized memory of the host, aligned to a cache line or better."""
     size = math.prod(shape) * dtype.itemsize
-    if size < LARGE or not _AVAILABLE:
+    if size < LARGE or not _AVAILABLE or is_limited():
         return torch.empty(shape, dtype=dtype, device="cpu")
     mapped = _mapped(-(-size // _WHOLE) * _WHOLE)
     array: Any = np.frombuffer(mapped, np.uint8, size)
