@@ -158,6 +158,13 @@ def test_a_type_that_is_not_read_is_named_with_its_tensor(tmp_path: Path) -> Non
     assert str(problem).startswith("'a.weight': its type IQ2_XXS is not read here; read are Q8_0, Q4_0, Q4_1")
 
 
+def test_a_vector_of_blocks_is_named_as_a_problem(tmp_path: Path) -> None:
+    raw = np.ones(34, dtype=np.uint8)
+    path = file_with(tmp_path / "model.gguf", "a.bias", GGMLQuantizationType.Q8_0, raw)
+    (problem,) = zp.inspect_checkpoint(path).problems
+    assert str(problem) == "'a.bias': its codes have shape [32], but must be a matrix, or one for each expert"
+
+
 def test_blocks_that_the_file_cuts_off_are_refused(q8_file: Path) -> None:
     data = q8_file.read_bytes()
     begin = len(data) - 96

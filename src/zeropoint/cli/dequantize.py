@@ -47,7 +47,7 @@ def dequantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Write a quantized checkpoint as floats: fp8 blocks, or anything that zeropoint writes.
+    """Write a quantized checkpoint as floats: fp8 blocks, GGUF, or anything that zeropoint writes.
 
     The configuration loses what it says of quantization and keeps all else, byte for byte. OUT is all or
     nothing: if the command is interrupted, run it again to resume.

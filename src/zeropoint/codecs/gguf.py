@@ -18,11 +18,13 @@ a multiple of the block; a half is a float16 number, and a value is ``scale * co
     IQ4_XS       256  136: half scale, bits 4 and 5 of 8 scales, their bits 0 to 3, codes
     TQ2_0        256   66: codes, half scale
     MXFP4         32   17: e8m0 scale, codes
-    NVFP4         64   36: 4 ue4m3 scales, codes; a scale for the tensor, if any, is a tensor of its own
+    NVFP4         64   36: 4 ue4m3 scales, codes
 
 Where each bit lies, :data:`BLOCKS` says. Signed codes, and scales in 6 bits, are stored with half their range
 added, and the half offset of Q2_K to Q5_K with the opposite sign. The scales of llama.cpp come from searches;
-here they follow the rule of the scheme, and codes are rounded to nearest.
+here they follow the rule of the scheme, and codes are rounded to nearest. A scale over a whole tensor of
+NVFP4 is an ordinary tensor, which is kept and not applied. TQ1_0 has the scheme of TQ2_0, from which a layout
+follows here, and is not read.
 
 Tensors keep the names of the checkpoint, which are not those that llama.cpp gives them, and there is no
 tokenizer: what is written is read by gguf-py and by zeropoint, and llama.cpp needs a conversion.
@@ -149,7 +151,7 @@ class GgufReader(Reader):
             raise UnsupportedError(f"its type {entry.dtype} is not read here; read are {', '.join(BLOCKS)}")
         if len(entry.shape) not in (2, 3) or 0 in entry.shape:
             raise CheckpointError(
-                f"its codes have shape {list(entry.shape)}, but must be a matrix, or experts"
+                f"its codes have shape {list(entry.shape)}, but must be a matrix, or one for each expert"
             )
         weight = BLOCKS[entry.dtype].scheme
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
