@@ -70,6 +70,21 @@ def test_mxfp8_has_the_bytes_of_modelopt() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_float8_has_the_bytes_of_the_formula_of_modelopt(dtype: torch.dtype) -> None:
+    # to_quantized_weight of nvidia-modelopt 0.47 (torch/export/quant_utils.py), whose one scale of a 16-bit
+    # weight is no tensor with axes, so that torch rounds the quotient to 16 bits first.
+    x = torch.randn(64, 96, generator=torch.Generator().manual_seed(8)).to(dtype)
+    scale = x.abs().amax(1).float() / 448
+    q = zp.quantize(x, PRESETS["fp8_dynamic"].weight)
+    assert torch.equal(q.scales[0].reshape(-1), scale)
+    assert torch.equal(q.data, (x / scale[:, None]).to(torch.float8_e4m3fn).view(torch.uint8))
+    wide, whole = x.float(), x.abs().max().float() / 448
+    q = zp.quantize(wide, PRESETS["fp8"].weight)
+    assert float(q.scales[0]) == float(whole)
+    assert torch.equal(q.data, (wide / whole).to(torch.float8_e4m3fn).view(torch.uint8))
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_package_itself_gives_the_same_bytes(dtype: torch.dtype) -> None:
