@@ -1,5 +1,7 @@
 """4-bit floats from 16-bit floats by tables: the bytes of the reference, where tables pay."""
 
+import random
+
 import pytest
 import torch
 
@@ -73,3 +75,34 @@ def test_a_scale_that_does_not_fit_is_refused() -> None:
     x[200] *= 1e-6
     with pytest.raises(ZeropointError, match=r"\(200, 0\).*does not fit"):
         zp.quantize(x, "float4_e2m1fn:g32:scale=float8_e4m3fn")
+
+
+@pytest.mark.slow
+def test_random_schemes_of_large_tensors_have_the_bytes_of_the_reference() -> None:
+    generator, done = random.Random(0), 0
+    while done < 200:
+        scale = generator.choice(["e8m0", "e5m2", "e4m3", "ue4m3", "ue5m3", "ue3m4"])
+        whole = ":scale2=float32@tensor" if scale != "e8m0" and generator.random() < 0.5 else ""
+        dialect = generator.choice(["zeropoint", "compressed-tensors", "onnx", "quark", "torch", "modelopt"])
+        block = 2 ** generator.randrange(4, 10)
+        scheme = (
+            f"{generator.choice(['e2m1', 'e1m2', 'e3m0'])}:g{block}:scale={scale}{whole}:dialect={dialect}"
+        )
+        rows, cols = (1 << 19) // 512 + generator.randrange(5), generator.choice([512, 1024, 1088])
+        x = torch.randn(rows, cols) * torch.exp2(torch.randint(-8, 8, (rows, 1)).float())
+        x = x.to(generator.choice([torch.bfloat16, torch.float16]))
+        results = []
+        for backend in ("cpu", "reference"):
+            try:
+                with only_backend(backend):
+                    results.append(zp.quantize(x, scheme))
+            except ZeropointError as error:
+                results.append(str(error))
+        made, wanted = results
+        if isinstance(made, str) or isinstance(wanted, str):
+            assert made == wanted, scheme
+            continue
+        done += 1
+        assert torch.equal(made.data, wanted.data), scheme
+        for scales, expected in zip(made.scales, wanted.scales, strict=True):
+            assert torch.equal(scales.view(torch.uint8), expected.view(torch.uint8)), scheme
