@@ -23,6 +23,7 @@ from zeropoint.codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 
 OTHERS = {
     "awq": ("int4:g64:asym", "int4:channel:asym:scale=bfloat16"),
+    "bitsandbytes": ("nf4:g128",),
     "compressed-tensors": ("int4:g64:asym", "int3:channel", "float8_e4m3fn:block64x64"),
     "fp8-block": ("float8_e4m3fn:block64x32",),
     "gguf": ("int8:g32", "int4:g32", "mxfp4a16", "float4_e2m1fn:g16:scale=float8_ue4m3fn"),

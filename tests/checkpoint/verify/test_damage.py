@@ -249,7 +249,7 @@ OTHERS: tuple[tuple[dict[str, object], str], ...] = (
     ({"quant_method": "hqq", "bits": 4}, "HQQ"),
     ({"quant_method": "hqq", "bits": 4}, r"HQQ"),
     ({"quant_method": "quark"}, "AMD Quark"),
-    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+    ({"quant_method": "quanto"}, "Quanto"),
     ({"quant_algo": "FP8"}, "a tool that is not known here"),
 )  # fmt: skip
 

@@ -1,0 +1,341 @@
+"""The 4-bit layout of bitsandbytes, which transformers writes and reads under ``load_in_4bit``.
+
+For the weight ``X.weight`` of shape (N, K) and blocks of b values, one after the other over all rows (all
+little-endian):
+
+    X.weight                                  U8 [N K / 2, 1]: even element in the high nibble
+    X.weight.absmax                           F32 [N K / b]: a value is ``quant_map[code] * absmax``
+    X.weight.quant_map                        F32 [16]: the table of nf4 or fp4
+    X.weight.quant_state.bitsandbytes__nf4    U8: JSON, ``{"quant_type": "nf4", "blocksize": b, "dtype":
+                                              "bfloat16", "shape": [N, K]}``; ``__fp4`` for fp4
+
+With double quantization, which is read and not written, because a block of it runs over the rows of a part:
+
+    X.weight.absmax                U8 [N K / b]: codes of ``nested_quant_map[code] * nested_absmax + offset``
+    X.weight.nested_absmax         F32 [ceil(N K / (256 b))]
+    X.weight.nested_quant_map      F32 [256]
+    the JSON has also              ``"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": x``
+
+A block of zeros has absmax 0 there, or one that the second quantization left near 0, and scale 1 here; its
+values are the same. The configuration says ``{"quant_method": "bitsandbytes", "load_in_4bit": true,
+"bnb_4bit_quant_type": "nf4", "llm_int8_skip_modules": [...], ...}``.
+
+Source: bitsandbytes 0.50.2 (functional.py, QuantState; backends/default/ops.py, quantize_4bit,
+dequantize_4bit) and transformers 5.23 (quantizers/quantizer_bnb_4bit.py). This module opens no file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointError, UnsupportedError
+from ..formats import CodebookFormat
+from ..layout import packing
+from ..params import QuantizationParams
+from ..schemes import Preset, Scheme
+from ..tensor import QuantizedTensor
+from .block_extents import blocks, partial_group
+from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, fused_alike, rules
+from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
+from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
+
+QUANT_METHOD = "bitsandbytes"
+WEIGHT, ABSMAX, MAP = "weight", "weight.absmax", "weight.quant_map"
+NESTED, NESTED_MAP = "weight.nested_absmax", "weight.nested_quant_map"
+_STATE = "weight.quant_state.bitsandbytes__"
+TYPES = MappingProxyType({"nf4": "nf4", "fp4": "fp4_bnb"})
+"""``quant_type`` to the element format."""
+BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)
+"""The sizes of blocks that bitsandbytes has on every device."""
+_NESTED_BLOCK, _NESTED_CODES = 256, 256
+_STATE_BYTES = 4096
+"""No JSON is longer, by an order of magnitude."""
+_PARTS = (ABSMAX, MAP, NESTED, NESTED_MAP, *(_STATE + kind for kind in TYPES), WEIGHT)
+_DTYPES = MappingProxyType({
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateForm:
+    """What sets the tensors of a weight in somebody's file apart from those that are written here.
+
+    length: bytes of the JSON. offset: what double quantization adds to each absmax, or None without it.
+    """
+
+    length: int
+    offset: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantState:
+    """What the JSON of a weight says.
+
+    >>> state_of(state_text("nf4", 64, torch.bfloat16, (2, 64)), "nf4").shape
+    (2, 64)
+    """
+
+    block: int
+    dtype: torch.dtype
+    shape: tuple[int, int]
+    form: StateForm
+
+
+def state_text(kind: str, block: int, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
+    """Return the JSON of a weight without double quantization, as bitsandbytes spells it."""
+    name = str(dtype).removeprefix("torch.")
+    state = {"quant_type": kind, "blocksize": block, "dtype": name, "shape": list(shape)}
+    return json.dumps(state).encode()
+
+
+def state_of(text: bytes, kind: str) -> QuantState:
+    """Return what the JSON of a weight says, whose name says that it is of ``kind``.
+
+    Raises CheckpointError for a damaged one, UnsupportedError for blocks and second levels that are not read.
+    """
+    try:
+        state = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"its quant_state is no JSON: {error!s:.80}; the file is damaged") from error
+    if not isinstance(state, dict):
+        raise CheckpointError("its quant_state is no JSON object; the file is damaged")
+    if state.get("quant_type") != kind:
+        raise CheckpointError(
+            f"quant_type of its quant_state is {state.get('quant_type')!r:.40}, but the tensor's name says "
+            f"{kind!r}"
+        )
+    shape, dtype, block = state.get("shape"), state.get("dtype"), state.get("blocksize")
+    if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape) or len(shape) != 2:
+        raise CheckpointError(
+            f"shape of its quant_state is {shape!r:.40}, but must be two positive numbers, of a matrix"
+        )
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise CheckpointError(
+            f"dtype of its quant_state is {dtype!r:.40}, but must be one of {', '.join(_DTYPES)}"
+        )
+    if type(block) is not int or block not in BLOCKS:
+        raise UnsupportedError(
+            f"blocksize of its quant_state is {block!r:.40}, which is not read; known are "
+            f"{', '.join(map(str, BLOCKS))}"
+        )
+    form = StateForm(length=len(text), offset=_offset(state))
+    return QuantState(block=block, dtype=_DTYPES[dtype], shape=(shape[0], shape[1]), form=form)
+
+
+def _offset(state: Mapping[str, Any]) -> float | None:
+    """Return what double quantization adds to each absmax, or None without it."""
+    if not any(key.startswith("nested_") for key in state):
+        return None
+    offset = state.get("nested_offset")
+    if not isinstance(offset, float) or not math.isfinite(offset):
+        raise CheckpointError(f"nested_offset of its quant_state is {offset!r:.40}, but must be a number")
+    if (state.get("nested_blocksize"), state.get("nested_dtype")) != (_NESTED_BLOCK, "float32"):
+        raise UnsupportedError(
+            f"double quantization with nested_blocksize {state.get('nested_blocksize')!r:.40} and "
+            f"nested_dtype {state.get('nested_dtype')!r:.40} is not read; known are 256 and 'float32'"
+        )
+    return offset
+
+
+class BitsandbytesReader(Reader):
+    """The layers of one checkpoint of bitsandbytes, each of which describes itself."""
+
+    def __init__(self, listing: Listing, codec: Bitsandbytes) -> None:
+        self._listing = listing
+        self._codec = codec
+        config = listing.quantization
+        if not config.get("load_in_4bit", config.get("_load_in_4bit")):
+            raise UnsupportedError(
+                "quantization_config of bitsandbytes has no load_in_4bit: its int8 layers are not read here; "
+                "pass the original checkpoint"
+            )
+        self.ignore = tuple(map(str, config.get("llm_int8_skip_modules") or ()))
+
+    def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
+        """See :class:`Reader`; ``key`` is the module."""
+        kinds = [kind for kind in TYPES if _STATE + kind in tensors]
+        if len(kinds) != 1:
+            raise CheckpointError(
+                f"it has {len(kinds)} tensors {_STATE}nf4 or __fp4, but must have one, which says its shape"
+            )
+        (kind,) = kinds
+        entry = tensors[_STATE + kind]
+        if entry.dtype != "U8" or math.prod(entry.shape) > _STATE_BYTES:
+            raise CheckpointError(
+                f"its quant_state is {entry.dtype} of shape {list(entry.shape)}, but must be U8, the bytes "
+                "of a short JSON"
+            )
+        codes = needed(tensors, WEIGHT, kind)
+        if codes.dtype != "U8":
+            raise UnsupportedError(f"its codes are stored as {codes.dtype}, which is not read; known is U8")
+        state = state_of(self._listing.read(entry), kind)
+        weight = Scheme.parse(f"{TYPES[kind]}:g{state.block}")
+        own = StateForm(length=len(state_text(kind, state.block, state.dtype, state.shape)), offset=None)
+        codec = self._codec if state.form == own else replace(self._codec, form=state.form)
+        layer = LayerScheme(codec=codec, name=str(weight), weight=weight)
+        partial = partial_group(weight, state.shape)
+        if partial is not None:
+            raise UnsupportedError(f"{partial}, so blocks run over rows, which is not read here")
+        return record_of(layer, key, tensors, shape=state.shape, dtype=state.dtype)
+
+
+def _table(weight: Scheme) -> torch.Tensor:
+    assert isinstance(weight.element, CodebookFormat)
+    return torch.tensor(weight.element.values)
+
+
+def _swapped(codes: torch.Tensor) -> torch.Tensor:
+    """Return bytes with their nibbles exchanged."""
+    return codes << 4 | codes >> 4
+
+
+def _transformers(facts: Facts) -> Iterator[Problem]:
+    if facts.experts:
+        yield Loads.NO, "it quantizes linear layers in this layout, and experts are none there"
+    if facts.nonlinear or facts.transposed:
+        yield Loads.NO, "quantized embeddings, routers and weights of Conv1D are not read in this layout"
+
+
+def _vllm(facts: Facts) -> Iterator[Problem]:
+    yield from fused_alike(facts)
+    if facts.nonlinear or facts.transposed:
+        yield Loads.NO, "quantized embeddings, routers and weights of Conv1D are not read"
+    yield Loads.UNCHECKED, "it has a loader for this layout, which did not run here"
+
+
+@dataclass(frozen=True)
+class Bitsandbytes(Codec):
+    """See the module and :class:`Codec`.
+
+    Args:
+        form: of the tensors of a weight in somebody's file; None is the form that is written.
+    """
+
+    form: StateForm | None = None
+
+    name = "bitsandbytes"
+    title = "the 4-bit layout of bitsandbytes"
+    presets = MappingProxyType({"nf4": Preset(weight="nf4:g64"), "fp4_bnb": Preset(weight="fp4_bnb:g64")})
+    engines = rules({
+        TRANSFORMERS: _transformers, VLLM: _vllm,
+        LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
+    })  # fmt: skip
+    methods = (QUANT_METHOD,)
+
+    def layout(self, layer: LayerScheme) -> str:
+        """See :class:`Codec`."""
+        weight, block = layer.weight, blocks(layer.weight)[COLUMNS]
+        kinds = [
+            kind for kind, element in TYPES.items()
+            if block in BLOCKS and weight == Scheme.parse(f"{element}:g{block}")
+        ]  # fmt: skip
+        if not kinds:
+            raise UnsupportedError(
+                f"scheme {weight} is not what bitsandbytes stores; use nf4 or fp4_bnb, with g64 to g4096, "
+                "and without double quantization, which is only read"
+            )
+        if layer.input is not None:
+            raise UnsupportedError(f"input {layer.input} has no place in bitsandbytes; leave out the input")
+        return kinds[0] if not self._nested else f"{kinds[0]} with double quantization"
+
+    @property
+    def _nested(self) -> bool:
+        return self.form is not None and self.form.offset is not None
+
+    def tensors(
+        self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> tuple[TensorSpec, ...]:
+        """See :class:`Codec`."""
+        kind, block = layer.layout.partition(" ")[0], blocks(layer.weight)[COLUMNS]
+        count, line = math.prod(shape) // block, shape[1] // block
+        text = state_text(kind, block, dtype, shape)
+        length = len(text) if self.form is None else self.form.length
+        found = (
+            TensorSpec(suffix=WEIGHT, dtype="U8", shape=(math.prod(shape) // 2, 1), lines=shape[1] // 2),
+            TensorSpec(suffix=ABSMAX, dtype="U8" if self._nested else "F32", shape=(count,), lines=line),
+            TensorSpec(suffix=MAP, dtype="F32", shape=(len(_table(layer.weight)),), axis=None),
+            TensorSpec(suffix=_STATE + kind, dtype="U8", shape=(length,), axis=None),
+        )
+        if not self._nested:
+            return found
+        coarse = -(-count // _NESTED_BLOCK)
+        return (
+            *found,
+            TensorSpec(suffix=NESTED, dtype="F32", shape=(coarse,), axis=None),
+            TensorSpec(suffix=NESTED_MAP, dtype="F32", shape=(_NESTED_CODES,), axis=None),
+        )
+
+    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
+        """See :class:`Codec`."""
+        return {WEIGHT: _swapped(q.data).reshape(-1, 1), ABSMAX: q.scales[0].reshape(-1)}
+
+    def constants(
+        self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
+    ) -> dict[str, torch.Tensor]:
+        """See :class:`Codec`."""
+        kind, block = layer.layout, blocks(layer.weight)[COLUMNS]
+        text = bytearray(state_text(kind, block, params.dtype, shape))
+        return {MAP: _table(layer.weight), _STATE + kind: torch.frombuffer(text, dtype=torch.uint8)}
+
+    def decode(
+        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
+        dtype: torch.dtype,
+    ) -> QuantizedTensor:  # fmt: skip
+        """See :class:`Codec`; the table is that of the type, as in bitsandbytes, whatever the file has."""
+        grid = layer.weight.granularity.grid(shape)
+        scales = self._absmax(tensors, start * grid[1]).view(grid)
+        data = _swapped(tensors[WEIGHT].view(shape[0], -1))
+        if bool((scales <= 0).any()):
+            values = _table(layer.weight)[packing.unpack(data, layer.weight.bits, shape[1]).int()]
+            zeros = (values == 0.0).view(*grid, -1).all(-1)
+            scales = torch.where(zeros & (scales <= 0), 1.0, scales)
+        params = QuantizationParams(scheme=layer.weight, shape=shape, scales=(scales,), dtype=dtype)
+        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
+
+    def _absmax(self, tensors: Mapping[str, torch.Tensor], first: int) -> torch.Tensor:
+        """Return absmax in float32 of the blocks from number ``first`` on."""
+        stored = tensors[ABSMAX]
+        if self.form is None or self.form.offset is None:
+            return stored
+        coarse = tensors[NESTED][torch.arange(first, first + len(stored)) // _NESTED_BLOCK]
+        return tensors[NESTED_MAP][stored.int()] * coarse + torch.tensor(self.form.offset)
+
+    def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
+        """See :class:`Codec`; some engines decode with the table of the file."""
+        kind = layer.layout.partition(" ")[0]
+        same = torch.equal(tensors[MAP], _table(layer.weight))
+        return None if same else f"quant_map is not the table of {kind}, by which engines differ"
+
+    def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
+        """See :class:`Codec`; a weight without a quant_state is one where it has bytes."""
+        part = next((part for part in _PARTS if name.endswith(f".{part}")), None)
+        if part is None:
+            return None
+        return name.removesuffix(f".{part}"), part, part != WEIGHT or dtype == "U8"
+
+    def read(self, listing: Listing) -> BitsandbytesReader:
+        """See :class:`Codec`."""
+        return BitsandbytesReader(listing, self)
+
+    def documents(self, contents: Contents) -> Documents:
+        """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
+        layer = contents.only_layer(self.title)
+        contents.require_distinct(self.title)
+        compute = str(model_dtype(contents.family, torch.float32)).removeprefix("torch.")
+        return Documents(section={
+            "quant_method": QUANT_METHOD, "load_in_4bit": True, "load_in_8bit": False,
+            "bnb_4bit_quant_type": layer.layout, "bnb_4bit_use_double_quant": False,
+            "bnb_4bit_compute_dtype": compute, "bnb_4bit_quant_storage": "uint8",
+            "llm_int8_skip_modules": list(contents.kept),
+        })  # fmt: skip
+
+
+CODEC = Bitsandbytes()

@@ -1,0 +1,277 @@
+"""Files of bitsandbytes: its bytes and values, recorded and from the package, and files that are wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import zeropoint as zp
+from zeropoint.checkpoint.choose.recipe import KEEP
+from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.bitsandbytes import CODEC, StateForm
+from zeropoint.codecs.layer_schemes import layer_scheme
+from zeropoint.errors import CheckpointError, UnsupportedError
+from zeropoint.formats import get_format
+
+M = "a.up_proj.weight"
+STATE = f"{M}.quant_state.bitsandbytes__nf4"
+Tensors = dict[str, torch.Tensor]
+
+# functional.quantize_4bit(x(), blocksize=64) of bitsandbytes 0.50.2 on a CPU: nf4, fp4, and nf4 with
+# compress_statistics; and the SHA-256 of what dequantize_4bit makes of the last.
+ROW = (
+    "04c16e29f3b05d17e29f3c05d18e2af4c16e18e3b05d17e29f3b05d18e2af4c1"
+    "6d18e3b04c17e29f3b05d17e2af4c06d18e2a04c16e29f3b05d17e29f3c05d18"
+)
+LAST = "4c06d18e2a04c16e29f3b05d17e29f3c05d18e2af4c16e18e3b05d17e29f3b05"
+NF4 = ROW + "77" * 32 + LAST
+FP4 = (
+    "bf5a92a63c4be5a02d63c4be2a12d73f5a92a63d4bf5a92d63c4be5a12d73c5b"
+    "e2a63d4bf5a92d63c4be5a12d73c5be2a12d7bf5a92a63c4be5a02d63c4be2a1"
+    + "00" * 32
+    + "c5be2a12d7bf5a92a63c4be5a02d63c4be2a12d73f5a92a63d4bf5a92d63c4be"
+)
+ABSMAX = [0.78125, 0.78125, 0.0, 0.78125]
+TEXT = '{"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [2, 128]'
+NESTED_TEXT = f'{TEXT}, "nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.5859375}}'
+NESTED_ABSMAX, NESTED_CODES = 0.5859375, [0xCF, 0xCF, 0x00, 0xCF]
+NESTED_VALUES = "764a8a475ce0750beab08f344879fffd0a96adfe137c40e2b444da3f6cf53994"
+
+
+def x() -> torch.Tensor:
+    found = ((torch.arange(256) * 37 % 101).float() - 50).view(2, 128) / 64
+    found[1, :64] = 0
+    return found.bfloat16()
+
+
+def table(name: str) -> torch.Tensor:
+    return torch.tensor(get_format(name).values)  # type: ignore[union-attr]
+
+
+def as_bytes(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def plain() -> Tensors:
+    """Return the tensors of nf4 as bitsandbytes writes them."""
+    return {
+        M: as_bytes(bytes.fromhex(NF4)).view(-1, 1), f"{M}.absmax": torch.tensor(ABSMAX),
+        f"{M}.quant_map": table("nf4"), STATE: as_bytes(TEXT.encode() + b"}"),
+    }  # fmt: skip
+
+
+def nested() -> Tensors:
+    """Return those with double quantization."""
+    return plain() | {
+        f"{M}.absmax": torch.tensor(NESTED_CODES, dtype=torch.uint8), STATE: as_bytes(NESTED_TEXT.encode()),
+        f"{M}.nested_absmax": torch.tensor([NESTED_ABSMAX]), f"{M}.nested_quant_map": table("dynamic8"),
+    }  # fmt: skip
+
+
+def theirs(folder: Path, tensors: Tensors, **section: Any) -> Path:
+    """Return a checkpoint of bitsandbytes."""
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    found = {"quant_method": "bitsandbytes", "load_in_4bit": True, **section}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": found}))
+    return folder
+
+
+def original(folder: Path, weight: torch.Tensor, **others: torch.Tensor) -> Path:
+    folder.mkdir()
+    save_file({M: weight, **others}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "bfloat16"}))
+    return folder
+
+
+def decoded(folder: Path, out: Path) -> torch.Tensor:
+    every = Selection(dequantize=DequantizePolicy.EVERY)
+    run(make_plan(open_source(folder), KEEP, selection=every), out)
+    return load_file(out / "model.safetensors")[M]
+
+
+@pytest.mark.parametrize(("text", "codes"), [("nf4", NF4), ("fp4_bnb", FP4)])
+def test_the_bytes_are_those_of_bitsandbytes_but_for_absmax_of_zeros(
+    text: str, codes: str, tmp_path: Path
+) -> None:
+    source = original(tmp_path / "in", x())
+    run(make_plan(open_source(source), text, codec=CODEC), tmp_path / "out")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    kind = text.partition("_")[0]
+    state = STATE.removesuffix("nf4") + kind
+    assert found.keys() == {M, f"{M}.absmax", f"{M}.quant_map", state}
+    assert found[M].shape == (128, 1)
+    assert found[M].numpy().tobytes().hex() == codes
+    assert found[f"{M}.absmax"].tolist() == [0.78125, 0.78125, 1.0, 0.78125]
+    assert torch.equal(found[f"{M}.quant_map"], table(text))
+    assert found[state].numpy().tobytes().decode() == f"{TEXT}}}".replace("nf4", kind)
+    assert not zp.verify_checkpoint(tmp_path / "out", source).problems
+
+
+def test_the_configuration_is_that_of_transformers(tmp_path: Path) -> None:
+    source = original(tmp_path / "in", x(), **{"a.down_proj.weight": torch.ones(64, 100)})
+    run(make_plan(open_source(source), "nf4", codec=CODEC), tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"] == {
+        "quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False,
+        "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False,
+        "bnb_4bit_compute_dtype": "bfloat16", "bnb_4bit_quant_storage": "uint8",
+        "llm_int8_skip_modules": ["a.down_proj"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_files_of_bitsandbytes_are_read_with_its_values(double: bool, tmp_path: Path) -> None:
+    folder = theirs(tmp_path / "in", nested() if double else plain())
+    seen = zp.inspect_checkpoint(folder)
+    layout = "nf4 with double quantization" if double else "nf4"
+    assert ([s.layout for s in seen.schemes], seen.problems) == ([layout], ())
+    assert not zp.verify_checkpoint(folder).problems
+    found = decoded(folder, tmp_path / "out")
+    # A block of zeros is decoded to zeros, which here have no sign.
+    assert (found.shape, found.dtype) == ((2, 128), torch.bfloat16)
+    if double:
+        assert hashlib.sha256(found.view(torch.uint8).numpy().tobytes()).hexdigest() == NESTED_VALUES
+    else:
+        assert torch.equal(found, zp.quantize(x(), "nf4").dequantize())
+
+
+def test_second_blocks_that_run_over_rows_are_decoded_part_by_part() -> None:
+    generator = torch.Generator().manual_seed(1)
+    codes = torch.randint(0, 256, (6 * 4096 // 2 * 3, 1), generator=generator, dtype=torch.uint8)
+    absmax = torch.randint(129, 256, (len(codes) // 32,), generator=generator, dtype=torch.uint8)
+    coarse = torch.rand(-(-len(absmax) // 256), generator=generator)
+    codec, shape = replace(CODEC, form=StateForm(length=9, offset=0.25)), (6, 12288)
+    layer = layer_scheme("nf4", codec)
+    both = {"weight.nested_absmax": coarse, "weight.nested_quant_map": table("dynamic8")}
+    scales = table("dynamic8")[absmax.int()] * coarse.repeat_interleave(256)[: len(absmax)] + 0.25
+    values = table("nf4")[torch.stack([codes >> 4, codes & 15], 1).flatten().int()]
+    wanted = (values.view(-1, 64) * scales[:, None]).view(shape)
+    rows = (codes.view(6, -1), absmax.view(6, -1))
+    for start, count in ((0, 6), (1, 1), (2, 3), (5, 1)):
+        part = {
+            "weight": rows[0][start : start + count],
+            "weight.absmax": rows[1][start : start + count].flatten(),
+        }
+        q = codec.decode(layer, both | part, start=start, shape=(count, 12288), dtype=torch.float32)
+        assert torch.equal(q.dequantize(), wanted[start : start + count])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("block", [64, 256])
+def test_the_package_itself_gives_the_same_bytes(dtype: torch.dtype, block: int) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    given = (torch.randn(96, 512, generator=torch.Generator().manual_seed(2)) * 0.02).to(dtype)
+    layer = layer_scheme(f"nf4:g{block}", CODEC)
+    q = zp.quantize(given, layer.weight)
+    ours = CODEC.encode(layer, q) | CODEC.constants(layer, q.params, q.shape)
+    codes, state = functional.quantize_4bit(
+        given, blocksize=block, quant_type="nf4", compress_statistics=False
+    )
+    names = {f"weight.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}
+    assert ours.keys() == {"weight", *names}
+    for name, tensor in ({"weight": codes} | names).items():
+        assert (ours[name].dtype, ours[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(ours[name], tensor)
+    assert torch.equal(functional.dequantize_4bit(codes, state), q.dequantize())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_the_package_itself_decodes_its_files_to_the_same_values(
+    kind: str, double: bool, tmp_path: Path
+) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    given = torch.randn(80, 1024, generator=torch.Generator().manual_seed(4)).bfloat16()
+    codes, state = functional.quantize_4bit(given, blocksize=64, quant_type=kind, compress_statistics=double)
+    names = {f"{M}.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}
+    folder = theirs(tmp_path / "in", {M: codes} | names)
+    assert torch.equal(decoded(folder, tmp_path / "out"), functional.dequantize_4bit(codes, state))
+
+
+def edited(**changes: Any) -> torch.Tensor:
+    """Return the JSON with double quantization, with other values."""
+    return as_bytes(json.dumps(json.loads(NESTED_TEXT) | changes).encode())
+
+
+def without(tensors: Tensors, *names: str) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if name not in names}
+
+
+WRONG: tuple[tuple[Callable[[], Tensors], str], ...] = (
+    (lambda: without(plain(), f"{M}.absmax"), r"weight\.absmax is missing, which nf4 needs"),
+    (lambda: without(plain(), f"{M}.quant_map"), r"weight\.quant_map is missing"),
+    (lambda: without(plain(), M), r"weight is missing, which nf4 needs"),
+    (lambda: without(plain(), STATE), "it has 0 tensors .* but must have one, which says its shape"),
+    (lambda: plain() | {STATE.replace("nf4", "fp4"): edited()}, "it has 2 tensors"),
+    (lambda: without(nested(), f"{M}.nested_absmax"), "nested_absmax is missing, which nf4 with double"),
+    (lambda: nested() | {STATE: plain()[STATE]}, "absmax is U8 of .* but must be F32"),
+    (lambda: plain() | {f"{M}.nested_absmax": torch.ones(1)}, r"weight\.nested_absmax has no place in nf4"),
+    (lambda: plain() | {M: plain()[M][:-1].clone()}, r"weight is U8 of shape \[127, 1\], but must be"),
+    (lambda: plain() | {f"{M}.absmax": torch.ones(2)}, r"is F32 of shape \[2\], but must be .*\[4\]"),
+    (lambda: nested() | {STATE: edited(blocksize=128)}, r"absmax is U8 of shape \[4\], but must be .*\[2\]"),
+    (lambda: nested() | {STATE: edited(blocksize=48)}, "blocksize of its quant_state is 48, which is not"),
+    (lambda: nested() | {STATE: edited(blocksize=True)}, "blocksize of its quant_state is True"),
+    (lambda: nested() | {STATE: edited(shape=[8, 32])}, "last axis 32 is not a multiple of the group"),
+    (lambda: nested() | {STATE: edited(shape=[256])}, r"shape of its quant_state is \[256\], but"),
+    (lambda: nested() | {STATE: edited(shape=None)}, "shape of its quant_state is None"),
+    (lambda: nested() | {STATE: edited(dtype="int4")}, "dtype of its quant_state is 'int4', but must be one"),
+    (lambda: nested() | {STATE: edited(quant_type="af4")}, "quant_type of its quant_state is 'af4', but the"),
+    (lambda: nested() | {STATE: edited(nested_blocksize=128)}, "nested_blocksize 128 .* is not read"),
+    (lambda: nested() | {STATE: edited(nested_offset=None)}, "nested_offset of its quant_state is None"),
+    (lambda: nested() | {STATE: edited(nested_offset=float("nan"))}, "nested_offset of .* is nan, but must"),
+    (lambda: plain() | {STATE: as_bytes(TEXT.encode())}, "is no JSON: .*; the file is damaged"),
+    (lambda: plain() | {STATE: as_bytes(b"\xff\xfe")}, "is no JSON: .*; the file is damaged"),
+    (lambda: plain() | {STATE: as_bytes(b"[1]")}, "its quant_state is no JSON object"),
+    (lambda: plain() | {STATE: as_bytes(b" " * 5000)}, "must be U8, the bytes of a short JSON"),
+    (lambda: plain() | {STATE: torch.ones(4)}, "its quant_state is F32"),
+    (lambda: plain() | {M: torch.ones(64, 1)}, "its codes are stored as F32, which is not read"),
+    (lambda: plain() | {f"{M}.quant_map": torch.zeros(16)}, "quant_map is not the table of nf4"),
+    (lambda: plain() | {f"{M}.absmax": torch.tensor([0.5, -0.5, 0, 1])}, "must be finite and"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("tensors", "rule"), WRONG)
+def test_what_is_wrong_with_a_file_is_one_sentence(
+    tensors: Callable[[], Tensors], rule: str, tmp_path: Path
+) -> None:
+    found = zp.verify_checkpoint(theirs(tmp_path / "in", tensors())).problems
+    assert len(found) == 1
+    assert found[0].where == "a.up_proj"
+    with pytest.raises(AssertionError, match=rule):
+        raise AssertionError(found[0].what)
+
+
+def test_int8_is_refused_by_name(tmp_path: Path) -> None:
+    folder = theirs(tmp_path / "in", {M: torch.zeros(2, 64, dtype=torch.int8)}, load_in_4bit=False)
+    with pytest.raises(UnsupportedError, match="has no load_in_4bit: its int8 layers are not read here"):
+        zp.verify_checkpoint(folder)
+
+
+@pytest.mark.parametrize("text", ["nf4_double", "nf4:g32", "nf4:channel", "int4:g64", "fp4_bnb:token"])
+def test_a_scheme_that_has_no_place_is_refused(text: str) -> None:
+    with pytest.raises(UnsupportedError, match="is not what bitsandbytes stores; use nf4 or fp4_bnb"):
+        layer_scheme(text, CODEC)
+
+
+def test_weights_of_partial_blocks_are_refused() -> None:
+    why = CODEC.refusal(layer_scheme("nf4", CODEC), (64, 100))
+    assert why == "last axis 100 is not a multiple of the group, 64"
+
+
+def test_a_kept_name_that_is_part_of_a_quantized_one_is_an_error(tmp_path: Path) -> None:
+    source = original(tmp_path / "in", x(), **{"a.up.weight": torch.ones(64, 100)})
+    with pytest.raises(CheckpointError, match=r"'a\.up' is kept, but loaders"):
+        make_plan(open_source(source), "nf4", codec=CODEC)
