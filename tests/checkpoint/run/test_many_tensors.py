@@ -48,8 +48,15 @@ def outputs(sources: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) 
     return {n: folder / str(n) for n in sources}
 
 
-def peak(work: Callable[[], object]) -> int:
-    """Return the most memory that Python's objects took while ``work`` ran."""
+def peak(work: Callable[[int], object]) -> int:
+    """Return the most memory that Python's objects took while ``work`` ran, the less of two times.
+
+    Tables of the interpreter, such as that of interned strings, may grow at any time, once.
+    """
+    return min(_peak(lambda n=n: work(n)) for n in range(2))  # type: ignore[misc]
+
+
+def _peak(work: Callable[[], object]) -> int:
     gc.collect()
     tracemalloc.start()
     try:
@@ -69,16 +76,19 @@ def calls(work: Callable[[], object]) -> int:
 def test_a_run_keeps_little_of_each_weight(
     sources: dict[int, Path], outputs: dict[int, Path], tmp_path: Path
 ) -> None:
-    few, many = (peak(lambda n=n: run(planned(sources[n]), tmp_path / str(n))) for n in (FEW, MANY))  # type: ignore[misc]
+    few, many = (
+        peak(lambda time, n=n: run(planned(sources[n]), tmp_path / f"{n}-{time}"))  # type: ignore[misc]
+        for n in (FEW, MANY)
+    )
     more = mixture.weights(experts=MANY, layers=3) - mixture.weights(experts=FEW, layers=3)
     assert (many - few) / more < MOST_BYTES
-    assert (tmp_path / str(MANY) / "zeropoint_manifest.json").read_bytes() == (
+    assert (tmp_path / f"{MANY}-1" / "zeropoint_manifest.json").read_bytes() == (
         outputs[MANY] / "zeropoint_manifest.json"
     ).read_bytes()
 
 
 def test_verification_keeps_little_of_each_weight(sources: dict[int, Path], outputs: dict[int, Path]) -> None:
-    few, many = (peak(lambda n=n: verify(outputs[n], sources[n], limits=ONE)) for n in (FEW, MANY))  # type: ignore[misc]
+    few, many = (peak(lambda _, n=n: verify(outputs[n], sources[n], limits=ONE)) for n in (FEW, MANY))  # type: ignore[misc]
     more = mixture.weights(experts=MANY, layers=3) - mixture.weights(experts=FEW, layers=3)
     assert (many - few) / more < MOST_BYTES
 
