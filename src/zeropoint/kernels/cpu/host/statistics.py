@@ -75,11 +75,12 @@ def _coarse_scale_of(
     scheme: Scheme, extremes: tuple[float, float], rank: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """Return the per-tensor scale of a tensor of ``rank`` axes."""
-    part = torch.empty((1,) * rank, dtype=dtype, device="cpu")  # whatever the default is
-    given = reference.whole_range(part, Granularity.tensor(), extremes)
-    assert given is not None
-    low, high = given
-    ranges = Ranges(minimum=(low, low), maximum=(high, high), dtype=dtype, shape=tuple(part.shape))
+    low, high = extremes
+    most = torch.full((1,) * rank, high, dtype=torch.float32, device="cpu")  # whatever the default is
+    least = most if low == high else torch.full_like(most, low)
+    ranges = Ranges(minimum=(least, least), maximum=(most, most), dtype=dtype, shape=(1,) * rank)
+    if not (math.isfinite(low) and math.isfinite(high)):
+        arithmetic.require_finite_range(least, most)
     return arithmetic.coarsest_scale(scheme, ranges)
 
 
