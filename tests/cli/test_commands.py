@@ -17,6 +17,7 @@ from zeropoint.cli.app import app
 from zeropoint.codecs.compressed_tensors import CODEC
 from zeropoint.codecs.registry import CODECS
 from zeropoint.formats import CATALOG
+from zeropoint.methods import methods
 from zeropoint.schemes import PRESETS
 
 COMMANDS = ("plan", "quantize", "inspect", "verify", "formats")
@@ -79,6 +80,12 @@ def test_help_has_examples(command: str) -> None:
     assert result.exit_code == 0
     assert f"Examples:\n    zeropoint {command}" in result.output
     assert "\b" not in result.output
+
+
+def test_help_names_every_method() -> None:
+    shown = CliRunner().invoke(app, ["quantize", "--help"]).stdout
+    said = " ".join(shown.split()).partition("How weights are quantized:")[2].partition(".")[0]
+    assert {word.strip(",") for word in said.split()} >= methods().keys()
 
 
 def test_help_of_the_whole_names_every_command_and_fits_80_columns() -> None:

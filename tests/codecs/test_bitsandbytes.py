@@ -167,6 +167,7 @@ def test_second_blocks_that_run_over_rows_are_decoded_part_by_part() -> None:
         assert torch.equal(q.dequantize(), wanted[start : start + count])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("block", [64, 256])
@@ -187,6 +188,7 @@ def test_the_package_itself_gives_the_same_bytes(dtype: torch.dtype, block: int)
     assert torch.equal(functional.dequantize_4bit(codes, state), q.dequantize())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])

@@ -85,6 +85,7 @@ def test_float8_has_the_bytes_of_the_formula_of_modelopt(dtype: torch.dtype) -> 
     assert torch.equal(q.data, (wide / whole).to(torch.float8_e4m3fn).view(torch.uint8))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_package_itself_gives_the_same_bytes(dtype: torch.dtype) -> None:
@@ -192,6 +193,7 @@ def test_several_algorithms_name_each_layer(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_package_itself_makes_the_section_of_the_file(tmp_path: Path) -> None:
     module = pytest.importorskip("modelopt.torch.export.convert_hf_config")

@@ -13,6 +13,7 @@ from .choose.recipe import RecipeText
 from .choose.selection import Selection
 from .model.calibration import calibrated
 from .plan.checkpoint_plan import CheckpointPlan, make_plan
+from .plan.limits import Limits
 from .plan.verdicts import require_loadable
 from .read.source import open_source
 from .read.storage import Place
@@ -26,7 +27,7 @@ __all__ = ["inspect_checkpoint", "plan_checkpoint", "quantize_checkpoint", "veri
 def plan_checkpoint(
     source: Place | str, to: str | RecipeText,
     *, format: str = DEFAULT.name, method: str | None = None,  # noqa: A002 (the option's name)
-    include: Iterable[str] = (), ignore: Iterable[str] = (),
+    include: Iterable[str] = (), ignore: Iterable[str] = (), max_memory: int | None = None,
 ) -> CheckpointPlan:  # fmt: skip
     """Return what :func:`quantize_checkpoint` would do, from the headers alone: actions, sizes, memory.
 
@@ -37,9 +38,11 @@ def plan_checkpoint(
         method: how weights are quantized, such as ``"mse"``; ``nearest`` unless given.
         include, ignore: patterns of tensors to quantize although they are kept by default, and of tensors to
             keep.
+        max_memory: bytes that the process of the run may take; 2 GiB if None.
 
     Raises:
-        CheckpointError: for a source that is damaged, quantized already, or without weights to quantize.
+        CheckpointError: for a source that is damaged, quantized already, or without weights to quantize, and
+            for too little ``max_memory``.
         RecipeError: for a malformed recipe, and a method beyond a recipe.
         SchemeError: for an unknown preset or a malformed scheme.
         UnsupportedError: when the file layout cannot hold the scheme.
@@ -48,14 +51,15 @@ def plan_checkpoint(
     if method is not None and not isinstance(to, str):
         raise RecipeError(f"method (={method!r}) goes with a preset or scheme; write method: in the recipe")
     asked = RecipeText.of(to).by(method) if isinstance(to, str) and method is not None else to
-    return make_plan(open_source(source), asked, selection=selection, codec=get_codec(format))
+    limits = Limits.default(max_memory=max_memory)
+    return make_plan(open_source(source), asked, selection=selection, limits=limits, codec=get_codec(format))
 
 
 def quantize_checkpoint(
     source: Place | str, out: Place | str, to: str | RecipeText,
     *, format: str = DEFAULT.name, method: str | None = None,  # noqa: A002 (the option's name)
     include: Iterable[str] = (), ignore: Iterable[str] = (), overwrite: bool = False,
-    calibration: torch.Tensor | Path | str | None = None,
+    calibration: torch.Tensor | Path | str | None = None, max_memory: int | None = None,
 ) -> RunResult:  # fmt: skip
     """Quantize a checkpoint into ``out``, a directory or URL, as ``zeropoint quantize`` does.
 
@@ -72,6 +76,7 @@ def quantize_checkpoint(
         overwrite: write into a directory that is not empty.
         calibration: for methods that need data: a file of text, token ids (windows, length), or a
             .safetensors file that holds them. The model runs on it, a block in memory at a time.
+        max_memory: bytes that the process may take; 2 GiB if None.
 
     Returns:
         A summary of the run: tensors, bytes, errors and time.
@@ -82,7 +87,9 @@ def quantize_checkpoint(
         CheckpointError: when ``out`` cannot be written or no engine is known to load the result, which
             ``run`` of the plan writes.
     """
-    plan = plan_checkpoint(source, to, format=format, method=method, include=include, ignore=ignore)
+    plan = plan_checkpoint(
+        source, to, format=format, method=method, include=include, ignore=ignore, max_memory=max_memory
+    )
     require_loadable(plan)
     plan = plan if calibration is None else calibrated(plan, calibration)
     return run(plan, out, overwrite=overwrite)

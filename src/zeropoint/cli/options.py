@@ -57,8 +57,11 @@ Format = Annotated[
 ]  # fmt: skip
 Method = Annotated[
     str | None,
-    typer.Option(metavar="NAME", parser=parse_method, help="How weights are quantized: nearest or mse."),
-]
+    typer.Option(
+        metavar="NAME", parser=parse_method,
+        help="How weights are quantized: nearest (the default), hqq, mse or mse_weighted.",
+    ),
+]  # fmt: skip
 Calibration = Annotated[
     str | None,
     typer.Option(

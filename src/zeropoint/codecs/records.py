@@ -98,8 +98,8 @@ class Record:
     experts: int | None = None
 
 
-class Reader:
-    """What a codec reads in one checkpoint; by default, a configuration that says little."""
+class Reader(Protocol):
+    """What a codec reads in one checkpoint; all but ``record`` has defaults, for one that says little."""
 
     ignore: tuple[str, ...] = ()
     """Names or patterns of modules that the configuration says are not quantized."""
@@ -115,9 +115,7 @@ class Reader:
         Raises:
             CheckpointError: where they contradict each other or the configuration.
             UnsupportedError: where they are well-formed, but not read here.
-            NotImplementedError: in the base class.
         """
-        raise NotImplementedError
 
     def expects(self, module: str) -> bool:
         """Return whether loaders take the linear layer ``module`` for a quantized one.

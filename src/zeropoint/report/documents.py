@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..checkpoint.choose.decisions import TensorDecision
-from ..checkpoint.plan.plan_document import engine_documents, entry_document, scheme_document
+from ..checkpoint.plan.plan_document import (
+    decision_document,
+    engine_documents,
+    entry_document,
+    scheme_document,
+)
 from ..checkpoint.run.advice import partly, rough
 from ..checkpoint.run.loop import Outcome, RunResult
 from ..checkpoint.run.tensor_error import TensorError
@@ -32,7 +36,7 @@ def run_document(result: RunResult, *, seconds: float) -> dict[str, Any]:
         "units": result.units,
         "resumed_units": result.resumed,
         "error": _error(result.error),
-        "tensors": [_decision(decision) for decision in plan.decisions],
+        "tensors": [decision_document(decision) for decision in plan.decisions],
         "weights": [_outcome(outcome) for outcome in result.outcomes],
         "engines": engine_documents(plan),
         "notes": list(result.notes),
@@ -82,17 +86,6 @@ def verification_document(verification: Verification, *, seconds: float) -> dict
         "seconds": seconds,
         "error": None if error is None else _error(error),
         "layers": [_proof(proof) for proof in verification.layers],
-    }
-
-
-def _decision(decision: TensorDecision) -> dict[str, Any]:
-    return {
-        **entry_document(decision.entry),
-        "action": "quantized" if decision.quantized else "kept",
-        "scheme": None if decision.layer is None else str(decision.layer),
-        "method": None if decision.layer is None else decision.method,
-        "why": decision.why.value,
-        "reason": decision.reason,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -222,3 +223,19 @@ def test_a_model_that_does_not_fit_the_memory_is_refused_with_the_size_that_does
     plan = plan_of(source, limits=Limits(workers=1, max_memory=410 << 20))
     with pytest.raises(CheckpointError, match=r"calibration takes about .* use --max-memory \d+M, or fewer"):
         calibrated(plan, ids(128, 128).repeat(4, 1))
+
+
+def test_the_verbs_take_the_memory_that_a_calibration_may_use(source: Path, tmp_path: Path) -> None:
+    too_little, data = 410 << 20, ids(128, 128).repeat(4, 1)
+    with pytest.raises(CheckpointError, match="calibration takes about") as refused:
+        zp.quantize_checkpoint(
+            source, tmp_path / "out", "w4a16", method="mse_weighted", calibration=data, max_memory=too_little
+        )
+    enough = int(re.findall(r"--max-memory (\d+)M", str(refused.value))[0]) << 20
+    result = zp.quantize_checkpoint(
+        source, tmp_path / "out", "w4a16", method="mse_weighted", calibration=ids(), max_memory=enough
+    )
+    assert result.plan.limits.max_memory == enough
+    assert zp.plan_checkpoint(source, "w4a16", max_memory=enough).limits.max_memory == enough
+    with pytest.raises(CheckpointError, match="--max-memory 1M is too little"):
+        zp.plan_checkpoint(source, "w4a16", max_memory=1 << 20)

@@ -8,6 +8,7 @@ import pstats
 import sys
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -53,33 +54,33 @@ def peak(work: Callable[[int], object]) -> int:
 
     Tables of the interpreter, such as that of interned strings, may grow at any time, once.
     """
-    return min(_peak(lambda n=n: work(n)) for n in range(2))  # type: ignore[misc]
+    return min(_peak(work, time) for time in range(2))
 
 
-def _peak(work: Callable[[], object]) -> int:
+def _peak(work: Callable[[int], object], time: int) -> int:
     gc.collect()
     tracemalloc.start()
     try:
-        work()
+        work(time)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
 
-def calls(work: Callable[[], object]) -> int:
+def calls(work: Callable[[int], object], weights: int) -> int:
     """Return how many functions are called in this thread while ``work`` runs."""
     profile = cProfile.Profile()
-    profile.runcall(work)
+    profile.runcall(work, weights)
     return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
 
 
 def test_a_run_keeps_little_of_each_weight(
     sources: dict[int, Path], outputs: dict[int, Path], tmp_path: Path
 ) -> None:
-    few, many = (
-        peak(lambda time, n=n: run(planned(sources[n]), tmp_path / f"{n}-{time}"))  # type: ignore[misc]
-        for n in (FEW, MANY)
-    )
+    def quantize(n: int, time: int) -> None:
+        run(planned(sources[n]), tmp_path / f"{n}-{time}")
+
+    few, many = (peak(partial(quantize, n)) for n in (FEW, MANY))
     more = mixture.weights(experts=MANY, layers=3) - mixture.weights(experts=FEW, layers=3)
     assert (many - few) / more < MOST_BYTES
     assert (tmp_path / f"{MANY}-1" / "zeropoint_manifest.json").read_bytes() == (
@@ -88,7 +89,10 @@ def test_a_run_keeps_little_of_each_weight(
 
 
 def test_verification_keeps_little_of_each_weight(sources: dict[int, Path], outputs: dict[int, Path]) -> None:
-    few, many = (peak(lambda _, n=n: verify(outputs[n], sources[n], limits=ONE)) for n in (FEW, MANY))  # type: ignore[misc]
+    def check(n: int, _: int) -> None:
+        verify(outputs[n], sources[n], limits=ONE)
+
+    few, many = (peak(partial(check, n)) for n in (FEW, MANY))
     more = mixture.weights(experts=MANY, layers=3) - mixture.weights(experts=FEW, layers=3)
     assert (many - few) / more < MOST_BYTES
 
@@ -101,7 +105,7 @@ def test_the_work_grows_with_the_number_of_weights_alone(
         "plan": lambda n: planned(sources[n]), "inspect": lambda n: inspect(outputs[n])
     }  # fmt: skip
     works[verb](FEW)  # what is compiled or looked up once
-    few, many = (calls(lambda n=n: works[verb](n)) for n in (FEW, MANY))  # type: ignore[misc]
+    few, many = (calls(works[verb], n) for n in (FEW, MANY))
     assert many / few < 1.1 * MANY / FEW
 
 

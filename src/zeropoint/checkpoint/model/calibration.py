@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ...architectures import is_transposed
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
@@ -51,14 +52,14 @@ def calibrated(
     (source, folder), transformers = _runnable(plan, wanted.values()), _transformers()
     model = _empty_model(source, transformers)
     config = model.config.get_text_config()
+    vocabulary = model.get_input_embeddings().num_embeddings
     windows = windows_of(
-        given, folder, transformers=transformers,
-        vocabulary=model.get_input_embeddings().num_embeddings,
+        given, folder, transformers=transformers, vocabulary=vocabulary,
         longest=getattr(config, "max_position_embeddings", None) or 1 << 30,
     )  # fmt: skip
     model.config.use_cache = config.use_cache = False
     blocks = _blocks(model)
-    _require_memory(plan, model, blocks, config.hidden_size, windows)
+    _require_memory(plan, model, blocks, windows, hidden=config.hidden_size, vocabulary=vocabulary)
     with Files() as files, torch.no_grad(), ExitStack() as stack:
         weights = _Weights(model, source, files)
         root = stack.enter_context(unfused(model))
@@ -160,18 +161,15 @@ def _parameters_on_meta() -> Iterator[None]:
 
     Buffers that are in no file, such as the frequencies of rotary embeddings, would be lost on meta.
     """
-    register = nn.Module.register_parameter
 
-    def on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        register(self, name, param)
-        if param is not None and not param.is_meta:
-            self._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=False)
+    def on_meta(module: nn.Module, name: str, param: nn.Parameter) -> Any:  # noqa: ARG001 (torch's types say None)
+        return param if param.is_meta else nn.Parameter(param.to("meta"), requires_grad=False)
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    handle = register_module_parameter_registration_hook(on_meta)
     try:
         yield
     finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        handle.remove()
 
 
 def _blocks(model: nn.Module) -> tuple[str, ...]:
@@ -185,14 +183,15 @@ def _blocks(model: nn.Module) -> tuple[str, ...]:
 
 
 def _require_memory(
-    plan: CheckpointPlan, model: nn.Module, blocks: tuple[str, ...], hidden: int, windows: list[torch.Tensor]
-) -> None:
+    plan: CheckpointPlan, model: nn.Module, blocks: tuple[str, ...], windows: list[torch.Tensor],
+    *, hidden: int, vocabulary: int,
+) -> None:  # fmt: skip
     """Raise CheckpointError where a block, what is outside of blocks, and what runs take too much memory."""
     every = sum(p.nbytes for p in model.parameters())
     inside = [sum(p.nbytes for p in model.get_submodule(name).parameters()) for name in blocks]
     item = next(model.parameters()).dtype.itemsize
     passing = sum(window.numel() for window in windows) * hidden * item
-    logits = windows[0].numel() * model.get_input_embeddings().num_embeddings * 4  # type: ignore[operator]
+    logits = windows[0].numel() * vocabulary * 4
     needed = plan.limits.base_memory + every - sum(inside) + 2 * max(inside) + passing + logits
     if needed > plan.limits.max_memory:
         raise CheckpointError(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...codecs.protocol import LayerScheme
+from ..choose.decisions import TensorDecision
 from ..read.tensor_entries import TensorEntry
 from .checkpoint_plan import CheckpointPlan
 from .identity import identity
@@ -81,6 +82,18 @@ def entry_document(entry: TensorEntry) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def decision_document(decision: TensorDecision) -> dict[str, Any]:
+    """Return a tensor of the source with what was decided about it, and why."""
+    return {
+        **entry_document(decision.entry),
+        "action": "quantized" if decision.quantized else "kept",
+        "scheme": None if decision.layer is None else str(decision.layer),
+        "method": None if decision.layer is None else decision.method,
+        "why": decision.why.value,
+        "reason": decision.reason,
+    }
+
+
 def tensor_documents(plan: CheckpointPlan) -> Iterator[dict[str, Any]]:
     """Yield each tensor of the source with its action and the tensors that it becomes."""
     outputs: dict[str, list[Placed]] = {}
@@ -88,12 +101,7 @@ def tensor_documents(plan: CheckpointPlan) -> Iterator[dict[str, Any]]:
         outputs.setdefault(item.source.name, []).extend(item.outputs)
     for decision in plan.decisions:
         yield {
-            **entry_document(decision.entry),
-            "action": "quantized" if decision.quantized else "kept",
-            "scheme": None if decision.layer is None else str(decision.layer),
-            "method": None if decision.layer is None else decision.method,
-            "why": decision.why.value,
-            "reason": decision.reason,
+            **decision_document(decision),
             "outputs": [
                 {
                     "name": placed.name, "dtype": placed.spec.dtype, "shape": list(placed.spec.shape),

@@ -21,7 +21,7 @@ from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.records import Entry, Known, Reader, Record
 from ...codecs.registry import CODECS, claiming, methods
 from ...columns import Kinds, Made, Names
-from ...errors import CheckpointError, ZeropointError
+from ...errors import CheckpointError, ZeropointError, printable
 from ...schemes import Scheme
 from .config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
 from .problems import Problem
@@ -77,6 +77,14 @@ class StoredLayer:
         return sum(entry.nbytes for entry in self.tensors.values())
 
 
+class _NoLayers(Reader):
+    """What is read of a checkpoint of floats, in which no tensor is a part of a quantized weight."""
+
+    def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:  # noqa: ARG002
+        """See :class:`~zeropoint.codecs.records.Reader`."""
+        raise CheckpointError(f"{printable(key)} is not quantized; the checkpoint is one of floats")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLayers:
     """The quantized layers of a checkpoint, its other tensors, and what is wrong with either.
@@ -100,7 +108,7 @@ class StoredLayers:
     @staticmethod
     def none(entries: Entries) -> StoredLayers:
         """Return what a checkpoint of floats alone holds."""
-        return StoredLayers.of(entries, _Layers(entries), Reader(), ())
+        return StoredLayers.of(entries, _Layers(entries), _NoLayers(), ())
 
     @staticmethod
     def of(entries: Entries, layers: _Layers, reader: Reader, problems: Sequence[Problem]) -> StoredLayers:
