@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 Config = Mapping[str, Any]
 """A config.json."""
@@ -241,9 +241,37 @@ def is_input_embedding(module: str) -> bool:
 
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
-"""Last parts of the names of fused experts: (experts, 2 * inner, hidden) and (experts, hidden, inner)."""
+"""Last parts of the names of fused experts: (experts, 2 * inner, hidden) and (experts, hidden, inner), unless
+:func:`expert_layout` says otherwise."""
 EXPERT_PARTS = {GATE_UP: ("gate_proj", "up_proj"), DOWN: (DOWN,)}
 """The projections that each of them holds, in the order of its rows."""
+
+
+class ExpertLayout(NamedTuple):
+    """How fused experts lie in checkpoints of floats.
+
+    transposed: whether a matrix is (in, out). interleaved: whether the outputs of gate and up alternate, the
+    first of them the gate's; otherwise those of gate come first. biased: whether they have biases.
+    """
+
+    transposed: bool = False
+    interleaved: bool = False
+    biased: bool = False
+
+
+_EXPERT_LAYOUTS = {"gpt_oss": ExpertLayout(transposed=True, interleaved=True, biased=True)}
+
+
+def expert_layout(config: Config) -> ExpertLayout:
+    """Return how the fused experts of a model lie in checkpoints of floats.
+
+    >>> expert_layout({"model_type": "gpt_oss"}).transposed, expert_layout({}).transposed
+    (True, False)
+    """
+    known = (_EXPERT_LAYOUTS[kind] for kind in model_types(config) if kind in _EXPERT_LAYOUTS)
+    return next(known, ExpertLayout())
+
+
 _EXPERT = re.compile(r"(^|\.)experts\.\d+\.")
 
 

@@ -29,6 +29,7 @@ OTHERS = {
     "gguf": ("int8:g32", "int4:g32", "mxfp4a16", "float4_e2m1fn:g16:scale=float8_ue4m3fn"),
     "gptq": ("int3:g32", "int2:channel", "int4:g64:asym"),
     "modelopt": ("nvfp4a16:round=half_away",),
+    "mxfp4": ("mxfp4_e2m1",),
 }
 CASES = [
     *((name, layer.name) for name, codec in CODECS.items() for layer in preset_layers(codec)),
@@ -58,7 +59,7 @@ def layer_of(name: str, text: str) -> LayerScheme:
 @pytest.mark.parametrize(("name", "text"), CASES)
 def test_the_tensors_are_those_that_were_announced(name: str, text: str) -> None:
     layer = layer_of(name, text)
-    assert layer.codec.refusal(layer, SHAPE) is None
+    assert layer.codec.refusal(layer, (1, *SHAPE) if layer.codec.fuses(layer) else SHAPE) is None
     found = encoded(layer, zp.quantize(weight(*SHAPE), layer.weight))
     specs = {spec.suffix: spec for spec in layer.codec.tensors(layer, SHAPE, torch.bfloat16)}
     container = CONTAINERS[layer.codec.container]
@@ -107,23 +108,33 @@ def test_parts_along_its_axis_give_the_lines_of_the_whole(name: str, text: str) 
         assert torch.equal(decoded.codes, q.codes)
 
 
-def checkpoint(folder: Path) -> Path:
+def checkpoint(folder: Path, *, fused: bool) -> Path:
+    """Return a model of four weights, those of fused experts where a layout has no others."""
     folder.mkdir()
+    names = ("experts.gate_up_proj", "experts.down_proj") if fused else ("up_proj.weight", "gate_proj.weight")
+    rows, columns = SHAPE
+    shapes = ((1, columns, rows), (1, rows // 2, 2 * rows)) if fused else (SHAPE, SHAPE)
     tensors = {
-        f"model.layers.{n}.mlp.{part}_proj.weight": weight(*SHAPE) for n in (0, 1) for part in ("up", "gate")
+        f"model.layers.{n}.mlp.{name}": weight(*shape)
+        for n in (0, 1)
+        for name, shape in zip(names, shapes, strict=True)
     }
-    save_file(tensors | {"model.norm.weight": weight(SHAPE[1])}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "bfloat16"}))
+    save_file(tensors | {"model.norm.weight": weight(columns)}, folder / "model.safetensors")
+    family = "gpt_oss" if fused else "llama"
+    (folder / "config.json").write_text(json.dumps({"model_type": family, "dtype": "bfloat16"}))
     return folder
 
 
 @pytest.mark.parametrize("name", CODECS)
 def test_every_byte_of_a_result_is_verified_and_one_codec_claims_it(name: str, tmp_path: Path) -> None:
-    source, codec = checkpoint(tmp_path / "in"), CODECS[name]
+    codec = CODECS[name]
     to = next(text for owner, text in CASES if owner == name)
+    fused = codec.fuses(layer_of(name, to))
+    source = checkpoint(tmp_path / "in", fused=fused)
     result = run(make_plan(open_source(source), to, codec=codec), tmp_path / "out")
     found = zp.verify_checkpoint(tmp_path / "out", source)
-    assert (found.problems, found.hashed, found.values) == ((), True, 4 * math.prod(SHAPE))
+    values = (3 if fused else 4) * math.prod(SHAPE)
+    assert (found.problems, found.hashed, found.values) == ((), True, values)
     assert found.error is not None
     assert found.error.relative == pytest.approx(result.error.relative)
     seen = zp.inspect_checkpoint(tmp_path / "out")

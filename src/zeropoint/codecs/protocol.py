@@ -16,6 +16,7 @@ matrices in safetensors files whose tensors ``module.suffix`` have a line for ea
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -52,6 +53,7 @@ class TensorSpec:
             first axis.
         across: the same, (lines, per), of the weight's other axis and the tensor's second one; it is looked
             at where a weight is read across the axis along which it is cut.
+        stacked: whether it holds all fused experts: its first two axes are experts and lines of each.
     """
 
     suffix: str
@@ -61,11 +63,12 @@ class TensorSpec:
     lines: int = 1
     per: int = 1
     across: tuple[int, int] = (1, 1)
+    stacked: bool = False
 
     @property
     def height(self) -> int:
-        """How many lines it has along its first axis."""
-        return self.shape[0] if self.shape else 1
+        """How many lines it has along its first axis, or its first two."""
+        return math.prod(self.shape[: 2 if self.stacked else 1])
 
     def span(self, start: int, count: int) -> tuple[int, int]:
         """Return the first of the tensor's lines that a part of the weight touches, and how many it touches.
@@ -77,7 +80,7 @@ class TensorSpec:
         if self.axis is None:
             return 0, self.height
         first = start // self.per * self.lines
-        return first, min(self.shape[0], -(-(start + count) // self.per) * self.lines) - first
+        return first, min(self.height, -(-(start + count) // self.per) * self.lines) - first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,6 +280,17 @@ class Codec(Protocol):
 
         Args:
             layer: how each of them is quantized.
+        """
+        return False
+
+    def fuses(self, layer: LayerScheme) -> bool:
+        """Return whether the experts of a layer stay in one tensor, and are no modules of their own.
+
+        The shape of such a weight has a first axis of experts for :meth:`refusal`; elsewhere the rows of all
+        experts are those of one matrix, whose tensors get that axis in the file.
+
+        Args:
+            layer: how each expert is quantized.
         """
         return False
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ...architectures import ExpertLayout, expert_layout
 from ...codecs.layer_schemes import layer_of
 from ...codecs.protocol import Codec, LayerScheme
 from ...columns import Kinds, Made
@@ -63,9 +64,9 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
         rule = rules.first(subject_of(entry, config))
         by_default = rule is recipe.default
         kept = rule.gives is None and rule.place != "" and not by_default
-        problem = None if kept else not_a_weight(entry, entries)
+        problem = None if kept else not_a_weight(entry, entries, config)
         layer = None if rule.gives is None or problem is not None else layers.of(rule.gives)
-        unfit = None if layer is None else misfit(entry, layer)
+        unfit = None if layer is None else misfit(entry, layer, expert_layout(config))
         if problem is not None:
             why = Why.UNFIT if is_fused_experts(entry) or selection.includes(entry.name) else Why.DEFAULT
             decision = TensorDecision(entry=entry, layer=None, why=why, reason=problem)
@@ -151,11 +152,14 @@ class _LayerSchemes:
         return self._made[id(gives)]
 
 
-def misfit(entry: TensorEntry, layer: LayerScheme) -> str | None:
+def misfit(entry: TensorEntry, layer: LayerScheme, experts: ExpertLayout) -> str | None:
     """Return why the layout cannot hold a weight, or None when it can."""
-    shapes = {m.shape for m in matrices(entry)}
+    fused = layer.codec.fuses(layer)
+    shapes = {m.file_shape for m in matrices(entry, experts, fused=fused)}
     if not shapes:
         return "is empty"
+    if experts.biased and is_fused_experts(entry) and not fused:
+        return "fused experts with a bias, which cannot be split"
     return next(filter(None, (layer.codec.refusal(layer, shape) for shape in shapes)), None)
 
 

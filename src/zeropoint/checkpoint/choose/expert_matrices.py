@@ -4,54 +4,73 @@
     X.experts.down_proj    (E, H, I)    ->  X.experts.{e}.down_proj (H, I)
 
 The names are those that llm-compressor 0.14 gives (entrypoints/model_free/converter.py,
-split_fused_moe_experts). Each matrix is a run of whole rows of the source, so nothing needs to be moved.
+split_fused_moe_experts). Each matrix is a run of rows of the source, or every second one where gate and up
+alternate; of transposed experts, outputs count as rows. In layouts that keep experts fused, the rows of all
+experts are one matrix.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...architectures import EXPERT_PARTS
+from ...architectures import EXPERT_PARTS, ExpertLayout
 from ..read.tensor_entries import TensorEntry
 from .selection import is_fused_experts, module_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightMatrix:
-    """A matrix inside a source tensor: its module's name, its shape, and the absolute offset of its bytes."""
+    """A matrix inside a source tensor.
+
+    module: name of its module. shape: rows and columns. first, step: the rows of the tensor that are its own,
+    from ``first`` on each ``step``-th. experts: how many experts it holds, or None.
+    """
 
     module: str
     shape: tuple[int, int]
-    begin: int
+    first: int = 0
+    step: int = 1
+    experts: int | None = None
+
+    @property
+    def file_shape(self) -> tuple[int, ...]:
+        """Its shape, with a first axis of experts where it holds several."""
+        rows, columns = self.shape
+        return self.shape if self.experts is None else (self.experts, rows // self.experts, columns)
 
 
-def matrices(entry: TensorEntry) -> list[WeightMatrix]:
+def matrices(entry: TensorEntry, layout: ExpertLayout, *, fused: bool = False) -> list[WeightMatrix]:
     """Return the matrices of a weight; fused experts must have passed the check of their layout.
 
+    fused: whether experts stay in one.
+
     >>> from pathlib import Path
-    >>> fused = TensorEntry(
+    >>> experts = TensorEntry(
     ...     name="m.down_proj", dtype="F32", shape=(2, 3, 4), begin=8, nbytes=96, file=Path("f")
     ... )
-    >>> [(m.module, m.begin) for m in matrices(fused)]
-    [('m.0.down_proj', 8), ('m.1.down_proj', 56)]
+    >>> [(m.module, m.first) for m in matrices(experts, ExpertLayout())]
+    [('m.0.down_proj', 0), ('m.1.down_proj', 3)]
     """
     module = module_of(entry.name)
     if not is_fused_experts(entry):
         rows, columns = entry.shape
-        return [WeightMatrix(module=module, shape=(rows, columns), begin=entry.begin)]
-    experts, rows, columns = entry.shape
+        return [WeightMatrix(module=module, shape=(rows, columns))]
+    experts, *matrix = entry.shape
+    columns, rows = matrix if layout.transposed else reversed(matrix)
     if not experts:
         return []
+    if fused:
+        return [WeightMatrix(module=module, shape=(experts * rows, columns), experts=experts)]
     parent, _, kind = module.rpartition(".")
     names = EXPERT_PARTS[kind]
     prefix = f"{parent}." if parent else ""
-    part, size = rows // len(names), entry.nbytes // (experts * len(names))
+    part = rows // len(names)
+    step = len(names) if layout.interleaved else 1
     return [
         WeightMatrix(
-            module=f"{prefix}{expert}.{name}",
-            shape=(part, columns),
-            begin=entry.begin + (expert * len(names) + n) * size,
+            module=f"{prefix}{expert}.{name}", shape=(part, columns),
+            first=expert * rows + n * (1 if layout.interleaved else part), step=step,
         )
         for expert in range(experts)
         for n, name in enumerate(names)
-    ]
+    ]  # fmt: skip

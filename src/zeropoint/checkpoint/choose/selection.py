@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...architectures import DOWN, GATE_UP, layer_type
+from ...architectures import DOWN, GATE_UP, ExpertLayout, expert_layout, layer_type
 from ...codecs import registry
 from ...codecs.known import CONFIG_KEYS, is_quantized
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
@@ -135,11 +135,13 @@ def is_fused_experts(entry: TensorEntry) -> bool:
     return len(entry.shape) == 3 and module_of(entry.name).rpartition(".")[2] in (GATE_UP, DOWN)
 
 
-def _experts_problem(entry: TensorEntry, entries: Mapping[str, TensorEntry]) -> str | None:
-    """Return why fused experts cannot be split into one matrix a projection and expert, or None.
+def _experts_problem(
+    entry: TensorEntry, entries: Mapping[str, TensorEntry], layout: ExpertLayout
+) -> str | None:
+    """Return why fused experts are not laid out as those of their family, or None.
 
-    The split takes (experts, out, in), with the gate's rows before those of up. Other layouts, as in gpt-oss
-    and Llama 4, have the same names; the two shapes together tell them apart.
+    Families that are not known have (experts, out, in), with the gate's rows before those of up, and no bias.
+    Other layouts, as in Llama 4, have the same names; the two shapes together tell them apart.
     """
     is_down = module_of(entry.name).endswith(DOWN)
     mine, other = (DOWN, GATE_UP) if is_down else (GATE_UP, DOWN)
@@ -149,19 +151,23 @@ def _experts_problem(entry: TensorEntry, entries: Mapping[str, TensorEntry]) -> 
         return f"fused experts without {head}{other}{tail}, which would show their layout"
     gate_up, down = (sibling, entry) if is_down else (entry, sibling)
     stem = module_of(entry.name)
-    if f"{stem}_bias" in entries or f"{stem}.bias" in entries:
+    if not layout.biased and (f"{stem}_bias" in entries or f"{stem}.bias" in entries):
         return "fused experts with a bias, which cannot be split"
-    expected = (down.shape[0], 2 * down.shape[2], down.shape[1])
+    experts, rows, columns = down.shape
+    expected = (experts, columns, 2 * rows) if layout.transposed else (experts, 2 * columns, rows)
     if gate_up.shape != expected:
-        return "fused experts that are not laid out as (experts, out, in)"
+        axes = "in, out" if layout.transposed else "out, in"
+        return f"fused experts that are not laid out as (experts, {axes})"
     return None
 
 
-def not_a_weight(entry: TensorEntry, entries: Mapping[str, TensorEntry]) -> str | None:
+def not_a_weight(
+    entry: TensorEntry, entries: Mapping[str, TensorEntry], config: Mapping[str, Any]
+) -> str | None:
     """Return why a tensor of ``entries`` cannot be quantized under any scheme, or None when it can."""
     problem = _no_weight(entry)
     if problem is None and is_fused_experts(entry):
-        return _experts_problem(entry, entries)
+        return _experts_problem(entry, entries, expert_layout(config))
     return problem
 
 
@@ -170,7 +176,9 @@ def is_linear_weight(
 ) -> bool:
     """Return whether the default rules take a tensor for the weight of a linear layer, to be quantized."""
     subject = subject_of(entry, config)
-    return not_a_weight(entry, entries) is None and not any(rule.matches(subject) for rule in DEFAULT_RULES)
+    return not_a_weight(entry, entries, config) is None and not any(
+        rule.matches(subject) for rule in DEFAULT_RULES
+    )
 
 
 def why_kept(rule: Rule) -> Why:

@@ -82,7 +82,9 @@ def _config(
         for decision in decisions:
             entry = decision.entry
             if decision.layer is not None:
-                yield from (Module(m.module, decision.layer) for m in matrices(entry))
+                fused = decision.layer.codec.fuses(decision.layer)
+                found = matrices(entry, floats.experts, fused=fused)
+                yield from (Module(m.module, decision.layer) for m in found)
             elif entry.name in codes:
                 yield Module(module_of(entry.name), None, keeps=True)
             elif len(entry.shape) == 2:

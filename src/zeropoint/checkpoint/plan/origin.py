@@ -7,20 +7,21 @@ names and shapes works on that view; what reads rows asks the origin.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from ...architectures import ExpertLayout, expert_layout
 from ...codecs.known import ACTIVATION_SCALES, CONFIG_KEYS, TOOL_FILES
 from ...codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 from ...errors import CheckpointError, UnsupportedError
 from ...functional import dequantize
-from ..choose.selection import require_unquantized
+from ..choose.selection import is_fused_experts, require_unquantized
 from ..read.config_text import WEIGHTS_ONLY_CONFIG, without_keys
-from ..read.decoding import alignment, read_rows
+from ..read.decoding import alignment, alignment_across, read_columns, read_rows
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, find_layers
 from ..read.source import Source
 from ..read.storage import OpenFile, Place, shown
@@ -40,12 +41,15 @@ class Origin:
 
     entry: its name, dtype and shape; and its bytes, where ``layer`` is None. layer: the codes that it is
     decoded from; ``entry.file`` is then the file of the codes, and ``entry.begin`` 0. input_scales: tensors
-    that make sense only with the codes, such as the scale of quantized inputs.
+    that make sense only with the codes, such as the scale of quantized inputs. transposed: whether ``entry``
+    has fused experts whose matrices are (in, out); rows are outputs all the same, but for
+    :meth:`read_as_written`.
     """
 
     entry: TensorEntry
     layer: StoredLayer | None = None
     input_scales: tuple[TensorEntry, ...] = ()
+    transposed: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -73,76 +77,133 @@ class Origin:
     @property
     def value_bytes(self) -> int:
         """Memory that each number of a tile takes while it is read, itself included."""
+        own = self.dtype.itemsize * (2 if self.transposed else 1)
         if self.layer is None:
-            return self.dtype.itemsize
-        return self.dtype.itemsize + decoding_bytes(self.layer.weight, self.layer.dtype, self.dtype)
+            return own
+        return own + decoding_bytes(self.layer.weight, self.layer.dtype, self.dtype)
 
     @property
     def alignment(self) -> int:
         """Rows of which a part holds a multiple so that no other rows need to be read."""
         return 1 if self.layer is None else alignment(self.layer)
 
-    def read(self, files: Mapping[Place, OpenFile], start: int, rows: int, buffer: bytearray) -> torch.Tensor:
+    @property
+    def written_alignment(self) -> int:
+        """The same of :meth:`read_as_written`."""
+        return alignment_across(self.layer) if self.transposed and self.layer is not None else self.alignment
+
+    @property
+    def columns(self) -> int:
+        """The inputs of its matrices."""
+        return self.entry.shape[-2 if self.transposed else -1]
+
+    def read(
+        self, files: Mapping[Place, OpenFile], start: int, rows: int, buffer: bytearray, *, step: int = 1
+    ) -> torch.Tensor:
         """Return ``rows`` rows from row ``start`` on, in ``buffer``: (rows, columns), in the origin's dtype.
 
-        All axes but the last count as rows. files: those of :attr:`files`, open. Raises
-        CheckpointError when a file is shorter than its header said.
+        All axes but that of inputs count as rows. files: those of :attr:`files`, open. step: the distance of
+        rows. Raises CheckpointError when a file is shorter than its header said.
         """
-        columns = self.entry.shape[-1]
-        size = rows * columns * self.dtype.itemsize
-        if self.layer is None:
-            offset = self.entry.begin + start * columns * self.dtype.itemsize
-            files[self.entry.file].read_into(memoryview(buffer)[:size], offset)
-        out = torch.frombuffer(buffer, dtype=self.dtype, count=rows * columns).view(rows, columns)
+        out = torch.frombuffer(buffer, dtype=self.dtype, count=rows * self.columns).view(rows, self.columns)
+        if step > 1:
+            count = (rows - 1) * step + 1
+            every = self.read(files, start, count, bytearray(count * self.columns * self.dtype.itemsize))
+            return out.copy_(every[::step])
         if self.layer is not None:
-            _decode_rows(self.layer, files, start, out)
+            _decode(self.layer, files, start, out)
+        elif self.transposed:
+            height = self.entry.shape[-1]
+            for expert, first, part in _by_expert(start, out, height):
+                inputs = range(expert * self.columns, (expert + 1) * self.columns)
+                part.copy_(self._band(files, inputs, (first, len(part))).t())
+        else:
+            self._read_floats(files, start, out)
+        return out
+
+    def read_as_written(
+        self, files: Mapping[Place, OpenFile], start: int, rows: int, buffer: bytearray
+    ) -> torch.Tensor:
+        """Return ``rows`` rows of the tensor as a file of floats has it; see :meth:`read`."""
+        if not self.transposed or self.layer is None:
+            return self.read(files, start, rows, buffer)
+        width = self.entry.shape[-1]
+        out = torch.frombuffer(buffer, dtype=self.dtype, count=rows * width).view(rows, width)
+        for expert, first, part in _by_expert(start, out, self.columns):
+            q = read_columns(self.layer, files, first, len(part), expert=expert)
+            part.copy_(q.dequantize(out.dtype).t())
         return out
 
     def read_columns(
-        self,
-        files: Mapping[Place, OpenFile],
-        rows: tuple[int, int],
-        columns: tuple[int, int],
-        buffer: bytearray,
+        self, files: Mapping[Place, OpenFile], rows: range, columns: tuple[int, int], buffer: bytearray
     ) -> torch.Tensor:
-        """Return a band of columns in ``buffer``: (count of rows, count of columns), each as (first, count).
+        """Return a band of columns, (first, count), in ``buffer``: (count of rows, count of columns).
 
         A local file is asked for each row's part; from an object store, and where codes are decoded, whole
-        rows are read and cut.
+        rows are read and cut. Of transposed experts, all rows are those of one.
         """
-        (top, height), (left, width) = rows, columns
-        item = self.dtype.itemsize
-        out = torch.frombuffer(buffer, dtype=self.dtype, count=height * width).view(height, width)
+        left, width = columns
+        out = torch.frombuffer(buffer, dtype=self.dtype, count=len(rows) * width).view(len(rows), width)
+        if self.layer is not None or not self.transposed:
+            return self._fill_band(files, rows, left, out)
+        expert, first = divmod(rows.start, self.entry.shape[-1])
+        inputs = range(expert * self.columns + left, expert * self.columns + left + width)
+        return out.copy_(self._band(files, inputs, (first, rows[-1] + 1 - rows.start)).t()[:: rows.step])
+
+    def _read_floats(self, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
+        """Fill ``out`` with whole rows of the file."""
+        offset = self.entry.begin + start * self.entry.shape[-1] * self.dtype.itemsize
+        files[self.entry.file].read_into(_bytes(out), offset)
+
+    def _band(self, files: Mapping[Place, OpenFile], rows: range, columns: tuple[int, int]) -> torch.Tensor:
+        """Return a band of columns of the rows of a file of floats."""
+        out = torch.empty(len(rows), columns[1], dtype=self.dtype)
+        return replace(self, transposed=False)._fill_band(files, rows, columns[0], out)
+
+    def _fill_band(
+        self, files: Mapping[Place, OpenFile], rows: range, left: int, out: torch.Tensor
+    ) -> torch.Tensor:
+        """Fill ``out`` with some rows from a column on, and return it."""
+        (height, width), item = out.shape, self.dtype.itemsize
         file = None if self.layer is not None else files[self.entry.file]
         if file is not None and file.descriptor is not None:
-            view, size, stride = memoryview(buffer), width * item, self.entry.shape[-1] * item
-            for row in range(height):
-                offset = self.entry.begin + (top + row) * stride + left * item
-                file.read_into(view[row * size : (row + 1) * size], offset)
+            view, size, stride = _bytes(out), width * item, self.columns * item
+            for at, row in enumerate(rows):
+                offset = self.entry.begin + row * stride + left * item
+                file.read_into(view[at * size : (at + 1) * size], offset)
             return out
-        step = max(1, _BAND_VALUES // max(1, self.entry.shape[-1]) // self.alignment) * self.alignment
-        piece = bytearray(step * self.entry.shape[-1] * item)
-        for row in range(0, height, step):
-            part = self.read(files, top + row, min(step, height - row), piece)
-            out[row : row + len(part)] = part[:, left : left + width]
+        step = max(1, _BAND_VALUES // max(1, self.columns) // self.alignment) * self.alignment
+        piece = bytearray(step * self.columns * item)
+        for at in range(0, height, step):
+            part = self.read(files, rows[at], min(step, height - at), piece, step=rows.step)
+            out[at : at + len(part)] = part[:, left : left + width]
         return out
 
 
-def _decode_rows(layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
-    """Fill ``out`` with the values of the rows from ``start`` on, expert by expert."""
-    height, step = layer.shape[0], alignment(layer)
+def _bytes(out: torch.Tensor) -> memoryview:
+    return memoryview(out.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def _by_expert(start: int, out: torch.Tensor, height: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Yield each expert of which ``out`` takes rows from ``start`` on, its first one, and its part."""
     done = 0
     while done < len(out):
         expert, first = divmod(start + done, height)
         count = min(len(out) - done, height - first)
-        begin, end = first // step * step, min(height, -(-(first + count) // step) * step)
+        yield expert, first, out[done : done + count]
+        done += count
+
+
+def _decode(layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
+    """Fill ``out`` with the values of the rows from ``start`` on, expert by expert."""
+    height, step = layer.shape[0], alignment(layer)
+    for expert, first, part in _by_expert(start, out, height):
+        begin, end = first // step * step, min(height, -(-(first + len(part)) // step) * step)
         q = read_rows(layer, files, begin, end - begin, expert=expert)
-        part = out[done : done + count]
-        if end - begin == count:
+        if end - begin == len(part):
             dequantize(q, out=part)
         else:
-            part.copy_(q.dequantize(out.dtype)[first - begin : first - begin + count])
-        done += count
+            part.copy_(q.dequantize(out.dtype)[first - begin : first - begin + len(part)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +220,13 @@ class Floats:
 
     def origin(self, entry: TensorEntry) -> Origin:
         """Return where the rows of one of its tensors come from."""
-        return self.origins.get(entry.name) or Origin(entry=entry)
+        transposed = is_fused_experts(entry) and self.experts.transposed
+        return self.origins.get(entry.name) or Origin(entry=entry, transposed=transposed)
+
+    @property
+    def experts(self) -> ExpertLayout:
+        """How fused experts lie in files of floats."""
+        return expert_layout(self.source.config or {})
 
 
 def unquantized(source: Source) -> Floats:
@@ -201,12 +268,16 @@ def _origins(source: Source, stored: StoredLayers, dtype: torch.dtype) -> dict[s
     for layer in stored.layers:
         joint = "." if layer.experts is None else "_"
         scales = (source.entries.get(f"{layer.module}{joint}{name}") for name in ACTIVATION_SCALES)
-        shape = layer.shape if layer.experts is None else (layer.experts, *layer.shape)
+        transposed = layer.experts is not None and expert_layout(source.config or {}).transposed
+        matrix = layer.shape[::-1] if transposed else layer.shape
+        shape = matrix if layer.experts is None else (layer.experts, *matrix)
         entry = TensorEntry(
             name=layer.name, dtype=FILE_DTYPES[dtype], shape=shape, begin=0,
             nbytes=layer.values * dtype.itemsize, file=layer.codes.file,
         )  # fmt: skip
-        origins[entry.name] = Origin(entry=entry, layer=layer, input_scales=tuple(filter(None, scales)))
+        origins[entry.name] = Origin(
+            entry=entry, layer=layer, input_scales=tuple(filter(None, scales)), transposed=transposed
+        )  # fmt: skip
     return origins
 
 

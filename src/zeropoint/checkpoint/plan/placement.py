@@ -14,7 +14,7 @@ from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -54,9 +54,9 @@ class Placement:
 
     module: the module of a matrix that is quantized, else the name of the tensor or file. shape: rows and
     columns; of a copy, its bytes and 1. outputs: what it becomes, one tensor unless it is quantized. to: what
-    it is quantized to, or None. first: its first row among those of the origin, which for fused experts has
-    more. share: name of the set whose members take one tensor scale together, or None. method: name of the
-    method that quantizes it.
+    it is quantized to, or None. first, step: its rows are each ``step``-th from ``first`` on of the origin's,
+    which for fused experts has more. share: name of the set whose members take one tensor scale together, or
+    None. method: name of the method that quantizes it.
     """
 
     module: str
@@ -65,6 +65,7 @@ class Placement:
     outputs: tuple[Placed, ...]
     to: LayerScheme | None = None
     first: int = 0
+    step: int = 1
     share: str | None = None
     method: str = NEAREST
 
@@ -143,15 +144,16 @@ class Placement:
         """Memory that each number of a tile takes."""
         if self.to is None:
             return self.origin.value_bytes
+        skipped = (self.step - 1) * self.origin.value_bytes
         quantizing = value_bytes(self.layer.weight, self.dtype)
         quantizing += method_named(self.method).value_bytes(self.layer.weight)
-        return quantizing + self.origin.value_bytes - self.dtype.itemsize
+        return quantizing + self.origin.value_bytes - self.dtype.itemsize + skipped
 
     @property
     def alignment(self) -> int:
         """Rows or columns of which a part must hold a multiple to be worked on and written alone."""
         if self.to is None:
-            return self.origin.alignment
+            return self.origin.written_alignment
         scope = method_named(self.method).scope(self.layer.weight)
         if scope is not Scope.BLOCKS and (scope is not Scope.ROWS or self.axis != ROWS):
             return max(1, self.extent)
@@ -163,8 +165,9 @@ class Placement:
     ) -> torch.Tensor:
         """Return ``count`` rows, or columns, from ``start`` on, in ``buffer``."""
         if self.axis == ROWS:
-            return self.origin.read(files, self.first + start, count, buffer)
-        return self.origin.read_columns(files, (self.first, self.shape[0]), (start, count), buffer)
+            return self.origin.read(files, self.first + start * self.step, count, buffer, step=self.step)
+        rows = range(self.first, self.first + self.shape[0] * self.step, self.step)
+        return self.origin.read_columns(files, rows, (start, count), buffer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,8 +283,8 @@ class Placements:
         shares: Counter[int] = Counter()
         for entry, layer, method in actions.quantized:
             self._methods.add(method)
-            whole = not is_fused_experts(entry)
-            for at, matrix in enumerate(_matrices(entry)):
+            whole = not is_fused_experts(entry) or layer.codec.fuses(layer)
+            for at, matrix in enumerate(self._matrices(entry, layer)):
                 share = self._set(matrix.module) if layer.codec.shares_scale(layer) else -1
                 shares[share] += 1
                 self._entry.append(self._entries.numbered(entry.name))
@@ -290,11 +293,14 @@ class Placements:
                 self._method.append(self._methods.numbered(method))
                 self._share.append(share)
                 self._first.append(len(self._kind))
-                for spec in _specs(layer, matrix.shape, entry):
+                for spec in _specs(layer, matrix, entry):
                     self._put(spec, shards[entry.file.name])
         for number, share in enumerate(self._share):
             if shares[share] < 2:
                 self._share[number] = -1
+
+    def _matrices(self, entry: TensorEntry, layer: LayerScheme) -> list[WeightMatrix]:
+        return _matrices(entry, self._actions.floats.experts, fused=layer.codec.fuses(layer))
 
     def _put(self, spec: TensorSpec, file: int) -> None:
         self._kind.append(self._specs.number(spec))
@@ -320,14 +326,13 @@ class Placements:
         return Placement.written(self._origin(number), self.at(number))
 
     def _weight(self, number: int) -> Placement:
-        entry = self._entries.at(self._entry[number])
-        matrix = _matrices(entry)[max(0, self._matrix[number])]
+        entry, layer = self._entries.at(self._entry[number]), self.layers[self._layer[number]]
+        matrix = self._matrices(entry, layer)[max(0, self._matrix[number])]
         first, share = self._first[number], self._share[number]
         end = self._first[number + 1] if number + 1 < len(self._first) else len(self._kind)
         return Placement(
             module=matrix.module, origin=self._actions.floats.origin(entry), shape=matrix.shape,
-            to=self.layers[self._layer[number]], outputs=tuple(map(self.at, range(first, end))),
-            first=(matrix.begin - entry.begin) // (matrix.shape[1] * TORCH_DTYPES[entry.dtype].itemsize),
+            to=layer, outputs=tuple(map(self.at, range(first, end))), first=matrix.first, step=matrix.step,
             share=None if share < 0 else self._sets[share], method=self._methods[self._method[number]],
         )  # fmt: skip
 
@@ -335,12 +340,12 @@ class Placements:
         at = self._owner(number) - self._base
         if at < 0:
             return self._origin(number).entry.name
+        layer = self.layers[self._layer[at]]
         if self._matrix[at] < 0:
             module = module_of(self._entries.name(self._entry[at]))
         else:
-            module = _matrices(self._entries.at(self._entry[at]))[self._matrix[at]].module
-        codec = self.layers[self._layer[at]].codec
-        return codec.tensor_name(module, self._specs[self._kind[number]].suffix)
+            module = self._matrices(self._entries.at(self._entry[at]), layer)[self._matrix[at]].module
+        return layer.codec.tensor_name(module, self._specs[self._kind[number]].suffix)
 
     def _require_unique(self, names: Sequence[str]) -> None:
         for a, b in itertools.pairwise(self._order):
@@ -384,10 +389,15 @@ class Placements:
             yield Row(name, spec.dtype, spec.shape, self._sizes[kind])
 
 
-@functools.lru_cache(maxsize=8)
-def _matrices(entry: TensorEntry) -> list[WeightMatrix]:
-    return matrices(entry)
+_matrices = functools.lru_cache(maxsize=8)(matrices)
 
 
-def _specs(layer: LayerScheme, shape: tuple[int, int], entry: TensorEntry) -> Sequence[TensorSpec]:
-    return layer.codec.tensors(layer, shape, TORCH_DTYPES[entry.dtype])
+def _specs(layer: LayerScheme, matrix: WeightMatrix, entry: TensorEntry) -> Sequence[TensorSpec]:
+    """Return the tensors that a matrix becomes, with an axis of experts where it holds several."""
+    specs = layer.codec.tensors(layer, matrix.shape, TORCH_DTYPES[entry.dtype])
+    if matrix.experts is None:
+        return specs
+    return [
+        replace(spec, shape=(matrix.experts, spec.shape[0] // matrix.experts, *spec.shape[1:]), stacked=True)
+        for spec in specs
+    ]

@@ -50,19 +50,28 @@ def read_rows(
     Rows that begin inside a block take its scale as one of their own.
     """
     along = layer.codec.axis(layer.layer) == ROWS
-    lines = (
-        read_lines(layer, files, start, rows, expert=expert)
-        if along
-        else _read_across(layer, files, start, rows)
-    )
+    read = read_lines if along else _read_across
+    lines = read(layer, files, start, rows, expert=expert)
     shape = (rows, layer.shape[1])
     return layer.codec.decode(layer.layer, lines, start=start if along else 0, shape=shape, dtype=layer.dtype)
 
 
+def read_columns(
+    layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, columns: int, *, expert: int = 0
+) -> QuantizedTensor:
+    """Return columns, of whole blocks, of a layer that its codec cuts along rows; see :func:`read_rows`."""
+    lines = _read_across(layer, files, start, columns, expert=expert)
+    shape = (layer.shape[0], columns)
+    return layer.codec.decode(layer.layer, lines, start=0, shape=shape, dtype=layer.dtype)
+
+
 def _read_across(
-    layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, rows: int
+    layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, rows: int, *, expert: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Return what rows of a weight that is cut along its columns have of each tensor: part of every line."""
+    """Return what rows of a weight that is cut along its columns have of each tensor: part of every line.
+
+    They are columns where it is cut along its rows.
+    """
     found = {}
     for spec in layer.codec.tensors(layer.layer, layer.shape, layer.dtype):
         entry = layer.tensors.get(spec.suffix)
@@ -70,23 +79,31 @@ def _read_across(
             continue
         file, dtype = files[entry.file], TORCH_DTYPES[entry.dtype]
         lines, per = spec.across
-        width = spec.shape[-1]
+        # One line of a vector; of a matrix whose numbers may be runs of bytes, one for each of its rows.
+        height, width, *run = spec.shape if len(spec.shape) > 1 else (1, *spec.shape)
+        item = dtype.itemsize * math.prod(run)
         first, count = (start // per * lines, -(-rows // per) * lines) if len(spec.shape) > 1 else (0, width)
-        height = spec.shape[0] if len(spec.shape) > 1 else 1
-        size = min(count, width - first) * dtype.itemsize
+        size = min(count, width - first) * item
+        begin = entry.begin + expert * (entry.nbytes // (layer.experts or 1))
         buffer = bytearray(height * size)
         for line in range(height):
-            offset = entry.begin + (line * width + first) * dtype.itemsize
+            offset = begin + (line * width + first) * item
             file.read_into(memoryview(buffer)[line * size : (line + 1) * size], offset)
-        found[spec.suffix] = torch.frombuffer(buffer, dtype=dtype).view(*spec.shape[:-1], -1)
+        shape = (height, -1, *run) if len(spec.shape) > 1 else (-1,)
+        found[spec.suffix] = torch.frombuffer(buffer, dtype=dtype).view(shape)
     return found
+
+
+def alignment_across(layer: StoredLayer) -> int:
+    """Return the numbers along the axis that is not cut of which a part must be a multiple."""
+    specs = layer.codec.tensors(layer.layer, layer.shape, layer.dtype)
+    return math.lcm(*(spec.across[1] for spec in specs))
 
 
 def alignment(layer: StoredLayer) -> int:
     """Return the rows of which a part must be a multiple to be decoded without other rows."""
     if layer.codec.axis(layer.layer) != ROWS:
-        specs = layer.codec.tensors(layer.layer, layer.shape, layer.dtype)
-        return math.lcm(*(spec.across[1] for spec in specs))
+        return alignment_across(layer)
     if layer.weight.zero_point is ZeroPoint.NONE:
         return 1
     return min(layer.codec.alignment(layer.layer, layer.shape), layer.shape[0])

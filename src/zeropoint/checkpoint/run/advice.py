@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ...architectures import ExpertLayout, expert_layout
 from ...codecs.layer_schemes import layer_scheme, preset_layers
 from ...codecs.protocol import LayerScheme
 from ...errors import ZeropointError, count, printable, size_of
@@ -38,27 +39,29 @@ class _Total:
 
 def partly(plan: CheckpointPlan) -> list[str]:
     """Return a sentence where a scheme fits some shapes only: what stays as it is, and which fits all."""
+    experts = expert_layout(plan.source.config or {})
     for layer in plan.layers:
         left, taken = _Total(), _Total()
         for decision in plan.decisions:
             if decision.layer == layer:
                 taken.add(decision.entry)
-            elif decision.kept_by_default and misfit(decision.entry, layer) is not None:
+            elif decision.kept_by_default and misfit(decision.entry, layer, experts) is not None:
                 left.add(decision.entry)
         if left.count:
-            return [_partly(layer, left, taken)]
+            return [_partly(layer, left, taken, experts)]
     return []
 
 
-def _partly(layer: LayerScheme, left: _Total, taken: _Total) -> str:
+def _partly(layer: LayerScheme, left: _Total, taken: _Total, experts: ExpertLayout) -> str:
     shapes = (*left.shapes.values(), *taken.shapes.values())
-    found = next((other.name for other in _others(layer) if not any(misfit(e, other) for e in shapes)), None)
+    fitting = (o.name for o in _others(layer) if not any(misfit(e, o, experts) for e in shapes))
+    found = next(fitting, None)
     remedy = "no scheme like it fits all" if found is None else f"--to {found} fits all of them"
     first = shapes[0]
     return (
         f"{size_of(left.nbytes)} of {size_of(left.nbytes + taken.nbytes)} of linear weights stay in "
         f"{first.dtype}: {layer} does not fit {count(left.count, 'weight')}, such as {printable(first.name)} "
-        f"({misfit(first, layer)}); {remedy}"
+        f"({misfit(first, layer, experts)}); {remedy}"
     )
 
 

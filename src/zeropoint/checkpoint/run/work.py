@@ -235,7 +235,7 @@ def _quantize_tile(
 def _restore_tile(unit: Unit, files: Files, cut: tuple[int, int], buffer: bytearray, writer: _Writer) -> None:
     """Write some rows as floats; raises NonFiniteError where codes are NaN or Inf."""
     origin = unit.placement.origin
-    x = origin.read(files, *cut, buffer)
+    x = origin.read_as_written(files, *cut, buffer)
     bad = ~torch.isfinite(x)
     if bool(bad.any()):
         row, column = torch.nonzero(bad)[0].tolist()

@@ -75,7 +75,7 @@ class _CompareFloats(Check):
         ours, theirs = bytearray(self.nbytes), bytearray(self.nbytes)
         begin = self.entry.begin + self.start * self.row_bytes
         self.files[self.entry.file].read_into(memoryview(ours), begin)
-        self.origin.read(self.files, self.start, self.rows, theirs)
+        self.origin.read_as_written(self.files, self.start, self.rows, theirs)
         if ours != theirs:
             self.report(f"differs from the dequantized original from row {self.start} on")
 
@@ -85,7 +85,8 @@ def _float_comparisons(entry: TensorEntry, origin: Origin, files: OpenFiles, chu
     size = DTYPE_BITS[entry.dtype] // 8
     origin = replace(origin, entry=replace(origin.entry, dtype=entry.dtype, nbytes=entry.nbytes))
     height = math.prod(entry.shape[:-1])
-    rows = max(1, chunk // max(1, entry.shape[-1] * size) // origin.alignment) * origin.alignment
+    step = origin.written_alignment
+    rows = max(1, chunk // max(1, entry.shape[-1] * size) // step) * step
     return [
         _CompareFloats(entry, origin, (start, min(rows, height - start)), files)
         for start in range(0, height, rows)
@@ -116,14 +117,14 @@ class Accounts:
         return (self._entries.at(number) for number, split in enumerate(self._split) if split)
 
 
-def layer_problems(stored: StoredLayers, accounts: Accounts) -> list[Problem]:
+def layer_problems(stored: StoredLayers, original: Original, accounts: Accounts) -> list[Problem]:
     """Return the experts that are missing of those that were split."""
     broken = {problem.where for problem in stored.problems}
     return [
         Problem(where=matrix.module, what="this expert is missing")
         for entry in accounts.split()
         if is_fused_experts(entry)
-        for matrix in matrices(entry)
+        for matrix in matrices(entry, original.floats.experts)
         if stored.modules.number(matrix.module) is None and matrix.module not in broken
     ]
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from ...architectures import DOWN, GATE_UP
+from ...architectures import DOWN, GATE_UP, ExpertLayout
 from ...codecs.records import Known
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ..choose.expert_matrices import WeightMatrix, matrices
@@ -24,11 +23,12 @@ from ..read.tensor_entries import TensorEntry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginalWeight:
-    """Some whole rows of a tensor of floats: one matrix of those that it holds. first: its first row."""
+    """Some rows of a tensor of floats: one matrix of those that it holds. first, step: which rows."""
 
     origin: Origin
-    first: int
     shape: tuple[int, int]
+    first: int = 0
+    step: int = 1
 
     @property
     def row_bytes(self) -> int:
@@ -37,13 +37,14 @@ class OriginalWeight:
 
     def read(self, files: Mapping[Place, OpenFile], start: int, rows: int, buffer: bytearray) -> torch.Tensor:
         """Return rows from row ``start`` of the matrix on, in ``buffer``."""
-        return self.origin.read(files, self.first + start, rows, buffer)
+        return self.origin.read(files, self.first + start * self.step, rows, buffer, step=self.step)
 
     def read_columns(
         self, files: Mapping[Place, OpenFile], start: int, count: int, buffer: bytearray
     ) -> torch.Tensor:
         """Return columns from column ``start`` of the matrix on, in ``buffer``."""
-        return self.origin.read_columns(files, (self.first, self.shape[0]), (start, count), buffer)
+        rows = range(self.first, self.first + self.shape[0] * self.step, self.step)
+        return self.origin.read_columns(files, rows, (start, count), buffer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +62,14 @@ class Original:
         for name in (f"{module}{WEIGHT}", module):
             entry = self.floats.source.entries.get(name)
             if entry is not None and len(entry.shape) == 2 and entry.dtype in TORCH_DTYPES:
-                return self._weight(entry, entry.begin, (entry.shape[0], entry.shape[1]))
+                shape = (entry.shape[0], entry.shape[1])
+                return OriginalWeight(origin=self.floats.origin(entry), shape=shape)
         found = _OF_EXPERT.fullmatch(module)
         if found is None:
             return None
         fused = self._fused(found["stem"] + (DOWN if found["kind"] == DOWN else GATE_UP))
-        matrix = None if fused is None else _by_module(fused).get(module)
-        return None if fused is None or matrix is None else self._weight(fused, matrix.begin, matrix.shape)
+        matrix = None if fused is None else _by_module(fused, self.floats.experts).get(module)
+        return None if fused is None or matrix is None else self._weight(fused, matrix)
 
     def weight_of(self, layer: StoredLayer) -> OriginalWeight | None:
         """Return what a layer was quantized from, or None where nothing has its name and shape."""
@@ -75,8 +77,8 @@ class Original:
             weight = self.matrix(layer.module)
         else:
             entry = self._fused(layer.module)
-            rows = 0 if entry is None else math.prod(entry.shape[:-1])
-            weight = None if entry is None else self._weight(entry, entry.begin, (rows, entry.shape[-1]))
+            whole = [] if entry is None else matrices(entry, self.floats.experts, fused=True)
+            weight = self._weight(entry, whole[0]) if entry is not None and whole else None
         rows, columns = (layer.experts or 1) * layer.shape[0], layer.shape[1]
         return weight if weight is not None and weight.shape == (rows, columns) else None
 
@@ -92,18 +94,18 @@ class Original:
                 return entry
         return None
 
-    def _weight(self, entry: TensorEntry, begin: int, shape: tuple[int, int]) -> OriginalWeight:
-        origin = self.floats.origin(entry)
-        row_bytes = max(1, entry.shape[-1] * origin.dtype.itemsize)
-        return OriginalWeight(origin=origin, first=(begin - entry.begin) // row_bytes, shape=shape)
+    def _weight(self, entry: TensorEntry, matrix: WeightMatrix) -> OriginalWeight:
+        return OriginalWeight(
+            origin=self.floats.origin(entry), shape=matrix.shape, first=matrix.first, step=matrix.step
+        )  # fmt: skip
 
 
 _OF_EXPERT = re.compile(r"(?P<stem>(.*\.)?)\d+\.(?P<kind>gate_proj|up_proj|down_proj)", re.DOTALL)
 
 
 @functools.lru_cache(maxsize=8)
-def _by_module(entry: TensorEntry) -> dict[str, WeightMatrix]:
-    return {matrix.module: matrix for matrix in matrices(entry)}
+def _by_module(entry: TensorEntry, layout: ExpertLayout) -> dict[str, WeightMatrix]:
+    return {matrix.module: matrix for matrix in matrices(entry, layout)}
 
 
 def open_original(path: Place | str) -> Original:

@@ -1,0 +1,226 @@
+"""Files of gpt-oss: what transformers makes of them, a model that it loads, and files that are wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import zeropoint as zp
+from zeropoint.checkpoint.choose.recipe import KEEP
+from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.layer_schemes import layer_scheme
+from zeropoint.codecs.mxfp4 import CODEC
+from zeropoint.errors import CheckpointError, UnsupportedError
+
+transformers = pytest.importorskip("transformers", reason="extra `hf`")
+
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # noqa: E402 (needs transformers)
+
+X = "model.layers.0.mlp.experts"
+GATE_UP, DOWN = f"{X}.gate_up_proj", f"{X}.down_proj"
+CONFIG = {"model_type": "gpt_oss", "dtype": "bfloat16"}
+EXPERTS, HIDDEN, INNER = 3, 64, 96
+VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+Tensors = dict[str, torch.Tensor]
+
+
+def floats() -> Tensors:
+    generator = torch.Generator().manual_seed(3)
+    shapes = {
+        GATE_UP: (EXPERTS, HIDDEN, 2 * INNER), f"{GATE_UP}_bias": (EXPERTS, 2 * INNER),
+        DOWN: (EXPERTS, INNER, HIDDEN), f"{DOWN}_bias": (EXPERTS, HIDDEN),
+        "model.layers.0.self_attn.q_proj.weight": (64, 64),
+    }  # fmt: skip
+    return {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}
+
+
+def codes() -> Tensors:
+    """Return the experts of somebody else, with every code and scales from 2^-127 to 2^120."""
+    generator = torch.Generator().manual_seed(4)
+    found: Tensors = {}
+    for name, rows, columns in ((GATE_UP, 2 * INNER, HIDDEN), (DOWN, HIDDEN, INNER)):
+        shape = (EXPERTS, rows, columns // 32)
+        found[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        found[f"{name}_scales"] = torch.randint(0, 248, shape, generator=generator, dtype=torch.uint8)
+    return found
+
+
+def save(folder: Path, tensors: Tensors, config: dict[str, Any] = CONFIG, **section: Any) -> Path:
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    quantization = {"quantization_config": section} if section else {}
+    (folder / "config.json").write_text(json.dumps(config | quantization))
+    return folder
+
+
+def theirs(folder: Path, tensors: Tensors, config: dict[str, Any] = CONFIG) -> Path:
+    return save(folder, tensors, config, quant_method="mxfp4", modules_to_not_convert=["lm_head"])
+
+
+def quantized(source: Path, out: Path, to: str = "mxfp4", limits: Limits | None = None) -> Tensors:
+    run(make_plan(open_source(source), to, codec=CODEC, limits=limits), out)
+    return load_file(out / "model.safetensors")
+
+
+def decoded(folder: Path, out: Path) -> Tensors:
+    run(make_plan(open_source(folder), KEEP, selection=Selection(dequantize=DequantizePolicy.EVERY)), out)
+    return load_file(out / "model.safetensors")
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.view(torch.int16)
+
+
+def nearest(x: float) -> int:
+    """Return the code of a number, ties away from zero, as downcast_to_mxfp_torch rounds it."""
+    magnitude = max(range(8), key=lambda code: (-abs(VALUES[code] - abs(x)), VALUES[code]))
+    return magnitude | (8 if math.copysign(1.0, x) < 0 else 0)
+
+
+def test_codes_and_scales_are_those_of_triton_kernels(tmp_path: Path) -> None:
+    x = floats()
+    x[GATE_UP][0, :32, 0] = torch.tensor([6.0, 2.5, -2.5, 0.25, -0.75, 5.0, 1.25, 3.5] * 4)
+    found = quantized(save(tmp_path / "in", x), tmp_path / "out")
+    for name in (GATE_UP, DOWN):
+        blocks = x[name].transpose(1, 2).reshape(-1, 32).tolist()
+        scales = [math.frexp(max(map(abs, block)) / 6) for block in blocks]
+        exponents = [exponent - (fraction == 0.5) for fraction, exponent in scales]
+        assert found[f"{name}_scales"].flatten().tolist() == [e + 127 for e in exponents]
+        wanted = [[nearest(v / 2.0**e) for v in block] for block, e in zip(blocks, exponents, strict=True)]
+        fields = found[f"{name}_blocks"].view(-1, 16)
+        assert torch.stack([fields & 15, fields >> 4], 2).view(-1, 32).tolist() == wanted
+
+
+def test_the_tensors_and_the_configuration_are_those_of_gpt_oss(tmp_path: Path) -> None:
+    x = floats()
+    found = quantized(save(tmp_path / "in", x), tmp_path / "out")
+    assert {name: (tuple(t.shape), t.dtype) for name, t in found.items() if t.dtype == torch.uint8} == {
+        f"{GATE_UP}_blocks": ((3, 192, 2, 16), torch.uint8), f"{GATE_UP}_scales": ((3, 192, 2), torch.uint8),
+        f"{DOWN}_blocks": ((3, 64, 3, 16), torch.uint8), f"{DOWN}_scales": ((3, 64, 3), torch.uint8),
+    }  # fmt: skip
+    kept = {name: t for name, t in found.items() if t.dtype != torch.uint8}
+    assert kept.keys() == x.keys() - {GATE_UP, DOWN}
+    assert all(torch.equal(t, x[name]) for name, t in kept.items())
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"] == {
+        "quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.0.self_attn.q_proj"],
+    }  # fmt: skip
+    checked = zp.verify_checkpoint(tmp_path / "out", tmp_path / "in")
+    assert (checked.problems, checked.values) == ((), 3 * EXPERTS * HIDDEN * INNER)
+    assert [s.layout for s in zp.inspect_checkpoint(tmp_path / "out").schemes] == ["mxfp4"]
+
+
+def test_dequantizing_gives_the_floats_of_transformers_bit_for_bit(tmp_path: Path) -> None:
+    stored = codes()
+    assert not zp.verify_checkpoint(theirs(tmp_path / "in", stored)).problems
+    found = decoded(tmp_path / "in", tmp_path / "out")
+    for name in (GATE_UP, DOWN):
+        wanted = convert_moe_packed_tensors(stored[f"{name}_blocks"], stored[f"{name}_scales"])
+        assert torch.equal(bits(found[name]), bits(wanted))
+    assert not zp.verify_checkpoint(tmp_path / "out", tmp_path / "in").problems
+
+
+def test_tiles_of_any_size_give_the_same_bytes(tmp_path: Path) -> None:
+    source = save(tmp_path / "in", floats())
+    whole = quantized(source, tmp_path / "a")
+    parts = quantized(source, tmp_path / "b", limits=Limits(tile_values=700, workers=2))
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
+
+
+def test_other_layouts_keep_these_experts_and_say_why(tmp_path: Path) -> None:
+    plan = make_plan(open_source(save(tmp_path / "in", floats())), "w8a8")
+    assert any("fused experts with a bias, which cannot be split" in note for note in plan.notes)
+    assert [weight.module for weight in plan.weights] == ["model.layers.0.self_attn.q_proj"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_loads_the_result_and_computes_what_the_decoded_one_does(tmp_path: Path) -> None:
+    config = transformers.GptOssConfig(
+        num_hidden_layers=1, hidden_size=64, intermediate_size=96, num_local_experts=3, num_experts_per_tok=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, vocab_size=64,
+        layer_types=["full_attention"],
+    )  # fmt: skip
+    torch.manual_seed(5)
+    model = transformers.GptOssForCausalLM(config).bfloat16()
+    model.save_pretrained(tmp_path / "in")
+    quantized(tmp_path / "in", tmp_path / "out")
+    decoded(tmp_path / "out", tmp_path / "back")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    ours, other = (load(tmp_path / name, dtype=torch.bfloat16) for name in ("out", "back"))
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        logits = ours(tokens).logits
+        assert torch.equal(logits, other(tokens).logits)
+        assert not torch.equal(logits, model(tokens).logits)
+
+
+def test_the_experts_of_transformers_lie_as_the_table_says() -> None:
+    experts = transformers.models.gpt_oss.modeling_gpt_oss.GptOssExperts
+    config = transformers.GptOssConfig(hidden_size=64, intermediate_size=96, num_local_experts=3)
+    module = experts(config)
+    assert tuple(module.gate_up_proj.shape) == (3, 64, 192)
+    assert tuple(module.gate_up_proj_bias.shape) == (3, 192)
+    y = torch.arange(8.0)[None]
+    gate, up = y[:, ::2].clamp(max=7), y[:, 1::2].clamp(-7, 7)
+    assert torch.equal(module._apply_gate(y), (up + 1) * gate * torch.sigmoid(gate * 1.702))
+
+
+def changed(**changes: torch.Tensor | None) -> Tensors:
+    """Return somebody's experts with other tensors of gate_up_proj."""
+    wanted = {f"{GATE_UP}_{part}": tensor for part, tensor in changes.items()}
+    return {name: tensor for name, tensor in (codes() | wanted).items() if tensor is not None}
+
+
+WRONG: tuple[tuple[Callable[[], Tensors], str], ...] = (
+    (lambda: changed(scales=None), "scales is missing, which the layer needs"),
+    (lambda: changed(blocks=None), "blocks is missing"),
+    (lambda: changed(scales=torch.ones(3, 192, 2)), "blocks and scales are U8 and F32, but must be U8"),
+    (lambda: changed(scales=torch.ones(3, 192, 3, dtype=torch.uint8)), r"have shapes .*, but must have \(ex"),
+    (lambda: changed(blocks=torch.ones(3, 192, 32, dtype=torch.uint8)), r"have shapes .*, but must have"),
+    (lambda: changed(scales=torch.full((3, 192, 2), 255, dtype=torch.uint8)), "must be finite and"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("tensors", "rule"), WRONG)
+def test_what_is_wrong_with_a_file_is_one_sentence(
+    tensors: Callable[[], Tensors], rule: str, tmp_path: Path
+) -> None:
+    found = zp.verify_checkpoint(theirs(tmp_path / "in", tensors())).problems
+    assert {problem.where for problem in found} == {GATE_UP}
+    with pytest.raises(AssertionError, match=rule):
+        raise AssertionError(found[0].what)
+
+
+def test_a_model_of_another_family_is_refused(tmp_path: Path) -> None:
+    folder = theirs(tmp_path / "in", codes(), {"model_type": "llama"})
+    with pytest.raises(UnsupportedError, match="model_type is 'llama', but quant_method 'mxfp4' is read of"):
+        zp.verify_checkpoint(folder)
+
+
+def test_some_experts_of_a_layer_alone_are_refused(tmp_path: Path) -> None:
+    source = open_source(save(tmp_path / "in", floats()))
+    with pytest.raises(CheckpointError, match=r"some experts of 'model\.layers\.0\.mlp\.experts' are kept"):
+        make_plan(source, "mxfp4", codec=CODEC, selection=Selection(ignore=(DOWN,)))
+
+
+@pytest.mark.parametrize("text", ["nvfp4a16", "mxfp8a16", "float4_e2m1fn:g16:scale=rceil", "int4:g32"])
+def test_a_scheme_that_has_no_place_is_refused(text: str) -> None:
+    with pytest.raises(UnsupportedError, match="is not what gpt-oss stores"):
+        layer_scheme(text, CODEC)
+
+
+def test_matrices_and_partial_groups_are_refused() -> None:
+    layer = layer_scheme("mxfp4", CODEC)
+    assert CODEC.refusal(layer, (64, 64)) == "has 2 axes, and the layout stores fused experts"
+    assert CODEC.refusal(layer, (3, 64, 48)) == "last axis 48 is not a multiple of the group, 32"
