@@ -23,7 +23,13 @@ from .errors import (
 if TYPE_CHECKING:
     from .checkpoint.model.loading import load_checkpoint
     from .checkpoint.model.saving import save_checkpoint
-    from .checkpoint.verbs import inspect_checkpoint, plan_checkpoint, quantize_checkpoint, verify_checkpoint
+    from .checkpoint.verbs import (
+        compare_checkpoints,
+        inspect_checkpoint,
+        plan_checkpoint,
+        quantize_checkpoint,
+        verify_checkpoint,
+    )
     from .formats import CodebookFormat, FloatFormat, IntFormat, Specials, format_name, get_format
     from .functional import choose_params, dequantize, explain, fake_quantize, quantize
     from .layout.packing import pack, unpack
@@ -63,6 +69,7 @@ __all__ = [
     "calibrate",
     "can_implement",
     "choose_params",
+    "compare_checkpoints",
     "convert",
     "dequantize",
     "dequantize_model",
@@ -98,7 +105,13 @@ _OWNERS = {
     **dict.fromkeys(("Plan", "can_implement", "plan"), "prepared"),
     **dict.fromkeys(("Granularity", "Scheme"), "schemes"),
     **dict.fromkeys(
-        ("inspect_checkpoint", "plan_checkpoint", "quantize_checkpoint", "verify_checkpoint"),
+        (
+            "compare_checkpoints",
+            "inspect_checkpoint",
+            "plan_checkpoint",
+            "quantize_checkpoint",
+            "verify_checkpoint",
+        ),
         "checkpoint.verbs",
     ),
     "FakeQuantize": "training",

@@ -17,6 +17,7 @@ FILES = {
     "__init__.py": "every package has one",
     "backend.py": "the BACKEND of a folder of kernels",
     "calibrate.py": "for modules and for graphs",
+    "compare.py": "the command, and what it does",
     "convert.py": "for modules and for graphs",
     "dequantize.py": "the command, and what it does to a model",
     "fold.py": "for modules and for graphs",

@@ -18,10 +18,17 @@ from .plan.verdicts import require_loadable
 from .read.source import open_source
 from .read.storage import Place
 from .run.loop import RunResult, run
+from .verify.compare import compare as compare_checkpoints
 from .verify.inspection import inspect as inspect_checkpoint
 from .verify.verification import verify as verify_checkpoint
 
-__all__ = ["inspect_checkpoint", "plan_checkpoint", "quantize_checkpoint", "verify_checkpoint"]
+__all__ = [
+    "compare_checkpoints",
+    "inspect_checkpoint",
+    "plan_checkpoint",
+    "quantize_checkpoint",
+    "verify_checkpoint",
+]
 
 
 def plan_checkpoint(

@@ -17,6 +17,7 @@ from zeropoint import __version__
 from ..errors import count
 from . import layers
 from .arguments import one_of, parse_path, parse_plan
+from .compare import compare
 from .dequantize import dequantize
 from .main import fail
 from .options import (
@@ -67,6 +68,7 @@ app = typer.Typer(
 )  # fmt: skip
 app.command(short_help="Show what quantize would do.")(plan_command)
 app.command(short_help="Write a quantized checkpoint as floats.")(dequantize)
+app.command(short_help="Compare the values of two checkpoints.")(compare)
 app.command(short_help="Compile the kernels for this machine.")(warmup)
 
 
@@ -83,6 +85,7 @@ def top(
       zeropoint quantize MODEL OUT --to w4a16
       zeropoint verify OUT --against MODEL
       zeropoint inspect OUT
+      zeropoint compare MODEL OUT
       zeropoint formats float8_e4m3fn
     """  # noqa: D301 (click's mark for a paragraph that keeps its lines)
     if version:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ..checkpoint.run.executor import local as local
     from ..checkpoint.run.lock import break_lock as break_lock
     from ..checkpoint.run.loop import run as run
+    from ..checkpoint.verify.compare import compare as compare
     from ..checkpoint.verify.inspection import inspect as inspect
     from ..checkpoint.verify.verification import verify as verify
     from ..codecs.layer_schemes import layer_scheme as layer_scheme
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from ..formats import get_format as get_format
     from ..methods import method_named as method_named
     from ..recipes import recipe_schema as recipe_schema
+    from ..report.documents import comparison_document as comparison_document
     from ..report.documents import inspection_document as inspection_document
     from ..report.documents import run_document as run_document
     from ..report.documents import verification_document as verification_document
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from ..report.formats import page_document as page_document
     from ..report.formats import page_table as page_table
     from ..report.plans import plan_report as plan_report
+    from ..report.tables import comparison_report as comparison_report
     from ..report.tables import inspection_report as inspection_report
     from ..report.tables import run_report as run_report
     from ..report.tables import verification_report as verification_report
@@ -70,6 +73,7 @@ _OWNERS = {
     ),
     "local": "checkpoint.run.executor",
     "require_loadable": "checkpoint.plan.verdicts",
+    "compare": "checkpoint.verify.compare",
     "inspect": "checkpoint.verify.inspection",
     "Limits": "checkpoint.plan.limits",
     "break_lock": "checkpoint.run.lock",
@@ -90,10 +94,15 @@ _OWNERS = {
     **dict.fromkeys(("CODECS", "DEFAULT", "get_codec"), "codecs.registry"),
     **dict.fromkeys(("ALIASES", "CATALOG", "get_format"), "formats"),
     "recipe_schema": "recipes",
-    **dict.fromkeys(("inspection_document", "run_document", "verification_document"), "report.documents"),
+    **dict.fromkeys(
+        ("comparison_document", "inspection_document", "run_document", "verification_document"),
+        "report.documents",
+    ),
     **dict.fromkeys(("formats_document", "formats_table", "page_document", "page_table"), "report.formats"),
     "plan_report": "report.plans",
-    **dict.fromkeys(("inspection_report", "run_report", "verification_report"), "report.tables"),
+    **dict.fromkeys(
+        ("comparison_report", "inspection_report", "run_report", "verification_report"), "report.tables"
+    ),
     "PRESETS": "schemes",
     "compile_kernels": "warmup",
 }

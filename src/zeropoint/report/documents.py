@@ -14,6 +14,7 @@ from ..checkpoint.plan.plan_document import (
 from ..checkpoint.run.advice import partly, rough
 from ..checkpoint.run.loop import Outcome, RunResult
 from ..checkpoint.run.tensor_error import TensorError
+from ..checkpoint.verify.compare import Compared, Comparison
 from ..checkpoint.verify.inspection import Inspection
 from ..checkpoint.verify.proofs import LayerProof
 from ..checkpoint.verify.verification import Verification
@@ -70,6 +71,33 @@ def inspection_document(inspection: Inspection) -> dict[str, Any]:
         "tensors": [entry_document(entry) for entry in inspection.tensors],
         "notes": list(inspection.source.notes),
         "problems": list(inspection.problems),
+    }  # fmt: skip
+
+
+def comparison_document(comparison: Comparison, *, seconds: float) -> dict[str, Any]:
+    """Return how far two checkpoints are apart, and what could not be compared."""
+    a, b = comparison.sources
+    return {
+        "a": str(a.given), "b": str(b.given), "ok": comparison.ok,
+        "problems": [{"where": p.where, "what": p.what} for p in comparison.problems],
+        "notes": list(comparison.notes), "seconds": seconds,
+        **_apart(comparison),
+        "tensors": [
+            {
+                "name": found.pair.name, "shape": list(found.pair.shape), "a": found.pair.held_by[0],
+                "b": found.pair.held_by[1], **_apart(found),
+            }
+            for found in comparison.tensors
+        ],
+    }  # fmt: skip
+
+
+def _apart(found: Comparison | Compared) -> dict[str, Any]:
+    equality, error = found.equality, found.error
+    return {
+        "values": equality.values, "unequal": equality.unequal, "zeros_of_other_sign": equality.signs,
+        "relative": _number(error.relative), "sqnr_db": _number(error.sqnr_db),
+        "largest": _number(error.largest),
     }  # fmt: skip
 
 

@@ -17,8 +17,10 @@ from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.verdicts import verdicts
 from ..checkpoint.read.tensor_entries import TensorEntry
 from ..checkpoint.run.advice import partly, rough
+from ..checkpoint.run.equality import Equality
 from ..checkpoint.run.loop import Outcome, RunResult
 from ..checkpoint.run.tensor_error import TensorError
+from ..checkpoint.verify.compare import Compared, Comparison
 from ..checkpoint.verify.inspection import Inspection
 from ..checkpoint.verify.proofs import LayerProof
 from ..checkpoint.verify.verification import Verification
@@ -117,6 +119,37 @@ def verification_report(
         *lines(map(str, verification.problems), "problem: "),
         Text(f"{facts}\n{verdict}, in {seconds:.1f} s"),
     )
+
+
+def comparison_report(comparison: Comparison, *, seconds: float, everything: bool = False) -> RenderableType:
+    """Return how far two checkpoints are apart, tensor by tensor, under how each holds them."""
+    table = plain("tensors", "n", "rel.err", "SQNR dB", "largest", "unequal", numbers=(1, 2, 3, 4, 5))
+    groups = folded(comparison.tensors, lambda c: c.pair.name, lambda c: c.pair.held_by, everything)
+    for headline, group in _grouped(groups, lambda g: _both(g[1][0])):
+        table.add_row(headline, style="bold")
+        for label, found in group:
+            table.add_row(f"  {label}", times(found), *_apart_cells(found))
+    table.add_section()
+    table.add_row("all", times(comparison.tensors), *_apart_cells(comparison.tensors))
+    facts, verdict = comparison.summary
+    return Group(
+        table,
+        Text(),
+        *lines(once(comparison.notes, everything), "note: "),
+        *lines(once(map(str, comparison.problems), everything), "problem: "),
+        Text(f"{facts}\n{verdict}, in {seconds:.1f} s"),
+    )
+
+
+def _both(found: Compared) -> str:
+    a, b = map(short_scheme, found.pair.held_by)
+    return f"{a} in both" if a == b else f"{a} and {b}"
+
+
+def _apart_cells(group: Sequence[Compared]) -> tuple[str, ...]:
+    equality = Equality.merge(found.equality for found in group)
+    error = TensorError.merge(found.error for found in group)
+    return (*_error_cells(error)[:3], share(equality.unequal / max(1, equality.values)))
 
 
 def _headline(decision: TensorDecision) -> str:

@@ -1,4 +1,4 @@
-"""Verification within --max-memory, measured by the operating system in a process of its own."""
+"""Verification and comparison within --max-memory, measured by the system in a process of its own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def peak_of(*arguments: object) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["w4a16", "nvfp4a16"])
-def test_a_checkpoint_larger_than_the_limit_is_verified_below_it(scheme: str, tmp_path: Path) -> None:
+def test_a_checkpoint_larger_than_the_limit_is_verified_and_compared_below_it(
+    scheme: str, tmp_path: Path
+) -> None:
     tensors = {
         "m.up.weight": torch.ones(24 << 10, 4096, dtype=torch.bfloat16),  # 192 MiB each
         "embed_tokens.weight": torch.zeros(24 << 10, 4096, dtype=torch.bfloat16),
@@ -44,8 +46,8 @@ def test_a_checkpoint_larger_than_the_limit_is_verified_below_it(scheme: str, tm
     del tensors
     quantize(source, tmp_path / "out", scheme)
     limit = 512 << 20
-    command = ("verify", tmp_path / "out", "--against", source, "--workers", 2, "--max-memory", limit)
-    assert peak_of(*command) < limit
+    for command in (("verify", tmp_path / "out", "--against", source), ("compare", source, tmp_path / "out")):
+        assert peak_of(*command, "--workers", 2, "--max-memory", limit) < limit
 
 
 @pytest.mark.slow

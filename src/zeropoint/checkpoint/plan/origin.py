@@ -19,7 +19,7 @@ from ...codecs.known import ACTIVATION_SCALES, CONFIG_KEYS, TOOL_FILES
 from ...codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 from ...errors import CheckpointError, UnsupportedError
 from ...functional import dequantize
-from ..choose.selection import is_fused_experts, require_unquantized
+from ..choose.selection import is_fused_experts, module_of, require_unquantized
 from ..read.config_text import WEIGHTS_ONLY_CONFIG, without_keys
 from ..read.decoding import alignment, alignment_across, read_columns, read_rows
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, find_layers
@@ -98,7 +98,13 @@ class Origin:
         return self.entry.shape[-2 if self.transposed else -1]
 
     def read(
-        self, files: Mapping[Place, OpenFile], start: int, rows: int, buffer: bytearray, *, step: int = 1
+        self,
+        files: Mapping[Place, OpenFile],
+        start: int,
+        rows: int,
+        buffer: bytearray | memoryview,
+        *,
+        step: int = 1,
     ) -> torch.Tensor:
         """Return ``rows`` rows from row ``start`` on, in ``buffer``: (rows, columns), in the origin's dtype.
 
@@ -252,7 +258,7 @@ def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
     if stored.problems:
         listed = "; ".join(map(str, stored.problems[:_LISTED]))
         raise CheckpointError(f"{place} cannot be dequantized: {listed}; pass the original checkpoint")
-    origins = _origins(source, stored, dtype or _declared_dtype(source))
+    origins = Origins(source, stored, dtype or _declared_dtype(source))
     floats = replace(
         source, entries=_float_entries(source, origins),
         companions=tuple(path for path in source.companions if str(path) not in _OF_QUANTIZATION),
@@ -260,25 +266,41 @@ def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
         config_text=source.config_text if source.config is None else without_keys(source.config_text or ""),
     )  # fmt: skip
     require_unquantized(list(floats.entries.values()), floats.config, place)
-    return Floats(source=floats, origins=MappingProxyType(origins), config=config)
+    return Floats(source=floats, origins=origins, config=config)
 
 
-def _origins(source: Source, stored: StoredLayers, dtype: torch.dtype) -> dict[str, Origin]:
-    origins = {}
-    for layer in stored.layers:
+class Origins(Mapping[str, Origin]):
+    """The quantized layers of a checkpoint as tensors of floats by name, each made when it is asked for."""
+
+    def __init__(self, source: Source, stored: StoredLayers, dtype: torch.dtype) -> None:
+        self._entries, self._stored, self._dtype = source.entries, stored, dtype
+        self._experts = expert_layout(source.config or {})
+
+    def __getitem__(self, name: str) -> Origin:
+        for module in (module_of(name), name):
+            number = self._stored.modules.number(module)
+            if number is not None and self._stored.layers[number].name == name:
+                return self._of(self._stored.layers[number])
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (layer.name for layer in self._stored.layers)
+
+    def __len__(self) -> int:
+        return len(self._stored.layers)
+
+    def _of(self, layer: StoredLayer) -> Origin:
         joint = "." if layer.experts is None else "_"
-        scales = (source.entries.get(f"{layer.module}{joint}{name}") for name in ACTIVATION_SCALES)
-        transposed = layer.experts is not None and expert_layout(source.config or {}).transposed
+        scales = (self._entries.get(f"{layer.module}{joint}{name}") for name in ACTIVATION_SCALES)
+        transposed = layer.experts is not None and self._experts.transposed
         matrix = layer.shape[::-1] if transposed else layer.shape
-        shape = matrix if layer.experts is None else (layer.experts, *matrix)
         entry = TensorEntry(
-            name=layer.name, dtype=FILE_DTYPES[dtype], shape=shape, begin=0,
-            nbytes=layer.values * dtype.itemsize, file=layer.codes.file,
+            name=layer.name, dtype=FILE_DTYPES[self._dtype], begin=0, file=layer.codes.file,
+            shape=matrix if layer.experts is None else (layer.experts, *matrix),
+            nbytes=layer.values * self._dtype.itemsize,
         )  # fmt: skip
-        origins[entry.name] = Origin(
-            entry=entry, layer=layer, input_scales=tuple(filter(None, scales)), transposed=transposed
-        )  # fmt: skip
-    return origins
+        scales_there = tuple(filter(None, scales))
+        return Origin(entry=entry, layer=layer, input_scales=scales_there, transposed=transposed)
 
 
 def _float_entries(source: Source, origins: Mapping[str, Origin]) -> Entries:

@@ -35,7 +35,9 @@ class OriginalWeight:
         """Bytes of a row of floats."""
         return self.shape[1] * self.origin.dtype.itemsize
 
-    def read(self, files: Mapping[Place, OpenFile], start: int, rows: int, buffer: bytearray) -> torch.Tensor:
+    def read(
+        self, files: Mapping[Place, OpenFile], start: int, rows: int, buffer: bytearray | memoryview
+    ) -> torch.Tensor:
         """Return rows from row ``start`` of the matrix on, in ``buffer``."""
         return self.origin.read(files, self.first + start * self.step, rows, buffer, step=self.step)
 

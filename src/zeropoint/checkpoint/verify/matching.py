@@ -1,0 +1,227 @@
+"""Which tensors of two checkpoints stand for the same weights, and which have nothing to be compared with.
+
+Each side is seen as floats, whatever its layout: a quantized layer is one tensor of the name that its weight
+had. Tensors of one name and shape are a pair, and so are each matrix of fused experts and the tensor that the
+other side has for it. This module reads headers, and the bytes of heads that may be copies of an embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import overload
+
+import torch
+
+from ...codecs.safetensors_dtypes import TORCH_DTYPES
+from ...errors import count, printable
+from ..choose.expert_matrices import matrices
+from ..choose.selection import is_fused_experts, module_of, not_a_weight
+from ..choose.tied import tied_copies
+from ..plan.origin import Floats, Origins
+from ..read.problems import Problem
+from ..read.quantized_layers import StoredLayers, configuration, find_layers
+from ..read.source import Source
+from ..read.tensor_entries import Entries, TensorEntry
+from .consistency import is_extra_scale, require_readable
+from .source_weights import Original, OriginalWeight
+
+A, B = 0, 1
+LABELS = ("A", "B")
+"""What sentences call the two sides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of two checkpoints that are compared.
+
+    seen: its quantized layers as tensors of float32, then its other tensors.
+    """
+
+    stored: StoredLayers
+    seen: Original
+
+    @property
+    def source(self) -> Source:
+        """The checkpoint as it lies in its files."""
+        return self.seen.source
+
+    @property
+    def entries(self) -> Entries:
+        """Its tensors, those of quantized layers as floats."""
+        return self.seen.floats.source.entries
+
+    def weight(self, entry: TensorEntry) -> OriginalWeight:
+        """Return a whole tensor, of which all axes but that of inputs count as rows."""
+        origin = self.seen.floats.origin(entry if entry.shape else replace(entry, shape=(1,)))
+        rows = math.prod(entry.shape) // max(1, origin.columns)
+        return OriginalWeight(origin=origin, shape=(rows, origin.columns))
+
+
+def side_of(source: Source, other: Source) -> Side:
+    """Return what there is to compare; raises CheckpointError, UnsupportedError where it is not read here.
+
+    Where ``source`` has no config.json, that of ``other`` says how fused experts lie.
+    """
+    require_readable(source)
+    config = configuration(source)
+    stored = StoredLayers.none(source.entries) if config is None else find_layers(source)
+    described = replace(source, config=other.config if source.config is None else source.config)
+    origins = Origins(described, stored, torch.float32)
+    entries = Entries(origin.entry for origin in origins.values())
+    for entry in stored.others:
+        entries.add(entry)
+    floats = Floats(source=replace(described, entries=entries), origins=origins, config=config)
+    return Side(stored=stored, seen=Original(source=source, floats=floats))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two tensors of one shape, or rows of them, that stand for the same weight. name: that of one expert."""
+
+    a: OriginalWeight
+    b: OriginalWeight
+
+    @property
+    def name(self) -> str:
+        """The name of the tensor, or of one expert."""
+        entries = (self.a.origin.entry, self.b.origin.entry)
+        return min(entries, key=lambda entry: len(entry.shape)).name
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns; all axes but the last count as rows."""
+        return self.a.shape
+
+    @property
+    def held_by(self) -> tuple[str, str]:
+        """How each side stores it: a dtype, or the scheme and the layout of its codes."""
+        return _held(self.a), _held(self.b)
+
+    def __str__(self) -> str:
+        shapes = (list(weight.origin.entry.shape) for weight in (self.a, self.b))
+        a, b = (f"{held} of shape {shape}" for held, shape in zip(self.held_by, shapes, strict=True))
+        return f"{a} in A, but {b} in B"
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """In which values are compared, float64 where one is stored so; None where they cannot be."""
+        kinds = [TORCH_DTYPES.get(weight.origin.entry.dtype) for weight in (self.a, self.b)]
+        if None in kinds or torch.complex64 in kinds:
+            return None
+        floats = [kind is not None and kind.is_floating_point for kind in kinds]
+        if not any(floats):
+            return torch.int64
+        return (torch.float64 if torch.float64 in kinds else torch.float32) if all(floats) else None
+
+
+def _held(weight: OriginalWeight) -> str:
+    layer = weight.origin.layer
+    return weight.origin.entry.dtype if layer is None else f"{layer.weight} ({layer.layer.layout})"
+
+
+class Pairs(Sequence[Pair]):
+    """What two checkpoints have in common, and what they have not.
+
+    problems: what cannot be compared. notes: what one side alone has and need not have. Pairs lie in columns:
+    the number of each tensor, its first row and the distance of rows, then how many rows.
+    """
+
+    def __init__(self, a: Side, b: Side) -> None:
+        self.sides = (a, b)
+        self.problems = [
+            Problem(where=problem.where, what=f"it cannot be read in {label}: {problem.what}")
+            for label, side in zip(LABELS, self.sides, strict=True)
+            for problem in side.stored.problems
+        ]
+        self.notes: list[str] = []
+        self._columns = tuple(array("q") for _ in range(7))
+        self._rows = tuple(array("q", [0]) * len(side.entries) for side in self.sides)
+        for entry in a.entries.values():
+            self._match(entry)
+        self._account(A)
+        self._account(B)
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    @overload
+    def __getitem__(self, at: int) -> Pair: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Pair, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> Pair | tuple[Pair, ...]:
+        numbers = range(len(self))[at]
+        if isinstance(numbers, range):
+            return tuple(self[number] for number in numbers)
+        *places, rows = (column[numbers] for column in self._columns)
+        return Pair(a=self._rows_of(A, places[:3], rows), b=self._rows_of(B, places[3:], rows))
+
+    def _rows_of(self, at: int, place: Sequence[int], rows: int) -> OriginalWeight:
+        number, first, step = place
+        whole = self.sides[at].weight(self.sides[at].entries.at(number))
+        return replace(whole, first=first, step=step, shape=(rows, whole.shape[1]))
+
+    def _match(self, entry: TensorEntry) -> None:
+        """Pair a tensor of A, or each of its experts, with what B has for it."""
+        a, b = self.sides
+        twin = b.entries.get(entry.name)
+        if twin is not None:
+            self._pair(a.weight(entry), b.weight(twin), same=entry.shape == twin.shape)
+            return
+        for module in _modules(entry, a):
+            mine, theirs = a.seen.matrix(module), b.seen.matrix(module)
+            if mine is not None and theirs is not None:
+                self._pair(mine, theirs, same=mine.shape == theirs.shape)
+
+    def _pair(self, a: OriginalWeight, b: OriginalWeight, *, same: bool) -> None:
+        """Add a pair, or say why it cannot be compared; both tensors are accounted for."""
+        numbers = []
+        for side, rows, weight in zip(self.sides, self._rows, (a, b), strict=True):
+            numbers.append(side.entries.numbered(weight.origin.entry.name))
+            rows[numbers[-1]] += max(1, weight.shape[0])
+        pair = Pair(a=a, b=b)
+        if not same or pair.dtype is None:
+            rule = ", whose values are not compared" if same else ""
+            self.problems.append(Problem(where=pair.name, what=f"{pair}{rule}"))
+        else:
+            places = [(n, w.first, w.step) for n, w in zip(numbers, (a, b), strict=True)]
+            for column, value in zip(self._columns, (*places[A], *places[B], a.shape[0]), strict=True):
+                column.append(value)
+
+    def _account(self, at: int) -> None:
+        """Find what only one side has: whole tensors, and experts of which the other side lacks some."""
+        side, other, only = self.sides[at], self.sides[1 - at], f"only {LABELS[at]} has it"
+        broken = {problem.where for problem in other.stored.problems}
+        alone = []
+        for entry, rows in zip(side.entries.values(), self._rows[at], strict=True):
+            if not rows:
+                alone.append(entry.name)
+            elif rows < side.weight(entry).shape[0]:
+                modules = (m for m in _modules(entry, side) if other.seen.matrix(m) is None)
+                self.problems += [Problem(where=m, what=only) for m in modules if m not in broken]
+        needless = [name for name in alone if is_extra_scale(name, side.stored)]
+        if needless:
+            scales = count(
+                len(needless), "scale of inputs, outputs or caches", "scales of inputs, outputs or caches"
+            )
+            self.notes.append(f"only {LABELS[at]} has {scales}, such as {printable(needless[0])}")
+        rest = [n for n in alone if n not in set(needless) and not {n, module_of(n)} & broken]
+        copies = tied_copies(side.source) if rest else {}
+        self.notes += [
+            f"only {LABELS[at]} has {printable(n)}, a copy of {printable(copies[n])}"
+            for n in rest
+            if n in copies
+        ]
+        self.problems += [Problem(where=n, what=only) for n in rest if n not in copies]
+
+
+def _modules(entry: TensorEntry, side: Side) -> Iterator[str]:
+    """Yield the modules of the matrices of a tensor: of fused experts, one a projection and expert."""
+    if not is_fused_experts(entry):
+        yield module_of(entry.name)
+    elif not_a_weight(entry, side.entries, side.seen.floats.source.config or {}) is None:
+        yield from (matrix.module for matrix in matrices(entry, side.seen.floats.experts))
