@@ -183,8 +183,8 @@ def changed(**changes: torch.Tensor | None) -> Tensors:
 
 
 WRONG: tuple[tuple[Callable[[], Tensors], str], ...] = (
-    (lambda: changed(scales=None), "scales is missing, which the layer needs"),
-    (lambda: changed(blocks=None), "blocks is missing"),
+    (lambda: changed(scales=None), "_scales is missing, which the layer needs"),
+    (lambda: changed(blocks=None), "_blocks is missing"),
     (lambda: changed(scales=torch.ones(3, 192, 2)), "blocks and scales are U8 and F32, but must be U8"),
     (lambda: changed(scales=torch.ones(3, 192, 3, dtype=torch.uint8)), r"have shapes .*, but must have \(ex"),
     (lambda: changed(blocks=torch.ones(3, 192, 32, dtype=torch.uint8)), r"have shapes .*, but must have"),

@@ -34,7 +34,7 @@ from .protocol import Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed
 
 QUANT_METHOD = "mxfp4"
-BLOCKS, SCALES = "blocks", "scales"
+BLOCKS, SCALES = "_blocks", "_scales"
 _GROUP = 32
 _READ = "float4_e2m1fn:g32:scale=floor"
 """The scheme of what is read: any power of two, by whatever rule it was chosen."""
@@ -142,7 +142,7 @@ class Mxfp4(Codec):
 
     def tensor_name(self, module: str, suffix: str) -> str:
         """See :class:`Codec`."""
-        return f"{module}_{suffix}"
+        return module + suffix
 
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
         """See :class:`Codec`."""
@@ -162,9 +162,8 @@ class Mxfp4(Codec):
 
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
         """See :class:`Codec`."""
-        key, _, part = name.rpartition("_")
-        fused = key.endswith((f".{GATE_UP}", f".{DOWN}"))
-        return (key, part, True) if fused and part in (BLOCKS, SCALES) else None
+        part = next((part for part in (BLOCKS, SCALES) if name.endswith((GATE_UP + part, DOWN + part))), None)
+        return None if part is None else (name.removesuffix(part), part, True)
 
     def read(self, listing: Listing) -> Mxfp4Reader:
         """See :class:`Codec`."""
