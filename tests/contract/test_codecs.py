@@ -27,9 +27,9 @@ OTHERS = {
     "compressed-tensors": ("int4:g64:asym", "int3:channel", "float8_e4m3fn:block64x64"),
     "fp8-block": ("float8_e4m3fn:block64x32",),
     "gguf": ("int8:g32", "int4:g32", "mxfp4a16", "float4_e2m1fn:g16:scale=float8_ue4m3fn"),
+    "gpt-oss": ("mxfp4_e2m1",),
     "gptq": ("int3:g32", "int2:channel", "int4:g64:asym"),
     "modelopt": ("nvfp4a16:round=half_away",),
-    "mxfp4": ("mxfp4_e2m1",),
 }
 CASES = [
     *((name, layer.name) for name, codec in CODECS.items() for layer in preset_layers(codec)),

@@ -35,7 +35,9 @@ def words() -> frozenset[str]:
         for layer in preset_layers(codec)
         for spec in codec.tensors(layer, (256, 256), torch.float32)
     }
-    return frozenset(CODECS) | {suffix for suffix in suffixes if suffix not in ("weight", "scales", "_blocks", "")}
+    return frozenset(CODECS) | {
+        suffix for suffix in suffixes if suffix not in ("weight", "scales", "_blocks", "")
+    }
 
 
 def named(text: str, forbidden: Iterable[str]) -> list[str]:

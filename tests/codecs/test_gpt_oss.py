@@ -19,8 +19,8 @@ from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.gpt_oss import CODEC
 from zeropoint.codecs.layer_schemes import layer_scheme
-from zeropoint.codecs.mxfp4 import CODEC
 from zeropoint.errors import CheckpointError, UnsupportedError
 
 transformers = pytest.importorskip("transformers", reason="extra `hf`")

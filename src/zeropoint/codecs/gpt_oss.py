@@ -40,7 +40,7 @@ _READ = "float4_e2m1fn:g32:scale=floor"
 """The scheme of what is read: any power of two, by whatever rule it was chosen."""
 
 
-class Mxfp4Reader(Reader):
+class GptOssReader(Reader):
     """The fused experts of one checkpoint."""
 
     def __init__(self, listing: Listing, codec: Codec) -> None:
@@ -88,10 +88,10 @@ def _not_run(facts: Facts) -> Iterator[Problem]:
 
 
 @dataclass(frozen=True)
-class Mxfp4(Codec):
+class GptOss(Codec):
     """See the module and :class:`Codec`."""
 
-    name = "mxfp4"
+    name = "gpt-oss"
     title = "the layout of gpt-oss"
     presets = MappingProxyType({"mxfp4": Preset(weight="float4_e2m1fn:g32:scale=rceil:dialect=gpt-oss")})
     defaults = MappingProxyType({"scale": "rceil", "dialect": "gpt-oss"})
@@ -165,9 +165,9 @@ class Mxfp4(Codec):
         part = next((part for part in (BLOCKS, SCALES) if name.endswith((GATE_UP + part, DOWN + part))), None)
         return None if part is None else (name.removesuffix(part), part, True)
 
-    def read(self, listing: Listing) -> Mxfp4Reader:
+    def read(self, listing: Listing) -> GptOssReader:
         """See :class:`Codec`."""
-        return Mxfp4Reader(listing, self)
+        return GptOssReader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`; raises CheckpointError where some experts of a layer are kept."""
@@ -183,4 +183,4 @@ class Mxfp4(Codec):
         })  # fmt: skip
 
 
-CODEC = Mxfp4()
+CODEC = GptOss()
