@@ -44,7 +44,7 @@ class Compared:
     error: TensorError
 
 
-class Found(Sequence[Compared]):
+class AllCompared(Sequence[Compared]):
     """What was found of pairs, by their numbers; each is made when it is asked for."""
 
     def __init__(self, pairs: Pairs) -> None:
@@ -100,7 +100,7 @@ class Comparison:
     """
 
     sources: tuple[Source, Source]
-    tensors: Found
+    tensors: AllCompared
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
 
@@ -241,9 +241,9 @@ def _parts(pairs: Pairs, limits: Limits, files: OpenFiles) -> Iterator[_Part]:
             yield _Part(number, pair, range(start, min(start + step, height)), len(starts), files)
 
 
-def _run(pairs: Pairs, limits: Limits, files: OpenFiles, on_progress: Progress | None) -> Found:
+def _run(pairs: Pairs, limits: Limits, files: OpenFiles, on_progress: Progress | None) -> AllCompared:
     """Compare all pairs and return what was found."""
-    found, begun = Found(pairs), defaultdict[int, list[_Part]](list)
+    found, begun = AllCompared(pairs), defaultdict[int, list[_Part]](list)
     done, total = 0, sum(sum(_nbytes(pair, pair.shape[0])) for pair in pairs)
     buffer = max(sum(_nbytes(pair, min(pair.shape[0], _step(pair, limits)))) for pair in pairs) + _ALIGNED
     tasks = done_tasks(_parts(pairs, limits, files), workers=limits.workers, buffer_bytes=buffer)

@@ -1,4 +1,4 @@
-"""Which tensors of two checkpoints stand for the same weights, and which have nothing to be compared with.
+"""Which tensors of two checkpoints hold the same weights, and which have nothing to be compared with.
 
 Each side is seen as floats, whatever its layout: a quantized layer is one tensor of the name that its weight
 had. Tensors of one name and shape are a pair, and so are each matrix of fused experts and the tensor that the
@@ -79,7 +79,7 @@ def side_of(source: Source, other: Source) -> Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two tensors of one shape, or rows of them, that stand for the same weight. name: that of one expert."""
+    """Two tensors of one shape, or rows of them, that hold the same weight. name: that of one expert."""
 
     a: OriginalWeight
     b: OriginalWeight
