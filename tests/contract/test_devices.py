@@ -22,8 +22,8 @@ SCHEMES = (
 SHAPES = ((8, 96), (3, 5, 70), (130, 33), (1, 2050), (17,), (0, 32))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OFFERED = {
-    "reference": set(Op),
-    "cpu": set(Op) - {Op.DEQUANTIZE_BACKWARD},
+    "reference": set(Op) - {Op.SEARCH},
+    "cpu": set(Op) - {Op.DEQUANTIZE_BACKWARD, Op.SEARCH},
     "triton": {Op.QUANTIZE_DYNAMIC, Op.QUANTIZE, Op.DEQUANTIZE},
 }
 """What each backend offers for int8 with a scale for each row."""

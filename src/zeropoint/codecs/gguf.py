@@ -42,7 +42,6 @@ import torch
 
 from ..architectures import Config, model_type
 from ..errors import CheckpointError, UnsupportedError
-from ..formats.torch_dtypes import format_of
 from ..schemes import PRESETS, Scheme
 from ..tensor import QuantizedTensor
 from .block_extents import no_matrix
@@ -122,18 +121,8 @@ BLOCKS: MappingProxyType[str, BlockType] = MappingProxyType(dict((
 _QUANTIZED = frozenset(name for name, found in TYPES.items() if found.block > 1)
 
 
-def _structure(scheme: Scheme) -> tuple[object, ...]:
-    """Return what a type says of a scheme: elements and levels, and no rule by which they were chosen."""
-    own = format_of(torch.float32)
-    scales, offsets = (
-        tuple((level.granularity, level.format_for(own)) for level in levels)
-        for levels in (scheme.scales, scheme.offsets)
-    )
-    return scheme.element, scales, offsets, scheme.zero_point, scheme.center
-
-
-_TYPE_OF = {_structure(found.scheme): name for name, found in BLOCKS.items()} | {
-    _structure(Scheme.parse("tq2_0")): "TQ2_0"
+_TYPE_OF = {found.scheme.structure: name for name, found in BLOCKS.items()} | {
+    Scheme.parse("tq2_0").structure: "TQ2_0"
 }
 
 
@@ -190,7 +179,7 @@ class Gguf(Codec):
     def layout(self, layer: LayerScheme) -> str:
         """See :class:`Codec`: the type."""
         weight = layer.weight
-        name = _TYPE_OF.get(_structure(weight))
+        name = _TYPE_OF.get(weight.structure)
         if name is None or layer.input is not None:
             raise UnsupportedError(
                 f"scheme {weight} has no type in GGUF that is written here; use, for weights alone, "

@@ -4,7 +4,17 @@ A method sees the weight of one layer, its scheme, and statistics of the data th
 no model, file or recipe.
 """
 
-from .method import LayerData, LayerResult, Method, Report, Scope
+from .method import Bound, LayerData, LayerResult, Method, Report, Scope
 from .registry import NEAREST, method_named, methods
 
-__all__ = ["NEAREST", "LayerData", "LayerResult", "Method", "Report", "Scope", "method_named", "methods"]
+__all__ = [
+    "NEAREST",
+    "Bound",
+    "LayerData",
+    "LayerResult",
+    "Method",
+    "Report",
+    "Scope",
+    "method_named",
+    "methods",
+]

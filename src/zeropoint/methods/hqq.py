@@ -35,7 +35,7 @@ from ..params import QuantizationParams
 from ..schemes import Granularity, Scheme, ZeroPoint
 from ..stats import Accumulator
 from .ladder import Ladder
-from .method import NO_DATA, NO_NEEDS, LayerData, LayerResult, Scope
+from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
 from .nearest import METHOD as NEAREST
 
 P, BETA, KAPPA, STEPS = 0.7, 10.0, 1.01, 20
@@ -63,6 +63,10 @@ class HalfQuadratic:
         if scheme.rounding.mode is RoundingMode.STOCHASTIC:
             return f"method hqq compares errors, which {scheme} draws at random; use half_even"
         return None
+
+    def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (the same for all)
+        """Return that of rounding: zero points move, and codes clip."""
+        return Bound.ROUNDING
 
     def value_bytes(self, scheme: Scheme) -> int:  # noqa: ARG002 (all schemes take the same)
         """Return the memory of the temporaries, in float64: values, decoded values, errors and their sums."""

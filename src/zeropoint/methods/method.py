@@ -40,6 +40,17 @@ class Scope(enum.Enum):
     """All layers."""
 
 
+class Bound(enum.Enum):
+    """What limits the errors of a method's codes, as follows from the stored scales alone."""
+
+    SCHEME = "scheme"
+    """The scheme: its rules pick the scales, and the closest codes are taken."""
+    ROUNDING = "rounding"
+    """Rounding, beyond what is clipped: the closest codes under scales that the method picks."""
+    NONE = "none"
+    """Nothing: codes are not always the closest under the scales as they are stored."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerData:
     """What is known of a layer besides its weight and scheme.
@@ -136,6 +147,13 @@ class Method(Protocol):
 
     def refusal(self, scheme: Scheme) -> str | None:
         """Return why the method cannot quantize to ``scheme``, with what to do instead, or None.
+
+        Args:
+            scheme: the scheme of the weight.
+        """
+
+    def bound(self, scheme: Scheme) -> Bound:
+        """Return what limits the errors of results under ``scheme``.
 
         Args:
             scheme: the scheme of the weight.

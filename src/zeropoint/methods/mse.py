@@ -30,7 +30,7 @@ from ..schemes.scale_rules import Store
 from ..stats import Accumulator
 from ..tensor import QuantizedTensor
 from .ladder import Ladder
-from .method import NO_DATA, NO_NEEDS, LayerData, LayerResult, Scope
+from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
 from .nearest import METHOD as NEAREST
 
 PIECE = 1 << 16
@@ -61,6 +61,10 @@ class LeastSquaredError:
     def refusal(self, scheme: Scheme) -> str | None:
         """Refuse casts, random rounding, and scales that are rounded after the elements were encoded."""
         return unsearchable(self.name, scheme)
+
+    def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (the same for all)
+        """Return that of rounding: scales clip where that helps."""
+        return Bound.ROUNDING
 
     def value_bytes(self, scheme: Scheme) -> int:
         """Return the memory of the temporaries of a whole weight; those of pieces do not grow with it."""

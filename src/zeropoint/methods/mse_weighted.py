@@ -19,12 +19,13 @@ import torch
 from ..errors import CalibrationError, UnsupportedError
 from ..schemes import Scheme
 from ..stats import Accumulator, MeanSquare
-from .method import NO_DATA, LayerData, LayerResult, Scope
+from .method import NO_DATA, Bound, LayerData, LayerResult, Scope
 from .mse import METHOD as MSE
 from .mse import searched, unsearchable
 from .nearest import METHOD as NEAREST
 
-_NEED = "mean_square"
+NEED = "mean_square"
+"""The name of the statistics."""
 _VALUE_BYTES = 8
 """Memory that the importance of a value takes, should whole blocks have to be held."""
 
@@ -37,7 +38,7 @@ class WeightedSquaredError:
     formula: ClassVar[str] = "argmin over s, z of sum mean(x^2) (dequantize(quantize(w; s, z)) - w)^2"
     source: ClassVar[str] = "the importance matrix of llama.cpp (tools/imatrix); the search of mse"
     needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
-        {_NEED: lambda features: MeanSquare(features=features)}
+        {NEED: lambda features: MeanSquare(features=features)}
     )
 
     def scope(self, scheme: Scheme) -> Scope:
@@ -47,6 +48,10 @@ class WeightedSquaredError:
     def refusal(self, scheme: Scheme) -> str | None:
         """Refuse what ``mse`` refuses."""
         return unsearchable(self.name, scheme)
+
+    def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (the same for all)
+        """Return that of rounding, as under ``mse``."""
+        return Bound.ROUNDING
 
     def value_bytes(self, scheme: Scheme) -> int:
         """Return the memory of the temporaries of ``mse``, and of the importance of whole weights."""
@@ -72,22 +77,28 @@ class WeightedSquaredError:
         if refusal is not None:
             raise UnsupportedError(refusal)
         start = NEAREST.quantize(weight, scheme, data).q
-        return searched(weight, start, self._importance(weight, data) if weight.numel() else None)
-
-    def _importance(self, weight: torch.Tensor, data: LayerData) -> torch.Tensor:
-        found = data.statistics.get(_NEED)
-        if found is None or not isinstance(found.accumulator, MeanSquare):
-            raise CalibrationError(
-                f"method {self.name} needs the {_NEED} of the layer's inputs; pass calibration data"
-            )
-        found.require_data()
-        features = found.accumulator.features
-        if weight.ndim == 0 or weight.shape[-1] != features:
-            raise CalibrationError(
-                f"{_NEED} is of {features} inputs, and the weight has shape {tuple(weight.shape)}; calibrate "
-                "the model that is quantized"
-            )
-        return found.accumulator.mean(found.state).to(weight.device)
+        return searched(weight, start, importance_of(weight, data, self.name) if weight.numel() else None)
 
 
 METHOD = WeightedSquaredError()
+
+
+def importance_of(weight: torch.Tensor, data: LayerData, method: str) -> torch.Tensor:
+    """Return the mean square of each input of ``weight``, (columns,) float64.
+
+    method: the name of the one that asks. Raises CalibrationError for absent statistics, and for those of
+    another number of inputs.
+    """
+    found = data.statistics.get(NEED)
+    if found is None or not isinstance(found.accumulator, MeanSquare):
+        raise CalibrationError(
+            f"method {method} needs the {NEED} of the layer's inputs; pass calibration data"
+        )
+    found.require_data()
+    features = found.accumulator.features
+    if weight.ndim == 0 or weight.shape[-1] != features:
+        raise CalibrationError(
+            f"{NEED} is of {features} inputs, and the weight has shape {tuple(weight.shape)}; calibrate "
+            "the model that is quantized"
+        )
+    return found.accumulator.mean(found.state).to(weight.device)

@@ -13,7 +13,7 @@ from ..params import QuantizationParams
 from ..schemes import Scheme
 from ..stats import Accumulator
 from ..tensor import QuantizedTensor
-from .method import NO_DATA, NO_NEEDS, LayerData, LayerResult, Scope
+from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
 from .registry import NEAREST
 
 
@@ -33,6 +33,10 @@ class Nearest:
     def refusal(self, scheme: Scheme) -> str | None:  # noqa: ARG002 (every scheme rounds)
         """Refuse nothing."""
         return None
+
+    def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (the same for all)
+        """Return that of the scheme."""
+        return Bound.SCHEME
 
     def value_bytes(self, scheme: Scheme) -> int:  # noqa: ARG002
         """Take nothing more."""

@@ -11,6 +11,7 @@ from ..params.module_buffers import bytes_of
 from ..params.tensors import Params
 from . import in_place, reference
 from . import linear as layers
+from .ggml import block_types
 from .preparation import FunctionKernel
 from .registry import REFERENCE, HeldKernel, Kernel, Op, Request
 from .row_errors import RowErrors, row_errors
@@ -52,6 +53,8 @@ class Reference:
 
     def refusal(self, request: Request) -> str | None:
         """See :class:`zeropoint.ops.registry.Backend`."""
+        if request.op is Op.SEARCH:
+            return block_types.refusal(request.scheme, request.shape)
         return layers.refusal(request) if request.op is Op.LINEAR else None
 
     def prepare(self, request: Request) -> Kernel:
@@ -118,6 +121,13 @@ def _backward(request: Request) -> Callable[..., torch.Tensor]:
     return run
 
 
+def _search(request: Request) -> Callable[..., tuple[torch.Tensor, Params]]:
+    def run(x: torch.Tensor, importance: torch.Tensor | None = None) -> tuple[torch.Tensor, Params]:
+        return block_types.search(x, request.scheme, importance)
+
+    return run
+
+
 def _measure(request: Request) -> Callable[..., RowErrors]:
     scheme = request.scheme
 
@@ -153,6 +163,7 @@ _FUNCTIONS: dict[Op, Callable[[Request], Callable[..., Any]]] = {
     Op.DEQUANTIZE: _dequantize,
     Op.FAKE_QUANTIZE: _fake_quantize,
     Op.FAKE_QUANTIZE_BACKWARD: _backward,
+    Op.SEARCH: _search,
     Op.MEASURE: _measure,
     Op.LINEAR: _linear,
     Op.LINEAR_VALUES: _linear_values,

@@ -42,6 +42,8 @@ class Op(enum.Enum):
     """The gradient of codes to values, alone: a kernel's mask, and a division in plain torch."""
     DEQUANTIZE_BACKWARD = "dequantize_backward"
     """The gradient of values to codes, alone: a product in plain torch."""
+    SEARCH = "search"
+    """Codes and parameters as llama.cpp searches them: ``run(x, importance=None) -> (data, Params)``."""
     MEASURE = "measure"
     """``run(x, data, params) -> RowErrors``."""
     LINEAR = "linear"

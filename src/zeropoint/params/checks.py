@@ -64,7 +64,10 @@ def _check_level(params: QuantizationParams, name: str, tensor: torch.Tensor, le
         if not bool(torch.isfinite(values).all()):
             raise RangeError(f"{words} must be finite in every block")
         return
-    zero_allowed = level is not params.scheme.scales[-1] or params.scheme.dialect.small_scales.of_zeros == 0.0
+    scheme = params.scheme
+    zero_allowed = level is not scheme.scales[-1] or scheme.dialect.small_scales.of_zeros == 0.0
+    # llama.cpp writes zero for a super-block of zeros.
+    zero_allowed |= len(scheme.scales) > 1 and scheme.chained is not None
     negative = fmt.min < 0 and params.scheme.chained is not None
     _check_scale(words, values.abs() if negative else values, _least_scale(params), zero_allowed=zero_allowed)
 

@@ -181,6 +181,15 @@ class Scheme:
         return format_name(self.element)
 
     @property
+    def structure(self) -> tuple[object, ...]:
+        """What codes and numbers of levels there are, whatever rule, rounding or dialect picks them."""
+        scales, offsets = (
+            tuple((level.granularity, level.format) for level in levels)
+            for levels in (self.scales, self.offsets)
+        )
+        return self.element, scales, offsets, self.zero_point, self.center
+
+    @property
     def granularity(self) -> Granularity:
         """Blocks of the finest parameters."""
         return self.scales[0].granularity if self.scales else Granularity.tensor()

@@ -2,8 +2,8 @@
 
 For each element, ``|x - decode(code)|`` must not exceed the bound that format and scale rule imply
 (params/bounds.py); the bound is computed from the stored scales alone. Of a method that chooses scales which
-clip, it is the bound of rounding, beyond what is clipped. Scales must be finite and positive; of
-two levels, a block's scale may be 0 where all its codes are.
+clip, it is the bound of rounding, beyond what is clipped; a method may have none. Scales must be finite and
+positive; of two levels, a block's scale may be 0 where all its codes are.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ...codecs.protocol import ROWS
 from ...columns import Blobs
 from ...errors import ZeropointError
 from ...layout.blocks import reduce_blocks, spread_blocks
+from ...methods import Bound
 from ...tensor import QuantizedTensor
 from ..plan.limits import Limits, value_bytes
 from ..read.decoding import read_lines
@@ -119,15 +120,15 @@ class Check(Task):
 class LayerCheck:
     """The check of one layer, in parts of some rows.
 
-    number: of the layer. layer: what is stored. weight: the original, or None. clips: whether a method chose
-    scales that clip, so that the scheme's rules do not bound what is clipped.
+    number: of the layer. layer: what is stored. weight: the original, or None. bound: what limits errors
+    under the method that chose its codes.
     """
 
     def __init__(
-        self, number: int, layer: StoredLayer, weight: OriginalWeight | None, *, clips: bool = False
+        self, number: int, layer: StoredLayer, weight: OriginalWeight | None, bound: Bound = Bound.SCHEME
     ) -> None:
         self.number = number
-        self.clips = clips
+        self.bound = bound
         self.layer = layer
         self.weight = weight
         self.files: dict[Place, OpenFile] = {}
@@ -236,7 +237,7 @@ class LayerPart(Check):
             x = self.check.weight.read(self.check.files, first, self.rows, buffer).to(q.dtype)
         else:
             x = self.check.weight.read_columns(self.check.files, self.start, self.rows, buffer).to(q.dtype)
-        self.ratio = _of_bound(x, decoded, q, clips=self.check.clips)
+        self.ratio = _of_bound(x, decoded, q, self.check.bound)
         self.error = self._measured(x, q)
         if self.ratio > 1:
             self.report(f"{self._where()} are off by up to {self.ratio:.3g} times the proven bound")
@@ -285,18 +286,20 @@ def _lost_block(q: QuantizedTensor) -> tuple[int, ...] | None:
     return tuple(torch.nonzero(lost)[0].tolist()) if bool(lost.any()) else None
 
 
-def _of_bound(x: torch.Tensor, decoded: torch.Tensor, q: QuantizedTensor, *, clips: bool) -> float:
+def _of_bound(x: torch.Tensor, decoded: torch.Tensor, q: QuantizedTensor, kind: Bound) -> float:
     """Return the largest error of an element in parts of its block's bound.
 
     Where scales may clip, the bound is that of rounding, and what a number is beyond all codes is no part of
-    its error.
+    its error. Without a bound it is 0.
     """
+    if kind is Bound.NONE:
+        return 0.0
 
     def spread(values: torch.Tensor) -> torch.Tensor:
         return spread_blocks(values, q.scheme.granularity, tuple(x.shape))
 
     off = (x.double() - decoded.double()).abs_()
-    if clips:
+    if kind is Bound.ROUNDING:
         low, high = map(spread, q.params.representable())
         off -= torch.maximum(low - x, x - high).clamp_(min=0)
         bound = q.params.rounding_bound(torch.float32)

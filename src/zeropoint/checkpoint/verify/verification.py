@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...errors import CheckpointError, ZeropointError, count
-from ...methods import NEAREST
+from ...methods import Bound, methods
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import SHARD, shard_fields
 from ..plan.limits import Limits
@@ -285,7 +285,9 @@ class _Work:
         for number, layer in enumerate(self._stored.layers):
             weight = None if original is None else original.weight_of(layer)
             method = None if manifest is None else manifest.method(layer.module)
-            yield LayerCheck(number, layer, weight, clips=method not in (None, NEAREST))
+            known = None if method is None else methods().get(method)
+            unknown = Bound.SCHEME if method is None else Bound.ROUNDING
+            yield LayerCheck(number, layer, weight, known.bound(layer.weight) if known else unknown)
 
     def _tasks(self) -> Iterator[Check]:
         """Yield all work: the hashes of a layer's tensors before its parts, in the cache by then."""

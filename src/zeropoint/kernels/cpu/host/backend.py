@@ -31,6 +31,8 @@ class CpuBackend:
             return f"the data is on {request.device}"
         if request.op is Op.DEQUANTIZE_BACKWARD:
             return "a product is left to torch"
+        if request.op is Op.SEARCH:
+            return "searches are left to the reference"
         if request.op is Op.LINEAR:
             return linear.refusal(request)
         if request.op is Op.LINEAR_VALUES:

@@ -1,0 +1,126 @@
+"""The types by their schemes, and tensors in the codes that llama.cpp gives them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+
+from ...errors import RangeError
+from ...layout import packing
+from ...params.tensors import Params, parameter_tensors
+from ...schemes import Scheme
+from ..reference import require_finite
+from . import plain_blocks, super_blocks, table_blocks
+from .block_columns import Importance, Stored
+
+_PIECE = 1 << 18
+"""Values that are searched at once; each takes some 100 bytes."""
+
+
+class BlockSearch(NamedTuple):
+    """How one type is quantized.
+
+    Args:
+        block: values in a block.
+        search: see :mod:`.block_columns`.
+        rounds_last: whether codes are the closest under the scales as they are stored.
+    """
+
+    block: int
+    search: Callable[[torch.Tensor, Importance], Stored]
+    rounds_last: bool = True
+
+
+_OF = MappingProxyType({
+    "q4_0": BlockSearch(32, partial(plain_blocks.symmetric, top=8), rounds_last=False),
+    "q4_1": BlockSearch(32, partial(plain_blocks.affine, top=15), rounds_last=False),
+    "q5_0": BlockSearch(32, partial(plain_blocks.symmetric, top=16), rounds_last=False),
+    "q5_1": BlockSearch(32, partial(plain_blocks.affine, top=31), rounds_last=False),
+    "q8_0": BlockSearch(32, plain_blocks.eight_bits),
+    "tq2_0": BlockSearch(256, plain_blocks.ternary),
+    "q2_k": BlockSearch(256, partial(super_blocks.with_minima, kind=super_blocks.Q2_K)),
+    "q3_k": BlockSearch(256, super_blocks.three_bits),
+    "q4_k": BlockSearch(256, partial(super_blocks.with_minima, kind=super_blocks.Q4_K)),
+    "q5_k": BlockSearch(256, partial(super_blocks.with_minima, kind=super_blocks.Q5_K)),
+    "q6_k": BlockSearch(256, super_blocks.six_bits),
+    "iq4_nl": BlockSearch(32, table_blocks.nonlinear, rounds_last=False),
+    "iq4_xs": BlockSearch(256, table_blocks.nonlinear_super, rounds_last=False),
+    "mxfp4_e2m1": BlockSearch(32, table_blocks.microscaling),
+    "float4_e2m1fn:g16:scale=float8_ue4m3fn:dialect=ggml": BlockSearch(64, table_blocks.nvfp4),
+})  # fmt: skip
+"""By the text of a scheme of the type; NVFP4 without a scale of the tensor has no preset."""
+
+
+@functools.cache
+def _by_structure() -> dict[object, str]:
+    return {Scheme.parse(text).structure: text for text in _OF}
+
+
+def type_of(scheme: Scheme) -> str | None:
+    """Return the scheme of the type that holds codes and scales of ``scheme``, as text, or None."""
+    return _by_structure().get(scheme.structure)
+
+
+def rounds_last(scheme: Scheme) -> bool:
+    """Return whether the codes of the type that holds ``scheme`` are the closest under stored scales."""
+    name = type_of(scheme)
+    return name is not None and _OF[name].rounds_last
+
+
+def refusal(scheme: Scheme, shape: tuple[int, ...]) -> str | None:
+    """Return why llama.cpp has no codes for a tensor of ``shape`` under ``scheme``, or None."""
+    name = type_of(scheme)
+    if name is None:
+        return f"{scheme} is no type of ggml"
+    columns, block = packing.row_length(shape), _OF[name].block
+    return (
+        f"last axis {columns} is not a multiple of the block of {name}, {block}" if columns % block else None
+    )
+
+
+def search(x: torch.Tensor, scheme: Scheme, importance: Importance = None) -> tuple[torch.Tensor, Params]:
+    """Return packed codes and parameters of ``x``, which :func:`refusal` does not refuse.
+
+    Args:
+        x: floats (..., columns), rounded to float32 first.
+        scheme: of a type of ggml.
+        importance: (columns,), weights of squared errors, or None.
+
+    Raises:
+        NonFiniteError: for NaN and Inf.
+        RangeError: where llama.cpp would write a scale of Inf.
+    """
+    require_finite(x)
+    shape, name = tuple(x.shape), type_of(scheme)
+    assert name is not None
+    rows = x.detach().reshape(-1, packing.row_length(shape)).float()
+    weights = None if importance is None else importance.to(rows)
+    step = max(1, _PIECE // max(1, rows.shape[1]))
+    parts = [_OF[name].search(part, weights) for part in torch.split(rows, step)] if rows.numel() else []
+    made = parameter_tensors(scheme, shape, x.dtype)
+    if not parts:
+        return x.new_empty(packing.packed_shape(shape, scheme.bits), dtype=torch.uint8), [
+            x.new_empty(grid, dtype=dtype) for grid, dtype in made
+        ]
+    data = packing.pack(torch.cat([codes for codes, _ in parts]), scheme.bits)
+    params = [
+        torch.cat(levels).view(dtype).view(grid)
+        for (grid, dtype), *levels in zip(made, *(levels for _, levels in parts), strict=True)
+    ]
+    require_finite_scales(params, scheme)
+    return data.view(packing.packed_shape(shape, scheme.bits)), params
+
+
+def require_finite_scales(params: Params, scheme: Scheme) -> None:
+    """Raise RangeError where a number of a level is not finite."""
+    for level, numbers in zip(scheme.levels, params, strict=True):
+        if numbers.is_floating_point() and not bool(numbers.float().isfinite().all()):
+            raise RangeError(
+                f"a block of the weight needs a scale or offset past {level}, where llama.cpp writes one "
+                "that is not finite; keep the weight, or scale it down"
+            )

@@ -1,0 +1,85 @@
+"""The steps of ggml's arithmetic that torch has no operator for; each takes and returns float32 columns."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+LEAST = 1e-15
+"""Blocks whose largest magnitude is below this are zeros to llama.cpp (GROUP_MAX_EPS)."""
+_MAGIC = 12582912.0
+_NO_INTEGER = -(1 << 31)
+
+
+def single(value: float) -> float:
+    """Return a number rounded to float32, as a constant of C with the suffix f is."""
+    return float(np.float32(value))
+
+
+def stepped(base: float, step: float, count: int) -> float:
+    """Return ``base + step * count`` with each operation rounded to float32."""
+    return float(np.float32(base) + np.float32(step) * np.float32(count))
+
+
+def over(number: float, x: torch.Tensor) -> torch.Tensor:
+    """Return ``number / x``; torch would multiply by a reciprocal."""
+    return torch.full_like(x, number) / x
+
+
+def divided(x: torch.Tensor, number: float) -> torch.Tensor:
+    """Return ``x / number``, for the same reason."""
+    return x / torch.full_like(x, number)
+
+
+def total(terms: torch.Tensor, start: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the sum of the rows of ``terms``, added to ``start`` (zero unless given) one after the other."""
+    result = torch.zeros_like(terms[0]) if start is None else start
+    for row in terms:
+        result = result + row
+    return result
+
+
+def nearest(x: torch.Tensor) -> torch.Tensor:
+    """Return ``x`` rounded half to even, int32: exact up to 2**22, and past that what the bits give.
+
+    Adding 1.5 * 2**23 leaves the integer in the low 23 bits of the sum.
+    """
+    return ((x + _MAGIC).view(torch.int32) & 0x7FFFFF) - 0x400000
+
+
+def truncated(x: torch.Tensor) -> torch.Tensor:
+    """Return the integer part, int64; NaN and what int32 does not hold give -2**31, as on x86-64."""
+    inside = x.abs() < -_NO_INTEGER  # false for NaN
+    return torch.where(inside, x, float(_NO_INTEGER)).to(torch.int64)
+
+
+def half_away(x: torch.Tensor) -> torch.Tensor:
+    """Return ``x`` rounded half away from zero, as roundf does."""
+    whole = x.trunc()
+    return torch.where((x - whole).abs() >= 0.5, whole + x.sign(), whole)
+
+
+def largest(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the largest magnitude of each column, and the first value that has it."""
+    amax = torch.zeros_like(x[0])
+    value = torch.zeros_like(x[0])
+    for row in x:
+        above = row.abs() > amax
+        amax = torch.where(above, row.abs(), amax)
+        value = torch.where(above, row, value)
+    return amax, value
+
+
+def root(x: torch.Tensor) -> torch.Tensor:
+    """Return the square root rounded to float32; that of torch is off by a bit where MKL computes it."""
+    return x.double().sqrt().float()
+
+
+def inverse(x: torch.Tensor) -> torch.Tensor:
+    """Return ``1 / x``, or zero for zero."""
+    return torch.where(x != 0, over(1.0, x), 0.0)
+
+
+def ratio(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return ``a / b`` where ``b`` is positive, else zero."""
+    return torch.where(b > 0, a / b, 0.0)

@@ -1,0 +1,109 @@
+"""IQ4_NL, IQ4_XS, MXFP4 and NVFP4: codes stand for the values of a table."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from .block_columns import SUPER, Importance, Stored, columns, halves, patterns, weighted
+from .float_steps import LEAST, divided, inverse, largest, nearest, over, ratio, total, truncated
+
+LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""What codes of IQ4 stand for."""
+DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""What codes of MXFP4 and NVFP4 stand for, times two: scales are halved in return."""
+BLOCK, SHORT = 32, 16
+_TRIES = 7
+
+
+def _closest(x: torch.Tensor) -> torch.Tensor:
+    """Return the codes of IQ4 whose values are closest, int32; of two the higher, and 15 for NaN."""
+    codes = torch.zeros_like(x, dtype=torch.int32)
+    for low, high in itertools.pairwise(LEVELS):
+        codes += ~(x < (low + high) / 2)
+    return codes
+
+
+def _table_scale(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Return the scale of least weighted error of each column among those that are tried."""
+    table = torch.tensor(LEVELS, dtype=torch.float32, device=x.device)
+    amax, value = largest(x)
+
+    def tried(factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values = table[_closest(factor * x)]
+        return total(w * values * x), total(w * values * values)
+
+    products, squares = tried(over(1.0, divided(-value, LEVELS[0])))
+    scale = ratio(products, squares)
+    best = scale * products
+    for step in range(-_TRIES, _TRIES + 1):
+        products, squares = tried(over(step + LEVELS[0], value))
+        better = (squares > 0) & (products * products > best * squares)
+        scale = torch.where(better, products / squares, scale)
+        best = torch.where(better, scale * products, best)
+    return torch.where(amax < LEAST, 0.0, scale)
+
+
+def _table_weights(x: torch.Tensor, importance: Importance, run: int) -> torch.Tensor:
+    blocks = columns(x, BLOCK)
+    if importance is None:
+        return blocks * blocks
+    return weighted(x, importance, BLOCK, run, 2.0)
+
+
+def nonlinear(x: torch.Tensor, importance: Importance) -> Stored:
+    """IQ4_NL: a float16 scale for 32 values."""
+    blocks = columns(x, BLOCK)
+    scale = _table_scale(blocks, _table_weights(x, importance, BLOCK))
+    return patterns(_closest(inverse(scale) * blocks), len(x), 15), [halves(scale, len(x))]
+
+
+def nonlinear_super(x: torch.Tensor, importance: Importance) -> Stored:
+    """IQ4_XS: 6-bit scales for 32 values under a float16 for 256, with which codes are chosen unrounded."""
+    blocks, count = columns(x, BLOCK), SUPER // BLOCK
+    scales = columns(_table_scale(blocks, _table_weights(x, importance, SUPER)), count)
+    whole = divided(-largest(scales)[1], 32)
+    fine = nearest(inverse(whole) * scales).clamp(-32, 31)
+    codes = _closest(inverse((whole * fine).T.flatten()) * blocks)
+    return patterns(codes, len(x), 15), [patterns(fine, len(x), 63), halves(whole, len(x))]
+
+
+def microscaling(x: torch.Tensor, _importance: Importance) -> Stored:
+    """MXFP4: a power of two for 32 values, whose exponent is the float32 logarithm, rounded down."""
+    blocks = columns(x, BLOCK)
+    amax = blocks.abs().amax(0)
+    exponent = truncated(amax.double().log2().float().floor() + 125) & 0xFF
+    exponent = torch.where(amax > 0, exponent, 0)
+    scale = torch.ldexp(torch.ones_like(amax), exponent - 128)
+    return patterns(_closest_float(blocks, scale), len(x), 15), [patterns(exponent[None], len(x), 0xFF)]
+
+
+def nvfp4(x: torch.Tensor, _importance: Importance) -> Stored:
+    """NVFP4: an unsigned e4m3 for 16 values."""
+    blocks = columns(x, SHORT)
+    code = _unsigned_e4m3(divided(blocks.abs().amax(0), 6))
+    exponent, mantissa = code >> 3, (code & 7).float()
+    value = torch.where(exponent > 0, mantissa + 8, mantissa)
+    scale = torch.ldexp(value, exponent.clamp(min=1) - 11)
+    return patterns(_closest_float(blocks, scale), len(x), 15), [patterns(code[None], len(x), 0xFF)]
+
+
+def _closest_float(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Return the first codes of least error under ``scale``, int32."""
+    best = x.abs()
+    codes = torch.zeros_like(x, dtype=torch.int32)
+    for code, value in enumerate(DOUBLED):
+        error = (value * scale - x).abs()
+        codes = torch.where(error < best, code, codes)
+        best = torch.where(error < best, error, best)
+    return codes
+
+
+def _unsigned_e4m3(x: torch.Tensor) -> torch.Tensor:
+    """Return ``x`` in e4m3 without a sign, int32: ties up, 448 from 248 on, and subnormals up to 7 / 512."""
+    held = x.clamp(max=448.0)
+    normal = (held.view(torch.int32) + (1 << 19) >> 20) - (120 << 3)
+    small = truncated(held * 512 + 0.5).to(torch.int32).clamp(max=7)
+    code = torch.where(held < 2.0**-6, small, torch.where(normal < 0x78, normal, 0x7E))
+    return torch.where(x > 0, code, 0)
