@@ -327,6 +327,22 @@ def fused_set(module: str) -> str | None:
     return _set_of(module, _FUSED)
 
 
+_MERGED = {
+    "q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj",
+    "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj",
+}  # fmt: skip
+
+
+def merged(module: str) -> tuple[str, ...]:
+    """Return the name under which vLLM and SGLang run a layer together with others, if they do.
+
+    >>> merged("layers.0.self_attn.q_proj"), merged("layers.0.mlp.down_proj")
+    (('layers.0.self_attn.qkv_proj',), ())
+    """
+    parent, dot, last = module.rpartition(".")
+    return (parent + dot + _MERGED[last],) if last in _MERGED and not is_expert(module) else ()
+
+
 # The last parts of names of layers that tensor parallelism splits by columns: attention's output and the end
 # of an MLP (transformers' base_model_tp_plan says "rowwise" of these).
 _BY_COLUMNS = re.compile(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import zeropoint as zp
+from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
+from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
-from zeropoint.codecs.gptq import CODEC, weight_scheme
+from zeropoint.codecs.gptq import CODEC, Settings
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.protocol import LayerScheme
-from zeropoint.errors import UnsupportedError, ZeropointError
+from zeropoint.codecs.words import fields_of, words_of
+from zeropoint.errors import CheckpointError, UnsupportedError, ZeropointError
 
 SCHEMES = (
     "int4:g128",
@@ -75,16 +79,18 @@ def test_known_words() -> None:
 @pytest.mark.parametrize(
     ("config", "rule"),
     [
-        ({"bits": 4, "group_size": 128, "desc_act": True}, "out of order"),
         ({"bits": 5, "group_size": 128}, "of 5 bits"),
         ({"bits": 4, "group_size": 0}, "must be -1 or positive"),
         ({"bits": 4, "group_size": 128, "checkpoint_format": "marlin"}, "checkpoint_format"),
-        ({"bits": 4, "group_size": 128, "dynamic": {"+:up": {"bits": 8}}}, "other bits"),
+        ({"bits": 4, "group_size": 128, "dynamic": ["-:up"]}, "dynamic of .* must be an object"),
+        ({"bits": 4, "group_size": 128, "dynamic": {"+:up": 8}}, "has 8 for .* must have an object"),
+        ({"bits": 4, "group_size": 128, "dynamic": {"+:up": {"bits": 7}}}, "of 7 bits"),
+        ({"bits": 4, "group_size": 128, "dynamic": {"-:(a+)+$": {}}}, "which can take forever"),
     ],
 )
 def test_a_configuration_that_is_not_understood_is_refused(config: dict[str, object], rule: str) -> None:
     with pytest.raises(ZeropointError, match=rule):
-        weight_scheme(config)
+        Settings(config)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +106,129 @@ def test_a_weight_whose_outputs_fill_no_whole_words_is_kept() -> None:
     layer = layer_scheme("int4:g128", CODEC)
     assert CODEC.refusal(layer, (100, 256)) == "first axis 100 does not fill whole words, of 8 codes"
     assert CODEC.refusal(layer, (96, 200)) == "last axis 200 is not a multiple of the group, 128"
+
+
+def files(folder: Path, tensors: dict[str, torch.Tensor], **settings: object) -> Path:
+    """Write a checkpoint of one layer, ``a.up_proj``, as somebody else has it."""
+    folder.mkdir()
+    stored = {f"a.up_proj.{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(stored, folder / "model.safetensors")
+    section = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, **settings}
+    config = {"model_type": "llama", "dtype": "float32", "quantization_config": section}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def floats(path: Path, out: Path) -> torch.Tensor:
+    """Return the weight of such a checkpoint, dequantized."""
+    every = Selection(dequantize=DequantizePolicy.EVERY)
+    run(make_plan(open_source(path), KEEP, selection=every), out)
+    return load_file(out / "model.safetensors")["a.up_proj.weight"]
+
+
+def act_ordered(text: str, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the tensors of a weight whose columns were grouped in a random order and stored in their own."""
+    layer, order = layer_scheme(text, CODEC), torch.randperm(x.shape[1])
+    tensors, bits, back = encoded(layer, x[:, order]), layer.weight.bits, order.argsort()
+    fields = fields_of(tensors["qweight"].t().contiguous(), bits)[:, back]
+    return {
+        **tensors, "qweight": words_of(fields.contiguous(), bits).t(), "g_idx": tensors["g_idx"][back],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["int4:g32", "int3:g32:asym", "int8:g64"])
+def test_act_order_is_read_with_the_values_of_another_decoder(text: str, tmp_path: Path) -> None:
+    x = weight(*SHAPE).half()
+    tensors, scheme = act_ordered(text, x), layer_scheme(text, CODEC).weight
+    bits, asym = scheme.bits, "asym" in text
+    given = {"bits": bits, "group_size": int(text.split(":")[1][1:]), "sym": not asym, "desc_act": True}
+    version = "gptq_v2" if asym else "gptq"
+    path = files(tmp_path / "in", tensors, **given, checkpoint_format=version)
+    assert zp.verify_checkpoint(path).problems == ()
+    (seen,) = zp.inspect_checkpoint(path).schemes
+    assert (seen.scheme, seen.layout) == (str(scheme), f"{version} with act-order")
+    found = floats(path, tmp_path / "out")
+    assert torch.equal(found, dequantized(tensors, bits, first_version=not asym).t())
+
+
+def test_zero_points_of_the_first_version_may_borrow_from_each_other(tmp_path: Path) -> None:
+    # What GPTQModel saves for asymmetric weights: words of the second version, less 1 in each field.
+    x = weight(*SHAPE).half().abs()
+    tensors = encoded(layer_scheme("int4:g32:asym", CODEC), x)
+    assert (fields_of(tensors["qzeros"], 4) == 0).any()
+    first = {**tensors, "qzeros": tensors["qzeros"] - 0x11111111}
+    path = files(tmp_path / "in", first, sym=False)
+    found = floats(path, tmp_path / "out")
+    assert torch.equal(found, dequantized(tensors, 4, first_version=False).t())
+    (problem,) = zp.verify_checkpoint(path).problems
+    assert "a zero point is stored as 15, which engines read in different ways" in problem.what
+
+
+@pytest.mark.parametrize(
+    ("groups", "settings", "message"),
+    [
+        (torch.arange(256).flip(0) // 32, {}, "out of order, but desc_act of the configuration is false"),
+        (torch.arange(256) // 16, {"desc_act": True}, "g_idx has groups 0 to 15, but there are 0 to 7"),
+        (torch.arange(128) // 32, {"desc_act": True}, r"g_idx is I32 of shape \[128\], but must be I32 of"),
+        (torch.arange(256) // 32, {"dynamic": {"-:.*up": {}}}, "but dynamic leaves it out"),
+    ],
+)
+def test_what_contradicts_the_configuration_is_named(
+    groups: torch.Tensor, settings: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    tensors = encoded(layer_scheme("int4:g32", CODEC), weight(*SHAPE).half())
+    path = files(tmp_path / "in", {**tensors, "g_idx": groups.int()}, **settings)
+    (problem,) = zp.verify_checkpoint(path).problems
+    assert re.search(message, problem.what), problem.what
+
+
+def mixture(folder: Path) -> Path:
+    folder.mkdir()
+    names = [f"model.layers.{n}.{part}" for n in (0, 1) for part in ("self_attn.q_proj", "mlp.down_proj")]
+    tensors = {f"{name}.weight": weight(*SHAPE) for name in [*names, "lm_head"]}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "bfloat16"}))
+    return folder
+
+
+def recipe(folder: Path, queries: str) -> RecipeText:
+    path = folder / "recipe.yaml"
+    rules = f"rules:\n- {{name: '*.q_proj', weight: '{queries}'}}\n- {{type: Head, weight: 'int8:g32'}}\n"
+    path.write_text("default: int4:g32\n" + rules)
+    return RecipeText.read(path)
+
+
+def test_several_schemes_are_rules_of_dynamic_which_are_read_back(tmp_path: Path) -> None:
+    source = mixture(tmp_path / "in")
+    zp.quantize_checkpoint(source, tmp_path / "out", recipe(tmp_path, "int8:g64"), format="gptq")
+    section = json.loads((tmp_path / "out" / "quantize_config.json").read_text())
+    assert (section["bits"], section["group_size"], section["lm_head"]) == (4, 32, True)
+    rules = {rule.removeprefix("+:"): given for rule, given in section["dynamic"].items()}
+    fused = "model.layers.1.self_attn.qkv_proj"
+    for name, bits in (("model.layers.1.self_attn.q_proj", 8), (fused, 8), ("lm_head", 8)):
+        found = [given for rule, given in rules.items() if re.match(rule, name)]
+        assert [given["bits"] for given in found] == [bits]
+    assert not any(re.match(rule, "model.layers.1.mlp.down_proj") for rule in rules)
+    (tmp_path / "out" / "zeropoint_manifest.json").unlink()
+    assert zp.verify_checkpoint(tmp_path / "out", source).problems == ()
+    seen = {s.scheme: s.layers for s in zp.inspect_checkpoint(tmp_path / "out").schemes}
+    assert seen == {f"int{b}:g{g}:scale=float16": n for b, g, n in ((4, 32, 2), (8, 64, 2), (8, 32, 1))}
+
+
+def test_a_head_that_the_configuration_leaves_out_is_named(tmp_path: Path) -> None:
+    source = mixture(tmp_path / "in")
+    zp.quantize_checkpoint(source, tmp_path / "out", recipe(tmp_path, "int8:g64"), format="gptq")
+    (tmp_path / "out" / "zeropoint_manifest.json").unlink()
+    path = tmp_path / "out" / "config.json"
+    path.write_text(path.read_text().replace('"lm_head": true', '"lm_head": false'))
+    (problem,) = zp.verify_checkpoint(tmp_path / "out").problems
+    assert problem.what == "it is quantized, but lm_head is false in the configuration; correct it"
+
+
+def test_symmetric_and_asymmetric_layers_take_two_files(tmp_path: Path) -> None:
+    source = mixture(tmp_path / "in")
+    with pytest.raises(CheckpointError, match="make all of them symmetric, or all asym"):
+        zp.quantize_checkpoint(source, tmp_path / "out", recipe(tmp_path, "int8:g64:asym"), format="gptq")
 
 
 def checkpoint(folder: Path) -> Path:

@@ -5,18 +5,25 @@ For the weight ``X.weight`` of shape (N, K), codes of b bits and groups of g inp
     X.qweight   I32 [K * b / 32, N]: column n is one stream of the b-bit fields ``code + 2 ** (b - 1)`` of
                 output n, low bits first
     X.qzeros    I32 [K / g, N * b / 32]: row r is one stream of the fields of the zero points of group r,
-                shifted as codes are; one less each in the first version of the layout, which is written for
-                symmetric weights: ``2 ** (b - 1) - 1``
+                shifted as codes are; one less each in the first version of the layout, ``2 ** (b - 1) - 1``
+                for symmetric weights
     X.scales    F16 [K / g, N]
-    X.g_idx     I32 [K]: the group of each input, ``k // g``
+    X.g_idx     I32 [K]: the group of each input, ``k // g``, or any group after act-order (``desc_act``)
 
 A part of a weight is some of its inputs: whole lines of all four. The configuration says ``{"quant_method":
 "gptq", "bits": b, "group_size": g or -1, "desc_act": false, "sym": ..., "checkpoint_format": "gptq" or
-"gptq_v2"}``, in config.json and in quantize_config.json. The second version stores zero points as they are;
-it is written for asymmetric weights, of which the first cannot hold a zero point of 0.
+"gptq_v2", "dynamic": {...}}``, in config.json and in quantize_config.json. ``dynamic`` has regular
+expressions, the first that matches a module decides: ``-:REGEX`` keeps it, ``+:REGEX`` gives it other bits,
+group_size or sym. The second version stores zero points as they are; it is written for asymmetric weights, of
+which the first cannot hold a zero point of 0: its words are one less for each field, so that a 0 borrows from
+the next one.
+
+Act-order is read and not written: no method here gives an order. Where it left groups out of order, a part
+has the scale and the zero point of each of its inputs.
 
 Source: GPTQModel 7.7 (nn_modules/qlinear/__init__.py, pack_original and dequantize_weight; utils/model.py,
-convert_gptq_v1_to_v2_format_module). This module opens no file.
+convert_gptq_v1_to_v2_format_module and FUSED_PROJECTION_UNITS; quantization/config.py, dynamic_get). This
+module opens no file.
 """
 
 from __future__ import annotations
@@ -24,22 +31,25 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from ..errors import CheckpointError, UnsupportedError
+from ..architectures import merged
+from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout import packing
 from ..params import QuantizationParams
 from ..params.tensors import zero_point_dtype
-from ..schemes import Preset, RangeRule, Scheme, ZeroPoint
+from ..patterns import REGEX, regular_expression
+from ..schemes import Granularity, Preset, RangeRule, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from . import words
 from .block_extents import blocks
+from .compressed_tensors.targets import targets
 from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem, decoded_first, rules
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, needed
@@ -61,6 +71,11 @@ from .words import (
 
 QUANT_METHOD = "gptq"
 V1, V2 = "gptq", "gptq_v2"
+_SKIP, _OTHER = "-:", "+:"
+"""What rules of ``dynamic`` begin with that keep a module, or give it another scheme."""
+_HEAD = "lm_head"
+_IN_BLOCKS = re.compile(r"\.\d+\\?\.")
+"""What rules that keep a layer of a block have in them: its number."""
 _BITS = (2, 3, 4, 8)
 _MARLIN_GROUPS = (0, 32, 64, 128)
 
@@ -81,58 +96,116 @@ def weight_scheme(config: Mapping[str, Any]) -> Scheme:
             f"group_size of quantization_config is {group!r:.40}, but must be -1 or positive; the file is "
             "damaged"
         )
-    if config.get("desc_act"):
-        raise UnsupportedError(
-            "desc_act of quantization_config puts inputs into groups out of order, which is not read here; "
-            "verify it with the tool that wrote it"
-        )
-    if config.get("checkpoint_format", V1) not in (V1, V2) or config.get("pack_dtype", "int32") != "int32":
-        found = config.get("checkpoint_format", V1), config.get("pack_dtype", "int32")
-        raise UnsupportedError(
-            f"GPTQ files of checkpoint_format and pack_dtype {found} are not read here; verify it with the "
-            "tool that wrote it"
-        )
-    if any(str(rule).startswith("+:") for rule in config.get("dynamic") or ()):
-        raise UnsupportedError(
-            "dynamic of quantization_config gives some layers other bits, which is not read here; verify it "
-            "with the tool that wrote it"
-        )
     text = f"int{bits}:{'channel' if group == -1 else f'g{group}'}:scale=float16"
     return Scheme.parse(text if config.get("sym", True) else f"{text}:asym")
 
 
-class GptqReader(Reader):
-    """The layers of one GPTQ checkpoint, all under one scheme."""
+class Settings:
+    """What a ``quantization_config`` says of each module.
 
-    def __init__(self, listing: Listing, codec: Codec) -> None:
+    config: the object. Raises UnsupportedError for files that are not read, CheckpointError for malformed
+    values, PatternError for a regular expression that is none or could take forever.
+
+    >>> found = Settings({"bits": 4, "group_size": 32, "dynamic": {"+:.*down": {"bits": 8}, "-:head": {}}})
+    >>> str(found.of("a.down")), str(found.of("a.up")), found.of("head")
+    ('int8:g32:scale=float16', 'int4:g32:scale=float16', None)
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.version = config.get("checkpoint_format", V1)
+        if self.version not in (V1, V2) or config.get("pack_dtype", "int32") != "int32":
+            found = self.version, config.get("pack_dtype", "int32")
+            raise UnsupportedError(
+                f"GPTQ files of checkpoint_format and pack_dtype {found} are not read here; verify it with "
+                "the tool that wrote it"
+            )
+        rules = config.get("dynamic") or {}
+        if not isinstance(rules, dict):
+            raise CheckpointError("dynamic of quantization_config must be an object; the file is damaged")
+        self.act_order = any(
+            table.get("desc_act") for table in (config, *rules.values()) if isinstance(table, dict)
+        )
+        self.skipped = tuple(rule for rule in rules if rule.startswith(_SKIP))
+        self._base = weight_scheme(config)
+        self._rules = [
+            (regular_expression(rule.removeprefix(_SKIP).removeprefix(_OTHER)), _other(config, rule, given))
+            for rule, given in rules.items()
+        ]
+
+    def of(self, module: str) -> Scheme | None:
+        """Return the scheme of a module's weight, or None where it is not quantized."""
+        return next((weight for rule, weight in self._rules if rule.matches(module)), self._base)
+
+
+def _other(config: Mapping[str, Any], rule: str, given: object) -> Scheme | None:
+    """Return the scheme that a rule of ``dynamic`` gives, or None where it keeps what it names."""
+    if rule.startswith(_SKIP):
+        return None
+    if not isinstance(given, dict):
+        raise CheckpointError(
+            f"dynamic of quantization_config has {given!r:.40} for {printable(rule)}, but must have an "
+            "object; the file is damaged"
+        )
+    return weight_scheme({**config, **given})
+
+
+class GptqReader(Reader):
+    """The layers of one GPTQ checkpoint."""
+
+    def __init__(self, listing: Listing, codec: Gptq) -> None:
         self._listing = listing
         self._codec = codec
-        self._weight = weight_scheme(listing.quantization)
-        self._layout = listing.quantization.get("checkpoint_format", V1)
-        skipped = (str(rule) for rule in listing.quantization.get("dynamic") or ())
-        self.ignore = tuple(rule for rule in skipped if rule.startswith("-:"))
+        self._settings = Settings(listing.quantization)
+        self.ignore = self._settings.skipped
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
         """See :class:`Reader`; ``key`` is the module."""
-        codes, bits = needed(tensors, CODES), self._weight.bits
-        weight = with_scales(self._weight, needed(tensors, SCALES))
-        if len(codes.shape) != 2 or codes.shape[0] * WORD % bits:
-            raise CheckpointError(f"qweight has shape {list(codes.shape)}, as no weight of {bits} bits has")
-        layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
-        if layer.layout != self._layout:
-            raise UnsupportedError(
-                f"checkpoint_format {self._layout} is not read for {weight}, which has {layer.layout}"
+        found = self._settings.of(key)
+        no_head = self._listing.quantization.get("lm_head") is False and key.rpartition(".")[2] == _HEAD
+        if found is None or no_head:
+            what = f"{_HEAD} is false" if no_head else "dynamic leaves it out"
+            raise CheckpointError(f"it is quantized, but {what} in the configuration; correct it")
+        codes = needed(tensors, CODES)
+        weight = with_scales(found, needed(tensors, SCALES))
+        if len(codes.shape) != 2 or codes.shape[0] * WORD % weight.bits:
+            raise CheckpointError(
+                f"qweight has shape {list(codes.shape)}, as no weight of {weight.bits} bits has"
             )
-        shape = (codes.shape[1], codes.shape[0] * WORD // bits)
-        record = word_record(layer, key, tensors, known, shape=shape, config=self._listing.config)
-        groups = _groups(weight, shape[1]).numpy().tobytes()
-        if GROUPS in tensors and self._listing.read(tensors[GROUPS]) != groups:
-            raise UnsupportedError("its g_idx puts inputs into groups out of order, which is not read here")
-        return record
+        shape = (codes.shape[1], codes.shape[0] * WORD // weight.bits)
+        version = self._settings.version
+        codec = replace(
+            self._codec, version="" if version == _written_version(weight) else version,
+            ordered=GROUPS in tensors and self._out_of_order(tensors[GROUPS], weight, shape[1]),
+        )  # fmt: skip
+        layer = LayerScheme(codec=codec, name=str(weight), weight=weight)
+        return word_record(layer, key, tensors, known, shape=shape, config=self._listing.config)
+
+    def _out_of_order(self, entry: Entry, weight: Scheme, columns: int) -> bool:
+        """Return whether inputs lie in groups out of order; raises CheckpointError for groups not there."""
+        if (entry.dtype, entry.shape) != ("I32", (columns,)):
+            raise CheckpointError(
+                f"g_idx is {entry.dtype} of shape {list(entry.shape)}, but must be I32 of [{columns}]"
+            )
+        found = torch.frombuffer(bytearray(self._listing.read(entry)), dtype=torch.int32)
+        wanted = _groups(weight, columns)
+        low, high = (int(extreme) for extreme in torch.aminmax(found))
+        if low < 0 or high > int(wanted[-1]):
+            raise CheckpointError(f"g_idx has groups {low} to {high}, but there are 0 to {int(wanted[-1])}")
+        mixed = not torch.equal(found, wanted)
+        if mixed and not self._settings.act_order:
+            raise CheckpointError(
+                "its g_idx puts inputs into groups out of order, but desc_act of the configuration is false; "
+                "correct it"
+            )
+        return mixed
 
 
-def _is_v1(layer: LayerScheme) -> bool:
-    return layer.weight.zero_point is ZeroPoint.NONE
+def _is_symmetric(weight: Scheme) -> bool:
+    return weight.zero_point is ZeroPoint.NONE
+
+
+def _written_version(weight: Scheme) -> str:
+    return V1 if _is_symmetric(weight) else V2
 
 
 def _groups(weight: Scheme, columns: int) -> torch.Tensor:
@@ -145,17 +218,34 @@ def _shift(count: int, bits: int) -> torch.Tensor:
     return packing.pack(torch.full((count,), 1 << (bits - 1)), bits)
 
 
+def _transformers(facts: Facts) -> Iterator[Problem]:
+    if facts.experts:
+        yield Loads.NO, "it reads no experts in this layout"
+    rules = facts.section.get("dynamic", {})
+    if any(rule.startswith(_OTHER) or _IN_BLOCKS.search(rule) for rule in rules) or facts.section.get("lm_head"):
+        yield Loads.NO, "it takes all layers of the blocks, under one scheme; GPTQModel.load reads dynamic"
+    yield Loads.PARTLY, "5.23 runs it with optimum 2.3 and gptqmodel 7.7"
+
+
 def _vllm(facts: Facts) -> Iterator[Problem]:
     yield from words.vllm(facts)
     for layer in facts.layers:
         fast = layer.weight.bits in (4, 8) and blocks(layer.weight)[COLUMNS] in _MARLIN_GROUPS
-        if not fast or not _is_v1(layer):
+        if not fast or not _is_symmetric(layer.weight):
             yield Loads.PARTLY, f"{layer} has no fast kernel, and not every release reads it"
 
 
 @dataclass(frozen=True)
 class Gptq(Codec):
-    """See the module and :class:`Codec`."""
+    """See the module and :class:`Codec`.
+
+    Args:
+        version: the ``checkpoint_format`` of somebody's file; empty for the one that is written.
+        ordered: whether ``g_idx`` of somebody's file has inputs in groups out of order.
+    """
+
+    version: str = ""
+    ordered: bool = False
 
     name = "gptq"
     title = "the layout of GPTQ"
@@ -169,8 +259,7 @@ class Gptq(Codec):
     defaults = MappingProxyType({"scale": "float16"})
     parts = MappingProxyType({CODES: True, ZEROS: True, SCALES: False, GROUPS: False})
     engines = rules({
-        TRANSFORMERS: words.transformers("optimum and gptqmodel"), VLLM: _vllm, TENSORRT: words.tensorrt,
-        LLAMA_CPP: decoded_first,
+        TRANSFORMERS: _transformers, VLLM: _vllm, TENSORRT: words.tensorrt, LLAMA_CPP: decoded_first,
     })  # fmt: skip
     methods = (QUANT_METHOD,)
 
@@ -191,7 +280,10 @@ class Gptq(Codec):
             raise UnsupportedError(f"scheme {weight} has blocks that GPTQ does not store; use g<N>, channel")
         if layer.input is not None:
             raise UnsupportedError(f"input {layer.input} has no place in GPTQ; leave out the input")
-        return V1 if _is_v1(layer) else V2
+        return self._version(weight) + (" with act-order" if self.ordered else "")
+
+    def _version(self, weight: Scheme) -> str:
+        return self.version or _written_version(weight)
 
     def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
         """See :class:`Codec`."""
@@ -217,7 +309,8 @@ class Gptq(Codec):
 
     def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
         """See :class:`Codec`."""
-        return math.lcm(group_of(layer.weight, shape[1]), whole_words(layer.weight.bits)[1])
+        group = 1 if self.ordered else group_of(layer.weight, shape[1])
+        return math.lcm(group, whole_words(layer.weight.bits)[1])
 
     def tensors(
         self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
@@ -227,6 +320,7 @@ class Gptq(Codec):
         bits, group = layer.weight.bits, group_of(layer.weight, columns)
         lines, fields = whole_words(bits)
         groups = -(-columns // group)
+        axis, of_groups = (None, COLUMNS) if self.ordered else (COLUMNS, None)
         scale = FILE_DTYPES[storage_dtype(layer.weight.scales[0].format_for(format_of(dtype)))]
         return (
             TensorSpec(
@@ -234,11 +328,11 @@ class Gptq(Codec):
                 per=fields,
             ),
             TensorSpec(
-                suffix=ZEROS, dtype="I32", shape=(groups, rows * bits // WORD), axis=COLUMNS, per=group,
+                suffix=ZEROS, dtype="I32", shape=(groups, rows * bits // WORD), axis=axis, per=group,
                 across=(lines, fields),
             ),
-            TensorSpec(suffix=SCALES, dtype=scale, shape=(groups, rows), axis=COLUMNS, per=group),
-            TensorSpec(suffix=GROUPS, dtype="I32", shape=(columns,), axis=None),
+            TensorSpec(suffix=SCALES, dtype=scale, shape=(groups, rows), axis=axis, per=group),
+            TensorSpec(suffix=GROUPS, dtype="I32", shape=(columns,), axis=of_groups),
         )  # fmt: skip
 
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
@@ -260,43 +354,104 @@ class Gptq(Codec):
         self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> QuantizedTensor:  # fmt: skip
-        """See :class:`Codec`."""
+        """See :class:`Codec`; after act-order, each input has a group of its own."""
         weight, bits = layer.weight, layer.weight.bits
         rows = tensors[CODES].t().contiguous()
         data = rows.view(torch.uint8).reshape(shape[0], -1) ^ _shift(shape[1], bits)
-        zero = None
-        if weight.zero_point is not ZeroPoint.NONE:
-            fields = fields_of(tensors[ZEROS], bits).to(torch.int32).t() - (1 << (bits - 1))
-            zero = fields.contiguous().to(zero_point_dtype(weight))
-        scales = (tensors[SCALES].t().contiguous(),)
-        params = QuantizationParams(scheme=weight, shape=shape, scales=scales, zero_point=zero, dtype=dtype)
+        scales = tensors[SCALES]
+        zeros = None
+        if not _is_symmetric(weight):
+            zeros = self._zeros(weight, tensors[ZEROS]).to(zero_point_dtype(weight))
+        if self.ordered:
+            groups = tensors[GROUPS].long()
+            scales, zeros = scales[groups], None if zeros is None else zeros[groups]
+            each = replace(weight.scales[0], granularity=Granularity.group(1))
+            weight = replace(weight, scales=(each,))
+        params = QuantizationParams(
+            scheme=weight, shape=shape, scales=(scales.t().contiguous(),), dtype=dtype,
+            zero_point=None if zeros is None else zeros.t().contiguous(),
+        )  # fmt: skip
         return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
 
+    def _zeros(self, weight: Scheme, words: torch.Tensor) -> torch.Tensor:
+        """Return zero points of signed codes, of either version."""
+        bits = weight.bits
+        if self._version(weight) == V1 and WORD % bits == 0:
+            # One for each field at once, so that what 0 borrowed from the next field goes back to it.
+            words = words + sum(1 << at for at in range(0, WORD, bits))
+        fields = fields_of(words, bits).to(torch.int32)
+        if self._version(weight) == V1 and WORD % bits:
+            fields = (fields + 1) & ((1 << bits) - 1)
+        return fields - (1 << (bits - 1))
+
     def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        """See :class:`Codec`: symmetric weights have one zero point, which engines subtract all the same."""
-        if not _is_v1(layer):
-            return None
-        wanted = (1 << (layer.weight.bits - 1)) - 1
-        fields = fields_of(tensors[ZEROS], layer.weight.bits)
-        wrong = fields[fields != wanted]
-        return f"a zero point is stored as {int(wrong[0])}, not {wanted}" if wrong.numel() else None
+        """See :class:`Codec`: symmetric weights have one zero point, which engines subtract all the same.
+
+        Engines differ in what the first version of the layout says by a field of ones.
+        """
+        bits, first = layer.weight.bits, self._version(layer.weight) == V1
+        fields = fields_of(tensors[ZEROS], bits)
+        if _is_symmetric(layer.weight):
+            wanted = (1 << (bits - 1)) - first
+            wrong = fields[fields != wanted]
+            return f"a zero point is stored as {int(wrong[0])}, not {wanted}" if wrong.numel() else None
+        ones = (1 << bits) - 1
+        if first and bool((fields == ones).any()):
+            return f"a zero point is stored as {ones}, which engines read in different ways in {V1}"
+        return None
 
     def read(self, listing: Listing) -> GptqReader:
         """See :class:`Codec`."""
         return GptqReader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
-        """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
-        layer = contents.only_layer(self.title)
+        """See :class:`Codec`.
+
+        Raises CheckpointError where some layers are symmetric and others are not, which takes two versions.
+        """
+        names: dict[LayerScheme, list[str]] = {}
+        for module in contents.modules():
+            if module.layer is not None:
+                names.setdefault(module.layer, []).append(module.name)
+        if len({layer.layout for layer in names}) > 1:
+            raise CheckpointError(
+                f"{self.title} has one checkpoint_format for all, and here are {', '.join(map(str, names))}; "
+                "make all of them symmetric, or all asym"
+            )
+        most = max(names, key=lambda layer: len(names[layer]))
+        every = [name for modules in names.values() for name in modules]
         settings = {
-            "bits": layer.weight.bits, "group_size": blocks(layer.weight)[COLUMNS] or -1,
-            "desc_act": False, "sym": _is_v1(layer),
-            "lm_head": any(module.name.endswith("lm_head") for module in contents.modules() if module.layer),
-            "quant_method": QUANT_METHOD, "checkpoint_format": layer.layout, "pack_dtype": "int32",
-            "dynamic": {f"-:^{re.escape(name)}$": {} for name in contents.kept},
-            "meta": {"quantizer": ["zeropoint"]},
+            **_numbers(most), "desc_act": False, "lm_head": any(name.endswith(_HEAD) for name in every),
+            "quant_method": QUANT_METHOD, "checkpoint_format": most.layout, "pack_dtype": "int32",
+            "dynamic": _dynamic(names, most, contents.kept), "meta": {"quantizer": ["zeropoint"]},
         }  # fmt: skip
         return Documents(section=settings, files={"quantize_config.json": settings})
+
+
+def _numbers(layer: LayerScheme) -> dict[str, Any]:
+    """Return what differs between layers of one file."""
+    weight = layer.weight
+    return {
+        "bits": weight.bits, "group_size": blocks(weight)[COLUMNS] or -1, "sym": _is_symmetric(weight),
+    }  # fmt: skip
+
+
+def _dynamic(
+    names: Mapping[LayerScheme, Sequence[str]], most: LayerScheme, kept: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Return the rules for all but the scheme of most layers.
+
+    vLLM and SGLang ask for the name of what they run as one layer, so rules match that, too.
+    """
+    others = [layer for layer in names if layer is not most]
+    groups = [[each for name in names[layer] for each in (name, *merged(name))] for layer in others]
+    rest = [*kept, *(each for name in names[most] for each in (name, *merged(name)))]
+    found = {f"{_SKIP}^{re.escape(name)}$": dict[str, Any]() for name in kept}
+    for layer, expressions in zip(others, targets(groups, rest), strict=True):
+        for text in expressions:
+            regex = text.removeprefix(REGEX) if text.startswith(REGEX) else f"^{re.escape(text)}$"
+            found[_OTHER + regex] = _numbers(layer)
+    return found
 
 
 def _names() -> str:
