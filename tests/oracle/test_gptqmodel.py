@@ -113,7 +113,7 @@ def same_layers(model: nn.Module, wanted: dict[str, torch.Tensor]) -> int:
 RECIPE = """
 default: int4:g32
 rules:
-- {name: "*.0.mlp.up_proj", keep: true}
+- {name: "*.0.self_attn.o_proj", keep: true}
 - {name: "*.down_proj", weight: "int8:g64"}
 - {name: "re:.*[qkv]_proj", weight: "int3:g32"}
 - {type: Head, weight: "int8:g32"}

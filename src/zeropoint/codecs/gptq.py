@@ -222,7 +222,8 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
     if facts.experts:
         yield Loads.NO, "it reads no experts in this layout"
     rules = facts.section.get("dynamic", {})
-    if any(rule.startswith(_OTHER) or _IN_BLOCKS.search(rule) for rule in rules) or facts.section.get("lm_head"):
+    several = any(rule.startswith(_OTHER) or _IN_BLOCKS.search(rule) for rule in rules)
+    if several or facts.section.get("lm_head"):
         yield Loads.NO, "it takes all layers of the blocks, under one scheme; GPTQModel.load reads dynamic"
     yield Loads.PARTLY, "5.23 runs it with optimum 2.3 and gptqmodel 7.7"
 
