@@ -1,4 +1,4 @@
-"""GPTQ files compared with GPTQModel: words of its packer, values of its layers, models that it loads.
+"""GPTQ and AWQ files compared with GPTQModel: words of its packer, values of its layers, models it loads.
 
 GPTQModel 7.7 is no part of the test environment, and needs optimum and torchao; without it, these tests skip.
 """
@@ -22,6 +22,7 @@ from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.awq import CODEC as AWQ
 from zeropoint.codecs.gptq import CODEC
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.protocol import LayerScheme
@@ -95,9 +96,33 @@ def test_act_order_decodes_to_the_values_of_its_layer(bits: int, asym: bool, ver
     assert torch.equal(ours.dequantize(), theirs.dequantize_weight().t())
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_words_of_awq_are_those_of_its_packer(dtype: str) -> None:
+    linear = pytest.importorskip("gptqmodel.nn_modules.qlinear.torch_awq").AwqTorchLinear
+    layer = layer_scheme(f"int4:g{GROUP}:asym:scale={dtype}", AWQ)
+    q = zp.quantize(torch.randn(ROWS, COLUMNS).to(getattr(torch, dtype)), layer.weight)
+    assert q.zero_point is not None
+    theirs = linear(
+        bits=4,
+        group_size=GROUP,
+        sym=False,
+        desc_act=False,
+        in_features=COLUMNS,
+        out_features=ROWS,
+        bias=False,
+    )
+    weight = nn.Linear(COLUMNS, ROWS, bias=False)
+    weight.weight.data = q.dequantize(torch.float32)
+    theirs.pack(weight, q.scales[0], q.zero_point.float() + 8)
+    for name, tensor in AWQ.encode(layer, q).items():
+        wanted = theirs.state_dict()[name]
+        assert tensor.dtype is wanted.dtype
+        assert torch.equal(tensor, wanted), name
+
+
 def floats(folder: Path, out: Path) -> dict[str, torch.Tensor]:
-    """Return what zeropoint decodes a checkpoint to."""
-    every = Selection(dequantize=DequantizePolicy.EVERY)
+    """Return what zeropoint decodes a checkpoint to, in float16."""
+    every = Selection(dequantize=DequantizePolicy.EVERY, floats="F16")
     run(make_plan(open_source(folder), KEEP, selection=every), out)
     return load_file(out / "model.safetensors")
 
@@ -134,11 +159,14 @@ def test_it_loads_a_mixture_with_a_head_and_a_layer_that_is_kept(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["int4:g32", "int4:g32:asym", "int8:g64"])
-def test_transformers_loads_one_scheme_by_way_of_it(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("gptq", "int4:g32"), ("gptq", "int4:g32:asym"), ("gptq", "int8:g64"), ("awq", "int4:g32:asym")],
+)
+def test_transformers_loads_one_scheme_by_way_of_it(name: str, text: str, tmp_path: Path) -> None:
     pytest.importorskip("gptqmodel")
     tiny_llama.save(tmp_path / "in")
-    zp.quantize_checkpoint(tmp_path / "in", tmp_path / "out", text, format="gptq")
+    zp.quantize_checkpoint(tmp_path / "in", tmp_path / "out", text, format=name)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float16, device_map="cpu")
     wanted = floats(tmp_path / "out", tmp_path / "floats")
     assert same_layers(loaded, wanted) == 14
@@ -157,6 +185,7 @@ SETTINGS = {
         "bits": 4, "desc_act": True, "sym": True,
         "dynamic": {r"+:.*\.down_proj": {"bits": 8, "group_size": 64}, r"-:.*\.o_proj": {}},
     },
+    "awq": {"bits": 4, "sym": False, "quant_method": "awq", "format": "gemm"},
 }  # fmt: skip
 
 
@@ -176,4 +205,9 @@ def test_what_it_quantizes_is_read(name: str, tmp_path: Path, monkeypatch: pytes
     )
     assert zp.verify_checkpoint(tmp_path / "theirs").problems == ()
     wanted = floats(tmp_path / "theirs", tmp_path / "floats")
-    assert same_layers(loaded.model, wanted) == (12 if name == "rules" else 14)
+    if name == "awq":  # whose layers tell their weights to kernels alone
+        plain = AutoModelForCausalLM.from_pretrained(tmp_path / "floats", dtype=torch.float16)
+        tokens = torch.arange(16)[None]
+        assert (loaded.model(tokens).logits - plain(tokens).logits).abs().max() < 2e-3
+    else:
+        assert same_layers(loaded.model, wanted) == (12 if name == "rules" else 14)

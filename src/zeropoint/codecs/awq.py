@@ -18,7 +18,7 @@ no file.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -34,7 +34,7 @@ from ..schemes import Preset, Scheme
 from ..tensor import QuantizedTensor
 from . import words
 from .block_extents import blocks
-from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, VLLM, Loads, always, rules
+from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, rules
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, needed
 from .safetensors_dtypes import FILE_DTYPES
@@ -69,10 +69,10 @@ def weight_scheme(config: Mapping[str, Any]) -> Scheme:
     >>> str(weight_scheme({"bits": 4, "group_size": 128, "zero_point": True}))
     'int4:g128:asym:scale=float16'
     """
-    # AutoAWQ's own quant_config.json has other names of the same.
+    # AutoAWQ's own quant_config.json has other names of the same, as have files of GPTQModel.
     bits = config.get("bits", config.get("w_bit"))
     group = config.get("group_size", config.get("q_group_size"))
-    version = str(config.get("version", "gemm")).lower()
+    version = str(config.get("version", config.get("format", "gemm"))).lower()
     if bits != _BITS or type(bits) is not int or version != "gemm" or not config.get("zero_point", True):
         raise UnsupportedError(
             f"AWQ weights of bits {bits!r:.40}, version {version:.40} and zero_point "
@@ -118,6 +118,12 @@ def _fields(words: torch.Tensor) -> torch.Tensor:
     return fields.view(len(fields), -1, _FIELDS)[..., _PLACE].reshape(fields.shape)
 
 
+def _transformers(facts: Facts) -> Iterator[Problem]:
+    if facts.experts:
+        yield Loads.NO, "it reads no experts in this layout"
+    yield Loads.PARTLY, "5.23 runs it with gptqmodel 7.7"
+
+
 @dataclass(frozen=True)
 class Awq(Codec):
     """See the module and :class:`Codec`."""
@@ -128,7 +134,7 @@ class Awq(Codec):
     defaults = MappingProxyType({"scale": "float16"})
     parts = MappingProxyType({CODES: True, ZEROS: True, SCALES: False})
     engines = rules({
-        TRANSFORMERS: words.transformers("gptqmodel"), VLLM: words.vllm, TENSORRT: words.tensorrt,
+        TRANSFORMERS: _transformers, VLLM: words.vllm, TENSORRT: words.tensorrt,
         LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
     })  # fmt: skip
     methods = (QUANT_METHOD,)

@@ -18,7 +18,7 @@ from ..architectures import Config
 from ..errors import CheckpointError
 from ..layout import packing
 from ..schemes import Scheme
-from .engines import EngineRule, Facts, Loads, Problem, always, fused_alike
+from .engines import Facts, Loads, Problem, always, fused_alike
 from .protocol import LayerScheme
 from .records import Entry, Known, Record, model_dtype, record_of
 from .safetensors_dtypes import TORCH_DTYPES
@@ -66,17 +66,6 @@ def word_record(
     """Return the record of a layer, whose dtype is float16 unless the source or the model says otherwise."""
     dtype = known.dtype if known is not None and known.shape == shape else model_dtype(config, torch.float16)
     return record_of(layer, module, tensors, shape=shape, dtype=dtype, optional=(GROUPS,))
-
-
-def transformers(needs: str) -> EngineRule:
-    """Return the rule of transformers for a layout that it reads with the packages ``needs``."""
-
-    def rule(facts: Facts) -> Iterator[Problem]:
-        if facts.experts:
-            yield Loads.NO, "it reads no experts in this layout"
-        yield Loads.UNCHECKED, f"it needs {needs}, with which our tests do not run"
-
-    return rule
 
 
 def vllm(facts: Facts) -> Iterator[Problem]:
