@@ -33,6 +33,11 @@ BITS = (2, 3, 4, 8)
 ROWS, COLUMNS, GROUP = 96, 256, 32
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # GPTQModel writes its logs where it is
+
+
 def layer_of(bits: int, *, asym: bool) -> LayerScheme:
     return layer_scheme(f"int{bits}:g{GROUP}{':asym' if asym else ''}", CODEC)
 
