@@ -21,14 +21,14 @@ _PASSES = 5
 """Most passes in which one code after the other is moved; a pass without a move is the last."""
 
 
-class Found(NamedTuple):
+class Scaled(NamedTuple):
     """A scale for each block, float32, and codes of its values, int32."""
 
     scale: torch.Tensor
     codes: torch.Tensor
 
 
-def signed_scale(x: torch.Tensor, w: torch.Tensor, top: int) -> Found:
+def signed_scale(x: torch.Tensor, w: torch.Tensor, top: int) -> Scaled:
     """Return scales and codes from ``-top`` to ``top - 1``; blocks of zeros have codes ``-top``."""
     amax, value = largest(x)
 
@@ -46,10 +46,10 @@ def signed_scale(x: torch.Tensor, w: torch.Tensor, top: int) -> Found:
         scale = torch.where(better, products / squares, scale)
         best = torch.where(better, scale * products, best)
     zeros = amax < LEAST
-    return Found(torch.where(zeros, 0.0, scale), torch.where(zeros, -top, codes))
+    return Scaled(torch.where(zeros, 0.0, scale), torch.where(zeros, -top, codes))
 
 
-def three_bit_scale(x: torch.Tensor) -> Found:
+def three_bit_scale(x: torch.Tensor) -> Scaled:
     """Return scales and codes from -4 to 3 with the squares of values as weights, as Q3_K has them."""
     amax, value = largest(x)
     w = x * x
@@ -68,10 +68,10 @@ def three_bit_scale(x: torch.Tensor) -> Found:
             products = torch.where(better, with_moved, products)
             squares = torch.where(better, squares_moved, squares)
     zeros = amax < LEAST
-    return Found(torch.where(zeros, 0.0, ratio(products, squares)), torch.where(zeros, -4, codes))
+    return Scaled(torch.where(zeros, 0.0, ratio(products, squares)), torch.where(zeros, -4, codes))
 
 
-def positive_scale(x: torch.Tensor, w: torch.Tensor, top: int) -> Found:
+def positive_scale(x: torch.Tensor, w: torch.Tensor, top: int) -> Scaled:
     """Return scales and codes from 0 to ``top`` of scales, or minima, that are not negative."""
     high = x.amax(0).clamp(min=0)
 
@@ -102,7 +102,7 @@ def positive_scale(x: torch.Tensor, w: torch.Tensor, top: int) -> Found:
             products = torch.where(better, with_moved, products)
             squares = torch.where(better, squares_moved, squares)
     zeros = high < LEAST
-    return Found(torch.where(zeros, 0.0, ratio(products, squares)), torch.where(zeros, 0, codes))
+    return Scaled(torch.where(zeros, 0.0, ratio(products, squares)), torch.where(zeros, 0, codes))
 
 
 class Line(NamedTuple):
@@ -126,7 +126,7 @@ IMPORTANT = Line(top=15, first=-0.9, step=0.05, steps=36)
 """The search of all types with importance."""
 
 
-class FoundMinimum(NamedTuple):
+class ScaledMinimum(NamedTuple):
     """A scale and a minimum, negated, for each block, float32, and codes of its values, int32."""
 
     scale: torch.Tensor
@@ -134,7 +134,7 @@ class FoundMinimum(NamedTuple):
     codes: torch.Tensor
 
 
-def scale_and_minimum(x: torch.Tensor, w: torch.Tensor, line: Line) -> FoundMinimum:
+def scale_and_minimum(x: torch.Tensor, w: torch.Tensor, line: Line) -> ScaledMinimum:
     """Return scales, minima of at most zero, and codes from 0 to ``line.top``."""
     low, high = x.amin(0).clamp(max=0), x.amax(0)
     flat = high <= low
@@ -165,6 +165,6 @@ def scale_and_minimum(x: torch.Tensor, w: torch.Tensor, line: Line) -> FoundMini
         better = (det > 0) & (found < best)
         codes, best = torch.where(better, tried, codes), torch.where(better, found, best)
         scale, low = torch.where(better, near, scale), torch.where(better, minimum, low)
-    return FoundMinimum(
+    return ScaledMinimum(
         torch.where(flat, 0.0, scale), -torch.where(flat, start, low), torch.where(flat, 0, codes)
     )

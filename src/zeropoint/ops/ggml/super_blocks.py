@@ -13,7 +13,15 @@ import torch
 
 from .block_columns import SUPER, Importance, Stored, columns, halves, patterns, rounded, weighted
 from .float_steps import LEAST, divided, largest, nearest, over, root, total
-from .searches import IMPORTANT, Found, Line, positive_scale, scale_and_minimum, signed_scale, three_bit_scale
+from .searches import (
+    IMPORTANT,
+    Line,
+    Scaled,
+    positive_scale,
+    scale_and_minimum,
+    signed_scale,
+    three_bit_scale,
+)
 
 SHORT = 16
 """Values under one scale of Q3_K and Q6_K."""
@@ -74,7 +82,7 @@ def with_minima(x: torch.Tensor, importance: Importance, kind: Minima) -> Stored
         sums = columns(total(weights), count)
         scales, minima = (positive_scale(columns(v, count), sums, top) for v in (found.scale, found.minimum))
         fine, fine_minima = kind.stored(scales.codes, minima.codes)
-        scales, minima = Found(scales.scale, fine), Found(minima.scale, fine_minima)
+        scales, minima = Scaled(scales.scale, fine), Scaled(minima.scale, fine_minima)
     scale, minimum = _each(scales), _each(minima)
     codes = nearest((blocks + minimum) / scale).clamp(0, line.top)
     codes = torch.where(scale != 0, codes, found.codes)
@@ -90,14 +98,14 @@ def _plain_weights(blocks: torch.Tensor, line: Line) -> torch.Tensor:
     return root(divided(total(blocks * blocks), len(blocks))) + blocks.abs()
 
 
-def _by_largest(numbers: torch.Tensor, top: int) -> Found:
+def _by_largest(numbers: torch.Tensor, top: int) -> Scaled:
     """Return the scale of which the largest number is ``top`` times as large, and codes."""
     high = torch.where(numbers.amax(0) > 0, numbers.amax(0), 0.0)  # not -0
     factor = torch.where(high > 0, over(top, high), 0.0)
-    return Found(divided(high, top), nearest(factor * numbers).clamp(max=top))
+    return Scaled(divided(high, top), nearest(factor * numbers).clamp(max=top))
 
 
-def _each(found: Found) -> torch.Tensor:
+def _each(found: Scaled) -> torch.Tensor:
     """Return a number for each block, from codes and the stored scale of super-blocks."""
     return (rounded(found.scale) * found.codes).T.flatten()
 
@@ -108,7 +116,7 @@ def three_bits(x: torch.Tensor, importance: Importance) -> Stored:
     if importance is None:
         found = three_bit_scale(blocks)
         scales = _by_signed_largest(columns(found.scale, count), -32, 0.0)
-        scales = Found(scales.scale, torch.where(scales.scale != 0, scales.codes.clamp(-32, 31), -32))
+        scales = Scaled(scales.scale, torch.where(scales.scale != 0, scales.codes.clamp(-32, 31), -32))
     else:
         weights = weighted(x, importance, SHORT, SUPER, 2.0)
         found = signed_scale(blocks, weights, 4)
@@ -126,7 +134,7 @@ def six_bits(x: torch.Tensor, importance: Importance) -> Stored:
     return _signed(x, scales, torch.where(zeros, -32, found.codes), 32, 8)
 
 
-def _by_signed_largest(numbers: torch.Tensor, code: int, least: float) -> Found:
+def _by_signed_largest(numbers: torch.Tensor, code: int, least: float) -> Scaled:
     """Return the scale that gives the number of largest magnitude ``code``, zeros if it is below ``least``.
 
     Codes are those of int8, and at most 127.
@@ -135,10 +143,10 @@ def _by_signed_largest(numbers: torch.Tensor, code: int, least: float) -> Found:
     factor = over(code, value)
     codes = nearest(factor * numbers).clamp(max=127).to(torch.int8).to(torch.int32)
     zeros = (amax < least) | (value == 0)
-    return Found(torch.where(zeros, 0.0, over(1.0, factor)), torch.where(zeros, 0, codes))
+    return Scaled(torch.where(zeros, 0.0, over(1.0, factor)), torch.where(zeros, 0, codes))
 
 
-def _signed(x: torch.Tensor, scales: Found, codes: torch.Tensor, top: int, bits: int) -> Stored:
+def _signed(x: torch.Tensor, scales: Scaled, codes: torch.Tensor, top: int, bits: int) -> Stored:
     """Return codes from ``-top`` to ``top - 1`` under stored scales, whose codes have ``bits`` bits."""
     scale, rows = _each(scales), len(x)
     again = nearest(columns(x, SHORT) / scale).clamp(-top, top - 1)

@@ -1,4 +1,4 @@
-"""IQ4_NL, IQ4_XS, MXFP4 and NVFP4: codes stand for the values of a table."""
+"""IQ4_NL, IQ4_XS, MXFP4 and NVFP4: codes are those of the values of a table."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import itertools
 
 import torch
 
+from ...formats import get_format
 from .block_columns import SUPER, Importance, Stored, columns, halves, patterns, weighted
 from .float_steps import LEAST, divided, inverse, largest, nearest, over, ratio, total, truncated
 
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""What codes of IQ4 stand for."""
+"""The values of codes of IQ4."""
 DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""What codes of MXFP4 and NVFP4 stand for, times two: scales are halved in return."""
+"""The values of codes of MXFP4 and NVFP4, times two: scales are halved in return."""
 BLOCK, SHORT = 32, 16
 _TRIES = 7
 
@@ -101,8 +102,8 @@ def _closest_float(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def _unsigned_e4m3(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` in e4m3 without a sign, int32: ties up, 448 from 248 on, and subnormals up to 7 / 512."""
-    held = x.clamp(max=448.0)
+    """Return ``x`` in e4m3 without a sign, int32: ties up, largest from 248 on, subnormal to 7 / 512."""
+    held = x.clamp(max=float(get_format("ue4m3").max))
     normal = (held.view(torch.int32) + (1 << 19) >> 20) - (120 << 3)
     small = truncated(held * 512 + 0.5).to(torch.int32).clamp(max=7)
     code = torch.where(held < 2.0**-6, small, torch.where(normal < 0x78, normal, 0x7E))
