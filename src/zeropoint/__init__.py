@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .checkpoint.model.loading import load_checkpoint
     from .checkpoint.model.saving import save_checkpoint
     from .checkpoint.verbs import (
+        add_kv_scales,
         compare_checkpoints,
         inspect_checkpoint,
         plan_checkpoint,
@@ -66,6 +67,7 @@ __all__ = [
     "UnsupportedError",
     "ZeropointError",
     "__version__",
+    "add_kv_scales",
     "calibrate",
     "can_implement",
     "choose_params",
@@ -107,6 +109,7 @@ _OWNERS = {
     **dict.fromkeys(
         (
             "compare_checkpoints",
+            "add_kv_scales",
             "inspect_checkpoint",
             "plan_checkpoint",
             "quantize_checkpoint",

@@ -20,7 +20,7 @@ from zeropoint.formats import CATALOG
 from zeropoint.methods import methods
 from zeropoint.schemes import PRESETS
 
-COMMANDS = ("plan", "quantize", "inspect", "verify", "formats")
+COMMANDS = ("plan", "quantize", "kv-scales", "inspect", "verify", "formats")
 
 
 def document(called: Called) -> dict[str, Any]:

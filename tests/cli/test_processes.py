@@ -10,8 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from tests.checkpoint.written import digests
 from tests.cli.checkpoints import write_llama
+from tests.oracles import synthetic_llama
 
 from zeropoint import __version__
 from zeropoint.checkpoint.read.file_names import JOURNAL
@@ -131,3 +134,14 @@ def test_the_command_leaves_scipy_alone(tmp_path: Path) -> None:
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "numba.np.arraymath" in loaded  # it asks for scipy.linalg, as soon as a kernel is there
     assert "scipy.linalg" not in loaded
+
+
+def test_commands_that_run_the_model_find_what_transformers_needs(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="extra `hf`")
+    source, data = synthetic_llama.write(tmp_path / "in"), tmp_path / "ids.safetensors"
+    save_file({"ids": torch.arange(48).reshape(2, 24)}, data)
+    command, given = [sys.executable, "-m", "zeropoint"], ["--calibration", str(data)]
+    quantized = [str(source), str(tmp_path / "out"), "--to", "w4a16", "--method", "mse_weighted"]
+    for arguments in (["quantize", *quantized], ["kv-scales", str(tmp_path / "out"), str(tmp_path / "kv")]):
+        done = subprocess.run([*command, *arguments, *given], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")

@@ -11,6 +11,7 @@ from ..codecs.registry import DEFAULT, get_codec
 from ..errors import RecipeError
 from .choose.recipe import RecipeText
 from .choose.selection import Selection
+from .model.cache_scales import with_cache_scales
 from .model.calibration import calibrated
 from .plan.checkpoint_plan import CheckpointPlan, make_plan
 from .plan.limits import Limits
@@ -24,6 +25,7 @@ from .verify.verification import verify as verify_checkpoint
 
 __all__ = [
     "compare_checkpoints",
+    "add_kv_scales",
     "inspect_checkpoint",
     "plan_checkpoint",
     "quantize_checkpoint",
@@ -100,3 +102,33 @@ def quantize_checkpoint(
     require_loadable(plan)
     plan = plan if calibration is None else calibrated(plan, calibration)
     return run(plan, out, overwrite=overwrite)
+
+
+def add_kv_scales(
+    source: Place | str, out: Place | str, calibration: torch.Tensor | Path | str,
+    *, overwrite: bool = False, max_memory: int | None = None,
+) -> RunResult:  # fmt: skip
+    """Copy a quantized checkpoint and add scales for a float8 cache of keys and values.
+
+    The model runs on data, a block in memory at a time. The scales of an attention layer are the largest
+    magnitudes of its keys, after rotary embeddings, and of its values, over that of float8_e4m3fn. All other
+    tensors are copied byte for byte.
+
+    Args:
+        source: the directory of a quantized checkpoint whose layout has a place for such scales.
+        out: the output directory or URL.
+        calibration: a file of text, token ids (windows, length), or a .safetensors file that holds them.
+        overwrite: write into a directory that is not empty.
+        max_memory: bytes that the process may take; 2 GiB if None.
+
+    Returns:
+        A summary of the run; its notes say how large the scales are.
+
+    Raises:
+        UnsupportedError: when the layout has no place for scales, or the model is not run here.
+        CalibrationError: when there are too few data, or some layer gets no scale from them.
+        CheckpointError: when ``source`` is not quantized or has scales of a cache, ``out`` cannot be written
+            or ``max_memory`` is too little.
+    """
+    limits = Limits.default(max_memory=max_memory)
+    return run(with_cache_scales(open_source(source), calibration, limits=limits), out, overwrite=overwrite)

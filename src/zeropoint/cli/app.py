@@ -19,7 +19,8 @@ from . import layers
 from .arguments import one_of, parse_path, parse_plan
 from .compare import compare
 from .dequantize import dequantize
-from .main import fail
+from .kv_scales import kv_scales
+from .main import fail, let_scipy_in
 from .options import (
     READ,
     AsJson,
@@ -69,6 +70,7 @@ app = typer.Typer(
 app.command(short_help="Show what quantize would do.")(plan_command)
 app.command(short_help="Write a quantized checkpoint as floats.")(dequantize)
 app.command(short_help="Compare the values of two checkpoints.")(compare)
+app.command(short_help="Add scales for a float8 cache of keys and values.")(kv_scales)
 app.command(short_help="Compile the kernels for this machine.")(warmup)
 
 
@@ -152,6 +154,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     if not force:
         layers.require_loadable(made)
     if calibration is not None:
+        let_scipy_in()
         made = layers.calibrated(made, calibration, progress=True)
     way = Way(
         overwrite=overwrite, restart=restart, break_lock=unlock, spool=spool,
@@ -260,7 +263,10 @@ def call(arguments: Sequence[str]) -> int | None:
     return status
 
 
-_INSTEAD = {"quantize": "--to", "plan": "--to", "verify": "--against", "inspect": "", "dequantize": ""}
+_INSTEAD = {
+    "quantize": "--to", "plan": "--to", "verify": "--against", "inspect": "", "dequantize": "",
+    "kv-scales": "--calibration",
+}  # fmt: skip
 """The option that a word too many was most likely meant for, by command."""
 
 

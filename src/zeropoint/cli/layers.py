@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..checkpoint.choose.selection import DequantizePolicy as DequantizePolicy
     from ..checkpoint.choose.selection import Selection as Selection
     from ..checkpoint.cluster.ray import RayExecutor as RayExecutor
+    from ..checkpoint.model.cache_scales import with_cache_scales as with_cache_scales
     from ..checkpoint.model.calibration import calibrated as calibrated
     from ..checkpoint.plan.checkpoint_plan import make_plan as make_plan
     from ..checkpoint.plan.file import PlanFile as PlanFile
@@ -79,6 +80,7 @@ _OWNERS = {
     "break_lock": "checkpoint.run.lock",
     "RemotePath": "checkpoint.read.object_store",
     "calibrated": "checkpoint.model.calibration",
+    "with_cache_scales": "checkpoint.model.cache_scales",
     "make_plan": "checkpoint.plan.checkpoint_plan",
     "plan_document": "checkpoint.plan.plan_document",
     **dict.fromkeys(("PlanFile", "write_plan"), "checkpoint.plan.file"),

@@ -51,6 +51,12 @@ def _said(error: BaseException) -> str:
     return "; ".join((str(error), *getattr(error, "__notes__", ())))
 
 
+def let_scipy_in() -> None:
+    """Let scipy be imported, which :func:`run` keeps out: where it is installed, transformers asks for it."""
+    if sys.modules.get("scipy.linalg", main) is None:
+        del sys.modules["scipy.linalg"]
+
+
 def run() -> None:
     """Carry out this process's command line."""
     end_at_once()

@@ -14,10 +14,13 @@ experts have a third axis in front and no ``.weight`` in their names:
     X.experts.down_proj_scale_inv  as above; [E, ceil(N / r), ceil(K / c)]
 
 The configuration says ``{"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [r, c] or null}``. A
-value is ``code * factor`` in float32.
+value is ``code * factor`` in float32. With ``"kv_cache_scheme": "static"``, each attention layer ``A`` has
+
+    A.k_scale, A.v_scale           F32 []: the largest magnitude of keys and of values, over 448
 
 Source: transformers 5.23 (integrations/finegrained_fp8.py), which, unlike this module, takes whole blocks
-only; compressed-tensors 0.20 (entrypoints/convert/converters/fp8block_dequantizer.py). Written are matrices
+only; compressed-tensors 0.20 (entrypoints/convert/converters/fp8block_dequantizer.py); of scales of a
+cache AutoFP8 (quantize.py) and vLLM (model_loader/weight_utils.py). Written are matrices
 in blocks, each with a float32 factor, ``amax / 448``.
 """
 
@@ -51,7 +54,7 @@ from .engines import (
     fused_alike,
     rules,
 )  # fmt: skip
-from .protocol import ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
+from .protocol import ROWS, CacheScales, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record
 
 QUANT_METHOD = "fp8"
@@ -185,6 +188,7 @@ class Fp8Block(Codec):
         VLLM: _vllm, TENSORRT: _vllm, LLAMA_CPP: decoded_first,
     })  # fmt: skip
     methods = (QUANT_METHOD,)
+    cache = CacheScales("k_scale", "v_scale")
 
     def layout(self, layer: LayerScheme) -> str:
         """See :class:`Codec`."""
@@ -260,6 +264,10 @@ class Fp8Block(Codec):
             "activation_scheme": "dynamic", "fmt": "e4m3", "modules_to_not_convert": list(contents.kept),
             "quant_method": QUANT_METHOD, "weight_block_size": list(blocks(layer.weight)),
         })  # fmt: skip
+
+    def with_cache(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See :class:`Codec`."""
+        return {**document, "kv_cache_scheme": "static"}
 
 
 def _is_block(weight: Scheme) -> bool:

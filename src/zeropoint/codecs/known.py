@@ -5,7 +5,9 @@ Codecs know their own; this table is about those that are recognized, so that th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from .containers.gguf import TYPES
 
@@ -42,6 +44,9 @@ CACHE_SCALES = frozenset(
 )
 """Those of a quantized cache of keys and values, which belong to the attention and not to a linear layer."""
 
+CACHE_PAIR = frozenset(("k_scale", "v_scale"))
+"""Those that each attention layer has of a cache in float8."""
+
 
 def is_quantized(name: str, dtype: str) -> bool:
     """Return whether some tool leaves a tensor of this name or dtype as it is in quantized checkpoints.
@@ -61,3 +66,16 @@ def is_quantized(name: str, dtype: str) -> bool:
         or dtype.startswith(("F8_", "F6_"))
         or dtype == "F4"
     )
+
+
+def cache_scheme(config: Mapping[str, Any]) -> object:
+    """Return what a configuration says of how keys and values are quantized, or None.
+
+    Args:
+        config: ``quantization_config``, or the contents of another file in its place.
+
+    >>> cache_scheme({"quantization": {"kv_cache_quant_algo": "FP8"}}), cache_scheme({})
+    ('FP8', None)
+    """
+    table = config.get("quantization", config)
+    return table.get("kv_cache_scheme", table.get("kv_cache_quant_algo")) if isinstance(table, dict) else None

@@ -17,6 +17,9 @@ For the weight ``X.weight`` of shape (N, K) (all little-endian, rows one after t
         X.weight_scale     U8 [N, K / 32]: exponent + 127
     NVFP4 and FP8, for their inputs
         X.input_scale      F32 []: the largest magnitude seen, over ``6 * 448`` or 448
+    keys and values of the attention layer A, in float8
+        A.k_proj.k_scale   F32 []: the largest magnitude seen, after rotary embeddings, over 448
+        A.v_proj.v_scale   F32 []: that of values
 
 A number may be stored as a list of one. Under MIXED_PRECISION, each layer has one of these. The configuration
 says ``{"quant_method": "modelopt", "quant_algo": ..., "ignore": [...], "quantized_layers": {...}}`` in
@@ -62,7 +65,16 @@ from .engines import (
     fused_alike,
     rules,
 )
-from .protocol import Codec, Contents, Documents, InputNames, LayerScheme, TensorSpec
+from .protocol import (
+    CACHE_FORMAT,
+    CacheScales,
+    Codec,
+    Contents,
+    Documents,
+    InputNames,
+    LayerScheme,
+    TensorSpec,
+)
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
 
 QUANT_METHOD = "modelopt"
@@ -330,6 +342,7 @@ class ModelOpt(Codec):
     defaults = MappingProxyType({"scale": "float32", "dialect": DIALECT})
     parts = MappingProxyType({SCALE: True, SCALE_2: True, **dict.fromkeys(_SMOOTHED, False)})
     input_names = InputNames(INPUT_SCALE, "input_zero_point", INPUT_SCALE)
+    cache = CacheScales("k_proj.k_scale", "v_proj.v_scale")
     engines = rules({
         TRANSFORMERS: always(Loads.NO, "transformers 5.23 does not know this layout"),
         VLLM: _vllm, TENSORRT: _tensorrt,
@@ -441,6 +454,16 @@ class ModelOpt(Codec):
         return Documents(
             section=_section(table, producer), files={FILE: {"producer": producer, "quantization": table}}
         )
+
+    def with_cache(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See :class:`Codec`; hf_quant_config.json has a word, config.json the scheme."""
+        table = document.get("quantization")
+        if isinstance(table, dict):
+            return {**document, "quantization": {**table, "kv_cache_quant_algo": "FP8"}}
+        return {
+            **document,
+            "kv_cache_scheme": {"dynamic": False, "num_bits": CACHE_FORMAT.bits, "type": "float"},
+        }
 
 
 def _entry(algorithm: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ import torch
 
 from ..architectures import Config
 from ..errors import CheckpointError, UnsupportedError, printable
+from ..formats import get_format
 from ..params import QuantizationParams
 from ..recipes import Activation, Assignment
 from ..schemes import Granularity, Preset, Scheme
@@ -211,6 +212,33 @@ class InputNames(NamedTuple):
     global_scale: str
 
 
+CACHE_FORMAT = get_format("float8_e4m3fn")
+"""What the keys and values of a cache are quantized to."""
+
+
+class CacheScales(NamedTuple):
+    """Where the scales of a float8 cache of keys and values lie, two for each attention layer.
+
+    Args:
+        key, value: their names, after that of the attention layer.
+        shape: of each; both are one number.
+        dtype: in which they are computed and stored, or None for that of keys and values.
+    """
+
+    key: str
+    value: str
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype | None = torch.float32
+
+    def scale(self, largest: torch.Tensor) -> torch.Tensor:
+        """Return the scale of keys or values: their largest magnitude over that of the format.
+
+        Args:
+            largest: the largest magnitude, in the dtype of keys and values: one number.
+        """
+        return (largest.to(self.dtype or largest.dtype) / float(CACHE_FORMAT.max)).reshape(self.shape)
+
+
 class Codec(Protocol):
     """How quantized layers lie in files; see the module, which says what has no default.
 
@@ -224,6 +252,7 @@ class Codec(Protocol):
         defaults: options that a weight scheme takes where it does not say otherwise.
         parts: suffixes of its tensors, and whether one alone says that a weight is in this layout.
         input_names: of tensors for static inputs, or None where it holds none.
+        cache: where scales of a cache of keys and values lie, or None where it holds none.
         usual: engines that its files are for, the first of which may refuse a result.
     """
 
@@ -236,6 +265,7 @@ class Codec(Protocol):
     defaults: Mapping[str, str] = MappingProxyType({})
     parts: Mapping[str, bool] = MappingProxyType({})
     input_names: InputNames | None = None
+    cache: CacheScales | None = None
     usual: tuple[str, ...] = (TRANSFORMERS, VLLM)
 
     def __hash__(self) -> int:
@@ -432,6 +462,17 @@ class Codec(Protocol):
         Args:
             contents: the matrices of the result and what is known of the model.
         """
+
+    def with_cache(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a configuration that says, too, that keys and values are quantized, by scales in ``cache``.
+
+        A codec without a ``cache`` has nothing to say.
+
+        Args:
+            document: the configuration of a checkpoint that it claims, in whichever file that stands.
+
+        """
+        return document
 
     def describe(
         self, modules: Mapping[LayerScheme, Sequence[str]], kept: Sequence[str]

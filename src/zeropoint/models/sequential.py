@@ -8,6 +8,7 @@ those before that one by NaN, which shows where a model is no chain. The run end
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import tempfile
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -100,19 +101,69 @@ def calibrate_sequential(
     batches = data if isinstance(data, (list, tuple)) else list(data)
     if not batches:
         raise CalibrationError("calibration data are empty; pass at least one batch")
-    with unfused(model) as root, evaluating(root), _kept(chosen) as kept:
+    with unfused(model) as root:
         watch = Watch(root, recipe, statistic)
-        chain = _Chain(root, blocks_of(root, chosen.blocks), kept)
+        deployed = functools.partial(_quantized, watch) if chosen.quantized_inputs else None
+        observe_blocks(root, batches, watch, chosen, deployed=deployed, progress=progress)
+        return Calibration(params=watch.params(), statistics=watch.statistics(), batches=len(batches))
+
+
+class Watching(Protocol):
+    """What observes a model while it runs, such as :class:`~zeropoint.models.calibrate.Watch`.
+
+    Args:
+        enabled: whether it sees what passes.
+        examine: called with tensors that may hold what is not finite, with their place.
+    """
+
+    enabled: bool
+    examine: Callable[[str, torch.Tensor], None] | None
+
+    def hooked(self) -> AbstractContextManager[None]:
+        """Return a context in which it observes."""
+
+    def outside(self, blocks: Iterable[nn.Module]) -> bool:
+        """Return whether it observes something that is inside none of ``blocks``.
+
+        Args:
+            blocks: of the model.
+        """
+
+
+def observe_blocks(
+    root: nn.Module,
+    batches: Sequence[Any],
+    watch: Watching,
+    steps: Steps,
+    *,
+    deployed: Callable[[str, nn.Module], nn.Module] | None = None,
+    progress: bool = False,
+) -> None:
+    """Run a model on all batches under ``watch``, one block at a time.
+
+    Args:
+        root: the model; fused weights as they are to be observed.
+        batches: at least one.
+        watch: what observes it.
+        steps: blocks, and how they run.
+        deployed: given a block and its name, returns what computes the next inputs in its place.
+        progress: whether to show a progress bar, on a terminal.
+
+    Raises:
+        CalibrationError: for blocks that are not in the model and a folder that does not exist.
+        UnsupportedError: for blocks that do not run once each, in order, for every batch.
+    """
+    with evaluating(root), _kept(steps) as kept:
+        chain = _Chain(root, blocks_of(root, steps.blocks), kept)
         for step in counted(range(len(chain.blocks)), "Calibrating blocks", shown=progress):
             # Two runs where the observed block and the one that computes the next inputs differ.
-            with chosen.loaded(chain.blocks[step][0]):
-                chain.observe(step, batches, watch, keep=not chosen.quantized_inputs)
-                if chosen.quantized_inputs:
-                    chain.run(step, batches, _quantized(watch, *chain.blocks[step]))
+            with steps.loaded(chain.blocks[step][0]):
+                chain.observe(step, batches, watch, keep=deployed is None)
+                if deployed is not None:
+                    chain.run(step, batches, deployed(*chain.blocks[step]))
         # One batch, at least, shows that the last block does not run again.
         rest = batches if watch.outside(block for _, block in chain.blocks) else batches[:1]
         chain.observe(len(chain.blocks), rest, watch)
-        return Calibration(params=watch.params(), statistics=watch.statistics(), batches=len(batches))
 
 
 def blocks_of(model: nn.Module, names: Sequence[str] = ()) -> list[tuple[str, nn.Module]]:
@@ -246,7 +297,7 @@ class _Chain:
         self.blocks, self._root, self._kept = blocks, root, kept
         self._ran, self._suspicious = 0, False
 
-    def observe(self, step: int, batches: Sequence[Any], watch: Watch, *, keep: bool = True) -> None:
+    def observe(self, step: int, batches: Sequence[Any], watch: Watching, *, keep: bool = True) -> None:
         """Run block ``step``, or the rest after the last block, observed; keep what comes out or not."""
 
         def act(batch: int, *args: Any, **named: Any) -> None:
@@ -266,7 +317,9 @@ class _Chain:
 
         self._run(step, batches, act, None)
 
-    def _run(self, step: int, batches: Sequence[Any], act: Callable[..., None], watch: Watch | None) -> None:
+    def _run(
+        self, step: int, batches: Sequence[Any], act: Callable[..., None], watch: Watching | None
+    ) -> None:
         """Run the model up to block ``step``, where ``act`` takes the number of the batch and the arguments.
 
         watch: enabled from the end of the block before to the end of this one.

@@ -68,6 +68,7 @@ def inspection_document(inspection: Inspection) -> dict[str, Any]:
             for s in inspection.schemes
         ],
         "ignore": list(inspection.ignore),
+        "kv_cache": {"scheme": inspection.cache, "layers": inspection.cached_layers},
         "tensors": [entry_document(entry) for entry in inspection.tensors],
         "notes": list(inspection.source.notes),
         "problems": list(inspection.problems),

@@ -15,7 +15,8 @@ from tests.oracles import synthetic_llama
 from typer.testing import CliRunner
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import RecipeText
+from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
+from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.model import calibration as door
 from zeropoint.checkpoint.model.calibration import calibrated
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
@@ -239,3 +240,20 @@ def test_the_verbs_take_the_memory_that_a_calibration_may_use(source: Path, tmp_
     assert zp.plan_checkpoint(source, "w4a16", max_memory=enough).limits.max_memory == enough
     with pytest.raises(CheckpointError, match="--max-memory 1M is too little"):
         zp.plan_checkpoint(source, "w4a16", max_memory=1 << 20)
+
+
+def test_a_quantized_checkpoint_is_calibrated_on_its_decoded_weights(source: Path, tmp_path: Path) -> None:
+    zp.quantize_checkpoint(source, tmp_path / "codes", "w8a16")
+    floats = Selection(dequantize=DequantizePolicy.EVERY)
+    run(make_plan(open_source(tmp_path / "codes"), KEEP, selection=floats), tmp_path / "floats")
+    first = Selection(dequantize=DequantizePolicy.FIRST)
+    recipe = RecipeText.of("w4a16").by("mse_weighted")
+    plan = calibrated(make_plan(open_source(tmp_path / "codes"), recipe, selection=first), ids())
+    assert plan.statistics == calibrated(plan_of(tmp_path / "floats"), ids()).statistics
+    assert plan.statistics != calibrated(plan_of(source), ids()).statistics
+    run(plan, tmp_path / "out")
+    zp.quantize_checkpoint(
+        tmp_path / "floats", tmp_path / "same", "w4a16", method="mse_weighted", calibration=ids()
+    )
+    found, wanted = tensors(tmp_path / "out"), tensors(tmp_path / "same")
+    assert all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())

@@ -1,4 +1,4 @@
-"""Statistics of the inputs of a checkpoint's layers, for methods that need them.
+"""A checkpoint's model on data: it runs, and the inputs of its layers give the statistics that methods need.
 
 The model is built by transformers, with parameters that have no memory; those of one block are read from the
 checkpoint while it runs, and given back afterwards (models/sequential.py is the driver). Code that comes with
@@ -8,9 +8,10 @@ a checkpoint is not executed. What was learned is part of a plan: its digest is 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ from ...models import SplitExperts, calibrate_sequential
 from ...models.sequential import Steps
 from ...models.unfuse import unfused
 from ...recipes import Assignment, Recipe, Rule
-from ..choose.selection import DequantizePolicy
 from ..plan.checkpoint_plan import CheckpointPlan
+from ..plan.limits import Limits
+from ..plan.origin import Floats, as_floats
 from ..plan.placement import Placement
+from ..read.config_text import CONFIG_KEY
 from ..read.source import Source
 from ..read.storage import shown
 from .loading import Files, fill, read_tensor
@@ -49,36 +52,72 @@ def calibrated(
     wanted = {weight.module: weight for weight in plan.weights if method_named(weight.method).needs}
     if not wanted:
         raise CalibrationError("no method of this plan needs calibration data; leave them out, or name one")
-    (source, folder), transformers = _runnable(plan, wanted.values()), _transformers()
-    model = _empty_model(source, transformers)
-    config = model.config.get_text_config()
-    vocabulary = model.get_input_embeddings().num_embeddings
+    odd = next((module for module in wanted if is_transposed(module, plan.source.config or {})), None)
+    if odd is not None:
+        raise UnsupportedError(f"{printable(odd)} is stored transposed, its columns are outputs; {_REMEDY}")
+    with running(plan.source, given, plan.limits, remedy=_REMEDY) as model:
+        rows = [found for found in model.rows if found.module in wanted]
+        missing = wanted.keys() - {found.module for found in rows}
+        if missing:
+            raise UnsupportedError(
+                f"{printable(min(missing))} is no Linear layer of {type(model.root).__name__}, so that "
+                "it has no statistics of inputs; give it another method by a rule, or --ignore it"
+            )
+        found = calibrate_sequential(
+            model.root, _recipe(rows, wanted), model.batches, steps=model.steps, progress=progress
+        ).statistics
+    return replace(plan, statistics={own.module: found[own.layer] for own in rows})
+
+
+_REMEDY = "quantize it by method mse, which needs no data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningModel:
+    """A model that runs on data, a block in memory at a time.
+
+    floats: the checkpoint as if it were not quantized. root: with experts apart. rows: where the rows of its
+    Linear layers lie in the files. steps: its blocks, which have their weights while they run. batches: what
+    it runs on.
+    """
+
+    floats: Floats
+    root: nn.Module
+    rows: list[WeightRows]
+    steps: Steps
+    batches: list[dict[str, torch.Tensor]]
+
+
+@contextmanager
+def running(
+    source: Source, given: torch.Tensor | Path | str, limits: Limits, *, remedy: str
+) -> Iterator[RunningModel]:
+    """Return a context in which the model of a checkpoint runs, on decoded weights where it is quantized.
+
+    given: as for :func:`calibrated`, which says what is raised. remedy: what to do instead, for messages.
+    """
+    folder, transformers = _runnable(source, remedy), _transformers()
+    floats = as_floats(source)
+    model = _empty_model(floats.source, transformers, remedy)
+    config, vocabulary = model.config.get_text_config(), model.get_input_embeddings().num_embeddings
     windows = windows_of(
         given, folder, transformers=transformers, vocabulary=vocabulary,
         longest=getattr(config, "max_position_embeddings", None) or 1 << 30,
     )  # fmt: skip
     model.config.use_cache = config.use_cache = False
-    blocks = _blocks(model)
-    _require_memory(plan, model, blocks, windows, hidden=config.hidden_size, vocabulary=vocabulary)
+    blocks = _blocks(model, remedy)
+    _require_memory(limits, model, blocks, windows, hidden=config.hidden_size, vocabulary=vocabulary)
     with Files() as files, torch.no_grad(), ExitStack() as stack:
-        weights = _Weights(model, source, files)
+        weights = _Weights(model, floats, files, remedy)
         root = stack.enter_context(unfused(model))
         weights.release()
-        every = _rows(root)
-        weights.split(root, every)
-        rows = [found for found in every if found.module in wanted]
-        missing = wanted.keys() - {found.module for found in rows}
-        if missing:
-            raise UnsupportedError(
-                f"{printable(min(missing))} is no Linear layer of {type(model).__name__}, so that it has no "
-                "statistics of inputs; give it another method by a rule, or --ignore it"
-            )
+        rows = _rows(root)
+        weights.split(root, rows)
         with weights.outside(blocks):
-            found = calibrate_sequential(
-                root, _recipe(rows, wanted), [{"input_ids": window} for window in windows],
-                steps=Steps(blocks=blocks, loaded=weights.block), progress=progress,
-            ).statistics  # fmt: skip
-    return replace(plan, statistics={own.module: found[own.layer] for own in rows})
+            yield RunningModel(
+                floats=floats, root=root, rows=rows, steps=Steps(blocks=blocks, loaded=weights.block),
+                batches=[{"input_ids": window} for window in windows],
+            )  # fmt: skip
 
 
 def _recipe(rows: Iterable[WeightRows], wanted: Mapping[str, Placement]) -> Recipe:
@@ -99,21 +138,15 @@ def _rows(root: nn.Module) -> list[WeightRows]:
     return file_rows(root, stands_of(linears, experts))
 
 
-def _runnable(plan: CheckpointPlan, weights: Iterable[Placement]) -> tuple[Source, Path]:
-    """Return the source and its directory; raises UnsupportedError where its model is not run here."""
-    source, remedy = plan.source, "quantize it by method mse, which needs no data"
+def _runnable(source: Source, remedy: str) -> Path:
+    """Return the directory of a source; raises UnsupportedError where its model is not run here."""
     if not isinstance(source.root, Path):
         raise UnsupportedError(
             f"{shown(source.root)} is not local, and its model is run on data; download it"
         )
     if source.config is None or not source.config.get("architectures"):
         raise UnsupportedError(f"{shown(source.root)} has no config.json with architectures; {remedy}")
-    if plan.selection.dequantize is not DequantizePolicy.NONE:
-        raise UnsupportedError("data are run through floats; dequantize the checkpoint first, then calibrate")
-    odd = next((w.module for w in weights if is_transposed(w.module, source.config)), None)
-    if odd is not None:
-        raise UnsupportedError(f"{printable(odd)} is stored transposed, its columns are outputs; {remedy}")
-    return source, source.root
+    return source.root
 
 
 def _transformers() -> Any:
@@ -127,7 +160,7 @@ _FAILURES = (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeE
 """What transformers raises where a configuration does not make a model."""
 
 
-def _empty_model(source: Source, transformers: Any) -> Any:
+def _empty_model(source: Source, transformers: Any, remedy: str) -> Any:
     """Return the model of a checkpoint in evaluation mode; nothing touches the memory of its parameters."""
     assert source.config is not None
     name = source.config["architectures"][0]
@@ -135,6 +168,7 @@ def _empty_model(source: Source, transformers: Any) -> Any:
         config = transformers.AutoConfig.from_pretrained(
             source.root, local_files_only=True, trust_remote_code=False
         )
+        vars(config).pop(CONFIG_KEY, None)  # its weights are decoded
         dtype = config.dtype or next(
             TORCH_DTYPES[entry.dtype] for entry in source.entries.values() if entry.dtype in TORCH_DTYPES
         )
@@ -143,7 +177,7 @@ def _empty_model(source: Source, transformers: Any) -> Any:
     except _FAILURES as error:
         raise UnsupportedError(
             f"transformers {transformers.__version__} does not build {printable(str(name))} from "
-            f"{shown(source.root)}: {error}; quantize it by method mse, which needs no data"
+            f"{shown(source.root)}: {error}; {remedy}"
         ) from error
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -172,18 +206,18 @@ def _parameters_on_meta() -> Iterator[None]:
         handle.remove()
 
 
-def _blocks(model: nn.Module) -> tuple[str, ...]:
+def _blocks(model: nn.Module, remedy: str) -> tuple[str, ...]:
     """Return the blocks of a model: the children of the longest ModuleList that is inside of no other."""
     lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList)}
     outer = {n: m for n, m in lists.items() if not any(n.startswith(f"{other}.") for other in lists)}
     name = max(outer, key=lambda name: len(outer[name]), default=None)
     if name is None or not len(outer[name]):
-        raise UnsupportedError(f"{type(model).__name__} has no list of blocks; quantize it by method mse")
+        raise UnsupportedError(f"{type(model).__name__} has no list of blocks; {remedy}")
     return tuple(f"{name}.{key}" for key, _ in outer[name].named_children())
 
 
 def _require_memory(
-    plan: CheckpointPlan, model: nn.Module, blocks: tuple[str, ...], windows: list[torch.Tensor],
+    limits: Limits, model: nn.Module, blocks: tuple[str, ...], windows: list[torch.Tensor],
     *, hidden: int, vocabulary: int,
 ) -> None:  # fmt: skip
     """Raise CheckpointError where a block, what is outside of blocks, and what runs take too much memory."""
@@ -192,8 +226,8 @@ def _require_memory(
     item = next(model.parameters()).dtype.itemsize
     passing = sum(window.numel() for window in windows) * hidden * item
     logits = windows[0].numel() * vocabulary * 4
-    needed = plan.limits.base_memory + every - sum(inside) + 2 * max(inside) + passing + logits
-    if needed > plan.limits.max_memory:
+    needed = limits.base_memory + every - sum(inside) + 2 * max(inside) + passing + logits
+    if needed > limits.max_memory:
         raise CheckpointError(
             f"calibration takes about {size_of(needed)} (a block, the embeddings, and what passes between "
             f"blocks), more than --max-memory; use --max-memory {-(-needed >> 20)}M, or fewer tokens"
@@ -206,8 +240,8 @@ class _Weights:
     model: before it is unfused, since its own tensors have the names from which those of files follow.
     """
 
-    def __init__(self, model: nn.Module, source: Source, files: Files) -> None:
-        self._model, self._source, self._files = model, source, files
+    def __init__(self, model: nn.Module, floats: Floats, files: Files, remedy: str) -> None:
+        self._model, self._floats, self._files, self._remedy = model, floats, files, remedy
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         state = model.state_dict()
         self._state = {name: tensor for name, tensor in state.items() if name in parameters}
@@ -257,13 +291,22 @@ class _Weights:
         whole = {name: tensor for name, tensor in state.items() if name not in self._split}
         views = file_tensors(self._model, whole)
         names = [*views, *(name for name, _, _ in split)]
-        entries = {name: self._source.entries[name] for name in names if name in self._source.entries}
-        missing = set(names) - entries.keys()
+        entries = self._floats.source.entries
+        missing = {name for name in names if name not in entries}
         if missing and not optional:
             raise CheckpointError(
                 f"{printable(min(missing))} (of {len(missing)}) is not in the files under the name that "
-                "transformers saves it by; quantize them by method mse, which needs no data"
+                "transformers saves it by; {self._remedy}"
             )
-        fill(whole, views, {name: entries[name] for name in views if name in entries}, self._files)
+        fill(whole, views, views.keys() & entries.keys(), self._read)
         for name, index, layer in split:
-            layer[index] = read_tensor(entries[name], self._files).to(layer.dtype)
+            layer[index] = self._read(name).to(layer.dtype)
+
+    def _read(self, name: str) -> torch.Tensor:
+        """Return a tensor of the checkpoint, decoded where it holds codes."""
+        entry = self._floats.source.entries[name]
+        origin = self._floats.origin(entry)
+        if origin.layer is None:
+            return read_tensor(entry, self._files)
+        rows = origin.read(self._files, 0, math.prod(entry.shape[:-1]), bytearray(entry.nbytes))
+        return rows.reshape(entry.shape)

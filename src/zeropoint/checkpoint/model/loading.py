@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -125,20 +125,20 @@ def _load_floats(model: nn.Module, stored: StoredLayers, files: Mapping[Place, O
                 f"{printable(min(missing))} (of {len(missing)}) is not in the {of}; pass a model of the same "
                 "architecture as the checkpoint"
             )
-    fill(state, views, entries, files)
+    fill(state, views, entries, lambda name: read_tensor(entries[name], files))
 
 
 def fill(
-    state: Mapping[str, torch.Tensor], views: Mapping[str, torch.Tensor],
-    entries: Mapping[str, TensorEntry], files: Mapping[Place, OpenFile],
+    state: Mapping[str, torch.Tensor], views: Mapping[str, torch.Tensor], names: Iterable[str],
+    read: Callable[[str], torch.Tensor],
 ) -> None:  # fmt: skip
-    """Copy ``entries`` of files into ``views`` of the memory of ``state``, by the names that files have.
+    """Copy tensors of files into ``views`` of the memory of ``state``, by ``names``; ``read`` reads one.
 
     Raises CheckpointError for a tensor of another shape, UnsupportedError for a dtype that torch lacks.
     """
     memory = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
-    for name, entry in entries.items():
-        value, view = read_tensor(entry, files), views[name]
+    for name in names:
+        value, view = read(name), views[name]
         if view.shape != value.shape or view.untyped_storage().data_ptr() not in memory:
             raise CheckpointError(
                 f"{printable(name)} of shape {list(value.shape)} does not fit the model, which has "

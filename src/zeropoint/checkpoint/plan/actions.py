@@ -11,6 +11,7 @@ from ...codecs.protocol import Codec, LayerScheme
 from ...columns import Made
 from ...errors import CheckpointError, printable
 from ..choose.decisions import TensorDecision, compact, describe, nothing_selected
+from ..choose.selection import Why
 from ..read.storage import shown
 from ..read.tensor_entries import TensorEntry
 from .origin import Floats, Origin
@@ -22,7 +23,7 @@ class Actions:
 
     decisions: with the reasons in full. staying: those about layers that keep their codes. restored: what is
     written as floats. kept: tensors of the files that are copied. copies: heads that are left out, with the
-    embedding whose bytes they have.
+    embedding whose bytes they have. added: tensors that the source has not.
     """
 
     floats: Floats
@@ -31,6 +32,7 @@ class Actions:
     restored: tuple[Origin, ...]
     kept: Sequence[TensorEntry]
     copies: Mapping[str, str]
+    added: tuple[Origin, ...] = ()
 
     @staticmethod
     def of(
@@ -65,6 +67,19 @@ class Actions:
                 len(plain) + len(codes),
                 lambda n: entries.at(plain[n]) if n < len(plain) else codes[n - len(plain)],
             ),
+        )  # fmt: skip
+
+    @staticmethod
+    def copying(floats: Floats, added: Sequence[Origin]) -> Actions:
+        """Return what copies all tensors of ``floats``, which are those of the files, and adds some."""
+        entries = floats.source.entries
+        said = (
+            TensorDecision(entry=entry, layer=None, why=Why.DEFAULT, reason="copied")
+            for entry in entries.values()
+        )
+        return Actions(
+            floats=floats, decisions=compact(entries, said), staying=(), restored=(), copies={},
+            kept=Made(len(entries), entries.at), added=tuple(added),
         )  # fmt: skip
 
     @property

@@ -49,7 +49,8 @@ class CheckpointPlan:
 
     codec: what the files are written in. recipe, selection: what was asked for. texts: name to content of
     the small files that are written, the index and the configuration. companions: path to bytes of the files
-    that are copied. notes: sentences for the report.
+    that are copied. notes: sentences for the report. earlier: what an earlier run said of each weight, which
+    is copied, as ``[module, record]`` in a line of JSON each.
     """
 
     source: Source
@@ -63,6 +64,7 @@ class CheckpointPlan:
     notes: tuple[str, ...]
     limits: Limits
     statistics: Mapping[str, Mapping[str, Statistics]] = field(default_factory=dict)
+    earlier: Text | None = None
 
     @property
     def weights(self) -> Sequence[Placement]:
@@ -158,7 +160,8 @@ class CheckpointPlan:
     def peak_memory(self) -> int:
         """Estimate of the largest memory of a run, interpreter and libraries included."""
         kinds = kinds_of(self.worked)
-        largest = max(w.line_values * slab_rows(w, self.limits) * w.value_bytes for w in kinds)
+        sizes = (w.line_values * slab_rows(w, self.limits) * w.value_bytes for w in kinds)
+        largest = max(sizes, default=0)
         return self.limits.base_memory + self.limits.workers * largest
 
     @property

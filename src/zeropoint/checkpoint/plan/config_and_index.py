@@ -15,7 +15,7 @@ from ..choose.expert_matrices import matrices
 from ..choose.selection import Why, is_fused_experts, module_of, subject_of
 from ..choose.tied import tied_heads
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
-from ..read.source import CONFIG, INDEX_SUFFIX, MAX_JSON_BYTES, SINGLE_FILE
+from ..read.source import CONFIG, MAX_JSON_BYTES, SINGLE_FILE, Source
 from .origin import Floats
 from .placement import Placements
 from .texts import Text
@@ -34,22 +34,27 @@ def index_and_config(
     the configuration of ``floats`` describes.
     """
     source = floats.source
-    index_name = source.index or SINGLE_FILE + ".index.json"
-    assert index_name.endswith(INDEX_SUFFIX)
-    texts = {index_name: Text.of(_index(placements))} if CONTAINERS[codec.container].indexed else {}
+    texts = (
+        {index_name(source): Text.of(index_text(placements))} if CONTAINERS[codec.container].indexed else {}
+    )
     documents = _config(floats, decisions, staying, codec)
     config = documents.section
     for name, content in documents.files.items():
         texts[name] = Text.of(json.dumps(content, indent=2) + "\n")
     if source.config is not None and source.config_text is not None:
         text = insert_config(source.config_text, config) if config else source.config_text
-        texts[CONFIG] = _readable(Text.of(text))
+        texts[CONFIG] = readable(Text.of(text))
     elif config:
-        texts[WEIGHTS_ONLY_CONFIG] = _readable(Text.of(json.dumps({CONFIG_KEY: config}, indent=2) + "\n"))
+        texts[WEIGHTS_ONLY_CONFIG] = readable(Text.of(json.dumps({CONFIG_KEY: config}, indent=2) + "\n"))
     return texts
 
 
-def _index(placements: Placements) -> Iterator[str]:
+def index_name(source: Source) -> str:
+    """Return the name of the index of an output."""
+    return source.index or SINGLE_FILE + ".index.json"
+
+
+def index_text(placements: Placements) -> Iterator[str]:
     """Yield the index as json.dumps writes it with an indent of 2."""
     yield f'{{\n  "metadata": {{\n    "total_size": {placements.nbytes}\n  }},\n  "weight_map": {{'
     comma = ""
@@ -59,7 +64,7 @@ def _index(placements: Placements) -> Iterator[str]:
     yield "\n  }\n}\n"
 
 
-def _readable(text: Text) -> Text:
+def readable(text: Text) -> Text:
     """Return the text of a configuration; raises CheckpointError for one that is too large to be read."""
     if text.size > MAX_JSON_BYTES:
         raise CheckpointError(

@@ -40,7 +40,7 @@ def identity(plan: CheckpointPlan) -> dict[str, str]:
         "config.json": _of_text(source.config_text),
         "companions": _digest(f"{path}\0{size}\n" for path, size in sorted(plan.companions.items())),
     }
-    if plan.statistics:
+    if plan.statistics or plan.placements.added:
         fields["calibration"] = _digest(_learned(plan))
     fields |= shard_fields(source)
     fields["output"] = _digest(_output(plan))
@@ -61,7 +61,10 @@ def _output(plan: CheckpointPlan) -> Iterator[str | bytes]:
 
 
 def _learned(plan: CheckpointPlan) -> Iterator[str | bytes]:
-    """Yield all that methods know of inputs."""
+    """Yield all that is known of inputs, and of what they make of keys and values."""
+    for added in plan.placements.added:
+        yield f"{added.entry.name}\0"
+        yield added.data or b""
     for module, needs in sorted(plan.statistics.items()):
         for need, statistics in sorted(needs.items()):
             for name, tensor in sorted(statistics.state.items()):

@@ -43,13 +43,15 @@ class Origin:
     decoded from; ``entry.file`` is then the file of the codes, and ``entry.begin`` 0. input_scales: tensors
     that make sense only with the codes, such as the scale of quantized inputs. transposed: whether ``entry``
     has fused experts whose matrices are (in, out); rows are outputs all the same, but for
-    :meth:`read_as_written`.
+    :meth:`read_as_written`. data: the bytes of a tensor that lies in no file; ``entry`` then says next to what
+    it is written.
     """
 
     entry: TensorEntry
     layer: StoredLayer | None = None
     input_scales: tuple[TensorEntry, ...] = ()
     transposed: bool = False
+    data: bytes | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -59,6 +61,8 @@ class Origin:
     @property
     def files(self) -> tuple[Place, ...]:
         """The files that are read, each once."""
+        if self.data is not None:
+            return ()
         if self.layer is None:
             return (self.entry.file,)
         return tuple(dict.fromkeys(entry.file for entry in self.layer.tensors.values()))

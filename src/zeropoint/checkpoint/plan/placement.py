@@ -193,10 +193,10 @@ class OutputShard:
 
 
 class Placements:
-    """What becomes of all tensors, numbered: those that are kept, those that are restored, and weights.
+    """What becomes of all tensors, numbered: those that are kept, restored and added, and weights.
 
-    kept, restored, weights: each of these. all: one after the other; output tensors are numbered in the same
-    order. shards: the files. by_name: every output tensor, by name.
+    kept, restored, weights: each of these. added: what is written. all: one after the other; output tensors
+    are numbered in the same order. shards: the files. by_name: every output tensor, by name.
     Raises CheckpointError when two would have one name, and when a header exceeds what loaders read.
     """
 
@@ -204,6 +204,7 @@ class Placements:
         self._container = CONTAINERS[codec.container]
         files = self._container.files(source.shards)
         self._actions, self._entries = actions, actions.floats.source.entries
+        self._origins = (*actions.restored, *actions.added)
         self._shards = tuple(dict.fromkeys(files))
         self.layers: tuple[LayerScheme, ...] = tuple(
             dict.fromkeys(layer for _, layer, _ in actions.quantized)
@@ -217,10 +218,11 @@ class Placements:
         self._draft({name: self._shards.index(file) for name, file in zip(source.shards, files, strict=True)})
         self._begins = array("q", [0]) * len(self._kind)
         self._sizes = [self._spec_bytes(self._specs[n]) for n in range(len(self._specs))]
-        kept, self._base = len(actions.kept), len(actions.kept) + len(actions.restored)
+        kept, self._base = len(actions.kept), len(actions.kept) + len(self._origins)
         self.all: Sequence[Placement] = Made(self._base + len(self._entry), self._placement)
         self.kept: Sequence[Placement] = Made(kept, self._written)
         self.restored: Sequence[Placement] = Made(len(actions.restored), lambda n: self._written(kept + n))
+        self.added = actions.added
         self.weights: Sequence[Placement] = Made(len(self._entry), self._weight)
         names = [self._name(number) for number in range(len(self._kind))]
         self._order = array("I", sorted(range(len(names)), key=names.__getitem__))
@@ -276,7 +278,7 @@ class Placements:
     def _draft(self, shards: Mapping[str, int]) -> None:
         """Lay down all tensors in columns."""
         actions = self._actions
-        for entry in (*actions.kept, *(origin.entry for origin in actions.restored)):
+        for entry in (*actions.kept, *(origin.entry for origin in self._origins)):
             # Its dtype may be one that torch has not.
             self._put(TensorSpec(suffix="", dtype=entry.dtype, shape=entry.shape), shards[entry.file.name])
         numbers = {layer: n for n, layer in enumerate(self.layers)}
@@ -319,8 +321,8 @@ class Placements:
 
     def _origin(self, number: int) -> Origin:
         """Return where the floats or bytes of a number come from, which are written as they are."""
-        kept, restored = self._actions.kept, self._actions.restored
-        return Origin(entry=kept[number]) if number < len(kept) else restored[number - len(kept)]
+        kept = self._actions.kept
+        return Origin(entry=kept[number]) if number < len(kept) else self._origins[number - len(kept)]
 
     def _written(self, number: int) -> Placement:
         return Placement.written(self._origin(number), self.at(number))

@@ -51,6 +51,13 @@ class Text:
         if rest:
             yield rest
 
+    def lines(self) -> Iterator[str]:
+        """Yield its lines without their ends, of which the last line has one, too."""
+        rest = b""
+        for piece in self.pieces():
+            *whole, rest = (rest + piece).split(b"\n")
+            yield from (line.decode("utf-8") for line in whole)
+
     def __bytes__(self) -> bytes:
         return b"".join(self.pieces())
 

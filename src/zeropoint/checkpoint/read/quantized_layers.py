@@ -175,7 +175,7 @@ class _Listing:
     def document(self, name: str) -> Mapping[str, Any] | None:
         """Return what a JSON file of the checkpoint says."""
         present = any(str(path) == name for path in self.source.companions)
-        return _object(self.source.root / name) if present else None
+        return json_object(self.source.root / name) if present else None
 
     def read(self, entry: Entry) -> bytes:
         """Return the bytes of a tensor of the checkpoint."""
@@ -199,7 +199,7 @@ def configuration(source: Source) -> dict[str, Any] | None:
     found = next((config[key] for key in CONFIG_KEYS if config.get(key) not in (None, {})), None)
     if found is None and source.config is None:
         path = source.root / WEIGHTS_ONLY_CONFIG
-        found = _object(path).get(CONFIG_KEY) if exists(path) else None
+        found = json_object(path).get(CONFIG_KEY) if exists(path) else None
     if found is None:
         return next(filter(claiming, _documents_of_tools(source)), None)
     if not isinstance(found, dict):
@@ -207,7 +207,7 @@ def configuration(source: Source) -> dict[str, Any] | None:
     return found
 
 
-def _object(path: Place) -> dict[str, Any]:
+def json_object(path: Place) -> dict[str, Any]:
     """Return the object of a JSON file; raises CheckpointError where it holds none."""
     try:
         found = json.loads(read_small(path, limit=MAX_JSON_BYTES)[0])
@@ -221,7 +221,7 @@ def _object(path: Place) -> dict[str, Any]:
 def _documents_of_tools(source: Source) -> Iterator[dict[str, Any]]:
     """Yield what the files say by which tools describe a checkpoint where config.json does not."""
     present = {str(path) for path in source.companions}
-    return (_object(source.root / name) for name in TOOL_FILES if name in present)
+    return (json_object(source.root / name) for name in TOOL_FILES if name in present)
 
 
 def _of_container(source: Source) -> dict[str, Any] | None:

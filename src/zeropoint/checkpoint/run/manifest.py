@@ -18,6 +18,7 @@ are depends on the plan alone, so the manifest of a resumed run is that of any o
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from array import array
@@ -81,7 +82,8 @@ def _pieces(
     order = array("I", sorted(range(len(modules)), key=modules.__getitem__))
     del modules
     found = ((plan.weights[n].module, _about(plan.weights[n], n, all_units, done)) for n in order)
-    yield from _section("weights", found)
+    earlier = () if plan.earlier is None else map(json.loads, plan.earlier.lines())
+    yield from _section("weights", itertools.chain(earlier, found))
 
 
 def _about(weight: Placement, number: int, all_units: Units, done: Mapping[int, Done]) -> dict[str, Any]:

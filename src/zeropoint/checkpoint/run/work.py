@@ -173,6 +173,8 @@ def do(unit: Unit, partials: Partials, limits: Limits, scratch: Scratch, data: L
     CheckpointError when the source changed or a file cannot be read or written.
     """
     with _opened(unit) as files, partials.open(unit.file) as target:
+        if unit.placement.origin.data is not None:
+            return _add(unit, unit.placement.origin.data, target)
         if unit.placement.copied:
             return _copy(unit, files[unit.placement.source.file], target, scratch.buffer)
         writers = [_Writer(target, span) for span in unit.spans]
@@ -270,6 +272,13 @@ def _copy(unit: Unit, source: OpenFile, target: int, buffer: bytearray) -> Done:
         else:
             write_at(target, part, to)
     return Done(number=unit.number, digests=(digest.hexdigest(),), error=None)
+
+
+def _add(unit: Unit, data: bytes, target: int) -> Done:
+    """Write and hash bytes that lie in no file."""
+    (span,) = unit.spans
+    write_at(target, memoryview(data), span.begin)
+    return Done(number=unit.number, digests=(hashlib.sha256(data).hexdigest(),), error=None)
 
 
 @contextlib.contextmanager

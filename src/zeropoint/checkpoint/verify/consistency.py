@@ -5,12 +5,13 @@ This module needs no original. It reads small files and small tensors; layers ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from ...architectures import loaded_name
-from ...codecs.known import ACTIVATION_SCALES, CACHE_SCALES, TOOL_FILES, TOOLS
+from ...codecs.known import ACTIVATION_SCALES, CACHE_PAIR, CACHE_SCALES, TOOL_FILES, TOOLS
 from ...codecs.registry import claiming, methods
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, printable
@@ -81,6 +82,36 @@ class ExtraScaleCheck(Check):
         bad = ~(torch.isfinite(values) & (values > 0))
         if bool(bad.any()):
             self.report(f"the scale {float(values[bad][0])} must be finite and positive")
+        elif self.name.rpartition(".")[2] in CACHE_PAIR and bool((values == 1).all()):
+            self.report("the scale is 1, which engines take where none was learned; calibrate the cache")
+
+
+def cached_layers(entries: Iterable[TensorEntry]) -> dict[str, set[str]]:
+    """Return which scales of a cache of keys and values each attention layer has, by the layer's name."""
+    found: dict[str, set[str]] = {}
+    for entry in entries:
+        module, _, last = entry.name.rpartition(".")
+        if last in CACHE_PAIR:
+            found.setdefault(_OF_KEYS_OR_VALUES.sub("", module), set()).add(last)
+    return found
+
+
+_OF_KEYS_OR_VALUES = re.compile(r"\.[kv]_proj$")
+_OF_ATTENTION = re.compile(r"(.+)\.(?:k_proj|qkv_proj)\.[^.]+", re.DOTALL)
+_NUMBER = re.compile(r"\d+")
+
+
+def cache_problems(source: Source, stored: StoredLayers) -> list[Problem]:
+    """Return attention layers that lack a scale of their cache which others of their kind have."""
+    found = cached_layers(stored.others)
+    kinds = {_NUMBER.sub("", layer) for layer in found}
+    names = (match[1] for name in source.entries if kinds and (match := _OF_ATTENTION.fullmatch(name)))
+    layers = dict.fromkeys(name for name in names if _NUMBER.sub("", name) in kinds)
+    return [
+        Problem(where=layer, what=f"its cache has no {' and '.join(missing)}, which engines take for 1")
+        for layer in dict.fromkeys([*layers, *found])
+        if (missing := sorted(CACHE_PAIR - found.get(layer, set())))
+    ]
 
 
 def unlisted(source: Source, stored: StoredLayers) -> list[Problem]:

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...codecs.known import cache_scheme
 from ...errors import ZeropointError, count, size_of
 from ..read.quantized_layers import StoredLayers, configuration, find_layers
 from ..read.source import Source, open_source
 from ..read.storage import Place
 from ..read.tensor_entries import TensorEntry
-from .consistency import other_tool
+from .consistency import cached_layers, other_tool
 from .integrity import Manifest, manifest_or_problem
 
 _MOST_BITS = 64
@@ -55,8 +56,10 @@ class Inspection:
 
     quantization: None when it is not quantized, else what the configuration names as its method. packed_by:
     the tool whose layout is not read here, and bits: of its weights, where the configuration says so.
-    schemes: empty unless the layout is read. kept_values: numbers of all other tensors, None where it is not
-    known which these are. problems: what is wrong with quantized layers.
+    schemes: empty unless the layout is read. cache: what the configuration says of a quantized cache of keys
+    and values, or None. cached_layers: how many attention layers have scales of one. kept_values: numbers of
+    all other tensors, None where it is not known which these are. problems: what is wrong with quantized
+    layers.
     """
 
     source: Source
@@ -66,6 +69,8 @@ class Inspection:
     bits: int | None
     schemes: tuple[SchemeSummary, ...]
     ignore: tuple[str, ...]
+    cache: object
+    cached_layers: int
     kept_values: int | None
     problems: tuple[str, ...]
 
@@ -98,7 +103,18 @@ class Inspection:
     def summary(self) -> tuple[str, ...]:
         """The size, bits and quantization method of the whole."""
         tensors, shards = count(len(self.source.entries), "tensor"), count(len(self.source.shards), "file")
-        return f"{tensors} in {shards}, {size_of(self.nbytes)}", self._numbers
+        return f"{tensors} in {shards}, {size_of(self.nbytes)}", self._numbers, *self._of_cache
+
+    @property
+    def _of_cache(self) -> tuple[str, ...]:
+        """The line about a cache of keys and values, if there is anything to say of one."""
+        if self.cached_layers:
+            silent = "" if self.cache is not None else ", of which the configuration says nothing"
+            layers = count(self.cached_layers, "attention layer")
+            return (f"scales of a quantized cache of keys and values in {layers}{silent}",)
+        if self.cache is None:
+            return ()
+        return ("the configuration has a quantized cache of keys and values, and no layer has its scales",)
 
     @property
     def _numbers(self) -> str:
@@ -155,6 +171,8 @@ def inspect(path: Place | str) -> Inspection:
         bits=None if packed_by is None else _bits(config or {}),
         schemes=() if stored is None else _schemes(stored, manifest),
         ignore=() if stored is None else stored.ignore,
+        cache=cache_scheme(config or {}),
+        cached_layers=len(cached_layers(others)),
         kept_values=sum(math.prod(e.shape) for e in others) if read else None,
         problems=tuple(problems),
     )

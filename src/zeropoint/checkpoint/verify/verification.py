@@ -34,6 +34,7 @@ from .comparisons import (
 )
 from .consistency import (
     ExtraScaleCheck,
+    cache_problems,
     idle_targets,
     index_problems,
     is_extra_scale,
@@ -145,7 +146,8 @@ def verify(
     stored = _layers(source, original)
     limits = limits.reserve(source.entries, None if original is None else original.source.entries)
     problems += [
-        *stored.problems, *index_problems(source), *unlisted(source, stored), *idle_targets(source, stored)
+        *stored.problems, *index_problems(source), *unlisted(source, stored), *idle_targets(source, stored),
+        *cache_problems(source, stored),
     ]  # fmt: skip
     if original is not None:
         apart = _structure(stored, original)

@@ -9,12 +9,25 @@ from typing import Any
 
 import torch
 
+from ...formats import format_name
 from ...params import QuantizationParams
+from ...recipes import Activation
 from ...schemes import Granularity, Scheme, ZeroPoint
 from ...tensor import QuantizedTensor
 from .. import layer_schemes
 from ..block_extents import blocks
-from ..protocol import COLUMNS, ROWS, Codec, Contents, Documents, InputNames, LayerScheme, TensorSpec
+from ..protocol import (
+    CACHE_FORMAT,
+    COLUMNS,
+    ROWS,
+    CacheScales,
+    Codec,
+    Contents,
+    Documents,
+    InputNames,
+    LayerScheme,
+    TensorSpec,
+)
 from ..records import Listing
 from . import layout as layouts
 from .config import DIALECT, NAMES, QUANT_METHOD, input_arguments
@@ -33,6 +46,7 @@ class CompressedTensors(Codec):
     presets = NAMES
     defaults = MappingProxyType({"scale": "input", "dialect": DIALECT})
     input_names = InputNames("input_scale", "input_zero_point", "input_global_scale")
+    cache = CacheScales("k_scale", "v_scale", shape=(1,), dtype=None)
     parts = MappingProxyType({**dict.fromkeys(OWN, True), WEIGHT: False})
     engines = RULES
     methods = (QUANT_METHOD,)
@@ -107,6 +121,12 @@ class CompressedTensors(Codec):
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`."""
         return Documents(section=section(contents))
+
+    def with_cache(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See :class:`Codec`; transformers has no cache where it decodes weights while it loads."""
+        cache = Activation.of(f"{format_name(CACHE_FORMAT)}:tensor", dynamic=False)
+        kept = {key: value for key, value in document.items() if key != "dequantize"}
+        return {**kept, "kv_cache_scheme": input_arguments(cache)}
 
     def describe(
         self, modules: Mapping[LayerScheme, Sequence[str]], kept: Sequence[str]

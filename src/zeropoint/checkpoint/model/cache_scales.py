@@ -1,0 +1,156 @@
+"""Scales for a float8 cache of keys and values, learned by running a quantized checkpoint's model on data.
+
+Each attention layer gets two, for keys and for values: the largest magnitude that it gave to its cache over
+that of the format. Engines take 1 where a scale is missing, so nothing is written unless all are learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from ...codecs.known import CACHE_SCALES, cache_scheme
+from ...codecs.protocol import CacheScales, Codec
+from ...codecs.registry import CODECS, claiming
+from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, printable
+from ...models.cache_watch import CacheWatch
+from ...models.sequential import observe_blocks
+from ..plan.additions import NewTensor, plan_with, with_cache
+from ..plan.checkpoint_plan import CheckpointPlan
+from ..plan.limits import Limits
+from ..read.quantized_layers import configuration
+from ..read.source import Source
+from ..read.storage import shown
+from ..read.tensor_entries import TensorEntry
+from .calibration import RunningModel, running
+from .parameter_names import WEIGHT
+
+_REMEDY = "calibrate it with the tool that wrote it"
+_PROJECTIONS = ("k_proj", "qkv_proj")
+"""What an attention layer calls the projection of its keys, of which loaders find scales of a cache."""
+_LATENT = "kv_b_proj"
+"""The projection of layers whose cache holds latent vectors (DeepSeek-V2, arXiv:2405.04434) in engines."""
+
+
+def with_cache_scales(
+    source: Source, given: torch.Tensor | Path | str, *, limits: Limits | None = None, progress: bool = False
+) -> CheckpointPlan:
+    """Return the plan that copies a quantized checkpoint and adds scales of its cache, learned from data.
+
+    given: token ids, or a file of these or of text; see :func:`~.tokens.windows_of`. progress: whether to
+    show a bar, on a terminal. Raises UnsupportedError for a layout that has no place for scales, and for a
+    model that is not run here; CalibrationError for bad data, and for a layer of which no scale follows;
+    CheckpointError for a checkpoint that is not quantized, or has such scales.
+    """
+    codec, limits = _codec(source), limits or Limits.default()
+    texts, place = with_cache(source, codec), codec.cache
+    assert place is not None
+    with running(source, given, limits, remedy=_REMEDY) as model:
+        watch = CacheWatch(model.root)
+        layers = _layers(model, watch)
+        try:
+            observe_blocks(model.root, model.batches, watch, model.steps, progress=progress)
+        except AttributeError as error:
+            raise UnsupportedError(
+                f"{type(model.root).__name__} asks more of its cache than to take keys and values: {error}; "
+                f"{_REMEDY}"
+            ) from error
+    added = list(_scales(layers, watch, place))
+    return plan_with(source, codec, added, texts, limits, notes=[_summary(added, place)])
+
+
+def _codec(source: Source) -> Codec:
+    """Return the codec of a checkpoint that scales can be added to."""
+    config = configuration(source)
+    if config is None:
+        raise CheckpointError(
+            f"{shown(source.root)} is not quantized, and a checkpoint of floats has no place for scales of a "
+            "cache; quantize it first"
+        )
+    codec = claiming(config)
+    if codec is None:
+        raise CheckpointError(
+            f"{shown(source.root)} is quantized by {config.get('quant_method')!r:.40}, whose layout is not "
+            f"read here; {_REMEDY}"
+        )
+    if codec.cache is None:
+        places = ", ".join(name for name, other in CODECS.items() if other.cache is not None)
+        raise UnsupportedError(
+            f"scales of a cache have no place in {codec.title}, in which {shown(source.root)} is; use one of "
+            f"{places}"
+        )
+    wanted = codec.with_cache(config)
+    old = next((name for name in source.entries if name.rpartition(".")[2] in CACHE_SCALES), None)
+    if old is not None:
+        raise CheckpointError(
+            f"{shown(source.root)} has scales of a cache already, such as {printable(old)}; pass the "
+            "checkpoint that they were added to"
+        )
+    if cache_scheme(config) not in (None, cache_scheme(wanted)):
+        raise CheckpointError(
+            f"the configuration of {shown(source.root)} says that its cache is quantized otherwise "
+            f"({cache_scheme(config)!r:.60}); remove that, or {_REMEDY}"
+        )
+    return codec
+
+
+def _layers(model: RunningModel, watch: CacheWatch) -> dict[str, tuple[str, TensorEntry]]:
+    """Return, by the name of an attention layer, its name in the files, and a weight of its there.
+
+    Raises UnsupportedError for layers whose scales loaders do not find.
+    """
+    rows = {found.layer: found.module for found in model.rows}
+    found = {}
+    for name, layer in watch.layers.items():
+        if any(child == _LATENT for child, _ in layer.named_children()):
+            raise UnsupportedError(
+                f"{name} makes keys and values of latent vectors, which engines keep in their place, so that "
+                f"scales of keys and values would be wrong; {_REMEDY}"
+            )
+        own = next((rows[f"{name}.{p}"] for p in _PROJECTIONS if f"{name}.{p}" in rows), None)
+        if own is not None:
+            entry = model.floats.source.entries[f"{own}{WEIGHT}"]
+            found[name] = own.rpartition(".")[0], entry
+    if not found:
+        raise UnsupportedError(
+            f"{type(model.root).__name__} has no attention layers with a cache and a projection called "
+            f"{' or '.join(_PROJECTIONS)}, of which loaders find scales; {_REMEDY}"
+        )
+    return found
+
+
+def _scales(
+    layers: Mapping[str, tuple[str, TensorEntry]], watch: CacheWatch, place: CacheScales
+) -> Iterator[NewTensor]:
+    """Yield the scales of all layers; raises CalibrationError for one of which none follows."""
+    for name, (own, beside) in layers.items():
+        for what, suffix, found in (("keys", place.key, watch.keys), ("values", place.value, watch.values)):
+            if name not in found:
+                raise CalibrationError(
+                    f"{printable(own)}: no token reached it, or it has the {what} of another layer, so that "
+                    f"they have no scale; {_REMEDY}"
+                )
+            scale = place.scale(found[name])
+            number = float(scale)
+            if not 0 < number < float("inf"):
+                raise CalibrationError(
+                    f"{printable(own)}: the largest magnitude of its {what} is {float(found[name])}, which "
+                    "gives no scale; calibrate on other data, or check the weights"
+                )
+            if number == 1:
+                raise CalibrationError(
+                    f"{printable(own)}: the scale of its {what} would be exactly 1, as engines have it where "
+                    "none was learned; calibrate on other data"
+                )
+            yield NewTensor(f"{own}.{suffix}", beside, scale)
+
+
+def _summary(added: list[NewTensor], place: CacheScales) -> str:
+    """Return a sentence about the scales."""
+    spans = []
+    for suffix in (place.key, place.value):
+        found = [float(tensor.value) for tensor in added if tensor.name.endswith(f".{suffix}")]
+        spans.append(f"{suffix} {min(found):.4g} to {max(found):.4g}")
+    return f"scales of a cache for {count(len(added) // 2, 'attention layer')}: {', '.join(spans)}"

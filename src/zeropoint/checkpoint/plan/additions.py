@@ -1,0 +1,117 @@
+"""A plan that copies a checkpoint, adds small tensors to its files, and says so in its configuration.
+
+Nothing is quantized or decoded: what the source's manifest says of weights, that of the result says, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+
+from ...codecs.known import CONFIG_KEYS, TOOL_FILES
+from ...codecs.protocol import Codec
+from ...codecs.safetensors_dtypes import FILE_DTYPES
+from ...errors import CheckpointError
+from ..choose.recipe import RecipeText
+from ..choose.selection import Selection
+from ..read.config_text import insert_config
+from ..read.json_stream import JsonStream
+from ..read.quantized_layers import json_object
+from ..read.safetensors_file import pieces
+from ..read.source import CONFIG, MAX_JSON_BYTES, Source
+from ..read.storage import exists, open_file, shown, stamp
+from ..read.tensor_entries import TensorEntry
+from .actions import Actions
+from .checkpoint_plan import CheckpointPlan
+from .config_and_index import MANIFEST, index_name, index_text, readable
+from .limits import Limits
+from .origin import Floats, Origin
+from .placement import Placements
+from .texts import Text
+
+
+class NewTensor(NamedTuple):
+    """A tensor that the source has not: its name, the tensor next to which it is written, and its numbers."""
+
+    name: str
+    beside: TensorEntry
+    value: torch.Tensor
+
+
+def plan_with(
+    source: Source, codec: Codec, added: Iterable[NewTensor], texts: Mapping[str, Text], limits: Limits,
+    *, notes: Iterable[str] = (),
+) -> CheckpointPlan:  # fmt: skip
+    """Return the plan that copies ``source``, whose files ``codec`` claims, and adds tensors.
+
+    texts: files that say something else than those of the source, by name. notes: for the report.
+    """
+    floats = Floats(source=source, origins={}, config=None)
+    actions = Actions.copying(floats, [_origin(tensor) for tensor in added])
+    placements = Placements(source, actions, codec)
+    texts = {index_name(source): Text.of(index_text(placements)), **texts}
+    companions = [path for path in source.companions if str(path) not in (*texts, MANIFEST)]
+    return CheckpointPlan(
+        source=source, codec=codec, recipe=_COPY, selection=Selection(),
+        decisions=actions.decisions, placements=placements, texts=texts,
+        limits=limits.reserve(source.entries, placements.by_name), notes=(*source.notes, *notes),
+        companions={path: stamp(source.root / path).size for path in companions},
+        earlier=Text.of(_about_weights(source)),
+    )  # fmt: skip
+
+
+_COPY = RecipeText(text="default: keep", name="copy")
+
+
+def _origin(tensor: NewTensor) -> Origin:
+    value, beside = tensor.value.detach().cpu().contiguous(), tensor.beside
+    entry = TensorEntry(
+        name=tensor.name, dtype=FILE_DTYPES[value.dtype], shape=tuple(value.shape), begin=beside.begin,
+        nbytes=value.nbytes, file=beside.file,
+    )  # fmt: skip
+    return Origin(entry=entry, data=value.reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def with_cache(source: Source, codec: Codec) -> dict[str, Text]:
+    """Return the files that say how a checkpoint is quantized, when they also say that its cache is."""
+    texts = {}
+    config = source.config or {}
+    section = next((config[key] for key in CONFIG_KEYS if config.get(key)), None)
+    if section is not None and source.config_text is not None:
+        text = insert_config(source.config_text, codec.with_cache(section))
+        texts[CONFIG] = readable(Text.of(text))
+    for name in (str(path) for path in source.companions if str(path) in TOOL_FILES):
+        document = json_object(source.root / name)
+        if codec.claims(document):
+            texts[name] = Text.of(json.dumps(codec.with_cache(document), indent=2) + "\n")
+    return texts
+
+
+def _about_weights(source: Source) -> Iterator[str]:
+    """Yield what the source's manifest says of each weight, a line each, where it has one.
+
+    Raises CheckpointError for one that is no JSON.
+    """
+    path = source.root / MANIFEST
+    if not exists(path):
+        return
+    file = open_file(path)
+    try:
+        stream = JsonStream(pieces(file, 0, file.stamp.size))
+        for key in stream.members():
+            if not stream.is_object:
+                stream.value(MAX_JSON_BYTES)
+                continue
+            for name in stream.members():
+                record = stream.value(MAX_JSON_BYTES)
+                if key == "weights":
+                    yield json.dumps([name, record]) + "\n"
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{shown(path)} is damaged: {error}; verify the checkpoint, or remove its manifest"
+        ) from error
+    finally:
+        file.close()

@@ -1,0 +1,57 @@
+"""The command ``zeropoint kv-scales``."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from . import layers
+from .arguments import parse_path
+from .main import let_scipy_in
+from .options import AsJson, Checkpoint, Everything, Memory, Workers
+from .output import show, show_json
+from .writing import BreakLock, Overwrite, Restart, Target, Way, write
+
+
+def kv_scales(  # noqa: PLR0913 (typer makes an option of each parameter)
+    source: Checkpoint,
+    out: Target,
+    calibration: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE", parser=parse_path, help="Text, or token ids in .safetensors, to run the model on."
+        ),
+    ],
+    workers: Workers = None,
+    max_memory: Memory = None,
+    overwrite: Overwrite = False,
+    restart: Restart = False,
+    unlock: BreakLock = False,
+    everything: Everything = False,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a quantized checkpoint and add scales for a float8 cache of keys and values, learned from data.
+
+    The model runs on the data, a block in memory at a time. Each attention layer gets k_scale and v_scale:
+    the largest magnitude of its keys, after rotary embeddings, and of its values, over 448. All other tensors
+    keep their bytes. Nothing is written if some layer gets no scale. OUT is all or nothing: if the command is
+    interrupted, run it again to resume.
+
+    \b
+    Examples:
+      zeropoint kv-scales Llama-3.2-1B-W4A16 OUT --calibration TEXT.txt
+      zeropoint kv-scales SRC OUT --calibration ids.safetensors --max-memory 8G
+    """  # noqa: D301
+    start = time.perf_counter()
+    limits = layers.Limits.default(workers, max_memory)
+    let_scipy_in()
+    plan = layers.with_cache_scales(layers.open_source(source), calibration, limits=limits, progress=True)
+    way = Way(overwrite=overwrite, restart=restart, break_lock=unlock, spool=None, executor=layers.local)
+    result = write(plan, out, way, "copying")
+    seconds = time.perf_counter() - start
+    if as_json:
+        show_json(layers.run_document(result, seconds=seconds))
+    else:
+        show(layers.run_report(result, seconds=seconds, everything=everything))

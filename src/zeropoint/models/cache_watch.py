@@ -1,0 +1,99 @@
+"""The largest magnitudes of the keys and values that a model gives to its cache, observed as it runs.
+
+They are taken where transformers hands them to a cache: after rotary embeddings and norms, which is what
+engines quantize, and what the observers of compressed-tensors and NVIDIA ModelOpt see.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+_CACHE = "past_key_values"
+"""What the attention layers of transformers call the cache that they are given."""
+
+
+class CacheWatch:
+    """Observes what each attention layer gives to a cache; a model without one is given some.
+
+    Args:
+        root: the model.
+
+    Attributes:
+        enabled, examine: see :class:`~zeropoint.models.sequential.Watching`.
+        layers: attention layers by name.
+        keys, values: the largest magnitude so far, by layer, in the dtype of the tensors; NaN where one was.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self.enabled = True
+        self.examine: Callable[[str, torch.Tensor], None] | None = None
+        self.layers: Mapping[str, nn.Module] = {n: m for n, m in root.named_modules() if _is_attention(m)}
+        self.keys: dict[str, torch.Tensor] = {}
+        self.values: dict[str, torch.Tensor] = {}
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Let attention layers have caches that observe."""
+        handles = [
+            layer.register_forward_pre_hook(functools.partial(self._give, name), with_kwargs=True)
+            for name, layer in self.layers.items()
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def outside(self, blocks: Iterable[nn.Module]) -> bool:
+        """Return whether some attention layer is inside none of ``blocks``.
+
+        Args:
+            blocks: of the model.
+        """
+        inside = {module for block in blocks for module in block.modules()}
+        return any(layer not in inside for layer in self.layers.values())
+
+    def _give(
+        self,
+        name: str,
+        layer: nn.Module,  # noqa: ARG002 (the signature is that of hooks)
+        args: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, {**named, _CACHE: _Passing(functools.partial(self._see, name))}
+
+    def _see(self, name: str, key: torch.Tensor, value: torch.Tensor) -> None:
+        if not self.enabled:
+            return
+        for largest, x in ((self.keys, key), (self.values, value)):
+            if self.examine is not None:
+                self.examine(name, x)
+            found = x.detach().abs().amax()
+            largest[name] = torch.maximum(largest[name], found) if name in largest else found
+
+
+class _Passing:
+    """A cache that holds nothing: shows what it is given, and returns it."""
+
+    def __init__(self, see: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+        self._see = see
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values as those of a cache that was empty."""
+        self._see(key_states, value_states)
+        return key_states, value_states
+
+
+def _is_attention(module: nn.Module) -> bool:
+    """Return whether a module is an attention layer that takes a cache, by the rule of compressed-tensors."""
+    kind = type(module)
+    return "attention" in kind.__name__.lower() and _CACHE in inspect.signature(kind.forward).parameters
