@@ -65,16 +65,7 @@ from .engines import (
     fused_alike,
     rules,
 )
-from .protocol import (
-    CACHE_FORMAT,
-    CacheScales,
-    Codec,
-    Contents,
-    Documents,
-    InputNames,
-    LayerScheme,
-    TensorSpec,
-)
+from .protocol import CacheScales, Codec, Contents, Documents, InputNames, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
 
 QUANT_METHOD = "modelopt"
@@ -460,10 +451,7 @@ class ModelOpt(Codec):
         table = document.get("quantization")
         if isinstance(table, dict):
             return {**document, "quantization": {**table, "kv_cache_quant_algo": "FP8"}}
-        return {
-            **document,
-            "kv_cache_scheme": {"dynamic": False, "num_bits": CACHE_FORMAT.bits, "type": "float"},
-        }
+        return {**document, "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}}
 
 
 def _entry(algorithm: str) -> dict[str, Any]:
