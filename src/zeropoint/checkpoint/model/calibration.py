@@ -308,5 +308,5 @@ class _Weights:
         origin = self._floats.origin(entry)
         if origin.layer is None:
             return read_tensor(entry, self._files)
-        rows = origin.read(self._files, 0, math.prod(entry.shape[:-1]), bytearray(entry.nbytes))
-        return rows.reshape(entry.shape)
+        count = math.prod(entry.shape[:-1])
+        return origin.read_as_written(self._files, 0, count, bytearray(entry.nbytes)).reshape(entry.shape)

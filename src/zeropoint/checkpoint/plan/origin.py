@@ -43,8 +43,8 @@ class Origin:
     decoded from; ``entry.file`` is then the file of the codes, and ``entry.begin`` 0. input_scales: tensors
     that make sense only with the codes, such as the scale of quantized inputs. transposed: whether ``entry``
     has fused experts whose matrices are (in, out); rows are outputs all the same, but for
-    :meth:`read_as_written`. data: the bytes of a tensor that lies in no file; ``entry`` then says next to what
-    it is written.
+    :meth:`read_as_written`. data: the bytes of a tensor that lies in no file; ``entry`` then says next to
+    what it is written.
     """
 
     entry: TensorEntry
