@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .checkpoint.verbs import (
         add_kv_scales,
         compare_checkpoints,
+        convert_checkpoint,
         inspect_checkpoint,
         plan_checkpoint,
         quantize_checkpoint,
@@ -73,6 +74,7 @@ __all__ = [
     "choose_params",
     "compare_checkpoints",
     "convert",
+    "convert_checkpoint",
     "dequantize",
     "dequantize_model",
     "explain",
@@ -110,6 +112,7 @@ _OWNERS = {
         (
             "compare_checkpoints",
             "add_kv_scales",
+            "convert_checkpoint",
             "inspect_checkpoint",
             "plan_checkpoint",
             "quantize_checkpoint",

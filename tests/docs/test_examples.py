@@ -18,7 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "README.md",
     "docs/coming_from.md",
-    *(f"docs/{page}.md" for page in ("guide", "checkpoints", "calibration", "models", "graph", "onnx")),
+    *(
+        f"docs/{page}.md"
+        for page in ("guide", "checkpoints", "conversion", "calibration", "models", "graph", "onnx")
+    ),
 )
 BLOCK = re.compile(r"^```(python|console|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SECONDS = re.compile(r"\bin \d+\.\d s\b")

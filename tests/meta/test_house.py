@@ -46,11 +46,13 @@ ALLOWED: dict[str, dict[str, str]] = {
     "function size": {},
     "parameters": {
         "src/zeropoint/cli/compare.py::compare": "typer makes an option of each parameter",
+        "src/zeropoint/cli/convert.py::convert": "an option each",
         "src/zeropoint/cli/dequantize.py::dequantize": "typer makes an option of each parameter",
         "src/zeropoint/cli/app.py::quantize": "typer makes an option of each parameter",
         "src/zeropoint/cli/app.py::verify": "typer makes an option of each parameter",
         "src/zeropoint/checkpoint/run/loop.py::run": "the options of a command, each a word",
         "src/zeropoint/checkpoint/verbs.py::plan_checkpoint": "the options of a command, each a word",
+        "src/zeropoint/checkpoint/verbs.py::convert_checkpoint": "the options of a command, each a word",
         "src/zeropoint/checkpoint/verbs.py::quantize_checkpoint": "the options of a command, each a word",
         "src/zeropoint/cli/plan.py::plan": "typer makes an option of each parameter",
         "src/zeropoint/prepared/plan.py::can_implement": "takes what the plan takes",

@@ -13,7 +13,7 @@ from .choose.recipe import RecipeText
 from .choose.selection import Selection
 from .model.cache_scales import with_cache_scales
 from .model.calibration import calibrated
-from .plan.checkpoint_plan import CheckpointPlan, make_plan
+from .plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
 from .plan.limits import Limits
 from .plan.verdicts import require_loadable
 from .read.source import open_source
@@ -25,6 +25,7 @@ from .verify.verification import verify as verify_checkpoint
 
 __all__ = [
     "compare_checkpoints",
+    "convert_checkpoint",
     "add_kv_scales",
     "inspect_checkpoint",
     "plan_checkpoint",
@@ -132,3 +133,42 @@ def add_kv_scales(
     """
     limits = Limits.default(max_memory=max_memory)
     return run(with_cache_scales(open_source(source), calibration, limits=limits), out, overwrite=overwrite)
+
+
+def convert_checkpoint(
+    source: Place | str, out: Place | str, format: str = DEFAULT.name,  # noqa: A002 (the option's name)
+    *, to: str | None = None, requantize: bool = False, ignore: Iterable[str] = (), overwrite: bool = False,
+    max_memory: int | None = None,
+) -> RunResult:  # fmt: skip
+    """Write a quantized checkpoint in another file layout, its values unchanged.
+
+    This is ``zeropoint convert``. What was written is decoded and compared with the values of the source,
+    number for number in float32.
+
+    Args:
+        source: a quantized checkpoint's directory, one .safetensors or .gguf file, or the URL of either.
+        out: the output directory or URL.
+        format: the file layout, a name of :mod:`zeropoint.codecs.registry`.
+        to: a preset or scheme that holds the same values, such as ``"nvfp4a16"`` for MXFP4; that which stores
+            what each layer does if None; ``"bfloat16"``, ``"float16"`` or ``"float32"`` for floats.
+        requantize: quantize anew what the layout cannot hold, with the error in the result.
+        ignore: patterns of tensors that keep the codes which they have.
+        overwrite: write into a directory that is not empty.
+        max_memory: bytes that the process may take; 2 GiB if None.
+
+    Returns:
+        A summary of the run: tensors, bytes, errors and time.
+
+    Raises:
+        UnsupportedError: for layers whose values the layout cannot hold, with the reason.
+        CheckpointError: for a source that is damaged or not quantized, when ``out`` cannot be written, and
+            when no engine is known to load the result.
+        ZeropointError: as :func:`plan_checkpoint`.
+    """
+    plan = conversion_plan(
+        open_source(source), to, get_codec(format), requantize=requantize, ignore=tuple(ignore),
+        limits=Limits.default(max_memory=max_memory),
+    )  # fmt: skip
+    if plan.weights:
+        require_loadable(plan)
+    return run(plan, out, overwrite=overwrite)

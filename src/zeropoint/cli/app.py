@@ -18,6 +18,7 @@ from ..errors import count
 from . import layers
 from .arguments import one_of, parse_path, parse_plan
 from .compare import compare
+from .convert import convert
 from .dequantize import dequantize
 from .kv_scales import kv_scales
 from .main import fail, let_scipy_in
@@ -71,6 +72,7 @@ app.command(short_help="Show what quantize would do.")(plan_command)
 app.command(short_help="Write a quantized checkpoint as floats.")(dequantize)
 app.command(short_help="Compare the values of two checkpoints.")(compare)
 app.command(short_help="Add scales for a float8 cache of keys and values.")(kv_scales)
+app.command(short_help="Write a quantized checkpoint in another layout, its values unchanged.")(convert)
 app.command(short_help="Compile the kernels for this machine.")(warmup)
 
 

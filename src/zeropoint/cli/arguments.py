@@ -171,7 +171,7 @@ def parse_plan(path: str) -> PlanFile:
         raise typer.BadParameter(str(error)) from error
 
 
-_FLOATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+FLOATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 def parse_float_dtype(text: str) -> str:
@@ -180,6 +180,6 @@ def parse_float_dtype(text: str) -> str:
     >>> parse_float_dtype("bfloat16")
     'BF16'
     """
-    if text not in _FLOATS:
-        raise typer.BadParameter(f"dtype {text!r} must be one of {', '.join(_FLOATS)}")
-    return _FLOATS[text]
+    if text not in FLOATS:
+        raise typer.BadParameter(f"dtype {text!r} must be one of {', '.join(FLOATS)}")
+    return FLOATS[text]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..checkpoint.cluster.ray import RayExecutor as RayExecutor
     from ..checkpoint.model.cache_scales import with_cache_scales as with_cache_scales
     from ..checkpoint.model.calibration import calibrated as calibrated
+    from ..checkpoint.plan.checkpoint_plan import conversion_plan as conversion_plan
     from ..checkpoint.plan.checkpoint_plan import make_plan as make_plan
     from ..checkpoint.plan.file import PlanFile as PlanFile
     from ..checkpoint.plan.file import write_plan as write_plan
@@ -82,6 +83,7 @@ _OWNERS = {
     "calibrated": "checkpoint.model.calibration",
     "with_cache_scales": "checkpoint.model.cache_scales",
     "make_plan": "checkpoint.plan.checkpoint_plan",
+    **dict.fromkeys(("conversion_plan", "make_plan"), "checkpoint.plan.checkpoint_plan"),
     "plan_document": "checkpoint.plan.plan_document",
     **dict.fromkeys(("PlanFile", "write_plan"), "checkpoint.plan.file"),
     "RayExecutor": "checkpoint.cluster.ray",

@@ -5,16 +5,9 @@ no model, file or recipe.
 """
 
 from .method import Bound, LayerData, LayerResult, Method, Report, Scope
-from .registry import NEAREST, method_named, methods
+from .registry import LOSSLESS, LOSSLESS_OR_NEAREST, NEAREST, OF_CODES, method_named, methods
 
 __all__ = [
-    "NEAREST",
-    "Bound",
-    "LayerData",
-    "LayerResult",
-    "Method",
-    "Report",
-    "Scope",
-    "method_named",
-    "methods",
-]
+    "LOSSLESS", "LOSSLESS_OR_NEAREST", "NEAREST", "OF_CODES", "Bound", "LayerData", "LayerResult", "Method",
+    "Report", "Scope", "method_named", "methods",
+]  # fmt: skip

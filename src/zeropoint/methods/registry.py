@@ -13,6 +13,9 @@ from .method import Method
 
 NEAREST = "nearest"
 """The method where none is named."""
+LOSSLESS, LOSSLESS_OR_NEAREST = "lossless", "lossless_or_nearest"
+OF_CODES = (LOSSLESS, LOSSLESS_OR_NEAREST)
+"""Methods that convert the codes which a weight has."""
 
 
 @functools.cache

@@ -79,3 +79,5 @@ def one_scheme(layer: LayerScheme) -> Recipe:
 
 KEEP = RecipeText(text="default: keep", name="dequantize")
 """The recipe that quantizes nothing."""
+KEPT = Recipe(default=Rule(gives=None))
+"""The same, parsed."""

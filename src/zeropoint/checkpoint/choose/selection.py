@@ -50,6 +50,15 @@ class DequantizePolicy(enum.Enum):
     """Those that are selected start from their dequantized values; the others keep their codes."""
     EVERY = "every"
     """As FIRST, and the others are written as floats."""
+    LOSSLESS = "lossless"
+    """They are converted to the layout that is written, without loss, or refused."""
+    CONVERT = "convert"
+    """As LOSSLESS, and quantized anew where they would be refused."""
+
+    @property
+    def converts(self) -> bool:
+        """Whether codes become other codes."""
+        return self in (DequantizePolicy.LOSSLESS, DequantizePolicy.CONVERT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

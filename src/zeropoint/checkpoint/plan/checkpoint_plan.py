@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...architectures import is_transposed
-from ...codecs.layer_schemes import layer_scheme
+from ...codecs.layer_schemes import layer_of, layer_scheme
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
@@ -24,9 +24,10 @@ from ...errors import CalibrationError, CheckpointError, UnsupportedError, count
 from ...formats import RoundingMode
 from ...methods import LayerData, Scope, method_named
 from ...recipes import Recipe
+from ..choose.converted_layers import conversions
 from ..choose.decisions import TensorDecision, decide, describe
 from ..choose.fused_layers import split_sets
-from ..choose.recipe import RecipeText, one_scheme
+from ..choose.recipe import KEEP, KEPT, RecipeText, one_scheme
 from ..choose.selection import DequantizePolicy, Selection, check_patterns, module_of
 from ..choose.tied import tied_copies, tied_heads
 from ..read.config_text import WEIGHTS_ONLY_CONFIG
@@ -234,10 +235,16 @@ def make_plan(
     recipe = one_scheme(layer_scheme(to, codec)) if isinstance(to, str) else to.parse(codec)
     _require_model(source)
     selection, limits = selection or Selection(), limits or Limits.default()
+    converts = selection.dequantize.converts
     _require_streaming(recipe)
     floats = _floats(source, selection)
     check_patterns(selection, floats.source.entries)
-    decisions = decide(floats.source, recipe, selection, codec)
+    decisions = decide(floats.source, KEPT if converts else recipe, selection, codec)
+    if converts:
+        decisions = conversions(
+            floats.source, decisions, floats.quantized, codec, to=_only_layer(recipe, codec),
+            requantize=selection.dequantize is DequantizePolicy.CONVERT,
+        )  # fmt: skip
     split = split_sets(decisions)
     if split and selection.strict:
         more = f"; and {count(len(split) - 1, 'more such set')}" if len(split) > 1 else ""
@@ -258,6 +265,27 @@ def make_plan(
     for weight in kinds_of(plan.worked):
         slab_rows(weight, limits)
     return plan
+
+
+FLOATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+"""Dtypes in which codes are written as floats, with the names that safetensors has for them."""
+
+
+def conversion_plan(
+    source: Source, to: str | None, codec: Codec, *, requantize: bool = False, ignore: tuple[str, ...] = (),
+    limits: Limits | None = None,
+) -> CheckpointPlan:  # fmt: skip
+    """Return the plan that writes the codes of ``source`` as ``codec`` has them, their values unchanged.
+
+    to: a layer preset or weight scheme, by default that which stores what each layer does, or a dtype of
+    FLOATS. requantize: whether values may change where ``codec`` cannot hold them. Raises what
+    :func:`make_plan` raises; UnsupportedError for layers that cannot be converted.
+    """
+    floats = FLOATS.get(to or "")
+    policy = DequantizePolicy.CONVERT if requantize else DequantizePolicy.LOSSLESS
+    what = Selection(ignore=ignore, dequantize=DequantizePolicy.EVERY if floats else policy, floats=floats)
+    recipe = KEEP if to is None or floats else RecipeText.of(to)
+    return make_plan(source, recipe, selection=what, limits=limits, codec=codec)
 
 
 _ADAPTER = re.compile(r"\.(lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|hada_w\d_[ab]|lokr_w\d)\b")
@@ -285,7 +313,16 @@ def _require_model(source: Source) -> None:
 def _floats(source: Source, selection: Selection) -> Floats:
     if selection.dequantize is DequantizePolicy.NONE:
         return unquantized(source)
-    return as_floats(source, dtype=None if selection.floats is None else TORCH_DTYPES[selection.floats])
+    floats = as_floats(source, dtype=None if selection.floats is None else TORCH_DTYPES[selection.floats])
+    if selection.dequantize.converts and not floats.origins:
+        raise CheckpointError(f"{shown(source.root)} holds no codes to convert; use zeropoint quantize")
+    return floats
+
+
+def _only_layer(recipe: Recipe, codec: Codec) -> LayerScheme | None:
+    """Return the scheme that a recipe without rules gives to all layers, or None where it keeps them."""
+    given = recipe.default.gives
+    return None if given is None else layer_of(given, codec)
 
 
 def _require_streaming(recipe: Recipe) -> None:

@@ -16,9 +16,13 @@ import torch
 
 from ...architectures import ExpertLayout, expert_layout
 from ...codecs.known import ACTIVATION_SCALES, CONFIG_KEYS, TOOL_FILES
+from ...codecs.records import Reader
 from ...codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 from ...errors import CheckpointError, UnsupportedError
 from ...functional import dequantize
+from ...params import QuantizationParams
+from ...recipes import Activation
+from ...tensor import QuantizedTensor
 from ..choose.selection import is_fused_experts, module_of, require_unquantized
 from ..read.config_text import WEIGHTS_ONLY_CONFIG, without_keys
 from ..read.decoding import alignment, alignment_across, read_columns, read_rows
@@ -144,6 +148,13 @@ class Origin:
             part.copy_(q.dequantize(out.dtype).t())
         return out
 
+    def codes(self, files: Mapping[Place, OpenFile], rows: range) -> QuantizedTensor:
+        """Return some rows of one matrix in codes, numbered among those of all its matrices."""
+        assert self.layer is not None
+        expert, first = divmod(rows.start, self.layer.shape[0])
+        q = read_rows(self.layer, files, first, rows[-1] + 1 - rows.start, expert=expert)
+        return replace(_every(q, rows.step), dtype=self.dtype)
+
     def read_columns(
         self, files: Mapping[Place, OpenFile], rows: range, columns: tuple[int, int], buffer: bytearray
     ) -> torch.Tensor:
@@ -216,17 +227,38 @@ def _decode(layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, out
             part.copy_(q.dequantize(out.dtype)[first - begin : first - begin + len(part)])
 
 
+def _every(q: QuantizedTensor, step: int) -> QuantizedTensor:
+    """Return every so many rows of a matrix in codes; raises UnsupportedError where they share parameters."""
+    if step == 1:
+        return q
+    if any(len(numbers) not in (1, q.shape[0]) for numbers in q.params.stored):
+        raise UnsupportedError(f"rows of two matrices lie by turns in {q.scheme} and share a scale")
+    stored = [numbers if len(numbers) == 1 else numbers[::step] for numbers in q.params.stored]
+    shape = (len(q.data[::step]), q.shape[1])
+    params = QuantizationParams.of(q.scheme, shape, q.params.dtype, stored)
+    return replace(q, data=q.data[::step], params=params, shape=shape)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floats:
     """A checkpoint seen as if it were not quantized.
 
     source: with one tensor of floats for each quantized layer, and no configuration of quantization. origins:
-    by name, of what it holds as codes. config: what its configuration said of quantization, or None.
+    by name, of what it holds as codes. config: what its configuration said of quantization, or None. reader:
+    what its codec reads there, or None.
     """
 
     source: Source
     origins: Mapping[str, Origin]
     config: Mapping[str, Any] | None
+    reader: Reader | None = None
+
+    def quantized(self, name: str) -> tuple[StoredLayer, Activation | None] | None:
+        """Return the layer whose floats are called ``name`` and how its inputs are quantized, or None."""
+        origin = self.origins.get(name)
+        if origin is None or origin.layer is None or self.reader is None:
+            return None
+        return origin.layer, self.reader.input_of(origin.layer.module)
 
     def origin(self, entry: TensorEntry) -> Origin:
         """Return where the rows of one of its tensors come from."""
@@ -270,7 +302,7 @@ def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
         config_text=source.config_text if source.config is None else without_keys(source.config_text or ""),
     )  # fmt: skip
     require_unquantized(list(floats.entries.values()), floats.config, place)
-    return Floats(source=floats, origins=origins, config=config)
+    return Floats(source=floats, origins=origins, config=config, reader=stored.reader)
 
 
 class Origins(Mapping[str, Origin]):

@@ -25,7 +25,8 @@ from ...codecs.protocol import ROWS, Codec, LayerScheme, TensorSpec
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...columns import Kinds, Made, Names
 from ...errors import CheckpointError, printable
-from ...methods import NEAREST, Scope, method_named
+from ...methods import NEAREST, OF_CODES, Scope, method_named
+from ...tensor import QuantizedTensor
 from ..choose.expert_matrices import WeightMatrix, matrices
 from ..choose.selection import is_fused_experts, module_of
 from ..read.source import Source
@@ -158,12 +159,33 @@ class Placement:
         if scope is not Scope.BLOCKS and (scope is not Scope.ROWS or self.axis != ROWS):
             return max(1, self.extent)
         own = self.layer.codec.alignment(self.layer, self.shape)
-        return math.lcm(own, self.origin.alignment) if self.axis == ROWS else own
+        return math.lcm(own, self.origin.alignment, self._code_rows) if self.axis == ROWS else own
+
+    @property
+    def of_codes(self) -> bool:
+        """Whether it is made of the codes of its origin, not of floats."""
+        return self.method in OF_CODES and self.origin.layer is not None
+
+    @property
+    def _code_rows(self) -> int:
+        """Rows of the blocks of the codes that it is made of."""
+        layer = self.origin.layer
+        if layer is None or not self.of_codes or layer.codec.axis(layer.layer) != ROWS:
+            return 1
+        return layer.codec.alignment(layer.layer, layer.shape)
+
+    def codes(self, files: Mapping[Place, OpenFile], start: int, count: int) -> QuantizedTensor:
+        """Return ``count`` rows from ``start`` on in the codes of the origin; all rows for columns."""
+        begin, height = (start, count) if self.axis == ROWS else (0, self.shape[0])
+        first = self.first + begin * self.step
+        return self.origin.codes(files, range(first, first + height * self.step, self.step))
 
     def read(
         self, files: Mapping[Place, OpenFile], start: int, count: int, buffer: bytearray
     ) -> torch.Tensor:
         """Return ``count`` rows, or columns, from ``start`` on, in ``buffer``."""
+        if self.of_codes:
+            return self.codes(files, start, count).dequantize(torch.float32)
         if self.axis == ROWS:
             return self.origin.read(files, self.first + start * self.step, count, buffer, step=self.step)
         rows = range(self.first, self.first + self.shape[0] * self.step, self.step)

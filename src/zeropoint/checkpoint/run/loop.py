@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...columns import Made
-from ...errors import CheckpointError
+from ...errors import CheckpointError, count
 from ..plan.checkpoint_plan import CheckpointPlan, require_statistics
 from ..plan.placement import Placement
 from ..read.object_store import RemotePath
@@ -67,7 +67,23 @@ class RunResult:
     @property
     def summary(self) -> tuple[str, ...]:
         """The sizes, bits and error of the whole, a line each."""
-        return (*self.plan.summary, str(self.error)) if self.plan.weights else self.plan.summary
+        return (
+            (*self.plan.summary, *self._converted, str(self.error))
+            if self.plan.weights
+            else self.plan.summary
+        )
+
+    @property
+    def _converted(self) -> tuple[str, ...]:
+        """The line about layers that were made of codes, whose values are what they were."""
+        found = [outcome.error.largest == 0 for outcome in self.outcomes if outcome.weight.of_codes]
+        if not found:
+            return ()
+        layers = count(len(found), "converted layer")
+        if not any(found):
+            return (f"none of {layers} decodes to the values that it had",)
+        same = "all" if all(found) else f"{sum(found):,}"
+        return (f"{same} of {layers} decode to the values that they had",)
 
     def __repr__(self) -> str:
         return "\n".join((shown(self.path), *self.summary))

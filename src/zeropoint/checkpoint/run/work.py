@@ -11,16 +11,18 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 from ...codecs.protocol import ROWS
 from ...columns import Blobs
-from ...errors import CheckpointError, NonFiniteError, ZeropointError, count, printable
-from ...methods import LayerData, method_named
+from ...errors import CheckpointError, NonFiniteError, UnsupportedError, ZeropointError, count, printable
+from ...methods import LOSSLESS, LayerData, method_named
+from ...methods.lossless import difference
 from ...methods.method import NO_DATA
+from ...tensor import QuantizedTensor
 from ..plan.checkpoint_plan import slab_rows
 from ..plan.limits import Limits
 from ..plan.placement import Placement
@@ -217,21 +219,38 @@ def _quantize_tile(
     means: tuple[LayerData, Scratch], writers: list[_Writer],
 ) -> TensorError:  # fmt: skip
     (start, rows), (data, scratch) = cut, means
+    if weight.of_codes:
+        data = replace(data, codes=weight.codes(files, start, rows))
     x = weight.read(files, start, rows, scratch.buffer)
+    layer, codec = weight.layer, weight.layer.codec
     try:
-        q = scratch.quantize(x, weight.layer.weight, method_named(weight.method), data)
+        q = scratch.quantize(x, layer.weight, method_named(weight.method), data)
+        tensors = codec.encode(layer, q)
+        constants = codec.constants(layer, q.params, weight.shape)
+        if weight.of_codes:
+            q = _read_back(weight, q, tensors | constants, start, x)
     except ZeropointError as error:
         raise _named(error, weight, files, scratch.buffer, rows=rows) from error
     measured = measure(x, q) if weight.axis == ROWS else measure_columns(x, q, weight.alignment)
-    layer, codec = weight.layer, weight.layer.codec
-    tensors = codec.encode(layer, q)
     if start == 0:
-        tensors |= codec.constants(layer, q.params, weight.shape)
+        tensors |= constants
     by_name = {codec.tensor_name(weight.module, suffix): tensor for suffix, tensor in tensors.items()}
     for writer in writers:
         if writer.span.tensor in by_name:
             writer.write(by_name[writer.span.tensor])
     return measured
+
+
+def _read_back(
+    weight: Placement, q: QuantizedTensor, tensors: Mapping[str, torch.Tensor], start: int, x: torch.Tensor
+) -> QuantizedTensor:
+    """Return what loaders read; raises UnsupportedError where ``x`` had to be kept and is not."""
+    layer = weight.layer
+    read = layer.codec.decode(layer, tensors, start=start, shape=q.shape, dtype=q.dtype)
+    different = difference(x, read) if weight.method == LOSSLESS else None
+    if different is not None:
+        raise UnsupportedError(f"{layer.layout} does not hold its values: {different}")
+    return replace(read, dtype=x.dtype)
 
 
 def _restore_tile(unit: Unit, files: Files, cut: tuple[int, int], buffer: bytearray, writer: _Writer) -> None:
@@ -301,7 +320,8 @@ def _named(
     place = f"tensor {printable(source.name)} ({facts})"
     found = _first_non_finite(weight, files, buffer, rows=rows)
     if found is None:
-        return type(error)(f"{place}: {error}")
+        remedy = "; pass --allow-requantize to change them" if weight.method == LOSSLESS else ""
+        return type(error)(f"{place}: {error}{remedy}")
     row, column, value, number = found
     where = f"first at row {row}, column {column}"
     if weight.shape != source.shape:

@@ -1,0 +1,178 @@
+"""What layers that are quantized already become in another file layout, their values unchanged.
+
+This module looks at schemes and shapes. Whether the numbers of a weight allow it, the method says that reads
+them (methods/lossless.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...architectures import expert_layout
+from ...codecs.layer_schemes import named_layer, preset_layers
+from ...codecs.protocol import Codec, LayerScheme
+from ...codecs.safetensors_dtypes import TORCH_DTYPES
+from ...errors import SchemeError, UnsupportedError, count, printable
+from ...formats import get_format
+from ...formats.rounding import Overflow
+from ...formats.torch_dtypes import format_of
+from ...methods import LOSSLESS, LOSSLESS_OR_NEAREST
+from ...methods.lossless import unrelated
+from ...recipes import Activation
+from ...schemes import RangeRule, Rounding, ScaleLevel, Scheme, ZeroPoint
+from ...schemes.dialects import ZEROPOINT, get_dialect
+from ...schemes.scale_rules import LINEAR, Pick
+from ...schemes.scales import INPUT
+from ...schemes.structure import stored_numbers
+from ..read.source import Source
+from .decisions import TensorDecision, compact, misfit
+from .selection import Why, not_a_weight
+
+if TYPE_CHECKING:
+    from ..read.quantized_layers import StoredLayer
+
+
+def conversions(
+    source: Source, decisions: Sequence[TensorDecision],
+    stored: Callable[[str], tuple[StoredLayer, Activation | None] | None], codec: Codec, *,
+    to: LayerScheme | None, requantize: bool,
+) -> Sequence[TensorDecision]:  # fmt: skip
+    """Return ``decisions``, with those about quantized layers replaced by their conversion to ``codec``.
+
+    source: the checkpoint seen as floats. stored: from a name to the layer that is converted, with its
+    inputs, or None. to: their scheme; by default, that of ``codec`` which stores what each of them does.
+    requantize: whether values may change where they must.
+
+    Raises UnsupportedError that names layers without an equal.
+    """
+    refused: list[str] = []
+    entries, config = source.entries, source.config or {}
+    experts = expert_layout(config)
+
+    def converted(decision: TensorDecision) -> TensorDecision:
+        found = stored(decision.entry.name)
+        if found is None or decision.why is Why.USER:
+            return decision
+        entry = decision.entry
+        layer, reason = _target(*found, TORCH_DTYPES[entry.dtype], codec, to)
+        reason = "" if requantize and layer is not None else reason
+        if layer is not None and not reason:
+            reason = not_a_weight(entry, entries, config) or misfit(entry, layer, experts) or ""
+        if layer is None or reason:
+            refused.append(f"{printable(entry.name)} ({found[0].weight}): {reason}")
+            return decision
+        method = LOSSLESS_OR_NEAREST if requantize else LOSSLESS
+        return TensorDecision(
+            entry=entry, layer=layer, method=method, why=Why.LINEAR, reason="quantized already"
+        )
+
+    made = compact(entries, map(converted, decisions))
+    if refused:
+        more = "" if requantize else ", and --allow-requantize where values change"
+        raise UnsupportedError(
+            f"{count(len(refused), 'layer')} cannot be converted to {codec.name}, such as {refused[0]}; pass "
+            f"--to SCHEME{more}"
+        )
+    return made
+
+
+def _target(
+    stored: StoredLayer, given: Activation | None, dtype: torch.dtype, codec: Codec, to: LayerScheme | None
+) -> tuple[LayerScheme | None, str]:
+    """Return what a layer is converted to, weights of ``dtype``, or None and the reason."""
+    if to is None:
+        return equivalent(explicit(stored.weight, stored.dtype), given, dtype, codec)
+    have, wanted = stored_numbers(stored.weight, stored.dtype), stored_numbers(to.weight, dtype)
+    reason = None if have[:-1] == wanted[:-1] else unrelated(stored.weight, to.weight)
+    return to, reason or ""
+
+
+def equivalent(
+    weight: Scheme, given: Activation | None, dtype: torch.dtype, codec: Codec
+) -> tuple[LayerScheme | None, str]:
+    """Return the scheme of ``codec`` that holds all values of ``weight``, or None and the reason.
+
+    weight: with the format of every scale. given: how the layer's inputs are quantized; they are kept where
+    they are dynamic and the codec has them. dtype: of weights in the result.
+    """
+    inputs = dict.fromkeys((given if given is not None and given.dynamic else None, None))
+    reasons: dict[str, None] = {}
+    for scheme in _candidates(weight, dtype, codec):
+        for each in inputs:
+            try:
+                return named_layer(codec, scheme, each), ""
+            except UnsupportedError as error:
+                reasons[str(error)] = None
+    return None, next(iter(reasons))
+
+
+def _candidates(weight: Scheme, dtype: torch.dtype, codec: Codec) -> Iterator[Scheme]:
+    """Yield schemes that hold the values of ``weight``, those that change least first."""
+    yield from _presets(weight, dtype, codec)
+    signed = any(level.picks(Pick.SIGNED) for level in weight.scales)
+    dialects = (get_dialect(codec.defaults.get("dialect", ZEROPOINT.name)), ZEROPOINT)
+    plain = replace(weight, range_rule=RangeRule.FULL, rounding=Rounding(), overflow=Overflow.SATURATE)
+    # A negative scale has an equal where there are zero points.
+    for zero_point in (weight.zero_point, ZeroPoint.INTEGER)[signed:]:
+        for scales, dialect in itertools.product(_formats(weight, dtype, codec), dialects):
+            with contextlib.suppress(SchemeError):
+                yield replace(plain, scales=scales, zero_point=zero_point, dialect=dialect)
+    for preset in preset_layers(codec):
+        if _holds_parts(preset.weight, weight):
+            yield preset.weight
+    yield weight
+
+
+def _holds_parts(scheme: Scheme, weight: Scheme) -> bool:
+    """Return whether ``scheme`` has the elements of ``weight`` in smaller blocks, each within one of its."""
+    if (scheme.element, scheme.zero_point, len(scheme.scales)) != (weight.element, weight.zero_point, 1):
+        return False
+    if unrelated(weight, scheme) is not None:
+        return False
+    big, small = (s.granularity.block_shape((_LARGE, _LARGE)) for s in (weight, scheme))
+    return all(b % s == 0 for b, s in zip(big, small, strict=True))
+
+
+_LARGE = 1 << 40
+"""Rows and columns that every block divides whose extents are powers of two."""
+
+
+def _presets(weight: Scheme, dtype: torch.dtype, codec: Codec) -> Iterator[Scheme]:
+    """Yield the schemes of the codec's presets that store what ``weight`` does."""
+    numbers = stored_numbers(weight, dtype)[:-1]
+    for preset in preset_layers(codec):
+        if stored_numbers(preset.weight, dtype)[:-1] == numbers:
+            yield preset.weight
+
+
+def _formats(weight: Scheme, dtype: torch.dtype, codec: Codec) -> Iterator[tuple[ScaleLevel, ...]]:
+    """Yield the scales of ``weight`` in formats that may hold their numbers, with no rule but a power of two.
+
+    These are the weight's own, spelled so; those that they have; that which the codec usually has, in place
+    of another one of 16 bits; float32.
+    """
+    plain = tuple(s if s.rule.power_of_two else replace(s, rule=LINEAR) for s in weight.scales)
+    own = format_of(dtype)
+    yield tuple(replace(s, format=None) if s.format == own else s for s in plain)
+    yield plain
+    if len(plain) == 1 and not plain[0].rule.power_of_two:
+        usual = codec.defaults.get("scale", INPUT)
+        if usual != INPUT and plain[0].format_for(own).bits == _HALF:
+            yield (replace(plain[0], format=get_format(usual)),)
+        yield (replace(plain[0], format=get_format("float32")),)
+
+
+def explicit(weight: Scheme, dtype: torch.dtype) -> Scheme:
+    """Return a scheme with the format of every scale, in the place of that of weights of ``dtype``."""
+    own = format_of(dtype)
+    return replace(weight, scales=tuple(replace(s, format=s.format_for(own)) for s in weight.scales))
+
+
+_HALF = 16
+"""Bits of float16 and bfloat16, of which one often holds what the other does."""

@@ -1,0 +1,249 @@
+"""The values that a quantized weight has, in the codes of another scheme, or an error: nothing is lost.
+
+    dequantize(codes of the result) = dequantize(codes of the weight), number for number in float32
+
+Codes and parameters are taken as they are where both schemes store the same numbers. Otherwise the parameters
+of the result follow from those that the weight has:
+
+    one level of scales     the scale of the block that holds each block of the result, if its format has it
+    integer zero points     those of the weight, moved as the code range is; mirrored under a negative scale
+    an offset               the value of the smallest code, rounded to its format
+    floats under two        float8 scales under one float32: a block of a power-of-two format takes the scale
+                            2 ** (floor(log2 amax) - emax), the least that its codes allow, so that MXFP4
+                            becomes NVFP4 wherever the largest magnitudes of its blocks span at most 17
+                            binades (e4m3 has the powers of two from 2 ** -9 to 2 ** 8)
+
+and codes are those of the values under them. The result is decoded and compared, whatever it came from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from ..errors import ShapeError, UnsupportedError
+from ..formats import IntFormat, get_format
+from ..formats.torch_dtypes import format_of
+from ..functional import quantize
+from ..layout.blocks import reduce_blocks, spread_grid
+from ..params import QuantizationParams
+from ..params.powers_of_two import scale_exponent
+from ..params.stored import round_to, store
+from ..schemes import Granularity, RangeRule, Rounding, Scheme, ZeroPoint
+from ..schemes.dialects import ZEROPOINT
+from ..schemes.scale_rules import FLOOR
+from ..schemes.structure import stored_numbers
+from ..tensor import QuantizedTensor
+from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
+from .registry import LOSSLESS
+
+if TYPE_CHECKING:  # statistics are loaded where they are needed
+    from ..stats import Accumulator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lossless:
+    """Give a weight that is quantized already the codes of another scheme, of the same values."""
+
+    name: ClassVar[str] = LOSSLESS
+    formula: ClassVar[str] = "dequantize(result) = dequantize(codes of the weight)"
+    source: ClassVar[str] = "the equation of both schemes; proven for each weight by decoding"
+    needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
+
+    def scope(self, scheme: Scheme) -> Scope:  # noqa: ARG002
+        """Rows: codes are read in rows."""
+        return Scope.ROWS
+
+    def refusal(self, scheme: Scheme) -> str | None:
+        """Refuse every scheme, since a recipe is about weights in floats."""
+        return f"method {self.name} gives {scheme} to codes alone, not to floats; use zeropoint convert"
+
+    def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002
+        """Rounding alone: scales are those that the weight has."""
+        return Bound.ROUNDING
+
+    def value_bytes(self, scheme: Scheme) -> int:  # noqa: ARG002
+        """Return the memory of the values of both sides, float32, and of codes in bytes."""
+        return _VALUE_BYTES
+
+    def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
+        """Return the codes of ``data.codes``, which ``weight`` was decoded from, under ``scheme``.
+
+        Raises UnsupportedError where it cannot hold these values.
+        """
+        if data.codes is None:
+            raise UnsupportedError(str(self.refusal(scheme)))
+        found = recoded(data.codes, weight, scheme, data.extremes)
+        different = difference(weight, found)
+        if different is not None:
+            raise UnsupportedError(f"{scheme} does not hold the values of {data.codes.scheme}: {different}")
+        return LayerResult(q=found)
+
+
+METHOD = Lossless()
+_VALUE_BYTES = 12
+
+
+def difference(values: torch.Tensor, q: QuantizedTensor) -> str | None:
+    """Return where ``q`` decodes to other numbers than ``values``, and to what, or None.
+
+    Zeros are equal whatever their sign.
+    """
+    decoded = q.dequantize(values.dtype)
+    if torch.equal(decoded, values):
+        return None
+    other = decoded != values
+    place = tuple(torch.nonzero(other)[0].tolist())
+    return (
+        f"{int(other.sum())} of {values.numel()} values differ, the first at {list(place)}, "
+        f"{float(values[place])!r} and {float(decoded[place])!r}"
+    )
+
+
+def recoded(
+    q: QuantizedTensor, values: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None
+) -> QuantizedTensor:
+    """Return ``q`` under ``scheme``, with the parameters that keep its values if any do.
+
+    values: what ``q`` decodes to. extremes: of the whole tensor, where ``q`` is a part of one. Raises
+    UnsupportedError for schemes whose parameters do not follow from those of ``q``.
+    """
+    *have, inverse = stored_numbers(q.scheme, q.dtype)
+    *wanted, inverted = stored_numbers(scheme, q.dtype)
+    if have == wanted:
+        stored = list(q.params.stored)
+        if inverse != inverted:
+            stored[-1] = 1 / stored[-1]
+        params = QuantizationParams.of(scheme, q.shape, q.dtype, stored)
+        return QuantizedTensor(data=q.data, params=params, shape=q.shape, dtype=q.dtype)
+    reason = unrelated(q.scheme, scheme)
+    if reason is not None:
+        raise UnsupportedError(reason)
+    if len(scheme.scales) == 1:
+        more = [_offsets(q, scheme)] if scheme.offsets else []
+        more += [_zero_points(q, scheme)] if scheme.zero_point is not ZeroPoint.NONE else []
+        params = QuantizationParams.of(scheme, q.shape, q.dtype, [_scales(q, values, scheme), *more])
+        # Rules are about numbers between two codes, and about codes that are not chosen.
+        plain = replace(scheme, dialect=ZEROPOINT, rounding=Rounding(), range_rule=RangeRule.FULL)
+        data = quantize(values, replace(params, scheme=plain)).data
+        return QuantizedTensor(data=data, params=params, shape=q.shape, dtype=q.dtype)
+    return _under_tensor_scale(q, values, scheme, extremes)
+
+
+def unrelated(source: Scheme, target: Scheme) -> str | None:
+    """Return why the parameters of ``target`` do not follow from those of ``source``, or None.
+
+    Both store other numbers than each other. What the numbers themselves forbid shows when they are read.
+    """
+    found = f"the parameters of {target} do not follow from those of {source}"
+    integers = source.element.is_integer and target.element.is_integer
+    offset = integers and len(target.scales) == 1 and [s.granularity for s in target.scales]
+    if source.offsets or (target.offsets and [s.granularity for s in target.offsets] != offset):
+        return found
+    for scheme in (source, target):
+        if not scheme.scales or scheme.center or scheme.zero_point is ZeroPoint.REAL:
+            return found
+        if not all(level.holds_floats for level in scheme.scales):
+            return found
+    if len(target.scales) == 1:
+        return None
+    tensor = target.scales[-1].granularity == Granularity.tensor()
+    exponents = all(
+        level.format is not None and level.format.exponents is not None for level in source.scales
+    )
+    floats = source.element == target.element and source.element.is_float
+    return None if len(target.scales) == 2 and tensor and exponents and floats else found
+
+
+def _scales(q: QuantizedTensor, values: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """Return the scale of each block: that which its values have in ``q``; any for zeros."""
+    found, level = q.params.effective_scale(), scheme.scales[0]
+    assert found is not None
+    scale = _spread(found, q, scheme)
+    if scheme.zero_point is not ZeroPoint.NONE:
+        scale = scale.abs()  # and codes are mirrored, as zero points are
+    kind = level.format_for(format_of(q.dtype))
+    kept = round_to(scale.abs(), kind, up=False)
+    lost = (kept != scale) & (reduce_blocks(values.abs(), level.granularity, "amax", 0.0) > 0)
+    if bool(lost.any()):
+        place = tuple(torch.nonzero(lost)[0].tolist())
+        raise UnsupportedError(
+            f"scale {float(scale[place])!r} of block {list(place)} is no number of the scales of {scheme}"
+        )
+    return store(scale.where((kept == scale) & (scale != 0), 1.0), kind)
+
+
+def _spread(numbers: torch.Tensor, q: QuantizedTensor, scheme: Scheme) -> torch.Tensor:
+    """Return numbers of the blocks of ``q`` for those of ``scheme``, which must lie within them."""
+    try:
+        return spread_grid(numbers, q.scheme.granularity, scheme.granularity, q.shape)
+    except ShapeError as error:
+        raise UnsupportedError(f"{scheme} has one scale where {q.scheme} has several: {error}") from error
+
+
+def _zero_points(q: QuantizedTensor, scheme: Scheme) -> torch.Tensor:
+    """Return the zero points of ``q``, or 0, moved as far as the smallest code is.
+
+    Those of blocks with a negative scale are mirrored, so that ``(z - q) * -s`` takes the place of
+    ``(q - z) * s``.
+    """
+    found, scale = _zeros(q)
+    mirrored = sum(_ends(q.scheme)) - found
+    moved = _ends(scheme)[0] - _ends(q.scheme)[0]
+    return (_spread(mirrored.where(scale < 0, found), q, scheme) + moved).contiguous()
+
+
+def _offsets(q: QuantizedTensor, scheme: Scheme) -> torch.Tensor:
+    """Return the value of the smallest code of each block of ``q``, rounded to the offsets of ``scheme``."""
+    found, scale = _zeros(q)
+    level = scheme.offsets[0]
+    smallest = (_ends(q.scheme)[0] - found) * scale
+    kind = level.format_for(format_of(q.dtype))
+    return store(round_to(_spread(smallest, q, scheme), kind, up=False), kind)
+
+
+def _zeros(q: QuantizedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the zero points of ``q``, 0 where it has none, and its scales."""
+    scale = q.params.effective_scale()
+    assert scale is not None
+    return torch.zeros_like(scale, dtype=torch.int32) if q.zero_point is None else q.zero_point, scale
+
+
+def _ends(scheme: Scheme) -> tuple[int, int]:
+    """Return the smallest and the largest code of the elements of ``scheme``, integers."""
+    element = scheme.element
+    assert isinstance(element, IntFormat)
+    return element.qmin, element.qmax
+
+
+def _under_tensor_scale(
+    q: QuantizedTensor, values: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None
+) -> QuantizedTensor:
+    """Return floats under power-of-two scales as floats under float8 scales, and one for the tensor."""
+    (fine, coarse), kinds = scheme.scales, [level.format_for(format_of(q.dtype)) for level in scheme.scales]
+    blocks = replace(fine, format=get_format("e8m0"), rule=FLOOR)
+    plain = Scheme(element=scheme.element, scales=(blocks,))
+    found = quantize(values, plain)
+    exponent = found.scales[0].view(torch.uint8).double() - _BIAS
+    zero = reduce_blocks(values.abs(), fine.granularity, "amax", 0.0) == 0
+    most = values.abs().amax() if extremes is None else torch.tensor(max(-extremes[0], extremes[1]))
+    whole = scale_exponent(most.to(values), plain, FLOOR).double() - math.frexp(float(kinds[0].max))[1] + 1
+    scale = torch.exp2(exponent - whole).masked_fill(zero, 1.0)
+    if not torch.equal(round_to(scale, kinds[0], up=False), scale):
+        least = float(values.abs().where(values != 0, torch.inf).amin())
+        raise UnsupportedError(
+            f"its values, up to {float(most)!r} and down to {least!r}, have scales that are too far apart "
+            f"for those of {scheme}"
+        )
+    tensor = torch.exp2(-whole if stored_numbers(scheme)[-1] else whole)
+    levels = [store(scale, kinds[0]), store(tensor.reshape(coarse.granularity.grid(q.shape)), kinds[1])]
+    params = QuantizationParams.of(scheme, q.shape, q.dtype, levels)
+    return QuantizedTensor(data=found.data, params=params, shape=q.shape, dtype=q.dtype)
+
+
+_BIAS = 127
+"""Of the exponents that float8_e8m0fnu holds."""

@@ -1,0 +1,36 @@
+"""What the stored numbers of a scheme mean, without the rules by which they were chosen."""
+
+from __future__ import annotations
+
+import torch
+
+from ..formats.torch_dtypes import format_of
+from .dialects import TensorScale
+from .scheme import Scheme
+
+
+def stored_numbers(scheme: Scheme, dtype: torch.dtype = torch.float32) -> tuple[object, ...]:
+    """Return what tells the codes and parameters of a scheme from those of others.
+
+    Schemes for which it is equal give the same values to the same codes and parameters.
+
+    Args:
+        scheme: of a tensor.
+        dtype: of the tensor, which is that of scales under ``scale=input``.
+
+    Returns:
+        Elements, scales, offsets, zero points and center; the last item says whether the scale of the tensor
+        is stored as its reciprocal.
+
+    Example:
+        >>> stored_numbers(Scheme.parse("int4:g32")) == stored_numbers(Scheme.parse("int4:g32:narrow"))
+        True
+    """
+    own = format_of(dtype)
+    scales, offsets = (
+        tuple((level.granularity, level.format_for(own)) for level in levels)
+        for levels in (scheme.scales, scheme.offsets)
+    )
+    several = len(scheme.scales) > 1 and not scheme.scales[-1].rule.power_of_two
+    inverse = several and scheme.dialect.tensor_scale is TensorScale.RECIPROCAL
+    return scheme.element, scales, offsets, scheme.zero_point, scheme.center, inverse

@@ -1,0 +1,226 @@
+"""Quantized checkpoints in another file layout: every value stays what it was, or the layer is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.checkpoint.interrupted import stop_after
+from tests.checkpoint.written import CONFIG, ONE, digests, save, tensors_of, weight
+
+import zeropoint as zp
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
+from zeropoint.checkpoint.plan.file import PlanFile, write_plan
+from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.registry import get_codec
+from zeropoint.errors import CheckpointError, UnsupportedError
+
+LAYER = "model.layers.0"
+SHAPES = {
+    f"{LAYER}.self_attn.q_proj.weight": (256, 256),
+    f"{LAYER}.self_attn.k_proj.weight": (128, 256),
+    f"{LAYER}.self_attn.v_proj.weight": (128, 256),
+    f"{LAYER}.mlp.up_proj.weight": (384, 256),
+}
+KEPT = "model.norm.weight"
+
+
+@pytest.fixture(scope="module")
+def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of four linear layers and a norm."""
+    tensors = {
+        name: weight(*shape, seed=n, dtype=torch.bfloat16) ** 3
+        for n, (name, shape) in enumerate(SHAPES.items())
+    }
+    tensors[KEPT] = weight(256, dtype=torch.bfloat16)
+    config = {**CONFIG, "torch_dtype": "bfloat16"}
+    return save(tmp_path_factory.mktemp("floats") / "model", tensors, config)
+
+
+def quantized(floats: Path, out: Path, to: str, layout: str) -> Path:
+    run(make_plan(open_source(floats), to, codec=get_codec(layout), limits=ONE), out)
+    return out
+
+
+def plan_of(source: Path, layout: str, to: str | None = None, **options: object) -> CheckpointPlan:
+    limits = options.pop("limits", ONE)
+    return conversion_plan(open_source(source), to, get_codec(layout), limits=limits, **options)
+
+
+def decoded(folder: Path, out: Path) -> dict[str, torch.Tensor]:
+    """Return all tensors of a checkpoint as float32 values, by the reader of its own layout."""
+    run(conversion_plan(open_source(folder), "float32", get_codec("compressed-tensors"), limits=ONE), out)
+    return tensors_of(out)
+
+
+PAIRS = [
+    ("gptq", "int4:g128", "compressed-tensors"),
+    ("gptq", "int4:g64:asym", "compressed-tensors"),
+    ("gptq", "int8:g128", "compressed-tensors"),
+    ("gptq", "int4:g128", "awq"),
+    ("gptq", "int4:g128:asym", "awq"),
+    ("gptq", "int4:g128", "gguf"),
+    ("gptq", "int8:channel", "gguf"),
+    ("awq", "int4:g128:asym", "compressed-tensors"),
+    ("awq", "int4:g64:asym", "gptq"),
+    ("compressed-tensors", "w4a16", "gptq"),
+    ("compressed-tensors", "w4a16", "awq"),
+    ("compressed-tensors", "w4a16", "gguf"),
+    ("compressed-tensors", "int4:g32:asym", "gptq"),
+    ("compressed-tensors", "mxfp4a16", "gguf"),
+    ("compressed-tensors", "fp8_block", "fp8-block"),
+    ("fp8-block", "fp8_block", "compressed-tensors"),
+    ("gguf", "q8_0", "compressed-tensors"),
+    ("gguf", "q8_0", "gptq"),
+    ("gguf", "q4_0", "compressed-tensors"),
+    ("gguf", "q4_0", "awq"),
+    ("gguf", "mxfp4_e2m1", "compressed-tensors"),
+    ("modelopt", "fp8_dynamic", "compressed-tensors"),
+    ("modelopt", "mxfp8", "compressed-tensors"),
+    ("bitsandbytes", "nf4", "bitsandbytes"),
+]
+"""A layout, a scheme, and another layout that holds its values."""
+
+
+@pytest.mark.parametrize(("layout", "to", "other"), PAIRS)
+def test_every_value_is_what_it_was_and_the_way_back_has_it_too(
+    layout: str, to: str, other: str, floats: Path, tmp_path: Path
+) -> None:
+    source = quantized(floats, tmp_path / "source", to, layout)
+    before = digests(source)
+    result = run(plan_of(source, other), tmp_path / "out")
+    assert result.error.largest == 0
+    assert "all of 4 converted layers decode to the values that they had" in result.summary
+    assert digests(source) == before
+    found, expected = decoded(tmp_path / "out", tmp_path / "b"), decoded(source, tmp_path / "a")
+    assert found.keys() == expected.keys() == {*SHAPES, KEPT}
+    assert all(torch.equal(found[name], values) for name, values in expected.items())
+    assert zp.verify_checkpoint(tmp_path / "out", source).ok
+
+
+def test_mxfp4_becomes_nvfp4_with_one_tensor_scale_for_layers_that_engines_run_as_one(
+    floats: Path, tmp_path: Path
+) -> None:
+    source = quantized(floats, tmp_path / "source", "mxfp4a16", "compressed-tensors")
+    run(plan_of(source, "compressed-tensors", "nvfp4a16"), tmp_path / "out")
+    found, expected = decoded(tmp_path / "out", tmp_path / "b"), decoded(source, tmp_path / "a")
+    assert all(torch.equal(found[name], values) for name, values in expected.items())
+    stored = tensors_of(tmp_path / "out")
+    scales = [stored[f"{LAYER}.self_attn.{x}_proj.weight_global_scale"] for x in "qkv"]
+    assert torch.equal(scales[0], scales[1])
+    assert torch.equal(scales[0], scales[2])
+
+
+@pytest.mark.parametrize(
+    ("layout", "to", "other"),
+    [("gptq", "int4:g64:asym", "compressed-tensors"), ("compressed-tensors", "w4a16", "gptq")],
+)
+def test_neither_threads_nor_memory_change_a_byte(
+    layout: str, to: str, other: str, floats: Path, tmp_path: Path
+) -> None:
+    source = quantized(floats, tmp_path / "source", to, layout)
+    run(plan_of(source, other), tmp_path / "a")
+    small = plan_of(
+        source, other, limits=Limits(workers=3, max_memory=Limits(workers=1).base_memory + (24 << 20))
+    )
+    run(small, tmp_path / "b")
+    a, b = digests(tmp_path / "a"), digests(tmp_path / "b")
+    assert {n: d for n, d in a.items() if "manifest" not in n} == {
+        n: d for n, d in b.items() if "manifest" not in n
+    }
+
+
+def test_a_run_that_is_stopped_anywhere_resumes_to_the_same_bytes(floats: Path, tmp_path: Path) -> None:
+    source = quantized(floats, tmp_path / "source", "int4:g64:asym", "awq")
+    result = run(plan_of(source, "compressed-tensors"), tmp_path / "whole")
+    expected = digests(tmp_path / "whole")
+    units = result.units
+    assert units > 4
+    for count in range(1, units):
+        out = tmp_path / f"out{count}"
+        stop_after(plan_of(source, "compressed-tensors"), out, count)
+        run(plan_of(source, "compressed-tensors"), out)
+        assert digests(out) == expected
+
+
+def test_a_plan_in_a_file_is_made_again(floats: Path, tmp_path: Path) -> None:
+    source = quantized(floats, tmp_path / "source", "int4:g128:asym", "awq")
+    plan = plan_of(source, "compressed-tensors")
+    write_plan(plan, tmp_path / "plan.json")
+    again = PlanFile.read(tmp_path / "plan.json").remake(open_source(source), limits=ONE)
+    run(plan, tmp_path / "a")
+    run(again, tmp_path / "b")
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+
+
+def test_a_layer_without_an_equal_is_refused_by_name_before_anything_is_read(
+    floats: Path, tmp_path: Path
+) -> None:
+    source = quantized(floats, tmp_path / "source", "nf4", "bitsandbytes")
+    with pytest.raises(UnsupportedError) as caught:
+        plan_of(source, "gptq")
+    assert str(caught.value).startswith(
+        f"4 layers cannot be converted to gptq, such as '{LAYER}.mlp.up_proj.weight' (nf4:g64): scheme "
+    )
+    assert str(caught.value).endswith("; pass --to SCHEME, and --allow-requantize where values change")
+
+
+def test_numbers_that_do_not_fit_are_refused_with_the_tensor_and_nothing_is_left(
+    floats: Path, tmp_path: Path
+) -> None:
+    source = quantized(floats, tmp_path / "source", "nvfp4a16", "modelopt")
+    with pytest.raises(UnsupportedError, match=r"_proj\.weight.* does not hold the values of .* differ"):
+        run(plan_of(source, "compressed-tensors"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_does_not_fit_is_quantized_anew_where_that_is_allowed_and_its_error_is_reported(
+    floats: Path, tmp_path: Path
+) -> None:
+    source = quantized(floats, tmp_path / "source", "nvfp4a16", "modelopt")
+    result = run(plan_of(source, "compressed-tensors", requantize=True), tmp_path / "a")
+    # Codes and scales of blocks are kept; the reciprocal of the tensor's scale is rounded.
+    assert 0 < result.error.relative < 1e-6
+    assert "none of 4 converted layers decodes to the values that it had" in result.summary
+    other = quantized(floats, tmp_path / "nf4", "nf4", "bitsandbytes")
+    result = run(plan_of(other, "compressed-tensors", "w8a16", requantize=True), tmp_path / "b")
+    assert 1e-4 < result.error.relative < 0.02
+
+
+def test_floats_are_no_codes(floats: Path) -> None:
+    with pytest.raises(CheckpointError, match="holds no codes to convert; use zeropoint quantize"):
+        plan_of(floats, "gptq")
+
+
+def test_inputs_that_a_layout_has_not_are_named_and_its_own_preset_brings_others(
+    floats: Path, tmp_path: Path
+) -> None:
+    source = quantized(floats, tmp_path / "source", "mxfp8", "compressed-tensors")
+    with pytest.raises(UnsupportedError, match="does not go with weights in MXFP8; use float8_e4m3fn:g32:"):
+        plan_of(source, "modelopt")
+    assert run(plan_of(source, "modelopt", "mxfp8"), tmp_path / "out").error.largest == 0
+
+
+def test_layers_that_are_ignored_keep_their_codes_where_the_configuration_can_say_so(
+    floats: Path, tmp_path: Path
+) -> None:
+    source = quantized(floats, tmp_path / "source", "mxfp4a16", "compressed-tensors")
+    plan = plan_of(source, "compressed-tensors", "nvfp4a16", ignore=("*.mlp.*",))
+    run(plan, tmp_path / "out")
+    stored, old = tensors_of(tmp_path / "out"), tensors_of(source)
+    kept = f"{LAYER}.mlp.up_proj.weight_packed"
+    assert torch.equal(stored[kept], old[kept])
+    assert f"{LAYER}.self_attn.q_proj.weight_global_scale" in stored
+    with pytest.raises(CheckpointError, match="would keep their compressed-tensors codes"):
+        plan_of(source, "gguf", ignore=("*.mlp.*",))
+
+
+def test_the_verb_is_one_line(floats: Path, tmp_path: Path) -> None:
+    source = quantized(floats, tmp_path / "source", "int4:g128", "gptq")
+    printed = repr(zp.convert_checkpoint(source, tmp_path / "out"))
+    assert "all of 4 converted layers decode to the values that they had" in printed
+    result = zp.convert_checkpoint(source, tmp_path / "floats", to="bfloat16")
+    assert len(result.plan.restored) == 4
