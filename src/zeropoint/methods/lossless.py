@@ -63,7 +63,7 @@ class Lossless:
         return f"method {self.name} gives {scheme} to codes alone, not to floats; use zeropoint convert"
 
     def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002
-        """Rounding alone: scales are those that the weight has."""
+        """Return that of rounding: scales are those that the weight has."""
         return Bound.ROUNDING
 
     def value_bytes(self, scheme: Scheme) -> int:  # noqa: ARG002

@@ -42,7 +42,7 @@ class LosslessOrNearest:
         return LOSSLESS.refusal(scheme)
 
     def bound(self, scheme: Scheme) -> Bound:
-        """Rounding alone, as ``lossless``."""
+        """Return that of ``lossless``."""
         return LOSSLESS.bound(scheme)
 
     def value_bytes(self, scheme: Scheme) -> int:
