@@ -48,6 +48,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "src/zeropoint/cli/compare.py::compare": "typer makes an option of each parameter",
         "src/zeropoint/cli/convert.py::convert": "an option each",
         "src/zeropoint/cli/dequantize.py::dequantize": "typer makes an option of each parameter",
+        "src/zeropoint/cli/kv_scales.py::kv_scales": "typer makes an option of each parameter",
         "src/zeropoint/cli/app.py::quantize": "typer makes an option of each parameter",
         "src/zeropoint/cli/app.py::verify": "typer makes an option of each parameter",
         "src/zeropoint/checkpoint/run/loop.py::run": "the options of a command, each a word",

@@ -231,9 +231,9 @@ def test_scales_that_data_do_not_give_are_refused(largest: float | None, message
         watch.keys["a"] = torch.tensor(largest)
     cache = get_codec("fp8-block").cache
     assert cache is not None
-    beside: Any = None
+    near: Any = None
     with pytest.raises(CalibrationError, match=f"^.layers.0.a.: {message}"):
-        list(door._scales({"a": ("layers.0.a", beside)}, watch, cache))
+        list(door._learned({"a": ("layers.0.a", near)}, watch, cache))
 
 
 def test_checkpoints_without_a_place_are_refused_before_anything_runs(

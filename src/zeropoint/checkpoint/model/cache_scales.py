@@ -57,7 +57,7 @@ def with_cache_scales(
                 f"{type(model.root).__name__} asks more of its cache than to take keys and values: {error}; "
                 f"{_REMEDY}"
             ) from error
-    added = list(_scales(layers, watch, place))
+    added = list(_learned(layers, watch, place))
     return plan_with(source, codec, added, texts, limits, notes=[_summary(added, place)])
 
 
@@ -121,11 +121,11 @@ def _layers(model: RunningModel, watch: CacheWatch) -> dict[str, tuple[str, Tens
     return found
 
 
-def _scales(
+def _learned(
     layers: Mapping[str, tuple[str, TensorEntry]], watch: CacheWatch, place: CacheScales
 ) -> Iterator[NewTensor]:
     """Yield the scales of all layers; raises CalibrationError for one of which none follows."""
-    for name, (own, beside) in layers.items():
+    for name, (own, near) in layers.items():
         for what, suffix, found in (("keys", place.key, watch.keys), ("values", place.value, watch.values)):
             if name not in found:
                 raise CalibrationError(
@@ -144,7 +144,7 @@ def _scales(
                     f"{printable(own)}: the scale of its {what} would be exactly 1, as engines have it where "
                     "none was learned; calibrate on other data"
                 )
-            yield NewTensor(f"{own}.{suffix}", beside, scale)
+            yield NewTensor(f"{own}.{suffix}", near, scale)
 
 
 def _summary(added: list[NewTensor], place: CacheScales) -> str:

@@ -37,7 +37,7 @@ class NewTensor(NamedTuple):
     """A tensor that the source has not: its name, the tensor next to which it is written, and its numbers."""
 
     name: str
-    beside: TensorEntry
+    near: TensorEntry
     value: torch.Tensor
 
 
@@ -67,10 +67,10 @@ _COPY = RecipeText(text="default: keep", name="copy")
 
 
 def _origin(tensor: NewTensor) -> Origin:
-    value, beside = tensor.value.detach().cpu().contiguous(), tensor.beside
+    value, near = tensor.value.detach().cpu().contiguous(), tensor.near
     entry = TensorEntry(
-        name=tensor.name, dtype=FILE_DTYPES[value.dtype], shape=tuple(value.shape), begin=beside.begin,
-        nbytes=value.nbytes, file=beside.file,
+        name=tensor.name, dtype=FILE_DTYPES[value.dtype], shape=tuple(value.shape), begin=near.begin,
+        nbytes=value.nbytes, file=near.file,
     )  # fmt: skip
     return Origin(entry=entry, data=value.reshape(-1).view(torch.uint8).numpy().tobytes())
 
