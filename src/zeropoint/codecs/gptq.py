@@ -100,13 +100,15 @@ def weight_scheme(config: Mapping[str, Any]) -> Scheme:
     return Scheme.parse(text if config.get("sym", True) else f"{text}:asym")
 
 
-class Settings:
+class GptqSettings:
     """What a ``quantization_config`` says of each module.
 
     config: the object. Raises UnsupportedError for files that are not read, CheckpointError for malformed
     values, PatternError for a regular expression that is none or could take forever.
 
-    >>> found = Settings({"bits": 4, "group_size": 32, "dynamic": {"+:.*down": {"bits": 8}, "-:head": {}}})
+    >>> found = GptqSettings(
+    ...     {"bits": 4, "group_size": 32, "dynamic": {"+:.*down": {"bits": 8}, "-:head": {}}}
+    ... )
     >>> str(found.of("a.down")), str(found.of("a.up")), found.of("head")
     ('int8:g32:scale=float16', 'int4:g32:scale=float16', None)
     """
@@ -155,7 +157,7 @@ class GptqReader(Reader):
     def __init__(self, listing: Listing, codec: Gptq) -> None:
         self._listing = listing
         self._codec = codec
-        self._settings = Settings(listing.quantization)
+        self._settings = GptqSettings(listing.quantization)
         self.ignore = self._settings.skipped
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
