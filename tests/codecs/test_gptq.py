@@ -16,7 +16,7 @@ from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
-from zeropoint.codecs.gptq import CODEC, Settings
+from zeropoint.codecs.gptq import CODEC, GptqSettings
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.protocol import LayerScheme
 from zeropoint.codecs.words import fields_of, words_of
@@ -90,7 +90,7 @@ def test_known_words() -> None:
 )
 def test_a_configuration_that_is_not_understood_is_refused(config: dict[str, object], rule: str) -> None:
     with pytest.raises(ZeropointError, match=rule):
-        Settings(config)
+        GptqSettings(config)
 
 
 @pytest.mark.parametrize(
