@@ -36,7 +36,7 @@ def words() -> frozenset[str]:
         for spec in codec.tensors(layer, (256, 256), torch.float32)
     }
     return frozenset(CODECS) | {
-        suffix for suffix in suffixes if suffix not in ("weight", "scales", "_blocks", "")
+        suffix for suffix in suffixes if suffix not in ("weight", "scales", "_blocks", "_scales", "")
     }
 
 
