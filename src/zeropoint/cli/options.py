@@ -59,7 +59,7 @@ Method = Annotated[
     str | None,
     typer.Option(
         metavar="NAME", parser=parse_method,
-        help="How weights are quantized: nearest (the default), hqq, mse or mse_weighted.",
+        help="How weights are quantized: nearest (the default), ggml, hqq, mse or mse_weighted.",
     ),
 ]  # fmt: skip
 Calibration = Annotated[
