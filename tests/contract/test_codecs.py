@@ -30,6 +30,18 @@ OTHERS = {
     "gpt-oss": ("mxfp4_e2m1",),
     "gptq": ("int3:g32", "int2:channel", "int4:g64:asym"),
     "modelopt": ("nvfp4a16:round=half_away",),
+    "quark": (
+        "int4:g64",
+        "uint4:g32:asym",
+        "int4:channel",
+        "uint4:channel:asym",
+        "int8:g64",
+        "int8:tensor",
+        "uint8:channel:asym",
+        "uint8:g64:asym",
+        "uint8:tensor:asym",
+        "float8_e4m3fn:tensor",
+    ),
 }
 CASES = [
     *((name, layer.name) for name, codec in CODECS.items() for layer in preset_layers(codec)),

@@ -44,11 +44,11 @@ from .words import (
     SCALES,
     WORD,
     ZEROS,
-    fields_of,
     group_of,
+    interleaved_fields,
+    interleaved_words,
     with_scales,
     word_record,
-    words_of,
 )  # fmt: skip
 
 QUANT_METHOD = "awq"
@@ -56,9 +56,6 @@ _BITS, _HALF = 4, 8
 _SHIFT = 0x88
 """What adds 8 to both codes of a byte, by an exclusive or, and undoes it."""
 _FIELDS = WORD // _BITS
-_ORDER = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
-"""The output that each field of a word holds, low bits first."""
-_PLACE = torch.argsort(_ORDER)
 
 
 def weight_scheme(config: Mapping[str, Any]) -> Scheme:
@@ -104,18 +101,6 @@ class AwqReader(Reader):
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
         shape = (codes.shape[1] * _FIELDS, codes.shape[0])
         return word_record(layer, key, tensors, known, shape=shape, config=self._listing.config)
-
-
-def _words(fields: torch.Tensor) -> torch.Tensor:
-    """Return lines of fields, one for each output, as lines of words."""
-    shape = fields.shape
-    return words_of(fields.reshape(shape[0], -1, _FIELDS)[..., _ORDER].reshape(shape), _BITS)
-
-
-def _fields(words: torch.Tensor) -> torch.Tensor:
-    """Return the fields of lines of words; the inverse of :func:`_words`."""
-    fields = fields_of(words, _BITS)
-    return fields.view(len(fields), -1, _FIELDS)[..., _PLACE].reshape(fields.shape)
 
 
 def _transformers(facts: Facts) -> Iterator[Problem]:
@@ -200,7 +185,8 @@ class Awq(Codec):
         assert q.zero_point is not None
         codes = packing.unpack(q.data ^ _SHIFT, _BITS, q.shape[1])
         zeros = (q.zero_point + _HALF).to(torch.uint8)
-        return {CODES: _words(codes.t()), ZEROS: _words(zeros.t()), SCALES: q.scales[0].t().contiguous()}
+        found = {CODES: interleaved_words(codes.t()), ZEROS: interleaved_words(zeros.t())}
+        return found | {SCALES: q.scales[0].t().contiguous()}
 
     def decode(
         self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
@@ -208,8 +194,8 @@ class Awq(Codec):
     ) -> QuantizedTensor:  # fmt: skip
         """See :class:`Codec`."""
         weight = layer.weight
-        zeros = _fields(tensors[ZEROS]).t().contiguous().to(torch.int32) - _HALF
-        data = packing.pack(_fields(tensors[CODES]).t().contiguous(), _BITS) ^ _SHIFT
+        zeros = interleaved_fields(tensors[ZEROS]).t().contiguous().to(torch.int32) - _HALF
+        data = packing.pack(interleaved_fields(tensors[CODES]).t().contiguous(), _BITS) ^ _SHIFT
         params = QuantizationParams(
             scheme=weight, shape=shape, scales=(tensors[SCALES].t().contiguous(),),
             zero_point=zeros.to(zero_point_dtype(weight)), dtype=dtype,

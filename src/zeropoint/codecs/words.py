@@ -51,6 +51,25 @@ def fields_of(words: torch.Tensor, bits: int) -> torch.Tensor:
     return packing.unpack(stream, bits, words.shape[1] * WORD // bits)
 
 
+_ORDER = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
+"""The place in its eight that each 4-bit field of a word of AWQ has, low bits first."""
+_PLACE = torch.argsort(_ORDER)
+
+
+def interleaved_words(fields: torch.Tensor) -> torch.Tensor:
+    """Return rows of 4-bit fields, a multiple of eight, as rows of words in the order of AWQ."""
+    shape = fields.shape
+    return words_of(
+        fields.reshape(shape[0], -1, len(_ORDER))[..., _ORDER].reshape(shape), WORD // len(_ORDER)
+    )
+
+
+def interleaved_fields(words: torch.Tensor) -> torch.Tensor:
+    """Return the fields of rows of words; the inverse of :func:`interleaved_words`."""
+    fields = fields_of(words, WORD // len(_ORDER))
+    return fields.view(len(fields), -1, len(_ORDER))[..., _PLACE].reshape(fields.shape)
+
+
 def with_scales(weight: Scheme, scales: Entry) -> Scheme:
     """Return ``weight``, whose scales are float16, with scales of the dtype that a file has."""
     if scales.dtype not in SCALE_DTYPES:

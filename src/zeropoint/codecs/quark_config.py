@@ -1,0 +1,180 @@
+"""What Quark's configuration says of weights and inputs, and the schemes that it means.
+
+This module knows words of the configuration, and no tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from ..errors import CheckpointError, UnsupportedError
+from ..formats import get_format
+from ..formats.torch_dtypes import storage_dtype
+from ..recipes import Activation
+from ..schemes import Granularity, Scheme, ZeroPoint
+from .block_extents import blocks
+from .safetensors_dtypes import FILE_DTYPES
+
+SCALE_DTYPES = ("F32", "BF16", "F16")
+_INTEGERS = ("int4", "uint4", "int8", "uint8")
+ELEMENTS = MappingProxyType({
+    **{name: name for name in _INTEGERS}, "fp8_e4m3": "float8_e4m3fn", "fp4": "float4_e2m1fn",
+})  # fmt: skip
+"""``dtype`` to the element format."""
+CODE_DTYPES = MappingProxyType({
+    "int4": "I32", "uint4": "I32", "int8": "I8", "uint8": "U8", "fp8_e4m3": "F8_E4M3", "fp4": "U8",
+})  # fmt: skip
+MX = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarkKind:
+    """What the tensors of a layer follow from: ``dtype``, and ``qscheme`` with ``group``, 0 without one."""
+
+    dtype: str
+    qscheme: str
+    group: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.qscheme}"
+
+    @property
+    def integer(self) -> bool:
+        """Whether codes are integers, which have zero points, and lie transposed in groups."""
+        return self.dtype in _INTEGERS
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether codes are integers whose zero points are 0."""
+        return self.dtype in ("int4", "int8")
+
+    @property
+    def words(self) -> bool:
+        """Whether codes lie in words."""
+        return CODE_DTYPES[self.dtype] == "I32"
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the lines of its tensors are inputs."""
+        return self.integer and bool(self.group)
+
+
+def kind_of(weight: Scheme) -> QuarkKind | None:
+    """Return what a scheme is in Quark, or None where it is nothing.
+
+    >>> print(kind_of(Scheme.parse("int4:g128")))
+    int4 per_group
+    """
+    dtype = next((name for name, text in ELEMENTS.items() if weight.element == get_format(text)), None)
+    if dtype is None or weight.chained is not None or len(weight.scales) != 1 or weight.offsets:
+        return None
+    (rows, group), (level,) = blocks(weight), weight.scales
+    whole = weight.granularity == Granularity.tensor()
+    kind = QuarkKind(
+        dtype=dtype, qscheme="per_tensor" if whole else "per_group" if group else "per_channel", group=group
+    )
+    fits = (whole or rows == 1) and (weight.zero_point is ZeroPoint.INTEGER) == (dtype in ("uint4", "uint8"))
+    if dtype == "fp4":
+        fits &= group == MX and level.rule.power_of_two
+    else:
+        storable = level.format is None or FILE_DTYPES.get(storage_dtype(level.format)) in SCALE_DTYPES
+        fits &= storable and not level.rule.power_of_two
+        fits &= not (whole and kind.words) and not (group and not kind.integer)
+    return kind if fits else None
+
+
+def text_of(kind: QuarkKind, scale: str) -> str:
+    """Return the text form of what is read as a kind with scales of a dtype of torch."""
+    cut = {"per_tensor": "tensor", "per_channel": "channel"}.get(kind.qscheme, f"g{kind.group}")
+    element = f"{ELEMENTS[kind.dtype]}:{cut}"
+    if kind.dtype == "fp4":
+        return f"{element}:scale=even:dialect=compressed-tensors"
+    if not kind.integer:
+        return f"{element}:scale={scale}:dialect=compressed-tensors"
+    return f"{element}{':asym' if kind.dtype.startswith('u') else ''}:scale={scale}:dialect=torch"
+
+
+def kind_in(spec: object) -> QuarkKind:
+    """Return the kind that a weight's entry of the configuration describes.
+
+    Raises CheckpointError for a malformed one, UnsupportedError for one that is not read.
+
+    >>> print(kind_in({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}))
+    fp8_e4m3 per_tensor
+    """
+    if not isinstance(spec, dict):
+        raise CheckpointError(f"weight of the configuration is {spec!r:.40}, but must be an object")
+    dtype, qscheme, group = spec.get("dtype"), spec.get("qscheme"), spec.get("group_size")
+    if isinstance(dtype, str) and dtype in ELEMENTS and isinstance(qscheme, str):
+        size = group if qscheme == "per_group" and type(group) is int and group > 0 else 0
+        kind = QuarkKind(dtype=dtype, qscheme=qscheme, group=size)
+        if (
+            (qscheme == "per_group") == bool(size)
+            and kind_of(Scheme.parse(text_of(kind, "float32"))) == kind
+            and not (kind.integer and spec.get("symmetric") is not kind.symmetric)
+            and spec.get("zero_point_type") != "float32"
+            and (dtype != "fp4" or spec.get("scale_format") == "e8m0")
+            and spec.get("ch_axis") in (None, *((0,) if qscheme == "per_channel" else (1, -1)))
+        ):
+            return kind
+    shown = {key: spec.get(key) for key in ("dtype", "qscheme", "group_size", "symmetric", "ch_axis")}
+    raise UnsupportedError(
+        f"weights of Quark with {shown!r:.160} are not read; known dtypes are {', '.join(ELEMENTS)}"
+    )
+
+
+_INPUTS: MappingProxyType[str, tuple[str, bool]] = MappingProxyType({
+    "fp8_e4m3 per_tensor": ("float8_e4m3fn:tensor", True),
+    "fp8_e4m3 per_channel": ("float8_e4m3fn:token", False),
+    "fp4 per_group": (f"float4_e2m1fn:g{MX}:scale=even", False),
+})  # fmt: skip
+"""The kinds of inputs, to their schemes and whether they may be static."""
+
+
+def input_in(spec: object) -> Activation | None:
+    """Return how inputs are quantized that an entry of the configuration describes, or None where none are.
+
+    Raises UnsupportedError for what is not read.
+
+    >>> str(input_in({"dtype": "fp8_e4m3", "qscheme": "per_channel", "ch_axis": 1, "is_dynamic": True}))
+    'float8_e4m3fn:token dynamic'
+    """
+    if spec is None:
+        return None
+    table = spec if isinstance(spec, dict) else {}
+    dynamic = table.get("is_dynamic") is True
+    scheme, static = _INPUTS.get(f"{table.get('dtype')} {table.get('qscheme')}", ("", False))
+    if not scheme or not (dynamic or static) or table.get("group_size") not in (None, MX):
+        shown = {key: table.get(key) for key in ("dtype", "qscheme", "group_size", "is_dynamic")}
+        raise UnsupportedError(
+            f"inputs of Quark with {shown!r:.160} are not read; known are {', '.join(_INPUTS)}"
+        )
+    return Activation.of(scheme, dynamic=dynamic)
+
+
+def weight_spec(kind: QuarkKind) -> dict[str, Any]:
+    """Return what the configuration says of a weight."""
+    groups = {"per_group": -1, "per_channel": 0}
+    observers = {"per_group": "PerGroup", "per_channel": "PerChannel", "per_tensor": "PerTensor"}
+    mx = kind.dtype == "fp4"
+    return {
+        "dtype": kind.dtype, "qscheme": kind.qscheme, "ch_axis": groups.get(kind.qscheme),
+        "group_size": kind.group or None, "block_size": None, "is_dynamic": False,
+        "symmetric": None if mx else not kind.dtype.startswith("u"), "round_method": "half_even",
+        "observer_cls": "PerBlockMXObserver" if mx else f"{observers[kind.qscheme]}MinMaxObserver",
+        "scale_type": "float", "scale_format": "e8m0" if mx else None,
+        "scale_calculation_mode": "even" if mx else None, "mx_element_dtype": None,
+        "zero_point_type": "int32", "is_scale_quant": False,
+    }  # fmt: skip
+
+
+def input_spec(given: Activation) -> dict[str, Any] | None:
+    """Return what the configuration says of inputs, or None where it has no words for them."""
+    for name, (text, static) in _INPUTS.items():
+        if given.scheme == Scheme.parse(text) and (given.dynamic or static):
+            dtype, _, qscheme = name.partition(" ")
+            spec = weight_spec(QuarkKind(dtype=dtype, qscheme=qscheme, group=MX if dtype == "fp4" else 0))
+            return spec | {"is_dynamic": given.dynamic} | ({"ch_axis": 1} if qscheme == "per_channel" else {})
+    return None

@@ -1,0 +1,160 @@
+"""Files of AMD Quark: its bytes, recorded, its configuration, and files that are wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import zeropoint as zp
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.read.quantized_layers import find_layers
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.amd_quark import CODEC
+from zeropoint.codecs.layer_schemes import layer_scheme
+from zeropoint.errors import UnsupportedError
+
+pytest.importorskip("transformers", reason="extra `hf`")
+
+from tests.oracles.quark_models import dtype_of, model
+
+M = "model.layers.0.mlp.up_proj"
+Tensors = dict[str, torch.Tensor]
+_FP8 = "float8_e4m3fn:{}:dialect=compressed-tensors"
+# The first 32 digits of the SHA-256 of the names, dtypes, shapes and bytes of all that amd-quark 0.13 writes
+# of the linear layers of this model; tests/oracle/test_quark.py compares with the package itself.
+RECORDED = {
+    "int4_group": "b89b362f7f8d638b549c4fc88ee2759e",
+    "int4_channel": "e3428bb3cddc110ccb89ca866e2797ea",
+    "int8_channel": "8213072005a6e4bc92496dabb0d2de64",
+    "int8_tensor": "27afc95fb51cea63ab37abbb0bbada74",
+    "int8_group": "869f06d1f22474823da223a06ae74b0f",
+    "uint4_group": "a3797391f99433dd56cab3e77cbeb459",
+    "uint8_channel": "2bd1c14150faa1707dbf1cf7ad6d6510",
+    "fp8_tensor": "487432bdd5a092ebc3bf4105a32ebc6a",
+    "fp8_channel": "8416cb36600ef7b23429d89fb1ad1b54",
+}
+SCHEMES = {
+    "int4_group": "int4:g32", "int4_channel": "int4:channel", "int8_channel": "int8:channel",
+    "int8_tensor": "int8:tensor", "int8_group": "int8:g32", "uint4_group": "uint4:g32:asym",
+    "uint8_channel": "uint8:channel:asym", "fp8_tensor": _FP8.format("tensor"),
+    "fp8_channel": _FP8.format("channel"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SCHEMES)
+def test_the_bytes_are_those_of_quark(case: str, tmp_path: Path) -> None:
+    model(dtype_of(case)).save_pretrained(tmp_path / "in")
+    run(make_plan(open_source(tmp_path / "in"), SCHEMES[case], codec=CODEC), tmp_path / "out")
+    tensors, digest = load_file(tmp_path / "out" / "model.safetensors"), hashlib.sha256()
+    for name in sorted(name for name in tensors if "_proj" in name):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    assert digest.hexdigest()[:32] == RECORDED[case]
+    assert not zp.verify_checkpoint(tmp_path / "out", tmp_path / "in").problems
+
+
+ZERO_POINT = f"{M}.weight_zero_point"
+
+
+def stored() -> Tensors:
+    """Return a layer of int4 with a scale for each channel."""
+    return {
+        f"{M}.weight": torch.arange(8 * 2, dtype=torch.int32).view(8, 2) * 7919,
+        f"{M}.weight_scale": torch.arange(1, 9).bfloat16() / 64,
+        ZERO_POINT: torch.zeros(1, dtype=torch.int32),
+    }
+
+
+SPEC: dict[str, Any] = {"dtype": "int4", "qscheme": "per_channel", "ch_axis": 0, "symmetric": True}
+
+
+def theirs(folder: Path, tensors: Tensors, spec: dict[str, Any] = SPEC, **section: Any) -> Path:
+    """Return a checkpoint of Quark."""
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    found = {"quant_method": "quark", "global_quant_config": {"weight": spec}, "exclude": [], **section}
+    config = {"model_type": "llama", "dtype": "bfloat16", "quantization_config": found}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_the_first_glob_of_a_layer_says_how_it_is_quantized(tmp_path: Path) -> None:
+    int8 = {"dtype": "int8", "qscheme": "per_tensor", "symmetric": True}
+    inputs = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
+    found = {"*.up_proj": {"weight": SPEC, "input_tensors": inputs}, "*": {"weight": int8}}
+    source = theirs(tmp_path / "in", stored(), int8, layer_quant_config=found)
+    (layer,) = (layer.layer for layer in find_layers(open_source(source)).layers)
+    assert (layer.layout, str(layer.input)) == ("int4 per_channel", "float8_e4m3fn:tensor static")
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    return SPEC | changes
+
+
+def without(name: str) -> Tensors:
+    return {key: tensor for key, tensor in stored().items() if key != f"{M}.{name}"}
+
+
+WRONG: tuple[tuple[Callable[[], Tensors], dict[str, Any], str], ...] = (
+    (lambda: without("weight_scale"), SPEC, "weight_scale is missing, which int4 per_channel needs"),
+    (lambda: without("weight"), SPEC, "weight is missing"),
+    (lambda: stored() | {f"{M}.weight_scale": torch.ones(8).int()}, SPEC, "weight_scale is I32, but"),
+    (lambda: stored() | {f"{M}.weight_scale": torch.ones(7)}, SPEC, r"is F32 of shape \[7\], but must"),
+    (lambda: stored() | {f"{M}.weight": torch.zeros(8, 2)}, SPEC, "weight is F32 of shape .*, but must"),
+    (lambda: stored() | {ZERO_POINT: torch.ones(1).int()}, SPEC, "is not 0, but int4"),
+    (lambda: stored() | {f"{M}.input_rotation": torch.ones(1)}, SPEC, "input_rotation has no place in int4"),
+    (lambda: stored() | {f"{M}.weight_scale": torch.zeros(8)}, SPEC, "must be finite and"),
+    (stored, spec(dtype="mx9"), "weights of Quark with .*'mx9'.* are not read"),
+    (stored, spec(dtype=["int4"]), "weights of Quark with .* are not read"),
+    (stored, spec(symmetric=False), "weights of Quark with .*'symmetric': False.* are not read"),
+    (stored, spec(qscheme="per_group"), "weights of Quark with .* are not read"),
+    (stored, spec(ch_axis=1), "weights of Quark with .*'ch_axis': 1.* are not read"),
+    (stored, spec(qscheme="per_group", group_size=2, ch_axis=1), r"weight_scale is BF16 of shape \[8\], but"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("tensors", "given", "rule"), WRONG)
+def test_what_is_wrong_with_a_file_is_one_sentence(
+    tensors: Callable[[], Tensors], given: dict[str, Any], rule: str, tmp_path: Path
+) -> None:
+    found = zp.verify_checkpoint(theirs(tmp_path / "in", tensors(), given)).problems
+    assert {problem.where for problem in found} == {M}
+    with pytest.raises(AssertionError, match=rule):
+        raise AssertionError(found[0].what)
+
+
+@pytest.mark.parametrize(
+    ("section", "rule"),
+    [
+        ({"exclude": "lm_head"}, "must be an object and a list"),
+        ({"layer_type_quant_config": {"Linear": {}}}, "layer_type_quant_config of Quark is not read here"),
+        ({"export": {"pack_method": "order"}}, "pack_method 'order' of Quark is not read here; known is"),
+    ],
+)
+def test_a_configuration_that_is_not_read_is_refused(
+    section: dict[str, Any], rule: str, tmp_path: Path
+) -> None:
+    with pytest.raises(zp.errors.ZeropointError, match=rule):
+        zp.verify_checkpoint(theirs(tmp_path / "in", stored(), **section))
+
+
+@pytest.mark.parametrize(
+    "text", ["int3:g32", "int4:g32:asym", "uint4:g32", "int4:tensor", "nf4", "nvfp4a16", "mxfp8"]
+)
+def test_a_scheme_that_has_no_place_is_refused(text: str) -> None:
+    with pytest.raises(UnsupportedError, match="is not what Quark stores"):
+        layer_scheme(text, CODEC)
+
+
+def test_codes_that_fill_no_words_are_refused() -> None:
+    layer = layer_scheme("w4a16", CODEC)
+    assert CODEC.refusal(layer, (12, 128)) == "has 12 codes in a line, but a word holds 8"
