@@ -1,4 +1,4 @@
-# make demo | test | test-slow | check | bench | clean
+# make demo | test | test-slow | check | bench | vectors | clean
 #
 # Every target first makes .venv when it is missing. The exact versions come from constraints.txt.
 
@@ -17,7 +17,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.numba_cache
 
 .DEFAULT_GOAL := check
-.PHONY: install demo test test-slow check lint types layers quick bench clean
+.PHONY: install demo test test-slow check lint types layers quick bench vectors clean
 
 install: $(INSTALLED)
 
@@ -61,6 +61,10 @@ test-slow: $(SLOW)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/kernels.py
+
+# The conformance vectors, of which a test says whether they are those that are checked in.
+vectors: $(INSTALLED)
+	$(BIN)/python vectors/make_vectors.py
 
 # Removes what tools left behind and keeps .venv; `rm -r .venv` removes that as well.
 clean:
