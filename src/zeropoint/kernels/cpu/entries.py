@@ -17,6 +17,8 @@ from .linear.from_values import ONE, Packed, value_panels
 from .machine.descriptor import OK, record_type, unpack_element, unpack_layout, unpack_rule
 from .machine.intrinsics import device, inlined, kernel
 from .machine.team import run_parts
+from .search.line_search import Line
+from .search.minima import Levels, Minima, minima_rows
 from .statistics import column_sums, count, sums
 from .statistics.error_sums import measure_rows
 
@@ -254,3 +256,23 @@ def sum_short_runs(*args: Any) -> Any:
 def sum_columns(*args: Any) -> Any:
     """Add up blocks that are columns."""
     return run_parts(column_sums.sum_columns, args)
+
+
+@device
+def _minima(
+    x: Any, importance: Any, numbers: Any, sizes: Any, packed: Any, scales: Any, halves: Any, minima: Any,
+    half_minima: Any, first: Any, last: Any,
+) -> None:  # fmt: skip
+    line = Line(numbers[0], numbers[1], numbers[2], sizes[0], sizes[1] != 0)
+    kind = Minima(sizes[2], line, numbers[3], numbers[4], sizes[3], sizes[4], sizes[5] != 0, sizes[6])
+    minima_rows(x, importance, kind, packed, Levels(scales, halves, minima, half_minima), first, last)
+
+
+@kernel
+def search_minima(*args: Any) -> Any:
+    """Search scales and minima; rows are super-blocks. See :func:`.search.minima.minima_rows`.
+
+    numbers: (5,) float32, of the line top, first and step, the largest code of a scale, factor. sizes: (7,)
+    uint64, steps, magnitudes, size, stored, columns, weighted, bits.
+    """
+    return run_parts(_minima, args)

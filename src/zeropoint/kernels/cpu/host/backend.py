@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ....ops.registry import Kernel, Op, Request
 from . import linear_codes as linear
 from . import linear_values as values
+from . import searches
 from .operators import (
     BackwardKernel,
     ChooseParamsKernel,
@@ -32,7 +33,7 @@ class CpuBackend:
         if request.op is Op.DEQUANTIZE_BACKWARD:
             return "a product is left to torch"
         if request.op is Op.SEARCH:
-            return "searches are left to the reference"
+            return searches.refusal(request)
         if request.op is Op.LINEAR:
             return linear.refusal(request)
         if request.op is Op.LINEAR_VALUES:
@@ -57,6 +58,7 @@ _KERNELS: dict[Op, Callable[[Request], Kernel]] = {
     Op.DEQUANTIZE: DequantizeKernel,
     Op.FAKE_QUANTIZE: FakeQuantizeKernel,
     Op.FAKE_QUANTIZE_BACKWARD: BackwardKernel,
+    Op.SEARCH: searches.SearchKernel,
     Op.MEASURE: MeasureKernel,
     Op.LINEAR: linear.LinearKernel,
     Op.LINEAR_VALUES: values.ValueKernel,

@@ -1,0 +1,137 @@
+"""Blocks as lanes: 16 of them in the columns of an array, and the steps of ggml's arithmetic on vectors."""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from ..linear.panels import columns_at
+from ..machine.intrinsics import F32, I64, address, bits32, device, inlined, primitive
+from ..machine.vector import (
+    FLOATS,
+    STEP,
+    WORDS,
+    bits_of,
+    floats_of,
+    floats_of_integers,
+    larger_signed,
+    smaller_signed,
+    values_of,
+    words_of,
+)
+
+_tools: Any = cgutils  # has no types
+LANES = np.uint64(STEP // 2)
+"""Blocks that are searched at once."""
+ONE, SUPER = np.uint64(1), np.uint64(256)
+LEAST = np.float32(1e-15)
+"""Blocks whose largest magnitude is below this are zeros to llama.cpp."""
+_MAGIC = np.float32(12582912.0)
+_VECTOR = ir.VectorType(F32, STEP // 2)
+
+
+@primitive
+def transpose(typingctx: Any, values: Any, begin: Any, pitch: Any, out: Any, place: Any) -> Any:
+    """Write 16 numbers of 16 blocks as 16 columns: number i of block b to ``out[place + 16 * i + b]``.
+
+    values: float32; block b begins at ``begin + b * pitch``.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        columns = columns_at(context, builder, (values, args[0]), (args[1], args[2]), _VECTOR)
+        for n, column in enumerate(columns):
+            at = builder.add(args[4], I64(int(LANES) * n))
+            builder.store(column, address(context, builder, out, args[3], at, _VECTOR)).align = 4
+        return context.get_dummy_value()
+
+    return types.void(values, types.uint64, types.uint64, out, types.uint64), codegen
+
+
+@primitive
+def where(typingctx: Any, mask: Any, a: Any, b: Any) -> Any:
+    """Return the lanes of ``a`` where those of ``mask``, words, are not zero, else those of ``b``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        chosen = builder.icmp_unsigned("!=", args[0], ir.Constant(WORDS.lanes, [0] * WORDS.count))
+        return builder.select(chosen, args[1], args[2])
+
+    return a(WORDS, a, a), codegen
+
+
+@primitive
+def root(typingctx: Any, x: Any) -> Any:
+    """Return square roots, rounded."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(FLOATS.lanes, [FLOATS.lanes])
+        return builder.call(_tools.get_or_insert_function(builder.module, kind, "llvm.sqrt.v16f32"), args)
+
+    return FLOATS(FLOATS), codegen
+
+
+@primitive
+def scalar_root(typingctx: Any, x: Any) -> Any:
+    """Return the square root of a float32, rounded."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(F32, [F32])
+        return builder.call(_tools.get_or_insert_function(builder.module, kind, "llvm.sqrt.f32"), args)
+
+    return types.float32(types.float32), codegen
+
+
+@inlined
+def magnitudes(x: Any) -> Any:
+    """Return magnitudes of floats."""
+    return values_of(bits_of(x) & words_of(np.uint32(0x7FFFFFFF)))
+
+
+@inlined
+def rounded(x: Any, low: Any, high: Any) -> Any:
+    """Return ``x`` rounded half to even, within words ``low`` and ``high``, as floats.
+
+    Past 2**22, the bits of the sum give other integers, which llama.cpp takes, too.
+    """
+    bits = bits_of(x + floats_of(_MAGIC)) & words_of(np.uint32(0x7FFFFF))
+    whole = bits - words_of(np.uint32(0x400000))
+    return floats_of_integers(larger_signed(smaller_signed(whole, high), low))
+
+
+@device
+def nearest(x: Any) -> Any:
+    """Return a float32 rounded as :func:`rounded` does, int32."""
+    return np.int32(np.int64(bits32(np.float32(x + _MAGIC)) & np.uint32(0x7FFFFF)) - np.int64(0x400000))
+
+
+@primitive
+def is_zero(typingctx: Any, x: Any) -> Any:
+    """Return words of ones where floats are zeros of any sign, else of zeros."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        zeros = builder.fcmp_ordered("==", args[0], ir.Constant(FLOATS.lanes, [0.0] * FLOATS.count))
+        return builder.sext(zeros, WORDS.lanes)
+
+    return WORDS(FLOATS), codegen
+
+
+@inlined
+def negative(x: Any) -> Any:
+    """Return ``-x``, with the sign of zeros turned."""
+    return values_of(bits_of(x) ^ words_of(np.uint32(0x80000000)))
+
+
+@inlined
+def divided(number: Any, x: Any) -> Any:
+    """Return a float32 over each lane."""
+    return floats_of(number) / x
+
+
+@device
+def sum_of_squares(x: Any, begin: Any, count: Any) -> Any:
+    """Return the sum of squares of neighbors, added one after the other in float32."""
+    total = np.float32(0)
+    for i in range(count):
+        total = np.float32(total + np.float32(x[begin + i] * x[begin + i]))
+    return total

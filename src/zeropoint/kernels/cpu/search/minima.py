@@ -1,0 +1,206 @@
+"""Q2_K, Q4_K and Q5_K: blocks with a scale and a minimum; see :mod:`zeropoint.ops.ggml.super_blocks`."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..machine.emit import emit_packed
+from ..machine.intrinsics import device, narrow_half, scratch, widen_half
+from ..machine.vector import floats_of, load_lanes, store_lanes, words_of
+from .lanes import (
+    LANES,
+    ONE,
+    SUPER,
+    is_zero,
+    magnitudes,
+    root,
+    rounded,
+    scalar_root,
+    sum_of_squares,
+    transpose,
+    where,
+)
+from .line_search import ZERO, fit_minima
+from .scale_codes import by_largest, search_positive
+
+NIBBLES, OVERLAID, CLAMPED = np.uint64(0), np.uint64(1), np.uint64(2)
+"""How the bytes of scales and minima hold codes past their largest."""
+_LONG, _ROOM = 32 * 16, 256 + 8
+
+
+class Minima(NamedTuple):
+    """A type; see :class:`zeropoint.ops.ggml.super_blocks.Minima`.
+
+    columns: of a row, which importance is for. weighted: whether there is importance. factor: of mean
+    squares. bits: of a code.
+    """
+
+    size: Any
+    line: Any
+    top: Any
+    factor: Any
+    stored: Any
+    columns: Any
+    weighted: Any
+    bits: Any
+
+
+class Levels(NamedTuple):
+    """What is written: codes of scales and minima, a byte each, and their float16 scales by their bits."""
+
+    scales: Any
+    halves: Any
+    minima: Any
+    half_minima: Any
+
+
+@device
+def load_group(x: Any, at: Any, count: Any, size: Any, own: Any, values: Any) -> None:
+    """Load 16 blocks from ``x[at:]`` as columns of ``values``; past ``count`` numbers there are zeros.
+
+    own: room for the numbers.
+    """
+    total = size * LANES
+    for i in range(ZERO, min(total, count), LANES):
+        store_lanes(own, i, load_lanes(x, at + i))
+    for i in range(min(total, count), total, LANES):
+        store_lanes(own, i, floats_of(np.float32(0)))
+    for i in range(ZERO, size, LANES):
+        transpose(own, i, size, values, i * LANES)
+
+
+@device
+def important_weights(
+    values: Any, own: Any, importance: Any, column: Any, size: Any, run: Any, factor: Any, columns: Any,
+    weights: Any,
+) -> None:  # fmt: skip
+    """Write ``i * sqrt(m + x^2)`` to ``weights``, m from runs of ``run`` neighbors of ``own``.
+
+    column: of the first number; the next row begins after ``columns``.
+    """
+    count = run // size
+    for first in range(ZERO, LANES, count):
+        total = sum_of_squares(own, first * size, run)
+        mean = np.float32(np.float32(factor * total) / np.float32(run))
+        at = (column + first * size) % columns
+        for block in range(first, first + count):
+            for i in range(size):
+                value = values[i * LANES + block]
+                spread = scalar_root(np.float32(mean + np.float32(value * value)))
+                weights[i * LANES + block] = np.float32(importance[at + i] * spread)
+            at += size
+
+
+@device
+def plain_weights(values: Any, size: Any, by_magnitude: Any, weights: Any) -> None:
+    """Write magnitudes, plus the root of the mean square of the block unless they alone count."""
+    total = floats_of(np.float32(0))
+    for i in range(size):
+        value = load_lanes(values, i * LANES)
+        total = total + value * value
+    mean = root(total / floats_of(np.float32(size)))
+    for i in range(size):
+        weight = magnitudes(load_lanes(values, i * LANES))
+        store_lanes(weights, i * LANES, weight if by_magnitude else mean + weight)
+
+
+@device
+def _sums(weights: Any, size: Any, sums: Any) -> None:
+    total = floats_of(np.float32(0))
+    for i in range(size):
+        total = total + load_lanes(weights, i * LANES)
+    store_lanes(sums, ZERO, total)
+
+
+@device
+def _fit_stored(kind: Any, count: Any, scales: Any, minima: Any) -> None:
+    """Make codes what the file holds of them."""
+    if kind == CLAMPED:
+        for i in range(count):
+            scales[i], minima[i] = min(scales[i], np.int32(63)), min(minima[i], np.int32(63))
+    elif kind == NIBBLES:
+        for i in range(count):
+            minima[i] = (minima[i] | (scales[i] >> np.int32(4))) & np.int32(15)
+            scales[i] &= np.int32(15)
+    else:
+        four = np.uint64(4)
+        for codes in (scales, minima):
+            for i in range(four):
+                over = (codes[i] >> np.int32(6)) << np.int32(4)
+                codes[i + four] = (codes[i + four] | over) & np.int32(63)
+                codes[i] &= np.int32(63)
+
+
+@device
+def _write_level(codes: Any, count: Any, block: Any, scale: Any, out: Any, halves: Any, flip: Any) -> Any:
+    """Write the codes of a super-block's scales and their float16, and return that as float32."""
+    half = narrow_half(scale)
+    for i in range(count):
+        out[block * count + i] = np.uint8(codes[i])
+    halves[block] = half ^ flip
+    return widen_half(half)
+
+
+@device
+def minima_rows(x: Any, importance: Any, kind: Any, packed: Any, levels: Any, first: Any, last: Any) -> None:
+    """Quantize super-blocks ``first`` to ``last`` of ``x``, float32.
+
+    packed: takes codes, ``kind.bits`` each.
+    """
+    size, line = kind.size, kind.line
+    count = SUPER // size
+    group = LANES // count
+    own, values = scratch(_LONG, np.float32), scratch(_LONG, np.float32)
+    weights, tried = scratch(_LONG, np.float32), scratch(_LONG, np.float32)
+    found, sums = scratch(64, np.float32), scratch(16, np.float32)
+    stored, fine = scratch(32, np.float32), scratch(16, np.int32)
+    fine_minima, codes = scratch(16, np.int32), scratch(_LONG, np.uint8)
+    room = scratch(_ROOM, np.uint8)
+    for start in range(first, last, group):
+        at, blocks = start * SUPER, min(group, last - start)
+        load_group(x, at, blocks * SUPER, size, own, values)
+        if kind.weighted:
+            important_weights(
+                values, own, importance, at % kind.columns, size, SUPER, kind.factor, kind.columns, weights
+            )
+            _sums(weights, size, sums)
+        else:
+            plain_weights(values, size, line.magnitudes, weights)
+        fit_minima(values, weights, size, line, tried, found)
+        for block in range(blocks):
+            begin = block * count
+            if kind.weighted:
+                d = search_positive(found, begin, sums, count, kind.top, fine)
+                dmin = search_positive(found[16:], begin, sums, count, kind.top, fine_minima)
+                _fit_stored(kind.stored, count, fine, fine_minima)
+            else:
+                d = by_largest(found, begin, count, kind.top, fine)
+                dmin = by_largest(found[16:], begin, count, kind.top, fine_minima)
+            d = _write_level(fine, count, start + block, d, levels.scales, levels.halves, np.uint16(0))
+            dmin = _write_level(
+                fine_minima, count, start + block, dmin, levels.minima, levels.half_minima, np.uint16(0x8000)
+            )
+            for i in range(count):
+                stored[begin + i] = np.float32(d * np.float32(fine[i]))
+                stored[LANES + begin + i] = np.float32(dmin * np.float32(fine_minima[i]))
+        _write_codes(values, size, line.top, found, stored, tried, codes)
+        bits = SUPER * kind.bits // np.uint64(8)
+        for block in range(blocks):
+            part = codes[block * SUPER : (block + ONE) * SUPER]
+            emit_packed(part, SUPER, kind.bits, room, packed, (start + block) * bits)
+
+
+@device
+def _write_codes(values: Any, size: Any, top: Any, found: Any, stored: Any, tried: Any, codes: Any) -> None:
+    """Write codes under stored scales, or where these are zero those of the search, block after block."""
+    none, most = words_of(np.uint32(0)), words_of(np.uint32(top))
+    scale, minimum = load_lanes(stored, ZERO), load_lanes(stored, LANES)
+    inverse, low = load_lanes(found, LANES + LANES), load_lanes(found, LANES + LANES + LANES)
+    empty = is_zero(scale)
+    for i in range(size):
+        value = load_lanes(values, i * LANES)
+        code = rounded((value + minimum) / scale, none, most)
+        store_lanes(tried, i * LANES, where(empty, rounded(inverse * (value - low), none, most), code))
+    for block in range(LANES):
+        for i in range(size):
+            codes[block * size + i] = np.uint8(tried[i * LANES + block])

@@ -1,0 +1,74 @@
+"""The compiled searches of llama.cpp against the reference, byte for byte, and with their threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.oracles import ggml_golden
+
+import zeropoint as zp
+from zeropoint.ops import library
+from zeropoint.ops.registry import Op, explain
+from zeropoint.ops.threads import thread_limit
+
+SCHEMES = ("q2_k", "q4_k", "q5_k")
+IMPORTANCES = ggml_golden.importances()
+
+
+def searched(x: torch.Tensor, scheme: str, importance: torch.Tensor | None, only: str) -> list[torch.Tensor]:
+    with zp.only_backend(only):
+        data, params = library.kernel_for(Op.SEARCH, x, zp.Scheme.parse(scheme)).run(x, importance)
+    return [data, *(level.view(torch.uint8) for level in params)]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("given", IMPORTANCES)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_kernels_give_the_bytes_of_the_reference(scheme: str, given: str) -> None:
+    x, values = torch.from_numpy(ggml_golden.weight()), IMPORTANCES[given]
+    importance = None if values is None else torch.from_numpy(values)
+    assert same(searched(x, scheme, importance, "cpu"), searched(x, scheme, importance, "reference"))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("shape", [(256,), (0, 256), (3, 256), (2, 3, 768), (5, 1280)], ids=str)
+def test_shapes_and_dtypes_make_no_difference_to_a_block(scheme: str, shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x = torch.randn(shape, generator=generator).to(dtype)
+        importance = torch.rand(shape[-1], generator=generator)
+        for given in (None, importance):
+            assert same(searched(x, scheme, given, "cpu"), searched(x, scheme, given, "reference"))
+
+
+def test_the_number_of_threads_changes_no_byte() -> None:
+    x = torch.randn(1024, 1280, generator=torch.Generator().manual_seed(1))
+    found = []
+    for count in (1, 2, 3):
+        with thread_limit(count):
+            found.append(searched(x, "q4_k", None, "cpu"))
+    assert same(found[0], found[1])
+    assert same(found[0], found[2])
+
+
+def test_scales_past_float16_are_an_error_here_too() -> None:
+    x = torch.full((1, 256), 1e30) * torch.linspace(-1, 1, 256)
+    for only in ("cpu", "reference"):
+        with pytest.raises(zp.errors.RangeError, match=r"where llama.cpp writes one that is not finite"):
+            searched(x, "q4_k", None, only)
+
+
+def test_what_is_no_block_of_a_type_has_a_reason() -> None:
+    x = torch.zeros(2, 96)
+    request = library.request(
+        Op.SEARCH, torch.from_numpy(np.zeros((2, 256), np.float32)), zp.Scheme.parse("q4_k")
+    )
+    assert explain(request).chosen == "cpu"
+    with pytest.raises(
+        zp.errors.UnsupportedError, match="last axis 96 is not a multiple of the block of q4_k"
+    ):
+        explain(library.request(Op.SEARCH, x, zp.Scheme.parse("q4_k")))
