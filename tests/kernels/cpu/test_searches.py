@@ -12,7 +12,7 @@ from zeropoint.ops import library
 from zeropoint.ops.registry import Op, explain
 from zeropoint.ops.threads import thread_limit
 
-SCHEMES = ("q2_k", "q4_k", "q5_k")
+SCHEMES = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
 IMPORTANCES = ggml_golden.importances()
 
 

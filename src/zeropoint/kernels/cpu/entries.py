@@ -19,6 +19,7 @@ from .machine.intrinsics import device, inlined, kernel
 from .machine.team import run_parts
 from .search.line_search import Line
 from .search.minima import Levels, Minima, minima_rows
+from .search.signed import THREE, Signed, moved_rows, signed_rows
 from .statistics import column_sums, count, sums
 from .statistics.error_sums import measure_rows
 
@@ -276,3 +277,23 @@ def search_minima(*args: Any) -> Any:
     uint64, steps, magnitudes, size, stored, columns, weighted, bits.
     """
     return run_parts(_minima, args)
+
+
+@device
+def _signed(
+    x: Any, importance: Any, sizes: Any, packed: Any, scales: Any, halves: Any, first: Any, last: Any
+) -> None:
+    kind = Signed(sizes[0], sizes[1], sizes[2] != 0)
+    if kind.bits == THREE and not kind.weighted:
+        moved_rows(x, packed, scales, halves, first, last)
+    else:
+        signed_rows(x, importance, kind, packed, scales, halves, first, last)
+
+
+@kernel
+def search_signed(*args: Any) -> Any:
+    """Search signed scales; rows are super-blocks. See :func:`.search.signed.signed_rows`.
+
+    sizes: (3,) uint64, bits, columns, weighted.
+    """
+    return run_parts(_signed, args)

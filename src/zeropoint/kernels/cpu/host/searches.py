@@ -15,7 +15,7 @@ from ....ops.reference import require_finite
 from ....ops.registry import Request
 from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
-from ..entries import search_minima
+from ..entries import search_minima, search_signed
 from ..search.minima import CLAMPED, NIBBLES, OVERLAID
 from .arrays import NO_FLOATS, flat_array, packed_like
 
@@ -23,13 +23,14 @@ _MINIMA = {
     "q2_k": (super_blocks.Q2_K, NIBBLES), "q4_k": (super_blocks.Q4_K, OVERLAID),
     "q5_k": (super_blocks.Q5_K, CLAMPED),
 }  # fmt: skip
+_SIGNED = ("q3_k", "q6_k")
 Call = tuple[Callable[..., int], tuple[Any, ...]]
 
 
 def refusal(request: Request) -> str | None:
     """Return why the kernels do not search the request's codes, or None."""
     reason = block_types.refusal(request.scheme, request.shape)
-    if reason is None and block_types.type_of(request.scheme) not in _MINIMA:
+    if reason is None and block_types.type_of(request.scheme) not in (*_MINIMA, *_SIGNED):
         return f"{block_types.type_of(request.scheme)} is searched by the reference"
     return reason
 
@@ -56,13 +57,15 @@ class SearchKernel:
         return data, params
 
     def _call(self, *, weighted: bool) -> Call:
-        """Return the kernel for the type, and what it is told of it."""
+        """Return the kernel for the type, and its options."""
         name = block_types.type_of(self._request.scheme)
         assert name is not None
+        columns, bits = self._request.shape[-1], self._request.scheme.bits
+        if name in _SIGNED:
+            return search_signed, (np.array((bits, columns, weighted), np.uint64),)
         kind, stored = _MINIMA[name]
         line = IMPORTANT._replace(top=kind.line.top) if weighted else kind.line
         numbers = np.array([line.top, line.first, line.step, kind.top, kind.factor], np.float32)
-        columns, bits = self._request.shape[-1], self._request.scheme.bits
         sizes = line.steps, line.magnitudes, kind.size, int(stored), columns, weighted, bits
         return search_minima, (numbers, np.array(sizes, np.uint64))
 

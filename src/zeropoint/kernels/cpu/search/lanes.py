@@ -118,7 +118,7 @@ def is_zero(typingctx: Any, x: Any) -> Any:
 
 @inlined
 def negative(x: Any) -> Any:
-    """Return ``-x``, with the sign of zeros turned."""
+    """Return ``-x``, also of zeros."""
     return values_of(bits_of(x) ^ words_of(np.uint32(0x80000000)))
 
 

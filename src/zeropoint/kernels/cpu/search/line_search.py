@@ -10,9 +10,9 @@ import numpy as np
 
 from ..machine.intrinsics import device
 from ..machine.vector import above, floats_of, larger, load_lanes, smaller, store_lanes, words_of
+from .blocks import ZERO
 from .lanes import LANES, LEAST, divided, magnitudes, negative, rounded, where
 
-ZERO = np.uint64(0)
 _TENTH = np.float32(0.1)
 
 

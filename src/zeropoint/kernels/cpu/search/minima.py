@@ -4,23 +4,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..machine.emit import emit_packed
-from ..machine.intrinsics import device, narrow_half, scratch, widen_half
+from ..machine.intrinsics import device, scratch
 from ..machine.vector import floats_of, load_lanes, store_lanes, words_of
-from .lanes import (
-    LANES,
-    ONE,
-    SUPER,
-    is_zero,
-    magnitudes,
-    root,
-    rounded,
-    scalar_root,
-    sum_of_squares,
-    transpose,
-    where,
-)
-from .line_search import ZERO, fit_minima
+from .blocks import ZERO, important_weights, load_group, sums_of, write_codes, write_level
+from .lanes import LANES, SUPER, is_zero, magnitudes, root, rounded, where
+from .line_search import fit_minima
 from .scale_codes import by_largest, search_positive
 
 NIBBLES, OVERLAID, CLAMPED = np.uint64(0), np.uint64(1), np.uint64(2)
@@ -55,43 +43,6 @@ class Levels(NamedTuple):
 
 
 @device
-def load_group(x: Any, at: Any, count: Any, size: Any, own: Any, values: Any) -> None:
-    """Load 16 blocks from ``x[at:]`` as columns of ``values``; past ``count`` numbers there are zeros.
-
-    own: room for the numbers.
-    """
-    total = size * LANES
-    for i in range(ZERO, min(total, count), LANES):
-        store_lanes(own, i, load_lanes(x, at + i))
-    for i in range(min(total, count), total, LANES):
-        store_lanes(own, i, floats_of(np.float32(0)))
-    for i in range(ZERO, size, LANES):
-        transpose(own, i, size, values, i * LANES)
-
-
-@device
-def important_weights(
-    values: Any, own: Any, importance: Any, column: Any, size: Any, run: Any, factor: Any, columns: Any,
-    weights: Any,
-) -> None:  # fmt: skip
-    """Write ``i * sqrt(m + x^2)`` to ``weights``, m from runs of ``run`` neighbors of ``own``.
-
-    column: of the first number; the next row begins after ``columns``.
-    """
-    count = run // size
-    for first in range(ZERO, LANES, count):
-        total = sum_of_squares(own, first * size, run)
-        mean = np.float32(np.float32(factor * total) / np.float32(run))
-        at = (column + first * size) % columns
-        for block in range(first, first + count):
-            for i in range(size):
-                value = values[i * LANES + block]
-                spread = scalar_root(np.float32(mean + np.float32(value * value)))
-                weights[i * LANES + block] = np.float32(importance[at + i] * spread)
-            at += size
-
-
-@device
 def plain_weights(values: Any, size: Any, by_magnitude: Any, weights: Any) -> None:
     """Write magnitudes, plus the root of the mean square of the block unless they alone count."""
     total = floats_of(np.float32(0))
@@ -102,14 +53,6 @@ def plain_weights(values: Any, size: Any, by_magnitude: Any, weights: Any) -> No
     for i in range(size):
         weight = magnitudes(load_lanes(values, i * LANES))
         store_lanes(weights, i * LANES, weight if by_magnitude else mean + weight)
-
-
-@device
-def _sums(weights: Any, size: Any, sums: Any) -> None:
-    total = floats_of(np.float32(0))
-    for i in range(size):
-        total = total + load_lanes(weights, i * LANES)
-    store_lanes(sums, ZERO, total)
 
 
 @device
@@ -129,16 +72,6 @@ def _fit_stored(kind: Any, count: Any, scales: Any, minima: Any) -> None:
                 over = (codes[i] >> np.int32(6)) << np.int32(4)
                 codes[i + four] = (codes[i + four] | over) & np.int32(63)
                 codes[i] &= np.int32(63)
-
-
-@device
-def _write_level(codes: Any, count: Any, block: Any, scale: Any, out: Any, halves: Any, flip: Any) -> Any:
-    """Write the codes of a super-block's scales and their float16, and return that as float32."""
-    half = narrow_half(scale)
-    for i in range(count):
-        out[block * count + i] = np.uint8(codes[i])
-    halves[block] = half ^ flip
-    return widen_half(half)
 
 
 @device
@@ -163,7 +96,7 @@ def minima_rows(x: Any, importance: Any, kind: Any, packed: Any, levels: Any, fi
             important_weights(
                 values, own, importance, at % kind.columns, size, SUPER, kind.factor, kind.columns, weights
             )
-            _sums(weights, size, sums)
+            sums_of(weights, size, sums)
         else:
             plain_weights(values, size, line.magnitudes, weights)
         fit_minima(values, weights, size, line, tried, found)
@@ -176,23 +109,21 @@ def minima_rows(x: Any, importance: Any, kind: Any, packed: Any, levels: Any, fi
             else:
                 d = by_largest(found, begin, count, kind.top, fine)
                 dmin = by_largest(found[16:], begin, count, kind.top, fine_minima)
-            d = _write_level(fine, count, start + block, d, levels.scales, levels.halves, np.uint16(0))
-            dmin = _write_level(
+            d = write_level(fine, count, start + block, d, levels.scales, levels.halves, np.uint16(0))
+            dmin = write_level(
                 fine_minima, count, start + block, dmin, levels.minima, levels.half_minima, np.uint16(0x8000)
             )
             for i in range(count):
                 stored[begin + i] = np.float32(d * np.float32(fine[i]))
                 stored[LANES + begin + i] = np.float32(dmin * np.float32(fine_minima[i]))
-        _write_codes(values, size, line.top, found, stored, tried, codes)
-        bits = SUPER * kind.bits // np.uint64(8)
-        for block in range(blocks):
-            part = codes[block * SUPER : (block + ONE) * SUPER]
-            emit_packed(part, SUPER, kind.bits, room, packed, (start + block) * bits)
+        _choose_codes(values, size, line.top, found, stored, tried)
+        nbytes = start * (SUPER * kind.bits // np.uint64(8))
+        write_codes(tried, size, blocks * SUPER, kind.bits, codes, room, packed, nbytes)
 
 
 @device
-def _write_codes(values: Any, size: Any, top: Any, found: Any, stored: Any, tried: Any, codes: Any) -> None:
-    """Write codes under stored scales, or where these are zero those of the search, block after block."""
+def _choose_codes(values: Any, size: Any, top: Any, found: Any, stored: Any, tried: Any) -> None:
+    """Write codes under stored scales, or where these are zero those of the search."""
     none, most = words_of(np.uint32(0)), words_of(np.uint32(top))
     scale, minimum = load_lanes(stored, ZERO), load_lanes(stored, LANES)
     inverse, low = load_lanes(found, LANES + LANES), load_lanes(found, LANES + LANES + LANES)
@@ -201,6 +132,3 @@ def _write_codes(values: Any, size: Any, top: Any, found: Any, stored: Any, trie
         value = load_lanes(values, i * LANES)
         code = rounded((value + minimum) / scale, none, most)
         store_lanes(tried, i * LANES, where(empty, rounded(inverse * (value - low), none, most), code))
-    for block in range(LANES):
-        for i in range(size):
-            codes[block * size + i] = np.uint8(tried[i * LANES + block])

@@ -79,3 +79,22 @@ def search_positive(numbers: Any, begin: Any, weights: Any, count: Any, top: Any
         if not moved:
             break
     return np.float32(products / squares) if squares > 0 else np.float32(0)
+
+
+@device
+def by_signed_largest(numbers: Any, count: Any, end: Any, least: Any, codes: Any) -> Any:
+    """Write codes of numbers of which that of the largest magnitude has the code ``end``; return the scale.
+
+    Codes are those of int8, at most 127. Where all numbers are below ``least``, they and the scale are 0.
+    """
+    amax, value = np.float32(0), np.float32(0)
+    for i in range(count):
+        codes[i] = np.int32(0)
+        if abs(numbers[i]) > amax:
+            amax, value = abs(numbers[i]), numbers[i]
+    if amax < least or value == 0:
+        return np.float32(0)
+    inverse = np.float32(end / value)
+    for i in range(count):
+        codes[i] = np.int32(np.int8(min(nearest(np.float32(inverse * numbers[i])), np.int32(127))))
+    return np.float32(np.float32(1) / inverse)

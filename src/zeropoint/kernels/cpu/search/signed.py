@@ -1,0 +1,220 @@
+"""Q3_K and Q6_K: blocks of 16 with a signed scale; see :mod:`zeropoint.ops.ggml.super_blocks`."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..machine.intrinsics import device, inlined, scratch
+from ..machine.vector import above, any_lane, floats_of, load_lanes, store_lanes, words_of
+from .blocks import ZERO, important_weights, load_group, sums_of, write_codes, write_level
+from .lanes import LANES, LEAST, ONE, SUPER, divided, is_zero, magnitudes, rounded, where
+from .line_search import fit_signed
+from .scale_codes import by_signed_largest
+
+THREE = np.uint64(3)
+_SIZE, _LONG, _ROOM = np.uint64(16), 16 * 16, 256 + 8
+_PASSES, _AT_ONCE = 5, np.uint64(4)
+_WIDE = 4 * _LONG
+
+
+class Signed(NamedTuple):
+    """A type.
+
+    bits: of a code, 3 or 6. columns: of a row, which importance is for. weighted: whether there is
+    importance.
+    """
+
+    bits: Any
+    columns: Any
+    weighted: Any
+
+
+@device
+def _squares(values: Any, weights: Any) -> None:
+    for i in range(_SIZE):
+        value = load_lanes(values, i * LANES)
+        store_lanes(weights, i * LANES, value * value)
+
+
+@device
+def _importances(importance: Any, column: Any, weights: Any) -> None:
+    """Write the importance of a super-block from ``column`` on, as columns of 16."""
+    for block in range(LANES):
+        for i in range(_SIZE):
+            weights[i * LANES + block] = importance[column + block * _SIZE + i]
+
+
+@device
+def _begin_moves(x: Any, at: Any, codes: Any, sums: Any, place: Any) -> Any:
+    """Write the first codes, from -4 to 3, of 16 blocks, and their sums; return the largest magnitudes."""
+    least, most = words_of(np.uint32(0xFFFFFFFC)), words_of(np.uint32(3))
+    value = amax = products = squares = floats_of(np.float32(0))
+    for i in range(at, at + SUPER, LANES):
+        number = load_lanes(x, i)
+        beyond = above(magnitudes(number), amax)
+        value, amax = where(beyond, number, value), where(beyond, magnitudes(number), amax)
+    inverse = divided(np.float32(-4), value)
+    for i in range(at, at + SUPER, LANES):
+        number = load_lanes(x, i)
+        weight, code = number * number, rounded(inverse * number, least, most)
+        store_lanes(codes, i, code)
+        products, squares = products + weight * number * code, squares + weight * code * code
+    store_lanes(sums, place, products)
+    store_lanes(sums, place + LANES, squares)
+    return amax
+
+
+@inlined
+def _move(x: Any, codes: Any, at: Any, sums: Any, place: Any) -> Any:
+    """Move one code of each of 16 blocks where that is better; return where it was."""
+    least, most, zero = words_of(np.uint32(0xFFFFFFFC)), words_of(np.uint32(3)), floats_of(np.float32(0))
+    number, code = load_lanes(x, at), load_lanes(codes, at)
+    products, squares = load_lanes(sums, place), load_lanes(sums, place + LANES)
+    weight = number * number
+    left, rest = products - weight * number * code, squares - weight * code * code
+    moved = rounded(number * rest / left, least, most)
+    more, more_squares = left + weight * number * moved, rest + weight * moved * moved
+    better = above(left, zero) & above(magnitudes(moved - code), zero) & above(more_squares, zero)
+    better = better & above(more * more * squares, products * products * more_squares)
+    store_lanes(codes, at, where(better, moved, code))
+    store_lanes(sums, place, where(better, more, products))
+    store_lanes(sums, place + LANES, where(better, more_squares, squares))
+    return better
+
+
+@device
+def _fit_by_moves(x: Any, count: Any, codes: Any, found: Any, sums: Any) -> None:
+    """Find scales of codes by moving one code at a time, of ``count`` super-blocks; see ``three_bit_scale``.
+
+    Several at once: a move waits for the one before. sums: room for two vectors a super-block.
+    """
+    zero, two = floats_of(np.float32(0)), LANES + LANES
+    for n in range(count):
+        amax = _begin_moves(x, n * SUPER, codes, sums, n * two)
+        store_lanes(found, n * LANES, amax)
+    for _ in range(_PASSES):
+        moves = words_of(np.uint32(0))
+        for i in range(ZERO, SUPER, LANES):
+            for n in range(count):
+                moves = moves | _move(x, codes, n * SUPER + i, sums, n * two)
+        if not any_lane(moves):
+            break
+    for n in range(count):
+        empty = above(floats_of(LEAST), load_lanes(found, n * LANES))
+        products, squares = load_lanes(sums, n * two), load_lanes(sums, n * two + LANES)
+        scale = where(above(squares, zero), products / squares, zero)
+        store_lanes(found, n * LANES, where(empty, zero, scale))
+        for i in range(n * SUPER, (n + ONE) * SUPER, LANES):
+            store_lanes(codes, i, where(empty, floats_of(np.float32(-4)), load_lanes(codes, i)))
+
+
+@device
+def _codes_of_search(values: Any, found: Any, top: Any, codes: Any) -> None:
+    """Write the codes of :func:`.line_search.fit_signed`; those of blocks of zeros are ``-top``."""
+    least, most = words_of(np.uint32(0)) - words_of(np.uint32(top)), words_of(np.uint32(top - np.float32(1)))
+    inverse = load_lanes(found, LANES)
+    empty, lowest = is_zero(inverse), floats_of(-top)
+    for i in range(_SIZE):
+        code = rounded(inverse * load_lanes(values, i * LANES), least, most)
+        store_lanes(codes, i * LANES, where(empty, lowest, code))
+
+
+@device
+def _scales_by_search(found: Any, sums: Any, spread: Any, spread_sums: Any, best: Any, fine: Any) -> Any:
+    """Write codes from -32 to 31 of scales, and return their scale: a search among scales.
+
+    spread, spread_sums: room for scales and sums as one column.
+    """
+    for i in range(_SIZE):
+        spread[i * LANES], spread_sums[i * LANES] = found[i], sums[i]
+    fit_signed(spread, spread_sums, _SIZE, np.float32(32), best)
+    _codes_of_search(spread, best, np.float32(32), spread_sums)
+    for i in range(_SIZE):
+        fine[i] = np.int32(spread_sums[i * LANES])
+    return best[0]
+
+
+@device
+def _choose_codes(values: Any, top: Any, stored: Any, codes: Any) -> None:
+    """Write codes under stored scales; where these are zero, what is there stays."""
+    least, most = words_of(np.uint32(0)) - words_of(np.uint32(top)), words_of(np.uint32(top - np.float32(1)))
+    scale = load_lanes(stored, ZERO)
+    empty = is_zero(scale)
+    for i in range(_SIZE):
+        code = rounded(load_lanes(values, i * LANES) / scale, least, most)
+        store_lanes(codes, i * LANES, where(empty, load_lanes(codes, i * LANES), code))
+
+
+@device
+def signed_rows(
+    x: Any, importance: Any, kind: Any, packed: Any, scales: Any, halves: Any, first: Any, last: Any
+) -> None:
+    """Quantize super-blocks ``first`` to ``last`` of ``x``, float32.
+
+    packed: takes codes, ``kind.bits`` each. scales: their codes, 16 bytes a super-block.
+    """
+    top = np.float32(4) if kind.bits == THREE else np.float32(32)
+    own, values, weights = scratch(_LONG, np.float32), scratch(_LONG, np.float32), scratch(_LONG, np.float32)
+    tried, spread = scratch(_LONG, np.float32), scratch(_LONG, np.float32)
+    spread_sums, best = scratch(_LONG, np.float32), scratch(32, np.float32)
+    found, sums, fine = scratch(32, np.float32), scratch(16, np.float32), scratch(16, np.int32)
+    stored, codes, room = scratch(16, np.float32), scratch(_LONG, np.uint8), scratch(_ROOM, np.uint8)
+    for i in range(np.uint64(_LONG)):
+        spread[i] = spread_sums[i] = np.float32(0)
+    for block in range(first, last):
+        at = block * SUPER
+        load_group(x, at, SUPER, _SIZE, own, values)
+        column = at % kind.columns
+        if kind.bits == THREE:
+            factor = np.float32(2)
+            important_weights(values, own, importance, column, _SIZE, SUPER, factor, kind.columns, weights)
+            sums_of(weights, _SIZE, sums)
+        elif kind.weighted:
+            _importances(importance, column, weights)
+        else:
+            _squares(values, weights)
+        fit_signed(values, weights, _SIZE, top, found)
+        if kind.bits == THREE:
+            d = _scales_by_search(found, sums, spread, spread_sums, best, fine)
+        else:
+            d = by_signed_largest(found, _SIZE, np.float32(-128), LEAST, fine)
+            if d == 0:  # all codes are those of zeros
+                store_lanes(found, LANES, floats_of(np.float32(0)))
+        _codes_of_search(values, found, top, tried)
+        mask = np.int32(0x3F) if kind.bits == THREE else np.int32(0xFF)
+        _store_scales(d, mask, block, fine, stored, scales, halves)
+        _choose_codes(values, top, stored, tried)
+        nbytes = block * (SUPER * kind.bits // np.uint64(8))
+        write_codes(tried, _SIZE, SUPER, kind.bits, codes, room, packed, nbytes)
+
+
+@device
+def moved_rows(x: Any, packed: Any, scales: Any, halves: Any, first: Any, last: Any) -> None:
+    """Quantize super-blocks to Q3_K without importance; arguments are those of :func:`signed_rows`."""
+    values, tried, own = scratch(_WIDE, np.float32), scratch(_WIDE, np.float32), scratch(_LONG, np.float32)
+    found, sums, fine = scratch(64, np.float32), scratch(128, np.float32), scratch(16, np.int32)
+    stored, codes, room = scratch(16, np.float32), scratch(_LONG, np.uint8), scratch(_ROOM, np.uint8)
+    for start in range(first, last, _AT_ONCE):
+        count = min(_AT_ONCE, last - start)
+        for n in range(count):
+            load_group(x, (start + n) * SUPER, SUPER, _SIZE, own, values[n * SUPER :])
+        _fit_by_moves(values, count, tried, found, sums)
+        for n in range(count):
+            d = by_signed_largest(found[n * LANES :], _SIZE, np.float32(-32), np.float32(0), fine)
+            for i in range(_SIZE):
+                fine[i] = np.int32(-32) if d == 0 else max(min(fine[i], np.int32(31)), np.int32(-32))
+            _store_scales(d, np.int32(0x3F), start + n, fine, stored, scales, halves)
+            _choose_codes(values[n * SUPER :], np.float32(4), stored, tried[n * SUPER :])
+            nbytes = (start + n) * (SUPER * THREE // np.uint64(8))
+            write_codes(tried[n * SUPER :], _SIZE, SUPER, THREE, codes, room, packed, nbytes)
+
+
+@device
+def _store_scales(d: Any, mask: Any, block: Any, fine: Any, stored: Any, scales: Any, halves: Any) -> None:
+    """Write the scales of a super-block as the file has them, and to ``stored`` as float32."""
+    for i in range(_SIZE):
+        stored[i] = np.float32(fine[i])
+        fine[i] &= mask
+    whole = write_level(fine, _SIZE, block, d, scales, halves, np.uint16(0))
+    for i in range(_SIZE):
+        stored[i] = np.float32(whole * stored[i])
