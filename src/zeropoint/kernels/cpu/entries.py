@@ -17,9 +17,9 @@ from .linear.from_values import ONE, Packed, value_panels
 from .machine.descriptor import OK, record_type, unpack_element, unpack_layout, unpack_rule
 from .machine.intrinsics import device, inlined, kernel
 from .machine.team import run_parts
-from .search.line_search import Line
-from .search.minima import Levels, Minima, minima_rows
-from .search.signed import THREE, Signed, moved_rows, signed_rows
+from .search.line_search import Tries
+from .search.minima import MinimaKind, MinimaLevels, minima_rows
+from .search.signed import THREE, SignedKind, moved_rows, six_bit_rows, three_bit_rows
 from .statistics import column_sums, count, sums
 from .statistics.error_sums import measure_rows
 
@@ -264,9 +264,9 @@ def _minima(
     x: Any, importance: Any, numbers: Any, sizes: Any, packed: Any, scales: Any, halves: Any, minima: Any,
     half_minima: Any, first: Any, last: Any,
 ) -> None:  # fmt: skip
-    line = Line(numbers[0], numbers[1], numbers[2], sizes[0], sizes[1] != 0)
-    kind = Minima(sizes[2], line, numbers[3], numbers[4], sizes[3], sizes[4], sizes[5] != 0, sizes[6])
-    minima_rows(x, importance, kind, packed, Levels(scales, halves, minima, half_minima), first, last)
+    line = Tries(numbers[0], numbers[1], numbers[2], sizes[0], sizes[1] != 0)
+    kind = MinimaKind(sizes[2], line, numbers[3], numbers[4], sizes[3], sizes[4], sizes[5] != 0, sizes[6])
+    minima_rows(x, importance, kind, packed, MinimaLevels(scales, halves, minima, half_minima), first, last)
 
 
 @kernel
@@ -283,16 +283,18 @@ def search_minima(*args: Any) -> Any:
 def _signed(
     x: Any, importance: Any, sizes: Any, packed: Any, scales: Any, halves: Any, first: Any, last: Any
 ) -> None:
-    kind = Signed(sizes[0], sizes[1], sizes[2] != 0)
-    if kind.bits == THREE and not kind.weighted:
-        moved_rows(x, packed, scales, halves, first, last)
+    kind = SignedKind(sizes[0], sizes[1], sizes[2] != 0)
+    if kind.bits != THREE:
+        six_bit_rows(x, importance, kind, packed, scales, halves, first, last)
+    elif kind.weighted:
+        three_bit_rows(x, importance, kind, packed, scales, halves, first, last)
     else:
-        signed_rows(x, importance, kind, packed, scales, halves, first, last)
+        moved_rows(x, packed, scales, halves, first, last)
 
 
 @kernel
 def search_signed(*args: Any) -> Any:
-    """Search signed scales; rows are super-blocks. See :func:`.search.signed.signed_rows`.
+    """Search signed scales; rows are super-blocks. See :func:`.search.signed.six_bit_rows`.
 
     sizes: (3,) uint64, bits, columns, weighted.
     """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ....ops.registry import Kernel, Op, Request
+from . import block_searches
 from . import linear_codes as linear
 from . import linear_values as values
-from . import searches
 from .operators import (
     BackwardKernel,
     ChooseParamsKernel,
@@ -33,7 +33,7 @@ class CpuBackend:
         if request.op is Op.DEQUANTIZE_BACKWARD:
             return "a product is left to torch"
         if request.op is Op.SEARCH:
-            return searches.refusal(request)
+            return block_searches.refusal(request)
         if request.op is Op.LINEAR:
             return linear.refusal(request)
         if request.op is Op.LINEAR_VALUES:
@@ -58,7 +58,7 @@ _KERNELS: dict[Op, Callable[[Request], Kernel]] = {
     Op.DEQUANTIZE: DequantizeKernel,
     Op.FAKE_QUANTIZE: FakeQuantizeKernel,
     Op.FAKE_QUANTIZE_BACKWARD: BackwardKernel,
-    Op.SEARCH: searches.SearchKernel,
+    Op.SEARCH: block_searches.SearchKernel,
     Op.MEASURE: MeasureKernel,
     Op.LINEAR: linear.LinearKernel,
     Op.LINEAR_VALUES: values.ValueKernel,

@@ -16,7 +16,9 @@ from ..machine.vector import (
     bits_of,
     floats_of,
     floats_of_integers,
+    larger,
     larger_signed,
+    smaller,
     smaller_signed,
     values_of,
     words_of,
@@ -33,20 +35,21 @@ _VECTOR = ir.VectorType(F32, STEP // 2)
 
 
 @primitive
-def transpose(typingctx: Any, values: Any, begin: Any, pitch: Any, out: Any, place: Any) -> Any:
-    """Write 16 numbers of 16 blocks as 16 columns: number i of block b to ``out[place + 16 * i + b]``.
+def transpose(typingctx: Any, values: Any, begin: Any, pitch: Any, out: Any, place: Any, step: Any) -> Any:
+    """Write 16 numbers of 16 rows as 16 columns: number i of row b to ``out[place + step * i + b]``.
 
-    values: float32; block b begins at ``begin + b * pitch``.
+    values: float32; row b begins at ``begin + b * pitch``.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         columns = columns_at(context, builder, (values, args[0]), (args[1], args[2]), _VECTOR)
         for n, column in enumerate(columns):
-            at = builder.add(args[4], I64(int(LANES) * n))
+            at = builder.add(args[4], builder.mul(args[5], I64(n)))
             builder.store(column, address(context, builder, out, args[3], at, _VECTOR)).align = 4
         return context.get_dummy_value()
 
-    return types.void(values, types.uint64, types.uint64, out, types.uint64), codegen
+    number = types.uint64
+    return types.void(values, number, number, out, number, number), codegen
 
 
 @primitive
@@ -72,14 +75,13 @@ def root(typingctx: Any, x: Any) -> Any:
 
 
 @primitive
-def scalar_root(typingctx: Any, x: Any) -> Any:
-    """Return the square root of a float32, rounded."""
+def integers(typingctx: Any, x: Any) -> Any:
+    """Return floats that are whole numbers as words."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(F32, [F32])
-        return builder.call(_tools.get_or_insert_function(builder.module, kind, "llvm.sqrt.f32"), args)
+        return builder.fptosi(args[0], WORDS.lanes)
 
-    return types.float32(types.float32), codegen
+    return WORDS(FLOATS), codegen
 
 
 @inlined
@@ -97,6 +99,13 @@ def rounded(x: Any, low: Any, high: Any) -> Any:
     bits = bits_of(x + floats_of(_MAGIC)) & words_of(np.uint32(0x7FFFFF))
     whole = bits - words_of(np.uint32(0x400000))
     return floats_of_integers(larger_signed(smaller_signed(whole, high), low))
+
+
+@inlined
+def rounded_within(x: Any, low: Any, high: Any) -> Any:
+    """Return ``x``, of at most 2**22, rounded half to even, within floats ``low`` and ``high``."""
+    magic = floats_of(_MAGIC)
+    return larger(smaller((x + magic) - magic, high), low)
 
 
 @device

@@ -10,13 +10,13 @@ import numpy as np
 
 from ..machine.intrinsics import device
 from ..machine.vector import above, floats_of, larger, load_lanes, smaller, store_lanes, words_of
-from .blocks import ZERO
-from .lanes import LANES, LEAST, divided, magnitudes, negative, rounded, where
+from .lanes import LANES, LEAST, divided, magnitudes, negative, rounded, rounded_within, where
+from .super_block import ZERO
 
-_TENTH = np.float32(0.1)
+_TENTH, ONE = np.float32(0.1), np.float32(1)
 
 
-class Line(NamedTuple):
+class Tries(NamedTuple):
     """The inverse scales that are tried; see :class:`zeropoint.ops.ggml.searches.Line`."""
 
     top: Any
@@ -27,13 +27,13 @@ class Line(NamedTuple):
 
 
 @device
-def fit_minima(x: Any, w: Any, size: Any, line: Line, tried: Any, found: Any) -> None:
+def fit_minima(x: Any, w: Any, size: Any, line: Tries, tried: Any, found: Any) -> None:
     """Find scales and minima of ``size`` numbers a block.
 
     tried: room for codes. found: (64,) takes for each block the scale, the minimum negated, and the inverse
     scale and minimum of its codes.
     """
-    zero, top, none = floats_of(np.float32(0)), words_of(np.uint32(line.top)), words_of(np.uint32(0))
+    zero, none, top = floats_of(np.float32(0)), words_of(np.uint32(0)), words_of(np.uint32(line.top))
     low = high = load_lanes(x, ZERO)
     sum_w = load_lanes(w, ZERO)
     sum_x = sum_w * low
@@ -44,7 +44,7 @@ def fit_minima(x: Any, w: Any, size: Any, line: Line, tried: Any, found: Any) ->
     low = where(above(low, zero), zero, low)
     start, ranged = low, above(high, low)
     inverse = divided(np.float32(line.top), high - low)
-    scale = divided(np.float32(1), inverse)
+    scale = divided(ONE, inverse)
     best = zero
     for i in range(size):
         value, weight = load_lanes(x, i * LANES), load_lanes(w, i * LANES)
@@ -86,8 +86,11 @@ def fit_signed(x: Any, w: Any, size: Any, top: Any, found: Any) -> None:
 
     found: (32,) takes the scale and the inverse scale of the codes, zero for blocks of zeros.
     """
-    zero, least = floats_of(np.float32(0)), words_of(np.uint32(0)) - words_of(np.uint32(top))
-    most = words_of(np.uint32(top) - np.uint32(1))
+    zero, least, most = (
+        floats_of(np.float32(0)),
+        floats_of(np.float32(-top)),
+        floats_of(np.float32(top - ONE)),
+    )
     value, amax = zero, zero
     for i in range(size):
         number = load_lanes(x, i * LANES)
@@ -103,7 +106,7 @@ def fit_signed(x: Any, w: Any, size: Any, top: Any, found: Any) -> None:
         products, squares = zero, zero
         for i in range(size):
             number, weight = load_lanes(x, i * LANES), load_lanes(w, i * LANES)
-            code = rounded(inverse * number, least, most)
+            code = rounded_within(inverse * number, least, most)
             products, squares = products + weight * number * code, squares + weight * code * code
         ratio = products / squares
         if n == 0:

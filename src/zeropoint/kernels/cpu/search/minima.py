@@ -6,17 +6,17 @@ import numpy as np
 
 from ..machine.intrinsics import device, scratch
 from ..machine.vector import floats_of, load_lanes, store_lanes, words_of
-from .blocks import ZERO, important_weights, load_group, sums_of, write_codes, write_level
 from .lanes import LANES, SUPER, is_zero, magnitudes, root, rounded, where
 from .line_search import fit_minima
 from .scale_codes import by_largest, search_positive
+from .super_block import ZERO, important_weights, load_group, sums_of, write_codes, write_level
 
 NIBBLES, OVERLAID, CLAMPED = np.uint64(0), np.uint64(1), np.uint64(2)
 """How the bytes of scales and minima hold codes past their largest."""
 _LONG, _ROOM = 32 * 16, 256 + 8
 
 
-class Minima(NamedTuple):
+class MinimaKind(NamedTuple):
     """A type; see :class:`zeropoint.ops.ggml.super_blocks.Minima`.
 
     columns: of a row, which importance is for. weighted: whether there is importance. factor: of mean
@@ -33,7 +33,7 @@ class Minima(NamedTuple):
     bits: Any
 
 
-class Levels(NamedTuple):
+class MinimaLevels(NamedTuple):
     """What is written: codes of scales and minima, a byte each, and their float16 scales by their bits."""
 
     scales: Any

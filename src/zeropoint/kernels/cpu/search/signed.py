@@ -6,18 +6,26 @@ import numpy as np
 
 from ..machine.intrinsics import device, inlined, scratch
 from ..machine.vector import above, any_lane, floats_of, load_lanes, store_lanes, words_of
-from .blocks import ZERO, important_weights, load_group, sums_of, write_codes, write_level
 from .lanes import LANES, LEAST, ONE, SUPER, divided, is_zero, magnitudes, rounded, where
 from .line_search import fit_signed
 from .scale_codes import by_signed_largest
+from .super_block import (
+    ZERO,
+    important_weights,
+    load_group,
+    load_importance,
+    sums_of,
+    write_codes,
+    write_level,
+)
 
 THREE = np.uint64(3)
 _SIZE, _LONG, _ROOM = np.uint64(16), 16 * 16, 256 + 8
 _PASSES, _AT_ONCE = 5, np.uint64(4)
-_WIDE = 4 * _LONG
+_WIDE, _MANY, _FOUND = 4 * _LONG, 16 * _LONG, 16 * 32
 
 
-class Signed(NamedTuple):
+class SignedKind(NamedTuple):
     """A type.
 
     bits: of a code, 3 or 6. columns: of a row, which importance is for. weighted: whether there is
@@ -34,14 +42,6 @@ def _squares(values: Any, weights: Any) -> None:
     for i in range(_SIZE):
         value = load_lanes(values, i * LANES)
         store_lanes(weights, i * LANES, value * value)
-
-
-@device
-def _importances(importance: Any, column: Any, weights: Any) -> None:
-    """Write the importance of a super-block from ``column`` on, as columns of 16."""
-    for block in range(LANES):
-        for i in range(_SIZE):
-            weights[i * LANES + block] = importance[column + block * _SIZE + i]
 
 
 @device
@@ -120,21 +120,6 @@ def _codes_of_search(values: Any, found: Any, top: Any, codes: Any) -> None:
 
 
 @device
-def _scales_by_search(found: Any, sums: Any, spread: Any, spread_sums: Any, best: Any, fine: Any) -> Any:
-    """Write codes from -32 to 31 of scales, and return their scale: a search among scales.
-
-    spread, spread_sums: room for scales and sums as one column.
-    """
-    for i in range(_SIZE):
-        spread[i * LANES], spread_sums[i * LANES] = found[i], sums[i]
-    fit_signed(spread, spread_sums, _SIZE, np.float32(32), best)
-    _codes_of_search(spread, best, np.float32(32), spread_sums)
-    for i in range(_SIZE):
-        fine[i] = np.int32(spread_sums[i * LANES])
-    return best[0]
-
-
-@device
 def _choose_codes(values: Any, top: Any, stored: Any, codes: Any) -> None:
     """Write codes under stored scales; where these are zero, what is there stays."""
     least, most = words_of(np.uint32(0)) - words_of(np.uint32(top)), words_of(np.uint32(top - np.float32(1)))
@@ -146,51 +131,80 @@ def _choose_codes(values: Any, top: Any, stored: Any, codes: Any) -> None:
 
 
 @device
-def signed_rows(
+def six_bit_rows(
     x: Any, importance: Any, kind: Any, packed: Any, scales: Any, halves: Any, first: Any, last: Any
 ) -> None:
-    """Quantize super-blocks ``first`` to ``last`` of ``x``, float32.
+    """Quantize super-blocks ``first`` to ``last`` of ``x``, float32, to Q6_K.
 
-    packed: takes codes, ``kind.bits`` each. scales: their codes, 16 bytes a super-block.
+    packed: takes codes. scales: their codes, 16 bytes a super-block.
     """
-    top = np.float32(4) if kind.bits == THREE else np.float32(32)
     own, values, weights = scratch(_LONG, np.float32), scratch(_LONG, np.float32), scratch(_LONG, np.float32)
-    tried, spread = scratch(_LONG, np.float32), scratch(_LONG, np.float32)
-    spread_sums, best = scratch(_LONG, np.float32), scratch(32, np.float32)
-    found, sums, fine = scratch(32, np.float32), scratch(16, np.float32), scratch(16, np.int32)
+    tried, found, fine = scratch(_LONG, np.float32), scratch(32, np.float32), scratch(16, np.int32)
     stored, codes, room = scratch(16, np.float32), scratch(_LONG, np.uint8), scratch(_ROOM, np.uint8)
-    for i in range(np.uint64(_LONG)):
-        spread[i] = spread_sums[i] = np.float32(0)
+    top = np.float32(32)
     for block in range(first, last):
-        at = block * SUPER
-        load_group(x, at, SUPER, _SIZE, own, values)
-        column = at % kind.columns
-        if kind.bits == THREE:
-            factor = np.float32(2)
-            important_weights(values, own, importance, column, _SIZE, SUPER, factor, kind.columns, weights)
-            sums_of(weights, _SIZE, sums)
-        elif kind.weighted:
-            _importances(importance, column, weights)
+        load_group(x, block * SUPER, SUPER, _SIZE, own, values)
+        if kind.weighted:
+            load_importance(importance, block * SUPER % kind.columns, _SIZE, kind.columns, weights)
         else:
             _squares(values, weights)
         fit_signed(values, weights, _SIZE, top, found)
-        if kind.bits == THREE:
-            d = _scales_by_search(found, sums, spread, spread_sums, best, fine)
-        else:
-            d = by_signed_largest(found, _SIZE, np.float32(-128), LEAST, fine)
-            if d == 0:  # all codes are those of zeros
-                store_lanes(found, LANES, floats_of(np.float32(0)))
+        d = by_signed_largest(found, _SIZE, np.float32(-128), LEAST, fine)
+        if d == 0:  # all codes are those of zeros
+            store_lanes(found, LANES, floats_of(np.float32(0)))
         _codes_of_search(values, found, top, tried)
-        mask = np.int32(0x3F) if kind.bits == THREE else np.int32(0xFF)
-        _store_scales(d, mask, block, fine, stored, scales, halves)
+        _store_scales(d, np.int32(0xFF), block, fine, stored, scales, halves)
         _choose_codes(values, top, stored, tried)
         nbytes = block * (SUPER * kind.bits // np.uint64(8))
         write_codes(tried, _SIZE, SUPER, kind.bits, codes, room, packed, nbytes)
 
 
 @device
+def three_bit_rows(
+    x: Any, importance: Any, kind: Any, packed: Any, scales: Any, halves: Any, first: Any, last: Any
+) -> None:
+    """Quantize super-blocks to Q3_K with importance; arguments are those of :func:`six_bit_rows`.
+
+    The scales of 16 super-blocks are searched at once.
+    """
+    own, weights, values = scratch(_LONG, np.float32), scratch(_LONG, np.float32), scratch(_MANY, np.float32)
+    tried, scale_columns, sum_columns = (
+        scratch(_LONG, np.float32), scratch(_LONG, np.float32), scratch(_LONG, np.float32)
+    )  # fmt: skip
+    found, best, sums = scratch(_FOUND, np.float32), scratch(32, np.float32), scratch(16, np.float32)
+    stored, fine = scratch(16, np.float32), scratch(16, np.int32)
+    codes, room = scratch(_LONG, np.uint8), scratch(_ROOM, np.uint8)
+    top, factor, two = np.float32(4), np.float32(2), LANES + LANES
+    for start in range(first, last, LANES):
+        count = min(LANES, last - start)
+        for i in range(np.uint64(_LONG)):
+            scale_columns[i] = sum_columns[i] = np.float32(0)
+        for n in range(count):
+            at, own_values = (start + n) * SUPER, values[n * SUPER :]
+            load_group(x, at, SUPER, _SIZE, own, own_values)
+            column = at % kind.columns
+            important_weights(
+                own_values, own, importance, column, _SIZE, SUPER, factor, kind.columns, weights
+            )
+            sums_of(weights, _SIZE, sums)
+            fit_signed(own_values, weights, _SIZE, top, found[n * two :])
+            for i in range(_SIZE):
+                scale_columns[i * LANES + n], sum_columns[i * LANES + n] = found[n * two + i], sums[i]
+        fit_signed(scale_columns, sum_columns, _SIZE, np.float32(32), best)
+        _codes_of_search(scale_columns, best, np.float32(32), sum_columns)
+        for n in range(count):
+            for i in range(_SIZE):
+                fine[i] = np.int32(sum_columns[i * LANES + n])
+            _store_scales(best[n], np.int32(0x3F), start + n, fine, stored, scales, halves)
+            _codes_of_search(values[n * SUPER :], found[n * two :], top, tried)
+            _choose_codes(values[n * SUPER :], top, stored, tried)
+            nbytes = (start + n) * (SUPER * kind.bits // np.uint64(8))
+            write_codes(tried, _SIZE, SUPER, kind.bits, codes, room, packed, nbytes)
+
+
+@device
 def moved_rows(x: Any, packed: Any, scales: Any, halves: Any, first: Any, last: Any) -> None:
-    """Quantize super-blocks to Q3_K without importance; arguments are those of :func:`signed_rows`."""
+    """Quantize super-blocks to Q3_K without importance; arguments are those of :func:`six_bit_rows`."""
     values, tried, own = scratch(_WIDE, np.float32), scratch(_WIDE, np.float32), scratch(_LONG, np.float32)
     found, sums, fine = scratch(64, np.float32), scratch(128, np.float32), scratch(16, np.int32)
     stored, codes, room = scratch(16, np.float32), scratch(_LONG, np.uint8), scratch(_ROOM, np.uint8)

@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 
 from ..machine.emit import emit_packed
-from ..machine.intrinsics import device, narrow_half, widen_half
-from ..machine.vector import floats_of, load_lanes, store_lanes
-from .lanes import LANES, ONE, SUPER, scalar_root, sum_of_squares, transpose
+from ..machine.intrinsics import device, narrow_half, scratch, widen_half
+from ..machine.vector import WHOLE, floats_of, load_lanes, low_octets, store_lanes, words_of
+from .lanes import LANES, ONE, SUPER, integers, root, sum_of_squares, transpose
 
 ZERO = np.uint64(0)
+_LONG = 32 * 16
 
 
 @device
@@ -24,7 +25,21 @@ def load_group(x: Any, at: Any, count: Any, size: Any, own: Any, values: Any) ->
     for i in range(min(total, count), total, LANES):
         store_lanes(own, i, floats_of(np.float32(0)))
     for i in range(ZERO, size, LANES):
-        transpose(own, i, size, values, i * LANES)
+        transpose(own, i, size, values, i * LANES, LANES)
+
+
+@device
+def load_importance(importance: Any, column: Any, size: Any, columns: Any, weights: Any) -> None:
+    """Load the importance of 16 blocks from ``column`` on as columns; rows have ``columns`` and may end."""
+    own = scratch(_LONG, np.float32)
+    at = column
+    for block in range(LANES):
+        at = ZERO if at >= columns else at
+        for i in range(ZERO, size, LANES):
+            store_lanes(own, block * size + i, load_lanes(importance, at + i))
+        at += size
+    for i in range(ZERO, size, LANES):
+        transpose(own, i, size, weights, i * LANES, LANES)
 
 
 @device
@@ -36,17 +51,16 @@ def important_weights(
 
     column: of the first number; the next row begins after ``columns``.
     """
-    count = run // size
+    load_importance(importance, column, size, columns, weights)
+    means, count = scratch(16, np.float32), run // size
     for first in range(ZERO, LANES, count):
         total = sum_of_squares(own, first * size, run)
-        mean = np.float32(np.float32(factor * total) / np.float32(run))
-        at = (column + first * size) % columns
         for block in range(first, first + count):
-            for i in range(size):
-                value = values[i * LANES + block]
-                spread = scalar_root(np.float32(mean + np.float32(value * value)))
-                weights[i * LANES + block] = np.float32(importance[at + i] * spread)
-            at += size
+            means[block] = np.float32(np.float32(factor * total) / np.float32(run))
+    mean = load_lanes(means, ZERO)
+    for i in range(size):
+        value = load_lanes(values, i * LANES)
+        store_lanes(weights, i * LANES, load_lanes(weights, i * LANES) * root(mean + value * value))
 
 
 @device
@@ -76,10 +90,13 @@ def write_codes(
 
     codes, room: room for 512 bytes, and for those of a super-block.
     """
-    mask = (np.int32(1) << np.int32(bits)) - np.int32(1)
-    for block in range(LANES):
-        for i in range(size):
-            codes[block * size + i] = np.uint8(np.int32(columns[i * LANES + block]) & mask)
+    mask = words_of((np.uint32(1) << np.uint32(bits)) - np.uint32(1))
+    rows = scratch(_LONG, np.float32)
+    for i in range(ZERO, size, LANES):
+        transpose(columns, i * LANES, LANES, rows, i, size)
+    for i in range(ZERO, size * LANES, WHOLE):
+        first, second = integers(load_lanes(rows, i)), integers(load_lanes(rows, i + LANES))
+        store_lanes(codes, i, low_octets(first & mask, second & mask))
     nbytes = SUPER * bits // np.uint64(8)
     for part in range(count // SUPER):
         emit_packed(codes[part * SUPER : (part + ONE) * SUPER], SUPER, bits, room, packed, at + part * nbytes)
