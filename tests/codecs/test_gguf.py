@@ -6,13 +6,18 @@ import json
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from tests.oracles import tiny_tokenizers
+from tokenizers import Tokenizer
 
 import zeropoint as zp
+from zeropoint.checkpoint.choose.recipe import KEEP
+from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
@@ -20,6 +25,7 @@ from zeropoint.codecs.containers.gguf import GGUF, TYPES
 from zeropoint.codecs.containers.protocol import Row
 from zeropoint.codecs.gguf import CODEC
 from zeropoint.codecs.layer_schemes import layer_scheme
+from zeropoint.codecs.llama_cpp.model_values import PlainValues
 from zeropoint.errors import CheckpointError, UnsupportedError
 
 UP, NORM = "model.layers.0.mlp.up_proj.weight", "model.norm.weight"
@@ -121,16 +127,16 @@ def small() -> bytes:
     return bytes(data)
 
 
-def parsed(data: bytes) -> tuple[list[tuple[str, int]], Mapping[str, str]]:
+def parsed(data: bytes) -> tuple[list[tuple[str, int]], Mapping[str, Any]]:
     found, metadata = GGUF.parse(lambda begin, count: data[begin : begin + count], len(data))
-    return [(each.row.name, each.begin) for each in found], metadata
+    return [(each.row.name, each.begin) for each in found], PlainValues(metadata)
 
 
 def test_what_was_written_is_read() -> None:
     names, metadata = parsed(small())
     assert [name for name, _ in names] == ["a", "b"]
     assert all(begin % 32 == 0 for _, begin in names)
-    assert metadata == {"general.alignment": "32", "general.architecture": "x", "n": "7"}
+    assert metadata == {"general.alignment": 32, "general.architecture": "x", "n": 7}
 
 
 def test_a_file_that_ends_anywhere_is_refused() -> None:
@@ -158,7 +164,27 @@ def test_damage_is_refused(change: object, what: str) -> None:
         parsed(change(small()))  # type: ignore[operator]
 
 
-def test_arrays_of_the_head_are_passed_over() -> None:
+def test_values_of_all_kinds_are_read_as_they_were_written() -> None:
+    values = {
+        "t": "ä",
+        "b": True,
+        "n": 7,
+        "m": -7,
+        "w": 1 << 40,
+        "f": 0.5,
+        "ts": ["a", ""],
+        "ns": [1, 2],
+        "fs": [0.5],
+    }
+    head = GGUF.head([], values)
+    assert {key: parsed(head.data)[1][key] for key in values} == values
+    again = GGUF.head(
+        [], GGUF.parse(lambda begin, count: head.data[begin : begin + count], len(head.data))[1]
+    )
+    assert again.data == head.data
+
+
+def test_arrays_of_the_head_are_read() -> None:
     data = small()
     words = b"".join(struct.pack("<Q", 1) + b"w" for _ in range(3))
     array = struct.pack("<Q", 6) + b"tokens" + struct.pack("<IIQ", 9, 8, 3) + words
@@ -168,4 +194,71 @@ def test_arrays_of_the_head_are_passed_over() -> None:
     end = moved.rindex(struct.pack("<IQ", TYPES["Q8_0"].number, 32)) + 12
     whole = moved[:end] + bytes(-end % 32) + data[begin:]
     assert [name for name, _ in parsed(whole)[0]] == ["a", "b"]
-    assert "tokens" not in parsed(whole)[1]
+    assert parsed(whole)[1]["tokens"] == ["w", "w", "w"]
+
+
+def gemma(folder: Path) -> dict[str, torch.Tensor]:
+    """Write a checkpoint of a layer of Gemma 3 with a tokenizer."""
+    folder.mkdir()
+    layer = "model.layers.0."
+    tensors = {
+        "model.embed_tokens.weight": weight(400, 64), "model.norm.weight": weight(64),
+        f"{layer}self_attn.q_proj.weight": weight(64, 64), f"{layer}self_attn.q_norm.weight": weight(16),
+        f"{layer}mlp.down_proj.weight": weight(64, 96),
+    }  # fmt: skip
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {
+        "model_type": "gemma3_text", "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 96,
+        "num_attention_heads": 4, "head_dim": 16, "query_pre_attn_scalar": 16, "vocab_size": 400,
+        "tie_word_embeddings": True, "dtype": "bfloat16",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    for name, data in tiny_tokenizers.files("sentencepiece").items():
+        (folder / name).write_bytes(data)
+    return tensors
+
+
+def test_a_file_has_the_names_of_llama_cpp_and_comes_back(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="extra `gguf`")
+    tensors = gemma(tmp_path / "in")
+    plan = make_plan(open_source(tmp_path / "in"), "q8_0", codec=CODEC)
+    run(plan, tmp_path / "out")
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "out" / "model.gguf").tensors}
+    assert {name: tensor.tensor_type.name for name, tensor in found.items()} == {
+        "token_embd.weight": "BF16", "output_norm.weight": "F32", "blk.0.attn_q.weight": "Q8_0",
+        "blk.0.attn_q_norm.weight": "F32", "blk.0.ffn_down.weight": "Q8_0",
+    }  # fmt: skip
+    norm = tensors["model.norm.weight"].float() + 1
+    assert np.array_equal(found["output_norm.weight"].data, norm.numpy())
+    assert zp.verify_checkpoint(tmp_path / "out", tmp_path / "in").problems == ()
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "out" / "model.gguf").rename(tmp_path / "alone" / "any.gguf")
+    back = dequantized(tmp_path / "alone" / "any.gguf", tmp_path / "back")
+    assert back.keys() == tensors.keys()
+    for name, x in tensors.items():
+        error = (back[name].float() - x.float()).abs().max()
+        assert float(error) <= (0.02 if "proj" in name else 2**-8 * float(x.abs().max())), name
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert config["architectures"] == ["Gemma3ForCausalLM"]
+    assert (config["head_dim"], config["num_hidden_layers"], config["vocab_size"]) == (16, 1, 400)
+    files = [Tokenizer.from_file(str(tmp_path / name / "tokenizer.json")) for name in ("in", "back")]
+    assert files[0].encode(tiny_tokenizers.TEXT).ids == files[1].encode(tiny_tokenizers.TEXT).ids
+
+
+def dequantized(path: Path, out: Path) -> dict[str, torch.Tensor]:
+    selection = Selection(dequantize=DequantizePolicy.EVERY)
+    run(make_plan(open_source(path), KEEP, selection=selection), out)
+    return {name: x for file in out.glob("*.safetensors") for name, x in load_file(file).items()}
+
+
+def test_a_gguf_file_is_quantized_again_with_its_tokenizer(tmp_path: Path) -> None:
+    gemma(tmp_path / "in")
+    run(make_plan(open_source(tmp_path / "in"), "q8_0", codec=CODEC), tmp_path / "a")
+    selection = Selection(dequantize=DequantizePolicy.EVERY, include=("model.embed_tokens",))
+    source = open_source(tmp_path / "a" / "model.gguf")
+    run(make_plan(source, "q4_0", codec=CODEC, selection=selection), tmp_path / "b")
+    found = open_source(tmp_path / "b" / "model.gguf")
+    assert found.config == source.config
+    assert {e.dtype for e in found.entries.values() if len(e.shape) == 2} == {"Q4_0"}
+    tokenizers = [PlainValues(each.metadata["model.gguf"]) for each in (source, found)]
+    assert tokenizers[0]["tokenizer.ggml.tokens"] == tokenizers[1]["tokenizer.ggml.tokens"]

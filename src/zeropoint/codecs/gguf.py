@@ -26,29 +26,40 @@ here they follow the rule of the scheme, and codes are rounded to nearest. A sca
 NVFP4 is an ordinary tensor, which is kept and not applied. TQ1_0 has the scheme of TQ2_0, from which a layout
 follows here, and is not read.
 
-Tensors keep the names of the checkpoint, which are not those that llama.cpp gives them, and there is no
-tokenizer: what is written is read by gguf-py and by zeropoint, and llama.cpp needs a conversion.
+Names, metadata and tokenizer are those of llama.cpp for the families of :mod:`zeropoint.codecs.llama_cpp`;
+tensors of others keep the names of the checkpoint, which gguf-py and zeropoint read.
 
 Source: ggml-org/llama.cpp, ggml/src/ggml-common.h and gguf-py/gguf/quants.py. This module opens no file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 
-from ..architectures import Config, model_type
 from ..errors import CheckpointError, UnsupportedError
 from ..schemes import PRESETS, Scheme
 from ..tensor import QuantizedTensor
 from .block_extents import no_matrix
 from .containers.gguf import TYPES
-from .containers.protocol import Metadata
-from .engines import LLAMA_CPP, ONNXRUNTIME, TENSORRT, TRANSFORMERS, VLLM, Loads, always, rules
+from .engines import (
+    LLAMA_CPP,
+    ONNXRUNTIME,
+    TENSORRT,
+    TRANSFORMERS,
+    VLLM,
+    Facts,
+    Loads,
+    Problem,
+    always,
+    rules,
+)
 from .gguf_blocks import Bits, BlockType, Field, whole
+from .llama_cpp.families import family_of
+from .llama_cpp.gguf_format import LlamaCppFormat
 from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, model_dtype
 
@@ -152,9 +163,26 @@ class GgufReader(Reader):
         )  # fmt: skip
 
 
-_NOT_READ = always(
-    Loads.NO, "it asks for the names that llama.cpp gives to tensors, and here they are the checkpoint's"
+_NAMES = (
+    "it asks for names of its own, which are known here for Llama, Mistral, Qwen2, Qwen3, Gemma 3 and BERT "
+    "with a whole config.json"
 )
+
+
+def _named(facts: Facts) -> Iterator[Problem]:
+    """Yield what llama.cpp asks of a file whose tensors have the names of the checkpoint."""
+    if family_of(facts.family) is None:
+        yield Loads.PARTLY, _NAMES
+
+
+def _decoded_by(facts: Facts) -> Iterator[Problem]:
+    """Yield what engines say that read the names of llama.cpp."""
+    if family_of(facts.family) is None:
+        yield Loads.NO, _NAMES
+    else:
+        yield Loads.UNCHECKED, "it reads GGUF files of llama.cpp; nobody has tried these"
+
+
 _NO_GGUF = always(Loads.NO, "it reads no GGUF")
 
 
@@ -168,13 +196,12 @@ class Gguf(Codec):
     presets = _PRESETS
     defaults = MappingProxyType({"scale": "float16"})
     engines = rules({
-        TRANSFORMERS: _NOT_READ, VLLM: _NOT_READ, TENSORRT: _NO_GGUF, ONNXRUNTIME: _NO_GGUF,
-        LLAMA_CPP: always(
-            Loads.PARTLY, "it reads these types, but asks for names of its own and a tokenizer in the file"
-        ),
+        TRANSFORMERS: _decoded_by, VLLM: _decoded_by, TENSORRT: _NO_GGUF, ONNXRUNTIME: _NO_GGUF,
+        LLAMA_CPP: _named,
     })  # fmt: skip
     usual = (LLAMA_CPP,)
     methods = ("gguf",)
+    model_format = LlamaCppFormat()
 
     def layout(self, layer: LayerScheme) -> str:
         """See :class:`Codec`: the type."""
@@ -223,10 +250,6 @@ class Gguf(Codec):
     def read(self, listing: Listing) -> GgufReader:
         """See :class:`Codec`."""
         return GgufReader(listing, self)
-
-    def metadata(self, family: Config, metadata: Mapping[str, str]) -> Metadata:
-        """See :class:`Codec`."""
-        return {"general.architecture": model_type(family) or "unknown", "general.quantization_version": 2}
 
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`: the types of tensors say it all."""

@@ -32,8 +32,8 @@ from ..recipes import Activation, Assignment
 from ..schemes import Granularity, Preset, Scheme
 from ..tensor import QuantizedTensor
 from .block_extents import blocks, no_matrix, partial_group
-from .containers.protocol import Metadata
 from .engines import TRANSFORMERS, VLLM, EngineRule
+from .model_format import ModelFormat
 from .records import Listing, Reader
 
 ROWS, COLUMNS = 0, 1
@@ -254,6 +254,7 @@ class Codec(Protocol):
         input_names: of tensors for static inputs, or None where it holds none.
         cache: where scales of a cache of keys and values lie, or None where it holds none.
         usual: engines that its files are for, the first of which may refuse a result.
+        model_format: what its files say of a model besides its weights.
     """
 
     name: str
@@ -267,6 +268,7 @@ class Codec(Protocol):
     input_names: InputNames | None = None
     cache: CacheScales | None = None
     usual: tuple[str, ...] = (TRANSFORMERS, VLLM)
+    model_format: ModelFormat = ModelFormat()
 
     def __hash__(self) -> int:
         """Return one number for all values of a codec: it has no state."""
@@ -446,15 +448,6 @@ class Codec(Protocol):
         Args:
             listing: a checkpoint that it claims.
         """
-
-    def metadata(self, family: Config, metadata: Mapping[str, str]) -> Metadata:
-        """Return the metadata of a file with some tensors.
-
-        Args:
-            family: config.json of the model.
-            metadata: of the source's file, which the default keeps.
-        """
-        return metadata
 
     def documents(self, contents: Contents) -> Documents:
         """Return the files without tensors of a result.

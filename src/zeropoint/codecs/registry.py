@@ -44,6 +44,19 @@ def get_codec(name: str) -> Codec:
     return CODECS[name]
 
 
+def codec_of(container: str) -> Codec:
+    """Return the codec of files that are not safetensors.
+
+    Args:
+        container: name of their container.
+
+    Example:
+        >>> codec_of("gguf").name
+        'gguf'
+    """
+    return next(codec for codec in CODECS.values() if codec.container == container)
+
+
 def claiming(quantization: Mapping[str, Any]) -> Codec | None:
     """Return the codec whose checkpoints have this ``quantization_config``, or None.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ from .actions import Actions
 from .config_and_index import MANIFEST, index_and_config
 from .limits import Limits
 from .origin import Floats, as_floats, unquantized
-from .placement import OutputShard, Placement, Placements, SharedScale
+from .placement import OutputShard, Placement, Placements, SharedScale, model_files
 from .texts import Text
 
 if TYPE_CHECKING:  # statistics are loaded where they are needed
@@ -238,6 +238,8 @@ def make_plan(
     converts = selection.dequantize.converts
     _require_streaming(recipe)
     floats = _floats(source, selection)
+    placeless = floats.placeless(codec)
+    floats = floats.without(placeless)
     check_patterns(selection, floats.source.entries)
     decisions = decide(floats.source, KEPT if converts else recipe, selection, codec)
     if converts:
@@ -254,17 +256,28 @@ def make_plan(
     actions.require_sense(codec, every=every)
     placements = Placements(source, actions, codec)
     limits = limits.reserve(source.entries, placements.by_name)
+    remarks = codec.model_format.remarks(model_files(source, source.shards[0], placements.layers))
     texts = index_and_config(floats, decisions, placements, codec, staying=actions.staying)
     companions = [path for path in floats.source.companions if str(path) not in (*texts, MANIFEST)]
     plan = CheckpointPlan(
         source=source, codec=codec, recipe=text, selection=selection, decisions=actions.decisions,
         placements=placements, texts=texts, limits=limits,
-        notes=(*source.notes, *_notes(floats.source, decisions), *split, *actions.notes()),
+        notes=(
+            *source.notes, *_notes(floats.source, decisions), *split, *actions.notes(), *remarks,
+            *_of_placeless(placeless, codec),
+        ),
         companions={path: stamp(source.root / path).size for path in companions},
     )  # fmt: skip
     for weight in kinds_of(plan.worked):
         slab_rows(weight, limits)
     return plan
+
+
+def _of_placeless(names: Collection[str], codec: Codec) -> list[str]:
+    if not names:
+        return []
+    example, engine = printable(min(names)), codec.usual[0]
+    return [f"{count(len(names), 'tensor')} left out, for which {engine} has no place, such as {example}"]
 
 
 FLOATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}

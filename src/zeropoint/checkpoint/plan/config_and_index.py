@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ...architectures import Config
 from ...codecs.containers import CONTAINERS
 from ...codecs.protocol import Codec, Contents, Documents, Module
+from ...codecs.registry import codec_of
 from ...errors import CheckpointError
 from ..choose.decisions import TensorDecision
 from ..choose.expert_matrices import matrices
@@ -41,6 +42,7 @@ def index_and_config(
     config = documents.section
     for name, content in documents.files.items():
         texts[name] = Text.of(json.dumps(content, indent=2) + "\n")
+    texts |= _unpacked(source, codec)
     if source.config is not None and source.config_text is not None:
         text = insert_config(source.config_text, config) if config else source.config_text
         texts[CONFIG] = readable(Text.of(text))
@@ -52,6 +54,15 @@ def index_and_config(
 def index_name(source: Source) -> str:
     """Return the name of the index of an output."""
     return source.index or SINGLE_FILE + ".index.json"
+
+
+def _unpacked(source: Source, codec: Codec) -> dict[str, Text]:
+    """Return the files that the source's file holds in itself, unless they are there or stay in it."""
+    if source.container.indexed or not CONTAINERS[codec.container].indexed:
+        return {}
+    files = codec_of(source.container.name).model_format.companions(source.metadata[source.shards[0]])
+    present = {str(path) for path in source.companions}
+    return {} if present & files.keys() else {name: Text.of(text) for name, text in files.items()}
 
 
 def index_text(placements: Placements) -> Iterator[str]:

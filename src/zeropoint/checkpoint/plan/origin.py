@@ -7,7 +7,8 @@ names and shapes works on that view; what reads rows asks the origin.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -16,8 +17,10 @@ import torch
 
 from ...architectures import ExpertLayout, expert_layout
 from ...codecs.known import ACTIVATION_SCALES, CONFIG_KEYS, TOOL_FILES
+from ...codecs.protocol import Codec
 from ...codecs.records import Reader
 from ...codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
+from ...codecs.stored_forms import AS_MODEL, NO_PLACE, StoredForm
 from ...errors import CheckpointError, UnsupportedError
 from ...functional import dequantize
 from ...params import QuantizationParams
@@ -35,6 +38,7 @@ from .limits import decoding_bytes
 _LISTED = 10
 _OF_QUANTIZATION = frozenset((WEIGHTS_ONLY_CONFIG, *TOOL_FILES))
 """Files that say how a checkpoint is quantized, which its floats are not."""
+_NARROW = ("BF16", "F16")
 _BAND_VALUES = 1 << 18
 """Values of whole rows that are read at once to cut columns out of them."""
 
@@ -43,12 +47,13 @@ _BAND_VALUES = 1 << 18
 class Origin:
     """A tensor of floats whose rows can be read.
 
-    entry: its name, dtype and shape; and its bytes, where ``layer`` is None. layer: the codes that it is
-    decoded from; ``entry.file`` is then the file of the codes, and ``entry.begin`` 0. input_scales: tensors
-    that make sense only with the codes, such as the scale of quantized inputs. transposed: whether ``entry``
-    has fused experts whose matrices are (in, out); rows are outputs all the same, but for
-    :meth:`read_as_written`. data: the bytes of a tensor that lies in no file; ``entry`` then says next to
-    what it is written.
+    entry: its name, dtype and shape; and its bytes, where nothing else says where they come from. layer: the
+    codes that it is decoded from; ``entry.file`` is then the file of the codes, and ``entry.begin`` 0.
+    input_scales: tensors that make sense only with the codes, such as the scale of quantized inputs.
+    transposed: whether ``entry`` has fused experts whose matrices are (in, out); rows are outputs all the
+    same, but for :meth:`read_as_written`. data: the bytes of a tensor that lies in no file; ``entry`` then
+    says next to what it is written. raw: floats of another dtype that it is converted from. form: how its
+    rows are wanted, where that is not as the model has them.
     """
 
     entry: TensorEntry
@@ -56,6 +61,31 @@ class Origin:
     input_scales: tuple[TensorEntry, ...] = ()
     transposed: bool = False
     data: bytes | None = None
+    raw: TensorEntry | None = None
+    form: StoredForm | None = None
+
+    def in_form(self, form: StoredForm) -> Origin:
+        """Return the same tensor as a file holds it: in a form, and where that says so in float32."""
+        whole = replace(self, form=form)
+        if self.layer is not None or not form.float32 or self.entry.dtype not in _NARROW:
+            return whole
+        size = math.prod(self.entry.shape) * torch.float32.itemsize
+        return replace(whole, entry=replace(self.entry, dtype="F32", nbytes=size), raw=self.entry)
+
+    @property
+    def stored_form(self) -> StoredForm:
+        """How its rows lie in the file that is read."""
+        return (self.entry if self.layer is None else self.layer.codes).form or AS_MODEL
+
+    @property
+    def same(self) -> bool:
+        """Whether rows are wanted as they lie in the file."""
+        return self.stored_form.same_values(self.form or AS_MODEL)
+
+    @property
+    def copied(self) -> bool:
+        """Whether its bytes are those of the file."""
+        return self.layer is None and self.raw is None and self.same
 
     @property
     def dtype(self) -> torch.dtype:
@@ -86,6 +116,8 @@ class Origin:
     def value_bytes(self) -> int:
         """Memory that each number of a tile takes while it is read, itself included."""
         own = self.dtype.itemsize * (2 if self.transposed else 1)
+        # What is converted, and rows in another order, are copies.
+        own *= 1 if self.same and self.raw is None else 3
         if self.layer is None:
             return own
         return own + decoding_bytes(self.layer.weight, self.layer.dtype, self.dtype)
@@ -93,7 +125,8 @@ class Origin:
     @property
     def alignment(self) -> int:
         """Rows of which a part holds a multiple so that no other rows need to be read."""
-        return 1 if self.layer is None else alignment(self.layer)
+        own = 1 if self.layer is None else alignment(self.layer)
+        return own if self.same else math.lcm(own, self._heads)
 
     @property
     def written_alignment(self) -> int:
@@ -103,7 +136,12 @@ class Origin:
     @property
     def columns(self) -> int:
         """The inputs of its matrices."""
-        return self.entry.shape[-2 if self.transposed else -1]
+        return self.entry.shape[-2] if self.transposed else self.width
+
+    @property
+    def width(self) -> int:
+        """Values of a row as a file of floats has it; those of a vector are rows of one."""
+        return self.entry.shape[-1] if len(self.entry.shape) > 1 else 1
 
     def read(
         self,
@@ -124,7 +162,9 @@ class Origin:
             count = (rows - 1) * step + 1
             every = self.read(files, start, count, bytearray(count * self.columns * self.dtype.itemsize))
             return out.copy_(every[::step])
-        if self.layer is not None:
+        if not self.same or self.raw is not None:
+            self._convert(files, start, out)
+        elif self.layer is not None:
             _decode(self.layer, files, start, out)
         elif self.transposed:
             height = self.entry.shape[-1]
@@ -152,8 +192,34 @@ class Origin:
         """Return some rows of one matrix in codes, numbered among those of all its matrices."""
         assert self.layer is not None
         expert, first = divmod(rows.start, self.layer.shape[0])
-        q = read_rows(self.layer, files, first, rows[-1] + 1 - rows.start, expert=expert)
-        return replace(_every(q, rows.step), dtype=self.dtype)
+        begin, count = self._whole_heads(first, rows[-1] + 1 - rows.start)
+        q = read_rows(self.layer, files, begin, count, expert=expert)
+        order = self._reordered(torch.arange(count)[:, None])[:, 0]
+        wanted = order[first - begin :][: rows[-1] + 1 - rows.start : rows.step]
+        return replace(q if len(wanted) == count and self.same else _rows(q, wanted), dtype=self.dtype)
+
+    @property
+    def _heads(self) -> int:
+        """Rows among which the order is another one than in the file."""
+        return math.lcm(1, *filter(None, (self.stored_form.halves, (self.form or AS_MODEL).halves)))
+
+    def _whole_heads(self, start: int, count: int) -> tuple[int, int]:
+        """Return the rows that must be read for some others: first and count."""
+        if self.same:
+            return start, count
+        begin = start // self._heads * self._heads
+        return begin, -(-(start + count - begin) // self._heads) * self._heads
+
+    def _reordered(self, x: torch.Tensor) -> torch.Tensor:
+        """Return whole heads of rows of the file as they are wanted."""
+        return x if self.same else (self.form or AS_MODEL).stored(self.stored_form.restored(x))
+
+    def _convert(self, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
+        """Fill ``out`` with rows from ``start`` on, of another dtype or in another order than in the file."""
+        plain = replace(self, entry=self.raw or self.entry, raw=None, form=self.stored_form)
+        begin, count = self._whole_heads(start, len(out))
+        x = plain.read(files, begin, count, bytearray(count * self.columns * plain.dtype.itemsize))
+        out.copy_(self._reordered(x.to(self.dtype))[start - begin : start - begin + len(out)])
 
     def read_columns(
         self, files: Mapping[Place, OpenFile], rows: range, columns: tuple[int, int], buffer: bytearray
@@ -173,7 +239,7 @@ class Origin:
 
     def _read_floats(self, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
         """Fill ``out`` with whole rows of the file."""
-        offset = self.entry.begin + start * self.entry.shape[-1] * self.dtype.itemsize
+        offset = self.entry.begin + start * self.width * self.dtype.itemsize
         files[self.entry.file].read_into(_bytes(out), offset)
 
     def _band(self, files: Mapping[Place, OpenFile], rows: range, columns: tuple[int, int]) -> torch.Tensor:
@@ -187,7 +253,7 @@ class Origin:
         """Fill ``out`` with some rows from a column on, and return it."""
         (height, width), item = out.shape, self.dtype.itemsize
         file = None if self.layer is not None else files[self.entry.file]
-        if file is not None and file.descriptor is not None:
+        if file is not None and file.descriptor is not None and self.copied:
             view, size, stride = _bytes(out), width * item, self.columns * item
             for at, row in enumerate(rows):
                 offset = self.entry.begin + row * stride + left * item
@@ -227,16 +293,13 @@ def _decode(layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, out
             part.copy_(q.dequantize(out.dtype)[first - begin : first - begin + len(part)])
 
 
-def _every(q: QuantizedTensor, step: int) -> QuantizedTensor:
-    """Return every so many rows of a matrix in codes; raises UnsupportedError where they share parameters."""
-    if step == 1:
-        return q
+def _rows(q: QuantizedTensor, rows: torch.Tensor) -> QuantizedTensor:
+    """Return some rows of a matrix in codes; raises UnsupportedError where they share parameters."""
     if any(len(numbers) not in (1, q.shape[0]) for numbers in q.params.stored):
-        raise UnsupportedError(f"rows of two matrices lie by turns in {q.scheme} and share a scale")
-    stored = [numbers if len(numbers) == 1 else numbers[::step] for numbers in q.params.stored]
-    shape = (len(q.data[::step]), q.shape[1])
-    params = QuantizationParams.of(q.scheme, shape, q.params.dtype, stored)
-    return replace(q, data=q.data[::step], params=params, shape=shape)
+        raise UnsupportedError(f"rows in another order than in the file share a scale in {q.scheme}")
+    stored = [numbers if len(numbers) == 1 else numbers[rows] for numbers in q.params.stored]
+    params = QuantizationParams.of(q.scheme, (len(rows), q.shape[1]), q.params.dtype, stored)
+    return replace(q, data=q.data[rows], params=params, shape=(len(rows), q.shape[1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +332,22 @@ class Floats:
     def experts(self) -> ExpertLayout:
         """How fused experts lie in files of floats."""
         return expert_layout(self.source.config or {})
+
+    def placeless(self, codec: Codec) -> set[str]:
+        """Return the tensors that files of a codec have no place for, as engines have none."""
+        config = self.source.config or {}
+        entries = self.source.entries.values()
+        return {
+            e.name for e in entries if codec.model_format.stored_form(e.name, e.shape, config) is NO_PLACE
+        }
+
+    def without(self, names: Collection[str]) -> Floats:
+        """Return the same checkpoint without some tensors."""
+        if not names:
+            return self
+        left = Entries(entry for entry in self.source.entries.values() if entry.name not in names)
+        origins = MappingProxyType({name: o for name, o in self.origins.items() if name not in names})
+        return replace(self, source=replace(self.source, entries=left), origins=origins)
 
 
 def unquantized(source: Source) -> Floats:

@@ -21,8 +21,10 @@ import torch
 from ...architectures import shared_scale_set
 from ...codecs.containers import CONTAINERS
 from ...codecs.containers.protocol import Metadata, Row
+from ...codecs.model_format import ModelFiles
 from ...codecs.protocol import ROWS, Codec, LayerScheme, TensorSpec
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
+from ...codecs.stored_forms import StoredForm
 from ...columns import Kinds, Made, Names
 from ...errors import CheckpointError, printable
 from ...methods import NEAREST, OF_CODES, Scope, method_named
@@ -30,12 +32,15 @@ from ...tensor import QuantizedTensor
 from ..choose.expert_matrices import WeightMatrix, matrices
 from ..choose.selection import is_fused_experts, module_of
 from ..read.source import Source
-from ..read.storage import OpenFile, Place
+from ..read.storage import OpenFile, Place, read_small
 from ..read.tensor_entries import TensorEntry
 from .actions import Actions
 from .limits import value_bytes
 from .origin import Origin
 from .texts import Text
+
+MAX_TOKENIZER_BYTES = 64_000_000
+"""Most bytes of a file of a tokenizer; the largest published have 33 million."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +78,11 @@ class Placement:
     @staticmethod
     def written(origin: Origin, placed: Placed) -> Placement:
         """Return what writes the rows of ``origin`` as they are: floats that are decoded, or bytes."""
-        *rows, columns = (placed.nbytes, 1) if origin.layer is None else origin.entry.shape
+        values, columns = (
+            (placed.nbytes, 1) if origin.copied else (math.prod(origin.entry.shape), origin.width)
+        )
         return Placement(
-            module=placed.name, origin=origin, shape=(math.prod(rows), columns), outputs=(placed,)
+            module=placed.name, origin=origin, shape=(values // max(1, columns), columns), outputs=(placed,)
         )  # fmt: skip
 
     @staticmethod
@@ -95,7 +102,7 @@ class Placement:
     @property
     def copied(self) -> bool:
         """Whether its bytes are taken as they are."""
-        return self.to is None and self.origin.layer is None
+        return self.to is None and self.origin.copied
 
     @property
     def stamps(self) -> tuple[str, ...]:
@@ -223,7 +230,8 @@ class Placements:
     """
 
     def __init__(self, source: Source, actions: Actions, codec: Codec) -> None:
-        self._container = CONTAINERS[codec.container]
+        self._container, self._codec = CONTAINERS[codec.container], codec
+        self._config = actions.floats.source.config or {}
         files = self._container.files(source.shards)
         self._actions, self._entries = actions, actions.floats.source.entries
         self._origins = (*actions.restored, *actions.added)
@@ -250,7 +258,7 @@ class Placements:
         self._order = array("I", sorted(range(len(names)), key=names.__getitem__))
         self._require_unique(names)
         metadata = {
-            file: codec.metadata(source.config or {}, source.metadata[name])
+            file: codec.model_format.metadata(model_files(source, name, self.layers))
             for name, file in zip(source.shards, files, strict=True)
         }
         self.shards = tuple(self._lay_out(metadata))
@@ -300,7 +308,8 @@ class Placements:
     def _draft(self, shards: Mapping[str, int]) -> None:
         """Lay down all tensors in columns."""
         actions = self._actions
-        for entry in (*actions.kept, *(origin.entry for origin in self._origins)):
+        for number in range(len(actions.kept) + len(self._origins)):
+            entry = self._origin(number).entry
             # Its dtype may be one that torch has not.
             self._put(TensorSpec(suffix="", dtype=entry.dtype, shape=entry.shape), shards[entry.file.name])
         numbers = {layer: n for n, layer in enumerate(self.layers)}
@@ -344,7 +353,16 @@ class Placements:
     def _origin(self, number: int) -> Origin:
         """Return where the floats or bytes of a number come from, which are written as they are."""
         kept = self._actions.kept
-        return Origin(entry=kept[number]) if number < len(kept) else self._origins[number - len(kept)]
+        origin = Origin(entry=kept[number]) if number < len(kept) else self._origins[number - len(kept)]
+        return self._formed(origin, origin.entry.name)
+
+    def _formed(self, origin: Origin, name: str) -> Origin:
+        """Return an origin in the form that the file has for the tensor of a name."""
+        form = self._form(name, origin.entry.shape)
+        return origin if form is None else origin.in_form(form)
+
+    def _form(self, name: str, shape: tuple[int, ...]) -> StoredForm | None:
+        return self._codec.model_format.stored_form(name, shape, self._config)
 
     def _written(self, number: int) -> Placement:
         return Placement.written(self._origin(number), self.at(number))
@@ -355,8 +373,9 @@ class Placements:
         first, share = self._first[number], self._share[number]
         end = self._first[number + 1] if number + 1 < len(self._first) else len(self._kind)
         return Placement(
-            module=matrix.module, origin=self._actions.floats.origin(entry), shape=matrix.shape,
-            to=layer, outputs=tuple(map(self.at, range(first, end))), first=matrix.first, step=matrix.step,
+            module=matrix.module, origin=self._formed(self._actions.floats.origin(entry), entry.name),
+            shape=matrix.shape, to=layer, outputs=tuple(map(self.at, range(first, end))),
+            first=matrix.first, step=matrix.step,
             share=None if share < 0 else self._sets[share], method=self._methods[self._method[number]],
         )  # fmt: skip
 
@@ -394,8 +413,9 @@ class Placements:
         for name, numbers in zip(self._shards, by_shard, strict=True):
             found = [(self._rank(number), self._name(number), number) for number in numbers]
             found.sort()
-            head = self._container.head(self._rows(found), metadata[name])
-            for (_, _, number), begin in zip(found, head.begins, strict=True):
+            fixed = self._codec.model_format.fixed(self._config)
+            head = self._container.head(itertools.chain(fixed, self._rows(found)), metadata[name])
+            for (_, _, number), begin in zip(found, head.begins[len(fixed) :], strict=True):
                 self._begins[number] = begin
             yield OutputShard(name=name, head=Text.of(head.data), size=head.size)
 
@@ -410,7 +430,23 @@ class Placements:
         for _, name, number in found:
             kind = self._kind[number]
             spec = self._specs[kind]
-            yield Row(name, spec.dtype, spec.shape, self._sizes[kind])
+            form = self._form(name, spec.shape)
+            yield Row(name if form is None else form.name, spec.dtype, spec.shape, self._sizes[kind])
+
+
+def model_files(source: Source, shard: str, layers: Sequence[LayerScheme]) -> ModelFiles:
+    """Return what the head of a file may say of a model; ``shard``: the source's file that it is made of."""
+    present = {str(path) for path in source.companions}
+
+    def read(name: str) -> bytes | None:
+        return read_small(source.root / name, limit=MAX_TOKENIZER_BYTES)[0] if name in present else None
+
+    return ModelFiles(
+        config=source.config or {},
+        metadata=source.metadata[shard],
+        layouts=[layer.layout for layer in layers],
+        read=functools.cache(read),
+    )
 
 
 _matrices = functools.lru_cache(maxsize=8)(matrices)

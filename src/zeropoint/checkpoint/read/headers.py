@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import MappingProxyType
 
 from ...codecs.containers import container_of
-from ...errors import CheckpointError
+from ...codecs.containers.protocol import Found
+from ...codecs.model_format import FileModel
+from ...codecs.registry import codec_of
+from ...errors import CheckpointError, printable
 from .safetensors_file import Header, parse_header
 from .storage import Place, open_file, shown
 from .tensor_entries import Entries, TensorEntry
@@ -29,18 +33,30 @@ def read_header(path: Place, name: str | None = None) -> Header:
 
     try:
         found, metadata = container.parse(read, file.stamp.size)
+        model = codec_of(container.name).model_format.read(found, metadata, read)
+        table = _entries(path, found, model)
     except CheckpointError as error:
         raise CheckpointError(f"{shown(path)} cannot be read: {error}") from error
     finally:
         file.close()
-    table = Entries(
-        TensorEntry(
-            name=row.name, dtype=row.dtype, shape=row.shape, begin=begin, nbytes=row.nbytes, file=path
-        )
-        for row, begin in found
-    )
     begin = min((each.begin for each in found), default=file.stamp.size)
     return Header(
         table=table, metadata=MappingProxyType(metadata), data_begin=begin, file_size=file.stamp.size,
-        stamp=file.stamp,
+        stamp=file.stamp, config=None if model is None else model.config,
     )  # fmt: skip
+
+
+def _entries(path: Place, found: Sequence[Found], model: FileModel | None) -> Entries:
+    """Return the tensors of a file, under the names of the model where the file says what it is."""
+    forms = [(each.row.name, None) for each in found] if model is None else model.forms
+    entries = Entries()
+    for (row, begin), known in zip(found, forms, strict=True):
+        if known is None:
+            continue
+        name, form = known
+        entry = TensorEntry(
+            name=name, dtype=row.dtype, shape=row.shape, begin=begin, nbytes=row.nbytes, file=path, form=form
+        )
+        if not entries.add(entry):
+            raise CheckpointError(f"two tensors of it are {printable(name)} of the model; export it again")
+    return entries

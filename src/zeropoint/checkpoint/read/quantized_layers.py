@@ -19,7 +19,7 @@ import torch
 from ...codecs.known import CONFIG_KEYS, TOOL_FILES
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.records import Entry, Known, Reader, Record
-from ...codecs.registry import CODECS, claiming, methods
+from ...codecs.registry import claiming, codec_of, methods
 from ...columns import Kinds, Made, Names
 from ...errors import CheckpointError, ZeropointError, printable
 from ...schemes import Scheme
@@ -226,7 +226,7 @@ def _documents_of_tools(source: Source) -> Iterator[dict[str, Any]]:
 
 def _of_container(source: Source) -> dict[str, Any] | None:
     """Return the configuration of files whose tensors alone say how they are quantized, or None of floats."""
-    codec = next(codec for codec in CODECS.values() if codec.container == source.container.name)
+    codec = codec_of(source.container.name)
     parts = (codec.part_of(entry.name, entry.dtype) for entry in source.entries.values())
     return {"quant_method": codec.methods[0]} if any(part is not None for part in parts) else None
 

@@ -28,6 +28,7 @@ from zeropoint.checkpoint.read.json_stream import JsonError, JsonStream
 from zeropoint.checkpoint.read.object_store import Stamp
 from zeropoint.checkpoint.read.storage import OpenFile, Place, open_file, place, shown
 from zeropoint.checkpoint.read.tensor_entries import Entries, TensorEntry
+from zeropoint.codecs.containers.protocol import Metadata
 from zeropoint.codecs.containers.safetensors import (
     DAMAGED,
     MAX_BYTES,
@@ -81,13 +82,17 @@ _MAGIC_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """Hold what one file says: tensors in file order, metadata, and the state of the file."""
+    """Hold what one file says: tensors in file order, metadata, and the state of the file.
+
+    `config`: the model's configuration, where the file says itself what it is.
+    """
 
     table: Entries
-    metadata: Mapping[str, str]
+    metadata: Metadata
     data_begin: int
     file_size: int
     stamp: Stamp
+    config: Mapping[str, Any] | None = None
 
     @property
     def entries(self) -> Sequence[TensorEntry]:

@@ -38,6 +38,7 @@ from zeropoint.checkpoint.read.storage import Place, open_file, shown
 from zeropoint.checkpoint.read.tensor_entries import Entries
 from zeropoint.codecs.containers import container_of
 from zeropoint.codecs.containers import protocol as containers
+from zeropoint.codecs.containers.protocol import Metadata
 from zeropoint.errors import CheckpointError, printable
 
 SINGLE_FILE = "model.safetensors"
@@ -69,7 +70,7 @@ class Source:
     root: Place
     entries: Entries
     shards: tuple[str, ...]
-    metadata: Mapping[str, Mapping[str, str]]
+    metadata: Mapping[str, Metadata]
     index: str | None
     config: dict[str, Any] | None
     config_text: str | None
@@ -142,8 +143,8 @@ def _single(path: Place) -> Source:
         shards=(path.name,),
         metadata=MappingProxyType({path.name: header.metadata}),
         index=None,
-        config=None,
-        config_text=None,
+        config=None if header.config is None else dict(header.config),
+        config_text=_text_of(header.config),
         companions=(),
         left_out=(),
         notes=(f"{shown(path)} was given as one file: what lies next to it, config.json too, is not read",),
@@ -171,6 +172,11 @@ def _directory(root: Place) -> Source:
             found = f"the tensors have {entries.nbytes} bytes"
             notes.append(f"{place} has total_size {total_size!r:.40}, but {found}")
     config, config_text = _read_config(root, names, notes, stamps)
+    if config is None and config_text is None:
+        said = next((header.config for header in headers.values()), None)
+        config, config_text = None if said is None else dict(said), _text_of(said)
+        if config is None:
+            notes.append(f"{shown(root)} has no {CONFIG}: weights only")
     companions, left_out = _companions(root, headers.keys() | {index}, notes)
     stamps.update((root / shard, header.stamp) for shard, header in headers.items())
     return Source(
@@ -187,6 +193,11 @@ def _directory(root: Place) -> Source:
         notes=tuple(notes),
         stamps=MappingProxyType(stamps),
     )
+
+
+def _text_of(config: Mapping[str, Any] | None) -> str | None:
+    """Return the configuration that a file of weights says itself, as config.json has it."""
+    return None if config is None else json.dumps(config, indent=2) + "\n"
 
 
 def _quoted(names: Iterable[str]) -> str:
@@ -289,7 +300,6 @@ def _read_config(
 ) -> tuple[dict[str, Any] | None, str | None]:
     """Return config.json parsed, and its text; a missing or invalid one is noted, and only weights remain."""
     if CONFIG not in names:
-        notes.append(f"{shown(root)} has no {CONFIG}: weights only")
         return None, None
     twice: list[str] = []
 

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from typing import overload
 
 from zeropoint.checkpoint.read.storage import Place
+from zeropoint.codecs.stored_forms import StoredForm
 from zeropoint.columns import Kinds, Names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """Say where one tensor lies: `nbytes` bytes of `file` from the absolute offset `begin`."""
+    """Say where one tensor lies: `nbytes` bytes of `file` from the absolute offset `begin`.
+
+    `form`: how these lie there, where that is not as the model has them.
+    """
 
     name: str
     dtype: str
@@ -21,6 +25,12 @@ class TensorEntry:
     begin: int
     nbytes: int
     file: Place
+    form: StoredForm | None = None
+
+
+def _kept(form: StoredForm | None) -> StoredForm | None:
+    """Return a form without its name, which few tensors share and nothing needs once a file is read."""
+    return None if form is None else form._replace(name="")
 
 
 class Entries(Mapping[str, TensorEntry]):
@@ -41,7 +51,7 @@ class Entries(Mapping[str, TensorEntry]):
         if new:
             self._begins.append(entry.begin)
             self._sizes.append(entry.nbytes)
-            self._of.append(self._kinds.number((entry.dtype, entry.shape, entry.file)))
+            self._of.append(self._kinds.number((entry.dtype, entry.shape, entry.file, _kept(entry.form))))
         return new
 
     def extend(self, others: Entries) -> list[TensorEntry]:
@@ -69,10 +79,10 @@ class Entries(Mapping[str, TensorEntry]):
 
     def at(self, number: int) -> TensorEntry:
         """Return the tensor of a number."""
-        dtype, shape, file = self._kinds[self._of[number]]
+        dtype, shape, file, form = self._kinds[self._of[number]]
         return TensorEntry(
             name=self._names[number], dtype=dtype, shape=shape, begin=self._begins[number],
-            nbytes=self._sizes[number], file=file,
+            nbytes=self._sizes[number], file=file, form=form,
         )  # fmt: skip
 
     def in_file_order(self) -> Entries:

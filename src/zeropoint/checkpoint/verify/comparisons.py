@@ -64,7 +64,7 @@ class _CompareFloats(Check):
 
     def __init__(self, entry: TensorEntry, origin: Origin, cut: tuple[int, int], files: OpenFiles) -> None:
         self.start, self.rows = cut
-        self.row_bytes = entry.nbytes // (math.prod(entry.shape[:-1]) or 1)
+        self.row_bytes = origin.width * DTYPE_BITS[entry.dtype] // 8
         super().__init__(entry.name, self.rows * self.row_bytes)
         self.entry = entry
         self.origin = origin
@@ -83,10 +83,11 @@ class _CompareFloats(Check):
 def _float_comparisons(entry: TensorEntry, origin: Origin, files: OpenFiles, chunk: int) -> list[Check]:
     """Return the comparisons of a tensor whose original is quantized; it may have any float dtype."""
     size = DTYPE_BITS[entry.dtype] // 8
-    origin = replace(origin, entry=replace(origin.entry, dtype=entry.dtype, nbytes=entry.nbytes))
-    height = math.prod(entry.shape[:-1])
+    if origin.layer is not None:
+        origin = replace(origin, entry=replace(origin.entry, dtype=entry.dtype, nbytes=entry.nbytes))
+    height = math.prod(entry.shape) // max(1, origin.width)
     step = origin.written_alignment
-    rows = max(1, chunk // max(1, entry.shape[-1] * size) // step) * step
+    rows = max(1, chunk // max(1, origin.width * size) // step) * step
     return [
         _CompareFloats(entry, origin, (start, min(rows, height - start)), files)
         for start in range(0, height, rows)
@@ -177,10 +178,18 @@ def comparisons(stored: StoredLayers, original: Original, files: OpenFiles, *, c
 
 
 def _origin_of(entry: TensorEntry, original: Original) -> Origin | None:
-    """Return the codes of the original that a tensor of floats was dequantized from, or None."""
+    """Return the codes of the original that a tensor of floats was dequantized from, or None.
+
+    The same holds for floats whose values or dtype the file has otherwise than the original.
+    """
     origin = original.floats.origins.get(entry.name)
-    same = origin is not None and entry.dtype in WEIGHT_DTYPES and entry.shape == origin.entry.shape
-    return origin if same else None
+    first = original.source.entries.get(entry.name)
+    if origin is None and entry.form is not None and first is not None and first.dtype in WEIGHT_DTYPES:
+        formed = Origin(entry=first).in_form(entry.form)
+        origin = None if formed.copied else formed
+    if origin is None or entry.dtype not in WEIGHT_DTYPES or entry.shape != origin.entry.shape:
+        return None
+    return origin if entry.form is None else origin.in_form(entry.form)
 
 
 class _CompareFiles(Check):

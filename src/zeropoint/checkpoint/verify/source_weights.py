@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -82,7 +82,10 @@ class Original:
             whole = [] if entry is None else matrices(entry, self.floats.experts, fused=True)
             weight = self._weight(entry, whole[0]) if entry is not None and whole else None
         rows, columns = (layer.experts or 1) * layer.shape[0], layer.shape[1]
-        return weight if weight is not None and weight.shape == (rows, columns) else None
+        if weight is None or weight.shape != (rows, columns):
+            return None
+        form = layer.codes.form
+        return weight if form is None else replace(weight, origin=weight.origin.in_form(form))
 
     def known(self, module: str) -> Known | None:
         """Return shape and dtype of the weight of a module."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ...codecs.registry import codec_of
 from ...errors import CheckpointError, ZeropointError, count
 from ...methods import Bound, methods
 from ..plan.config_and_index import MANIFEST
@@ -134,7 +135,7 @@ def verify(
     """
     limits = limits or Limits.default()
     source = open_source(path)
-    original = None if against is None else open_original(against)
+    original = None if against is None else _placed(open_original(against), source)
     if original is not None:
         _require_order(source, original)
     manifest, problems = manifest_or_problem(source)
@@ -171,6 +172,14 @@ def verify(
         layers=work.proofs, kept=len(stored.others), hashed=work.hashed > 0, notes=tuple(notes),
         problems=tuple(dict.fromkeys([*problems, *work.problems])),
     )  # fmt: skip
+
+
+def _placed(original: Original, source: Source) -> Original:
+    """Return an original without the tensors that files such as those of ``source`` have no place for."""
+    if source.container.indexed:
+        return original
+    floats = original.floats
+    return replace(original, floats=floats.without(floats.placeless(codec_of(source.container.name))))
 
 
 def _require_order(source: Source, original: Original) -> None:

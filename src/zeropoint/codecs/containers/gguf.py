@@ -6,8 +6,7 @@ Byte layout (all little-endian; a string is a u64 of its bytes and these in UTF-
     values      string key, u32 type, value; an array is a u32 type, a u64 count and its values
     tensors     string name, u32 number of axes, u64 extent of each, the innermost first, u32 type, u64 offset
     data        from the next multiple of general.alignment (32) on, from which offsets count; each tensor
-    begins
-                at such a multiple, and bytes between them are 0
+                begins at such a multiple, and bytes between them are 0
 
 Source: ggml-org/ggml, docs/gguf.md; gguf-py 0.19. What is read must cover the file: tensors neither overlap
 nor leave holes, and padding is 0.
@@ -24,7 +23,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ...errors import CheckpointError, near_misses, printable
-from .protocol import Container, Found, Head, Metadata, Read, Row
+from .protocol import Container, Found, Head, Metadata, Read, Row, Scalar, Value
 
 
 class _Type(NamedTuple):
@@ -50,20 +49,8 @@ TYPES: MappingProxyType[str, _Type] = MappingProxyType({
 """Types by name; those of one value a block have the names of safetensors."""
 _NAMES = {found.number: name for name, found in TYPES.items()}
 _MAGIC, _VERSION, _ALIGNMENT = b"GGUF", 3, 32
-_SCALARS = {
-    0: "<B",
-    1: "<b",
-    2: "<H",
-    3: "<h",
-    4: "<I",
-    5: "<i",
-    6: "<f",
-    7: "<?",
-    10: "<Q",
-    11: "<q",
-    12: "<d",
-}
-_U32, _STRING, _ARRAY = 4, 8, 9
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_U32, _I32, _F32, _BOOL, _STRING, _ARRAY, _U64, _I64 = 4, 5, 6, 7, 8, 9, 10, 11
 _MAX_AXES, _MAX_NAME, _MAX_KEYS, _MAX_TEXT, _MAX_ITEMS = 4, 4096, 100_000, 1 << 20, 1 << 24
 _PIECE = 1 << 20
 _DAMAGED = "the file is damaged or was not written as GGUF; download or export it again"
@@ -89,7 +76,7 @@ class GgufFile(Container):
         """See :class:`Container`: tensors lie by name."""
         return 0
 
-    def parse(self, read: Read, size: int) -> tuple[list[Found], dict[str, str]]:
+    def parse(self, read: Read, size: int) -> tuple[list[Found], dict[str, GgufValue]]:
         """See :class:`Container`."""
         try:
             return _parse(_Cursor(read, size), read, size)
@@ -98,7 +85,7 @@ class GgufFile(Container):
 
     def head(self, rows: Iterable[Row], metadata: Metadata) -> Head:
         """See :class:`Container`."""
-        offsets, sizes, directory = array("q"), array("q"), bytearray()
+        offsets, directory, first = array("q"), bytearray(), bytearray()
         at = 0
         for row in rows:
             if len(row.shape) > _MAX_AXES:
@@ -110,25 +97,77 @@ class GgufFile(Container):
             directory += _string(row.name) + struct.pack(f"<I{len(extents)}Q", len(extents), *extents)
             directory += struct.pack("<IQ", TYPES[row.dtype].number, at)
             offsets.append(at)
-            sizes.append(row.nbytes)
             at += row.nbytes + -row.nbytes % _ALIGNMENT
+            if row.data:
+                first += row.data + bytes(-len(row.data) % _ALIGNMENT)
         values = {"general.alignment": _ALIGNMENT, **metadata}
         data = bytearray(_MAGIC + struct.pack("<IQQ", _VERSION, len(offsets), len(values)))
         for key, value in values.items():
-            data += _string(key)
-            data += (
-                struct.pack("<I", _STRING) + _string(value)
-                if isinstance(value, str)
-                else struct.pack("<II", _U32, value)
-            )
+            data += _string(key) + _written(value).data
         data += directory
         data += bytes(-len(data) % _ALIGNMENT)
-        return Head(
-            data=bytes(data), begins=array("q", (len(data) + o for o in offsets)), size=len(data) + at
-        )
+        begins = array("q", (len(data) + offset for offset in offsets))
+        return Head(data=bytes(data + first), begins=begins, size=len(data) + at)
 
 
 GGUF = GgufFile()
+
+
+@dataclass(frozen=True, slots=True)
+class GgufValue:
+    """A value of the metadata. data: its type and its bytes, as they lie in the file."""
+
+    data: bytes
+
+    def get(self) -> Scalar | list[Scalar]:
+        """Return it as a Python value."""
+        kind, at = struct.unpack_from("<I", self.data)[0], 4
+        if kind != _ARRAY:
+            return self._items(kind, 1, at)[0]
+        inner, count = struct.unpack_from("<IQ", self.data, at)
+        return self._items(inner, count, at + 12)
+
+    def _items(self, kind: int, count: int, at: int) -> list[Scalar]:
+        if kind in _SCALARS:
+            return list(struct.unpack_from(f"<{count}{_SCALARS[kind]}", self.data, at))
+        found: list[Scalar] = []
+        for _ in range(count):
+            (size,) = struct.unpack_from("<Q", self.data, at)
+            # Tokens of some files are bytes that are no text alone.
+            found.append(self.data[at + 8 : at + 8 + size].decode("utf-8", "replace"))
+            at += 8 + size
+        return found
+
+
+def _written(value: Scalar | Sequence[Scalar] | Value) -> GgufValue:
+    """Return a value as it lies in a file: whole numbers as u32 where they are, in arrays as i32."""
+    if isinstance(value, GgufValue):
+        return value
+    if isinstance(value, str | bool | int | float):
+        kind = _kind(value)
+        return GgufValue(struct.pack("<I", kind) + _packed(kind, [value]))
+    assert isinstance(value, Sequence), value
+    items: Sequence[Scalar] = value
+    kind = _kind(items[0]) if items else _STRING
+    kind = _I32 if kind == _U32 else kind
+    return GgufValue(struct.pack("<IIQ", _ARRAY, kind, len(items)) + _packed(kind, items))
+
+
+def _kind(value: Scalar) -> int:
+    """Return the type that a value is written in."""
+    if isinstance(value, str):
+        return _STRING
+    if isinstance(value, bool | float):
+        return _BOOL if isinstance(value, bool) else _F32
+    if value < 0:
+        return _I32 if value >= -(1 << 31) else _I64
+    return _U32 if value < 1 << 32 else _U64
+
+
+def _packed(kind: int, items: Sequence[Scalar]) -> bytes:
+    if kind == _STRING:
+        return b"".join(_string(str(item)) for item in items)
+    return struct.pack(f"<{len(items)}{_SCALARS[kind]}", *items)
 
 
 def _string(text: str) -> bytes:
@@ -167,51 +206,59 @@ class _Cursor:
 
     def number(self, form: str) -> int:
         (value,) = struct.unpack(form, self.take(struct.calcsize(form)))
-        return int(value) if math.isfinite(value) else 0
+        return int(value)
 
     def text(self, limit: int) -> str:
-        size = self.number("<Q")
-        if size > limit:
-            raise CheckpointError(f"a text of its head has {size} bytes, above the limit of {limit}")
         try:
-            return self.take(size).decode("utf-8")
+            return self.string(limit).decode("utf-8")
         except UnicodeDecodeError as error:
             raise CheckpointError("a text of its head is not UTF-8") from error
 
-    def value(self, kind: int) -> str | int | None:
-        """Return a text or number, or None for an array, all of which is passed."""
-        if kind == _STRING:
-            return self.text(_MAX_TEXT)
-        if kind in _SCALARS:
-            return self.number(_SCALARS[kind])
+    def string(self, limit: int) -> bytes:
+        size = self.number("<Q")
+        if size > limit:
+            raise CheckpointError(f"a text of its head has {size} bytes, above the limit of {limit}")
+        return self.take(size)
+
+    def value(self) -> GgufValue:
+        """Return the type of a value and its bytes."""
+        kind = self.number("<I")
+        head = struct.pack("<I", kind)
         if kind != _ARRAY:
-            raise CheckpointError(f"a value of its head has the unknown type {kind}")
+            return GgufValue(head + self.items(kind, 1))
         inner, count = self.number("<I"), self.number("<Q")
         if count > _MAX_ITEMS or inner == _ARRAY:
             raise CheckpointError(
                 f"an array of its head has {count} items of type {inner}, which is not read"
             )
-        if inner in _SCALARS:
-            self.take(count * struct.calcsize(_SCALARS[inner]))
-        else:
-            for _ in range(count):
-                self.value(inner)
-        return None
+        return GgufValue(head + struct.pack("<IQ", inner, count) + self.items(inner, count))
+
+    def items(self, kind: int, count: int) -> bytes:
+        """Return the bytes of some values of one type."""
+        if kind in _SCALARS:
+            return self.take(count * struct.calcsize(_SCALARS[kind]))
+        if kind != _STRING:
+            raise CheckpointError(f"a value of its head has the unknown type {kind}")
+        data = bytearray()
+        for _ in range(count):
+            text = self.string(_MAX_TEXT)
+            data += struct.pack("<Q", len(text)) + text
+        return bytes(data)
 
 
-def _parse(cursor: _Cursor, read: Read, size: int) -> tuple[list[Found], dict[str, str]]:
+def _parse(cursor: _Cursor, read: Read, size: int) -> tuple[list[Found], dict[str, GgufValue]]:
     if cursor.take(4) != _MAGIC or cursor.number("<I") != _VERSION:
         raise CheckpointError(f"it does not begin as a GGUF file of version {_VERSION}")
     tensors, keys = cursor.number("<Q"), cursor.number("<Q")
     if keys > _MAX_KEYS or tensors > size // 32:
         raise CheckpointError(f"its head names {tensors} tensors and {keys} values, which it has no room for")
-    metadata: dict[str, str | int | None] = {}
+    metadata: dict[str, GgufValue] = {}
     for _ in range(keys):
         key = cursor.text(_MAX_NAME)
         if key in metadata:
             raise CheckpointError(f"the key {printable(key)} appears twice")
-        metadata[key] = cursor.value(cursor.number("<I"))
-    alignment = metadata.get("general.alignment", _ALIGNMENT)
+        metadata[key] = cursor.value()
+    alignment = metadata["general.alignment"].get() if "general.alignment" in metadata else _ALIGNMENT
     if not isinstance(alignment, int) or alignment < 1 or alignment % 8:
         raise CheckpointError(f"general.alignment is {alignment!r:.40}, but must be a multiple of 8")
     rows = [_row(cursor) for _ in range(tensors)]
@@ -220,7 +267,7 @@ def _parse(cursor: _Cursor, read: Read, size: int) -> tuple[list[Found], dict[st
     if len({each.row.name for each in found}) != len(found):
         raise CheckpointError("a tensor's name appears twice")
     _check_cover(found, read, (cursor.at, alignment, size))
-    return found, {key: str(value) for key, value in metadata.items() if value is not None}
+    return found, metadata
 
 
 def _row(cursor: _Cursor) -> tuple[Row, int]:

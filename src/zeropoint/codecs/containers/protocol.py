@@ -6,22 +6,37 @@ A container knows bytes and names; it opens no file, and knows neither codecs no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from ...errors import UnsupportedError
 
-Metadata = Mapping[str, "str | int"]
+
+class Value(Protocol):
+    """A value of a file's metadata that is kept as its bytes."""
+
+    def get(self) -> Scalar | Sequence[Scalar]:
+        """Return it as a Python value."""
+        ...
+
+
+Scalar: TypeAlias = str | bool | int | float
+Metadata: TypeAlias = Mapping[str, Scalar | Sequence[Scalar] | Value]
+"""What a file says of a model besides its tensors, by key; safetensors hold texts alone."""
 Read = Callable[[int, int], bytes]
 """From an offset and a number of bytes to these bytes of a file."""
 
 
 class Row(NamedTuple):
-    """A tensor of a file: its name, its dtype as the container spells it, its shape, and its bytes."""
+    """A tensor of a file: its name, its dtype as the container spells it, its shape, and its count of bytes.
+
+    data: these bytes, of a tensor that follows from the configuration and is written with the head.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+    data: bytes = b""
 
 
 class Head(NamedTuple):
@@ -62,7 +77,7 @@ class Container(Protocol):
         """Return where tensors of a dtype come among those of others; equal ones lie by name."""
         ...
 
-    def parse(self, read: Read, size: int) -> tuple[list[Found], Mapping[str, str]]:
+    def parse(self, read: Read, size: int) -> tuple[list[Found], Metadata]:
         """Return the tensors of a file in the order of their bytes, and its metadata.
 
         read: bytes of the file, which has ``size``. Raises CheckpointError for a file that is not
@@ -71,5 +86,8 @@ class Container(Protocol):
         raise UnsupportedError(f"{self.name} files are read as a stream; use read_header")
 
     def head(self, rows: Iterable[Row], metadata: Metadata) -> Head:
-        """Return how a file of these tensors begins; raises CheckpointError for what it cannot hold."""
+        """Return how a file of these tensors begins; raises CheckpointError for what it cannot hold.
+
+        rows: those with data come first.
+        """
         ...

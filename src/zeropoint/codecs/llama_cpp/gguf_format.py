@@ -1,0 +1,71 @@
+"""GGUF files as llama.cpp loads them: what is said of a model, of the families that it is known to run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from ...architectures import Config, model_type
+from ..containers.protocol import Found, Metadata, Read, Row
+from ..model_format import FileModel, ModelFiles, ModelFormat
+from ..stored_forms import StoredForm
+from .families import family_of, form_of
+from .model_values import ARCHITECTURE, PlainValues, model_values, read_model, rope_factors
+from .tokenizer_files import tokenizer_files
+from .vocabulary import PREFIX, tokenizer_values
+
+_FILE_TYPES = MappingProxyType({
+    "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 11, "Q4_K": 14, "Q5_K": 16,
+    "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "TQ2_0": 37, "MXFP4": 38,
+})  # fmt: skip
+"""What llama.cpp calls a file by the type of most tensors, which it shows and does not rely on."""
+_BF16_FILE = 32
+
+
+class LlamaCppFormat(ModelFormat):
+    """See the module and :class:`ModelFormat`; other families have the names of the checkpoint."""
+
+    def stored_form(self, name: str, shape: tuple[int, ...], config: Config) -> StoredForm | None:
+        """See :class:`ModelFormat`."""
+        family = family_of(config)
+        return None if family is None else form_of(family, name, shape, config)
+
+    def metadata(self, model: ModelFiles) -> Metadata:
+        """See :class:`ModelFormat`."""
+        family = family_of(model.config)
+        values: dict[str, Any] = {ARCHITECTURE: model_type(model.config) or "unknown"}
+        if family is not None:
+            values = {**model_values(family, model.config), "general.file_type": _file_type(model.layouts)}
+            values |= _tokenizer(model)[0]
+        return {**values, "general.quantization_version": 2}
+
+    def remarks(self, model: ModelFiles) -> Sequence[str]:
+        """See :class:`ModelFormat`."""
+        return () if family_of(model.config) is None else _tokenizer(model)[1]
+
+    def fixed(self, config: Config) -> Sequence[Row]:
+        """See :class:`ModelFormat`: factors of rotary embeddings."""
+        family = family_of(config)
+        factors = None if family is None else rope_factors(family, config)
+        return () if factors is None else (factors,)
+
+    def read(self, found: Sequence[Found], metadata: Metadata, data: Read) -> FileModel | None:
+        """See :class:`ModelFormat`."""
+        return read_model(found, metadata, data)
+
+    def companions(self, metadata: Metadata) -> Mapping[str, str]:
+        """See :class:`ModelFormat`."""
+        return tokenizer_files(PlainValues(metadata))
+
+
+def _file_type(layouts: Sequence[str]) -> int:
+    found = Counter(layouts).most_common(1)
+    return _FILE_TYPES.get(found[0][0], _BF16_FILE) if found else _BF16_FILE
+
+
+def _tokenizer(model: ModelFiles) -> tuple[Metadata, list[str]]:
+    """Return the values of the tokenizer, those of the source's file as they are, and what it lacks."""
+    own = {key: value for key, value in model.metadata.items() if key.startswith("tokenizer.")}
+    return (own, []) if f"{PREFIX}model" in own else tokenizer_values(model.config, model.read)

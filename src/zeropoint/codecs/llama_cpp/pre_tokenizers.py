@@ -1,0 +1,75 @@
+"""How texts are cut before tokens are looked for: what ``tokenizer.ggml.pre`` names, for tokenizer.json.
+
+Source: ggml-org/llama.cpp, src/llama-vocab.cpp, whose expressions are those of the tokenizers that they are
+named after. tokenizer.json of one that is not in the table has no name here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+_ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+_TEKKEN_REST = r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPLITS = MappingProxyType(
+    {
+        "llama-bpe": rf"{_ENDS}|{_WORD}|\p{{N}}{{1,3}}|{_REST}",
+        "qwen2": rf"{_ENDS}|{_WORD}|\p{{N}}|{_REST}",
+        "tekken": rf"{_CASED}|{_TEKKEN_REST}",
+    }
+)
+
+
+def _bytes(*, use_regex: bool) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+def _sequence(*steps: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", "pretokenizers": list(steps)}
+
+
+def _split(expression: str) -> dict[str, Any]:
+    split = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+    return _sequence(split, _bytes(use_regex=False))
+
+
+_DIGITS = _sequence({"type": "Digits", "individual_digits": True}, _bytes(use_regex=True))
+PRE_TOKENIZERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        **{name: _split(expression) for name, expression in _SPLITS.items()},
+        **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "command-r"), _DIGITS),
+        **dict.fromkeys(("gpt-2", "default", "phi-2", "mpt", "olmo"), _bytes(use_regex=True)),
+        **dict.fromkeys(("llama3", "llama-v3", "smaug-bpe"), _split(_SPLITS["llama-bpe"])),
+        "deepseek-r1-qwen": _split(_SPLITS["qwen2"]),
+    }
+)
+"""By name, what tokenizer.json calls pre_tokenizer; of several with the same, the first is written."""
+
+
+def _steps(found: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """Return what the steps of a pre-tokenizer do, without what does not change tokens."""
+    steps = found.get("pretokenizers", [found])
+    return [
+        (
+            step.get("type"), step.get("pattern", {}).get("Regex"), step.get("individual_digits"),
+            step.get("use_regex", True) if step.get("type") == "ByteLevel" else None,
+        )
+        for step in steps
+    ]  # fmt: skip
+
+
+def pre_name(found: object) -> str | None:
+    """Return llama.cpp's name for the ``pre_tokenizer`` of a tokenizer.json, or None where it has none here.
+
+    >>> pre_name({"type": "ByteLevel", "add_prefix_space": False})
+    'gpt-2'
+    """
+    if not isinstance(found, Mapping):
+        return None
+    steps = _steps(found)
+    return next((name for name, known in PRE_TOKENIZERS.items() if _steps(known) == steps), None)

@@ -1,0 +1,109 @@
+"""What files of weights say of a model: the names of tensors and how they lie, values, and the tokenizer.
+
+Most files say nothing: names are those of the model, and config.json and the tokenizer are other files. That
+is the base class; a file that is a whole model to its engine has a format of its own. It opens no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..architectures import Config
+from .containers.protocol import Found, Metadata, Read, Row
+from .stored_forms import StoredForm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """What the head of a file may say of a model.
+
+    Args:
+        config: config.json of the model, or an empty mapping.
+        metadata: of the source's file.
+        layouts: of its quantized weights, as the codec calls them.
+        read: gives the bytes of a file of the source, such as tokenizer.json, or None where it is not there.
+    """
+
+    config: Config
+    metadata: Metadata
+    layouts: Sequence[str]
+    read: Callable[[str], bytes | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileModel:
+    """The model in a file that says itself what it is.
+
+    Args:
+        config: config.json of the model.
+        forms: for each tensor its name in the model and its form, or None for one that follows from the
+            configuration.
+    """
+
+    config: Config
+    forms: Sequence[tuple[str, StoredForm] | None]
+
+
+class ModelFormat:
+    """A format of files that say nothing of the model; others override what they say."""
+
+    def stored_form(self, name: str, shape: tuple[int, ...], config: Config) -> StoredForm | None:
+        """Return how a tensor of the model lies in a file, or None where it lies there as the model has it.
+
+        The form is NO_PLACE where engines take no file with such a tensor and do without it.
+
+        Args:
+            name: of the tensor in the model.
+            shape: its shape there.
+            config: config.json of the model.
+
+        Raises:
+            CheckpointError: where engines would not load a file with such a tensor.
+        """
+        return None
+
+    def metadata(self, model: ModelFiles) -> Metadata:
+        """Return the metadata of a file; here the texts of the source's file.
+
+        Args:
+            model: what is known of the model.
+        """
+        return {key: value for key, value in model.metadata.items() if isinstance(value, str)}
+
+    def fixed(self, config: Config) -> Sequence[Row]:
+        """Return the tensors of a file that follow from the configuration, with their data.
+
+        Args:
+            config: config.json of the model.
+        """
+        return ()
+
+    def remarks(self, model: ModelFiles) -> Sequence[str]:
+        """Return sentences about what files lack that engines look for.
+
+        Args:
+            model: what is known of the model.
+        """
+        return ()
+
+    def read(self, found: Sequence[Found], metadata: Metadata, data: Read) -> FileModel | None:
+        """Return the model in a file, or None where the file does not say what it is.
+
+        Args:
+            found: its tensors, under the names of the file.
+            metadata: of the file.
+            data: gives bytes of the file.
+
+        Raises:
+            CheckpointError: where the file contradicts itself.
+        """
+        return None
+
+    def companions(self, metadata: Metadata) -> Mapping[str, str]:
+        """Return files of the checkpoint that follow from metadata, such as the tokenizer's, by name.
+
+        Args:
+            metadata: of a file.
+        """
+        return {}

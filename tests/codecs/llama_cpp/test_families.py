@@ -1,0 +1,81 @@
+"""Names and forms of tensors: gguf-py's table of names, llama.cpp's permutation, and back to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from zeropoint.codecs.llama_cpp.families import FAMILIES, Family, family_of, form_of, model_name
+from zeropoint.codecs.stored_forms import NO_PLACE, StoredForm
+from zeropoint.errors import CheckpointError
+
+SIZES = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+
+
+def config_of(family: Family) -> dict[str, object]:
+    return {"model_type": family.model_type, **SIZES}
+
+
+def names(family: Family) -> Iterator[str]:
+    """Yield the names of all tensors that a model of a family may have."""
+    for module in family.modules:
+        yield ("" if module == "lm_head" else family.prefixes[0]) + f"{module}.weight"
+    for layer in range(2):
+        for module in family.layers:
+            yield f"{family.prefixes[0]}{family.block}.{layer}.{module}.weight"
+            yield f"{family.prefixes[0]}{family.block}.{layer}.{module}.bias"
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.architecture)
+def test_names_are_those_of_gguf_py_and_come_back(family: Family) -> None:
+    gguf = pytest.importorskip("gguf", reason="extra `gguf`")
+    arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == family.architecture)
+    theirs = gguf.get_tensor_name_map(arch, 2)
+    config = config_of(family)
+    assert family_of(config) is family
+    for name in names(family):
+        form = form_of(family, name, (64, 64), config)
+        assert form.name == theirs.get_name(name, try_suffixes=(".weight", ".bias")), name
+        assert model_name(family, form.name, (64, 64), config) == (name, form)
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "language_model.model.", "model.language_model."])
+def test_prefixes_of_other_classes_are_understood(prefix: str) -> None:
+    family = next(family for family in FAMILIES if family.architecture == "gemma3")
+    name = f"{prefix}layers.1.self_attn.q_proj.weight"
+    assert form_of(family, name, (64, 64), config_of(family)).name == "blk.1.attn_q.weight"
+
+
+def test_what_llama_cpp_has_no_place_for_is_left_out_or_refused() -> None:
+    bert = next(family for family in FAMILIES if family.architecture == "bert")
+    for name in ("pooler.dense.weight", "embeddings.position_ids", "cls.predictions.bias"):
+        assert form_of(bert, name, (4,), config_of(bert)) is NO_PLACE
+    llama = FAMILIES[0]
+    with pytest.raises(CheckpointError, match=r"'model.extra.weight' has no name in GGUF files of llama"):
+        form_of(llama, "model.extra.weight", (4, 4), config_of(llama))
+    with pytest.raises(CheckpointError, match="24 rows, which are not whole heads of 16"):
+        form_of(llama, "model.layers.0.self_attn.q_proj.weight", (24, 64), config_of(llama))
+
+
+def test_rows_of_heads_are_those_of_llama_cpp() -> None:
+    x = torch.randn(3 * 8, 5)
+    theirs = x.reshape(3, 2, 4, 5).swapaxes(1, 2).reshape(x.shape)
+    form = StoredForm("q", halves=8)
+    assert torch.equal(form.stored(x), theirs)
+    assert torch.equal(form.restored(theirs), x)
+
+
+def test_a_family_needs_its_sizes() -> None:
+    assert family_of({"model_type": "llama"}) is None
+    assert family_of({"model_type": "gpt2", **SIZES}) is None
+    assert family_of({"model_type": "llama", **SIZES, "hidden_size": "64"}) is None
+
+
+def test_norms_of_gemma_are_stored_with_1_added_and_vectors_in_float32() -> None:
+    gemma = next(family for family in FAMILIES if family.architecture == "gemma3")
+    norm = form_of(gemma, "model.layers.0.self_attn.q_norm.weight", (16,), config_of(gemma))
+    assert (norm.plus, norm.float32) == (1.0, True)
+    bias = form_of(FAMILIES[0], "model.layers.0.self_attn.q_proj.bias", (64,), config_of(FAMILIES[0]))
+    assert (bias.plus, bias.float32, bias.halves) == (0.0, True, 16)

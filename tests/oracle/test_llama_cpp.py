@@ -1,0 +1,69 @@
+"""llama.cpp itself: it loads what is written here, with the tokens and logits of transformers.
+
+Weights are written in Q8_0, and then decoded to a GGUF file of float32 and to safetensors, whose logits must
+be equal within rounding: with weights in fewer bits, llama.cpp also rounds inputs. benchmarks/llama_cpp.sh
+makes the environment.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+llama_cpp = pytest.importorskip("llama_cpp", reason="made by benchmarks/llama_cpp.sh")
+transformers = pytest.importorskip("transformers", reason="extra `hf`")
+
+from tests.oracles import tiny_models, tiny_tokenizers  # noqa: E402 (it needs transformers)
+
+import zeropoint as zp  # noqa: E402
+from zeropoint.checkpoint.choose.recipe import KEEP  # noqa: E402
+from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection  # noqa: E402
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan  # noqa: E402
+from zeropoint.checkpoint.read.source import open_source  # noqa: E402
+from zeropoint.checkpoint.run.loop import run  # noqa: E402
+from zeropoint.codecs.registry import DEFAULT, get_codec  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+GGUF = get_codec("gguf")
+NEAR = {"gemma3": 1e-2, "bert": 1e-2}
+"""ggml's GELU is a table in float16, so that these differ by more than sums in another order, 2e-4."""
+
+
+def decoded(path: Path, out: Path, codec: object) -> Path:
+    """Write a GGUF file as float32 of a codec."""
+    selection = Selection(dequantize=DequantizePolicy.EVERY, floats="F32")
+    run(make_plan(open_source(path), KEEP, codec=codec, selection=selection), out)  # type: ignore[arg-type]
+    return out
+
+
+@pytest.mark.parametrize("name", ["llama", "llama3", "mistral", "qwen2", "qwen3", "gemma3", "bert"])
+def test_tokens_and_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    tiny_models.write(tmp_path / "in", name, dtype=torch.float32)
+    run(make_plan(open_source(tmp_path / "in"), "q8_0", codec=GGUF), tmp_path / "out")
+    assert zp.verify_checkpoint(tmp_path / "out", tmp_path / "in").problems == ()
+    path = tmp_path / "out" / "model.gguf"
+    floats = decoded(path, tmp_path / "floats", GGUF) / "model.gguf"
+    back = decoded(path, tmp_path / "back", DEFAULT)
+    text = tiny_tokenizers.TEXT.strip() if name != "bert" else "the quick brown fox jumps over lazy dog, 12!"
+    first, second = (transformers.PreTrainedTokenizerFast.from_pretrained(p) for p in (tmp_path / "in", back))
+    ids = first(text)["input_ids"]
+    assert second(text)["input_ids"] == ids
+    for file in (path, floats):  # whole layers in Q8_0 are loaded, too
+        engine = llama_cpp.Llama(
+            str(file), n_ctx=256, n_batch=256, n_ubatch=256, n_threads=1, logits_all=True, verbose=False,
+            type_k=0, type_v=0, embedding=name == "bert",
+        )  # fmt: skip
+        assert engine.tokenize(text.encode(), add_bos=True, special=True) == ids
+    make = transformers.BertModel if name == "bert" else transformers.AutoModelForCausalLM
+    with torch.no_grad():
+        found = make.from_pretrained(back, dtype=torch.float32).eval()(torch.tensor([ids]))
+    if name == "bert":
+        ours, theirs = found.last_hidden_state[0], torch.tensor(engine.embed(text, normalize=False))
+        ours = ours.mean(0) if theirs.ndim == 1 else ours
+    else:
+        engine.eval(ids)
+        ours, theirs = found.logits[0], torch.from_numpy(np.array(engine.scores[: len(ids)]))
+    assert float((ours - theirs).abs().max()) <= NEAR.get(name, 2e-4)

@@ -1,0 +1,65 @@
+"""Checkpoints of tiny models of the families that llama.cpp runs: random weights and a trained tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tests.oracles.tiny_tokenizers import files
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}  # fmt: skip
+DECODER: dict[str, Any] = {**SIZES, "num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 1}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+def config_of(name: str, vocab_size: int) -> transformers.PretrainedConfig:
+    """Return the configuration of a tiny model."""
+    t = transformers
+    decoder = {**DECODER, "vocab_size": vocab_size}
+    makes = {
+        "llama": lambda: t.LlamaConfig(**decoder),
+        "llama3": lambda: t.LlamaConfig(**decoder, rope_parameters=LLAMA3, tie_word_embeddings=True),
+        "mistral": lambda: t.MistralConfig(**decoder, head_dim=32, sliding_window=None),
+        "qwen2": lambda: t.Qwen2Config(**decoder, tie_word_embeddings=True),
+        "qwen3": lambda: t.Qwen3Config(**decoder, head_dim=32),
+        "gemma3": lambda: t.Gemma3TextConfig(
+            **{**decoder, "num_hidden_layers": 7}, head_dim=32, query_pre_attn_scalar=32, sliding_window=16
+        ),
+        "bert": lambda: t.BertConfig(**SIZES, vocab_size=vocab_size),
+    }
+    return makes[name]()
+
+
+def tokenizer_of(name: str) -> str:
+    """Return the kind of tokenizer that a tiny model gets."""
+    return {"bert": "word_pieces", "mistral": "sentencepiece", "gemma3": "sentencepiece"}.get(
+        name, "byte_level"
+    )
+
+
+def write(folder: Path, name: str, *, dtype: torch.dtype = torch.bfloat16) -> torch.nn.Module:
+    """Write a checkpoint of a tiny model of a family, and return the model."""
+    kind = tokenizer_of(name)
+    made = files(kind)
+    config = config_of(name, len(json.loads(made["tokenizer.json"])["model"]["vocab"]))
+    torch.manual_seed(3)
+    make = transformers.BertModel if name == "bert" else transformers.AutoModelForCausalLM.from_config
+    model = make(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            scale = 0.1 if parameter.ndim == 1 else 0.2
+            parameter.add_(torch.randn_like(parameter) * scale)
+    model = model.to(dtype).eval()
+    model.save_pretrained(folder)
+    for file, data in made.items():
+        (folder / file).write_bytes(data)
+    return model
