@@ -177,10 +177,11 @@ def test_a_scheme_without_a_layout_is_refused_with_the_reason(text: str, rule: s
         layer_scheme(text)
 
 
-@pytest.mark.parametrize(("preset", "instead"), [("fp8", "fp8_dynamic"), ("nvfp4", "nvfp4a16")])
-def test_a_preset_that_needs_calibration_is_refused(preset: str, instead: str) -> None:
-    with pytest.raises(UnsupportedError, match=instead):
-        layer_scheme(preset)
+def test_inputs_with_scales_from_data_are_held_and_outputs_are_not() -> None:
+    assert str(layer_scheme("fp8").input) == "float8_e4m3fn:tensor static"
+    assert layer_scheme("nvfp4").layout == "nvfp4-pack-quantized"
+    with pytest.raises(UnsupportedError, match="files hold none of outputs; use w8a8, or"):
+        layer_scheme("int8_power_of_two")
 
 
 def test_a_bare_scheme_takes_the_dialect_and_the_input_scales() -> None:

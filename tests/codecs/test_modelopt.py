@@ -280,8 +280,6 @@ def test_compressed_tensors_has_the_same_values_where_the_tensor_scale_has_a_rec
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("nvfp4", "use nvfp4a16, or"),
-        ("fp8", "use fp8_dynamic, or"),
         ("float8_e4m3fn:tensor", "input None does not go with weights in FP8; use"),
         ("float8_e4m3fn:channel", "use float8_e4m3fn:token"),
         ("float4_e2m1fn:g32:scale=floor", "not what ModelOpt stores"),

@@ -16,8 +16,8 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "zeropoint"
 HOUSES = ("checkpoint", "report", "cli", "schemes")
 NEUTRAL = frozenset(
     (
-        "block_extents", "containers", "engines", "known", "layer_schemes", "model_format", "protocol",
-        "records", "registry", "safetensors_dtypes", "stored_forms", "words",
+        "block_extents", "containers", "data_scales", "engines", "known", "layer_schemes", "model_format",
+        "protocol", "records", "registry", "safetensors_dtypes", "stored_forms", "words",
     )
 )  # fmt: skip
 """Modules of codecs/ that are about no codec."""

@@ -16,7 +16,7 @@ from zeropoint import __version__
 
 from ..errors import count
 from . import layers
-from .arguments import one_of, parse_path, parse_plan
+from .arguments import one_of, parse_path, parse_plan, require_no_data
 from .compare import compare
 from .convert import convert
 from .dequantize import dequantize
@@ -152,6 +152,8 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     start = time.perf_counter()
     asked = one_of({"--to": to, "--recipe": recipe, "--plan": plan})
     selection = selected(include, ignore, strict=strict, first=dequantize_first, kept=dequantize_kept)
+    if calibration is None and to is not None:
+        require_no_data(to, format)
     made = planned(source, asked, selection, layers.Limits.default(workers, max_memory), format, method)
     if not force:
         layers.require_loadable(made)

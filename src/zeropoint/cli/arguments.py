@@ -101,6 +101,17 @@ def scheme_recipe(text: str, codec: Codec) -> RecipeText:
     return layers.RecipeText.of(text)
 
 
+def require_no_data(text: str, codec: Codec | None) -> None:
+    """Raise typer.BadParameter for a preset whose inputs need scales from data, with one that needs none."""
+    given = (codec or layers.DEFAULT).presets.get(text.strip().partition(":")[0].lower())
+    if given is not None and given.static and given.output is None:
+        raise typer.BadParameter(
+            f"preset {text!r} is refused: its inputs need scales observed on data; use {given.without_data}, "
+            "or pass --calibration FILE",
+            param_hint="'--to'",
+        )
+
+
 def parse_scheme(text: str) -> str:
     """Return the text of a scheme, whose first word is known; what it means, its codec says.
 

@@ -40,6 +40,7 @@ from ..patterns import name_pattern
 from ..recipes import Activation
 from ..schemes import PRESETS, Preset, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
+from .data_scales import InputNames
 from .engines import (
     LLAMA_CPP,
     TENSORRT,
@@ -52,7 +53,7 @@ from .engines import (
     fused_alike,
     rules,
 )
-from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, InputNames, LayerScheme, TensorSpec
+from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .quark_config import (
     CODE_DTYPES,
     MX,
@@ -168,7 +169,7 @@ class Quark(Codec):
     })  # fmt: skip
     defaults = MappingProxyType({"scale": "input", "dialect": "torch"})
     parts = MappingProxyType({SCALE: True, ZEROS: True, **dict.fromkeys((*_MOVED, WEIGHT), False)})
-    input_names = InputNames("input_scale", "input_zero_point", "input_scale")
+    input_names = InputNames("input_scale", "input_zero_point", "input_scale", shape=())
     engines = rules({
         TRANSFORMERS: _transformers, VLLM: _vllm,
         TENSORRT: always(Loads.NO, "it does not know this layout"),

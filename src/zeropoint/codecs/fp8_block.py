@@ -41,6 +41,7 @@ from .block_extents import blocks, no_matrix
 from .compressed_tensors import decode_rows
 from .compressed_tensors.config import require_plain
 from .compressed_tensors.layout import SCALE, WEIGHT, Layout
+from .data_scales import CacheScales
 from .engines import (
     LLAMA_CPP,
     TENSORRT,
@@ -54,7 +55,7 @@ from .engines import (
     fused_alike,
     rules,
 )  # fmt: skip
-from .protocol import ROWS, CacheScales, Codec, Contents, Documents, LayerScheme, TensorSpec
+from .protocol import ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record
 
 QUANT_METHOD = "fp8"

@@ -32,8 +32,8 @@ def layer_of(assignment: Assignment, codec: Codec) -> LayerScheme:
     """Return the scheme of a layer to which a recipe gives ``assignment``.
 
     It is named after the preset that says the same.
-    Raises UnsupportedError for what no file holds: no weight at all, outputs, inputs with parameters from
-    data.
+    Raises UnsupportedError for what no file holds: no weight at all, outputs, and, but for some codecs,
+    inputs with parameters from data.
     """
     weight, given = assignment.weight, assignment.input
     if weight is None or assignment.output is not None:
@@ -42,11 +42,16 @@ def layer_of(assignment: Assignment, codec: Codec) -> LayerScheme:
             f"inputs; "
             "give a weight, and no output"
         )
-    if given is not None and not given.dynamic:
+    return named_layer(codec, weight, _held(given, codec))
+
+
+def _held(given: Activation | None, codec: Codec) -> Activation | None:
+    """Return how inputs are quantized; raises UnsupportedError where scales from data have no place."""
+    if given is not None and not given.dynamic and codec.input_names is None:
         raise UnsupportedError(
-            f"input {given} has parameters from data, which a checkpoint alone does not give; make it dynamic"
+            f"input {given} has parameters from data, which have no place in {codec.title}; make it dynamic"
         )
-    return named_layer(codec, weight, given)
+    return given
 
 
 def layer_scheme(text: str | LayerScheme, codec: Codec) -> LayerScheme:
@@ -54,23 +59,25 @@ def layer_scheme(text: str | LayerScheme, codec: Codec) -> LayerScheme:
 
     A preset means what it means everywhere, unless the codec has its own of that name. A weight scheme takes
     the codec's defaults unless it says otherwise. Raises SchemeError, FormatError or
-    UnsupportedError; the latter for presets that need calibration, with the reason.
+    UnsupportedError; the latter for presets that files do not hold, with the reason.
     """
     if isinstance(text, LayerScheme):
         return text
     head, colon, options = text.strip().partition(":")
     preset = codec.presets.get(head.lower(), PRESETS.get(head.lower()))
     if preset is not None:
-        if preset.static:
+        if preset.output is not None:
             raise UnsupportedError(
-                f"preset {head.lower()!r} is refused: its inputs need scales observed on data; use "
-                f"{preset.without_data}, or zp.quantize_model with a calibration"
+                f"preset {head.lower()!r} is refused: its inputs and outputs need scales observed on data, "
+                f"and files hold none of outputs; use {preset.without_data}, or zp.quantize_model with a "
+                "calibration"
             )
+        static = None if preset.input is None else Activation.of(preset.input, dynamic=not preset.static)
         return LayerScheme(
             codec=codec,
             name=head.lower() + colon + options,
             weight=Scheme.parse(overridden(preset.weight, options)),
-            input=None if preset.input is None else Activation.of(preset.input, dynamic=True),
+            input=_held(static, codec),
         )
     parts = words(text)
     cast = "cast" in parts

@@ -53,6 +53,7 @@ from ..schemes import Preset, Rounding, Scheme, TensorScale, get_dialect
 from ..schemes.scale_rules import LINEAR, LINEAR_UP, RCEIL
 from ..tensor import QuantizedTensor
 from .block_extents import blocks
+from .data_scales import CacheScales, InputNames
 from .engines import (
     LLAMA_CPP,
     TENSORRT,
@@ -65,7 +66,7 @@ from .engines import (
     fused_alike,
     rules,
 )
-from .protocol import CacheScales, Codec, Contents, Documents, InputNames, LayerScheme, TensorSpec
+from .protocol import Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
 
 QUANT_METHOD = "modelopt"
@@ -332,7 +333,7 @@ class ModelOpt(Codec):
     presets = PRESETS
     defaults = MappingProxyType({"scale": "float32", "dialect": DIALECT})
     parts = MappingProxyType({SCALE: True, SCALE_2: True, **dict.fromkeys(_SMOOTHED, False)})
-    input_names = InputNames(INPUT_SCALE, "input_zero_point", INPUT_SCALE)
+    input_names = InputNames(INPUT_SCALE, "input_zero_point", INPUT_SCALE, shape=())
     cache = CacheScales("k_proj.k_scale", "v_proj.v_scale")
     engines = rules({
         TRANSFORMERS: always(Loads.NO, "transformers 5.23 does not know this layout"),

@@ -26,12 +26,12 @@ import torch
 
 from ..architectures import Config
 from ..errors import CheckpointError, UnsupportedError, printable
-from ..formats import get_format
 from ..params import QuantizationParams
 from ..recipes import Activation, Assignment
 from ..schemes import Granularity, Preset, Scheme
 from ..tensor import QuantizedTensor
 from .block_extents import blocks, no_matrix, partial_group
+from .data_scales import CacheScales, InputNames
 from .engines import TRANSFORMERS, VLLM, EngineRule
 from .model_format import ModelFormat
 from .records import Listing, Reader
@@ -196,47 +196,6 @@ class Documents:
 
     section: Mapping[str, Any] | None
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-
-class InputNames(NamedTuple):
-    """Suffixes of the tensors that hold the parameters of static inputs.
-
-    Args:
-        scale: of the finest scale.
-        zero_point: of the zero point.
-        global_scale: of the scale over all blocks, in schemes of two levels.
-    """
-
-    scale: str
-    zero_point: str
-    global_scale: str
-
-
-CACHE_FORMAT = get_format("float8_e4m3fn")
-"""What the keys and values of a cache are quantized to."""
-
-
-class CacheScales(NamedTuple):
-    """Where the scales of a float8 cache of keys and values lie, two for each attention layer.
-
-    Args:
-        key, value: their names, after that of the attention layer.
-        shape: of each; both are one number.
-        dtype: in which they are computed and stored, or None for that of keys and values.
-    """
-
-    key: str
-    value: str
-    shape: tuple[int, ...] = ()
-    dtype: torch.dtype | None = torch.float32
-
-    def scale(self, largest: torch.Tensor) -> torch.Tensor:
-        """Return the scale of keys or values: their largest magnitude over that of the format.
-
-        Args:
-            largest: the largest magnitude, in the dtype of keys and values: one number.
-        """
-        return (largest.to(self.dtype or largest.dtype) / float(CACHE_FORMAT.max)).reshape(self.shape)
 
 
 class Codec(Protocol):

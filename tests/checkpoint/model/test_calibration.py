@@ -26,7 +26,7 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.cli.app import app
 from zeropoint.codecs.registry import get_codec
-from zeropoint.errors import CalibrationError, CheckpointError, UnsupportedError
+from zeropoint.errors import CalibrationError, CheckpointError, UnsupportedError, ZeropointError
 from zeropoint.recipes import Assignment, Recipe, Rule
 
 transformers = pytest.importorskip("transformers")
@@ -257,3 +257,92 @@ def test_a_quantized_checkpoint_is_calibrated_on_its_decoded_weights(source: Pat
     )
     found, wanted = tensors(tmp_path / "out"), tensors(tmp_path / "same")
     assert all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())
+
+
+STATIC = {
+    "fp8": {"input_scale"}, "nvfp4": {"input_global_scale"},
+    "w8a8_static": {"input_scale", "input_zero_point"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("to", STATIC)
+def test_static_inputs_have_the_scales_of_the_model_in_memory(to: str, source: Path, tmp_path: Path) -> None:
+    result = zp.quantize_checkpoint(source, tmp_path / "files", to, calibration=ids())
+    layer = result.plan.weights[0].layer
+    recipe = Recipe(
+        rules=(Rule(name="lm_head", gives=None),),
+        default=Rule(gives=Assignment(weight=layer.weight, input=layer.input)),
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto")
+    found = zp.calibrate(model, recipe, [{"input_ids": window[None]} for window in ids()])
+    zp.save_checkpoint(zp.quantize_model(model, recipe, calibration=found), tmp_path / "model")
+    files, memory = tensors(tmp_path / "files"), tensors(tmp_path / "model")
+    assert files.keys() == memory.keys()
+    own = {name for name in files if name.rpartition(".")[2].startswith("input_")}
+    assert {name.rpartition(".")[2] for name in own} == STATIC[to]
+    assert len(own) == 14 * len(STATIC[to])
+    # Layers that engines run as one share the tensor scale of nvfp4 in files, which the model does not know.
+    same = {name for name in files if to != "nvfp4" or name in own}
+    assert all(torch.equal(files[name], memory[name]) for name in same)
+    sections = [json.loads((tmp_path / f / "config.json").read_text()) for f in ("files", "model")]
+    groups = [section["quantization_config"]["config_groups"] for section in sections]
+    assert groups[0] == groups[1]
+    assert zp.verify_checkpoint(tmp_path / "files", source).problems == ()
+    again = zp.load_checkpoint(
+        transformers.AutoModelForCausalLM.from_config(model.config), tmp_path / "files"
+    )
+    assert again.model is not None
+
+
+@pytest.mark.parametrize(
+    ("layout", "to", "most"),
+    [("modelopt", "fp8", 448.0), ("modelopt", "nvfp4", 448.0 * 6), ("quark", "fp8", 448.0)],
+)
+def test_static_inputs_of_one_number_have_the_largest_magnitude_over_that_of_the_format(
+    layout: str, to: str, most: float, source: Path, tmp_path: Path
+) -> None:
+    zp.quantize_checkpoint(source, tmp_path / "out", to, format=layout, calibration=ids())
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto")
+    largest: dict[str, torch.Tensor] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear) and name != "lm_head":
+            layer.register_forward_pre_hook(
+                lambda _, given, name=name: largest.update(
+                    {name: torch.maximum(largest.get(name, torch.zeros(())), given[0].abs().amax())}
+                )
+            )
+    with torch.no_grad():
+        for window in ids():
+            model(window[None])
+    found = tensors(tmp_path / "out")
+    assert len(largest) == 14
+    for name, x in largest.items():
+        scale = found[f"{name}.input_scale"]
+        assert (scale.dtype, scale.shape) == (torch.float32, ())
+        assert torch.equal(scale, x.float() / most)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == layout
+    assert config.get("quant_algo", to.upper()) == to.upper()
+    assert zp.verify_checkpoint(tmp_path / "out", source).problems == ()
+
+
+def test_static_inputs_are_resumed_to_the_same_bytes_and_need_data(source: Path, tmp_path: Path) -> None:
+    plan = make_plan(open_source(source), "fp8")
+    with pytest.raises(
+        CalibrationError, match="static need scales observed on data; pass --calibration FILE"
+    ):
+        run(plan, tmp_path / "out")
+    stop_after(calibrated(make_plan(open_source(source), "fp8"), ids()), tmp_path / "out", 3)
+    with pytest.raises(CheckpointError, match="calibration"):
+        run(calibrated(plan, ids(2, 24)), tmp_path / "out")
+    run(calibrated(plan, ids()), tmp_path / "out")
+    zp.quantize_checkpoint(source, tmp_path / "whole", "fp8", calibration=ids())
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+
+
+def test_static_inputs_have_no_place_in_layouts_that_hold_none(source: Path, tmp_path: Path) -> None:
+    recipe = RecipeText(
+        text="default: {weight: 'float8_e4m3fn:block128x128', input: 'float8_e4m3fn:tensor static'}"
+    )
+    with pytest.raises(ZeropointError, match="have no place in the fp8 layout of blocks; make it dynamic"):
+        zp.quantize_checkpoint(source, tmp_path / "out", recipe, format="fp8-block", calibration=ids())

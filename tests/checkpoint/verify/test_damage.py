@@ -113,6 +113,13 @@ def _add(name: str, tensor: torch.Tensor) -> Damage:
     return lambda out: replace_tensors(out, out / SHARDS[0], lambda t: t.__setitem__(name, tensor))
 
 
+def _cache(first: torch.Tensor) -> Damage:
+    """Add scales of keys and values of all layers, one of which is given."""
+    names = [f"model.layers.{layer}.self_attn.{kind}_scale" for layer in range(2) for kind in "kv"]
+    scales = {name: torch.tensor([0.5], dtype=torch.bfloat16) for name in names} | {names[0]: first}
+    return lambda out: replace_tensors(out, out / SHARDS[0], lambda t: t.update(scales))
+
+
 def _swap_names(out: Path) -> None:
     (out / SHARDS[0]).rename(out / "x")
     (out / SHARDS[1]).rename(out / SHARDS[0])
@@ -196,7 +203,7 @@ DAMAGES: tuple[tuple[str, str, Damage, str, str], ...] = (
      "total_size is 1, but the tensors have"),
     ("a scale of inputs", "W8A8", _add(f"{Q}.input_scale", torch.tensor([NAN])), f"{Q}.input_scale",
      "the scale nan must be finite and positive"),
-    ("a scale of the cache", "W8A8", _add("model.layers.0.self_attn.k_scale", torch.zeros(1)),
+    ("a scale of the cache", "W8A8", _cache(torch.zeros(1)),
      "model.layers.0.self_attn.k_scale", "the scale 0.0 must be finite and positive"),
 )  # fmt: skip
 # What more than one layer suffers from: the one that is looked at is among those that are named.
@@ -241,7 +248,7 @@ def test_scales_of_inputs_and_of_the_cache_need_no_original(
     out = shutil.copytree(outputs["W8A8"], tmp_path / "out")
     _add(f"{Q}.input_scale", torch.tensor([0.5]))(out)
     _add(f"{Q}.input_zero_point", torch.zeros(1, dtype=torch.int8))(out)
-    _add("model.layers.0.self_attn.k_scale", torch.tensor([0.5], dtype=torch.bfloat16))(out)
+    _cache(torch.tensor([0.25], dtype=torch.bfloat16))(out)
     assert verify(out, sources["bfloat16", False]).problems == ()
 
 

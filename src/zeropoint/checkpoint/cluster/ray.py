@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...errors import printable
+from ...errors import UnsupportedError, printable
 from ..plan.identity import identity
 from ..run.executor import ExecutorError, Job, Results
 from ..run.tiles import widest
@@ -53,6 +53,10 @@ class RayExecutor:
         """See :class:`Executor`. Raises ExecutorError where no cluster answers or its nodes do not fit."""
         if not job.todo:
             return
+        if job.plan.placements.added:
+            raise UnsupportedError(
+                "workers of a cluster do not know the scales that were learned here; leave out --executor ray"
+            )
         with _connected(self.address) as ray, _token(job) as token:
             plan = job.plan
             request = PlanRequest(

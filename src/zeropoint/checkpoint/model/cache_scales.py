@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
+from ...codecs.data_scales import CacheScales
 from ...codecs.known import CACHE_SCALES, cache_scheme
-from ...codecs.protocol import CacheScales, Codec
+from ...codecs.protocol import Codec
 from ...codecs.registry import CODECS, claiming
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, printable
 from ...models.cache_watch import CacheWatch

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,14 +20,18 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ...architectures import is_transposed
+from ...codecs.protocol import LayerScheme
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, printable, size_of
 from ...methods import method_named
-from ...models import SplitExperts, calibrate_sequential
+from ...models import LocalQuantize, SplitExperts, calibrate_sequential
 from ...models.sequential import Steps
 from ...models.unfuse import unfused
+from ...params import QuantizationParams
 from ...recipes import Assignment, Recipe, Rule
-from ..plan.checkpoint_plan import CheckpointPlan
+from ...training import FakeQuantize
+from ..plan.additions import NewTensor, with_added
+from ..plan.checkpoint_plan import CheckpointPlan, static_inputs
 from ..plan.limits import Limits
 from ..plan.origin import Floats, as_floats
 from ..plan.placement import Placement
@@ -36,22 +40,27 @@ from ..read.source import Source
 from ..read.storage import shown
 from .loading import Files, fill, read_tensor
 from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, stands_of
+from .parts import input_tensors
 from .tokens import windows_of
 
 
 def calibrated(
     plan: CheckpointPlan, given: torch.Tensor | Path | str, *, progress: bool = False
 ) -> CheckpointPlan:
-    """Return ``plan`` with the statistics that its methods need, of the inputs of layers under ``given``.
+    """Return ``plan`` with what its methods and static inputs need, of the inputs of layers under ``given``.
 
     given: token ids, or a file of these or of text; see :func:`~.tokens.windows_of`. progress: whether to
     show a bar, on a terminal. Raises CalibrationError for bad data, a plan without need of any, and a layer
     that no token reached; UnsupportedError for a checkpoint that is not run here; CheckpointError where
     its tensors are not those of its model, or --max-memory is too little.
     """
-    wanted = {weight.module: weight for weight in plan.weights if method_named(weight.method).needs}
+    static = static_inputs(plan)
+    wanted = {w.module: w for w in plan.weights if method_named(w.method).needs or w.layer in static}
     if not wanted:
-        raise CalibrationError("no method of this plan needs calibration data; leave them out, or name one")
+        raise CalibrationError(
+            "no method of this plan needs calibration data, and no inputs take scales from them; leave them "
+            "out, or name a method that needs them"
+        )
     odd = next((module for module in wanted if is_transposed(module, plan.source.config or {})), None)
     if odd is not None:
         raise UnsupportedError(f"{printable(odd)} is stored transposed, its columns are outputs; {_REMEDY}")
@@ -64,9 +73,26 @@ def calibrated(
                 "it has no statistics of inputs; give it another method by a rule, or --ignore it"
             )
         found = calibrate_sequential(
-            model.root, _recipe(rows, wanted), model.batches, steps=model.steps, progress=progress
-        ).statistics
-    return replace(plan, statistics={own.module: found[own.layer] for own in rows})
+            model.root, _recipe(rows, wanted, static), model.batches, steps=model.steps, progress=progress
+        )
+    seen = {own.module: found.statistics.get(own.layer) for own in rows}
+    plan = replace(plan, statistics={module: needs for module, needs in seen.items() if needs is not None})
+    if not static:
+        return plan
+    params = {own.module: found.params.get(f"{own.layer}.input") for own in rows}
+    return with_added(plan, _scales_of_inputs((w, params[w.module]) for w in wanted.values()))
+
+
+def _scales_of_inputs(
+    weights: Iterable[tuple[Placement, QuantizationParams | None]],
+) -> Iterator[NewTensor]:
+    """Yield the tensors of static inputs, from the parameters that were learned of each."""
+    for weight, params in weights:
+        given = weight.layer.input
+        if params is not None and given is not None:
+            quantizer = LocalQuantize.of(given, params) if given.local else FakeQuantize(params)
+            for suffix, value in input_tensors(quantizer, weight.layer.codec).items():
+                yield NewTensor(f"{weight.module}.{suffix}", weight.source, value)
 
 
 _REMEDY = "quantize it by method mse, which needs no data"
@@ -120,16 +146,26 @@ def running(
             )  # fmt: skip
 
 
-def _recipe(rows: Iterable[WeightRows], wanted: Mapping[str, Placement]) -> Recipe:
-    """Return the recipe that gives the layers of ``rows`` the methods of their weights, and keeps others."""
+def _recipe(
+    rows: Iterable[WeightRows], wanted: Mapping[str, Placement], static: Collection[LayerScheme]
+) -> Recipe:
+    """Return the recipe that gives the layers of ``rows`` the methods of their weights, and keeps others.
+
+    static: schemes whose inputs are observed.
+    """
     gives = {own.layer: wanted[own.module] for own in rows}
     return Recipe(
         rules=tuple(
-            Rule(name=name, gives=Assignment(weight=weight.layer.weight, method=weight.method))
+            Rule(name=name, gives=_assignment(weight, static=weight.layer in static))
             for name, weight in gives.items()
         ),
         default=Rule(gives=None),
     )
+
+
+def _assignment(weight: Placement, *, static: bool) -> Assignment:
+    layer = weight.layer
+    return Assignment(weight=layer.weight, input=layer.input if static else None, method=weight.method)
 
 
 def _rows(root: nn.Module) -> list[WeightRows]:

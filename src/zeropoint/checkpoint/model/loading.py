@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ...codecs.protocol import Codec, InputNames
+from ...codecs.data_scales import InputNames
+from ...codecs.protocol import Codec
 from ...codecs.records import Known
 from ...codecs.registry import DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
@@ -116,7 +117,8 @@ def _load_floats(model: nn.Module, stored: StoredLayers, files: Mapping[Place, O
     state = {name: t for name, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
     views = file_tensors(model, state)
     quantized = {layer.module + WEIGHT for layer in stored.layers}
-    names = {name for layer in stored.layers[:1] for name in layer.codec.input_names or ()}
+    every = [layer.codec.input_names for layer in stored.layers[:1]]
+    names = {suffix for own in every if own is not None for suffix in own.suffixes}
     entries = {entry.name: entry for entry in stored.others if entry.name.rpartition(".")[2] not in names}
     strange = entries.keys() - views.keys()
     for missing, of in ((views.keys() - entries.keys() - quantized, "files"), (strange, "model")):

@@ -209,7 +209,7 @@ def _quantized(layer: QuantizedLinear, index: torch.Tensor, codec: Codec) -> Qua
     return QuantizedPart(
         layer=layer_scheme_of(layer, codec), shape=(count, columns), dtype=packed.dtype,
         codes=packed.quantized if whole else functools.partial(packed.part, index),
-        inputs=_input_tensors(layer.input_quantizer, codec),
+        inputs=input_tensors(layer.input_quantizer, codec),
     )  # fmt: skip
 
 
@@ -222,19 +222,19 @@ def whole_scale(quantizer: LocalQuantize) -> torch.Tensor:
     return quantizer.codes(torch.zeros(1, columns)).scales[-1].reshape(1)
 
 
-def _input_tensors(quantizer: nn.Module | None, codec: Codec) -> dict[str, torch.Tensor]:
-    """Return the tensors of inputs with parameters from data."""
+def input_tensors(quantizer: nn.Module | None, codec: Codec) -> dict[str, torch.Tensor]:
+    """Return the tensors of inputs with parameters from data, by suffix."""
     names = codec.input_names
     if names is None:
         return {}
     if isinstance(quantizer, LocalQuantize):
-        return {names.global_scale: whole_scale(quantizer)}
+        return {names.global_scale: whole_scale(quantizer).reshape(names.shape)}
     if not isinstance(quantizer, FakeQuantize):
         return {}
     params = quantizer.params
-    found = {names.scale: params.scales[0].reshape(1)}
+    found = {names.scale: params.scales[0].reshape(names.shape)}
     if params.zero_point is not None:
         # Codes without a sign count as signed ones, so that 0 becomes the least of these.
         shift = (1 << (params.scheme.bits - 1)) if params.scheme.qmin == 0 else 0
-        found[names.zero_point] = (params.zero_point.reshape(1) - shift).to(torch.int8)
+        found[names.zero_point] = (params.zero_point.reshape(names.shape) - shift).to(torch.int8)
     return found

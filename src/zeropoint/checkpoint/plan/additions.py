@@ -1,12 +1,13 @@
-"""A plan that copies a checkpoint, adds small tensors to its files, and says so in its configuration.
+"""Plans that add small tensors to the files that they write, and one that does nothing but copy and add.
 
-Nothing is quantized or decoded: what the source's manifest says of weights, that of the result says, too.
+Where nothing is quantized or decoded, what the source's manifest says of weights, that of the result says.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -61,6 +62,17 @@ def plan_with(
         companions={path: stamp(source.root / path).size for path in companions},
         earlier=Text.of(_about_weights(source)),
     )  # fmt: skip
+
+
+def with_added(plan: CheckpointPlan, added: Iterable[NewTensor]) -> CheckpointPlan:
+    """Return ``plan`` with tensors added to those that it writes."""
+    origins = [_origin(tensor) for tensor in added]
+    placements = plan.placements.with_added(origins)
+    name = index_name(plan.source)
+    texts = {name: Text.of(index_text(placements))} if name in plan.texts else {}
+    return replace(
+        plan, placements=placements, texts={**plan.texts, **texts}, limits=plan.limits.reserve(origins)
+    )
 
 
 _COPY = RecipeText(text="default: keep", name="copy")

@@ -193,14 +193,30 @@ def layer_data(plan: CheckpointPlan, weight: Placement, extremes: tuple[float, f
 
 
 def require_statistics(plan: CheckpointPlan) -> None:
-    """Raise CalibrationError where a method needs statistics of the inputs of a layer that are not there."""
+    """Raise CalibrationError where a method, or a static input, needs data of which nothing is there."""
+    static = static_inputs(plan)
+    added = {origin.entry.name for origin in plan.placements.added} if static else set()
     for weight in plan.weights:
+        if weight.layer in static and f"{weight.module}.{static[weight.layer]}" not in added:
+            raise CalibrationError(
+                f"{printable(weight.module)}: inputs {weight.layer.input} need scales observed on data; pass "
+                "--calibration FILE with text, or calibration= in Python, or make inputs dynamic"
+            )
         needs = method_named(weight.method).needs
         if needs.keys() - plan.statistics.get(weight.module, {}).keys():
             raise CalibrationError(
                 f"{printable(weight.module)}: method {weight.method} needs the {' and '.join(needs)} of its "
                 "inputs; pass --calibration FILE with text, or calibration= in Python"
             )
+
+
+def static_inputs(plan: CheckpointPlan) -> dict[LayerScheme, str]:
+    """Return the schemes with inputs that have scales from data, and the last part of the name of one."""
+    return {
+        layer: layer.codec.input_names.needed(layer.input)
+        for layer in plan.layers
+        if layer.input is not None and not layer.input.dynamic and layer.codec.input_names is not None
+    }
 
 
 def slab_rows(weight: Placement, limits: Limits) -> int:

@@ -234,6 +234,7 @@ class Placements:
         self._config = actions.floats.source.config or {}
         files = self._container.files(source.shards)
         self._actions, self._entries = actions, actions.floats.source.entries
+        self._of = source, codec
         self._origins = (*actions.restored, *actions.added)
         self._shards = tuple(dict.fromkeys(files))
         self.layers: tuple[LayerScheme, ...] = tuple(
@@ -270,6 +271,11 @@ class Placements:
         return self.shards == other.shards and self.all == other.all
 
     __hash__ = None  # type: ignore[assignment]
+
+    def with_added(self, added: Sequence[Origin]) -> Placements:
+        """Return what becomes of all tensors where some more are added."""
+        source, codec = self._of
+        return Placements(source, replace(self._actions, added=tuple(added)), codec)
 
     @property
     def nbytes(self) -> int:

@@ -16,18 +16,8 @@ from ...schemes import Granularity, Scheme, ZeroPoint
 from ...tensor import QuantizedTensor
 from .. import layer_schemes
 from ..block_extents import blocks
-from ..protocol import (
-    CACHE_FORMAT,
-    COLUMNS,
-    ROWS,
-    CacheScales,
-    Codec,
-    Contents,
-    Documents,
-    InputNames,
-    LayerScheme,
-    TensorSpec,
-)
+from ..data_scales import CACHE_FORMAT, CacheScales, InputNames
+from ..protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from ..records import Listing
 from . import layout as layouts
 from .config import DIALECT, NAMES, QUANT_METHOD, input_arguments

@@ -1,0 +1,69 @@
+"""Where scales that come from data lie in the files of a codec: those of static inputs, and of a cache.
+
+All are one number. This module opens no file.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..formats import get_format
+from ..recipes import Activation
+
+
+class InputNames(NamedTuple):
+    """Suffixes of the tensors that hold the parameters of static inputs.
+
+    Args:
+        scale: of the finest scale.
+        zero_point: of the zero point.
+        global_scale: of the scale over all blocks, in schemes of two levels.
+        shape: of each; all are one number.
+    """
+
+    scale: str
+    zero_point: str
+    global_scale: str
+    shape: tuple[int, ...] = (1,)
+
+    @property
+    def suffixes(self) -> tuple[str, str, str]:
+        """The three suffixes."""
+        return self.scale, self.zero_point, self.global_scale
+
+    def needed(self, given: Activation) -> str:
+        """Return the suffix of the scale that static inputs have in any case.
+
+        Args:
+            given: how inputs are quantized.
+        """
+        return self.global_scale if given.local else self.scale
+
+
+CACHE_FORMAT = get_format("float8_e4m3fn")
+"""What the keys and values of a cache are quantized to."""
+
+
+class CacheScales(NamedTuple):
+    """Where the scales of a float8 cache of keys and values lie, two for each attention layer.
+
+    Args:
+        key, value: their names, after that of the attention layer.
+        shape: of each; both are one number.
+        dtype: in which they are computed and stored, or None for that of keys and values.
+    """
+
+    key: str
+    value: str
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype | None = torch.float32
+
+    def scale(self, largest: torch.Tensor) -> torch.Tensor:
+        """Return the scale of keys or values: their largest magnitude over that of the format.
+
+        Args:
+            largest: the largest magnitude, in the dtype of keys and values: one number.
+        """
+        return (largest.to(self.dtype or largest.dtype) / float(CACHE_FORMAT.max)).reshape(self.shape)
