@@ -256,9 +256,9 @@ def test_what_is_wrong_with_a_file_is_one_sentence(
         raise AssertionError(found[0].what)
 
 
-def test_int8_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_configuration_that_names_no_size_is_refused(tmp_path: Path) -> None:
     folder = theirs(tmp_path / "in", {M: torch.zeros(2, 64, dtype=torch.int8)}, load_in_4bit=False)
-    with pytest.raises(UnsupportedError, match="has no load_in_4bit: its int8 layers are not read here"):
+    with pytest.raises(UnsupportedError, match="has neither load_in_4bit nor load_in_8bit"):
         zp.verify_checkpoint(folder)
 
 

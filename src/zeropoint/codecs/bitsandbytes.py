@@ -154,8 +154,8 @@ class BitsandbytesReader(Reader):
         config = listing.quantization
         if not config.get("load_in_4bit", config.get("_load_in_4bit")):
             raise UnsupportedError(
-                "quantization_config of bitsandbytes has no load_in_4bit: its int8 layers are not read here; "
-                "pass the original checkpoint"
+                "quantization_config of bitsandbytes has neither load_in_4bit nor load_in_8bit; pass the "
+                "original checkpoint"
             )
         self.ignore = tuple(map(str, config.get("llm_int8_skip_modules") or ()))
 
@@ -320,6 +320,11 @@ class Bitsandbytes(Codec):
         if part is None:
             return None
         return name.removesuffix(f".{part}"), part, part != WEIGHT or dtype == "U8"
+
+    def claims(self, quantization: Mapping[str, Any]) -> bool:
+        """See :class:`Codec`: what is 8 bits has another layout."""
+        eight = quantization.get("load_in_8bit", quantization.get("_load_in_8bit"))
+        return super().claims(quantization) and not eight
 
     def read(self, listing: Listing) -> BitsandbytesReader:
         """See :class:`Codec`."""

@@ -72,4 +72,4 @@ def claiming(quantization: Mapping[str, Any]) -> Codec | None:
 
 def methods() -> list[str]:
     """Return the values of ``quant_method`` that are read."""
-    return [method for codec in CODECS.values() for method in codec.methods]
+    return list(dict.fromkeys(method for codec in CODECS.values() for method in codec.methods))
