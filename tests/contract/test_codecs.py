@@ -42,6 +42,14 @@ OTHERS = {
         "uint8:tensor:asym",
         "float8_e4m3fn:tensor",
     ),
+    "torchao": (
+        "int4:g64",
+        "int4:g64:asym",
+        "int8:channel:asym",
+        "int3:channel",
+        "int8:g32",
+        "int2:g32:asym",
+    ),
 }
 CASES = [
     *((name, layer.name) for name, codec in CODECS.items() for layer in preset_layers(codec)),

@@ -6,12 +6,34 @@ is the base class; a file that is a whole model to its engine has a format of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
 
 from ..architectures import Config
 from .containers.protocol import Found, Metadata, Read, Row
 from .stored_forms import StoredForm
+
+if TYPE_CHECKING:
+    from .protocol import LayerScheme
+
+
+class FileTensor(NamedTuple):
+    """A tensor of the model that a file holds, as it is or quantized.
+
+    Args:
+        name: its name; that of a weight ends in ``.weight``.
+        layer: how it is quantized, or None where it is not.
+        shape: (out_features, in_features) of a quantized weight, whatever its tensors have; else its own.
+        dtype: of the weight before it was quantized; None where torch does not know it.
+    """
+
+    name: str
+    layer: LayerScheme | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +45,14 @@ class ModelFiles:
         metadata: of the source's file.
         layouts: of its quantized weights, as the codec calls them.
         read: gives the bytes of a file of the source, such as tokenizer.json, or None where it is not there.
+        tensors: what the file holds.
     """
 
     config: Config
     metadata: Metadata
     layouts: Sequence[str]
     read: Callable[[str], bytes | None]
+    tensors: Iterable[FileTensor] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,10 @@ class Listing(Protocol):
     def quantization(self) -> Mapping[str, Any]:
         """What the configuration says of quantization, or an empty mapping."""
 
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The texts in the metadata of all its files."""
+
     def document(self, name: str) -> Mapping[str, Any] | None:
         """Return what a JSON file next to the configuration says, or None where it is not there.
 

@@ -374,8 +374,14 @@ def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
         listed = "; ".join(map(str, stored.problems[:_LISTED]))
         raise CheckpointError(f"{place} cannot be dequantized: {listed}; pass the original checkpoint")
     origins = Origins(source, stored, dtype or _declared_dtype(source))
+    entries = _float_entries(source, origins)
     floats = replace(
-        source, entries=_float_entries(source, origins),
+        source, entries=entries,
+        metadata={
+            # What it says of tensors, under their names and in a list of these, is not said of the floats.
+            name: {k: v for k, v in found.items() if k not in entries and k != "tensor_names"}
+            for name, found in source.metadata.items()
+        },
         companions=tuple(path for path in source.companions if str(path) not in _OF_QUANTIZATION),
         config=source.config and {k: v for k, v in source.config.items() if k not in CONFIG_KEYS},
         config_text=source.config_text if source.config is None else without_keys(source.config_text or ""),

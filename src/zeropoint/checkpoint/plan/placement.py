@@ -21,7 +21,7 @@ import torch
 from ...architectures import shared_scale_set
 from ...codecs.containers import CONTAINERS
 from ...codecs.containers.protocol import Metadata, Row
-from ...codecs.model_format import ModelFiles
+from ...codecs.model_format import FileTensor, ModelFiles
 from ...codecs.protocol import ROWS, Codec, LayerScheme, TensorSpec
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...codecs.stored_forms import StoredForm
@@ -30,7 +30,7 @@ from ...errors import CheckpointError, printable
 from ...methods import NEAREST, OF_CODES, Scope, method_named
 from ...tensor import QuantizedTensor
 from ..choose.expert_matrices import WeightMatrix, matrices
-from ..choose.selection import is_fused_experts, module_of
+from ..choose.selection import WEIGHT, is_fused_experts, module_of
 from ..read.source import Source
 from ..read.storage import OpenFile, Place, read_small
 from ..read.tensor_entries import TensorEntry
@@ -259,7 +259,13 @@ class Placements:
         self._order = array("I", sorted(range(len(names)), key=names.__getitem__))
         self._require_unique(names)
         metadata = {
-            file: codec.model_format.metadata(model_files(source, name, self.layers))
+            file: codec.model_format.metadata(
+                replace(
+                    model_files(source, name, self.layers),
+                    tensors=self._contents(file),
+                    metadata=actions.floats.source.metadata[name],
+                )
+            )
             for name, file in zip(source.shards, files, strict=True)
         }
         self.shards = tuple(self._lay_out(metadata))
@@ -410,6 +416,19 @@ class Placements:
         """Return the name of the tensor that an output tensor comes from."""
         at = self._owner(number) - self._base
         return self._name(number) if at < 0 else self._entries.name(self._entry[at])
+
+    def _contents(self, file: str) -> Iterator[FileTensor]:
+        """Yield the tensors of the model that a file holds, those that are kept first."""
+        shard = self._shards.index(file)
+        for number in range(self._base):
+            if self._file[number] == shard:
+                spec = self._specs[self._kind[number]]
+                yield FileTensor(self._name(number), None, spec.shape, TORCH_DTYPES.get(spec.dtype))
+        for at, first in enumerate(self._first):
+            if self._file[first] == shard:
+                entry, layer = self._entries.at(self._entry[at]), self.layers[self._layer[at]]
+                matrix = self._matrices(entry, layer)[max(0, self._matrix[at])]
+                yield FileTensor(f"{matrix.module}{WEIGHT}", layer, matrix.shape, TORCH_DTYPES[entry.dtype])
 
     def _lay_out(self, metadata: Mapping[str, Metadata]) -> Iterator[OutputShard]:
         """Give each tensor its place, and yield the files; metadata: of each, by name."""

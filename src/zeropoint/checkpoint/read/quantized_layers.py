@@ -7,6 +7,7 @@ tensors that codecs ask for; it decodes nothing.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from array import array
@@ -160,7 +161,7 @@ class _Layers:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Listing:
     """What a codec sees of a checkpoint."""
 
@@ -171,6 +172,12 @@ class _Listing:
     def config(self) -> Mapping[str, Any]:
         """The model's configuration."""
         return self.source.config or {}
+
+    @functools.cached_property
+    def metadata(self) -> Mapping[str, str]:
+        """The metadata of all files; of one key in several, the last one's."""
+        every = (item for found in self.source.metadata.values() for item in found.items())
+        return {key: value for key, value in every if isinstance(value, str)}
 
     def document(self, name: str) -> Mapping[str, Any] | None:
         """Return what a JSON file of the checkpoint says."""

@@ -1,0 +1,372 @@
+"""The safetensors files of torchao, which transformers writes and reads: tensors, and JSON about each.
+
+For the weight ``X.weight`` of shape (N, K) and groups of g inputs (all little-endian, rows one after the
+other; S is the dtype of the model):
+
+    Int8Tensor                 X._weight_qdata I8 [N, K], X._weight_scale F32 [N, 1],
+                               X._weight_zero_point I8 [N, 1], zeros
+    Float8Tensor               X._weight_qdata F8_E4M3 [N, K], X._weight_scale F32 [N, 1]
+    IntxUnpackedToInt8Tensor   X._weight_qdata I8 [N, K], of 2 to 8 bits each, X._weight_scale S [N, K / g],
+                               X._weight_zero_point I8 [N, K / g]
+
+The metadata of a file has ``X.weight``: ``{"_type": "Int8Tensor", "_data": {"block_size": [1, K], "dtype":
+{"_type": "torch.dtype", "_data": "bfloat16"}, ...}, "_tensor_data_names": [...]}``, ``{"_type": "Tensor"}``
+for each tensor that is none of these, and ``tensor_names``, a list of all. The configuration says
+``{"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", ...}},
+"modules_to_not_convert": [...]}``.
+
+Source: torchao 0.18 (prototype/safetensors; quantization/quantize_/workflows) and transformers 5.23
+(quantizers/quantizer_torchao.py). This module opens no file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointError, UnsupportedError
+from ..formats import IntFormat, get_format
+from ..formats.torch_dtypes import format_of, storage_dtype
+from ..layout import packing
+from ..params import QuantizationParams
+from ..params.tensors import zero_point_dtype
+from ..recipes import Activation
+from ..schemes import Preset, Scheme, ZeroPoint
+from ..tensor import QuantizedTensor
+from .block_extents import blocks
+from .containers.protocol import Metadata
+from .engines import (
+    LLAMA_CPP,
+    TENSORRT,
+    TRANSFORMERS,
+    VLLM,
+    Facts,
+    Loads,
+    Problem,
+    always,
+    fused_alike,
+    rules,
+)
+from .model_format import FileTensor, ModelFiles, ModelFormat
+from .protocol import Codec, Contents, Documents, LayerScheme, TensorSpec
+from .records import Entry, Known, Listing, Reader, Record, needed, record_of
+from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
+
+QUANT_METHOD = "torchao"
+CODES, SCALE, ZEROS = "_weight_qdata", "_weight_scale", "_weight_zero_point"
+INT8, FLOAT8, INTX = "Int8Tensor", "Float8Tensor", "IntxUnpackedToInt8Tensor"
+_INT8, _FLOAT8 = "int8:channel:scale=input:dialect=torch", "float8_e4m3fn:channel:scale=input"
+_OTHERS = (
+    "_weight_per_tensor_scale", "_weight_scale_and_zero", "_weight_act_pre_scale", "_weight_act_quant_scale",
+)  # fmt: skip
+"""Tensors of its other classes."""
+_TOKEN = Activation.of("int8:token")
+_SCALES, _NAMES = ("F32", "BF16", "F16"), "tensor_names"
+
+
+def class_of(weight: Scheme) -> str | None:
+    """Return the class of torchao that holds weights of a scheme, or None.
+
+    >>> class_of(Scheme.parse("int8:channel")), class_of(Scheme.parse("int4:g32:asym"))
+    ('Int8Tensor', 'IntxUnpackedToInt8Tensor')
+    """
+    if weight.chained is not None or len(weight.scales) != 1 or weight.offsets or blocks(weight)[0] != 1:
+        return None
+    element, (level,), group = weight.element, weight.scales, blocks(weight)[1]
+    stored = None if level.format is None else FILE_DTYPES.get(storage_dtype(level.format))
+    if level.rule.power_of_two or (level.format is not None and stored not in _SCALES):
+        return None
+    affine = weight.zero_point is not ZeroPoint.NONE
+    if element == get_format("float8_e4m3fn"):
+        return FLOAT8 if not (group or affine) and stored in (None, "F32") else None
+    if not isinstance(element, IntFormat) or not element.signed or element.fraction_bits or element.bits > 8:
+        return None
+    if weight.zero_point is ZeroPoint.REAL:
+        return None
+    whole = element.bits == 8 and not (group or affine) and stored in (None, "F32")
+    return INT8 if whole else INTX
+
+
+def _member(table: Mapping[str, Any], key: str) -> Any:
+    """Return what a wrapped value of the JSON says, such as the name of a dtype."""
+    found = table.get(key)
+    return found.get("_data") if isinstance(found, dict) else found
+
+
+class TorchaoReader(Reader):
+    """The layers of one checkpoint of torchao, each of which the metadata describes."""
+
+    def __init__(self, listing: Listing, codec: Codec) -> None:
+        self._metadata, self._codec = listing.metadata, codec
+        if _NAMES not in self._metadata:
+            raise UnsupportedError(
+                "its files have no metadata of torchao, as those of torch.save and of releases before 0.15; "
+                "pass the original checkpoint"
+            )
+        self.ignore = tuple(map(str, listing.quantization.get("modules_to_not_convert") or ()))
+        kind = listing.quantization.get("quant_type")
+        given = kind.get("default") if isinstance(kind, dict) else None
+        data = given.get("_data") if isinstance(given, dict) else None
+        self._symmetric = _member(data, "mapping_type") != "ASYMMETRIC" if isinstance(data, dict) else False
+
+    def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
+        """See :class:`Reader`; ``key`` is the module."""
+        kind, data = self._described(key)
+        codes, scale = needed(tensors, CODES, kind), needed(tensors, SCALE, kind)
+        if len(codes.shape) != 2:
+            raise CheckpointError(f"{CODES} has shape {list(codes.shape)}, but must be a matrix")
+        if scale.dtype not in _SCALES:
+            raise CheckpointError(f"{SCALE} is {scale.dtype}, but must be one of {', '.join(_SCALES)}")
+        shape, own = (codes.shape[0], codes.shape[1]), str(TORCH_DTYPES[scale.dtype]).removeprefix("torch.")
+        weight = Scheme.parse(f"{_text(kind, data, shape, symmetric=self._symmetric)}:scale={own}")
+        if class_of(weight) != kind and (class_of(weight), kind) != (INT8, INTX):
+            raise UnsupportedError(f"{kind} of {weight} is not read here; pass the original checkpoint")
+        named = str(_member(data, "dtype"))
+        if named not in _DTYPES:
+            raise CheckpointError(
+                f"dtype in its metadata is {named:.40}, but must be one of {', '.join(_DTYPES)}"
+            )
+        layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight, input=_input(data))
+        return record_of(layer, key, tensors, shape=shape, dtype=_DTYPES[named])
+
+    def _described(self, module: str) -> tuple[str, Mapping[str, Any]]:
+        """Return the class of a weight, and what the metadata says of it."""
+        try:
+            found = json.loads(self._metadata[f"{module}.weight"])
+        except (KeyError, ValueError, RecursionError) as error:
+            raise CheckpointError("the metadata does not describe it; the file is damaged") from error
+        kind = found.get("_type") if isinstance(found, dict) else None
+        data = found.get("_data") if isinstance(found, dict) else None
+        if not isinstance(data, dict):
+            raise CheckpointError("the metadata does not describe it; the file is damaged")
+        if kind not in (INT8, FLOAT8, INTX):
+            raise UnsupportedError(
+                f"weights of class {kind!r:.40} are not read; known are {INT8}, {FLOAT8}, {INTX}"
+            )
+        return str(kind), data
+
+
+_DTYPES = MappingProxyType({
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)
+})  # fmt: skip
+
+
+def _text(kind: str, data: Mapping[str, Any], shape: tuple[int, int], *, symmetric: bool) -> str:
+    """Return the text of the scheme that the metadata of a weight describes, without its scale."""
+    block = data.get("block_size")
+    if (
+        not isinstance(block, list)
+        or len(block) != 2
+        or block[0] != 1
+        or type(block[1]) is not int
+        or block[1] < 1
+    ):
+        raise UnsupportedError(f"block_size {block!r:.40} in its metadata is not read; known is [1, inputs]")
+    cut = "channel" if block[1] == shape[1] else f"g{block[1]}"
+    if kind == FLOAT8:
+        return f"float8_e4m3fn:{cut}"
+    if kind == INT8:
+        return f"int8:{cut}:dialect=torch"
+    bits = str(_member(data, "target_dtype"))
+    if bits not in {f"int{n}" for n in range(2, 9)}:
+        raise UnsupportedError(f"target_dtype {bits:.40} in its metadata is not read; known are int2 to int8")
+    return f"{bits}:{cut}{'' if symmetric else ':asym'}:dialect=torch"
+
+
+def _input(data: Mapping[str, Any]) -> Activation | None:
+    """Return how inputs are quantized."""
+    given = data.get("act_quant_kwargs") or data.get("activation_quantization")
+    if given is None:
+        return None
+    wanted = given.get("_data") if isinstance(given, dict) else None
+    if isinstance(wanted, dict) and given.get("_type") == "QuantizeTensorToInt8Kwargs":
+        granularity, symmetric = wanted.get("granularity"), _member(wanted, "mapping_type") == "SYMMETRIC"
+        if isinstance(granularity, dict) and granularity.get("_type") == "PerRow" and symmetric:
+            return _TOKEN
+    raise UnsupportedError(
+        f"quantized inputs {given!r:.60} in its metadata are not read; known is int8 by token"
+    )
+
+
+def _transformers(facts: Facts) -> Iterator[Problem]:
+    if facts.experts or facts.nonlinear or facts.transposed:
+        yield Loads.NO, "it reads linear layers alone in this layout"
+    yield Loads.PARTLY, "with torchao 0.18 installed"
+
+
+def _vllm(facts: Facts) -> Iterator[Problem]:
+    yield from fused_alike(facts)
+    yield Loads.UNCHECKED, "it has a loader for this layout, which did not run here"
+
+
+class TorchaoFormat(ModelFormat):
+    """What the metadata says: the JSON of each tensor, and all names."""
+
+    def metadata(self, model: ModelFiles) -> Metadata:
+        """See :class:`ModelFormat`."""
+        found = {tensor.name: _json(tensor) for tensor in model.tensors}
+        return {**super().metadata(model), "format": "pt", **found, _NAMES: json.dumps(list(found))}
+
+
+@dataclass(frozen=True)
+class Torchao(Codec):
+    """See the module and :class:`Codec`."""
+
+    name = "torchao"
+    title = "the safetensors layout of torchao"
+    presets = MappingProxyType({
+        "int8wo": Preset(weight=_INT8), "int8dq": Preset(weight=_INT8, input="int8:token"),
+        "float8wo": Preset(weight=_FLOAT8),
+    })  # fmt: skip
+    defaults = MappingProxyType({"scale": "input", "dialect": "torch"})
+    parts = MappingProxyType({CODES: True, SCALE: True, ZEROS: True, **dict.fromkeys(_OTHERS, True)})
+    engines = rules({
+        TRANSFORMERS: _transformers, VLLM: _vllm,
+        TENSORRT: always(Loads.NO, "it does not know this layout"),
+        LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
+    })  # fmt: skip
+    methods = (QUANT_METHOD,)
+    model_format = TorchaoFormat()
+
+    def layout(self, layer: LayerScheme) -> str:
+        """See :class:`Codec`: the class."""
+        found = class_of(layer.weight)
+        if found is None:
+            raise UnsupportedError(
+                f"scheme {layer.weight} is not what torchao's files hold here; use float8_e4m3fn:channel, or "
+                "int2 to int8 in groups or by channel"
+            )
+        if layer.input is not None and (found, layer.input) != (INT8, _TOKEN):
+            raise UnsupportedError(
+                f"input {layer.input} has no place in {found}; use int8:channel with int8:token"
+            )
+        return found
+
+    def tensors(
+        self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> tuple[TensorSpec, ...]:
+        """See :class:`Codec`."""
+        grid = layer.weight.granularity.grid(shape)
+        codes = TensorSpec(suffix=CODES, dtype="F8_E4M3" if layer.layout == FLOAT8 else "I8", shape=shape)
+        scale = TensorSpec(suffix=SCALE, dtype=FILE_DTYPES[_scale_dtype(layer, dtype)], shape=grid)
+        if layer.layout == FLOAT8:
+            return codes, scale
+        return codes, scale, TensorSpec(suffix=ZEROS, dtype="I8", shape=grid)
+
+    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
+        """See :class:`Codec`."""
+        scale = q.scales[0].to(_scale_dtype(layer, q.dtype))
+        if layer.layout == FLOAT8:
+            return {CODES: q.data.view(torch.float8_e4m3fn), SCALE: scale}
+        bits = layer.weight.bits
+        fields = packing.unpack(q.data, bits, q.shape[1]) << (8 - bits)
+        zeros = torch.zeros_like(scale) if q.zero_point is None else q.zero_point
+        return {CODES: fields.view(torch.int8) >> (8 - bits), SCALE: scale, ZEROS: zeros.to(torch.int8)}
+
+    def decode(
+        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
+        dtype: torch.dtype,
+    ) -> QuantizedTensor:  # fmt: skip
+        """See :class:`Codec`."""
+        weight, codes = layer.weight, tensors[CODES]
+        scale = tensors[SCALE].to(storage_dtype(weight.scales[0].format_for(format_of(dtype))))
+        data = codes.view(torch.uint8) if weight.bits == 8 else packing.pack(codes, weight.bits)
+        affine = weight.zero_point is not ZeroPoint.NONE
+        params = QuantizationParams(
+            scheme=weight, shape=shape, scales=(scale,), dtype=dtype,
+            zero_point=tensors[ZEROS].to(zero_point_dtype(weight)) if affine else None,
+        )  # fmt: skip
+        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
+
+    def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
+        """See :class:`Codec`; codes beyond their bits, and zero points that a symmetric scheme has not."""
+        if layer.layout == FLOAT8:
+            return None
+        half = 1 << (layer.weight.bits - 1)
+        if bool(((tensors[CODES] < -half) | (tensors[CODES] > half - 1)).any()):
+            return f"{CODES} has codes of more than {layer.weight.bits} bits"
+        affine = layer.weight.zero_point is not ZeroPoint.NONE
+        return (
+            None if affine or not tensors[ZEROS].any() else f"{ZEROS} is not 0, but the scheme is symmetric"
+        )
+
+    def read(self, listing: Listing) -> TorchaoReader:
+        """See :class:`Codec`."""
+        return TorchaoReader(listing, self)
+
+    def documents(self, contents: Contents) -> Documents:
+        """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
+        layer = contents.only_layer(self.title)
+        return Documents(section={
+            "quant_method": QUANT_METHOD, "quant_type": {"default": _config(layer)},
+            "modules_to_not_convert": list(contents.kept), "include_input_output_embeddings": False,
+            "untie_embedding_weights": False,
+        })  # fmt: skip
+
+
+def _scale_dtype(layer: LayerScheme, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which scales are stored."""
+    if layer.layout != INTX:
+        return torch.float32
+    return storage_dtype(layer.weight.scales[0].format_for(format_of(dtype)))
+
+
+def _wrapped(kind: str, data: object) -> dict[str, object]:
+    return {"_type": kind, "_data": data}
+
+
+def _json(tensor: FileTensor) -> str:
+    """Return what the metadata says of a tensor."""
+    layer = tensor.layer
+    if layer is None:
+        return json.dumps({"_type": "Tensor"})
+    block = [1, blocks(layer.weight)[1] or tensor.shape[1]]
+    own = _wrapped("torch.dtype", str(tensor.dtype).removeprefix("torch."))
+    names = ["qdata", "scale"] if layer.layout == FLOAT8 else ["zero_point", "qdata", "scale"]
+    data: dict[str, object]
+    if layer.layout == INTX:
+        names = ["qdata", "scale", "zero_point"]
+        target = _wrapped("torch.dtype", f"int{layer.weight.bits}")
+        data = {"target_dtype": target, "block_size": block, "dtype": own, "activation_quantization": None}
+    elif layer.layout == FLOAT8:
+        kernel = _wrapped("KernelPreference", "AUTO")
+        data = {"block_size": block, "mm_config": None, "act_quant_kwargs": None, "kernel_preference": kernel}
+    else:
+        symmetric, row = _wrapped("MappingType", "SYMMETRIC"), _wrapped("PerRow", {"dim": -1})
+        token = {"granularity": row, "mapping_type": symmetric, "reduce_range": False}
+        inputs = None if layer.input is None else _wrapped("QuantizeTensorToInt8Kwargs", token)
+        data = {"act_quant_kwargs": inputs, "reduce_range": False, "block_size": block}
+    return json.dumps({"_type": layer.layout, "_data": data | {"dtype": own}, "_tensor_data_names": names})
+
+
+def _config(layer: LayerScheme) -> dict[str, object]:
+    """Return the configuration of torchao that gives such weights."""
+    row = _wrapped("PerRow", {"dim": -1}) | {"_version": 1}
+    data: dict[str, object]
+    if layer.layout == FLOAT8:
+        name, data = "Float8WeightOnlyConfig", {"weight_dtype": _wrapped("torch.dtype", "float8_e4m3fn")}
+    elif layer.layout == INTX:
+        group = blocks(layer.weight)[1]
+        cut = _wrapped("PerGroup", {"group_size": group}) if group else _wrapped("PerAxis", {"axis": 0})
+        kind = "SYMMETRIC" if layer.weight.zero_point is ZeroPoint.NONE else "ASYMMETRIC"
+        return _wrapped("IntxWeightOnlyConfig", {
+            "weight_dtype": _wrapped("torch.dtype", f"int{layer.weight.bits}"),
+            "granularity": cut | {"_version": 1}, "mapping_type": _wrapped("MappingType", kind),
+            "scale_dtype": None, "intx_packing_format": _wrapped("IntxPackingFormat", "UNPACKED_TO_INT8"),
+            "intx_choose_qparams_algorithm": _wrapped("IntxChooseQParamsAlgorithm", "AFFINE"),
+        }) | {"_version": 2}  # fmt: skip
+    elif layer.input is None:
+        name, data = "Int8WeightOnlyConfig", {"group_size": None}
+    else:
+        name = "Int8DynamicActivationInt8WeightConfig"
+        symmetric = _wrapped("MappingType", "SYMMETRIC")
+        data = {"act_mapping_type": symmetric, "reduce_range": False, "weight_only_decode": False}
+    return _wrapped(name, {**data, "granularity": row, "set_inductor_config": True}) | {"_version": 2}
+
+
+CODEC = Torchao()

@@ -1,0 +1,162 @@
+"""Files of torchao: its bytes, recorded, its metadata, and files that are wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import zeropoint as zp
+from zeropoint.checkpoint.choose.recipe import KEEP
+from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.layer_schemes import layer_scheme
+from zeropoint.codecs.torchao import CODEC
+from zeropoint.errors import UnsupportedError
+
+M = "a.up_proj"
+Tensors = dict[str, torch.Tensor]
+# The first digits of the SHA-256 of qdata, and the scales, that torchao 0.18 gives x() on a CPU.
+RECORDED = {
+    "int8wo": ("d9416e67162b0df5b421af0e6597bfa3", [0.00616455078125, 0.00616455078125]),
+    "int8dq": ("d9416e67162b0df5b421af0e6597bfa3", [0.00616455078125, 0.00616455078125]),
+    "float8wo": ("a86722df277d0a1836bfd7635e4a876c", [0.0017547607421875, 0.0017547607421875]),
+}
+
+
+def x() -> torch.Tensor:
+    return (((torch.arange(256) * 37 % 101).float() - 50.25).view(2, 128) / 64).bfloat16()
+
+
+def metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, "pt") as file:
+        found: dict[str, str] = file.metadata()
+    return found
+
+
+@pytest.mark.parametrize("preset", RECORDED)
+def test_the_bytes_are_those_of_torchao(preset: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    save_file({f"{M}.weight": x(), "a.norm.weight": torch.ones(4)}, tmp_path / "in" / "model.safetensors")
+    (tmp_path / "in" / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "bfloat16"}))
+    run(make_plan(open_source(tmp_path / "in"), preset, codec=CODEC), tmp_path / "out")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    codes = found[f"{M}._weight_qdata"].view(torch.uint8).numpy().tobytes()
+    scales = found[f"{M}._weight_scale"]
+    digest = hashlib.sha256(codes).hexdigest()[:32]
+    assert (digest, scales.flatten().tolist(), scales.shape) == (*RECORDED[preset], (2, 1))
+    assert not zp.verify_checkpoint(tmp_path / "out", tmp_path / "in").problems
+    described = metadata(tmp_path / "out" / "model.safetensors")
+    assert sorted(json.loads(described["tensor_names"])) == ["a.norm.weight", f"{M}.weight"]
+    assert json.loads(described["a.norm.weight"]) == {"_type": "Tensor"}
+    every = Selection(dequantize=DequantizePolicy.EVERY)
+    run(make_plan(open_source(tmp_path / "out"), KEEP, selection=every), tmp_path / "back")
+    assert metadata(tmp_path / "back" / "model.safetensors") == {"format": "pt"}
+
+
+def wrapped(kind: str, data: object) -> dict[str, object]:
+    return {"_type": kind, "_data": data}
+
+
+DATA: dict[str, Any] = {
+    "target_dtype": wrapped("torch.dtype", "int4"), "block_size": [1, 32],
+    "dtype": wrapped("torch.dtype", "bfloat16"), "activation_quantization": None,
+}  # fmt: skip
+
+
+def stored() -> Tensors:
+    """Return a layer of int4 in groups."""
+    return {
+        f"{M}._weight_qdata": (torch.arange(128).view(2, 64) % 16 - 8).to(torch.int8),
+        f"{M}._weight_scale": torch.tensor([[0.5, 1.0], [2.0, 0.25]]).bfloat16(),
+        f"{M}._weight_zero_point": torch.zeros(2, 2, dtype=torch.int8),
+    }
+
+
+def theirs(
+    folder: Path, tensors: Tensors, kind: str = "IntxUnpackedToInt8Tensor", mapping: str = "SYMMETRIC",
+    **changes: Any,
+) -> Path:  # fmt: skip
+    """Return a checkpoint of torchao whose metadata has other values."""
+    folder.mkdir()
+    described = {
+        "format": "pt", f"{M}.weight": json.dumps(wrapped(kind, DATA | changes)),
+        "tensor_names": json.dumps([f"{M}.weight"]),
+    }  # fmt: skip
+    save_file(tensors, folder / "model.safetensors", described)
+    default = wrapped("IntxWeightOnlyConfig", {"mapping_type": wrapped("MappingType", mapping)})
+    section = {"quant_method": "torchao", "quant_type": {"default": default}}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": section}))
+    return folder
+
+
+def test_zero_points_are_read_where_the_configuration_has_them(tmp_path: Path) -> None:
+    tensors = stored()
+    tensors[f"{M}._weight_zero_point"][1] = 3
+    folder = theirs(tmp_path / "in", tensors, mapping="ASYMMETRIC")
+    assert not zp.verify_checkpoint(folder).problems
+    every = Selection(dequantize=DequantizePolicy.EVERY)
+    run(make_plan(open_source(folder), KEEP, selection=every), tmp_path / "out")
+    codes, scales, zeros = (t.float() for t in tensors.values())
+    wanted = (codes.view(2, 2, 32) - zeros[..., None]) * scales[..., None]
+    found = load_file(tmp_path / "out" / "model.safetensors")[f"{M}.weight"]
+    assert torch.equal(found.float(), wanted.view(2, 64))
+
+
+def without(part: str) -> Tensors:
+    return {name: tensor for name, tensor in stored().items() if not name.endswith(part)}
+
+
+def codes(value: int) -> Tensors:
+    return stored() | {f"{M}._weight_qdata": torch.full((2, 64), value, dtype=torch.int8)}
+
+
+WRONG: tuple[tuple[Callable[[], Tensors], Mapping[str, Any], str], ...] = (
+    (lambda: without("scale"), {}, "_weight_scale is missing, which IntxUnpackedToInt8Tensor needs"),
+    (lambda: without("qdata"), {}, "_weight_qdata is missing"),
+    (lambda: without("zero_point"), {}, "_weight_zero_point is missing"),
+    (lambda: stored() | {f"{M}._weight_act_pre_scale": torch.ones(1)}, {}, "_pre_scale has no place"),
+    (lambda: stored() | {f"{M}._weight_scale": torch.ones(2, 1)}, {}, r"is F32 of shape \[2, 1\], but"),
+    (lambda: codes(8), {}, "_weight_qdata has codes of more than 4 bits"),
+    (lambda: stored() | {f"{M}._weight_zero_point": torch.ones(2, 2).char()}, {}, "_zero_point is not 0"),
+    (stored, {"kind": "Int4Tensor"}, "weights of class 'Int4Tensor' are not read"),
+    (stored, {"kind": ["Int8Tensor"]}, "weights of class .* are not read"),
+    (stored, {"block_size": [2, 32]}, r"block_size \[2, 32\] in its metadata is not read"),
+    (stored, {"block_size": None}, "block_size None in its metadata is not read"),
+    (stored, {"target_dtype": wrapped("torch.dtype", "int1")}, "target_dtype int1 in its metadata"),
+    (stored, {"dtype": 7}, "dtype in its metadata is 7, but must be one of bfloat16"),
+    (stored, {"activation_quantization": "int8_asym_per_token"}, "quantized inputs 'int8_asym_per_token' in"),
+    (stored, {"kind": "Float8Tensor", "block_size": [1, 64]}, "Float8Tensor of .* is not read here"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("tensors", "changes", "rule"), WRONG)
+def test_what_is_wrong_with_a_file_is_one_sentence(
+    tensors: Callable[[], Tensors], changes: dict[str, Any], rule: str, tmp_path: Path
+) -> None:
+    found = zp.verify_checkpoint(theirs(tmp_path / "in", tensors(), **changes)).problems
+    assert {problem.where for problem in found} == {M}
+    with pytest.raises(AssertionError, match=rule):
+        raise AssertionError(found[0].what)
+
+
+def test_files_without_metadata_are_refused(tmp_path: Path) -> None:
+    folder = theirs(tmp_path / "in", stored())
+    save_file(stored(), folder / "model.safetensors")
+    with pytest.raises(UnsupportedError, match="its files have no metadata of torchao"):
+        zp.verify_checkpoint(folder)
+
+
+@pytest.mark.parametrize("text", ["float8_e4m3fn:tensor", "float8_e5m2:channel", "uint4:g32:asym", "nf4"])
+def test_a_scheme_that_has_no_place_is_refused(text: str) -> None:
+    with pytest.raises(UnsupportedError, match="is not what torchao's files hold here"):
+        layer_scheme(text, CODEC)

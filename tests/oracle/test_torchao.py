@@ -1,0 +1,109 @@
+"""Files of torchao, made by transformers with torchao: its bytes, its values, and models that load ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import zeropoint as zp
+from zeropoint.checkpoint.choose.recipe import KEEP
+from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.torchao import CODEC
+
+quantization = pytest.importorskip("torchao.quantization", reason="tests/oracles/more_peers.sh")
+transformers = pytest.importorskip("transformers", reason="extra `hf`")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+CT = ":dialect=compressed-tensors"
+SCHEMES = {
+    "int8wo": "int8wo", "int8dq": "int8dq", "float8wo": "float8wo", "int4_group": f"int4:g32{CT}",
+    "int4_asym": f"int4:g32:asym{CT}", "int8_axis": f"int8:channel:asym{CT}",
+    "int3_axis": f"int3:channel{CT}",
+}  # fmt: skip
+EXACT = ("int8wo", "int8dq", "float8wo")
+
+
+def config(case: str) -> Any:
+    """Return the configuration of torchao."""
+    q = quantization
+    group, axis = q.PerGroup(32), q.PerAxis(0)
+    asymmetric = {"mapping_type": q.MappingType.ASYMMETRIC}
+    made = {
+        "int8wo": lambda: q.Int8WeightOnlyConfig(version=2),
+        "int8dq": lambda: q.Int8DynamicActivationInt8WeightConfig(version=2),
+        "float8wo": q.Float8WeightOnlyConfig,
+        "int4_group": lambda: q.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=group),
+        "int4_asym": lambda: q.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=group, **asymmetric),
+        "int8_axis": lambda: q.IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=axis, **asymmetric),
+        "int3_axis": lambda: q.IntxWeightOnlyConfig(weight_dtype=torch.int3, granularity=axis),
+    }
+    return made[case]()
+
+
+@pytest.fixture(params=SCHEMES)
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    found: str = request.param
+    shape = transformers.LlamaConfig(
+        num_hidden_layers=1, hidden_size=64, intermediate_size=128, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=64,
+    )  # fmt: skip
+    torch.manual_seed(7)
+    transformers.LlamaForCausalLM(shape).bfloat16().save_pretrained(tmp_path / "in")
+    given = transformers.TorchAoConfig(config(found))
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    load(tmp_path / "in", quantization_config=given, dtype=torch.bfloat16).save_pretrained(
+        tmp_path / "theirs"
+    )
+    run(make_plan(open_source(tmp_path / "in"), SCHEMES[found], codec=CODEC), tmp_path / "ours")
+    return found
+
+
+def described(folder: Path) -> dict[str, Any]:
+    """Return the metadata of a file, with what is JSON parsed."""
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        found = file.metadata()
+    parsed = {key: text if key == "format" else json.loads(text) for key, text in found.items()}
+    return parsed | {"tensor_names": sorted(parsed["tensor_names"])}
+
+
+def test_tensors_and_metadata_are_those_of_torchao(case: str, tmp_path: Path) -> None:
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "theirs"))
+    assert described(tmp_path / "ours") == described(tmp_path / "theirs")
+    ours_are, theirs_are = ({k: (v.dtype, v.shape) for k, v in found.items()} for found in (ours, theirs))
+    assert ours_are == theirs_are
+    for name, tensor in theirs.items():
+        if case in EXACT or not name.endswith("qdata"):
+            assert torch.equal(ours[name].view(torch.uint8), tensor.view(torch.uint8)), name
+        else:  # quotients are bfloat16 there, by a rounded reciprocal
+            assert int((ours[name].int() - tensor.int()).abs().max()) <= 1, name
+    sections = [
+        json.loads((tmp_path / name / "config.json").read_text())["quantization_config"]
+        for name in ("ours", "theirs")
+    ]
+    assert sections[0]["quant_type"] == sections[1]["quant_type"]
+
+
+def test_both_are_read_with_the_values_of_torchao_and_ours_is_loaded(case: str, tmp_path: Path) -> None:
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    for name in ("ours", "theirs"):
+        assert not zp.verify_checkpoint(tmp_path / name).problems
+        every = Selection(dequantize=DequantizePolicy.EVERY)
+        run(make_plan(open_source(tmp_path / name), KEEP, selection=every), tmp_path / f"{name}-decoded")
+        values = load_file(tmp_path / f"{name}-decoded" / "model.safetensors")
+        model = load(tmp_path / name, dtype=torch.bfloat16)
+        weights = {key: value for key, value in model.named_parameters() if "_proj" in key}
+        assert len(weights) == 7
+        for key, weight in weights.items():
+            assert torch.equal(values[key], weight.dequantize()), (case, key)
+        with torch.no_grad():
+            assert bool(torch.isfinite(model(torch.arange(12)[None]).logits).all())
+    assert not zp.verify_checkpoint(tmp_path / "ours", tmp_path / "in").problems
