@@ -175,7 +175,8 @@ def _text(kind: str, data: Mapping[str, Any], shape: tuple[int, int], *, symmetr
     bits = str(_member(data, "target_dtype"))
     if bits not in {f"int{n}" for n in range(2, 9)}:
         raise UnsupportedError(f"target_dtype {bits:.40} in its metadata is not read; known are int2 to int8")
-    return f"{bits}:{cut}{'' if symmetric else ':asym'}:dialect=torch"
+    # Quotients are rounded to the dtype of the weight, so errors are larger than in float32.
+    return f"{bits}:{cut}{'' if symmetric else ':asym'}:dialect=compressed-tensors"
 
 
 def _input(data: Mapping[str, Any]) -> Activation | None:
