@@ -73,7 +73,7 @@ def test_the_bytes_are_those_of_bitsandbytes(tmp_path: Path) -> None:
     assert (found[f"{M}.weight_format"].dtype, int(found[f"{M}.weight_format"])) == (torch.uint8, 0)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"] == {
         "quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False,
-        "llm_int8_threshold": 6.0, "llm_int8_has_fp16_weight": False,
+        "llm_int8_has_fp16_weight": False,
         "llm_int8_enable_fp32_cpu_offload": False, "llm_int8_skip_modules": [],
     }  # fmt: skip
     assert not zp.verify_checkpoint(tmp_path / "out", source).problems

@@ -166,7 +166,7 @@ class LlmInt8(Codec):
         """See :class:`Codec`; raises CheckpointError where loaders would take a quantized module for kept."""
         contents.require_distinct(self.title)
         return Documents(section={
-            "quant_method": QUANT_METHOD, FLAG: True, "load_in_4bit": False, "llm_int8_threshold": 6.0,
+            "quant_method": QUANT_METHOD, FLAG: True, "load_in_4bit": False,
             "llm_int8_has_fp16_weight": False, "llm_int8_enable_fp32_cpu_offload": False,
             "llm_int8_skip_modules": list(contents.kept),
         })  # fmt: skip
