@@ -321,3 +321,19 @@ def test_a_configuration_without_scales_and_scales_without_one_are_said(
     said = [zp.inspect_checkpoint(tmp_path / name).summary[-1] for name in ("claimed", "silent")]
     assert said[0].startswith("the configuration has a quantized cache of keys and values, and no layer")
     assert said[1].endswith("in 2 attention layers, of which the configuration says nothing")
+
+
+def test_the_word_of_the_fp8_layout_for_a_cache_is_not_written_elsewhere(
+    outputs: dict[str, Path], tmp_path: Path
+) -> None:
+    arguments = [
+        "convert",
+        str(outputs["fp8-block"]),
+        str(tmp_path / "out"),
+        "--format",
+        "compressed-tensors",
+    ]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert config["kv_cache_scheme"] is None
+    assert zp.inspect_checkpoint(tmp_path / "out").summary[-1].endswith("the configuration says nothing")

@@ -25,7 +25,11 @@ def section(contents: Contents) -> dict[str, Any]:
     ignored = list(contents.kept)
     ignored += _elsewhere(ignored, quantized, family)
     ignored += _ignored_before(old, set(ignored), quantized)
-    return quantization_config(_groups(contents), ignored, kv_cache=old.get("kv_cache_scheme"))
+    cache = old.get("kv_cache_scheme")
+    # The fp8 layout has a word there, on which loaders of these layouts fail.
+    return quantization_config(
+        _groups(contents), ignored, kv_cache=cache if isinstance(cache, dict) else None
+    )
 
 
 def _elsewhere(ignored: Sequence[str], modules: Callable[[], Iterable[str]], family: Config) -> list[str]:
