@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 
 from ..codecs.registry import DEFAULT, get_codec
-from ..errors import RecipeError
+from ..errors import CalibrationError, RecipeError
 from .choose.recipe import RecipeText
 from .choose.selection import Selection
 from .model.cache_scales import with_cache_scales
 from .model.calibration import calibrated
+from .model.importance import with_importance
 from .plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
 from .plan.limits import Limits
 from .plan.verdicts import require_loadable
@@ -69,7 +70,8 @@ def quantize_checkpoint(
     source: Place | str, out: Place | str, to: str | RecipeText,
     *, format: str = DEFAULT.name, method: str | None = None,  # noqa: A002 (the option's name)
     include: Iterable[str] = (), ignore: Iterable[str] = (), overwrite: bool = False,
-    calibration: torch.Tensor | Path | str | None = None, max_memory: int | None = None,
+    calibration: torch.Tensor | Path | str | None = None, imatrix: Path | str | None = None,
+    max_memory: int | None = None,
 ) -> RunResult:  # fmt: skip
     """Quantize a checkpoint into ``out``, a directory or URL, as ``zeropoint quantize`` does.
 
@@ -86,6 +88,8 @@ def quantize_checkpoint(
         overwrite: write into a directory that is not empty.
         calibration: for methods that need data: a file of text, token ids (windows, length), or a
             .safetensors file that holds them. The model runs on it, a block in memory at a time.
+        imatrix: an importance matrix of llama.cpp, .dat or GGUF, in its place; weights that it does not name
+            have none.
         max_memory: bytes that the process may take; 2 GiB if None.
 
     Returns:
@@ -101,7 +105,10 @@ def quantize_checkpoint(
         source, to, format=format, method=method, include=include, ignore=ignore, max_memory=max_memory
     )
     require_loadable(plan)
+    if calibration is not None and imatrix is not None:
+        raise CalibrationError("calibration and imatrix both say what inputs are; give one of them")
     plan = plan if calibration is None else calibrated(plan, calibration)
+    plan = plan if imatrix is None else with_importance(plan, imatrix)[0]
     return run(plan, out, overwrite=overwrite)
 
 

@@ -33,6 +33,7 @@ from .options import (
     Force,
     Format,
     Ignore,
+    Imatrix,
     Include,
     Memory,
     Method,
@@ -40,6 +41,7 @@ from .options import (
     Strict,
     To,
     Workers,
+    important,
     planned,
     selected,
 )
@@ -109,6 +111,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     format: Format = None,  # noqa: A002 (the option's name)
     method: Method = None,
     calibration: Calibration = None,
+    imatrix: Imatrix = None,
     plan: Annotated[
         Any,
         typer.Option(metavar="FILE", parser=parse_plan, help="A plan of `zeropoint plan`, in place of --to."),
@@ -143,6 +146,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize SRC OUT --to int4:g64:asym --workers 2 --json
       zeropoint quantize SRC OUT --to w4a16 --method mse
       zeropoint quantize SRC OUT --to w4a16 --method mse_weighted --calibration TEXT.txt
+      zeropoint quantize SRC OUT --format gguf --to q4_k --method ggml --imatrix imatrix.gguf
       zeropoint quantize SRC OUT --recipe mixed.yaml --strict
       zeropoint quantize SRC OUT --plan plan.json
       zeropoint quantize DeepSeek-V3 OUT --to nvfp4a16 --dequantize-first
@@ -157,9 +161,12 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     made = planned(source, asked, selection, layers.Limits.default(workers, max_memory), format, method)
     if not force:
         layers.require_loadable(made)
+    if calibration is not None and imatrix is not None:
+        raise typer.BadParameter("--calibration and --imatrix both say what inputs are; give one of them")
     if calibration is not None:
         let_scipy_in()
         made = layers.calibrated(made, calibration, progress=True)
+    made = made if imatrix is None else important(made, imatrix)
     way = Way(
         overwrite=overwrite, restart=restart, break_lock=unlock, spool=spool,
         executor=executor_of(executor, address),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..checkpoint.cluster.ray import RayExecutor as RayExecutor
     from ..checkpoint.model.cache_scales import with_cache_scales as with_cache_scales
     from ..checkpoint.model.calibration import calibrated as calibrated
+    from ..checkpoint.model.importance import with_importance as with_importance
     from ..checkpoint.plan.checkpoint_plan import conversion_plan as conversion_plan
     from ..checkpoint.plan.checkpoint_plan import make_plan as make_plan
     from ..checkpoint.plan.file import PlanFile as PlanFile
@@ -81,6 +82,7 @@ _OWNERS = {
     "break_lock": "checkpoint.run.lock",
     "RemotePath": "checkpoint.read.object_store",
     "calibrated": "checkpoint.model.calibration",
+    "with_importance": "checkpoint.model.importance",
     "with_cache_scales": "checkpoint.model.cache_scales",
     "make_plan": "checkpoint.plan.checkpoint_plan",
     **dict.fromkeys(("conversion_plan", "make_plan"), "checkpoint.plan.checkpoint_plan"),

@@ -18,6 +18,7 @@ from .arguments import (
     parse_workers,
     scheme_recipe,
 )
+from .output import note
 
 if TYPE_CHECKING:
     from ..checkpoint.choose.selection import DequantizePolicy, Selection
@@ -67,6 +68,13 @@ Calibration = Annotated[
     typer.Option(
         metavar="FILE", parser=parse_path,
         help="Text, or token ids in .safetensors, for methods that need data, such as mse_weighted.",
+    ),
+]  # fmt: skip
+Imatrix = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", parser=parse_path,
+        help="Importance matrix of llama.cpp, .dat or GGUF, for --method ggml and mse_weighted.",
     ),
 ]  # fmt: skip
 Include = Annotated[
@@ -135,3 +143,12 @@ def planned(
             "a plan has its own --format, --include, --ignore, --strict and --dequantize-...; leave them out"
         )
     return asked.remake(layers.open_source(source), limits=limits)
+
+
+def important(plan: CheckpointPlan, path: str) -> CheckpointPlan:
+    """Return ``plan`` with importance from a file of llama.cpp; a note says which weights have none."""
+    made, missing = layers.with_importance(plan, path)
+    if missing:
+        found = f"{len(missing)} of {len(plan.weights)} weights have no importance in {path!r}"
+        note(f"{found}, {missing[0]} the first")
+    return made

@@ -1,0 +1,94 @@
+"""The importance matrix of llama.cpp as statistics of the inputs of a checkpoint's layers.
+
+Its names are those of llama.cpp, ``blk.0.attn_q.weight``, which are matched with those of transformers, or
+the checkpoint's own. llama.cpp permutes rows of some weights; importance is of columns, in their order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ...errors import CalibrationError, near_misses, printable
+from ...methods import method_named
+from ...stats import MeanSquare, Statistics
+from ..plan.checkpoint_plan import CheckpointPlan
+from ..read.imatrix_file import Floats, read_imatrix
+from ..read.storage import shown
+
+NEED = "mean_square"
+_PARTS = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp",
+}  # fmt: skip
+_BLOCK = re.compile(r"(?:.*\.)?layers\.(\d+)\.(.+)")
+_OUTSIDE = {"lm_head": "output.weight", "model.embed_tokens": "token_embd.weight"}
+
+
+def name_in_llama_cpp(module: str) -> str | None:
+    """Return llama.cpp's name of the weight of a module, or None where it is not known here.
+
+    >>> name_in_llama_cpp("model.layers.3.mlp.down_proj")
+    'blk.3.ffn_down.weight'
+    """
+    match = _BLOCK.fullmatch(module)
+    if match is None:
+        return _OUTSIDE.get(module)
+    part = _PARTS.get(match[2])
+    return None if part is None else f"blk.{match[1]}.{part}.weight"
+
+
+def with_importance(plan: CheckpointPlan, path: Path | str) -> tuple[CheckpointPlan, list[str]]:
+    """Return ``plan`` with the importance of weights from a file, and the modules that have none in it.
+
+    path: an importance matrix of llama.cpp. Raises CheckpointError where it is none, CalibrationError where
+    no method of the plan takes importance, no weight of it is named, and for one of another width.
+    """
+    wanted = [weight for weight in plan.weights if _weighs(weight.method)]
+    if not wanted:
+        raise CalibrationError(
+            "no method of this plan takes an importance matrix; use --method ggml, or leave it out"
+        )
+    found = read_imatrix(Path(path))
+    statistics, missing = {}, []
+    for weight in wanted:
+        values = _of(found, weight.module)
+        if values is None:
+            missing.append(weight.module)
+            continue
+        columns = weight.shape[-1]
+        if len(values) != columns:
+            raise CalibrationError(
+                f"{printable(weight.module)} has {columns} inputs, and {shown(Path(path))} has {len(values)} "
+                "numbers for it; use the file of this model"
+            )
+        statistics[weight.module] = {NEED: _statistics(values, weight.module)}
+    if not statistics:
+        raise CalibrationError(
+            f"{shown(Path(path))} names no weight of this checkpoint, such as {printable(wanted[0].module)}; "
+            f"{near_misses(name_in_llama_cpp(wanted[0].module) or wanted[0].module, found)}"
+        )
+    return replace(plan, statistics=statistics), missing
+
+
+def _weighs(method: str) -> bool:
+    return method == "ggml" or NEED in method_named(method).needs
+
+
+def _of(found: Mapping[str, Floats], module: str) -> Floats | None:
+    names = name_in_llama_cpp(module) or module, f"{module}.weight", module
+    return next((found[name] for name in names if name in found), None)
+
+
+def _statistics(values: Floats, name: str) -> Statistics:
+    """Return statistics whose mean is ``values``: llama.cpp has divided already."""
+    state = {
+        "squares": torch.from_numpy(values).double(), "vectors": torch.tensor(1),
+        "seen": torch.tensor(len(values)), "left_out": torch.tensor(0),
+    }  # fmt: skip
+    return Statistics(accumulator=MeanSquare(features=len(values)), state=state, name=name)
