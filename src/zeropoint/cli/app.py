@@ -146,7 +146,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize SRC OUT --to int4:g64:asym --workers 2 --json
       zeropoint quantize SRC OUT --to w4a16 --method mse
       zeropoint quantize SRC OUT --to w4a16 --method mse_weighted --calibration TEXT.txt
-      zeropoint quantize SRC OUT --format gguf --to q4_k --method ggml --imatrix imatrix.gguf
+      zeropoint quantize SRC OUT --to w4a16 --method mse_weighted --imatrix imatrix.dat
       zeropoint quantize SRC OUT --recipe mixed.yaml --strict
       zeropoint quantize SRC OUT --plan plan.json
       zeropoint quantize DeepSeek-V3 OUT --to nvfp4a16 --dequantize-first

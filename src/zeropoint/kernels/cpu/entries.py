@@ -19,6 +19,7 @@ from .machine.intrinsics import device, inlined, kernel
 from .machine.team import run_parts
 from .search.line_search import Tries
 from .search.minima import MinimaKind, MinimaLevels, minima_rows
+from .search.plain import Numbers, PlainKind, plain_rows
 from .search.signed import THREE, SignedKind, moved_rows, six_bit_rows, three_bit_rows
 from .statistics import column_sums, count, sums
 from .statistics.error_sums import measure_rows
@@ -299,3 +300,22 @@ def search_signed(*args: Any) -> Any:
     sizes: (3,) uint64, bits, columns, weighted.
     """
     return run_parts(_signed, args)
+
+
+@device
+def _plain(
+    x: Any, importance: Any, means: Any, sizes: Any, packed: Any, halves: Any, half_minima: Any, octets: Any,
+    first: Any, last: Any,
+) -> None:  # fmt: skip
+    top = np.float32(sizes[2])
+    kind = PlainKind(sizes[0], sizes[1], top, sizes[3], sizes[4], sizes[5] != 0)
+    plain_rows(x, importance, means, kind, packed, Numbers(halves, half_minima, octets), first, last)
+
+
+@kernel
+def search_plain(*args: Any) -> Any:
+    """Quantize blocks with one number or two; rows are blocks. See :func:`.search.plain.plain_rows`.
+
+    sizes: (6,) uint64, kind, size, top, bits, columns, weighted.
+    """
+    return run_parts(_plain, args)

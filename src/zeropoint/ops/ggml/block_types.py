@@ -22,6 +22,10 @@ _PIECE = 1 << 18
 """Values that are searched at once; each takes some 100 bytes."""
 
 
+NVFP4 = "float4_e2m1fn:g16:scale=float8_ue4m3fn:dialect=ggml"
+"""NVFP4 without a scale of the tensor, which has no preset."""
+
+
 class BlockSearch(NamedTuple):
     """How one type is quantized.
 
@@ -51,9 +55,9 @@ _OF = MappingProxyType({
     "iq4_nl": BlockSearch(32, table_blocks.nonlinear, rounds_last=False),
     "iq4_xs": BlockSearch(256, table_blocks.nonlinear_super, rounds_last=False),
     "mxfp4_e2m1": BlockSearch(32, table_blocks.microscaling),
-    "float4_e2m1fn:g16:scale=float8_ue4m3fn:dialect=ggml": BlockSearch(64, table_blocks.nvfp4),
+    NVFP4: BlockSearch(64, table_blocks.nvfp4),
 })  # fmt: skip
-"""By the text of a scheme of the type; NVFP4 without a scale of the tensor has no preset."""
+"""By the text of a scheme of the type."""
 
 
 @functools.cache

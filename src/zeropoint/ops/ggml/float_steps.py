@@ -80,6 +80,14 @@ def inverse(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x != 0, over(1.0, x), 0.0)
 
 
+def extremes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the smallest and the largest number of each column, the first of zeros of either sign."""
+    low = high = x[0]
+    for row in x[1:]:
+        low, high = torch.where(row < low, row, low), torch.where(row > high, row, high)
+    return low, high
+
+
 def ratio(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return ``a / b`` where ``b`` is positive, else zero."""
     return torch.where(b > 0, a / b, 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .block_columns import SUPER, Importance, Stored, columns, halves, patterns, weighted
-from .float_steps import divided, half_away, inverse, largest, truncated
+from .float_steps import divided, extremes, half_away, inverse, largest, truncated
 from .searches import IMPORTANT, scale_and_minimum, signed_scale
 
 BLOCK = 32
@@ -26,8 +26,8 @@ def affine(x: torch.Tensor, importance: Importance, top: int) -> Stored:
     """Q4_1 and Q5_1: codes from the minimum to the maximum; with importance, a search."""
     blocks = columns(x, BLOCK)
     if importance is None:
-        minimum = blocks.amin(0)
-        scale = divided(blocks.amax(0) - minimum, top)
+        minimum, maximum = extremes(blocks)
+        scale = divided(maximum - minimum, top)
         codes = (truncated((blocks - minimum) * inverse(scale) + 0.5) & 0xFF).clamp(max=top)
     else:
         weights = weighted(x, importance, BLOCK, x.shape[1])

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from .float_steps import LEAST, largest, nearest, over, ratio, single, stepped, total
+from .float_steps import LEAST, extremes, largest, nearest, over, ratio, single, stepped, total
 
 _PASSES = 5
 """Most passes in which one code after the other is moved; a pass without a move is the last."""
@@ -136,7 +136,8 @@ class ScaledMinimum(NamedTuple):
 
 def scale_and_minimum(x: torch.Tensor, w: torch.Tensor, line: Line) -> ScaledMinimum:
     """Return scales, minima of at most zero, and codes from 0 to ``line.top``."""
-    low, high = x.amin(0).clamp(max=0), x.amax(0)
+    low, high = extremes(x)
+    low = torch.where(low > 0, 0.0, low)
     flat = high <= low
     sum_w, sum_x = total(w[1:], w[0]), total(w[1:] * x[1:], w[0] * x[0])
 

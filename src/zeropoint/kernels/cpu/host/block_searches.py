@@ -9,28 +9,39 @@ import numpy as np
 import torch
 
 from ....ops.ggml import block_types, super_blocks
-from ....ops.ggml.block_columns import SUPER
+from ....ops.ggml.block_columns import SUPER, columns
+from ....ops.ggml.float_steps import divided, total
 from ....ops.ggml.searches import IMPORTANT
 from ....ops.reference import require_finite
 from ....ops.registry import Request
 from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
-from ..entries import search_minima, search_signed
+from ..entries import search_minima, search_plain, search_signed
+from ..search import plain
 from ..search.minima import CLAMPED, NIBBLES, OVERLAID
-from .arrays import NO_FLOATS, flat_array, packed_like
+from .arrays import NO_BYTES, NO_FLOATS, flat_array, packed_like
 
 _MINIMA = {
     "q2_k": (super_blocks.Q2_K, NIBBLES), "q4_k": (super_blocks.Q4_K, OVERLAID),
     "q5_k": (super_blocks.Q5_K, CLAMPED),
 }  # fmt: skip
 _SIGNED = ("q3_k", "q6_k")
+_PLAIN = {
+    "q4_0": (plain.SYMMETRIC, 32, 8), "q5_0": (plain.SYMMETRIC, 32, 16), "q4_1": (plain.AFFINE, 32, 15),
+    "q5_1": (plain.AFFINE, 32, 31), "q8_0": (plain.EIGHT_BITS, 32, 127), "tq2_0": (plain.TERNARY, 256, 1),
+    "mxfp4_e2m1": (plain.MXFP4, 32, 0), block_types.NVFP4: (plain.NVFP4, 16, 0),
+}  # fmt: skip
+"""Kind, values of a block, and half of the codes or the largest."""
+_NO_HALVES = np.zeros(1, np.uint16)
+_ROWS_AT_ONCE = 1 << 20
+"""Values of which mean squares are taken at once."""
 Call = tuple[Callable[..., int], tuple[Any, ...]]
 
 
 def refusal(request: Request) -> str | None:
     """Return why the kernels do not search the request's codes, or None."""
     reason = block_types.refusal(request.scheme, request.shape)
-    if reason is None and block_types.type_of(request.scheme) not in (*_MINIMA, *_SIGNED):
+    if reason is None and block_types.type_of(request.scheme) not in (*_MINIMA, *_SIGNED, *_PLAIN):
         return f"{block_types.type_of(request.scheme)} is searched by the reference"
     return reason
 
@@ -47,7 +58,10 @@ class SearchKernel:
         require_finite(x)
         data = packed_like(x, scheme)
         params = [torch.empty(grid, dtype=dtype) for grid, dtype in parameter_tensors(scheme, shape, x.dtype)]
-        if x.numel():
+        name = block_types.type_of(scheme)
+        if x.numel() and name in _PLAIN:
+            self._run_plain(x, importance, data, params)
+        elif x.numel():
             weights = NO_FLOATS if importance is None else flat_array(importance.to(torch.float32))
             kernel, options = self._call(weighted=importance is not None)
             outputs = flat_array(data), *map(_integers, params)
@@ -55,6 +69,28 @@ class SearchKernel:
             share(kernel, (values, weights, *options, *outputs), x.numel() // SUPER, x.numel())
         block_types.require_finite_scales(params, scheme)
         return data, params
+
+    def _run_plain(
+        self, x: torch.Tensor, importance: torch.Tensor | None, data: torch.Tensor, params: Params
+    ) -> None:
+        """Write codes and parameters of a type with one number or two a block."""
+        name, bits = block_types.type_of(self._request.scheme), self._request.scheme.bits
+        assert name is not None
+        kind, size, top = _PLAIN[name]
+        rows = x.detach().to(torch.float32).reshape(-1, x.shape[-1])
+        weighted = importance is not None and kind in (plain.SYMMETRIC, plain.AFFINE)
+        weights = (
+            flat_array(importance.to(torch.float32)) if weighted and importance is not None else NO_FLOATS
+        )
+        means = flat_array(_row_means(rows)) if weighted else NO_FLOATS
+        sizes = np.array((kind, size, top, bits, x.shape[-1], weighted), np.uint64)
+        levels = [*map(_integers, params)]
+        if kind in (plain.MXFP4, plain.NVFP4):
+            outputs = _NO_HALVES, _NO_HALVES, levels[0]
+        else:
+            outputs = levels[0], levels[1] if len(levels) > 1 else _NO_HALVES, NO_BYTES
+        args = flat_array(rows), weights, means, sizes, flat_array(data), *outputs
+        share(search_plain, args, x.numel() // size, x.numel())
 
     def _call(self, *, weighted: bool) -> Call:
         """Return the kernel for the type, and its options."""
@@ -68,6 +104,13 @@ class SearchKernel:
         numbers = np.array([line.top, line.first, line.step, kind.top, kind.factor], np.float32)
         sizes = line.steps, line.magnitudes, kind.size, int(stored), columns, weighted, bits
         return search_minima, (numbers, np.array(sizes, np.uint64))
+
+
+def _row_means(rows: torch.Tensor) -> torch.Tensor:
+    """Return the mean square of each row, the squares added one after the other in float32."""
+    step = max(1, _ROWS_AT_ONCE // rows.shape[1])
+    parts = [columns(part, rows.shape[1]) for part in torch.split(rows, step)]
+    return torch.cat([divided(total(part * part), rows.shape[1]) for part in parts])
 
 
 def _integers(levels: torch.Tensor) -> Any:

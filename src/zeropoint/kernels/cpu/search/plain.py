@@ -1,0 +1,312 @@
+"""Types with one number or two a block; see :mod:`zeropoint.ops.ggml.plain_blocks` and ``table_blocks``.
+
+16 blocks are columns, as in the searches: what the codes of a block have in common is then a lane.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..machine.emit import emit_packed
+from ..machine.intrinsics import bits32, device, float32_of, inlined, narrow_half, scratch
+from ..machine.vector import (
+    WHOLE,
+    above,
+    floats_of,
+    floats_of_integers,
+    larger,
+    load_lanes,
+    low_octets,
+    smaller,
+    store_lanes,
+    words_of,
+)
+from .lanes import LANES, divided, integers, is_zero, magnitudes, root, rounded, transpose, where
+from .line_search import Tries, fit_minima, fit_signed
+from .super_block import ZERO, load_group, load_importance
+
+SYMMETRIC, AFFINE, EIGHT_BITS, TERNARY, MXFP4, NVFP4 = (np.uint64(n) for n in range(6))
+"""Kinds of types."""
+_LONG, _ROOM = 256 * 16, 256 * 16 + 8
+_EIGHT = np.uint64(8)
+
+
+class PlainKind(NamedTuple):
+    """A type.
+
+    kind: one of those above. size: values of a block. top: half of the codes, or the largest. bits: of a
+    code. columns: of a row. weighted: whether codes are searched by importance.
+    """
+
+    kind: Any
+    size: Any
+    top: Any
+    bits: Any
+    columns: Any
+    weighted: Any
+
+
+class Numbers(NamedTuple):
+    """What is written of blocks: the bits of float16 scales and minima, or a byte."""
+
+    halves: Any
+    half_minima: Any
+    octets: Any
+
+
+@inlined
+def _inverse(x: Any) -> Any:
+    zero = floats_of(np.float32(0))
+    return where(is_zero(x), zero, divided(np.float32(1), x))
+
+
+@inlined
+def _held(x: Any) -> Any:
+    """Return zero for NaN and what int32 does not hold: that is the low byte of the integer on x86-64."""
+    held = above(floats_of(np.float32(2147483648.0)), magnitudes(x))
+    return where(held, x, floats_of(np.float32(0)))
+
+
+@inlined
+def _half_away(x: Any) -> Any:
+    """Return ``x`` rounded half away from zero, as words."""
+    held = _held(x)
+    whole = integers(held)
+    off = held - floats_of_integers(whole)
+    below_half = floats_of(np.float32(0.49999997))
+    up = above(off, below_half) & words_of(np.uint32(1))
+    down = above(floats_of(np.float32(-0.49999997)), off) & words_of(np.uint32(1))
+    return whole + up - down
+
+
+@device
+def _extremes(values: Any, size: Any, ends: Any) -> None:
+    """Write to ``ends`` the smallest and largest of each block, and the first of the largest magnitude."""
+    low, high = load_lanes(values, ZERO), load_lanes(values, ZERO)
+    value = amax = floats_of(np.float32(0))
+    for i in range(size):
+        number = load_lanes(values, i * LANES)
+        beyond = above(magnitudes(number), amax)
+        value, amax = where(beyond, number, value), larger(amax, magnitudes(number))
+        low, high = smaller(number, low), larger(number, high)
+    store_lanes(ends, ZERO, low)
+    store_lanes(ends, LANES, high)
+    store_lanes(ends, LANES + LANES, value)
+
+
+@device
+def _symmetric(values: Any, kind: Any, ends: Any, codes: Any) -> Any:
+    """Write codes of Q4_0 and Q5_0 from 0 on; return the scales."""
+    half, most = np.float32(kind.top), words_of(np.uint32(kind.top + kind.top - np.float32(1)))
+    scale = load_lanes(ends, LANES + LANES) / floats_of(np.float32(-half))
+    inverse, offset = _inverse(scale), floats_of(np.float32(half + np.float32(0.5)))
+    for i in range(kind.size):
+        code = integers(_held(load_lanes(values, i * LANES) * inverse + offset)) & words_of(np.uint32(0xFF))
+        store_lanes(codes, i * LANES, floats_of_integers(_least(code, most)))
+    return scale
+
+
+@inlined
+def _least(a: Any, b: Any) -> Any:
+    """Return the smaller of words that are not negative."""
+    return integers(smaller(floats_of_integers(a), floats_of_integers(b)))
+
+
+@device
+def _affine(values: Any, kind: Any, ends: Any, codes: Any) -> Any:
+    """Write codes of Q4_1 and Q5_1; return the scales."""
+    low, most = load_lanes(ends, ZERO), words_of(np.uint32(kind.top))
+    scale = (load_lanes(ends, LANES) - low) / floats_of(kind.top)
+    inverse, half = _inverse(scale), floats_of(np.float32(0.5))
+    for i in range(kind.size):
+        code = integers(_held((load_lanes(values, i * LANES) - low) * inverse + half)) & words_of(
+            np.uint32(0xFF)
+        )
+        store_lanes(codes, i * LANES, floats_of_integers(_least(code, most)))
+    return scale
+
+
+@device
+def _by_amax(values: Any, kind: Any, ends: Any, codes: Any) -> Any:
+    """Write codes of Q8_0 or TQ2_0, of which the largest magnitude has ``top``; return the scales."""
+    scale = magnitudes(load_lanes(ends, LANES + LANES)) / floats_of(kind.top)
+    inverse = _inverse(scale)
+    offset = words_of(np.uint32(1) if kind.kind == TERNARY else np.uint32(0))
+    for i in range(kind.size):
+        code = _half_away(load_lanes(values, i * LANES) * inverse) + offset
+        store_lanes(codes, i * LANES, floats_of_integers(code))
+    return scale
+
+
+@device
+def _exponent(amax: Any) -> Any:
+    """Return the byte of the scale of MXFP4; its exponent is the logarithm in float32, rounded down."""
+    if amax == 0:
+        return np.int64(0)
+    logarithm = np.float32(np.log2(np.float64(amax)))
+    return np.int64(np.floor(logarithm) + np.float32(125)) & np.int64(0xFF)
+
+
+@device
+def _unsigned_e4m3(x: Any) -> Any:
+    """Return the byte of the scale of NVFP4: ties up, largest from 248 on, subnormal to 7 / 512."""
+    if x <= 0:
+        return np.int64(0)
+    if x < np.float32(0.015625):
+        return min(np.int64(np.float32(np.float32(x * np.float32(512)) + np.float32(0.5))), np.int64(7))
+    code = ((np.int64(bits32(x)) + np.int64(1 << 19)) >> np.int64(20)) - np.int64(120 << 3)
+    return code if code < np.int64(0x78) else np.int64(0x7E)
+
+
+@device
+def _power(exponent: Any) -> Any:
+    """Return two to the power of ``exponent``, at least -149."""
+    if exponent >= -126:
+        return float32_of(np.uint32(exponent + np.int64(127)) << np.uint32(23))
+    return float32_of(np.uint32(1) << np.uint32(exponent + np.int64(149)))
+
+
+@device
+def _float_scales(values: Any, kind: Any, ends: Any, octets: Any, first: Any, last: Any) -> None:
+    """Write the bytes of scales, and to ``ends`` half of the scales."""
+    for block in range(LANES):
+        amax = np.float32(abs(ends[LANES + LANES + block]))
+        if kind.kind == MXFP4:
+            code = _exponent(amax)
+            scale = _power(code - np.int64(128))
+        else:
+            code = _unsigned_e4m3(np.float32(amax / np.float32(6)))
+            fraction = code & np.int64(7)
+            steps = fraction + np.int64(8) if code > 7 else fraction
+            scale = np.float32(
+                np.float32(steps) * _power(max(code >> np.int64(3), np.int64(1)) - np.int64(11))
+            )
+        ends[block] = scale
+        if first + block < last:
+            octets[first + block] = np.uint8(code)
+
+
+@device
+def _closest_floats(values: Any, size: Any, ends: Any, codes: Any) -> None:
+    """Write the codes of float4 with the least errors under the scales at ``ends``, the first of equals."""
+    scale, zero = load_lanes(ends, ZERO), floats_of(np.float32(0))
+    for i in range(size):
+        number = load_lanes(values, i * LANES)
+        size_of = magnitudes(number)
+        best, code = size_of, zero
+        for n in range(1, 8):
+            value = (
+                np.float32(n)
+                if n < 5
+                else np.float32(6)
+                if n == 5
+                else np.float32(8)
+                if n == 6
+                else np.float32(12)
+            )
+            error = magnitudes(floats_of(value) * scale - size_of)
+            nearer = above(best, error)
+            best, code = where(nearer, error, best), where(nearer, floats_of(np.float32(n)), code)
+        signed = code + floats_of(np.float32(8))
+        negative = above(zero, number) & above(code, zero)
+        store_lanes(codes, i * LANES, where(negative, signed, code))
+
+
+@device
+def _searched(values: Any, weights: Any, kind: Any, line: Any, tried: Any, found: Any, codes: Any) -> None:
+    """Write scales, minima negated, and codes from 0 on of Q4_0 to Q5_1 under weights."""
+    if kind.kind == SYMMETRIC:
+        fit_signed(values, weights, kind.size, kind.top, found)
+        inverse, offset = load_lanes(found, LANES), floats_of(kind.top)
+        least = words_of(np.uint32(0)) - words_of(np.uint32(kind.top))
+        most, empty = words_of(np.uint32(kind.top - np.float32(1))), is_zero(inverse)
+        for i in range(kind.size):
+            code = rounded(inverse * load_lanes(values, i * LANES), least, most) + offset
+            store_lanes(codes, i * LANES, where(empty, floats_of(np.float32(0)), code))
+    else:
+        fit_minima(values, weights, kind.size, line, tried, found)
+        inverse, low = load_lanes(found, LANES + LANES), load_lanes(found, LANES + LANES + LANES)
+        none, most = words_of(np.uint32(0)), words_of(np.uint32(kind.top))
+        empty = is_zero(inverse)
+        for i in range(kind.size):
+            code = rounded(inverse * (load_lanes(values, i * LANES) - low), none, most)
+            store_lanes(codes, i * LANES, where(empty, floats_of(np.float32(0)), code))
+
+
+@device
+def _weights(
+    values: Any, importance: Any, means: Any, kind: Any, first: Any, last: Any, weights: Any
+) -> None:
+    """Write ``i * sqrt(m + x^2)`` of blocks from ``first`` on, ``means`` of rows."""
+    spread = scratch(16, np.float32)
+    for block in range(LANES):
+        row = min(first + block, last - np.uint64(1)) * kind.size // kind.columns
+        spread[block] = means[row]
+    mean = load_lanes(spread, ZERO)
+    load_importance(importance, first * kind.size % kind.columns, kind.size, kind.columns, weights)
+    for i in range(kind.size):
+        value = load_lanes(values, i * LANES)
+        store_lanes(weights, i * LANES, load_lanes(weights, i * LANES) * root(mean + value * value))
+
+
+@device
+def _pack(
+    columns: Any, kind: Any, count: Any, rows: Any, octets: Any, room: Any, packed: Any, at: Any
+) -> None:
+    """Pack the codes of ``count`` blocks, which are columns of floats from 0 on, into ``packed[at:]``."""
+    mask = words_of((np.uint32(1) << np.uint32(kind.bits)) - np.uint32(1))
+    flip = words_of(np.uint32(kind.top) if kind.kind == SYMMETRIC else np.uint32(0))
+    for i in range(ZERO, kind.size, LANES):
+        transpose(columns, i * LANES, LANES, rows, i, kind.size)
+    values = count * kind.size
+    for i in range(ZERO, values, WHOLE):
+        first, second = integers(load_lanes(rows, i)), integers(load_lanes(rows, i + LANES))
+        store_lanes(octets, i, low_octets((first ^ flip) & mask, (second ^ flip) & mask))
+    if kind.bits == _EIGHT:
+        for i in range(values):
+            packed[at + i] = octets[i]
+    else:
+        emit_packed(octets, values, kind.bits, room, packed, at)
+
+
+@device
+def plain_rows(
+    x: Any, importance: Any, means: Any, kind: Any, packed: Any, numbers: Any, first: Any, last: Any
+) -> None:
+    """Quantize blocks ``first`` to ``last`` of ``x``, float32.
+
+    means: mean squares of rows, where importance counts. packed: takes codes.
+    """
+    own, values, codes = scratch(_LONG, np.float32), scratch(_LONG, np.float32), scratch(_LONG, np.float32)
+    ends, found, tried = scratch(48, np.float32), scratch(64, np.float32), scratch(_LONG, np.float32)
+    octets, room = scratch(_ROOM, np.uint8), scratch(_ROOM, np.uint8)
+    scales, line = (
+        scratch(16, np.float32),
+        Tries(kind.top, np.float32(-0.9), np.float32(0.05), np.uint64(36), False),
+    )
+    for start in range(first, last, LANES):
+        count = min(LANES, last - start)
+        load_group(x, start * kind.size, count * kind.size, kind.size, own, values)
+        if kind.weighted:
+            _weights(values, importance, means, kind, start, last, own)
+            _searched(values, own, kind, line, tried, found, codes)
+            for block in range(LANES):
+                scales[block], ends[block] = found[block], -found[LANES + block]
+        else:
+            _extremes(values, kind.size, ends)
+            if kind.kind == SYMMETRIC:
+                store_lanes(scales, ZERO, _symmetric(values, kind, ends, codes))
+            elif kind.kind == AFFINE:
+                store_lanes(scales, ZERO, _affine(values, kind, ends, codes))
+            elif kind.kind == MXFP4 or kind.kind == NVFP4:
+                _float_scales(values, kind, ends, numbers.octets, start, last)
+                _closest_floats(values, kind.size, ends, codes)
+            else:
+                store_lanes(scales, ZERO, _by_amax(values, kind, ends, codes))
+        if kind.kind < MXFP4:
+            for block in range(count):
+                numbers.halves[start + block] = narrow_half(scales[block])
+                if kind.kind == AFFINE:
+                    numbers.half_minima[start + block] = narrow_half(ends[block])
+        nbytes = start * (kind.size * kind.bits // _EIGHT)
+        _pack(codes, kind, count, own, octets, room, packed, nbytes)
