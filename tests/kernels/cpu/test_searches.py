@@ -66,6 +66,15 @@ def test_scales_past_float16_are_an_error_here_too() -> None:
             searched(x, "q4_k", None, only)
 
 
+@pytest.mark.parametrize("scheme", ["q4_k", "q6_k", "q3_k", "q8_0", "q4_1"])
+def test_a_number_that_is_not_finite_is_named(scheme: str) -> None:
+    for bad in (torch.nan, -torch.inf):
+        x = torch.ones(3, 512)
+        x[2, 300] = bad
+        with pytest.raises(zp.errors.NonFiniteError, match=r"\(2, 300\)"):
+            searched(x, scheme, None, "cpu")
+
+
 def test_what_is_no_block_of_a_type_has_a_reason() -> None:
     x = torch.zeros(2, 96)
     request = library.request(

@@ -19,7 +19,7 @@ from .machine.intrinsics import device, inlined, kernel
 from .machine.team import run_parts
 from .search.line_search import Tries
 from .search.minima import MinimaKind, MinimaLevels, minima_rows
-from .search.plain import Numbers, PlainKind, plain_rows
+from .search.plain import Numbers, PlainKind, plain_rows, square_rows
 from .search.signed import THREE, SignedKind, moved_rows, six_bit_rows, three_bit_rows
 from .statistics import column_sums, count, sums
 from .statistics.error_sums import measure_rows
@@ -264,10 +264,12 @@ def sum_columns(*args: Any) -> Any:
 def _minima(
     x: Any, importance: Any, numbers: Any, sizes: Any, packed: Any, scales: Any, halves: Any, minima: Any,
     half_minima: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
+) -> Any:  # fmt: skip
     line = Tries(numbers[0], numbers[1], numbers[2], sizes[0], sizes[1] != 0)
     kind = MinimaKind(sizes[2], line, numbers[3], numbers[4], sizes[3], sizes[4], sizes[5] != 0, sizes[6])
-    minima_rows(x, importance, kind, packed, MinimaLevels(scales, halves, minima, half_minima), first, last)
+    return minima_rows(
+        x, importance, kind, packed, MinimaLevels(scales, halves, minima, half_minima), first, last
+    )
 
 
 @kernel
@@ -283,14 +285,13 @@ def search_minima(*args: Any) -> Any:
 @device
 def _signed(
     x: Any, importance: Any, sizes: Any, packed: Any, scales: Any, halves: Any, first: Any, last: Any
-) -> None:
+) -> Any:
     kind = SignedKind(sizes[0], sizes[1], sizes[2] != 0)
     if kind.bits != THREE:
-        six_bit_rows(x, importance, kind, packed, scales, halves, first, last)
-    elif kind.weighted:
-        three_bit_rows(x, importance, kind, packed, scales, halves, first, last)
-    else:
-        moved_rows(x, packed, scales, halves, first, last)
+        return six_bit_rows(x, importance, kind, packed, scales, halves, first, last)
+    if kind.weighted:
+        return three_bit_rows(x, importance, kind, packed, scales, halves, first, last)
+    return moved_rows(x, packed, scales, halves, first, last)
 
 
 @kernel
@@ -306,10 +307,10 @@ def search_signed(*args: Any) -> Any:
 def _plain(
     x: Any, importance: Any, means: Any, sizes: Any, packed: Any, halves: Any, half_minima: Any, octets: Any,
     first: Any, last: Any,
-) -> None:  # fmt: skip
+) -> Any:  # fmt: skip
     top = np.float32(sizes[2])
     kind = PlainKind(sizes[0], sizes[1], top, sizes[3], sizes[4], sizes[5] != 0)
-    plain_rows(x, importance, means, kind, packed, Numbers(halves, half_minima, octets), first, last)
+    return plain_rows(x, importance, means, kind, packed, Numbers(halves, half_minima, octets), first, last)
 
 
 @kernel
@@ -319,3 +320,9 @@ def search_plain(*args: Any) -> Any:
     sizes: (6,) uint64, kind, size, top, bits, columns, weighted.
     """
     return run_parts(_plain, args)
+
+
+@kernel
+def row_squares(*args: Any) -> Any:
+    """Add up the squares of rows; see :func:`.search.plain.square_rows`."""
+    return run_parts(square_rows, args)

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from ....ops.ggml import block_types, super_blocks
-from ....ops.ggml.block_columns import SUPER, columns
-from ....ops.ggml.float_steps import divided, total
+from ....ops.ggml.block_columns import SUPER
 from ....ops.ggml.searches import IMPORTANT
 from ....ops.reference import require_finite
 from ....ops.registry import Request
 from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
-from ..entries import search_minima, search_plain, search_signed
+from ..entries import row_squares, search_minima, search_plain, search_signed
+from ..machine.descriptor import OK
 from ..search import plain
 from ..search.minima import CLAMPED, NIBBLES, OVERLAID
 from .arrays import NO_BYTES, NO_FLOATS, flat_array, packed_like
@@ -33,8 +33,6 @@ _PLAIN = {
 }  # fmt: skip
 """Kind, values of a block, and half of the codes or the largest."""
 _NO_HALVES = np.zeros(1, np.uint16)
-_ROWS_AT_ONCE = 1 << 20
-"""Values of which mean squares are taken at once."""
 Call = tuple[Callable[..., int], tuple[Any, ...]]
 
 
@@ -55,25 +53,27 @@ class SearchKernel:
     def run(self, x: torch.Tensor, importance: torch.Tensor | None = None) -> tuple[torch.Tensor, Params]:
         """See :class:`zeropoint.ops.registry.Op`."""
         scheme, shape = self._request.scheme, self._request.shape
-        require_finite(x)
         data = packed_like(x, scheme)
         params = [torch.empty(grid, dtype=dtype) for grid, dtype in parameter_tensors(scheme, shape, x.dtype)]
         name = block_types.type_of(scheme)
+        state = int(OK)
         if x.numel() and name in _PLAIN:
-            self._run_plain(x, importance, data, params)
+            state = self._run_plain(x, importance, data, params)
         elif x.numel():
             weights = NO_FLOATS if importance is None else flat_array(importance.to(torch.float32))
             kernel, options = self._call(weighted=importance is not None)
             outputs = flat_array(data), *map(_integers, params)
             values = flat_array(x.detach().to(torch.float32))
-            share(kernel, (values, weights, *options, *outputs), x.numel() // SUPER, x.numel())
+            state = share(kernel, (values, weights, *options, *outputs), x.numel() // SUPER, x.numel())
+        if state != OK:
+            require_finite(x)
         block_types.require_finite_scales(params, scheme)
         return data, params
 
     def _run_plain(
         self, x: torch.Tensor, importance: torch.Tensor | None, data: torch.Tensor, params: Params
-    ) -> None:
-        """Write codes and parameters of a type with one number or two a block."""
+    ) -> int:
+        """Write codes and parameters of a type with one number or two a block; return the state."""
         name, bits = block_types.type_of(self._request.scheme), self._request.scheme.bits
         assert name is not None
         kind, size, top = _PLAIN[name]
@@ -82,7 +82,7 @@ class SearchKernel:
         weights = (
             flat_array(importance.to(torch.float32)) if weighted and importance is not None else NO_FLOATS
         )
-        means = flat_array(_row_means(rows)) if weighted else NO_FLOATS
+        means = _row_means(rows) if weighted else NO_FLOATS
         sizes = np.array((kind, size, top, bits, x.shape[-1], weighted), np.uint64)
         levels = [*map(_integers, params)]
         if kind in (plain.MXFP4, plain.NVFP4):
@@ -90,7 +90,7 @@ class SearchKernel:
         else:
             outputs = levels[0], levels[1] if len(levels) > 1 else _NO_HALVES, NO_BYTES
         args = flat_array(rows), weights, means, sizes, flat_array(data), *outputs
-        share(search_plain, args, x.numel() // size, x.numel())
+        return share(search_plain, args, x.numel() // size, x.numel())
 
     def _call(self, *, weighted: bool) -> Call:
         """Return the kernel for the type, and its options."""
@@ -106,11 +106,12 @@ class SearchKernel:
         return search_minima, (numbers, np.array(sizes, np.uint64))
 
 
-def _row_means(rows: torch.Tensor) -> torch.Tensor:
+def _row_means(rows: torch.Tensor) -> Any:
     """Return the mean square of each row, the squares added one after the other in float32."""
-    step = max(1, _ROWS_AT_ONCE // rows.shape[1])
-    parts = [columns(part, rows.shape[1]) for part in torch.split(rows, step)]
-    return torch.cat([divided(total(part * part), rows.shape[1]) for part in parts])
+    count, columns = rows.shape
+    sums = np.empty(count, np.float32)
+    share(row_squares, (flat_array(rows), np.uint64(columns), sums), count, rows.numel())
+    return sums / np.float32(columns)
 
 
 def _integers(levels: torch.Tensor) -> Any:

@@ -13,10 +13,12 @@ from ..machine.vector import (
     FLOATS,
     STEP,
     WORDS,
+    any_below,
     bits_of,
     floats_of,
     floats_of_integers,
     larger,
+    larger_bits,
     larger_signed,
     smaller,
     smaller_signed,
@@ -123,6 +125,18 @@ def is_zero(typingctx: Any, x: Any) -> Any:
         return builder.sext(zeros, WORDS.lanes)
 
     return WORDS(FLOATS), codegen
+
+
+@inlined
+def worse(worst: Any, x: Any) -> Any:
+    """Return the larger of the words ``worst`` and the bits of magnitudes of ``x``."""
+    return larger_bits(worst, bits_of(x) & words_of(np.uint32(0x7FFFFFFF)))
+
+
+@inlined
+def is_bad(worst: Any) -> Any:
+    """Return whether a magnitude of :func:`worse` is not finite."""
+    return any_below(words_of(np.uint32(0x7F7FFFFF)), worst)
 
 
 @inlined

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..machine.descriptor import OK
 from ..machine.intrinsics import device, scratch
 from ..machine.vector import floats_of, load_lanes, store_lanes, words_of
 from .lanes import LANES, SUPER, is_zero, magnitudes, root, rounded, where
@@ -75,7 +76,7 @@ def _fit_stored(kind: Any, count: Any, scales: Any, minima: Any) -> None:
 
 
 @device
-def minima_rows(x: Any, importance: Any, kind: Any, packed: Any, levels: Any, first: Any, last: Any) -> None:
+def minima_rows(x: Any, importance: Any, kind: Any, packed: Any, levels: Any, first: Any, last: Any) -> Any:
     """Quantize super-blocks ``first`` to ``last`` of ``x``, float32.
 
     packed: takes codes, ``kind.bits`` each.
@@ -89,9 +90,10 @@ def minima_rows(x: Any, importance: Any, kind: Any, packed: Any, levels: Any, fi
     stored, fine = scratch(32, np.float32), scratch(16, np.int32)
     fine_minima, codes = scratch(16, np.int32), scratch(_LONG, np.uint8)
     room = scratch(_ROOM, np.uint8)
+    state = OK
     for start in range(first, last, group):
         at, blocks = start * SUPER, min(group, last - start)
-        load_group(x, at, blocks * SUPER, size, own, values)
+        state = max(state, load_group(x, at, blocks * SUPER, size, own, values))
         if kind.weighted:
             important_weights(
                 values, own, importance, at % kind.columns, size, SUPER, kind.factor, kind.columns, weights
@@ -119,6 +121,7 @@ def minima_rows(x: Any, importance: Any, kind: Any, packed: Any, levels: Any, fi
         _choose_codes(values, size, line.top, found, stored, tried)
         nbytes = start * (SUPER * kind.bits // np.uint64(8))
         write_codes(tried, size, blocks * SUPER, kind.bits, codes, room, packed, nbytes)
+    return state
 
 
 @device

@@ -7,21 +7,36 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..machine.descriptor import OK
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import bits32, device, float32_of, inlined, narrow_half, scratch
 from ..machine.vector import (
     WHOLE,
     above,
+    bits_of,
     floats_of,
     floats_of_integers,
     larger,
     load_lanes,
     low_octets,
     smaller,
+    smaller_bits,
     store_lanes,
+    values_of,
     words_of,
 )
-from .lanes import LANES, divided, integers, is_zero, magnitudes, root, rounded, transpose, where
+from .lanes import (
+    LANES,
+    divided,
+    integers,
+    is_zero,
+    magnitudes,
+    root,
+    rounded,
+    sum_of_squares,
+    transpose,
+    where,
+)
 from .line_search import Tries, fit_minima, fit_signed
 from .super_block import ZERO, load_group, load_importance
 
@@ -80,18 +95,25 @@ def _half_away(x: Any) -> Any:
 
 
 @device
-def _extremes(values: Any, size: Any, ends: Any) -> None:
-    """Write to ``ends`` the smallest and largest of each block, and the first of the largest magnitude."""
-    low, high = load_lanes(values, ZERO), load_lanes(values, ZERO)
+def _largest(values: Any, size: Any, ends: Any) -> None:
+    """Write to ``ends`` the first number of the largest magnitude of each block."""
     value = amax = floats_of(np.float32(0))
     for i in range(size):
         number = load_lanes(values, i * LANES)
-        beyond = above(magnitudes(number), amax)
-        value, amax = where(beyond, number, value), larger(amax, magnitudes(number))
+        value = where(above(magnitudes(number), amax), number, value)
+        amax = magnitudes(value)
+    store_lanes(ends, LANES + LANES, value)
+
+
+@device
+def _extremes(values: Any, size: Any, ends: Any) -> None:
+    """Write to ``ends`` the smallest and the largest number of each block."""
+    low = high = load_lanes(values, ZERO)
+    for i in range(size):
+        number = load_lanes(values, i * LANES)
         low, high = smaller(number, low), larger(number, high)
     store_lanes(ends, ZERO, low)
     store_lanes(ends, LANES, high)
-    store_lanes(ends, LANES + LANES, value)
 
 
 @device
@@ -102,14 +124,8 @@ def _symmetric(values: Any, kind: Any, ends: Any, codes: Any) -> Any:
     inverse, offset = _inverse(scale), floats_of(np.float32(half + np.float32(0.5)))
     for i in range(kind.size):
         code = integers(_held(load_lanes(values, i * LANES) * inverse + offset)) & words_of(np.uint32(0xFF))
-        store_lanes(codes, i * LANES, floats_of_integers(_least(code, most)))
+        store_lanes(codes, i * LANES, values_of(smaller_bits(code, most)))
     return scale
-
-
-@inlined
-def _least(a: Any, b: Any) -> Any:
-    """Return the smaller of words that are not negative."""
-    return integers(smaller(floats_of_integers(a), floats_of_integers(b)))
 
 
 @device
@@ -122,7 +138,7 @@ def _affine(values: Any, kind: Any, ends: Any, codes: Any) -> Any:
         code = integers(_held((load_lanes(values, i * LANES) - low) * inverse + half)) & words_of(
             np.uint32(0xFF)
         )
-        store_lanes(codes, i * LANES, floats_of_integers(_least(code, most)))
+        store_lanes(codes, i * LANES, values_of(smaller_bits(code, most)))
     return scale
 
 
@@ -134,7 +150,7 @@ def _by_amax(values: Any, kind: Any, ends: Any, codes: Any) -> Any:
     offset = words_of(np.uint32(1) if kind.kind == TERNARY else np.uint32(0))
     for i in range(kind.size):
         code = _half_away(load_lanes(values, i * LANES) * inverse) + offset
-        store_lanes(codes, i * LANES, floats_of_integers(code))
+        store_lanes(codes, i * LANES, values_of(code))
     return scale
 
 
@@ -189,11 +205,11 @@ def _float_scales(values: Any, kind: Any, ends: Any, octets: Any, first: Any, la
 @device
 def _closest_floats(values: Any, size: Any, ends: Any, codes: Any) -> None:
     """Write the codes of float4 with the least errors under the scales at ``ends``, the first of equals."""
-    scale, zero = load_lanes(ends, ZERO), floats_of(np.float32(0))
+    scale, zero, none = load_lanes(ends, ZERO), floats_of(np.float32(0)), words_of(np.uint32(0))
     for i in range(size):
         number = load_lanes(values, i * LANES)
         size_of = magnitudes(number)
-        best, code = size_of, zero
+        best, code = size_of, none
         for n in range(1, 8):
             value = (
                 np.float32(n)
@@ -206,15 +222,15 @@ def _closest_floats(values: Any, size: Any, ends: Any, codes: Any) -> None:
             )
             error = magnitudes(floats_of(value) * scale - size_of)
             nearer = above(best, error)
-            best, code = where(nearer, error, best), where(nearer, floats_of(np.float32(n)), code)
-        signed = code + floats_of(np.float32(8))
-        negative = above(zero, number) & above(code, zero)
-        store_lanes(codes, i * LANES, where(negative, signed, code))
+            best, code = where(nearer, error, best), where(nearer, words_of(np.uint32(n)), code)
+        negative = above(zero, number) & words_of(np.uint32(8))
+        store_lanes(codes, i * LANES, values_of(where(code, code | negative, none)))
 
 
 @device
 def _searched(values: Any, weights: Any, kind: Any, line: Any, tried: Any, found: Any, codes: Any) -> None:
     """Write scales, minima negated, and codes from 0 on of Q4_0 to Q5_1 under weights."""
+    zero = floats_of(np.float32(0))
     if kind.kind == SYMMETRIC:
         fit_signed(values, weights, kind.size, kind.top, found)
         inverse, offset = load_lanes(found, LANES), floats_of(kind.top)
@@ -222,7 +238,7 @@ def _searched(values: Any, weights: Any, kind: Any, line: Any, tried: Any, found
         most, empty = words_of(np.uint32(kind.top - np.float32(1))), is_zero(inverse)
         for i in range(kind.size):
             code = rounded(inverse * load_lanes(values, i * LANES), least, most) + offset
-            store_lanes(codes, i * LANES, where(empty, floats_of(np.float32(0)), code))
+            store_lanes(codes, i * LANES, values_of(integers(where(empty, zero, code))))
     else:
         fit_minima(values, weights, kind.size, line, tried, found)
         inverse, low = load_lanes(found, LANES + LANES), load_lanes(found, LANES + LANES + LANES)
@@ -230,7 +246,7 @@ def _searched(values: Any, weights: Any, kind: Any, line: Any, tried: Any, found
         empty = is_zero(inverse)
         for i in range(kind.size):
             code = rounded(inverse * (load_lanes(values, i * LANES) - low), none, most)
-            store_lanes(codes, i * LANES, where(empty, floats_of(np.float32(0)), code))
+            store_lanes(codes, i * LANES, values_of(integers(where(empty, zero, code))))
 
 
 @device
@@ -253,14 +269,14 @@ def _weights(
 def _pack(
     columns: Any, kind: Any, count: Any, rows: Any, octets: Any, room: Any, packed: Any, at: Any
 ) -> None:
-    """Pack the codes of ``count`` blocks, which are columns of floats from 0 on, into ``packed[at:]``."""
+    """Pack the codes of ``count`` blocks, which are columns of words from 0 on, into ``packed[at:]``."""
     mask = words_of((np.uint32(1) << np.uint32(kind.bits)) - np.uint32(1))
     flip = words_of(np.uint32(kind.top) if kind.kind == SYMMETRIC else np.uint32(0))
     for i in range(ZERO, kind.size, LANES):
         transpose(columns, i * LANES, LANES, rows, i, kind.size)
     values = count * kind.size
     for i in range(ZERO, values, WHOLE):
-        first, second = integers(load_lanes(rows, i)), integers(load_lanes(rows, i + LANES))
+        first, second = bits_of(load_lanes(rows, i)), bits_of(load_lanes(rows, i + LANES))
         store_lanes(octets, i, low_octets((first ^ flip) & mask, (second ^ flip) & mask))
     if kind.bits == _EIGHT:
         for i in range(values):
@@ -272,7 +288,7 @@ def _pack(
 @device
 def plain_rows(
     x: Any, importance: Any, means: Any, kind: Any, packed: Any, numbers: Any, first: Any, last: Any
-) -> None:
+) -> Any:
     """Quantize blocks ``first`` to ``last`` of ``x``, float32.
 
     means: mean squares of rows, where importance counts. packed: takes codes.
@@ -284,16 +300,20 @@ def plain_rows(
         scratch(16, np.float32),
         Tries(kind.top, np.float32(-0.9), np.float32(0.05), np.uint64(36), False),
     )
+    state = OK
     for start in range(first, last, LANES):
         count = min(LANES, last - start)
-        load_group(x, start * kind.size, count * kind.size, kind.size, own, values)
+        state = max(state, load_group(x, start * kind.size, count * kind.size, kind.size, own, values))
         if kind.weighted:
             _weights(values, importance, means, kind, start, last, own)
             _searched(values, own, kind, line, tried, found, codes)
             for block in range(LANES):
                 scales[block], ends[block] = found[block], -found[LANES + block]
         else:
-            _extremes(values, kind.size, ends)
+            if kind.kind == AFFINE:
+                _extremes(values, kind.size, ends)
+            else:
+                _largest(values, kind.size, ends)
             if kind.kind == SYMMETRIC:
                 store_lanes(scales, ZERO, _symmetric(values, kind, ends, codes))
             elif kind.kind == AFFINE:
@@ -310,3 +330,11 @@ def plain_rows(
                     numbers.half_minima[start + block] = narrow_half(ends[block])
         nbytes = start * (kind.size * kind.bits // _EIGHT)
         _pack(codes, kind, count, own, octets, room, packed, nbytes)
+    return state
+
+
+@device
+def square_rows(x: Any, columns: Any, out: Any, first: Any, last: Any) -> None:
+    """Write the sum of squares of each row, added one after the other."""
+    for row in range(first, last):
+        out[row] = sum_of_squares(x, row * columns, columns)

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..machine.descriptor import OK
 from ..machine.intrinsics import device, inlined, scratch
 from ..machine.vector import above, any_lane, floats_of, load_lanes, store_lanes, words_of
 from .lanes import LANES, LEAST, ONE, SUPER, divided, is_zero, magnitudes, rounded, where
@@ -133,7 +134,7 @@ def _choose_codes(values: Any, top: Any, stored: Any, codes: Any) -> None:
 @device
 def six_bit_rows(
     x: Any, importance: Any, kind: Any, packed: Any, scales: Any, halves: Any, first: Any, last: Any
-) -> None:
+) -> Any:
     """Quantize super-blocks ``first`` to ``last`` of ``x``, float32, to Q6_K.
 
     packed: takes codes. scales: their codes, 16 bytes a super-block.
@@ -142,8 +143,9 @@ def six_bit_rows(
     tried, found, fine = scratch(_LONG, np.float32), scratch(32, np.float32), scratch(16, np.int32)
     stored, codes, room = scratch(16, np.float32), scratch(_LONG, np.uint8), scratch(_ROOM, np.uint8)
     top = np.float32(32)
+    state = OK
     for block in range(first, last):
-        load_group(x, block * SUPER, SUPER, _SIZE, own, values)
+        state = max(state, load_group(x, block * SUPER, SUPER, _SIZE, own, values))
         if kind.weighted:
             load_importance(importance, block * SUPER % kind.columns, _SIZE, kind.columns, weights)
         else:
@@ -157,12 +159,13 @@ def six_bit_rows(
         _choose_codes(values, top, stored, tried)
         nbytes = block * (SUPER * kind.bits // np.uint64(8))
         write_codes(tried, _SIZE, SUPER, kind.bits, codes, room, packed, nbytes)
+    return state
 
 
 @device
 def three_bit_rows(
     x: Any, importance: Any, kind: Any, packed: Any, scales: Any, halves: Any, first: Any, last: Any
-) -> None:
+) -> Any:
     """Quantize super-blocks to Q3_K with importance; arguments are those of :func:`six_bit_rows`.
 
     The scales of 16 super-blocks are searched at once.
@@ -175,13 +178,14 @@ def three_bit_rows(
     stored, fine = scratch(16, np.float32), scratch(16, np.int32)
     codes, room = scratch(_LONG, np.uint8), scratch(_ROOM, np.uint8)
     top, factor, two = np.float32(4), np.float32(2), LANES + LANES
+    state = OK
     for start in range(first, last, LANES):
         count = min(LANES, last - start)
         for i in range(np.uint64(_LONG)):
             scale_columns[i] = sum_columns[i] = np.float32(0)
         for n in range(count):
             at, own_values = (start + n) * SUPER, values[n * SUPER :]
-            load_group(x, at, SUPER, _SIZE, own, own_values)
+            state = max(state, load_group(x, at, SUPER, _SIZE, own, own_values))
             column = at % kind.columns
             important_weights(
                 own_values, own, importance, column, _SIZE, SUPER, factor, kind.columns, weights
@@ -200,18 +204,20 @@ def three_bit_rows(
             _choose_codes(values[n * SUPER :], top, stored, tried)
             nbytes = (start + n) * (SUPER * kind.bits // np.uint64(8))
             write_codes(tried, _SIZE, SUPER, kind.bits, codes, room, packed, nbytes)
+    return state
 
 
 @device
-def moved_rows(x: Any, packed: Any, scales: Any, halves: Any, first: Any, last: Any) -> None:
+def moved_rows(x: Any, packed: Any, scales: Any, halves: Any, first: Any, last: Any) -> Any:
     """Quantize super-blocks to Q3_K without importance; arguments are those of :func:`six_bit_rows`."""
     values, tried, own = scratch(_WIDE, np.float32), scratch(_WIDE, np.float32), scratch(_LONG, np.float32)
     found, sums, fine = scratch(64, np.float32), scratch(128, np.float32), scratch(16, np.int32)
     stored, codes, room = scratch(16, np.float32), scratch(_LONG, np.uint8), scratch(_ROOM, np.uint8)
+    state = OK
     for start in range(first, last, _AT_ONCE):
         count = min(_AT_ONCE, last - start)
         for n in range(count):
-            load_group(x, (start + n) * SUPER, SUPER, _SIZE, own, values[n * SUPER :])
+            state = max(state, load_group(x, (start + n) * SUPER, SUPER, _SIZE, own, values[n * SUPER :]))
         _fit_by_moves(values, count, tried, found, sums)
         for n in range(count):
             d = by_signed_largest(found[n * LANES :], _SIZE, np.float32(-32), np.float32(0), fine)
@@ -221,6 +227,7 @@ def moved_rows(x: Any, packed: Any, scales: Any, halves: Any, first: Any, last: 
             _choose_codes(values[n * SUPER :], np.float32(4), stored, tried[n * SUPER :])
             nbytes = (start + n) * (SUPER * THREE // np.uint64(8))
             write_codes(tried[n * SUPER :], _SIZE, SUPER, THREE, codes, room, packed, nbytes)
+    return state
 
 
 @device

@@ -4,28 +4,32 @@ from typing import Any
 
 import numpy as np
 
+from ..machine.descriptor import BAD_VALUE, OK
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, narrow_half, scratch, widen_half
 from ..machine.vector import WHOLE, floats_of, load_lanes, low_octets, store_lanes, words_of
-from .lanes import LANES, ONE, SUPER, integers, root, sum_of_squares, transpose
+from .lanes import LANES, ONE, SUPER, integers, is_bad, root, sum_of_squares, transpose, worse
 
 ZERO = np.uint64(0)
 _LONG = 32 * 16
 
 
 @device
-def load_group(x: Any, at: Any, count: Any, size: Any, own: Any, values: Any) -> None:
+def load_group(x: Any, at: Any, count: Any, size: Any, own: Any, values: Any) -> Any:
     """Load 16 blocks from ``x[at:]`` as columns of ``values``; past ``count`` numbers there are zeros.
 
-    own: room for the numbers.
+    own: room for the numbers. Returns BAD_VALUE where one is not finite, else OK.
     """
-    total = size * LANES
+    total, worst = size * LANES, words_of(np.uint32(0))
     for i in range(ZERO, min(total, count), LANES):
-        store_lanes(own, i, load_lanes(x, at + i))
+        number = load_lanes(x, at + i)
+        worst = worse(worst, number)
+        store_lanes(own, i, number)
     for i in range(min(total, count), total, LANES):
         store_lanes(own, i, floats_of(np.float32(0)))
     for i in range(ZERO, size, LANES):
         transpose(own, i, size, values, i * LANES, LANES)
+    return BAD_VALUE if is_bad(worst) else OK
 
 
 @device
