@@ -89,7 +89,7 @@ class SearchKernel:
             outputs = _NO_HALVES, _NO_HALVES, levels[0]
         else:
             outputs = levels[0], levels[1] if len(levels) > 1 else _NO_HALVES, NO_BYTES
-        args = flat_array(rows), weights, means, sizes, flat_array(data), *outputs
+        args = flat_array(rows), weights, means, sizes, flat_array(data).view(np.uint32), *outputs
         return share(search_plain, args, x.numel() // size, x.numel())
 
     def _call(self, *, weighted: bool) -> Call:

@@ -8,17 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..machine.descriptor import OK
-from ..machine.emit import emit_packed
 from ..machine.intrinsics import bits32, device, float32_of, inlined, narrow_half, scratch
 from ..machine.vector import (
-    WHOLE,
     above,
     bits_of,
     floats_of,
     floats_of_integers,
     larger,
     load_lanes,
-    low_octets,
     smaller,
     smaller_bits,
     store_lanes,
@@ -34,7 +31,6 @@ from .lanes import (
     root,
     rounded,
     sum_of_squares,
-    transpose,
     where,
 )
 from .line_search import Tries, fit_minima, fit_signed
@@ -42,8 +38,7 @@ from .super_block import ZERO, load_group, load_importance
 
 SYMMETRIC, AFFINE, EIGHT_BITS, TERNARY, MXFP4, NVFP4 = (np.uint64(n) for n in range(6))
 """Kinds of types."""
-_LONG, _ROOM = 256 * 16, 256 * 16 + 8
-_EIGHT = np.uint64(8)
+_LONG, _WORDS = 256 * 16, 16 * 16
 
 
 class PlainKind(NamedTuple):
@@ -266,23 +261,28 @@ def _weights(
 
 
 @device
-def _pack(
-    columns: Any, kind: Any, count: Any, rows: Any, octets: Any, room: Any, packed: Any, at: Any
-) -> None:
-    """Pack the codes of ``count`` blocks, which are columns of words from 0 on, into ``packed[at:]``."""
-    mask = words_of((np.uint32(1) << np.uint32(kind.bits)) - np.uint32(1))
+def _pack(columns: Any, kind: Any, words: Any, out: Any, first: Any, last: Any) -> None:
+    """Pack the codes of blocks ``first`` to ``last``, columns of words from 0 on, into words of ``out``.
+
+    words: room for those of 16 blocks.
+    """
+    none, bits, wide = words_of(np.uint32(0)), np.uint32(kind.bits), np.uint32(32)
+    mask = words_of((np.uint32(1) << bits) - np.uint32(1))
     flip = words_of(np.uint32(kind.top) if kind.kind == SYMMETRIC else np.uint32(0))
-    for i in range(ZERO, kind.size, LANES):
-        transpose(columns, i * LANES, LANES, rows, i, kind.size)
-    values = count * kind.size
-    for i in range(ZERO, values, WHOLE):
-        first, second = bits_of(load_lanes(rows, i)), bits_of(load_lanes(rows, i + LANES))
-        store_lanes(octets, i, low_octets((first ^ flip) & mask, (second ^ flip) & mask))
-    if kind.bits == _EIGHT:
-        for i in range(values):
-            packed[at + i] = octets[i]
-    else:
-        emit_packed(octets, values, kind.bits, room, packed, at)
+    word, shift, place = none, np.uint32(0), ZERO
+    for i in range(kind.size):
+        code = (bits_of(load_lanes(columns, i * LANES)) ^ flip) & mask
+        word = word | (code << words_of(shift))
+        shift = np.uint32(shift + bits)
+        if shift >= wide:
+            store_lanes(words, place, word)
+            shift = np.uint32(shift - wide)
+            place += LANES
+            word = code >> words_of(np.uint32(bits - shift))
+    count = place // LANES
+    for block in range(first, last):
+        for n in range(count):
+            out[block * count + n] = words[n * LANES + (block - first)]
 
 
 @device
@@ -291,11 +291,11 @@ def plain_rows(
 ) -> Any:
     """Quantize blocks ``first`` to ``last`` of ``x``, float32.
 
-    means: mean squares of rows, where importance counts. packed: takes codes.
+    means: mean squares of rows, where importance counts. packed: takes codes, as uint32.
     """
     own, values, codes = scratch(_LONG, np.float32), scratch(_LONG, np.float32), scratch(_LONG, np.float32)
     ends, found, tried = scratch(48, np.float32), scratch(64, np.float32), scratch(_LONG, np.float32)
-    octets, room = scratch(_ROOM, np.uint8), scratch(_ROOM, np.uint8)
+    words = scratch(_WORDS, np.uint32)
     scales, line = (
         scratch(16, np.float32),
         Tries(kind.top, np.float32(-0.9), np.float32(0.05), np.uint64(36), False),
@@ -328,8 +328,7 @@ def plain_rows(
                 numbers.halves[start + block] = narrow_half(scales[block])
                 if kind.kind == AFFINE:
                     numbers.half_minima[start + block] = narrow_half(ends[block])
-        nbytes = start * (kind.size * kind.bits // _EIGHT)
-        _pack(codes, kind, count, own, octets, room, packed, nbytes)
+        _pack(codes, kind, words, packed, start, start + count)
     return state
 
 
