@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 import zeropoint as zp
+from zeropoint.codecs.containers.gguf import TYPES
 
 BLOCK = 32
 
@@ -53,6 +54,14 @@ class Ggml:
         out = torch.empty(rows, cols // BLOCK, kind.block_bytes, dtype=torch.uint8)
         written = self._quantize(kind.number, x.data_ptr(), out.data_ptr(), 0, rows, cols, None)
         assert written == out.numel()
+        return out
+
+    def blocks(self, name: str, x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
+        """Return the rows of blocks of any type by its name, under importance of columns if given."""
+        number, nbytes = TYPES[name].number, x.shape[1] // TYPES[name].block * TYPES[name].nbytes
+        out = torch.empty(x.shape[0], nbytes, dtype=torch.uint8)
+        weights = None if importance is None else importance.data_ptr()
+        self._quantize(number, x.data_ptr(), out.data_ptr(), 0, *x.shape, weights)
         return out
 
     def dequantize(self, name: str, blocks: torch.Tensor) -> Callable[[], torch.Tensor]:

@@ -163,7 +163,7 @@ def _unsigned_e4m3(x: Any) -> Any:
     """Return the byte of the scale of NVFP4: ties up, largest from 248 on, subnormal to 7 / 512."""
     if x <= 0:
         return np.int64(0)
-    if x < np.float32(0.015625):
+    if np.float32(x * np.float32(64)) < 1:
         return min(np.int64(np.float32(np.float32(x * np.float32(512)) + np.float32(0.5))), np.int64(7))
     code = ((np.int64(bits32(x)) + np.int64(1 << 19)) >> np.int64(20)) - np.int64(120 << 3)
     return code if code < np.int64(0x78) else np.int64(0x7E)
