@@ -23,6 +23,7 @@ Given = TypeVar("Given")
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 # What llama.cpp calls its types, and methods that other tools write in layouts of their own.
+_MIXTURE = re.compile(r"mostly_\w+|q[3-5]_k_[sml]", re.IGNORECASE)
 _OF_OTHERS = re.compile(r"(?:i?q[1-8]_\w+|gptq|gguf|awq|exl[23]|bnb|hqq)", re.IGNORECASE)
 
 
@@ -94,6 +95,12 @@ def scheme_recipe(text: str, codec: Codec) -> RecipeText:
     Raises typer.BadParameter: with the closest names for an unknown one, with the reason for one that the
     codec does not hold or that needs calibration.
     """
+    if layers.RecipeText.of(text).mixture(codec) is not None:
+        return layers.RecipeText.of(text)
+    if _MIXTURE.fullmatch(text.strip()):
+        raise typer.BadParameter(
+            f"{text} is a mixture of types of GGUF; add --format gguf", param_hint="'--to'"
+        )
     try:
         layers.layer_scheme(text, codec)
     except ZeropointError as error:
@@ -119,6 +126,8 @@ def parse_scheme(text: str) -> str:
     """
     head = text.strip().partition(":")[0]
     if not head.isidentifier() or head.lower() in layers.PRESETS:
+        return text
+    if _MIXTURE.fullmatch(head):
         return text
     if _OF_OTHERS.fullmatch(head):
         raise typer.BadParameter(

@@ -70,7 +70,15 @@ class FileModel:
 
 
 class ModelFormat:
-    """A format of files that say nothing of the model; others override what they say."""
+    """A format of files that say nothing of the model; others override what they say.
+
+    Args:
+        mixtures: names of mixtures of types that the engine's own tool gives to a model.
+        mixture_method: the method by which that tool quantizes.
+    """
+
+    mixtures: frozenset[str] = frozenset()
+    mixture_method: str = ""
 
     def stored_form(self, name: str, shape: tuple[int, ...], config: Config) -> StoredForm | None:
         """Return how a tensor of the model lies in a file, or None where it lies there as the model has it.
@@ -110,6 +118,21 @@ class ModelFormat:
             model: what is known of the model.
         """
         return ()
+
+    def mixture(
+        self, name: str, shapes: Mapping[str, tuple[int, ...]], config: Config
+    ) -> Mapping[str, str] | None:
+        """Return the presets of tensors in a mixture of the engine's own tool, or None for no mixture.
+
+        Args:
+            name: of the mixture.
+            shapes: of all tensors, by name.
+            config: config.json of the model.
+
+        Raises:
+            UnsupportedError: for a model of which the tool's choice is not known.
+        """
+        return None
 
     def read(self, found: Sequence[Found], metadata: Metadata, data: Read) -> FileModel | None:
         """Return the model in a file, or None where the file does not say what it is.

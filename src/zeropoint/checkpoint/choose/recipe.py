@@ -8,6 +8,7 @@ shape, its dtype, and as its type what the default rules take it for (selection.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from ...codecs.protocol import Codec, LayerScheme
 from ...errors import printable
 from ...recipes import Assignment, Recipe, Rule, Vocabulary, parse_recipe, read_recipe
 
+_DEFAULT = re.compile(r'default: "(\w+)"$', re.MULTILINE)
 _WEIGHT, _INPUT = "weight", "input"
 
 
@@ -66,6 +68,24 @@ class RecipeText:
         """
         text = f"{self.text}\nmethod: {json.dumps(method)}"
         return RecipeText(text=text, name=f"{self.name} --method {method}")
+
+    def mixture(self, codec: Codec) -> str | None:
+        """Return the mixture of ``codec`` that it gives to all weights, or None."""
+        found = _DEFAULT.match(self.text)
+        name = None if found is None else found[1].lower()
+        return name if name in codec.model_format.mixtures else None
+
+    def of_types(self, types: Mapping[str, str], codec: Codec) -> RecipeText:
+        """Return the recipe that gives tensors, by name, these presets, where this one gives a mixture."""
+        by_preset: dict[str, list[str]] = {}
+        for name, preset in types.items():
+            by_preset.setdefault(preset, []).append(re.escape(name))
+        rules = [
+            {"name": f"re:({'|'.join(names)})$", "preset": preset} for preset, names in by_preset.items()
+        ]
+        rest = _DEFAULT.sub("", self.text).strip()
+        rest = rest or f"method: {json.dumps(codec.model_format.mixture_method)}"
+        return RecipeText(text=f"rules: {json.dumps(rules)}\ndefault: keep\n{rest}", name=self.name)
 
     def parse(self, codec: Codec) -> Recipe:
         """Return its rules for files of ``codec``; raises RecipeError, with the line, for a mistake."""

@@ -248,7 +248,8 @@ def make_plan(
     small for one part of a weight.
     """
     text = RecipeText.of(to) if isinstance(to, str) else to
-    recipe = one_scheme(layer_scheme(to, codec)) if isinstance(to, str) else to.parse(codec)
+    mixture = text.mixture(codec)
+    recipe = KEPT if mixture is not None else _parsed(to, codec)
     _require_model(source)
     selection, limits = selection or Selection(), limits or Limits.default()
     converts = selection.dequantize.converts
@@ -257,13 +258,15 @@ def make_plan(
     placeless = floats.placeless(codec)
     floats = floats.without(placeless)
     check_patterns(selection, floats.source.entries)
+    if mixture is not None:
+        recipe = _of_mixture(mixture, text, floats.source, codec)
     decisions = decide(floats.source, KEPT if converts else recipe, selection, codec)
     if converts:
         decisions = conversions(
             floats.source, decisions, floats.quantized, codec, to=_only_layer(recipe, codec),
             requantize=selection.dequantize is DequantizePolicy.CONVERT,
         )  # fmt: skip
-    split = split_sets(decisions)
+    split = split_sets(decisions) if mixture is None else []
     if split and selection.strict:
         more = f"; and {count(len(split) - 1, 'more such set')}" if len(split) > 1 else ""
         raise CheckpointError(f"{split[0]}{more}; give each set one scheme, or leave out --strict")
@@ -287,6 +290,19 @@ def make_plan(
     for weight in kinds_of(plan.worked):
         slab_rows(weight, limits)
     return plan
+
+
+def _parsed(to: str | RecipeText, codec: Codec) -> Recipe:
+    return one_scheme(layer_scheme(to, codec)) if isinstance(to, str) else to.parse(codec)
+
+
+def _of_mixture(mixture: str, text: RecipeText, source: Source, codec: Codec) -> Recipe:
+    """Return the rules that give the tensors of ``source`` what a mixture has for them."""
+    copies = tied_copies(source)
+    shapes = {entry.name: entry.shape for entry in source.entries.values() if entry.name not in copies}
+    types = codec.model_format.mixture(mixture, shapes, source.config or {})
+    assert types is not None
+    return text.of_types(types, codec).parse(codec)
 
 
 def _of_placeless(names: Collection[str], codec: Codec) -> list[str]:

@@ -8,10 +8,12 @@ from types import MappingProxyType
 from typing import Any
 
 from ...architectures import Config, model_type
+from ...errors import UnsupportedError
 from ..containers.protocol import Found, Metadata, Read, Row
 from ..model_format import FileModel, ModelFiles, ModelFormat
 from ..stored_forms import StoredForm
 from .families import family_of, form_of
+from .mixtures import MIXTURES, types_of
 from .model_values import ARCHITECTURE, PlainValues, model_values, read_model, rope_factors
 from .tokenizer_files import tokenizer_files
 from .vocabulary import PREFIX, tokenizer_values
@@ -26,6 +28,9 @@ _BF16_FILE = 32
 
 class LlamaCppFormat(ModelFormat):
     """See the module and :class:`ModelFormat`; other families have the names of the checkpoint."""
+
+    mixtures = frozenset(MIXTURES)
+    mixture_method = "ggml"
 
     def stored_form(self, name: str, shape: tuple[int, ...], config: Config) -> StoredForm | None:
         """See :class:`ModelFormat`."""
@@ -50,6 +55,20 @@ class LlamaCppFormat(ModelFormat):
         family = family_of(config)
         factors = None if family is None else rope_factors(family, config)
         return () if factors is None else (factors,)
+
+    def mixture(
+        self, name: str, shapes: Mapping[str, tuple[int, ...]], config: Config
+    ) -> Mapping[str, str] | None:
+        """See :class:`ModelFormat`."""
+        family = family_of(config)
+        if name not in MIXTURES:
+            return None
+        if family is None:
+            raise UnsupportedError(
+                f"mixture {name} needs a family whose names in llama.cpp are known here, which config.json "
+                "does not name with all its sizes; use one type, such as q4_k"
+            )
+        return types_of(name, family, shapes, config)
 
     def read(self, found: Sequence[Found], metadata: Metadata, data: Read) -> FileModel | None:
         """See :class:`ModelFormat`."""

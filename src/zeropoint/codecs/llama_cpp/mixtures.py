@@ -1,0 +1,133 @@
+"""The mixtures of llama.cpp, such as Q4_K_M: which type each tensor of a model gets.
+
+A mixture has a type for most tensors and rules for some; the first that fits decides. Then a type whose
+block does not divide a row gives way to one of smaller blocks, and a tensor that none divides stays as it is.
+Mixtures that llama.cpp calls like a type have ``mostly_`` before their names, as in its own table
+(``LLAMA_FTYPE_MOSTLY_Q6_K``): ``q6_k`` alone is the type for all linear layers.
+
+Source: ggml-org/llama.cpp, src/llama-quant.cpp (llama_tensor_get_type), without an importance
+matrix, which Q2_K_S needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ...architectures import Config
+from ..containers.gguf import TYPES
+from ..stored_forms import NO_PLACE
+from .families import Family, form_of, text_config
+
+
+class _Place(NamedTuple):
+    """Where a tensor is: its layer, how many there are, and query heads for each head of keys."""
+
+    layer: int
+    layers: int
+    shared: int
+
+
+def _more_bits(at: _Place) -> bool:
+    eighth = at.layers // 8
+    return at.layer < eighth or at.layer >= 7 * at.layers // 8 or (at.layer - eighth) % 3 == 2
+
+
+def _always(at: _Place) -> bool:
+    return True
+
+
+def _shared(at: _Place) -> bool:
+    return at.shared >= _MANY
+
+
+def _among(count: int) -> Callable[[_Place], bool]:
+    return lambda at: at.layer < count
+
+
+def _first_part(of: int) -> Callable[[_Place], bool]:
+    return lambda at: at.layer < at.layers // of
+
+
+_MANY = 4
+"""Query heads that share a head of keys from which on it gets more bits."""
+MIXTURES: Mapping[str, str] = MappingProxyType({
+    "q3_k_s": "q3_k", "q3_k_m": "q3_k", "q3_k_l": "q3_k", "q4_k_s": "q4_k",
+    "q4_k_m": "q4_k", "q5_k_s": "q5_k", "q5_k_m": "q5_k",
+    **{
+        f"mostly_{name}": name
+        for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q6_k", "iq4_nl", "iq4_xs", "tq2_0")
+    },
+})  # fmt: skip
+"""The type of most tensors of each."""
+_V, _DOWN, _OUT = "attn_v", "ffn_down", "attn_output"
+_RULES: tuple[tuple[str, str, Callable[[_Place], bool], str], ...] = (
+    ("mostly_q2_k", _V, _shared, "q4_k"), ("mostly_q2_k", _V, _always, "q3_k"),
+    ("q3_k_m", _V, _among(2), "q5_k"), ("q3_k_m", _V, _always, "q4_k"), ("q3_k_l", _V, _always, "q5_k"),
+    ("mostly_iq4_nl mostly_iq4_xs", _V, _shared, "q5_k"), ("q4_k_m q5_k_m", _V, _more_bits, "q6_k"),
+    ("q4_k_s", _V, _among(4), "q5_k"),
+    ("mostly_q2_k", _DOWN, _always, "q3_k"),
+    ("q3_k_m", _DOWN, _first_part(16), "q5_k"), ("q3_k_m", _DOWN, _always, "q4_k"),
+    ("q3_k_l", _DOWN, _always, "q5_k"), ("q4_k_m q5_k_m", _DOWN, _more_bits, "q6_k"),
+    ("mostly_iq4_nl mostly_iq4_xs q4_k_s", _DOWN, _first_part(8), "q5_k"),
+    ("mostly_q2_k", _OUT, _always, "q3_k"), ("q3_k_m", _OUT, _always, "q4_k"),
+    ("q3_k_l", _OUT, _always, "q5_k"),
+)  # fmt: skip
+"""Mixtures, tensor, where, and its type."""
+_SMALLER = MappingProxyType({
+    "iq4_xs": "iq4_nl", "q2_k": "q4_0", "q3_k": "q4_0", "tq2_0": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1",
+    "q6_k": "q8_0",
+})  # fmt: skip
+_LAYERS_70B = 80
+
+
+def types_of(
+    mixture: str, family: Family, shapes: Mapping[str, tuple[int, ...]], config: Config
+) -> dict[str, str]:
+    """Return the types of the tensors of a model that are quantized, by name.
+
+    Args:
+        mixture: one of MIXTURES.
+        family: that of the model.
+        shapes: of all its tensors, by their names in the model.
+        config: config.json.
+    """
+    forms = {name: form_of(family, name, shape, config) for name, shape in shapes.items()}
+    tied = all(form.name != "output.weight" for form in forms.values())
+    text = text_config(config)
+    heads = text["num_attention_heads"]
+    shared = heads // (text.get("num_key_value_heads") or heads)
+    found = {}
+    for name, form in forms.items():
+        if form is NO_PLACE or form.float32 or not form.name.endswith(".weight"):
+            continue
+        *block, last, _ = form.name.split(".")
+        place = _Place(int(block[-1]) if block else 0, text["num_hidden_layers"], shared)
+        columns = shapes[name][-1]
+        head = last == "output" or (tied and last == "token_embd")
+        given = _of_head(MIXTURES[mixture], columns) if head else _of_tensor(mixture, last, place)
+        if last == _V and given in ("q3_k", "q4_k") and _is_70b(family, place):
+            given = "q5_k"
+        if columns % TYPES[given.upper()].block:
+            given = _SMALLER.get(given, given)
+        if columns % TYPES[given.upper()].block == 0:
+            found[name] = given
+    return found
+
+
+def _of_head(usual: str, columns: int) -> str:
+    return "q8_0" if usual == "q8_0" or columns % TYPES[usual.upper()].block else "q6_k"
+
+
+def _of_tensor(mixture: str, last: str, place: _Place) -> str:
+    if last == "token_embd" and mixture == "mostly_tq2_0":
+        return "q4_k"
+    fits = (to for names, of, where, to in _RULES if of == last and mixture in names.split() and where(place))
+    return next(fits, MIXTURES[mixture])
+
+
+def _is_70b(family: Family, place: _Place) -> bool:
+    """Return whether llama.cpp takes the model for one of 70 billion parameters, as it tells from layers."""
+    many = family.architecture == "qwen2" or (family.architecture == "llama" and place.shared > 1)
+    return many and place.layers == _LAYERS_70B
