@@ -68,7 +68,7 @@ def test_shared_heads_of_keys_and_70b_get_more_bits() -> None:
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_every_type_of_a_mixture_is_a_preset(mixture: str) -> None:
     for name in set(types(mixture, model(layers=9, columns=512)).values()):
-        layer_scheme(name, CODEC)
+        assert layer_scheme(name, CODEC).layout == name.upper()
 
 
 def test_a_family_without_names_has_no_mixture() -> None:
