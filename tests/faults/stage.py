@@ -19,6 +19,7 @@ import json
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 from tests.faults.calls import Fault, Layer
@@ -78,8 +79,9 @@ def digests(folder: Path) -> dict[str, str]:
 class Stage:
     """A source, a folder with the output and a file that is none of our business, and what must come out.
 
-    golden: SHA-256 of each file of an undisturbed run, by name. old: of what stood there before, if anything.
-    options: with the report as JSON, because drawing its tables is a third of the time of a run.
+    command: what is done, and the option that the scheme belongs to. golden: SHA-256 of each file of an
+    undisturbed run, by name. old: of what stood there before, if anything. options: with the report as JSON,
+    because drawing its tables is a third of the time of a run.
     """
 
     source: Path
@@ -87,6 +89,7 @@ class Stage:
     source_digests: dict[str, str]
     golden: dict[str, str]
     golden_bytes: int
+    command: tuple[str, ...] = ("quantize", "--to")
     scheme: str = SCHEME
     options: tuple[str, ...] = ("--workers", "1", "--json")
     old: dict[str, str] = field(default_factory=dict)
@@ -95,10 +98,13 @@ class Stage:
     @classmethod
     def built(cls, folder: Path, *, seed: int = 0) -> Stage:
         """Write the source and make the golden run."""
-        source = write_tiny(folder / "source", seed=seed)
-        stage = cls(
-            source=source, work=folder / "work", source_digests=digests(source), golden={}, golden_bytes=0
-        )
+        return cls.of(write_tiny(folder / "source", seed=seed), folder / "work")
+
+    @classmethod
+    def of(cls, source: Path, work: Path, **asked: Any) -> Stage:
+        """Make the golden run of what is asked of a source."""
+        found = digests(source)
+        stage = cls(source=source, work=work, source_digests=found, golden={}, golden_bytes=0, **asked)
         stage.clear()
         ran = run_here(stage.arguments)
         assert ran.status == 0, ran.err
@@ -120,7 +126,9 @@ class Stage:
     def arguments(self) -> tuple[str, ...]:
         """The command line."""
         overwrite = ("--overwrite",) if self.old else ()
-        return ("quantize", str(self.source), str(self.out), "--to", self.scheme, *self.options, *overwrite)
+        verb, *asked = self.command
+        what = (*asked, self.scheme, *self.options, *overwrite)
+        return (verb, str(self.source), str(self.out), *what)
 
     def job(self, **circumstances: object) -> Job:
         """Return the command line as a job for a child."""
@@ -159,7 +167,7 @@ class Stage:
         assert not wrong, f"I3: final names with other bytes: {wrong}"
         for generation in (self.golden, self.old):
             says = [n for n in (INDEX, CONFIG) if n in final and final[n] == generation.get(n)]
-            shards = [name for name in generation if name.endswith(".safetensors")]
+            shards = [name for name in generation if name.endswith((".safetensors", ".gguf"))]
             missing = [name for name in shards if says and final.get(name) != generation[name]]
             assert not missing, f"I2, I4: {says} stand there without {missing}"
 
