@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from tests.checkpoint.interrupted import stop_after
 from tests.checkpoint.written import CONFIG, ONE, digests, save, tensors_of, weight
+from tests.oracles import tiny_models
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
@@ -112,6 +114,21 @@ def test_mxfp4_becomes_nvfp4_with_one_tensor_scale_for_layers_that_engines_run_a
     scales = [stored[f"{LAYER}.self_attn.{x}_proj.weight_global_scale"] for x in "qkv"]
     assert torch.equal(scales[0], scales[1])
     assert torch.equal(scales[0], scales[2])
+
+
+def test_rows_of_heads_lie_as_llama_cpp_has_them_and_the_way_back_turns_them_again(tmp_path: Path) -> None:
+    tiny_models.write(tmp_path / "model", "llama")
+    source = quantized(
+        tmp_path / "model", tmp_path / "source", "int4:g32:scale=float16", "compressed-tensors"
+    )
+    assert run(plan_of(source, "gguf"), tmp_path / "gguf").error.largest == 0
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "gguf" / "model.gguf").tensors}
+    run(plan_of(tmp_path / "gguf", "compressed-tensors"), tmp_path / "back")
+    found, expected = decoded(tmp_path / "back", tmp_path / "b"), decoded(source, tmp_path / "a")
+    assert all(torch.equal(found[name], values) for name, values in expected.items())
+    query, there = expected["model.layers.0.self_attn.q_proj.weight"], stored["blk.0.attn_q.weight"]
+    turned = query.view(4, 2, 8, 64).transpose(1, 2).reshape(64, 64)
+    assert torch.equal(torch.from_numpy(gguf.quants.dequantize(there.data, there.tensor_type)), turned)
 
 
 @pytest.mark.parametrize(
