@@ -116,7 +116,7 @@ def test_mxfp4_becomes_nvfp4_with_one_tensor_scale_for_layers_that_engines_run_a
     assert torch.equal(scales[0], scales[2])
 
 
-def test_rows_of_heads_lie_as_llama_cpp_has_them_and_the_way_back_turns_them_again(tmp_path: Path) -> None:
+def test_rows_of_heads_lie_as_llama_cpp_has_them_and_the_way_back_undoes_it(tmp_path: Path) -> None:
     tiny_models.write(tmp_path / "model", "llama")
     source = quantized(
         tmp_path / "model", tmp_path / "source", "int4:g32:scale=float16", "compressed-tensors"
@@ -127,8 +127,8 @@ def test_rows_of_heads_lie_as_llama_cpp_has_them_and_the_way_back_turns_them_aga
     found, expected = decoded(tmp_path / "back", tmp_path / "b"), decoded(source, tmp_path / "a")
     assert all(torch.equal(found[name], values) for name, values in expected.items())
     query, there = expected["model.layers.0.self_attn.q_proj.weight"], stored["blk.0.attn_q.weight"]
-    turned = query.view(4, 2, 8, 64).transpose(1, 2).reshape(64, 64)
-    assert torch.equal(torch.from_numpy(gguf.quants.dequantize(there.data, there.tensor_type)), turned)
+    reordered = query.view(4, 2, 8, 64).transpose(1, 2).reshape(64, 64)
+    assert torch.equal(torch.from_numpy(gguf.quants.dequantize(there.data, there.tensor_type)), reordered)
 
 
 @pytest.mark.parametrize(
