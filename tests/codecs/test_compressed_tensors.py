@@ -160,7 +160,7 @@ def test_several_groups_make_a_mixed_precision_model() -> None:
         ("int12:channel", "int2..int8"),
         ("nf4", "elements that no layout stores"),
         ("float8_e5m2:channel", "elements that no layout stores"),
-        ("mxfp6_e2m3", "elements that no layout stores"),
+        ("mxfp6_e3m2", "elements that no layout stores"),
         ("int4:block16x16", "two-dimensional blocks"),
         ("int8:tensor:asym", "one zero point for the tensor"),
         ("int4:g128:asym=real", "real zero points"),

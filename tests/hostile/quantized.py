@@ -109,7 +109,10 @@ _DAMAGES: tuple[tuple[str, Mapping[str, torch.Tensor], str], ...] = (
     ("scale of booleans", _tensors(weight_scale=torch.ones(8, 1, dtype=torch.bool)), "is BOOL, but must"),
     ("scale without axes", _tensors(weight_scale=torch.ones(())), "weight_scale is F32 of shape []"),
     ("weight too", _tensors(weight=torch.ones(8, 32)), "weight has no place in pack-quantized"),
-    ("order of columns", _tensors(weight_g_idx=torch.zeros(32, dtype=torch.int32)), "has no place"),
+    ("groups not there", _tensors(weight_g_idx=torch.ones(32, dtype=torch.int32)), "has groups 1 to 1"),
+    ("groups below", _tensors(weight_g_idx=torch.full((32,), -7, dtype=torch.int32)), "has groups -7 to -7"),
+    ("groups of half", _tensors(weight_g_idx=torch.zeros(16, dtype=torch.int32)), "must be I32 of [32]"),
+    ("groups of bytes", _tensors(weight_g_idx=torch.zeros(32, dtype=torch.uint8)), "must be I32 of [32]"),
 )  # fmt: skip
 
 

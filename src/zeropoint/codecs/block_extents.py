@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
-from ..schemes import Scheme
+from ..schemes import Granularity, Scheme
 
 _LARGE = 1 << 40
 _KNOWN = 4096
@@ -38,3 +39,12 @@ def partial_group(scheme: Scheme, shape: tuple[int, ...]) -> str | None:
     rows, group = blocks(scheme)
     short = rows == 1 and group and shape[1] % group
     return f"last axis {shape[1]} is not a multiple of the group, {group}" if short else None
+
+
+def by_column(scheme: Scheme) -> Scheme:
+    """Return ``scheme`` of a matrix whose columns lie in groups out of order: each has a scale of its own.
+
+    >>> str(by_column(Scheme.parse("int4:g128")))
+    'int4:g1'
+    """
+    return replace(scheme, scales=(replace(scheme.scales[0], granularity=Granularity.group(1)),))

@@ -45,10 +45,10 @@ from ..layout import packing
 from ..params import QuantizationParams
 from ..params.tensors import zero_point_dtype
 from ..patterns import REGEX, regular_expression
-from ..schemes import Granularity, Preset, RangeRule, Scheme, ZeroPoint
+from ..schemes import Preset, RangeRule, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from . import words
-from .block_extents import blocks
+from .block_extents import blocks, by_column
 from .compressed_tensors.targets import targets
 from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem, decoded_first, rules
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
@@ -368,8 +368,7 @@ class Gptq(Codec):
         if self.ordered:
             groups = tensors[GROUPS].long()
             scales, zeros = scales[groups], None if zeros is None else zeros[groups]
-            each = replace(weight.scales[0], granularity=Granularity.group(1))
-            weight = replace(weight, scales=(each,))
+            weight = by_column(weight)
         params = QuantizationParams(
             scheme=weight, shape=shape, scales=(scales.t().contiguous(),), dtype=dtype,
             zero_point=None if zeros is None else zeros.t().contiguous(),

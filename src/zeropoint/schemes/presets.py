@@ -31,7 +31,7 @@ class Preset:
 
 _CT = ":scale=input:dialect=compressed-tensors"
 _NVFP4 = "float4_e2m1fn:g16:scale=float8_ue4m3fn:scale2=float32@tensor:dialect=compressed-tensors"
-_MXFP4, _MXFP8 = (f"{e}:g32:scale=even" for e in ("float4_e2m1fn", "float8_e4m3fn"))
+_MXFP4, _MXFP6, _MXFP8 = (f"{e}:g32:scale=even" for e in ("float4_e2m1fn", "float6_e2m3fn", "float8_e4m3fn"))
 _MX = ":dialect=compressed-tensors"
 _K = ":scale=uint6:scale2=float16@g256:offset=uint6:offset2=signed/float16@g256"
 _POWER_OF_TWO = "int8:tensor:scale=rceil:narrow"
@@ -54,6 +54,7 @@ PRESETS: MappingProxyType[str, Preset] = MappingProxyType({
     "fp8_block": Preset(weight="float8_e4m3fn:block128x128" + _CT, input="float8_e4m3fn:g128"),
     "mxfp4": Preset(weight=_MXFP4 + _MX, input=_MXFP4),
     "mxfp4a16": Preset(weight=_MXFP4 + _MX),
+    "mxfp6a16": Preset(weight=_MXFP6 + _MX),
     "mxfp8": Preset(weight=_MXFP8 + _MX, input=_MXFP8),
     "mxfp8a16": Preset(weight=_MXFP8 + _MX),
     # Weights in 4 bits, inputs in 8: the mix that OCP MX hardware multiplies directly.

@@ -192,7 +192,7 @@ DAMAGES: tuple[tuple[str, str, Damage, str, str], ...] = (
     ("no layer", "W4A16", _drop_layer, f"{Q}.weight", "it is missing"),
     ("a tensor too many", "W8A8", _add("x.bias", torch.ones(3)), "x.bias", "the original has no such tensor"),
     ("columns reordered", "W4A16", _add(f"{Q}.weight_g_idx", torch.zeros(256, dtype=torch.int32)), Q,
-     "weight_g_idx has no place in pack-quantized"),
+     "its weight_g_idx puts columns into groups out of order, but actorder"),
     ("a layer that is ignored", "W8A8", _quantization(lambda c: c["ignore"].append(Q)), Q,
      "it is quantized, but the configuration ignores it, so loaders would not find it"),
     ("a head that is not ignored", "W8A8", _quantization(lambda c: c.update(ignore=[])), "lm_head",

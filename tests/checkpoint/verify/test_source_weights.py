@@ -128,7 +128,7 @@ def test_another_model_is_said_in_a_sentence(out: Path, tmp_path: Path) -> None:
         (edited("config.json", lambda c: c["quantization_config"].update(sparsity_config={"x": 1})),
          "sparsity_config is not empty"),
         (arguments(dynamic=True), "are dynamic"),
-        (arguments(actorder="group"), "have actorder 'group'"),
+        (arguments(actorder="columns"), "have actorder 'columns'"),
         (arguments(rotation="hadamard"), "have the key 'rotation'"),
     ],
 )  # fmt: skip

@@ -20,16 +20,24 @@ from ..data_scales import CACHE_FORMAT, CacheScales, InputNames
 from ..protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from ..records import Listing
 from . import layout as layouts
+from . import older
 from .config import DIALECT, NAMES, QUANT_METHOD, input_arguments
 from .config_groups import described, section
 from .engine_rules import RULES
-from .layout import SCALE, WEIGHT, WORD_BITS, Layout
+from .layout import IN_BYTES, SCALE, WEIGHT, WORD_BITS, Layout
+from .older import NEWEST, OlderForm
 from .reading import OWN, CompressedTensorsReader
 
 
 @dataclass(frozen=True)
 class CompressedTensors(Codec):
-    """See the module and :class:`Codec`."""
+    """See the module and :class:`Codec`.
+
+    Args:
+        form: of the tensors of a weight in somebody's file.
+    """
+
+    form: OlderForm = NEWEST
 
     name = "compressed-tensors"
     title = "the layouts of compressed-tensors"
@@ -43,26 +51,30 @@ class CompressedTensors(Codec):
 
     def layout(self, layer: LayerScheme) -> str:
         """See :class:`Codec`."""
-        found = _layout(layer)
+        found = self._layout(layer)
         if layer.input is not None:
             input_arguments(layer.input)
-        return found.value
+        return found.value + self.form.words
+
+    def _layout(self, layer: LayerScheme) -> Layout:
+        given = None if layer.input is None else layer.input.scheme
+        return self.form.layout or layouts.layout_of(layer.weight, given)
 
     def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
         """See :class:`Codec`."""
-        return layouts.unfit(layer.weight, _layout(layer), shape)
+        return layouts.unfit(layer.weight, self._layout(layer), shape)
 
     def multiples(self, layer: LayerScheme, axis: int) -> list[tuple[int, str]]:
         """See :class:`Codec`."""
         rows, columns = blocks(layer.weight)
-        layout, bits = _layout(layer), layer.weight.bits
+        layout, bits = self._layout(layer), layer.weight.bits
         if axis == ROWS:
             found = [(rows or 1, "the block")]
             if layer.weight.zero_point is not ZeroPoint.NONE:
                 found.append((_codes_of_whole_words(bits), "the zero points that fill whole words"))
             return found
         found = [(columns or 1, "the group" if rows == 1 else "the block")]
-        if layout in (Layout.MXFP4, Layout.NVFP4):
+        if layout in IN_BYTES:
             found.append((2, "the codes in a byte"))
         if layout is Layout.PACK:
             found.append((_codes_of_whole_words(bits), "the codes that fill whole words"))
@@ -70,38 +82,42 @@ class CompressedTensors(Codec):
 
     def shares_scale(self, layer: LayerScheme) -> bool:
         """See :class:`Codec`."""
-        return _layout(layer) is Layout.NVFP4
+        return self._layout(layer) is Layout.NVFP4
 
     def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
         """See :class:`Codec`."""
-        return layouts.row_alignment(layer.weight)
+        rows = layouts.row_alignment(layer.weight)
+        return older.row_alignment(layer.weight, self.form, rows)
 
     def tensors(
         self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
     ) -> tuple[TensorSpec, ...]:
         """See :class:`Codec`."""
-        return layouts.tensor_specs(layer.weight, _layout(layer), shape, dtype)
+        specs = layouts.tensor_specs(layer.weight, self._layout(layer), shape, dtype)
+        return older.tensor_specs(specs, layer.weight, self.form, shape)
 
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
         """See :class:`Codec`."""
-        return layouts.encode_part(_layout(layer), q)
+        return layouts.encode_part(self._layout(layer), q)
 
     def constants(
         self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
     ) -> dict[str, torch.Tensor]:
         """See :class:`Codec`."""
-        return layouts.encode_constants(_layout(layer), params, shape)
+        return layouts.encode_constants(self._layout(layer), params, shape)
 
     def decode(
         self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> QuantizedTensor:  # fmt: skip
         """See :class:`Codec`; rows that begin inside a block take its scale as one of their own."""
-        return decode_rows(_layout(layer), tensors, layer.weight, start, shape=shape, dtype=dtype)
+        found = older.renewed(tensors, layer.weight, self.form, shape)
+        q = decode_rows(self._layout(layer), found, layer.weight, start, shape=shape, dtype=dtype)
+        return older.by_group_index(q, tensors[older.G_IDX]) if self.form.indexed else q
 
     def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
         """See :class:`Codec`; the format of scales in nvfp4 has no sign, so engines may not ignore it."""
-        negative = _layout(layer) is Layout.NVFP4 and bool(torch.signbit(tensors[SCALE].float()).any())
+        negative = self._layout(layer) is Layout.NVFP4 and bool(torch.signbit(tensors[SCALE].float()).any())
         return "a scale is negative" if negative else None
 
     def read(self, listing: Listing) -> CompressedTensorsReader:
@@ -141,10 +157,6 @@ def decode_rows(
         by_row = Granularity.group(blocks(weight)[COLUMNS])
         weight = replace(weight, scales=(replace(weight.scales[0], granularity=by_row),))
     return layouts.decode(layout, tensors, weight, shape=shape, dtype=dtype)
-
-
-def _layout(layer: LayerScheme) -> Layout:
-    return layouts.layout_of(layer.weight, None if layer.input is None else layer.input.scheme)
 
 
 def _codes_of_whole_words(bits: int) -> int:

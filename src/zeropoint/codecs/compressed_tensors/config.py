@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError, UnsupportedError, near_misses
 from ...formats import get_format
@@ -24,8 +24,12 @@ from ...recipes import Activation
 from ...schemes import PRESETS, Granularity, Preset, RangeRule, Rounding, Scheme, ZeroPoint
 from ...schemes.scale_rules import EVEN, RULES
 from ..block_extents import blocks
-from ..protocol import Codec, LayerScheme
-from .layout import Layout, strategy
+from ..protocol import LayerScheme
+from .layout import MX, Layout, strategy
+from .older import OlderForm, stored_otherwise
+
+if TYPE_CHECKING:
+    from . import CompressedTensors
 
 QUANT_METHOD = "compressed-tensors"
 DIALECT = "compressed-tensors"
@@ -48,6 +52,8 @@ class Group:
 
     layer: LayerScheme
     targets: tuple[str, ...] = (LINEAR,)
+    act_order: bool = False
+    """Whether the configuration says that columns may lie in groups out of order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,9 +235,9 @@ def _scheme(arguments: Mapping[str, Any], *, e8m0: bool) -> Scheme:
     """Return the weight scheme of ``arguments``, with linear scales in the weight's dtype."""
     _require_known(arguments)
     bits, kind = arguments.get("num_bits"), str(arguments.get("type"))
-    elements = {("float", 4): "float4_e2m1fn", ("float", 8): "float8_e4m3fn"} | {
-        ("int", b): f"int{b}" for b in range(2, 9)
-    }
+    floats = {4: "float4_e2m1fn", 6: "float6_e2m3fn", 8: "float8_e4m3fn"}
+    elements = {("float", b): name for b, name in floats.items()}
+    elements |= {("int", b): f"int{b}" for b in range(2, 9)}
     if not isinstance(bits, int) or (kind, bits) not in elements:
         raise UnsupportedError(
             f"quantized weights of type {kind!r} with {bits!r} bits cannot be read; known are "
@@ -277,8 +283,10 @@ _ARGUMENTS = frozenset(
         "scale_dtype", "strategy", "symmetric", "type", "zp_dtype",
     )
 )  # fmt: skip
+_ACT_ORDER = (True, "group", "dynamic")
+"""Values of actorder under which ``weight_g_idx`` may put columns into groups out of order."""
 _IN_ORDER = (None, False, "weight", "static")
-"""Values of actorder under which the codes of a row lie in the order of its columns."""
+"""Those under which it does not."""
 
 
 def _require_known(arguments: Mapping[str, Any]) -> None:
@@ -294,10 +302,10 @@ def _require_known(arguments: Mapping[str, Any]) -> None:
             f"weights of quantization_config are dynamic (={arguments['dynamic']!r:.40}), so they have no "
             "stored scales; the file is damaged"
         )
-    if arguments.get("actorder") not in _IN_ORDER:
+    if arguments.get("actorder") not in (*_ACT_ORDER, *_IN_ORDER):
         raise UnsupportedError(
-            f"weights of quantization_config have actorder {arguments['actorder']!r:.40}, which puts columns "
-            "in another order and is not read here; verify it with the tool that wrote it"
+            f"weights of quantization_config have actorder {arguments['actorder']!r:.40}, which is not known "
+            "here; verify it with the tool that wrote it"
         )
 
 
@@ -320,7 +328,20 @@ def require_plain(config: Mapping[str, Any]) -> None:
             )
 
 
-def read_config(config: Mapping[str, Any], codec: Codec) -> tuple[tuple[Group, ...], tuple[str, ...]]:
+_OTHER_ARGUMENTS = ("input_activations", "output_activations")
+
+
+def weight_groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the groups of a configuration that have weights; others quantize inputs alone."""
+    return [
+        group for group in config["config_groups"].values()
+        if group.get("weights") is not None or not any(map(group.get, _OTHER_ARGUMENTS))
+    ]  # fmt: skip
+
+
+def read_config(
+    config: Mapping[str, Any], codec: CompressedTensors
+) -> tuple[tuple[Group, ...], tuple[str, ...]]:
     """Return the groups and the ignored modules of a ``quantization_config``; inputs are not read.
 
     Raises CheckpointError for another quantization method or a malformed object, UnsupportedError for what
@@ -338,7 +359,7 @@ def read_config(config: Mapping[str, Any], codec: Codec) -> tuple[tuple[Group, .
             "config_groups of quantization_config must be an object of objects; the file is damaged"
         )
     groups = []
-    for group in found.values():
+    for group in weight_groups(config):
         text = group.get("format") or config.get("format")
         layouts = {layout.value: layout for layout in Layout}
         if not isinstance(text, str) or text not in layouts:
@@ -349,14 +370,16 @@ def read_config(config: Mapping[str, Any], codec: Codec) -> tuple[tuple[Group, .
                 "a group of quantization_config lacks weights or targets; the file is damaged"
             )
         layout = layouts[text]
-        weight = _scheme(arguments, e8m0=layout in (Layout.MXFP4, Layout.MXFP8))
+        weight = _scheme(arguments, e8m0=layout in MX)
         given = _ANY_INPUT if layout in (Layout.INT, Layout.FLOAT) else None
-        layer = LayerScheme(codec=codec, name=str(weight), weight=weight, input=given)
+        own = replace(codec, form=OlderForm(layout=layout)) if stored_otherwise(layout, weight) else codec
+        layer = LayerScheme(codec=own, name=str(weight), weight=weight, input=given)
         if layer.layout != text:
             raise CheckpointError(
                 f"layout {text!r} does not fit {weight}, which takes {layer.layout}; the file is damaged"
             )
-        groups.append(Group(layer=layer, targets=tuple(map(str, targets))))
+        order = arguments.get("actorder") in _ACT_ORDER
+        groups.append(Group(layer=layer, targets=tuple(map(str, targets)), act_order=order))
     ignore = config.get("ignore") or []
     if not isinstance(ignore, list):
         raise CheckpointError("ignore of quantization_config must be a list; the file is damaged")

@@ -21,6 +21,9 @@ little-endian, rows one after the other):
     mxfp4-pack-quantized
         X.weight_packed        U8 [N, K / 2]: even element in the low nibble
         X.weight_scale         U8 [N, K / 32]: exponent + 127
+    mxfp6-pack-quantized
+        X.weight_packed        U8 [N, K * 3 / 4]: codes of float6_e2m3fn as one stream, low bits first
+        X.weight_scale         U8 [N, K / 32]: exponent + 127
     nvfp4-pack-quantized
         X.weight_packed        U8 [N, K / 2]: as above
         X.weight_scale         F8_E4M3 [N, K / 16]
@@ -40,6 +43,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -78,7 +82,14 @@ class Layout(enum.Enum):
     """As float-quantized, for weights whose inputs are not quantized."""
     MXFP8 = "mxfp8-quantized"
     MXFP4 = "mxfp4-pack-quantized"
+    MXFP6 = "mxfp6-pack-quantized"
     NVFP4 = "nvfp4-pack-quantized"
+
+
+IN_BYTES = (Layout.MXFP4, Layout.MXFP6, Layout.NVFP4)
+"""Layouts of floats of fewer than 8 bits, as a stream in bytes."""
+MX = (Layout.MXFP4, Layout.MXFP6, Layout.MXFP8)
+"""Layouts with exponents for scales."""
 
 
 @functools.lru_cache(maxsize=_KNOWN)
@@ -121,8 +132,10 @@ def layout_of(weight: Scheme, input: Scheme | None = None) -> Layout:  # noqa: A
         return _float8_layout(weight, input)
     if element == get_format("float4_e2m1fn"):
         return _float4_layout(weight)
+    if element == get_format("float6_e2m3fn"):
+        return _mx(weight, Layout.MXFP6)
     raise _refused(
-        weight, "has elements that no layout stores; use int2..int8, float8_e4m3fn or float4_e2m1fn"
+        weight, "has elements that no layout stores; use int2..int8, float8_e4m3fn, mxfp6 or float4_e2m1fn"
     )
 
 
@@ -223,7 +236,7 @@ def unfit(weight: Scheme, layout: Layout, shape: tuple[int, ...]) -> str | None:
     problem = no_matrix(shape) or partial_group(weight, shape)
     if problem is not None:
         return problem
-    if layout in (Layout.MXFP4, Layout.NVFP4) and shape[1] % 2:
+    if layout in IN_BYTES and shape[1] % 2:
         return f"last axis {shape[1]} is odd, and codes are stored in pairs"
     return None
 
@@ -249,27 +262,36 @@ def tensor_specs(
     rows, columns = shape
     if layout is Layout.PACK:
         specs = [TensorSpec(suffix=PACKED, dtype="I32", shape=(rows, -(-columns * weight.bits // WORD_BITS)))]
-    elif layout in (Layout.MXFP4, Layout.NVFP4):
-        specs = [TensorSpec(suffix=PACKED, dtype="U8", shape=(rows, columns // 2))]
+    elif layout in IN_BYTES:
+        specs = [TensorSpec(suffix=PACKED, dtype="U8", shape=(rows, columns * weight.bits // 8))]
     else:
-        specs = [TensorSpec(suffix=WEIGHT, dtype="I8" if layout is Layout.INT else "F8_E4M3", shape=shape)]
+        dtype_ = "I8" if weight.element.is_integer else "F8_E4M3"
+        specs = [TensorSpec(suffix=WEIGHT, dtype=dtype_, shape=shape)]
     grid = weight.granularity.grid(shape)
     scale = storage_dtype(weight.scales[0].format_for(format_of(dtype)))
-    name = "U8" if layout in (Layout.MXFP4, Layout.MXFP8) else FILE_DTYPES[scale]
+    name = "U8" if layout in MX else FILE_DTYPES[scale]
     if strategy(weight) == "tensor":
         specs.append(TensorSpec(suffix=SCALE, dtype=name, shape=(1,), axis=None))
     else:
         specs.append(TensorSpec(suffix=SCALE, dtype=name, shape=grid, per=blocks(weight)[0]))
     if layout is Layout.NVFP4:
         specs.append(TensorSpec(suffix=GLOBAL_SCALE, dtype="F32", shape=(1,), axis=None))
-    if layout is Layout.PACK:
-        if weight.zero_point is not ZeroPoint.NONE:
+    if weight.zero_point is not ZeroPoint.NONE:
+        if _packs_zero_points(weight, layout):
             packed = (-(-grid[0] * weight.bits // WORD_BITS), grid[1])
             specs.append(
                 TensorSpec(suffix=ZERO_POINT, dtype="I32", shape=packed, lines=weight.bits, per=WORD_BITS)
             )
+        else:
+            specs.append(replace(specs[1], suffix=ZERO_POINT, dtype="I8"))
+    if layout is Layout.PACK:
         specs.append(TensorSpec(suffix=SHAPE, dtype="I64", shape=(2,), axis=None))
     return tuple(specs)
+
+
+def _packs_zero_points(weight: Scheme, layout: Layout) -> bool:
+    """Return whether zero points lie in words, or each in a byte as some files of others have them."""
+    return layout is Layout.PACK and strategy(weight) != "tensor"
 
 
 @functools.lru_cache(maxsize=64)
@@ -278,7 +300,7 @@ def _offset_row(count: int, bits: int) -> torch.Tensor:
     return packing.pack(torch.full((count,), 1 << (bits - 1)), bits)
 
 
-def _to_words(rows: torch.Tensor) -> torch.Tensor:
+def to_words(rows: torch.Tensor) -> torch.Tensor:
     """Return rows of bytes as rows of 32-bit words, filled up with zero bytes."""
     padding = -rows.shape[-1] % (WORD_BITS // 8)
     padded = torch.nn.functional.pad(rows, (0, padding)) if padding else rows
@@ -288,11 +310,11 @@ def _to_words(rows: torch.Tensor) -> torch.Tensor:
 
 def _pack_zero_point(zero: torch.Tensor, bits: int) -> torch.Tensor:
     fields = (zero + (1 << (bits - 1))).t().contiguous()
-    return _to_words(packing.pack(fields, bits)).t().contiguous()
+    return to_words(packing.pack(fields, bits)).t().contiguous()
 
 
 def _unpack_zero_point(words: torch.Tensor, bits: int, rows: int) -> torch.Tensor:
-    # By way of one axis, as in _to_words.
+    # By way of one axis, as in to_words.
     stream = words.t().reshape(-1).view(torch.uint8).view(words.shape[1], -1)
     stream = stream[:, : packing.packed_length(rows, bits)]
     fields = packing.unpack(stream, bits, rows)
@@ -307,8 +329,8 @@ def encode_part(layout: Layout, q: QuantizedTensor) -> dict[str, torch.Tensor]:
     scheme = q.scheme
     if layout is Layout.PACK:
         offset = _offset_row(q.shape[1], scheme.bits)
-        lines = {PACKED: _to_words(q.data ^ offset)}
-    elif layout in (Layout.MXFP4, Layout.NVFP4):
+        lines = {PACKED: to_words(q.data ^ offset)}
+    elif layout in IN_BYTES:
         lines = {PACKED: q.data}
     elif layout is Layout.INT:
         lines = {WEIGHT: q.codes}
@@ -380,10 +402,10 @@ def decode(
     if layout is Layout.PACK:
         stream = tensors[PACKED].view(torch.uint8)[:, : packing.packed_length(shape[1], scheme.bits)]
         data = stream ^ _offset_row(shape[1], scheme.bits)
-    elif layout is Layout.INT and scheme.bits < MAX_PACKED_BITS:
+    elif scheme.element.is_integer and scheme.bits < MAX_PACKED_BITS:
         data = packing.pack(_narrow_codes(tensors[WEIGHT], scheme), scheme.bits)
     else:
-        name = PACKED if layout in (Layout.MXFP4, Layout.NVFP4) else WEIGHT
+        name = PACKED if layout in IN_BYTES else WEIGHT
         data = tensors[name].view(torch.uint8)
     finest = storage_dtype(scheme.scales[0].format_for(format_of(dtype)))
     grid = scheme.granularity.grid(shape)
@@ -393,7 +415,10 @@ def decode(
         scales.append(tensors[GLOBAL_SCALE].reshape(scheme.scales[1].granularity.grid(shape)))
     zero = None
     if scheme.zero_point is not ZeroPoint.NONE:
-        zero = _unpack_zero_point(tensors[ZERO_POINT], scheme.bits, grid[0]).to(zero_point_dtype(scheme))
+        zero = tensors[ZERO_POINT]
+        if _packs_zero_points(scheme, layout):
+            zero = _unpack_zero_point(zero, scheme.bits, grid[0])
+        zero = zero.reshape(grid).to(zero_point_dtype(scheme))
     params = QuantizationParams(
         scheme=scheme, shape=shape, scales=tuple(scales), zero_point=zero, dtype=dtype
     )
