@@ -78,7 +78,7 @@ def test_a_static_preset_names_one_that_needs_no_data() -> None:
     [
         ("w4a16", 4, None), ("w4a16_asym", 4, None), ("w8a16", 8, None), ("w8a8", 8, 8), ("fp8", 8, 8),
         ("fp8_dynamic", 8, 8), ("fp8_block", 8, 8), ("mxfp4", 4, 4), ("mxfp4a16", 4, None), ("mxfp8", 8, 8),
-        ("mxfp8a16", 8, None), ("nvfp4", 4, 4), ("w4a8", 4, 8), ("w8a8_static", 8, 8),
+        ("mxfp6a16", 6, None), ("mxfp8a16", 8, None), ("nvfp4", 4, 4), ("w4a8", 4, 8), ("w8a8_static", 8, 8),
         ("mxfp4_mxfp8", 4, 8), ("nvfp4a16", 4, None),
     ],
 )  # fmt: skip

@@ -4,24 +4,29 @@ For the weight ``X.weight`` of shape (N, K) and blocks of r x c (all little-endi
 the last blocks of an axis may be smaller):
 
     X.weight             F8_E4M3 [N, K]
-    X.weight_scale_inv   F32 [ceil(N / r), ceil(K / c)]: the factor of each block, despite its name;
-                         also BF16 or F16, or a power of two as F8_E8M0 or as U8 (exponent + 127)
+    X.weight_scale_inv   F32 [ceil(N / r), ceil(K / c)]: the factor of each block, despite its name; also
+                         F8_E8M0, or its bytes (exponent + 127) as U8, where factors are powers of two
+                         (``scale_fmt: ue8m0``); BF16 and F16 are read, too
 
-One factor for the whole weight has the shape [] or [1], and vLLM's name ``X.weight_scale`` as well. Fused
-experts have a third axis in front and no ``.weight`` in their names:
+One factor for the whole weight has the shape [], or [1] in files of others. They call it ``X.weight_scale``,
+too, as vLLM does, and factors of blocks ``X.scale`` and ``X.qscale_weight``. Fused experts have a third axis
+in front and no ``.weight`` in their names:
 
     X.experts.down_proj            F8_E4M3 [E, N, K]
     X.experts.down_proj_scale_inv  as above; [E, ceil(N / r), ceil(K / c)]
 
-The configuration says ``{"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [r, c] or null}``. A
-value is ``code * factor`` in float32. With ``"kv_cache_scheme": "static"``, each attention layer ``A`` has
+The configuration says ``{"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [r, c] or null,
+"scale_fmt": "ue8m0" or left out}``. A value is ``code * factor`` in float32. Under ``activation_scheme:
+static`` there are X.input_scale (vLLM) or X.activation_scale (transformers), F32 [], too. With
+``"kv_cache_scheme": "static"``, each attention layer ``A`` has
 
     A.k_scale, A.v_scale           F32 []: the largest magnitude of keys and of values, over 448
 
-Source: transformers 5.23 (integrations/finegrained_fp8.py), which, unlike this module, takes whole blocks
-only; compressed-tensors 0.20 (entrypoints/convert/converters/fp8block_dequantizer.py); of scales of a
-cache AutoFP8 (quantize.py) and vLLM (model_loader/weight_utils.py). Written are matrices
-in blocks, each with a float32 factor, ``amax / 448``.
+Source: transformers 5.23 (integrations/finegrained_fp8.py and quantizers/quantizer_finegrained_fp8.py),
+which, unlike this module, takes whole blocks only; vLLM, model_executor/layers/quantization/fp8.py;
+compressed-tensors 0.20 (entrypoints/convert/converters/fp8block_dequantizer.py); of scales of a cache AutoFP8
+(quantize.py) and vLLM (model_loader/weight_utils.py). Written are matrices, with float32 factors
+``amax / 448``, or that rounded up to a power of two in F8_E8M0.
 """
 
 from __future__ import annotations
@@ -35,9 +40,11 @@ import torch
 
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats import get_format
+from ..formats.torch_dtypes import storage_dtype
+from ..params import QuantizationParams
 from ..schemes import Granularity, Preset, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
-from .block_extents import blocks, no_matrix
+from .block_extents import blocks
 from .compressed_tensors import decode_rows
 from .compressed_tensors.config import require_plain
 from .compressed_tensors.layout import SCALE, WEIGHT, Layout
@@ -57,13 +64,19 @@ from .engines import (
 )  # fmt: skip
 from .protocol import ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record
+from .safetensors_dtypes import FILE_DTYPES
 
 QUANT_METHOD = "fp8"
 FACTOR = "weight_scale_inv"
 _CODES = "F8_E4M3"
-_FACTORS = ("F32", "BF16", "F16", "F8_E8M0", "U8")
-"""Dtypes of factors; U8 holds the bytes of F8_E8M0."""
+_POWERS = ("F8_E8M0", "U8")
+_FACTORS = MappingProxyType({
+    "F32": "float32", "BF16": "bfloat16", "F16": "float16", **dict.fromkeys(_POWERS, "rceil"),
+})  # fmt: skip
+"""Dtypes of factors, to what a scheme calls them; U8 holds the bytes of F8_E8M0."""
 _ENDINGS = ("_scale_inv", "_scale")
+_OTHER_NAMES = (".scale", ".qscale_weight")
+"""Ends of names of factors beside ``.weight``, which other tensors have as well."""
 _FUSED = ("gate_up_proj", "down_proj")
 """Last parts of the names of fused experts."""
 
@@ -75,7 +88,12 @@ def weight_of(name: str) -> str | None:
     ('model.layers.0.mlp.up_proj.weight', 'm.experts.down_proj')
     >>> weight_of("model.layers.0.mlp.up_proj.input_scale") is None
     True
+    >>> weight_of("layers.0.ffn.w1.scale")
+    'layers.0.ffn.w1.weight'
     """
+    for ending in _OTHER_NAMES:
+        if name.endswith(ending):
+            return f"{name.removesuffix(ending)}.weight"
     for ending in _ENDINGS:
         if name.endswith(ending):
             weight = name.removesuffix(ending)
@@ -83,28 +101,32 @@ def weight_of(name: str) -> str | None:
     return None
 
 
-def weight_scheme(config: Mapping[str, Any]) -> Scheme:
-    """Return the scheme of the quantized weights under a ``quantization_config``, with float32 scales.
+def weight_scheme(config: Mapping[str, Any], factors: str = "F32") -> Scheme:
+    """Return the scheme of the quantized weights under a ``quantization_config``.
+
+    factors: the dtype of their factors, as a file has it.
 
     Raises UnsupportedError for other codes, CheckpointError for a malformed block.
 
     >>> str(weight_scheme({"weight_block_size": [128, 128]}))
     'float8_e4m3fn:block128x128'
+    >>> str(weight_scheme({"weight_block_size": None}, "F8_E8M0"))
+    'float8_e4m3fn:tensor:scale=rceil'
     """
     require_plain(config)
     codes = config.get("fmt", "e4m3")
     if codes not in ("e4m3", "float8_e4m3fn"):
         raise UnsupportedError(f"fp8 weights with fmt {codes!r} cannot be read; known is 'e4m3'")
-    block = config.get("weight_block_size")
+    block, scale = config.get("weight_block_size"), _FACTORS[factors]
     if block is None:
-        return Scheme.parse("float8_e4m3fn:tensor:scale=float32")
+        return Scheme.parse(f"float8_e4m3fn:tensor:scale={scale}")
     valid = isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
     if not valid:
         raise CheckpointError(
             f"weight_block_size of quantization_config is {block!r}, but must be two positive numbers; the "
             "file is damaged"
         )
-    return Scheme.parse(f"float8_e4m3fn:block{block[0]}x{block[1]}:scale=float32")
+    return Scheme.parse(f"float8_e4m3fn:block{block[0]}x{block[1]}:scale={scale}")
 
 
 class Fp8Reader(Reader):
@@ -112,7 +134,8 @@ class Fp8Reader(Reader):
 
     def __init__(self, listing: Listing, codec: Codec) -> None:
         self._codec = codec
-        self._weight = weight_scheme(listing.quantization)
+        self._config = listing.quantization
+        weight_scheme(self._config)
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
         """See :class:`Reader`; ``key`` is the name of the weight, whose dtype the file does not tell."""
@@ -132,7 +155,9 @@ class Fp8Reader(Reader):
             raise CheckpointError(f"its codes have shape {list(codes.shape)}, but must be a matrix")
         shape = (codes.shape[-2], codes.shape[-1])
         experts = codes.shape[0] if fused else None
-        weight = self._weight if experts is None else _expert_blocks(self._weight, shape, factor.shape)
+        weight = weight_scheme(self._config, factor.dtype)
+        if experts is not None:
+            weight = _expert_blocks(weight, shape, factor)
         grid = _grid(weight, shape)
         wanted = grid if experts is None else (experts, *grid)
         if factor.shape != wanted and (factor.shape, wanted) != ((), (1,)):
@@ -146,24 +171,31 @@ class Fp8Reader(Reader):
         )  # fmt: skip
 
 
-def _expert_blocks(weight: Scheme, shape: tuple[int, int], factors: tuple[int, ...]) -> Scheme:
+def _expert_blocks(weight: Scheme, shape: tuple[int, int], factor: Entry) -> Scheme:
     """Return the scheme of fused experts: without blocks, or below one, gate and up have a factor each."""
-    whole = weight.granularity == Granularity.tensor()
+    factors = factor.shape
+    whole = _is_whole(weight)
     if len(factors) != 3 or (factors[1:] == weight.granularity.grid(shape) and not whole):
         return weight
     if any(not n or extent % n for extent, n in zip(shape, factors[1:], strict=True)):
         return weight
     extents = [extent // n for extent, n in zip(shape, factors[1:], strict=True)]
-    return weight_scheme({"weight_block_size": extents})
+    return weight_scheme({"weight_block_size": extents}, factor.dtype)
 
 
 def _grid(weight: Scheme, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of the factors."""
-    return (1,) if weight.granularity == Granularity.tensor() else weight.granularity.grid(shape)
+    return (1,) if _is_whole(weight) else weight.granularity.grid(shape)
+
+
+def _is_whole(weight: Scheme) -> bool:
+    return weight.granularity == Granularity.tensor()
 
 
 def _vllm(facts: Facts) -> Iterator[Problem]:
     yield from fused_alike(facts)
+    if any(_is_whole(layer.weight) for layer in facts.layers):
+        yield Loads.NO, "it has another name for the scale of a whole weight; use --format compressed-tensors"
     yield Loads.PARTLY, "it quantizes inputs in groups of a block's columns, whatever the scheme says of them"
 
 
@@ -198,15 +230,14 @@ class Fp8Block(Codec):
             weight.element == get_format("float8_e4m3fn")
             and weight.chained is None
             and len(weight.scales) == 1
-            and not weight.scales[0].rule.power_of_two
-            and weight.scales[0].format == get_format("float32")
+            and _stored_as(weight) is not None
             and weight.zero_point is ZeroPoint.NONE
         )
         if not plain or not _is_block(weight):
             raise UnsupportedError(
                 f"scheme {weight} has no place in {self.title}, which has float8_e4m3fn codes and a "
-                "float32 scale for each block of rows and columns; use fp8_block or "
-                "float8_e4m3fn:block<R>x<C>"
+                "float32 or float8_e8m0fnu scale for each block of rows and columns, or for the weight; use "
+                "fp8_block or float8_e4m3fn:block<R>x<C>"
             )
         given = layer.input
         if given is not None and str(given.scheme).partition(":")[0] != "float8_e4m3fn":
@@ -215,12 +246,6 @@ class Fp8Block(Codec):
             )
         return QUANT_METHOD
 
-    def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
-        """See :class:`Codec`."""
-        if no_matrix(shape) is None and layer.weight.granularity == Granularity.tensor():
-            return "would have one scale, which loaders find under other names; use blocks"
-        return super().refusal(layer, shape)
-
     def tensors(
         self,
         layer: LayerScheme,
@@ -228,16 +253,23 @@ class Fp8Block(Codec):
         dtype: torch.dtype,
     ) -> tuple[TensorSpec, ...]:
         """See :class:`Codec`."""
-        grid, rows = _grid(layer.weight, shape), blocks(layer.weight)[ROWS]
-        axis = ROWS if rows else None
-        return (
-            TensorSpec(suffix=WEIGHT, dtype=_CODES, shape=shape),
-            TensorSpec(suffix=FACTOR, dtype="F32", shape=grid, axis=axis, per=rows or 1),
-        )
+        codes, factors = TensorSpec(suffix=WEIGHT, dtype=_CODES, shape=shape), _stored_as(layer.weight)
+        assert factors is not None
+        if _is_whole(layer.weight):
+            return codes, TensorSpec(suffix=FACTOR, dtype=factors, shape=(), axis=None)
+        grid, rows = layer.weight.granularity.grid(shape), blocks(layer.weight)[ROWS]
+        return codes, TensorSpec(suffix=FACTOR, dtype=factors, shape=grid, per=rows)
 
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
         """See :class:`Codec`."""
-        return {WEIGHT: q.data.view(torch.float8_e4m3fn), FACTOR: q.scales[0]}
+        factors = {} if _is_whole(q.scheme) else {FACTOR: q.scales[0]}
+        return {WEIGHT: q.data.view(torch.float8_e4m3fn), **factors}
+
+    def constants(
+        self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
+    ) -> dict[str, torch.Tensor]:
+        """See :class:`Codec`."""
+        return {FACTOR: params.scales[0].reshape(())} if _is_whole(layer.weight) else {}
 
     def decode(
         self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
@@ -246,13 +278,15 @@ class Fp8Block(Codec):
         """See :class:`Codec`."""
         factor = tensors[FACTOR]
         factor = factor.view(torch.float8_e8m0fnu) if factor.dtype is torch.uint8 else factor
-        lines = {WEIGHT: tensors[WEIGHT], SCALE: factor.float().reshape(factor.shape or (1,))}
+        lines = {WEIGHT: tensors[WEIGHT], SCALE: factor.reshape(factor.shape or (1,))}
         return decode_rows(Layout.NAIVE, lines, layer.weight, start, shape=shape, dtype=dtype)
 
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
         """See :class:`Codec`."""
         weight = weight_of(name)
-        return (name, WEIGHT, dtype.startswith("F8_")) if weight is None else (weight, FACTOR, True)
+        if weight is None:
+            return name, WEIGHT, dtype.startswith("F8_")
+        return weight, FACTOR, not name.endswith(_OTHER_NAMES)
 
     def read(self, listing: Listing) -> Fp8Reader:
         """See :class:`Codec`."""
@@ -261,9 +295,11 @@ class Fp8Block(Codec):
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
         layer = contents.only_layer(self.title)
+        whole = _is_whole(layer.weight)
         return Documents(section={
             "activation_scheme": "dynamic", "fmt": "e4m3", "modules_to_not_convert": list(contents.kept),
-            "quant_method": QUANT_METHOD, "weight_block_size": list(blocks(layer.weight)),
+            "quant_method": QUANT_METHOD, "weight_block_size": None if whole else list(blocks(layer.weight)),
+            **({"scale_fmt": "ue8m0"} if layer.weight.scales[0].rule.power_of_two else {}),
         })  # fmt: skip
 
     def with_cache(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -272,7 +308,15 @@ class Fp8Block(Codec):
 
 
 def _is_block(weight: Scheme) -> bool:
-    return weight.granularity == Granularity.tensor() or all(blocks(weight))
+    return _is_whole(weight) or all(blocks(weight))
+
+
+def _stored_as(weight: Scheme) -> str | None:
+    """Return the dtype of a file's factors, or None for others than a file has."""
+    scale = weight.scales[0]
+    stored = None if scale.format is None else FILE_DTYPES.get(storage_dtype(scale.format))
+    powers = stored in _POWERS
+    return stored if stored in _FACTORS and scale.rule.power_of_two is powers else None
 
 
 CODEC = Fp8Block()

@@ -245,9 +245,8 @@ def _power_rule(scheme: Scheme, dtype: torch.dtype, rule: LoweredRule) -> Lowere
     """Turn the rule's rounding of amax into one addition to its bits, whose carry moves the exponent."""
     full = (1 << 23) - 1
     top = round((scheme.divisor / 2.0**scheme.element.emax - 1.0) * (1 << 23))
-    width = scheme.dialect.even_mantissa_bits
-    bits = scheme.element.mantissa_bits if width is None else width
-    addends: dict[ScaleRule, int] = {FLOOR: 0, EVEN: 1 << (22 - bits), CEIL: full, RCEIL: full - top}
+    even = 1 << (22 - scheme.even_bits)
+    addends: dict[ScaleRule, int] = {FLOOR: 0, EVEN: even, CEIL: full, RCEIL: full - top}
     addend = addends[scheme.scales[0].rule]
     rule = rule._replace(how=How.POWER, addend=addend, emax=scheme.element.emax)
     if rounder(scheme, dtype) is torch.float16:

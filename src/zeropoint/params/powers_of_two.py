@@ -36,7 +36,7 @@ def scale_exponent(amax: torch.Tensor, scheme: Scheme, rule: ScaleRule) -> torch
     floor = exponent.to(torch.int64) - 1
     lead = 2 * mantissa
     if rule == EVEN:
-        floor = floor + (lead + 2.0 ** -(_even_bits(scheme) + 1) >= 2).to(torch.int64)
+        floor = floor + (lead + 2.0 ** -(scheme.even_bits + 1) >= 2).to(torch.int64)
     elif rule == CEIL:
         floor = floor + (lead > 1).to(torch.int64)
     elif rule == RCEIL:
@@ -55,11 +55,5 @@ def _rule_reach(scheme: Scheme, rule: ScaleRule) -> float:
     if rule == FLOOR:
         return 2 * top
     if rule == EVEN:
-        return top * (2 - 2.0 ** -(_even_bits(scheme) + 1))
+        return top * (2 - 2.0 ** -(scheme.even_bits + 1))
     return top if rule == CEIL else scheme.divisor
-
-
-def _even_bits(scheme: Scheme) -> int:
-    """Return the mantissa width to which the even rule rounds."""
-    width = scheme.dialect.even_mantissa_bits
-    return scheme.element.mantissa_bits if width is None else width

@@ -116,6 +116,7 @@ class Dialect:
         rounding: the rounding of elements when the scheme does not say.
         even_mantissa_bits: mantissa width to which the even scale rule rounds; None means that of the
             elements.
+        even_own_bits: float elements of this many bits take their own mantissa width there all the same.
         tensor_scale: whether the coarsest of several levels is kept as itself or as its reciprocal.
         finest_quotient: in which order the finest of several linear scales is computed.
         positive_zero_bits: float elements of at most this many bits write a negative zero as code 0.
@@ -128,6 +129,7 @@ class Dialect:
     small_scales: SmallScales = SmallScales()
     rounding: RoundingMode = RoundingMode.HALF_EVEN
     even_mantissa_bits: int | None = None
+    even_own_bits: int = 0
     tensor_scale: TensorScale = TensorScale.DIRECT
     finest_quotient: FinestQuotient = FinestQuotient.OF_IDEAL
     positive_zero_bits: int = 0
@@ -142,6 +144,7 @@ _COMPRESSED_TENSORS = Dialect(
     zero_points=ZeroPoints(place=ZeroPointPlace.INSIDE_ROUNDING),
     small_scales=SmallScales(of_zeros=None, least=0.0, finest=2.0**-3),
     even_mantissa_bits=1,
+    even_own_bits=6,
     tensor_scale=TensorScale.RECIPROCAL,
     positive_zero_bits=4,
 )

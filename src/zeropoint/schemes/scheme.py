@@ -230,6 +230,14 @@ class Scheme:
         return float(self.element.divisor(narrow=self.range_rule is RangeRule.NARROW))
 
     @property
+    def even_bits(self) -> int:
+        """The mantissa width to which the even rule rounds the largest magnitude of a block."""
+        width = self.dialect.even_mantissa_bits
+        if width is None or self.bits == self.dialect.even_own_bits:
+            return self.element.mantissa_bits
+        return width
+
+    @property
     def widens_to_zero(self) -> bool:
         """Whether the range of an affine scheme is widened to contain 0, as integer zero points need."""
         return self.zero_point is not ZeroPoint.REAL

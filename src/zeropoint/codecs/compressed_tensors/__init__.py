@@ -152,8 +152,8 @@ def decode_rows(
     """Return rows of a weight from ``start`` on, which may lie inside a block of rows."""
     height = blocks(weight)[0]
     if height > 1 and start % height:
-        each = tensors[SCALE].repeat_interleave(height, 0)
-        tensors = {**tensors, SCALE: each[start % height : start % height + shape[0]]}
+        rows = torch.arange(start % height, start % height + shape[0]) // height
+        tensors = {**tensors, SCALE: tensors[SCALE].view(torch.uint8)[rows].view(tensors[SCALE].dtype)}
         by_row = Granularity.group(blocks(weight)[COLUMNS])
         weight = replace(weight, scales=(replace(weight.scales[0], granularity=by_row),))
     return layouts.decode(layout, tensors, weight, shape=shape, dtype=dtype)

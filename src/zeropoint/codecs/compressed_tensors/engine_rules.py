@@ -32,11 +32,11 @@ from ..engines import (
     rules,
 )  # fmt: skip
 from ..protocol import LayerScheme
-from .layout import Layout, strategy
+from .layout import MX, Layout, strategy
 from .tested import tested
 
 _EXPERTS_READ = (Layout.PACK.value, Layout.MXFP4.value)
-_SMALL = (Layout.MXFP4.value, Layout.MXFP8.value, Layout.NVFP4.value)
+_SMALL = tuple(layout.value for layout in (*MX, Layout.NVFP4))
 _DECODED = "where weights alone are quantized, all in one way"
 
 
@@ -97,7 +97,9 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
             yield Loads.NO, f"float8 weights in groups ({layer}) have no kernel"
         if layout is Layout.PACK and layer.weight.bits not in (4, 8):
             yield Loads.PARTLY, f"packed integers of 4 and 8 bits are read, others ({layer}) in some releases"
-        if layout in (Layout.MXFP8, Layout.MXFP4):
+        if layout is Layout.MXFP6:
+            yield Loads.NO, "it has no kernel for FP6"
+        if layout in MX:
             yield Loads.PARTLY, f"{layout.value} is read by newer releases"
 
 

@@ -229,9 +229,7 @@ def _power(amax: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     exponent = _exponent(amax)
     lead = amax / _powers()[exponent - _LEAST_EXPONENT]
     if level.rule == EVEN:
-        width = scheme.dialect.even_mantissa_bits
-        bits = element.mantissa_bits if width is None else width
-        exponent = exponent + (lead + 2.0 ** -(bits + 1) >= 2).to(torch.int64)
+        exponent = exponent + (lead + 2.0 ** -(scheme.even_bits + 1) >= 2).to(torch.int64)
     elif level.rule == CEIL:
         exponent = exponent + (lead > 1).to(torch.int64)
     elif level.rule == RCEIL:
