@@ -112,7 +112,8 @@ def checkpoints() -> Iterator[tuple[str, str]]:
     with tempfile.TemporaryDirectory() as top:
         for moe in (False, True):
             source = synthetic_llama.write(Path(top) / f"in{moe}", moe=moe)
-            for text in texts:
+            # No engine is known to read experts in MXFP6, so they are refused.
+            for text in (text for text in texts if not (moe and text == "mxfp6a16")):
                 out = Path(top) / f"{moe}-{text.replace(':', '-')}"
                 quantize_checkpoint(str(source), str(out), text)
                 for file in sorted(out.iterdir()):
