@@ -94,7 +94,7 @@ def test_the_words_of_an_older_release_are_known(bits: int) -> None:
 @pytest.mark.parametrize(
     "text", ["int3:g32", "int3:g32:asym", "int5:channel:asym", "int6:g64", "int7:g32:asym"]
 )
-def test_older_packing_is_told_by_its_width_and_read(text: str, tmp_path: Path) -> None:
+def test_older_packing_is_found_by_its_width_and_read(text: str, tmp_path: Path) -> None:
     q = quantized(text)
     tensors = encode(Layout.PACK, q)
     tensors["weight_packed"] = apart(q.codes, q.scheme.bits)

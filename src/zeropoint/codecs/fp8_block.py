@@ -76,7 +76,7 @@ _FACTORS = MappingProxyType({
 """Dtypes of factors, to what a scheme calls them; U8 holds the bytes of F8_E8M0."""
 _ENDINGS = ("_scale_inv", "_scale")
 _OTHER_NAMES = (".scale", ".qscale_weight")
-"""Ends of names of factors beside ``.weight``, which other tensors have as well."""
+"""Ends of names of factors in place of ``.weight``, which other tensors have as well."""
 _FUSED = ("gate_up_proj", "down_proj")
 """Last parts of the names of fused experts."""
 

@@ -1,6 +1,6 @@
 """What others wrote in these layouts and nothing here writes: how it differs, and how it is read.
 
-For the weight ``X.weight`` of shape (N, K) with codes of b bits, beside what layout.py says:
+For the weight ``X.weight`` of shape (N, K) with codes of b bits, in addition to layout.py:
 
     pack-quantized, before compressed-tensors 0.18 (its pull request 715), where b divides no word
         X.weight_packed        I32 [N, ceil(K / p)] with p = 32 // b: p fields a word, low bits first, and the
