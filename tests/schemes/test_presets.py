@@ -91,4 +91,4 @@ def test_a_preset_for_layers_is_named_after_its_widths(
 
 
 def test_presets_of_engines_are_covered_above() -> None:
-    assert len(ENGINES) == 16
+    assert len(ENGINES) == 17
