@@ -7,8 +7,10 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import save_file
 
 import zeropoint as zp
@@ -50,6 +52,8 @@ OTHERS = {
         "int8:g32",
         "int2:g32:asym",
     ),
+    "onnx": ("int8:tensor", "uint4:channel:asym", "float8_e5m2:g64", "float4_e2m1fn:channel", "int2:g32"),
+    "onnx-matmulnbits": ("uint4:g16:asym", "int8:g64:asym", "int2:g32"),
 }
 CASES = [
     *((name, layer.name) for name, codec in CODECS.items() for layer in preset_layers(codec)),
@@ -128,6 +132,21 @@ def test_parts_along_its_axis_give_the_lines_of_the_whole(name: str, text: str) 
         assert torch.equal(decoded.codes, q.codes)
 
 
+def onnx_model(folder: Path) -> Path:
+    """Return a model of four weights in the only kind of file of which layouts of ONNX are written."""
+    folder.mkdir()
+    rows, columns = SHAPE
+    names = [f"{part}{n}" for n in (0, 1) for part in ("up", "gate")]
+    held = [numpy_helper.from_array(weight(*SHAPE).float().numpy().T, name) for name in names]
+    nodes = [helper.make_node("MatMul", ["x", name], [f"out_{name}"]) for name in names]
+    begin, *ends = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, side])
+        for name, side in (("x", columns), *((f"out_{name}", rows) for name in names))
+    )
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [begin], ends, held)), folder / "model.onnx")
+    return folder
+
+
 def checkpoint(folder: Path, *, fused: bool) -> Path:
     """Return a model of four weights, those of fused experts where a layout has no others."""
     folder.mkdir()
@@ -150,7 +169,8 @@ def test_every_byte_of_a_result_is_verified_and_one_codec_claims_it(name: str, t
     codec = CODECS[name]
     to = next(text for owner, text in CASES if owner == name)
     fused = codec.fuses(layer_of(name, to))
-    source = checkpoint(tmp_path / "in", fused=fused)
+    in_onnx = codec.container == "onnx"
+    source = onnx_model(tmp_path / "in") if in_onnx else checkpoint(tmp_path / "in", fused=fused)
     result = run(make_plan(open_source(source), to, codec=codec), tmp_path / "out")
     found = zp.verify_checkpoint(tmp_path / "out", source)
     values = (3 if fused else 4) * math.prod(SHAPE)

@@ -23,6 +23,7 @@ FILES = {
     "fold.py": "for modules and for graphs",
     "gguf.py": "the container, and the codec of its blocks",
     "linear.py": "the linear layer: the operator and the module",
+    "onnx.py": "the container, and the codec of its DequantizeLinear",
     "plan.py": "the command, and the plan of one call",
     "prepare.py": "for modules and for graphs",
     "protocol.py": "what each codec, or each container, must answer",

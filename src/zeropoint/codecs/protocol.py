@@ -31,6 +31,7 @@ from ..recipes import Activation, Assignment
 from ..schemes import Granularity, Preset, Scheme
 from ..tensor import QuantizedTensor
 from .block_extents import blocks, no_matrix, partial_group
+from .containers.protocol import Found, Use
 from .data_scales import CacheScales, InputNames
 from .engines import TRANSFORMERS, VLLM, EngineRule
 from .model_format import ModelFormat
@@ -142,6 +143,7 @@ class Contents:
         modules: returns an iterator over all matrices, in the order of the files.
         kept: modules that a loader must not take for quantized.
         nonlinear: quantized modules that are no linear layers.
+        tensors, graph: returns an iterator over the tensors of the result; what the source's container gives.
         family: config.json of the model.
         previous: what the source's configuration said of quantization; layers may keep its codes.
     """
@@ -151,6 +153,8 @@ class Contents:
     nonlinear: Sequence[str]
     family: Config
     previous: Mapping[str, Any]
+    tensors: Callable[[], Iterator[Found]]
+    graph: bytes = b""
 
     def only_layer(self, title: str) -> LayerScheme:
         """Return the scheme of all quantized layers, for documents that can name one only.
@@ -191,11 +195,11 @@ class Documents:
 
     Args:
         section: ``quantization_config`` of config.json, or None for a layout that needs none.
-        files: contents of further JSON files, by file name.
+        files: contents of further files, by file name: bytes, or what is written as JSON.
     """
 
     section: Mapping[str, Any] | None
-    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    files: Mapping[str, Mapping[str, Any] | bytes] = field(default_factory=dict)
 
 
 class Codec(Protocol):
@@ -234,6 +238,10 @@ class Codec(Protocol):
         return hash(type(self))
 
     # What it holds.
+
+    def used(self, use: Use | None) -> Codec:
+        """Return the codec of a weight that the graph of the source, if any, uses so; by default, itself."""
+        return self
 
     def layout(self, layer: LayerScheme) -> str:
         """Return what the codec calls the layout of a layer's tensors.

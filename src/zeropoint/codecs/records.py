@@ -62,6 +62,10 @@ class Listing(Protocol):
     def metadata(self) -> Mapping[str, str]:
         """The texts in the metadata of all its files."""
 
+    @property
+    def graph(self) -> bytes:
+        """What a file with a graph says besides its tensors, as its container gives it; or nothing."""
+
     def document(self, name: str) -> Mapping[str, Any] | None:
         """Return what a JSON file next to the configuration says, or None where it is not there.
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...architectures import ExpertLayout, expert_layout
+from ...codecs.containers.protocol import Use
 from ...codecs.layer_schemes import layer_of
 from ...codecs.protocol import Codec, LayerScheme
 from ...columns import Kinds, Made
@@ -65,7 +66,7 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
         by_default = rule is recipe.default
         kept = rule.gives is None and rule.place != "" and not by_default
         problem = None if kept else not_a_weight(entry, entries, config)
-        layer = None if rule.gives is None or problem is not None else layers.of(rule.gives)
+        layer = None if rule.gives is None or problem is not None else layers.of(rule.gives, entry.use)
         unfit = None if layer is None else misfit(entry, layer, expert_layout(config))
         if problem is not None:
             why = Why.UNFIT if is_fused_experts(entry) or selection.includes(entry.name) else Why.DEFAULT
@@ -140,16 +141,16 @@ class _Uses:
 
 
 class _LayerSchemes:
-    """The layer scheme of each assignment, made once."""
+    """The layer scheme of each assignment for tensors that are used alike, made once."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self._made: dict[int, LayerScheme] = {}
+        self._made: dict[tuple[int, Use | None], LayerScheme] = {}
 
-    def of(self, gives: Assignment) -> LayerScheme:
-        if id(gives) not in self._made:
-            self._made[id(gives)] = layer_of(gives, self._codec)
-        return self._made[id(gives)]
+    def of(self, gives: Assignment, use: Use | None) -> LayerScheme:
+        if (id(gives), use) not in self._made:
+            self._made[id(gives), use] = layer_of(gives, self._codec.used(use))
+        return self._made[id(gives), use]
 
 
 def misfit(entry: TensorEntry, layer: LayerScheme, experts: ExpertLayout) -> str | None:

@@ -141,7 +141,11 @@ _UNFIT = (_TRANSPOSED, _FLOAT64)
 
 def is_fused_experts(entry: TensorEntry) -> bool:
     """Return whether a tensor has the name and rank of all experts of a layer in one."""
-    return len(entry.shape) == 3 and module_of(entry.name).rpartition(".")[2] in (GATE_UP, DOWN)
+    return (
+        entry.use is None
+        and len(entry.shape) == 3
+        and module_of(entry.name).rpartition(".")[2] in (GATE_UP, DOWN)
+    )
 
 
 def _experts_problem(
@@ -203,7 +207,7 @@ def subject_of(entry: TensorEntry, config: Mapping[str, Any]) -> Subject:
     Its type is what the default rules take it for: Linear, Embedding, Norm, Router, Head, Conv1D or Other.
     """
     module = module_of(entry.name)
-    kind = layer_type(module, config)
+    kind = layer_type(module, config) if entry.use is None else entry.use.kind
     if kind == "Linear" and _no_weight(entry) is not None:
         kind = "Other"
     dtype = TORCH_DTYPES.get(entry.dtype)
@@ -222,6 +226,8 @@ def _no_weight(entry: TensorEntry) -> str | None:
         return f"{entry.dtype}, not a float"
     if is_fused_experts(entry):
         return None
+    if entry.use is not None and entry.use.reason is not None:
+        return entry.use.reason
     if len(entry.shape) != 2:
         return f"{len(entry.shape)}-D, not a matrix"
     if not entry.name.endswith(WEIGHT):
@@ -257,7 +263,8 @@ def require_unquantized(entries: Sequence[TensorEntry], config: Mapping[str, Any
             remedy = _DEQUANTIZE if method in registry.methods() else _UNREADABLE
             raise CheckpointError(f"{place} is quantized already ({key} says {method!r}); {remedy}")
     for entry in entries:
-        if is_quantized(entry.name, entry.dtype):
+        known = entry.use is not None and entry.use.part is not None
+        if known or (entry.use is None and is_quantized(entry.name, entry.dtype)):
             raise CheckpointError(
                 f"{place} is quantized already (it holds {printable(entry.name)}, {entry.dtype}), but its "
                 f"configuration does not say how; {_UNREADABLE}"

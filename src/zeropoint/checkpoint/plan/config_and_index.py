@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ...architectures import Config
 from ...codecs.containers import CONTAINERS
+from ...codecs.containers.protocol import Found, Row
 from ...codecs.protocol import Codec, Contents, Documents, Module
 from ...codecs.registry import codec_of
 from ...errors import CheckpointError
@@ -38,10 +39,11 @@ def index_and_config(
     texts = (
         {index_name(source): Text.of(index_text(placements))} if CONTAINERS[codec.container].indexed else {}
     )
-    documents = _config(floats, decisions, staying, codec)
+    documents = _config(floats, decisions, placements, codec, staying=staying)
     config = documents.section
     for name, content in documents.files.items():
-        texts[name] = Text.of(json.dumps(content, indent=2) + "\n")
+        whole = content if isinstance(content, bytes) else json.dumps(content, indent=2) + "\n"
+        texts[name] = Text.of(whole)
     texts |= _unpacked(source, codec)
     if source.config is not None and source.config_text is not None:
         text = insert_config(source.config_text, config) if config else source.config_text
@@ -86,8 +88,9 @@ def readable(text: Text) -> Text:
 
 
 def _config(
-    floats: Floats, decisions: Sequence[TensorDecision], staying: Sequence[TensorDecision], codec: Codec
-) -> Documents:
+    floats: Floats, decisions: Sequence[TensorDecision], placements: Placements, codec: Codec, *,
+    staying: Sequence[TensorDecision],
+) -> Documents:  # fmt: skip
     """Return the codec's configuration files; nothing where nothing is quantized."""
     if not any(decision.quantized for decision in decisions):
         return Documents(section=None)
@@ -106,10 +109,14 @@ def _config(
             elif len(entry.shape) == 2:
                 yield Module(module_of(entry.name), None)
 
+    def tensors() -> Iterator[Found]:
+        for t in placements.by_name:
+            yield Found(Row(t.name, t.spec.dtype, t.spec.shape, t.nbytes), t.begin, t.shard)
+
     kept = _ignored(floats, (d for d in decisions if not d.quantized and d.entry.name not in codes))
     return codec.documents(Contents(
         modules=modules, kept=kept, nonlinear=odd_targets(decisions, family), family=family,
-        previous=floats.config or {},
+        previous=floats.config or {}, tensors=tensors, graph=floats.source.graph,
     ))  # fmt: skip
 
 

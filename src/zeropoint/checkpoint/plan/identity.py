@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 
+from ...codecs.containers.safetensors import MAX_BYTES
 from ...errors import CheckpointError, printable
 from ...methods import NEAREST
 from ..read.object_store import Stamp
@@ -86,7 +87,9 @@ def shard_fields(source: Source) -> Iterator[tuple[str, str]]:
     for entry in () if source.container.indexed else source.entries.values():
         heads[entry.file.name] = min(entry.begin, heads.get(entry.file.name, entry.begin))
     for name in source.shards:
-        size, digest = header_digest(paths.get(name, source.root / name), heads.get(name))
+        # A file without tensors says where others lie, all of it.
+        whole = None if source.container.indexed else heads.get(name, MAX_BYTES)
+        size, digest = header_digest(paths.get(name, source.root / name), whole)
         yield f"{SHARD}{name}", f"{size} bytes, header {digest}"
 
 
@@ -125,11 +128,13 @@ def header_digest(path: Place, length: int | None = None) -> tuple[int, str]:
     """
     file = open_file(path)
     try:
-        size, head = file.stamp.size, bytearray(8)
+        size, head = file.stamp.size, bytearray(min(8, file.stamp.size))
         file.read_into(memoryview(head), 0)
         # A length that the file does not have means that it was replaced since it was opened.
-        text = bytearray(min(int.from_bytes(head, "little") if length is None else max(0, length - 8), size))
-        file.read_into(memoryview(text), 8)
+        text = bytearray(
+            min(int.from_bytes(head, "little") if length is None else max(0, length - 8), max(0, size - 8))
+        )
+        file.read_into(memoryview(text), len(head))
     finally:
         file.close()
     return size, hashlib.sha256(head + text).hexdigest()

@@ -325,6 +325,8 @@ class Floats:
 
     def origin(self, entry: TensorEntry) -> Origin:
         """Return where the rows of one of its tensors come from."""
+        if entry.use is not None and entry.use.transposed and entry.name not in self.origins:
+            return Origin(entry=replace(entry, shape=entry.shape[::-1]), transposed=True)
         transposed = is_fused_experts(entry) and self.experts.transposed
         return self.origins.get(entry.name) or Origin(entry=entry, transposed=transposed)
 

@@ -77,10 +77,13 @@ def _read_across(
         entry = layer.tensors.get(spec.suffix)
         if entry is None:
             continue
-        file, dtype = files[entry.file], TORCH_DTYPES[entry.dtype]
+        # Blocks that hold codes and scales are bytes, which the codec takes apart.
+        file, dtype = files[entry.file], TORCH_DTYPES.get(entry.dtype, torch.uint8)
         lines, per = spec.across
         # One line of a vector; of a matrix whose numbers may be runs of bytes, one for each of its rows.
-        height, width, *run = spec.shape if len(spec.shape) > 1 else (1, *spec.shape)
+        height, width, *run = spec.shape if len(spec.shape) > 1 else (1, math.prod(spec.shape))
+        if entry.dtype not in TORCH_DTYPES:
+            width = entry.nbytes // (layer.experts or 1) // height
         item = dtype.itemsize * math.prod(run)
         first, count = (start // per * lines, -(-rows // per) * lines) if len(spec.shape) > 1 else (0, width)
         size = min(count, width - first) * item
@@ -89,7 +92,7 @@ def _read_across(
         for line in range(height):
             offset = begin + (line * width + first) * item
             file.read_into(memoryview(buffer)[line * size : (line + 1) * size], offset)
-        shape = (height, -1, *run) if len(spec.shape) > 1 else (-1,)
+        shape = (height, -1, *run) if len(spec.shape) > 1 else spec.shape and (-1,)
         found[spec.suffix] = torch.frombuffer(buffer, dtype=dtype).view(shape)
     return found
 

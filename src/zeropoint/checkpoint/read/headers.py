@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import MappingProxyType
 
 from ...codecs.containers import container_of
@@ -10,6 +12,8 @@ from ...codecs.containers.protocol import Found
 from ...codecs.model_format import FileModel
 from ...codecs.registry import codec_of
 from ...errors import CheckpointError, printable
+from .file_names import is_own, is_plain
+from .object_store import RemotePath, Stamp
 from .safetensors_file import Header, parse_header
 from .storage import Place, open_file, shown
 from .tensor_entries import Entries, TensorEntry
@@ -35,14 +39,16 @@ def read_header(path: Place, name: str | None = None) -> Header:
         found, metadata = container.parse(read, file.stamp.size)
         model = codec_of(container.name).model_format.read(found, metadata, read)
         table = _entries(path, found, model)
+        graph = container.graph(read, file.stamp.size)
+        others = _others(path, found)
     except CheckpointError as error:
         raise CheckpointError(f"{shown(path)} cannot be read: {error}") from error
     finally:
         file.close()
-    begin = min((each.begin for each in found), default=file.stamp.size)
+    begin = min((each.begin for each in found if not each.file), default=file.stamp.size)
     return Header(
         table=table, metadata=MappingProxyType(metadata), data_begin=begin, file_size=file.stamp.size,
-        stamp=file.stamp, config=None if model is None else model.config,
+        stamp=file.stamp, config=None if model is None else model.config, graph=graph, others=others,
     )  # fmt: skip
 
 
@@ -50,13 +56,55 @@ def _entries(path: Place, found: Sequence[Found], model: FileModel | None) -> En
     """Return the tensors of a file, under the names of the model where the file says what it is."""
     forms = [(each.row.name, None) for each in found] if model is None else model.forms
     entries = Entries()
-    for (row, begin), known in zip(found, forms, strict=True):
+    for (row, begin, other, use), known in zip(found, forms, strict=True):
         if known is None:
             continue
         name, form = known
         entry = TensorEntry(
-            name=name, dtype=row.dtype, shape=row.shape, begin=begin, nbytes=row.nbytes, file=path, form=form
-        )
+            name=name, dtype=row.dtype, shape=row.shape, begin=begin, nbytes=row.nbytes,
+            file=path.parent / other if other else path, form=form, use=use,
+        )  # fmt: skip
         if not entries.add(entry):
             raise CheckpointError(f"two tensors of it are {printable(name)} of the model; export it again")
     return entries
+
+
+def inside(root: Place, name: Path | str) -> Place:
+    """Return `root / name` where it, with its links followed, stays in the checkpoint; nothing is opened."""
+    if isinstance(root, RemotePath):
+        return root / name
+    path = root / name
+    real = Path(os.path.realpath(path))
+    caches = (each.parent.parent for each in (root, *root.parents) if each.parent.name == "snapshots")
+    if not real.is_relative_to(root) and not any(real.parent == cache / "blobs" for cache in caches):
+        raise CheckpointError(
+            f"{shown(path)} is a symbolic link to {shown(real)}, outside of the checkpoint's directory; put "
+            "the file itself there, or pass the directory that holds it"
+        )
+    return path
+
+
+def _others(path: Place, found: Iterable[Found]) -> dict[Place, Stamp]:
+    """Return the state of the other files in which tensors lie; raises CheckpointError where they do not."""
+    others: dict[Place, Stamp] = {}
+    for each in found:
+        name, where = each.file, f"tensor {printable(each.row.name)}"
+        if not name:
+            continue
+        if not is_plain(name) or is_own(name) or name == path.name:
+            raise CheckpointError(
+                f"{where} lies in {printable(repr(name))}, but other files must lie in the same directory "
+                "under plain names; do not trust this model, or save it again with its data in one file"
+            )
+        other = path.parent / name
+        if other not in others:
+            file = open_file(inside(path.parent, name))
+            file.close()
+            others[other] = file.stamp
+        end, size = each.begin + each.row.nbytes, others[other].size
+        if end > size:
+            raise CheckpointError(
+                f"{where} ends at byte {end} of {shown(other)}, but that has {size}: it is truncated, or "
+                "belongs to another model; download both again"
+            )
+    return others

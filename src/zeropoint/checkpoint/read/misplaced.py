@@ -45,8 +45,8 @@ def without_weights(root: Place, names: Sequence[str]) -> CheckpointError:
             "is a diffusers pipeline, whose parts are checkpoints of their own; pass one of them"
             f"{_named(folders)}"
         )
-    elif any(name.endswith(".gguf") for name in names):
-        said = "holds several GGUF files, of which one is read; pass it"
+    elif whole := next((n.rpartition(".")[2] for n in names if n.endswith((".gguf", ".onnx"))), None):
+        said = f"holds several {whole.upper()} files, of which one is read; pass it"
     elif others := [name for name in names if Path(name).suffix in _WEIGHTS]:
         said = (
             f"holds weights only as {', '.join(map(printable, others[:_LISTED]))}, but only safetensors "

@@ -20,7 +20,7 @@ import torch
 from ...codecs.known import CONFIG_KEYS, TOOL_FILES
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.records import Entry, Known, Reader, Record
-from ...codecs.registry import claiming, codec_of, methods
+from ...codecs.registry import CODECS, claiming, methods
 from ...columns import Kinds, Made, Names
 from ...errors import CheckpointError, ZeropointError, printable
 from ...schemes import Scheme
@@ -179,6 +179,11 @@ class _Listing:
         every = (item for found in self.source.metadata.values() for item in found.items())
         return {key: value for key, value in every if isinstance(value, str)}
 
+    @property
+    def graph(self) -> bytes:
+        """What a file with a graph says besides its tensors."""
+        return self.source.graph
+
     def document(self, name: str) -> Mapping[str, Any] | None:
         """Return what a JSON file of the checkpoint says."""
         present = any(str(path) == name for path in self.source.companions)
@@ -233,9 +238,19 @@ def _documents_of_tools(source: Source) -> Iterator[dict[str, Any]]:
 
 def _of_container(source: Source) -> dict[str, Any] | None:
     """Return the configuration of files whose tensors alone say how they are quantized, or None of floats."""
-    codec = codec_of(source.container.name)
-    parts = (codec.part_of(entry.name, entry.dtype) for entry in source.entries.values())
-    return {"quant_method": codec.methods[0]} if any(part is not None for part in parts) else None
+    codecs = [codec for codec in CODECS.values() if codec.container == source.container.name]
+    counts = [sum(_part(entry, codec) is not None for entry in source.entries.values()) for codec in codecs]
+    # A codec with fewer parts says more of what has all of them.
+    order = sorted(range(len(codecs)), key=lambda n: (-counts[n], len(codecs[n].parts)))
+    return {"quant_method": codecs[order[0]].methods[0]} if counts[order[0]] else None
+
+
+def _part(entry: TensorEntry, codec: Codec) -> tuple[str, str, bool] | None:
+    """Return what a tensor may be a part of, as ``part_of`` has it; where files have graphs, these say it."""
+    if entry.use is None:
+        return codec.part_of(entry.name, entry.dtype)
+    part = entry.use.part
+    return None if part is None or part[1] not in codec.parts else (*part, True)
 
 
 def find_layers(source: Source, known: Callable[[str], Known | None] | None = None) -> StoredLayers:
@@ -286,7 +301,7 @@ def _by_weight(
     columns: dict[str, array[int]] = {}
     for own in (True, False):
         for number, entry in enumerate(entries.values()):
-            found = codec.part_of(entry.name, entry.dtype)
+            found = _part(entry, codec)
             if found is None or found[2] is not own:
                 continue
             key, part, _ = found

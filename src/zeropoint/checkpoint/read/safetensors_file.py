@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -84,7 +84,8 @@ _MAGIC_BYTES = 32
 class Header:
     """Hold what one file says: tensors in file order, metadata, and the state of the file.
 
-    `config`: the model's configuration, where the file says itself what it is.
+    `config`: the model's configuration, where the file says itself what it is. `graph`: what else it says of
+    the model, and `others`: the state of files next to it with tensors of its.
     """
 
     table: Entries
@@ -93,6 +94,8 @@ class Header:
     file_size: int
     stamp: Stamp
     config: Mapping[str, Any] | None = None
+    graph: bytes = b""
+    others: Mapping[Place, Stamp] = field(default_factory=dict)
 
     @property
     def entries(self) -> Sequence[TensorEntry]:

@@ -29,7 +29,7 @@ from typing import Any
 
 from zeropoint.checkpoint.read import misplaced, storage
 from zeropoint.checkpoint.read.file_names import is_own, is_plain
-from zeropoint.checkpoint.read.headers import read_header
+from zeropoint.checkpoint.read.headers import inside, read_header
 from zeropoint.checkpoint.read.index import NUMBERED, check_index, read_index, require_json
 from zeropoint.checkpoint.read.object_store import RemotePath, Stamp, reason
 from zeropoint.checkpoint.read.problems import ObstacleError, listed
@@ -47,7 +47,7 @@ CONFIG = "config.json"
 # Values of JSON take up to 20 times their text, and the largest published configurations have about 5 MB.
 MAX_JSON_BYTES = 16_000_000
 _WEIGHT_SUFFIXES = frozenset(
-    (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".npz")
+    (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack", ".npz")
 )
 # Version control and download caches: they describe the source, not the copy.
 _UNCOPIED_DIRECTORIES = frozenset((".git", ".cache", "__pycache__"))
@@ -63,7 +63,8 @@ class Source:
     `shards`: file names in `root`. `metadata`: by shard. `config`: config.json parsed, with its text as it
     stands, or None for weights only. `companions`: relative paths of the files to copy. `left_out`: relative
     paths of weights not chosen and of directories such as `.git`. `notes`: sentences for the report.
-    `stamps`: the state of shards, index and config when they were opened.
+    `stamps`: the state of shards, index and config when they were opened. `graph`: what a file with a graph
+    says besides its tensors.
     """
 
     given: Place
@@ -78,6 +79,7 @@ class Source:
     left_out: tuple[Path, ...]
     notes: tuple[str, ...]
     stamps: Mapping[Place, Stamp]
+    graph: bytes = b""
 
     @property
     def container(self) -> containers.Container:
@@ -135,20 +137,22 @@ def _real(path: Place) -> Place:
 
 def _single(path: Place) -> Source:
     header = read_header(path)
+    others = [other.name for other in header.others]
     # The file keeps the name by which it was given: a link in a cache points to a nameless blob.
     return Source(
         given=_real(path.parent) / path.name,
         root=_real(path.parent),
         entries=header.table,
-        shards=(path.name,),
-        metadata=MappingProxyType({path.name: header.metadata}),
+        shards=(path.name, *others),
+        metadata=MappingProxyType(dict.fromkeys((path.name, *others), header.metadata)),
         index=None,
         config=None if header.config is None else dict(header.config),
         config_text=_text_of(header.config),
         companions=(),
         left_out=(),
         notes=(f"{shown(path)} was given as one file: what lies next to it, config.json too, is not read",),
-        stamps=MappingProxyType({path: header.stamp}),
+        stamps=MappingProxyType({path: header.stamp, **header.others}),
+        graph=header.graph,
     )
 
 
@@ -162,7 +166,7 @@ def _directory(root: Place) -> Source:
         headers = _read_headers(root, [_choose_single(root, names)])
         entries = _merge(headers)
     else:
-        path = _inside(root, index)
+        path = inside(root, index)
         stamps[path], shards, total_size = read_index(path)
         headers = _read_headers(root, sorted(shards & set(names)))
         entries = _merge(headers)
@@ -177,14 +181,19 @@ def _directory(root: Place) -> Source:
         config, config_text = None if said is None else dict(said), _text_of(said)
         if config is None:
             notes.append(f"{shown(root)} has no {CONFIG}: weights only")
-    companions, left_out = _companions(root, headers.keys() | {index}, notes)
+    for header in headers.values():
+        stamps.update(header.others)
+    others = [other.name for header in headers.values() for other in header.others]
+    companions, left_out = _companions(root, {*headers, *others, index}, notes)
     stamps.update((root / shard, header.stamp) for shard, header in headers.items())
     return Source(
         given=root,
         root=root,
         entries=entries,
-        shards=tuple(headers),
-        metadata=MappingProxyType({shard: header.metadata for shard, header in headers.items()}),
+        shards=(*headers, *others),
+        metadata=MappingProxyType(
+            {shard: header.metadata for shard, header in headers.items()} | {other: {} for other in others}
+        ),
         index=index,
         config=config,
         config_text=config_text,
@@ -192,6 +201,7 @@ def _directory(root: Place) -> Source:
         left_out=left_out,
         notes=tuple(notes),
         stamps=MappingProxyType(stamps),
+        graph=b"".join(header.graph for header in headers.values()),
     )
 
 
@@ -202,21 +212,6 @@ def _text_of(config: Mapping[str, Any] | None) -> str | None:
 
 def _quoted(names: Iterable[str]) -> str:
     return listed([printable(name) for name in names])
-
-
-def _inside(root: Place, name: Path | str) -> Place:
-    """Return `root / name` where it, with its links followed, stays in the checkpoint; nothing is opened."""
-    if isinstance(root, RemotePath):
-        return root / name
-    path = root / name
-    real = Path(os.path.realpath(path))
-    in_cache = root.parent.name == "snapshots" and real.parent == root.parent.parent / "blobs"
-    if not real.is_relative_to(root) and not in_cache:
-        raise CheckpointError(
-            f"{shown(path)} is a symbolic link to {shown(real)}, outside of the checkpoint's directory; put "
-            "the file itself there, or pass the directory that holds it"
-        )
-    return path
 
 
 def _choose_index(root: Place, names: Sequence[str], notes: list[str]) -> str | None:
@@ -244,7 +239,7 @@ def _choose_index(root: Place, names: Sequence[str], notes: list[str]) -> str | 
 
 def _agrees(root: Place, index: str) -> bool:
     """Return whether an index names the single file with its tensors and no other, as our outputs have it."""
-    path = _inside(root, index)
+    path = inside(root, index)
     try:
         if read_index(path)[1] != {SINGLE_FILE}:
             return False
@@ -276,7 +271,7 @@ def _choose_single(root: Place, names: Sequence[str]) -> str:
 
 def _read_headers(root: Place, shards: Iterable[str]) -> dict[str, Header]:
     """Parse the headers of shards that exist; `check_index` names the others."""
-    paths = {shard: _inside(root, shard) for shard in shards}
+    paths = {shard: inside(root, shard) for shard in shards}
     return {shard: read_header(path, shard) for shard, path in paths.items()}
 
 
@@ -311,7 +306,7 @@ def _read_config(
         return table
 
     text, reason = None, "it is not a JSON object"
-    path = _inside(root, CONFIG)
+    path = inside(root, CONFIG)
     stamps[path] = require_json(path, limit=MAX_JSON_BYTES)
     raw, _ = storage.read_small(path, limit=MAX_JSON_BYTES)
     try:
@@ -360,10 +355,10 @@ def _companions(
                 left_out.append(relative)
             elif found.is_folder:
                 (left_out if found.name in _UNCOPIED_DIRECTORIES else pending).append(relative)
-            elif folder != Path() or not is_weights(found.name):
-                companions.append(relative)
-            elif found.name not in taken:
-                left_out.append(relative)
+            elif folder == Path() and found.name in taken:
+                continue
+            else:
+                (left_out if folder == Path() and is_weights(found.name) else companions).append(relative)
     for relative in companions:
         _check_companion(root, relative, notes)
     if left_out:
@@ -379,7 +374,7 @@ def is_weights(name: str) -> bool:
 
 def _check_companion(root: Place, relative: Path, notes: list[str]) -> None:
     """Refuse a companion that is no regular file of this directory, and note a Git LFS pointer."""
-    path = _inside(root, relative)
+    path = inside(root, relative)
     file = open_file(path)
     try:
         head = bytearray(min(file.stamp.size, 64))

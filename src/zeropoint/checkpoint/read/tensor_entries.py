@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import overload
 
 from zeropoint.checkpoint.read.storage import Place
+from zeropoint.codecs.containers.protocol import Use
 from zeropoint.codecs.stored_forms import StoredForm
 from zeropoint.columns import Kinds, Names
 
@@ -16,7 +17,8 @@ from zeropoint.columns import Kinds, Names
 class TensorEntry:
     """Say where one tensor lies: `nbytes` bytes of `file` from the absolute offset `begin`.
 
-    `form`: how these lie there, where that is not as the model has them.
+    `form`: how these lie there, where that is not as the model has them. `use`: what the graph of its file
+    says of it, or None where files have none.
     """
 
     name: str
@@ -26,6 +28,7 @@ class TensorEntry:
     nbytes: int
     file: Place
     form: StoredForm | None = None
+    use: Use | None = None
 
 
 def _kept(form: StoredForm | None) -> StoredForm | None:
@@ -51,7 +54,8 @@ class Entries(Mapping[str, TensorEntry]):
         if new:
             self._begins.append(entry.begin)
             self._sizes.append(entry.nbytes)
-            self._of.append(self._kinds.number((entry.dtype, entry.shape, entry.file, _kept(entry.form))))
+            kind = (entry.dtype, entry.shape, entry.file, _kept(entry.form), entry.use)
+            self._of.append(self._kinds.number(kind))
         return new
 
     def extend(self, others: Entries) -> list[TensorEntry]:
@@ -79,10 +83,10 @@ class Entries(Mapping[str, TensorEntry]):
 
     def at(self, number: int) -> TensorEntry:
         """Return the tensor of a number."""
-        dtype, shape, file, form = self._kinds[self._of[number]]
+        dtype, shape, file, form, use = self._kinds[self._of[number]]
         return TensorEntry(
             name=self._names[number], dtype=dtype, shape=shape, begin=self._begins[number],
-            nbytes=self._sizes[number], file=file, form=form,
+            nbytes=self._sizes[number], file=file, form=form, use=use,
         )  # fmt: skip
 
     def in_file_order(self) -> Entries:

@@ -25,6 +25,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ...codecs.containers import CONTAINERS
 from ...methods import NEAREST
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.config_and_index import MANIFEST
@@ -49,8 +50,9 @@ def manifest(
 def last_files(
     plan: CheckpointPlan, made_of: Mapping[str, str], all_units: Units, done: Mapping[int, Done]
 ) -> dict[str, Text]:
-    """Return the files that say what the others are, by name; the index, the commit, is last."""
-    index = next((name for name in plan.texts if name.endswith(INDEX_SUFFIX)), None)
+    """Return the files that say what the others are, by name; the index, or the graph, is the commit."""
+    ends = (INDEX_SUFFIX, CONTAINERS[plan.codec.container].suffix)
+    index = next((name for name in plan.texts if name.endswith(ends)), None)
     texts = {MANIFEST: manifest(plan, made_of, all_units, done)}
     texts |= {name: text for name, text in plan.texts.items() if name != index}
     return texts if index is None else {**texts, index: plan.texts[index]}

@@ -158,7 +158,8 @@ def measure_columns(x: torch.Tensor, q: QuantizedTensor, width: int) -> TensorEr
     """
     rows = x.numel() // width
     grid = q.params.scheme.granularity.grid((rows, width))
-    stored = [values.reshape(grid) for values in q.params.stored]
+    # The scale of the whole tensor is one number.
+    stored = [values if values.numel() == 1 else values.reshape(grid) for values in q.params.stored]
     params = QuantizationParams.of(q.scheme, (rows, width), q.params.dtype, stored)
     blocks = QuantizedTensor(data=q.data.reshape(rows, -1), params=params, shape=(rows, width), dtype=q.dtype)
     return measure(x.reshape(rows, width), blocks)

@@ -354,7 +354,7 @@ def _content(
         what = f"it has {file.stamp.size} bytes, but was written with {record.size}"
         return [Problem(where=name, what=what)], []
     parts = record.parts
-    if header is not None:
+    if header is not None and record.header is not None:
         parts = (HashedPart(begin=0, size=header, digest=record.header or ""),)
     elif not _covers(parts, 0, record.size):
         return [Problem(where=name, what="the parts of the manifest do not cover it")], []

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from .gguf import GGUF
+from .onnx import ONNX
 from .protocol import Container
 from .safetensors import SAFETENSORS
 
-CONTAINERS: Mapping[str, Container] = MappingProxyType({c.name: c for c in (SAFETENSORS, GGUF)})
+CONTAINERS: Mapping[str, Container] = MappingProxyType({c.name: c for c in (SAFETENSORS, GGUF, ONNX)})
 """Name to container."""
 
 

@@ -288,7 +288,7 @@ def _row(cursor: _Cursor) -> tuple[Row, int]:
 def _check_cover(found: Sequence[Found], read: Read, place: tuple[int, int, int]) -> None:
     """Refuse tensors that overlap, leave a hole or begin unaligned, and padding that is not 0."""
     at, alignment, size = place
-    for row, begin in (*found, Found(Row("the end", "I8", (0,), 0), size)):
+    for row, begin, *_ in (*found, Found(Row("the end", "I8", (0,), 0), size)):
         if begin + row.nbytes > size:
             raise CheckpointError(
                 f"tensor {printable(row.name)} ends at byte {begin + row.nbytes}, but the file at byte "

@@ -47,11 +47,33 @@ class Head(NamedTuple):
     size: int
 
 
+class Use(NamedTuple):
+    """What a file's graph says of a tensor, where it has one.
+
+    kind: what recipes call the type of its layer. operators: of the nodes that it is an input of. reason: why
+    it is no weight of such a layer, or None. transposed: whether it lies as (inputs, outputs); its row has
+    the shape (outputs, inputs). kernel: numbers of a kernel, which are part of the inputs. part: the
+    quantized layer that it is a part of, and which part.
+    """
+
+    kind: str = "Other"
+    operators: tuple[str, ...] = ()
+    reason: str | None = None
+    transposed: bool = False
+    kernel: int = 1
+    part: tuple[str, str] | None = None
+
+
 class Found(NamedTuple):
-    """A tensor of a file that was read: its row, and the absolute offset of its bytes."""
+    """A tensor of a file that was read: its row, and the absolute offset of its bytes.
+
+    file: name of the file next to it that holds them, or nothing for itself. use: what its graph says.
+    """
 
     row: Row
     begin: int
+    file: str = ""
+    use: Use | None = None
 
 
 class Container(Protocol):
@@ -84,6 +106,14 @@ class Container(Protocol):
         well-formed. Safetensors are read as a stream (checkpoint/read/safetensors_file.py).
         """
         raise UnsupportedError(f"{self.name} files are read as a stream; use read_header")
+
+    def graph(self, read: Read, size: int) -> bytes:
+        """Return what a file says besides its tensors, from which codecs write that of a result.
+
+        read: bytes of the file, which has ``size``. Raises CheckpointError for a file that is not
+        well-formed.
+        """
+        return b""
 
     def head(self, rows: Iterable[Row], metadata: Metadata) -> Head:
         """Return how a file of these tensors begins; raises CheckpointError for what it cannot hold.

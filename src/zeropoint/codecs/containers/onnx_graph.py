@@ -1,0 +1,291 @@
+"""What the graph of an ONNX model says of its initializers: which are weights, and which are quantized.
+
+    MatMul(x, W)             W is (inputs, outputs)
+    Gemm(x, W, bias)         W is (outputs, inputs) with transB, and (inputs, outputs) without
+    MatMul(x, Transpose(W))  W is (outputs, inputs)
+    Conv(x, W)               W is (outputs, inputs, kernel ...), where the kernel is part of the inputs
+    Gather(W, i)             W is an embedding, (rows, inputs)
+
+A weight is quantized where DequantizeLinear, or MatMulNBits of onnxruntime, reads its codes. Graphs inside of
+nodes, such as those of If and Loop, are looked at like the main one, and may read its initializers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import CheckpointError, UnsupportedError, printable
+from .protocol import Use
+
+STANDARD, RUNTIME = ("", "ai.onnx"), "com.microsoft"
+DEQUANTIZE, NBITS = "DequantizeLinear", "MatMulNBits"
+CODES, SCALE, ZERO, OUTER = "weight_quantized", "weight_scale", "weight_zero_point", "weight_scale_2"
+BLOCKS, BLOCK_SCALES, BLOCK_ZEROS = "weight_nbits", "weight_nbits_scales", "weight_nbits_zero_points"
+_FLOATS = (1, 10, 11, 16)
+"""Numbers of the types FLOAT, FLOAT16, DOUBLE and BFLOAT16."""
+MATMUL = Use(kind="Linear", operators=("MatMul",), transposed=True)
+"""How most weights are used."""
+_MATRIX = 2
+_FREE_INITIALIZERS = 4
+"""The first version of the format in which initializers need not be inputs of the graph."""
+_SUFFIX = re.compile(r"(\.weight)?(_quantized|_nbits|(_DQ)?_Q\d+(G\d+)?)$")
+"""How names of codes end, as we and onnxruntime write them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """A node of a graph that reads a tensor. index: as which input. reads: all that is read in that graph."""
+
+    graph: Any
+    node: Any
+    index: int
+    reads: Mapping[str, Sequence[Read]]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Initializer:
+    """A tensor of a graph.
+
+    name: by which it is known here: that of a weight ends in ``.weight``. tensor, graph: its messages. reads:
+    nodes that read it. use: what follows from these.
+    """
+
+    name: str
+    tensor: Any
+    graph: Any
+    reads: Sequence[Read]
+    is_output: bool = False
+    use: Use = field(default_factory=Use)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Its shape in the file."""
+        return tuple(self.tensor.dims)
+
+    @property
+    def data(self) -> Mapping[str, str]:
+        """Where its numbers lie: location, offset and length; empty where they are in the graph."""
+        found: dict[str, str] = {}
+        for entry in self.tensor.external_data if self.tensor.data_location == 1 else ():
+            if entry.key in found:
+                raise CheckpointError(f"says its {printable(entry.key)} twice")
+            found[entry.key] = entry.value
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GraphLayer:
+    """A quantized weight: the node that decodes it, its tensors by part, and how its values are used."""
+
+    node: Any
+    parts: Mapping[str, Initializer]
+    use: Use
+
+
+def parsed(graph: bytes) -> Any:
+    """Return a ModelProto; raises UnsupportedError without ``onnx``, CheckpointError for other bytes."""
+    try:
+        import onnx
+        from google.protobuf.message import DecodeError
+    except ImportError as error:
+        raise UnsupportedError(f"reading ONNX needs {error.name}; install zeropoint[onnx]") from error
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(graph)
+    except DecodeError as error:
+        raise CheckpointError(f"it is no ONNX model: {error}") from error
+    if not model.HasField("graph") or not model.graph.node:
+        raise CheckpointError("it is no ONNX model: it has no graph with nodes")
+    return model
+
+
+def lifted(model: Any, many: Callable[[Any], bool]) -> list[Any]:
+    """Make initializers of nodes Constant whose numbers are ``many``; return all other tensors of nodes."""
+    others: list[Any] = []
+    pending = [model.graph]
+    while pending:
+        graph = pending.pop()
+        for node in list(graph.node):
+            pending += _graphs(node)
+            held = [attribute for attribute in node.attribute if attribute.HasField("t")]
+            if node.op_type == "Constant" and node.domain in STANDARD and held and many(held[0].t):
+                held[0].t.name = node.output[0]
+                graph.initializer.append(held[0].t)
+                graph.node.remove(node)
+                # Until then, each initializer had to be an input, too.
+                model.ir_version = max(model.ir_version, _FREE_INITIALIZERS)
+            else:
+                others += [attribute.t for attribute in held]
+    return others
+
+
+def initializers(model: Any) -> tuple[list[Initializer], dict[str, GraphLayer]]:
+    """Return all initializers of a model in their order, and its quantized weights by the name of the layer.
+
+    Raises CheckpointError for a name that a graph gives twice.
+    """
+    found: dict[str, Initializer] = {}
+    _collect(model.graph, found)
+    layers = _layers(list(found.values()))
+    for key, layer in layers.items():
+        for part, each in layer.parts.items():
+            each.use = Use(part=(key, part))
+    for each in found.values():
+        if each.use.part is None:
+            each.use = _use(each)
+            longer = f"{each.name}.weight"
+            if each.use.kind != "Other" and not each.name.endswith(".weight") and longer not in found:
+                each.name = longer
+    return list(found.values()), layers
+
+
+def _collect(graph: Any, found: dict[str, Initializer]) -> dict[str, list[Read]]:
+    """Add the initializers of a graph and of those inside; return what its nodes read, by name."""
+    reads: dict[str, list[Read]] = {}
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            reads.setdefault(name, []).append(Read(graph, node, index, reads))
+        for inner in _graphs(node):
+            for name, more in _collect(inner, found).items():
+                reads.setdefault(name, []).extend(more)
+    own: set[str] = set()
+    outputs = {each.name for each in graph.output}
+    for tensor in graph.initializer:
+        if not tensor.name or tensor.name in own:
+            raise CheckpointError(f"a graph has two tensors of the name {printable(repr(tensor.name))}")
+        own.add(tensor.name)
+        name = tensor.name
+        while name in found:
+            name = f"{graph.name or 'graph'}/{name}"
+        found[name] = Initializer(
+            name=name, tensor=tensor, graph=graph, reads=reads.get(tensor.name, ()),
+            is_output=tensor.name in outputs,
+        )  # fmt: skip
+    for sparse in graph.sparse_initializer:
+        if sparse.values.data_location or sparse.indices.data_location:
+            name = printable(sparse.values.name)
+            raise UnsupportedError(f"sparse tensor {name} lies in another file, which is not read")
+    made = own.union([each.name for each in graph.input], *(node.output for node in graph.node))
+    return {name: more for name, more in reads.items() if name and name not in made}
+
+
+def _graphs(node: Any) -> Iterator[Any]:
+    """Yield the graphs inside of a node."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+_Inputs = dict[int, Initializer]
+"""The initializers that a node reads, by which input they are."""
+
+
+def _layers(found: Sequence[Initializer]) -> dict[str, GraphLayer]:
+    """Return the quantized weights of a model."""
+    inputs: dict[int, _Inputs] = {}
+    reads: dict[int, Read] = {}
+    makers: dict[str, _Inputs] = {}
+    for each in found:
+        for read in each.reads:
+            reads[id(read.node)] = read
+            inputs.setdefault(id(read.node), {})[read.index] = each
+            if read.node.op_type == DEQUANTIZE:
+                makers[read.node.output[0]] = inputs[id(read.node)]
+    layers: dict[str, GraphLayer] = {}
+    for number, read in reads.items():
+        layer = _layer(read, inputs[number], makers)
+        if layer is not None:
+            codes = next(iter(layer.parts.values())).name
+            key = _SUFFIX.sub("", codes)
+            layers[codes if key in layers else key] = layer
+    return layers
+
+
+def _layer(read: Read, inputs: _Inputs, makers: Mapping[str, _Inputs]) -> GraphLayer | None:
+    """Return the weight that a node decodes, or None where it decodes none of its inputs.
+
+    makers: what DequantizeLinear reads that gives a tensor, by its name.
+    """
+    node = read.node
+    if node.op_type == NBITS and node.domain == RUNTIME and 1 in inputs:
+        parts = {BLOCKS: 1, BLOCK_SCALES: 2, BLOCK_ZEROS: 3}
+        held = {part: inputs[index] for part, index in parts.items() if index in inputs}
+        return GraphLayer(node=node, parts=held, use=Use(kind="Linear", operators=(NBITS,)))
+    if node.op_type != DEQUANTIZE or 0 not in inputs or len(inputs[0].dims) < _MATRIX:
+        return None
+    readers = read.reads.get(node.output[0], ())
+    if readers and all(r.node.op_type == DEQUANTIZE and r.index == 1 for r in readers):
+        return None  # scales of others, which are theirs
+    parts = {CODES: 0, SCALE: 1, ZERO: 2}
+    held = {part: inputs[index] for part, index in parts.items() if index in inputs}
+    outer = makers.get(node.input[1]) if len(node.input) > 1 and SCALE not in held else None
+    if outer is not None and outer.keys() == {0, 1}:
+        held |= {SCALE: outer[0], OUTER: outer[1]}
+    if ZERO in held and not held[ZERO].data and not any(held[ZERO].tensor.int32_data):
+        del held[ZERO]  # no zero points, which some quantizers write all the same
+    return GraphLayer(node=node, parts=held, use=_of_reads(readers, inputs[0].dims))
+
+
+def _use(each: Initializer) -> Use:
+    """Return what follows from the nodes that read an initializer."""
+    if each.is_output:
+        return Use(reason="an output of the graph")
+    if not each.reads:
+        return Use(reason="read by no node")
+    if each.tensor.data_type not in _FLOATS:
+        return Use()  # what it is, its dtype says
+    return _of_reads(each.reads, each.dims)
+
+
+def _of_reads(reads: Sequence[Read], dims: tuple[int, ...]) -> Use:
+    """Return how nodes use a tensor of some shape: they must agree where its inputs and outputs are."""
+    operators = tuple(sorted({_operator(read.node) for read in reads}))
+    if len(dims) < _MATRIX:
+        return Use(operators=operators, reason=f"{len(dims)}-D, not a matrix")
+    sides = {_transposed(read, len(dims)) for read in reads}
+    if None in sides or len(sides) != 1:
+        several = "both as (inputs, outputs) and as (outputs, inputs)"
+        odd = sorted({r.node.op_type for r in reads if _transposed(r, len(dims)) is None})
+        how = f"by {', '.join(map(printable, odd))}" if odd else several
+        return Use(operators=operators, reason=f"read {how}, not as the weight of a product alone")
+    kind = "Embedding" if "Gather" in operators else "Linear"
+    kernel = math.prod(dims[2:])
+    return Use(kind=kind, operators=operators, transposed=sides == {True}, kernel=kernel)
+
+
+def _operator(node: Any) -> str:
+    """Return what a node does, in words where it is more than a product."""
+    plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
+    values = {each.name: each.i if each.name == "transA" else each.f for each in node.attribute}
+    more = [name for name, value in plain.items() if values.get(name, value) != value]
+    return f"Gemm with {' and '.join(more)}" if node.op_type == "Gemm" and more else str(node.op_type)
+
+
+def _transposed(read: Read, rank: int) -> bool | None:
+    """Return whether a node reads a weight as (inputs, outputs), or None where it reads it as none."""
+    node, index = read.node, read.index
+    if node.domain not in STANDARD:
+        return None
+    if rank > _MATRIX:
+        return False if node.op_type == "Conv" and index == 1 else None
+    if node.op_type == "MatMul":
+        return True if index == 1 else None
+    if node.op_type == "Gemm":
+        return not attribute_of(node, "transB", 0) if index == 1 else None
+    if node.op_type == "Gather":
+        return False if index == 0 and attribute_of(node, "axis", 0) == 0 else None
+    if node.op_type == "Transpose" and list(next((a.ints for a in node.attribute), (1, 0))) == [1, 0]:
+        readers = read.reads.get(node.output[0], ())
+        right = all(r.node.op_type == "MatMul" and r.index == 1 for r in readers)
+        return False if readers and right else None
+    return None
+
+
+def attribute_of(node: Any, name: str, default: int) -> int:
+    """Return a whole number that a node says, or what it says without a word."""
+    return next((int(each.i) for each in node.attribute if each.name == name), default)

@@ -1,0 +1,438 @@
+"""Weights of ONNX models as codes that DequantizeLinear decodes, which is what the standard has for them.
+
+For a weight W of shape (N, K), (outputs, inputs), that MatMul(x, W) or Gemm reads as (K, N):
+
+    M.weight_quantized   codes (K, N): INT4, UINT4, INT8, UINT8, INT16, UINT16, FLOAT8E4M3FN, ...,
+                         FLOAT4E2M1; those of 4 and 2 bits from the first to the last, low bits first
+    M.weight_scale       of groups of g inputs (K / g, N), with axis 0 and block_size g; of channels (N,),
+                         with axis 1; of the whole tensor one number
+    M.weight_zero_point  of the type of the codes, shaped like the scale; absent where it is 0
+    M.weight_scale_2     one number under scales that are FLOAT8E4M3FN, which a first DequantizeLinear decodes
+
+Where a node reads W as (N, K), as Gemm with transB, Conv and Gather do, codes are (N, K), scales (N, K / g)
+with axis 1, or (N,) with axis 0. M is the initializer's name without ``.weight``.
+
+Scales are of the dtype of the model, in which DequantizeLinear then gives its values.
+
+Source: onnx 1.22, docs/Operators.md, DequantizeLinear 13 to 25. This module opens no file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import torch
+
+from ..errors import CheckpointError, UnsupportedError
+from ..formats import Format
+from ..formats.catalog import CATALOG
+from ..formats.torch_dtypes import dtype_of, format_of, storage_dtype
+from ..layout import packing
+from ..params import QuantizationParams
+from ..params.tensors import zero_point_dtype
+from ..schemes import PRESETS, Granularity, Preset, Scheme, ZeroPoint
+from ..schemes.structure import stored_numbers
+from ..tensor import QuantizedTensor
+from .block_extents import blocks, no_matrix, partial_group
+from .containers.onnx import DATA_NAMES, DATA_TYPES, shape_of
+from .containers.onnx_graph import (
+    BLOCK_SCALES,
+    BLOCK_ZEROS,
+    BLOCKS,
+    CODES,
+    DEQUANTIZE,
+    MATMUL,
+    OUTER,
+    SCALE,
+    ZERO,
+    GraphLayer,
+    Initializer,
+    attribute_of,
+    initializers,
+    parsed,
+)
+from .containers.protocol import Use
+from .engines import (
+    LLAMA_CPP,
+    ONNXRUNTIME,
+    SGLANG,
+    TENSORRT,
+    TRANSFORMERS,
+    VLLM,
+    Facts,
+    Loads,
+    Problem,
+    always,
+    rules,
+)
+from .onnx_matmulnbits import NO_ONNX, as_written, nbits_record
+from .onnx_rewriting import Rewriting, module_name, rewritten
+from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
+from .records import Entry, Known, Listing, Reader, Record, needed
+from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
+
+_FLOATS = ("F32", "F16", "BF16")
+_SOME = 64
+"""Inputs that are worked on together at least, where no block asks for more."""
+_DOUBLE = 2
+"""Levels of scales where one is under the others."""
+
+
+def code_type(element: Format) -> str | None:
+    """Return the type of ONNX whose codes are those of a format, or None where there is none.
+
+    >>> from zeropoint.formats import get_format
+    >>> [code_type(get_format(name)) for name in ("int4", "float8_e5m2", "float4_e2m1fn", "int3")]
+    ['I4', 'F8_E5M2', 'F4', None]
+    """
+    if element.is_whole and element.is_integer:
+        name = f"{'I' if element.signed else 'U'}{element.bits}"
+        return name if name in DATA_TYPES and element.bits <= 16 else None
+    if not element.is_float:
+        return None
+    native = dtype_of(element)
+    if native is None:
+        return "F4" if element == CATALOG["float4_e2m1fn"] else None
+    name = FILE_DTYPES.get(native, "")
+    return name if name.startswith("F8_") and name != "F8_E8M0" else None
+
+
+_ELEMENTS = {code_type(found): name for name, found in reversed([*CATALOG.items()])}
+"""Type of ONNX to the format whose codes it holds."""
+
+
+class OnnxReader(Reader):
+    """The quantized weights of one model; what they are, its graph says."""
+
+    def __init__(self, listing: Listing) -> None:
+        _, self._layers = initializers(parsed(listing.graph))
+
+    def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
+        """See :class:`Reader`; ``key`` is the name of the layer."""
+        layer = self._layers[key]
+        missing = sorted(layer.parts.keys() - tensors.keys())
+        if missing:
+            raise UnsupportedError(
+                f"its {' and '.join(missing)} stand in the graph one by one, which is not read here; save "
+                "the model with raw data"
+            )
+        return nbits_record(layer, key, tensors) if BLOCKS in tensors else _record(layer, key, tensors)
+
+
+def _record(layer: GraphLayer, key: str, tensors: Mapping[str, Entry]) -> Record:
+    """Return the weight that a DequantizeLinear decodes."""
+    use, dims = layer.use, layer.parts[CODES].dims
+    codes, scale = needed(tensors, CODES, DEQUANTIZE), needed(tensors, SCALE, DEQUANTIZE)
+    if codes.dtype not in _ELEMENTS:
+        raise UnsupportedError(f"its codes are {codes.dtype}, which is not read here")
+    if use.reason is not None:
+        raise UnsupportedError(f"its values are {use.reason}, which is not read here")
+    rows, columns = shape_of(dims, use)
+    weight = Scheme.parse(f"{_ELEMENTS[codes.dtype]}:{_blocks(layer, columns)}{_levels(tensors)}")
+    weight = as_written(layer, weight)
+    scheme = LayerScheme(codec=Onnx(use=use), name=str(weight), weight=weight)
+    given = DATA_NAMES.get(attribute_of(layer.node, "output_dtype", 0))
+    dtype = TORCH_DTYPES[next(n for n in (given, tensors.get(OUTER, scale).dtype, "F32") if n in _FLOATS)]
+    for spec in scheme.codec.tensors(scheme, (rows, columns), dtype):
+        found = needed(tensors, spec.suffix, DEQUANTIZE)
+        if (found.dtype, math.prod(found.shape)) != (spec.dtype, math.prod(spec.shape)):
+            raise CheckpointError(
+                f"{spec.suffix} is {found.dtype} of shape {list(found.shape)}, but must hold "
+                f"{math.prod(spec.shape)} values of {spec.dtype} for a weight of shape {[rows, columns]}"
+            )
+    problem = scheme.codec.refusal(scheme, (rows, columns))
+    if problem is not None:
+        raise UnsupportedError(f"{problem}, and is not read here")
+    return Record(module=key, layer=scheme, shape=(rows, columns), dtype=dtype, parts=tuple(tensors))
+
+
+def _blocks(layer: GraphLayer, columns: int) -> str:
+    """Return the text of a weight's granularity; raises UnsupportedError for blocks along its outputs."""
+    count, size = math.prod(layer.parts[SCALE].dims), attribute_of(layer.node, "block_size", 0)
+    rank, transposed = len(layer.parts[CODES].dims), layer.use.transposed
+    axis = attribute_of(layer.node, "axis", 1)
+    axis += rank if axis < 0 else 0
+    if count == 1 and not size:
+        return "tensor"
+    if not size and axis == (1 if transposed else 0):
+        return "channel"
+    if size > 0 and axis == (0 if transposed else 1) and layer.use.kernel == 1 and columns % size == 0:
+        return f"g{size}"
+    raise UnsupportedError(
+        f"its scales lie along axis {axis} in blocks of {size}, which is not read here for a weight of "
+        f"{' '.join(layer.use.operators)}"
+    )
+
+
+def _levels(tensors: Mapping[str, Entry]) -> str:
+    """Return the text of a weight's scales and zero points."""
+    dtype = tensors[SCALE].dtype
+    if OUTER in tensors:
+        inner = {"F8_E4M3": "float8_ue4m3fn", "F8_E5M2": "float8_ue5m2"}.get(dtype)
+        if inner is None:
+            raise UnsupportedError(f"its scales under others are {dtype}, which is not read here")
+        return f":scale={inner}:scale2=float32@tensor"
+    if dtype not in _FLOATS:
+        raise UnsupportedError(f"its scale is {dtype}, which is not read here")
+    return f":scale=input{':asym' if ZERO in tensors else ''}"
+
+
+def _runtime(facts: Facts) -> Iterator[Problem]:
+    """Yield what onnxruntime 1.31 says of what DequantizeLinear reads; on a CPU, it was run."""
+    kinds = {code_type(layer.weight.element) for layer in facts.layers}
+    if "F4" in kinds:
+        yield Loads.NO, "its DequantizeLinear takes no 4-bit floats on a CPU"
+
+
+@dataclass(frozen=True)
+class Onnx(Codec):
+    """See the module and :class:`Codec`. use: how the graph reads the weight."""
+
+    use: Use = MATMUL
+    name = "onnx"
+    title = "the layout of ONNX"
+    container = "onnx"
+    presets = MappingProxyType(
+        {name: PRESETS[name] for name in ("w4a16", "w4a16_asym", "w8a16")}
+        | {
+            "nvfp4a16": Preset(
+                weight="float4_e2m1fn:g16:scale=float8_ue4m3fn:scale2=float32@tensor:dialect=modelopt"
+            )
+        }
+    )
+    defaults = MappingProxyType({"scale": "input"})
+    engines = rules({
+        ONNXRUNTIME: _runtime, TRANSFORMERS: NO_ONNX, VLLM: NO_ONNX, SGLANG: NO_ONNX, LLAMA_CPP: NO_ONNX,
+        TENSORRT: always(Loads.UNCHECKED, "TensorRT reads ONNX, and nobody has tried it with these"),
+    })  # fmt: skip
+    usual = (ONNXRUNTIME,)
+    methods = ("onnx",)
+    parts = MappingProxyType(
+        dict.fromkeys((CODES, SCALE, ZERO, OUTER, BLOCKS, BLOCK_SCALES, BLOCK_ZEROS), True)
+    )
+
+    def used(self, use: Use | None) -> Onnx:
+        """See :class:`Codec`."""
+        return self if use is None else replace(self, use=use)
+
+    def layout(self, layer: LayerScheme) -> str:
+        """See :class:`Codec`."""
+        weight = layer.weight
+        if code_type(weight.element) is None:
+            raise UnsupportedError(
+                f"scheme {weight} has elements that ONNX has no type for; use int4 or int8"
+            )
+        if weight.offsets or weight.center or len(weight.scales) > _DOUBLE:
+            raise UnsupportedError(f"scheme {weight} has parameters that DequantizeLinear does not take")
+        if stored_numbers(weight)[-1]:
+            raise UnsupportedError(
+                f"scheme {weight} stores the reciprocal of its tensor scale, which ONNX does not divide by; "
+                "use dialect=modelopt"
+            )
+        rows, group = blocks(weight)
+        if rows > 1 or (rows == 0 and group):
+            raise UnsupportedError(f"scheme {weight} has blocks of rows; use g<N>, channel or tensor")
+        dtypes = [_scale_dtype(weight, level, torch.float32) for level in range(len(weight.scales))]
+        inner, outer = (*dtypes, None)[:_DOUBLE]
+        double = outer == "F32" and inner in ("F8_E4M3", "F8_E5M2") and self._is_outer(weight)
+        if (outer is None and inner not in _FLOATS) or (outer is not None and not double):
+            raise UnsupportedError(f"scheme {weight} has scales that DequantizeLinear does not take")
+        if layer.input is not None:
+            raise UnsupportedError(f"input {layer.input} has no place next to weights; leave it out")
+        return DEQUANTIZE
+
+    @staticmethod
+    def _is_outer(weight: Scheme) -> bool:
+        return weight.scales[1].granularity == Granularity.tensor()
+
+    def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
+        """See :class:`Codec`."""
+        problem = no_matrix(shape) or partial_group(layer.weight, shape)
+        if problem is not None:
+            return problem
+        per, line, rows = self._per_byte(layer), self._laid_out(shape)[-1], self._folded(layer)
+        if line % per:
+            return f"a line of {line} codes does not fill whole bytes, of {per} codes"
+        if shape[ROWS] % rows:
+            return f"zero points of {shape[ROWS]} rows do not fill whole bytes; use int8, or leave out asym"
+        if blocks(layer.weight)[COLUMNS] and self.use.kernel > 1:
+            return f"its kernel has {self.use.kernel} numbers an input, and blocks hold inputs; use channel"
+        return None
+
+    @staticmethod
+    def _per_byte(layer: LayerScheme) -> int:
+        """Return how many codes share a byte, or 1."""
+        return max(1, 8 // layer.weight.bits)
+
+    def _folded(self, layer: LayerScheme) -> int:
+        """Return how many rows of zero points take whole bytes, however many of them a row has."""
+        single = layer.weight.zero_point is ZeroPoint.NONE or layer.weight.granularity == Granularity.tensor()
+        return 1 if single or self.use.transposed else self._per_byte(layer)
+
+    def axis(self, layer: LayerScheme) -> int:
+        """See :class:`Codec`: parts are some of the inputs where the graph has these first."""
+        return COLUMNS if self.use.transposed else ROWS
+
+    def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
+        """See :class:`Codec`."""
+        if not self.use.transposed:
+            return self._folded(layer)
+        if layer.weight.granularity == Granularity.tensor():
+            return math.gcd(shape[1], _SOME)
+        return blocks(layer.weight)[COLUMNS] or shape[1]
+
+    def tensors(
+        self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> tuple[TensorSpec, ...]:
+        """See :class:`Codec`."""
+        weight, axis, per = layer.weight, self.axis(layer), self._per_byte(layer)
+        kind = code_type(weight.element)
+        assert kind is not None
+        codes = self._laid_out(shape)
+        specs = [TensorSpec(suffix=CODES, dtype=kind, shape=codes, axis=axis, across=(1, per))]
+        grid = self._laid_out(weight.granularity.grid(shape))
+        group = weight.granularity.block_shape(shape)[axis]
+        scale = TensorSpec(
+            suffix=SCALE, dtype=_scale_dtype(weight, 0, dtype), shape=grid, axis=axis, per=group
+        )  # fmt: skip
+        fold = self._folded(layer)
+        folded = (grid[0] // fold, grid[1] * fold)
+        zero = TensorSpec(
+            suffix=ZERO, dtype=kind, shape=folded, axis=axis, per=group * fold, across=(1, per)
+        )  # fmt: skip
+        for spec in (scale,) if weight.zero_point is ZeroPoint.NONE else (scale, zero):
+            whole = weight.granularity == Granularity.tensor()
+            specs.append(replace(spec, shape=(), axis=None, per=1) if whole else spec)
+        if len(weight.scales) == _DOUBLE:
+            specs.append(TensorSpec(suffix=OUTER, dtype=_scale_dtype(weight, 1, dtype), shape=(), axis=None))
+        return tuple(specs)
+
+    def _laid_out(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape[::-1] if self.use.transposed else shape
+
+    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
+        """See :class:`Codec`."""
+        found = {CODES: self._packed(q.codes, layer)}
+        if layer.weight.granularity != Granularity.tensor():
+            found[SCALE] = self._lines(q.scales[0])
+            if q.zero_point is not None:
+                rows = q.zero_point.shape[0] // self._folded(layer)
+                found[ZERO] = self._packed(q.zero_point.reshape(rows, -1), layer)
+        return found
+
+    def constants(
+        self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
+    ) -> dict[str, torch.Tensor]:
+        """See :class:`Codec`."""
+        if layer.weight.granularity != Granularity.tensor():
+            return {OUTER: params.scales[1].reshape(())} if len(params.scales) == _DOUBLE else {}
+        zero = params.zero_point
+        found = {SCALE: params.scales[0].reshape(())}
+        return found if zero is None else found | {ZERO: self._packed(zero.reshape(1, 1), layer).reshape(())}
+
+    def _lines(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.t() if self.use.transposed else x).contiguous()
+
+    def _packed(self, codes: torch.Tensor, layer: LayerScheme) -> torch.Tensor:
+        """Return lines of codes in their type, or as bytes where several share one."""
+        kind, lines = code_type(layer.weight.element), self._lines(codes)
+        dtype = TORCH_DTYPES.get(kind or "")
+        if dtype is not None:
+            return lines.to(dtype) if layer.weight.element.is_integer else lines.view(dtype)
+        return packing.pack(lines, layer.weight.bits)
+
+    def decode(
+        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
+        dtype: torch.dtype,
+    ) -> QuantizedTensor:  # fmt: skip
+        """See :class:`Codec`."""
+        weight = layer.weight
+        codes = self._unpacked(tensors[CODES], layer, shape)
+        grid = weight.granularity.grid(shape)
+        zero = None
+        if ZERO in tensors:
+            stored, fold = tensors[ZERO], self._folded(layer)
+            stored = stored if stored.ndim else stored.reshape(1, 1)
+            zero = self._unpacked(stored, layer, (grid[0] // fold, grid[1] * fold))
+            zero = zero.to(zero_point_dtype(weight)).reshape(grid)
+        scale = tensors[SCALE] if tensors[SCALE].ndim == 0 else self._lines(tensors[SCALE])
+        params = QuantizationParams(
+            scheme=weight, shape=shape, zero_point=zero, dtype=dtype,
+            scales=(scale.reshape(grid), *(tensors[OUTER].reshape(1, 1) for _ in weight.scales[1:])),
+        )  # fmt: skip
+        data = packing.pack(codes, weight.bits)
+        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
+
+    def _unpacked(self, lines: torch.Tensor, layer: LayerScheme, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return codes, (rows, columns), of lines in their type or as bytes."""
+        element = layer.weight.element
+        if code_type(element) in TORCH_DTYPES:
+            values = lines if element.is_integer else lines.view(torch.uint8)
+            return self._lines(values)
+        count = self._laid_out(shape)[-1]
+        patterns = packing.unpack(lines.view(torch.uint8), element.bits, count)
+        return self._lines(packing.as_values(patterns, element))
+
+    def read(self, listing: Listing) -> OnnxReader:
+        """See :class:`Codec`."""
+        return OnnxReader(listing)
+
+    def documents(self, contents: Contents) -> Documents:
+        """See :class:`Codec`: the model, whose tensors lie in the file next to it."""
+        layers = [module.layer for module in contents.modules() if module.layer is not None]
+        return rewritten(contents, max(map(_operator_set, layers)), _insert)
+
+
+def _scale_dtype(weight: Scheme, level: int, dtype: torch.dtype) -> str:
+    """Return the type in which scales of a level are stored for weights of a dtype, or nothing."""
+    return FILE_DTYPES.get(storage_dtype(weight.scales[level].format_for(format_of(dtype))), "")
+
+
+def _operator_set(layer: LayerScheme) -> int:
+    """Return the first set of operators whose DequantizeLinear decodes a layer."""
+    weight, kind = layer.weight, code_type(layer.weight.element)
+    if kind in ("I2", "U2"):
+        return 25
+    if kind == "F4":
+        return 23
+    if blocks(weight)[COLUMNS] or kind in ("I4", "U4", "I16", "U16"):
+        return 21
+    return 13 if kind in ("I8", "U8") else 19
+
+
+def _insert(edit: Rewriting, each: Initializer, layer: LayerScheme, shape: tuple[int, int]) -> None:
+    """Put codes and DequantizeLinear in the place of a weight."""
+    use, weight, module = each.use, layer.weight, module_name(each)
+    size, rank = blocks(weight)[COLUMNS], len(each.dims)
+    whole = weight.granularity == Granularity.tensor()
+    attributes = {} if whole else {"axis": int(use.transposed == (not size))}
+    attributes |= {"block_size": size} if size else {}
+    grid = weight.granularity.grid(shape)
+    grid = grid[::-1] if use.transposed else grid
+    for spec in layer.codec.tensors(layer, shape, edit.dtype(each)):
+        if spec.suffix == CODES:
+            dims = each.dims
+        elif whole or spec.suffix == OUTER:
+            dims = ()
+        else:
+            dims = (*grid, *(1,) * (rank - len(grid))) if size else (max(grid),)
+        edit.add(each.graph, f"{module}.{spec.suffix}", spec.dtype, dims)
+    names = {part: f"{module}.{part}" for part in (CODES, SCALE, ZERO, OUTER)}
+    has_zero, double = weight.zero_point is not ZeroPoint.NONE, len(weight.scales) == _DOUBLE
+    nodes, scale = [], names[SCALE]
+    if double:
+        scale = f"{module}.weight_block_scale"
+        nodes.append(edit.node(DEQUANTIZE, [names[SCALE], names[OUTER]], scale))
+    if TORCH_DTYPES[_scale_dtype(weight, -1, edit.dtype(each))] != edit.dtype(each):
+        attributes["output_dtype"] = each.tensor.data_type
+    zero = [names[ZERO]] if has_zero else []
+    out = f"{module}.weight_dequantized"
+    nodes.append(edit.node(DEQUANTIZE, [names[CODES], scale, *zero], out, attributes))
+    nodes[-1].doc_string = str(weight)
+    edit.swap(each, out, nodes)
+
+
+CODEC = Onnx()

@@ -1,0 +1,171 @@
+"""The graph of an ONNX model with codes in the place of weights, and every tensor in one file next to it.
+
+What a weight becomes is its codec's business; this module knows where tensors and nodes go. Nodes, names and
+metadata of the model stay as they are. Where a newer set of operators is needed, ``onnx`` translates the
+graph to it, without tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointError, UnsupportedError, printable
+from .containers.onnx import DATA_NAMES, DATA_TYPES, shape_of
+from .containers.onnx_graph import RUNTIME, STANDARD, Initializer, initializers, parsed
+from .containers.protocol import Found
+from .protocol import Contents, Documents, LayerScheme
+from .safetensors_dtypes import TORCH_DTYPES
+
+_LIMIT = (1 << 31) - 1
+_INTERNAL_VERSIONS = ((19, 9), (21, 10), (23, 11), (24, 12), (25, 13))
+"""Sets of operators, and the first version of the format with the types that they need."""
+
+
+class Rewriting:
+    """A model that is changed in place. places: where the tensors of the result lie, by name."""
+
+    def __init__(self, model: Any, places: Mapping[str, Found]) -> None:
+        self.model = model
+        self._places = places
+
+    @staticmethod
+    def dtype(each: Initializer) -> torch.dtype:
+        """Return the dtype of a weight."""
+        return TORCH_DTYPES[DATA_NAMES[each.tensor.data_type]]
+
+    def add(self, graph: Any, name: str, dtype: str, dims: Sequence[int]) -> None:
+        """Add a tensor of the result to a graph."""
+        tensor = graph.initializer.add()
+        tensor.name, tensor.data_type = name, DATA_TYPES[dtype].number
+        tensor.dims.extend(dims)
+        self.place(tensor, name)
+
+    def place(self, tensor: Any, name: str) -> None:
+        """Say where the numbers of a tensor lie that the result calls ``name``."""
+        found = self._places[name]
+        del tensor.external_data[:]
+        tensor.data_location = 1
+        values = {"location": found.file, "offset": str(found.begin), "length": str(found.row.nbytes)}
+        for key, value in values.items():
+            entry = tensor.external_data.add()
+            entry.key, entry.value = key, value
+
+    def node(
+        self, operator: str, inputs: Sequence[str], output: str, attributes: Mapping[str, int] | None = None,
+        *, name: str = "",
+    ) -> Any:  # fmt: skip
+        """Return a new node, of the standard's operators unless only onnxruntime has it."""
+        import onnx
+
+        domain = RUNTIME if operator not in _STANDARD_NODES else ""
+        if domain and all(each.domain != domain for each in self.model.opset_import):
+            self.model.opset_import.add(domain=domain, version=1)
+        own: dict[str, Any] = dict(attributes or {})
+        title = name or f"{output}/{operator}"
+        return onnx.helper.make_node(operator, list(inputs), [output], name=title, domain=domain, **own)
+
+    def put(self, graph: Any, old: Any, nodes: Sequence[Any]) -> None:
+        """Put nodes in the place of one."""
+        at = next(n for n, node in enumerate(graph.node) if node is old)
+        _insert(graph, at, nodes)
+        graph.node.remove(old)
+
+    def swap(self, each: Initializer, name: str, nodes: Sequence[Any]) -> None:
+        """Put nodes before all others of a graph, and let ``name`` be read in the place of an initializer."""
+        for read in each.reads:
+            read.node.input[read.index] = name
+        _insert(each.graph, 0, nodes)
+        self.drop(each)
+
+    def drop(self, each: Initializer) -> None:
+        """Remove an initializer, which in old models is an input of the graph, too."""
+        for group in (each.graph.input, each.graph.value_info):
+            for info in [info for info in group if info.name == each.tensor.name]:
+                group.remove(info)
+        each.graph.initializer.remove(each.tensor)
+
+
+_STANDARD_NODES = ("Add", "DequantizeLinear")
+
+
+def _insert(graph: Any, at: int, nodes: Sequence[Any]) -> None:
+    for node in reversed(nodes):
+        graph.node.insert(at, node)
+
+
+def module_name(each: Initializer) -> str:
+    """Return the name of the layer of a weight."""
+    return each.name.removesuffix(".weight")
+
+
+def rewritten(
+    contents: Contents, operators: int,
+    replace: Callable[[Rewriting, Initializer, LayerScheme, tuple[int, int]], None],
+) -> Documents:  # fmt: skip
+    """Return the model of a result as its only document.
+
+    operators: the least set of operators that it needs. replace: puts what a weight became in its place.
+    Raises UnsupportedError where the source is no ONNX model, or ``onnx`` cannot translate it.
+    """
+    if not contents.graph:
+        raise UnsupportedError(
+            "--format writes ONNX models from ONNX models, and the source is none; export the model first"
+        )
+    places = {found.row.name: found for found in contents.tensors()}
+    layers = {module.name: module.layer for module in contents.modules() if module.layer is not None}
+    edit = Rewriting(_with_operators(parsed(contents.graph), operators), places)
+    found, quantized = initializers(edit.model)
+    if quantized:
+        raise UnsupportedError(
+            f"{printable(next(iter(quantized)))} is quantized in the source, and ONNX models are written "
+            "from models of floats; pass that one"
+        )
+    for each in found:
+        layer = layers.get(module_name(each)) if each.use.reason is None else None
+        if layer is not None:
+            rows, columns = shape_of(each.dims, each.use)
+            replace(edit, each, layer, (rows, columns))
+        elif each.tensor.data_location == 1:
+            edit.place(each.tensor, each.name)
+    data = edit.model.SerializeToString(deterministic=True)
+    if len(data) > _LIMIT:
+        raise CheckpointError(f"the graph ({len(data)} bytes) must fit in the {_LIMIT} of one ONNX file")
+    file = next(iter(places.values())).file
+    return Documents(section=None, files={file.removesuffix(".data"): data})
+
+
+def _with_operators(model: Any, least: int) -> Any:
+    """Return a model with a set of operators of at least ``least``, translated where it is an older one."""
+    for operators, version in _INTERNAL_VERSIONS:
+        if least >= operators:
+            model.ir_version = max(model.ir_version, version)
+    now = [each.version for each in model.opset_import if each.domain in STANDARD]
+    if not now or max(now) >= least:
+        return model
+    import onnx.version_converter
+
+    held = [each for each in model.graph.initializer if each.data_location == 1]
+    known = {each.name for each in model.graph.input}
+    for each in held:
+        model.graph.initializer.remove(each)
+        if each.name not in known:
+            info = model.graph.input.add()
+            info.CopyFrom(onnx.helper.make_tensor_value_info(each.name, each.data_type, list(each.dims)))
+    try:
+        found = onnx.version_converter.convert_version(model, least)
+    except (RuntimeError, ValueError, TypeError) as error:  # of any adapter
+        raise UnsupportedError(
+            f"onnx cannot translate the model from operator set {max(now)} to {least}, which these types "
+            f"need ({printable(str(error)[:200])}); use int8:channel or --format onnx-matmulnbits, or export "
+            "the model anew"
+        ) from error
+    names = {each.name for each in held} - known
+    inputs = [each for each in found.graph.input if each.name not in names]
+    del found.graph.input[:]
+    found.graph.input.extend(inputs)
+    found.graph.initializer.extend(held)
+    found.ir_version = model.ir_version
+    return found
