@@ -240,7 +240,11 @@ class Codec(Protocol):
     # What it holds.
 
     def used(self, use: Use | None) -> Codec:
-        """Return the codec of a weight that the graph of the source, if any, uses so; by default, itself."""
+        """Return the codec of a weight that the graph of the source uses so; by default, itself.
+
+        Args:
+            use: what the graph says of the weight, or None where the source has none.
+        """
         return self
 
     def layout(self, layer: LayerScheme) -> str:
