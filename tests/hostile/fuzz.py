@@ -1,4 +1,4 @@
-"""Fuzz the parsers of files: headers, indexes, configurations, recipes, plans, manifests, journals.
+"""Fuzz the parsers of files: headers, indexes, configurations, layouts, recipes, plans, manifests, journals.
 
     python -m tests.hostile.fuzz [--minutes 10] [--seed 0] [--only NAME]
 
@@ -27,6 +27,8 @@ from pathlib import Path
 import safetensors
 from tests.hostile.directories import DIRECTORIES, INDEX, SHARDED
 from tests.hostile.files import FILES, GOOD
+from tests.hostile.gguf_files import GGUF_FILES, GOOD_GGUF
+from tests.hostile.layouts import LAYOUT_CASES, LAYOUTS
 from tests.hostile.mutations import mutate, mutate_file
 from tests.hostile.quantized import CONFIG, QUANTIZED, WEIGHTS
 
@@ -34,12 +36,14 @@ from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.config_and_index import MANIFEST
 from zeropoint.checkpoint.plan.file import PlanFile
+from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.plan.plan_document import plan_document
 from zeropoint.checkpoint.read.safetensors_file import parse_header
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.journal import Journal
 from zeropoint.checkpoint.verify.inspection import inspect
 from zeropoint.checkpoint.verify.integrity import read_manifest
+from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError, ZeropointError
 from zeropoint.recipes.document import load_recipe
 
@@ -151,6 +155,92 @@ def config_target(folder: Path) -> Target:
     return Target(name="config", seeds=seeds, decide=_in_directory(folder, "config.json", judge))
 
 
+def _read_whole(place: Path) -> None:
+    """Read a checkpoint as ``inspect`` and ``verify`` do; raises ZeropointError where one finds problems."""
+    problems = inspect(place).problems
+    if problems:
+        raise CheckpointError("; ".join(problems))
+    verify(place, limits=Limits(workers=1)).require()
+
+
+def _layout_target(layout: str, folder: Path) -> Target:
+    """Configurations and tensors of a layout of other tools: config.json, a line, and the file of weights."""
+    right = LAYOUTS[layout]
+
+    def decide(content: bytes) -> str:
+        config, _, weights = content.partition(_BETWEEN)
+        (folder / "config.json").write_bytes(config)
+        (folder / "model.safetensors").write_bytes(weights)
+        return "accepted" if refusal(_read_whole, folder) is None else "refused"
+
+    def either(content: bytes, rng: random.Random, others: Sequence[bytes]) -> bytes:
+        config, _, weights = content.partition(_BETWEEN)
+        if rng.random() < 0.5:
+            return (
+                mutate(config, rng, [other.partition(_BETWEEN)[0] for other in others]) + _BETWEEN + weights
+            )
+        return (
+            config + _BETWEEN + mutate_file(weights, rng, [other.partition(_BETWEEN)[2] for other in others])
+        )
+
+    wrong = [case.content for case in LAYOUT_CASES if case.name.startswith(f"{layout} ")]
+    files = [content for content in wrong if isinstance(content, dict)]
+    pairs = [(f["config.json"], f["model.safetensors"]) for f in [right.files()] * (len(files) // 2) + files]
+    seeds = [config + _BETWEEN + weights for config, weights in pairs if len(config) + len(weights) < 1 << 14]
+    return Target(name=layout, seeds=seeds, decide=decide, mutate=either)
+
+
+_BETWEEN = b"\n\0\n"
+
+
+def gptq_target(folder: Path) -> Target:
+    """Checkpoints in the layout of GPTQ."""
+    return _layout_target("gptq", folder)
+
+
+def awq_target(folder: Path) -> Target:
+    """Checkpoints in the layout of AWQ."""
+    return _layout_target("awq", folder)
+
+
+def modelopt_target(folder: Path) -> Target:
+    """Checkpoints in the layouts of ModelOpt."""
+    return _layout_target("modelopt", folder)
+
+
+def bitsandbytes_target(folder: Path) -> Target:
+    """Checkpoints in the layout of bitsandbytes, whose tensors hold JSON, too."""
+    return _layout_target("bitsandbytes", folder)
+
+
+def fp8_target(folder: Path) -> Target:
+    """Checkpoints in fp8 blocks."""
+    return _layout_target("fp8-block", folder)
+
+
+def gpt_oss_target(folder: Path) -> Target:
+    """Checkpoints in the layout of gpt-oss."""
+    return _layout_target("gpt-oss", folder)
+
+
+def quark_target(folder: Path) -> Target:
+    """Checkpoints in the layouts of Quark."""
+    return _layout_target("quark", folder)
+
+
+def gguf_target(folder: Path) -> Target:
+    """GGUF files of every size and kind of value."""
+    path = folder / "model.gguf"
+
+    def decide(content: bytes) -> str:
+        path.write_bytes(content)
+        return "accepted" if refusal(_read_whole, folder) is None else "refused"
+
+    small = [case.content["model.gguf"] for case in GGUF_FILES if isinstance(case.content, dict)]
+    seeds = [GOOD_GGUF] * len(small) + [content for content in small if isinstance(content, bytes)]
+    return Target(name="gguf", seeds=seeds, decide=decide)
+
+
 _RECIPE = b"""default: w4a16
 rules:
   - name: "*.lm_head"
@@ -246,8 +336,14 @@ def _as_written(raw: bytes) -> list[object]:
     return [json.loads(line[18:]) for line in raw.splitlines()]
 
 
+LAYOUT_TARGETS = (
+    gguf_target, gptq_target, awq_target, modelopt_target, bitsandbytes_target, fp8_target, gpt_oss_target,
+    quark_target,
+)  # fmt: skip
+"""Those that decode a checkpoint for each input, at some milliseconds."""
 TARGETS = (
     header_target, index_target, config_target, recipe_target, plan_target, manifest_target, journal_target,
+    *LAYOUT_TARGETS,
 )  # fmt: skip
 
 

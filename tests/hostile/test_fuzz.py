@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.hostile import fuzz
-from tests.hostile.fuzz import TARGETS, Hang, Target
+from tests.hostile.fuzz import LAYOUT_TARGETS, TARGETS, Hang, Target
 
 from zeropoint.errors import CheckpointError
 
@@ -15,9 +15,10 @@ from zeropoint.errors import CheckpointError
 @pytest.mark.parametrize("make", TARGETS, ids=lambda make: make.__name__)
 def test_a_parser_refuses_or_accepts_whatever_it_is_given(make: object, tmp_path: Path) -> None:
     target = make(tmp_path)  # type: ignore[operator]
-    tally = fuzz.fuzz(target, random.Random(20), iter(range(1500)))
-    assert tally.total() > 1000
-    assert tally["refused"] > 100
+    rounds = 150 if make in LAYOUT_TARGETS else 1500
+    tally = fuzz.fuzz(target, random.Random(20), iter(range(rounds)))
+    assert tally.total() > rounds * 2 // 3
+    assert tally["refused"] > rounds // 15
     assert tally["accepted"] > 0, tally
     if target.name == "header":
         assert min(tally.values()) > 20, tally
@@ -26,8 +27,9 @@ def test_a_parser_refuses_or_accepts_whatever_it_is_given(make: object, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("make", TARGETS, ids=lambda make: make.__name__)
 def test_a_parser_stands_many_more_inputs(make: object, tmp_path: Path) -> None:
-    tally = fuzz.fuzz(make(tmp_path), random.Random(21), iter(range(60_000)))  # type: ignore[operator]
-    assert tally.total() > 50_000
+    rounds = 6000 if make in LAYOUT_TARGETS else 60_000
+    tally = fuzz.fuzz(make(tmp_path), random.Random(21), iter(range(rounds)))  # type: ignore[operator]
+    assert tally.total() > rounds * 5 // 6
 
 
 def _crash(content: bytes) -> str:

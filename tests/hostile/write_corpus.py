@@ -15,9 +15,11 @@ from pathlib import Path
 from tests.hostile.case import Case
 from tests.hostile.directories import DIRECTORIES
 from tests.hostile.files import FILES
+from tests.hostile.gguf_files import GGUF_FILES
+from tests.hostile.layouts import LAYOUT_CASES
 from tests.hostile.quantized import QUANTIZED
 
-CORPUS: tuple[Case, ...] = (*FILES, *DIRECTORIES, *QUANTIZED)
+CORPUS: tuple[Case, ...] = (*FILES, *DIRECTORIES, *QUANTIZED, *LAYOUT_CASES, *GGUF_FILES)
 
 
 def write_corpus(root: Path) -> list[dict[str, object]]:

@@ -36,7 +36,7 @@ from . import words
 from .block_extents import blocks
 from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, rules
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
-from .records import Entry, Known, Listing, Reader, Record, needed
+from .records import Entry, Known, Listing, Reader, Record, names_in, needed
 from .safetensors_dtypes import FILE_DTYPES
 from .words import (
     CODES,
@@ -90,7 +90,7 @@ class AwqReader(Reader):
         self._listing = listing
         self._codec = codec
         self._weight = weight_scheme(listing.quantization)
-        self.ignore = tuple(map(str, listing.quantization.get("modules_to_not_convert") or ()))
+        self.ignore = names_in(listing.quantization, "modules_to_not_convert")
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
         """See :class:`Reader`; ``key`` is the module."""

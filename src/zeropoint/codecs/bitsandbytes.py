@@ -44,7 +44,7 @@ from ..tensor import QuantizedTensor
 from .block_extents import blocks, partial_group
 from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, fused_alike, rules
 from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
-from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
+from .records import Entry, Known, Listing, Reader, Record, model_dtype, names_in, needed, record_of
 
 QUANT_METHOD = "bitsandbytes"
 WEIGHT, ABSMAX, MAP = "weight", "weight.absmax", "weight.quant_map"
@@ -157,7 +157,7 @@ class BitsandbytesReader(Reader):
                 "quantization_config of bitsandbytes has neither load_in_4bit nor load_in_8bit; pass the "
                 "original checkpoint"
             )
-        self.ignore = tuple(map(str, config.get("llm_int8_skip_modules") or ()))
+        self.ignore = names_in(config, "llm_int8_skip_modules")
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
         """See :class:`Reader`; ``key`` is the module."""

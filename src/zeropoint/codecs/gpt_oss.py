@@ -31,7 +31,7 @@ from ..tensor import QuantizedTensor
 from .block_extents import partial_group
 from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, rules
 from .protocol import Codec, Contents, Documents, LayerScheme, TensorSpec
-from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed
+from .records import Entry, Known, Listing, Reader, Record, model_dtype, names_in, needed
 
 QUANT_METHOD = "mxfp4"
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -52,7 +52,7 @@ class GptOssReader(Reader):
         weight = Scheme.parse(_READ)
         self._layer = LayerScheme(codec=codec, name=str(weight), weight=weight)
         self._dtype = model_dtype(listing.config, torch.bfloat16)
-        self.ignore = tuple(map(str, listing.quantization.get("modules_to_not_convert") or ()))
+        self.ignore = names_in(listing.quantization, "modules_to_not_convert")
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
         """See :class:`Reader`; ``key`` is the name of the fused experts."""

@@ -118,8 +118,8 @@ class GptqSettings:
         if self.version not in (V1, V2) or config.get("pack_dtype", "int32") != "int32":
             found = self.version, config.get("pack_dtype", "int32")
             raise UnsupportedError(
-                f"GPTQ files of checkpoint_format and pack_dtype {found} are not read here; verify it with "
-                "the tool that wrote it"
+                f"GPTQ files of checkpoint_format and pack_dtype {found!r:.80} are not read here; verify it "
+                "with the tool that wrote it"
             )
         rules = config.get("dynamic") or {}
         if not isinstance(rules, dict):
@@ -211,7 +211,8 @@ def _written_version(weight: Scheme) -> str:
 
 
 def _groups(weight: Scheme, columns: int) -> torch.Tensor:
-    return torch.arange(columns, dtype=torch.int32) // group_of(weight, columns)
+    # In int64: a group of somebody's file may have more columns than int32 counts.
+    return (torch.arange(columns) // group_of(weight, columns)).int()
 
 
 @functools.lru_cache(maxsize=64)

@@ -159,6 +159,29 @@ def needed(tensors: Mapping[str, Entry], part: str, layout: str = "the layer") -
     return tensors[part]
 
 
+def names_in(quantization: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """Return the names that a list of the configuration holds, none where it is missing or null.
+
+    Args:
+        quantization: ``quantization_config`` of config.json.
+        key: of the list.
+
+    Raises:
+        CheckpointError: where it is no list of names.
+
+    Example:
+        >>> names_in({"ignore": ["lm_head"]}, "ignore"), names_in({}, "ignore")
+        (('lm_head',), ())
+    """
+    found = quantization.get(key)
+    names = [] if found is None else found
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(
+            f"{key} of quantization_config is {found!r:.40}, but must be a list of names; the file is damaged"
+        )
+    return tuple(names)
+
+
 def model_dtype(config: Config, default: torch.dtype) -> torch.dtype:
     """Return the dtype that config.json gives the model's weights.
 
