@@ -84,8 +84,8 @@ def test_a_known_word() -> None:
     ("config", "rule"),
     [
         ({"bits": 8, "group_size": 128}, "bits 8"),
-        ({"bits": 4, "group_size": 128, "version": "gemv"}, "version gemv"),
-        ({"bits": 4, "group_size": 128, "format": "gemv"}, "version gemv"),
+        ({"bits": 4, "group_size": 128, "version": "gemv"}, "version 'gemv'"),
+        ({"bits": 4, "group_size": 128, "format": "gemv"}, "version 'gemv'"),
         ({"bits": 4, "group_size": 128, "zero_point": False}, "zero_point False"),
         ({"bits": 4, "group_size": "128"}, "must be -1 or positive"),
     ],

@@ -87,11 +87,6 @@ _CASES: tuple[tuple[str, bytes, str], ...] = (
     ("a key that is no UTF-8", file((value(b"\xff\xfe", _U8, b"\1"),)), "a text of its head is not UTF-8"),
     ("a key twice", file((NAME, NAME)), "the key 'general.architecture' appears twice"),
     (
-        "a value that is no UTF-8",
-        file((value("k", _STRING, text(b"\xc3")),)),
-        "a text of its head is not UTF-8",
-    ),
-    (
         "a value of 2**40 bytes",
         file((value("k", _STRING, struct.pack("<Q", 2**40)),)),
         "a text of its head has 1099511627776 bytes, above",
@@ -142,12 +137,12 @@ _CASES: tuple[tuple[str, bytes, str], ...] = (
     (
         "an alignment that is a list",
         file(_alignment(_ARRAY, _ITEMS)),
-        "general.alignment is None, but must be a multiple",
+        "general.alignment is [1, 2, 3], but must be a",
     ),
     (
         "an alignment of NaN",
         file(_alignment(_F32, struct.pack("<f", float("nan")))),
-        "general.alignment is 0, but must be a multiple of",
+        "general.alignment is nan, but must be a multiple of",
     ),
     (
         "a name of 5000 bytes",

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from ..errors import CheckpointError, UnsupportedError
+from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout import packing
 from ..params import QuantizationParams
@@ -72,7 +72,7 @@ def weight_scheme(config: Mapping[str, Any]) -> Scheme:
     version = str(config.get("version", config.get("format", "gemm"))).lower()
     if bits != _BITS or type(bits) is not int or version != "gemm" or not config.get("zero_point", True):
         raise UnsupportedError(
-            f"AWQ weights of bits {bits!r:.40}, version {version:.40} and zero_point "
+            f"AWQ weights of bits {bits!r:.40}, version {printable(version[:40])} and zero_point "
             f"{config.get('zero_point')!r:.40} are not read; known are 4, gemm and true"
         )
     if type(group) is not int or not (group == -1 or group > 0):
