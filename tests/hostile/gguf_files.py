@@ -37,7 +37,7 @@ def file(
     values: tuple[bytes, ...] = (NAME,), rows: tuple[bytes, ...] = ROWS, data: bytes = DATA, *,
     magic: bytes = b"GGUF", version: int = 3, counts: tuple[int, int] | None = None,
 ) -> bytes:  # fmt: skip
-    """Return a file, right unless told otherwise; ``counts`` are those of tensors and values."""
+    """Return a file, a right one by default; ``counts`` are those of tensors and values."""
     tensors, keys = (len(rows), len(values)) if counts is None else counts
     head = magic + struct.pack("<IQQ", version, tensors, keys) + b"".join(values) + b"".join(rows)
     return head + bytes(-len(head) % 32) + data + bytes(-len(data) % 32)
