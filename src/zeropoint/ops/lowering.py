@@ -16,6 +16,7 @@ import torch
 from ..formats import CodebookFormat, FloatFormat, IntFormat
 from ..formats.torch_dtypes import dtype_of, format_of
 from ..params.arithmetic import multiplies, rounder, zero_scale
+from ..params.powers_of_two import quiet_below
 from ..schemes import ScaleRule, Scheme, TensorScale, ZeroPoint, ZeroPointPlace
 from ..schemes.dialects import FinestQuotient
 from ..schemes.scale_rules import CEIL, EVEN, FLOOR, RCEIL
@@ -253,8 +254,7 @@ def _power_rule(scheme: Scheme, dtype: torch.dtype, rule: LoweredRule) -> Lowere
         # Below this a float16 block has a scale of 0 in its own dtype, which the dialect replaces by 1; other
         # blocks have at least the exponent of its normal numbers.
         rule = rule._replace(
-            quiet=2.0**-14 - 2.0**-16, quiet_byte=127,
-            least_byte=max(127 - 14 - scheme.element.emax, 0),
+            quiet=quiet_below(scheme), quiet_byte=127, least_byte=max(127 - 14 - scheme.element.emax, 0),
         )  # fmt: skip
     return rule
 

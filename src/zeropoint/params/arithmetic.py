@@ -26,7 +26,7 @@ from ..schemes.dialects import FinestQuotient, ZeroPointFormula
 from ..schemes.scale_rules import LINEAR, LINEAR_UP
 from . import chains
 from .effective import combined, over_reciprocal, span
-from .powers_of_two import exponents_of, is_quiet, reach, scale_exponent
+from .powers_of_two import exponents_of, quiet_below, reach, scale_exponent
 from .stored import IEEE, LEAST_NORMAL, round_to, smallest, store, top
 from .tensors import zero_point_dtype
 
@@ -336,7 +336,7 @@ def _power_of_two(
         # compressed-tensors reads exponents from the bits of the input's dtype: a float16 block below the
         # normal numbers has scale 0 there, which it replaces by 1.
         if rounder(scheme, dtype) is torch.float16:
-            exponent = torch.where(is_quiet(amax, dtype), 0, exponent.clamp(min=-14 - emax))
+            exponent = torch.where(amax < quiet_below(scheme), 0, exponent.clamp(min=-14 - emax))
     elif all(above.rule.power_of_two for above in scheme.scales[index + 1 :]):
         exponent = scale_exponent(amax, scheme, level.rule).clamp(min=-127 - min(emax, 0))
         _, shift = torch.frexp(coarser)

@@ -21,9 +21,9 @@ def exponents_of(fmt: Format, device: torch.device) -> torch.Tensor:
     return torch.tensor(fmt.exponents, dtype=torch.int64, device=device)
 
 
-def is_quiet(amax: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Whether ``amax``, rounded as the even rule does in ``dtype``, has an exponent field of zero."""
-    return amax + 2.0**-16 < torch.finfo(dtype).tiny
+def quiet_below(scheme: Scheme) -> float:
+    """Return below which magnitude float16, rounded as the even rule does, has an exponent field of zero."""
+    return float(torch.finfo(torch.float16).tiny) - 2.0 ** -(15 + scheme.even_bits)
 
 
 def scale_exponent(amax: torch.Tensor, scheme: Scheme, rule: ScaleRule) -> torch.Tensor:
