@@ -118,7 +118,7 @@ def contents(*layers: LayerScheme | None) -> Contents:
     def modules() -> Iterator[Module]:
         return (Module(str(n), one) for n, one in enumerate(layers))
 
-    return Contents(modules=modules, kept=(), nonlinear=(), family={}, previous={})
+    return Contents(modules=modules, kept=(), nonlinear=(), family={}, previous={}, tensors=())
 
 
 def test_documents_that_name_one_scheme_refuse_two() -> None:

@@ -181,6 +181,7 @@ def test_every_byte_of_a_result_is_verified_and_one_codec_claims_it(name: str, t
     assert (seen.problems, [s.layers for s in seen.schemes]) == ((), [4])
     assert seen.quantization is not None
     config = tmp_path / "out" / "config.json"
-    section = json.loads(config.read_text()).get("quantization_config", {"quant_method": seen.quantization})
+    said = {} if in_onnx else json.loads(config.read_text())
+    section = said.get("quantization_config", {"quant_method": seen.quantization})
     assert [other.name for other in CODECS.values() if other.claims(section)] == [name]
     assert claiming(section) == codec

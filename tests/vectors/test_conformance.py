@@ -44,7 +44,12 @@ def test_every_format_preset_dialect_rule_and_layout_has_a_case() -> None:
     levels = [level for _, case in SCHEMES for level in case["levels"].values()]
     assert {level["rule"] for level in levels} == set(RULES)
     names = {tuple(case["name"].split("/")[:2]) for case in cases("layouts")}
-    assert names == {(name, layer.name) for name, codec in CODECS.items() for layer in preset_layers(codec)}
+    assert names == {
+        (name, layer.name)
+        for name, codec in CODECS.items()
+        if codec.container != "onnx"
+        for layer in preset_layers(codec)
+    }
 
 
 def test_inputs_have_ties_zeros_of_both_signs_subnormals_outliers_and_large_numbers() -> None:

@@ -69,7 +69,7 @@ class GgmlSearch:
         inputs, and what :func:`zeropoint.quantize` raises.
 
         >>> METHOD.quantize(torch.arange(32.0)[None], Scheme.parse("q4_0")).q.dequantize()[0, -3:]
-        tensor([27.1250, 27.1250, 31.0000])
+        tensor([27.1250, 31.0000, 31.0000])
         """
         check_input(weight)
         refusal = self.refusal(scheme)
