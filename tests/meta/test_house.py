@@ -49,7 +49,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "src/zeropoint/cli/convert.py::convert": "an option each",
         "src/zeropoint/cli/dequantize.py::dequantize": "typer makes an option of each parameter",
         "src/zeropoint/cli/kv_scales.py::kv_scales": "typer makes an option of each parameter",
-        "src/zeropoint/cli/app.py::quantize": "typer makes an option of each parameter",
+        "src/zeropoint/cli/quantize.py::quantize": "typer makes an option of each parameter",
         "src/zeropoint/cli/app.py::verify": "typer makes an option of each parameter",
         "src/zeropoint/checkpoint/run/loop.py::run": "the options of a command, each a word",
         "src/zeropoint/checkpoint/verbs.py::plan_checkpoint": "the options of a command, each a word",

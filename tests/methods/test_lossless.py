@@ -71,6 +71,16 @@ def test_every_value_stays_what_it_was(source: str, target: str, dtype: torch.dt
     )
 
 
+@pytest.mark.parametrize("dialect", ["", ":dialect=compressed-tensors"])
+@pytest.mark.parametrize("extremes", [None, (0.0, 0.0)])
+def test_zeros_have_parameters_that_are_numbers(dialect: str, extremes: tuple[float, float] | None) -> None:
+    q = zp.quantize(torch.zeros(4, 64), "mxfp4")
+    result = converted(q, NVFP4 + dialect, extremes=extremes).q
+    result.params.validate()
+    assert result.params.stored[1].tolist() == [[1.0]]
+    assert not bool(result.dequantize(torch.float32).any())
+
+
 REFUSED = [
     ("nf4:g64", "int8:g64", "does not hold the values of nf4:g64: "),
     ("int4:g32", "q4_0", "is no number of the scales of"),

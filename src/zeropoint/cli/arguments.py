@@ -191,15 +191,12 @@ def parse_plan(path: str) -> PlanFile:
         raise typer.BadParameter(str(error)) from error
 
 
-FLOATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-
-
 def parse_float_dtype(text: str) -> str:
     """Return the name that safetensors has for a dtype; raises typer.BadParameter for any but three.
 
     >>> parse_float_dtype("bfloat16")
     'BF16'
     """
-    if text not in FLOATS:
-        raise typer.BadParameter(f"dtype {text!r} must be one of {', '.join(FLOATS)}")
-    return FLOATS[text]
+    if text not in layers.FLOATS:
+        raise typer.BadParameter(f"dtype {text!r} must be one of {', '.join(layers.FLOATS)}")
+    return layers.FLOATS[text]

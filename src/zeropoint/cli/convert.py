@@ -8,9 +8,7 @@ from typing import Annotated
 import typer
 
 from . import layers
-from .arguments import FLOATS
 from .options import AsJson, Checkpoint, Everything, Force, Format, Ignore, Memory, To, Workers
-from .output import show, show_json
 from .writing import (
     Address,
     BreakLock,
@@ -22,6 +20,7 @@ from .writing import (
     Target,
     Way,
     executor_of,
+    show_run,
     write,
 )
 
@@ -50,8 +49,8 @@ def convert(  # noqa: PLR0913 (typer makes an option of each parameter)
 ) -> None:  # fmt: skip
     """Write a quantized checkpoint in another file layout, without quantizing it again.
 
-    Each value stays what it was: what was written is decoded and compared bit for bit, and a layer that the
-    layout cannot hold is refused with the reason. --to names another scheme, such as nvfp4a16 for MXFP4, or
+    Each value stays what it was: what was written is decoded and compared, and a layer that the layout
+    cannot hold is refused with the reason. --to names another scheme, such as nvfp4a16 for MXFP4, or
     bfloat16, float16 or float32 for floats. OUT is all or nothing: if the command is interrupted, run it
     again to resume.
 
@@ -63,7 +62,7 @@ def convert(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint convert MODEL.gguf OUT --to bfloat16
     """  # noqa: D301
     start = time.perf_counter()
-    if format is None and to not in FLOATS:
+    if format is None and to not in layers.FLOATS:
         raise typer.BadParameter("--format names the layout to write; give one, or --to bfloat16 for floats")
     plan = layers.conversion_plan(
         layers.open_source(source), to, layers.DEFAULT if format is None else format, requantize=requantize,
@@ -75,9 +74,4 @@ def convert(  # noqa: PLR0913 (typer makes an option of each parameter)
         overwrite=overwrite, restart=restart, break_lock=unlock, spool=spool,
         executor=executor_of(executor, address),
     )  # fmt: skip
-    result = write(plan, out, way, "converting")
-    seconds = time.perf_counter() - start
-    if as_json:
-        show_json(layers.run_document(result, seconds=seconds))
-    else:
-        show(layers.run_report(result, seconds=seconds, everything=everything))
+    show_run(write(plan, out, way, "converting"), start, everything=everything, as_json=as_json)

@@ -10,7 +10,6 @@ import typer
 from . import layers
 from .arguments import parse_float_dtype
 from .options import AsJson, Checkpoint, Everything, Memory, Workers
-from .output import show, show_json
 from .writing import (
     Address,
     BreakLock,
@@ -22,6 +21,7 @@ from .writing import (
     Target,
     Way,
     executor_of,
+    show_run,
     write,
 )
 
@@ -65,9 +65,4 @@ def dequantize(  # noqa: PLR0913 (typer makes an option of each parameter)
         overwrite=overwrite, restart=restart, break_lock=unlock, spool=spool,
         executor=executor_of(executor, address),
     )  # fmt: skip
-    result = write(plan, out, way, "dequantizing")
-    seconds = time.perf_counter() - start
-    if as_json:
-        show_json(layers.run_document(result, seconds=seconds))
-    else:
-        show(layers.run_report(result, seconds=seconds, everything=everything))
+    show_run(write(plan, out, way, "dequantizing"), start, everything=everything, as_json=as_json)

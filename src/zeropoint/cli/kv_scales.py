@@ -11,8 +11,7 @@ from . import layers
 from .arguments import parse_path
 from .main import let_scipy_in
 from .options import AsJson, Checkpoint, Everything, Memory, Workers
-from .output import show, show_json
-from .writing import BreakLock, Overwrite, Restart, Target, Way, write
+from .writing import BreakLock, Overwrite, Restart, Target, Way, show_run, write
 
 
 def kv_scales(  # noqa: PLR0913 (typer makes an option of each parameter)
@@ -49,9 +48,4 @@ def kv_scales(  # noqa: PLR0913 (typer makes an option of each parameter)
     let_scipy_in()
     plan = layers.with_cache_scales(layers.open_source(source), calibration, limits=limits, progress=True)
     way = Way(overwrite=overwrite, restart=restart, break_lock=unlock, spool=None, executor=layers.local)
-    result = write(plan, out, way, "copying")
-    seconds = time.perf_counter() - start
-    if as_json:
-        show_json(layers.run_document(result, seconds=seconds))
-    else:
-        show(layers.run_report(result, seconds=seconds, everything=everything))
+    show_run(write(plan, out, way, "copying"), start, everything=everything, as_json=as_json)

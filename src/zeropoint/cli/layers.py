@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ..checkpoint.choose.recipe import KEEP as KEEP
     from ..checkpoint.choose.recipe import RecipeText as RecipeText
+    from ..checkpoint.choose.selection import FLOATS as FLOATS
     from ..checkpoint.choose.selection import DequantizePolicy as DequantizePolicy
     from ..checkpoint.choose.selection import Selection as Selection
     from ..checkpoint.cluster.ray import RayExecutor as RayExecutor
@@ -84,7 +85,6 @@ _OWNERS = {
     "calibrated": "checkpoint.model.calibration",
     "with_importance": "checkpoint.model.importance",
     "with_cache_scales": "checkpoint.model.cache_scales",
-    "make_plan": "checkpoint.plan.checkpoint_plan",
     **dict.fromkeys(("conversion_plan", "make_plan"), "checkpoint.plan.checkpoint_plan"),
     "plan_document": "checkpoint.plan.plan_document",
     **dict.fromkeys(("PlanFile", "write_plan"), "checkpoint.plan.file"),
@@ -92,7 +92,7 @@ _OWNERS = {
     **dict.fromkeys(("KEEP", "RecipeText"), "checkpoint.choose.recipe"),
     "run": "checkpoint.run.loop",
     "method_named": "methods",
-    **dict.fromkeys(("DequantizePolicy", "Selection"), "checkpoint.choose.selection"),
+    **dict.fromkeys(("DequantizePolicy", "FLOATS", "Selection"), "checkpoint.choose.selection"),
     "open_source": "checkpoint.read.source",
     "place": "checkpoint.read.storage",
     "verify": "checkpoint.verify.verification",

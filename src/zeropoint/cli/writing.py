@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,7 @@ import typer
 
 from . import layers
 from .arguments import parse_output
-from .output import note, progress
+from .output import note, progress, show, show_json
 
 if TYPE_CHECKING:
     from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
@@ -96,3 +97,12 @@ def write(plan: CheckpointPlan, out: str, way: Way, verb: str) -> RunResult:
     if absent:  # most likely meant, but a mistake in a path would look the same
         note(f"the directory {str(target.parent)!r} did not exist and was created")
     return result
+
+
+def show_run(result: RunResult, start: float, *, everything: bool, as_json: bool) -> None:
+    """Show the report of a run that began at ``start``, of the clock ``time.perf_counter``."""
+    seconds = time.perf_counter() - start
+    if as_json:
+        show_json(layers.run_document(result, seconds=seconds))
+    else:
+        show(layers.run_report(result, seconds=seconds, everything=everything))

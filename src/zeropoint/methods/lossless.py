@@ -232,6 +232,7 @@ def _under_tensor_scale(
     zero = reduce_blocks(values.abs(), fine.granularity, "amax", 0.0) == 0
     most = values.abs().amax() if extremes is None else torch.tensor(max(-extremes[0], extremes[1]))
     whole = scale_exponent(most.to(values), plain, FLOOR).double() - math.frexp(float(kinds[0].max))[1] + 1
+    whole = whole.where(most > 0, 0.0)
     scale = torch.exp2(exponent - whole).masked_fill(zero, 1.0)
     if not torch.equal(round_to(scale, kinds[0], up=False), scale):
         least = float(values.abs().where(values != 0, torch.inf).amin())

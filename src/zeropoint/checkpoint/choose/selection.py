@@ -20,7 +20,9 @@ from ...patterns import name_pattern
 from ...recipes import Recipe, Rule, Subject
 from ..read.tensor_entries import TensorEntry
 
-WEIGHT_DTYPES = ("F32", "BF16", "F16")
+FLOATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+"""Dtypes in which codes are written as floats, with the names that safetensors has for them."""
+WEIGHT_DTYPES = frozenset(FLOATS.values())
 """Dtypes of weights that are quantized, as safetensors spells them."""
 _FLOATS = (*WEIGHT_DTYPES, "F64")
 WEIGHT = ".weight"

@@ -28,7 +28,7 @@ from ..choose.converted_layers import conversions
 from ..choose.decisions import TensorDecision, decide, describe
 from ..choose.fused_layers import split_sets
 from ..choose.recipe import KEEP, KEPT, RecipeText, one_scheme
-from ..choose.selection import DequantizePolicy, Selection, check_patterns, module_of
+from ..choose.selection import FLOATS, DequantizePolicy, Selection, check_patterns, module_of
 from ..choose.tied import tied_copies, tied_heads
 from ..read.config_text import WEIGHTS_ONLY_CONFIG
 from ..read.source import CONFIG, Source
@@ -310,10 +310,6 @@ def _of_placeless(names: Collection[str], codec: Codec) -> list[str]:
         return []
     example, engine = printable(min(names)), codec.usual[0]
     return [f"{count(len(names), 'tensor')} left out, for which {engine} has no place, such as {example}"]
-
-
-FLOATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-"""Dtypes in which codes are written as floats, with the names that safetensors has for them."""
 
 
 def conversion_plan(

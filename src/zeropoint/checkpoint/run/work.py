@@ -219,15 +219,14 @@ def _quantize_tile(
     means: tuple[LayerData, Scratch], writers: list[_Writer],
 ) -> TensorError:  # fmt: skip
     (start, rows), (data, scratch) = cut, means
-    if weight.of_codes:
-        data = replace(data, codes=weight.codes(files, start, rows))
-    x = weight.read(files, start, rows, scratch.buffer)
+    codes = weight.codes(files, start, rows) if weight.of_codes else None
+    x = weight.read(files, start, rows, scratch.buffer) if codes is None else codes.dequantize(torch.float32)
     layer, codec = weight.layer, weight.layer.codec
     try:
-        q = scratch.quantize(x, layer.weight, method_named(weight.method), data)
+        q = scratch.quantize(x, layer.weight, method_named(weight.method), replace(data, codes=codes))
         tensors = codec.encode(layer, q)
         constants = codec.constants(layer, q.params, weight.shape)
-        if weight.of_codes:
+        if codes is not None:
             q = _read_back(weight, q, tensors | constants, start, x)
     except ZeropointError as error:
         raise _named(error, weight, files, scratch.buffer, rows=rows) from error

@@ -1,0 +1,119 @@
+"""The command ``zeropoint quantize``."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from . import layers
+from .arguments import one_of, parse_plan, require_no_data
+from .main import let_scipy_in
+from .options import (
+    AsJson,
+    Calibration,
+    Checkpoint,
+    DequantizeFirst,
+    DequantizeKept,
+    Everything,
+    Force,
+    Format,
+    Ignore,
+    Imatrix,
+    Include,
+    Memory,
+    Method,
+    Recipe,
+    Strict,
+    To,
+    Workers,
+    important,
+    planned,
+    selected,
+)
+from .writing import (
+    Address,
+    BreakLock,
+    ExecutorName,
+    ExecutorOption,
+    Overwrite,
+    Restart,
+    Spool,
+    Target,
+    Way,
+    executor_of,
+    show_run,
+    write,
+)
+
+
+def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
+    source: Checkpoint,
+    out: Target,
+    to: To = None,
+    recipe: Recipe = None,
+    format: Format = None,  # noqa: A002 (the option's name)
+    method: Method = None,
+    calibration: Calibration = None,
+    imatrix: Imatrix = None,
+    plan: Annotated[
+        Any,
+        typer.Option(metavar="FILE", parser=parse_plan, help="A plan of `zeropoint plan`, in place of --to."),
+    ] = None,
+    include: Include = None,
+    ignore: Ignore = None,
+    workers: Workers = None,
+    max_memory: Memory = None,
+    overwrite: Overwrite = False,
+    restart: Restart = False,
+    unlock: BreakLock = False,
+    executor: ExecutorOption = ExecutorName.LOCAL,
+    address: Address = None,
+    spool: Spool = None,
+    strict: Strict = False,
+    force: Force = False,
+    dequantize_first: DequantizeFirst = False,
+    dequantize_kept: DequantizeKept = False,
+    everything: Everything = False,
+    as_json: AsJson = False,
+) -> None:
+    """Quantize the linear weights of a checkpoint and write the result for the engines of a format.
+
+    Embeddings, norms, routers and the head are kept unless --include names them. The report says of each
+    tensor what happened and why. OUT is all or nothing: if the command is interrupted, run it again
+    to resume.
+
+    \b
+    Examples:
+      zeropoint quantize Llama-3.2-1B Llama-3.2-1B-W4A16 --to w4a16
+      zeropoint quantize SRC OUT --to mxfp4 --ignore '*.down_proj' --max-memory 1G
+      zeropoint quantize SRC OUT --to int4:g64:asym --workers 2 --json
+      zeropoint quantize SRC OUT --to w4a16 --method mse
+      zeropoint quantize SRC OUT --to w4a16 --method mse_weighted --calibration TEXT.txt
+      zeropoint quantize SRC OUT --to w4a16 --method mse_weighted --imatrix imatrix.dat
+      zeropoint quantize SRC OUT --recipe mixed.yaml --strict
+      zeropoint quantize SRC OUT --plan plan.json
+      zeropoint quantize DeepSeek-V3 OUT --to nvfp4a16 --dequantize-first
+      zeropoint quantize s3://BUCKET/MODEL s3://BUCKET/OUT --to w4a16
+      zeropoint quantize SRC OUT --to nvfp4a16 --executor ray --address HEAD:6379
+    """  # noqa: D301
+    start = time.perf_counter()
+    asked = one_of({"--to": to, "--recipe": recipe, "--plan": plan})
+    selection = selected(include, ignore, strict=strict, first=dequantize_first, kept=dequantize_kept)
+    if calibration is None and to is not None:
+        require_no_data(to, format)
+    made = planned(source, asked, selection, layers.Limits.default(workers, max_memory), format, method)
+    if not force:
+        layers.require_loadable(made)
+    if calibration is not None and imatrix is not None:
+        raise typer.BadParameter("--calibration and --imatrix both say what inputs are; give one of them")
+    if calibration is not None:
+        let_scipy_in()
+        made = layers.calibrated(made, calibration, progress=True)
+    made = made if imatrix is None else important(made, imatrix)
+    way = Way(
+        overwrite=overwrite, restart=restart, break_lock=unlock, spool=spool,
+        executor=executor_of(executor, address),
+    )  # fmt: skip
+    show_run(write(made, out, way, "quantizing"), start, everything=everything, as_json=as_json)
