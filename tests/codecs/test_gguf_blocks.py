@@ -23,6 +23,8 @@ from zeropoint.cli.app import app
 from zeropoint.codecs.containers.gguf import TYPES
 from zeropoint.codecs.gguf import BLOCKS, CODEC
 from zeropoint.codecs.layer_schemes import layer_scheme
+from zeropoint.layout.bit_places import field_size
+from zeropoint.ops.threads import thread_limit
 
 Bytes = npt.NDArray[np.uint8]
 ROWS, COUNT = 16, 3
@@ -36,15 +38,15 @@ def run(*words: object) -> int:
 def random_blocks(name: str, rows: int = ROWS, *, sane: bool = False) -> Bytes:
     """Return rows of random bytes as blocks; only such as a writer gives, with positive scales, if sane."""
     found = BLOCKS[name]
-    raw = np.random.default_rng(7).integers(0, 256, (rows, COUNT, found.nbytes), dtype=np.uint8)
+    raw = np.random.default_rng(7).integers(0, 256, (rows, COUNT, found.struct.nbytes), dtype=np.uint8)
     if name == "MXFP4":
         raw[..., 0] = 100 + raw[..., 0] % 50 if sane else raw[..., 0] % 255  # 255 is NaN
     if name == "NVFP4":
         raw[..., :4] %= 0x7F  # the sign is no part of a scale, and 0x7F is NaN, which gguf reads as 0
-    for field in found.levels if sane else ():
-        for part in field.bits:
-            if part.size == part.run == 2 and part.width == 8:
-                raw[..., part.at + 1] = 0x20 | raw[..., part.at + 1] & 0x0F  # a float16 from 2^-7 on
+    for field in found.struct.levels if sane else ():
+        if field_size(field) == 2:
+            high = field[-1].at + field[-1].size - 1
+            raw[..., high] = 0x20 | raw[..., high] & 0x0F  # a float16 from 2^-7 on
     return raw.reshape(rows, -1)
 
 
@@ -81,14 +83,43 @@ def test_blocks_are_written_back_as_they_were_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BLOCKS)
+def test_no_rows_are_no_bytes(name: str) -> None:
+    found, raw = BLOCKS[name], random_blocks(name)
+    q = decoded(name, raw[:0])
+    assert found.encode(q).shape == raw[:0].shape
+
+
+def parts_of(q: zp.QuantizedTensor) -> list[torch.Tensor]:
+    return [q.data, *(level.view(torch.uint8) for level in q.params.levels)]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("rows", [1, 7, 700])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_kernels_give_the_bytes_of_the_reference(name: str, rows: int, threads: int) -> None:
+    raw = random_blocks(name, rows)
+    with thread_limit(threads):
+        q = decoded(name, raw)
+        with zp.only_backend("reference"):
+            expected = decoded(name, raw)
+            assert np.array_equal(BLOCKS[name].encode(q).numpy(), raw)
+        assert all(map(torch.equal, parts_of(q), parts_of(expected)))
+        assert np.array_equal(BLOCKS[name].encode(expected).numpy(), raw)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
 def test_every_bit_of_a_block_has_one_place(name: str) -> None:
-    found, taken = BLOCKS[name], np.zeros((BLOCKS[name].nbytes, 8), dtype=int)
-    for field in (found.codes, *found.levels):
-        for part in field.bits:
-            for place in part.places:
-                taken[part.at : part.at + part.size, place : place + part.width] += 1
+    struct = BLOCKS[name].struct
+    taken = np.zeros((struct.nbytes, 8), dtype=int)
+    for field in struct.fields:
+        numbers = np.zeros(field_size(field), dtype=int)
+        for part in field:
+            for move in part.moves():
+                taken[move.at : move.at + move.size, move.shift : move.shift + part.width] += 1
+                numbers[move.number : move.number + move.size] += move.mask << move.low
+        assert bool((numbers == numbers[0]).all())
     assert bool((taken == 1).all())
-    assert found.block == found.codes.size
+    assert (BLOCKS[name].block, struct.nbytes) == TYPES[name][1:]
 
 
 @pytest.mark.parametrize("name", BLOCKS)

@@ -41,6 +41,7 @@ from types import MappingProxyType
 import torch
 
 from ..errors import CheckpointError, UnsupportedError
+from ..layout.bit_places import Bits, Field, Struct, whole
 from ..schemes import PRESETS, Scheme
 from ..tensor import QuantizedTensor
 from .block_extents import no_matrix
@@ -57,7 +58,7 @@ from .engines import (
     always,
     rules,
 )
-from .gguf_blocks import Bits, BlockType, Field, whole
+from .gguf_blocks import BlockType
 from .llama_cpp.families import family_of
 from .llama_cpp.gguf_format import LlamaCppFormat
 from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
@@ -71,62 +72,64 @@ _PRESETS = MappingProxyType({
         "tq2_0", "mxfp4_e2m1",
     )
 })  # fmt: skip
-_HALF = 2
-_NEGATED = 0x8000
 _NVFP4 = "float4_e2m1fn:g16:scale=float8_ue4m3fn:dialect=ggml"
 _TERNARY = PRESETS["tq2_0"].weight.replace("ternary", "codebook[-1.0,0.0,1.0,2.0]")
 """Two bits have a fourth code, which llama.cpp never writes, and reads as 2."""
 _K_SCALES = tuple(
-    Field((
-        Bits(at, 4, 4, 4, shifts=(0,)), Bits(8 + 4, 4, 4, 4, shifts=(high,), first=4),
+    (
+        Bits(at, 4, 4, 4, shifts=(0,)), Bits(12, 4, 4, 4, shifts=(high,), first=4),
         Bits(at, 4, 4, 2, shifts=(4, 6), low=4),
-    ))
+    )
     for at, high in ((4, 0), (8, 4))
 )  # fmt: skip
 """Of Q4_K and Q5_K: scales, then offsets. Four whole ones, and four of which others hold the highest bits."""
-_K_LEVELS = (_K_SCALES[0], whole(0, _HALF), _K_SCALES[1], whole(2, _HALF, _NEGATED))
+
+
+def _half(at: int) -> Field:
+    return whole(at, 2)
+
+
+def _negated_half(at: int) -> Field:
+    return Bits(at, 1, 1), Bits(at + 1, 1, 1, first=1, flip=0x80)
+
+
+_K_LEVELS = (_K_SCALES[0], _half(0), _K_SCALES[1], _negated_half(2))
 
 
 def _type(name: str, text: str, codes: Field, *levels: Field) -> tuple[str, BlockType]:
-    _, block, nbytes = TYPES[name]
-    return name, BlockType(block=block, nbytes=nbytes, scheme=Scheme.parse(text), codes=codes, levels=levels)
-
-
-def _codes(*bits: Bits, flip: int = 0) -> Field:
-    return Field(bits, flip)
+    struct = Struct(TYPES[name].nbytes, codes, levels)
+    return name, BlockType(scheme=Scheme.parse(text), struct=struct)
 
 
 BLOCKS: MappingProxyType[str, BlockType] = MappingProxyType(dict((
     # What is read has any scale that the type holds, whatever rule picked it, and every code.
-    _type("Q8_0", f"{PRESETS['q8_0'].weight}:narrow=no", whole(2, 32), whole(0, _HALF)),
-    _type("Q4_0", "q4_0", _codes(Bits(2, 16, 16, 4), flip=8), whole(0, _HALF)),
-    _type("Q4_1", "q4_1", _codes(Bits(4, 16, 16, 4)), whole(0, _HALF), whole(2, _HALF)),
-    _type("Q5_0", "q5_0", _codes(Bits(6, 16, 16, 4), Bits(2, 4, 1, 1, low=4), flip=16), whole(0, _HALF)),
+    _type("Q8_0", f"{PRESETS['q8_0'].weight}:narrow=no", whole(2, 32), _half(0)),
+    _type("Q4_0", "q4_0", (Bits(2, 16, 16, 4, flip=8),), _half(0)),
+    _type("Q4_1", "q4_1", (Bits(4, 16, 16, 4),), _half(0), _half(2)),
+    _type("Q5_0", "q5_0", (Bits(6, 16, 16, 4), Bits(2, 4, 1, 1, low=4, flip=1)), _half(0)),
+    _type("Q5_1", "q5_1", (Bits(8, 16, 16, 4), Bits(4, 4, 1, 1, low=4)), _half(0), _half(2)),
     _type(
-        "Q5_1", "q5_1", _codes(Bits(8, 16, 16, 4), Bits(4, 4, 1, 1, low=4)), whole(0, _HALF), whole(2, _HALF)
+        "Q2_K", "q2_k", (Bits(16, 64, 32, 2),), (Bits(0, 16, 16, 4, shifts=(0,)),), _half(80),
+        (Bits(0, 16, 16, 4, shifts=(4,)),), _negated_half(82),
     ),
     _type(
-        "Q2_K", "q2_k", _codes(Bits(16, 64, 32, 2)), _codes(Bits(0, 16, 16, 4, shifts=(0,))),
-        whole(80, _HALF), _codes(Bits(0, 16, 16, 4, shifts=(4,))), whole(82, _HALF, _NEGATED),
+        "Q3_K", "q3_k", (Bits(32, 64, 32, 2), Bits(0, 32, 32, 1, low=2, flip=1)),
+        (Bits(96, 8, 8, 4), Bits(104, 4, 4, 2, low=4, flip=2)), _half(108),
     ),
+    _type("Q4_K", "q4_k", (Bits(16, 128, 32, 4),), *_K_LEVELS),
+    _type("Q5_K", "q5_k", (Bits(48, 128, 32, 4), Bits(16, 32, 32, 1, low=4)), *_K_LEVELS),
     _type(
-        "Q3_K", "q3_k", _codes(Bits(32, 64, 32, 2), Bits(0, 32, 32, 1, low=2), flip=4),
-        _codes(Bits(96, 8, 8, 4), Bits(104, 4, 4, 2, low=4), flip=32), whole(108, _HALF),
+        "Q6_K", "q6_k", (Bits(0, 128, 64, 4), Bits(128, 64, 32, 2, low=4, flip=2)), whole(192, 16),
+        _half(208),
     ),
-    _type("Q4_K", "q4_k", _codes(Bits(16, 128, 32, 4)), *_K_LEVELS),
-    _type("Q5_K", "q5_k", _codes(Bits(48, 128, 32, 4), Bits(16, 32, 32, 1, low=4)), *_K_LEVELS),
+    _type("IQ4_NL", "iq4_nl", (Bits(2, 16, 16, 4),), _half(0)),
     _type(
-        "Q6_K", "q6_k", _codes(Bits(0, 128, 64, 4), Bits(128, 64, 32, 2, low=4), flip=32), whole(192, 16),
-        whole(208, _HALF),
+        "IQ4_XS", "iq4_xs", (Bits(8, 128, 16, 4),),
+        (Bits(4, 4, 1, 4), Bits(2, 2, 1, 2, low=4, flip=2)), _half(0),
     ),
-    _type("IQ4_NL", "iq4_nl", _codes(Bits(2, 16, 16, 4)), whole(0, _HALF)),
-    _type(
-        "IQ4_XS", "iq4_xs", _codes(Bits(8, 128, 16, 4)),
-        _codes(Bits(4, 4, 1, 4), Bits(2, 2, 1, 2, low=4), flip=32), whole(0, _HALF),
-    ),
-    _type("TQ2_0", _TERNARY, _codes(Bits(0, 64, 32, 2)), whole(64, _HALF)),
-    _type("MXFP4", "mxfp4_e2m1", _codes(Bits(1, 16, 16, 4)), whole(0, 1)),
-    _type("NVFP4", _NVFP4, _codes(Bits(4, 32, 8, 4)), whole(0, 4)),
+    _type("TQ2_0", _TERNARY, (Bits(0, 64, 32, 2),), _half(64)),
+    _type("MXFP4", "mxfp4_e2m1", (Bits(1, 16, 16, 4),), whole(0, 1)),
+    _type("NVFP4", _NVFP4, (Bits(4, 32, 8, 4),), whole(0, 4)),
 )))  # fmt: skip
 """The types that are read and written, with the schemes of what is read."""
 _QUANTIZED = frozenset(name for name, found in TYPES.items() if found.block > 1)

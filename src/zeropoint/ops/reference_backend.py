@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..params.module_buffers import bytes_of
 from ..params.tensors import Params
-from . import in_place, reference
+from . import in_place, reference, structs
 from . import linear as layers
 from .ggml import block_types
 from .preparation import FunctionKernel
@@ -128,6 +129,14 @@ def _search(request: Request) -> Callable[..., tuple[torch.Tensor, Params]]:
     return run
 
 
+def _join_blocks(request: Request) -> Callable[..., torch.Tensor]:
+    return partial(structs.join_blocks, request)
+
+
+def _split_blocks(request: Request) -> Callable[..., tuple[torch.Tensor, Params]]:
+    return partial(structs.split_blocks, request)
+
+
 def _measure(request: Request) -> Callable[..., RowErrors]:
     scheme = request.scheme
 
@@ -164,6 +173,8 @@ _FUNCTIONS: dict[Op, Callable[[Request], Callable[..., Any]]] = {
     Op.FAKE_QUANTIZE: _fake_quantize,
     Op.FAKE_QUANTIZE_BACKWARD: _backward,
     Op.SEARCH: _search,
+    Op.JOIN_BLOCKS: _join_blocks,
+    Op.SPLIT_BLOCKS: _split_blocks,
     Op.MEASURE: _measure,
     Op.LINEAR: _linear,
     Op.LINEAR_VALUES: _linear_values,

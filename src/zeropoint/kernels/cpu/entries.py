@@ -14,6 +14,7 @@ from .decode.rows import dequantize_rows
 from .encode.rows import amax_rows, quantize_rows, range_rows
 from .linear.from_codes import Input, Matrix, code_rows, float_rows, slot_of
 from .linear.from_values import ONE, Packed, value_panels
+from .machine.bit_moves import move_rows
 from .machine.descriptor import OK, record_type, unpack_element, unpack_layout, unpack_rule
 from .machine.intrinsics import device, inlined, kernel
 from .machine.team import run_parts
@@ -326,3 +327,9 @@ def search_plain(*args: Any) -> Any:
 def row_squares(*args: Any) -> Any:
     """Add up the squares of rows; see :func:`.search.plain.square_rows`."""
     return run_parts(square_rows, args)
+
+
+@kernel
+def move_bits(*args: Any) -> Any:
+    """Join or split blocks; see :func:`.machine.bit_moves.move_rows`."""
+    return run_parts(move_rows, args)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ....ops.registry import Kernel, Op, Request
-from . import block_searches
+from . import block_searches, block_structs
 from . import linear_codes as linear
 from . import linear_values as values
 from .operators import (
@@ -34,6 +34,8 @@ class CpuBackend:
             return "a product is left to torch"
         if request.op is Op.SEARCH:
             return block_searches.refusal(request)
+        if request.op in (Op.JOIN_BLOCKS, Op.SPLIT_BLOCKS):
+            return None
         if request.op is Op.LINEAR:
             return linear.refusal(request)
         if request.op is Op.LINEAR_VALUES:
@@ -59,6 +61,8 @@ _KERNELS: dict[Op, Callable[[Request], Kernel]] = {
     Op.FAKE_QUANTIZE: FakeQuantizeKernel,
     Op.FAKE_QUANTIZE_BACKWARD: BackwardKernel,
     Op.SEARCH: block_searches.SearchKernel,
+    Op.JOIN_BLOCKS: block_structs.JoinKernel,
+    Op.SPLIT_BLOCKS: block_structs.SplitKernel,
     Op.MEASURE: MeasureKernel,
     Op.LINEAR: linear.LinearKernel,
     Op.LINEAR_VALUES: values.ValueKernel,

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from .intrinsics import device, load64, shl16, shr16, store64
+from .intrinsics import device, inlined, load64, shl16, shr16, store64
 
 
 @device
@@ -19,24 +19,42 @@ def pack_nibbles(pairs: Any, count: Any, out: Any, at: Any) -> None:
         out[at + i] = np.uint8((v & np.uint16(15)) | (shr16(v, np.uint16(4)) & np.uint16(0xF0)))
 
 
+@inlined
+def _masks(bits: Any) -> Any:
+    """Return the gap between codes of a byte each, and masks of every second code, pair and four."""
+    one = np.uint64(1)
+    m0 = np.uint64(((one << bits) - one) * np.uint64(0x0001000100010001))
+    m1 = np.uint64(((one << (bits + bits)) - one) * np.uint64(0x0000000100000001))
+    return np.uint64(8) - bits, m0, m1, np.uint64((one << (np.uint64(4) * bits)) - one)
+
+
+@inlined
+def together(x: Any, bits: Any) -> Any:
+    """Return 8 codes, a byte each, in ``bits`` bytes: three shift-and-or steps halve the gaps."""
+    gap, m0, m1, m2 = _masks(bits)
+    x = (x & m0) | ((x >> gap) & (m0 << bits))
+    x = (x & m1) | ((x >> (gap + gap)) & (m1 << (bits + bits)))
+    return (x & m2) | ((x >> (np.uint64(4) * gap)) & (m2 << (np.uint64(4) * bits)))
+
+
+@inlined
+def apart(x: Any, bits: Any) -> Any:
+    """Return the 8 codes of ``bits`` bytes, a byte each."""
+    gap, m0, m1, m2 = _masks(bits)
+    x = (x & m2) | ((x & (m2 << (np.uint64(4) * bits))) << (np.uint64(4) * gap))
+    x = (x & m1) | ((x & (m1 << (bits + bits))) << (gap + gap))
+    return (x & m0) | ((x & (m0 << bits)) << gap)
+
+
 @device
 def pack_bits(octets: Any, count: Any, bits: Any, out: Any, at: Any) -> None:
     """Pack codes of ``bits`` bits LSB first into ``out[at:]``; 8 codes fill ``bits`` bytes.
 
-    octets: uint64 view of the codes, 8 a word; count: number of words. Three shift-and-or steps halve the
-    gaps. Writes 8 bytes a word, so ``out`` needs 8 - bits bytes of slack behind the last one.
+    octets: uint64 view of the codes, 8 a word; count: number of words. Writes 8 bytes a word, so ``out``
+    needs 8 - bits bytes of slack behind the last one.
     """
-    gap = np.uint64(8) - bits
-    one = np.uint64(1)
-    m0 = np.uint64(((one << bits) - one) * np.uint64(0x0001000100010001))
-    m1 = np.uint64(((one << (bits + bits)) - one) * np.uint64(0x0000000100000001))
-    m2 = np.uint64((one << (np.uint64(4) * bits)) - one)
     for k in range(count):
-        x = octets[k]
-        x = (x & m0) | ((x >> gap) & (m0 << bits))
-        x = (x & m1) | ((x >> (gap + gap)) & (m1 << (bits + bits)))
-        x = (x & m2) | ((x >> (np.uint64(4) * gap)) & (m2 << (np.uint64(4) * bits)))
-        store64(out, at + k * bits, x)
+        store64(out, at + k * bits, together(octets[k], bits))
 
 
 @device
@@ -56,11 +74,6 @@ def unpack_bits(source: Any, at: Any, limit: Any, count: Any, bits: Any, octets:
 
     Reads 8 bytes at a time, never at or past ``limit``.
     """
-    gap = np.uint64(8) - bits
-    one = np.uint64(1)
-    m0 = np.uint64(((one << bits) - one) * np.uint64(0x0001000100010001))
-    m1 = np.uint64(((one << (bits + bits)) - one) * np.uint64(0x0000000100000001))
-    m2 = np.uint64((one << (np.uint64(4) * bits)) - one)
     for k in range(count):
         base = at + k * bits
         if base + np.uint64(8) <= limit:
@@ -69,9 +82,7 @@ def unpack_bits(source: Any, at: Any, limit: Any, count: Any, bits: Any, octets:
             x = np.uint64(0)
             for j in range(min(np.uint64(8), limit - base)):
                 x |= np.uint64(source[base + j]) << (np.uint64(8) * j)
-        x = (x & m2) | ((x & (m2 << (np.uint64(4) * bits))) << (np.uint64(4) * gap))
-        x = (x & m1) | ((x & (m1 << (bits + bits))) << (gap + gap))
-        octets[k] = (x & m0) | ((x & (m0 << bits)) << gap)
+        octets[k] = apart(x, bits)
 
 
 @device

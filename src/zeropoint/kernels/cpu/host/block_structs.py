@@ -1,0 +1,82 @@
+"""The host side of blocks that are joined and split: tensors to arrays, threads over blocks."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....layout import packing
+from ....layout.bit_places import Bits, Struct, field_size
+from ....ops.registry import Op, Request
+from ....ops.structs import grid_of
+from ....ops.threads import share
+from ....params.tensors import Params, parameter_tensors
+from ..entries import move_bits
+from ..machine.bit_moves import LEVELS
+from . import memory
+from .arrays import NO_BYTES, flat_array
+
+
+class JoinKernel:
+    """Blocks from codes and parameters."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def run(self, struct: Struct, data: torch.Tensor, params: Params) -> torch.Tensor:
+        """See :class:`zeropoint.ops.registry.Op`."""
+        *rows, width = grid_of(struct, self._request.shape)
+        lines = memory.empty((*rows, width * struct.nbytes), torch.uint8)
+        _run(self._request, struct, (data, params), lines)
+        return lines
+
+
+class SplitKernel:
+    """Codes and parameters from blocks."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def run(self, struct: Struct, lines: torch.Tensor) -> tuple[torch.Tensor, Params]:
+        """See :class:`zeropoint.ops.registry.Op`."""
+        scheme, shape = self._request.scheme, self._request.shape
+        data = memory.empty(packing.packed_shape(shape, scheme.bits), torch.uint8)
+        kinds = parameter_tensors(scheme, shape, self._request.own_dtype)
+        params = [torch.empty(grid, dtype=dtype, device="cpu") for grid, dtype in kinds]
+        _run(self._request, struct, (data, params), lines)
+        return data, params
+
+
+def _run(request: Request, struct: Struct, parts: tuple[torch.Tensor, Params], lines: torch.Tensor) -> None:
+    """Move the bits of all blocks."""
+    data, params = parts
+    moves, sizes = _numbers(struct, request.scheme.bits, request.op is Op.JOIN_BLOCKS)
+    levels = [flat_array(level).view(np.uint8) for level in params]
+    levels += [NO_BYTES] * (LEVELS - len(levels))
+    args = flat_array(data), *levels, flat_array(lines), moves, sizes
+    share(move_bits, args, math.prod(grid_of(struct, request.shape)), math.prod(request.shape))
+
+
+@functools.lru_cache(maxsize=64)
+def _numbers(struct: Struct, bits: int, joins: bool) -> tuple[Any, Any]:
+    """Return moves and sizes as the kernel takes them."""
+    moves = [(n, *move) for n, field in enumerate(struct.fields) for part in field for move in _moves(part)]
+    sizes = [field_size(field) for field in struct.fields]
+    sizes += [0] * (1 + LEVELS - len(sizes))
+    return np.array(moves, np.uint64).reshape(-1), np.array([joins, bits, struct.nbytes, *sizes], np.uint64)
+
+
+def _moves(part: Bits) -> Iterable[Sequence[int]]:
+    """Return the moves of some bits; where numbers lie bit by bit, 8 of them are one move."""
+    if part.run > 1 or part.shifts or (part.end - part.first) % 8:
+        return part.moves()
+    flip = sum(part.flip << n * part.width for n in range(8))
+    return [
+        (at, part.first + n * 8, 0, 0, part.low, part.width, flip)
+        for n, at in enumerate(range(part.at, part.at + part.size, part.width))
+    ]

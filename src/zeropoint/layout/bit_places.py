@@ -1,0 +1,126 @@
+"""Where the numbers of a block lie in its bytes: structs whose fields are spread over runs of bits.
+
+A field, the codes of the elements of a block or the numbers of one level of scales or offsets, is a few
+:class:`Bits`: byte j of a run of ``run`` bytes holds, from bit ``shifts[s]`` on, ``width`` bits of number
+``s * run + j``. All that structs differ in are these places, so that each is one value, and reading is
+writing backwards: both are the :class:`Move` list of a field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+import torch
+
+
+class Move(NamedTuple):
+    """Bits that neighboring bytes of a block have in common with neighboring numbers, which are bytes.
+
+    Byte ``at + j`` from bit ``shift`` on, and number ``number + j`` from bit ``low`` on, for each j below
+    ``size``: the bits of ``mask``, of which those of ``flip`` are the opposite in the block.
+    """
+
+    at: int
+    number: int
+    size: int
+    shift: int
+    low: int
+    mask: int
+    flip: int
+
+
+class Bits(NamedTuple):
+    """Some bits of some numbers of a field; numbers of two bytes are two, the low one first.
+
+    Args:
+        at: the first byte of the block that holds them.
+        size: how many bytes do.
+        run: how many bytes hold numbers that follow one another.
+        width: how many bits of a number are here.
+        shifts: at which bits of a byte, for each run of numbers; all that there are unless given.
+        low: the lowest of these bits in the number.
+        first: the first number.
+        flip: those of these bits that are stored as their opposite: the highest of a number in offset binary,
+            which is stored with half its range added, or the sign of one that is stored negated.
+    """
+
+    at: int
+    size: int
+    run: int
+    width: int = 8
+    shifts: tuple[int, ...] = ()
+    low: int = 0
+    first: int = 0
+    flip: int = 0
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """At which bits of a byte numbers lie."""
+        return self.shifts or tuple(range(0, 8, self.width))
+
+    @property
+    def end(self) -> int:
+        """The number after the last one."""
+        return self.first + self.size * len(self.places)
+
+    def moves(self) -> Iterator[Move]:
+        """Yield what reads and writes them."""
+        number = self.first
+        for at in range(self.at, self.at + self.size, self.run):
+            for shift in self.places:
+                yield Move(at, number, self.run, shift, self.low, (1 << self.width) - 1, self.flip)
+                number += self.run
+
+
+Field: TypeAlias = tuple[Bits, ...]
+"""Numbers of a block: where all their bits lie."""
+
+
+def whole(at: int, size: int) -> Field:
+    """Return a field of whole bytes: float16 numbers, or numbers of eight bits."""
+    return (Bits(at, size, size),)
+
+
+class Struct(NamedTuple):
+    """A block.
+
+    Args:
+        nbytes: its size.
+        codes: those of the elements.
+        levels: numbers of scales and offsets, in the order of :attr:`Scheme.levels`.
+    """
+
+    nbytes: int
+    codes: Field
+    levels: tuple[Field, ...]
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The codes and the levels."""
+        return self.codes, *self.levels
+
+
+def field_size(field: Field) -> int:
+    """Return how many bytes the numbers of a field take, taken apart."""
+    return max(part.end for part in field)
+
+
+def read_field(field: Field, blocks: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of blocks, uint8 (..., nbytes), as uint8 (..., count)."""
+    numbers = blocks.new_zeros((*blocks.shape[:-1], field_size(field)))
+    for at, number, size, shift, low, mask, flip in _moves(field):
+        bits = (blocks[..., at : at + size] >> shift & mask) ^ flip
+        numbers[..., number : number + size] |= bits << low
+    return numbers
+
+
+def write_field(field: Field, numbers: torch.Tensor, blocks: torch.Tensor) -> None:
+    """Put numbers into blocks that are 0 there; the inverse of :func:`read_field`."""
+    for at, number, size, shift, low, mask, flip in _moves(field):
+        bits = (numbers[..., number : number + size] >> low & mask) ^ flip
+        blocks[..., at : at + size] |= bits << shift
+
+
+def _moves(field: Field) -> Iterator[Move]:
+    return (move for part in field for move in part.moves())

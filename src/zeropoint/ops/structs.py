@@ -1,0 +1,41 @@
+"""Codes and parameters as rows of blocks, structs in which they lie together, and back: plain torch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..layout import packing
+from ..layout.bit_places import Struct, field_size, read_field, write_field
+from ..params.tensors import Params, parameter_tensors
+from .registry import Request
+
+
+def grid_of(struct: Struct, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the blocks of a tensor whose rows are whole blocks."""
+    return *shape[:-1], shape[-1] // field_size(struct.codes)
+
+
+def join_blocks(request: Request, struct: Struct, data: torch.Tensor, params: Params) -> torch.Tensor:
+    """See :class:`zeropoint.ops.registry.Op`."""
+    scheme, shape = request.scheme, request.shape
+    grid = grid_of(struct, shape)
+    blocks = data.new_zeros((*grid, struct.nbytes))
+    numbers = packing.unpack(data, scheme.bits, shape[-1]), *params
+    for field, each in zip(struct.fields, numbers, strict=True):
+        stored = each.contiguous().view(torch.uint8)
+        write_field(field, stored.view(*grid, field_size(field)), blocks)
+    return blocks.view(*shape[:-1], grid[-1] * struct.nbytes)
+
+
+def split_blocks(request: Request, struct: Struct, lines: torch.Tensor) -> tuple[torch.Tensor, Params]:
+    """See :class:`zeropoint.ops.registry.Op`."""
+    scheme, shape = request.scheme, request.shape
+    blocks = lines.reshape(*grid_of(struct, shape), struct.nbytes)
+    kinds = parameter_tensors(scheme, shape, request.own_dtype)
+    params = [
+        read_field(field, blocks).view(math.prod(grid), -1).view(kind).view(grid)
+        for field, (grid, kind) in zip(struct.levels, kinds, strict=True)
+    ]
+    return packing.pack(read_field(struct.codes, blocks).view(shape), scheme.bits), params
