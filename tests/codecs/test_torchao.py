@@ -132,7 +132,7 @@ WRONG: tuple[tuple[Callable[[], Tensors], Mapping[str, Any], str], ...] = (
     (stored, {"kind": ["Int8Tensor"]}, "weights of class .* are not read"),
     (stored, {"block_size": [2, 32]}, r"block_size \[2, 32\] in its metadata is not read"),
     (stored, {"block_size": None}, "block_size None in its metadata is not read"),
-    (stored, {"target_dtype": wrapped("torch.dtype", "int1")}, "target_dtype int1 in its metadata"),
+    (stored, {"target_dtype": wrapped("torch.dtype", "int1")}, "target_dtype 'int1' in its metadata"),
     (stored, {"dtype": 7}, "dtype in its metadata is 7, but must be one of bfloat16"),
     (stored, {"activation_quantization": "int8_asym_per_token"}, "quantized inputs 'int8_asym_per_token' in"),
     (stored, {"kind": "Float8Tensor", "block_size": [1, 64]}, "Float8Tensor of .* is not read here"),

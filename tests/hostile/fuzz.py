@@ -1,4 +1,4 @@
-"""Fuzz the parsers of files: headers, indexes, configurations, layouts, recipes, plans, manifests, journals.
+"""Fuzz the parsers of files: headers, indexes, configurations, layouts, containers, recipes, plans, journals.
 
     python -m tests.hostile.fuzz [--minutes 10] [--seed 0] [--only NAME]
 
@@ -20,31 +20,29 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import safetensors
+from tests.hostile.container_targets import CONTAINER_TARGETS
 from tests.hostile.directories import DIRECTORIES, INDEX, SHARDED
 from tests.hostile.files import FILES, GOOD
-from tests.hostile.gguf_files import GGUF_FILES, GOOD_GGUF
-from tests.hostile.layouts import LAYOUT_CASES, LAYOUTS
+from tests.hostile.layout_targets import LAYOUT_TARGETS
 from tests.hostile.mutations import mutate, mutate_file
 from tests.hostile.quantized import CONFIG, QUANTIZED, WEIGHTS
+from tests.hostile.target import Target, in_directory, refusal
 
 from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.config_and_index import MANIFEST
 from zeropoint.checkpoint.plan.file import PlanFile
-from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.plan.plan_document import plan_document
 from zeropoint.checkpoint.read.safetensors_file import parse_header
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.journal import Journal
 from zeropoint.checkpoint.verify.inspection import inspect
 from zeropoint.checkpoint.verify.integrity import read_manifest
-from zeropoint.checkpoint.verify.verification import verify
-from zeropoint.errors import CheckpointError, ZeropointError
+from zeropoint.errors import CheckpointError
 from zeropoint.recipes.document import load_recipe
 
 CPU_SECONDS = 20
@@ -54,29 +52,6 @@ DOCUMENTED = re.compile(
     r"appears twice in one object|has the unknown keys|but must be an object|has the unknown dtype \{"
     r"|overflows 63 bits|bytes, above the limit of 4096"
 )
-Decide = Callable[[bytes], str]
-Mutate = Callable[[bytes, random.Random, Sequence[bytes]], bytes]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A parser: inputs to begin with, how they are changed, and what says "accepted", "refused" and so on."""
-
-    name: str
-    seeds: Sequence[bytes]
-    decide: Decide
-    mutate: Mutate = mutate
-
-
-def refusal(judge: Callable[[Path], object], path: Path) -> str | None:
-    """Return the message, one printable line, with which ``judge`` refuses what is at a path, or None."""
-    message = None
-    try:
-        judge(path)
-    except ZeropointError as error:
-        message = str(error)
-    assert message is None or message.isprintable(), message
-    return message
 
 
 def repeats_a_name(content: bytes) -> bool:
@@ -118,16 +93,6 @@ def header_target(folder: Path) -> Target:
     return Target(name="header", seeds=seeds, decide=decide, mutate=mutate_file)
 
 
-def _in_directory(folder: Path, name: str, judge: Callable[[Path], object]) -> Decide:
-    """Return what puts an input at ``folder / name`` and says what ``judge`` makes of the folder."""
-
-    def decide(content: bytes) -> str:
-        (folder / name).write_bytes(content)
-        return "accepted" if refusal(judge, folder) is None else "refused"
-
-    return decide
-
-
 def index_target(folder: Path) -> Target:
     """Indexes of shards."""
     for name, content in SHARDED.items():
@@ -135,7 +100,7 @@ def index_target(folder: Path) -> Target:
         (folder / name).write_bytes(content)
     found = [c.content[INDEX] for c in DIRECTORIES if c.number in (83, 85) and INDEX in c.content]  # type: ignore[index]
     seeds = [content for content in found if isinstance(content, bytes) and len(content) < 4000]
-    return Target(name="index", seeds=seeds, decide=_in_directory(folder, INDEX, open_source))
+    return Target(name="index", seeds=seeds, decide=in_directory(folder, INDEX, open_source))
 
 
 def config_target(folder: Path) -> Target:
@@ -152,93 +117,7 @@ def config_target(folder: Path) -> Target:
         if problems:
             raise CheckpointError("; ".join(problems))
 
-    return Target(name="config", seeds=seeds, decide=_in_directory(folder, "config.json", judge))
-
-
-def _read_whole(place: Path) -> None:
-    """Read a checkpoint as ``inspect`` and ``verify`` do; raises ZeropointError where one finds problems."""
-    problems = inspect(place).problems
-    if problems:
-        raise CheckpointError("; ".join(problems))
-    verify(place, limits=Limits(workers=1)).require()
-
-
-def _layout_target(layout: str, folder: Path) -> Target:
-    """Configurations and tensors of a layout of other tools: config.json, a line, and the file of weights."""
-    right = LAYOUTS[layout]
-
-    def decide(content: bytes) -> str:
-        config, _, weights = content.partition(_BETWEEN)
-        (folder / "config.json").write_bytes(config)
-        (folder / "model.safetensors").write_bytes(weights)
-        return "accepted" if refusal(_read_whole, folder) is None else "refused"
-
-    def either(content: bytes, rng: random.Random, others: Sequence[bytes]) -> bytes:
-        config, _, weights = content.partition(_BETWEEN)
-        if rng.random() < 0.5:
-            return (
-                mutate(config, rng, [other.partition(_BETWEEN)[0] for other in others]) + _BETWEEN + weights
-            )
-        return (
-            config + _BETWEEN + mutate_file(weights, rng, [other.partition(_BETWEEN)[2] for other in others])
-        )
-
-    wrong = [case.content for case in LAYOUT_CASES if case.name.startswith(f"{layout} ")]
-    files = [content for content in wrong if isinstance(content, dict)]
-    pairs = [(f["config.json"], f["model.safetensors"]) for f in [right.files()] * (len(files) // 2) + files]
-    seeds = [config + _BETWEEN + weights for config, weights in pairs if len(config) + len(weights) < 1 << 14]
-    return Target(name=layout, seeds=seeds, decide=decide, mutate=either)
-
-
-_BETWEEN = b"\n\0\n"
-
-
-def gptq_target(folder: Path) -> Target:
-    """Checkpoints in the layout of GPTQ."""
-    return _layout_target("gptq", folder)
-
-
-def awq_target(folder: Path) -> Target:
-    """Checkpoints in the layout of AWQ."""
-    return _layout_target("awq", folder)
-
-
-def modelopt_target(folder: Path) -> Target:
-    """Checkpoints in the layouts of ModelOpt."""
-    return _layout_target("modelopt", folder)
-
-
-def bitsandbytes_target(folder: Path) -> Target:
-    """Checkpoints in the layout of bitsandbytes, whose tensors hold JSON, too."""
-    return _layout_target("bitsandbytes", folder)
-
-
-def fp8_target(folder: Path) -> Target:
-    """Checkpoints in fp8 blocks."""
-    return _layout_target("fp8-block", folder)
-
-
-def gpt_oss_target(folder: Path) -> Target:
-    """Checkpoints in the layout of gpt-oss."""
-    return _layout_target("gpt-oss", folder)
-
-
-def quark_target(folder: Path) -> Target:
-    """Checkpoints in the layouts of Quark."""
-    return _layout_target("quark", folder)
-
-
-def gguf_target(folder: Path) -> Target:
-    """GGUF files of every size and kind of value."""
-    path = folder / "model.gguf"
-
-    def decide(content: bytes) -> str:
-        path.write_bytes(content)
-        return "accepted" if refusal(_read_whole, folder) is None else "refused"
-
-    small = [case.content["model.gguf"] for case in GGUF_FILES if isinstance(case.content, dict)]
-    seeds = [GOOD_GGUF] * len(small) + [content for content in small if isinstance(content, bytes)]
-    return Target(name="gguf", seeds=seeds, decide=decide)
+    return Target(name="config", seeds=seeds, decide=in_directory(folder, "config.json", judge))
 
 
 _RECIPE = b"""default: w4a16
@@ -262,7 +141,7 @@ def recipe_target(folder: Path) -> Target:
     return Target(
         name="recipe",
         seeds=seeds,
-        decide=_in_directory(folder, "r.yaml", lambda p: load_recipe(p / "r.yaml")),
+        decide=in_directory(folder, "r.yaml", lambda p: load_recipe(p / "r.yaml")),
     )
 
 
@@ -282,7 +161,7 @@ def manifest_target(folder: Path) -> Target:
         of = changed if rng.random() < 0.5 else content
         return changed + f'"sha256": "{hashlib.sha256(of).hexdigest()}"}}'.encode()
 
-    decide = _in_directory(folder, MANIFEST, lambda _: read_manifest(source))
+    decide = in_directory(folder, MANIFEST, lambda _: read_manifest(source))
     return Target(name="manifest", seeds=seeds, decide=decide, mutate=sealed)
 
 
@@ -328,7 +207,7 @@ def plan_target(folder: Path) -> Target:
     def judge(place: Path) -> None:
         assert PlanFile.read(place / "p.json").remake(source).shards in [plan.shards for plan in plans]
 
-    return Target(name="plan", seeds=seeds, decide=_in_directory(folder, "p.json", judge))
+    return Target(name="plan", seeds=seeds, decide=in_directory(folder, "p.json", judge))
 
 
 def _as_written(raw: bytes) -> list[object]:
@@ -336,14 +215,11 @@ def _as_written(raw: bytes) -> list[object]:
     return [json.loads(line[18:]) for line in raw.splitlines()]
 
 
-LAYOUT_TARGETS = (
-    gguf_target, gptq_target, awq_target, modelopt_target, bitsandbytes_target, fp8_target, gpt_oss_target,
-    quark_target,
-)  # fmt: skip
+SLOW_TARGETS = (*CONTAINER_TARGETS, *LAYOUT_TARGETS)
 """Those that decode a checkpoint for each input, at some milliseconds."""
 TARGETS = (
     header_target, index_target, config_target, recipe_target, plan_target, manifest_target, journal_target,
-    *LAYOUT_TARGETS,
+    *SLOW_TARGETS,
 )  # fmt: skip
 
 

@@ -3,44 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import torch
-from safetensors.torch import save
 from tests.hostile.case import Case
+from tests.hostile.eight_bit_layouts import EIGHT_BIT_CASES, EIGHT_BIT_LAYOUTS
+from tests.hostile.layout import DROP, STATE, Changes, Layout, cases_of, given
 
 from zeropoint.formats import get_format
 
-Tensors = Mapping[str, torch.Tensor]
-Section = Mapping[str, Any]
 _I32, _U8, _F16 = torch.int32, torch.uint8, torch.float16
 _E4M3 = torch.float8_e4m3fn
 _LONG = "x." * 2000
-DROP = object()
-"""A value of a change that removes its key."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """A right checkpoint of one layer, as small as the layout has it."""
-
-    section: Section
-    tensors: Tensors
-    model_type: str = "llama"
-
-    def config(self, **changes: object) -> bytes:
-        """Return config.json with changed keys of quantization_config."""
-        merged = {**self.section, **changes}
-        section = {key: value for key, value in merged.items() if value is not DROP}
-        return json.dumps({"model_type": self.model_type, "quantization_config": section}).encode()
-
-    def files(self, config: bytes | None = None, tensors: Tensors | None = None) -> dict[str, bytes]:
-        """Return the files of the checkpoint."""
-        weights = save(dict(self.tensors if tensors is None else tensors))
-        return {"model.safetensors": weights, "config.json": self.config() if config is None else config}
 
 
 def _state(**changes: object) -> torch.Tensor:
@@ -53,8 +28,7 @@ def _text(text: str) -> torch.Tensor:
 
 
 _NF4 = torch.tensor(get_format("nf4").values)  # type: ignore[union-attr]
-_STATE = "a.weight.quant_state.bitsandbytes__nf4"
-LAYOUTS: Mapping[str, Layout] = MappingProxyType({
+_LAYOUTS: Mapping[str, Layout] = MappingProxyType({
     "gptq": Layout(
         section={"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False},
         tensors={
@@ -81,7 +55,7 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType({
         section={"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
         tensors={
             "a.weight": torch.zeros(512, 1, dtype=_U8), "a.weight.absmax": torch.ones(16),
-            "a.weight.quant_map": _NF4, _STATE: _state(),
+            "a.weight.quant_map": _NF4, STATE: _state(),
         },
     ),
     "fp8-block": Layout(
@@ -108,13 +82,7 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType({
         tensors={"a.weight": torch.zeros(32, 32).to(_E4M3), "a.weight_scale": torch.ones(32)},
     ),
 })  # fmt: skip
-
-Changes = Mapping[str, object]
-
-
-def given(**changes: object) -> Changes:
-    """Return keys, or tensors of the layer with ``__`` for a dot, in place of right ones."""
-    return changes
+LAYOUTS: Mapping[str, Layout] = MappingProxyType({**_LAYOUTS, **EIGHT_BIT_LAYOUTS})
 
 
 def _weight(dtype: object, qscheme: object = None, **more: object) -> Changes:
@@ -632,38 +600,10 @@ _TENSORS: Mapping[str, Sequence[tuple[Changes, str]]] = MappingProxyType({
 """Tensors in place of right ones, and words of the refusal."""
 
 
-def changed(layout: Layout, changes: Changes) -> dict[str, torch.Tensor]:
-    """Return the tensors of a layout with others in place of some."""
-    found, prefix = dict(layout.tensors), "m.experts." if layout.model_type == "gpt_oss" else "a."
-    for part, tensor in changes.items():
-        name = _STATE if part == "STATE" else prefix + part.replace("__", ".")
-        found.pop(name, None)
-        if isinstance(tensor, torch.Tensor):
-            found[name] = tensor
-    return found
-
-
-def _case(name: str, content: dict[str, bytes], words: str) -> Case:
-    return Case(number=31, name=name, content=content, refusal=words)
-
-
-def _said(changes: Changes) -> str:
-    """Return what is changed, in a few words."""
-    shown = {
-        key: f"{value.dtype}{[*value.shape]}" if isinstance(value, torch.Tensor) else f"{value!r:.40}"
-        for key, value in changes.items()
-    }
-    return " ".join(f"{key}={'missing' if changes[key] is DROP else text}" for key, text in shown.items())
-
-
-def _cases() -> Iterator[Case]:
-    for name, layout in LAYOUTS.items():
-        for number, (changes, words) in enumerate(_CONFIGS.get(name, ())):
-            content = layout.files(config=layout.config(**changes))
-            yield _case(f"{name} config {number} {_said(changes)}", content, words)
-        for number, (changes, words) in enumerate(_TENSORS.get(name, ())):
-            content = layout.files(tensors=changed(layout, changes))
-            yield _case(f"{name} tensors {number} {_said(changes)}", content, words)
-
-
-LAYOUT_CASES: tuple[Case, ...] = tuple(_cases())
+LAYOUT_CASES: tuple[Case, ...] = (
+    *(
+        case for name, layout in _LAYOUTS.items()
+        for case in cases_of(name, layout, _CONFIGS.get(name, ()), _TENSORS.get(name, ()))
+    ),
+    *EIGHT_BIT_CASES,
+)  # fmt: skip

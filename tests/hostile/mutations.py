@@ -93,3 +93,40 @@ def mutate_file(content: bytes, rng: random.Random, others: Sequence[bytes]) -> 
         data = data[:-1] if rng.random() < 0.5 else data + b"\0"
     shift = rng.choice([-1, 1, 8, 2**40]) if rng.random() < 0.05 else 0
     return max(0, len(raw) + shift).to_bytes(8, "little") + raw + data
+
+
+def mutate_numbers(content: bytes, rng: random.Random, others: Sequence[bytes]) -> bytes:
+    """Return a file of little-endian numbers changed, in half of the cases one of its numbers."""
+    if rng.random() < 0.5 or len(content) < 8:
+        return mutate(content, rng, others)
+    changed = bytearray(content)
+    for _ in range(rng.choice([1, 1, 2])):
+        size = rng.choice([1, 4, 4, 4, 8, 8])
+        at = rng.randrange(len(changed) - size + 1)
+        changed[at : at + size] = (rng.choice(BINARY) & (1 << 8 * size) - 1).to_bytes(size, "little")
+    return bytes(changed)
+
+
+BINARY = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    7,
+    8,
+    9,
+    16,
+    30,
+    32,
+    255,
+    2**15,
+    2**16,
+    2**31 - 1,
+    2**31,
+    2**32,
+    2**62,
+    2**63,
+    -1,
+    -2,
+)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from tests.hostile import fuzz
-from tests.hostile.fuzz import LAYOUT_TARGETS, TARGETS, Hang, Target
+from tests.hostile.fuzz import SLOW_TARGETS, TARGETS, Hang
+from tests.hostile.target import Target, in_directory
 
 from zeropoint.errors import CheckpointError
 
@@ -15,7 +16,7 @@ from zeropoint.errors import CheckpointError
 @pytest.mark.parametrize("make", TARGETS, ids=lambda make: make.__name__)
 def test_a_parser_refuses_or_accepts_whatever_it_is_given(make: object, tmp_path: Path) -> None:
     target = make(tmp_path)  # type: ignore[operator]
-    rounds = 150 if make in LAYOUT_TARGETS else 1500
+    rounds = 150 if make in SLOW_TARGETS else 1500
     tally = fuzz.fuzz(target, random.Random(20), iter(range(rounds)))
     assert tally.total() > rounds * 2 // 3
     assert tally["refused"] > rounds // 15
@@ -27,7 +28,7 @@ def test_a_parser_refuses_or_accepts_whatever_it_is_given(make: object, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("make", TARGETS, ids=lambda make: make.__name__)
 def test_a_parser_stands_many_more_inputs(make: object, tmp_path: Path) -> None:
-    rounds = 6000 if make in LAYOUT_TARGETS else 60_000
+    rounds = 6000 if make in SLOW_TARGETS else 60_000
     tally = fuzz.fuzz(make(tmp_path), random.Random(21), iter(range(rounds)))  # type: ignore[operator]
     assert tally.total() > rounds * 5 // 6
 
@@ -62,4 +63,4 @@ def test_an_error_of_zeropoint_is_no_crash(tmp_path: Path) -> None:
     def refuse(place: Path) -> None:
         raise CheckpointError("no")
 
-    assert fuzz._in_directory(tmp_path, "x", refuse)(b"") == "refused"
+    assert in_directory(tmp_path, "x", refuse)(b"") == "refused"

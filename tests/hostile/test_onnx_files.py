@@ -67,6 +67,23 @@ def both_places(proto: Any) -> None:
     tensor(proto).raw_data = bytes(4 * 128 * 96)
 
 
+def neither_place(proto: Any) -> None:
+    del tensor(proto).external_data[:]
+    both_places(proto)
+
+
+def of_another_type(proto: Any) -> None:
+    del tensor(proto).external_data[:]
+    tensor(proto).data_location = 0
+    tensor(proto).double_data.extend([0.0] * (64 * 96))
+
+
+def unfinished(proto: Any) -> None:
+    del proto.graph.node[:]
+    node = proto.graph.node.add(op_type="DequantizeLinear")
+    node.input.extend([NAME, NAME])
+
+
 def unnamed(proto: Any) -> None:
     tensor(proto).name = ""
 
@@ -124,6 +141,9 @@ LIES: dict[str, tuple[Callable[[Any], None], str]] = {
     "a name twice": (twice, "two tensors of the name"),
     "no name": (unnamed, "two tensors of the name"),
     "numbers in two places": (both_places, "in two places"),
+    "numbers here that are said to be elsewhere": (neither_place, "in two places"),
+    "numbers of another type": (of_another_type, "type 1 has double_data, which is for other"),
+    "a node without outputs": (unfinished, "nothing would be quantized"),
     "no graph": (without_graph, "it has no graph"),
     "no nodes": (without_nodes, "it has no graph with nodes"),
     "sparse numbers elsewhere": (sparse, "sparse tensor"),
@@ -173,6 +193,7 @@ BYTES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "cut in a number": (lambda head: head + b"\x3a\xff", "truncated"),
     "a number of 80 bits": (lambda head: head + b"\x08" + b"\xff" * 11, "more than 64 bits"),
     "a group": (lambda head: head + b"\x0b", "begins no field"),
+    "a name that is no text": (lambda head: head.replace(b"fc1", b"fc\xff"), "is not UTF-8"),
     "field 0": (lambda head: head + b"\x02\x00", "truncated or damaged"),
     "a length of 2 ** 63": (lambda head: head + b"\x3a" + b"\xff" * 9 + b"\x01", "truncated"),
     "text": (lambda _: b"<html>not found</html>", "cannot be read"),

@@ -31,7 +31,7 @@ from ..schemes import Preset, Scheme
 from ..tensor import QuantizedTensor
 from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, fused_alike, rules
 from .protocol import Codec, Contents, Documents, LayerScheme, TensorSpec
-from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
+from .records import Entry, Known, Listing, Reader, Record, model_dtype, names_in, needed, record_of
 
 QUANT_METHOD, FLAG = "bitsandbytes", "load_in_8bit"
 WEIGHT, SCALE, FORMAT = "weight", "SCB", "weight_format"
@@ -63,7 +63,7 @@ class LlmInt8Reader(Reader):
         weight = Scheme.parse(_SCHEME)
         self._layer = LayerScheme(codec=codec, name=str(weight), weight=weight)
         self._dtype = model_dtype(listing.config, torch.float16)
-        self.ignore = tuple(map(str, listing.quantization.get("llm_int8_skip_modules") or ()))
+        self.ignore = names_in(listing.quantization, "llm_int8_skip_modules")
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
         """See :class:`Reader`; ``key`` is the module."""

@@ -156,7 +156,7 @@ def _with_operators(model: Any, least: int) -> Any:
             info.CopyFrom(onnx.helper.make_tensor_value_info(each.name, each.data_type, list(each.dims)))
     try:
         found = onnx.version_converter.convert_version(model, least)
-    except (RuntimeError, ValueError, TypeError) as error:  # of any adapter
+    except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:  # of any adapter
         raise UnsupportedError(
             f"onnx cannot translate the model from operator set {max(now)} to {least}, which these types "
             f"need ({printable(str(error)[:200])}); use int8:channel or --format onnx-matmulnbits, or export "

@@ -54,7 +54,7 @@ from .engines import (
 )
 from .model_format import FileTensor, ModelFiles, ModelFormat
 from .protocol import Codec, Contents, Documents, LayerScheme, TensorSpec
-from .records import Entry, Known, Listing, Reader, Record, needed, record_of
+from .records import Entry, Known, Listing, Reader, Record, names_in, needed, record_of
 from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 
 QUANT_METHOD = "torchao"
@@ -108,7 +108,7 @@ class TorchaoReader(Reader):
                 "its files have no metadata of torchao, as those of torch.save and of releases before 0.15; "
                 "pass the original checkpoint"
             )
-        self.ignore = tuple(map(str, listing.quantization.get("modules_to_not_convert") or ()))
+        self.ignore = names_in(listing.quantization, "modules_to_not_convert")
         kind = listing.quantization.get("quant_type")
         given = kind.get("default") if isinstance(kind, dict) else None
         data = given.get("_data") if isinstance(given, dict) else None
@@ -126,10 +126,10 @@ class TorchaoReader(Reader):
         weight = Scheme.parse(f"{_text(kind, data, shape, symmetric=self._symmetric)}:scale={own}")
         if class_of(weight) != kind and (class_of(weight), kind) != (INT8, INTX):
             raise UnsupportedError(f"{kind} of {weight} is not read here; pass the original checkpoint")
-        named = str(_member(data, "dtype"))
-        if named not in _DTYPES:
+        named = _member(data, "dtype")
+        if not isinstance(named, str) or named not in _DTYPES:
             raise CheckpointError(
-                f"dtype in its metadata is {named:.40}, but must be one of {', '.join(_DTYPES)}"
+                f"dtype in its metadata is {named!r:.40}, but must be one of {', '.join(_DTYPES)}"
             )
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight, input=_input(data))
         return record_of(layer, key, tensors, shape=shape, dtype=_DTYPES[named])
@@ -172,9 +172,11 @@ def _text(kind: str, data: Mapping[str, Any], shape: tuple[int, int], *, symmetr
         return f"float8_e4m3fn:{cut}"
     if kind == INT8:
         return f"int8:{cut}:dialect=torch"
-    bits = str(_member(data, "target_dtype"))
-    if bits not in {f"int{n}" for n in range(2, 9)}:
-        raise UnsupportedError(f"target_dtype {bits:.40} in its metadata is not read; known are int2 to int8")
+    bits = _member(data, "target_dtype")
+    if bits not in [f"int{n}" for n in range(2, 9)]:
+        raise UnsupportedError(
+            f"target_dtype {bits!r:.40} in its metadata is not read; known are int2 to int8"
+        )
     # Quotients are rounded to the dtype of the weight, so errors are larger than in float32.
     return f"{bits}:{cut}{'' if symmetric else ':asym'}:dialect=compressed-tensors"
 

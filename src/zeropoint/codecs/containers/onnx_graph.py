@@ -12,6 +12,7 @@ nodes, such as those of If and Loop, are looked at like the main one, and may re
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -100,19 +101,42 @@ def parsed(graph: bytes) -> Any:
         raise CheckpointError(f"it is no ONNX model: {error}") from error
     if not model.HasField("graph") or not model.graph.node:
         raise CheckpointError("it is no ONNX model: it has no graph with nodes")
+    texts = itertools.chain.from_iterable(map(_texts, _all_graphs(model)))
+    damaged = next((text for text in texts if isinstance(text, bytes)), None)
+    if damaged is not None:
+        raise CheckpointError(f"a name of its graph is not UTF-8: {printable(repr(damaged))}")
     return model
+
+
+def _all_graphs(model: Any) -> Iterator[Any]:
+    """Yield the main graph and those inside of nodes."""
+    pending = [model.graph]
+    while pending:
+        graph = pending.pop()
+        yield graph
+        for node in graph.node:
+            pending += _graphs(node)
+
+
+def _texts(graph: Any) -> Iterator[Any]:
+    """Yield the texts of a graph that are looked at; what is no UTF-8, protocol buffers give as bytes."""
+    yield graph.name
+    for node in graph.node:
+        yield from (node.op_type, node.domain, node.name, node.doc_string, *node.input, *node.output)
+        yield from (attribute.name for attribute in node.attribute)
+    for tensor in (*graph.initializer, *(a.t for node in graph.node for a in node.attribute)):
+        yield tensor.name
+        yield from (text for entry in tensor.external_data for text in (entry.key, entry.value))
 
 
 def lifted(model: Any, many: Callable[[Any], bool]) -> list[Any]:
     """Make initializers of nodes Constant whose numbers are ``many``; return all other tensors of nodes."""
     others: list[Any] = []
-    pending = [model.graph]
-    while pending:
-        graph = pending.pop()
+    for graph in list(_all_graphs(model)):
         for node in list(graph.node):
-            pending += _graphs(node)
             held = [attribute for attribute in node.attribute if attribute.HasField("t")]
-            if node.op_type == "Constant" and node.domain in STANDARD and held and many(held[0].t):
+            constant = node.op_type == "Constant" and node.domain in STANDARD and len(node.output) == 1
+            if constant and held and many(held[0].t):
                 held[0].t.name = node.output[0]
                 graph.initializer.append(held[0].t)
                 graph.node.remove(node)
@@ -194,7 +218,7 @@ def _layers(found: Sequence[Initializer]) -> dict[str, GraphLayer]:
         for read in each.reads:
             reads[id(read.node)] = read
             inputs.setdefault(id(read.node), {})[read.index] = each
-            if read.node.op_type == DEQUANTIZE:
+            if read.node.op_type == DEQUANTIZE and read.node.output:
                 makers[read.node.output[0]] = inputs[id(read.node)]
     layers: dict[str, GraphLayer] = {}
     for number, read in reads.items():
@@ -216,7 +240,7 @@ def _layer(read: Read, inputs: _Inputs, makers: Mapping[str, _Inputs]) -> GraphL
         parts = {BLOCKS: 1, BLOCK_SCALES: 2, BLOCK_ZEROS: 3}
         held = {part: inputs[index] for part, index in parts.items() if index in inputs}
         return GraphLayer(node=node, parts=held, use=Use(kind="Linear", operators=(NBITS,)))
-    if node.op_type != DEQUANTIZE or 0 not in inputs or len(inputs[0].dims) < _MATRIX:
+    if node.op_type != DEQUANTIZE or 0 not in inputs or len(inputs[0].dims) < _MATRIX or not node.output:
         return None
     readers = read.reads.get(node.output[0], ())
     if readers and all(r.node.op_type == DEQUANTIZE and r.index == 1 for r in readers):
@@ -269,7 +293,7 @@ def _operator(node: Any) -> str:
 def _transposed(read: Read, rank: int) -> bool | None:
     """Return whether a node reads a weight as (inputs, outputs), or None where it reads it as none."""
     node, index = read.node, read.index
-    if node.domain not in STANDARD:
+    if node.domain not in STANDARD or len(node.output) != 1:
         return None
     if rank > _MATRIX:
         return False if node.op_type == "Conv" and index == 1 else None

@@ -35,7 +35,11 @@ _INNER: Mapping[tuple[str, int], str] = MappingProxyType({
     (_MODEL, 7): _GRAPH, (_GRAPH, 1): _NODE, (_GRAPH, 5): _TENSOR, (_NODE, 5): _ATTRIBUTE,
     (_ATTRIBUTE, 5): _TENSOR, (_ATTRIBUTE, 6): _GRAPH, (_ATTRIBUTE, 11): _GRAPH,
 })  # fmt: skip
-_NUMBERS = (4, 9, 10)
+_NUMBERS: Mapping[int, tuple[str, tuple[int, ...]]] = MappingProxyType({
+    4: ("float_data", (1, 14)), 9: ("raw_data", ()), 10: ("double_data", (11, 15)),
+})  # fmt: skip
+"""Fields of numbers, and the types that they are for; raw_data are for all."""
+_DATA_TYPE = 2
 _EXTERNAL_DATA, _DATA_LOCATION = 13, 14
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -78,20 +82,26 @@ class _Walk:
 
     def _tensor(self, begin: int, end: int) -> bytearray:
         """Return a tensor that says where its numbers lie."""
-        out, found, external = bytearray(), [], False
+        out, found, external, kind = bytearray(), [], False, 0
 
         def keep(field: int, begin: int, value: int, end: int) -> None:
-            nonlocal external
-            external = external or field == _EXTERNAL_DATA
+            nonlocal external, kind
+            if field == _DATA_TYPE and value < 0:
+                kind, _ = self._varint(begin + 1, end)
+            elsewhere = field == _DATA_LOCATION and self._bytes(end - 1, 1) != b"\0"
+            external = external or elsewhere or field == _EXTERNAL_DATA
             if field in _NUMBERS and value >= 0 and end > value:
-                found.append((value, end - value))
+                found.append((field, value, end - value))
             else:
                 out.extend(self._copied(begin, end))
 
         self._fields((begin, end), keep)
         if len(found) > 1 or (found and external):
             raise CheckpointError("a tensor has its numbers in two places")
-        for offset, length in found:
+        for field, offset, length in found:
+            name, kinds = _NUMBERS[field]
+            if kinds and kind not in kinds:
+                raise CheckpointError(f"a tensor of type {kind} has {name}, which is for other types")
             for key, text in (("location", INLINE), ("offset", str(offset)), ("length", str(length))):
                 entry = _framed(1, key.encode()) + _framed(2, text.encode())
                 out += _framed(_EXTERNAL_DATA, entry)
