@@ -12,13 +12,16 @@ from tests.checkpoint.written import CONFIG, ONE, digests, save, tensors_of, wei
 from tests.oracles import tiny_models
 
 import zeropoint as zp
-from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan, slab_rows
 from zeropoint.checkpoint.plan.file import PlanFile, write_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run import units
 from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.protocol import ROWS, Codec, LayerScheme
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError, UnsupportedError
+from zeropoint.tensor import QuantizedTensor
 
 LAYER = "model.layers.0"
 SHAPES = {
@@ -131,18 +134,31 @@ def test_rows_of_heads_lie_as_llama_cpp_has_them_and_the_way_back_undoes_it(tmp_
     assert torch.equal(torch.from_numpy(gguf.quants.dequantize(there.data, there.tensor_type)), reordered)
 
 
-@pytest.mark.parametrize(
-    ("layout", "to", "other"),
-    [("gptq", "int4:g64:asym", "compressed-tensors"), ("compressed-tensors", "w4a16", "gptq")],
-)
+CUT = [
+    ("gptq", "int4:g64:asym", "compressed-tensors", None),
+    ("compressed-tensors", "w4a16", "gptq", None),
+    ("fp8-block", "fp8_block", "compressed-tensors", None),
+    ("compressed-tensors", "fp8_block", "fp8-block", None),
+    ("awq", "int4:g64:asym", "gptq", None),
+    ("compressed-tensors", "mxfp4a16", "compressed-tensors", "nvfp4a16"),
+    ("gguf", "q4_0", "compressed-tensors", None),
+]
+"""Conversions that cut weights in several ways: rows, columns, blocks of rows, words of zero points."""
+
+
+@pytest.mark.parametrize(("layout", "to", "other", "scheme"), CUT)
 def test_neither_threads_nor_memory_change_a_byte(
-    layout: str, to: str, other: str, floats: Path, tmp_path: Path
-) -> None:
+    layout: str, to: str, other: str, scheme: str | None, floats: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     source = quantized(floats, tmp_path / "source", to, layout)
-    run(plan_of(source, other), tmp_path / "a")
-    small = plan_of(
-        source, other, limits=Limits(workers=3, max_memory=Limits(workers=1).base_memory + (24 << 20))
-    )
+    run(plan_of(source, other, scheme), tmp_path / "a")
+    monkeypatch.setattr(units, "UNIT_VALUES", 1024)
+    monkeypatch.setattr(units, "UNIT_BYTES", 512)
+    small = plan_of(source, other, scheme, limits=Limits(workers=3, tile_values=256))
+    # Layouts that are cut along inputs take a weight at once.
+    by_rows = [slab_rows(w, small.limits) < w.extent for w in small.weights if w.axis == ROWS]
+    assert any(by_rows) or not by_rows
     run(small, tmp_path / "b")
     a, b = digests(tmp_path / "a"), digests(tmp_path / "b")
     assert {n: d for n, d in a.items() if "manifest" not in n} == {
@@ -150,13 +166,33 @@ def test_neither_threads_nor_memory_change_a_byte(
     }
 
 
+@pytest.mark.parametrize("layout", ["gptq", "gguf"])
+def test_what_a_codec_writes_wrong_is_read_back_and_refused(
+    layout: str, floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The method gives the right codes, and the file would hold others: one bit of one code."""
+    source = quantized(floats, tmp_path / "source", "int4:g32:scale=float16", "compressed-tensors")
+    kind = type(get_codec(layout))
+    encode = kind.encode
+
+    def wrong(self: Codec, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
+        lines = encode(self, layer, q)
+        codes = next(iter(lines.values())).clone()
+        codes.view(torch.uint8).view(-1)[-1] ^= 1
+        return {**lines, next(iter(lines)): codes}
+
+    monkeypatch.setattr(kind, "encode", wrong)
+    with pytest.raises(UnsupportedError, match=r"_proj\.weight.* does not hold its values: 1 of \d+ values"):
+        run(plan_of(source, layout), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_run_that_is_stopped_anywhere_resumes_to_the_same_bytes(floats: Path, tmp_path: Path) -> None:
     source = quantized(floats, tmp_path / "source", "int4:g64:asym", "awq")
     result = run(plan_of(source, "compressed-tensors"), tmp_path / "whole")
     expected = digests(tmp_path / "whole")
-    units = result.units
-    assert units > 4
-    for count in range(1, units):
+    assert result.units > 4
+    for count in range(1, result.units):
         out = tmp_path / f"out{count}"
         stop_after(plan_of(source, "compressed-tensors"), out, count)
         run(plan_of(source, "compressed-tensors"), out)
