@@ -7,7 +7,9 @@ import torch
 
 import zeropoint as zp
 from zeropoint.errors import UnsupportedError
+from zeropoint.formats import get_format
 from zeropoint.methods import LOSSLESS, LOSSLESS_OR_NEAREST, LayerData, LayerResult, method_named
+from zeropoint.methods.lossless import is_exact_reciprocal
 from zeropoint.params import QuantizationParams
 from zeropoint.schemes import Scheme
 from zeropoint.tensor import QuantizedTensor
@@ -129,6 +131,41 @@ def test_a_block_of_small_codes_under_a_large_scale_takes_the_scale_that_its_cod
     q = QuantizedTensor(data=zp.pack(codes, 4), params=params, shape=(1, 64), dtype=torch.float32)
     assert q.dequantize()[0, 3] == 2.0**16
     assert torch.equal(converted(q, NVFP4).q.dequantize(), q.dequantize())
+
+
+def with_every_scale_and_code(scheme: str, tensor_scale: torch.Tensor) -> QuantizedTensor:
+    """Return NVFP4 with a block for each positive number of float8_e4m3fn, which holds all codes."""
+    scales = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn)[None]
+    codes = torch.arange(16, dtype=torch.uint8).repeat(126)[None]
+    params = QuantizationParams.of(
+        Scheme.parse(scheme), (1, 2016), torch.float32, [scales, tensor_scale.reshape(1, 1)]
+    )
+    return QuantizedTensor(data=zp.pack(codes, 4), params=params, shape=(1, 2016), dtype=torch.float32)
+
+
+def test_nvfp4_goes_between_factors_and_divisors_where_the_reciprocal_gives_all_products() -> None:
+    """For 18 % of all tensor scales; no neighbor of the reciprocal serves for the others."""
+    dialects = [f"{NVFP4}:dialect={name}" for name in ("modelopt", "compressed-tensors")]
+    bits = torch.randint(1 << 23, (4096,), generator=torch.Generator().manual_seed(5), dtype=torch.int32)
+    scales = (bits + (118 << 23)).view(torch.float32)
+    numbers = (torch.arange(8, 16) / 8)[None]
+    near = [1 / scales]
+    for _ in range(2):
+        near += [near[-1].nextafter(torch.tensor(torch.inf))]
+    near += [(1 / scales).nextafter(torch.tensor(0.0))]
+    serves = [(numbers * scales[:, None] == numbers / other[:, None]).all(1) for other in near]
+    assert not (serves[1] | serves[2] | serves[3]).any()
+    assert int(serves[0].sum()) == 759
+    for scale, exact in zip(scales[:24], serves[0][:24].tolist(), strict=True):
+        assert is_exact_reciprocal(scale, get_format("float8_e4m3fn")) is exact
+        q = with_every_scale_and_code(dialects[0], scale)
+        if exact:
+            found = converted(q, dialects[1]).q
+            assert torch.equal(found.dequantize(), q.dequantize())
+            assert torch.equal(converted(found, dialects[0]).q.dequantize(), q.dequantize())
+        else:
+            with pytest.raises(UnsupportedError, match="does not hold the values of"):
+                converted(q, dialects[1])
 
 
 def test_a_part_takes_the_tensor_scale_of_the_whole() -> None:

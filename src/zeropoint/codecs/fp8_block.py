@@ -42,6 +42,7 @@ from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats import get_format
 from ..formats.torch_dtypes import storage_dtype
 from ..params import QuantizationParams
+from ..recipes import Activation
 from ..schemes import Granularity, Preset, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from .block_extents import blocks
@@ -62,7 +63,7 @@ from .engines import (
     fused_alike,
     rules,
 )  # fmt: skip
-from .protocol import ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
+from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record
 from .safetensors_dtypes import FILE_DTYPES
 
@@ -136,6 +137,15 @@ class Fp8Reader(Reader):
         self._codec = codec
         self._config = listing.quantization
         weight_scheme(self._config)
+
+    def input_of(self, module: str) -> Activation | None:
+        """See :class:`Reader`; as vLLM has them: of blocks in groups of their columns, else of tokens."""
+        if self._config.get("activation_scheme") == "static":
+            return Activation.of("float8_e4m3fn:tensor", dynamic=False)
+        weight = weight_scheme(self._config)
+        return Activation.of(
+            f"float8_e4m3fn:{'token' if _is_whole(weight) else f'g{blocks(weight)[COLUMNS]}'}"
+        )
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
         """See :class:`Reader`; ``key`` is the name of the weight, whose dtype the file does not tell."""

@@ -48,6 +48,26 @@ CACHE_PAIR = frozenset(("k_scale", "v_scale"))
 """Those that each attention layer has of a cache in float8."""
 
 
+def has_float8_cache(config: Mapping[str, Any]) -> bool:
+    """Return whether a configuration says that keys and values are float8 under one scale each.
+
+    Args:
+        config: ``quantization_config``, or the contents of another file in its place.
+
+    >>> has_float8_cache({"kv_cache_scheme": "static"}), has_float8_cache({})
+    (True, False)
+    """
+    found = cache_scheme(config)
+    if not isinstance(found, dict):
+        return found in ("static", "FP8")
+    whole = found.get("strategy") in (None, "tensor") and found.get("symmetric") is not False
+    return whole and (found.get("type"), found.get("num_bits"), bool(found.get("dynamic"))) == (
+        "float",
+        8,
+        False,
+    )
+
+
 def is_quantized(name: str, dtype: str) -> bool:
     """Return whether some tool leaves a tensor of this name or dtype as it is in quantized checkpoints.
 

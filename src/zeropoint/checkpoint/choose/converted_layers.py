@@ -99,17 +99,37 @@ def equivalent(
     """Return the scheme of ``codec`` that holds all values of ``weight``, or None and the reason.
 
     weight: with the format of every scale. given: how the layer's inputs are quantized; they are kept where
-    they are dynamic and the codec has them. dtype: of weights in the result.
+    the codec has them. dtype: of weights in the result.
     """
-    inputs = dict.fromkeys((given if given is not None and given.dynamic else None, None))
     reasons: dict[str, None] = {}
-    for scheme in _candidates(weight, dtype, codec):
-        for each in inputs:
-            try:
-                return named_layer(codec, scheme, each), ""
-            except UnsupportedError as error:
-                reasons[str(error)] = None
+    candidates = dict.fromkeys(_candidates(weight, dtype, codec))
+    for own, scheme in itertools.product(dict.fromkeys(_inputs(given, codec)), candidates):
+        try:
+            return named_layer(codec, scheme, own), ""
+        except UnsupportedError as error:
+            reasons[str(error)] = None
     return None, next(iter(reasons))
+
+
+def _inputs(given: Activation | None, codec: Codec) -> Iterator[Activation | None]:
+    """Yield inputs that are quantized as ``given`` says, first as the presets have them; then none."""
+    if given is not None and (given.dynamic or codec.input_names is not None):
+        for preset in codec.presets.values():
+            if preset.input is not None:
+                own = Activation.of(preset.input, dynamic=not preset.static)
+                if same_inputs(own, given):
+                    yield own
+        yield given
+    yield None
+
+
+def same_inputs(a: Activation, b: Activation) -> bool:
+    """Return whether inputs get the same codes and parameters, up to the roundings of engines."""
+    rules = [
+        [level.rule if level.rule.power_of_two else None for level in each.scheme.scales] for each in (a, b)
+    ]
+    same = stored_numbers(a.scheme)[:-1] == stored_numbers(b.scheme)[:-1]
+    return a.dynamic == b.dynamic and same and rules[0] == rules[1]
 
 
 def _candidates(weight: Scheme, dtype: torch.dtype, codec: Codec) -> Iterator[Scheme]:

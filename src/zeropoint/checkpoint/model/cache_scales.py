@@ -18,9 +18,10 @@ from ...codecs.registry import CODECS, claiming
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, printable
 from ...models.cache_watch import CacheWatch
 from ...models.sequential import observe_blocks
-from ..plan.additions import NewTensor, plan_with, with_cache
+from ..plan.additions import plan_with, with_cache
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.limits import Limits
+from ..plan.origin import NewTensor
 from ..read.quantized_layers import configuration
 from ..read.source import Source
 from ..read.storage import shown

@@ -14,7 +14,7 @@ from ..choose.decisions import TensorDecision, compact, describe, nothing_select
 from ..choose.selection import Why
 from ..read.storage import shown
 from ..read.tensor_entries import TensorEntry
-from .origin import Floats, Origin
+from .origin import Floats, NewTensor, Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +36,13 @@ class Actions:
 
     @staticmethod
     def of(
-        floats: Floats, decisions: Sequence[TensorDecision], tied: Mapping[str, str], *, every: bool
-    ) -> Actions:
+        floats: Floats, decisions: Sequence[TensorDecision], tied: Mapping[str, str], *, every: bool,
+        added: Sequence[NewTensor] = (),
+    ) -> Actions:  # fmt: skip
         """Return what follows from ``decisions``.
 
         tied: heads that are copies of an embedding. every: whether layers that are quantized already and not
-        anew are written as floats.
+        anew are written as floats. added: what is written besides.
         """
         origins, entries = floats.origins, floats.source.entries
         held, plain, copies = [], array("I"), {}
@@ -62,6 +63,7 @@ class Actions:
         said = (_with_words(d, words.get(d.entry.name), alone=alone) for d in decisions)
         return Actions(
             floats=floats, staying=staying, copies=copies, decisions=compact(entries, said),
+            added=tuple(tensor.origin for tensor in added),
             restored=tuple(origins[d.entry.name] for d in held) if every else (),
             kept=Made(
                 len(plain) + len(codes),
@@ -113,7 +115,13 @@ class Actions:
             for head, embedding in self.copies.items()
         ]
         worked = (self.floats.origin(entry) for entry, _, _ in self.quantized)
-        gone = [scale.name for o in itertools.chain(worked, self.restored) for scale in o.input_scales]
+        carried = {origin.entry.name.rpartition(".")[0] for origin in self.added}
+        gone = [
+            scale.name
+            for origin in itertools.chain(worked, self.restored)
+            for scale in origin.input_scales
+            if scale.name.rpartition(".")[0] not in carried
+        ]
         if gone:
             notes.append(f"{len(gone)} scales of quantized inputs are left out, such as {printable(gone[0])}")
         if self.staying:

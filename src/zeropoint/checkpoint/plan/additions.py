@@ -8,13 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
-
-import torch
 
 from ...codecs.known import CONFIG_KEYS, TOOL_FILES
 from ...codecs.protocol import Codec
-from ...codecs.safetensors_dtypes import FILE_DTYPES
 from ...errors import CheckpointError
 from ..choose.recipe import RecipeText
 from ..choose.selection import Selection
@@ -24,22 +20,13 @@ from ..read.quantized_layers import json_object
 from ..read.safetensors_file import pieces
 from ..read.source import CONFIG, MAX_JSON_BYTES, Source
 from ..read.storage import exists, open_file, shown, stamp
-from ..read.tensor_entries import TensorEntry
 from .actions import Actions
 from .checkpoint_plan import CheckpointPlan
 from .config_and_index import MANIFEST, index_name, index_text, readable
 from .limits import Limits
-from .origin import Floats, Origin
+from .origin import Floats, NewTensor
 from .placement import Placements
 from .texts import Text
-
-
-class NewTensor(NamedTuple):
-    """A tensor that the source has not: its name, the tensor next to which it is written, and its numbers."""
-
-    name: str
-    near: TensorEntry
-    value: torch.Tensor
 
 
 def plan_with(
@@ -51,7 +38,7 @@ def plan_with(
     texts: files that say something else than those of the source, by name. notes: for the report.
     """
     floats = Floats(source=source, origins={}, config=None)
-    actions = Actions.copying(floats, [_origin(tensor) for tensor in added])
+    actions = Actions.copying(floats, [tensor.origin for tensor in added])
     placements = Placements(source, actions, codec)
     texts = {index_name(source): Text.of(index_text(placements)), **texts}
     companions = [path for path in source.companions if str(path) not in (*texts, MANIFEST)]
@@ -66,7 +53,7 @@ def plan_with(
 
 def with_added(plan: CheckpointPlan, added: Iterable[NewTensor]) -> CheckpointPlan:
     """Return ``plan`` with tensors added to those that it writes."""
-    origins = [_origin(tensor) for tensor in added]
+    origins = [tensor.origin for tensor in added]
     placements = plan.placements.with_added(origins)
     name = index_name(plan.source)
     texts = {name: Text.of(index_text(placements))} if name in plan.texts else {}
@@ -76,15 +63,6 @@ def with_added(plan: CheckpointPlan, added: Iterable[NewTensor]) -> CheckpointPl
 
 
 _COPY = RecipeText(text="default: keep", name="copy")
-
-
-def _origin(tensor: NewTensor) -> Origin:
-    value, near = tensor.value.detach().cpu().contiguous(), tensor.near
-    entry = TensorEntry(
-        name=tensor.name, dtype=FILE_DTYPES[value.dtype], shape=tuple(value.shape), begin=near.begin,
-        nbytes=value.nbytes, file=near.file,
-    )  # fmt: skip
-    return Origin(entry=entry, data=value.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 def with_cache(source: Source, codec: Codec) -> dict[str, Text]:

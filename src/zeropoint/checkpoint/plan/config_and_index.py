@@ -28,18 +28,20 @@ MANIFEST = "zeropoint_manifest.json"
 
 def index_and_config(
     floats: Floats, decisions: Sequence[TensorDecision], placements: Placements, codec: Codec, *,
-    staying: Sequence[TensorDecision] = (),
+    staying: Sequence[TensorDecision] = (), cache: bool = False,
 ) -> dict[str, Text]:  # fmt: skip
     """Return the index, the configuration and what else the codec writes besides tensors, by file name.
 
     placements: of all output tensors. staying: layers that keep the codes which
-    the configuration of ``floats`` describes.
+    the configuration of ``floats`` describes. cache: whether scales of a cache are among the tensors.
     """
     source = floats.source
     texts = (
         {index_name(source): Text.of(index_text(placements))} if CONTAINERS[codec.container].indexed else {}
     )
     documents = _config(floats, decisions, placements, codec, staying=staying)
+    if cache:
+        documents = _with_cache(documents, codec)
     config = documents.section
     for name, content in documents.files.items():
         whole = content if isinstance(content, bytes) else json.dumps(content, indent=2) + "\n"
@@ -118,6 +120,16 @@ def _config(
         modules=modules, kept=kept, nonlinear=odd_targets(decisions, family), family=family,
         previous=floats.config or {}, tensors=tensors, graph=floats.source.graph,
     ))  # fmt: skip
+
+
+def _with_cache(documents: Documents, codec: Codec) -> Documents:
+    """Return the configuration files of a codec when they also say that the cache is quantized."""
+    section = None if documents.section is None else codec.with_cache(documents.section)
+    files = {
+        name: codec.with_cache(content) if not isinstance(content, bytes) else content
+        for name, content in documents.files.items()
+    }
+    return Documents(section=section, files=files)
 
 
 _MAYBE_ODD = re.compile(r"embed|position|token_type|wte|wpe|shared|bias|norm|router|gat(e|ing)$|wg$|(^|\.)ln")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -265,6 +265,24 @@ class Origin:
             part = self.read(files, rows[at], min(step, height - at), piece, step=rows.step)
             out[at : at + len(part)] = part[:, left : left + width]
         return out
+
+
+class NewTensor(NamedTuple):
+    """A tensor that the source has not: its name, the tensor next to which it is written, and its numbers."""
+
+    name: str
+    near: TensorEntry
+    value: torch.Tensor
+
+    @property
+    def origin(self) -> Origin:
+        """What writes it."""
+        value, near = self.value.detach().cpu().contiguous(), self.near
+        entry = TensorEntry(
+            name=self.name, dtype=FILE_DTYPES[value.dtype], shape=tuple(value.shape), begin=near.begin,
+            nbytes=value.nbytes, file=near.file,
+        )  # fmt: skip
+        return Origin(entry=entry, data=value.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 def _bytes(out: torch.Tensor) -> memoryview:

@@ -281,7 +281,7 @@ class Placements:
     def with_added(self, added: Sequence[Origin]) -> Placements:
         """Return what becomes of all tensors where some more are added."""
         source, codec = self._of
-        return Placements(source, replace(self._actions, added=tuple(added)), codec)
+        return Placements(source, replace(self._actions, added=(*self._actions.added, *added)), codec)
 
     @property
     def nbytes(self) -> int:

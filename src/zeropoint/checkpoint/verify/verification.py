@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from ...codecs.registry import codec_of
 from ...errors import CheckpointError, ZeropointError, count
-from ...methods import Bound, methods
+from ...methods import OF_CODES, Bound, methods
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import SHARD, shard_fields
 from ..plan.limits import Limits
@@ -151,6 +151,8 @@ def verify(
         *cache_problems(source, stored),
     ]  # fmt: skip
     if original is not None:
+        if manifest is not None and any(manifest.method(m) in OF_CODES for m in stored.modules):
+            original = original.converted(stored)
         apart = _structure(stored, original)
         if apart and manifest is not None and not _made_of(manifest, original.source):
             raise CheckpointError(

@@ -9,7 +9,7 @@ from typing import Any
 from ...architectures import Config, loaded_names
 from ...patterns import REGEX
 from ..protocol import Contents, LayerScheme
-from .config import LINEAR, Group, Targets, WrittenGroup, matches, quantization_config
+from .config import LINEAR, QUANT_METHOD, Group, Targets, WrittenGroup, matches, quantization_config
 from .targets import targets
 
 _EXPERT = re.compile(r"(^|\.)experts\.\d+\.")
@@ -25,11 +25,9 @@ def section(contents: Contents) -> dict[str, Any]:
     ignored = list(contents.kept)
     ignored += _elsewhere(ignored, quantized, family)
     ignored += _ignored_before(old, set(ignored), quantized)
-    cache = old.get("kv_cache_scheme")
-    # The fp8 layout has a word there, on which loaders of these layouts fail.
-    return quantization_config(
-        _groups(contents), ignored, kv_cache=cache if isinstance(cache, dict) else None
-    )
+    # Others have words and objects of their own there.
+    cache = old.get("kv_cache_scheme") if old.get("quant_method") == QUANT_METHOD else None
+    return quantization_config(_groups(contents), ignored, kv_cache=cache)
 
 
 def _elsewhere(ignored: Sequence[str], modules: Callable[[], Iterable[str]], family: Config) -> list[str]:
