@@ -140,7 +140,7 @@ def test_tiles_of_any_size_give_the_same_bytes(tmp_path: Path) -> None:
 
 def test_other_layouts_keep_these_experts_and_say_why(tmp_path: Path) -> None:
     plan = make_plan(open_source(save(tmp_path / "in", floats())), "w8a8")
-    assert any("fused experts with a bias, which cannot be split" in note for note in plan.notes)
+    assert any("fused experts with a bias, which loaders do not take apart" in note for note in plan.notes)
     assert [weight.module for weight in plan.weights] == ["model.layers.0.self_attn.q_proj"]
 
 

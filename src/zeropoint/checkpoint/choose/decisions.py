@@ -67,7 +67,7 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
         kept = rule.gives is None and rule.place != "" and not by_default
         problem = None if kept else not_a_weight(entry, entries, config)
         layer = None if rule.gives is None or problem is not None else layers.of(rule.gives, entry.use)
-        unfit = None if layer is None else misfit(entry, layer, expert_layout(config))
+        unfit = None if layer is None else _unfit(entry, layer, expert_layout(config))
         if problem is not None:
             why = Why.UNFIT if is_fused_experts(entry) or selection.includes(entry.name) else Why.DEFAULT
             decision = TensorDecision(entry=entry, layer=None, why=why, reason=problem)
@@ -153,14 +153,19 @@ class _LayerSchemes:
         return self._made[id(gives), use]
 
 
+def _unfit(entry: TensorEntry, layer: LayerScheme, experts: ExpertLayout) -> str | None:
+    """Return why a weight is not quantized to ``layer``, or None when it is."""
+    if experts.biased and is_fused_experts(entry) and not layer.codec.fuses(layer):
+        return "fused experts with a bias, which loaders do not take apart"
+    return misfit(entry, layer, experts)
+
+
 def misfit(entry: TensorEntry, layer: LayerScheme, experts: ExpertLayout) -> str | None:
     """Return why the layout cannot hold a weight, or None when it can."""
     fused = layer.codec.fuses(layer)
     shapes = {m.file_shape for m in matrices(entry, experts, fused=fused)}
     if not shapes:
         return "is empty"
-    if experts.biased and is_fused_experts(entry) and not fused:
-        return "fused experts with a bias, which cannot be split"
     return next(filter(None, (layer.codec.refusal(layer, shape) for shape in shapes)), None)
 
 

@@ -14,7 +14,8 @@ from ..choose.decisions import TensorDecision, compact, describe, nothing_select
 from ..choose.selection import Why
 from ..read.storage import shown
 from ..read.tensor_entries import TensorEntry
-from .origin import Floats, NewTensor, Origin
+from .carried_scales import NOTHING, Carried
+from .origin import Floats, Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +38,13 @@ class Actions:
     @staticmethod
     def of(
         floats: Floats, decisions: Sequence[TensorDecision], tied: Mapping[str, str], *, every: bool,
-        added: Sequence[NewTensor] = (),
+        more: Carried = NOTHING,
     ) -> Actions:  # fmt: skip
         """Return what follows from ``decisions``.
 
         tied: heads that are copies of an embedding. every: whether layers that are quantized already and not
-        anew are written as floats. added: what is written besides.
+        anew are written as floats. more: what is written besides, and in
+        the place of what.
         """
         origins, entries = floats.origins, floats.source.entries
         held, plain, copies = [], array("I"), {}
@@ -54,16 +56,21 @@ class Actions:
                 held.append(decision)
             elif name in tied:
                 copies[name] = tied[name]
-            else:
+            elif name not in more.gone:
                 plain.append(number)
         staying = () if every else tuple(held)
         codes = [entry for d in staying for entry in origins[d.entry.name].stored]
         alone = not any(d.quantized for d in decisions)
         words = {d.entry.name: f"decoded to {d.entry.dtype}" if every else "with its codes" for d in held}
-        said = (_with_words(d, words.get(d.entry.name), alone=alone) for d in decisions)
+        said = (
+            replace(d, reason=more.gone[d.entry.name])
+            if d.entry.name in more.gone
+            else _with_words(d, words.get(d.entry.name), alone=alone)
+            for d in decisions
+        )
         return Actions(
             floats=floats, staying=staying, copies=copies, decisions=compact(entries, said),
-            added=tuple(tensor.origin for tensor in added),
+            added=more.added,
             restored=tuple(origins[d.entry.name] for d in held) if every else (),
             kept=Made(
                 len(plain) + len(codes),

@@ -1,19 +1,21 @@
-"""Scales from data that a converted checkpoint keeps: those of static inputs, and of a cache.
+"""What goes with converted layers: scales of static inputs and of a cache, and biases of fused experts.
 
-They are single numbers next to the codes, under names and in shapes that each layout has of its own
-(codecs/data_scales.py). Here they become the tensors of another layout, number for number. This module reads
-these numbers and no weights.
+Scales are single numbers next to the codes, under names and in shapes that each layout has of its own
+(codecs/data_scales.py). They become the tensors of another layout, number for number. Where experts become
+single matrices, so do their biases, which are rows of the tensor that holds all. This module reads scales and
+no weights.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from ...architectures import ExpertLayout
 from ...codecs.known import CACHE_PAIR, CACHE_SCALES, has_float8_cache
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import claiming
@@ -25,22 +27,51 @@ from ...recipes import Activation
 from ...schemes.structure import stored_numbers
 from ..choose.converted_layers import same_inputs
 from ..choose.decisions import TensorDecision
-from ..choose.selection import module_of
+from ..choose.expert_matrices import matrices
+from ..choose.selection import is_fused_experts, module_of
 from ..read.storage import open_file
 from ..read.tensor_entries import TensorEntry
 from .origin import Floats, NewTensor, Origin
 
 
-class Carried(NamedTuple):
-    """What is written for some tensors of a source that are not copied, and sentences about it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """What is written for some tensors of a source that are not copied.
 
-    added: tuple[NewTensor, ...]
-    gone: frozenset[str]
-    notes: tuple[str, ...]
+    added: what is written. gone: what is not copied, with the reason. notes: sentences about that. cache:
+    whether scales of a cache are written.
+    """
+
+    added: tuple[Origin, ...] = ()
+    gone: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    cache: bool = False
+
+    def __or__(self, other: Carried) -> Carried:
+        """Return both."""
+        return Carried(
+            added=self.added + other.added, gone={**self.gone, **other.gone}, notes=self.notes + other.notes,
+            cache=self.cache or other.cache,
+        )  # fmt: skip
 
 
-NOTHING = Carried((), frozenset(), ())
+NOTHING = Carried()
 _OF_CACHE = re.compile(r"(.+?)(?:\.[kv]_proj)?\.([kv]_scale)", re.DOTALL)
+
+
+def carried(
+    floats: Floats, decisions: Sequence[TensorDecision], codec: Codec, *, requantize: bool
+) -> Carried:
+    """Return all that goes with the layers that ``decisions`` convert to ``codec``.
+
+    requantize: whether numbers may be rounded that have another form there. Raises what
+    :func:`input_scales` raises.
+    """
+    return (
+        cache_scales(floats, codec)
+        | input_scales(floats, decisions, requantize=requantize)
+        | split_biases(floats, decisions)
+    )
 
 
 def cache_scales(floats: Floats, codec: Codec) -> Carried:
@@ -55,7 +86,7 @@ def cache_scales(floats: Floats, codec: Codec) -> Carried:
     pairs = all(entry.name.rpartition(".")[2] in CACHE_PAIR for entry in found)
     if not found or (not (float8 and pairs) and claiming(config) == codec):
         return NOTHING
-    gone = frozenset(entry.name for entry in found)
+    gone = {entry.name: f"as {codec.title} have it" for entry in found}
     if place is None or not float8 or not pairs:
         said = "" if place is None else ", as the configuration of the source has them"
         example = printable(found[0].name)
@@ -63,17 +94,44 @@ def cache_scales(floats: Floats, codec: Codec) -> Carried:
             f"{count(len(found), 'scale')} of a cache left out, such as {example}, which have no place in "
             f"{codec.title}{said}"
         )
-        return Carried((), gone, (note,))
+        return Carried(gone=dict.fromkeys(gone, "left out"), notes=(note,))
     added = []
     for entry in found:
         match = _OF_CACHE.fullmatch(entry.name)
         assert match is not None
         own = place.key if match[2] == "k_scale" else place.value
         number = _number(entry)
-        added.append(
-            NewTensor(f"{match[1]}.{own}", entry, number.to(place.dtype or number.dtype).reshape(place.shape))
-        )
-    return Carried(tuple(added), gone, ())
+        number = number.to(place.dtype or number.dtype).reshape(place.shape)
+        added.append(NewTensor(f"{match[1]}.{own}", entry, number).origin)
+    return Carried(added=tuple(added), gone=gone, cache=True)
+
+
+def split_biases(floats: Floats, decisions: Sequence[TensorDecision]) -> Carried:
+    """Return the biases of fused experts that ``decisions`` split into matrices, one for each of these."""
+    added: list[Origin] = []
+    gone: dict[str, str] = {}
+    for decision in decisions:
+        layer, entry = decision.layer, decision.entry
+        if layer is None or not is_fused_experts(entry) or layer.codec.fuses(layer):
+            continue
+        bias = floats.source.entries.get(f"{module_of(entry.name)}_bias")
+        if bias is not None:
+            added += _biases(bias, floats.experts)
+            gone[bias.name] = "split as its experts are"
+    return Carried(added=tuple(added), gone=gone)
+
+
+def _biases(bias: TensorEntry, layout: ExpertLayout) -> Iterator[Origin]:
+    """Yield the bias of each matrix of fused experts: some rows of a tensor that has one number in each."""
+    name, item = bias.name.removesuffix("_bias"), bias.nbytes // math.prod(bias.shape)
+    rows = replace(bias, name=name, shape=(*bias.shape, 1))
+    for matrix in matrices(rows, layout._replace(transposed=False)):
+        count = matrix.shape[0]
+        entry = replace(
+            bias, name=f"{matrix.module}.bias", shape=(count,), begin=bias.begin + matrix.first * item,
+            nbytes=count * item,
+        )  # fmt: skip
+        yield Origin(entry=entry, step=matrix.step)
 
 
 def input_scales(floats: Floats, decisions: Sequence[TensorDecision], *, requantize: bool) -> Carried:
@@ -84,7 +142,7 @@ def input_scales(floats: Floats, decisions: Sequence[TensorDecision], *, requant
     Raises CheckpointError for a layer without them, UnsupportedError for a scale whose reciprocal, which is
     stored in its place, gives other products.
     """
-    added: list[NewTensor] = []
+    added: list[Origin] = []
     changed: list[tuple[str, Activation, Activation | None]] = []
     for decision in decisions:
         name = decision.entry.name
@@ -102,7 +160,7 @@ def input_scales(floats: Floats, decisions: Sequence[TensorDecision], *, requant
                     "them; convert to a scheme with dynamic inputs, or without"
                 )
             added += scales_of_layer(floats.origins[name], given, decision.layer, rounded=requantize)
-    return Carried(tuple(added), frozenset(), tuple(_said(changed)))
+    return Carried(added=tuple(added), notes=tuple(_said(changed)))
 
 
 def _said(changed: Sequence[tuple[str, Activation, Activation | None]]) -> Iterator[str]:
@@ -116,7 +174,7 @@ def _said(changed: Sequence[tuple[str, Activation, Activation | None]]) -> Itera
 
 def scales_of_layer(
     origin: Origin, given: Activation, layer: LayerScheme, *, rounded: bool
-) -> Iterator[NewTensor]:
+) -> Iterator[Origin]:
     """Yield the parameters of static inputs that were quantized as ``given`` says, as ``layer`` has them.
 
     origin: of the layer's weight. The rest is that of :func:`input_scales`.
@@ -146,10 +204,11 @@ def scales_of_layer(
                 "--allow-requantize to round it"
             )
         number = 1 / number
-    yield NewTensor(f"{module}.{names.needed(wanted)}", origin.entry, number.reshape(names.shape))
+    suffix = names.needed(wanted)
+    yield NewTensor(f"{module}.{suffix}", origin.entry, number.reshape(names.shape)).origin
     if "zero_point" in parts:
         zero = _number(parts["zero_point"]).reshape(names.shape)
-        yield NewTensor(f"{module}.{names.zero_point}", origin.entry, zero)
+        yield NewTensor(f"{module}.{names.zero_point}", origin.entry, zero).origin
 
 
 def _number(entry: TensorEntry) -> torch.Tensor:

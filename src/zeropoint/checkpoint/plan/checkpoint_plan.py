@@ -34,7 +34,7 @@ from ..read.config_text import WEIGHTS_ONLY_CONFIG
 from ..read.source import CONFIG, Source
 from ..read.storage import shown, stamp
 from .actions import Actions
-from .carried_scales import NOTHING, cache_scales, input_scales
+from .carried_scales import NOTHING, carried
 from .config_and_index import MANIFEST, index_and_config
 from .limits import Limits
 from .origin import Floats, as_floats, unquantized
@@ -258,41 +258,35 @@ def make_plan(
     floats = _floats(source, selection)
     placeless = floats.placeless(codec)
     floats = floats.without(placeless)
-    cache = cache_scales(floats, codec) if converts else NOTHING
-    floats = floats.without(cache.gone)
     check_patterns(selection, floats.source.entries)
     if mixture is not None:
         recipe = _of_mixture(mixture, text, floats.source, codec)
     decisions = decide(floats.source, KEPT if converts else recipe, selection, codec)
-    inputs = NOTHING
+    more = NOTHING
     if converts:
         anew = selection.dequantize is DequantizePolicy.CONVERT
         decisions = conversions(
             floats.source, decisions, floats.quantized, codec, to=_only_layer(recipe, codec), requantize=anew
         )
-        inputs = input_scales(floats, decisions, requantize=anew)
+        more = carried(floats, decisions, codec, requantize=anew)
     split = split_sets(decisions) if mixture is None else []
     if split and selection.strict:
-        more = f"; and {count(len(split) - 1, 'more such set')}" if len(split) > 1 else ""
-        raise CheckpointError(f"{split[0]}{more}; give each set one scheme, or leave out --strict")
+        others = f"; and {count(len(split) - 1, 'more such set')}" if len(split) > 1 else ""
+        raise CheckpointError(f"{split[0]}{others}; give each set one scheme, or leave out --strict")
     every = selection.dequantize is DequantizePolicy.EVERY
-    actions = Actions.of(
-        floats, decisions, tied_copies(source), every=every, added=(*cache.added, *inputs.added)
-    )
+    actions = Actions.of(floats, decisions, tied_copies(source), every=every, more=more)
     actions.require_sense(codec, every=every)
     placements = Placements(source, actions, codec)
     limits = limits.reserve(source.entries, placements.by_name)
     remarks = codec.model_format.remarks(model_files(source, source.shards[0], placements.layers))
-    texts = index_and_config(
-        floats, decisions, placements, codec, staying=actions.staying, cache=bool(cache.added)
-    )
+    texts = index_and_config(floats, decisions, placements, codec, staying=actions.staying, cache=more.cache)
     companions = [path for path in floats.source.companions if str(path) not in (*texts, MANIFEST)]
     plan = CheckpointPlan(
         source=source, codec=codec, recipe=text, selection=selection, decisions=actions.decisions,
         placements=placements, texts=texts, limits=limits,
         notes=(
             *source.notes, *_notes(floats.source, decisions), *split, *actions.notes(), *remarks,
-            *_of_placeless(placeless, codec), *cache.notes, *inputs.notes,
+            *_of_placeless(placeless, codec), *more.notes,
         ),
         companions={path: stamp(source.root / path).size for path in companions},
     )  # fmt: skip

@@ -53,7 +53,8 @@ class Origin:
     transposed: whether ``entry`` has fused experts whose matrices are (in, out); rows are outputs all the
     same, but for :meth:`read_as_written`. data: the bytes of a tensor that lies in no file; ``entry`` then
     says next to what it is written. raw: floats of another dtype that it is converted from. form: how its
-    rows are wanted, where that is not as the model has them.
+    rows are wanted, where that is not as the model has them. step: the distance of its numbers in the file,
+    of a vector that others lie between.
     """
 
     entry: TensorEntry
@@ -63,6 +64,7 @@ class Origin:
     data: bytes | None = None
     raw: TensorEntry | None = None
     form: StoredForm | None = None
+    step: int = 1
 
     def in_form(self, form: StoredForm) -> Origin:
         """Return the same tensor as a file holds it: in a form, and where that says so in float32."""
@@ -85,7 +87,7 @@ class Origin:
     @property
     def copied(self) -> bool:
         """Whether its bytes are those of the file."""
-        return self.layer is None and self.raw is None and self.same
+        return self.layer is None and self.raw is None and self.same and self.step == 1
 
     @property
     def dtype(self) -> torch.dtype:
@@ -118,6 +120,7 @@ class Origin:
         own = self.dtype.itemsize * (2 if self.transposed else 1)
         # What is converted, and rows in another order, are copies.
         own *= 1 if self.same and self.raw is None else 3
+        own += (self.step - 1) * own
         if self.layer is None:
             return own
         return own + decoding_bytes(self.layer.weight, self.layer.dtype, self.dtype)
@@ -180,7 +183,7 @@ class Origin:
     ) -> torch.Tensor:
         """Return ``rows`` rows of the tensor as a file of floats has it; see :meth:`read`."""
         if not self.transposed or self.layer is None:
-            return self.read(files, start, rows, buffer)
+            return self.read(files, start * self.step, rows, buffer, step=self.step)
         width = self.entry.shape[-1]
         out = torch.frombuffer(buffer, dtype=self.dtype, count=rows * width).view(rows, width)
         for expert, first, part in _by_expert(start, out, self.columns):

@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from ...codecs.containers.safetensors import DTYPE_BITS
 from ...errors import printable
 from ..choose.expert_matrices import matrices
 from ..choose.selection import WEIGHT_DTYPES, is_fused_experts, module_of
 from ..choose.tied import tied_copies
 from ..plan.config_and_index import MANIFEST
-from ..plan.origin import NewTensor, Origin
+from ..plan.origin import Origin
 from ..read.config_text import WEIGHTS_ONLY_CONFIG
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayers
@@ -64,18 +62,16 @@ class _Compare(Check):
 class _CompareNumber(Check):
     """Compare a scale of inputs or of a cache with what a conversion makes of the original's."""
 
-    def __init__(self, entry: TensorEntry, value: torch.Tensor, files: OpenFiles) -> None:
+    def __init__(self, entry: TensorEntry, data: bytes, files: OpenFiles) -> None:
         super().__init__(entry.name, entry.nbytes)
-        self.entry, self.value, self.file = entry, value, files[entry.file]
+        self.entry, self.data, self.file = entry, data, files[entry.file]
 
     def run(self, scratch: Scratch) -> None:  # noqa: ARG002 (it is a few bytes)
         """See :class:`Task`."""
-        wanted = NewTensor(self.name, self.entry, self.value).origin
         found = bytearray(self.nbytes)
         self.file.read_into(memoryview(found), self.entry.begin)
-        same = (self.entry.dtype, self.entry.shape) == (wanted.entry.dtype, wanted.entry.shape)
-        if not same or bytes(found) != wanted.data:
-            self.report(f"it is not what the original's becomes, {float(self.value)!r}")
+        if found != self.data:
+            self.report("it is not what the original's becomes")
 
 
 class _CompareFloats(Check):
@@ -157,15 +153,13 @@ def kept_problems(
     needless: says of a name that its tensor belongs to a quantized layer and needs no original.
     """
     problems = []
-    carried = dict(original.carried)
+    left = dict(original.carried)
     for entry in stored.others:
-        if carried.pop(entry.name, None) is not None:
-            accounts.add(entry.name)
-            continue
         if _origin_of(entry, original) is not None:
             accounts.add(entry.name)
             continue
-        first = original.source.entries.get(entry.name)
+        made = left.pop(entry.name, None)
+        first = original.source.entries.get(entry.name) if made is None else made.entry
         if first is None:
             if not needless(entry.name):
                 problems.append(Problem(where=entry.name, what="the original has no such tensor"))
@@ -180,7 +174,7 @@ def kept_problems(
     copies = tied_copies(original.source).keys()
     return problems + [
         Problem(where=name, what="it is missing")
-        for name in sorted({*accounts.missing(), *carried})
+        for name in sorted({*accounts.missing(), *left})
         if name not in copies and module_of(name) not in broken and name not in broken
     ]
 
@@ -192,12 +186,17 @@ def comparisons(stored: StoredLayers, original: Original, files: OpenFiles, *, c
     """
     for entry in stored.others:
         origin = _origin_of(entry, original)
-        first = original.source.entries.get(entry.name)
-        if entry.name in original.carried:
-            yield _CompareNumber(entry, original.carried[entry.name], files)
+        made = original.carried.get(entry.name)
+        first = original.source.entries.get(entry.name) if made is None else made.entry
+        same = first is not None and (first.dtype, first.shape) == (entry.dtype, entry.shape)
+        if made is not None and made.data is not None:
+            if same:
+                yield _CompareNumber(entry, made.data, files)
+        elif made is not None:
+            yield from _float_comparisons(entry, made, files, chunk) if same else ()
         elif origin is not None:
             yield from _float_comparisons(entry, origin, files, chunk)
-        elif first is not None and (first.dtype, first.shape) == (entry.dtype, entry.shape):
+        elif first is not None and same:
             for start in range(0, entry.nbytes, chunk):
                 yield _Compare((entry, first), start, min(chunk, entry.nbytes - start), files)
 

@@ -13,10 +13,11 @@ from ...architectures import DOWN, GATE_UP, ExpertLayout
 from ...codecs.records import Known
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ..choose.converted_layers import same_inputs
+from ..choose.decisions import TensorDecision
 from ..choose.expert_matrices import WeightMatrix, matrices
-from ..choose.selection import WEIGHT, is_fused_experts
-from ..plan.carried_scales import cache_scales, scales_of_layer
-from ..plan.origin import Floats, NewTensor, Origin, as_floats
+from ..choose.selection import WEIGHT, Why, is_fused_experts
+from ..plan.carried_scales import carried
+from ..plan.origin import Floats, Origin, as_floats
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration
 from ..read.source import Source, open_source
 from ..read.storage import OpenFile, Place
@@ -55,32 +56,33 @@ class OriginalWeight:
 class Original:
     """A checkpoint seen as floats.
 
-    source: as it lies in its files. floats: seen as if it were not quantized. carried: what a conversion
-    makes of its scales of inputs and of a cache, by name.
+    source: as it lies in its files. floats: seen as if it were not quantized. carried: what goes with
+    its layers where they were converted, by name.
     """
 
     source: Source
     floats: Floats
-    carried: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    carried: Mapping[str, Origin] = field(default_factory=dict)
 
     def converted(self, stored: StoredLayers) -> Original:
-        """Return the same, with what a conversion to the layers of ``stored`` makes of scales from data."""
-        added: list[NewTensor] = []
-        gone: frozenset[str] = frozenset()
+        """Return the same, with what goes with its layers where they became those of ``stored``."""
+        made = {}
         for layer in stored.layers:
             weight, wanted = self.weight_of(layer), stored.reader.input_of(layer.module)
             found = None if weight is None else self.floats.quantized(weight.origin.entry.name)
             if weight is None or found is None:
                 continue
-            if not gone:
-                cache = cache_scales(self.floats, layer.codec)
-                added, gone = [*added, *cache.added], cache.gone
-            given = found[1]
-            if wanted is not None and not wanted.dynamic and given is not None and same_inputs(given, wanted):
-                scheme = replace(layer.layer, input=wanted)
-                added += scales_of_layer(weight.origin, given, scheme, rounded=True)
-        carried = {tensor.name: tensor.value for tensor in added}
-        return replace(self, floats=self.floats.without(gone), carried=carried)
+            static = wanted is not None and found[1] is not None and same_inputs(found[1], wanted)
+            made[weight.origin.entry.name] = TensorDecision(
+                entry=weight.origin.entry, layer=replace(layer.layer, input=wanted if static else None),
+                why=Why.LINEAR, reason="",
+            )  # fmt: skip
+        if not made:
+            return self
+        codec = stored.layers[0].codec
+        more = carried(self.floats, list(made.values()), codec, requantize=True)
+        floats = self.floats.without(more.gone)
+        return replace(self, floats=floats, carried={origin.entry.name: origin for origin in more.added})
 
     def matrix(self, module: str) -> OriginalWeight | None:
         """Return the matrix of a module, which may be one of fused experts, or None."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from ...architectures import model_type, splits_experts, unloadable
+from ...architectures import expert_layout, model_type, splits_experts, unloadable
 from ...schemes import ZeroPoint
 from ..engines import (
     LLAMA_CPP,
@@ -46,6 +46,8 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
         yield Loads.NO, broken
     if splits_experts(facts.family) and facts.whole_experts:
         yield Loads.NO, "it takes the experts of this family one by one, and here they are kept as one tensor"
+    if expert_layout(facts.family).biased and facts.experts:
+        yield Loads.NO, "it takes the experts of this family as one tensor, and here they are single matrices"
     decoded = facts.section.get("dequantize") is True
     if not decoded and facts.nonlinear:
         yield Loads.NO, f"quantized embeddings and routers are read {_DECODED}"
@@ -84,7 +86,8 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
         yield Loads.NO, "quantized embeddings and routers are not read"
     if facts.transposed:
         yield Loads.NO, "quantized weights of Conv1D are not read"
-    if unloadable(facts.family) or splits_experts(facts.family):
+    biased = expert_layout(facts.family).biased and bool(facts.experts)
+    if unloadable(facts.family) or splits_experts(facts.family) or biased:
         yield Loads.UNCHECKED, "not checked for this architecture"
     for layer in facts.layers:
         word, layout = strategy(layer.weight), Layout(layer.layout)
