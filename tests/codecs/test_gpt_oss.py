@@ -15,12 +15,15 @@ from safetensors.torch import load_file, save_file
 import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import KEEP
 from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan, make_plan
 from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.plan.verdicts import require_loadable
 from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run import units
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.gpt_oss import CODEC
 from zeropoint.codecs.layer_schemes import layer_scheme
+from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError, UnsupportedError
 
 transformers = pytest.importorskip("transformers", reason="extra `hf`")
@@ -224,3 +227,58 @@ def test_matrices_and_partial_groups_are_refused() -> None:
     layer = layer_scheme("mxfp4", CODEC)
     assert CODEC.refusal(layer, (64, 64)) == "has 2 axes, and the layout stores fused experts"
     assert CODEC.refusal(layer, (3, 64, 48)) == "last axis 48 is not a multiple of the group, 32"
+
+
+def with_biases() -> Tensors:
+    """Return the experts of somebody else with biases, and a layer of floats."""
+    return codes() | {name: x for name, x in floats().items() if name not in (GATE_UP, DOWN)}
+
+
+def convert(source: Path, out: Path, layout: str, limits: Limits, to: str | None = None) -> Tensors:
+    run(conversion_plan(open_source(source), to, get_codec(layout), limits=limits), out)
+    return load_file(out / "model.safetensors")
+
+
+@pytest.mark.parametrize("limits", [Limits(workers=1), Limits(workers=3, tile_values=64)], ids=str)
+def test_converted_experts_are_single_matrices_with_the_same_codes_scales_and_biases(
+    limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if limits.workers > 1:
+        monkeypatch.setattr(units, "UNIT_VALUES", 512)
+        monkeypatch.setattr(units, "UNIT_BYTES", 64)
+    stored = with_biases()
+    source = theirs(tmp_path / "in", stored)
+    found = convert(source, tmp_path / "out", "compressed-tensors", limits)
+    wanted = {name: x for name, x in stored.items() if "experts" not in name}
+    for expert in range(EXPERTS):
+        for kind, every, first in (("gate", GATE_UP, 0), ("up", GATE_UP, 1), ("down", DOWN, 0)):
+            step = 2 if every == GATE_UP else 1
+            name = f"{GATE_UP.rpartition('.')[0]}.{expert}.{kind}_proj"
+            rows = slice(first, None, step)
+            wanted[f"{name}.weight_packed"] = stored[f"{every}_blocks"][expert, rows].flatten(1)
+            wanted[f"{name}.weight_scale"] = stored[f"{every}_scales"][expert, rows]
+            wanted[f"{name}.bias"] = stored[f"{every}_bias"][expert, rows]
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], x) and found[name].dtype == x.dtype for name, x in wanted.items())
+    assert zp.verify_checkpoint(tmp_path / "out", source).ok
+    back = convert(tmp_path / "out", tmp_path / "floats", "compressed-tensors", limits, "bfloat16")
+    whole = convert_moe_packed_tensors(stored[f"{DOWN}_blocks"], stored[f"{DOWN}_scales"])
+    name = f"{GATE_UP.rpartition('.')[0]}.1.down_proj.weight"
+    assert torch.equal(bits(back[name]), bits(whole[1].t().contiguous()))
+
+
+def test_a_bias_that_was_changed_after_it_was_split_is_found(tmp_path: Path) -> None:
+    source = theirs(tmp_path / "in", with_biases())
+    found = convert(source, tmp_path / "out", "compressed-tensors", Limits(workers=1))
+    name = f"{GATE_UP.rpartition('.')[0]}.2.up_proj.bias"
+    for other in ({name: found[name] + 1}, {}):
+        tensors = {key: x for key, x in found.items() if key != name} | other
+        save_file(tensors, tmp_path / "out" / "model.safetensors", metadata={"format": "pt"})
+        assert name in {problem.where for problem in zp.verify_checkpoint(tmp_path / "out", source).problems}
+
+
+def test_no_engine_is_said_to_load_these_experts_one_by_one(tmp_path: Path) -> None:
+    source = open_source(theirs(tmp_path / "in", with_biases()))
+    plan = conversion_plan(source, None, get_codec("compressed-tensors"))
+    with pytest.raises(CheckpointError, match="takes the experts of this family as one tensor"):
+        require_loadable(plan)
