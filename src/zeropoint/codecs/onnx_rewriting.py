@@ -14,11 +14,26 @@ import torch
 
 from ..errors import CheckpointError, UnsupportedError, printable
 from .containers.onnx import DATA_NAMES, DATA_TYPES, shape_of
-from .containers.onnx_graph import RUNTIME, STANDARD, Initializer, initializers, parsed
+from .containers.onnx_graph import (
+    BLOCK_SCALES,
+    CODES,
+    DEQUANTIZE,
+    OUTER,
+    RUNTIME,
+    SCALE,
+    STANDARD,
+    GraphLayer,
+    Initializer,
+    all_graphs,
+    attribute_of,
+    initializers,
+    parsed,
+)
 from .containers.protocol import Found
 from .protocol import Contents, Documents, LayerScheme
 from .safetensors_dtypes import TORCH_DTYPES
 
+WEIGHT = ".weight"
 _LIMIT = (1 << 31) - 1
 _INTERNAL_VERSIONS = ((19, 9), (21, 10), (23, 11), (24, 12), (25, 13))
 """Sets of operators, and the first version of the format with the types that they need."""
@@ -88,7 +103,7 @@ class Rewriting:
         each.graph.initializer.remove(each.tensor)
 
 
-_STANDARD_NODES = ("Add", "DequantizeLinear")
+_STANDARD_NODES = ("Add", "DequantizeLinear", "MatMul")
 
 
 def _insert(graph: Any, at: int, nodes: Sequence[Any]) -> None:
@@ -116,13 +131,8 @@ def rewritten(
         )
     places = {found.row.name: found for found in contents.tensors()}
     layers = {module.name: module.layer for module in contents.modules() if module.layer is not None}
-    edit = Rewriting(_with_operators(parsed(contents.graph), operators), places)
-    found, quantized = initializers(edit.model)
-    if quantized:
-        raise UnsupportedError(
-            f"{printable(next(iter(quantized)))} is quantized in the source, and ONNX models are written "
-            "from models of floats; pass that one"
-        )
+    edit = Rewriting(_with_operators(_with_floats(parsed(contents.graph)), operators), places)
+    found, _ = initializers(edit.model)
     for each in found:
         layer = layers.get(module_name(each)) if each.use.reason is None else None
         if layer is not None:
@@ -135,6 +145,64 @@ def rewritten(
         raise CheckpointError(f"the graph ({len(data)} bytes) must fit in the {_LIMIT} of one ONNX file")
     file = next(iter(places.values())).file
     return Documents(section=None, files={file.removesuffix(".data"): data})
+
+
+def _with_floats(model: Any) -> Any:
+    """Return a model with a tensor of floats, without numbers, in the place of each quantized weight.
+
+    What decoded or multiplied the codes is gone, and the codes with it.
+    """
+    _, layers = initializers(model)
+    gone: set[str] = set()
+    for key, layer in layers.items():
+        node = layer.node
+        graph = next(each for each in all_graphs(model) if any(own is node for own in each.node))
+        weight = graph.initializer.add()
+        weight.name, weight.data_location = f"{key}{WEIGHT}", 1
+        gone |= {*node.input, *(part.tensor.name for part in layer.parts.values())}
+        if node.op_type == DEQUANTIZE:
+            weight.data_type = _values_type(layer)
+            weight.dims.extend(layer.parts[CODES].dims)
+            for read in layer.reads:
+                read.node.input[read.index] = weight.name
+            graph.node.remove(node)
+            _remove_makers(graph, node.input[1])
+        else:
+            weight.data_type = layer.parts[BLOCK_SCALES].tensor.data_type
+            weight.dims.extend([attribute_of(node, "K", 0), attribute_of(node, "N", 0)])
+            _put_product(graph, node, weight.name)
+    for each in initializers(model)[0]:
+        if each.tensor.name in gone and not each.reads and not each.is_output:
+            Rewriting(model, {}).drop(each)
+    return model
+
+
+def _values_type(layer: GraphLayer) -> int:
+    """Return the type of the values that a DequantizeLinear gives."""
+    scale = layer.parts.get(OUTER, layer.parts[SCALE])
+    return attribute_of(layer.node, "output_dtype", 0) or int(scale.tensor.data_type)
+
+
+def _remove_makers(graph: Any, name: str) -> None:
+    """Remove the node that makes a tensor which no node reads any more."""
+    if not any(name in node.input for node in graph.node):
+        for node in [node for node in graph.node if name in node.output]:
+            graph.node.remove(node)
+
+
+def _put_product(graph: Any, node: Any, weight: str) -> None:
+    """Put a MatMul, and an Add of a bias, in the place of MatMulNBits."""
+    (result,), bias = node.output, node.input[_BIAS] if len(node.input) > _BIAS else ""
+    edit = Rewriting(None, {})
+    out = f"{result}_product" if bias else result
+    nodes = [edit.node("MatMul", [node.input[0], weight], out, name=node.name)]
+    if bias:
+        nodes.append(edit.node("Add", [out, bias], result))
+    edit.put(graph, node, nodes)
+
+
+_BIAS = 5
+"""Which input of MatMulNBits is added to the product."""
 
 
 def _with_operators(model: Any, least: int) -> Any:

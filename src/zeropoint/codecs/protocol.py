@@ -217,6 +217,7 @@ class Codec(Protocol):
         input_names: of tensors for static inputs, or None where it holds none.
         cache: where scales of a cache of keys and values lie, or None where it holds none.
         usual: engines that its files are for, the first of which may refuse a result.
+        use: how the graph of the source uses the weight, in files with graphs.
         model_format: what its files say of a model besides its weights.
     """
 
@@ -231,6 +232,7 @@ class Codec(Protocol):
     input_names: InputNames | None = None
     cache: CacheScales | None = None
     usual: tuple[str, ...] = (TRANSFORMERS, VLLM)
+    use: Use | None = None
     model_format: ModelFormat = ModelFormat()
 
     def __hash__(self) -> int:

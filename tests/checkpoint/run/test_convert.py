@@ -221,6 +221,15 @@ def test_a_layer_without_an_equal_is_refused_by_name_before_anything_is_read(
     assert str(caught.value).endswith("; pass --to SCHEME, and --allow-requantize where values change")
 
 
+def test_what_schemes_and_shapes_forbid_is_refused_in_the_plan(floats: Path, tmp_path: Path) -> None:
+    source = quantized(floats, tmp_path / "source", "int4:g32", "gptq")
+    with pytest.raises(UnsupportedError, match=r"int4:g64.* has one scale where it has several: blocks of g"):
+        plan_of(source, "compressed-tensors", "int4:g64")
+    with pytest.raises(UnsupportedError, match=r"the parameters of float4_e2m1fn.* do not follow"):
+        plan_of(source, "compressed-tensors", "nvfp4a16")
+    assert plan_of(source, "compressed-tensors", "int4:g64", requantize=True).weights
+
+
 def test_numbers_that_do_not_fit_are_refused_with_the_tensor_and_nothing_is_left(
     floats: Path, tmp_path: Path
 ) -> None:

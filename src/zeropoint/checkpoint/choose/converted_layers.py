@@ -18,10 +18,11 @@ from ...architectures import expert_layout
 from ...codecs.layer_schemes import named_layer, preset_layers
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ...errors import SchemeError, UnsupportedError, count, printable
+from ...errors import SchemeError, ShapeError, UnsupportedError, count, printable
 from ...formats import get_format
 from ...formats.rounding import Overflow
 from ...formats.torch_dtypes import format_of
+from ...layout.blocks import blocks_of_blocks
 from ...methods import LOSSLESS, LOSSLESS_OR_NEAREST
 from ...methods.lossless import unrelated
 from ...recipes import Activation
@@ -60,7 +61,7 @@ def conversions(
         if found is None or decision.why is Why.USER:
             return decision
         entry = decision.entry
-        layer, reason = _target(*found, TORCH_DTYPES[entry.dtype], codec, to)
+        layer, reason = _target(*found, TORCH_DTYPES[entry.dtype], codec.used(entry.use), to)
         reason = "" if requantize and layer is not None else reason
         if layer is not None and not reason:
             reason = not_a_weight(entry, entries, config) or misfit(entry, layer, experts) or ""
@@ -88,8 +89,16 @@ def _target(
     """Return what a layer is converted to, weights of ``dtype``, or None and the reason."""
     if to is None:
         return equivalent(explicit(stored.weight, stored.dtype), given, dtype, codec)
+    to = to if to.codec == codec else replace(to, codec=codec)
     have, wanted = stored_numbers(stored.weight, stored.dtype), stored_numbers(to.weight, dtype)
-    reason = None if have[:-1] == wanted[:-1] else unrelated(stored.weight, to.weight)
+    if have[:-1] == wanted[:-1]:
+        return to, ""
+    reason = unrelated(stored.weight, to.weight)
+    if reason is None and len(to.weight.scales) == 1:
+        try:
+            blocks_of_blocks(stored.weight.granularity, to.weight.granularity, stored.shape)
+        except ShapeError as error:
+            reason = f"{to.weight} has one scale where it has several: {error}"
     return to, reason or ""
 
 

@@ -382,8 +382,9 @@ def unquantized(source: Source) -> Floats:
 def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
     """Return a checkpoint, quantized or not, as if it were not.
 
-    dtype: of the floats; by default that which the configuration names, or bfloat16. Raises CheckpointError
-    or UnsupportedError when codes cannot be read, listing what is wrong with which layer.
+    dtype: of the floats; by default that which a graph gives to each, the configuration names, or bfloat16.
+    Raises CheckpointError or UnsupportedError when codes cannot be read, listing what is wrong with which
+    layer.
     """
     config = configuration(source)
     if config is None:
@@ -396,7 +397,7 @@ def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
     if stored.problems:
         listed = "; ".join(map(str, stored.problems[:_LISTED]))
         raise CheckpointError(f"{place} cannot be dequantized: {listed}; pass the original checkpoint")
-    origins = Origins(source, stored, dtype or _declared_dtype(source))
+    origins = Origins(source, stored, dtype or (None if source.graph else _declared_dtype(source)))
     entries = _float_entries(source, origins)
     floats = replace(
         source, entries=entries,
@@ -416,7 +417,7 @@ def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
 class Origins(Mapping[str, Origin]):
     """The quantized layers of a checkpoint as tensors of floats by name, each made when it is asked for."""
 
-    def __init__(self, source: Source, stored: StoredLayers, dtype: torch.dtype) -> None:
+    def __init__(self, source: Source, stored: StoredLayers, dtype: torch.dtype | None) -> None:
         self._entries, self._stored, self._dtype = source.entries, stored, dtype
         self._experts = expert_layout(source.config or {})
 
@@ -437,11 +438,11 @@ class Origins(Mapping[str, Origin]):
         joint = "." if layer.experts is None else "_"
         scales = (self._entries.get(f"{layer.module}{joint}{name}") for name in ACTIVATION_SCALES)
         transposed = layer.experts is not None and self._experts.transposed
-        matrix = layer.shape[::-1] if transposed else layer.shape
+        matrix, dtype = layer.shape[::-1] if transposed else layer.shape, self._dtype or layer.dtype
         entry = TensorEntry(
-            name=layer.name, dtype=FILE_DTYPES[self._dtype], begin=0, file=layer.codes.file,
+            name=layer.name, dtype=FILE_DTYPES[dtype], begin=0, file=layer.codes.file,
             shape=matrix if layer.experts is None else (layer.experts, *matrix),
-            nbytes=layer.values * self._dtype.itemsize,
+            nbytes=layer.values * dtype.itemsize, use=layer.codec.use,
         )  # fmt: skip
         scales_there = tuple(filter(None, scales))
         return Origin(entry=entry, layer=layer, input_scales=scales_there, transposed=transposed)

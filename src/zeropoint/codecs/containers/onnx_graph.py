@@ -80,11 +80,15 @@ class Initializer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GraphLayer:
-    """A quantized weight: the node that decodes it, its tensors by part, and how its values are used."""
+    """A quantized weight: the node that decodes it, its tensors by part, and how its values are used.
+
+    reads: nodes that read the values.
+    """
 
     node: Any
     parts: Mapping[str, Initializer]
     use: Use
+    reads: Sequence[Read] = ()
 
 
 def parsed(graph: bytes) -> Any:
@@ -101,14 +105,14 @@ def parsed(graph: bytes) -> Any:
         raise CheckpointError(f"it is no ONNX model: {error}") from error
     if not model.HasField("graph") or not model.graph.node:
         raise CheckpointError("it is no ONNX model: it has no graph with nodes")
-    texts = itertools.chain.from_iterable(map(_texts, _all_graphs(model)))
+    texts = itertools.chain.from_iterable(map(_texts, all_graphs(model)))
     damaged = next((text for text in texts if isinstance(text, bytes)), None)
     if damaged is not None:
         raise CheckpointError(f"a name of its graph is not UTF-8: {printable(repr(damaged))}")
     return model
 
 
-def _all_graphs(model: Any) -> Iterator[Any]:
+def all_graphs(model: Any) -> Iterator[Any]:
     """Yield the main graph and those inside of nodes."""
     pending = [model.graph]
     while pending:
@@ -132,7 +136,7 @@ def _texts(graph: Any) -> Iterator[Any]:
 def lifted(model: Any, many: Callable[[Any], bool]) -> list[Any]:
     """Make initializers of nodes Constant whose numbers are ``many``; return all other tensors of nodes."""
     others: list[Any] = []
-    for graph in list(_all_graphs(model)):
+    for graph in list(all_graphs(model)):
         for node in list(graph.node):
             held = [attribute for attribute in node.attribute if attribute.HasField("t")]
             constant = node.op_type == "Constant" and node.domain in STANDARD and len(node.output) == 1
@@ -252,7 +256,7 @@ def _layer(read: Read, inputs: _Inputs, makers: Mapping[str, _Inputs]) -> GraphL
         held |= {SCALE: outer[0], OUTER: outer[1]}
     if ZERO in held and not held[ZERO].data and not any(held[ZERO].tensor.int32_data):
         del held[ZERO]  # no zero points, which some quantizers write all the same
-    return GraphLayer(node=node, parts=held, use=_of_reads(readers, inputs[0].dims))
+    return GraphLayer(node=node, parts=held, use=_of_reads(readers, inputs[0].dims), reads=readers)
 
 
 def _use(each: Initializer) -> Use:
