@@ -22,7 +22,7 @@ from ...architectures import shared_scale_set
 from ...codecs.containers import CONTAINERS
 from ...codecs.containers.protocol import Metadata, Row
 from ...codecs.model_format import FileTensor, ModelFiles
-from ...codecs.protocol import ROWS, Codec, LayerScheme, TensorSpec
+from ...codecs.protocol import COLUMNS, ROWS, Codec, LayerScheme, TensorSpec
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...codecs.stored_forms import StoredForm
 from ...columns import Kinds, Made, Names
@@ -35,6 +35,7 @@ from ..read.source import Source
 from ..read.storage import OpenFile, Place, read_small
 from ..read.tensor_entries import TensorEntry
 from .actions import Actions
+from .code_columns import columns_alignment, read_code_columns
 from .limits import value_bytes
 from .origin import Origin
 from .texts import Text
@@ -162,10 +163,12 @@ class Placement:
         """Rows or columns of which a part must hold a multiple to be worked on and written alone."""
         if self.to is None:
             return self.origin.written_alignment
+        own, layer = self.layer.codec.alignment(self.layer, self.shape), self.origin.layer
+        if self.of_codes and self.axis == COLUMNS and layer is not None and layer.experts is None:
+            return math.lcm(own, columns_alignment(layer))
         scope = method_named(self.method).scope(self.layer.weight)
         if scope is not Scope.BLOCKS and (scope is not Scope.ROWS or self.axis != ROWS):
             return max(1, self.extent)
-        own = self.layer.codec.alignment(self.layer, self.shape)
         return math.lcm(own, self.origin.alignment, self._code_rows) if self.axis == ROWS else own
 
     @property
@@ -182,10 +185,13 @@ class Placement:
         return layer.codec.alignment(layer.layer, layer.shape)
 
     def codes(self, files: Mapping[Place, OpenFile], start: int, count: int) -> QuantizedTensor:
-        """Return ``count`` rows from ``start`` on in the codes of the origin; all rows for columns."""
+        """Return ``count`` rows, or columns, from ``start`` on in the codes of the origin."""
         begin, height = (start, count) if self.axis == ROWS else (0, self.shape[0])
         first = self.first + begin * self.step
-        return self.origin.codes(files, range(first, first + height * self.step, self.step))
+        rows = range(first, first + height * self.step, self.step)
+        if self.axis == ROWS or count == self.extent:
+            return self.origin.codes(files, rows)
+        return read_code_columns(self.origin, files, rows, (start, count))
 
     def read(
         self, files: Mapping[Place, OpenFile], start: int, count: int, buffer: bytearray

@@ -1,0 +1,100 @@
+"""Columns of a matrix in codes, whatever the axis along which its file cuts it.
+
+Where that is the rows, they are read a few at a time, and what else they hold is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from ...codecs.protocol import COLUMNS
+from ...layout.packing import packed_length
+from ...params import QuantizationParams
+from ...params.tensors import granularities
+from ...tensor import QuantizedTensor
+from ..read.decoding import read_lines
+from ..read.quantized_layers import StoredLayer
+from ..read.storage import OpenFile, Place
+from .origin import Origin
+
+_VALUES = 1 << 18
+"""Values of whole rows that are read at once, of which columns are kept."""
+_WHOLE_BYTES = 8
+"""Codes of any number of bits that end where a byte ends."""
+
+
+def columns_alignment(layer: StoredLayer) -> int:
+    """Return the columns of which a part must hold a multiple: those of whole blocks and whole bytes."""
+    own = layer.codec.alignment(layer.layer, layer.shape) if _cut_so(layer) else 1
+    return math.lcm(_WHOLE_BYTES, own, *_extents(layer, COLUMNS))
+
+
+def read_code_columns(
+    origin: Origin, files: Mapping[Place, OpenFile], rows: range, columns: tuple[int, int]
+) -> QuantizedTensor:
+    """Return some columns, (first, count), of the rows of a matrix in codes; see :meth:`Origin.codes`.
+
+    The first is a multiple of :func:`columns_alignment`, and so is the count unless they are the last.
+    """
+    layer, (start, count) = origin.layer, columns
+    assert layer is not None
+    if _cut_so(layer) and origin.same:
+        shape = (layer.shape[0], count)
+        lines = read_lines(layer, files, start, count)
+        q = layer.codec.decode(layer.layer, lines, start=start, shape=shape, dtype=layer.dtype)
+        return replace(q, dtype=origin.dtype)
+    height = math.lcm(origin.alignment, *_extents(layer, 0))
+    step = max(1, _VALUES // max(1, layer.shape[1]) // height) * height
+    pieces = (origin.codes(files, rows[at : at + step]) for at in range(0, len(rows), step))
+    return _stacked([_columns_of(piece, start, count) for piece in pieces])
+
+
+def _cut_so(layer: StoredLayer) -> bool:
+    """Return whether the file cuts a layer along its columns."""
+    return layer.codec.axis(layer.layer) == COLUMNS
+
+
+def _extents(layer: StoredLayer, axis: int) -> list[int]:
+    """Return how long blocks are along an axis, for each tensor of parameters that has several there."""
+    every = granularities(layer.weight)
+    return [found.block_shape(layer.shape)[axis] for found in every if found.grid(layer.shape)[axis] > 1]
+
+
+def _columns_of(q: QuantizedTensor, start: int, count: int) -> QuantizedTensor:
+    """Return columns of whole blocks and bytes of a matrix in codes."""
+    bits, (rows, _), stored = q.scheme.bits, q.shape, []
+    for found, numbers in zip(granularities(q.scheme), q.params.stored, strict=True):
+        grid, width = found.grid(q.shape), found.block_shape(q.shape)[1]
+        whole = numbers.reshape(grid)
+        stored.append(whole[:, start // width : -(-(start + count) // width)] if grid[1] > 1 else whole)
+    data = q.data.view(rows, -1)[:, packed_length(start, bits) : packed_length(start + count, bits)]
+    params = QuantizationParams.of(q.scheme, (rows, count), q.params.dtype, stored)
+    return replace(q, data=data, params=params, shape=(rows, count))
+
+
+def _stacked(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:
+    """Return matrices of codes, of whole blocks each, as one below the other."""
+    first = parts[0]
+    shape = (sum(part.shape[0] for part in parts), first.shape[1])
+    stored = [
+        _joined(several) if found.grid(shape)[0] > 1 else several[0].contiguous()
+        for found, several in zip(
+            granularities(first.scheme),
+            zip(*(part.params.stored for part in parts), strict=True),
+            strict=True,
+        )
+    ]
+    params = QuantizationParams.of(first.scheme, shape, first.params.dtype, stored)
+    return replace(first, data=_joined([part.data for part in parts]), params=params, shape=shape)
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the rows of all parts; of 8-bit floats, as the bytes that they are."""
+    dtype = parts[0].dtype
+    if dtype.itemsize > 1:
+        return torch.cat(list(parts))
+    return torch.cat([part.contiguous().view(torch.uint8) for part in parts]).view(dtype)
