@@ -24,7 +24,7 @@ and has no -0 in fp4. This module opens no file.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -126,6 +126,10 @@ class QuarkReader(Reader):
         shape = (width, lines) if kind.transposed else (lines, width)
         own = known.dtype if known is not None else model_dtype(self._listing.config, torch.bfloat16)
         return record_of(layer, key, tensors, shape=shape, dtype=own, optional=(ZEROS,) * kind.symmetric)
+
+    def kept(self) -> Callable[[str], bool]:
+        """See :class:`Reader`."""
+        return lambda _: False
 
     def expects(self, module: str) -> bool:
         """See :class:`Reader`."""

@@ -158,6 +158,11 @@ class BitsandbytesReader(Reader):
                 "original checkpoint"
             )
         self.ignore = names_in(config, "llm_int8_skip_modules")
+        self._said = {
+            "bnb_4bit_quant_type": config.get("bnb_4bit_quant_type"),
+            "bnb_4bit_use_double_quant": config.get("bnb_4bit_use_double_quant"),
+            "bnb_4bit_quant_storage": config.get("bnb_4bit_quant_storage"),
+        }
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
         """See :class:`Reader`; ``key`` is the module."""
@@ -185,6 +190,21 @@ class BitsandbytesReader(Reader):
         if partial is not None:
             raise UnsupportedError(f"{partial}, so blocks run over rows, which is not read here")
         return record_of(layer, key, tensors, shape=state.shape, dtype=state.dtype)
+
+    def contradiction(self, layer: LayerScheme) -> str | None:
+        """See :class:`Reader`."""
+        kind, _, nested = layer.layout.partition(" ")
+        found = {
+            "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": bool(nested),
+            "bnb_4bit_quant_storage": "uint8",
+        }  # fmt: skip
+        return next(
+            (
+                f"{key} of the configuration is {self._said[key]!r:.40}, but its tensors have {value!r}"
+                for key, value in found.items() if self._said[key] not in (None, value)
+            ),
+            None,
+        )  # fmt: skip
 
 
 def _table(weight: Scheme) -> torch.Tensor:

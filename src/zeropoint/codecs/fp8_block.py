@@ -64,7 +64,7 @@ from .engines import (
     rules,
 )  # fmt: skip
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
-from .records import Entry, Known, Listing, Reader, Record
+from .records import Entry, Known, Listing, Reader, Record, names_in
 from .safetensors_dtypes import FILE_DTYPES
 
 QUANT_METHOD = "fp8"
@@ -130,6 +130,10 @@ def weight_scheme(config: Mapping[str, Any], factors: str = "F32") -> Scheme:
     return Scheme.parse(f"float8_e4m3fn:block{block[0]}x{block[1]}:scale={scale}")
 
 
+_LEFT_OUT = ("modules_to_not_convert", "ignored_layers")
+"""Names of kept layers; the second is what vLLM calls them."""
+
+
 class Fp8Reader(Reader):
     """The layers of one fp8 checkpoint, all under one scheme but for fused experts."""
 
@@ -137,6 +141,7 @@ class Fp8Reader(Reader):
         self._codec = codec
         self._config = listing.quantization
         weight_scheme(self._config)
+        self.ignore = tuple(n for key in _LEFT_OUT for n in names_in(self._config, key))
 
     def input_of(self, module: str) -> Activation | None:
         """See :class:`Reader`; as vLLM has them: of blocks in groups of their columns, else of tokens."""

@@ -63,6 +63,7 @@ class LlmInt8Reader(Reader):
         weight = Scheme.parse(_SCHEME)
         self._layer = LayerScheme(codec=codec, name=str(weight), weight=weight)
         self._dtype = model_dtype(listing.config, torch.float16)
+        self._four = bool(listing.quantization.get("load_in_4bit"))
         self.ignore = names_in(listing.quantization, "llm_int8_skip_modules")
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
@@ -74,6 +75,11 @@ class LlmInt8Reader(Reader):
             self._layer, key, tensors, shape=(codes.shape[0], codes.shape[1]),
             dtype=self._dtype if known is None else known.dtype, optional=(FORMAT,),
         )  # fmt: skip
+
+    def contradiction(self, layer: LayerScheme) -> str | None:
+        """See :class:`Reader`."""
+        four = "load_in_4bit of the configuration is true, too, but its codes have 8 bits"
+        return four if self._four else None
 
 
 def _transformers(facts: Facts) -> Iterator[Problem]:

@@ -37,7 +37,7 @@ file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -279,6 +279,10 @@ class ModelOptReader(Reader):
         shape = (codes.shape[0], codes.shape[1] * (8 // layer.weight.bits))
         dtype = known.dtype if known is not None else model_dtype(self._listing.config, torch.bfloat16)
         return record_of(layer, key, tensors, shape=shape, dtype=dtype)
+
+    def kept(self) -> Callable[[str], bool]:
+        """See :class:`Reader`."""
+        return lambda _: False
 
     def expects(self, module: str) -> bool:
         """See :class:`Reader`."""

@@ -5,7 +5,7 @@ A codec opens no file: what it needs of one, it asks of a :class:`Listing`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -133,6 +133,23 @@ class Reader(Protocol):
         """
         return False
 
+    def kept(self) -> Callable[[str], bool]:
+        """Return what says whether the configuration leaves a layer out, by the name of its module.
+
+        By default, names of ``ignore`` leave out modules that have them, whole, in their own, as transformers
+        does. A reader whose :meth:`record` refuses such layers has nothing to say here.
+        """
+        names = frozenset(self.ignore)
+        return lambda module: bool(names) and not names.isdisjoint(_runs(module))
+
+    def contradiction(self, layer: LayerScheme) -> str | None:
+        """Return where the configuration says something else of a layer than its tensors, or None.
+
+        Args:
+            layer: how it is quantized, by its tensors.
+        """
+        return None
+
     def named(self) -> Iterable[str]:
         """Return the modules that the configuration names one by one as quantized."""
         return ()
@@ -144,6 +161,18 @@ class Reader(Protocol):
             module: dotted name of a layer.
         """
         return None
+
+
+def _runs(module: str) -> Iterator[str]:
+    """Yield the names that a dotted name has in it.
+
+    >>> list(_runs("a.b"))
+    ['a', 'a.b', 'b']
+    """
+    parts = module.split(".")
+    for begin in range(len(parts)):
+        for end in range(begin + 1, len(parts) + 1):
+            yield ".".join(parts[begin:end])
 
 
 def needed(tensors: Mapping[str, Entry], part: str, layout: str = "the layer") -> Entry:

@@ -112,6 +112,7 @@ class TorchaoReader(Reader):
         kind = listing.quantization.get("quant_type")
         given = kind.get("default") if isinstance(kind, dict) else None
         data = given.get("_data") if isinstance(given, dict) else None
+        self._said = (str(given.get("_type")), data) if isinstance(given, dict) else ("", None)
         self._symmetric = _member(data, "mapping_type") != "ASYMMETRIC" if isinstance(data, dict) else False
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
@@ -134,6 +135,24 @@ class TorchaoReader(Reader):
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight, input=_input(data))
         return record_of(layer, key, tensors, shape=shape, dtype=_DTYPES[named])
 
+    def contradiction(self, layer: LayerScheme) -> str | None:
+        """See :class:`Reader`: what the default says, from which a layer of its own entry may differ."""
+        kind, data = self._said
+        classes = next((found for name, found in _CLASSES.items() if kind.startswith(name)), ())
+        if classes and layer.layout not in classes:
+            return f"the configuration has {kind[:40]!r}, but its tensors are those of {layer.layout}"
+        if layer.layout != INTX or not isinstance(data, dict):
+            return None
+        bits, group = _member(data, "weight_dtype"), blocks(layer.weight)[1]
+        if bits not in (None, f"int{layer.weight.bits}"):
+            own = layer.weight.bits
+            return f"weight_dtype of the configuration is {bits!r:.40}, but its codes have {own} bits"
+        cut = _member(data, "granularity")
+        size = cut.get("group_size") if isinstance(cut, dict) else None
+        if group and size not in (None, group):
+            return f"group_size of the configuration is {size!r:.40}, but its scales are of {group} inputs"
+        return None
+
     def _described(self, module: str) -> tuple[str, Mapping[str, Any]]:
         """Return the class of a weight, and what the metadata says of it."""
         try:
@@ -151,6 +170,12 @@ class TorchaoReader(Reader):
         return str(kind), data
 
 
+_CLASSES = MappingProxyType({
+    "IntxWeightOnly": (INTX, INT8), "Int8DynamicActivationIntxWeight": (INTX, INT8),
+    "Int8WeightOnly": (INT8,), "Int8DynamicActivationInt8Weight": (INT8,),
+    "Float8WeightOnly": (FLOAT8,), "Float8DynamicActivationFloat8Weight": (FLOAT8,),
+})  # fmt: skip
+"""How names of configurations begin, and the classes of the tensors that they give."""
 _DTYPES = MappingProxyType({
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)
 })  # fmt: skip

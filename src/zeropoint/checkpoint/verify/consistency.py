@@ -6,20 +6,22 @@ This module needs no original. It reads small files and small tensors; layers ar
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from ...architectures import loaded_name
-from ...codecs.known import ACTIVATION_SCALES, CACHE_PAIR, CACHE_SCALES, TOOL_FILES, TOOLS
-from ...codecs.registry import claiming, methods
+from ...codecs.known import ACTIVATION_SCALES, CACHE_PAIR, CACHE_SCALES, TOOL_FILES, TOOLS, cache_scheme
+from ...codecs.protocol import Codec
+from ...codecs.registry import CODECS, claiming, methods
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, printable
+from ...recipes import Activation
 from ..choose.selection import WEIGHT, is_linear_weight, module_of
 from ..read.index import IndexMap
 from ..read.problems import Problem
-from ..read.quantized_layers import StoredLayers, configuration
-from ..read.source import SINGLE_FILE, Source
+from ..read.quantized_layers import StoredLayer, StoredLayers, configuration
+from ..read.source import CONFIG, SINGLE_FILE, Source
 from ..read.storage import exists, shown
 from ..read.tensor_entries import TensorEntry
 from ..run.tiles import Scratch
@@ -50,6 +52,59 @@ def other_tool(source: Source) -> str | None:
         return f"{tool} (quant_method is {printable(method)})"
     found = next((str(path) for path in source.companions if str(path) in TOOL_FILES), None)
     return None if found is None else f"{TOOL_FILES[found]} ({found})"
+
+
+def contradictions(source: Source, stored: StoredLayers) -> list[Problem]:
+    """Return where the configuration says something else than the tensors that there are."""
+    config = configuration(source)
+    codec = None if config is None else claiming(config)
+    if config is None or codec is None or not source.container.indexed:
+        return []
+    found = list(_parts_of_others(codec, stored))
+    leaves_out = stored.reader.kept()
+    for layer in stored.layers:
+        said = stored.reader.contradiction(layer.layer)
+        scale = _fixed_scale(layer, stored.reader.input_of(layer.module))
+        if scale is not None and source.entries.number(f"{layer.module}.{scale}") is None:
+            said = f"its inputs have a fixed scale in the configuration, but {scale} is missing"
+        if leaves_out(layer.module):
+            said = "it is quantized, but the configuration leaves it out, so loaders would not find it"
+        if said is not None:
+            found.append(Problem(where=layer.module, what=said))
+    if not (found or stored.layers or stored.problems) and cache_scheme(config) is None:
+        what = f"it says that weights are quantized in {codec.title}, but none is"
+        found.append(Problem(where=CONFIG, what=what))
+    return found
+
+
+def _fixed_scale(layer: StoredLayer, given: Activation | None) -> str | None:
+    """Return the suffix of the scale that static inputs have, or None where a layer has no such inputs."""
+    names = layer.codec.input_names
+    if given is None or given.dynamic or names is None or layer.experts is not None:
+        return None
+    return names.needed(given)
+
+
+def _parts_of_others(codec: Codec, stored: StoredLayers) -> Iterator[Problem]:
+    """Yield weights of which some tensors surely are of a layout that the configuration does not say."""
+    others = [found for found in CODECS.values() if found.container == codec.container and found is not codec]
+    parts: dict[str, dict[str, list[str]]] = {}
+    for entry in stored.others:
+        if is_extra_scale(entry.name, stored):
+            continue
+        asked = [(other.title, other.part_of(entry.name, entry.dtype)) for other in others]
+        sure = [(title, part) for title, part in asked if part is not None and part[2]]
+        # Suffixes of some codecs end in those of others, and the longer one says more.
+        longest = max((len(part[1]) for _, part in sure), default=0)
+        for title, (key, part, _) in sure:
+            if len(part) == longest:
+                parts.setdefault(key, {}).setdefault(title, []).append(part)
+    for key, titles in parts.items():
+        most = max(map(len, titles.values()))
+        named = [title for title, found in titles.items() if len(found) == most]
+        held = titles[named[0]]
+        what = f"{' and '.join(held)} {'is' if len(held) == 1 else 'are'} of {' or '.join(named)}, but the "
+        yield Problem(where=key, what=f"{what}configuration says that weights are in {codec.title}")
 
 
 def is_extra_scale(name: str, stored: StoredLayers) -> bool:

@@ -13,7 +13,7 @@ from ..read.quantized_layers import StoredLayers, configuration, find_layers
 from ..read.source import Source, open_source
 from ..read.storage import Place
 from ..read.tensor_entries import TensorEntry
-from .consistency import cached_layers, other_tool
+from .consistency import cached_layers, contradictions, other_tool
 from .integrity import Manifest, manifest_or_problem
 
 _MOST_BITS = 64
@@ -156,7 +156,7 @@ def inspect(path: Place | str) -> Inspection:
         if config is not None:
             method = str(config.get("quant_method", "unknown"))
             stored = find_layers(source)
-            problems += map(str, stored.problems)
+            problems += map(str, (*stored.problems, *contradictions(source, stored)))
             manifest, damaged = manifest_or_problem(source)
             problems += map(str, damaged)
     except ZeropointError as error:

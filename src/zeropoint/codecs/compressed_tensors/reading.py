@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -97,6 +97,10 @@ class CompressedTensorsReader(Reader):
                 f"its {G_IDX} puts columns into groups out of order, but actorder of the configuration does "
                 "not say so; correct it"
             )
+
+    def kept(self) -> Callable[[str], bool]:
+        """See :class:`Reader`."""
+        return lambda _: False
 
     def expects(self, module: str) -> bool:
         """See :class:`Reader`."""

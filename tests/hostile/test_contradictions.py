@@ -1,0 +1,124 @@
+"""Configurations that say something else than the tensors next to them, of which each is right alone.
+
+``inspect`` and ``verify`` must both say it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.hostile.case import Case
+from tests.hostile.eight_bit_layouts import wrapped
+from tests.hostile.layout import Layout
+from tests.hostile.layouts import LAYOUTS
+from tests.hostile.quantized import CONFIG, WEIGHTS
+
+from zeropoint.checkpoint.verify.inspection import inspect
+from zeropoint.checkpoint.verify.verification import verify
+from zeropoint.errors import CheckpointError
+
+ALL: Mapping[str, Layout] = {**LAYOUTS, "compressed-tensors": Layout(section=CONFIG, tensors=WEIGHTS)}
+_INTX = {"mapping_type": wrapped("MappingType", "SYMMETRIC")}
+_KEPT = "it is quantized, but the configuration leaves it out, so loaders would not find it"
+
+
+def _torchao(kind: str, **data: object) -> dict[str, Any]:
+    return {"quant_type": {"default": wrapped(kind, {**_INTX, **data})}}
+
+
+def _of(name: str, **more: object) -> dict[str, Any]:
+    """Return the configuration of a layout with an entry of Quark changed."""
+    found = LAYOUTS[name].section["global_quant_config"]
+    return {"global_quant_config": {**found, **more}}
+
+
+_INT8 = {"dtype": "int8", "qscheme": "per_channel", "ch_axis": 0, "symmetric": True}
+# A layout, what its configuration says, and words of the problem.
+CLAIMS: tuple[tuple[str, Mapping[str, Any], str], ...] = (
+    ("bitsandbytes", {"load_in_8bit": True}, "are of the 4-bit layout of bitsandbytes, but"),
+    ("bitsandbytes", {"bnb_4bit_quant_type": "fp4"}, "bnb_4bit_quant_type of the configuration is 'fp4'"),
+    ("bitsandbytes", {"bnb_4bit_use_double_quant": True}, "bnb_4bit_use_double_quant of the configuration"),
+    ("bitsandbytes", {"bnb_4bit_quant_storage": "bfloat16"}, "bnb_4bit_quant_storage of the configuration"),
+    ("bitsandbytes", {"llm_int8_skip_modules": ["a"]}, _KEPT),
+    ("llm-int8", {"load_in_8bit": False, "load_in_4bit": True}, "of the 8-bit layout of bitsandbytes, but"),
+    ("llm-int8", {"load_in_4bit": True}, "load_in_4bit of the configuration is true, too, but its codes"),
+    ("llm-int8", {"llm_int8_skip_modules": ["a"]}, _KEPT),
+    ("torchao", _torchao("Float8WeightOnlyConfig"), "has 'Float8WeightOnlyConfig', but its tensors are"),
+    ("torchao", _torchao("Int8WeightOnlyConfig"), "has 'Int8WeightOnlyConfig', but its tensors are"),
+    (
+        "torchao",
+        _torchao("IntxWeightOnlyConfig", weight_dtype=wrapped("torch.dtype", "int8")),
+        "weight_dtype of the configuration is 'int8', but its codes have 4 bits",
+    ),
+    (
+        "torchao",
+        _torchao("IntxWeightOnlyConfig", granularity=wrapped("PerGroup", {"group_size": 64})),
+        "group_size of the configuration is 64, but its scales are of 32 inputs",
+    ),
+    ("torchao", {"modules_to_not_convert": ["a"]}, _KEPT),
+    ("gptq", {"bits": 8}, "g_idx is I32 of shape [64], but must be"),
+    ("gptq", {"group_size": 64}, "but there are 0 to 0"),
+    ("gptq", {"dynamic": {"-:a": {}}}, "it is quantized, but dynamic leaves it out"),
+    ("awq", {"group_size": 16}, "qzeros is I32 of shape [2, 4], but must be"),
+    ("awq", {"modules_to_not_convert": ["a"]}, _KEPT),
+    ("modelopt", {"quant_algo": "FP8"}, "weight is U8 of shape [32, 32], but must be F8_E4M3"),
+    ("modelopt", {"group_size": 32}, "group_size is 32, but W4A16_NVFP4 has 16"),
+    ("modelopt", {"quant_algo": "NVFP4"}, "its inputs have a fixed scale in the configuration, but"),
+    ("modelopt", {"ignore": ["a"]}, "it is quantized, but the configuration ignores it"),
+    ("fp8-block", {"weight_block_size": [8, 8]}, "its factors have shape [2, 2], but must have [4, 4]"),
+    ("fp8-block", {"modules_to_not_convert": ["a"]}, _KEPT),
+    ("fp8-block", {"ignored_layers": ["a"]}, _KEPT),
+    ("gpt-oss", {"modules_to_not_convert": ["m.experts"]}, _KEPT),
+    ("quark", _of("quark", weight=_INT8), "weight is F8_E4M3 of shape [32, 32], but must be I8"),
+    ("quark", {"exclude": ["a"]}, "it is quantized, but exclude names it"),
+    ("quark",
+     _of("quark", input_tensors={"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}),
+     "its inputs have a fixed scale in the configuration, but input_scale is missing"),
+    ("compressed-tensors", {"ignore": ["a"]}, "it is quantized, but the configuration ignores it"),
+)  # fmt: skip
+
+
+def problems(folder: Path, content: Mapping[str, bytes]) -> tuple[str, str]:
+    """Return what inspect and verify say of a checkpoint."""
+    path = Case(number=31, name="contradiction", content=content, refusal=None).write(folder)
+    try:
+        verified = "; ".join(map(str, verify(path).problems))
+    except CheckpointError as error:
+        verified = str(error)
+    return "; ".join(map(str, inspect(path).problems)), verified
+
+
+@pytest.mark.parametrize(("name", "section", "said"), CLAIMS)
+def test_what_a_configuration_says_and_tensors_are_not_is_a_problem(
+    name: str, section: Mapping[str, Any], said: str, tmp_path: Path
+) -> None:
+    layout = ALL[name]
+    inspected, verified = problems(tmp_path, layout.files(config=layout.config(**section)))
+    assert said in inspected
+    assert said in verified
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_configuration_over_weights_of_floats_is_a_problem(name: str, tmp_path: Path) -> None:
+    inspected, verified = problems(tmp_path, ALL[name].files(tensors={"a.weight": torch.ones(32, 32)}))
+    assert "it says that weights are quantized in" in inspected
+    assert "it says that weights are quantized in" in verified
+
+
+@pytest.mark.parametrize("other", ALL)
+@pytest.mark.parametrize("name", ALL)
+def test_a_configuration_over_the_tensors_of_another_tool_is_a_problem(
+    name: str, other: str, tmp_path: Path
+) -> None:
+    layout = ALL[name]
+    more = {f"model.b.{key}": tensor.clone() for key, tensor in ALL[other].tensors.items()}
+    inspected, verified = problems(tmp_path, layout.files(tensors={**layout.tensors, **more}))
+    if name == other != "torchao":  # whose metadata does not describe the second layer
+        assert (inspected, verified) == ("", "")
+    else:
+        assert "model.b." in inspected
+        assert "model.b." in verified
