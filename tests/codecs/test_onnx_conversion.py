@@ -143,6 +143,18 @@ def test_other_sources_are_no_graphs(layout: str, tmp_path: Path) -> None:
         plan_of(tmp_path / "q", layout)
 
 
+def test_a_graph_goes_into_no_other_file_and_floats_into_no_graph(tmp_path: Path) -> None:
+    source = quantized(product(), tmp_path, "int4:g32", NBITS)
+    with pytest.raises(
+        UnsupportedError, match="is a graph, which cannot be written in the layouts of compressed"
+    ):
+        plan_of(source, "compressed-tensors")
+    with pytest.raises(UnsupportedError, match="writes codes into a graph, and no floats"):
+        plan_of(source, QDQ, "float32")
+    result = run(plan_of(source, "compressed-tensors", "float32"), tmp_path / "out")
+    assert len(result.plan.restored) == 1
+
+
 @pytest.mark.parametrize(("layout", "other"), [(QDQ, NBITS), (NBITS, QDQ)])
 def test_neither_threads_nor_memory_change_a_byte(
     layout: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -208,6 +208,20 @@ def test_static_inputs_need_a_scale_in_the_source(floats: Path, tmp_path: Path) 
         plan_of(source, "compressed-tensors")
 
 
+@pytest.mark.parametrize("number", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_scale_that_is_none_is_refused(number: float, floats: Path, tmp_path: Path) -> None:
+    source = static(floats, tmp_path / "source", "fp8", "compressed-tensors", dict.fromkeys(MODULES, number))
+    with pytest.raises(CheckpointError, match=r"input_scale' is .*, but a scale must be finite and positive"):
+        plan_of(source, "modelopt")
+
+
+def test_a_scale_of_a_cache_of_no_layer_is_left_out(floats: Path, tmp_path: Path) -> None:
+    source = with_cache(fp8(floats, tmp_path / "source", {}, "fp8_block"), CACHE, "static")
+    save_file({**tensors_of(source), "k_scale": torch.ones(1)}, source / "model.safetensors")
+    plan = plan_of(source, "compressed-tensors")
+    assert any(note.startswith("3 scales of a cache left out") for note in plan.notes)
+
+
 CACHE = {"k_scale": torch.tensor(0.031), "v_scale": torch.tensor(0.27)}
 
 

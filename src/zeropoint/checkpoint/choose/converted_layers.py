@@ -59,7 +59,8 @@ def conversions(
     def converted(decision: TensorDecision) -> TensorDecision:
         found = stored(decision.entry.name)
         if found is None or decision.why is Why.USER:
-            return decision
+            plain = decision.kept_by_default and found is None
+            return replace(decision, why=Why.DEFAULT, reason="no codes in the source") if plain else decision
         entry = decision.entry
         layer, reason = _target(*found, TORCH_DTYPES[entry.dtype], codec.used(entry.use), to)
         reason = "" if requantize and layer is not None else reason

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ...architectures import ExpertLayout
-from ...codecs.known import CACHE_PAIR, CACHE_SCALES, has_float8_cache
+from ...codecs.known import CACHE_SCALES, has_float8_cache
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import claiming
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
@@ -83,7 +83,7 @@ def cache_scales(floats: Floats, codec: Codec) -> Carried:
     entries, config = floats.source.entries, floats.config or {}
     found = [entry for entry in entries.values() if entry.name.rpartition(".")[2] in CACHE_SCALES]
     place, float8 = codec.cache, has_float8_cache(config)
-    pairs = all(entry.name.rpartition(".")[2] in CACHE_PAIR for entry in found)
+    pairs = all(_OF_CACHE.fullmatch(entry.name) for entry in found)
     if not found or (not (float8 and pairs) and claiming(config) == codec):
         return NOTHING
     gone = {entry.name: f"as {codec.title} have it" for entry in found}
@@ -195,6 +195,11 @@ def scales_of_layer(
             "without static inputs"
         )
     number = _number(scale).float()
+    if not 0 < float(number) < math.inf:
+        raise CheckpointError(
+            f"{printable(scale.name)} is {float(number)!r}, but a scale must be finite and positive; the "
+            "file is damaged"
+        )
     if stored_numbers(given.scheme)[-1] != stored_numbers(wanted.scheme)[-1]:
         fine = given.scheme.scales[-2].format_for(format_of(number.dtype))
         if not rounded and not is_exact_reciprocal(number, fine):

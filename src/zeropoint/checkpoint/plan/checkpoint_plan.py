@@ -326,6 +326,16 @@ def conversion_plan(
     :func:`make_plan` raises; UnsupportedError for layers that cannot be converted.
     """
     floats = FLOATS.get(to or "")
+    if floats and codec.use is not None:
+        raise UnsupportedError(
+            f"--format {codec.name} writes codes into a graph, and no floats; leave it out to write these in "
+            "safetensors"
+        )
+    if source.graph and codec.use is None and not floats:
+        raise UnsupportedError(
+            f"{shown(source.given)} is a graph, which cannot be written in {codec.title}; use --format onnx "
+            "or onnx-matmulnbits, or --to float32 for its weights alone"
+        )
     policy = DequantizePolicy.CONVERT if requantize else DequantizePolicy.LOSSLESS
     what = Selection(ignore=ignore, dequantize=DequantizePolicy.EVERY if floats else policy, floats=floats)
     recipe = KEEP if to is None or floats else RecipeText.of(to)
