@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ...architectures import is_transposed
 from ...codecs.layer_schemes import layer_of, layer_scheme
 from ...codecs.protocol import Codec, LayerScheme
-from ...codecs.registry import DEFAULT
+from ...codecs.registry import CODECS, DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, printable, size_of
 from ...formats import RoundingMode
@@ -332,9 +332,10 @@ def conversion_plan(
             "safetensors"
         )
     if source.graph and codec.use is None and not floats:
+        known = " or ".join(name for name, other in CODECS.items() if other.use is not None)
         raise UnsupportedError(
-            f"{shown(source.given)} is a graph, which cannot be written in {codec.title}; use --format onnx "
-            "or onnx-matmulnbits, or --to float32 for its weights alone"
+            f"{shown(source.given)} is a graph, which cannot be written in {codec.title}; use --format "
+            f"{known}, or --to float32 for its weights alone"
         )
     policy = DequantizePolicy.CONVERT if requantize else DequantizePolicy.LOSSLESS
     what = Selection(ignore=ignore, dequantize=DequantizePolicy.EVERY if floats else policy, floats=floats)
