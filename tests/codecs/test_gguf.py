@@ -136,7 +136,7 @@ def test_what_was_written_is_read() -> None:
     names, metadata = parsed(small())
     assert [name for name, _ in names] == ["a", "b"]
     assert all(begin % 32 == 0 for _, begin in names)
-    assert metadata == {"general.alignment": 32, "general.architecture": "x", "n": 7}
+    assert metadata == {"general.architecture": "x", "n": 7}
 
 
 def test_a_file_that_ends_anywhere_is_refused() -> None:
@@ -189,7 +189,7 @@ def test_arrays_of_the_head_are_read() -> None:
     words = b"".join(struct.pack("<Q", 1) + b"w" for _ in range(3))
     array = struct.pack("<Q", 6) + b"tokens" + struct.pack("<IIQ", 9, 8, 3) + words
     begin = min(begin for _, begin in parsed(data)[0])
-    moved = data[:16] + struct.pack("<Q", 4) + array + data[24:begin]
+    moved = data[:16] + struct.pack("<Q", 3) + array + data[24:begin]
     # Padding of the head begins anew: the directory ends where the last offset of eight bytes does.
     end = moved.rindex(struct.pack("<IQ", TYPES["Q8_0"].number, 32)) + 12
     whole = moved[:end] + bytes(-end % 32) + data[begin:]
@@ -262,3 +262,46 @@ def test_a_gguf_file_is_quantized_again_with_its_tokenizer(tmp_path: Path) -> No
     assert {e.dtype for e in found.entries.values() if len(e.shape) == 2} == {"Q4_0"}
     tokenizers = [PlainValues(each.metadata["model.gguf"]) for each in (source, found)]
     assert tokenizers[0]["tokenizer.ggml.tokens"] == tokenizers[1]["tokenizer.ggml.tokens"]
+
+
+def file_of_others(path: Path, alignment: int) -> Path:
+    """Write a file as gguf-py does, with types, an order and an alignment that are not ours."""
+    gguf = pytest.importorskip("gguf", reason="extra `gguf`")
+    path.parent.mkdir()
+    writer = gguf.GGUFWriter(path, "mamba")
+    writer.add_custom_alignment(alignment)
+    writer.add_uint8("general.small", 7)
+    writer.add_float64("a.wide", 0.1)
+    writer.add_array("tokenizer.ggml.scores", [0.5, -1.0])
+    writer.add_file_type(7)
+    writer.add_key_value("quantize.imatrix.file", "x.dat", gguf.GGUFValueType.STRING)
+    raw = np.random.default_rng(3).integers(0, 256, (4, 2, 34), dtype=np.uint8)
+    raw[..., 1] = 0x20  # a scale that is finite
+    for name in ("z.weight", "a.weight"):
+        writer.add_tensor(name, raw.reshape(4, -1), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("m.bias", np.ones(3, np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("alignment", [32, 64])
+def test_a_file_of_others_that_nothing_changes_is_written_byte_for_byte(
+    alignment: int, tmp_path: Path
+) -> None:
+    path = file_of_others(tmp_path / "in" / "any.gguf", alignment)
+    zp.convert_checkpoint(path, tmp_path / "out", "gguf")
+    assert (tmp_path / "out" / "model.gguf").read_bytes() == path.read_bytes()
+
+
+def test_a_file_of_others_in_other_types_keeps_the_rest_of_what_it_says(tmp_path: Path) -> None:
+    path = file_of_others(tmp_path / "in" / "any.gguf", 64)
+    zp.convert_checkpoint(path, tmp_path / "out", "gguf", to="q4_0", requantize=True)
+    before, after = open_source(path), open_source(tmp_path / "out" / "model.gguf")
+    assert list(after.entries) == list(before.entries) == ["z.weight", "a.weight", "m.bias"]
+    assert {entry.dtype for entry in after.entries.values()} == {"Q4_0", "F16"}
+    said, says = before.metadata["any.gguf"], after.metadata["model.gguf"]
+    changed = {key for key in said.keys() | says.keys() if said.get(key) != says.get(key)}
+    assert changed == {"quantize.imatrix.file", "general.quantization_version"}

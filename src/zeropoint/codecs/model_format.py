@@ -46,6 +46,7 @@ class ModelFiles:
         layouts: of its quantized weights, as the codec calls them.
         read: gives the bytes of a file of the source, such as tokenizer.json, or None where it is not there.
         tensors: what the file holds.
+        rewritten: whether it holds the codes of a source in the same layout, all of them as they are.
     """
 
     config: Config
@@ -53,6 +54,7 @@ class ModelFiles:
     layouts: Sequence[str]
     read: Callable[[str], bytes | None]
     tensors: Iterable[FileTensor] = ()
+    rewritten: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,6 +96,12 @@ class Actions:
         """What is quantized, to what, and by which method."""
         return ((d.entry, d.layer, d.method) for d in self.decisions if d.layer is not None)
 
+    def rewrite(self, codec: Codec) -> bool:
+        """Return whether all that is quantized stays in the layout of ``codec`` that it has."""
+        layers = ((self.floats.origin(entry).layer, to) for entry, to, _ in self.quantized)
+        same = (was is not None and (was.codec, was.layer.layout) == (codec, to.layout) for was, to in layers)
+        return not self.restored and all(same)
+
     def require_sense(self, codec: Codec, *, every: bool) -> None:
         """Raise CheckpointError when nothing would be done, or when no configuration could say what was.
 

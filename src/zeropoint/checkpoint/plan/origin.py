@@ -69,7 +69,13 @@ class Origin:
     def in_form(self, form: StoredForm) -> Origin:
         """Return the same tensor as a file holds it: in a form, and where that says so in float32."""
         whole = replace(self, form=form)
-        if self.layer is not None or not form.float32 or self.entry.dtype not in _NARROW:
+        # What a file of this format has in another dtype, its engine reads in that.
+        if (
+            self.layer is not None
+            or self.entry.form is not None
+            or not form.float32
+            or self.entry.dtype not in _NARROW
+        ):
             return whole
         size = math.prod(self.entry.shape) * torch.float32.itemsize
         return replace(whole, entry=replace(self.entry, dtype="F32", nbytes=size), raw=self.entry)

@@ -270,6 +270,7 @@ class Placements:
                     model_files(source, name, self.layers),
                     tensors=self._contents(file),
                     metadata=actions.floats.source.metadata[name],
+                    rewritten=actions.rewrite(codec),
                 )
             )
             for name, file in zip(source.shards, files, strict=True)
@@ -451,7 +452,12 @@ class Placements:
             yield OutputShard(name=name, head=Text.of(head.data), size=head.size)
 
     def _rank(self, number: int) -> int:
-        return self._container.order(self._specs[self._kind[number]].dtype)
+        """Return what tensors lie by before their names: the place in the source, if that is kept."""
+        if not self._container.keeps_order or self._of[0].container is not self._container:
+            return self._container.order(self._specs[self._kind[number]].dtype)
+        at = self._owner(number) - self._base
+        found = self._entries.number(self._origin(number).entry.name) if at < 0 else self._entry[at]
+        return len(self._entries) if found is None else found
 
     def _spec_bytes(self, spec: TensorSpec) -> int:
         return self._container.nbytes(spec.dtype, spec.shape)

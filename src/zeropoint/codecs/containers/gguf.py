@@ -49,6 +49,7 @@ TYPES: MappingProxyType[str, _Type] = MappingProxyType({
 """Types by name; those of one value a block have the names of safetensors."""
 _NAMES = {found.number: name for name, found in TYPES.items()}
 _MAGIC, _VERSION, _ALIGNMENT = b"GGUF", 3, 32
+ALIGNMENT = "general.alignment"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _U32, _I32, _F32, _BOOL, _STRING, _ARRAY, _U64, _I64 = 4, 5, 6, 7, 8, 9, 10, 11
 _MAX_AXES, _MAX_NAME, _MAX_KEYS, _MAX_TEXT, _MAX_ITEMS = 4, 4096, 100_000, 1 << 20, 1 << 24
@@ -63,6 +64,7 @@ class GgufFile(Container):
     name = "gguf"
     suffix = ".gguf"
     indexed = False
+    keeps_order = True
 
     def files(self, shards: Sequence[str]) -> list[str]:
         """See :class:`Container`: one file has all."""
@@ -86,7 +88,7 @@ class GgufFile(Container):
     def head(self, rows: Iterable[Row], metadata: Metadata) -> Head:
         """See :class:`Container`."""
         offsets, directory, first = array("q"), bytearray(), bytearray()
-        at = 0
+        at, alignment = 0, _alignment(metadata)
         for row in rows:
             if len(row.shape) > _MAX_AXES:
                 raise CheckpointError(
@@ -97,15 +99,14 @@ class GgufFile(Container):
             directory += _string(row.name) + struct.pack(f"<I{len(extents)}Q", len(extents), *extents)
             directory += struct.pack("<IQ", TYPES[row.dtype].number, at)
             offsets.append(at)
-            at += row.nbytes + -row.nbytes % _ALIGNMENT
+            at += row.nbytes + -row.nbytes % alignment
             if row.data:
-                first += row.data + bytes(-len(row.data) % _ALIGNMENT)
-        values = {"general.alignment": _ALIGNMENT, **metadata}
-        data = bytearray(_MAGIC + struct.pack("<IQQ", _VERSION, len(offsets), len(values)))
-        for key, value in values.items():
+                first += row.data + bytes(-len(row.data) % alignment)
+        data = bytearray(_MAGIC + struct.pack("<IQQ", _VERSION, len(offsets), len(metadata)))
+        for key, value in metadata.items():
             data += _string(key) + _written(value).data
         data += directory
-        data += bytes(-len(data) % _ALIGNMENT)
+        data += bytes(-len(data) % alignment)
         begins = array("q", (len(data) + offset for offset in offsets))
         return Head(data=bytes(data + first), begins=begins, size=len(data) + at)
 
@@ -258,9 +259,7 @@ def _parse(cursor: _Cursor, read: Read, size: int) -> tuple[list[Found], dict[st
         if key in metadata:
             raise CheckpointError(f"the key {printable(key)} appears twice")
         metadata[key] = cursor.value()
-    alignment = metadata["general.alignment"].get() if "general.alignment" in metadata else _ALIGNMENT
-    if not isinstance(alignment, int) or alignment < 1 or alignment % 8:
-        raise CheckpointError(f"general.alignment is {alignment!r:.40}, but must be a multiple of 8")
+    alignment = _alignment(metadata)
     rows = [_row(cursor) for _ in range(tensors)]
     begin = cursor.at + -cursor.at % alignment
     found = sorted((Found(row, begin + offset) for row, offset in rows), key=lambda each: each.begin)
@@ -268,6 +267,14 @@ def _parse(cursor: _Cursor, read: Read, size: int) -> tuple[list[Found], dict[st
         raise CheckpointError("a tensor's name appears twice")
     _check_cover(found, read, (cursor.at, alignment, size))
     return found, metadata
+
+
+def _alignment(metadata: Metadata) -> int:
+    """Return the number of which multiples tensors begin at."""
+    found = _written(metadata[ALIGNMENT]).get() if ALIGNMENT in metadata else _ALIGNMENT
+    if not isinstance(found, int) or found < 1 or found % 8:
+        raise CheckpointError(f"{ALIGNMENT} is {found!r:.40}, but must be a multiple of 8")
+    return found
 
 
 def _row(cursor: _Cursor) -> tuple[Row, int]:

@@ -80,12 +80,14 @@ class Container(Protocol):
     """A kind of file.
 
     name: under which codecs ask for it. suffix: how its files end. indexed: whether an index file next to the
-    files says which tensor is where, and the configuration what is quantized.
+    files says which tensor is where, and the configuration what is quantized. keeps_order: whether tensors
+    lie in the order of a source that is such a file, too.
     """
 
     name: str
     suffix: str
     indexed: bool
+    keeps_order: bool = False
 
     def files(self, shards: Sequence[str]) -> list[str]:
         """Return the file in which the tensors of each shard of the source come out."""

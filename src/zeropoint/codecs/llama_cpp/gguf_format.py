@@ -9,6 +9,7 @@ from typing import Any
 
 from ...architectures import Config, model_type
 from ...errors import UnsupportedError
+from ..containers.gguf import ALIGNMENT, GgufValue
 from ..containers.protocol import Found, Metadata, Read, Row
 from ..model_format import FileModel, ModelFiles, ModelFormat
 from ..stored_forms import StoredForm
@@ -16,7 +17,7 @@ from .families import family_of, form_of
 from .mixtures import MIXTURES, types_of
 from .model_values import ARCHITECTURE, PlainValues, model_values, read_model, rope_factors
 from .tokenizer_files import tokenizer_files
-from .vocabulary import PREFIX, tokenizer_values
+from .vocabulary import tokenizer_values
 
 _FILE_TYPES = MappingProxyType({
     "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 11, "Q4_K": 14, "Q5_K": 16,
@@ -24,6 +25,9 @@ _FILE_TYPES = MappingProxyType({
 })  # fmt: skip
 """What llama.cpp calls a file by the type of most tensors, which it shows and does not rely on."""
 _BF16_FILE = 32
+_FILE_TYPE, _VERSION = "general.file_type", "general.quantization_version"
+_MADE_BY = "quantize."
+"""What keys begin with that say how another file was quantized."""
 
 
 class LlamaCppFormat(ModelFormat):
@@ -39,16 +43,24 @@ class LlamaCppFormat(ModelFormat):
 
     def metadata(self, model: ModelFiles) -> Metadata:
         """See :class:`ModelFormat`."""
+        if model.rewritten:
+            return model.metadata
         family = family_of(model.config)
-        values: dict[str, Any] = {ARCHITECTURE: model_type(model.config) or "unknown"}
+        kind = {} if family is None else {_FILE_TYPE: _file_type(model.layouts)}
+        if _is_gguf(model.metadata):
+            said = {key: value for key, value in model.metadata.items() if not key.startswith(_MADE_BY)}
+            return {**said, **kind, _VERSION: 2}
+        values: dict[str, Any] = {ALIGNMENT: 32, ARCHITECTURE: model_type(model.config) or "unknown"}
         if family is not None:
-            values = {**model_values(family, model.config), "general.file_type": _file_type(model.layouts)}
-            values |= _tokenizer(model)[0]
-        return {**values, "general.quantization_version": 2}
+            tokenizer, _ = tokenizer_values(model.config, model.read)
+            values |= {**model_values(family, model.config), **kind, **tokenizer}
+        return {**values, _VERSION: 2}
 
     def remarks(self, model: ModelFiles) -> Sequence[str]:
         """See :class:`ModelFormat`."""
-        return () if family_of(model.config) is None else _tokenizer(model)[1]
+        if family_of(model.config) is None or _is_gguf(model.metadata):
+            return ()
+        return tokenizer_values(model.config, model.read)[1]
 
     def fixed(self, config: Config) -> Sequence[Row]:
         """See :class:`ModelFormat`: factors of rotary embeddings."""
@@ -79,12 +91,11 @@ class LlamaCppFormat(ModelFormat):
         return tokenizer_files(PlainValues(metadata))
 
 
+def _is_gguf(metadata: Metadata) -> bool:
+    """Return whether metadata is that of a GGUF file."""
+    return isinstance(metadata.get(ARCHITECTURE), GgufValue)
+
+
 def _file_type(layouts: Sequence[str]) -> int:
     found = Counter(layouts).most_common(1)
     return _FILE_TYPES.get(found[0][0], _BF16_FILE) if found else _BF16_FILE
-
-
-def _tokenizer(model: ModelFiles) -> tuple[Metadata, list[str]]:
-    """Return the values of the tokenizer, those of the source's file as they are, and what it lacks."""
-    own = {key: value for key, value in model.metadata.items() if key.startswith("tokenizer.")}
-    return (own, []) if f"{PREFIX}model" in own else tokenizer_values(model.config, model.read)
