@@ -1,4 +1,4 @@
-"""What holds of quantizing holds of `convert`, whose source is codes, and of GGUF, which is one file."""
+"""What holds of quantizing holds of `convert`, whose source is codes, of GGUF and of ONNX."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.codecs.onnx_models import model, save
 from tests.faults.children import Children
 from tests.faults.stage import Stage, Tally, run_here
 from tests.faults.test_errors import lasting, recorded, refused, single
@@ -21,10 +22,16 @@ TARGETS = {"gptq": "int4:g32:scale=bfloat16", "gguf": "q4_0"}
 """Layouts, one of which cuts weights along their inputs, with the schemes that hold the source."""
 
 
-@pytest.fixture(scope="module", params=TARGETS)
+@pytest.fixture(scope="module", params=[*TARGETS, "onnx"])
 def converting(disk: Path, request: pytest.FixtureRequest) -> Stage:
-    """A stage whose source is quantized, and converted to another layout."""
+    """A stage whose source is quantized, and converted, or an ONNX model that is quantized."""
     folder = disk / f"converting-{request.param}"
+    if request.param == "onnx":
+        folder.mkdir()
+        source = save(model(), folder / "source", external=True).parent
+        return Stage.of(
+            source, folder / "work", command=("quantize", "--format", "onnx", "--to"), scheme="int4:g32"
+        )
     floats, codes = write_tiny(folder / "floats"), folder / "source"
     ran = run_here(("quantize", str(floats), str(codes), "--to", "int4:g32", "--workers", "1", "--json"))
     assert ran.status == 0, ran.err

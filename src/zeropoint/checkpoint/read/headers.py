@@ -40,6 +40,7 @@ def read_header(path: Place, name: str | None = None) -> Header:
         model = codec_of(container.name).model_format.read(found, metadata, read)
         table = _entries(path, found, model)
         graph = container.graph(read, file.stamp.size)
+        inside = container.inside(graph)
         others = _others(path, found)
     except CheckpointError as error:
         raise CheckpointError(f"{shown(path)} cannot be read: {error}") from error
@@ -49,6 +50,7 @@ def read_header(path: Place, name: str | None = None) -> Header:
     return Header(
         table=table, metadata=MappingProxyType(metadata), data_begin=begin, file_size=file.stamp.size,
         stamp=file.stamp, config=None if model is None else model.config, graph=graph, others=others,
+        inside=inside,
     )  # fmt: skip
 
 

@@ -85,7 +85,8 @@ class Header:
     """Hold what one file says: tensors in file order, metadata, and the state of the file.
 
     `config`: the model's configuration, where the file says itself what it is. `graph`: what else it says of
-    the model, and `others`: the state of files next to it with tensors of its.
+    the model, and `others`: the state of files next to it with tensors of its. `inside`: those of
+    the graph.
     """
 
     table: Entries
@@ -96,6 +97,7 @@ class Header:
     config: Mapping[str, Any] | None = None
     graph: bytes = b""
     others: Mapping[Place, Stamp] = field(default_factory=dict)
+    inside: Sequence[str] = ()
 
     @property
     def entries(self) -> Sequence[TensorEntry]:

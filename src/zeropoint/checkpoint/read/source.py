@@ -39,7 +39,7 @@ from zeropoint.checkpoint.read.tensor_entries import Entries
 from zeropoint.codecs.containers import container_of
 from zeropoint.codecs.containers import protocol as containers
 from zeropoint.codecs.containers.protocol import Metadata
-from zeropoint.errors import CheckpointError, printable
+from zeropoint.errors import CheckpointError, count, printable
 
 SINGLE_FILE = "model.safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -150,7 +150,10 @@ def _single(path: Place) -> Source:
         config_text=_text_of(header.config),
         companions=(),
         left_out=(),
-        notes=(f"{shown(path)} was given as one file: what lies next to it, config.json too, is not read",),
+        notes=(
+            f"{shown(path)} was given as one file: what lies next to it, config.json too, is not read",
+            *_inside(path.name, header),
+        ),
         stamps=MappingProxyType({path: header.stamp, **header.others}),
         graph=header.graph,
     )
@@ -199,7 +202,7 @@ def _directory(root: Place) -> Source:
         config_text=config_text,
         companions=companions,
         left_out=left_out,
-        notes=tuple(notes),
+        notes=(*notes, *(note for shard, header in headers.items() for note in _inside(shard, header))),
         stamps=MappingProxyType(stamps),
         graph=b"".join(header.graph for header in headers.values()),
     )
@@ -212,6 +215,15 @@ def _text_of(config: Mapping[str, Any] | None) -> str | None:
 
 def _quoted(names: Iterable[str]) -> str:
     return listed([printable(name) for name in names])
+
+
+def _inside(file: str, header: Header) -> list[str]:
+    """Return what is said of tensors that stay in the graph of a file."""
+    if not header.inside:
+        return []
+    held = count(len(header.inside), "tensor")
+    names = listed([printable(name) for name in header.inside])
+    return [f"{held} of few numbers, or with numbers one by one, stay in the graph of {file}: {names}"]
 
 
 def _choose_index(root: Place, names: Sequence[str], notes: list[str]) -> str | None:

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, near_misses, printable
-from .onnx_graph import Initializer, initializers, lifted, parsed
+from .onnx_graph import Initializer, constants, initializers, lifted, parsed
 from .onnx_wire import INLINE, without_numbers
 from .protocol import Container, Found, Head, Metadata, Read, Row, Use
 
@@ -95,6 +95,12 @@ class OnnxFiles(Container):
             return [_found(each, size) for each in found if each.tensor.data_location == 1], {}
         except CheckpointError as error:
             raise CheckpointError(f"{error}; {_AGAIN}") from error
+
+    def inside(self, graph: bytes) -> list[str]:
+        """See :class:`Container`: tensors of few numbers, or in fields one by one, and those of nodes."""
+        model = parsed(graph)
+        held = [each.name for each in initializers(model)[0] if each.tensor.data_location != 1]
+        return held + [name for name, _ in constants(model)]
 
     def head(self, rows: Iterable[Row], metadata: Metadata) -> Head:
         """See :class:`Container`: numbers alone."""

@@ -151,6 +151,15 @@ def lifted(model: Any, many: Callable[[Any], bool]) -> list[Any]:
     return others
 
 
+def constants(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors that nodes Constant give, each with its name."""
+    for graph in all_graphs(model):
+        for node in graph.node:
+            for attribute in node.attribute:
+                if node.op_type == "Constant" and attribute.HasField("t") and node.output:
+                    yield node.output[0], attribute.t
+
+
 def initializers(model: Any) -> tuple[list[Initializer], dict[str, GraphLayer]]:
     """Return all initializers of a model in their order, and its quantized weights by the name of the layer.
 
@@ -230,8 +239,15 @@ def _layers(found: Sequence[Initializer]) -> dict[str, GraphLayer]:
         if layer is not None:
             codes = next(iter(layer.parts.values())).name
             key = _SUFFIX.sub("", codes)
-            layers[codes if key in layers else key] = layer
+            if key not in layers or not _alike(layers[key], layer):
+                layers[codes if key in layers else key] = layer
     return layers
+
+
+def _alike(one: GraphLayer, other: GraphLayer) -> bool:
+    """Return whether two nodes decode the same weight in the same way."""
+    said = [{a.SerializeToString(deterministic=True) for a in each.node.attribute} for each in (one, other)]
+    return (one.parts, one.use, said[0]) == (other.parts, other.use, said[1])
 
 
 def _layer(read: Read, inputs: _Inputs, makers: Mapping[str, _Inputs]) -> GraphLayer | None:

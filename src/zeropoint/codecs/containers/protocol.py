@@ -117,6 +117,10 @@ class Container(Protocol):
         """
         return b""
 
+    def inside(self, graph: bytes) -> list[str]:
+        """Return the tensors that are part of what :meth:`graph` gave, and stay as they are."""
+        return []
+
     def head(self, rows: Iterable[Row], metadata: Metadata) -> Head:
         """Return how a file of these tensors begins; raises CheckpointError for what it cannot hold.
 
