@@ -117,12 +117,14 @@ def is_exact_reciprocal(scale: torch.Tensor, blocks: Format) -> bool:
 
 
 def recoded(
-    q: QuantizedTensor, values: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None
-) -> QuantizedTensor:
+    q: QuantizedTensor, values: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None, *,
+    rounded: bool = False,
+) -> QuantizedTensor:  # fmt: skip
     """Return ``q`` under ``scheme``, with the parameters that keep its values if any do.
 
-    values: what ``q`` decodes to. extremes: of the whole tensor, where ``q`` is a part of one. Raises
-    UnsupportedError for schemes whose parameters do not follow from those of ``q``.
+    values: what ``q`` decodes to. extremes: of the whole tensor, where ``q`` is a part of one. rounded:
+    whether scales are rounded that are no numbers of the format of those of ``scheme``. Raises
+    UnsupportedError for schemes whose parameters do not follow from those of ``q``, and for such scales.
     """
     *have, inverse = stored_numbers(q.scheme, q.dtype)
     *wanted, inverted = stored_numbers(scheme, q.dtype)
@@ -138,12 +140,17 @@ def recoded(
     if len(scheme.scales) == 1:
         more = [_offsets(q, scheme)] if scheme.offsets else []
         more += [_zero_points(q, scheme)] if scheme.zero_point is not ZeroPoint.NONE else []
-        params = QuantizationParams.of(scheme, q.shape, q.dtype, [_scales(q, values, scheme), *more])
-        # Rules are about numbers between two codes, and about codes that are not chosen.
-        plain = replace(scheme, dialect=ZEROPOINT, rounding=Rounding(), range_rule=RangeRule.FULL)
-        data = quantize(values, replace(params, scheme=plain)).data
-        return QuantizedTensor(data=data, params=params, shape=q.shape, dtype=q.dtype)
-    return _under_tensor_scale(q, values, scheme, extremes)
+        params = QuantizationParams.of(
+            scheme, q.shape, q.dtype, [_scales(q, values, scheme, rounded=rounded), *more]
+        )
+    else:
+        levels = _under_tensor_scale(values, scheme, (q, extremes), rounded=rounded)
+        params = QuantizationParams.of(scheme, q.shape, q.dtype, levels)
+    # Rules are about numbers between two codes, and about codes that are not chosen.
+    dialect = scheme.dialect if inverted else ZEROPOINT
+    plain = replace(scheme, dialect=dialect, rounding=Rounding(), range_rule=RangeRule.FULL)
+    data = quantize(values, replace(params, scheme=plain)).data
+    return QuantizedTensor(data=data, params=params, shape=q.shape, dtype=q.dtype)
 
 
 def unrelated(source: Scheme, target: Scheme) -> str | None:
@@ -171,7 +178,7 @@ def unrelated(source: Scheme, target: Scheme) -> str | None:
     return None if len(target.scales) == 2 and tensor and exponents and floats else found
 
 
-def _scales(q: QuantizedTensor, values: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+def _scales(q: QuantizedTensor, values: torch.Tensor, scheme: Scheme, *, rounded: bool) -> torch.Tensor:
     """Return the scale of each block: that which its values have in ``q``; any for zeros."""
     found, level = q.params.effective_scale(), scheme.scales[0]
     assert found is not None
@@ -181,7 +188,9 @@ def _scales(q: QuantizedTensor, values: torch.Tensor, scheme: Scheme) -> torch.T
     kind = level.format_for(format_of(q.dtype))
     kept = round_to(scale.abs(), kind, up=False)
     lost = (kept != scale) & (reduce_blocks(values.abs(), level.granularity, "amax", 0.0) > 0)
-    if bool(lost.any()):
+    if rounded:
+        scale = kept
+    elif bool(lost.any()):
         place = tuple(torch.nonzero(lost)[0].tolist())
         raise UnsupportedError(
             f"scale {float(scale[place])!r} of block {list(place)} is no number of the scales of {scheme}"
@@ -233,9 +242,11 @@ def _ends(scheme: Scheme) -> tuple[int, int]:
 
 
 def _under_tensor_scale(
-    q: QuantizedTensor, values: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None
-) -> QuantizedTensor:
-    """Return floats under power-of-two scales as floats under float8 scales, and one for the tensor."""
+    values: torch.Tensor, scheme: Scheme, of: tuple[QuantizedTensor, tuple[float, float] | None], *,
+    rounded: bool,
+) -> list[torch.Tensor]:  # fmt: skip
+    """Return float8 scales for floats under power-of-two scales, and that of the tensor."""
+    q, extremes = of
     (fine, coarse), kinds = scheme.scales, [level.format_for(format_of(q.dtype)) for level in scheme.scales]
     blocks = replace(fine, format=get_format("e8m0"), rule=FLOOR)
     plain = Scheme(element=scheme.element, scales=(blocks,))
@@ -246,16 +257,16 @@ def _under_tensor_scale(
     whole = scale_exponent(most.to(values), plain, FLOOR).double() - math.frexp(float(kinds[0].max))[1] + 1
     whole = whole.where(most > 0, 0.0)
     scale = torch.exp2(exponent - whole).masked_fill(zero, 1.0)
-    if not torch.equal(round_to(scale, kinds[0], up=False), scale):
+    if rounded:
+        scale = round_to(scale, kinds[0], up=False).clamp(min=float(kinds[0].smallest))
+    elif not torch.equal(round_to(scale, kinds[0], up=False), scale):
         least = float(values.abs().where(values != 0, torch.inf).amin())
         raise UnsupportedError(
             f"its values, up to {float(most)!r} and down to {least!r}, have scales that are too far apart "
             f"for those of {scheme}"
         )
     tensor = torch.exp2(-whole if stored_numbers(scheme)[-1] else whole)
-    levels = [store(scale, kinds[0]), store(tensor.reshape(coarse.granularity.grid(q.shape)), kinds[1])]
-    params = QuantizationParams.of(scheme, q.shape, q.dtype, levels)
-    return QuantizedTensor(data=found.data, params=params, shape=q.shape, dtype=q.dtype)
+    return [store(scale, kinds[0]), store(tensor.reshape(coarse.granularity.grid(q.shape)), kinds[1])]
 
 
 _BIAS = 127

@@ -1,7 +1,7 @@
 """The values that a quantized weight has in the codes of another scheme, or the closest ones that it has.
 
 Where the parameters of the result follow from those of the weight (:mod:`zeropoint.methods.lossless`), they
-are taken even if some values change, unless rounding to nearest changes them less.
+are taken even if some values change, but for blocks in which rounding to nearest changes them less.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from typing import ClassVar
 import torch
 
 from ..errors import UnsupportedError
-from ..functional import row_errors
-from ..schemes import Scheme
+from ..layout.blocks import reduce_blocks, spread_blocks
+from ..layout.packing import pack
+from ..params import QuantizationParams
+from ..schemes import Granularity, Scheme
+from ..schemes.structure import stored_numbers
 from ..stats import Accumulator
 from ..tensor import QuantizedTensor
 from .lossless import METHOD as LOSSLESS
-from .lossless import difference, recoded
+from .lossless import recoded
 from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
 from .nearest import METHOD as NEAREST
 from .registry import LOSSLESS_OR_NEAREST
@@ -54,17 +57,41 @@ class LosslessOrNearest:
         if data.codes is None:
             raise UnsupportedError(str(self.refusal(scheme)))
         try:
-            kept = recoded(data.codes, weight, scheme, data.extremes)
+            kept = recoded(data.codes, weight, scheme, data.extremes, rounded=True)
         except UnsupportedError:
             return NEAREST.quantize(weight.to(data.codes.dtype), scheme, data)
-        if difference(weight, kept) is None:
+        have, wanted = (stored_numbers(each, weight.dtype)[:-1] for each in (data.codes.scheme, scheme))
+        if have == wanted or len(scheme.scales) > 1:
             return LayerResult(q=kept)
         rounded = NEAREST.quantize(weight.to(data.codes.dtype), scheme, data).q
-        return LayerResult(q=min(kept, rounded, key=lambda q: _squared_error(weight, q)))
+        # One scale for all is one choice for all, which a part cannot make.
+        whole = scheme.granularity == Granularity.tensor()
+        return LayerResult(q=rounded if whole else _closer(weight, kept, rounded))
 
 
 METHOD = LosslessOrNearest()
 
 
-def _squared_error(weight: torch.Tensor, q: QuantizedTensor) -> float:
-    return float(row_errors(weight, replace(q, dtype=weight.dtype)).errors.sum())
+def _closer(weight: torch.Tensor, kept: QuantizedTensor, rounded: QuantizedTensor) -> QuantizedTensor:
+    """Return each block as the one has it whose largest error is less, ``kept`` of equals.
+
+    No block depends on others, and so not on how a weight is cut.
+    """
+    blocks = kept.scheme.granularity
+    errors = [
+        reduce_blocks((q.dequantize(weight.dtype) - weight).abs(), blocks, "amax", 0.0)
+        for q in (kept, rounded)
+    ]
+    better = errors[1] < errors[0]
+    pairs = zip(kept.params.stored, rounded.params.stored, strict=True)
+    stored = [_where(better.reshape(own.shape), other, own) for own, other in pairs]
+    codes = torch.where(spread_blocks(better, blocks, kept.shape), rounded.codes, kept.codes)
+    params = QuantizationParams.of(kept.scheme, kept.shape, kept.params.dtype, stored)
+    return replace(kept, data=pack(codes, kept.scheme.bits), params=params)
+
+
+def _where(condition: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return numbers of one tensor or the other; of 8-bit floats, as the bytes that they are."""
+    if a.dtype.itemsize > 1:
+        return torch.where(condition, a, b)
+    return torch.where(condition, a.view(torch.uint8), b.view(torch.uint8)).view(a.dtype)

@@ -167,6 +167,38 @@ def test_neither_threads_nor_memory_change_a_byte(
     }
 
 
+ANEW = [
+    ("bitsandbytes", "nf4", "compressed-tensors", "w8a16"),
+    ("awq", "int4:g64:asym", "gguf", "q4_1"),
+    ("compressed-tensors", "int4:g32:scale=float32", "gguf", "q4_0"),
+    ("compressed-tensors", "int8:channel", "gptq", "int4:g32"),
+    ("compressed-tensors", "mxfp4a16", "compressed-tensors", "nvfp4a16"),
+    ("modelopt", "nvfp4a16", "compressed-tensors", "nvfp4a16"),
+    ("modelopt", "fp8_dynamic", "compressed-tensors", "float8_e4m3fn:tensor"),
+]
+"""Conversions that change values, each block of them by itself."""
+
+
+@pytest.mark.parametrize(("layout", "to", "other", "scheme"), ANEW)
+def test_what_is_quantized_anew_does_not_depend_on_tiles(
+    layout: str, to: str, other: str, scheme: str, floats: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    source = quantized(floats, tmp_path / "source", to, layout)
+    run(plan_of(source, other, scheme, requantize=True), tmp_path / "a")
+    monkeypatch.setattr(units, "UNIT_VALUES", 1024)
+    run(
+        plan_of(source, other, scheme, requantize=True, limits=Limits(workers=3, tile_values=256)),
+        tmp_path / "b",
+    )
+    a, b = tensors_bytes(tmp_path / "a"), tensors_bytes(tmp_path / "b")
+    assert a == b
+
+
+def tensors_bytes(folder: Path) -> dict[str, str]:
+    return {name: found for name, found in digests(folder).items() if "manifest" not in name}
+
+
 @pytest.mark.parametrize("layout", ["gptq", "gguf"])
 def test_what_a_codec_writes_wrong_is_read_back_and_refused(
     layout: str, floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
