@@ -51,9 +51,9 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     padding = -rows.shape[-1] % per
     if padding:
         rows = torch.nn.functional.pad(rows, (0, padding))
-    lanes = _split(rows, per) & ((1 << bits) - 1)
+    lanes = _split(rows, per, bits) & ((1 << bits) - 1)
     group_bytes = per * bits // 8
-    out = torch.zeros((*lanes.shape[:-1], group_bytes), dtype=torch.int64, device=codes.device)
+    out = torch.zeros((*lanes.shape[:-1], group_bytes), dtype=lanes.dtype, device=codes.device)
     for lane in range(per):
         first, shift = divmod(lane * bits, 8)
         value = lanes[..., lane] << shift
@@ -98,7 +98,7 @@ def unpack(data: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     if bits == 8:
         return data
     if bits in (16, 32):
-        parts = _split(data, bits // 8)
+        parts = _split(data, bits // 8, bits)
         return sum((parts[..., n] << (8 * n) for n in range(bits // 8)), parts[..., 0] * 0).to(
             code_dtype(bits)
         )
@@ -106,7 +106,7 @@ def unpack(data: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     group_bytes = per * bits // 8
     padding = -data.shape[-1] % group_bytes
     rows = torch.nn.functional.pad(data, (0, padding)) if padding else data
-    groups = _split(rows, group_bytes)
+    groups = _split(rows, group_bytes, bits)
     lanes = []
     for lane in range(per):
         first, shift = divmod(lane * bits, 8)
@@ -115,8 +115,10 @@ def unpack(data: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     return torch.stack(lanes, -1).flatten(-2)[..., :count].to(code_dtype(bits)).contiguous()
 
 
-def _split(rows: torch.Tensor, size: int) -> torch.Tensor:
-    return rows.reshape(*rows.shape[:-1], rows.shape[-1] // size, size).to(torch.int64)
+def _split(rows: torch.Tensor, size: int, bits: int) -> torch.Tensor:
+    # A code of up to 8 bits lies in two bytes, and in 16 bits a tile takes a quarter of the memory.
+    wide = torch.int16 if bits <= 8 else torch.int64
+    return rows.reshape(*rows.shape[:-1], rows.shape[-1] // size, size).to(wide)
 
 
 def _join(parts: torch.Tensor, span: range) -> torch.Tensor:
@@ -132,6 +134,6 @@ def as_values(patterns: torch.Tensor, fmt: Format) -> torch.Tensor:
         return patterns
     if fmt.bits == 8:
         return patterns.view(torch.int8)
-    wide = patterns.to(torch.int64)
+    wide = patterns.to(torch.int16 if fmt.bits < 8 else torch.int64)
     signed = wide - ((wide >> (fmt.bits - 1)) << fmt.bits)
     return signed.to(torch.int8 if fmt.bits < 8 else torch.int16 if fmt.bits <= 16 else torch.int32)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from onnx import TensorProto, helper
 from tests.checkpoint.written import CONFIG, digests, save, weight
 
 from zeropoint.checkpoint.plan.limits import BASE_MEMORY
@@ -27,13 +28,14 @@ from zeropoint.cli.main import main
 def status(field):
     return int(re.search(field + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
 
-warm, source, out, to, room, planted = sys.argv[1:]
-assert main(["quantize", warm, out + "-warm", "--to", to, "--workers", "2", "--json"]) == 0
+warm, source, out, to, room, planted, layout = sys.argv[1:]
+more = ["--to", to, "--workers", "2", "--json", "--format", layout]
+assert main(["quantize", warm, out + "-warm", *more]) == 0
 if planted == "whole":
     work.slab_rows = lambda weight, limits: 1 << 40
 before = status("VmSize")
 resource.setrlimit(resource.RLIMIT_AS, (before + int(room), before + int(room)))
-code = main(["quantize", source, out, "--to", to, "--workers", "2", "--max-memory", "512M", "--json"])
+code = main(["quantize", source, out, "--max-memory", "512M", *more])
 print("peak", status("VmHWM"), "room", status("VmPeak") - before, file=sys.stderr)
 sys.exit(code)
 """
@@ -61,12 +63,41 @@ def sparse(folder: Path, shapes: dict[str, tuple[int, ...]]) -> Path:
     return folder
 
 
-def quantized(source: Path, tmp_path: Path, to: str, *, planted: str = "") -> tuple[int, str]:
+def sparse_onnx(folder: Path, shapes: dict[str, tuple[int, int]]) -> Path:
+    """Write an ONNX model of products with zeros in float32, which lie next to it and take no room."""
+    folder.mkdir()
+    held, nodes, begin = [], [], 0
+    for name, (inputs, outputs) in shapes.items():
+        tensor = TensorProto(name=name, dims=[inputs, outputs], data_type=1, data_location=1)
+        size = 4 * inputs * outputs
+        for key, value in (("location", "numbers.bin"), ("offset", str(begin)), ("length", str(size))):
+            tensor.external_data.add(key=key, value=value)
+        held.append(tensor)
+        nodes.append(helper.make_node("MatMul", [f"x of {name}", name], [f"y of {name}"]))
+        begin += size
+    proto = helper.make_model(
+        helper.make_graph(nodes, "main", [], [], held), opset_imports=[helper.make_opsetid("", 21)]
+    )
+    (folder / "model.onnx").write_bytes(proto.SerializeToString())
+    with (folder / "numbers.bin").open("wb") as file:
+        file.truncate(begin)
+    return folder
+
+
+def quantized(
+    source: Path, tmp_path: Path, to: str, *, planted: str = "", layout: str = "compressed-tensors"
+) -> tuple[int, str]:
     """Quantize in a child under a limit; return its status and what it says."""
-    warm = save(tmp_path / "warm", {"m.weight": weight(512, 512)})
+    if layout == "onnx":
+        warm = sparse_onnx(tmp_path / "warm", {"w": (512, 512)})
+    else:
+        warm = save(tmp_path / "warm", {"m.weight": weight(512, 512)})
     environment = {**os.environ, "MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(warm), str(source), str(tmp_path / "out"), to, str(ROOM), planted],
+        [
+            sys.executable, "-c", CHILD, str(warm), str(source), str(tmp_path / "out"), to, str(ROOM),
+            planted, layout,
+        ],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False, env=environment,
     )  # fmt: skip
     return done.returncode, done.stderr
@@ -98,6 +129,20 @@ def test_memory_stays_below_the_limit(shapes: str, to: str, tmp_path: Path) -> N
     peak = int(said.split()[1])
     assert peak < PEAK, said
     assert "model.safetensors" in digests(tmp_path / "out")
+
+
+ONNX = {f"w{n}": (16_384, 12_288) for n in range(4)}
+"""Together 3.2 GB, of which a transposed weight is cut along its inputs."""
+
+
+@pytest.mark.slow
+def test_an_onnx_model_far_above_the_limit_is_quantized_below_it(tmp_path: Path) -> None:
+    source = sparse_onnx(tmp_path / "in", ONNX)
+    assert (source / "numbers.bin").stat().st_size == 6 * 512 * MIB
+    status, said = quantized(source, tmp_path, "int4:g128", layout="onnx")
+    assert status == 0, said
+    assert int(said.split()[1]) < PEAK, said
+    assert (tmp_path / "out" / "model.onnx.data").stat().st_size > 400 * MIB
 
 
 def test_a_run_that_takes_whole_tensors_does_not_pass_this_limit(tmp_path: Path) -> None:
