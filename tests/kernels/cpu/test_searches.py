@@ -85,3 +85,12 @@ def test_what_is_no_block_of_a_type_has_a_reason() -> None:
         zp.errors.UnsupportedError, match="last axis 96 is not a multiple of the block of q4_k"
     ):
         explain(library.request(Op.SEARCH, x, zp.Scheme.parse("q4_k")))
+
+
+@pytest.mark.parametrize("scheme", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "tq2_0"])
+def test_extremes_that_several_numbers_have_are_those_of_the_first(scheme: str) -> None:
+    generator = torch.Generator().manual_seed(2)
+    signs = torch.randint(0, 2, (40, 512), generator=generator) * 2.0 - 1
+    ties = signs * torch.randint(0, 3, signs.shape, generator=generator)  # zeros of both signs, too
+    for x in (ties, ties.abs() * signs.sign(), signs * 0.0, ties.clamp(min=0) * 1e-40, signs * 1e-44, signs):
+        assert same(searched(x, scheme, None, "cpu"), searched(x, scheme, None, "reference"))

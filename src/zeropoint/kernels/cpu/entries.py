@@ -18,9 +18,10 @@ from .machine.bit_moves import move_rows
 from .machine.descriptor import OK, record_type, unpack_element, unpack_layout, unpack_rule
 from .machine.intrinsics import device, inlined, kernel
 from .machine.team import run_parts
+from .search.extreme_scales import rounded_rows
 from .search.line_search import Tries
 from .search.minima import MinimaKind, MinimaLevels, minima_rows
-from .search.plain import Numbers, PlainKind, plain_rows, square_rows
+from .search.plain import MXFP4, Numbers, PlainKind, plain_rows, square_rows
 from .search.signed import THREE, SignedKind, moved_rows, six_bit_rows, three_bit_rows
 from .statistics import column_sums, count, sums
 from .statistics.error_sums import measure_rows
@@ -311,6 +312,8 @@ def _plain(
 ) -> Any:  # fmt: skip
     top = np.float32(sizes[2])
     kind = PlainKind(sizes[0], sizes[1], top, sizes[3], sizes[4], sizes[5] != 0)
+    if kind.kind < MXFP4 and not kind.weighted:
+        return rounded_rows(x, kind, packed.view(np.uint8), Numbers(halves, half_minima, octets), first, last)
     return plain_rows(x, importance, means, kind, packed, Numbers(halves, half_minima, octets), first, last)
 
 

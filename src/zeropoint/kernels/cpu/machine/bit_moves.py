@@ -31,16 +31,19 @@ def _move(
 ) -> None:
     """Or bits of ``blocks`` blocks into ``target``; move: size, right, left, mask, flip."""
     size, right, left, mask, flip = move
-    words = size // _WHOLE * _WHOLE
-    for n in range(np.uint64(0), words, _WHOLE):
+    words = size // _WHOLE
+    for n in range(words):
+        first = n * _WHOLE
         for block in range(blocks):
-            word = ((load64(source, begin + n + block * pitch) >> right) & (mask * _EACH)) ^ (flip * _EACH)
-            place = at + n + block * step
+            word = ((load64(source, begin + first + block * pitch) >> right) & (mask * _EACH)) ^ (
+                flip * _EACH
+            )
+            place = at + first + block * step
             store64(target, place, load64(target, place) | (word << left))
-    for n in range(words, size):
+    for n in range(words * _WHOLE, size):
         for block in range(blocks):
-            octet = ((np.uint64(source[begin + n + block * pitch]) >> right) & mask) ^ flip
-            target[at + n + block * step] |= np.uint8(octet << left)
+            byte = ((np.uint64(source[begin + n + block * pitch]) >> right) & mask) ^ flip
+            target[at + n + block * step] |= np.uint8(byte << left)
 
 
 @device

@@ -1,6 +1,7 @@
-"""Types with one number or two a block; see :mod:`zeropoint.ops.ggml.plain_blocks` and ``table_blocks``.
+"""Q4_0 to Q5_1 with importance, and FP4; see :mod:`zeropoint.ops.ggml.plain_blocks` and ``table_blocks``.
 
-16 blocks are columns, as in the searches: what the codes of a block have in common is then a lane.
+16 blocks are columns, as in the searches: what the codes of a block have in common is then a lane. Without
+importance, integers are those of :mod:`.extreme_scales`.
 """
 
 from typing import Any, NamedTuple
@@ -8,23 +9,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..machine.descriptor import OK
-from ..machine.intrinsics import bits32, device, float32_of, inlined, narrow_half, scratch
+from ..machine.intrinsics import bits32, device, float32_of, narrow_half, scratch
 from ..machine.vector import (
     above,
     bits_of,
     floats_of,
-    floats_of_integers,
-    larger,
     load_lanes,
-    smaller,
-    smaller_bits,
     store_lanes,
     values_of,
     words_of,
 )
 from .lanes import (
     LANES,
-    divided,
     integers,
     is_zero,
     magnitudes,
@@ -64,31 +60,6 @@ class Numbers(NamedTuple):
     octets: Any
 
 
-@inlined
-def _inverse(x: Any) -> Any:
-    zero = floats_of(np.float32(0))
-    return where(is_zero(x), zero, divided(np.float32(1), x))
-
-
-@inlined
-def _held(x: Any) -> Any:
-    """Return zero for NaN and what int32 does not hold: that is the low byte of the integer on x86-64."""
-    held = above(floats_of(np.float32(2147483648.0)), magnitudes(x))
-    return where(held, x, floats_of(np.float32(0)))
-
-
-@inlined
-def _half_away(x: Any) -> Any:
-    """Return ``x`` rounded half away from zero, as words."""
-    held = _held(x)
-    whole = integers(held)
-    off = held - floats_of_integers(whole)
-    below_half = floats_of(np.float32(0.49999997))
-    up = above(off, below_half) & words_of(np.uint32(1))
-    down = above(floats_of(np.float32(-0.49999997)), off) & words_of(np.uint32(1))
-    return whole + up - down
-
-
 @device
 def _largest(values: Any, size: Any, ends: Any) -> None:
     """Write to ``ends`` the first number of the largest magnitude of each block."""
@@ -98,55 +69,6 @@ def _largest(values: Any, size: Any, ends: Any) -> None:
         value = where(above(magnitudes(number), amax), number, value)
         amax = magnitudes(value)
     store_lanes(ends, LANES + LANES, value)
-
-
-@device
-def _extremes(values: Any, size: Any, ends: Any) -> None:
-    """Write to ``ends`` the smallest and the largest number of each block."""
-    low = high = load_lanes(values, ZERO)
-    for i in range(size):
-        number = load_lanes(values, i * LANES)
-        low, high = smaller(number, low), larger(number, high)
-    store_lanes(ends, ZERO, low)
-    store_lanes(ends, LANES, high)
-
-
-@device
-def _symmetric(values: Any, kind: Any, ends: Any, codes: Any) -> Any:
-    """Write codes of Q4_0 and Q5_0 from 0 on; return the scales."""
-    half, most = np.float32(kind.top), words_of(np.uint32(kind.top + kind.top - np.float32(1)))
-    scale = load_lanes(ends, LANES + LANES) / floats_of(np.float32(-half))
-    inverse, offset = _inverse(scale), floats_of(np.float32(half + np.float32(0.5)))
-    for i in range(kind.size):
-        code = integers(_held(load_lanes(values, i * LANES) * inverse + offset)) & words_of(np.uint32(0xFF))
-        store_lanes(codes, i * LANES, values_of(smaller_bits(code, most)))
-    return scale
-
-
-@device
-def _affine(values: Any, kind: Any, ends: Any, codes: Any) -> Any:
-    """Write codes of Q4_1 and Q5_1; return the scales."""
-    low, most = load_lanes(ends, ZERO), words_of(np.uint32(kind.top))
-    scale = (load_lanes(ends, LANES) - low) / floats_of(kind.top)
-    inverse, half = _inverse(scale), floats_of(np.float32(0.5))
-    for i in range(kind.size):
-        code = integers(_held((load_lanes(values, i * LANES) - low) * inverse + half)) & words_of(
-            np.uint32(0xFF)
-        )
-        store_lanes(codes, i * LANES, values_of(smaller_bits(code, most)))
-    return scale
-
-
-@device
-def _by_amax(values: Any, kind: Any, ends: Any, codes: Any) -> Any:
-    """Write codes of Q8_0 or TQ2_0, of which the largest magnitude has ``top``; return the scales."""
-    scale = magnitudes(load_lanes(ends, LANES + LANES)) / floats_of(kind.top)
-    inverse = _inverse(scale)
-    offset = words_of(np.uint32(1) if kind.kind == TERNARY else np.uint32(0))
-    for i in range(kind.size):
-        code = _half_away(load_lanes(values, i * LANES) * inverse) + offset
-        store_lanes(codes, i * LANES, values_of(code))
-    return scale
 
 
 @device
@@ -296,10 +218,7 @@ def plain_rows(
     own, values, codes = scratch(_LONG, np.float32), scratch(_LONG, np.float32), scratch(_LONG, np.float32)
     ends, found, tried = scratch(48, np.float32), scratch(64, np.float32), scratch(_LONG, np.float32)
     words = scratch(_WORDS, np.uint32)
-    scales, line = (
-        scratch(16, np.float32),
-        Tries(kind.top, np.float32(-0.9), np.float32(0.05), np.uint64(36), False),
-    )
+    line = Tries(kind.top, np.float32(-0.9), np.float32(0.05), np.uint64(36), False)
     state = OK
     for start in range(first, last, LANES):
         count = min(LANES, last - start)
@@ -307,27 +226,14 @@ def plain_rows(
         if kind.weighted:
             _weights(values, importance, means, kind, start, last, own)
             _searched(values, own, kind, line, tried, found, codes)
-            for block in range(LANES):
-                scales[block], ends[block] = found[block], -found[LANES + block]
-        else:
-            if kind.kind == AFFINE:
-                _extremes(values, kind.size, ends)
-            else:
-                _largest(values, kind.size, ends)
-            if kind.kind == SYMMETRIC:
-                store_lanes(scales, ZERO, _symmetric(values, kind, ends, codes))
-            elif kind.kind == AFFINE:
-                store_lanes(scales, ZERO, _affine(values, kind, ends, codes))
-            elif kind.kind == MXFP4 or kind.kind == NVFP4:
-                _float_scales(values, kind, ends, numbers.octets, start, last)
-                _closest_floats(values, kind.size, ends, codes)
-            else:
-                store_lanes(scales, ZERO, _by_amax(values, kind, ends, codes))
-        if kind.kind < MXFP4:
             for block in range(count):
-                numbers.halves[start + block] = narrow_half(scales[block])
+                numbers.halves[start + block] = narrow_half(found[block])
                 if kind.kind == AFFINE:
-                    numbers.half_minima[start + block] = narrow_half(ends[block])
+                    numbers.half_minima[start + block] = narrow_half(-found[LANES + block])
+        else:
+            _largest(values, kind.size, ends)
+            _float_scales(values, kind, ends, numbers.octets, start, last)
+            _closest_floats(values, kind.size, ends, codes)
         _pack(codes, kind, words, packed, start, start + count)
     return state
 

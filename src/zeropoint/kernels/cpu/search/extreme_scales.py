@@ -1,0 +1,197 @@
+"""Q4_0 to Q8_0 and TQ2_0 without importance: scales follow from the extremes of blocks; nothing is searched.
+
+16 blocks at a time. Extremes have no order of sums, so that vectors run along the blocks; where a minimum is
+zero, or two magnitudes are equal, the first number counts, which is looked for one by one.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ..machine.descriptor import BAD_VALUE, OK
+from ..machine.emit import emit_packed
+from ..machine.intrinsics import device, inlined, prefetch, scratch
+from ..machine.vector import (
+    WHOLE,
+    above,
+    any_lane,
+    float16_of_floats,
+    floats_of,
+    floats_of_integers,
+    larger,
+    load_lanes,
+    low_octets,
+    smaller,
+    smaller_bits,
+    store_lanes,
+    words_of,
+)
+from .lanes import (
+    LANES,
+    divided,
+    integers,
+    is_bad,
+    is_zero,
+    least_lane,
+    magnitudes,
+    most_lane,
+    negative,
+    where,
+    worse,
+)
+from .plain import AFFINE, SYMMETRIC, TERNARY
+from .super_block import ZERO
+
+_LOW, _VALUE, _SCALE, _INVERSE = ZERO, LANES, LANES + LANES, LANES + LANES + LANES
+_TAME = np.float32(2.0**100)
+"""Inverse scales below this are of scales that are no subnormal numbers: products with them are codes."""
+_AHEAD = np.uint64(2048)
+"""How far ahead numbers are asked for: a group and its codes take less time than memory."""
+"""Where 16 numbers lie: minima, numbers of largest magnitude or maxima, scales, inverse scales."""
+
+
+@inlined
+def _held(x: Any) -> Any:
+    """Return zero for NaN and what int32 does not hold: that is the low byte of the integer on x86-64."""
+    held = above(floats_of(np.float32(2147483648.0)), magnitudes(x))
+    return where(held, x, floats_of(np.float32(0)))
+
+
+@inlined
+def _rounded_down(x: Any, most: Any, wild: Any) -> Any:
+    """Return ``x`` as words, at most ``most``; wild: whether it may be any number, not just around codes."""
+    if wild:
+        return smaller_bits(integers(_held(x)) & words_of(np.uint32(0xFF)), most)
+    return smaller_bits(integers(x), most)
+
+
+@inlined
+def _half_away(x: Any) -> Any:
+    """Return ``x`` rounded half away from zero, as words."""
+    held = _held(x)
+    whole = integers(held)
+    off = held - floats_of_integers(whole)
+    below_half = floats_of(np.float32(0.49999997))
+    up = above(off, below_half) & words_of(np.uint32(1))
+    down = above(floats_of(np.float32(-0.49999997)), off) & words_of(np.uint32(1))
+    return whole + up - down
+
+
+@device
+def _extremes(x: Any, at: Any, count: Any, size: Any, ends: Any) -> Any:
+    """Write the extremes of ``count`` blocks; returns BAD_VALUE where a number is not finite, else OK."""
+    worst = words_of(np.uint32(0))
+    for block in range(count):
+        begin = at + block * size
+        low = high = load_lanes(x, begin)
+        prefetch(x, begin + _AHEAD)
+        worst = worse(worst, low)
+        for n in range(np.uint64(1), size // LANES):
+            number = load_lanes(x, begin + n * LANES)
+            prefetch(x, begin + n * LANES + _AHEAD)
+            worst = worse(worst, number)
+            low, high = smaller(number, low), larger(number, high)
+        ends[_LOW + block], ends[_VALUE + block] = least_lane(low), most_lane(high)
+    return BAD_VALUE if is_bad(worst) else OK
+
+
+@device
+def _first_zeros(x: Any, at: Any, count: Any, size: Any, ends: Any) -> None:
+    """Give minima that are zero the sign of the first zero of their block, and their maxima, too."""
+    for block in range(count):
+        if ends[_LOW + block] != 0:
+            continue
+        i = at + block * size
+        while x[i] != 0:
+            i += np.uint64(1)
+        ends[_LOW + block] = x[i]
+        if ends[_VALUE + block] == 0:
+            ends[_VALUE + block] = x[i]
+
+
+@device
+def _first_largest(x: Any, at: Any, count: Any, size: Any, ends: Any) -> None:
+    """Write the first number of the largest magnitude of blocks with two, 0 for those of zeros."""
+    for block in range(count):
+        high = ends[_VALUE + block]
+        if high != -ends[_LOW + block]:
+            continue
+        value = np.float32(0)
+        for i in range(at + block * size, at + block * size + size):
+            if abs(x[i]) > abs(value):
+                value = x[i]
+        ends[_INVERSE + block] = value
+
+
+@device
+def _scales(x: Any, at: Any, count: Any, kind: Any, ends: Any) -> None:
+    """Write scales and their inverses."""
+    zero, low, high = floats_of(np.float32(0)), load_lanes(ends, _LOW), load_lanes(ends, _VALUE)
+    if kind.kind == AFFINE:
+        if any_lane(is_zero(low)):
+            _first_zeros(x, at, count, kind.size, ends)
+            low, high = load_lanes(ends, _LOW), load_lanes(ends, _VALUE)
+        scale = (high - low) / floats_of(kind.top)
+    elif kind.kind == SYMMETRIC:
+        store_lanes(ends, _INVERSE, where(above(high, negative(low)), high, low))
+        if any_lane(is_zero(high + low)):
+            _first_largest(x, at, count, kind.size, ends)
+        scale = load_lanes(ends, _INVERSE) / floats_of(np.float32(-kind.top))
+    else:
+        scale = larger(magnitudes(low), magnitudes(high)) / floats_of(kind.top)
+    store_lanes(ends, _SCALE, scale)
+    store_lanes(ends, _INVERSE, where(is_zero(scale), zero, divided(np.float32(1), scale)))
+
+
+@device
+def _codes(x: Any, at: Any, kind: Any, low: Any, inverse: Any, codes: Any, place: Any) -> None:
+    """Write the codes of a block, bytes; a range with a step would divide, which takes as long as a block."""
+    times, top, wild = floats_of(inverse), words_of(np.uint32(kind.top)), not abs(inverse) < _TAME
+    if kind.kind == AFFINE:
+        least, half = floats_of(low), floats_of(np.float32(0.5))
+        for n in range(kind.size // WHOLE):
+            i = n * WHOLE
+            first = _rounded_down((load_lanes(x, at + i) - least) * times + half, top, wild)
+            second = _rounded_down((load_lanes(x, at + i + LANES) - least) * times + half, top, wild)
+            store_lanes(codes, place + i, low_octets(first, second))
+    elif kind.kind == SYMMETRIC:
+        most, offset = top + top - words_of(np.uint32(1)), floats_of(np.float32(kind.top + np.float32(0.5)))
+        for n in range(kind.size // WHOLE):
+            i = n * WHOLE
+            first = _rounded_down(load_lanes(x, at + i) * times + offset, most, wild)
+            second = _rounded_down(load_lanes(x, at + i + LANES) * times + offset, most, wild)
+            store_lanes(codes, place + i, low_octets(first ^ top, second ^ top))
+    else:
+        one = words_of(np.uint32(1) if kind.kind == TERNARY else np.uint32(0))
+        for n in range(kind.size // WHOLE):
+            i = n * WHOLE
+            first = _half_away(load_lanes(x, at + i) * times) + one
+            second = _half_away(load_lanes(x, at + i + LANES) * times) + one
+            store_lanes(codes, place + i, low_octets(first, second))
+
+
+@device
+def rounded_rows(x: Any, kind: Any, packed: Any, numbers: Any, first: Any, last: Any) -> Any:
+    """Quantize blocks ``first`` to ``last`` of ``x``, float32; packed: takes codes, as bytes."""
+    ends, halves = scratch(64, np.float32), scratch(32, np.uint16)
+    codes, room = scratch(4096, np.uint8), scratch(4096 + 8, np.uint8)
+    bits, state = np.uint64(kind.bits), OK
+    for start in range(first, last, LANES):
+        count, at = min(LANES, last - start), start * kind.size
+        state = max(state, _extremes(x, at, count, kind.size, ends))
+        _scales(x, at, count, kind, ends)
+        for block in range(count):
+            place = block * kind.size
+            _codes(x, at + place, kind, ends[_LOW + block], ends[_INVERSE + block], codes, place)
+        total, target = count * kind.size, at * bits // np.uint64(8)
+        if bits == np.uint64(8):
+            for i in range(total):
+                packed[target + i] = codes[i]
+        else:
+            emit_packed(codes, total, bits, room, packed, target)
+        store_lanes(halves, ZERO, float16_of_floats(load_lanes(ends, _SCALE), load_lanes(ends, _LOW)))
+        for block in range(count):
+            numbers.halves[start + block] = halves[block]
+            if kind.kind == AFFINE:
+                numbers.half_minima[start + block] = halves[LANES + block]
+    return state
