@@ -84,6 +84,10 @@ def unfinished(proto: Any) -> None:
     node.input.extend([NAME, NAME])
 
 
+def of_old_operators(proto: Any) -> None:
+    proto.opset_import[0].version = 3
+
+
 def unnamed(proto: Any) -> None:
     tensor(proto).name = ""
 
@@ -144,6 +148,7 @@ LIES: dict[str, tuple[Callable[[Any], None], str]] = {
     "numbers here that are said to be elsewhere": (neither_place, "in two places"),
     "numbers of another type": (of_another_type, "type 1 has double_data, which is for other"),
     "a node without outputs": (unfinished, "nothing would be quantized"),
+    "operators of 2016": (of_old_operators, "the model has operator set 3, and 7 or newer are translated"),
     "no graph": (without_graph, "it has no graph"),
     "no nodes": (without_nodes, "it has no graph with nodes"),
     "sparse numbers elsewhere": (sparse, "sparse tensor"),

@@ -205,6 +205,10 @@ _BIAS = 5
 """Which input of MatMulNBits is added to the product."""
 
 
+_LEAST_OPERATORS = 7
+"""That of ONNX 1.2, of 2017; translating damaged models from older ones, onnx 1.22 crashes the process."""
+
+
 def _with_operators(model: Any, least: int) -> Any:
     """Return a model with a set of operators of at least ``least``, translated where it is an older one."""
     for operators, version in _INTERNAL_VERSIONS:
@@ -213,6 +217,11 @@ def _with_operators(model: Any, least: int) -> Any:
     now = [each.version for each in model.opset_import if each.domain in STANDARD]
     if not now or max(now) >= least:
         return model
+    if max(now) < _LEAST_OPERATORS:
+        raise UnsupportedError(
+            f"the model has operator set {max(now)}, and {_LEAST_OPERATORS} or newer are translated to "
+            f"{least}, which these types need; export the model anew"
+        )
     import onnx.version_converter
 
     held = [each for each in model.graph.initializer if each.data_location == 1]

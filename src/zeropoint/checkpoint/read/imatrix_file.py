@@ -88,7 +88,9 @@ def _of_dat(raw: bytearray) -> Iterator[tuple[str, Floats]]:
         if count < 1:
             raise CheckpointError(f"{printable(name)} has {count} numbers")
         sums = np.frombuffer(take(4 * count, printable(name)), "<f4").astype(np.float32)
-        yield name, sums / np.float32(calls) if calls > 0 else sums
+        with np.errstate(invalid="ignore"):  # of a NaN, which is refused
+            means = sums / np.float32(calls) if calls > 0 else sums
+        yield name, means
 
 
 def _text(raw: bytes) -> str:
