@@ -91,7 +91,7 @@ def test_values_are_those_of_libggml(package: str, tmp_path: Path) -> None:
     library = ctypes.CDLL(str(Path(found.origin).parent / "lib" / "libggml-base.so"))
     tried = 0
     for _, q, tensor in decoded(real_file(package, tmp_path)):
-        decode, expected = getattr(library, f"dequantize_row_{tensor.tensor_type.name}".lower()), None
+        decode = getattr(library, f"dequantize_row_{tensor.tensor_type.name.replace('Q', 'q')}")
         decode.restype, decode.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
         blocks, expected = np.ascontiguousarray(tensor.data), np.empty(q.shape, np.float32)
         decode(blocks.ctypes.data, expected.ctypes.data, expected.size)
