@@ -323,7 +323,7 @@ def test_a_configuration_without_scales_and_scales_without_one_are_said(
     assert said[1].endswith("in 2 attention layers, of which the configuration says nothing")
 
 
-def test_the_word_of_the_fp8_layout_for_a_cache_is_not_written_elsewhere(
+def test_the_word_of_the_fp8_layout_for_a_cache_becomes_an_object_elsewhere(
     outputs: dict[str, Path], tmp_path: Path
 ) -> None:
     arguments = [
@@ -335,5 +335,5 @@ def test_the_word_of_the_fp8_layout_for_a_cache_is_not_written_elsewhere(
     ]
     assert CliRunner().invoke(app, arguments).exit_code == 0
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
-    assert config["kv_cache_scheme"] is None
-    assert zp.inspect_checkpoint(tmp_path / "out").summary[-1].endswith("the configuration says nothing")
+    assert (config["kv_cache_scheme"]["type"], config["kv_cache_scheme"]["num_bits"]) == ("float", 8)
+    assert zp.inspect_checkpoint(tmp_path / "out").summary[-1].endswith("in 2 attention layers")
