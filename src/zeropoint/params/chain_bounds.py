@@ -113,6 +113,13 @@ class ChainedErrors:
             pad = self.offset_drift + 8 * self.wide.least
             pad = pad + 8 * self.wide.relative * (self.offset.abs() + self.factor * abs(ends[0]))
             pad = pad + (self.drift * abs(ends[0]) if self.scheme.scales[0].stores(Store.LATE) else 0.0)
+            if self.scheme.scales[0].picks(Pick.EDGE):
+                # It was (n + t) / n steps of the range, |t| <= 1/2, and n is the half of the codes or more.
+                least = max(1.0, (ends[1] - ends[0] - 1) / 2)
+                width = width * (least / (least - 0.5))
+                down = self.first > self.low
+                other = torch.where(down, self.first - width, self.first + width)
+                return torch.minimum(self.first, other) - pad, torch.maximum(self.first, other) + pad
             return self.first - pad, self.first + width + pad
         signed = self.scheme.scales[0].picks(Pick.SIGNED)
         extent = most * ((abs(signed_end(*ends)) if signed else self.scheme.divisor) * rounding)

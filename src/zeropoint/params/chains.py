@@ -9,7 +9,9 @@ Of a block with the extremes low and high, and of elements whose codes in use ha
 
     linear      n = max(|low|, |high|) / divisor,  or (high - low) / (b - a) in schemes with an offset
     signed      n = (the number of largest magnitude) / (a or b, the one of largest magnitude)
-    minimum     n = low - a * scale; of offsets without negative codes low is min(low, 0)
+    edge        n = e / rint(e / ((high - low) / (a - b))), e = low or high, of the larger magnitude; with the
+                sign of a - b turned where e is low
+    minimum     n = low - a * scale; of offsets without negative codes low is min(low, 0), under edge it is e
 
 This module is the reference for schemes that :attr:`Scheme.chained` names; others are in :mod:`.arithmetic`.
 """
@@ -50,9 +52,11 @@ class Chosen:
 
 def choose(scheme: Scheme, ranges: Ranges) -> Chosen:
     """Return the levels of a chained scheme; raises RangeError for a number that its format cannot hold."""
-    scales = _Chain(scheme.scales, scheme.center, ranges, quiet=scheme.dialect.small_scales.of_zeros)
-    ideal, low = _ideal_scale(scheme, ranges)
-    tensors, scale = scales.stored(ideal, least=scheme.dialect.small_scales.least)
+    small = scheme.dialect.small_scales
+    scales = _Chain(scheme.scales, scheme.center, ranges, quiet=small.of_zeros)
+    edge = scheme.scales[0].picks(Pick.EDGE)
+    ideal, low = _from_edge(scheme, ranges) if edge else _ideal_scale(scheme, ranges)
+    tensors, scale = scales.stored(ideal, least=0.0 if edge else small.least)
     if not scheme.offsets:
         return Chosen(tensors=tensors, scale=scale, offset=None)
     offsets = _Chain(scheme.offsets, None, ranges, quiet=0.0)
@@ -75,6 +79,20 @@ def _ideal_scale(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Te
     if scheme.scales[0].picks(Pick.SIGNED):
         return ranges.signed() / signed_end(*scheme.ends), low
     return ranges.magnitude(0) / scheme.divisor, low
+
+
+def _from_edge(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scale by rule edge before it is stored, and the number of the smallest code."""
+    low, high = ranges.minimum[0], ranges.maximum[0]
+    steps = scheme.ends[1] - scheme.ends[0]
+    width, small = high - low, scheme.dialect.small_scales
+    quiet = torch.finfo(ranges.dtype).eps if small.of_zeros is None else small.of_zeros
+    step = torch.where(torch.isinf(width), high / steps - low / steps, width / steps)
+    step = torch.where(width == 0, quiet, step).clamp(min=max(small.least, LEAST_NORMAL))
+    at_low = low.abs() > high.abs()
+    edge, step = torch.where(at_low, low, high), torch.where(at_low, step, -step)
+    codes = torch.round(edge / step)
+    return torch.where(codes != 0, edge / codes, step), torch.where(codes != 0, edge, 0.0)
 
 
 class _Chain:

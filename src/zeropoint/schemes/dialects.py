@@ -183,6 +183,8 @@ _DIALECTS = (
         finest_quotient=FinestQuotient.BY_PRODUCT,
         positive_zero_bits=4,
     ),
+    # mx.quantize of MLX 0.32, for rule edge of scales.
+    Dialect(name="mlx", small_scales=SmallScales(of_zeros=1e-7, least=1e-7)),
     # downcast_to_mxfp_torch of triton_kernels, by which transformers quantizes gpt-oss: ties away from zero.
     Dialect(name="gpt-oss", rounding=RoundingMode.HALF_AWAY),
     # burn v0.16, QuantizationScheme::compute_q_params; f32::round rounds half away from zero.

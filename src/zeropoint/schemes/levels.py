@@ -57,6 +57,10 @@ def check_levels(scheme: Scheme) -> None:
     for level in scheme.scales:
         if level.picks(Pick.MINIMUM) or level.picks(Pick.MEAN) or level.rule.text not in RULES:
             raise SchemeError(f"rule {level.rule.text} is not for scales; use linear or signed")
+    if any(level.picks(Pick.EDGE) for level in scheme.levels) and not (
+        scheme.offsets and scheme.element.is_integer and scheme.levels == (scheme.scales[0], scheme.offsets[0])
+    ):
+        raise SchemeError("rule edge is for one level of scales with an offset, of integers; use linear")
     if scheme.chained is None:
         return
     if scheme.dialect.arithmetic is Arithmetic.INPUT:
@@ -85,7 +89,7 @@ def _negative(level: ScaleLevel) -> bool:
 def _check_signs(scheme: Scheme) -> None:
     """Raise SchemeError for a level that may be negative in a format that is not."""
     for level in scheme.levels:
-        if level.picks(Pick.SIGNED) and not _negative(level):
+        if (level.picks(Pick.SIGNED) or level.picks(Pick.EDGE)) and not _negative(level):
             raise SchemeError(f"rule {level.rule.text} needs a format with negative numbers, got {level}")
     if scheme.element.reads_sign:
         if not scheme.scales or scheme.center is not None or scheme.offsets:

@@ -1,6 +1,6 @@
 """Rules that pick a number for each block: a scale, an offset, or the mean of scales. Each is a value.
 
-    linear, signed, minimum, mean       a number of the block over a divisor:  Linear
+    linear, signed, edge, minimum, mean a number of the block over a divisor:  Linear
     floor, even, ceil, rceil            a power of two:                        PowerOfTwo
 
 A linear rule may end in ``_up`` or ``_late``, which say how its number is stored. This module owns which
@@ -21,8 +21,12 @@ class Pick(enum.Enum):
     """The largest magnitude, or ``maximum - minimum`` in schemes with a zero point or an offset."""
     SIGNED = "signed"
     """The number of the largest magnitude with its sign, the first of equals."""
+    EDGE = "edge"
+    """``maximum - minimum`` with the sign that leads from the end of larger magnitude to the other one, then
+    changed so that this end is a multiple of it, and 0 a code: for scales with an offset."""
     MINIMUM = "minimum"
-    """The smallest number, to which the smallest code is moved: for offsets."""
+    """The smallest number, or under a scale of rule ``edge`` the end of larger magnitude, the maximum of
+    equals: to it the smallest code is moved, so this is for offsets."""
     MEAN = "mean"
     """The mean: for the center of scales."""
 
@@ -104,12 +108,14 @@ ScaleRule = Linear | PowerOfTwo
 LINEAR = Linear()
 LINEAR_UP = Linear(store=Store.UP)
 SIGNED = Linear(pick=Pick.SIGNED)
+EDGE = Linear(pick=Pick.EDGE)
 MINIMUM = Linear(pick=Pick.MINIMUM)
 MEAN = Linear(pick=Pick.MEAN)
 FLOOR, EVEN, CEIL, RCEIL = map(PowerOfTwo, Exponent)
 
 _ALL: tuple[ScaleRule, ...] = (
     LINEAR, LINEAR_UP, Linear(store=Store.LATE), SIGNED, Linear(pick=Pick.SIGNED, store=Store.LATE),
+    EDGE, Linear(pick=Pick.EDGE, store=Store.LATE),
     FLOOR, EVEN, CEIL, RCEIL, MINIMUM, Linear(pick=Pick.MINIMUM, store=Store.LATE), MEAN,
 )  # fmt: skip
 RULES: MappingProxyType[str, ScaleRule] = MappingProxyType({rule.text: rule for rule in _ALL})
