@@ -5,9 +5,9 @@ floats. Each row quantizes these to a layout, loads the result in an engine and 
 text from Python's own documentation. From our file, zeropoint makes floats again, in float32: `apart` is the
 largest difference of a logit between the engine and one that runs these floats, so that it shows whether the
 engine decodes our bytes to our values; `same` is how often both find the same token the most likely.
-llama.cpp rounds the inputs of quantized layers to 8 bits, bitsandbytes those of int8 layers: `apart` shows it.
-ONNX models are exported by torch and run in onnxruntime on both sides. Engines whose packages are absent are
-listed as such.
+llama.cpp rounds the inputs of quantized layers to 8 bits, bitsandbytes those of int8 layers, which `apart`
+shows. ONNX models are exported by torch and run in onnxruntime on both sides. Engines whose packages are
+absent are listed as such.
 
 The float weights lie on 4-bit grids of 32, so that `q4_1` and `int4:g32:asym` would be nearly without loss.
 """
@@ -83,6 +83,21 @@ def by_onnxruntime(folder: Path, tokens: torch.Tensor) -> Logits:
     )
 
 
+def by_mlx(folder: Path, tokens: torch.Tensor) -> Logits:
+    """Run a checkpoint in mlx-lm, whose activations have the dtype of scales."""
+    import mlx.core as mx
+    import numpy as np
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(folder)
+    return torch.stack(
+        [
+            torch.from_numpy(np.array(model(mx.array(window[None].numpy()))[0].astype(mx.float32)))
+            for window in tokens
+        ]
+    )
+
+
 TRANSFORMERS = by_transformers()
 
 
@@ -142,6 +157,10 @@ ROWS = (
     Row(scheme="mxfp4a16", layout="quark", package="quark"),
     *(_llama_cpp(scheme) for scheme in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4_e2m1")),
     *(_llama_cpp(scheme, "ggml") for scheme in ("q4_k", "q5_k", "q6_k", "iq4_nl", "q4_k_m")),
+    *(
+        Row(scheme=scheme, layout="mlx", engine="mlx-lm", package="mlx_lm", run=by_mlx)
+        for scheme in ("mlx_int4", "mlx_int8", "mxfp4_e2m1")
+    ),
     *(_onnx(scheme, "onnx") for scheme in ("w4a16", "w8a16", "w4a16_asym")),
     *(_onnx(scheme, "onnx-matmulnbits") for scheme in ("w4a16", "w4a16_asym")),
 )

@@ -57,6 +57,11 @@ USAGE = [
     (["quantize", "a", "b", "--to", "w4a16", "--max-memory", "-1G"], "for example 2G or 512M"),
     (["quantize", "a", "b", "--to", "w4a16", "--max-memory", "0"], "positive"),
     (["quantize", "a", "b", "--to", "w4a15"], "did you mean w4a16"),
+    (
+        ["quantize", "a", "b", "--to", "llm_int8"],
+        "llm_int8 is a preset of other layouts; add --format llm-int8",
+    ),
+    (["quantize", "a", "b", "--to", "int8wo", "--format", "gptq"], "add --format torchao"),
     (["quantize", "a", "b", "--to", "mxpf4"], "mxfp4"),
     (["quantize", "a", "b", "--to", ""], "is empty"),
     (["quantize", "a", "b", "--to", "int4:g0"], "group size (=0)"),

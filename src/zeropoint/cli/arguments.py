@@ -101,11 +101,22 @@ def scheme_recipe(text: str, codec: Codec) -> RecipeText:
         raise typer.BadParameter(
             f"{text} is a mixture of types of GGUF; add --format gguf", param_hint="'--to'"
         )
+    head = text.strip().partition(":")[0].lower()
+    owners = _owners(head)
+    if owners and head not in layers.PRESETS and codec.name not in owners:
+        raise typer.BadParameter(
+            f"{head} is a preset of other layouts; add --format {' or '.join(owners)}", param_hint="'--to'"
+        )
     try:
         layers.layer_scheme(text, codec)
     except ZeropointError as error:
         raise typer.BadParameter(str(error), param_hint="'--to'") from error
     return layers.RecipeText.of(text)
+
+
+def _owners(preset: str) -> list[str]:
+    """Return the names of the codecs that have a preset of their own under this name."""
+    return [codec.name for codec in layers.CODECS.values() if preset in codec.presets]
 
 
 def require_no_data(text: str, codec: Codec | None) -> None:
@@ -137,6 +148,8 @@ def parse_scheme(text: str) -> str:
     try:
         layers.get_format(head)
     except FormatError as error:
+        if _owners(head.lower()):
+            return text
         near = near_misses(head, (*layers.PRESETS, *layers.CATALOG, *layers.ALIASES))
         if not near.startswith("did you mean"):
             near = "w4a16 and fp8_dynamic are among the presets; zeropoint formats lists all"

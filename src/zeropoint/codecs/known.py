@@ -11,8 +11,9 @@ from typing import Any
 
 from .containers.gguf import TYPES
 
-CONFIG_KEYS = ("quantization_config", "compression_config")
-"""Where a config.json says what is quantized; the second is what compressed-tensors wrote before 0.8."""
+CONFIG_KEYS = ("quantization_config", "compression_config", "quantization")
+"""Where a config.json says what is quantized: the second is what compressed-tensors wrote before 0.8, the
+third is MLX's."""
 
 TOOLS: MappingProxyType[str, str] = MappingProxyType({
     "gptq": "GPTQ (AutoGPTQ, GPTQModel)", "awq": "AWQ (AutoAWQ)", "auto-round": "AutoRound",
@@ -84,6 +85,7 @@ def is_quantized(name: str, dtype: str) -> bool:
         or (dtype in TYPES and TYPES[dtype].block > 1)
         or last.endswith(_ENDINGS)
         or dtype.startswith(("F8_", "F6_"))
+        or (last == "weight" and dtype == "U32")
         or dtype == "F4"
     )
 

@@ -34,6 +34,7 @@ from .block_extents import blocks, no_matrix, partial_group
 from .containers.protocol import Found, Use
 from .data_scales import CacheScales, InputNames
 from .engines import TRANSFORMERS, VLLM, EngineRule
+from .known import CONFIG_KEYS
 from .model_format import ModelFormat
 from .records import Listing, Reader
 
@@ -195,10 +196,12 @@ class Documents:
 
     Args:
         section: ``quantization_config`` of config.json, or None for a layout that needs none.
+        keys: of config.json under which it stands.
         files: contents of further files, by file name: bytes, or what is written as JSON.
     """
 
     section: Mapping[str, Any] | None
+    keys: tuple[str, ...] = CONFIG_KEYS[:1]
     files: Mapping[str, Mapping[str, Any] | bytes] = field(default_factory=dict)
 
 

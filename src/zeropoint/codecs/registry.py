@@ -70,6 +70,20 @@ def claiming(quantization: Mapping[str, Any]) -> Codec | None:
     return next((codec for codec in CODECS.values() if codec.claims(quantization)), None)
 
 
+def method_in(quantization: Mapping[str, Any]) -> str:
+    """Return the method that a configuration names, or else the codec whose checkpoints have it.
+
+    Args:
+        quantization: ``quantization_config`` of config.json.
+
+    Example:
+        >>> method_in({"quant_method": "hqq"}), method_in({"bits": 4, "group_size": 64}), method_in({})
+        ('hqq', 'mlx', 'unknown')
+    """
+    codec = claiming(quantization)
+    return str(quantization.get("quant_method", "unknown" if codec is None else codec.name))
+
+
 def methods() -> list[str]:
     """Return the values of ``quant_method`` that are read."""
     return list(dict.fromkeys(method for codec in CODECS.values() for method in codec.methods))

@@ -57,9 +57,9 @@ def check_levels(scheme: Scheme) -> None:
     for level in scheme.scales:
         if level.picks(Pick.MINIMUM) or level.picks(Pick.MEAN) or level.rule.text not in RULES:
             raise SchemeError(f"rule {level.rule.text} is not for scales; use linear or signed")
-    if any(level.picks(Pick.EDGE) for level in scheme.levels) and not (
-        scheme.offsets and scheme.element.is_integer and scheme.levels == (scheme.scales[0], scheme.offsets[0])
-    ):
+    edges = [level for level in scheme.levels if level.picks(Pick.EDGE)]
+    single = (len(scheme.scales), len(scheme.offsets)) == (1, 1) and scheme.element.is_integer
+    if edges and not (single and edges == list(scheme.scales)):
         raise SchemeError("rule edge is for one level of scales with an offset, of integers; use linear")
     if scheme.chained is None:
         return

@@ -48,7 +48,7 @@ def index_and_config(
         texts[name] = Text.of(whole)
     texts |= _unpacked(source, codec)
     if source.config is not None and source.config_text is not None:
-        text = insert_config(source.config_text, config) if config else source.config_text
+        text = insert_config(source.config_text, config, documents.keys) if config else source.config_text
         texts[CONFIG] = readable(Text.of(text))
     elif config:
         texts[WEIGHTS_ONLY_CONFIG] = readable(Text.of(json.dumps({CONFIG_KEY: config}, indent=2) + "\n"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...codecs.known import CONFIG_KEYS
@@ -13,8 +13,10 @@ WEIGHTS_ONLY_CONFIG = "quantization_config.json"
 """Where the configuration goes when the source has no config.json that it could join."""
 
 
-def insert_config(text: str, addition: Mapping[str, Any]) -> str:
-    """Return the text of a JSON object with ``quantization_config`` at its end, all else untouched.
+def insert_config(text: str, addition: Mapping[str, Any], keys: Sequence[str] = (CONFIG_KEY,)) -> str:
+    """Return the text of a JSON object with what is said of quantization at its end, all else untouched.
+
+    keys: under which it is said.
 
     >>> print(insert_config('{"a": 1e-05}', {}))
     {"a": 1e-05,
@@ -26,7 +28,8 @@ def insert_config(text: str, addition: Mapping[str, Any]) -> str:
     head = text[:end].rstrip()
     comma = "" if head.endswith("{") else ","
     body = json.dumps(addition, indent=2).replace("\n", "\n  ")
-    return f'{head}{comma}\n  "{CONFIG_KEY}": {body}\n}}{text[end + 1 :]}'
+    members = ",".join(f'\n  "{key}": {body}' for key in keys)
+    return f"{head}{comma}{members}\n}}{text[end + 1 :]}"
 
 
 def without_keys(text: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...codecs.containers.safetensors import DTYPE_BITS
+from ...codecs.known import CONFIG_KEYS
 from ...errors import printable
 from ..choose.expert_matrices import matrices
 from ..choose.selection import WEIGHT_DTYPES, is_fused_experts, module_of
@@ -32,7 +33,7 @@ _WRITTEN = frozenset((CONFIG, MANIFEST, WEIGHTS_ONLY_CONFIG, SINGLE_FILE + ".ind
 # What a tool writes anew when it saves a configuration; all else describes the model.
 _REWRITTEN = frozenset(
     (
-        "quantization_config", "compression_config", "transformers_version", "_name_or_path", "_commit_hash",
+        *CONFIG_KEYS, "transformers_version", "_name_or_path", "_commit_hash",
         "dtype", "torch_dtype", "use_cache",
     )
 )  # fmt: skip

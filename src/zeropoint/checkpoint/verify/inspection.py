@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...codecs.known import cache_scheme
+from ...codecs.registry import method_in
 from ...errors import ZeropointError, count, size_of
 from ..read.quantized_layers import StoredLayers, configuration, find_layers
 from ..read.source import Source, open_source
@@ -154,7 +155,7 @@ def inspect(path: Place | str) -> Inspection:
         config = configuration(source)
         packed_by = other_tool(source)
         if config is not None:
-            method = str(config.get("quant_method", "unknown"))
+            method = method_in(config)
             stored = find_layers(source)
             problems += map(str, (*stored.problems, *contradictions(source, stored)))
             manifest, damaged = manifest_or_problem(source)

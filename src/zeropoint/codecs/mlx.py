@@ -1,0 +1,235 @@
+"""The layout of MLX, Apple's framework, which mlx-lm writes and reads: weights in 32-bit words.
+
+For the weight ``X.weight`` of shape (N, K), codes of b bits and groups of g inputs (all little-endian, rows
+one after the other):
+
+    X.weight   U32 [N, K b / 32]   a row is one stream of bits, low bits first
+    X.scales   [N, K / g]          in the dtype of the weight; U8 in the modes of float codes
+    X.biases   [N, K / g]          likewise; mode affine alone
+
+    mode      bits                 g             a value
+    affine    2, 3, 4, 5, 6, 8     32, 64, 128   ``scale * code + bias``, codes from 0 on, scales of any sign
+    mxfp4     4: float4_e2m1fn     32            ``scale * code``, scales float8_e8m0fnu
+    mxfp8     8: float8_e4m3fn     32            likewise
+    nvfp4     4: float4_e2m1fn     16            ``scale * code``, scales float8_e4m3fn, none of the tensor
+
+The configuration says ``{"group_size": g, "bits": b, "mode": "affine"}`` under ``quantization`` and again
+under ``quantization_config``, with an object of the same kind under the name of a layer that differs. A layer
+is quantized where it has scales. MLX computes values in the dtype of the scales; here they are in float32.
+
+Source: MLX 0.32.4 (mx.quantize and its documentation), mlx-lm 0.32.2 (utils.py). This module opens no file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointError, UnsupportedError, printable
+from ..formats import IntFormat
+from ..formats.torch_dtypes import format_of, storage_dtype
+from ..layout import packing
+from ..params import QuantizationParams
+from ..schemes import Preset, Scheme
+from ..schemes.structure import stored_numbers
+from ..tensor import QuantizedTensor
+from .block_extents import blocks
+from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, EngineRule, Facts, Loads, Problem, always, rules
+from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
+from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
+from .safetensors_dtypes import FILE_DTYPES
+from .words import SCALE_DTYPES, WORD, fields_of, words_of
+
+ENGINE = "mlx-lm"
+WEIGHT, SCALES, BIASES = "weight", "scales", "biases"
+KEYS = ("quantization", "quantization_config")
+AFFINE = "affine"
+BITS, GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
+FLOATS = MappingProxyType({
+    "mxfp4": Scheme.parse("float4_e2m1fn:g32:scale=floor"),
+    "mxfp8": Scheme.parse("float8_e4m3fn:g32:scale=floor"),
+    "nvfp4": Scheme.parse("float4_e2m1fn:g16:scale=float8_ue4m3fn"),
+})  # fmt: skip
+"""Modes of float codes."""
+
+
+def affine(bits: int, group: int) -> Scheme:
+    """Return the scheme of mode affine, by the rule of MLX."""
+    return Scheme.parse(f"uint{bits}:g{group}:scale=edge_late/input:offset=minimum_late/input:dialect=mlx")
+
+
+def mode_of(weight: Scheme) -> str | None:
+    """Return the mode that holds weights of a scheme, or None.
+
+    >>> mode_of(Scheme.parse("mxfp4")), mode_of(Scheme.parse("q4_1")), mode_of(Scheme.parse("int4:g32"))
+    ('mxfp4', 'affine', None)
+    """
+    numbers = stored_numbers(weight)
+    found = next((mode for mode, scheme in FLOATS.items() if stored_numbers(scheme) == numbers), None)
+    element, group = weight.element, blocks(weight)[COLUMNS]
+    if (
+        found is not None
+        or not isinstance(element, IntFormat)
+        or element.bits not in BITS
+        or group not in GROUPS
+    ):
+        return found
+    if len(weight.scales) != 1 or len(weight.offsets) != 1:
+        return None
+    formats = (weight.scales[0].format, weight.offsets[0].format)
+    dtype = None if formats[0] is None else FILE_DTYPES.get(storage_dtype(formats[0]))
+    like = stored_numbers(affine(element.bits, group))
+    same = (numbers[0], numbers[3:]) == (like[0], like[3:]) and formats[0] == formats[1]
+    return AFFINE if same and blocks(weight)[0] == 1 and dtype in (None, *SCALE_DTYPES) else None
+
+
+def _scheme(mode: object, bits: object, group: object) -> Scheme:
+    """Return the scheme that a configuration names; raises UnsupportedError for one that is not read."""
+    if mode == AFFINE and type(bits) is int and bits in BITS and type(group) is int and group in GROUPS:
+        return affine(bits, group)
+    found = FLOATS.get(str(mode))
+    if found is None or (bits, group) != (found.bits, blocks(found)[COLUMNS]):
+        raise UnsupportedError(
+            f"mode {mode!r:.20} with bits {bits!r:.20} and group_size {group!r:.20} is not read; known are "
+            f"affine of {', '.join(map(str, BITS))} bits in groups of 32, 64 or 128, and {', '.join(FLOATS)}"
+        )
+    return found
+
+
+class MlxReader(Reader):
+    """The layers of one checkpoint of MLX."""
+
+    def __init__(self, listing: Listing, codec: Codec) -> None:
+        self._config, self._codec = listing.quantization, codec
+        self._dtype = model_dtype(listing.config, torch.bfloat16)
+
+    def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
+        """See :class:`Reader`; ``key`` is the module."""
+        said = self._config.get(key, self._config)
+        if not isinstance(said, dict):
+            raise CheckpointError(f"the configuration says {said!r:.40} of it, but it has scales")
+        weight = _scheme(said.get("mode", AFFINE), said.get("bits"), said.get("group_size"))
+        codes, scales = needed(tensors, WEIGHT, "MLX"), needed(tensors, SCALES, "MLX")
+        if len(codes.shape) != 2:
+            raise UnsupportedError(
+                f"{WEIGHT} has shape {list(codes.shape)}; only matrices are read, not fused experts"
+            )
+        dtype = self._dtype if known is None else known.dtype
+        if weight.offsets:
+            own = {name: dtype for dtype, name in FILE_DTYPES.items() if name in SCALE_DTYPES}
+            if scales.dtype not in own:
+                raise CheckpointError(f"{SCALES} is {scales.dtype}, but must be one of {', '.join(own)}")
+            dtype = own[scales.dtype]
+        layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
+        shape = (codes.shape[0], codes.shape[1] * WORD // weight.bits)
+        return record_of(layer, key, tensors, shape=shape, dtype=dtype)
+
+
+def _engine(facts: Facts) -> Iterator[Problem]:
+    if facts.experts:
+        yield Loads.NO, "it stacks experts under names of its own, which are not written"
+    if facts.transposed:
+        yield Loads.NO, "weights of Conv1D are not read"
+
+
+_own: Mapping[str, EngineRule] = {
+    ENGINE: _engine,
+    TRANSFORMERS: always(Loads.NO, "it does not read this layout"),
+    VLLM: always(Loads.NO, "it does not read this layout"),
+    LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
+}
+
+
+@dataclass(frozen=True)
+class Mlx(Codec):
+    """See the module and :class:`Codec`."""
+
+    name = "mlx"
+    title = "the layout of MLX"
+    presets = MappingProxyType({f"mlx_int{bits}": Preset(weight=str(affine(bits, 64))) for bits in BITS})
+    defaults = MappingProxyType({"scale": "input"})
+    parts = MappingProxyType({SCALES: True, BIASES: True, WEIGHT: False})
+    engines = rules(_own)
+    methods = ()
+    usual = (ENGINE,)
+
+    def layout(self, layer: LayerScheme) -> str:
+        """See :class:`Codec`: the mode."""
+        found = mode_of(layer.weight)
+        if found is None:
+            raise UnsupportedError(
+                f"scheme {layer.weight} is not what MLX stores; use {', '.join(self.presets)}, mxfp4, or "
+                "integers from 0 on with scales and offsets of one dtype in groups of 32, 64 or 128"
+            )
+        if layer.input is not None:
+            raise UnsupportedError(f"input {layer.input} has no place in MLX; leave out the input")
+        return found
+
+    def tensors(
+        self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> tuple[TensorSpec, ...]:
+        """See :class:`Codec`."""
+        grid = layer.weight.granularity.grid(shape)
+        words = TensorSpec(suffix=WEIGHT, dtype="U32", shape=(shape[0], shape[1] * layer.weight.bits // WORD))
+        if layer.layout != AFFINE:
+            return words, TensorSpec(suffix=SCALES, dtype="U8", shape=grid)
+        own = FILE_DTYPES[storage_dtype(layer.weight.scales[0].format_for(format_of(dtype)))]
+        return words, *(TensorSpec(suffix=suffix, dtype=own, shape=grid) for suffix in (SCALES, BIASES))
+
+    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
+        """See :class:`Codec`."""
+        words = words_of(packing.unpack(q.data, layer.weight.bits, q.shape[1]), layer.weight.bits)
+        found = {WEIGHT: words.view(torch.uint32), SCALES: q.params.stored[0]}
+        if layer.layout != AFFINE:
+            return found | {SCALES: q.params.stored[0].view(torch.uint8)}
+        return found | {BIASES: q.params.stored[1]}
+
+    def decode(
+        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
+        dtype: torch.dtype,
+    ) -> QuantizedTensor:  # fmt: skip
+        """See :class:`Codec`."""
+        weight = layer.weight
+        data = packing.pack(fields_of(tensors[WEIGHT].view(torch.int32), weight.bits), weight.bits)
+        fmt = weight.scales[0].format_for(format_of(dtype))
+        stored = [tensors[SCALES].view(storage_dtype(fmt))]
+        stored += [tensors[BIASES]] if layer.layout == AFFINE else []
+        params = QuantizationParams.of(weight, shape, dtype, stored)
+        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
+
+    def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
+        """See :class:`Codec`; a weight of words without scales is one all the same."""
+        found = super().part_of(name, dtype)
+        return (found[0], WEIGHT, True) if found and found[1] == WEIGHT and dtype == "U32" else found
+
+    def claims(self, quantization: Mapping[str, Any]) -> bool:
+        """See :class:`Codec`: it names no method."""
+        return "quant_method" not in quantization and {"group_size", "bits"} <= quantization.keys()
+
+    def read(self, listing: Listing) -> MlxReader:
+        """See :class:`Codec`."""
+        return MlxReader(listing, self)
+
+    def documents(self, contents: Contents) -> Documents:
+        """See :class:`Codec`: most layers have the scheme that is said of all, others are named."""
+        layers = {module.name: module.layer for module in contents.modules() if module.layer is not None}
+        (usual, _), *_ = Counter(layers.values()).most_common(1)
+        other = {name: _said(layer) for name, layer in layers.items() if layer != usual}
+        clash = sorted(other.keys() & _said(usual).keys())
+        if clash:
+            raise CheckpointError(f"{printable(clash[0])} names a layer and a number of the configuration")
+        return Documents(section=_said(usual) | other, keys=KEYS)
+
+
+def _said(layer: LayerScheme) -> dict[str, Any]:
+    """Return what the configuration says of a layer."""
+    group = blocks(layer.weight)[COLUMNS]
+    return {"group_size": group, "bits": layer.weight.bits, "mode": layer.layout}
+
+
+CODEC = Mlx()
