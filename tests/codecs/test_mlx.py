@@ -128,7 +128,7 @@ def model(folder: Path) -> Path:
 
 def test_mlx_lm_runs_what_is_written(tmp_path: Path) -> None:
     mx, utils = pytest.importorskip("mlx.core"), pytest.importorskip("mlx_lm.utils")
-    recipe = "layers:\n  - {name: '*.down_proj', preset: mxfp4}\n  - {name: '*.layers.*', preset: mlx_int4}\n"
+    recipe = "rules:\n  - {name: '*.down_proj', preset: mxfp4_e2m1}\n  - {type: Linear, preset: mlx_int4}\n"
     (tmp_path / "recipe.yaml").write_text(recipe)
     source = model(tmp_path / "in")
     zp.quantize_checkpoint(source, tmp_path / "out", RecipeText.read(tmp_path / "recipe.yaml"), format="mlx")

@@ -31,7 +31,12 @@ OTHERS = {
     "gguf": ("int8:g32", "int4:g32", "mxfp4a16", "float4_e2m1fn:g16:scale=float8_ue4m3fn"),
     "gpt-oss": ("mxfp4_e2m1",),
     "gptq": ("int3:g32", "int2:channel", "int4:g64:asym"),
-    "mlx": ("mxfp4_e2m1", "mxfp8_e4m3", "float4_e2m1fn:g16:scale=float8_ue4m3fn", "uint4:g32:offset=float32"),
+    "mlx": (
+        "mxfp4_e2m1",
+        "mxfp8_e4m3",
+        "float4_e2m1fn:g16:scale=float8_ue4m3fn",
+        "uint4:g32:scale=float32:offset=float32",
+    ),
     "modelopt": ("nvfp4a16:round=half_away",),
     "quark": (
         "int4:g64",

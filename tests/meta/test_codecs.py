@@ -36,7 +36,9 @@ def words() -> frozenset[str]:
         for spec in codec.tensors(layer, (256, 256), torch.float32)
     }
     return frozenset(CODECS) | {
-        suffix for suffix in suffixes if suffix not in ("weight", "scales", "_blocks", "_scales", "")
+        suffix
+        for suffix in suffixes
+        if suffix not in ("weight", "scales", "biases", "_blocks", "_scales", "")
     }
 
 

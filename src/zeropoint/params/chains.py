@@ -10,7 +10,7 @@ Of a block with the extremes low and high, and of elements whose codes in use ha
     linear      n = max(|low|, |high|) / divisor,  or (high - low) / (b - a) in schemes with an offset
     signed      n = (the number of largest magnitude) / (a or b, the one of largest magnitude)
     edge        n = e / rint(e / ((high - low) / (a - b))), e = low or high, of the larger magnitude; with the
-                sign of a - b turned where e is low
+                sign of a - b reversed where e is low
     minimum     n = low - a * scale; of offsets without negative codes low is min(low, 0), under edge it is e
 
 This module is the reference for schemes that :attr:`Scheme.chained` names; others are in :mod:`.arithmetic`.
