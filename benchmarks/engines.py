@@ -148,7 +148,7 @@ ROWS = (
         for scheme in ("w8a16", "int4:g64", "int4:g64:asym", "w8a8", "fp8_dynamic", "nvfp4a16", "mxfp4a16")
     ),
     Row(
-        scheme="fp8_block",
+        scheme="float8_e4m3fn:block64x64",
         layout="fp8-block",
         engine="transformers, decoding",
         package="accelerate",
@@ -226,6 +226,20 @@ def onnx_model(floats: Path, folder: Path) -> Path:
     return folder
 
 
+def with_weights(graph: Path, floats: Path) -> None:
+    """Write the ONNX model of ``graph`` into ``floats``, with the weights that lie there in safetensors."""
+    import onnx
+    from safetensors.torch import load_file
+
+    model, found = onnx.load(graph / "model.onnx"), load_file(floats / "model.safetensors")
+    for tensor in model.graph.initializer:
+        if tensor.name in found:
+            values = found[tensor.name].float()
+            values = values if list(values.shape) == list(tensor.dims) else values.T
+            tensor.raw_data = values.contiguous().numpy().tobytes()
+    onnx.save(model, floats / "model.onnx", save_as_external_data=True, location="model.onnx.data")
+
+
 def measure(work: Path, windows: int, only: str, console: Console) -> list[dict[str, Any]]:
     """Run every row; return the figures."""
     from transformers import AutoTokenizer
@@ -253,6 +267,8 @@ def figures_of(row: Row, source: Path | None, work: Path, tokens: torch.Tensor) 
     codes, decoded = work / "codes", work / "decoded"
     zp.quantize_checkpoint(str(source), codes, row.scheme, format=row.layout, method=row.method)
     zp.convert_checkpoint(codes, decoded, to=row.dtype)
+    if row.onnx and source is not None:
+        with_weights(source, decoded)
     theirs, ours = row.run(codes, tokens), row.floats(decoded, tokens)
     shutil.rmtree(codes)
     shutil.rmtree(decoded)

@@ -86,6 +86,11 @@ PAIRS = [
     ("modelopt", "fp8_dynamic", "compressed-tensors"),
     ("modelopt", "mxfp8", "compressed-tensors"),
     ("bitsandbytes", "nf4", "bitsandbytes"),
+    ("awq", "int4:g64:asym", "mlx"),
+    ("gptq", "int4:g128", "mlx"),
+    ("compressed-tensors", "mxfp4a16", "mlx"),
+    ("mlx", "mxfp4_e2m1", "gguf"),
+    ("mlx", "mlx_int4:g32", "mlx"),
 ]
 """A layout, a scheme, and another layout that holds its values."""
 

@@ -18,8 +18,8 @@ from ...architectures import expert_layout
 from ...codecs.layer_schemes import named_layer, preset_layers
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ...errors import SchemeError, ShapeError, UnsupportedError, count, printable
-from ...formats import get_format
+from ...errors import FormatError, SchemeError, ShapeError, UnsupportedError, count, printable
+from ...formats import IntFormat, get_format
 from ...formats.rounding import Overflow
 from ...formats.torch_dtypes import format_of
 from ...layout.blocks import blocks_of_blocks
@@ -28,7 +28,7 @@ from ...methods.lossless import unrelated
 from ...recipes import Activation
 from ...schemes import RangeRule, Rounding, ScaleLevel, Scheme, ZeroPoint
 from ...schemes.dialects import ZEROPOINT, get_dialect
-from ...schemes.scale_rules import LINEAR, Pick
+from ...schemes.scale_rules import LINEAR, MINIMUM, Pick
 from ...schemes.scales import INPUT
 from ...schemes.structure import stored_numbers
 from ..read.source import Source
@@ -156,7 +156,23 @@ def _candidates(weight: Scheme, dtype: torch.dtype, codec: Codec) -> Iterator[Sc
     for preset in preset_layers(codec):
         if _holds_parts(preset.weight, weight):
             yield preset.weight
+    yield from _with_offsets(weight)
     yield weight
+
+
+def _with_offsets(weight: Scheme) -> Iterator[Scheme]:
+    """Yield integers from 0 on with the value of the smallest code, in place of those of ``weight``.
+
+    That of symmetric integers is a power of two times the scale, and so in its format; others need float32.
+    """
+    if not isinstance(weight.element, IntFormat) or weight.chained is not None or len(weight.scales) != 1:
+        return
+    wide = get_format("float32")
+    for fmt in (weight.scales[0].format, wide) if weight.zero_point is ZeroPoint.NONE else (wide,):
+        level = replace(weight.scales[0], format=fmt, rule=LINEAR)
+        with contextlib.suppress(SchemeError, FormatError):
+            element = get_format(f"uint{weight.element.bits}")
+            yield Scheme(element=element, scales=(level,), offsets=(replace(level, rule=MINIMUM),))
 
 
 def _holds_parts(scheme: Scheme, weight: Scheme) -> bool:
