@@ -46,6 +46,8 @@ def by_transformers(**options: Any) -> Run:
         from transformers import AutoModelForCausalLM
 
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+        if options:  # weights that were decoded as the model was loaded
+            model = model.float()
         with torch.no_grad():
             return torch.stack([model(window[None]).logits[0].float() for window in tokens])
 

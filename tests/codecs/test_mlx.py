@@ -15,8 +15,11 @@ import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.mlx import BITS, CODEC, GROUPS, affine
+from zeropoint.codecs.registry import CODECS
 from zeropoint.errors import UnsupportedError, ZeropointError
 from zeropoint.layout import packing
+from zeropoint.schemes import PRESETS
+from zeropoint.schemes.presets import OF_LAYOUTS
 
 M = "model.layers.0.mlp.up_proj"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -208,3 +211,8 @@ def test_rule_edge_is_refused_where_it_means_nothing() -> None:
     for text in ("uint4:g64:scale=edge", "int4:g64:scale=edge/float32:asym", "uint4:g64:offset=edge/float32"):
         with pytest.raises(ZeropointError, match=r"rule edge is for|not for offsets"):
             zp.Scheme.parse(text)
+
+
+def test_presets_of_one_layout_alone_are_known_to_the_command_line() -> None:
+    own = {name for codec in CODECS.values() for name in codec.presets} - PRESETS.keys()
+    assert own == OF_LAYOUTS

@@ -102,8 +102,8 @@ def scheme_recipe(text: str, codec: Codec) -> RecipeText:
             f"{text} is a mixture of types of GGUF; add --format gguf", param_hint="'--to'"
         )
     head = text.strip().partition(":")[0].lower()
-    owners = _owners(head)
-    if owners and head not in layers.PRESETS and codec.name not in owners:
+    owners = [each.name for each in layers.CODECS.values() if head in each.presets]
+    if head in layers.OF_LAYOUTS and codec.name not in owners:
         raise typer.BadParameter(
             f"{head} is a preset of other layouts; add --format {' or '.join(owners)}", param_hint="'--to'"
         )
@@ -112,11 +112,6 @@ def scheme_recipe(text: str, codec: Codec) -> RecipeText:
     except ZeropointError as error:
         raise typer.BadParameter(str(error), param_hint="'--to'") from error
     return layers.RecipeText.of(text)
-
-
-def _owners(preset: str) -> list[str]:
-    """Return the names of the codecs that have a preset of their own under this name."""
-    return [codec.name for codec in layers.CODECS.values() if preset in codec.presets]
 
 
 def require_no_data(text: str, codec: Codec | None) -> None:
@@ -136,7 +131,7 @@ def parse_scheme(text: str) -> str:
     Raises typer.BadParameter, with what to write instead, before torch is loaded.
     """
     head = text.strip().partition(":")[0]
-    if not head.isidentifier() or head.lower() in layers.PRESETS:
+    if not head.isidentifier() or head.lower() in (*layers.PRESETS, *layers.OF_LAYOUTS):
         return text
     if _MIXTURE.fullmatch(head):
         return text
@@ -148,9 +143,7 @@ def parse_scheme(text: str) -> str:
     try:
         layers.get_format(head)
     except FormatError as error:
-        if _owners(head.lower()):
-            return text
-        near = near_misses(head, (*layers.PRESETS, *layers.CATALOG, *layers.ALIASES))
+        near = near_misses(head, (*layers.PRESETS, *layers.OF_LAYOUTS, *layers.CATALOG, *layers.ALIASES))
         if not near.startswith("did you mean"):
             near = "w4a16 and fp8_dynamic are among the presets; zeropoint formats lists all"
         raise typer.BadParameter(f"scheme {head!r} is unknown; {near}") from error

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from ..report.tables import run_report as run_report
     from ..report.tables import verification_report as verification_report
     from ..schemes import PRESETS as PRESETS
+    from ..schemes.presets import OF_LAYOUTS as OF_LAYOUTS
     from ..warmup import compile_kernels as compile_kernels
 
 _OWNERS = {
@@ -109,6 +110,7 @@ _OWNERS = {
     **dict.fromkeys(
         ("comparison_report", "inspection_report", "run_report", "verification_report"), "report.tables"
     ),
+    "OF_LAYOUTS": "schemes.presets",
     "PRESETS": "schemes",
     "compile_kernels": "warmup",
 }

@@ -211,7 +211,7 @@ def test_fused_experts_of_another_layout_are_kept_and_reported(
     ("extra", "config", "what"),
     [
         ({}, {"quantization_config": {"quant_method": "hqq"}}, "quantization_config says 'hqq'"),
-        ({}, {"compression_config": {"format": "dense"}}, "compression_config says None"),
+        ({}, {"compression_config": {"format": "dense"}}, "compression_config says 'unknown'"),
         ({"a.weight_scale": weight(8, 1)}, {}, "a.weight_scale"),
         ({"a.qweight": torch.zeros(4, 4, dtype=torch.int32)}, {}, "a.qweight"),
         ({"a.gate_up_proj_blocks": torch.zeros(4, 4, dtype=torch.uint8)}, {}, "a.gate_up_proj_blocks"),

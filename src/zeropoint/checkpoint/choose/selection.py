@@ -261,9 +261,11 @@ def require_unquantized(entries: Sequence[TensorEntry], config: Mapping[str, Any
     for key in CONFIG_KEYS:
         found = (config or {}).get(key)
         if found not in (None, {}):
-            described = found if isinstance(found, dict) else {"quant_method": found}
-            method = registry.method_in(described)
-            remedy = _UNREADABLE if registry.claiming(described) is None else _DEQUANTIZE
+            method: object = found
+            remedy = _UNREADABLE
+            if isinstance(found, dict):
+                method = registry.method_in(found)
+                remedy = _UNREADABLE if registry.claiming(found) is None else _DEQUANTIZE
             raise CheckpointError(f"{place} is quantized already ({key} says {method!r}); {remedy}")
     for entry in entries:
         known = entry.use is not None and entry.use.part is not None
