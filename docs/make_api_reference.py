@@ -31,6 +31,7 @@ MODULES = {
     "zeropoint.models.graph": "exported graphs",
     "zeropoint.training": "quantization-aware training",
     "zeropoint.stats": "observers and statistics",
+    "zeropoint.eval": "quality of models next to a reference",
     "zeropoint.methods": "methods that choose codes",
     "zeropoint.recipes": "which layer gets which scheme",
     "zeropoint.codecs.protocol": "file layouts, as a protocol",

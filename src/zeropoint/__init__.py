@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         quantize_checkpoint,
         verify_checkpoint,
     )
+    from .eval import evaluate_checkpoint
     from .formats import CodebookFormat, FloatFormat, IntFormat, Specials, format_name, get_format
     from .functional import choose_params, dequantize, explain, fake_quantize, quantize
     from .layout.packing import pack, unpack
@@ -77,6 +78,7 @@ __all__ = [
     "convert_checkpoint",
     "dequantize",
     "dequantize_model",
+    "evaluate_checkpoint",
     "explain",
     "fake_quantize",
     "fold",
@@ -121,6 +123,7 @@ _OWNERS = {
         "checkpoint.verbs",
     ),
     "FakeQuantize": "training",
+    "evaluate_checkpoint": "eval",
     "QuantizationParams": "params",
     "QuantizedTensor": "tensor",
     "only_backend": "ops.library",
@@ -129,7 +132,7 @@ _OWNERS = {
 }
 """Names and their owners, which are imported at the first use (PEP 562)."""
 _PARTS = frozenset((
-    "checkpoint", "codecs", "export", "formats", "functional", "layout", "models", "ops", "params",
+    "checkpoint", "codecs", "eval", "export", "formats", "functional", "layout", "models", "ops", "params",
     "patterns", "prepared", "recipes", "schemes", "stats", "tensor", "training",
 ))  # fmt: skip
 

@@ -55,6 +55,8 @@ ALLOWED: dict[str, dict[str, str]] = {
         "src/zeropoint/checkpoint/verbs.py::plan_checkpoint": "the options of a command, each a word",
         "src/zeropoint/checkpoint/verbs.py::convert_checkpoint": "the options of a command, each a word",
         "src/zeropoint/checkpoint/verbs.py::quantize_checkpoint": "the options of a command, each a word",
+        "src/zeropoint/cli/eval.py::evaluate": "typer makes an option of each parameter",
+        "src/zeropoint/eval/evaluation.py::evaluate_checkpoint": "the options of a command, each a word",
         "src/zeropoint/cli/plan.py::plan": "typer makes an option of each parameter",
         "src/zeropoint/prepared/plan.py::can_implement": "takes what the plan takes",
         "src/zeropoint/prepared/plan.py::plan": "all that a plan is made from is named in its call",

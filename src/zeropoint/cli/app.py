@@ -20,6 +20,7 @@ from .arguments import parse_path
 from .compare import compare
 from .convert import convert
 from .dequantize import dequantize
+from .eval import evaluate
 from .kv_scales import kv_scales
 from .main import fail
 from .options import (
@@ -46,6 +47,7 @@ app.command(short_help="Quantize a checkpoint.")(quantize)
 app.command(short_help="Show what quantize would do.")(plan_command)
 app.command(short_help="Write a quantized checkpoint as floats.")(dequantize)
 app.command(short_help="Compare the values of two checkpoints.")(compare)
+app.command("eval", short_help="Measure how far models are from a reference.")(evaluate)
 app.command(short_help="Add scales for a float8 cache of keys and values.")(kv_scales)
 app.command(short_help="Write a quantized checkpoint in another layout, its values unchanged.")(convert)
 app.command(short_help="Compile the kernels for this machine.")(warmup)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ..codecs.registry import CODECS as CODECS
     from ..codecs.registry import DEFAULT as DEFAULT
     from ..codecs.registry import get_codec as get_codec
+    from ..eval import evaluate_checkpoint as evaluate_checkpoint
     from ..formats import ALIASES as ALIASES
     from ..formats import CATALOG as CATALOG
     from ..formats import get_format as get_format
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
     from ..report.documents import inspection_document as inspection_document
     from ..report.documents import run_document as run_document
     from ..report.documents import verification_document as verification_document
+    from ..report.evaluations import evaluation_document as evaluation_document
+    from ..report.evaluations import evaluation_report as evaluation_report
     from ..report.formats import formats_document as formats_document
     from ..report.formats import formats_table as formats_table
     from ..report.formats import page_document as page_document
@@ -99,6 +102,8 @@ _OWNERS = {
     "verify": "checkpoint.verify.verification",
     "layer_scheme": "codecs.layer_schemes",
     **dict.fromkeys(("CODECS", "DEFAULT", "get_codec"), "codecs.registry"),
+    "evaluate_checkpoint": "eval",
+    **dict.fromkeys(("evaluation_document", "evaluation_report"), "report.evaluations"),
     **dict.fromkeys(("ALIASES", "CATALOG", "get_format"), "formats"),
     "recipe_schema": "recipes",
     **dict.fromkeys(

@@ -166,6 +166,58 @@ def observe_blocks(
         chain.observe(len(chain.blocks), rest, watch)
 
 
+def run_blocks(
+    root: nn.Module, batches: Sequence[Any], steps: Steps, *, start: int = 0, given: Sequence[Any] = (),
+    progress: bool = False,
+) -> Iterator[list[Any]]:  # fmt: skip
+    """Run a model on all batches, one block at a time, and yield what each block gives, one value a batch.
+
+    Args:
+        root: the model.
+        batches: at least one.
+        steps: blocks, and how they run.
+        start: the first block that runs.
+        given: what the block before ``start`` gave, one value a batch.
+        progress: whether to show a progress bar, on a terminal.
+
+    Raises:
+        CalibrationError: for blocks that are not in the model and a folder that does not exist.
+        UnsupportedError: for blocks that do not run once each, in order, for every batch.
+    """
+    with _kept(steps) as kept:
+        chain = _Chain(root, blocks_of(root, steps.blocks), kept)
+        for batch, value in enumerate(given):
+            kept.begin(start, batch, value)
+        for step in counted(range(start, len(chain.blocks)), "Running blocks", shown=progress):
+            name, block = chain.blocks[step]
+            with evaluating(root), steps.loaded(name):
+                chain.run(step, batches, block)
+            yield [kept.get(step, batch) for batch in range(len(batches))]
+
+
+def run_rest(root: nn.Module, batch: Any, value: Any, steps: Steps) -> Any:
+    """Return what a model gives for a batch, given what its last block gave for it.
+
+    Args:
+        root: the model; what is inside of blocks is not read.
+        batch: what the model is called with.
+        value: what the last block gave, see :func:`run_blocks`.
+        steps: blocks.
+    """
+
+    def pass_on(position: int, *_: Any, **__: Any) -> Any:  # noqa: ARG001 (each block gives the same)
+        return tree_map_only(torch.Tensor, torch.clone, value)
+
+    blocks = blocks_of(root, steps.blocks)
+    stages = {block: _Stage(block, at, pass_on) for at, (_, block) in enumerate(blocks)}
+    replace_modules(root, dict(stages))
+    try:
+        with evaluating(root):
+            return run_model(root, batch)
+    finally:
+        replace_modules(root, {stage: block for block, stage in stages.items()})
+
+
 def blocks_of(model: nn.Module, names: Sequence[str] = ()) -> list[tuple[str, nn.Module]]:
     """Return blocks by name: those in ``names``, else the children of the longest ModuleList or Sequential.
 
@@ -236,6 +288,12 @@ class _Kept:
             self._values[batch] = value
         else:
             torch.save(value, self._folder / f"{batch}.pt")
+
+    def begin(self, blocks: int, batch: int, value: Any) -> None:
+        """Keep what the last of the first ``blocks`` blocks gave; what others gave is taken to be like it."""
+        self.put(blocks - 1, batch, value)
+        for block in range(blocks - 1):
+            self._likes[block, batch] = self._likes[blocks - 1, batch]
 
     def get(self, block: int, batch: int) -> Any:
         """Return a copy of what was kept, in its own dtypes."""

@@ -39,6 +39,7 @@ from ..read.config_text import CONFIG_KEY
 from ..read.source import Source
 from ..read.storage import shown
 from .loading import Files, fill, read_tensor
+from .model_folder import model_folder
 from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, stands_of
 from .parts import input_tensors
 from .tokens import windows_of
@@ -96,6 +97,8 @@ def _scales_of_inputs(
 
 
 _REMEDY = "quantize it by method mse, which needs no data"
+Batches = list[dict[str, torch.Tensor]]
+"""What a model runs on: by the names of its arguments, token ids as input_ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,36 +107,43 @@ class RunningModel:
 
     floats: the checkpoint as if it were not quantized. root: with experts apart. rows: where the rows of its
     Linear layers lie in the files. steps: its blocks, which have their weights while they run. batches: what
-    it runs on.
+    it runs on. vocabulary: number of tokens that it knows. longest: most tokens that it takes at once.
     """
 
     floats: Floats
     root: nn.Module
     rows: list[WeightRows]
     steps: Steps
-    batches: list[dict[str, torch.Tensor]]
+    batches: Batches
+    vocabulary: int
+    longest: int
 
 
 @contextmanager
 def running(
-    source: Source, given: torch.Tensor | Path | str, limits: Limits, *, remedy: str
-) -> Iterator[RunningModel]:
+    source: Source, given: torch.Tensor | Path | str | Batches, limits: Limits, *, remedy: str,
+    dtype: torch.dtype | None = None,
+) -> Iterator[RunningModel]:  # fmt: skip
     """Return a context in which the model of a checkpoint runs, on decoded weights where it is quantized.
 
-    given: as for :func:`calibrated`, which says what is raised. remedy: what to do instead, for messages.
+    given: as for :func:`calibrated`, which says what is raised, or batches. remedy: what to do instead, for
+    messages. dtype: of weights and activations; that of the configuration if None.
     """
-    folder, transformers = _runnable(source, remedy), _transformers()
-    floats = as_floats(source)
-    model = _empty_model(floats.source, transformers, remedy)
-    config, vocabulary = model.config.get_text_config(), model.get_input_embeddings().num_embeddings
-    windows = windows_of(
-        given, folder, transformers=transformers, vocabulary=vocabulary,
-        longest=getattr(config, "max_position_embeddings", None) or 1 << 30,
-    )  # fmt: skip
-    model.config.use_cache = config.use_cache = False
-    blocks = _blocks(model, remedy)
-    _require_memory(limits, model, blocks, windows, hidden=config.hidden_size, vocabulary=vocabulary)
+    _require_runnable(source, remedy)
     with Files() as files, torch.no_grad(), ExitStack() as stack:
+        transformers, folder = transformers_package(), stack.enter_context(model_folder(source))
+        floats = as_floats(source, dtype=dtype)
+        model = _empty_model(floats.source, folder, remedy, dtype)
+        config, vocabulary = model.config.get_text_config(), model.get_input_embeddings().num_embeddings
+        longest = getattr(config, "max_position_embeddings", None) or 1 << 30
+        batches = given if isinstance(given, list) else [
+            {"input_ids": window} for window in windows_of(
+                given, folder, transformers=transformers, vocabulary=vocabulary, longest=longest
+            )
+        ]  # fmt: skip
+        model.config.use_cache = config.use_cache = False
+        blocks = _blocks(model, remedy)
+        _require_memory(limits, model, blocks, batches, hidden=config.hidden_size, vocabulary=vocabulary)
         weights = _Weights(model, floats, files, remedy)
         root = stack.enter_context(unfused(model))
         weights.release()
@@ -142,7 +152,7 @@ def running(
         with weights.outside(blocks):
             yield RunningModel(
                 floats=floats, root=root, rows=rows, steps=Steps(blocks=blocks, loaded=weights.block),
-                batches=[{"input_ids": window} for window in windows],
+                batches=batches, vocabulary=vocabulary, longest=longest,
             )  # fmt: skip
 
 
@@ -174,18 +184,18 @@ def _rows(root: nn.Module) -> list[WeightRows]:
     return file_rows(root, stands_of(linears, experts))
 
 
-def _runnable(source: Source, remedy: str) -> Path:
-    """Return the directory of a source; raises UnsupportedError where its model is not run here."""
+def _require_runnable(source: Source, remedy: str) -> None:
+    """Raise UnsupportedError where the model of a source is not run here."""
     if not isinstance(source.root, Path):
         raise UnsupportedError(
             f"{shown(source.root)} is not local, and its model is run on data; download it"
         )
     if source.config is None or not source.config.get("architectures"):
         raise UnsupportedError(f"{shown(source.root)} has no config.json with architectures; {remedy}")
-    return source.root
 
 
-def _transformers() -> Any:
+def transformers_package() -> Any:
+    """Return the package transformers; raises UnsupportedError where it is not installed."""
     try:
         return importlib.import_module("transformers")
     except ModuleNotFoundError as error:
@@ -196,18 +206,21 @@ _FAILURES = (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeE
 """What transformers raises where a configuration does not make a model."""
 
 
-def _empty_model(source: Source, transformers: Any, remedy: str) -> Any:
-    """Return the model of a checkpoint in evaluation mode; nothing touches the memory of its parameters."""
+def _empty_model(source: Source, folder: Path, remedy: str, dtype: torch.dtype | None) -> Any:
+    """Return the model of a checkpoint in evaluation mode; nothing touches the memory of its parameters.
+
+    folder: where its configuration lies. dtype: of its parameters, or None for that of the configuration.
+    """
     assert source.config is not None
-    name = source.config["architectures"][0]
+    name, transformers = source.config["architectures"][0], transformers_package()
     try:
         config = transformers.AutoConfig.from_pretrained(
-            source.root, local_files_only=True, trust_remote_code=False
+            folder, local_files_only=True, trust_remote_code=False
         )
         vars(config).pop(CONFIG_KEY, None)  # its weights are decoded
-        dtype = config.dtype or next(
+        dtype = dtype or config.dtype or next(
             TORCH_DTYPES[entry.dtype] for entry in source.entries.values() if entry.dtype in TORCH_DTYPES
-        )
+        )  # fmt: skip
         with _parameters_on_meta():
             model = getattr(transformers, name)._from_config(config, dtype=dtype)
     except _FAILURES as error:
@@ -253,20 +266,20 @@ def _blocks(model: nn.Module, remedy: str) -> tuple[str, ...]:
 
 
 def _require_memory(
-    limits: Limits, model: nn.Module, blocks: tuple[str, ...], windows: list[torch.Tensor],
+    limits: Limits, model: nn.Module, blocks: tuple[str, ...], batches: Batches,
     *, hidden: int, vocabulary: int,
 ) -> None:  # fmt: skip
     """Raise CheckpointError where a block, what is outside of blocks, and what runs take too much memory."""
     every = sum(p.nbytes for p in model.parameters())
     inside = [sum(p.nbytes for p in model.get_submodule(name).parameters()) for name in blocks]
     item = next(model.parameters()).dtype.itemsize
-    passing = sum(window.numel() for window in windows) * hidden * item
-    logits = windows[0].numel() * vocabulary * 4
+    tokens = [batch["input_ids"].numel() for batch in batches]
+    passing, logits = sum(tokens) * hidden * item, max(tokens) * vocabulary * 4
     needed = limits.base_memory + every - sum(inside) + 2 * max(inside) + passing + logits
     if needed > limits.max_memory:
         raise CheckpointError(
-            f"calibration takes about {size_of(needed)} (a block, the embeddings, and what passes between "
-            f"blocks), more than --max-memory; use --max-memory {-(-needed >> 20)}M, or fewer tokens"
+            f"the model takes about {size_of(needed)} on its data (a block, the embeddings, and what passes "
+            f"between blocks), more than --max-memory; use --max-memory {-(-needed >> 20)}M, or fewer tokens"
         )
 
 
@@ -332,7 +345,7 @@ class _Weights:
         if missing and not optional:
             raise CheckpointError(
                 f"{printable(min(missing))} (of {len(missing)}) is not in the files under the name that "
-                "transformers saves it by; {self._remedy}"
+                f"transformers saves it by; {self._remedy}"
             )
         fill(whole, views, views.keys() & entries.keys(), self._read)
         for name, index, layer in split:
@@ -342,7 +355,7 @@ class _Weights:
         """Return a tensor of the checkpoint, decoded where it holds codes."""
         entry = self._floats.source.entries[name]
         origin = self._floats.origin(entry)
-        if origin.layer is None:
+        if origin.copied:
             return read_tensor(entry, self._files)
         count = math.prod(entry.shape[:-1])
         return origin.read_as_written(self._files, 0, count, bytearray(entry.nbytes)).reshape(entry.shape)

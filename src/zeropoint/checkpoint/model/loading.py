@@ -180,7 +180,7 @@ def _layers(
     for rows in where:
         layer = records.get(rows.module)
         if layer is not None:
-            given = _input(layer, stored.reader.input_of(layer.module), source, files)
+            given = input_quantizer(layer, stored.reader.input_of(layer.module), source, files)
             lines = read_lines(layer, files, 0, layer.shape[0])
             codes = layer.codec.decode(layer.layer, lines, start=0, shape=layer.shape, dtype=layer.dtype)
             codes.params.validate()
@@ -219,10 +219,14 @@ def _joined(pieces: Sequence[_Piece]) -> QuantizedTensor:
     return QuantizedTensor(data=data, params=params, shape=whole, dtype=first.dtype)
 
 
-def _input(
+def input_quantizer(
     layer: StoredLayer, given: Activation | None, source: Source, files: Mapping[Place, OpenFile]
 ) -> FakeQuantize | LocalQuantize | Activation | None:
-    """Return how a layer's input is quantized, with the parameters that the file has."""
+    """Return how a layer's input is quantized, with the parameters that the file has.
+
+    given: what the configuration says. source: which holds these parameters; its codec has names for them
+    unless they come from each tensor. files: of ``source``, open. Raises CheckpointError for missing ones.
+    """
     names = layer.codec.input_names
     if given is None or given.dynamic:
         return given

@@ -1,0 +1,212 @@
+"""One pass of a checkpoint's model over data, on decoded weights: the driver of calibration, up to the end.
+
+Blocks have their weights one at a time while all batches pass them. What the last block gives is kept, and
+the rest of the model, which is small next to its blocks, runs on one batch at a time when that is asked for:
+logits of a large vocabulary are never held for more than one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ...errors import CalibrationError, UnsupportedError, printable
+from ...models.sequential import run_blocks, run_rest
+from ..plan.limits import Limits
+from ..read.source import Source
+from ..read.storage import shown
+from .calibration import Batches, RunningModel, running
+from .loading import Files
+from .parameter_names import WeightRows
+from .rounded_inputs import rounded_inputs
+
+_REMEDY = "it is not evaluated here"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardPass:
+    """A model that has run on batches up to the end of its last block.
+
+    model: it. values: what the last block gave, one value a batch. notes: sentences about inputs that are
+    quantized.
+    """
+
+    model: RunningModel
+    values: Sequence[Any]
+    notes: tuple[str, ...] = ()
+
+    def output(self, batch: int, *, last: int | None = None) -> Any:
+        """Return what the model gives for a batch. last: of logits, the last positions that are wanted."""
+        given: dict[str, Any] = dict(self.model.batches[batch])
+        if last is not None and _KEEP in inspect.signature(self.model.root.forward).parameters:
+            given[_KEEP] = last
+        with torch.no_grad():
+            return run_rest(self.model.root, given, self.values[batch], self.model.steps)
+
+    def logits(self, batch: int, *, last: int | None = None) -> torch.Tensor:
+        """Return logits of a batch: (sequences, positions, vocabulary), of the last positions or of all.
+
+        Raises UnsupportedError for a model that gives none.
+        """
+        found = getattr(self.output(batch, last=last), "logits", None)
+        if found is None:
+            kind = type(self.model.root).__name__
+            raise UnsupportedError(f"{kind} gives no logits of tokens; {_REMEDY}")
+        whole: torch.Tensor = found
+        return whole if last is None else whole[:, -last:]
+
+
+_KEEP = "logits_to_keep"
+"""What models of transformers call the number of last positions of which logits are computed."""
+
+
+@contextmanager
+def opened(
+    source: Source, batches: Batches, limits: Limits, *, dtype: torch.dtype | None = torch.float32
+) -> Iterator[tuple[RunningModel, tuple[str, ...]]]:
+    """Return a context in which a checkpoint's model runs on batches, inputs quantized where it says so.
+
+    It gives the model, and sentences about inputs. dtype: of weights and activations. Raises CalibrationError
+    for tokens that the model does not know, and what :func:`~.calibration.running` raises.
+    """
+    with Files() as files, ExitStack() as stack:
+        model = stack.enter_context(running(source, batches, limits, remedy=_REMEDY, dtype=dtype))
+        for batch in batches:
+            high, length = int(batch["input_ids"].max()), batch["input_ids"].shape[1]
+            if high >= model.vocabulary:
+                raise CalibrationError(
+                    f"{shown(source.given)} knows tokens 0..{model.vocabulary - 1}, and the text has token "
+                    f"{high}: vocabularies differ; compare models of one vocabulary"
+                )
+            if length > model.longest:
+                raise CalibrationError(
+                    f"{shown(source.given)} takes {model.longest} tokens at most, and a window has {length}; "
+                    f"use --context {model.longest}"
+                )
+        notes = stack.enter_context(rounded_inputs(model, source, files))
+        yield model, notes
+
+
+@contextmanager
+def forward_pass(
+    source: Source, batches: Batches, limits: Limits, *, dtype: torch.dtype | None = torch.float32,
+    progress: bool = False, known: Sequence[Any] | None = None,
+) -> Iterator[ForwardPass]:  # fmt: skip
+    """Run a checkpoint's model on batches, and return a context in which its outputs can be asked for.
+
+    batches: see :data:`~.calibration.Batches`. dtype: of weights and activations. progress: whether to show a
+    bar, on a terminal. known: what the last block gives, one value a batch, where that is known already.
+    Raises what :func:`opened` raises.
+    """
+    with opened(source, batches, limits, dtype=dtype) as (model, notes):
+        values = known or _last(run_blocks(model.root, batches, model.steps, progress=progress))
+        yield ForwardPass(model=model, values=values, notes=notes)
+
+
+def _last(passed: Iterator[list[Any]]) -> list[Any]:
+    """Return what the last block gives; nothing of the others is kept."""
+    (found,) = deque(passed, maxlen=1)
+    return found
+
+
+class Replacing:
+    """A model on data of which weights can be replaced: only the blocks from the first such one on run again.
+
+    model: a model that runs, see :func:`opened`. Within the context all of it has its weights, and what each
+    block gives for each batch is kept: for models that fit into memory.
+    """
+
+    def __init__(self, model: RunningModel) -> None:
+        self.model = model
+        self._blocks = model.steps.blocks
+        self._held = ExitStack()
+        self._steps = replace(model.steps, loaded=nullcontext)
+        self._given: list[Sequence[Any]] = []
+
+    def __enter__(self) -> Replacing:
+        for name in self._blocks:
+            self._held.enter_context(self.model.steps.loaded(name))
+        self._given = list(run_blocks(self.model.root, self.model.batches, self._steps))
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._held.close()
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Names in the files of the Linear layers whose weights can be replaced."""
+        return tuple(rows.module for rows in self.model.rows)
+
+    def weight(self, module: str) -> torch.Tensor:
+        """Return a copy of a weight as the file has it: (out, in)."""
+        rows = self._rows(module)
+        return self._parameter(rows.layer)[rows.index].clone()
+
+    @contextmanager
+    def outputs(self, weights: Mapping[str, torch.Tensor]) -> Iterator[ForwardPass]:
+        """Return a context in which some weights are replaced: (out, in) each, by the names of their modules.
+
+        Raises CalibrationError for a name or shape that the model has not.
+        """
+        model, first = self.model, min((self._block(module) for module in weights), default=len(self._blocks))
+        given = self._given[first - 1] if first else ()
+        with self._replaced(weights):
+            if first < len(self._blocks):
+                passed = run_blocks(model.root, model.batches, self._steps, start=first, given=given)
+                yield ForwardPass(model=model, values=_last(passed))
+            else:
+                yield ForwardPass(model=model, values=given)
+
+    @contextmanager
+    def _replaced(self, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        before = {module: self.weight(module) for module in weights}
+        for module, weight in weights.items():
+            if weight.shape != before[module].shape:
+                raise CalibrationError(
+                    f"the weight for {printable(module)} has shape {tuple(weight.shape)}, and the model has "
+                    f"{tuple(before[module].shape)} there; pass one of its shape"
+                )
+        try:
+            for module, weight in weights.items():
+                self._put(module, weight)
+            yield
+        finally:
+            for module, weight in before.items():
+                self._put(module, weight)
+
+    def _put(self, module: str, weight: torch.Tensor) -> None:
+        rows = self._rows(module)
+        parameter = self._parameter(rows.layer)
+        parameter[rows.index] = weight.detach().to(parameter.dtype)
+
+    def _rows(self, module: str) -> WeightRows:
+        found = next((rows for rows in self.model.rows if rows.module == module), None)
+        if found is None:
+            raise CalibrationError(
+                f"{printable(module)} is no Linear layer of {type(self.model.root).__name__}; name one of "
+                f"its {len(self.model.rows)}, such as {printable(self.model.rows[0].module)}"
+            )
+        return found
+
+    def _parameter(self, layer: str) -> torch.Tensor:
+        return self.model.root.get_parameter(f"{layer}.weight").detach()
+
+    def _block(self, module: str) -> int:
+        """Return the number of the block that a layer is inside of: 0 before, and their number after all."""
+        layer = self._rows(module).layer
+        for number, name in enumerate(self._blocks):
+            if layer.startswith(f"{name}."):
+                return number
+        embeddings = self.model.root.get_input_embeddings().weight  # type: ignore[operator]
+        tied = self._parameter(layer).data_ptr() == embeddings.data_ptr()
+        return len(self._blocks) if layer == _HEAD and not tied else 0
+
+
+_HEAD = "lm_head"
+"""What models of transformers call the layer after all blocks."""

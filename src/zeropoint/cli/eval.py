@@ -1,0 +1,77 @@
+"""The command ``zeropoint eval``."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from . import layers
+from .arguments import parse_path
+from .main import let_scipy_in
+from .options import READ, AsJson, Memory
+from .output import show, show_json
+
+
+def evaluate(  # noqa: PLR0913 (typer makes an option of each parameter)
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", parser=parse_path, help=READ)],
+    against: Annotated[
+        str, typer.Option(metavar="REFERENCE", parser=parse_path, help="What models are compared with.")
+    ],
+    text: Annotated[
+        str, typer.Option(metavar="FILE", parser=parse_path, help="Text, or token ids in .safetensors.")
+    ],
+    context: Annotated[
+        int, typer.Option(metavar="N", min=4, help="Tokens of a window, half of them scored.")
+    ] = 512,
+    windows: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Windows at most (16), or sentences of an embedding model (1000)."
+        ),
+    ] = None,
+    continuations: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Prompts that the reference continues; 0 for none.")
+    ] = 16,
+    cloze: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", parser=parse_path, help="Text as word/tag, for choices of sentences."),
+    ] = None,
+    cache: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", parser=parse_path, help="Keeps what the reference gives, for other models."
+        ),
+    ] = None,
+    noise_floor: Annotated[
+        bool, typer.Option("--noise-floor/--no-noise-floor", help="Run the reference in bfloat16, too.")
+    ] = True,
+    max_memory: Memory = None,
+    everything: Annotated[bool, typer.Option("--all", help="All statistics, percentiles too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how far models are from a reference: perplexity, KL divergence, choices, continuations.
+
+    Windows, scoring and statistics are those of llama-perplexity, and have its names. Models run on their
+    decoded weights in float32, a block in memory at a time, and their inputs are quantized where the
+    checkpoint says so. The noise floor is the reference in bfloat16. Embedding models, such as BERT, are
+    compared by their embeddings.
+
+    \b
+    Examples:
+      zeropoint eval MODEL-w4a16 --against MODEL --text wiki.txt
+      zeropoint eval A B model-Q4_K_M.gguf --against MODEL --text wiki.txt --cache reference.safetensors
+      zeropoint eval OUT --against MODEL --text wiki.txt --cloze brown.txt --windows 32 --json
+    """  # noqa: D301
+    start = time.perf_counter()
+    let_scipy_in()
+    found = layers.evaluate_checkpoint(
+        models, against, text, context=context, windows=windows, continuations=continuations, tagged=cloze,
+        noise_floor=noise_floor, cache=cache, max_memory=max_memory, progress=True,
+    )  # fmt: skip
+    seconds = time.perf_counter() - start
+    if as_json:
+        show_json(layers.evaluation_document(found, seconds=seconds))
+    else:
+        show(layers.evaluation_report(found, seconds=seconds, everything=everything))

@@ -1,0 +1,84 @@
+"""Embeddings of sentences next to those of a reference: are they where they were, in the same order.
+
+cosine(a, b) = a . b / (|a| |b|) for the two embeddings of each sentence; the rank correlation of all pairwise
+similarities; and how many of the ten nearest sentences of each are the same.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .estimates import Estimate, Floats, mean_of, percentile_of
+from .language_statistics import Statistics
+
+COSINE, RANKS, NEIGHBORS = "Mean cosine", "Spearman of similarities", "Top-10 neighbor overlap"
+_NEIGHBORS = 10
+
+
+def embedding_statistics(own: Floats, base: Floats) -> Statistics:
+    """Return how far embeddings are from those of a reference.
+
+    Args:
+        own: of the model: (sentences, width), at least twelve sentences.
+        base: of the reference: (sentences, width).
+    """
+    own, base = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (own, base))
+    cosine = (own * base).sum(1)
+    ordered = np.sort(cosine)
+    similar, base_similar = own @ own.T, base @ base.T
+    pairs = np.triu_indices(len(own), 1)
+    return {
+        COSINE: mean_of(cosine),
+        "1.0% cosine": Estimate(value=percentile_of(ordered, 0.01)),
+        "Minimum cosine": Estimate(value=float(ordered[0])),
+        RANKS: Estimate(value=spearman(similar[pairs], base_similar[pairs])),
+        NEIGHBORS: mean_of(neighbor_overlap(similar, base_similar, _NEIGHBORS)),
+    }
+
+
+def spearman(a: Floats, b: Floats) -> float:
+    """Return Spearman's correlation: Pearson's of ranks, equal numbers sharing the mean of theirs.
+
+    Args:
+        a: (n,), not all equal.
+        b: (n,), not all equal.
+
+    Example:
+        >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([10.0, 1000.0, 20.0]))
+        0.5
+    """
+    x, y = (ranks - ranks.mean() for ranks in (ranks_of(a), ranks_of(b)))
+    return float((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()))
+
+
+def ranks_of(values: Floats) -> Floats:
+    """Return ranks from 1 on, the mean rank for equal numbers.
+
+    Args:
+        values: (n,).
+
+    Example:
+        >>> ranks_of(np.array([5.0, 1.0, 5.0]))
+        array([2.5, 1. , 2.5])
+    """
+    _, place, number = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(number)
+    ranks: Floats = ((last - (number - 1) / 2)[place]).astype(np.float64)
+    return ranks
+
+
+def neighbor_overlap(own: Floats, base: Floats, number: int) -> Floats:
+    """Return, for each sentence, the share of its nearest others that is the same: (sentences,).
+
+    Args:
+        own: similarities of all pairs: (sentences, sentences).
+        base: of the reference.
+        number: how many nearest ones.
+    """
+    found = []
+    for matrix in (own, base):
+        others = matrix.copy()
+        np.fill_diagonal(others, -np.inf)
+        found.append(np.argsort(-others, axis=1, kind="stable")[:, :number])
+    same = [len(set(a) & set(b)) for a, b in zip(found[0].tolist(), found[1].tolist(), strict=True)]
+    return np.array(same, dtype=np.float64) / number

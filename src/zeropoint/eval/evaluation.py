@@ -1,0 +1,368 @@
+"""How far models are from their reference, in numbers of quality: one pass of each over the same data.
+
+Any layout that is read counts as a model, and runs on its decoded weights, in float32 unless another dtype is
+asked for. The noise floor is the reference itself in bfloat16: a difference below it says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from ..checkpoint.model.calibration import Batches
+from ..checkpoint.model.forward_pass import ForwardPass, forward_pass, opened
+from ..checkpoint.plan.limits import Limits
+from ..checkpoint.read.source import Source, open_source
+from ..checkpoint.read.storage import Place, shown
+from ..errors import CalibrationError, UnsupportedError, size_of
+from .cloze import cloze_items
+from .cloze_probe import ClozeProbe
+from .continuations import ContinuationProbe, greedy_continuations, prompts_of
+from .encoder_probe import EncoderProbe, sentences_of, takes_first_vector
+from .language_statistics import Statistics
+from .probe import Probe, ask
+from .reference_cache import ReferenceCache, reference_key
+from .text_windows import TEXT_OF_IDS, TextTokenizer, TextWindows, TokenizedText, read_ids, read_text
+from .window_probe import WindowProbe
+
+_PROMPT = 32
+"""Tokens of a prompt that is continued."""
+_COMPARED = 1 << 16
+"""Characters of the text that tokenizers of models are compared on."""
+_BATCH = 2048
+"""Tokens of a batch of sentences for an encoder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSettings:
+    """What is asked of models.
+
+    Args:
+        context: tokens of a window, of which the second half is scored: llama-perplexity's ``--ctx-size``.
+        windows: how many at most, from the start of the text; of an embedding model, sentences.
+        continuations: how many prompts the reference continues; 0 for none.
+        tokens: how many tokens each continuation has.
+        tagged: a file of tagged text to make choices of, or None.
+        items: how many choices at most.
+        noise_floor: whether the reference runs in bfloat16, too.
+        cache: a file that keeps what the reference gives, or None.
+        dtype: of weights and activations.
+
+    Raises:
+        CalibrationError: for numbers below their least.
+    """
+
+    context: int = 512
+    windows: int | None = None
+    continuations: int = 16
+    tokens: int = 64
+    tagged: Path | None = None
+    items: int = 500
+    noise_floor: bool = True
+    cache: Path | None = None
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        least = {"context": 4, "windows": 1, "continuations": 0, "tokens": 1, "items": 1}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise CalibrationError(f"{name} (={value}) must be at least {low}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelQuality:
+    """What was found of a model.
+
+    Args:
+        name: where it lies, or what the noise floor is.
+        nbytes: of its weights in files.
+        statistics: by name; shares are shares, not percent.
+        notes: sentences, such as how inputs are quantized.
+        is_noise_floor: whether it is the reference in another dtype.
+    """
+
+    name: str
+    nbytes: int
+    statistics: Statistics
+    notes: tuple[str, ...] = ()
+    is_noise_floor: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What was found of models.
+
+    Args:
+        reference: where it lies.
+        reference_bytes: of its weights in files.
+        encoder: whether they are embedding models.
+        data: sentences about what they ran on.
+        models: the noise floor first, if any, then the models in their order.
+        notes: sentences about what was left out.
+    """
+
+    reference: str
+    reference_bytes: int
+    encoder: bool
+    data: tuple[str, ...]
+    models: tuple[ModelQuality, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def noise_floor(self) -> ModelQuality | None:
+        """The reference in bfloat16, or None."""
+        return next((model for model in self.models if model.is_noise_floor), None)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Asked:
+    """The probes of an evaluation."""
+
+    probes: list[Probe]
+    data: list[str]
+    sequences: torch.Tensor | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def batches(self) -> Batches:
+        return [batch for probe in self.probes for batch in probe.batches]
+
+
+def evaluate_checkpoint(
+    models: Place | str | Sequence[Place | str], against: Place | str, text: Path | str,
+    *, context: int = 512, windows: int | None = None, continuations: int = 16,
+    tagged: Path | str | None = None, noise_floor: bool = True, cache: Path | str | None = None,
+    max_memory: int | None = None, progress: bool = False,
+) -> Evaluation:  # fmt: skip
+    """Return how far models are from a reference on a text, as ``zeropoint eval`` does.
+
+    Each runs on its decoded weights in float32, a block in memory at a time; inputs are quantized where the
+    checkpoint says so. Windows are cut and scored as llama-perplexity does, and statistics have the names
+    that llama.cpp prints: ``found.models[-1].statistics["Mean KLD"].value``.
+
+    Args:
+        models: a checkpoint in any layout that is read, or several; each is local.
+        against: the reference, usually the model that they were quantized from.
+        text: a file of text in UTF-8, or of token ids in .safetensors.
+        context: tokens of a window, of which the second half is scored.
+        windows: how many at most, 16 if None; of an embedding model sentences, 1,000 if None.
+        continuations: how many prompts the reference continues, to see where models part from it.
+        tagged: a file of ``word/tag`` text, as the Brown corpus has it, to make choices between sentences of.
+        noise_floor: whether the reference runs in bfloat16, too, which is the first of ``models`` then.
+        cache: a file that keeps what the reference gives, for other models on the same text.
+        max_memory: bytes that the process may take; 2 GiB if None.
+        progress: whether to show bars, on a terminal.
+
+    Returns:
+        Statistics of each model, with standard errors.
+
+    Raises:
+        CalibrationError: for a text that is too short or cannot be read, for models of another kind, and for
+            other tokens than those of the reference.
+        UnsupportedError: for models that are not run here.
+        CheckpointError: for files that are damaged, a cache of something else, and too little memory.
+    """
+    settings = EvaluationSettings(
+        context=context, windows=windows, continuations=continuations, noise_floor=noise_floor,
+        tagged=None if tagged is None else Path(tagged), cache=None if cache is None else Path(cache),
+    )  # fmt: skip
+    every = [models] if isinstance(models, Place | str) else list(models)
+    limits = Limits.default(max_memory=max_memory)
+    return evaluate(every, against, text, settings=settings, limits=limits, progress=progress)
+
+
+def evaluate(
+    models: Sequence[Place | str], against: Place | str, text: Path | str, *,
+    settings: EvaluationSettings | None = None, limits: Limits | None = None, progress: bool = False,
+) -> Evaluation:  # fmt: skip
+    """Return how far models are from a reference on a text.
+
+    Args:
+        models: checkpoints in any layout that is read, quantized or not.
+        against: the reference, usually the model that they were quantized from.
+        text: a file of text in UTF-8, or of token ids in .safetensors.
+        settings: what is asked.
+        limits: of memory.
+        progress: whether to show bars, on a terminal.
+
+    Raises:
+        CalibrationError: for a text that is too short or cannot be read, for models of another kind, and for
+            other tokens than those of the reference.
+        UnsupportedError: for models that are not run here.
+        CheckpointError: for files that are damaged, a cache of something else, and too little memory.
+    """
+    settings, limits = settings or EvaluationSettings(), limits or Limits.default()
+    reference, others = open_source(against), [open_source(model) for model in models]
+    encoder = is_encoder(reference)
+    for other in others:
+        if is_encoder(other) != encoder:
+            kinds = ("a causal language model", "an encoder")
+            raise CalibrationError(
+                f"{shown(other.given)} is {kinds[not encoder]}, and the reference {kinds[encoder]}; compare "
+                "models of one kind"
+            )
+    asked = _asked_of_encoder(reference, text, settings) if encoder else _asked_of_language_model(
+        reference, others, text, settings=settings, limits=limits
+    )  # fmt: skip
+    found: list[ModelQuality] = []
+    with _base(reference, asked, settings, limits, progress=progress) as base:
+        rows = [(reference, torch.bfloat16)] if settings.noise_floor else []
+        for source, dtype in [*rows, *((other, settings.dtype) for other in others)]:
+            with forward_pass(source, asked.batches, limits, dtype=dtype, progress=progress) as own:
+                floor = source is reference
+                if own.model.vocabulary != base.model.vocabulary:
+                    raise CalibrationError(
+                        f"{shown(source.given)} knows {own.model.vocabulary} tokens, and the reference "
+                        f"{base.model.vocabulary}; compare models of one vocabulary"
+                    )
+                found.append(ModelQuality(
+                    name="noise floor: the reference in bfloat16" if floor else str(source.given),
+                    nbytes=source.entries.nbytes, statistics=ask(own, base, asked.probes), notes=own.notes,
+                    is_noise_floor=floor,
+                ))  # fmt: skip
+    return Evaluation(
+        reference=str(reference.given), reference_bytes=reference.entries.nbytes, encoder=encoder,
+        data=tuple(asked.data), models=tuple(found), notes=tuple(asked.notes),
+    )  # fmt: skip
+
+
+def is_encoder(source: Source) -> bool:
+    """Return whether a checkpoint is that of an embedding model; otherwise it is a causal language model.
+
+    Args:
+        source: a checkpoint.
+
+    Raises:
+        UnsupportedError: where it is neither, or says nothing.
+    """
+    architectures = (source.config or {}).get("architectures") or ("",)
+    name = str(architectures[0])
+    if name.endswith(("ForCausalLM", "LMHeadModel")):
+        return False
+    if name.endswith("Model"):
+        return True
+    raise UnsupportedError(
+        f"{shown(source.given)} is a {name or 'model without a configuration'}, and evaluated are causal "
+        "language models, such as LlamaForCausalLM, and embedding models, such as BertModel"
+    )
+
+
+@contextmanager
+def _base(
+    reference: Source, asked: _Asked, settings: EvaluationSettings, limits: Limits, *, progress: bool
+) -> Iterator[ForwardPass]:
+    """Return a context with the reference that has run, on its own or from a cache."""
+    cache = None if settings.cache is None else ReferenceCache(path=settings.cache)
+    known, key = None, None
+    if cache is not None:
+        key = reference_key(reference, asked.batches, str(settings.tokens), settings.dtype)
+        known = cache.read(key, len(asked.batches))
+    with forward_pass(
+        reference, asked.batches, limits, dtype=settings.dtype, progress=progress, known=known
+    ) as base:
+        if cache is not None and key is not None and known is None:
+            cache.write(key, base.values, asked.sequences)
+        yield base
+
+
+def _asked_of_encoder(reference: Source, text: Path | str, settings: EvaluationSettings) -> _Asked:
+    if Path(text).suffix == TEXT_OF_IDS:
+        raise CalibrationError(
+            f"{shown(Path(text))} holds token ids, and an encoder needs sentences; give text"
+        )
+    tokenizer, most = TextTokenizer(reference), settings.windows or 1000
+    rows = [tokenizer.sentence(sentence) for sentence in sentences_of(read_text(text), most)]
+    # Its last token ends the sentence, also where that is cut.
+    rows = [row if len(row) <= settings.context else [*row[: settings.context - 1], row[-1]] for row in rows]
+    first = takes_first_vector(reference)
+    probe = EncoderProbe(rows, first=first, most=max(_BATCH, settings.context))
+    pooled = "the vector of the first token" if first else "the mean of all tokens' vectors"
+    return _Asked(probes=[probe], data=[f"{len(rows):,} sentences, each embedded as {pooled}"])
+
+
+def _asked_of_language_model(
+    reference: Source, others: Sequence[Source], text: Path | str, *, settings: EvaluationSettings,
+    limits: Limits,
+) -> _Asked:  # fmt: skip
+    tokenizer = None
+    if Path(text).suffix == TEXT_OF_IDS:
+        tokens = TokenizedText(ids=read_ids(text))
+    else:
+        tokenizer, whole = TextTokenizer(reference), read_text(text)
+        tokens = tokenizer(whole)
+        for other in others:
+            require_same_tokens(reference, other, whole[:_COMPARED], tokenizer(whole[:_COMPARED]))
+    windows = tokens.windows(settings.context, settings.windows or 16)
+    asked = _Asked(probes=[WindowProbe(windows)], data=[_said(windows)])
+    if settings.continuations:
+        _ask_for_continuations(asked, reference, tokens, settings, limits)
+    if settings.tagged is not None:
+        if tokenizer is None:
+            raise CalibrationError(
+                "choices between sentences need a tokenizer; give text in place of token ids"
+            )
+        items = cloze_items(settings.tagged, settings.items)
+        given = lambda sentence: tokenizer(sentence).ids.tolist()
+        asked.probes.append(ClozeProbe(items, given, settings.context))
+        asked.data.append(f"{len(items):,} choices between two sentences of {shown(settings.tagged)}")
+    return asked
+
+
+def _said(windows: TextWindows) -> str:
+    number, scored = len(windows.given), windows.targets.numel()
+    size = "" if windows.nbytes is None else f" ({size_of(windows.nbytes)} of text)"
+    start = "" if windows.bos is None else f", each begun by token {windows.bos}"
+    return f"{number} windows of {windows.context} tokens{start}, {scored:,} of them scored{size}"
+
+
+def _ask_for_continuations(
+    asked: _Asked, reference: Source, tokens: TokenizedText, settings: EvaluationSettings, limits: Limits
+) -> None:
+    """Let the reference continue prompts, or take what a cache has, and ask models about these."""
+    prompts = prompts_of(tokens.ids, settings.continuations, min(_PROMPT, settings.context // 2))
+    number = min(settings.tokens, settings.context - prompts.shape[1])
+    length = prompts.shape[1]
+    known = None if settings.cache is None else ReferenceCache(path=settings.cache).sequences()
+    if known is None or known.shape != (len(prompts), length + number) or not torch.equal(
+        known[:, :length], prompts
+    ):  # fmt: skip
+        with opened(reference, [{"input_ids": prompts}], limits, dtype=settings.dtype) as (model, _):
+            needed = sum(p.nbytes for p in model.root.parameters()) + limits.base_memory
+            if needed > limits.max_memory:
+                asked.notes.append(
+                    f"no continuations: the reference as a whole takes {size_of(needed)}, more than "
+                    "--max-memory"
+                )
+                return
+            known = greedy_continuations(model, prompts, number)
+    asked.sequences = known
+    asked.probes.append(ContinuationProbe(known, number, settings.context))
+    asked.data.append(f"{len(prompts)} continuations of {number} tokens by the reference")
+
+
+def require_same_tokens(reference: Source, other: Source, text: str, expected: TokenizedText) -> None:
+    """Raise CalibrationError where two checkpoints make other tokens of a text.
+
+    One without a tokenizer passes.
+
+    Args:
+        reference: whose tokens were expected.
+        other: another checkpoint.
+        text: any text.
+        expected: what the reference makes of it.
+    """
+    try:
+        found = TextTokenizer(other)(text)
+    except UnsupportedError:
+        return
+    same = found.ids.shape == expected.ids.shape and torch.equal(found.ids, expected.ids)
+    if not same:
+        raise CalibrationError(
+            f"tokenizers of {shown(other.given)} and {shown(reference.given)} differ on the text; compare "
+            f"models of one tokenizer, or give token ids in a {TEXT_OF_IDS} file"
+        )

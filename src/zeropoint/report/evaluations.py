@@ -1,0 +1,99 @@
+"""Tables and documents of how far models are from their reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ..errors import size_of
+from ..eval import Estimate, Evaluation, ModelQuality
+from .table_layout import plain
+from .tables import lines
+from .wording import name
+
+_OF_LANGUAGE = (
+    "Mean PPL(Q)", "Mean ln(PPL(Q)/PPL(base))", "Mean KLD", "99.9% KLD", "RMS Δp", "Same top p",
+    "Bits per byte", "Median divergence length", "Cloze accuracy", "Cloze McNemar p",
+)  # fmt: skip
+_OF_ENCODERS = ("Mean cosine", "1.0% cosine", "Spearman of similarities", "Top-10 neighbor overlap")
+_SHARES = ("Δp", "Same", "Cor(", "Flip rate", "Cloze accuracy", "overlap")
+"""What the names of shares have in them, which tables show in percent, as llama.cpp does."""
+_YARD = {True: "Mean cosine", False: "Mean KLD"}
+
+
+def evaluation_report(found: Evaluation, *, seconds: float, everything: bool = False) -> RenderableType:
+    """Return what was found of models: a table of a line for each statistic and a column for each model.
+
+    everything: all statistics, also percentiles. Models no further from the reference than the noise floor
+    are named in a note.
+    """
+    shown = list(found.models[0].statistics) if found.models else []
+    if not everything:
+        usual = _OF_ENCODERS if found.encoder else _OF_LANGUAGE
+        shown = [key for key in shown if key in usual]
+    table = plain("", *(_head(model) for model in found.models), numbers=range(1, len(found.models) + 1))
+    table.add_row("size of weights", *(_size(model) for model in found.models))
+    for key in shown:
+        table.add_row(key, *(_cell(key, model.statistics[key]) for model in found.models))
+    notes = [f"{_head(model)}: {note}" for model in found.models for note in model.notes]
+    parts = [f"reference: {name(found.reference)} ({size_of(found.reference_bytes)})", *found.data]
+    return Group(
+        table, Text(), *lines([*notes, *found.notes, *_below(found)], "note: "),
+        Text("\n".join(parts) + f"\nevaluated in {seconds:.1f} s"),
+    )  # fmt: skip
+
+
+def evaluation_document(found: Evaluation, *, seconds: float) -> dict[str, Any]:
+    """Return what was found of models: numbers by the names of statistics, shares as shares."""
+    return {
+        "reference": found.reference, "reference_bytes": found.reference_bytes, "encoder": found.encoder,
+        "data": list(found.data), "notes": list(found.notes), "seconds": seconds,
+        "models": [
+            {
+                "name": model.name, "bytes": model.nbytes, "noise_floor": model.is_noise_floor,
+                "notes": list(model.notes),
+                "statistics": {
+                    key: {"value": estimate.value, "error": estimate.error}
+                    for key, estimate in model.statistics.items()
+                },
+            }
+            for model in found.models
+        ],
+    }  # fmt: skip
+
+
+def _head(model: ModelQuality) -> str:
+    return "noise floor" if model.is_noise_floor else name(model.name.rpartition("/")[2] or model.name)
+
+
+def _size(model: ModelQuality) -> str:
+    return "" if model.is_noise_floor else size_of(model.nbytes)
+
+
+def _cell(key: str, estimate: Estimate) -> str:
+    """Return a number with its error, in percent where it is a share."""
+    share = any(word in key for word in _SHARES) and key != "Same"
+    factor, unit, digits = (100, " %", 3) if share else (1, "", 5)
+    value = f"{estimate.value * factor:.{digits}f}"
+    return (
+        f"{value}{unit}"
+        if estimate.error is None
+        else f"{value} ± {estimate.error * factor:.{digits}f}{unit}"
+    )
+
+
+def _below(found: Evaluation) -> list[str]:
+    """Return a sentence about models that are as near to the reference as it is to itself in bfloat16."""
+    floor, key = found.noise_floor, _YARD[found.encoder]
+    if floor is None:
+        return []
+    sign = -1 if found.encoder else 1
+    return [
+        f"{_head(model)} is no further from the reference than this is from itself in bfloat16: its "
+        "differences say nothing"
+        for model in found.models
+        if not model.is_noise_floor
+        and sign * model.statistics[key].value <= sign * floor.statistics[key].value
+    ]
