@@ -115,10 +115,10 @@ def test_a_gguf_file_is_evaluated_with_its_own_tokenizer(folder: Path) -> None:
     own, base = (TextTokenizer(open_source(place))(text).ids for place in (path, folder / "llama"))
     assert torch.equal(own, base)
     # As the reference, too.
-    turned = zp.evaluate_checkpoint(folder / "llama", path, folder / "text.txt", **PLAIN, windows=3)
+    other_way = zp.evaluate_checkpoint(folder / "llama", path, folder / "text.txt", **PLAIN, windows=3)
     own_ppl, base_ppl = (found.models[0].statistics[name] for name in ("Mean PPL(Q)", "Mean PPL(base)"))
-    assert turned.models[0].statistics["Mean PPL(base)"].value == pytest.approx(own_ppl.value, rel=1e-9)
-    assert turned.models[0].statistics["Mean PPL(Q)"].value == pytest.approx(base_ppl.value, rel=1e-9)
+    assert other_way.models[0].statistics["Mean PPL(base)"].value == pytest.approx(own_ppl.value, rel=1e-9)
+    assert other_way.models[0].statistics["Mean PPL(Q)"].value == pytest.approx(base_ppl.value, rel=1e-9)
 
 
 def test_inputs_are_quantized_where_the_checkpoint_says_so(folder: Path) -> None:

@@ -65,7 +65,7 @@ class ClozeProbe:
         return torch.stack(likely)
 
     def answers(self) -> ClozeAnswers:
-        """See :class:`~.probe.Probe`."""
+        """Return an empty record of a model's answers."""
         return ClozeAnswers(self._groups)
 
 

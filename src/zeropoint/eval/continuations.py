@@ -73,7 +73,7 @@ class ContinuationProbe:
 
     @functools.cached_property
     def batches(self) -> Batches:
-        """See :class:`~.probe.Probe`."""
+        """What models run on."""
         return [{"input_ids": rows} for rows in torch.split(self.sequences, self._rows)]
 
     def read(self, found: ForwardPass, at: int, batch: int) -> torch.Tensor:  # noqa: ARG002 (the protocol's)
@@ -87,7 +87,7 @@ class ContinuationProbe:
         return found.logits(at, last=self.tokens + 1)[:, :-1].argmax(-1)
 
     def answers(self) -> ContinuationAnswers:
-        """See :class:`~.probe.Probe`."""
+        """Return an empty record of a model's answers."""
         return ContinuationAnswers()
 
 

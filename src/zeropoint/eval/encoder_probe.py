@@ -89,7 +89,7 @@ class EncoderProbe:
 
     @functools.cached_property
     def batches(self) -> Batches:
-        """See :class:`~.probe.Probe`."""
+        """What models run on."""
         return [{"input_ids": torch.tensor([self._sentences[n] for n in group])} for group in self._groups]
 
     def read(self, found: ForwardPass, at: int, batch: int) -> torch.Tensor:  # noqa: ARG002 (the protocol's)
@@ -104,7 +104,7 @@ class EncoderProbe:
         return vectors[:, 0] if self._first else vectors.mean(1)
 
     def answers(self) -> EncoderAnswers:
-        """See :class:`~.probe.Probe`."""
+        """Return an empty record of a model's answers."""
         return EncoderAnswers(self._groups)
 
 

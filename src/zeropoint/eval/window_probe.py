@@ -25,7 +25,7 @@ class WindowProbe:
 
     @functools.cached_property
     def batches(self) -> Batches:
-        """See :class:`~.probe.Probe`."""
+        """What models run on."""
         return [{"input_ids": window[None]} for window in self.windows.given]
 
     def read(self, found: ForwardPass, at: int, batch: int) -> torch.Tensor:  # noqa: ARG002 (the protocol's)
@@ -39,7 +39,7 @@ class WindowProbe:
         return found.logits(at, last=self.windows.scored + 1)[0, :-1]
 
     def answers(self) -> WindowAnswers:
-        """See :class:`~.probe.Probe`."""
+        """Return an empty record of a model's answers."""
         return WindowAnswers(self.windows)
 
 

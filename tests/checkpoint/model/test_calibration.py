@@ -222,13 +222,13 @@ def test_a_checkpoint_that_is_no_model_of_transformers_is_refused(
 
 def test_a_model_that_does_not_fit_the_memory_is_refused_with_the_size_that_does(source: Path) -> None:
     plan = plan_of(source, limits=Limits(workers=1, max_memory=410 << 20))
-    with pytest.raises(CheckpointError, match=r"calibration takes about .* use --max-memory \d+M, or fewer"):
+    with pytest.raises(CheckpointError, match=r"the model takes about .* use --max-memory \d+M, or fewer"):
         calibrated(plan, ids(128, 128).repeat(4, 1))
 
 
 def test_the_verbs_take_the_memory_that_a_calibration_may_use(source: Path, tmp_path: Path) -> None:
     too_little, data = 410 << 20, ids(128, 128).repeat(4, 1)
-    with pytest.raises(CheckpointError, match="calibration takes about") as refused:
+    with pytest.raises(CheckpointError, match="the model takes about") as refused:
         zp.quantize_checkpoint(
             source, tmp_path / "out", "w4a16", method="mse_weighted", calibration=data, max_memory=too_little
         )
