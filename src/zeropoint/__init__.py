@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .params import QuantizationParams
     from .prepared import Plan, can_implement, plan
     from .schemes import Granularity, Scheme
+    from .search.under_budget import search_checkpoint
     from .tensor import QuantizedTensor
     from .training import FakeQuantize
 
@@ -95,6 +96,7 @@ __all__ = [
     "quantize_checkpoint",
     "quantize_model",
     "save_checkpoint",
+    "search_checkpoint",
     "unpack",
     "verify_checkpoint",
 ]
@@ -127,6 +129,7 @@ _OWNERS = {
     "QuantizationParams": "params",
     "QuantizedTensor": "tensor",
     "only_backend": "ops.library",
+    "search_checkpoint": "search.under_budget",
     "load_checkpoint": "checkpoint.model.loading",
     "save_checkpoint": "checkpoint.model.saving",
 }

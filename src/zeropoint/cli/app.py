@@ -34,6 +34,7 @@ from .output import ReaderGoneError as ReaderGoneError
 from .output import progress, show, show_json
 from .plan import plan as plan_command
 from .quantize import quantize
+from .search import search
 from .warmup import warmup
 
 # The base class of all errors about the command line. Newer versions of typer no longer take it from click.
@@ -45,6 +46,7 @@ app = typer.Typer(
 )  # fmt: skip
 app.command(short_help="Quantize a checkpoint.")(quantize)
 app.command(short_help="Show what quantize would do.")(plan_command)
+app.command(short_help="Choose a scheme for each layer within a budget.")(search)
 app.command(short_help="Write a quantized checkpoint as floats.")(dequantize)
 app.command(short_help="Compare the values of two checkpoints.")(compare)
 app.command("eval", short_help="Measure how far models are from a reference.")(evaluate)
@@ -64,6 +66,7 @@ def top(
     Examples:
       zeropoint plan MODEL --to w4a16
       zeropoint quantize MODEL OUT --to w4a16
+      zeropoint search MODEL --budget 4.5bpw -o recipe.yaml
       zeropoint verify OUT --against MODEL
       zeropoint inspect OUT
       zeropoint compare MODEL OUT
@@ -175,7 +178,7 @@ def call(arguments: Sequence[str]) -> int | None:
 
 _INSTEAD = {
     "quantize": "--to", "plan": "--to", "verify": "--against", "inspect": "", "dequantize": "",
-    "kv-scales": "--calibration", "convert": "--format",
+    "kv-scales": "--calibration", "convert": "--format", "search": "--budget",
 }  # fmt: skip
 """The option that a word too many was most likely meant for, by command."""
 

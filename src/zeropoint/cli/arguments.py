@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..checkpoint.choose.recipe import RecipeText
     from ..checkpoint.plan.file import PlanFile
     from ..codecs.protocol import Codec
+    from ..search.budgets import Budget
 
     Asked: TypeAlias = str | RecipeText | PlanFile
     """The options of a plan."""
@@ -64,6 +65,30 @@ def parse_size(text: str) -> int:
             f"size {text!r} must be a positive number with K, M, G or T, for example 2G or 512M"
         )
     return nbytes
+
+
+def parse_budget(text: str) -> Budget:
+    """Return a budget; raises typer.BadParameter for what is neither bits for each weight nor bytes.
+
+    >>> str(parse_budget("4.5bpw"))
+    '4.5bpw'
+    """
+    try:
+        return layers.Budget.parse(text)
+    except ZeropointError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def parse_candidates(text: str) -> str:
+    """Return candidates joined by commas; raises typer.BadParameter for an unknown one.
+
+    >>> parse_candidates("w4a16,keep")
+    'w4a16,keep'
+    """
+    for name in re.split(r",(?![^\[]*\])", text):
+        if name.strip() not in ("keep", ""):
+            parse_scheme(name.strip())
+    return text
 
 
 def parse_workers(text: str) -> int:

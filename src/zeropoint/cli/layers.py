@@ -55,6 +55,9 @@ if TYPE_CHECKING:
     from ..formats import get_format as get_format
     from ..methods import method_named as method_named
     from ..recipes import recipe_schema as recipe_schema
+    from ..report.allocation import curve_svg as curve_svg
+    from ..report.allocation import search_document as search_document
+    from ..report.allocation import search_report as search_report
     from ..report.documents import comparison_document as comparison_document
     from ..report.documents import inspection_document as inspection_document
     from ..report.documents import run_document as run_document
@@ -72,6 +75,9 @@ if TYPE_CHECKING:
     from ..report.tables import verification_report as verification_report
     from ..schemes import PRESETS as PRESETS
     from ..schemes.presets import OF_LAYOUTS as OF_LAYOUTS
+    from ..search.budgets import Budget as Budget
+    from ..search.searching import asked as asked
+    from ..search.searching import search as search
     from ..warmup import compile_kernels as compile_kernels
 
 _OWNERS = {
@@ -117,6 +123,9 @@ _OWNERS = {
     ),
     "OF_LAYOUTS": "schemes.presets",
     "PRESETS": "schemes",
+    **dict.fromkeys(("curve_svg", "search_document", "search_report"), "report.allocation"),
+    "Budget": "search.budgets",
+    **dict.fromkeys(("asked", "search"), "search.searching"),
     "compile_kernels": "warmup",
 }
 

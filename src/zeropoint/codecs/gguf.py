@@ -203,6 +203,7 @@ class Gguf(Codec):
         LLAMA_CPP: _named,
     })  # fmt: skip
     usual = (LLAMA_CPP,)
+    candidates = ("q2_k", "q3_k", "iq4_xs", "iq4_nl", "q4_0", "q4_k", "q5_0", "q5_k", "q6_k", "q8_0")
     methods = ("gguf",)
     model_format = LlamaCppFormat()
 

@@ -157,6 +157,7 @@ class Mlx(Codec):
     engines = rules(_own)
     methods = ()
     usual = (ENGINE,)
+    candidates = tuple(f"mlx_int{bits}" for bits in BITS)
 
     def layout(self, layer: LayerScheme) -> str:
         """See :class:`Codec`: the mode."""

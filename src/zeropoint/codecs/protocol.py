@@ -220,6 +220,7 @@ class Codec(Protocol):
         input_names: of tensors for static inputs, or None where it holds none.
         cache: where scales of a cache of keys and values lie, or None where it holds none.
         usual: engines that its files are for, the first of which may refuse a result.
+        candidates: presets, of weights alone, between which a search chooses where nobody names others.
         use: how the graph of the source uses the weight, in files with graphs.
         model_format: what its files say of a model besides its weights.
     """
@@ -235,6 +236,7 @@ class Codec(Protocol):
     input_names: InputNames | None = None
     cache: CacheScales | None = None
     usual: tuple[str, ...] = (TRANSFORMERS, VLLM)
+    candidates: tuple[str, ...] = ()
     use: Use | None = None
     model_format: ModelFormat = ModelFormat()
 

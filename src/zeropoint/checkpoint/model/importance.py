@@ -57,16 +57,10 @@ def with_importance(plan: CheckpointPlan, path: Path | str) -> tuple[CheckpointP
     found = read_imatrix(Path(path))
     statistics, missing = {}, []
     for weight in wanted:
-        values = _of(found, weight.module)
+        values = importance_in(found, weight.module, weight.shape[-1], Path(path))
         if values is None:
             missing.append(weight.module)
             continue
-        columns = weight.shape[-1]
-        if len(values) != columns:
-            raise CalibrationError(
-                f"{printable(weight.module)} has {columns} inputs, and {shown(Path(path))} has {len(values)} "
-                "numbers for it; use the file of this model"
-            )
         statistics[weight.module] = {NEED: _statistics(values, weight.module)}
     if not statistics:
         raise CalibrationError(
@@ -80,9 +74,19 @@ def _weighs(method: str) -> bool:
     return method == "ggml" or NEED in method_named(method).needs
 
 
-def _of(found: Mapping[str, Floats], module: str) -> Floats | None:
+def importance_in(found: Mapping[str, Floats], module: str, columns: int, path: Path | str) -> Floats | None:
+    """Return the importance of the inputs of a module, (columns,), or None where the file has none.
+
+    found: of the file at ``path``. Raises CalibrationError for numbers of a layer of another width.
+    """
     names = name_in_llama_cpp(module) or module, f"{module}.weight", module
-    return next((found[name] for name in names if name in found), None)
+    values = next((found[name] for name in names if name in found), None)
+    if values is not None and len(values) != columns:
+        raise CalibrationError(
+            f"{printable(module)} has {columns} inputs, and {shown(Path(path))} has {len(values)} numbers "
+            "for it; use the file of this model"
+        )
+    return values
 
 
 def _statistics(values: Floats, name: str) -> Statistics:

@@ -42,6 +42,7 @@ class CompressedTensors(Codec):
     name = "compressed-tensors"
     title = "the layouts of compressed-tensors"
     presets = NAMES
+    candidates = ("w4a16", "nvfp4a16", "mxfp4a16", "mxfp8a16", "w8a16")
     defaults = MappingProxyType({"scale": "input", "dialect": DIALECT})
     input_names = InputNames("input_scale", "input_zero_point", "input_global_scale")
     cache = CacheScales("k_scale", "v_scale", shape=(1,), dtype=None)

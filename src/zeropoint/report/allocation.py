@@ -1,0 +1,142 @@
+"""Tables, documents and the curve of a search: what each layer got, and what that costs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ..search.searching import CurvePoint, LayerChoice, SearchResult, summary
+from .table_layout import Plain, plain
+from .tables import folded, lines, once, times
+
+_WIDTH, _HEIGHT, _MARGIN = 720, 440, 64
+_TICKS = 5
+_STYLE = "font-family='sans-serif' font-size='12'"
+
+
+def search_report(result: SearchResult, *, everything: bool = False) -> RenderableType:
+    """Return what each layer got, the candidates for all layers, notes and a summary.
+
+    everything: a line for each layer instead of one for each pattern of names.
+    """
+    return Group(
+        layer_table(result, everything=everything), Text(), scheme_table(result), Text(),
+        *lines(once(result.notes, everything), "note: "), Text("\n".join(summary(result))),
+    )  # fmt: skip
+
+
+def layer_table(result: SearchResult, *, everything: bool = False) -> Plain:
+    """Return what each layer got: its scheme, bits, error and share of the loss."""
+    table = plain("layers", "n", "scheme", "bits", "rel.err", "of loss", numbers=(1, 3, 4, 5), whole=(2,))
+    total = result.allocation.loss or 1.0
+    groups = folded(result.chosen, lambda c: c.layer.name, lambda c: c.candidate, everything)
+    for label, found in groups:
+        values = sum(choice.layer.values for choice in found)
+        bits = 8 * sum(choice.nbytes for choice in found) / max(1, values)
+        error = math.sqrt(math.fsum(choice.relative**2 for choice in found) / len(found))
+        share = math.fsum(choice.loss for choice in found) / total
+        table.add_row(label, times(found), found[0].candidate, f"{bits:.3f}", f"{error:.4f}", f"{share:.1%}")
+    return table
+
+
+def scheme_table(result: SearchResult) -> Plain:
+    """Return how many layers got each candidate, and the loss if all layers had it."""
+    table = plain("candidate", "layers", "bits", "loss for all layers", numbers=(1, 2, 3))
+    counts = Counter(choice.candidate for choice in result.chosen)
+    uniform = {point.name: point for point in result.uniform}
+    values = max(1, result.choices.values)
+    for text in result.choices.candidates:
+        point = uniform.get(text)
+        if point is None:
+            table.add_row(text, f"{counts[text]:,}", "", "does not fit all")
+        else:
+            table.add_row(text, f"{counts[text]:,}", f"{8 * point.nbytes / values:.3f}", f"{point.loss:.6g}")
+    size, loss = result.allocation.size, result.allocation.loss
+    table.add_section()
+    table.add_row("the mixture", f"{len(result.chosen):,}", f"{8 * size / values:.3f}", f"{loss:.6g}")
+    return table
+
+
+def search_document(result: SearchResult) -> dict[str, Any]:
+    """Return a result as values that JSON holds."""
+    allocation = result.allocation
+    return {
+        "budget": str(result.budget), "importance": result.importance, "recipe": result.recipe.text,
+        "candidates": list(result.choices.candidates), "values": result.choices.values,
+        "bytes": allocation.size, "bits_per_value": result.bits, "loss": allocation.loss,
+        "bound": allocation.bound, "optimal": allocation.optimal, "output_bytes": result.plan.output_bytes,
+        "layers": [_choice(choice) for choice in result.chosen],
+        "uniform": [{"candidate": p.name, **_point(p)} for p in result.uniform],
+        "curve": [_point(point) for point in result.curve],
+        "notes": list(result.notes),
+    }  # fmt: skip
+
+
+def _choice(choice: LayerChoice) -> dict[str, Any]:
+    return {
+        "weights": [weight.module for weight in choice.layer.weights], "candidate": choice.candidate,
+        "bytes": choice.nbytes, "bits_per_value": choice.bits, "relative": choice.relative,
+        "loss": choice.loss,
+    }  # fmt: skip
+
+
+def _point(point: CurvePoint) -> dict[str, Any]:
+    return {"bytes": point.nbytes, "loss": point.loss}
+
+
+def curve_svg(result: SearchResult) -> str:
+    """Return the curve of the best losses over bits, with the candidates and the choice, as an SVG picture.
+
+    Losses have a logarithmic axis; points without loss are at its lower end.
+    """
+    values = max(1, result.choices.values)
+    chosen = CurvePoint(nbytes=result.allocation.size, loss=result.allocation.loss, name="mixture")
+    every = (*result.curve, *result.uniform, chosen)
+    bits = [8 * point.nbytes / values for point in every]
+    losses = [point.loss for point in every if point.loss > 0] or [1.0]
+    low, high = math.log10(min(losses)), math.log10(max(losses))
+    low, high = math.floor(low * 10) / 10, max(math.ceil(high * 10) / 10, math.floor(low * 10) / 10 + 0.1)
+    left, right = min(bits), max(*bits, min(bits) + 0.1)
+
+    def place(point: CurvePoint) -> tuple[float, float]:
+        x = (8 * point.nbytes / values - left) / (right - left)
+        y = (math.log10(point.loss) - low) / (high - low) if point.loss > 0 else 0.0
+        return _MARGIN + x * (_WIDTH - 2 * _MARGIN), _HEIGHT - _MARGIN - y * (_HEIGHT - 2 * _MARGIN)
+
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, result.curve))
+    parts = [
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {_HEIGHT}' {_STYLE}>",
+        f"<rect width='{_WIDTH}' height='{_HEIGHT}' fill='white'/>",
+        *_axes((left, right), (low, high)),
+        f"<polyline points='{path}' fill='none' stroke='steelblue' stroke-width='2'/>",
+    ]
+    for point, color in (*((p, "dimgray") for p in result.uniform), (chosen, "crimson")):
+        x, y = place(point)
+        parts.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='4' fill='{color}'/>")
+        parts.append(f"<text x='{x + 6:.1f}' y='{y - 6:.1f}' fill='{color}'>{escape(point.name)}</text>")
+    return "\n".join((*parts, "</svg>", ""))
+
+
+def _axes(bits: tuple[float, float], losses: tuple[float, float]) -> Sequence[str]:
+    """Return both axes with their marks."""
+    bottom, end = _HEIGHT - _MARGIN, _WIDTH - _MARGIN
+    parts = [
+        f"<path d='M{_MARGIN},{_MARGIN} V{bottom} H{end}' fill='none' stroke='black'/>",
+        f"<text x='{_WIDTH / 2}' y='{_HEIGHT - 16}' text-anchor='middle'>bits for each number</text>",
+        f"<text x='{_MARGIN}' y='{_MARGIN - 12}' text-anchor='middle'>loss</text>",
+    ]
+    for tick in range(_TICKS + 1):
+        share = tick / _TICKS
+        x, y = _MARGIN + share * (end - _MARGIN), bottom - share * (bottom - _MARGIN)
+        bit = bits[0] + share * (bits[1] - bits[0])
+        loss = 10 ** (losses[0] + share * (losses[1] - losses[0]))
+        parts.append(f"<text x='{x:.1f}' y='{bottom + 18}' text-anchor='middle'>{bit:.2f}</text>")
+        parts.append(f"<text x='{_MARGIN - 6}' y='{y + 4:.1f}' text-anchor='end'>{loss:.2g}</text>")
+        parts.append(f"<path d='M{_MARGIN},{y:.1f} H{end}' stroke='gainsboro'/>")
+    return parts

@@ -1,0 +1,61 @@
+"""Budgets: bits for each weight, or bytes of all files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from ..errors import RangeError, printable, size_of
+
+_BITS = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*(?:bpw|bits?)", re.ASCII | re.IGNORECASE)
+_BYTES = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
+_POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What the weights may take: ``bits`` for each on average, or ``nbytes`` of all files; one of them.
+
+    Scales and zero points count. Bits are those of the weights that the search decides about.
+
+    Raises:
+        RangeError: unless exactly one is given, and it is positive.
+    """
+
+    bits: Fraction | None = None
+    nbytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.bits is None) == (self.nbytes is None):
+            raise RangeError("a budget has bits or nbytes, one of them; write Budget.parse('4.5bpw')")
+        if (self.bits or self.nbytes or 0) <= 0:
+            raise RangeError(f"budget (={self}) must be positive, for example 4.5bpw or 3.2G")
+
+    @staticmethod
+    def parse(text: str) -> Budget:
+        """Return the budget that a text spells: ``4.5bpw``, or bytes with K, M, G or T, powers of 1024.
+
+        Args:
+            text: the text form.
+
+        Raises:
+            RangeError: for anything else.
+
+        Example:
+            >>> str(Budget.parse("4.50bpw")), str(Budget.parse("3.5GB"))
+            ('4.5bpw', '3.5 GiB')
+        """
+        bits, nbytes = _BITS.fullmatch(text.strip()), _BYTES.fullmatch(text.strip())
+        if bits is not None and Fraction(bits[1]):
+            return Budget(bits=Fraction(bits[1]))
+        found = 0 if nbytes is None else int(Fraction(nbytes[1]) * (1 << _POWERS[nbytes[2].upper()]))
+        if not found:
+            raise RangeError(
+                f"budget {printable(text)} must be bits for each weight or bytes of all files, for example "
+                "4.5bpw or 3.2G"
+            )
+        return Budget(nbytes=found)
+
+    def __str__(self) -> str:
+        return f"{float(self.bits):g}bpw" if self.bits is not None else size_of(self.nbytes or 0)

@@ -1,0 +1,381 @@
+"""From a budget to a recipe: measure, weigh, solve, and plan what comes out of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+from ..checkpoint.choose.recipe import RecipeText
+from ..checkpoint.choose.selection import Selection
+from ..checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from ..checkpoint.plan.limits import Limits
+from ..checkpoint.read.source import Source
+from ..checkpoint.run.workers import Progress
+from ..codecs.protocol import Codec
+from ..errors import CheckpointError, RangeError, UnsupportedError, ZeropointError, count, size_of
+from .budgets import Budget
+from .knapsack import Allocation, Groups, frontier, solve
+from .measuring import Importance, measure_all
+from .offers import KEEP, Choices, SearchedLayer, choices, require_choice
+from .recipe_rules import recipe_of
+from .search_state import SearchState, source_fields
+
+_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerChoice:
+    """What a layer gets.
+
+    candidate: its text. nbytes: what it takes. relative: root of the mean over its weights of the squared
+    error over the squared values. loss: what it adds to the loss.
+    """
+
+    layer: SearchedLayer
+    candidate: str
+    nbytes: int
+    relative: float
+    loss: float
+
+    @property
+    def bits(self) -> float:
+        """Bits of each number."""
+        return 8 * self.nbytes / max(1, self.layer.values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """A size of all weights that are decided about, with its loss; name: of a candidate for all of them."""
+
+    nbytes: int
+    loss: float
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """What a search found.
+
+    chosen: of each layer. allocation: how good that is. recipe: what ``quantize`` takes. plan: what it would
+    do. curve: the best losses at rising sizes. uniform: candidates that fit all layers. notes: sentences.
+    """
+
+    choices: Choices
+    budget: Budget
+    importance: str
+    chosen: tuple[LayerChoice, ...]
+    allocation: Allocation
+    recipe: RecipeText
+    plan: CheckpointPlan
+    curve: tuple[CurvePoint, ...]
+    uniform: tuple[CurvePoint, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bits(self) -> float:
+        """Average bits of the numbers that were decided about."""
+        return 8 * self.allocation.size / max(1, self.choices.values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is searched for.
+
+    candidates: presets, schemes and ``keep``. method: which quantizes all of them.
+    """
+
+    budget: Budget
+    candidates: tuple[str, ...]
+    codec: Codec
+    selection: Selection
+    method: str | None = None
+    limits: Limits | None = None
+
+
+def asked(
+    budget: Budget | str, candidates: str | Iterable[str] | None, codec: Codec, *, method: str | None = None,
+    selection: Selection | None = None, limits: Limits | None = None,
+) -> Asked:  # fmt: skip
+    """Return what is searched for, with the usual candidates of a codec where none are given.
+
+    candidates: texts, or one with commas between them. Raises RangeError for a budget that is none,
+    UnsupportedError where a codec has no usual candidates.
+    """
+    if isinstance(candidates, str):
+        candidates = split_candidates(candidates)
+    if candidates is None:
+        candidates = codec.candidates
+        if not candidates:
+            raise UnsupportedError(
+                f"format {codec.name} has no usual candidates; name some of its presets, "
+                f"{', '.join(codec.presets)}"
+            )
+    return Asked(
+        budget=budget if isinstance(budget, Budget) else Budget.parse(budget), candidates=tuple(candidates),
+        codec=codec, method=method, selection=selection or Selection(), limits=limits,
+    )  # fmt: skip
+
+
+def split_candidates(text: str) -> tuple[str, ...]:
+    """Return candidates by themselves; a comma inside of brackets belongs to a scheme.
+
+    >>> split_candidates("w4a16, codebook[-1.0,1.0]:g32")
+    ('w4a16', 'codebook[-1.0,1.0]:g32')
+    """
+    return tuple(part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip())
+
+
+Weigh = Callable[[Choices, SearchState], "Weighing"]
+"""How much layers matter; may ask the state, and add to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighing:
+    """How much layers matter.
+
+    name: how it was found. factors: of layers by name; those that it has not count by their matrices.
+    columns: importance of the columns of weights, by module. mark: names these in the keys of errors.
+    statistics: gives plans the importance that their methods take.
+    """
+
+    name: str = "equal"
+    factors: Mapping[str, float] | None = None
+    columns: Importance | None = None
+    mark: str = ""
+    with_statistics: Callable[[CheckpointPlan], CheckpointPlan] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def equal(found: Choices, state: SearchState) -> Weighing:  # noqa: ARG001 (a way to weigh)
+    """Let every matrix count the same, the experts of a layer together as one; see :data:`Weigh`."""
+    return Weighing()
+
+
+def search(
+    source: Source, asked: Asked, *, state: Path | None = None, weigh: Weigh = equal,
+    on_progress: Progress | None = None,
+) -> SearchResult:  # fmt: skip
+    """Return the recipe of least loss within a budget.
+
+    The loss is the sum over layers of what each matters, times the mean over its weights of the squared error
+    over the squared values. state: file in which errors are kept, and looked for first.
+
+    Raises RangeError for a budget that no choice meets, RecipeError for candidates that make no sense,
+    CheckpointError for a state of another source, and what :func:`make_plan` raises.
+    """
+    found = choices(
+        source, asked.candidates, asked.codec, method=asked.method, selection=asked.selection,
+        limits=asked.limits,
+    )  # fmt: skip
+    require_choice(found)
+    with SearchState(state, source_fields(found.plans[0])) as known:
+        weighing = weigh(found, known)
+        found = _with_statistics(found, weighing)
+        limits = found.plans[0].limits
+        measure_all(
+            found, known, limits, importance=weighing.columns, mark=weighing.mark, on_progress=on_progress
+        )
+        table = Table.of(found, known, weighing)
+        return decided(asked, table, weighing)
+
+
+def _with_statistics(found: Choices, weighing: Weighing) -> Choices:
+    given = weighing.with_statistics
+    if given is None:
+        return found
+    candidates = {
+        text: c if c.plan is None else replace(c, plan=given(c.plan)) for text, c in found.candidates.items()
+    }
+    return replace(found, candidates=candidates)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """The options of all layers: by layer, their candidates, and of each its size, error and loss."""
+
+    choices: Choices
+    options: tuple[tuple[tuple[str, int, float, float], ...], ...]
+
+    @staticmethod
+    def of(found: Choices, state: SearchState, weighing: Weighing) -> Table:
+        """Return the options of layers whose errors ``state`` knows."""
+        every = []
+        for layer in found.layers:
+            factor = _factor(layer, weighing)
+            options = []
+            for text, size in layer.sizes.items():
+                error = _mean_error(found, state, layer, text, weighing.mark)
+                if math.isfinite(error):
+                    options.append((text, size, error, factor * error))
+            if not options:
+                raise CheckpointError(
+                    f"no candidate of {', '.join(layer.sizes)} leaves anything of {layer.name}; --ignore it"
+                )
+            every.append(tuple(options))
+        return Table(choices=found, options=tuple(every))
+
+    @property
+    def groups(self) -> Groups:
+        """What the solver takes."""
+        return [[(size, loss) for _, size, _, loss in options] for options in self.options]
+
+    @property
+    def least(self) -> int:
+        """Bytes of the smallest choice."""
+        return sum(min(size for _, size, _, _ in own) for own in self.options)
+
+    def only(self, texts: Iterable[str]) -> Table | None:
+        """Return the table of some candidates alone, or None where a layer has none of them."""
+        wanted = set(texts)
+        options = tuple(tuple(o for o in own if o[0] in wanted) for own in self.options)
+        return replace(self, options=options) if all(options) else None
+
+    def uniform(self) -> list[CurvePoint]:
+        """Return candidates that all layers can have."""
+        found = []
+        for text in self.choices.candidates:
+            only = self.only([text])
+            if only is not None:
+                sizes, losses = zip(*((size, loss) for ((_, size, _, loss),) in only.options), strict=True)
+                found.append(CurvePoint(nbytes=sum(sizes), loss=math.fsum(losses), name=text))
+        return found
+
+
+def _factor(layer: SearchedLayer, weighing: Weighing) -> float:
+    found = (weighing.factors or {}).get(layer.name)
+    if found is not None:
+        return found
+    return float(len({_EXPERT.sub("*", weight.module) for weight in layer.weights}))
+
+
+def _mean_error(found: Choices, state: SearchState, layer: SearchedLayer, text: str, mark: str) -> float:
+    """Return the mean over a layer's weights of the squared error over the squared values."""
+    if text == KEEP:
+        return 0.0
+    errors = []
+    for weight in layer.weights:
+        key = found.candidates[text].key(found.placement(weight, text), mark)
+        errors.append(state.errors(weight.module)[key].relative ** 2)
+    return math.fsum(errors) / len(errors)
+
+
+def decided(asked: Asked, table: Table, weighing: Weighing) -> SearchResult:
+    """Return the result of a table for a budget."""
+    found, budget = table.choices, asked.budget
+    if budget.bits is not None:
+        allowed = math.floor(budget.bits * found.values / 8)
+    else:
+        assert budget.nbytes is not None
+        allowed = budget.nbytes - found.other_bytes
+    _require_feasible(table, budget, allowed)
+    chosen, plan, recipe, notes = _solved(asked, table, allowed, weighing)
+    while budget.nbytes is not None and plan.output_bytes > budget.nbytes:
+        # Headers and the configuration of a mixture take more than those of one scheme.
+        allowed -= plan.output_bytes - budget.nbytes
+        _require_feasible(table, budget, allowed)
+        chosen, plan, recipe, notes = _solved(asked, table, allowed, weighing)
+    options = [
+        next(o for o in own if o[0] == text) for own, text in zip(table.options, chosen[0], strict=True)
+    ]
+    kept = []
+    if found.without:
+        kept.append(
+            f"{count(len(found.without), 'tensor')} kept: no candidate fits all layers that engines run as "
+            f"one with it, such as {found.without[0]}"
+        )
+    return SearchResult(
+        choices=found, budget=budget, importance=weighing.name, allocation=chosen[1], recipe=recipe,
+        plan=plan, chosen=tuple(
+            LayerChoice(layer=layer, candidate=text, nbytes=size, relative=math.sqrt(error), loss=loss)
+            for layer, (text, size, error, loss) in zip(found.layers, options, strict=True)
+        ),
+        curve=tuple(CurvePoint(nbytes=size, loss=loss) for size, loss in frontier(table.groups)),
+        uniform=tuple(table.uniform()), notes=(*weighing.notes, *kept, *notes),
+    )  # fmt: skip
+
+
+def _require_feasible(table: Table, budget: Budget, allowed: int) -> None:
+    least = table.least
+    if least <= allowed:
+        return
+    found = table.choices
+    if budget.bits is not None:
+        low = math.ceil(Fraction(8 * least * 1000, found.values)) / 1000
+        said = f"{low:g}bpw"
+    else:
+        said = f"{-(-(least + found.other_bytes) >> 10)}K"
+    raise RangeError(
+        f"budget {budget} is less than the smallest choice of these candidates takes, {said}; raise it, or "
+        "name candidates of fewer bits"
+    )
+
+
+def _solved(
+    asked: Asked, table: Table, allowed: int, weighing: Weighing
+) -> tuple[tuple[list[str], Allocation], CheckpointPlan, RecipeText, list[str]]:
+    """Return the best choice that the layout can hold: one scheme for all where it mixes none."""
+    best = _best(table, allowed)
+    try:
+        return best, *_planned(asked, table.choices, best[0], weighing), []
+    except CheckpointError as error:
+        if len(set(best[0]) - {KEEP}) < 2:
+            raise
+        problem: ZeropointError = error
+    tries = []
+    for text in table.choices.candidates:
+        only = table.only([text, KEEP]) if text != KEEP else None
+        if only is not None and only.least <= allowed:
+            tries.append(_best(only, allowed))
+    for one in sorted(tries, key=lambda found: found[1].loss):
+        try:
+            planned = _planned(asked, table.choices, one[0], weighing)
+        except ZeropointError as error:
+            problem = error
+            continue
+        return one, *planned, [f"{asked.codec.title} has one scheme in a checkpoint: the best for all layers"]
+    raise problem
+
+
+def _best(table: Table, allowed: int) -> tuple[list[str], Allocation]:
+    allocation = solve(table.groups, allowed)
+    return [own[at][0] for own, at in zip(table.options, allocation.choice, strict=True)], allocation
+
+
+def _planned(
+    asked: Asked, found: Choices, chosen: Sequence[str], weighing: Weighing
+) -> tuple[CheckpointPlan, RecipeText]:
+    if set(chosen) == {KEEP}:
+        raise CheckpointError(
+            f"budget {asked.budget} holds all weights as they are; nothing needs to be quantized"
+        )
+    names = {}
+    for layer, text in zip(found.layers, chosen, strict=True):
+        for weight in layer.weights:
+            names[weight.tensor] = text
+    comment = (
+        f"zeropoint search: budget {asked.budget}, importance {weighing.name}",
+        f"candidates {', '.join(found.candidates)}",
+    )
+    text = recipe_of(names, method=asked.method, without=found.without, comment=comment)
+    recipe = RecipeText(text=text, name="search")
+    plan = make_plan(found.source, recipe, selection=asked.selection, limits=asked.limits, codec=asked.codec)
+    return plan, recipe
+
+
+def summary(result: SearchResult) -> tuple[str, ...]:
+    """Return the sizes and the loss of a result, a line each."""
+    allocation, plan = result.allocation, result.plan
+    proof = (
+        "no choice within the budget has less"
+        if allocation.optimal
+        else (f"at most {allocation.loss / max(allocation.bound, math.ulp(0.0)) - 1:.2%} above the least")
+    )
+    return (
+        f"{result.bits:.3f} bits for each of {result.choices.values:,} numbers, budget {result.budget}",
+        f"{size_of(plan.source_bytes)} -> {size_of(plan.output_bytes)}",
+        f"loss {allocation.loss:.6g}: {proof}",
+    )

@@ -1,0 +1,74 @@
+"""The command ``zeropoint search``: its recipe, report, documents, picture and errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from tests.cli.conftest import Call
+
+CANDIDATES = "w4a16,mxfp8a16,w8a16"
+
+
+def test_a_recipe_is_written_that_quantize_takes(model: Path, tmp_path: Path, call: Call) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    found = call("search", model, "--budget", "5.5bpw", "--candidates", CANDIDATES, "-o", recipe)
+    assert found.status == 0, found.err
+    assert "no choice within the budget has less" in found.out
+    assert "the mixture" in found.out
+    assert found.err == ""
+    assert call("quantize", model, tmp_path / "out", "--recipe", recipe, "--strict").status == 0
+    assert call("verify", tmp_path / "out", "--against", model).status == 0
+    assert (tmp_path / "recipe.yaml.search").exists()
+
+
+def test_a_document_says_what_each_layer_got_and_what_the_whole_takes(
+    model: Path, tmp_path: Path, call: Call
+) -> None:
+    picture = tmp_path / "curve.svg"
+    found = call(
+        "search", model, "--budget", "5.5bpw", "--candidates", CANDIDATES, "--json", "--plot", picture
+    )
+    document = json.loads(found.out)
+    assert document["optimal"]
+    assert document["bits_per_value"] <= 5.5
+    assert document["bytes"] == sum(layer["bytes"] for layer in document["layers"])
+    assert document["loss"] == pytest.approx(sum(layer["loss"] for layer in document["layers"]))
+    assert {one["candidate"] for one in document["uniform"]} == set(CANDIDATES.split(","))
+    losses = [point["loss"] for point in document["curve"]]
+    assert losses == sorted(losses, reverse=True)
+    names = [e.text for e in ElementTree.parse(picture).iter() if e.tag.endswith("text")]
+    assert {"mixture", *CANDIDATES.split(",")} <= set(names)
+
+
+def test_a_recipe_is_not_replaced_unless_that_is_asked_for(model: Path, tmp_path: Path, call: Call) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("mine")
+    command = ("search", model, "--budget", "5.5bpw", "-o", recipe, "--candidates", CANDIDATES)
+    refused = call(*command)
+    assert refused.status == 2
+    assert "exists; add --overwrite to replace it" in refused.err
+    assert recipe.read_text() == "mine"
+    assert call(*command, "--overwrite").status == 0
+    assert "default: keep" in recipe.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--budget", "lots"), "budget 'lots' must be bits for each weight or bytes of all files"),
+        (("--budget", "5bpw", "--candidates", "w4a61"), "scheme 'w4a61' is unknown; did you mean w4a16"),
+        (("--budget", "5bpw", "--format", "awq"), "format awq has no usual candidates; name some"),
+        (("--budget", "5bpw", "--format", "gguf", "--candidates", "q4_k_m"), "q4_k_m is a mixture"),
+        (("--budget", "2bpw"), "budget 2bpw is less than the smallest choice"),
+        ((), "Missing option '--budget'"),
+    ],
+)
+def test_mistakes_are_one_sentence(model: Path, call: Call, arguments: tuple[str, ...], message: str) -> None:
+    found = call("search", model, *arguments)
+    assert found.status in (1, 2)
+    assert message in found.err
+    assert found.err.count("\n") == 1
+    assert found.out == ""
