@@ -309,3 +309,12 @@ def test_budgets_are_bits_or_bytes() -> None:
             Budget.parse(text)
     with pytest.raises(RangeError, match="has bits or nbytes, one of them"):
         Budget()
+
+
+def test_a_pattern_to_include_may_name_what_only_some_candidates_fit(tmp_path: Path) -> None:
+    source = write_llama(tmp_path / "in")  # embeddings of 128: no block of a K-quant
+    wanted = Selection(include=("*embed_tokens",))
+    result = searched(source, "6bpw", "q4_k,q4_0,q8_0", "gguf", selection=wanted)
+    sizes = {choice.layer.name: set(choice.layer.sizes) for choice in result.chosen}
+    assert sizes["model.embed_tokens"] == {"q4_0", "q8_0"}
+    assert "model.embed_tokens" in {weight.module for weight in result.plan.weights}

@@ -7,6 +7,7 @@ lie in one tensor and heads that are tied to their embedding have one choice.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -168,10 +169,13 @@ def _plan(
     recipe = RecipeText.of(text)
     if recipe.mixture(codec) is not None:
         raise RecipeError(f"candidate {text} is a mixture; name the types that it is made of")
+    # As rules, patterns to include may name tensors that another candidate fits.
+    rules = [{"name": pattern, "preset": text} for pattern in selection.include]
+    recipe = replace(recipe, text=f"{recipe.text}\nrules: {json.dumps(rules)}")
     recipe = recipe if method is None else recipe.by(method)
     try:
         layer_scheme(text, codec)
-        return make_plan(source, recipe, selection=selection, limits=limits, codec=codec)
+        return make_plan(source, recipe, selection=replace(selection, include=()), limits=limits, codec=codec)
     except ZeropointError as error:
         raise type(error)(f"candidate {printable(text)}: {error}") from error
 
