@@ -136,7 +136,7 @@ _OWNERS = {
 """Names and their owners, which are imported at the first use (PEP 562)."""
 _PARTS = frozenset((
     "checkpoint", "codecs", "eval", "export", "formats", "functional", "layout", "models", "ops", "params",
-    "patterns", "prepared", "recipes", "schemes", "stats", "tensor", "training",
+    "patterns", "prepared", "recipes", "schemes", "search", "stats", "tensor", "training",
 ))  # fmt: skip
 
 
