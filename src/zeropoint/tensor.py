@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from .errors import CheckpointError, DtypeError, ShapeError, printable
 from .formats.codes import second_grid
 from .formats.torch_dtypes import INPUT_DTYPES
-from .layout import packing
+from .layout import code_rows, packing
 from .layout.blocks import reduce_blocks, spread_blocks
 from .ops import library, straight_through
 from .params import QuantizationParams
@@ -34,8 +34,8 @@ class QuantizedTensor:
     """A tensor in codes.
 
     Args:
-        data: uint8, shape ``(*shape[:-1], ceil(shape[-1] * bits / 8))``; codes low bits first, rows padded to
-            bytes.
+        data: uint8, shape ``(*shape[:-1], ceil(shape[-1] * bits / 8))`` (codes that represent several values
+            are fewer: :meth:`Scheme.code_shape`); codes low bits first, rows padded to bytes.
         params: scheme, scales and zero points.
         shape: shape of the tensor that was quantized.
         dtype: its dtype, which ``dequantize`` returns.
@@ -70,10 +70,11 @@ class QuantizedTensor:
 
     @property
     def codes(self) -> torch.Tensor:
-        """Unpacked codes of ``shape``: signed for signed integer formats, else code patterns."""
-        patterns = packing.unpack(self.data, self.scheme.bits, packing.row_length(self.shape)).reshape(
-            self.shape
-        )
+        """Unpacked codes, signed for signed integer formats, else code patterns.
+
+        Of ``shape``, unless codes represent several values: :meth:`Scheme.code_shape`.
+        """
+        patterns = code_rows.unpack(self.data, self.scheme, self.shape)
         return packing.as_values(patterns, self.scheme.element)
 
     @property
@@ -122,10 +123,12 @@ class QuantizedTensor:
         scale = self.params.effective_scale()
         if own and scale is not None:
             return bound
-        patterns = packing.unpack(self.data, self.scheme.bits, packing.row_length(self.shape))
+        if self.scheme.element.per_code > 1:  # any code may be that of a vector past the ends
+            return torch.full_like(bound, math.inf)
+        patterns = code_rows.unpack(self.data, self.scheme, self.shape)
         spread = None if scale is None else spread_blocks(scale, self.scheme.granularity, self.shape)
         negative = second_grid(spread, self.scheme.element)
-        ends = clippable(patterns.reshape(self.shape), self.scheme, chosen=own, negative=negative)
+        ends = clippable(patterns, self.scheme, chosen=own, negative=negative)
         lost = reduce_blocks(ends.float(), self.scheme.granularity, "amax", 0.0) > 0
         # A scale of zero makes everything zero, whatever its code.
         return torch.where(lost if scale is None else lost | (scale == 0), math.inf, bound)
@@ -164,7 +167,7 @@ class QuantizedTensor:
             device: as ``torch.device`` takes it.
             params: whether the parameters are written too.
         """
-        tensors, wanted = [self.data], [(packing.packed_shape(self.shape, self.scheme.bits), torch.uint8)]
+        tensors, wanted = [self.data], [(code_rows.packed_shape(self.scheme, self.shape), torch.uint8)]
         if params:
             tensors += self.params.stored
             wanted += _parameter_tensors(self.scheme, self.shape, self.dtype)
@@ -232,7 +235,7 @@ class QuantizedTensor:
             raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
         facts = _facts(header, path)
         params = QuantizationParams.from_tensors(facts.scheme, facts.shape, tensors, dtype=facts.params_dtype)
-        data, wanted = tensors.get("data"), packing.packed_shape(facts.shape, facts.scheme.bits)
+        data, wanted = tensors.get("data"), code_rows.packed_shape(facts.scheme, facts.shape)
         if data is None or data.dtype != torch.uint8 or tuple(data.shape) != wanted:
             have = "absent" if data is None else f"{data.dtype}, shape {tuple(data.shape)}"
             raise CheckpointError(f"tensor 'data' of {path} ({have}) must be torch.uint8 of shape {wanted}")

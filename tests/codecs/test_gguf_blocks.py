@@ -19,7 +19,7 @@ from zeropoint.cli.app import app
 from zeropoint.codecs.containers.gguf import TYPES
 from zeropoint.codecs.gguf import BLOCKS, CODEC
 from zeropoint.codecs.layer_schemes import layer_scheme
-from zeropoint.layout.bit_places import field_size
+from zeropoint.layout.bit_places import Digits, field_size
 from zeropoint.ops.threads import thread_limit
 
 Bytes = npt.NDArray[np.uint8]
@@ -39,6 +39,10 @@ def random_blocks(name: str, rows: int = ROWS, *, sane: bool = False) -> Bytes:
         raw[..., 0] = 100 + raw[..., 0] % 50 if sane else raw[..., 0] % 255  # 255 is NaN
     if name == "NVFP4":
         raw[..., :4] %= 0x7F  # the sign is no part of a scale, and 0x7F is NaN, which gguf reads as 0
+    if name == "TQ1_0":  # of 256 bytes, 243 are written, and 81 of those with a last digit of 0
+        digits = raw[..., :52].astype(int) % 243
+        digits[..., 48:] -= digits[..., 48:] % 3
+        raw[..., :52] = (digits * 256 + 242) // 243
     for field in found.struct.levels if sane else ():
         if field_size(field) == 2:
             high = field[-1].at + field[-1].size - 1
@@ -110,6 +114,10 @@ def test_every_bit_of_a_block_has_one_place(name: str) -> None:
     for field in struct.fields:
         numbers = np.zeros(field_size(field), dtype=int)
         for part in field:
+            if isinstance(part, Digits):
+                taken[part.at : part.at + part.run] += 1
+                numbers[part.first : part.end] += 1
+                continue
             for move in part.moves():
                 taken[move.at : move.at + move.size, move.shift : move.shift + part.width] += 1
                 numbers[move.number : move.number + move.size] += move.mask << move.low
@@ -223,11 +231,21 @@ def test_a_type_that_does_not_fit_is_refused(
         open_source(q8_file)
 
 
-def test_ternary_numbers_are_those_of_gguf() -> None:
-    layer = layer_scheme("tq2_0", CODEC)
+@pytest.mark.parametrize("name", ["TQ1_0", "TQ2_0"])
+def test_ternary_numbers_are_those_of_gguf(name: str) -> None:
+    layer = layer_scheme(name.lower(), CODEC)
     x = torch.randn(8, 512, generator=torch.Generator().manual_seed(7))
     (found,) = CODEC.encode(layer, zp.quantize(x, layer.weight)).values()
-    assert np.array_equal(found.numpy(), gguf.quantize(x.numpy(), GGMLQuantizationType.TQ2_0))
+    assert np.array_equal(found.numpy(), gguf.quantize(x.numpy(), GGMLQuantizationType[name]))
+
+
+def test_any_bytes_of_five_digits_decode_as_in_gguf() -> None:
+    lines = torch.randint(0, 256, (64, 2 * 54), dtype=torch.uint8, generator=torch.Generator().manual_seed(8))
+    lines.view(-1, 54)[:, 52:] = torch.tensor([1.5], dtype=torch.float16).view(torch.uint8)
+    layer = layer_scheme("tq1_0", CODEC)
+    q = CODEC.decode(layer, {"weight": lines}, start=0, shape=(64, 512), dtype=torch.float32)
+    assert np.array_equal(q.dequantize().numpy(), gguf.dequantize(lines.numpy(), GGMLQuantizationType.TQ1_0))
+    assert q.bits_per_value == layer.weight.bits_per_value((64, 512)) == 1.6875
 
 
 @pytest.mark.parametrize(("text", "block"), [("q4_0", 32), ("q4_k", 256), ("mxfp4a16", 32)])

@@ -55,7 +55,7 @@ def test_blocks_are_those_of_llama_cpp(name: str, given: str) -> None:
     assert ggml_golden.digest(found) == HASHES[name][given]
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ2_0"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0"])
 def test_types_without_a_search_are_those_of_gguf_py(name: str) -> None:
     x = np.random.RandomState(0).standard_normal((32, 512)).astype(np.float32)
     assert np.array_equal(blocks(name, x), gguf.quantize(x, gguf.GGMLQuantizationType[name]))

@@ -34,7 +34,8 @@ MANY_LAYERS = {
 FILE_TYPES = {
     "q3_k_s": 11, "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16,
     "q5_k_m": 17, "mostly_q4_0": 2, "mostly_q4_1": 3, "mostly_q5_0": 8, "mostly_q5_1": 9, "mostly_q8_0": 7,
-    "mostly_q2_k": 10, "mostly_q6_k": 18, "mostly_iq4_nl": 25, "mostly_iq4_xs": 30, "mostly_tq2_0": 37,
+    "mostly_q2_k": 10, "mostly_q6_k": 18, "mostly_iq4_nl": 25, "mostly_iq4_xs": 30,
+    "mostly_tq1_0": 36, "mostly_tq2_0": 37,
 }  # fmt: skip
 
 

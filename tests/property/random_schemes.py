@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from zeropoint.formats import ChoiceFormat, FloatFormat, Format, IntFormat
+from zeropoint.formats import ChoiceFormat, DigitsFormat, FloatFormat, Format, IntFormat, VectorFormat
 from zeropoint.formats.catalog import ALIASES, CATALOG
 from zeropoint.layout.blocks import reduce_blocks, spread_blocks
 from zeropoint.params import QuantizationParams
@@ -59,16 +59,24 @@ _CHAINED_SCALES = (
 
 
 def random_chained_scheme(rng: random.Random) -> str:
-    """Return the text of a scheme with offsets, a center, signed or late scales, or levels in any format."""
+    """Return the text of a scheme with offsets, a center, signed or late scales, or levels in any format.
+
+    Some have zero points in the place of offsets; some levels are powers of two.
+    """
     chain = _chain(rng)
     options = [chain[0]]
     depth = rng.choice([1, 1, 2, 2, 2, 3])
     alone = ["", "linear_late/", "signed/", "signed_late/", "linear_up/"]
     first = rng.choice(["", "", "signed/", "linear_late/"] if depth > 1 else alone)
     fine = rng.choice(_CHAINED_SCALES if depth > 1 or rng.random() < 0.2 else _WIDE_SCALES)
-    options.append(f"scale={first}{fine}")
+    options.append(f"scale={_power(rng) if rng.random() < 0.2 else first + fine}")
     options += _factors(rng, "scale", chain, depth)
-    if rng.random() < (0.1 if "signed" in first else 0.8):
+    element = _element(rng)
+    if element.startswith(("int", "uint")) and rng.random() < 0.5:
+        options.append("asym")
+        if rng.random() < 0.2:
+            options.append("narrow")
+    elif rng.random() < (0.1 if "signed" in first else 0.8):
         depth = rng.choice([1, 1, 2, 2, 3])
         late = rng.choice(["", "minimum_late/"])
         fine = rng.choice(_CHAINED_SCALES if depth > 1 else (*_WIDE_SCALES, *_CHAINED_SCALES))
@@ -81,17 +89,42 @@ def random_chained_scheme(rng: random.Random) -> str:
     if rng.random() < 0.1:
         options.append(f"overflow={rng.choice(['saturate', 'special', 'error'])}")
     if rng.random() < 0.4:
-        options.append(f"dialect={rng.choice(['ggml', 'ggml', 'torch', 'onnx', 'burn'])}")
-    return ":".join([_element(rng), *options])
+        options.append(f"dialect={rng.choice(['ggml', 'ggml', 'torch', 'onnx', 'burn', 'quark'])}")
+    return ":".join([element, *options])
+
+
+_TABLES_OF_RUNS = (
+    "digits5[-1,0,1]", "digits3[-1,-0.5,0,0.5,1]", "digits2[0,0.25,1]", "vector2[higgs16]",
+    "vector2[0,0,1,1,-1,1,0.5,-0.25,-1,-1]", "vector3[0,0,0,1,0,0,0,1,0,0,0,1]",
+    "vector4[-1,1,0.5,0,0,0,0,0,0.25,0.25,-0.75,0.125,1,-1,1,-1]",
+)  # fmt: skip
+
+
+def random_run_scheme(rng: random.Random) -> str:
+    """Return the text of a scheme whose codes represent several values."""
+    spell = random_chained_scheme if rng.random() < 0.3 else random_scheme
+    _, *options = spell(rng).split(":")
+    kept = [each for each in options if not each.startswith(("asym", "narrow", "round", "overflow"))]
+    return ":".join([rng.choice(_TABLES_OF_RUNS), *kept])
 
 
 def _factors(rng: random.Random, name: str, chain: list[str], depth: int) -> list[str]:
     """Return the coarser levels of a scale or an offset."""
     formats = ("float32", "float16", "bfloat16", "e4m3", "int8f7", "input")
     return [
-        f"{name}{number}={rng.choice(['', 'signed/', 'linear/'])}{rng.choice(formats)}@{chain[number - 1]}"
+        f"{name}{number}={_power(rng) if rng.random() < 0.2 else _factor(rng, formats)}@{chain[number - 1]}"
         for number in range(2, depth + 1)
     ]
+
+
+def _factor(rng: random.Random, formats: tuple[str, ...]) -> str:
+    return rng.choice(["", "signed/", "linear/"]) + rng.choice(formats)
+
+
+def _power(rng: random.Random) -> str:
+    """Return a level of powers of two."""
+    rule = rng.choice(_RULES)
+    return rule if rng.random() < 0.7 else f"{rule}/{rng.choice(_POWER_TABLES)}"
 
 
 def _element(rng: random.Random) -> str:
@@ -302,6 +335,10 @@ def _places(fmt: Format) -> torch.Tensor:
     """Return numbers on, between and next to the values of ``fmt``, at most some hundreds."""
     if isinstance(fmt, ChoiceFormat):
         return torch.cat([_places(fmt.first), _places(fmt.second) * float(fmt.stretch)])
+    if isinstance(fmt, VectorFormat):
+        return torch.tensor(fmt.rows, dtype=torch.float64).flatten()
+    if isinstance(fmt, DigitsFormat):
+        return _places(fmt.digit)
     if isinstance(fmt, IntFormat):
         codes = sorted({*range(max(fmt.qmin, -40), min(fmt.qmax, 40) + 1), fmt.qmin, fmt.qmax, fmt.qmax - 1})
         values = torch.tensor(codes, dtype=torch.float64) * float(fmt.step)

@@ -15,7 +15,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.property.random_schemes import hard_tensor, random_chained_scheme, random_scheme, random_tensor
+from tests.property.random_schemes import (
+    hard_tensor,
+    random_chained_scheme,
+    random_run_scheme,
+    random_scheme,
+    random_tensor,
+)
 
 import zeropoint as zp
 from zeropoint.errors import ZeropointError
@@ -94,6 +100,13 @@ def test_no_error_of_2000_random_schemes_with_offsets_and_levels_of_any_format_i
     assert counts["quantized"] > 800, counts
     assert counts["attains half its bound"] > counts["quantized"] / 6, counts
     assert counts["may overflow"] < counts["quantized"] / 8, counts
+
+
+def test_no_error_of_250_random_schemes_whose_codes_represent_several_values_is_past_its_bound() -> None:
+    counts, problems = sweep(250, first=0, spell=random_run_scheme)
+    assert problems == []
+    assert counts["quantized"] > 100, counts
+    assert counts["attains half its bound"] > counts["quantized"] / 10, counts
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ a multiple of the block; a half is a float16 number, and a value is ``scale * co
     Q6_K         256  210: bits 0 to 3 of the codes, bits 4 and 5, 16 scales of 8 bits, half scale
     IQ4_NL        32   18: half scale, codes
     IQ4_XS       256  136: half scale, bits 4 and 5 of 8 scales, their bits 0 to 3, codes
+    TQ1_0        256   54: codes, five to a byte and then four, half scale
     TQ2_0        256   66: codes, half scale
     MXFP4         32   17: e8m0 scale, codes
     NVFP4         64   36: 4 ue4m3 scales, codes
@@ -23,8 +24,7 @@ a multiple of the block; a half is a float16 number, and a value is ``scale * co
 Where each bit lies, :data:`BLOCKS` says. Signed codes, and scales in 6 bits, are stored with half their range
 added, and the half offset of Q2_K to Q5_K with the opposite sign. The scales of llama.cpp come from searches;
 here they follow the rule of the scheme, and codes are rounded to nearest. A scale over a whole tensor of
-NVFP4 is an ordinary tensor, which is kept and not applied. TQ1_0 has the scheme of TQ2_0, from which a layout
-follows here, and is not read.
+NVFP4 is an ordinary tensor, which is kept and not applied. TQ1_0 has the numbers of TQ2_0 in codes of five.
 
 Names, metadata and tokenizer are those of llama.cpp for the families of :mod:`zeropoint.codecs.llama_cpp`;
 tensors of others keep the names of the checkpoint, which gguf-py and zeropoint read.
@@ -41,7 +41,7 @@ from types import MappingProxyType
 import torch
 
 from ..errors import CheckpointError, UnsupportedError
-from ..layout.bit_places import Bits, Field, Struct, whole
+from ..layout.bit_places import Bits, Digits, Field, Struct, whole
 from ..schemes import PRESETS, Scheme
 from ..tensor import QuantizedTensor
 from .block_extents import no_matrix
@@ -69,7 +69,7 @@ _PRESETS = MappingProxyType({
     name: PRESETS[name]
     for name in (
         "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
-        "tq2_0", "mxfp4_e2m1",
+        "tq1_0", "tq2_0", "mxfp4_e2m1",
     )
 })  # fmt: skip
 _NVFP4 = "float4_e2m1fn:g16:scale=float8_ue4m3fn:dialect=ggml"
@@ -126,6 +126,10 @@ BLOCKS: MappingProxyType[str, BlockType] = MappingProxyType(dict((
     _type(
         "IQ4_XS", "iq4_xs", (Bits(8, 128, 16, 4),),
         (Bits(4, 4, 1, 4), Bits(2, 2, 1, 2, low=4, flip=2)), _half(0),
+    ),
+    _type(
+        "TQ1_0", "tq1_0", (Digits(0, 32), Digits(32, 16, first=160), Digits(48, 4, 4, first=160 + 80)),
+        _half(52),
     ),
     _type("TQ2_0", _TERNARY, (Bits(0, 64, 32, 2),), _half(64)),
     _type("MXFP4", "mxfp4_e2m1", (Bits(1, 16, 16, 4),), whole(0, 1)),

@@ -3,10 +3,12 @@
 from .catalog import ALIASES, CATALOG, SOURCES, format_name, get_format
 from .choices import ChoiceFormat
 from .codebooks import CodebookFormat
+from .digits import DigitsFormat
 from .floats import FloatFormat, Specials
 from .integers import IntFormat
 from .rounding import Overflow, RoundingMode
 from .spec import Format
+from .vectors import VectorFormat
 
 __all__ = [
     "ALIASES",
@@ -14,12 +16,14 @@ __all__ = [
     "SOURCES",
     "ChoiceFormat",
     "CodebookFormat",
+    "DigitsFormat",
     "FloatFormat",
     "Format",
     "IntFormat",
     "Overflow",
     "RoundingMode",
     "Specials",
+    "VectorFormat",
     "format_name",
     "get_format",
 ]

@@ -13,9 +13,11 @@ from types import MappingProxyType
 from ..errors import FormatError, near_misses
 from .choices import ChoiceFormat
 from .codebooks import CodebookFormat, float32
+from .digits import DigitsFormat
 from .floats import FloatFormat, Specials
 from .integers import IntFormat
 from .spec import Format
+from .vectors import VectorFormat, rows_of
 
 _IEEE, _FN, _FNUZ, _FINITE = Specials.IEEE, Specials.FN, Specials.FNUZ, Specials.FINITE
 
@@ -120,10 +122,25 @@ ALIASES: MappingProxyType[str, str] = MappingProxyType({
 })  # fmt: skip
 """Short names in common use, to catalog names."""
 
+# HIGGS, arXiv:2411.17525: the grid of least squared error of 16 vectors for pairs of normal numbers, as
+# FLUTE and transformers have it.
+_HIGGS16 = (
+    -0.8996632695198059, -1.6360418796539307, -0.961183488368988, 1.5999565124511719, -1.882026195526123,
+    0.678778350353241, 0.36300793290138245, -1.9667866230010986, -0.6814072728157043, -0.576818585395813,
+    0.7270012497901917, 0.6186859607696533, 0.3359416127204895, 1.8371193408966064, 1.859930396080017,
+    0.036668598651885986, 0.17208248376846313, -0.9401724338531494, -1.7599700689315796,
+    -0.6244229674339294, -0.8993809223175049, 0.32267823815345764, 0.839488685131073, -0.3017036020755768,
+    1.5314953327178955, 1.2942044734954834, -0.0011779458727687597, 0.00022069070837460458,
+    1.4274526834487915, -1.207889199256897, -0.16123905777931213, 0.8787511587142944,
+)  # fmt: skip
+GRIDS: MappingProxyType[str, VectorFormat] = MappingProxyType({"higgs16": VectorFormat(rows_of(_HIGGS16, 2))})
+"""Tables of vectors by the names that their text form takes in the place of values: ``vector2[higgs16]``."""
+
 _NAMES = {fmt: name for name, fmt, _ in reversed(_ROWS)}
+_NAMES |= {fmt: f"vector{fmt.per_code}[{name}]" for name, fmt in GRIDS.items()}
 _INT = re.compile(r"(u?)int(\d{1,2})(?:f(\d{1,2}))?", re.ASCII)
 _FLOAT = re.compile(r"(u?)e(\d{1,2})m(\d{1,2})(?:b(-?\d{1,4}))?(ieee|fnuz|fn|finite)?(ns)?", re.ASCII)
-_CODEBOOK = re.compile(r"codebook\[([^\]]*)\]")
+_TABLE = re.compile(r"(codebook|vector(\d{1,2})|digits(\d{1,2}))\[([^\]]*)\]", re.ASCII)
 _CHOICE = re.compile(r"choice\[([^,\]]*),([^,\]]*)\]")
 
 
@@ -131,7 +148,7 @@ def get_format(name: str | Format, *, others: Iterable[str] = ()) -> Format:
     """Return the format called ``name``: a catalog name, an alias, or the spelling of a custom format.
 
     Spellings are ``int<bits>[f<fraction bits>]``, ``uint...``, ``codebook[v0,v1,...]``,
-    ``choice[e2m1,int4]``, and
+    ``choice[e2m1,int4]``, ``vector2[x0,y0,x1,y1,...]`` or ``vector2[higgs16]``, ``digits5[-1,0,1]``, and
     ``[u]e<E>m<M>[b<bias>][ieee|fn|fnuz|finite][ns]``: the bias defaults to ``2 ** (E - 1) - 1`` (0 for
     ``E = 0``), the specials to ``finite``; ``ns`` means no subnormals. An alias wins: ``e4m3`` and ``e5m2``
     are the OCP formats.
@@ -166,11 +183,21 @@ def get_format(name: str | Format, *, others: Iterable[str] = ()) -> Format:
             bias=int(bias) if bias is not None else max(0, (1 << width >> 1) - 1),
             specials=Specials(specials or "finite"),
         )  # fmt: skip
-    if match := _CODEBOOK.fullmatch(key):
-        return CodebookFormat(_numbers(match.group(1)))
+    if match := _TABLE.fullmatch(key):
+        return _table(*match.groups())
     if match := _CHOICE.fullmatch(key):
         return _choice(*map(get_format, match.groups()))
     raise FormatError(f"format {name!r} is unknown; {near_misses(name, [*others, *CATALOG, *ALIASES])}")
+
+
+def _table(kind: str, length: str | None, digits: str | None, text: str) -> Format:
+    grid = GRIDS.get(text.strip())
+    if grid is not None and kind == f"vector{grid.per_code}":
+        return grid
+    values = _numbers(text)
+    if length is not None:
+        return VectorFormat(rows_of(values, int(length)))
+    return CodebookFormat(values) if digits is None else DigitsFormat(CodebookFormat(values), int(digits))
 
 
 def _choice(first: Format, second: Format) -> ChoiceFormat:

@@ -14,11 +14,13 @@ import torch
 from ..errors import RangeError, UnsupportedError
 from .choices import ChoiceFormat
 from .codebooks import CodebookFormat
+from .digits import DigitsFormat
 from .floats import FloatFormat
 from .integers import IntFormat
 from .rounding import Overflow, RoundingMode
 from .spec import Format
 from .torch_dtypes import code_dtype
+from .vectors import VectorFormat
 
 
 def round_steps(x: torch.Tensor, mode: RoundingMode, noise: torch.Tensor | None = None) -> torch.Tensor:
@@ -213,6 +215,55 @@ def encode_codebook(x: torch.Tensor, fmt: CodebookFormat) -> torch.Tensor:
     bounds, order = _codebook_tables(fmt)
     slots = torch.bucketize(x.to(torch.float64).contiguous(), bounds.to(x.device))
     return order.to(x.device)[slots]
+
+
+_PIECE = 1 << 22
+"""Distances that are held at once."""
+_FAR = 2.0**16
+"""Numbers past so many times the largest are as far as this: their distances keep digits that differ."""
+
+
+def encode_runs(runs: torch.Tensor, fmt: Format) -> torch.Tensor:
+    """Return a code pattern for each run of neighbors, the last axis; NaN is taken for 0."""
+    if isinstance(fmt, DigitsFormat):
+        return join_digits(encode_codebook(runs, fmt.digit), fmt)
+    assert isinstance(fmt, VectorFormat)
+    table = torch.tensor(fmt.rows, dtype=torch.float64, device=runs.device)
+    end = float(fmt.max) * _FAR
+    flat = runs.reshape(-1, fmt.per_code).double().nan_to_num(nan=0.0).clamp(-end, end)
+    codes = [_nearest_rows(part, table) for part in torch.split(flat, max(1, _PIECE // fmt.code_count))]
+    return torch.cat(codes).reshape(runs.shape[:-1]).to(code_dtype(fmt.bits))
+
+
+def _nearest_rows(vectors: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Return the first row of least squared distance, summed from the first value on."""
+    total = torch.zeros((len(vectors), len(table)), dtype=torch.float64, device=vectors.device)
+    for n in range(table.shape[1]):
+        off = vectors[:, n, None] - table[:, n]
+        total += off * off
+    return total.argmin(1)
+
+
+def decode_runs(codes: torch.Tensor, fmt: Format, dtype: torch.dtype) -> torch.Tensor:
+    """Return the numbers that code patterns represent: their run is a new last axis."""
+    if isinstance(fmt, DigitsFormat):
+        return decode(split_digits(codes, fmt), fmt.digit, dtype)
+    assert isinstance(fmt, VectorFormat)
+    table = torch.zeros((1 << fmt.bits, fmt.per_code), dtype=dtype, device=codes.device)
+    table[: fmt.code_count] = torch.tensor(fmt.rows, dtype=dtype, device=codes.device)
+    return table[codes.to(torch.int64)]
+
+
+def join_digits(digits: torch.Tensor, fmt: DigitsFormat) -> torch.Tensor:
+    """Return the code whose digits are the last axis, the highest first."""
+    places = torch.tensor([fmt.base**n for n in reversed(range(fmt.count))], device=digits.device)
+    return (digits.to(torch.int64) * places).sum(-1).to(code_dtype(fmt.bits))
+
+
+def split_digits(codes: torch.Tensor, fmt: DigitsFormat) -> torch.Tensor:
+    """Return the digits of codes as a new last axis; the inverse of :func:`join_digits`."""
+    places = torch.tensor([fmt.base**n for n in reversed(range(fmt.count))], device=codes.device)
+    return (codes.to(torch.int64)[..., None] // places % fmt.base).to(torch.uint8)
 
 
 @functools.lru_cache(maxsize=64)

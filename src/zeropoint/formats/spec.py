@@ -1,7 +1,8 @@
 """What is asked of a number format. A new kind is a class that answers it.
 
 A format maps codes (integers below ``2 ** bits``) to numbers. Kinds own the parameters that define such a
-map and what follows from them: :mod:`.integers`, :mod:`.floats`, :mod:`.codebooks`, :mod:`.choices`. They
+map and what follows from them: :mod:`.integers`, :mod:`.floats`, :mod:`.codebooks`, :mod:`.choices`,
+:mod:`.vectors`, :mod:`.digits`. They
 take from :class:`FormatDefaults` what most of them answer. Callers need not know the kind. Kinds know nothing
 of tensors, which :mod:`.codes` turns into codes and back; :mod:`.catalog` lists the formats with a name.
 """
@@ -22,11 +23,15 @@ class Format(Protocol):
 
     @property
     def kind(self) -> str:
-        """The word for the kind: ``integer``, ``float``, ``codebook``, ``choice``."""
+        """The word for the kind, such as ``integer``, ``float`` or ``codebook``."""
 
     @property
     def bits(self) -> int:
         """Bits of a code."""
+
+    @property
+    def per_code(self) -> int:
+        """How many neighboring values a code represents."""
 
     @property
     def code_count(self) -> int:
@@ -131,7 +136,17 @@ class Format(Protocol):
         """
 
     def number(self, code: int) -> Number:
-        """Return what ``code`` represents.
+        """Return what ``code`` represents, one number.
+
+        Args:
+            code: a code, as a bit pattern.
+
+        Raises:
+            FormatError: where codes represent several.
+        """
+
+    def numbers(self, code: int) -> tuple[Number, ...]:
+        """Return the neighboring numbers that ``code`` represents, as many as :attr:`per_code` says.
 
         Args:
             code: a code, as a bit pattern.
@@ -146,7 +161,7 @@ class Format(Protocol):
             overflow: what becomes of numbers past the ends.
 
         Raises:
-            FormatError: for NaN in a format without it.
+            FormatError: for NaN in a format without it, and where codes represent several numbers.
             RangeError: for numbers past the ends that are not saturated.
         """
 
@@ -161,6 +176,19 @@ class FormatDefaults:
     is_float: ClassVar[bool] = False
     is_table: ClassVar[bool] = False
     reads_sign: ClassVar[bool] = False
+
+    @property
+    def per_code(self) -> int:
+        """How many neighboring values a code represents."""
+        return 1
+
+    def numbers(self: Format, code: int) -> tuple[Number, ...]:
+        """Return the one number that ``code`` represents.
+
+        Args:
+            code: a code, as a bit pattern.
+        """
+        return (self.number(code),)
 
     @property
     def is_whole(self) -> bool:
@@ -225,6 +253,14 @@ def finite(fmt: Format, number: Number, overflow: Overflow) -> Fraction:
     if overflow is not Overflow.SATURATE:
         raise past_the_ends(fmt)
     return fmt.max if number is Special.INF else fmt.min
+
+
+def single_value(fmt: Format, found: object) -> FormatError:
+    """Return the error of asking for one number where codes represent several."""
+    return FormatError(
+        f"{found} of {fmt.kind} codes belongs to {fmt.per_code} values together, not to one; "
+        "take whole tensors"
+    )
 
 
 def past_the_ends(fmt: Format) -> RangeError:

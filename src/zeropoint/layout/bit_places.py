@@ -1,9 +1,9 @@
-"""Where the numbers of a block lie in its bytes: structs whose fields are spread over runs of bits.
+"""Where the numbers of a block lie in its bytes: structs whose fields are spread over runs of bits or digits.
 
 A field, the codes of the elements of a block or the numbers of one level of scales or offsets, is a few
-:class:`Bits`: byte j of a run of ``run`` bytes holds, from bit ``shifts[s]`` on, ``width`` bits of number
-``s * run + j``. All that structs differ in are these places, so that each is one value, and reading is
-writing backwards: both are the :class:`Move` list of a field.
+:class:`Bits`, or :class:`Digits` of bytes: byte j of a run of ``run`` bytes holds, from bit ``shifts[s]`` on,
+``width`` bits of number ``s * run + j``. All that structs differ in are these places, so that each is one
+value, and reading is writing backwards: both are the :class:`Move` list of a field.
 """
 
 from __future__ import annotations
@@ -73,8 +73,48 @@ class Bits(NamedTuple):
                 number += self.run
 
 
-Field: TypeAlias = tuple[Bits, ...]
-"""Numbers of a block: where all their bits lie."""
+class Digits(NamedTuple):
+    """Some numbers below 3, each a digit of a byte; digit ``s`` of byte j of a run is number ``s * run + j``.
+
+    A byte is ``ceil(n * 256 / 243)`` for the number n of five digits of base 3, the highest first, as ggml
+    has it: times ``3 ** s``, modulo 256, it leaves digit s in the integer part of three 256ths.
+
+    Args:
+        at: the first byte of the block that holds them.
+        run: how many bytes do.
+        places: how many digits of a byte are numbers; others are 0.
+        first: the first number.
+    """
+
+    at: int
+    run: int
+    places: int = 5
+    first: int = 0
+
+    @property
+    def end(self) -> int:
+        """The number after the last one."""
+        return self.first + self.run * self.places
+
+    def read(self, blocks: torch.Tensor, numbers: torch.Tensor) -> None:
+        """Put the digits of blocks, uint8 (..., nbytes), into numbers, uint8 (..., count)."""
+        held = blocks[..., self.at : self.at + self.run].to(torch.int32)
+        for place in range(self.places):
+            start = self.first + place * self.run
+            numbers[..., start : start + self.run] = (held * 3**place & 0xFF) * 3 >> 8
+
+    def write(self, numbers: torch.Tensor, blocks: torch.Tensor) -> None:
+        """Put numbers into blocks; the inverse of :meth:`read`."""
+        own = numbers[..., self.first : self.end].to(torch.int32)
+        own = own.reshape(*own.shape[:-1], self.places, self.run)
+        total = sum(
+            (own[..., place, :] * 3 ** (4 - place) for place in range(self.places)), own[..., 0, :] * 0
+        )
+        blocks[..., self.at : self.at + self.run] = (total * 256 + 242) // 243
+
+
+Field: TypeAlias = tuple[Bits | Digits, ...]
+"""Numbers of a block: where all their bits or digits lie."""
 
 
 def whole(at: int, size: int) -> Field:
@@ -109,6 +149,8 @@ def field_size(field: Field) -> int:
 def read_field(field: Field, blocks: torch.Tensor) -> torch.Tensor:
     """Return the numbers of blocks, uint8 (..., nbytes), as uint8 (..., count)."""
     numbers = blocks.new_zeros((*blocks.shape[:-1], field_size(field)))
+    for digits in _digits(field):
+        digits.read(blocks, numbers)
     for at, number, size, shift, low, mask, flip in _moves(field):
         bits = (blocks[..., at : at + size] >> shift & mask) ^ flip
         numbers[..., number : number + size] |= bits << low
@@ -117,10 +159,16 @@ def read_field(field: Field, blocks: torch.Tensor) -> torch.Tensor:
 
 def write_field(field: Field, numbers: torch.Tensor, blocks: torch.Tensor) -> None:
     """Put numbers into blocks that are 0 there; the inverse of :func:`read_field`."""
+    for digits in _digits(field):
+        digits.write(numbers, blocks)
     for at, number, size, shift, low, mask, flip in _moves(field):
         bits = (numbers[..., number : number + size] >> low & mask) ^ flip
         blocks[..., at : at + size] |= bits << shift
 
 
 def _moves(field: Field) -> Iterator[Move]:
-    return (move for part in field for move in part.moves())
+    return (move for part in field if isinstance(part, Bits) for move in part.moves())
+
+
+def _digits(field: Field) -> Iterator[Digits]:
+    return (part for part in field if isinstance(part, Digits))

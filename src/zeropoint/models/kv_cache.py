@@ -304,7 +304,7 @@ def _along_tokens(scheme: Scheme) -> Scheme | None:
     shapes = _block_shapes(scheme)
     if scheme.chained is not None or not all(shape[1] == shape[3] == 1 < shape[TOKENS] for shape in shapes):
         return None
-    if any(shape[TOKENS] * scheme.bits % 8 for shape in shapes):
+    if scheme.element.per_code > 1 or any(shape[TOKENS] * scheme.bits % 8 for shape in shapes):
         return None
     levels = [
         replace(level, granularity=Granularity.group(shape[TOKENS]))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..errors import DtypeError, ShapeError
-from ..layout import packing
+from ..layout.code_rows import packed_shape
 from ..params.tensors import Params, parameter_tensors, require_parameters
 from ..schemes import Scheme
 from .linear import Layer, linear_request
@@ -124,7 +124,7 @@ def _(x: torch.Tensor, scheme: str) -> list[torch.Tensor]:
 
 
 def _fake_data(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    return x.new_empty(packing.packed_shape(tuple(x.shape), scheme.bits), dtype=torch.uint8)
+    return x.new_empty(packed_shape(scheme, tuple(x.shape)), dtype=torch.uint8)
 
 
 @operator("quantize")
@@ -266,7 +266,7 @@ def _require_weight(wanted: Request, weight: torch.Tensor, params: Params, bias:
     """Raise ShapeError where a weight's codes, parameters or bias are too few or too many."""
     scheme, shape = wanted.scheme, wanted.shape
     rows, cols = shape
-    if weight.dtype is not torch.uint8 or weight.shape != packing.packed_shape(shape, scheme.bits):
+    if weight.dtype is not torch.uint8 or weight.shape != packed_shape(scheme, shape):
         raise ShapeError(
             f"weight ({weight.dtype} of shape {tuple(weight.shape)}) must be bytes that hold {cols} codes of "
             f"{scheme} a row, as x has numbers on its last axis"

@@ -17,12 +17,12 @@ from ..errors import NonFiniteError, RangeError, UnsupportedError, count
 from ..formats import FloatFormat, Overflow, RoundingMode
 from ..formats.codes import decode, encode, fits, int_patterns, round_steps, second_grid, uniform_noise
 from ..formats.torch_dtypes import format_of, wide_dtype
-from ..layout import packing
+from ..layout import code_rows, packing
 from ..layout.blocks import reduce_blocks, signed_largest, spread_blocks, sum_blocks
 from ..params import arithmetic, chains
-from ..params.arithmetic import Ranges, multiplies, rounder, through
+from ..params.arithmetic import Ranges, multiplies, rounder
 from ..params.effective import effective_offset, effective_scale
-from ..params.stored import load_scale, store
+from ..params.stored import load_scale, store, through
 from ..params.tensors import Params, zero_point_of
 from ..schemes import Arithmetic, Granularity, Scheme, ZeroPoint, ZeroPointPlace
 from ..schemes.scale_rules import Pick
@@ -150,8 +150,10 @@ def quantize_dynamic(
     _require_whole(scheme, extremes)
     found = ranges(x, scheme, extremes)
     chosen = _chosen(x, scheme, found)
-    offset = None if chosen.offset is None else spread_blocks(chosen.offset, scheme.granularity, found.shape)
-    spread = Spread(spread_blocks(chosen.scale, scheme.granularity, found.shape), None, offset)
+    numbers = chosen.scale, chosen.zero_point, chosen.offset
+    spread = Spread(
+        *(None if v is None else spread_blocks(v, scheme.granularity, found.shape) for v in numbers)
+    )
     return _joined(_encoded_parts(x, scheme, spread), x, scheme), chosen.tensors
 
 
@@ -174,7 +176,7 @@ def _joined(codes: Iterator[torch.Tensor], x: torch.Tensor, scheme: Scheme) -> t
     # A chunk of a vector is a multiple of 8 codes, hence of whole bytes, at any width.
     parts = [packing.pack(part, scheme.bits) for part in codes]
     if not parts:
-        shape = packing.packed_shape(tuple(x.shape), scheme.bits)
+        shape = code_rows.packed_shape(scheme, tuple(x.shape))
         return torch.empty(shape, dtype=torch.uint8, device=x.device)
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
@@ -185,7 +187,7 @@ def _encoded_parts(
     """Return the unpacked codes of ``x`` in chunks along its first axis."""
     shape, first = tuple(x.shape), 0
     scale, zero, offset = (None if value is None else value.expand(shape) for value in spread)
-    for pick in _chunks(shape):
+    for pick in _chunks(shape, scheme):
         part = x[pick]
         near = part if offset is None else part.to(offset.dtype) - offset[pick]
         factor = None if scale is None else scale[pick]
@@ -196,9 +198,12 @@ def _encoded_parts(
         first += part.numel()
 
 
-def _chunks(shape: tuple[int, ...]) -> list[slice | tuple[()]]:
-    """Return indices that cut a tensor of ``shape`` along its first axis into about CHUNK elements each."""
-    if not shape:
+def _chunks(shape: tuple[int, ...], scheme: Scheme) -> list[slice | tuple[()]]:
+    """Return indices that cut a tensor of ``shape`` along its first axis into about CHUNK elements each.
+
+    A vector whose codes represent several values is one chunk.
+    """
+    if not shape or (len(shape) == 1 and scheme.element.per_code > 1):
         return [()]
     rows = max(1, CHUNK // max(1, math.prod(shape[1:])))
     return [slice(begin, min(begin + rows, shape[0])) for begin in range(0, shape[0], rows)]
@@ -252,6 +257,8 @@ def _encode(
     if scheme.rounding.mode is RoundingMode.STOCHASTIC:
         noise = uniform_noise(scheme.rounding.seed, first, ratio.numel(), ratio.device).reshape(ratio.shape)
     element, mode = scheme.element, scheme.rounding.mode
+    if element.per_code > 1:
+        return code_rows.encoded(ratio, scheme)
     if not element.is_integer:
         patterns = encode(ratio, element, mode, scheme.overflow, noise, negative=negative)
         if element.is_float and element.bits <= scheme.dialect.positive_zero_bits:
@@ -310,12 +317,12 @@ def dequantize(
     scale, zero, offset = (None if value is None else value.expand(shape) for value in spread)
     wide = torch.float64 if torch.float64 in (dtype, own_dtype) else torch.float32
     out = torch.empty(shape, dtype=dtype, device=data.device)
-    for pick in _chunks(shape):
+    for pick in _chunks(shape, scheme):
         part = out[pick]
-        patterns = packing.unpack(_bytes_of(data, pick, scheme.bits, shape), scheme.bits, _row_length(part))
+        patterns = code_rows.unpack(_bytes_of(data, pick, scheme.bits, shape), scheme, tuple(part.shape))
         factor = None if scale is None else scale[pick]
-        values = decode(
-            patterns.reshape(part.shape), scheme.element, torch.float64 if zero is not None else wide,
+        values = code_rows.decoded(
+            patterns, scheme, tuple(part.shape), torch.float64 if zero is not None else wide,
             second_grid(factor, scheme.element),
         )  # fmt: skip
         if zero is not None:
@@ -326,10 +333,6 @@ def dequantize(
             values = values + offset[pick].to(wide)
         part.copy_(values)
     return out
-
-
-def _row_length(x: torch.Tensor) -> int:
-    return packing.row_length(tuple(x.shape))
 
 
 def _bytes_of(data: torch.Tensor, pick: slice | tuple[()], bits: int, shape: tuple[int, ...]) -> torch.Tensor:

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..formats.codes import decode, second_grid
+from ..formats.codes import second_grid
 from ..formats.torch_dtypes import wide_dtype
-from ..layout import packing
+from ..layout import code_rows
 from ..params.tensors import Params
 from ..schemes import Scheme
 from . import library
@@ -115,12 +115,11 @@ def _decoded(
     dtypes: tuple[torch.dtype, torch.dtype],
 ) -> torch.Tensor:  # fmt: skip
     """Return what codes represent in the first of ``dtypes``; the other is that of the tensor quantized."""
-    patterns = packing.unpack(data, scheme.bits, packing.row_length(shape)).reshape(shape)
     negative = None
     if scheme.element.reads_sign:
         scale = spread_parameters(scheme, detached(params), shape=shape, dtype=dtypes[1]).scale
         negative = second_grid(scale, scheme.element)
-    return decode(patterns, scheme.element, dtypes[0], negative)
+    return code_rows.decoded(code_rows.unpack(data, scheme, shape), scheme, shape, dtypes[0], negative)
 
 
 def _spread(

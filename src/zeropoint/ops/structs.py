@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ..layout import packing
+from ..layout import code_rows
 from ..layout.bit_places import Struct, field_size, read_field, write_field
 from ..params.tensors import Params, parameter_tensors
 from .registry import Request
@@ -22,7 +22,7 @@ def join_blocks(request: Request, struct: Struct, data: torch.Tensor, params: Pa
     scheme, shape = request.scheme, request.shape
     grid = grid_of(struct, shape)
     blocks = data.new_zeros((*grid, struct.nbytes))
-    numbers = packing.unpack(data, scheme.bits, shape[-1]), *params
+    numbers = code_rows.unpack_digits(data, scheme, shape), *params
     for field, each in zip(struct.fields, numbers, strict=True):
         stored = each.contiguous().view(torch.uint8)
         write_field(field, stored.view(*grid, field_size(field)), blocks)
@@ -35,7 +35,7 @@ def split_blocks(request: Request, struct: Struct, lines: torch.Tensor) -> tuple
     blocks = lines.reshape(*grid_of(struct, shape), struct.nbytes)
     kinds = parameter_tensors(scheme, shape, request.own_dtype)
     params = [
-        read_field(field, blocks).view(math.prod(grid), -1).view(kind).view(grid)
+        read_field(field, blocks).view(math.prod(grid), kind.itemsize).view(kind).view(grid)
         for field, (grid, kind) in zip(struct.levels, kinds, strict=True)
     ]
-    return packing.pack(read_field(struct.codes, blocks).view(shape), scheme.bits), params
+    return code_rows.pack_digits(read_field(struct.codes, blocks).view(shape), scheme), params

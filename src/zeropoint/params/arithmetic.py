@@ -18,17 +18,17 @@ import torch
 
 from ..errors import NonFiniteError, RangeError
 from ..formats import Format, RoundingMode
-from ..formats.codes import decode, encode, times_power_of_two
+from ..formats.codes import decode, encode
 from ..formats.torch_dtypes import dtype_of, format_of, wide_dtype
 from ..layout.blocks import spread_grid
 from ..schemes import Arithmetic, ScaleLevel, Scaling, Scheme, TensorScale, ZeroPoint
-from ..schemes.dialects import FinestQuotient, ZeroPointFormula
+from ..schemes.dialects import FinestQuotient
 from ..schemes.scale_rules import LINEAR, LINEAR_UP
 from . import chains
 from .effective import combined, over_reciprocal, span
-from .powers_of_two import exponents_of, quiet_below, reach, scale_exponent
-from .stored import IEEE, LEAST_NORMAL, round_to, smallest, store, top
-from .tensors import zero_point_dtype
+from .powers_of_two import fitted_powers, quiet_below, reach, scale_exponent
+from .stored import IEEE, LEAST_NORMAL, round_to, smallest, store, through, top
+from .zero_points import zero_points
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,17 +144,13 @@ def rounder(scheme: Scheme, dtype: torch.dtype) -> torch.dtype | None:
     return dtype if scheme.dialect.arithmetic is Arithmetic.INPUT and narrow else None
 
 
-def through(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """Round ``x`` to ``dtype`` and widen it again."""
-    return x if dtype is None else x.to(dtype).to(x.dtype)
-
-
 def multiplies(scheme: Scheme) -> bool:
     """Whether values are multiplied by the rounded reciprocal of their scale.
 
-    Programs that do so have one level of linear scales; dividing by a power of two is exact either way.
+    Programs that do so have one level of linear scales, without a center, around which a scale may be too
+    small for that; dividing by a power of two is exact either way.
     """
-    single = len(scheme.scales) == 1 and not scheme.scales[0].rule.power_of_two
+    single = len(scheme.scales) == 1 and not scheme.scales[0].rule.power_of_two and scheme.center is None
     return single and scheme.dialect.scaling is Scaling.RECIPROCAL
 
 
@@ -345,12 +341,7 @@ def _power_of_two(
         # Of elements as wide as the quotient itself, that can overflow; its exponent is then the largest.
         ratio = _relative(scheme, index, amax, coarser).clamp(max=torch.finfo(amax.dtype).max)
         exponent = scale_exponent(ratio, scheme, level.rule)
-    allowed = exponents_of(level.format_for(format_of(dtype)), amax.device)
-    slot = torch.bucketize(exponent, allowed)
-    past = slot == len(allowed)
-    values = times_power_of_two(
-        torch.ones_like(amax, dtype=torch.float64), allowed[slot.clamp(max=len(allowed) - 1)]
-    ).to(amax.dtype)
+    values, past = fitted_powers(exponent, level.format_for(format_of(dtype)), amax.dtype)
     if coarser is not None:
         # Below another level, a rule may ask for one power more than the block needs.
         past = past & (amax > reach(scheme) * combined(scheme, index, values, coarser).double())
@@ -373,30 +364,5 @@ def _affine(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Tensor]
     # The width of a range that spans nearly all of float32 overflows; its two halves do not.
     ideal = torch.where(torch.isinf(width), high / steps - low / steps, ideal)
     scale = _linear(ideal, scheme, level, ranges.dtype)
-    unit = float(scheme.element_step)
-    quotient = through(low / scale, narrow)
-    formula = scheme.dialect.zero_points.formula
-    if formula is ZeroPointFormula.OF_ROUNDED and scheme.zero_point is ZeroPoint.INTEGER:
-        quotient = unit * torch.round(quotient / unit)
-    offset = through(scheme.qmin * unit - quotient, narrow) / unit
-    if not scheme.formula_zero_point:
-        offset = torch.where(ideal == 0, float(max(scheme.qmin, 0)), offset)
-    stored = store(scale, level.format_for(format_of(ranges.dtype)))
-    if scheme.zero_point is ZeroPoint.REAL:
-        _require_offset(offset, low, scheme)
-        return stored, offset.to(wide_dtype(ranges.dtype))
-    # In float64, which holds the ends of 32-bit codes.
-    wide = offset.double()
-    rounded = torch.trunc(wide) if formula is ZeroPointFormula.TRUNCATED else torch.round(wide)
-    return stored, rounded.clamp(scheme.qmin, scheme.qmax).to(zero_point_dtype(scheme))
-
-
-def _require_offset(offset: torch.Tensor, low: torch.Tensor, scheme: Scheme) -> None:
-    """Raise RangeError unless every real zero point is finite."""
-    bad = ~torch.isfinite(offset)
-    if bool(bad.any()):
-        where = tuple(torch.nonzero(bad)[0].tolist())
-        raise RangeError(
-            f"zero point of block {where}, whose smallest number is {float(low[where])}, overflows the "
-            f"arithmetic of {scheme}; use asym, whose range contains 0, or float32"
-        )
+    zero = zero_points(scheme, low, scale, empty=ideal == 0, narrow=narrow)
+    return store(scale, level.format_for(format_of(ranges.dtype))), zero

@@ -17,6 +17,9 @@ power of two. An integer zero point is off by at most half a step (one, where it
 is short of ``(qmax - qmin) (ceil(s) / s - 1)`` steps. So a symmetric or affine integer scheme with float32
 scales has the bound S / 2, up to roundings; a coarse scale adds what it cuts off.
 
+Where a code represents several values it is the whole vector x/S that is rounded, to a code at most gap away,
+and past the ends also by as much as the vector is, at most ``sqrt(n)`` times the largest distance of a value.
+
 Where ``S * max(|low|, |high|)`` overflows in the dtype of the result, the bound is Inf: so may be the result.
 The same holds for numbers past the ends under overflow=special, which become Inf or NaN.
 """
@@ -122,7 +125,7 @@ class BlockErrors:
         clipped = torch.maximum(low - extremes[0], extremes[1] - high)
         out = UnitRoundoff.of(out_dtype)
         decoding = (2 * self.wide.relative + out.relative) * largest + 2 * self.wide.least + out.least
-        result = (torch.maximum(inside, clipped) + decoding) * (1 + 2.0**-22)
+        result = (inside_or_clipped(inside, clipped, self.scheme) + decoding) * (1 + 2.0**-22)
         return torch.where(self._lost(extremes, out_dtype), math.inf, result)
 
     def _lost(self, extremes: Extremes, out_dtype: torch.dtype) -> torch.Tensor:
@@ -206,6 +209,12 @@ class BlockErrors:
         if narrow is None or (not up and dtype_of(fmt) is narrow and len(self.scales) == 1):
             return ceiling
         return rounding_reach(ceiling, format_of(narrow))
+
+
+def inside_or_clipped(inside: torch.Tensor, clipped: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """Return the bound of numbers that may be rounded, or clipped by as much as ``clipped`` says."""
+    count = scheme.element.per_code
+    return torch.maximum(inside, clipped) if count == 1 else inside + clipped.clamp(min=0) * math.sqrt(count)
 
 
 def clippable(

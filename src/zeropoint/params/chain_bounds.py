@@ -9,6 +9,12 @@ and, of a scale and an offset that are rounded late, ``gap dS + max(|a|, |b|) dS
 parameters had a magnitude of at most ``divisor (|S| + dS)``, or, with an offset, lay in
 
     S a + O - dO  ..  S a + O + dO + (b - a) (|S| + dS).
+
+A zero point z moves the codes, whose values are then ``a - z .. b - z``. It is off by at most half a step
+(one, where it is truncated), or was clamped; the range was at most ``W = (b - a) (|S| + dS)`` wide and held
+0, so that its ends are past those of the codes by at most ``W - (b - a) S`` and what the zero point is off
+by. Of a scale that is a power of two, n is the largest magnitude over the divisor, which its rule lets be
+larger than S.
 """
 
 from __future__ import annotations
@@ -22,18 +28,25 @@ from ..formats import Format, Overflow, RoundingMode
 from ..formats.codes import rounding_reach, second_grid, widest_gap
 from ..formats.torch_dtypes import format_of, wide_dtype
 from ..layout.blocks import spread_grid
-from ..schemes import Arithmetic, ScaleLevel, Scheme
+from ..schemes import Arithmetic, ScaleLevel, Scheme, ZeroPoint, ZeroPointPlace
+from ..schemes.dialects import ZeroPointFormula
 from ..schemes.scale_rules import Pick, Store
 from .arithmetic import multiplies
-from .bounds import Extremes, UnitRoundoff
+from .bounds import Extremes, UnitRoundoff, inside_or_clipped
 from .effective import effective_offset, effective_scale, signed_end, span
+from .powers_of_two import rule_reach
 from .stored import LEAST_NORMAL, load_scale
+from .tensors import Params, zero_point_of
 
 
 def drift(
-    levels: Sequence[ScaleLevel], tensors: Sequence[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
-) -> torch.Tensor:
-    """Return how far the product of levels can be from the number that was stored, one a finest block."""
+    levels: Sequence[ScaleLevel], tensors: Sequence[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype,
+    *, beyond: float = 0.0,
+) -> torch.Tensor:  # fmt: skip
+    """Return how far the product of levels can be from the number that was stored, one a finest block.
+
+    beyond: by what part of a power of two on the finest level its number can be larger.
+    """
     own, fine, wide = format_of(dtype), levels[0].granularity, wide_dtype(dtype)
     unit = UnitRoundoff.of(wide)
     outer: torch.Tensor | None = None
@@ -43,14 +56,18 @@ def drift(
         fmt = level.format_for(own)
         values = load_scale(tensors[index], fmt, torch.float64).reshape(level.granularity.grid(shape)).abs()
         values = spread_grid(values, level.granularity, fine, shape)
-        off = _off(values, fmt) * (2 if level.stores(Store.UP) else 1)
+        if level.rule.power_of_two:
+            off = values * (1.0 if index else beyond)
+        else:
+            off = _off(values, fmt) * (2 if level.stores(Store.UP) else 1)
         finer = abs(span(levels[:index], own, signed=level.picks(Pick.SIGNED))) * (1 + 8 * unit.relative)
         if outer is None or reach is None:
             reach, outer = (values + off) * finer, values
             continue
         # What is saturated, or has lost its factor, is bounded by the level above.
         most = (values + off) * outer * finer
-        saturated = (values >= min(abs(float(end)) for end in (fmt.min, fmt.max) if end)) | (outer == 0)
+        end = min(fmt.max, -fmt.min) if fmt.min < 0 < fmt.max else max(fmt.max, -fmt.min)
+        saturated = (values >= float(end)) | (outer == 0)
         reach = torch.where(saturated, torch.maximum(most, reach), most)
         outer = (values * outer).to(wide).double()
     assert reach is not None
@@ -67,19 +84,19 @@ def _off(magnitudes: torch.Tensor, fmt: Format) -> torch.Tensor:
 class ChainedErrors:
     """What numbers of a tensor of ``shape`` and ``dtype`` may be off by under a chained scheme.
 
-    levels: tensors of all levels, as they are stored.
+    levels: tensors of all levels, as they are stored, then the zero point where there is one.
     """
 
-    def __init__(
-        self, scheme: Scheme, levels: tuple[torch.Tensor, ...], *, shape: tuple[int, ...], dtype: torch.dtype
-    ) -> None:
+    def __init__(self, scheme: Scheme, levels: Params, *, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.scheme, self.wide = scheme, UnitRoundoff.of(wide_dtype(dtype))
         scale = effective_scale(scheme, levels, shape, dtype)
         assert scale is not None
-        count, ends = len(scheme.scales), scheme.ends
+        count, ends, finest = len(scheme.scales), scheme.ends, scheme.scales[0].rule
+        self.scale = scale.double()
         self.factor = scale.double().abs()
         self.gap = widest_gap(scheme.element, second_grid(scale, scheme.element))
-        self.drift = drift(scheme.scales, levels[:count], shape, dtype)
+        past = rule_reach(scheme, finest) / scheme.divisor - 1 if finest.power_of_two else 0.0
+        self.drift = drift(scheme.scales, levels[:count], shape, dtype, beyond=max(past, 0.0))
         if scheme.center is not None:
             self.drift = self.drift + 8 * self.wide.relative * self.factor
         if scheme.dialect.small_scales.of_zeros == 0.0:
@@ -90,10 +107,13 @@ class ChainedErrors:
             self.offset = offset.double()
             stored = levels[count : count + len(scheme.offsets)]
             self.offset_drift = drift(scheme.offsets, stored, shape, dtype)
-        self.first = ends[0] * scale.double() + self.offset
-        last = ends[1] * scale.double() + self.offset
+        zero = zero_point_of(scheme, levels)
+        self.zero = None if zero is None else zero.double().reshape(self.scale.shape)
+        moved = 0.0 if self.zero is None else self.zero * float(scheme.element_step)
+        codes = [torch.as_tensor(end - moved, dtype=torch.float64, device=scale.device) for end in ends]
+        self.first, last = (end * self.scale + self.offset for end in codes)
         self.low, self.high = torch.minimum(self.first, last), torch.maximum(self.first, last)
-        self.furthest_code = max(map(abs, ends))
+        self.furthest_code = torch.maximum(codes[0].abs(), codes[1].abs())
         self.late = torch.zeros_like(self.factor)
         if scheme.scales[0].stores(Store.LATE):
             self.late = self.drift * (self.furthest_code + self._gap())
@@ -108,6 +128,8 @@ class ChainedErrors:
         """Return the extremes of data for which the rules choose these parameters."""
         element, ends, rounding = self.scheme.element, self.scheme.ends, 1 + 8 * self.wide.relative
         most = self.factor + self.drift
+        if self.zero is not None:
+            return self._affine(most * ((ends[1] - ends[0]) * rounding))
         if self.scheme.offsets:
             width = most * ((ends[1] - ends[0]) * rounding)
             pad = self.offset_drift + 8 * self.wide.least
@@ -126,6 +148,24 @@ class ChainedErrors:
         none = torch.zeros_like(extent)
         return (none if element.min >= 0 else -extent), (none if element.max <= 0 else extent)
 
+    def _affine(self, width: torch.Tensor) -> Extremes:
+        """Return the extremes of data of at most ``width`` for which the rules choose the zero point."""
+        assert self.zero is not None
+        scheme, step = self.scheme, float(self.scheme.element_step)
+        steps = scheme.ends[1] - scheme.ends[0]
+        truncates = scheme.dialect.zero_points.formula is ZeroPointFormula.TRUNCATED
+        inexact = (self.zero.abs() + max(abs(scheme.qmin), abs(scheme.qmax)) + 1) * (8 * self.wide.relative)
+        off = self.factor * ((1.0 if truncates else 0.5) + inexact) * step
+        pad = (width - self.factor * steps).clamp(min=0) + off + 8 * self.wide.least
+        if scheme.scales[0].stores(Store.LATE):
+            pad = pad + self.drift * (steps + 2 * step)
+        # Of a scale that was lost, or rounded past 0, the codes say nothing.
+        width = width + 8 * self.wide.least
+        return (
+            torch.where(self.scale > 0, self.first - pad, -width),
+            torch.where(self.scale > 0, self.high + pad, width),
+        )
+
     def bound(self, extremes: Extremes, out_dtype: torch.dtype) -> torch.Tensor:
         """Return the bound of each block for numbers within ``extremes``, decoded to ``out_dtype``."""
         out, wide = UnitRoundoff.of(out_dtype), self.wide
@@ -139,7 +179,8 @@ class ChainedErrors:
         clipped = torch.maximum(self.low - extremes[0], extremes[1] - self.high)
         terms = largest + self.offset.abs() + self.factor * self.furthest_code
         decoding = (2 * wide.relative + out.relative) * terms + 3 * wide.least + out.least
-        result = (torch.maximum(inside, clipped) + self.late + decoding) * (1 + 2.0**-22)
+        result = inside_or_clipped(inside, clipped, self.scheme)
+        result = (result + self.late + decoding) * (1 + 2.0**-22)
         return torch.where(self._lost(extremes, out_dtype), math.inf, result)
 
     def _ratio_error(self, distance: torch.Tensor) -> torch.Tensor:
@@ -152,6 +193,10 @@ class ChainedErrors:
         error = factor * scheme.element.boundary_error
         error = error + distance * wide.relative * (1 + inverted + bool(scheme.offsets)) + wide.least
         error = error + factor * wide.least + (distance * factor * wide.least if inverted else 0.0)
+        inside = scheme.dialect.zero_points.place is ZeroPointPlace.INSIDE_ROUNDING
+        if scheme.zero_point is not ZeroPoint.NONE and inside:
+            sums_of_codes = (max(abs(scheme.qmin), abs(scheme.qmax)) + 1) * float(scheme.element_step)
+            error = error + factor * (sums_of_codes * wide.relative)
         sums = scheme.dialect.arithmetic is Arithmetic.SUMS and scheme.rounding.mode is RoundingMode.HALF_UP
         if sums and scheme.element.is_integer:
             steps = scheme.ends[1] - scheme.ends[0] + 2 * float(scheme.element_step)

@@ -5,9 +5,12 @@ A number n of each finest block, scale or offset, is stored as a product of leve
     factor_k = round_F((the largest n of the block of level k) / (the largest products of finer levels))
     factor_1 = round_F((n - center) / (factor_2 * factor_3 * ...)),    center = round_F(mean n)
 
-Of a block with the extremes low and high, and of elements whose codes in use have the values a..b,
+A rule of powers of two takes the place of round_F, and on the finest level of scales that of an exponent of
+``n * divisor``, as in MX. Of a block with the extremes low and high, and of elements whose codes in use have
+the values a..b,
 
-    linear      n = max(|low|, |high|) / divisor,  or (high - low) / (b - a) in schemes with an offset
+    linear      n = max(|low|, |high|) / divisor,  or (high - low) / (b - a) in schemes with an offset, or
+                with a zero point, for which the range is widened to contain 0
     signed      n = (the number of largest magnitude) / (a or b, the one of largest magnitude)
     edge        n = e / rint(e / ((high - low) / (a - b))), e = low or high, of the larger magnitude; with the
                 sign of a - b reversed where e is low
@@ -28,10 +31,12 @@ from ..errors import RangeError
 from ..formats import Format
 from ..formats.torch_dtypes import format_of
 from ..layout.blocks import blocks_of_blocks, mean_blocks, reduce_blocks, signed_largest, spread_grid
-from ..schemes import ScaleLevel, Scheme
+from ..schemes import ScaleLevel, Scheme, ZeroPoint
 from ..schemes.scale_rules import Pick, Store
 from .effective import signed_end, span
+from .powers_of_two import fitted_powers, number_exponent, scale_exponent
 from .stored import LEAST_NORMAL, round_to, smallest, store, top
+from .zero_points import zero_points
 
 if TYPE_CHECKING:
     from .arithmetic import Ranges
@@ -41,44 +46,67 @@ if TYPE_CHECKING:
 class Chosen:
     """What is chosen for a tensor.
 
-    tensors: of each level, in the order of :attr:`Scheme.levels`, as they are stored.
+    tensors: of each level, in the order of :attr:`Scheme.levels`, as they are stored, then the zero point.
     scale, offset: those that elements are encoded with, one a finest block, in the wide dtype.
     """
 
     tensors: tuple[torch.Tensor, ...]
     scale: torch.Tensor
-    offset: torch.Tensor | None
+    offset: torch.Tensor | None = None
+    zero_point: torch.Tensor | None = None
 
 
 def choose(scheme: Scheme, ranges: Ranges) -> Chosen:
     """Return the levels of a chained scheme; raises RangeError for a number that its format cannot hold."""
     small = scheme.dialect.small_scales
-    scales = _Chain(scheme.scales, scheme.center, ranges, quiet=small.of_zeros)
+    scales = _Chain(scheme, scheme.scales, ranges, quiet=small.of_zeros)
     edge = scheme.scales[0].picks(Pick.EDGE)
     ideal, low = _from_edge(scheme, ranges) if edge else _ideal_scale(scheme, ranges)
     tensors, scale = scales.stored(ideal, least=0.0 if edge else small.least)
+    if scheme.zero_point is not ZeroPoint.NONE:
+        zero = _zero_points(scheme, low, scale, empty=ideal == 0)
+        return Chosen(tensors=(*tensors, zero), scale=scale, zero_point=zero)
     if not scheme.offsets:
-        return Chosen(tensors=tensors, scale=scale, offset=None)
-    offsets = _Chain(scheme.offsets, None, ranges, quiet=0.0)
+        return Chosen(tensors=tensors, scale=scale)
+    offsets = _Chain(scheme, scheme.offsets, ranges, quiet=0.0)
     more, offset = offsets.stored(low - scheme.ends[0] * scale, least=0.0)
     count = len(scheme.scales)
     return Chosen(tensors=(*tensors[:count], *more, *tensors[count:]), scale=scale, offset=offset)
 
 
 def _ideal_scale(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the scale of each finest block before it is stored, and the smallest number to be covered."""
+    """Return the scale of each finest block before it is stored, and the smallest number to be covered.
+
+    Where the finest scales are powers of two, the scale times the divisor of the elements.
+    """
     low, high = ranges.minimum[0], ranges.maximum[0]
-    if scheme.offsets:
-        first = scheme.offsets[0].format_for(format_of(ranges.dtype))
-        low = low if first.min < 0 else low.clamp(max=0)
-        steps = scheme.ends[1] - scheme.ends[0]
+    affine = scheme.zero_point is not ZeroPoint.NONE
+    if scheme.offsets or affine:
+        if affine or scheme.offsets[0].format_for(format_of(ranges.dtype)).min >= 0:
+            low = low.clamp(max=0)
+        high = high.clamp(min=0) if affine else high
+        steps = (scheme.ends[1] - scheme.ends[0]) / _unit(scheme)
         width = high - low
         ideal = (width.double() / steps).to(width.dtype)
         # The width of a range that spans nearly all of the wide dtype overflows; its two halves do not.
         return torch.where(torch.isinf(width), high / steps - low / steps, ideal), low
     if scheme.scales[0].picks(Pick.SIGNED):
         return ranges.signed() / signed_end(*scheme.ends), low
-    return ranges.magnitude(0) / scheme.divisor, low
+    return ranges.magnitude(0) / (scheme.divisor / _unit(scheme)), low
+
+
+def _unit(scheme: Scheme) -> float:
+    """Return in how many parts of a scale its numbers are counted: the divisor under powers of two, or 1."""
+    return scheme.divisor if scheme.scales[0].rule.power_of_two else 1.0
+
+
+def _zero_points(
+    scheme: Scheme, low: torch.Tensor, scale: torch.Tensor, *, empty: torch.Tensor
+) -> torch.Tensor:
+    """Return the zero point of each block; where the scale was lost, the code of zero, or the nearest."""
+    lost = scale == 0
+    zero = zero_points(scheme, low, torch.where(lost, 1.0, scale), empty=empty)
+    return torch.where(lost, max(scheme.qmin, 0), zero)
 
 
 def _from_edge(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,9 +130,12 @@ class _Chain:
     """
 
     def __init__(
-        self, levels: Sequence[ScaleLevel], center: ScaleLevel | None, ranges: Ranges, *, quiet: float | None
+        self, scheme: Scheme, levels: Sequence[ScaleLevel], ranges: Ranges, *, quiet: float | None
     ) -> None:
-        self._levels, self._center = levels, center
+        of_scales = levels is scheme.scales
+        self._scheme, self._levels = scheme, levels
+        self._center = scheme.center if of_scales else None
+        self._unit = _unit(scheme) if of_scales else 1.0
         self._shape, self._own = ranges.shape, format_of(ranges.dtype)
         self._quiet = torch.finfo(ranges.dtype).eps if quiet is None else quiet
 
@@ -149,6 +180,9 @@ class _Chain:
     def _single(self, numbers: torch.Tensor, least: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the numbers of the only level as they are stored, and as elements are encoded with."""
         level = self._levels[0]
+        if level.rule.power_of_two:
+            values = self._rounded(level, numbers)
+            return values, values
         fmt = self._format(level)
         if self._quiet == 0.0 and not level.picks(Pick.MINIMUM):
             # Their reciprocals overflow. The sign of zero stays, as in ggml.
@@ -174,9 +208,11 @@ class _Chain:
         largest = (
             signed_largest(relative, blocks) if signed else reduce_blocks(relative.abs(), blocks, "amax", 0)
         )
-        ideal = (largest.double() / self._span(index, signed=signed)).to(numbers.dtype)
+        ideal = (largest.double() / (self._span(index, signed=signed) * self._unit)).to(numbers.dtype)
         fmt = self._format(level)
         values = self._rounded(level, ideal) if outer is None else self._saturated(level, ideal)
+        if level.rule.power_of_two:
+            return values
         tiny = torch.copysign(torch.full_like(values, smallest(fmt)), largest)
         values = torch.where((values == 0) & (largest != 0), tiny, values)
         return torch.where(largest == 0, 1.0 if self._quiet else 0.0, values)
@@ -186,11 +222,19 @@ class _Chain:
 
     def _saturated(self, level: ScaleLevel, numbers: torch.Tensor) -> torch.Tensor:
         """Round numbers below a coarser level, which was rounded itself and may be short of them."""
-        fmt = self._format(level)
-        return round_to(numbers.clamp(float(fmt.min), float(fmt.max)), fmt, up=level.stores(Store.UP))
+        if level.rule.power_of_two:
+            return self._powers(level, numbers)[0]
+        fmt, most = self._format(level), torch.finfo(numbers.dtype).max
+        held = numbers.clamp(max(float(fmt.min), -most), min(float(fmt.max), most))
+        return round_to(held, fmt, up=level.stores(Store.UP))
 
     def _rounded(self, level: ScaleLevel, numbers: torch.Tensor) -> torch.Tensor:
         """Round numbers to the format of a level; raises RangeError for those past its ends."""
+        if level.rule.power_of_two:
+            values, bad = self._powers(level, numbers)
+            if bool(bad.any()):
+                self._refuse(level, numbers, bad)
+            return values
         fmt, up = self._format(level), level.stores(Store.UP)
         values = round_to(numbers, fmt, up=up)
         below = min(fmt.ceiling - fmt.max, fmt.smallest / 2)
@@ -199,6 +243,17 @@ class _Chain:
         if bool(bad.any()):
             self._refuse(level, numbers, bad)
         return values
+
+    def _powers(self, level: ScaleLevel, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the powers of two that a level takes for numbers, and which are past its largest."""
+        numbers = numbers.clamp(max=torch.finfo(numbers.dtype).max)
+        finest = level is self._levels[0]
+        exponent = (
+            scale_exponent(numbers, self._scheme, level.rule)
+            if finest
+            else number_exponent(numbers, level.rule)
+        )
+        return fitted_powers(exponent, self._format(level), numbers.dtype)
 
     def _refuse(self, level: ScaleLevel, numbers: torch.Tensor, bad: torch.Tensor) -> None:
         where = tuple(torch.nonzero(bad)[0].tolist())

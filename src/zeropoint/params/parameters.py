@@ -339,8 +339,9 @@ class QuantizationParams:
         """
         values = math.prod(self.shape)
         if 0 < values == self.num_parameter_sets:
-            return 32 / self.scheme.bits
-        return 32 * values / max(1, self.scheme.bits * values + self.parameter_bits)
+            return 32 * self.scheme.element.per_code / self.scheme.bits
+        codes = self.scheme.bits * math.prod(self.scheme.code_shape(self.shape))
+        return 32 * values / max(1, codes + self.parameter_bits)
 
     @property
     def parameter_bits(self) -> int:
@@ -403,7 +404,7 @@ class QuantizationParams:
 
     def _errors(self) -> BlockErrors | ChainedErrors:
         if self.scheme.chained is not None:
-            return ChainedErrors(self.scheme, self.levels, shape=self.shape, dtype=self.dtype)
+            return ChainedErrors(self.scheme, self.stored, shape=self.shape, dtype=self.dtype)
         return BlockErrors(self.scheme, self.stored, shape=self.shape, dtype=self.dtype)
 
     def to(self, device: torch.device | str) -> QuantizationParams:

@@ -10,6 +10,7 @@ import functools
 import torch
 
 from ..formats import Format
+from ..formats.codes import times_power_of_two
 from ..schemes import Scheme
 from ..schemes.scale_rules import CEIL, EVEN, FLOOR, RCEIL, ScaleRule
 
@@ -31,26 +32,47 @@ def scale_exponent(amax: torch.Tensor, scheme: Scheme, rule: ScaleRule) -> torch
 
     Zero gives a number below every exponent that a format has.
     """
-    element = scheme.element
-    mantissa, exponent = torch.frexp(amax)
+    emax = scheme.element.emax
+    top = scheme.divisor / 2.0**emax if rule == RCEIL else 1.0
+    return number_exponent(amax, rule, even_bits=scheme.even_bits, top=top) - emax
+
+
+def number_exponent(
+    numbers: torch.Tensor, rule: ScaleRule, *, even_bits: int = 0, top: float = 1.0
+) -> torch.Tensor:
+    """Return the exponent of the power of two that a rule takes in the place of each number, int64.
+
+    even_bits: the mantissa width to which the even rule rounds first. top: the largest mantissa, of 1 to 2,
+    that rceil does not round up.
+    """
+    mantissa, exponent = torch.frexp(numbers)
     floor = exponent.to(torch.int64) - 1
     lead = 2 * mantissa
     if rule == EVEN:
-        floor = floor + (lead + 2.0 ** -(scheme.even_bits + 1) >= 2).to(torch.int64)
-    elif rule == CEIL:
-        floor = floor + (lead > 1).to(torch.int64)
-    elif rule == RCEIL:
-        top = scheme.divisor / 2.0**element.emax
+        floor = floor + (lead + 2.0 ** -(even_bits + 1) >= 2).to(torch.int64)
+    elif rule in (CEIL, RCEIL):
         floor = floor + (lead > top).to(torch.int64)
-    return torch.where(amax == 0, -(1 << 14), floor - element.emax)
+    return torch.where(numbers == 0, -(1 << 14), floor)
+
+
+def fitted_powers(
+    exponent: torch.Tensor, fmt: Format, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the powers of two of ``fmt`` with these exponents, or the next above, and which are past all."""
+    allowed = exponents_of(fmt, exponent.device)
+    slot = torch.bucketize(exponent, allowed)
+    fitted = allowed[slot.clamp(max=len(allowed) - 1)]
+    ones = torch.ones_like(fitted, dtype=torch.float64)
+    return times_power_of_two(ones, fitted).to(dtype), slot == len(allowed)
 
 
 def reach(scheme: Scheme) -> float:
     """Return the largest ``amax / scale`` that the rules of all levels allow, before a scale is rounded."""
-    return max(_rule_reach(scheme, level.rule) for level in scheme.scales)
+    return max(rule_reach(scheme, level.rule) for level in scheme.scales)
 
 
-def _rule_reach(scheme: Scheme, rule: ScaleRule) -> float:
+def rule_reach(scheme: Scheme, rule: ScaleRule) -> float:
+    """Return the largest ``amax / scale`` that a rule of the finest scales allows."""
     top = 2.0 ** min(scheme.element.emax, 1023)
     if rule == FLOOR:
         return 2 * top

@@ -39,6 +39,11 @@ def round_to(values: torch.Tensor, fmt: Format, *, up: bool) -> torch.Tensor:
     return decode(encode(values, fmt, mode), fmt, values.dtype)
 
 
+def through(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Round ``x`` to ``dtype`` and widen it again."""
+    return x if dtype is None else x.to(dtype).to(x.dtype)
+
+
 def smallest(fmt: Format) -> float:
     """Return the smallest positive value of ``fmt``."""
     return float(fmt.smallest)

@@ -9,7 +9,7 @@ import torch
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..formats.torch_dtypes import INPUT_DTYPES
 from ..functional import check_apart, tensors_of
-from ..layout import packing
+from ..layout.code_rows import packed_shape
 from ..params import QuantizationParams
 from ..params.tensors import parameter_tensors
 from ..schemes import Scheme
@@ -114,7 +114,7 @@ class Codes:
             wanted = parameter_tensors(self.scheme, shape, self.operand.dtype)
             made = [torch.empty(side, dtype=dtype, device=device) for side, dtype in wanted]
             params = QuantizationParams.of(self.scheme, shape, self.operand.dtype, made)
-        codes = packing.packed_shape(shape, self.scheme.bits)
+        codes = packed_shape(self.scheme, shape)
         data = torch.empty(codes, dtype=torch.uint8, device=device)
         return QuantizedTensor(data=data, params=params, shape=shape, dtype=self.operand.dtype)
 

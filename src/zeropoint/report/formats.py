@@ -12,7 +12,7 @@ from rich.text import Text
 from ..errors import FormatError, near_misses
 from ..formats import ALIASES, CATALOG, SOURCES, Format, get_format
 from ..formats.catalog import format_name
-from ..formats.exact import Number, Special, decode
+from ..formats.exact import Number, Special
 from ..formats.torch_dtypes import dtype_of
 from ..schemes import PRESETS, Scheme
 from .table_layout import grid, keyed, plain
@@ -55,7 +55,8 @@ def page_document(name: str) -> dict[str, Any]:
         raise FormatError(f"format {name!r} is unknown; {near_misses(name, known)}") from error
     facts = _facts(format_name(fmt), fmt)
     if fmt.bits <= MOST_LISTED_BITS:
-        facts["values"] = [_json_number(decode(fmt, code)) for code in range(fmt.code_count)]
+        several = [list(map(_json_number, fmt.numbers(code))) for code in range(fmt.code_count)]
+        facts["values"] = several if fmt.per_code > 1 else [value for (value,) in several]
     return facts
 
 
@@ -91,7 +92,9 @@ def page_table(name: str) -> RenderableType:
     if fmt.bits > MOST_LISTED_BITS:
         return facts
     digits = -(-fmt.bits // 4)
-    cells = [f"0x{code:0{digits}X} {_shown(decode(fmt, code))}" for code in range(fmt.code_count)]
+    cells = [
+        f"0x{code:0{digits}X} {' '.join(map(_shown, fmt.numbers(code)))}" for code in range(fmt.code_count)
+    ]
     return Group(facts, Text(), grid(cells))
 
 

@@ -45,8 +45,9 @@ def chained(scheme: Scheme) -> str | None:
         if not level.rule.power_of_two and not level.holds_floats:
             return f"scales of level {level}"
     linear = len(scheme.scales) == 1 and not scheme.scales[0].rule.power_of_two
-    symmetric = scheme.zero_point.value == "none"
-    return "scales of zero" if linear and symmetric and scheme.dialect.small_scales.of_zeros == 0.0 else None
+    if scheme.zero_point.value != "none":
+        return None if linear else "zero points under several levels or powers of two"
+    return "scales of zero" if linear and scheme.dialect.small_scales.of_zeros == 0.0 else None
 
 
 def check_levels(scheme: Scheme) -> None:
@@ -68,10 +69,10 @@ def check_levels(scheme: Scheme) -> None:
             f"dialect (={scheme.dialect.name}) rounds intermediates to the input's dtype, which is not "
             f"defined for {scheme.chained}; use another dialect"
         )
-    if scheme.zero_point.value != "none":
-        raise SchemeError(f"{scheme.chained} of {scheme.element_name} take no zero point; use offset")
-    if any(level.rule.power_of_two for level in scheme.levels):
-        raise SchemeError(f"{scheme.chained} take linear rules alone; leave out the power-of-two rule")
+    if scheme.zero_point.value == "real":
+        raise SchemeError(f"{scheme.chained} of {scheme.element_name} take no real zero point; use offset")
+    if scheme.zero_point.value != "none" and scheme.offsets:
+        raise SchemeError(f"offsets of {scheme.element_name} take no zero point; leave out asym or offset")
     _check_signs(scheme)
     _check_offsets(scheme)
     if scheme.center is not None and scheme.center.rule != MEAN:
@@ -102,8 +103,9 @@ def _check_signs(scheme: Scheme) -> None:
     signed = scheme.scales and (scheme.scales[0].picks(Pick.SIGNED) or scheme.center is not None)
     if signed and not _negative(scheme.scales[0]):
         raise SchemeError(f"scales around a center may be negative, which {scheme.scales[0]} does not hold")
-    if signed and scheme.offsets and scheme.center is None:
-        raise SchemeError("scales with an offset have no sign; use rule linear")
+    ranges = scheme.offsets or scheme.zero_point.value != "none"
+    if signed and ranges and scheme.center is None:
+        raise SchemeError("scales with an offset or a zero point have no sign; use rule linear")
 
 
 def _check_offsets(scheme: Scheme) -> None:
@@ -116,8 +118,10 @@ def _check_offsets(scheme: Scheme) -> None:
     if not first.picks(Pick.MINIMUM) or first.stores(Store.UP):
         raise SchemeError(f"rule {first.rule.text} is not for offsets; use minimum or minimum_late")
     for level in coarser:
-        if level.rule not in (LINEAR, SIGNED):
-            raise SchemeError(f"rule {level.rule.text} is not for coarse offsets; use linear or signed")
+        if level.rule not in (LINEAR, SIGNED) and not level.rule.power_of_two:
+            raise SchemeError(
+                f"rule {level.rule.text} is not for coarse offsets; use linear, signed or a power of two"
+            )
     if not _negative(first) and low < 0:
         raise SchemeError(
             f"offset (={first}) of elements with negative numbers may have either sign; use a signed format"

@@ -34,6 +34,7 @@ _NVFP4 = "float4_e2m1fn:g16:scale=float8_ue4m3fn:scale2=float32@tensor:dialect=c
 _MXFP4, _MXFP6, _MXFP8 = (f"{e}:g32:scale=even" for e in ("float4_e2m1fn", "float6_e2m3fn", "float8_e4m3fn"))
 _MX = ":dialect=compressed-tensors"
 _K = ":scale=uint6:scale2=float16@g256:offset=uint6:offset2=signed/float16@g256"
+_TERNARY = ":scale=linear_late/float16:round=half_even:dialect=ggml"
 _POWER_OF_TWO = "int8:tensor:scale=rceil:narrow"
 
 PRESETS: MappingProxyType[str, Preset] = MappingProxyType({
@@ -105,7 +106,8 @@ PRESETS: MappingProxyType[str, Preset] = MappingProxyType({
     "q6_k": Preset(weight="int6:g16:scale=signed/int8:scale2=signed/float16@g256"),
     "iq4_nl": Preset(weight="iq4:g32:scale=signed/float16:round=half_even:dialect=ggml"),
     "iq4_xs": Preset(weight="iq4:g32:scale=signed/int6:scale2=signed/float16@g256"),
-    "tq2_0": Preset(weight="ternary:g256:scale=linear_late/float16:round=half_even:dialect=ggml"),
+    "tq1_0": Preset(weight="digits5[-1.0,0.0,1.0]:g256" + _TERNARY),
+    "tq2_0": Preset(weight="ternary:g256" + _TERNARY),
 })  # fmt: skip
 """Name to preset."""
 OF_LAYOUTS = frozenset((

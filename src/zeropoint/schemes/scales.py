@@ -44,6 +44,8 @@ class ScaleLevel:
             self._check_narrow(self.format)
 
     def _check_narrow(self, fmt: Format) -> None:
+        if fmt.per_code > 1:
+            raise SchemeError(f"scale format {format_name(fmt)} has no codes of single numbers; use a float")
         if fmt.reads_sign:
             raise SchemeError(f"scale format {format_name(fmt)} has no numbers without a scale; use a float")
         if fmt.bits > 8:

@@ -138,12 +138,6 @@ class Scheme:
         object.__setattr__(self, "level_names", (*scales, *offsets, *(("center",) if center else ())))
         object.__setattr__(self, "chained", chained(self))
         self._check_element()
-        if len(self.scales) > 1 and self.zero_point is not ZeroPoint.NONE:
-            raise SchemeError(f"{self.element_name} with two scale levels takes no zero point; use offset")
-        if self.zero_point is not ZeroPoint.NONE and self.scales and self.scales[0].rule.power_of_two:
-            raise SchemeError(
-                "a zero point needs a linear scale rule; leave out asym or the power-of-two rule"
-            )
         check_levels(self)
 
     def _check_element(self) -> None:
@@ -252,6 +246,29 @@ class Scheme:
         """Bits of a code."""
         return self.element.bits
 
+    def code_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the codes of a tensor: its own, unless a code represents several neighbors.
+
+        Codes do not reach into the next block, so that the last one of a block may represent fewer.
+
+        Args:
+            shape: of the tensor to be quantized.
+        """
+        per = self.element.per_code
+        if per == 1:
+            return shape
+        *lead, count = shape or (1,)
+        blocks, rest = divmod(count, self.row_block(shape))
+        return (*lead, blocks * -(-self.row_block(shape) // per) - (-rest // per))
+
+    def row_block(self, shape: tuple[int, ...]) -> int:
+        """Return how many neighbors along the last axis of a tensor lie in one of the finest blocks.
+
+        Args:
+            shape: of the tensor to be quantized.
+        """
+        return self.granularity.block_shape(shape)[-1] if shape else 1
+
     def bits_per_value(self, shape: tuple[int, ...]) -> float:
         """Return the average bits of an element of a tensor of ``shape``, scales and zero points counted.
 
@@ -261,7 +278,7 @@ class Scheme:
         Args:
             shape: of the tensor to be quantized; its last blocks may be partial.
         """
-        total = self.bits * _product(shape)
+        total = self.bits * _product(self.code_shape(shape))
         total += sum(level.bits * level.granularity.block_count(shape) for level in self.levels)
         if self.zero_point is not ZeroPoint.NONE:
             width = self.bits if self.zero_point is ZeroPoint.INTEGER else 32

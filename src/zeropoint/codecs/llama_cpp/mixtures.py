@@ -57,7 +57,9 @@ MIXTURES: Mapping[str, str] = MappingProxyType({
     "q4_k_m": "q4_k", "q5_k_s": "q5_k", "q5_k_m": "q5_k",
     **{
         f"mostly_{name}": name
-        for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q6_k", "iq4_nl", "iq4_xs", "tq2_0")
+        for name in (
+            "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q6_k", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0",
+        )
     },
 })  # fmt: skip
 """The type of most tensors of each."""
@@ -76,8 +78,8 @@ _RULES: tuple[tuple[str, str, Callable[[_Place], bool], str], ...] = (
 )  # fmt: skip
 """Mixtures, tensor, where, and its type."""
 _SMALLER = MappingProxyType({
-    "iq4_xs": "iq4_nl", "q2_k": "q4_0", "q3_k": "q4_0", "tq2_0": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1",
-    "q6_k": "q8_0",
+    "iq4_xs": "iq4_nl", "q2_k": "q4_0", "q3_k": "q4_0", "tq1_0": "q4_0", "tq2_0": "q4_0", "q4_k": "q5_0",
+    "q5_k": "q5_1", "q6_k": "q8_0",
 })  # fmt: skip
 _LAYERS_70B = 80
 
@@ -121,7 +123,7 @@ def _of_head(usual: str, columns: int) -> str:
 
 
 def _of_tensor(mixture: str, last: str, place: _Place) -> str:
-    if last == "token_embd" and mixture == "mostly_tq2_0":
+    if last == "token_embd" and MIXTURES[mixture] in ("tq1_0", "tq2_0"):
         return "q4_k"
     fits = (to for names, of, where, to in _RULES if of == last and mixture in names.split() and where(place))
     return next(fits, MIXTURES[mixture])

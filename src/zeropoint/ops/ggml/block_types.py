@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from ...errors import RangeError
-from ...layout import packing
+from ...layout import code_rows, packing
 from ...params.tensors import Params, parameter_tensors
 from ...schemes import Scheme
 from ..reference import require_finite
@@ -46,6 +46,7 @@ _OF = MappingProxyType({
     "q5_0": BlockSearch(32, partial(plain_blocks.symmetric, top=16), rounds_last=False),
     "q5_1": BlockSearch(32, partial(plain_blocks.affine, top=31), rounds_last=False),
     "q8_0": BlockSearch(32, plain_blocks.eight_bits),
+    "tq1_0": BlockSearch(256, plain_blocks.ternary),
     "tq2_0": BlockSearch(256, plain_blocks.ternary),
     "q2_k": BlockSearch(256, partial(super_blocks.with_minima, kind=super_blocks.Q2_K)),
     "q3_k": BlockSearch(256, super_blocks.three_bits),
@@ -108,16 +109,16 @@ def search(x: torch.Tensor, scheme: Scheme, importance: Importance = None) -> tu
     parts = [_OF[name].search(part, weights) for part in torch.split(rows, step)] if rows.numel() else []
     made = parameter_tensors(scheme, shape, x.dtype)
     if not parts:
-        return x.new_empty(packing.packed_shape(shape, scheme.bits), dtype=torch.uint8), [
+        return x.new_empty(code_rows.packed_shape(scheme, shape), dtype=torch.uint8), [
             x.new_empty(grid, dtype=dtype) for grid, dtype in made
         ]
-    data = packing.pack(torch.cat([codes for codes, _ in parts]), scheme.bits)
+    data = code_rows.pack_digits(torch.cat([codes for codes, _ in parts]), scheme)
     params = [
         torch.cat(levels).view(dtype).view(grid)
         for (grid, dtype), *levels in zip(made, *(levels for _, levels in parts), strict=True)
     ]
     require_finite_scales(params, scheme)
-    return data.view(packing.packed_shape(shape, scheme.bits)), params
+    return data.view(code_rows.packed_shape(scheme, shape)), params
 
 
 def require_finite_scales(params: Params, scheme: Scheme) -> None:

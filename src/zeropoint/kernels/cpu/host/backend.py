@@ -30,6 +30,9 @@ class CpuBackend:
         """Return why the kernels cannot run ``request``, or None."""
         if request.device.type != "cpu":
             return f"the data is on {request.device}"
+        element = request.scheme.element
+        if element.per_code > 1:
+            return f"{element.kind} codes, of several values each, are known to the reference alone"
         if request.op is Op.DEQUANTIZE_BACKWARD:
             return "a product is left to torch"
         if request.op is Op.SEARCH:

@@ -65,7 +65,9 @@ def _run(request: Request, struct: Struct, parts: tuple[torch.Tensor, Params], l
 @functools.lru_cache(maxsize=64)
 def _numbers(struct: Struct, bits: int, joins: bool) -> tuple[Any, Any]:
     """Return moves and sizes as the kernel takes them."""
-    moves = [(n, *move) for n, field in enumerate(struct.fields) for part in field for move in _moves(part)]
+    # Codes of digits are refused before.
+    parts = [(n, part) for n, field in enumerate(struct.fields) for part in field if isinstance(part, Bits)]
+    moves = [(n, *move) for n, part in parts for move in _moves(part)]
     sizes = [field_size(field) for field in struct.fields]
     sizes += [0] * (1 + LEVELS - len(sizes))
     return np.array(moves, np.uint64).reshape(-1), np.array([joins, bits, struct.nbytes, *sizes], np.uint64)
