@@ -91,7 +91,7 @@ def spread(x: Array, block: list[int], shape: torch.Size) -> Array:
 )
 def test_values_follow_from_codes_and_parameters_by_the_equations_of_the_page(group: str, case: Any) -> None:
     tensors = parts(group, case)
-    shape, levels = tensors["codes"].shape, case["levels"]
+    shape, levels = tensors["values"].shape, case["levels"]
 
     def product(kind: str) -> Array | None:
         found: Array | None = None
@@ -112,6 +112,11 @@ def test_values_follow_from_codes_and_parameters_by_the_equations_of_the_page(gr
             codes = np.asarray(tensors["codes"]).astype(np.int64)
             whole = (np.where(codes > 7, codes - 16, codes) * -(6 / 7)).astype(np.float32)
             values = np.where(np.signbit(scale), whole, values_of("float4_e2m1fn", tensors["codes"]))
+        elif element == "digits5[-1.0,0.0,1.0]":
+            codes = np.asarray(tensors["codes"]).astype(np.int64)[..., None] // 3 ** np.arange(4, -1, -1) % 3
+            block = case["block"][1]
+            runs = codes.reshape(shape[0], shape[1] // block, -1)[..., :block]
+            values = (runs.reshape(shape) - 1).astype(np.float32)
         else:
             values = values_of(element, tensors["codes"])
         if "zero_point" in tensors:
