@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         convert_checkpoint,
         inspect_checkpoint,
         plan_checkpoint,
-        quantize_checkpoint,
         verify_checkpoint,
     )
     from .eval import evaluate_checkpoint
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from .params import QuantizationParams
     from .prepared import Plan, can_implement, plan
     from .schemes import Granularity, Scheme
-    from .search.under_budget import search_checkpoint
+    from .search.under_budget import quantize_checkpoint, search_checkpoint
     from .tensor import QuantizedTensor
     from .training import FakeQuantize
 
@@ -119,7 +118,6 @@ _OWNERS = {
             "convert_checkpoint",
             "inspect_checkpoint",
             "plan_checkpoint",
-            "quantize_checkpoint",
             "verify_checkpoint",
         ),
         "checkpoint.verbs",
@@ -129,7 +127,7 @@ _OWNERS = {
     "QuantizationParams": "params",
     "QuantizedTensor": "tensor",
     "only_backend": "ops.library",
-    "search_checkpoint": "search.under_budget",
+    **dict.fromkeys(("quantize_checkpoint", "search_checkpoint"), "search.under_budget"),
     "load_checkpoint": "checkpoint.model.loading",
     "save_checkpoint": "checkpoint.model.saving",
 }

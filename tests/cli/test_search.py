@@ -7,7 +7,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from tests.cli.conftest import Call
+from tests.oracles import tiny_llama
 
 CANDIDATES = "w4a16,mxfp8a16,w8a16"
 
@@ -72,3 +74,17 @@ def test_mistakes_are_one_sentence(model: Path, call: Call, arguments: tuple[str
     assert message in found.err
     assert found.err.count("\n") == 1
     assert found.out == ""
+
+
+def test_the_command_weighs_and_refines(tmp_path: Path, call: Call) -> None:
+    source, recipe = tmp_path / "model", tmp_path / "recipe.yaml"
+    tiny_llama.save(source, torch.float32)
+    command = ("search", source, "--budget", "6bpw", "--candidates", "int4:g32,int8:g32", "-o", recipe)
+    found = call(*command, "--importance", "linearity", "--refine", "2")
+    assert found.status == 0, found.err
+    assert "refined in 2 generations: KL divergence" in found.out
+    assert "importance linearity" in recipe.read_text()
+    before, after = found.out.split("KL divergence ")[1].split(" on ")[0].split(" -> ")
+    assert 0 < float(after) <= float(before)
+    refused = call(*command, "--overwrite", "--text", "x.txt")
+    assert "--text is what the model runs on; add --importance linearity or --refine N" in refused.err

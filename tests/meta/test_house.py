@@ -57,6 +57,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "src/zeropoint/checkpoint/verbs.py::convert_checkpoint": "the options of a command, each a word",
         "src/zeropoint/checkpoint/verbs.py::quantize_checkpoint": "the options of a command, each a word",
         "src/zeropoint/search/under_budget.py::search_checkpoint": "the options of a command, each a word",
+        "src/zeropoint/search/under_budget.py::quantize_checkpoint": "the options of a command, each a word",
         "src/zeropoint/cli/eval.py::evaluate": "typer makes an option of each parameter",
         "src/zeropoint/eval/evaluation.py::evaluate_checkpoint": "the options of a command, each a word",
         "src/zeropoint/cli/plan.py::plan": "typer makes an option of each parameter",

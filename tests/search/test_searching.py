@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.run.tensor_error import exact_sum
+from zeropoint.checkpoint.run.workers import Progress
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.registry import get_codec
@@ -238,12 +240,21 @@ def test_a_search_that_was_killed_measures_only_what_was_left(
             if next(seen, None) is None:
                 raise KeyboardInterrupt
 
+        def stopping(verb: str, amount: object, stop: Progress = stop) -> AbstractContextManager[Progress]:
+            return nullcontext(stop)
+
         with pytest.raises(KeyboardInterrupt):
-            search(open_source(source), wanted, state=state, on_progress=stop)
+            search(open_source(source), wanted, state=state, bar=stopping)
         with state.open("ab") as file:
             file.write(b"0000 torn")
         measured: list[str] = []
-        search(open_source(source), wanted, state=state, on_progress=lambda *a, m=measured: m.append(a[2]))
+
+        def noting(
+            verb: str, amount: object, names: list[str] = measured
+        ) -> AbstractContextManager[Progress]:
+            return nullcontext(lambda *moved: names.append(moved[2]))
+
+        search(open_source(source), wanted, state=state, bar=noting)
         assert searched(source, "5bpw", "w4a16,nvfp4a16,w8a16", state=state).allocation == golden.allocation
         assert len(measured) <= 28 - max(0, count - 14)
 

@@ -76,8 +76,10 @@ if TYPE_CHECKING:
     from ..schemes import PRESETS as PRESETS
     from ..schemes.presets import OF_LAYOUTS as OF_LAYOUTS
     from ..search.budgets import Budget as Budget
+    from ..search.evolution import by_evolution as by_evolution
     from ..search.searching import asked as asked
     from ..search.searching import search as search
+    from ..search.weighing import weigh_by as weigh_by
     from ..warmup import compile_kernels as compile_kernels
 
 _OWNERS = {
@@ -126,6 +128,8 @@ _OWNERS = {
     **dict.fromkeys(("curve_svg", "search_document", "search_report"), "report.allocation"),
     "Budget": "search.budgets",
     **dict.fromkeys(("asked", "search"), "search.searching"),
+    "by_evolution": "search.evolution",
+    "weigh_by": "search.weighing",
     "compile_kernels": "warmup",
 }
 

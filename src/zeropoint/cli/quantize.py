@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -32,6 +33,7 @@ from .options import (
     planned,
     selected,
 )
+from .search import BudgetOption, Candidates, State, require_no_calibration, state_of, under_budget
 from .writing import (
     Address,
     BreakLock,
@@ -61,6 +63,9 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
         Any,
         typer.Option(metavar="FILE", parser=parse_plan, help="A plan of `zeropoint plan`, in place of --to."),
     ] = None,
+    budget: BudgetOption = None,
+    candidates: Candidates = None,
+    state: State = None,
     include: Include = None,
     ignore: Ignore = None,
     workers: Workers = None,
@@ -94,16 +99,27 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize SRC OUT --to w4a16 --method mse_weighted --imatrix imatrix.dat
       zeropoint quantize SRC OUT --recipe mixed.yaml --strict
       zeropoint quantize SRC OUT --plan plan.json
+      zeropoint quantize SRC OUT --budget 4.5bpw --candidates mxfp4a16,w4a16,w8a16
       zeropoint quantize DeepSeek-V3 OUT --to nvfp4a16 --dequantize-first
       zeropoint quantize s3://BUCKET/MODEL s3://BUCKET/OUT --to w4a16
       zeropoint quantize SRC OUT --to nvfp4a16 --executor ray --address HEAD:6379
     """  # noqa: D301
     start = time.perf_counter()
-    asked = one_of({"--to": to, "--recipe": recipe, "--plan": plan})
+    asked = one_of({"--to": to, "--recipe": recipe, "--plan": plan, "--budget": budget})
     selection = selected(include, ignore, strict=strict, first=dequantize_first, kept=dequantize_kept)
     if calibration is None and to is not None:
         require_no_data(to, format)
-    made = planned(source, asked, selection, layers.Limits.default(workers, max_memory), format, method)
+    limits = layers.Limits.default(workers, max_memory)
+    if budget is None:
+        _require_no_budget(candidates, state)
+        made = planned(source, asked, selection, limits, format, method)
+    else:
+        require_no_calibration(calibration)
+        wanted = layers.asked(
+            budget, candidates, layers.DEFAULT if format is None else format, method=method,
+            selection=selection, limits=limits,
+        )  # fmt: skip
+        made = under_budget(source, wanted, _state(state, out), imatrix)
     if not force:
         layers.require_loadable(made)
     if calibration is not None and imatrix is not None:
@@ -111,9 +127,20 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     if calibration is not None:
         let_scipy_in()
         made = layers.calibrated(made, calibration, progress=True)
-    made = made if imatrix is None else important(made, imatrix)
+    made = made if imatrix is None or budget is not None else important(made, imatrix)
     way = Way(
         overwrite=overwrite, restart=restart, break_lock=unlock, spool=spool,
         executor=executor_of(executor, address),
     )  # fmt: skip
     show_run(write(made, out, way, "quantizing"), start, everything=everything, as_json=as_json)
+
+
+def _state(given: str | None, out: str) -> Path | None:
+    """Return where the search of a budget keeps what it measured: next to a local output."""
+    place = layers.place(out)
+    return state_of(given, place if isinstance(place, Path) else None)
+
+
+def _require_no_budget(candidates: str | None, state: str | None) -> None:
+    if candidates is not None or state is not None:
+        raise typer.BadParameter("--candidates and --state go with --budget; add one, or leave them out")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import enum
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from . import layers
 from .arguments import parse_budget, parse_candidates, parse_path
+from .main import let_scipy_in
 from .options import (
     AsJson,
     Checkpoint,
@@ -17,6 +19,7 @@ from .options import (
     Everything,
     Format,
     Ignore,
+    Imatrix,
     Include,
     Memory,
     Method,
@@ -25,35 +28,68 @@ from .options import (
 )
 from .output import note, progress, show, show_json
 
+if TYPE_CHECKING:
+    from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
+    from ..search.searching import Asked
+
+
+class ImportanceName(enum.Enum):
+    """How much layers matter."""
+
+    EQUAL = "equal"
+    LINEARITY = "linearity"
+
+
+BudgetOption = Annotated[
+    Any,
+    typer.Option(
+        "--budget", metavar="SIZE", parser=parse_budget,
+        help="Bits for each weight, such as 4.5bpw, or bytes of all files, such as 3.2G.",
+    ),
+]  # fmt: skip
+Candidates = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES", parser=parse_candidates,
+        help="Of a budget: presets, schemes and keep, joined by commas; by default, of weights alone.",
+    ),
+]  # fmt: skip
+State = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", parser=parse_path,
+        help="Of a budget: keeps what was measured; by default the output's name with .search behind it.",
+    ),
+]  # fmt: skip
+ImportanceOption = Annotated[
+    ImportanceName,
+    typer.Option("--importance", help="Layers matter equally, or as noise in each moves the logits."),
+]
+TextOption = Annotated[
+    str | None,
+    typer.Option(
+        "--text", metavar="FILE", parser=parse_path,
+        help="Text, or token ids in .safetensors, that the model runs on; random tokens by default.",
+    ),
+]  # fmt: skip
+
 
 def search(  # noqa: PLR0913 (typer makes an option of each parameter)
     source: Checkpoint,
-    budget: Annotated[
-        str,
-        typer.Option(
-            metavar="SIZE", parser=parse_budget,
-            help="Bits for each weight, such as 4.5bpw, or bytes of all files, such as 3.2G.",
-        ),
-    ],
-    candidates: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES", parser=parse_candidates,
-            help="Presets and schemes, joined by commas, and keep; by default those of weights alone.",
-        ),
-    ] = None,
+    budget: BudgetOption,
+    candidates: Candidates = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the recipe to a new file.")
     ] = None,
-    state: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", parser=parse_path,
-            help="Keeps the errors of layers; by default the recipe's name with .search behind it.",
-        ),
-    ] = None,
+    state: State = None,
     format: Format = None,  # noqa: A002 (the option's name)
     method: Method = None,
+    importance: ImportanceOption = ImportanceName.EQUAL,
+    text: TextOption = None,
+    imatrix: Imatrix = None,
+    refine: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Generations of an evolution by measured divergence.")
+    ] = 0,
     include: Include = None,
     ignore: Ignore = None,
     workers: Workers = None,
@@ -65,31 +101,40 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
     ] = None,
     everything: Everything = False,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Choose a scheme for each layer, so that the least is lost within a budget, and write a recipe.
 
     One pass over the weights measures each layer under every candidate; the choice that follows is the best
-    one, with proof. Layers that engines run as one get one scheme. What was measured is kept in a file, from
-    which another budget is decided without reading weights, and an interrupted search resumes.
+    one, with proof. --importance linearity measures how much each layer matters, by noise in one at a time
+    and the KL divergence of the logits: the model runs, all of it in memory. Layers that engines run as one
+    get one scheme. What was measured is kept in a file, from which another budget is decided without reading
+    weights, and an interrupted search resumes.
 
     \b
     Examples:
       zeropoint search MODEL --budget 4.5bpw -o recipe.yaml
       zeropoint search MODEL --budget 3.2G --candidates mxfp4,nvfp4a16,w4a16,fp8_dynamic -o recipe.yaml
       zeropoint search MODEL --budget 4.8bpw --format FORMAT --method ggml -o recipe.yaml --plot curve.svg
+      zeropoint search MODEL --budget 4.5bpw --importance linearity --text wiki.txt --refine 20 -o recipe.yaml
       zeropoint quantize MODEL OUT --recipe recipe.yaml
     """  # noqa: D301
     if out is not None and out.exists() and not overwrite:
         raise typer.BadParameter(f"{str(out)!r} exists; add --overwrite to replace it, or name a new file")
-    codec = layers.DEFAULT if format is None else format
+    if text is not None and not refine and importance is ImportanceName.EQUAL:
+        raise typer.BadParameter("--text is what the model runs on; add --importance linearity or --refine N")
+    selection = selected(include, ignore, strict=False, first=dequantize_first, kept=False)
+    limits = layers.Limits.default(workers, max_memory)
     asked = layers.asked(
-        budget, candidates, codec, method=method,
-        selection=selected(include, ignore, strict=False, first=dequantize_first, kept=False),
-        limits=layers.Limits.default(workers, max_memory),
+        budget, candidates, layers.DEFAULT if format is None else format, method=method, selection=selection,
+        limits=limits,
     )  # fmt: skip
-    kept = Path(state) if state is not None else None if out is None else out.with_name(out.name + ".search")
-    with progress("measuring") as on_progress:
-        result = layers.search(layers.open_source(source), asked, state=kept, on_progress=on_progress)
+    if importance is not ImportanceName.EQUAL or refine:
+        let_scipy_in()
+    result = layers.search(
+        layers.open_source(source), asked, state=state_of(state, out),
+        weigh=layers.weigh_by(importance.value, text, imatrix, limits),
+        improve=layers.by_evolution(text, limits, refine) if refine else None, bar=progress,
+    )  # fmt: skip
     if out is not None:
         replace_file(out, result.recipe.text + "\n")
     if plot is not None:
@@ -100,6 +145,28 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
         show(layers.search_report(result, everything=everything))
     if out is None and not as_json:
         note("no recipe was written; add -o FILE")
+
+
+def under_budget(source: str, asked: Asked, state: Path | None, imatrix: str | None) -> CheckpointPlan:
+    """Return the plan of the best choice within a budget."""
+    limits = asked.limits or layers.Limits.default()
+    weigh = layers.weigh_by(ImportanceName.EQUAL.value, None, imatrix, limits)
+    return layers.search(layers.open_source(source), asked, state=state, weigh=weigh, bar=progress).plan
+
+
+def require_no_calibration(given: str | None) -> None:
+    """Raise typer.BadParameter for calibration data, which a search takes none of."""
+    if given is not None:
+        raise typer.BadParameter(
+            "--budget is decided without --calibration; use --imatrix, or zeropoint search and then --recipe"
+        )
+
+
+def state_of(given: str | None, out: Path | None) -> Path | None:
+    """Return where what was measured is kept: next to the output, unless another place is given."""
+    if given is not None:
+        return Path(given)
+    return None if out is None else out.with_name(f"{out.name}.search")
 
 
 def replace_file(path: Path, text: str) -> None:

@@ -202,6 +202,25 @@ def _alignment(to: Placement) -> int:
     return max(1, to.shape[0]) if not rows or scope not in (Scope.BLOCKS, Scope.ROWS) else rows
 
 
+def decoded(found: Choices, weight: SearchedWeight, text: str, limits: Limits) -> torch.Tensor:
+    """Return a weight as a candidate gives it back, (rows, columns) float32, all of it in memory."""
+    to, plan = found.placement(weight, text), found.candidates[text].plan
+    assert plan is not None
+    way = Measured(key="", to=to, plan=plan)
+    extremes = _Extremes.of([way], found)
+    for member in extremes.weights:
+        scan = _Scan(member, limits)
+        scan.run(Scratch(bytearray(scan.buffer_bytes)))
+        extremes.add(scan)
+    task = _Measure(weight.module, [way], extremes, limits, None)
+    data = layer_data(plan, to, extremes.found(way))
+    out = torch.empty(to.shape)
+    for start, x in task.tiles(bytearray(task.buffer_bytes)):
+        q = method_named(to.method).quantize(x, to.layer.weight, data).q
+        out[start : start + len(x)] = q.dequantize(torch.float32)
+    return out
+
+
 class _Extremes:
     """The extremes of weights whose scheme has a scale for the whole tensor, and of sets that share one.
 

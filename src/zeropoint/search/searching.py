@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -129,8 +130,12 @@ def split_candidates(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip())
 
 
-Weigh = Callable[[Choices, SearchState], "Weighing"]
+Bar = Callable[[str, Callable[[int], str]], AbstractContextManager[Progress]]
+"""Shows how far a part of a search is: takes what it does, and how a number of what it counts is written."""
+Weigh = Callable[[Choices, SearchState, Bar], "Weighing"]
 """How much layers matter; may ask the state, and add to it."""
+Improve = Callable[["Table", Sequence[str], int, SearchState, Bar], "Improved"]
+"""Takes options, the text of each layer, the size that is allowed, and what is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,19 +155,34 @@ class Weighing:
     notes: tuple[str, ...] = ()
 
 
-def equal(found: Choices, state: SearchState) -> Weighing:  # noqa: ARG001 (a way to weigh)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Improved:
+    """Another choice: the text of each layer, and a sentence about it."""
+
+    chosen: tuple[str, ...]
+    note: str
+
+
+@contextmanager
+def silent(verb: str, amount: Callable[[int], str]) -> Iterator[Progress]:  # noqa: ARG001 (as a bar)
+    """Show nothing; see :data:`Bar`."""
+    yield lambda *moved: None  # noqa: ARG005
+
+
+def equal(found: Choices, state: SearchState, bar: Bar) -> Weighing:  # noqa: ARG001 (a way to weigh)
     """Let every matrix count the same, the experts of a layer together as one; see :data:`Weigh`."""
     return Weighing()
 
 
 def search(
     source: Source, asked: Asked, *, state: Path | None = None, weigh: Weigh = equal,
-    on_progress: Progress | None = None,
+    improve: Improve | None = None, bar: Bar = silent,
 ) -> SearchResult:  # fmt: skip
     """Return the recipe of least loss within a budget.
 
     The loss is the sum over layers of what each matters, times the mean over its weights of the squared error
-    over the squared values. state: file in which errors are kept, and looked for first.
+    over the squared values. state: file in which errors are kept, and looked for first. improve: may change
+    the choice. bar: shows progress.
 
     Raises RangeError for a budget that no choice meets, RecipeError for candidates that make no sense,
     CheckpointError for a state of another source, and what :func:`make_plan` raises.
@@ -173,14 +193,19 @@ def search(
     )  # fmt: skip
     require_choice(found)
     with SearchState(state, source_fields(found.plans[0])) as known:
-        weighing = weigh(found, known)
+        weighing = weigh(found, known, bar)
         found = _with_statistics(found, weighing)
         limits = found.plans[0].limits
-        measure_all(
-            found, known, limits, importance=weighing.columns, mark=weighing.mark, on_progress=on_progress
-        )
+        with bar("measuring", size_of) as on_progress:
+            measure_all(
+                found, known, limits, importance=weighing.columns, mark=weighing.mark, on_progress=on_progress
+            )
         table = Table.of(found, known, weighing)
-        return decided(asked, table, weighing)
+        decision = decide(asked, table, weighing)
+        if improve is not None:
+            better = improve(table, decision.chosen, decision.allowed, known, bar)
+            decision = decision.changed(asked, table, weighing, better)
+        return _result(asked, table, weighing, decision)
 
 
 def _with_statistics(found: Choices, weighing: Weighing) -> Choices:
@@ -228,6 +253,10 @@ class Table:
         """Bytes of the smallest choice."""
         return sum(min(size for _, size, _, _ in own) for own in self.options)
 
+    def chosen(self, texts: Sequence[str]) -> list[tuple[str, int, float, float]]:
+        """Return the option of each layer that is called so."""
+        return [next(o for o in own if o[0] == text) for own, text in zip(self.options, texts, strict=True)]
+
     def only(self, texts: Iterable[str]) -> Table | None:
         """Return the table of some candidates alone, or None where a layer has none of them."""
         wanted = set(texts)
@@ -263,38 +292,74 @@ def _mean_error(found: Choices, state: SearchState, layer: SearchedLayer, text: 
     return math.fsum(errors) / len(errors)
 
 
-def decided(asked: Asked, table: Table, weighing: Weighing) -> SearchResult:
-    """Return the result of a table for a budget."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """The choice for a budget: the text of each layer, what it loses, and what comes out of it.
+
+    allowed: bytes that weights may take.
+    """
+
+    chosen: tuple[str, ...]
+    allocation: Allocation
+    allowed: int
+    recipe: RecipeText
+    plan: CheckpointPlan
+    notes: tuple[str, ...] = ()
+
+    def changed(self, asked: Asked, table: Table, weighing: Weighing, better: Improved) -> Settled:
+        """Return the decision for another choice, or this one with a note where that exceeds the budget."""
+        plan, recipe = _planned(asked, table.choices, better.chosen, weighing)
+        if asked.budget.nbytes is not None and plan.output_bytes > asked.budget.nbytes:
+            return replace(self, notes=(*self.notes, "a refined choice exceeds the budget and is not taken"))
+        options = table.chosen(better.chosen)
+        allocation = Allocation(
+            choice=tuple(
+                [text for text, *_ in own].index(one)
+                for own, one in zip(table.options, better.chosen, strict=True)
+            ),
+            size=sum(size for _, size, _, _ in options), loss=math.fsum(loss for *_, loss in options),
+            bound=self.allocation.bound,
+        )  # fmt: skip
+        return replace(
+            self, chosen=better.chosen, allocation=allocation, plan=plan, recipe=recipe,
+            notes=(*self.notes, better.note),
+        )  # fmt: skip
+
+
+def decide(asked: Asked, table: Table, weighing: Weighing) -> Settled:
+    """Return the choice of least loss within the budget; raises RangeError where there is none."""
     found, budget = table.choices, asked.budget
     if budget.bits is not None:
         allowed = math.floor(budget.bits * found.values / 8)
     else:
         assert budget.nbytes is not None
         allowed = budget.nbytes - found.other_bytes
-    _require_feasible(table, budget, allowed)
-    chosen, plan, recipe, notes = _solved(asked, table, allowed, weighing)
-    while budget.nbytes is not None and plan.output_bytes > budget.nbytes:
+    decision = _solved(asked, table, allowed, weighing)
+    while budget.nbytes is not None and decision.plan.output_bytes > budget.nbytes:
         # Headers and the configuration of a mixture take more than those of one scheme.
-        allowed -= plan.output_bytes - budget.nbytes
-        _require_feasible(table, budget, allowed)
-        chosen, plan, recipe, notes = _solved(asked, table, allowed, weighing)
-    options = [
-        next(o for o in own if o[0] == text) for own, text in zip(table.options, chosen[0], strict=True)
-    ]
-    kept = []
+        allowed -= decision.plan.output_bytes - budget.nbytes
+        decision = _solved(asked, table, allowed, weighing)
+    return decision
+
+
+def _result(asked: Asked, table: Table, weighing: Weighing, decision: Settled) -> SearchResult:
+    found, notes = table.choices, [*weighing.notes]
     if found.without:
-        kept.append(
+        notes.append(
             f"{count(len(found.without), 'tensor')} kept: no candidate fits all layers that engines run as "
             f"one with it, such as {found.without[0]}"
         )
     return SearchResult(
-        choices=found, budget=budget, importance=weighing.name, allocation=chosen[1], recipe=recipe,
-        plan=plan, chosen=tuple(
+        choices=found, budget=asked.budget, importance=weighing.name, allocation=decision.allocation,
+        recipe=decision.recipe, plan=decision.plan,
+        chosen=tuple(
             LayerChoice(layer=layer, candidate=text, nbytes=size, relative=math.sqrt(error), loss=loss)
-            for layer, (text, size, error, loss) in zip(found.layers, options, strict=True)
+            for layer, (text, size, error, loss) in zip(
+                found.layers, table.chosen(decision.chosen), strict=True
+            )
         ),
         curve=tuple(CurvePoint(nbytes=size, loss=loss) for size, loss in frontier(table.groups)),
-        uniform=tuple(table.uniform()), notes=(*weighing.notes, *kept, *notes),
+        uniform=tuple(table.uniform()), notes=(*notes, *decision.notes),
     )  # fmt: skip
 
 
@@ -314,15 +379,14 @@ def _require_feasible(table: Table, budget: Budget, allowed: int) -> None:
     )
 
 
-def _solved(
-    asked: Asked, table: Table, allowed: int, weighing: Weighing
-) -> tuple[tuple[list[str], Allocation], CheckpointPlan, RecipeText, list[str]]:
+def _solved(asked: Asked, table: Table, allowed: int, weighing: Weighing) -> Settled:
     """Return the best choice that the layout can hold: one scheme for all where it mixes none."""
-    best = _best(table, allowed)
+    _require_feasible(table, asked.budget, allowed)
+    whole = _best(table, allowed)
     try:
-        return best, *_planned(asked, table.choices, best[0], weighing), []
+        return _decision(asked, table, whole, allowed, weighing)
     except CheckpointError as error:
-        if len(set(best[0]) - {KEEP}) < 2:
+        if len(set(whole[0]) - {KEEP}) < 2:
             raise
         problem: ZeropointError = error
     tries = []
@@ -332,17 +396,26 @@ def _solved(
             tries.append(_best(only, allowed))
     for one in sorted(tries, key=lambda found: found[1].loss):
         try:
-            planned = _planned(asked, table.choices, one[0], weighing)
+            decision = _decision(asked, table, one, allowed, weighing)
         except ZeropointError as error:
             problem = error
             continue
-        return one, *planned, [f"{asked.codec.title} has one scheme in a checkpoint: the best for all layers"]
+        note = f"{asked.codec.title} has one scheme in a checkpoint: the best for all layers"
+        return replace(decision, notes=(note,))
     raise problem
 
 
-def _best(table: Table, allowed: int) -> tuple[list[str], Allocation]:
+def _best(table: Table, allowed: int) -> tuple[tuple[str, ...], Allocation]:
     allocation = solve(table.groups, allowed)
-    return [own[at][0] for own, at in zip(table.options, allocation.choice, strict=True)], allocation
+    chosen = (own[at][0] for own, at in zip(table.options, allocation.choice, strict=True))
+    return tuple(chosen), allocation
+
+
+def _decision(
+    asked: Asked, table: Table, one: tuple[tuple[str, ...], Allocation], allowed: int, weighing: Weighing
+) -> Settled:
+    plan, recipe = _planned(asked, table.choices, one[0], weighing)
+    return Settled(chosen=one[0], allocation=one[1], allowed=allowed, recipe=recipe, plan=plan)
 
 
 def _planned(

@@ -1,0 +1,191 @@
+"""Evolution of a choice by the measured KL divergence of the whole model.
+
+A generation has some offspring of the best choice known: in each, some layers get a scheme of a level more or
+less, so that the budget is kept. The best of parent and offspring is the next parent. This finds what a sum
+over layers cannot: errors of layers that add up or cancel.
+
+Source: EvoPress, arXiv:2410.14649, section 4 (level-switch mutation, elitist selection).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..checkpoint.plan.limits import Limits
+from ..checkpoint.read.source import Source
+from ..checkpoint.run.workers import Progress
+from ..errors import count
+from ..eval.divergence_meter import DivergenceMeter
+from .measuring import decoded
+from .offers import KEEP, Choices
+from .search_state import SearchState
+from .searching import Bar, Improve, Improved, Table
+from .weighing import Text, digest_of, meter_of, name_in, windows_of
+
+OFFSPRING = 4
+"""Choices that are tried in a generation."""
+_SWITCHES = (1, 1, 2, 3)
+"""How many layers get more bits in a mutation, each as likely."""
+_TRIES = 100
+_KEPT = 1 << 28
+"""Numbers of decoded weights that are kept for later choices."""
+Options = Sequence[Sequence[tuple[str, int]]]
+"""Of each layer, candidates and their sizes, by rising size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evolved:
+    """The best choice after some generations: text of each layer, its divergence, and that of the first."""
+
+    chosen: tuple[str, ...]
+    divergence: float
+    first: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a choice must keep to: options of layers, and the bytes that they may take together."""
+
+    options: Options
+    budget: int
+
+
+def mutated(chosen: Sequence[str], terms: Terms, dice: random.Random) -> tuple[str, ...] | None:
+    """Return a choice of which some layers have more bits and others fewer, or None where none is found.
+
+    >>> terms = Terms(options=[[("a", 1), ("b", 2)]] * 2, budget=3)
+    >>> mutated(("a", "b"), terms, random.Random(0))
+    ('b', 'a')
+    """
+    options, budget = terms.options, terms.budget
+    levels = [[text for text, _ in own].index(text) for own, text in zip(options, chosen, strict=True)]
+    for _ in range(_TRIES):
+        new = list(levels)
+        for _ in range(dice.choice(_SWITCHES)):
+            up = [at for at, level in enumerate(new) if level + 1 < len(options[at])]
+            if up:
+                new[dice.choice(up)] += 1
+        size = sum(own[level][1] for own, level in zip(options, new, strict=True))
+        while size > budget:
+            down = [at for at, level in enumerate(new) if level and level <= levels[at]]
+            if not down:
+                break
+            at = dice.choice(down)
+            size += options[at][new[at] - 1][1] - options[at][new[at]][1]
+            new[at] -= 1
+        if size <= budget and new != levels:
+            return tuple(own[level][0] for own, level in zip(options, new, strict=True))
+    return None
+
+
+class Fitness:
+    """The divergence of choices, of decoded weights that are kept while there is room."""
+
+    def __init__(self, meter: DivergenceMeter, found: Choices) -> None:
+        self._meter, self._found, self._limits = meter, found, found.plans[0].limits
+        self._weights: dict[tuple[str, str], torch.Tensor] = {}
+
+    def __call__(self, chosen: Sequence[str]) -> float:
+        """Return the mean KL divergence of a choice, the text of each layer."""
+        weights = {}
+        for layer, text in zip(self._found.layers, chosen, strict=True):
+            for weight in layer.weights if text != KEEP else ():
+                key = weight.module, text
+                if key not in self._weights:
+                    if sum(w.numel() for w in self._weights.values()) > _KEPT:
+                        self._weights.clear()
+                    self._weights[key] = decoded(self._found, weight, text, self._limits).bfloat16()
+                weights[self._name(weight.module)] = self._weights[key].float()
+        return self._meter.mean_divergence(weights).value
+
+    def _name(self, module: str) -> str:
+        source: Source = self._found.source
+        return name_in(self._meter, source, module)
+
+
+def evolved(
+    fitness: Callable[[Sequence[str]], float], chosen: Sequence[str], terms: Terms, *, generations: int,
+    known: tuple[SearchState, str], on_progress: Progress | None = None,
+) -> Evolved:  # fmt: skip
+    """Return what becomes of a choice in some generations.
+
+    fitness: the divergence of a choice. known: a state, and what divergences follow from besides the choice,
+    such as tokens; each generation is kept under that, so that an interrupted evolution resumes and a longer
+    one continues.
+    """
+    state, kind = known
+    start = hashlib.sha256(json.dumps([list(chosen), terms.budget]).encode()).hexdigest()[:16]
+    kind = f"evolution {start}, {kind}"
+    best = _parsed(state.fact(kind, "0"))
+    if best is None:
+        best = tuple(chosen), fitness(chosen)
+        state.add_facts(kind, {"0": _document(best)})
+    first = best[1]
+    for number in range(1, generations + 1):
+        after = _parsed(state.fact(kind, str(number)))
+        if after is None:
+            dice = random.Random(f"{start} {number}")
+            children = [mutated(best[0], terms, dice) for _ in range(OFFSPRING)]
+            tried = [(child, fitness(child)) for child in dict.fromkeys(children) if child is not None]
+            after = min([best, *tried], key=lambda one: one[1])
+            state.add_facts(kind, {str(number): _document(after)})
+        best = after
+        if on_progress is not None:
+            on_progress(number, generations, f"{best[1]:.6g}")
+    return Evolved(chosen=best[0], divergence=best[1], first=first)
+
+
+def by_evolution(given: Text, limits: Limits, generations: int) -> Improve:
+    """Return what refines a choice by some generations on a text, see :func:`~.weighing.windows_of`."""
+
+    def improve(table: Table, chosen: Sequence[str], allowed: int, state: SearchState, bar: Bar) -> Improved:
+        found = table.choices
+        windows = windows_of(found.source, given)
+        with bar("refining", _generations) as on_generation, meter_of(found, windows, limits) as meter:
+            best = evolved(
+                Fitness(meter, found), chosen, Terms(options=levels(table), budget=allowed),
+                generations=generations, known=(state, f"tokens {digest_of(windows)}"),
+                on_progress=on_generation,
+            )  # fmt: skip
+        note = (
+            f"refined in {_generations(generations)}: KL divergence {best.first:.6g} -> "
+            f"{best.divergence:.6g} on {windows.given.numel()} tokens"
+        )
+        return Improved(chosen=best.chosen, note=note)
+
+    return improve
+
+
+def levels(table: Table) -> Options:
+    """Return the options of each layer by rising size, those that lose less than all smaller ones."""
+    every = []
+    for own in table.options:
+        kept: list[tuple[str, int]] = []
+        least = float("inf")
+        for text, size, _, loss in sorted(own, key=lambda option: (option[1], option[3])):
+            if loss < least:
+                kept.append((text, size))
+                least = loss
+        every.append(kept)
+    return every
+
+
+def _generations(number: int) -> str:
+    return count(number, "generation")
+
+
+def _document(best: tuple[tuple[str, ...], float]) -> Mapping[str, object]:
+    return {"chosen": list(best[0]), "divergence": best[1]}
+
+
+def _parsed(found: object) -> tuple[tuple[str, ...], float] | None:
+    match found:
+        case {"chosen": [*texts], "divergence": float(divergence)}:
+            return tuple(map(str, texts)), divergence
+    return None

@@ -1,0 +1,66 @@
+"""``zeropoint quantize --budget``: a search and its recipe in one command, and from Python."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.checkpoint.written import digests
+from tests.cli.conftest import Call
+
+import zeropoint as zp
+from zeropoint.errors import CalibrationError, RecipeError
+
+CANDIDATES = "w4a16,mxfp8a16,w8a16"
+
+
+def test_one_command_writes_what_search_and_quantize_write(model: Path, tmp_path: Path, call: Call) -> None:
+    asked = ("--budget", "5.5bpw", "--candidates", CANDIDATES)
+    assert call("quantize", model, tmp_path / "one", *asked, "--strict").status == 0
+    assert (tmp_path / "one.search").exists()
+    assert call("search", model, *asked, "-o", tmp_path / "recipe.yaml").status == 0
+    assert call("quantize", model, tmp_path / "two", "--recipe", tmp_path / "recipe.yaml").status == 0
+    result = zp.quantize_checkpoint(
+        model, tmp_path / "three", budget="5.5bpw", candidates=CANDIDATES.split(",")
+    )
+    files = [digests(tmp_path / name) for name in ("one", "two", "three")]
+    for found in files:
+        del found["zeropoint_manifest.json"]  # it has the recipe's name
+    assert files[0] == files[1] == files[2]
+    assert result.plan.bits_per_value <= 5.5
+    assert call("verify", tmp_path / "one", "--against", model).status == 0
+
+
+def test_the_same_command_resumes(model: Path, tmp_path: Path, call: Call) -> None:
+    command = ("quantize", model, tmp_path / "out", "--budget", "5bpw", "--candidates", CANDIDATES)
+    first = call(*command, "--json")
+    again = call(*command, "--overwrite", "--json")
+    assert json.loads(first.out)["weights"] == json.loads(again.out)["weights"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--budget", "5bpw", "--to", "w4a16"), "give exactly one of --to, --recipe, --plan, --budget"),
+        (("--to", "w4a16", "--candidates", "w8a16"), "--candidates and --state go with --budget"),
+        (("--budget", "5bpw", "--calibration", "x.txt"), "--budget is decided without --calibration"),
+        (("--budget", "1bpw",), "budget 1bpw is less than the smallest choice"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_sentence_and_write_nothing(
+    model: Path, tmp_path: Path, call: Call, arguments: tuple[str, ...], message: str
+) -> None:
+    found = call("quantize", model, tmp_path / "out", *arguments)
+    assert found.status in (1, 2)
+    assert message in found.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_python_takes_a_scheme_or_a_budget(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"takes a scheme or recipe \(to=\), or budget=; give one"):
+        zp.quantize_checkpoint(model, tmp_path / "out")
+    with pytest.raises(RecipeError, match="give one of them"):
+        zp.quantize_checkpoint(model, tmp_path / "out", "w4a16", budget="5bpw")
+    with pytest.raises(CalibrationError, match="a budget is decided without calibration="):
+        zp.quantize_checkpoint(model, tmp_path / "out", budget="5bpw", calibration="x.txt")

@@ -1,0 +1,205 @@
+"""How much layers matter: noise in the model, importance of inputs, and the evolution of a choice."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from tests.oracles import tiny_llama
+
+import zeropoint as zp
+from zeropoint.checkpoint.choose.selection import Selection
+from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.codecs.registry import get_codec
+from zeropoint.errors import CalibrationError, RecipeError, UnsupportedError
+from zeropoint.search import evolution
+from zeropoint.search.evolution import Evolved, Terms, evolved, mutated
+from zeropoint.search.search_state import SearchState
+from zeropoint.search.searching import SearchResult, asked, search
+from zeropoint.search.weighing import NOISE, by_imatrix, by_noise, noisy, windows_of
+
+ONE = Limits(workers=1)
+CANDIDATES = "int4:g32,int8:g32"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source")
+    tiny_llama.save(folder, torch.float32)
+    return folder
+
+
+def searched(source: Path, budget: str = "6bpw", **options: object) -> SearchResult:
+    wanted = asked(budget, CANDIDATES, get_codec("compressed-tensors"), limits=ONE)
+    return search(open_source(source), wanted, **options)  # type: ignore[arg-type]
+
+
+def divergence(source: Path, weights: dict[str, torch.Tensor]) -> float:
+    """Return the mean KL divergence on random tokens, by transformers and torch alone."""
+    base = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    own = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    given = windows_of(open_source(source), None).given
+    with torch.no_grad():
+        for name, weight in weights.items():
+            own.get_submodule(name).weight.copy_(weight)
+        half = given.shape[1] // 2
+        p, q = (m(given).logits[:, half:-1].double().log_softmax(-1) for m in (base, own))
+    return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+def test_a_layer_counts_by_the_divergence_that_noise_in_it_makes(source: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    result = searched(source, state=state, weigh=by_noise(None, ONE))
+    assert result.importance == "linearity"
+    held = load_file(source / "model.safetensors")
+    for choice in result.chosen[:3]:
+        modules = [weight.module for weight in choice.layer.weights]
+        weights = {m: noisy(held[f"{m}.weight"], NOISE, zlib.crc32(m.encode())) for m in modules}
+        slope = divergence(source, weights) / NOISE**2
+        assert choice.loss == pytest.approx(slope * choice.relative**2, rel=1e-3)  # float32 sums differ
+    again = searched(source, "7bpw", state=state, weigh=by_noise(None, ONE))
+    fresh = searched(source, "7bpw", weigh=by_noise(None, ONE))
+    assert again.allocation == fresh.allocation
+
+
+def test_noise_has_the_norm_that_is_asked_for_and_is_the_same_each_time() -> None:
+    weight = torch.randn(200, 300, generator=torch.Generator().manual_seed(0))
+    found = noisy(weight, 0.1, 7)
+    assert float((found - weight).norm() / weight.norm()) == pytest.approx(0.1, rel=0.02)
+    assert torch.equal(found, noisy(weight, 0.1, 7))
+    assert not torch.equal(found, noisy(weight, 0.1, 8))
+
+
+def test_text_and_token_ids_are_windows_of_the_model(source: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"w{n % 200}" for n in range(300)))
+    assert windows_of(open_source(source), text).given.shape == (2, 128)
+    text.write_text("w1")
+    with pytest.raises(CalibrationError, match="two windows of 128 are needed"):
+        windows_of(open_source(source), text)
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes())
+    with pytest.raises(UnsupportedError, match=r"no vocab_size for random tokens; pass --text FILE"):
+        windows_of(open_source(tmp_path / "bare"), None)
+
+
+def test_an_embedding_is_not_tried_with_noise_and_says_so(source: Path) -> None:
+    wanted = asked(
+        "6bpw", CANDIDATES, get_codec("compressed-tensors"), limits=ONE,
+        selection=Selection(include=("*embed_tokens",)),
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match=r"embed_tokens' is no linear layer of the model"):
+        search(open_source(source), wanted, weigh=by_noise(None, ONE))
+
+
+def imatrix(path: Path, widths: dict[str, int]) -> dict[str, np.ndarray]:
+    """Write an importance matrix of llama.cpp, .dat, and return its numbers."""
+    stream, found = np.random.RandomState(0), {}
+    data = struct.pack("<i", len(widths))
+    for name, width in widths.items():
+        found[name] = (stream.standard_normal(width) ** 2).astype(np.float32)
+        data += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", 1, width)
+        data += found[name].tobytes()
+    path.write_bytes(data)
+    return found
+
+
+def test_errors_count_by_the_importance_of_their_columns(source: Path, tmp_path: Path) -> None:
+    file = tmp_path / "imatrix.dat"
+    values = imatrix(file, {"blk.0.attn_q.weight": 128, "blk.1.ffn_down.weight": 256})
+    result = searched(source, weigh=by_imatrix(file))
+    assert result.importance == "imatrix"
+    assert any("12 weights without importance" in note for note in result.notes)
+    held = load_file(source / "model.safetensors")
+    module = "model.layers.1.mlp.down_proj"
+    (choice,) = (c for c in result.chosen if c.layer.name == module)
+    w = held[f"{module}.weight"]
+    scheme = result.choices.placement(choice.layer.weights[0], choice.candidate).layer.weight
+    off = (w.double() - zp.quantize(w, scheme).dequantize(torch.float64)).square()
+    a = torch.from_numpy(values["blk.1.ffn_down.weight"]).double()
+    expected = float((off * a).sum() / (w.double().square() * a).sum())
+    assert choice.relative**2 == pytest.approx(expected, rel=1e-12)
+    other = tmp_path / "other.dat"
+    imatrix(other, {"blk.7.attn_q.weight": 128})
+    with pytest.raises(CalibrationError, match="names no weight of this checkpoint"):
+        searched(source, weigh=by_imatrix(other))
+
+
+def test_another_word_for_importance_is_refused(source: Path) -> None:
+    with pytest.raises(RecipeError, match="importance 'much' must be equal or linearity"):
+        zp.search_checkpoint(source, "6bpw", CANDIDATES, importance="much")
+
+
+TERMS = Terms(options=[[("a", 1), ("b", 2), ("c", 4)]] * 6, budget=14)
+
+
+def test_mutations_keep_the_budget_and_change_the_choice() -> None:
+    seen = set()
+    chosen = ("a", "b", "c", "a", "b", "c")
+    for seed in range(200):
+        child = mutated(chosen, TERMS, random.Random(seed))
+        assert child is not None
+        assert child != chosen
+        assert sum({"a": 1, "b": 2, "c": 4}[text] for text in child) <= 14
+        seen.add(child)
+    assert len(seen) > 20
+    assert mutated(("a",), Terms(options=[[("a", 1)]], budget=1), random.Random(0)) is None
+
+
+def fitness(chosen: Sequence[str]) -> float:
+    return sum(abs(ord(text) - ord("a") - n % 3) for n, text in enumerate(chosen)) + 0.5
+
+
+def evolve(path: Path | None, generations: int) -> Evolved:
+    with SearchState(path, {"search": "1"}) as state:
+        return evolved(fitness, ("c",) * 3 + ("a",) * 3, TERMS, generations=generations, known=(state, "k"))
+
+
+def test_an_evolution_gets_better_and_resumes_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = evolve(None, 30)
+    assert whole.divergence < whole.first
+    assert whole.divergence == min(
+        fitness(choice)
+        for choice in itertools.product("abc", repeat=6)
+        if sum({"a": 1, "b": 2, "c": 4}[text] for text in choice) <= 14
+    )  # fmt: skip
+    evolve(tmp_path / "state", 3)
+    calls: list[int] = []
+
+    def counted(*given: object) -> object:
+        calls.append(1)
+        return mutated(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(evolution, "mutated", counted)
+    assert evolve(tmp_path / "state", 30) == whole
+    assert len(calls) == 27 * evolution.OFFSPRING
+
+
+def test_divergence_of_a_refined_choice_is_that_of_its_decoded_weights(source: Path, tmp_path: Path) -> None:
+    result = zp.search_checkpoint(source, "6bpw", CANDIDATES, refine=1)
+    (note,) = (note for note in result.notes if note.startswith("refined"))
+    out = tmp_path / "out"
+    zp.quantize_checkpoint(source, out, result.recipe)
+    zp.convert_checkpoint(out, tmp_path / "floats", to="float32")
+    held = load_file(next((tmp_path / "floats").glob("*.safetensors")))
+    weights = {
+        weight.module: held[f"{weight.module}.weight"].bfloat16().float()
+        for choice in result.chosen
+        for weight in choice.layer.weights
+    }
+    said = float(note.split(" -> ")[1].split(" ")[0])
+    assert said == pytest.approx(divergence(source, weights), rel=1e-3)
+    assert math.isfinite(said)
