@@ -225,7 +225,9 @@ class Onnx(Codec):
             raise UnsupportedError(
                 f"scheme {weight} has elements that ONNX has no type for; use int4 or int8"
             )
-        if weight.offsets or weight.center or len(weight.scales) > _DOUBLE:
+        # What kernels call chained follows from the whole weight, which is written a part at a time.
+        mixed = weight.chained is not None and len(weight.scales) > 1
+        if weight.offsets or weight.center or mixed or len(weight.scales) > _DOUBLE:
             raise UnsupportedError(f"scheme {weight} has parameters that DequantizeLinear does not take")
         if stored_numbers(weight)[-1]:
             raise UnsupportedError(

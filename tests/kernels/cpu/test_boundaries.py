@@ -1,6 +1,7 @@
 """4-bit floats from 16-bit floats by tables: the bytes of the reference, where tables pay."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -106,3 +107,39 @@ def test_random_schemes_of_large_tensors_have_the_bytes_of_the_reference() -> No
         assert torch.equal(made.data, wanted.data), scheme
         for scales, expected in zip(made.scales, wanted.scales, strict=True):
             assert torch.equal(scales.view(torch.uint8), expected.view(torch.uint8)), scheme
+
+
+def _small(seed: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(16, 256, generator=generator) * torch.exp2(
+        torch.randint(-24, 14, (16, 1), generator=generator)
+    )
+    return x.to(dtype)
+
+
+def _is_that_of_the_reference(x: torch.Tensor, scheme: str) -> bool:
+    q = zp.quantize(x, scheme)
+    with only_backend("reference"):
+        wanted = zp.quantize(x, scheme)
+    return torch.equal(q.data, wanted.data) and torch.equal(
+        q.scales[0].view(torch.uint8), wanted.scales[0].view(torch.uint8)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scheme", [text for text in SCHEMES if text.startswith(("mxfp4", "float4"))][:-2])
+def test_tables_that_calls_share_give_the_same_bytes_and_outlive_a_number_that_is_refused(
+    scheme: str, dtype: torch.dtype
+) -> None:
+    bad = _small(0, dtype)
+    bad[3, 7] = torch.nan
+    for seed in range(3):
+        assert _is_that_of_the_reference(_small(seed, dtype), scheme)
+        with pytest.raises(NonFiniteError, match=r"\(3, 7\)"):
+            zp.quantize(bad, scheme)
+    # Other threads have tables of their own.
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda seed: zp.quantize(_small(seed, dtype), scheme), range(100, 140)))
+    with only_backend("reference"):
+        wanted = [zp.quantize(_small(seed, dtype), scheme) for seed in range(100, 140)]
+    assert all(torch.equal(a.data, b.data) for a, b in zip(found, wanted, strict=True))

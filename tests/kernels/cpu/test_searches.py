@@ -8,14 +8,15 @@ import torch
 from tests.oracles import ggml_golden
 
 import zeropoint as zp
+from zeropoint.kernels.cpu.search import table_scales
 from zeropoint.ops import library
-from zeropoint.ops.ggml import block_types
+from zeropoint.ops.ggml import block_types, table_blocks
 from zeropoint.ops.registry import Op, explain
 from zeropoint.ops.threads import thread_limit
 
 SCHEMES = (
     "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "tq2_0", "mxfp4_e2m1",
-    block_types.NVFP4,
+    block_types.NVFP4, "iq4_nl", "iq4_xs",
 )  # fmt: skip
 IMPORTANCES = ggml_golden.importances()
 
@@ -49,6 +50,17 @@ def test_shapes_and_dtypes_make_no_difference_to_a_block(scheme: str, shape: tup
             assert same(searched(x, scheme, given, "cpu"), searched(x, scheme, given, "reference"))
 
 
+def test_the_table_of_kernels_is_that_of_the_format() -> None:
+    values = [zp.get_format("iq4").number(code) for code in range(16)]
+    assert list(table_scales.LEVELS) == values == list(table_blocks.LEVELS)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 16, 23])
+def test_blocks_past_the_last_sixteen_are_written_and_no_more(rows: int) -> None:
+    x = torch.randn(rows, 32, generator=torch.Generator().manual_seed(rows))
+    assert same(searched(x, "iq4_nl", None, "cpu"), searched(x, "iq4_nl", None, "reference"))
+
+
 def test_the_number_of_threads_changes_no_byte() -> None:
     x = torch.randn(1024, 1280, generator=torch.Generator().manual_seed(1))
     found = []
@@ -66,7 +78,7 @@ def test_scales_past_float16_are_an_error_here_too() -> None:
             searched(x, "q4_k", None, only)
 
 
-@pytest.mark.parametrize("scheme", ["q4_k", "q6_k", "q3_k", "q8_0", "q4_1"])
+@pytest.mark.parametrize("scheme", ["q4_k", "q6_k", "q3_k", "q8_0", "q4_1", "iq4_nl", "iq4_xs"])
 def test_a_number_that_is_not_finite_is_named(scheme: str) -> None:
     for bad in (torch.nan, -torch.inf):
         x = torch.ones(3, 512)

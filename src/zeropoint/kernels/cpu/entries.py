@@ -21,8 +21,9 @@ from .machine.team import run_parts
 from .search.extreme_scales import rounded_rows
 from .search.line_search import Tries
 from .search.minima import MinimaKind, MinimaLevels, minima_rows
-from .search.plain import MXFP4, Numbers, PlainKind, plain_rows, square_rows
+from .search.plain import MXFP4, TABLE, Numbers, PlainKind, plain_rows, square_rows
 from .search.signed import THREE, SignedKind, moved_rows, six_bit_rows, three_bit_rows
+from .search.table_scales import FOUR, table_rows, table_super_rows
 from .statistics import column_sums, count, sums
 from .statistics.error_sums import measure_rows
 
@@ -31,11 +32,12 @@ MATRIX = record_type(Matrix)
 
 @device
 def _quantize(
-    x: Any, desc: Any, order: Any, scales: Any, scale_codes: Any, zeros: Any, out: Any, first: Any, last: Any
-) -> Any:
+    x: Any, desc: Any, order: Any, scales: Any, scale_codes: Any, zeros: Any, out: Any, kept: Any, first: Any,
+    last: Any,
+) -> Any:  # fmt: skip
     return quantize_rows(
         x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), order, scales, scale_codes, zeros,
-        out, first, last,
+        out, kept, first, last,
     )  # fmt: skip
 
 
@@ -289,6 +291,10 @@ def _signed(
     x: Any, importance: Any, sizes: Any, packed: Any, scales: Any, halves: Any, first: Any, last: Any
 ) -> Any:
     kind = SignedKind(sizes[0], sizes[1], sizes[2] != 0)
+    if kind.bits == FOUR:
+        return table_super_rows(
+            x, importance, kind.columns, kind.weighted, packed, scales, halves, first, last
+        )
     if kind.bits != THREE:
         return six_bit_rows(x, importance, kind, packed, scales, halves, first, last)
     if kind.weighted:
@@ -312,6 +318,9 @@ def _plain(
 ) -> Any:  # fmt: skip
     top = np.float32(sizes[2])
     kind = PlainKind(sizes[0], sizes[1], top, sizes[3], sizes[4], sizes[5] != 0)
+    if kind.kind == TABLE:
+        octets = packed.view(np.uint8)
+        return table_rows(x, importance, kind.columns, kind.weighted, octets, halves, first, last)
     if kind.kind < MXFP4 and not kind.weighted:
         return rounded_rows(x, kind, packed.view(np.uint8), Numbers(halves, half_minima, octets), first, last)
     return plain_rows(x, importance, means, kind, packed, Numbers(halves, half_minima, octets), first, last)

@@ -10,7 +10,8 @@ from ...formats import get_format
 from .block_columns import SUPER, Importance, Stored, columns, halves, patterns, weighted
 from .float_steps import LEAST, divided, inverse, largest, nearest, over, ratio, total, truncated
 
-LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_IQ4 = get_format("iq4")
+LEVELS = tuple(float(_IQ4.numbers(code)[0]) for code in range(_IQ4.code_count))  # type: ignore[arg-type]
 """The values of codes of IQ4."""
 DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """The values of codes of MXFP4 and NVFP4, times two: scales are halved in return."""

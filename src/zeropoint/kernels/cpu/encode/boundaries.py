@@ -36,10 +36,12 @@ from .steps import fetch_step
 SCALES, MAGNITUDES = 256, 1 << 15
 TABLE = SCALES * ROW
 """int16 of the rows of all scales of 8 bits."""
-UNKNOWN = np.uint8(255)
-"""Instead of a scale; a scale of that code is found again in each block."""
+UNKNOWN = np.uint8(0)
+"""In the place of a scale plus 1; a scale of code 255 is found again in each block."""
 WORTH = np.uint64(1 << 19)
-"""Elements from which tables pay: filling them takes as long as some 200,000 elements."""
+"""Elements from which tables of one call pay: filling them takes as long as some 200,000 elements."""
+ROOM = MAGNITUDES + SCALES + 2 * TABLE + 4
+"""Bytes of tables that calls share, all zero before the first; see :func:`tables_of`."""
 BOUNDARIES, SIGN = np.uint64(8), np.uint64(7)
 """In a row, and which of them is that of the sign."""
 PROBES = np.uint64(STEP // 8)
@@ -65,14 +67,14 @@ def _is_short_overload(x: Any) -> Any:
 
 
 @inlined
-def can_encode_boundaries(x: Any, layout: Any, element: Any, rule: Any, count: Any) -> Any:
-    """Return whether :func:`encode_boundaries` knows element and layout, and pays for ``count`` values."""
+def can_encode_boundaries(x: Any, layout: Any, element: Any, rule: Any, worth: Any) -> Any:
+    """Return whether :func:`encode_boundaries` knows element and layout, where tables are ``worth`` it."""
     few = element.kind == FLOAT and layout.bits == np.uint64(4) and element.magnitude == np.uint32(7)
     stored = (rule.how == POWER or rule.how == MINIFLOAT) and not rule.unsigned
     block = layout.block
     fits = block >= SHORT and block <= np.uint64(TILE) and block & (block - np.uint64(1)) == np.uint64(0)
     whole = layout.cols % max(block, WHOLE) == np.uint64(0)
-    return _is_short(x) and few and stored and fits and whole and count >= WORTH
+    return _is_short(x) and few and stored and fits and whole and worth
 
 
 def _find_row(x: Any, factor: Any, kind: Any, element: Any, order: Any, row: Any) -> None:
@@ -121,19 +123,25 @@ def _find_row_overload(x: Any, factor: Any, kind: Any, element: Any, order: Any,
     return find
 
 
-@device
-def clear_tables(tables: Any) -> None:
-    """Forget all scales and boundaries.
+@inlined
+def tables_of(room: Any) -> Any:
+    """Return the tables in :data:`ROOM` bytes.
 
-    tables: (MAGNITUDES,) uint8, scales by the largest magnitude; (TABLE,) int16, rows of boundaries;
-    (SCALES,) uint8, which rows are found; (1,) uint32, what :func:`encode_boundaries` returns.
+    They are (MAGNITUDES,) uint8, by the largest magnitude the scale plus 1, 0 for those that are not known;
+    (TABLE,) int16, rows of boundaries; (SCALES,) uint8, which rows are found; (1,) uint32, what
+    :func:`encode_boundaries` returns.
     """
-    scale_of, _, found, state = tables
-    for i in range(np.uint64(MAGNITUDES)):
-        scale_of[i] = UNKNOWN
-    for i in range(np.uint64(SCALES)):
-        found[i] = np.uint8(0)
-    state[0] = np.uint32(OK)
+    begin, middle = np.uint64(MAGNITUDES), np.uint64(MAGNITUDES + SCALES)
+    end = np.uint64(MAGNITUDES + SCALES + 2 * TABLE)
+    rows, state = room[middle:end].view(np.int16), room[end : end + np.uint64(4)].view(np.uint32)
+    return room[:begin], rows, room[begin:middle], state
+
+
+@device
+def clear_tables(room: Any) -> None:
+    """Forget all scales and which boundaries are found."""
+    for i in range(np.uint64(MAGNITUDES + SCALES)):
+        room[i] = np.uint8(0)
 
 
 @device
@@ -166,7 +174,7 @@ def find_scale(x: Any, magnitude: Any, kind: Any, element: Any, order: Any, rule
         begin = np.uint64(codes[0]) * np.uint64(ROW)
         _find_row(x, factors[0], kind, element, order, table[begin : begin + np.uint64(ROW)])
         found[codes[0]] = np.uint8(1)
-    scale_of[magnitude] = codes[0]
+    scale_of[magnitude] = codes[0] + np.uint8(1)
     return codes[0]
 
 
@@ -210,7 +218,7 @@ def encode_boundaries(
 ) -> Any:  # fmt: skip
     """Write the scales and packed codes of ``x[at : at + span]``, whole blocks and whole steps.
 
-    tables: see :func:`clear_tables`. Returns OK, BAD_VALUE or BAD_SCALE.
+    tables: see :func:`tables_of`. Returns OK, BAD_VALUE or BAD_SCALE.
     """
     scale_of, table, _, state = tables
     block, kind = layout.block, layout.kind
@@ -224,8 +232,8 @@ def encode_boundaries(
             m = np.uint16(run_amax(x, at + b * block, at + (b + np.uint64(1)) * block))
         scale = scale_of[m]
         if scale == UNKNOWN:
-            scale = find_scale(x, m, kind, element, order, rule, tables)
-        scales[b] = scale
+            scale = find_scale(x, m, kind, element, order, rule, tables) + np.uint8(1)
+        scales[b] = np.uint8(scale - np.uint8(1))
     if block == SHORT:
         for i in range(np.uint64(0), span, WHOLE):
             fetch_step(x, at + i + span)

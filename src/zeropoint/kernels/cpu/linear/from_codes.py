@@ -372,7 +372,7 @@ def quantize_block(x: Any, source: Any, scales: Any, zeros: Any, codes: Any, top
     nothing = scratch(LANES, np.uint8)
     return quantize_rows(
         x[top * source.layout.cols :], source.layout, source.element, source.rule, source.order, scales,
-        nothing, zeros, codes, ZERO, count,
+        nothing, zeros, codes, nothing, ZERO, count,
     )  # fmt: skip
 
 

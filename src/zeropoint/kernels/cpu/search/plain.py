@@ -32,7 +32,7 @@ from .lanes import (
 from .line_search import Tries, fit_minima, fit_signed
 from .super_block import ZERO, load_group, load_importance
 
-SYMMETRIC, AFFINE, EIGHT_BITS, TERNARY, MXFP4, NVFP4 = (np.uint64(n) for n in range(6))
+SYMMETRIC, AFFINE, EIGHT_BITS, TERNARY, MXFP4, NVFP4, TABLE = (np.uint64(n) for n in range(7))
 """Kinds of types."""
 _LONG, _WORDS = 256 * 16, 16 * 16
 
