@@ -151,8 +151,8 @@ def quantize_rows(
     scales: float32 factors, read (GIVEN) or written; scale_codes: uint8, written by POWER and MINIFLOAT.
     zeros: float32 zero points, read (GIVEN) or written (AFFINE); one element long when there are none.
     out: (rows * row_bytes,) uint8. kept: uint8 tables of :mod:`.boundaries`, which earlier calls of the same
-    element and rule on one thread may have filled, or one byte for none. Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the bytes mean
-    nothing.
+    element and rule on one thread may have filled, or one byte for none.
+    Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the bytes mean nothing.
     """
     floats = scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32)
     room = floats, scratch(TILE, np.uint8), scratch(PACKED, np.uint8)
