@@ -198,9 +198,9 @@ def one_of(options: Mapping[str, Given | None]) -> Given:
 
 
 def parse_recipe(path: str) -> RecipeText:
-    """Return the recipe in the file at ``path``; raises typer.BadParameter when it cannot be read."""
+    """Return a family's recipe or that in a file; raises typer.BadParameter when it cannot be read."""
     try:
-        return layers.RecipeText.read(path)
+        return layers.RecipeText.named(path)
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
 

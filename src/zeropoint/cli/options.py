@@ -47,7 +47,11 @@ To = Annotated[
 # What a parser returns is of a layer below, which typer must not ask for before the command runs.
 Recipe = Annotated[
     Any,
-    typer.Option(metavar="FILE", parser=parse_recipe, help="Rules in YAML, in place of --to."),
+    typer.Option(
+        metavar="FILE",
+        parser=parse_recipe,
+        help="Rules in YAML, or a family such as llama, in place of --to.",
+    ),
 ]
 Format = Annotated[
     Any,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ...codecs.layer_schemes import layer_of, layer_scheme
 from ...codecs.protocol import Codec, LayerScheme
-from ...errors import printable
-from ...recipes import Assignment, Recipe, Rule, Vocabulary, parse_recipe, read_recipe
+from ...errors import RecipeError, printable
+from ...recipes import FAMILIES, Assignment, Recipe, Rule, Vocabulary, parse_recipe, read_recipe
 
 _DEFAULT = re.compile(r'default: "(\w+)"$', re.MULTILINE)
 _WEIGHT, _INPUT = "weight", "input"
@@ -50,6 +50,24 @@ class RecipeText:
     def read(path: Path | str) -> RecipeText:
         """Return the recipe in a file; raises RecipeError when it cannot be read."""
         return RecipeText(text=read_recipe(path), name=Path(path).name)
+
+    @staticmethod
+    def named(name: str) -> RecipeText:
+        """Return the recipe of a family, or that in a file; a file of that name comes first.
+
+        Raises RecipeError for what is neither.
+
+        >>> RecipeText.named("bert").name
+        'recipe bert'
+        """
+        if name in FAMILIES and not Path(name).exists():
+            return RecipeText(text=FAMILIES[name], name=f"recipe {name}")
+        try:
+            return RecipeText.read(name)
+        except RecipeError as error:
+            if Path(name).name == name and not Path(name).suffix:
+                raise RecipeError(f"{error}, or name a family: {', '.join(FAMILIES)}") from error
+            raise
 
     @staticmethod
     def of(scheme: str) -> RecipeText:
