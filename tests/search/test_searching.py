@@ -140,7 +140,8 @@ def test_layers_that_engines_run_as_one_get_one_scheme_and_others_need_not(sourc
         frozenset(names.split())
         for names in ("q_proj k_proj v_proj", "gate_proj up_proj", "o_proj", "down_proj")
     }  # fmt: skip
-    apart = searched(source, "5bpw", "q4_0,q5_0,q8_0", "gguf")
+    apart = searched(source, "5bpw", "q4_0,q5_0,q8_0", "gguf", selection=Selection(strict=True))
+    assert not any("engines run them as one layer" in note for note in apart.plan.notes)
     assert all(len(choice.layer.weights) == 1 for choice in apart.chosen)
 
 
@@ -273,6 +274,7 @@ def test_a_state_of_another_source_and_a_file_that_is_none_are_refused(source: P
     fields = source_fields(choices(open_source(source), ["w4a16"], get_codec("compressed-tensors")).plans[0])
     with SearchState(state, fields), pytest.raises(CheckpointError, match="is in use by another search"):
         searched(source, "5bpw", state=state)
+    searched(source, "5bpw", state=state)
 
 
 @pytest.mark.parametrize(
@@ -329,3 +331,9 @@ def test_a_pattern_to_include_may_name_what_only_some_candidates_fit(tmp_path: P
     sizes = {choice.layer.name: set(choice.layer.sizes) for choice in result.chosen}
     assert sizes["model.embed_tokens"] == {"q4_0", "q8_0"}
     assert "model.embed_tokens" in {weight.module for weight in result.plan.weights}
+
+
+def test_a_note_says_that_errors_of_inputs_are_not_counted(source: Path) -> None:
+    notes = searched(source, "6bpw", "w4a16,fp8_dynamic").notes
+    assert "errors are those of weights; what fp8_dynamic lose of inputs is not counted" in notes
+    assert not searched(source, "6bpw").notes

@@ -58,6 +58,9 @@ TRANSFORMERS, VLLM, SGLANG, TENSORRT, LLAMA_CPP, ONNXRUNTIME = ENGINES = (
 )  # fmt: skip
 """The engines of which every codec says something, in the order of reports."""
 
+MERGING = frozenset((VLLM, SGLANG, TENSORRT))
+"""Those that run layers such as query, key and value as one, which need one scheme for it."""
+
 
 def always(loads: Loads, reason: str) -> EngineRule:
     """Return the rule of an engine that says the same of every result."""

@@ -20,15 +20,13 @@ from ..checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.placement import Placement
 from ..checkpoint.read.source import Source
-from ..codecs.engines import SGLANG, TENSORRT, VLLM
+from ..codecs.engines import MERGING
 from ..codecs.layer_schemes import layer_scheme
 from ..codecs.protocol import Codec
 from ..errors import CheckpointError, RecipeError, ZeropointError, printable
 
 KEEP = "keep"
 """The candidate that leaves a layer in its floats."""
-_MERGING = frozenset((VLLM, SGLANG, TENSORRT))
-"""Engines that run layers as one and take one scheme for them."""
 _EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
 
 
@@ -211,7 +209,7 @@ def _together(
     source: Source, candidates: Mapping[str, Candidate], weights: Mapping[str, SearchedWeight], codec: Codec
 ) -> Iterator[list[SearchedWeight]]:
     """Yield the weights that are decided together, in the order of the first of each."""
-    merges = not _MERGING.isdisjoint(codec.usual)
+    merges = not MERGING.isdisjoint(codec.usual)
     ties = tied_copies(source)
     owner: dict[str, str] = {}
     joined: dict[str, list[SearchedWeight]] = {}

@@ -58,6 +58,7 @@ class SearchState:
         self._errors: dict[str, dict[str, TensorError]] = {}
         self._facts: dict[str, dict[str, Any]] = {}
         self._journal: Journal | None = None
+        self._held = -1
         self.path = path
         if path is not None:
             self._journal = _opened(path)
@@ -65,7 +66,7 @@ class SearchState:
                 self._lock()
                 self._load(fields)
             except BaseException:
-                self._journal.close()
+                self.close()
                 raise
 
     def __enter__(self) -> SearchState:
@@ -74,8 +75,15 @@ class SearchState:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, for another search to open it; safe to call twice."""
         if self._journal is not None:
             self._journal.close()
+        if self._held >= 0:
+            os.close(self._held)
+        self._journal, self._held = None, -1
 
     def errors(self, module: str) -> Mapping[str, TensorError]:
         """Return the errors of a weight that are known, by the key of the candidate."""
@@ -115,7 +123,7 @@ class SearchState:
             raise CheckpointError(
                 f"state {shown(self.path)} is in use by another search; wait for it, or pass another --state"
             ) from error
-        self._locked = _Held(descriptor)
+        self._held = descriptor
 
     def _load(self, fields: Mapping[str, str]) -> None:
         assert self._journal is not None
@@ -147,16 +155,6 @@ class SearchState:
                     f"{shown(self.path)} holds {printable(repr(record)[:80])}, no record of a search; pass "
                     "another --state"
                 )
-
-
-class _Held:
-    """A descriptor that is closed with its owner."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def __del__(self) -> None:
-        os.close(self._descriptor)
 
 
 def _opened(path: Path) -> Journal:

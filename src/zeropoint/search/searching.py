@@ -344,6 +344,9 @@ def decide(asked: Asked, table: Table, weighing: Weighing) -> Settled:
 
 def _result(asked: Asked, table: Table, weighing: Weighing, decision: Settled) -> SearchResult:
     found, notes = table.choices, [*weighing.notes]
+    inputs = [text for text, c in found.candidates.items() if c.plan and any(x.input for x in c.plan.layers)]
+    if inputs:
+        notes.append(f"errors are those of weights; what {', '.join(inputs)} lose of inputs is not counted")
     if found.without:
         notes.append(
             f"{count(len(found.without), 'tensor')} kept: no candidate fits all layers that engines run as "

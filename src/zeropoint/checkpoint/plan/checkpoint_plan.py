@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...architectures import is_transposed
+from ...codecs.engines import MERGING
 from ...codecs.layer_schemes import layer_of, layer_scheme
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import CODECS, DEFAULT
@@ -269,7 +270,8 @@ def make_plan(
             floats.source, decisions, floats.quantized, codec, to=_only_layer(recipe, codec), requantize=anew
         )
         more = carried(floats, decisions, codec, requantize=anew)
-    split = split_sets(decisions) if mixture is None else []
+    merged = mixture is None and not MERGING.isdisjoint(codec.usual)
+    split = split_sets(decisions) if merged else []
     if split and selection.strict:
         others = f"; and {count(len(split) - 1, 'more such set')}" if len(split) > 1 else ""
         raise CheckpointError(f"{split[0]}{others}; give each set one scheme, or leave out --strict")
