@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,9 @@ import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import KEEP
 from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run import units
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.bitsandbytes import CODEC, StateForm
 from zeropoint.codecs.layer_schemes import layer_scheme
@@ -89,7 +92,7 @@ def theirs(folder: Path, tensors: Tensors, **section: Any) -> Path:
 
 
 def original(folder: Path, weight: torch.Tensor, **others: torch.Tensor) -> Path:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     save_file({M: weight, **others}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "bfloat16"}))
     return folder
@@ -153,7 +156,7 @@ def test_second_blocks_that_run_over_rows_are_decoded_part_by_part() -> None:
     coarse = torch.rand(-(-len(absmax) // 256), generator=generator)
     codec, shape = replace(CODEC, form=StateForm(length=9, offset=0.25)), (6, 12288)
     layer = layer_scheme("nf4", codec)
-    both = {"weight.nested_absmax": coarse, "weight.nested_quant_map": table("dynamic8")}
+    specs = {spec.suffix: spec for spec in codec.tensors(layer, shape, torch.float32)}
     scales = table("dynamic8")[absmax.int()] * coarse.repeat_interleave(256)[: len(absmax)] + 0.25
     values = table("nf4")[torch.stack([codes >> 4, codes & 15], 1).flatten().int()]
     wanted = (values.view(-1, 64) * scales[:, None]).view(shape)
@@ -162,6 +165,11 @@ def test_second_blocks_that_run_over_rows_are_decoded_part_by_part() -> None:
         part = {
             "weight": rows[0][start : start + count],
             "weight.absmax": rows[1][start : start + count].flatten(),
+        }
+        first, number = specs["weight.nested_absmax"].span(start, count)
+        both = {
+            "weight.nested_absmax": coarse[first : first + number],
+            "weight.nested_quant_map": table("dynamic8"),
         }
         q = codec.decode(layer, both | part, start=start, shape=(count, 12288), dtype=torch.float32)
         assert torch.equal(q.dequantize(), wanted[start : start + count])
@@ -190,6 +198,29 @@ def test_the_package_itself_gives_the_same_bytes(dtype: torch.dtype, block: int)
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_package_itself_gives_the_same_bytes_with_double_quantization(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    given = (torch.randn(300, 448, generator=torch.Generator().manual_seed(9)) * 0.02).to(dtype)
+    # Of float32 sums, whose order is that of the machine, the exact one.
+    monkeypatch.setattr(
+        torch.Tensor, "mean", lambda t: torch.tensor(math.fsum(t.flatten().tolist()) / t.numel())
+    )
+    codes, state = functional.quantize_4bit(given, blocksize=64, quant_type="nf4", compress_statistics=True)
+    theirs = {f"{M}.{name}": tensor for name, tensor in state.as_dict(packed=True).items()} | {M: codes}
+    ours, _ = double(given, tmp_path)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        if name == STATE:
+            assert bytes(ours[name].tolist()).rstrip(b" ") == bytes(tensor.tolist())
+        else:
+            assert torch.equal(ours[name], tensor), name
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 def test_the_package_itself_decodes_its_files_to_the_same_values(
@@ -201,6 +232,84 @@ def test_the_package_itself_decodes_its_files_to_the_same_values(
     names = {f"{M}.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}
     folder = theirs(tmp_path / "in", {M: codes} | names)
     assert torch.equal(decoded(folder, tmp_path / "out"), functional.dequantize_4bit(codes, state))
+
+
+def double(given: torch.Tensor, folder: Path, **limits: Any) -> tuple[Tensors, Path]:
+    """Return what is written of a weight with double quantization."""
+    source = original(folder / "in", given)
+    limit = Limits(workers=2, **limits)
+    run(make_plan(open_source(source), "nf4_double", codec=CODEC, limits=limit), folder / "out")
+    return load_file(folder / "out" / "model.safetensors"), source
+
+
+@pytest.mark.parametrize("shape", [(96, 320), (3, 16384), (300, 64), (1, 64)])
+def test_double_quantization_is_that_of_the_weight_as_one_row(shape: tuple[int, int], tmp_path: Path) -> None:
+    given = torch.randn(shape, generator=torch.Generator().manual_seed(5)) * 0.02
+    given[0, :64] = 0
+    found, source = double(given, tmp_path, tile_values=1)
+    q = zp.quantize(given.view(1, -1), CODEC.presets["nf4_double"].weight)
+    assert q.params.center is not None
+    state = json.loads(found[STATE].numpy().tobytes())
+    assert state["nested_offset"] == float(q.params.center)
+    swapped = (found[M] << 4 | found[M] >> 4).flatten()
+    assert torch.equal(swapped, q.data.flatten())
+    assert torch.equal(found[f"{M}.absmax"], q.scales[0].flatten())
+    assert torch.equal(found[f"{M}.nested_absmax"], q.scales[1].flatten())
+    assert torch.equal(found[f"{M}.nested_quant_map"], table("dynamic8"))
+    # Blocks of zeros have the mean as absmax, more or less; codes of zero are zeros all the same.
+    floats = decoded(tmp_path / "out", tmp_path / "floats")
+    assert torch.equal(floats.flatten(), q.dequantize().bfloat16().flatten())
+    assert not zp.verify_checkpoint(tmp_path / "out", source).problems
+    assert [s.layout for s in zp.inspect_checkpoint(tmp_path / "out").schemes] == [
+        "nf4 with double quantization"
+    ]
+
+
+def test_no_cut_of_a_weight_changes_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = torch.randn(640, 192, generator=torch.Generator().manual_seed(6)).bfloat16()
+    whole, _ = double(given, tmp_path / "whole")
+    monkeypatch.setattr(units, "UNIT_VALUES", 1)
+    parts, _ = double(given, tmp_path / "parts", tile_values=1)
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_absmax_that_is_off_by_more_than_its_rounding_is_seen(tmp_path: Path) -> None:
+    given = torch.randn(64, 512, generator=torch.Generator().manual_seed(8))
+    found, source = double(given, tmp_path)
+    found[f"{M}.absmax"][7] = 255 - found[f"{M}.absmax"][7]
+    save_file(found, tmp_path / "out" / "model.safetensors")
+    (tmp_path / "out" / "zeropoint_manifest.json").unlink()
+    problems = zp.verify_checkpoint(tmp_path / "out", source).problems
+    assert [p.where for p in problems] == ["a.up_proj"]
+    assert "times the proven bound" in problems[0].what
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("text", ["nf4", "nf4_double"])
+def test_transformers_loads_what_is_written_with_our_values(text: str, tmp_path: Path) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    transformers = pytest.importorskip("transformers")
+    shape = transformers.LlamaConfig(
+        num_hidden_layers=1, hidden_size=192, intermediate_size=320, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=64,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    transformers.LlamaForCausalLM(shape).save_pretrained(tmp_path / "in")
+    run(make_plan(open_source(tmp_path / "in"), text, codec=CODEC), tmp_path / "out")
+    every = Selection(dequantize=DequantizePolicy.EVERY)
+    run(make_plan(open_source(tmp_path / "out"), KEEP, selection=every), tmp_path / "floats")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    found, wanted = (load(tmp_path / name, dtype=torch.float32) for name in ("out", "floats"))
+    assert type(found.model.layers[0].mlp.up_proj).__name__ == "Linear4bit"
+    assert (found.model.layers[0].mlp.up_proj.weight.quant_state.nested) == (text == "nf4_double")
+    for name, wanted_weight in wanted.named_parameters():
+        weight = found.get_parameter(name)
+        if hasattr(weight, "quant_state"):
+            assert torch.equal(functional.dequantize_4bit(weight.data, weight.quant_state), wanted_weight)
+    with torch.no_grad():
+        assert bool(torch.isfinite(found(torch.arange(12)[None]).logits).all())
 
 
 def edited(**changes: Any) -> torch.Tensor:
@@ -262,7 +371,7 @@ def test_a_configuration_that_names_no_size_is_refused(tmp_path: Path) -> None:
         zp.verify_checkpoint(folder)
 
 
-@pytest.mark.parametrize("text", ["nf4_double", "nf4:g32", "nf4:channel", "int4:g64", "fp4_bnb:token"])
+@pytest.mark.parametrize("text", ["nf4_double:g128", "nf4:g32", "nf4:channel", "int4:g64", "fp4_bnb:token"])
 def test_a_scheme_that_has_no_place_is_refused(text: str) -> None:
     with pytest.raises(UnsupportedError, match="is not what bitsandbytes stores; use nf4 or fp4_bnb"):
         layer_scheme(text, CODEC)

@@ -15,7 +15,10 @@ from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver
 from torch.ao.quantization.observer import ObserverBase
 
 import zeropoint as zp
+from zeropoint.formats import get_format
+from zeropoint.params.chains import in_table
 from zeropoint.schemes import Scheme
+from zeropoint.schemes.dialects import get_dialect
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 QUICK, SLOW = 40, 1500
@@ -221,3 +224,35 @@ def test_quark_adds_an_odd_zero_point_before_it_rounds_a_tie() -> None:
     }
     assert codes == {"torch": [0, 255, 1], "quark": [0, 255, 2]}
     assert flat(quarks(x, "uint8:tensor:asym")[2]) == codes["quark"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_bitsandbytes_quantizes_nf4_so(dtype: torch.dtype, count: int) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional", reason="tests/oracles/more_peers.sh")
+    generator = torch.Generator().manual_seed(count)
+    table = torch.tensor(get_format("nf4").values)  # type: ignore[union-attr]
+    for number in range(count):
+        x = torch.randn(16, 256, generator=generator) * 2.0 ** (number % 24 - 12)
+        middles = (table[:-1] + table[1:]) / 2
+        x[0, 1:16], x[0, 0] = middles * 3, 3.0  # numbers on, or next to, the thresholds
+        x = x.to(dtype)
+        codes, state = functional.quantize_4bit(x, blocksize=64, quant_type="nf4", compress_statistics=False)
+        q = zp.quantize(x, "nf4:g64:dialect=bitsandbytes")
+        assert torch.equal(torch.stack([codes >> 4, codes & 15], 1).flatten(), q.codes.flatten().byte())
+        assert torch.equal(state.absmax, q.scales[0].flatten().float())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("count", COUNTS)
+def test_bitsandbytes_stores_absmax_so(count: int) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional", reason="tests/oracles/more_peers.sh")
+    generator = torch.Generator().manual_seed(count)
+    fmt = get_format("dynamic8")
+    for number in range(count):
+        x = torch.randn(700, generator=generator) * 2.0 ** (number % 24 - 12)
+        codes, state = functional.quantize_blockwise(x, blocksize=256)
+        factors = state.absmax.repeat_interleave(256)[:700]
+        found = in_table(x, factors, fmt, get_dialect("bitsandbytes").table_steps)
+        assert torch.equal(found, state.code[codes.int()])

@@ -240,7 +240,7 @@ def test_every_dialect_is_found_by_its_name() -> None:
     ("name", "message"),
     [
         ("tourch", "dialect 'tourch' is unknown; did you mean torch"),
-        ("", "dialect '' is unknown; known are burn, "),
+        ("", "dialect '' is unknown; known are bitsandbytes, burn, "),
     ],
 )
 def test_an_unknown_dialect_is_refused_with_what_was_likely_meant(name: str, message: str) -> None:

@@ -9,12 +9,16 @@ little-endian):
     X.weight.quant_state.bitsandbytes__nf4    U8: JSON, ``{"quant_type": "nf4", "blocksize": b, "dtype":
                                               "bfloat16", "shape": [N, K]}``; ``__fp4`` for fp4
 
-With double quantization, which is read and not written, because a block of it runs over the rows of a part:
+With double quantization, whose blocks run over rows, too, so that a part of a weight is whole ones:
 
     X.weight.absmax                U8 [N K / b]: codes of ``nested_quant_map[code] * nested_absmax + offset``
     X.weight.nested_absmax         F32 [ceil(N K / (256 b))]
     X.weight.nested_quant_map      F32 [256]
     the JSON has also              ``"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": x``
+
+The offset is the mean of absmax over the whole weight, known before a part is written: here of the exact sum,
+there of a float32 sum in torch's order, which depends on vector width and threads. Spaces follow the JSON
+that is written, whose length is fixed before the offset is known.
 
 A block of zeros has absmax 0 there, or one that the second quantization left near 0, and scale 1 here; its
 values are the same. The configuration says ``{"quant_method": "bitsandbytes", "load_in_4bit": true,
@@ -36,10 +40,15 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError, UnsupportedError
-from ..formats import CodebookFormat
+from ..formats import CodebookFormat, Format, get_format
+from ..formats.codes import rounding_reach
 from ..layout import packing
+from ..layout.blocks import reduce_blocks, spread_blocks
 from ..params import QuantizationParams
-from ..schemes import Preset, Scheme
+from ..params.chains import in_table
+from ..params.stored import store
+from ..schemes import Granularity, Preset, Scheme
+from ..schemes.dialects import get_dialect
 from ..tensor import QuantizedTensor
 from .block_extents import blocks, partial_group
 from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, fused_alike, rules
@@ -55,6 +64,11 @@ TYPES = MappingProxyType({"nf4": "nf4", "fp4": "fp4_bnb"})
 BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)
 """The sizes of blocks that bitsandbytes has on every device."""
 _NESTED_BLOCK, _NESTED_CODES = 256, 256
+_SECOND = get_format("dynamic8")
+"""The table of absmax less its mean."""
+_DIALECT = get_dialect("bitsandbytes")
+_NUMBER_BYTES = 24
+"""No number of float32 is longer in JSON."""
 _STATE_BYTES = 4096
 """No JSON is longer, by an order of magnitude."""
 _PARTS = (ABSMAX, MAP, NESTED, NESTED_MAP, *(_STATE + kind for kind in TYPES), WEIGHT)
@@ -68,10 +82,11 @@ _DTYPES = MappingProxyType({
 class StateForm:
     """What sets the tensors of a weight in somebody's file apart from those that are written here.
 
-    length: bytes of the JSON. offset: what double quantization adds to each absmax, or None without it.
+    length: bytes of the JSON, or None for that which it is written in. offset: what double quantization adds
+    to each absmax, or None without it.
     """
 
-    length: int
+    length: int | None
     offset: float | None
 
 
@@ -89,11 +104,16 @@ class QuantState:
     form: StateForm
 
 
-def state_text(kind: str, block: int, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
-    """Return the JSON of a weight without double quantization, as bitsandbytes spells it."""
+def state_text(
+    kind: str, block: int, dtype: torch.dtype, shape: tuple[int, ...], offset: float | None = None
+) -> bytes:
+    """Return the JSON of a weight, as bitsandbytes spells it; with an offset, spaces fill up its length."""
     name = str(dtype).removeprefix("torch.")
     state = {"quant_type": kind, "blocksize": block, "dtype": name, "shape": list(shape)}
-    return json.dumps(state).encode()
+    if offset is None:
+        return json.dumps(state).encode()
+    more = {"nested_blocksize": _NESTED_BLOCK, "nested_dtype": "float32", "nested_offset": offset}
+    return (json.dumps(state | more) + " " * (_NUMBER_BYTES - len(json.dumps(offset)))).encode()
 
 
 def state_of(text: bytes, kind: str) -> QuantState:
@@ -182,9 +202,12 @@ class BitsandbytesReader(Reader):
         if codes.dtype != "U8":
             raise UnsupportedError(f"its codes are stored as {codes.dtype}, which is not read; known is U8")
         state = state_of(self._listing.read(entry), kind)
-        weight = Scheme.parse(f"{TYPES[kind]}:g{state.block}")
-        own = StateForm(length=len(state_text(kind, state.block, state.dtype, state.shape)), offset=None)
-        codec = self._codec if state.form == own else replace(self._codec, form=state.form)
+        weight = plain(TYPES[kind], state.block)
+        usual = len(state_text(kind, state.block, state.dtype, state.shape, state.form.offset))
+        form = replace(state.form, length=None) if state.form.length == usual else state.form
+        codec = (
+            self._codec if form == StateForm(length=None, offset=None) else replace(self._codec, form=form)
+        )
         layer = LayerScheme(codec=codec, name=str(weight), weight=weight)
         partial = partial_group(weight, state.shape)
         if partial is not None:
@@ -207,9 +230,31 @@ class BitsandbytesReader(Reader):
         )  # fmt: skip
 
 
+def _values(fmt: Format) -> torch.Tensor:
+    assert isinstance(fmt, CodebookFormat)
+    return torch.tensor(fmt.values)
+
+
 def _table(weight: Scheme) -> torch.Tensor:
-    assert isinstance(weight.element, CodebookFormat)
-    return torch.tensor(weight.element.values)
+    return _values(weight.element)
+
+
+def plain(element: str, block: int) -> Scheme:
+    """Return the scheme of absmax in float32."""
+    return Scheme.parse(f"{element}:g{block}:dialect={_DIALECT.name}")
+
+
+def _double(element: str, block: int) -> Scheme:
+    """Return the scheme of double quantization: of the values of a weight as one row."""
+    coarse = block * _NESTED_BLOCK
+    return Scheme.parse(
+        f"{element}:g{block}:scale=linear_late/dynamic8:scale2=float32@g{coarse}:center=float32@tensor"
+        f":dialect={_DIALECT.name}"
+    )
+
+
+def _is_double(weight: Scheme) -> bool:
+    return weight.center is not None
 
 
 def _swapped(codes: torch.Tensor) -> torch.Tensor:
@@ -243,11 +288,15 @@ class Bitsandbytes(Codec):
 
     name = "bitsandbytes"
     title = "the 4-bit layout of bitsandbytes"
-    presets = MappingProxyType({"nf4": Preset(weight="nf4:g64"), "fp4_bnb": Preset(weight="fp4_bnb:g64")})
+    presets = MappingProxyType({
+        "nf4": Preset(weight=str(plain("nf4", 64))), "fp4_bnb": Preset(weight=str(plain("fp4_bnb", 64))),
+        "nf4_double": Preset(weight=str(_double("nf4", 64))),
+    })  # fmt: skip
     engines = rules({
         TRANSFORMERS: _transformers, VLLM: _vllm,
         LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
     })  # fmt: skip
+    defaults = MappingProxyType({"dialect": _DIALECT.name})
     methods = (QUANT_METHOD,)
 
     def layout(self, layer: LayerScheme) -> str:
@@ -255,20 +304,40 @@ class Bitsandbytes(Codec):
         weight, block = layer.weight, blocks(layer.weight)[COLUMNS]
         kinds = [
             kind for kind, element in TYPES.items()
-            if block in BLOCKS and weight == Scheme.parse(f"{element}:g{block}")
+            if block in BLOCKS
+            and replace(weight, dialect=_DIALECT) in (plain(element, block), _double(element, block))
         ]  # fmt: skip
         if not kinds:
             raise UnsupportedError(
                 f"scheme {weight} is not what bitsandbytes stores; use nf4 or fp4_bnb, with g64 to g4096, "
-                "and without double quantization, which is only read"
+                "or nf4_double"
             )
         if layer.input is not None:
             raise UnsupportedError(f"input {layer.input} has no place in bitsandbytes; leave out the input")
-        return kinds[0] if not self._nested else f"{kinds[0]} with double quantization"
+        return f"{kinds[0]} with double quantization" if self._nested(weight) else kinds[0]
 
-    @property
-    def _nested(self) -> bool:
-        return self.form is not None and self.form.offset is not None
+    def _nested(self, weight: Scheme) -> bool:
+        return _is_double(weight) or (self.form is not None and self.form.offset is not None)
+
+    def needs_mean(self, layer: LayerScheme) -> bool:
+        """See :class:`Codec`: absmax is stored less its mean."""
+        return _is_double(layer.weight)
+
+    def known(self, layer: LayerScheme, mean: float) -> LayerScheme:
+        """See :class:`Codec`: codes and absmax as without double quantization, and then the second level."""
+        if not _is_double(layer.weight):
+            return layer
+        offset = float(torch.tensor(mean, dtype=torch.float64).float())
+        codec = replace(self, form=StateForm(length=None, offset=offset))
+        weight = replace(
+            plain(TYPES[layer.layout.partition(" ")[0]], blocks(layer.weight)[COLUMNS]),
+            dialect=layer.weight.dialect,
+        )
+        return LayerScheme(codec=codec, name=layer.name, weight=weight)
+
+    def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
+        """See :class:`Codec`: rows of whole second blocks, where these are written."""
+        return _rows_of_second(layer.weight, shape[1]) if _is_double(layer.weight) else 1
 
     def tensors(
         self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
@@ -276,34 +345,48 @@ class Bitsandbytes(Codec):
         """See :class:`Codec`."""
         kind, block = layer.layout.partition(" ")[0], blocks(layer.weight)[COLUMNS]
         count, line = math.prod(shape) // block, shape[1] // block
-        text = state_text(kind, block, dtype, shape)
-        length = len(text) if self.form is None else self.form.length
+        nested = self._nested(layer.weight)
+        length = None if self.form is None else self.form.length
+        text = state_text(kind, block, dtype, shape, 0.0 if nested else None)
+        length = len(text) if length is None else length
         found = (
             TensorSpec(suffix=WEIGHT, dtype="U8", shape=(math.prod(shape) // 2, 1), lines=shape[1] // 2),
-            TensorSpec(suffix=ABSMAX, dtype="U8" if self._nested else "F32", shape=(count,), lines=line),
+            TensorSpec(suffix=ABSMAX, dtype="U8" if nested else "F32", shape=(count,), lines=line),
             TensorSpec(suffix=MAP, dtype="F32", shape=(len(_table(layer.weight)),), axis=None),
             TensorSpec(suffix=_STATE + kind, dtype="U8", shape=(length,), axis=None),
         )
-        if not self._nested:
+        if not nested:
             return found
-        coarse = -(-count // _NESTED_BLOCK)
+        coarse, per = -(-count // _NESTED_BLOCK), _rows_of_second(layer.weight, shape[1])
+        lines = per * line // _NESTED_BLOCK
         return (
             *found,
-            TensorSpec(suffix=NESTED, dtype="F32", shape=(coarse,), axis=None),
+            TensorSpec(suffix=NESTED, dtype="F32", shape=(coarse,), lines=lines, per=per),
             TensorSpec(suffix=NESTED_MAP, dtype="F32", shape=(_NESTED_CODES,), axis=None),
         )
 
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
         """See :class:`Codec`."""
-        return {WEIGHT: _swapped(q.data).reshape(-1, 1), ABSMAX: q.scales[0].reshape(-1)}
+        codes, absmax = _swapped(q.data).reshape(-1, 1), q.scales[0].reshape(-1)
+        if self.form is None or self.form.offset is None:
+            return {WEIGHT: codes, ABSMAX: absmax}
+        absmax = torch.where(_zeros(layer.weight, q.data, q.shape).reshape(-1), 0.0, absmax)
+        numbers, second = absmax - torch.tensor(self.form.offset), Granularity.group(_NESTED_BLOCK)
+        coarse = reduce_blocks(numbers.abs(), second, "amax", 0.0)
+        coarse = torch.where(coarse == 0, 1.0, coarse)
+        factors = spread_blocks(coarse, second, tuple(numbers.shape))
+        values = in_table(numbers, factors, _SECOND, _DIALECT.table_steps)
+        return {WEIGHT: codes, ABSMAX: store(values, _SECOND), NESTED: coarse}
 
     def constants(
         self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
     ) -> dict[str, torch.Tensor]:
         """See :class:`Codec`."""
-        kind, block = layer.layout, blocks(layer.weight)[COLUMNS]
-        text = bytearray(state_text(kind, block, params.dtype, shape))
-        return {MAP: _table(layer.weight), _STATE + kind: torch.frombuffer(text, dtype=torch.uint8)}
+        kind, block = layer.layout.partition(" ")[0], blocks(layer.weight)[COLUMNS]
+        offset = None if self.form is None else self.form.offset
+        text = bytearray(state_text(kind, block, params.dtype, shape, offset))
+        found = {MAP: _table(layer.weight), _STATE + kind: torch.frombuffer(text, dtype=torch.uint8)}
+        return found if offset is None else found | {NESTED_MAP: _values(_SECOND)}
 
     def decode(
         self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
@@ -311,22 +394,35 @@ class Bitsandbytes(Codec):
     ) -> QuantizedTensor:  # fmt: skip
         """See :class:`Codec`; the table is that of the type, as in bitsandbytes, whatever the file has."""
         grid = layer.weight.granularity.grid(shape)
-        scales = self._absmax(tensors, start * grid[1]).view(grid)
+        scales = self._absmax(layer, tensors, start, shape).view(grid)
         data = _swapped(tensors[WEIGHT].view(shape[0], -1))
         if bool((scales <= 0).any()):
-            values = _table(layer.weight)[packing.unpack(data, layer.weight.bits, shape[1]).int()]
-            zeros = (values == 0.0).view(*grid, -1).all(-1)
+            zeros = _zeros(layer.weight, data, shape)
             scales = torch.where(zeros & (scales <= 0), 1.0, scales)
         params = QuantizationParams(scheme=layer.weight, shape=shape, scales=(scales,), dtype=dtype)
         return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
 
-    def _absmax(self, tensors: Mapping[str, torch.Tensor], first: int) -> torch.Tensor:
-        """Return absmax in float32 of the blocks from number ``first`` on."""
+    def _absmax(
+        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], start: int, shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        """Return absmax in float32 of the blocks from row ``start`` on."""
         stored = tensors[ABSMAX]
         if self.form is None or self.form.offset is None:
             return stored
-        coarse = tensors[NESTED][torch.arange(first, first + len(stored)) // _NESTED_BLOCK]
+        coarse = _second_scales(layer, tensors, start, shape)
         return tensors[NESTED_MAP][stored.int()] * coarse + torch.tensor(self.form.offset)
+
+    def drift(
+        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...]
+    ) -> torch.Tensor | None:
+        """See :class:`Codec`: what the second quantization changes absmax by, at most."""
+        if self.form is None or self.form.offset is None:
+            return None
+        coarse = _second_scales(layer, tensors, start, shape).double()
+        values = _values(_SECOND)[tensors[ABSMAX].int()].double().abs()
+        off = rounding_reach(values, _SECOND) - values + 2 / _DIALECT.table_steps
+        roundings = (coarse + abs(self.form.offset)) * 2.0**-21
+        return (off * coarse * (1 + 2.0**-20) + roundings).view(layer.weight.granularity.grid(shape))
 
     def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
         """See :class:`Codec`; some engines decode with the table of the file."""
@@ -357,10 +453,32 @@ class Bitsandbytes(Codec):
         compute = str(model_dtype(contents.family, torch.float32)).removeprefix("torch.")
         return Documents(section={
             "quant_method": QUANT_METHOD, "load_in_4bit": True, "load_in_8bit": False,
-            "bnb_4bit_quant_type": layer.layout, "bnb_4bit_use_double_quant": False,
+            "bnb_4bit_quant_type": layer.layout.partition(" ")[0],
+            "bnb_4bit_use_double_quant": _is_double(layer.weight),
             "bnb_4bit_compute_dtype": compute, "bnb_4bit_quant_storage": "uint8",
             "llm_int8_skip_modules": list(contents.kept),
         })  # fmt: skip
+
+
+def _zeros(weight: Scheme, data: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return which blocks of packed codes are zeros."""
+    values = _table(weight)[packing.unpack(data, weight.bits, shape[1]).int()]
+    return (values == 0.0).view(*weight.granularity.grid(shape), -1).all(-1)
+
+
+def _rows_of_second(weight: Scheme, columns: int) -> int:
+    """Return the rows that are whole blocks of the second level, the fewest."""
+    values = blocks(weight)[COLUMNS] * _NESTED_BLOCK
+    return values // math.gcd(values, columns)
+
+
+def _second_scales(
+    layer: LayerScheme, tensors: Mapping[str, torch.Tensor], start: int, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """Return the factor of each absmax from row ``start`` on, of the lines that the part touches."""
+    line, per = shape[1] // blocks(layer.weight)[COLUMNS], _rows_of_second(layer.weight, shape[1])
+    numbers = torch.arange(start % per * line, start % per * line + len(tensors[ABSMAX]))
+    return tensors[NESTED][numbers // _NESTED_BLOCK]
 
 
 CODEC = Bitsandbytes()

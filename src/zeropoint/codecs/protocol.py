@@ -312,6 +312,23 @@ class Codec(Protocol):
         """
         return any(level.granularity == Granularity.tensor() for level in layer.weight.scales)
 
+    def needs_mean(self, layer: LayerScheme) -> bool:
+        """Return whether the mean of the scales of the whole weight must be known first.
+
+        Args:
+            layer: how the weight is quantized.
+        """
+        return False
+
+    def known(self, layer: LayerScheme, mean: float) -> LayerScheme:
+        """Return the scheme of parts of a weight, of whose scales the mean is known; by default the same.
+
+        Args:
+            layer: how the weight is quantized.
+            mean: of the scales of all its blocks.
+        """
+        return layer
+
     # Its tensors.
 
     def axis(self, layer: LayerScheme) -> int:
@@ -387,6 +404,15 @@ class Codec(Protocol):
             shape: of the part.
             dtype: of the weight before it was quantized, in which dequantized values are given.
         """
+
+    def drift(
+        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...]
+    ) -> torch.Tensor | None:
+        """Return how far the scale of each block may be from the one that its codes were chosen with.
+
+        None says that they are the same, as by default. The arguments are those of :meth:`decode`.
+        """
+        return None
 
     def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
         """Return what is wrong with stored values that decoding does not look at, or None.

@@ -58,12 +58,14 @@ class LayerData:
     Args:
         statistics: of the layer's inputs, by the names in :attr:`Method.needs`.
         extremes: smallest and largest value of the whole tensor where the weight is a part of it.
+        mean: that of the scales of the whole tensor, where a layout stores them less it.
         codes: those that the weight was decoded from, for methods that convert them.
         out: an earlier result for the same scheme, shape and dtype, whose memory is used again.
     """
 
     statistics: Mapping[str, Statistics] = field(default_factory=lambda: NO_STATISTICS)
     extremes: tuple[float, float] | None = None
+    mean: float | None = None
     codes: QuantizedTensor | None = None
     out: QuantizedTensor | None = None
 

@@ -41,11 +41,12 @@ from .tensors import Params, zero_point_of
 
 def drift(
     levels: Sequence[ScaleLevel], tensors: Sequence[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype,
-    *, beyond: float = 0.0,
+    *, beyond: float = 0.0, steps: int = 0,
 ) -> torch.Tensor:  # fmt: skip
     """Return how far the product of levels can be from the number that was stored, one a finest block.
 
-    beyond: by what part of a power of two on the finest level its number can be larger.
+    beyond: by what part of a power of two on the finest level its number can be larger. steps: those of the
+    dialect to which numbers are rounded before a table, or 0.
     """
     own, fine, wide = format_of(dtype), levels[0].granularity, wide_dtype(dtype)
     unit = UnitRoundoff.of(wide)
@@ -60,6 +61,7 @@ def drift(
             off = values * (1.0 if index else beyond)
         else:
             off = _off(values, fmt) * (2 if level.stores(Store.UP) else 1)
+            off = off + (2 / steps if steps and fmt.is_table else 0.0)
         finer = abs(span(levels[:index], own, signed=level.picks(Pick.SIGNED))) * (1 + 8 * unit.relative)
         if outer is None or reach is None:
             reach, outer = (values + off) * finer, values
@@ -96,7 +98,10 @@ class ChainedErrors:
         self.factor = scale.double().abs()
         self.gap = widest_gap(scheme.element, second_grid(scale, scheme.element))
         past = rule_reach(scheme, finest) / scheme.divisor - 1 if finest.power_of_two else 0.0
-        self.drift = drift(scheme.scales, levels[:count], shape, dtype, beyond=max(past, 0.0))
+        levels_of_scale, steps = levels[:count], scheme.dialect.table_steps
+        self.drift = drift(
+            scheme.scales, levels_of_scale, shape, dtype, beyond=max(past, 0.0), steps=steps
+        )
         if scheme.center is not None:
             self.drift = self.drift + 8 * self.wide.relative * self.factor
         if scheme.dialect.small_scales.of_zeros == 0.0:

@@ -123,6 +123,21 @@ def _from_edge(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Tens
     return torch.where(codes != 0, edge / codes, step), torch.where(codes != 0, edge, 0.0)
 
 
+def in_table(numbers: torch.Tensor, scale: torch.Tensor, fmt: Format, steps: int) -> torch.Tensor:
+    """Return the values of a table for ``numbers`` over ``scale``, looked up by the closest of equal steps.
+
+    As in C, in float32: ``(n * (1 / s) + 1) * 0.5 * steps + 0.5``, cut off.
+
+    Args:
+        numbers, scale: of one shape.
+        fmt: a table from -1 to 1.
+        steps: how many there are.
+    """
+    ratio = torch.where(scale == 0, 0.0, numbers * (1 / scale)).clamp(-1, 1)
+    number = ((ratio + 1) * 0.5 * steps + 0.5).to(torch.int64)
+    return round_to((2 * number.double() / steps - 1).to(numbers.dtype), fmt, up=False)
+
+
 class _Chain:
     """The levels of a scale or of an offset, which take turns to store a number of each finest block.
 
@@ -136,6 +151,7 @@ class _Chain:
         self._scheme, self._levels = scheme, levels
         self._center = scheme.center if of_scales else None
         self._unit = _unit(scheme) if of_scales else 1.0
+        self._table_steps = scheme.dialect.table_steps if of_scales else 0
         self._shape, self._own = ranges.shape, format_of(ranges.dtype)
         self._quiet = torch.finfo(ranges.dtype).eps if quiet is None else quiet
 
@@ -161,8 +177,10 @@ class _Chain:
             factor = spread_grid(factor, level.granularity, fine.granularity, self._shape)
             outer = factor if outer is None else factor * outer
         if outer is not None:
-            ratio = torch.where(outer == 0, 0.0, numbers / outer)
-            values = self._saturated(fine, ratio)
+            if self._table_steps and self._format(fine).is_table:
+                values = in_table(numbers, outer, self._format(fine), self._table_steps)
+            else:
+                values = self._saturated(fine, torch.where(outer == 0, 0.0, numbers / outer))
             used = numbers if fine.stores(Store.LATE) else values * outer
         elif center is not None:
             values = self._rounded(fine, numbers)

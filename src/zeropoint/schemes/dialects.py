@@ -120,6 +120,8 @@ class Dialect:
         tensor_scale: whether the coarsest of several levels is kept as itself or as its reciprocal.
         finest_quotient: in which order the finest of several linear scales is computed.
         positive_zero_bits: float elements of at most this many bits write a negative zero as code 0.
+        table_steps: scales that are stored as codes of a table are rounded to so many steps from -1 to 1
+            first; 0 means that they are not.
     """
 
     name: str
@@ -133,6 +135,7 @@ class Dialect:
     tensor_scale: TensorScale = TensorScale.DIRECT
     finest_quotient: FinestQuotient = FinestQuotient.OF_IDEAL
     positive_zero_bits: int = 0
+    table_steps: int = 0
 
 
 ZEROPOINT = Dialect(name="zeropoint")
@@ -187,6 +190,9 @@ _DIALECTS = (
     Dialect(name="mlx", small_scales=SmallScales(of_zeros=1e-7, least=1e-7)),
     # downcast_to_mxfp_torch of triton_kernels, by which transformers quantizes gpt-oss: ties away from zero.
     Dialect(name="gpt-oss", rounding=RoundingMode.HALF_AWAY),
+    # quantize_4bit of bitsandbytes 0.50 on a CPU, and quantize_blockwise of absmax, which looks codes up in a
+    # table of 2 ** 16 numbers.
+    Dialect(name="bitsandbytes", scaling=Scaling.RECIPROCAL, table_steps=(1 << 16) - 1),
     # burn v0.16, QuantizationScheme::compute_q_params; f32::round rounds half away from zero.
     Dialect(
         name="burn",

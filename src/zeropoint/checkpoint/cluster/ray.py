@@ -23,7 +23,7 @@ from ..plan.identity import identity
 from ..run.executor import ExecutorError, Job, Results
 from ..run.tiles import widest
 from ..run.units import Unit
-from ..run.work import Done, Scanned
+from ..run.work import Done, Scanned, mean_scale
 from .worker import TOKEN_FILE, Failed, PlanRequest, UnitBatch, work
 
 BATCH_BYTES = 1 << 28
@@ -165,7 +165,7 @@ class Schedule:
     def next(self) -> UnitBatch | None:
         """Return the next batch, or None as long as it needs extremes that are not there."""
         numbers: list[int] = []
-        size, extremes = 0, {}
+        size, extremes, means = 0, {}, {}
         scans = bool(self._steps) and self._steps[0][0]
         while self._steps and self._steps[0][0] == scans and (not numbers or size < self._batch_bytes):
             unit = self._steps[0][1]
@@ -173,14 +173,14 @@ class Schedule:
                 members = self._groups[unit.group]
                 if any(member.number not in self._scanned for member in members):
                     break
-                extremes[unit.group] = widest(
-                    (self._scanned[member.number].low, self._scanned[member.number].high)
-                    for member in members
-                )
+                found = [self._scanned[member.number] for member in members]
+                extremes[unit.group] = widest((each.low, each.high) for each in found)
+                means[unit.group] = mean_scale(found)
             numbers.append(unit.number)
             size += unit.nbytes
             self._steps.popleft()
-        return UnitBatch(numbers=tuple(numbers), scans=scans, extremes=extremes) if numbers else None
+        batch = UnitBatch(numbers=tuple(numbers), scans=scans, extremes=extremes, means=means)
+        return batch if numbers else None
 
 
 def steps(job: Job, *, ahead: int) -> list[tuple[bool, Unit]]:

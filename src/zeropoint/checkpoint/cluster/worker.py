@@ -65,12 +65,13 @@ class PlanRequest:
 class UnitBatch:
     """Units, by number, that one worker does one after the other; or scans, where ``scans`` is set.
 
-    extremes: those of the groups of the units.
+    extremes, means: those of the groups of the units, and of their scales where these are asked for.
     """
 
     numbers: tuple[int, ...]
     scans: bool
     extremes: Mapping[str, tuple[float, float]]
+    means: Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +115,9 @@ def _one(unit: Unit, batch: UnitBatch, request: PlanRequest, plan: CheckpointPla
     scratch = _scratch(buffer_bytes([unit], plan.limits))
     if batch.scans:
         return scan(unit, plan.limits, scratch)
-    extremes = None if unit.group is None else batch.extremes[unit.group]
-    return do(unit, request.partials, plan.limits, scratch, layer_data(plan, unit.placement, extremes))
+    group = unit.group
+    found = (None, None) if group is None else (batch.extremes[group], batch.means[group])
+    return do(unit, request.partials, plan.limits, scratch, layer_data(plan, unit.placement, *found))
 
 
 @functools.lru_cache(maxsize=1)

@@ -188,10 +188,12 @@ class CheckpointPlan:
         return tuple(d for d in self.decisions if d.kept_by_default)
 
 
-def layer_data(plan: CheckpointPlan, weight: Placement, extremes: tuple[float, float] | None) -> LayerData:
-    """Return what the method of a weight of ``plan`` is given; ``extremes``: of its group, if any."""
+def layer_data(
+    plan: CheckpointPlan, weight: Placement, extremes: tuple[float, float] | None, mean: float | None = None
+) -> LayerData:
+    """Return what the method of a weight of ``plan`` is given; what was scanned is of its group, if any."""
     statistics = plan.statistics.get(weight.module, {})
-    return LayerData(statistics=statistics, extremes=extremes)
+    return LayerData(statistics=statistics, extremes=extremes if mean is None else None, mean=mean)
 
 
 def require_statistics(plan: CheckpointPlan) -> None:

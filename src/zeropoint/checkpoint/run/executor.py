@@ -17,7 +17,7 @@ from ..read.problems import ObstacleError
 from .directory import Partials
 from .tiles import Scratch, widest
 from .units import Unit
-from .work import Done, Scanned, buffer_bytes, do, scan
+from .work import Done, Scanned, buffer_bytes, do, mean_scale, scan
 from .workers import Stopped, Task, done_tasks
 
 Results = Generator[Scanned | Done, None, None]
@@ -125,6 +125,10 @@ class _Extremes:
                 raise Stopped
         return widest((found.low, found.high) for found in self._found)
 
+    def mean(self) -> float | None:
+        """Return the mean of the scales of the set, of which all units are in."""
+        return mean_scale(self._found)
+
 
 class _UnitTask(Task):
     """Work on one unit."""
@@ -155,6 +159,7 @@ class _Do(_UnitTask):
 
     def run(self, scratch: Scratch) -> None:
         """See :class:`Task`."""
-        extremes, plan = None if self.extremes is None else self.extremes.wait(), self.job.plan
-        data = layer_data(plan, self.unit.placement, extremes)
+        of, plan = self.extremes, self.job.plan
+        found = (None, None) if of is None else (of.wait(), of.mean())
+        data = layer_data(plan, self.unit.placement, *found)
         self.result = do(self.unit, self.job.partials, plan.limits, scratch, data)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ...formats.torch_dtypes import wide_dtype
+from ...layout.blocks import reduce_blocks
 from ...methods import LayerData, Method
 from ...methods.method import NO_DATA
 from ...schemes import Granularity, Scheme
@@ -26,6 +28,17 @@ def extremes_of(x: torch.Tensor) -> tuple[float, float]:
     """
     low, high = torch.aminmax(x)
     return float(low), float(high)
+
+
+def scales_in(x: torch.Tensor, scheme: Scheme) -> list[float]:
+    """Return the scale of each block of ``x``, 0 for zeros, before it is stored.
+
+    >>> scales_in(torch.tensor([[1.0, -3.0, 0.0, 0.0]]), Scheme.parse("nf4:g2"))
+    [3.0, 0.0]
+    """
+    largest = reduce_blocks(x.abs(), scheme.granularity, "amax", 0.0).to(wide_dtype(x.dtype))
+    found: list[float] = (largest / scheme.divisor).flatten().tolist()
+    return found
 
 
 def widest(found: Iterable[tuple[float, float]]) -> tuple[float, float]:

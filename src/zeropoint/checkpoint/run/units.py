@@ -60,7 +60,10 @@ class Unit:
     def group(self) -> str | None:
         """The set of weights that must be scanned before it can be quantized, or None."""
         of = self.placement
-        return (of.share or of.module) if of.to is not None and needs_extremes(of.to.weight) else None
+        if of.to is None:
+            return None
+        scanned = needs_extremes(of.to.weight) or of.to.codec.needs_mean(of.to)
+        return (of.share or of.module) if scanned else None
 
     @property
     def file(self) -> str:

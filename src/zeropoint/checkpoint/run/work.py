@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from ...codecs.protocol import ROWS
+from ...codecs.protocol import ROWS, LayerScheme
 from ...columns import Blobs
 from ...errors import CheckpointError, NonFiniteError, UnsupportedError, ZeropointError, count, printable
 from ...methods import LOSSLESS, LayerData, method_named
@@ -28,8 +29,8 @@ from ..plan.limits import Limits
 from ..plan.placement import Placement
 from ..read.storage import OpenFile, Place, open_file, shown
 from .directory import Partials, copy_range, write_at
-from .tensor_error import TensorError, measure, measure_columns
-from .tiles import Scratch, extremes_of, widest
+from .tensor_error import TensorError, exact_sum, measure, measure_columns
+from .tiles import Scratch, extremes_of, scales_in, widest
 from .units import Span, Unit
 
 Files = Mapping[Place, OpenFile]
@@ -40,11 +41,27 @@ PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scanned:
-    """The extremes of the unit of this number."""
+    """The extremes of the unit of this number.
+
+    scales: how many it has, where the mean is asked for. sum: of these, in parts, as :func:`exact_sum` gives
+    them.
+    """
 
     number: int
     low: float
     high: float
+    scales: int = 0
+    sum: tuple[float, ...] = ()
+
+
+def mean_scale(found: Collection[Scanned]) -> float | None:
+    """Return the mean of the scales of all units of a weight, rounded once; None where nobody asked for it.
+
+    >>> mean_scale([Scanned(number=n, low=0.0, high=1.0, scales=2, sum=(n + 0.5,)) for n in (0, 1)])
+    0.5
+    """
+    number = sum(each.scales for each in found)
+    return math.fsum(part for each in found for part in each.sum) / number if number else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,13 +176,17 @@ def buffer_bytes(todo: Iterable[Unit], limits: Limits) -> int:
 
 
 def scan(unit: Unit, limits: Limits, scratch: Scratch) -> Scanned:
-    """Return the extremes of a unit's values."""
+    """Return the extremes of a unit's values, and the sum of its scales where their mean is asked for."""
+    of, found, scales = unit.placement, list[tuple[float, float]](), array("d")
+    means = of.layer.codec.needs_mean(of.layer)
     with _opened(unit) as files:
-        low, high = widest(
-            extremes_of(unit.placement.read(files, start, rows, scratch.buffer))
-            for start, rows in _tiles(unit, limits)
-        )
-    return Scanned(number=unit.number, low=low, high=high)
+        for start, rows in _tiles(unit, limits):
+            x = of.read(files, start, rows, scratch.buffer)
+            found.append(extremes_of(x))
+            if means:
+                scales.extend(scales_in(x, of.layer.codec.known(of.layer, 0.0).weight))
+    low, high = widest(found)
+    return Scanned(number=unit.number, low=low, high=high, scales=len(scales), sum=exact_sum(scales))
 
 
 def do(unit: Unit, partials: Partials, limits: Limits, scratch: Scratch, data: LayerData = NO_DATA) -> Done:
@@ -221,13 +242,14 @@ def _quantize_tile(
     (start, rows), (data, scratch) = cut, means
     codes = weight.codes(files, start, rows) if weight.of_codes else None
     x = weight.read(files, start, rows, scratch.buffer) if codes is None else codes.dequantize(torch.float32)
-    layer, codec = weight.layer, weight.layer.codec
+    layer = weight.layer if data.mean is None else weight.layer.codec.known(weight.layer, data.mean)
+    codec = layer.codec
     try:
         q = scratch.quantize(x, layer.weight, method_named(weight.method), replace(data, codes=codes))
         tensors = codec.encode(layer, q)
         constants = codec.constants(layer, q.params, weight.shape)
-        if codes is not None:
-            q = _read_back(weight, q, tensors | constants, start, x)
+        if codes is not None or data.mean is not None:
+            q = _read_back(weight, layer, q, tensors | constants, (start, x))
     except ZeropointError as error:
         raise _named(error, weight, files, scratch.buffer, rows=rows) from error
     measured = measure(x, q) if weight.axis == ROWS else measure_columns(x, q, weight.alignment)
@@ -241,10 +263,11 @@ def _quantize_tile(
 
 
 def _read_back(
-    weight: Placement, q: QuantizedTensor, tensors: Mapping[str, torch.Tensor], start: int, x: torch.Tensor
-) -> QuantizedTensor:
-    """Return what loaders read; raises UnsupportedError where ``x`` had to be kept and is not."""
-    layer = weight.layer
+    weight: Placement, layer: LayerScheme, q: QuantizedTensor, tensors: Mapping[str, torch.Tensor],
+    tile: tuple[int, torch.Tensor],
+) -> QuantizedTensor:  # fmt: skip
+    """Return what loaders read of a tile; raises UnsupportedError where it had to be kept and is not."""
+    start, x = tile
     read = layer.codec.decode(layer, tensors, start=start, shape=q.shape, dtype=q.dtype)
     different = difference(x, read) if weight.method == LOSSLESS else None
     if different is not None:

@@ -237,7 +237,9 @@ class LayerPart(Check):
             x = self.check.weight.read(self.check.files, first, self.rows, buffer).to(q.dtype)
         else:
             x = self.check.weight.read_columns(self.check.files, self.start, self.rows, buffer).to(q.dtype)
-        self.ratio = _of_bound(x, decoded, q, self.check.bound)
+        layer = self.check.layer
+        drift = layer.codec.drift(layer.layer, lines, start=self.start, shape=q.shape)
+        self.ratio = _of_bound((x, decoded), q, self.check.bound, drift)
         self.error = self._measured(x, q)
         if self.ratio > 1:
             self.report(f"{self._where()} are off by up to {self.ratio:.3g} times the proven bound")
@@ -286,8 +288,13 @@ def _lost_block(q: QuantizedTensor) -> tuple[int, ...] | None:
     return tuple(torch.nonzero(lost)[0].tolist()) if bool(lost.any()) else None
 
 
-def _of_bound(x: torch.Tensor, decoded: torch.Tensor, q: QuantizedTensor, kind: Bound) -> float:
+def _of_bound(
+    pair: tuple[torch.Tensor, torch.Tensor], q: QuantizedTensor, kind: Bound, drift: torch.Tensor | None
+) -> float:
     """Return the largest error of an element in parts of its block's bound.
+
+    pair: what was quantized, and what it decodes to. drift: how far each scale may be from the one that codes
+    were chosen with, which a code's value multiplies.
 
     Where scales may clip, the bound is that of rounding, and what a number is beyond all codes is no part of
     its error. Without a bound it is 0.
@@ -298,6 +305,7 @@ def _of_bound(x: torch.Tensor, decoded: torch.Tensor, q: QuantizedTensor, kind: 
     def spread(values: torch.Tensor) -> torch.Tensor:
         return spread_blocks(values, q.scheme.granularity, tuple(x.shape))
 
+    x, decoded = pair
     off = (x.double() - decoded.double()).abs_()
     if kind is Bound.ROUNDING:
         low, high = map(spread, q.params.representable())
@@ -305,5 +313,8 @@ def _of_bound(x: torch.Tensor, decoded: torch.Tensor, q: QuantizedTensor, kind: 
         bound = q.params.rounding_bound(torch.float32)
     else:
         bound = q.params.error_bound(torch.float32)
+    if drift is not None:
+        element = q.scheme.element
+        bound = bound + drift * float(max(-element.min, element.max) + element.largest_gap / 2)
     ratio = torch.where(off <= 0, 0.0, off / spread(bound))
     return float(ratio.max()) if ratio.numel() else 0.0
