@@ -254,7 +254,8 @@ def test_a_layer_without_an_equal_is_refused_by_name_before_anything_is_read(
     with pytest.raises(UnsupportedError) as caught:
         plan_of(source, "gptq")
     assert str(caught.value).startswith(
-        f"4 layers cannot be converted to gptq, such as '{LAYER}.mlp.up_proj.weight' (nf4:g64): scheme "
+        f"4 layers cannot be converted to gptq, such as '{LAYER}.mlp.up_proj.weight' "
+        "(nf4:g64:dialect=bitsandbytes): scheme "
     )
     assert str(caught.value).endswith("; pass --to SCHEME, and --allow-requantize where values change")
 
