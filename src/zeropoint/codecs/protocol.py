@@ -410,7 +410,12 @@ class Codec(Protocol):
     ) -> torch.Tensor | None:
         """Return how far the scale of each block may be from the one that its codes were chosen with.
 
-        None says that they are the same, as by default. The arguments are those of :meth:`decode`.
+        None says that they are the same, as by default.
+
+        Args:
+            layer: how the weight is quantized.
+            tensors: as :meth:`decode` has them.
+            start, shape: of the part, likewise.
         """
         return None
 
