@@ -99,9 +99,7 @@ class ChainedErrors:
         self.gap = widest_gap(scheme.element, second_grid(scale, scheme.element))
         past = rule_reach(scheme, finest) / scheme.divisor - 1 if finest.power_of_two else 0.0
         levels_of_scale, steps = levels[:count], scheme.dialect.table_steps
-        self.drift = drift(
-            scheme.scales, levels_of_scale, shape, dtype, beyond=max(past, 0.0), steps=steps
-        )
+        self.drift = drift(scheme.scales, levels_of_scale, shape, dtype, beyond=max(past, 0.0), steps=steps)
         if scheme.center is not None:
             self.drift = self.drift + 8 * self.wide.relative * self.factor
         if scheme.dialect.small_scales.of_zeros == 0.0:
