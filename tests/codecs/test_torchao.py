@@ -128,7 +128,7 @@ WRONG: tuple[tuple[Callable[[], Tensors], Mapping[str, Any], str], ...] = (
     (lambda: stored() | {f"{M}._weight_scale": torch.ones(2, 1)}, {}, r"is F32 of shape \[2, 1\], but"),
     (lambda: codes(8), {}, "_weight_qdata has codes of more than 4 bits"),
     (lambda: stored() | {f"{M}._weight_zero_point": torch.ones(2, 2).char()}, {}, "_zero_point is not 0"),
-    (stored, {"kind": "Int4Tensor"}, "weights of class 'Int4Tensor' are not read"),
+    (stored, {"kind": "Int4PlainInt32Tensor"}, "weights of class 'Int4PlainInt32Tensor' are not read"),
     (stored, {"kind": ["Int8Tensor"]}, "weights of class .* are not read"),
     (stored, {"block_size": [2, 32]}, r"block_size \[2, 32\] in its metadata is not read"),
     (stored, {"block_size": None}, "block_size None in its metadata is not read"),

@@ -21,15 +21,17 @@ from zeropoint.codecs.torchao import CODEC
 
 quantization = pytest.importorskip("torchao.quantization", reason="tests/oracles/more_peers.sh")
 transformers = pytest.importorskip("transformers", reason="extra `hf`")
+mx = pytest.importorskip("torchao.prototype.mx_formats.inference_workflow")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CT = ":dialect=compressed-tensors"
 SCHEMES = {
     "int8wo": "int8wo", "int8dq": "int8dq", "float8wo": "float8wo", "int4_group": f"int4:g32{CT}",
     "int4_asym": f"int4:g32:asym{CT}", "int8_axis": f"int8:channel:asym{CT}",
-    "int3_axis": f"int3:channel{CT}",
+    "int3_axis": f"int3:channel{CT}", "mxfp8": "mxfp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4a16",
 }  # fmt: skip
-EXACT = ("int8wo", "int8dq", "float8wo")
+EXACT = ("int8wo", "int8dq", "float8wo", "mxfp8", "mxfp4", "nvfp4")
+FP4 = torch.float4_e2m1fn_x2
 
 
 def config(case: str) -> Any:
@@ -45,6 +47,9 @@ def config(case: str) -> Any:
         "int4_asym": lambda: q.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=group, **asymmetric),
         "int8_axis": lambda: q.IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=axis, **asymmetric),
         "int3_axis": lambda: q.IntxWeightOnlyConfig(weight_dtype=torch.int3, granularity=axis),
+        "mxfp8": mx.MXDynamicActivationMXWeightConfig,
+        "mxfp4": lambda: mx.MXDynamicActivationMXWeightConfig(activation_dtype=FP4, weight_dtype=FP4),
+        "nvfp4": mx.NVFP4WeightOnlyConfig,
     }
     return made[case]()
 
@@ -82,7 +87,8 @@ def test_tensors_and_metadata_are_those_of_torchao(case: str, tmp_path: Path) ->
     assert ours_are == theirs_are
     for name, tensor in theirs.items():
         if case in EXACT or not name.endswith("qdata"):
-            assert torch.equal(ours[name].view(torch.uint8), tensor.view(torch.uint8)), name
+            pair = (each.reshape(-1).view(torch.uint8) for each in (ours[name], tensor))
+            assert torch.equal(*pair), name
         else:  # quotients are bfloat16 there, by a rounded reciprocal
             assert int((ours[name].int() - tensor.int()).abs().max()) <= 1, name
     sections = [

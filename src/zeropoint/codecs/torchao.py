@@ -8,6 +8,7 @@ other; S is the dtype of the model):
     Float8Tensor               X._weight_qdata F8_E4M3 [N, K], X._weight_scale F32 [N, 1]
     IntxUnpackedToInt8Tensor   X._weight_qdata I8 [N, K], of 2 to 8 bits each, X._weight_scale S [N, K / g],
                                X._weight_zero_point I8 [N, K / g]
+    Int4Tensor, MXTensor, NVFP4Tensor: see torchao_packed.py
 
 The metadata of a file has ``X.weight``: ``{"_type": "Int8Tensor", "_data": {"block_size": [1, K], "dtype":
 {"_type": "torch.dtype", "_data": "bfloat16"}, ...}, "_tensor_data_names": [...]}``, ``{"_type": "Tensor"}``
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -38,6 +39,7 @@ from ..params.tensors import zero_point_dtype
 from ..recipes import Activation
 from ..schemes import Preset, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
+from . import torchao_packed as packed
 from .block_extents import blocks
 from .containers.protocol import Metadata
 from .engines import (
@@ -52,19 +54,22 @@ from .engines import (
     fused_alike,
     rules,
 )
-from .model_format import FileTensor, ModelFiles, ModelFormat
+from .model_format import ModelFiles, ModelFormat
 from .protocol import Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, names_in, needed, record_of
 from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
+from .torchao_json import FLOAT8, INT8, INTX, config_of, json_of
+from .torchao_packed import CODES, INT4, MX, NVFP4, SCALE, TENSOR_SCALE, ZEROS
 
 QUANT_METHOD = "torchao"
-CODES, SCALE, ZEROS = "_weight_qdata", "_weight_scale", "_weight_zero_point"
-INT8, FLOAT8, INTX = "Int8Tensor", "Float8Tensor", "IntxUnpackedToInt8Tensor"
 _INT8, _FLOAT8 = "int8:channel:scale=input:dialect=torch", "float8_e4m3fn:channel:scale=input"
 _OTHERS = (
-    "_weight_per_tensor_scale", "_weight_scale_and_zero", "_weight_act_pre_scale", "_weight_act_quant_scale",
+    "_weight_scale_and_zero", "_weight_act_pre_scale", "_weight_act_quant_scale",
+    "_weight_act_per_tensor_scale",
 )  # fmt: skip
-"""Tensors of its other classes."""
+"""Tensors that are not read, of its other classes and of inputs."""
+_NVFP4_WEIGHT = "float4_e2m1fn:g16:scale=float8_ue4m3fn:scale2=float32@tensor"
+_MXFP8, _MXFP4 = (f"{element}:g32:scale=rceil" for element in ("float8_e4m3fn", "float4_e2m1fn"))
 _TOKEN = Activation.of("int8:token")
 _SCALES, _NAMES = ("F32", "BF16", "F16"), "tensor_names"
 
@@ -75,6 +80,9 @@ def class_of(weight: Scheme) -> str | None:
     >>> class_of(Scheme.parse("int8:channel")), class_of(Scheme.parse("int4:g32:asym"))
     ('Int8Tensor', 'IntxUnpackedToInt8Tensor')
     """
+    found = packed.class_of(weight)
+    if found is not None:
+        return found
     if weight.chained is not None or len(weight.scales) != 1 or weight.offsets or blocks(weight)[0] != 1:
         return None
     element, (level,), group = weight.element, weight.scales, blocks(weight)[1]
@@ -98,10 +106,15 @@ def _member(table: Mapping[str, Any], key: str) -> Any:
     return found.get("_data") if isinstance(found, dict) else found
 
 
+def _unwrapped(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all values of a table, those that are wrapped without what they are in."""
+    return {key: _member(table, key) for key in table}
+
+
 class TorchaoReader(Reader):
     """The layers of one checkpoint of torchao, each of which the metadata describes."""
 
-    def __init__(self, listing: Listing, codec: Codec) -> None:
+    def __init__(self, listing: Listing, codec: Torchao) -> None:
         self._metadata, self._codec = listing.metadata, codec
         if _NAMES not in self._metadata:
             raise UnsupportedError(
@@ -121,6 +134,8 @@ class TorchaoReader(Reader):
         codes, scale = needed(tensors, CODES, kind), needed(tensors, SCALE, kind)
         if len(codes.shape) != 2:
             raise CheckpointError(f"{CODES} has shape {list(codes.shape)}, but must be a matrix")
+        if kind in packed.CLASSES:
+            return self._packed(key, tensors, (kind, data))
         if scale.dtype not in _SCALES:
             raise CheckpointError(f"{SCALE} is {scale.dtype}, but must be one of {', '.join(_SCALES)}")
         shape, own = (codes.shape[0], codes.shape[1]), str(TORCH_DTYPES[scale.dtype]).removeprefix("torch.")
@@ -133,6 +148,36 @@ class TorchaoReader(Reader):
                 f"dtype in its metadata is {named!r:.40}, but must be one of {', '.join(_DTYPES)}"
             )
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight, input=_input(data))
+        return record_of(layer, key, tensors, shape=shape, dtype=_DTYPES[named])
+
+    def _packed(
+        self, key: str, tensors: Mapping[str, Entry], described: tuple[str, Mapping[str, Any]]
+    ) -> Record:
+        """Return the record of a weight whose codes or scales are packed."""
+        kind, data = described
+        plain, given = _unwrapped(data), data.get("act_quant_kwargs")
+        inputs = given.get("_data") if isinstance(given, dict) else None
+        inputs = _unwrapped(inputs) if isinstance(inputs, dict) else {}
+        mode = inputs.get("scaling_mode", _member(self._said[1] or {}, "scaling_mode"))
+        weight = packed.scheme_of(kind, plain, tensor=TENSOR_SCALE in tensors, mode=mode)
+        if isinstance(weight, str):
+            raise UnsupportedError(f"{kind} with {weight} is not read; pass the original checkpoint")
+        took = packed.input_of(kind, weight, inputs) if given is not None and kind != INT4 else None
+        if took is None and given is not None:
+            raise UnsupportedError(f"quantized inputs {given!r:.60} in its metadata are not read")
+        named = tensors[SCALE].dtype if kind == INT4 else plain.get("orig_dtype")
+        named = str(TORCH_DTYPES.get(str(named), named)).removeprefix("torch.")
+        if named not in _DTYPES:
+            raise CheckpointError(f"its dtype is {named:.40}, but must be one of {', '.join(_DTYPES)}")
+        codes = tensors[CODES].shape
+        shape = (codes[0], codes[1] * (1 if weight.bits == 8 else 2))
+        if kind == INT4 and plain.get("shape") not in (None, list(shape)):
+            raise CheckpointError(
+                f"shape in its metadata is {plain.get('shape')!r:.40}, but its codes are of {list(shape)}"
+            )
+        swizzle = kind != INT4 and plain.get("is_swizzled_scales") is True
+        codec = self._codec if swizzle or kind == INT4 else replace(self._codec, swizzle=False)
+        layer = LayerScheme(codec=codec, name=str(weight), weight=weight, input=took)
         return record_of(layer, key, tensors, shape=shape, dtype=_DTYPES[named])
 
     def contradiction(self, layer: LayerScheme) -> str | None:
@@ -163,9 +208,10 @@ class TorchaoReader(Reader):
         data = found.get("_data") if isinstance(found, dict) else None
         if not isinstance(data, dict):
             raise CheckpointError("the metadata does not describe it; the file is damaged")
-        if kind not in (INT8, FLOAT8, INTX):
+        known = (INT8, FLOAT8, INTX, *packed.CLASSES)
+        if kind not in known:
             raise UnsupportedError(
-                f"weights of class {kind!r:.40} are not read; known are {INT8}, {FLOAT8}, {INTX}"
+                f"weights of class {kind!r:.40} are not read; known are {', '.join(known)}"
             )
         return str(kind), data
 
@@ -174,6 +220,7 @@ _CLASSES = MappingProxyType({
     "IntxWeightOnly": (INTX, INT8), "Int8DynamicActivationIntxWeight": (INTX, INT8),
     "Int8WeightOnly": (INT8,), "Int8DynamicActivationInt8Weight": (INT8,),
     "Float8WeightOnly": (FLOAT8,), "Float8DynamicActivationFloat8Weight": (FLOAT8,),
+    "MXDynamicActivation": (MX,), "NVFP4": (NVFP4,), "Int4WeightOnly": (INT4,),
 })  # fmt: skip
 """How names of configurations begin, and the classes of the tensors that they give."""
 _DTYPES = MappingProxyType({
@@ -237,22 +284,31 @@ class TorchaoFormat(ModelFormat):
 
     def metadata(self, model: ModelFiles) -> Metadata:
         """See :class:`ModelFormat`."""
-        found = {tensor.name: _json(tensor) for tensor in model.tensors}
+        found = {tensor.name: json_of(tensor) for tensor in model.tensors}
         return {**super().metadata(model), "format": "pt", **found, _NAMES: json.dumps(list(found))}
 
 
 @dataclass(frozen=True)
 class Torchao(Codec):
-    """See the module and :class:`Codec`."""
+    """See the module and :class:`Codec`.
+
+    Args:
+        swizzle: whether scales of MXTensor and NVFP4Tensor lie as tensor cores read them, as its own
+            configurations have it.
+    """
+
+    swizzle: bool = True
 
     name = "torchao"
     title = "the safetensors layout of torchao"
     presets = MappingProxyType({
         "int8wo": Preset(weight=_INT8), "int8dq": Preset(weight=_INT8, input="int8:token"),
-        "float8wo": Preset(weight=_FLOAT8),
+        "float8wo": Preset(weight=_FLOAT8), "int4wo": Preset(weight=str(packed.int4(128))),
+        "mxfp8": Preset(weight=_MXFP8, input=_MXFP8), "mxfp4": Preset(weight=_MXFP4, input=_MXFP4),
+        "nvfp4a16": Preset(weight=_NVFP4_WEIGHT),
     })  # fmt: skip
     defaults = MappingProxyType({"scale": "input", "dialect": "torch"})
-    parts = MappingProxyType({CODES: True, SCALE: True, ZEROS: True, **dict.fromkeys(_OTHERS, True)})
+    parts = MappingProxyType(dict.fromkeys((CODES, SCALE, ZEROS, TENSOR_SCALE, *_OTHERS), True))
     engines = rules({
         TRANSFORMERS: _transformers, VLLM: _vllm,
         TENSORRT: always(Loads.NO, "it does not know this layout"),
@@ -266,10 +322,10 @@ class Torchao(Codec):
         found = class_of(layer.weight)
         if found is None:
             raise UnsupportedError(
-                f"scheme {layer.weight} is not what torchao's files hold here; use float8_e4m3fn:channel, or "
-                "int2 to int8 in groups or by channel"
+                f"scheme {layer.weight} is not what torchao's files hold here; use float8_e4m3fn:channel, "
+                "int2 to int8 in groups or by channel, int4wo, mxfp8, mxfp4 or nvfp4a16"
             )
-        if layer.input is not None and (found, layer.input) != (INT8, _TOKEN):
+        if layer.input is not None and (found, layer.input) != (INT8, _TOKEN) and found not in (MX, NVFP4):
             raise UnsupportedError(
                 f"input {layer.input} has no place in {found}; use int8:channel with int8:token"
             )
@@ -279,6 +335,9 @@ class Torchao(Codec):
         self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
     ) -> tuple[TensorSpec, ...]:
         """See :class:`Codec`."""
+        if layer.layout in packed.CLASSES:
+            own = FILE_DTYPES[_scale_dtype(layer, dtype)]
+            return packed.tensors(layer, shape, own, swizzle=self._swizzled(layer))
         grid = layer.weight.granularity.grid(shape)
         codes = TensorSpec(suffix=CODES, dtype="F8_E4M3" if layer.layout == FLOAT8 else "I8", shape=shape)
         scale = TensorSpec(suffix=SCALE, dtype=FILE_DTYPES[_scale_dtype(layer, dtype)], shape=grid)
@@ -286,8 +345,33 @@ class Torchao(Codec):
             return codes, scale
         return codes, scale, TensorSpec(suffix=ZEROS, dtype="I8", shape=grid)
 
+    def _swizzled(self, layer: LayerScheme) -> bool:
+        return self.swizzle and layer.layout in (MX, NVFP4)
+
+    def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
+        """See :class:`Codec`; two codes of 4 bits fill a byte."""
+        problem = super().refusal(layer, shape)
+        if problem is None and layer.layout in packed.CLASSES and shape[1] % 2:
+            return f"last axis {shape[1]} is odd, and two codes fill a byte"
+        return problem
+
+    def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
+        """See :class:`Codec`."""
+        if layer.layout not in packed.CLASSES:
+            return super().alignment(layer, shape)
+        return packed.alignment(layer.layout, shape, swizzle=self._swizzled(layer))
+
+    def constants(
+        self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
+    ) -> dict[str, torch.Tensor]:
+        """See :class:`Codec`."""
+        several = layer.layout == NVFP4 and len(params.scales) > 1
+        return {TENSOR_SCALE: params.scales[1].reshape(())} if several else {}
+
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
         """See :class:`Codec`."""
+        if layer.layout in packed.CLASSES:
+            return packed.encode(layer, q, swizzle=self._swizzled(layer))
         scale = q.scales[0].to(_scale_dtype(layer, q.dtype))
         if layer.layout == FLOAT8:
             return {CODES: q.data.view(torch.float8_e4m3fn), SCALE: scale}
@@ -301,6 +385,8 @@ class Torchao(Codec):
         dtype: torch.dtype,
     ) -> QuantizedTensor:  # fmt: skip
         """See :class:`Codec`."""
+        if layer.layout in packed.CLASSES:
+            return packed.decode(layer, tensors, (start, shape), dtype, swizzle=self._swizzled(layer))
         weight, codes = layer.weight, tensors[CODES]
         scale = tensors[SCALE].to(storage_dtype(weight.scales[0].format_for(format_of(dtype))))
         data = codes.view(torch.uint8) if weight.bits == 8 else packing.pack(codes, weight.bits)
@@ -313,8 +399,8 @@ class Torchao(Codec):
 
     def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
         """See :class:`Codec`; codes beyond their bits, and zero points that a symmetric scheme has not."""
-        if layer.layout == FLOAT8:
-            return None
+        if layer.layout == FLOAT8 or layer.layout in packed.CLASSES:
+            return packed.damage(layer, tensors)
         half = 1 << (layer.weight.bits - 1)
         if bool(((tensors[CODES] < -half) | (tensors[CODES] > half - 1)).any()):
             return f"{CODES} has codes of more than {layer.weight.bits} bits"
@@ -331,7 +417,7 @@ class Torchao(Codec):
         """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
         layer = contents.only_layer(self.title)
         return Documents(section={
-            "quant_method": QUANT_METHOD, "quant_type": {"default": _config(layer)},
+            "quant_method": QUANT_METHOD, "quant_type": {"default": config_of(layer)},
             "modules_to_not_convert": list(contents.kept), "include_input_output_embeddings": False,
             "untie_embedding_weights": False,
         })  # fmt: skip
@@ -339,62 +425,9 @@ class Torchao(Codec):
 
 def _scale_dtype(layer: LayerScheme, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which scales are stored."""
-    if layer.layout != INTX:
+    if layer.layout not in (INTX, INT4):
         return torch.float32
     return storage_dtype(layer.weight.scales[0].format_for(format_of(dtype)))
-
-
-def _wrapped(kind: str, data: object) -> dict[str, object]:
-    return {"_type": kind, "_data": data}
-
-
-def _json(tensor: FileTensor) -> str:
-    """Return what the metadata says of a tensor."""
-    layer = tensor.layer
-    if layer is None:
-        return json.dumps({"_type": "Tensor"})
-    block = [1, blocks(layer.weight)[1] or tensor.shape[1]]
-    own = _wrapped("torch.dtype", str(tensor.dtype).removeprefix("torch."))
-    names = ["qdata", "scale"] if layer.layout == FLOAT8 else ["zero_point", "qdata", "scale"]
-    data: dict[str, object]
-    if layer.layout == INTX:
-        names = ["qdata", "scale", "zero_point"]
-        target = _wrapped("torch.dtype", f"int{layer.weight.bits}")
-        data = {"target_dtype": target, "block_size": block, "dtype": own, "activation_quantization": None}
-    elif layer.layout == FLOAT8:
-        kernel = _wrapped("KernelPreference", "AUTO")
-        data = {"block_size": block, "mm_config": None, "act_quant_kwargs": None, "kernel_preference": kernel}
-    else:
-        symmetric, row = _wrapped("MappingType", "SYMMETRIC"), _wrapped("PerRow", {"dim": -1})
-        token = {"granularity": row, "mapping_type": symmetric, "reduce_range": False}
-        inputs = None if layer.input is None else _wrapped("QuantizeTensorToInt8Kwargs", token)
-        data = {"act_quant_kwargs": inputs, "reduce_range": False, "block_size": block}
-    return json.dumps({"_type": layer.layout, "_data": data | {"dtype": own}, "_tensor_data_names": names})
-
-
-def _config(layer: LayerScheme) -> dict[str, object]:
-    """Return the configuration of torchao that gives such weights."""
-    row = _wrapped("PerRow", {"dim": -1}) | {"_version": 1}
-    data: dict[str, object]
-    if layer.layout == FLOAT8:
-        name, data = "Float8WeightOnlyConfig", {"weight_dtype": _wrapped("torch.dtype", "float8_e4m3fn")}
-    elif layer.layout == INTX:
-        group = blocks(layer.weight)[1]
-        cut = _wrapped("PerGroup", {"group_size": group}) if group else _wrapped("PerAxis", {"axis": 0})
-        kind = "SYMMETRIC" if layer.weight.zero_point is ZeroPoint.NONE else "ASYMMETRIC"
-        return _wrapped("IntxWeightOnlyConfig", {
-            "weight_dtype": _wrapped("torch.dtype", f"int{layer.weight.bits}"),
-            "granularity": cut | {"_version": 1}, "mapping_type": _wrapped("MappingType", kind),
-            "scale_dtype": None, "intx_packing_format": _wrapped("IntxPackingFormat", "UNPACKED_TO_INT8"),
-            "intx_choose_qparams_algorithm": _wrapped("IntxChooseQParamsAlgorithm", "AFFINE"),
-        }) | {"_version": 2}  # fmt: skip
-    elif layer.input is None:
-        name, data = "Int8WeightOnlyConfig", {"group_size": None}
-    else:
-        name = "Int8DynamicActivationInt8WeightConfig"
-        symmetric = _wrapped("MappingType", "SYMMETRIC")
-        data = {"act_mapping_type": symmetric, "reduce_range": False, "weight_only_decode": False}
-    return _wrapped(name, {**data, "granularity": row, "set_inductor_config": True}) | {"_version": 2}
 
 
 CODEC = Torchao()
