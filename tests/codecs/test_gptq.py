@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
 from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run import units
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.gptq import CODEC, GptqSettings
 from zeropoint.codecs.layer_schemes import layer_scheme
@@ -149,6 +151,51 @@ def test_act_order_is_read_with_the_values_of_another_decoder(text: str, tmp_pat
     assert (seen.scheme, seen.layout) == (str(scheme), f"{version} with act-order")
     found = floats(path, tmp_path / "out")
     assert torch.equal(found, dequantized(tensors, bits, first_version=not asym).t())
+
+
+@pytest.mark.parametrize("text", ["int4:g32", "int4:g32:asym", "int8:g64", "int3:g32:asym"])
+def test_act_order_is_converted_and_back_with_the_same_tensors(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(units, "UNIT_VALUES", 1)
+    x = weight(*SHAPE).half()
+    tensors, asym = act_ordered(text, x), "asym" in text
+    version = "gptq_v2" if asym else "gptq"
+    bits, group = layer_scheme(text, CODEC).weight.bits, int(text.split(":")[1][1:])
+    given = {"bits": bits, "group_size": group, "sym": not asym, "desc_act": True}
+    path = files(tmp_path / "in", tensors, **given, checkpoint_format=version)
+    wanted = floats(path, tmp_path / "floats")
+    for name, source in (
+        ("compressed-tensors", path),
+        ("gptq", tmp_path / "compressed-tensors"),
+        ("again", path),
+    ):
+        result = zp.convert_checkpoint(str(source), str(tmp_path / name), "gptq" if name == "again" else name)
+        assert result.error.sqnr_db == math.inf
+        assert not zp.verify_checkpoint(tmp_path / name, source).problems
+        assert torch.equal(floats(tmp_path / name, tmp_path / f"{name}-floats"), wanted)
+    theirs = load_file(tmp_path / "compressed-tensors" / "model.safetensors")
+    assert torch.equal(theirs["a.up_proj.weight_g_idx"], tensors["g_idx"])
+    section = json.loads((tmp_path / "compressed-tensors" / "config.json").read_text())["quantization_config"]
+    (entry,) = section["config_groups"].values()
+    assert (entry["format"], entry["weights"]["actorder"]) == ("pack-quantized", "group")
+    for name in ("gptq", "again"):
+        ours = load_file(tmp_path / name / "model.safetensors")
+        assert ours.keys() == {f"a.up_proj.{part}" for part in tensors}
+        assert all(torch.equal(ours[f"a.up_proj.{part}"], tensor) for part, tensor in tensors.items())
+        section = json.loads((tmp_path / name / "config.json").read_text())["quantization_config"]
+        assert (section["desc_act"], section["checkpoint_format"]) == (True, version)
+        assert section["dynamic"] == {}
+
+
+def test_layouts_without_a_place_for_the_order_refuse_it_in_the_plan(tmp_path: Path) -> None:
+    tensors = act_ordered("int4:g32", weight(*SHAPE).half())
+    path = files(tmp_path / "in", tensors, desc_act=True)
+    for layout in ("awq", "mlx", "torchao", "gguf"):
+        with pytest.raises(UnsupportedError, match=f"out of order .act-order., which {layout} does not hold"):
+            zp.convert_checkpoint(str(path), str(tmp_path / layout), layout)
+    with pytest.raises(UnsupportedError, match=r"out of order .act-order., so int8:g32.* must store its num"):
+        zp.convert_checkpoint(str(path), str(tmp_path / "x"), "gptq", to="int8:g32:scale=float16")
 
 
 def test_zero_points_of_the_first_version_may_borrow_from_each_other(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ group_size or sym. The second version stores zero points as they are; it is writ
 which the first cannot hold a zero point of 0: its words are one less for each field, so that a 0 borrows from
 the next one.
 
-Act-order is read and not written: no method here gives an order. Where it left groups out of order, a part
-has the scale and the zero point of each of its inputs.
+No method here gives an order; that of a source is kept where its codes are. Where act-order left groups out
+of order, a part has the scale and the zero point of each of its inputs, and a weight is written whole.
 
 Source: GPTQModel 7.7 (nn_modules/qlinear/__init__.py, pack_original and dequantize_weight; utils/model.py,
 convert_gptq_v1_to_v2_format_module and FUSED_PROJECTION_UNITS; quantization/config.py, dynamic_get). This
@@ -48,6 +48,7 @@ from ..patterns import REGEX, regular_expression
 from ..schemes import Preset, RangeRule, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from . import words
+from .act_order import group_index
 from .block_extents import blocks, by_column
 from .compressed_tensors.targets import targets
 from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem, decoded_first, rules
@@ -245,11 +246,13 @@ class Gptq(Codec):
 
     Args:
         version: the ``checkpoint_format`` of somebody's file; empty for the one that is written.
-        ordered: whether ``g_idx`` of somebody's file has inputs in groups out of order.
+        ordered: whether ``g_idx`` has inputs in groups out of order.
+        whole: whether the weight is written so, which takes all of its inputs at once.
     """
 
     version: str = ""
     ordered: bool = False
+    whole: bool = False
 
     name = "gptq"
     title = "the layout of GPTQ"
@@ -313,6 +316,8 @@ class Gptq(Codec):
 
     def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
         """See :class:`Codec`."""
+        if self.whole:
+            return shape[1]
         group = 1 if self.ordered else group_of(layer.weight, shape[1])
         return math.lcm(group, whole_words(layer.weight.bits)[1])
 
@@ -338,6 +343,14 @@ class Gptq(Codec):
             TensorSpec(suffix=SCALES, dtype=scale, shape=(groups, rows), axis=axis, per=group),
             TensorSpec(suffix=GROUPS, dtype="I32", shape=(columns,), axis=of_groups),
         )  # fmt: skip
+
+    def group_index(self, layer: LayerScheme) -> str | None:
+        """See :class:`~zeropoint.codecs.act_order.ActOrder`."""
+        return GROUPS if self.ordered else None
+
+    def out_of_order(self, layer: LayerScheme) -> LayerScheme | None:
+        """See :class:`~zeropoint.codecs.act_order.ActOrder`."""
+        return replace(layer, codec=replace(self, ordered=True, whole=True))
 
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
         """See :class:`Codec`."""
@@ -413,9 +426,11 @@ class Gptq(Codec):
         Raises CheckpointError where some layers are symmetric and others are not, which takes two versions.
         """
         names: dict[LayerScheme, list[str]] = {}
+        ordered = False
         for module in contents.modules():
             if module.layer is not None:
-                names.setdefault(module.layer, []).append(module.name)
+                ordered |= group_index(module.layer) is not None
+                names.setdefault(replace(module.layer, codec=CODEC), []).append(module.name)
         if len({layer.layout for layer in names}) > 1:
             raise CheckpointError(
                 f"{self.title} has one checkpoint_format for all, and here are {', '.join(map(str, names))}; "
@@ -424,7 +439,7 @@ class Gptq(Codec):
         most = max(names, key=lambda layer: len(names[layer]))
         every = [name for modules in names.values() for name in modules]
         settings = {
-            **_numbers(most), "desc_act": False, "lm_head": any(name.endswith(_HEAD) for name in every),
+            **_numbers(most), "desc_act": ordered, "lm_head": any(name.endswith(_HEAD) for name in every),
             "quant_method": QUANT_METHOD, "checkpoint_format": most.layout, "pack_dtype": "int32",
             "dynamic": _dynamic(names, most, contents.kept), "meta": {"quantizer": ["zeropoint"]},
         }  # fmt: skip

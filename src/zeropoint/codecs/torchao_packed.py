@@ -192,10 +192,10 @@ def scheme_of(kind: str, data: Mapping[str, Any], *, tensor: bool, mode: object)
     """
     block = data.get("block_size")
     if kind == INT4:
-        good = isinstance(block, list) and len(block) == 2 and block[0] == 1
-        if not good or type(block[1]) is not int or block[1] < 2 or block[1] % 2:
+        group = block[1] if isinstance(block, list) and len(block) == 2 and block[0] == 1 else None
+        if type(group) is not int or group < 2 or group % 2:
             return f"block_size {block!r:.40} in its metadata"
-        return int4(block[1])
+        return int4(group)
     if (block, type(block)) != (_MX_GROUP if kind == MX else _NVFP4_GROUP, int):
         return f"block_size {block!r:.40} in its metadata"
     if kind == NVFP4:

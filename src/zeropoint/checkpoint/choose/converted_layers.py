@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...architectures import expert_layout
+from ...codecs.act_order import group_index, out_of_order
 from ...codecs.layer_schemes import named_layer, preset_layers
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
@@ -63,6 +64,8 @@ def conversions(
             return replace(decision, why=Why.DEFAULT, reason="no codes in the source") if plain else decision
         entry = decision.entry
         layer, reason = _target(*found, TORCH_DTYPES[entry.dtype], codec.used(entry.use), to)
+        if layer is not None and not reason and group_index(found[0].layer) is not None:
+            layer, reason = _out_of_order(found[0], layer, TORCH_DTYPES[entry.dtype])
         reason = "" if requantize and layer is not None else reason
         if layer is not None and not reason:
             reason = not_a_weight(entry, entries, config) or misfit(entry, layer, experts) or ""
@@ -82,6 +85,16 @@ def conversions(
             f"--to SCHEME{more}"
         )
     return made
+
+
+def _out_of_order(stored: StoredLayer, to: LayerScheme, dtype: torch.dtype) -> tuple[LayerScheme, str]:
+    """Return what holds a layer whose inputs lie in groups out of order, or ``to`` and why nothing does."""
+    own = out_of_order(to)
+    if own is None:
+        return to, f"its inputs lie in groups out of order (act-order), which {to.codec.name} does not hold"
+    if stored_numbers(stored.weight, stored.dtype)[:-1] != stored_numbers(to.weight, dtype)[:-1]:
+        return to, f"its inputs lie in groups out of order (act-order), so {to.weight} must store its numbers"
+    return own, ""
 
 
 def _target(

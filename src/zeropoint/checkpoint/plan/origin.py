@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...architectures import ExpertLayout, expert_layout
+from ...codecs.act_order import group_index
 from ...codecs.known import ACTIVATION_SCALES, CONFIG_KEYS, TOOL_FILES
 from ...codecs.protocol import Codec
 from ...codecs.records import Reader
@@ -25,6 +26,7 @@ from ...errors import CheckpointError, UnsupportedError
 from ...functional import dequantize
 from ...params import QuantizationParams
 from ...recipes import Activation
+from ...schemes import Scheme
 from ...tensor import QuantizedTensor
 from ..choose.selection import is_fused_experts, module_of, require_unquantized
 from ..read.config_text import WEIGHTS_ONLY_CONFIG, without_keys
@@ -206,6 +208,20 @@ class Origin:
         order = self._reordered(torch.arange(count)[:, None])[:, 0]
         wanted = order[first - begin :][: rows[-1] + 1 - rows.start : rows.step]
         return replace(q if len(wanted) == count and self.same else _rows(q, wanted), dtype=self.dtype)
+
+    @property
+    def stored_scheme(self) -> Scheme:
+        """The scheme of its codes as its file has them."""
+        assert self.layer is not None
+        return self.layer.weight
+
+    def groups(self, files: Mapping[Place, OpenFile]) -> torch.Tensor:
+        """Return the group of each input, (columns,) int32, of codes whose inputs lie out of order."""
+        assert self.layer is not None
+        entry = self.layer.tensors[str(group_index(self.layer.layer))]
+        buffer = bytearray(entry.nbytes)
+        files[entry.file].read_into(memoryview(buffer), entry.begin)
+        return torch.frombuffer(buffer, dtype=torch.int32)
 
     @property
     def _heads(self) -> int:

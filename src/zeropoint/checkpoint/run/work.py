@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ...codecs.act_order import group_index, in_groups
 from ...codecs.protocol import ROWS, LayerScheme
 from ...columns import Blobs
 from ...errors import CheckpointError, NonFiniteError, UnsupportedError, ZeropointError, count, printable
@@ -243,11 +244,15 @@ def _quantize_tile(
     codes = weight.codes(files, start, rows) if weight.of_codes else None
     x = weight.read(files, start, rows, scratch.buffer) if codes is None else codes.dequantize(torch.float32)
     layer = weight.layer if data.mean is None else weight.layer.codec.known(weight.layer, data.mean)
-    codec = layer.codec
+    codec, index, given = layer.codec, group_index(layer), x
+    order = {} if index is None else {index: weight.origin.groups(files)}
+    if index is not None and codes is not None:
+        codes = in_groups(codes, weight.origin.stored_scheme, order[index])
+        given = codes.dequantize(torch.float32)
     try:
-        q = scratch.quantize(x, layer.weight, method_named(weight.method), replace(data, codes=codes))
+        q = scratch.quantize(given, layer.weight, method_named(weight.method), replace(data, codes=codes))
         tensors = codec.encode(layer, q)
-        constants = codec.constants(layer, q.params, weight.shape)
+        constants = codec.constants(layer, q.params, weight.shape) | order
         if codes is not None or data.mean is not None:
             q = _read_back(weight, layer, q, tensors | constants, (start, x))
     except ZeropointError as error:

@@ -116,6 +116,16 @@ class CompressedTensors(Codec):
         q = decode_rows(self._layout(layer), found, layer.weight, start, shape=shape, dtype=dtype)
         return older.by_group_index(q, tensors[older.G_IDX]) if self.form.indexed else q
 
+    def group_index(self, layer: LayerScheme) -> str | None:
+        """See :class:`~zeropoint.codecs.act_order.ActOrder`."""
+        return older.G_IDX if self.form.indexed else None
+
+    def out_of_order(self, layer: LayerScheme) -> LayerScheme | None:
+        """See :class:`~zeropoint.codecs.act_order.ActOrder`: packed integers in groups alone."""
+        if self._layout(layer) is not Layout.PACK or not blocks(layer.weight)[COLUMNS]:
+            return None
+        return replace(layer, codec=replace(self, form=replace(self.form, indexed=True)))
+
     def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
         """See :class:`Codec`; the format of scales in nvfp4 has no sign, so engines may not ignore it."""
         negative = self._layout(layer) is Layout.NVFP4 and bool(torch.signbit(tensors[SCALE].float()).any())

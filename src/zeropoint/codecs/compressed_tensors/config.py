@@ -23,6 +23,7 @@ from ...patterns import REGEX, name_pattern
 from ...recipes import Activation
 from ...schemes import PRESETS, Granularity, Preset, RangeRule, Rounding, Scheme, ZeroPoint
 from ...schemes.scale_rules import EVEN, RULES
+from ..act_order import group_index
 from ..block_extents import blocks
 from ..protocol import LayerScheme
 from .layout import MX, Layout, strategy
@@ -117,10 +118,10 @@ def _entry(group: Group | WrittenGroup) -> dict[str, Any]:
     layer = group.layer
     return {
         "targets": list(group.targets),
-        "weights": _arguments(layer.weight),
+        "weights": _arguments(layer.weight) | ({"actorder": "group"} if group_index(layer) else {}),
         "input_activations": None if layer.input is None else input_arguments(layer.input),
         "output_activations": None,
-        "format": layer.layout,
+        "format": layer.layout.partition(" ")[0],
     }
 
 

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterator
 
 from ...architectures import expert_layout, model_type, splits_experts, unloadable
 from ...schemes import ZeroPoint
+from ..act_order import group_index
 from ..engines import (
     LLAMA_CPP,
     SGLANG,
@@ -37,6 +38,7 @@ from .tested import tested
 
 _EXPERTS_READ = (Layout.PACK.value, Layout.MXFP4.value)
 _SMALL = tuple(layout.value for layout in (*MX, Layout.NVFP4))
+_ACT_ORDER = "compressed-tensors 0.19 and newer refuse inputs in groups out of order (actorder: group)"
 _DECODED = "where weights alone are quantized, all in one way"
 
 
@@ -48,6 +50,8 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
         yield Loads.NO, "it takes the experts of this family one by one, and here they are kept as one tensor"
     if expert_layout(facts.family).biased and facts.experts:
         yield Loads.NO, "it takes the experts of this family as one tensor, and here they are single matrices"
+    if any(group_index(layer) is not None for layer in facts.layers):
+        yield Loads.NO, _ACT_ORDER
     decoded = facts.section.get("dequantize") is True
     if not decoded and facts.nonlinear:
         yield Loads.NO, f"quantized embeddings and routers are read {_DECODED}"
@@ -90,7 +94,9 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
     if unloadable(facts.family) or splits_experts(facts.family) or biased:
         yield Loads.UNCHECKED, "not checked for this architecture"
     for layer in facts.layers:
-        word, layout = strategy(layer.weight), Layout(layer.layout)
+        word, layout = strategy(layer.weight), Layout(layer.layout.partition(" ")[0])
+        if group_index(layer) is not None:
+            yield Loads.PARTLY, f"{_ACT_ORDER}, so releases with older ones read it"
         if layout is Layout.PACK and word == "tensor":
             yield (
                 Loads.NO,
@@ -122,7 +128,14 @@ def _tensorrt(facts: Facts) -> Iterator[Problem]:
 
 def _llama_cpp(facts: Facts) -> Iterator[Problem]:
     for layer in facts.layers:
-        if Layout(layer.layout) not in (Layout.PACK, Layout.INT, Layout.FLOAT, Layout.NAIVE):
+        if group_index(layer) is not None:
+            yield Loads.NO, "inputs in groups out of order are not read"
+        if Layout(layer.layout.partition(" ")[0]) not in (
+            Layout.PACK,
+            Layout.INT,
+            Layout.FLOAT,
+            Layout.NAIVE,
+        ):
             yield Loads.NO, f"its converter does not decode {layer.layout}"
     if len(facts.layers) > 1:
         yield Loads.NO, "its converter decodes one scheme a checkpoint"

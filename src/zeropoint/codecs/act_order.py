@@ -1,0 +1,79 @@
+"""Weights whose inputs lie in groups out of order, as GPTQ leaves them after act-order (``desc_act``).
+
+A file has the group of each input, ``g_idx``, and the scales and zero points of the groups. Decoding gives
+each input the parameters of its group, in a block of its own. Back to groups leads this module: codes stay
+where they are, and the parameters of a group are those of any of its inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from ..params import QuantizationParams
+from ..schemes import Scheme
+from ..tensor import QuantizedTensor
+from .protocol import LayerScheme
+
+
+@runtime_checkable
+class ActOrder(Protocol):
+    """What a codec answers whose files may have inputs in groups out of order."""
+
+    def group_index(self, layer: LayerScheme) -> str | None:
+        """Return the part of a weight that has the group of each input, or None where they lie in order.
+
+        Args:
+            layer: how the weight is quantized, and lies in its file.
+        """
+
+    def out_of_order(self, layer: LayerScheme) -> LayerScheme | None:
+        """Return the same scheme for a weight with that part, or None where the layout does not hold it.
+
+        Args:
+            layer: how the weight is quantized.
+        """
+
+
+def group_index(layer: LayerScheme) -> str | None:
+    """Return the part that has the group of each input of a weight, or None where they lie in order.
+
+    Args:
+        layer: how the weight is quantized, and lies in its file.
+    """
+    return layer.codec.group_index(layer) if isinstance(layer.codec, ActOrder) else None
+
+
+def out_of_order(layer: LayerScheme) -> LayerScheme | None:
+    """Return the same scheme for inputs out of order, or None where its layout does not hold them.
+
+    Args:
+        layer: how the weight is quantized.
+    """
+    return layer.codec.out_of_order(layer) if isinstance(layer.codec, ActOrder) else None
+
+
+def in_groups(q: QuantizedTensor, scheme: Scheme, groups: torch.Tensor) -> QuantizedTensor:
+    """Return the codes of whole rows, in their order, with the parameters of the groups in theirs.
+
+    Its values are those of ``q`` only where inputs lie in order.
+
+    Args:
+        q: rows in codes, each input in a block of its own, or in order.
+        scheme: that of the groups.
+        groups: (columns,) the group of each input, or -1 in all where they lie in order.
+    """
+    if q.scheme.granularity == scheme.granularity:
+        return q
+    count = scheme.granularity.grid(q.shape)[1]
+    first = torch.zeros(count, dtype=torch.int64)
+    # Of several inputs of a group the last is kept; all have the same parameters.
+    first[groups.long()] = torch.arange(len(groups))
+    zero = None if q.zero_point is None else q.zero_point[:, first].contiguous()
+    params = QuantizationParams(
+        scheme=scheme, shape=q.shape, scales=(q.scales[0][:, first].contiguous(),), zero_point=zero,
+        dtype=q.params.dtype,
+    )  # fmt: skip
+    return replace(q, params=params)
