@@ -32,6 +32,7 @@ OTHERS = {
     "fp8-block": ("float8_e4m3fn:block64x32",),
     "gguf": ("int8:g32", "int4:g32", "mxfp4a16", "float4_e2m1fn:g16:scale=float8_ue4m3fn"),
     "gpt-oss": ("mxfp4_e2m1",),
+    "hqq": ("uint3:g32:asym=real", "uint2:g64:asym=real", "uint1:g32:asym=real"),
     "gptq": ("int3:g32", "int2:channel", "int4:g64:asym"),
     "mlx": (
         "mxfp4_e2m1",

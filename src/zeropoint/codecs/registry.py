@@ -77,8 +77,8 @@ def method_in(quantization: Mapping[str, Any]) -> str:
         quantization: ``quantization_config`` of config.json.
 
     Example:
-        >>> method_in({"quant_method": "hqq"}), method_in({"bits": 4, "group_size": 64}), method_in({})
-        ('hqq', 'mlx', 'unknown')
+        >>> method_in({"quant_method": "vptq"}), method_in({"bits": 4, "group_size": 64}), method_in({})
+        ('vptq', 'mlx', 'unknown')
     """
     codec = claiming(quantization)
     return str(quantization.get("quant_method", "unknown" if codec is None else codec.name))

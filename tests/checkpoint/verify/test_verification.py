@@ -253,12 +253,12 @@ def test_inspect_says_that_a_manifest_is_damaged(source: Path, tmp_path: Path) -
 
 
 def test_inspect_names_a_method_that_it_cannot_read(tmp_path: Path) -> None:
-    config = CONFIG | {"quantization_config": {"quant_method": "hqq", "bits": 4}}
+    config = CONFIG | {"quantization_config": {"quant_method": "quanto", "bits": 4}}
     found = inspect(save(tmp_path, {"a.qweight": torch.zeros(4, 4, dtype=torch.int32)}, config))
-    assert found.quantization == "hqq"
-    assert (found.packed_by, found.bits) == ("HQQ (quant_method is 'hqq')", 4)
+    assert found.quantization == "quanto"
+    assert (found.packed_by, found.bits) == ("Quanto (quant_method is 'quanto')", 4)
     assert found.schemes == ()
-    assert any("quant_method is 'hqq'" in text for text in found.problems)
+    assert any("quant_method is 'quanto'" in text for text in found.problems)
 
 
 def test_words_of_codes_that_are_not_read_are_not_counted_as_numbers(tmp_path: Path) -> None:

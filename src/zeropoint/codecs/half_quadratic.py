@@ -1,0 +1,301 @@
+"""The layout of HQQ (half-quadratic quantization), as HQQLinear saves itself in safetensors.
+
+For the layer ``X`` with a weight of shape (N, K), codes of b bits from 0 on and groups of g inputs, of which
+there are R = N K / g, one after the other over all rows; group r is a row of g codes (all little-endian):
+
+    X.W_q     U8 [R b / 8, g], b = 1, 2, 4, 8: line i has the codes of groups i, i + R b / 8, ..., the first
+              in the high bits of a byte; I32 [ceil(R / 10), g], b = 3: likewise, ten to a word, the first in
+              bits 27 to 29; groups past the last are zeros
+    X.scale   [R, 1], X.zero [R, 1] in one dtype of floats: a value is ``(code - zero) * scale``
+    X.nbits, X.group_size, X.axis I32 []; X.shape I64 [2]: of the weight
+    X.packing, X.unpack_view_dtype, X.compute_dtype U8: the letters of ``4bit_u8``, ``torch.uint8``, ...
+    X.view_as_float, X.quant_scale, X.quant_zero, X.offload_meta, X.encoded_state_dict,
+    X.stores_quant_config, X.channel_wise, X.optimize, X.round_zero U8 []: flags
+
+Groups of a byte lie far apart, so a weight is read and written whole. Scales and zeros are written in
+float32, which HQQLinear rounds to its own dtype when it loads them. The configuration says ``{"quant_method":
+"hqq", "quant_config": {"weight_quant_params": {"nbits": b, "group_size": g, "axis": 1, ...}, ...},
+"skip_modules": [...]}``. Groups along outputs (``axis: 0``) and quantized scales or zeros are not read.
+
+Source: hqq 0.2.8 (core/quantize.py, HQQLinear.state_dict and Quantizer.dequantize; core/bitpack.py;
+core/utils.py, encode_safetensor_type). HQQLinear computes values in its own dtype; here they are in float32.
+This module opens no file.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointError, UnsupportedError
+from ..formats import IntFormat
+from ..formats.torch_dtypes import format_of, storage_dtype
+from ..layout import packing
+from ..params import QuantizationParams
+from ..schemes import Preset, Scheme, ZeroPoint
+from ..tensor import QuantizedTensor
+from .block_extents import blocks
+from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, rules
+from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
+from .records import Entry, Known, Listing, Reader, Record, names_in, needed, record_of
+from .safetensors_dtypes import FILE_DTYPES
+from .words import SCALE_DTYPES
+
+QUANT_METHOD = "hqq"
+CODES, SCALE, ZERO, SHAPE = "W_q", "scale", "zero", "shape"
+BITS, GROUP, AXIS = _NUMBERS = ("nbits", "group_size", "axis")
+PACKING, UNPACKED, COMPUTE = _TEXTS = ("packing", "unpack_view_dtype", "compute_dtype")
+_FLAGS: Mapping[str, int] = MappingProxyType({
+    "view_as_float": 0, "quant_scale": 0, "quant_zero": 0, "offload_meta": 0, "encoded_state_dict": 1,
+    "stores_quant_config": 1, "channel_wise": 1, "optimize": 1, "round_zero": 0,
+})  # fmt: skip
+_REFUSED = ("view_as_float", "quant_scale", "quant_zero")
+_PACKINGS = MappingProxyType({8: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8", 1: "1bit_u8"})
+_COMPUTE = (torch.float16, torch.bfloat16, torch.float32)
+_TEN, _THREE = 10, 3
+_MOST_TEXT = 64
+
+
+def _scheme(bits: int, group: int, scale: str = "float32") -> Scheme:
+    return Scheme.parse(f"uint{bits}:g{group}:scale={scale}:asym=real")
+
+
+def _fields(bits: int) -> tuple[int, int, torch.dtype]:
+    """Return how many codes are in a word, the bits above them, and what a word is."""
+    return (_TEN, 2, torch.int32) if bits == _THREE else (8 // bits, 0, torch.uint8)
+
+
+def words(groups: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the packed words of codes, (groups, codes of each) uint8.
+
+    >>> words(torch.tensor([[1], [2], [3], [4]], dtype=torch.uint8), 4).tolist()
+    [[19], [36]]
+    """
+    count, above, dtype = _fields(bits)
+    step = -(-len(groups) // count)
+    padded = torch.zeros(step * count, groups.shape[1], dtype=torch.int32)
+    padded[: len(groups)] = groups
+    found = torch.zeros(step, groups.shape[1], dtype=torch.int32)
+    top = torch.iinfo(dtype).bits - above
+    for at in range(count):
+        found |= padded[at * step : (at + 1) * step] << (top - bits * (at + 1))
+    return found.to(dtype)
+
+
+def codes_of(words: torch.Tensor, bits: int, groups: int) -> torch.Tensor:
+    """Return the codes of ``groups`` groups from packed words: the inverse of :func:`words`."""
+    count, above, dtype = _fields(bits)
+    top, wide = torch.iinfo(dtype).bits - above, words.to(torch.int32)
+    found = [(wide >> (top - bits * (at + 1))) & ((1 << bits) - 1) for at in range(count)]
+    return torch.cat(found)[:groups].to(torch.uint8)
+
+
+def _text(value: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(value.encode()), dtype=torch.uint8)
+
+
+class HqqReader(Reader):
+    """The layers of one checkpoint of HQQ, each of which describes itself."""
+
+    def __init__(self, listing: Listing, codec: Codec) -> None:
+        self._listing, self._codec = listing, codec
+        self.ignore = names_in(listing.quantization, "skip_modules")
+
+    def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
+        """See :class:`Reader`; ``key`` is the module."""
+        bits, group, axis = (self._number(tensors, part) for part in _NUMBERS)
+        rows, columns = self._ints(tensors, SHAPE, "I64", "<2q", (2,))
+        if bits not in _PACKINGS or group < 1 or axis != 1:
+            raise UnsupportedError(
+                f"nbits {bits}, group_size {group} and axis {axis} are not read; known are 1, 2, 3, 4 and 8, "
+                "any group, and 1"
+            )
+        for flag in _REFUSED:
+            if flag in tensors and self._ints(tensors, flag, "U8", "<B", ())[0]:
+                raise UnsupportedError(f"{flag} is set, which is not read; pass the original checkpoint")
+        if self._named(tensors, PACKING) != _PACKINGS[bits]:
+            raise UnsupportedError(
+                f"packing {self._named(tensors, PACKING)!r:.40} of {bits} bits is not read; known is "
+                f"{_PACKINGS[bits]}"
+            )
+        if rows < 1 or columns < 1 or columns % group:
+            raise UnsupportedError(
+                f"shape [{rows}, {columns}] is not read: rows must be whole groups of {group}"
+            )
+        scale = needed(tensors, SCALE, CODES)
+        if scale.dtype not in SCALE_DTYPES:
+            raise CheckpointError(f"scale is {scale.dtype}, but must be one of {', '.join(SCALE_DTYPES)}")
+        own = next(dtype for dtype, name in FILE_DTYPES.items() if name == scale.dtype)
+        weight = _scheme(bits, group, str(own).removeprefix("torch."))
+        layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
+        named = self._named(tensors, COMPUTE).removeprefix("torch.")
+        dtype = next((d for d in _COMPUTE if str(d) == f"torch.{named}"), None)
+        if dtype is None:
+            known_names = ", ".join(str(d) for d in _COMPUTE)
+            raise CheckpointError(f"compute_dtype is {named!r:.40}, but must be one of {known_names}")
+        optional = (*_FLAGS, UNPACKED)
+        return record_of(layer, key, tensors, shape=(rows, columns), dtype=dtype, optional=optional)
+
+    def _number(self, tensors: Mapping[str, Entry], part: str) -> int:
+        return self._ints(tensors, part, "I32", "<i", ())[0]
+
+    def _ints(
+        self, tensors: Mapping[str, Entry], part: str, dtype: str, form: str, shape: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        entry = needed(tensors, part, CODES)
+        if (entry.dtype, entry.shape) != (dtype, shape):
+            raise CheckpointError(
+                f"{part} is {entry.dtype} of shape {list(entry.shape)}, but must be {dtype} of {list(shape)}"
+            )
+        return struct.unpack(form, self._listing.read(entry))
+
+    def _named(self, tensors: Mapping[str, Entry], part: str) -> str:
+        entry = needed(tensors, part, CODES)
+        if entry.dtype != "U8" or len(entry.shape) != 1 or entry.shape[0] > _MOST_TEXT:
+            raise CheckpointError(
+                f"{part} is {entry.dtype} of shape {list(entry.shape)}, but must be U8, a short name"
+            )
+        return self._listing.read(entry).decode("ascii", errors="replace")
+
+
+def _transformers(facts: Facts) -> Iterator[Problem]:
+    if facts.experts or facts.nonlinear or facts.transposed:
+        yield Loads.NO, "it reads linear layers alone in this layout"
+    yield Loads.UNCHECKED, "its loader wants a GPU and hqq, and did not run here; hqq's own layers load it"
+
+
+@dataclass(frozen=True)
+class Hqq(Codec):
+    """See the module and :class:`Codec`."""
+
+    name = "hqq"
+    title = "the layout of HQQ"
+    presets = MappingProxyType({f"hqq_int{bits}": Preset(weight=str(_scheme(bits, 64))) for bits in (4, 8)})
+    defaults = MappingProxyType({"scale": "float32"})
+    parts = MappingProxyType(
+        {CODES: True, **dict.fromkeys((SCALE, ZERO, SHAPE, *_NUMBERS, *_TEXTS, *_FLAGS), False)}
+    )
+    engines = rules({
+        TRANSFORMERS: _transformers,
+        VLLM: always(Loads.UNCHECKED, "it has a loader for this layout, which did not run here"),
+        LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
+    })  # fmt: skip
+    methods = (QUANT_METHOD,)
+
+    def layout(self, layer: LayerScheme) -> str:
+        """See :class:`Codec`: the packing."""
+        weight, group = layer.weight, blocks(layer.weight)[COLUMNS]
+        element = weight.element
+        good = isinstance(element, IntFormat) and not element.signed and weight.bits in _PACKINGS
+        good = good and weight.zero_point is ZeroPoint.REAL and len(weight.scales) == 1 and bool(group)
+        if good:
+            dtype = storage_dtype(weight.scales[0].format_for(format_of(torch.float32)))
+            name = str(dtype).removeprefix("torch.")
+            good = FILE_DTYPES.get(dtype) in SCALE_DTYPES and weight == _scheme(weight.bits, group, name)
+        if not good:
+            raise UnsupportedError(
+                f"scheme {weight} is not what HQQ stores; use hqq_int4, or uint1, uint2, uint3, uint4 or "
+                "uint8 in groups with asym=real"
+            )
+        if layer.input is not None:
+            raise UnsupportedError(f"input {layer.input} has no place in HQQ; leave out the input")
+        return _PACKINGS[weight.bits]
+
+    def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
+        """See :class:`Codec`."""
+        problem = super().refusal(layer, shape)
+        if problem is not None or layer.weight.bits == _THREE:
+            return problem
+        groups, count = layer.weight.granularity.block_count(shape), _fields(layer.weight.bits)[0]
+        return f"{groups} groups do not fill whole bytes, of {count} codes" if groups % count else None
+
+    def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
+        """See :class:`Codec`: all rows."""
+        return shape[0]
+
+    def tensors(
+        self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> tuple[TensorSpec, ...]:
+        """See :class:`Codec`."""
+        weight, group = layer.weight, blocks(layer.weight)[COLUMNS]
+        groups, (count, _, word) = weight.granularity.block_count(shape), _fields(weight.bits)
+        lines = -(-groups // count)
+        own = FILE_DTYPES[storage_dtype(weight.scales[0].format_for(format_of(dtype)))]
+        texts = {PACKING: _PACKINGS[weight.bits], UNPACKED: str(word), COMPUTE: str(dtype)}
+        line = shape[1] // group
+        return (
+            TensorSpec(
+                suffix=CODES, dtype=FILE_DTYPES[word], shape=(lines, group), lines=lines, per=shape[0]
+            ),
+            *(TensorSpec(suffix=part, dtype=own, shape=(groups, 1), lines=line) for part in (SCALE, ZERO)),
+            *(TensorSpec(suffix=part, dtype="I32", shape=(), axis=None) for part in _NUMBERS),
+            TensorSpec(suffix=SHAPE, dtype="I64", shape=(2,), axis=None),
+            *(
+                TensorSpec(suffix=part, dtype="U8", shape=(len(text),), axis=None)
+                for part, text in texts.items()
+            ),
+            *(TensorSpec(suffix=part, dtype="U8", shape=(), axis=None) for part in _FLAGS),
+        )  # fmt: skip
+
+    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
+        """See :class:`Codec`."""
+        assert q.zero_point is not None
+        group, scale = blocks(layer.weight)[COLUMNS], q.scales[0].reshape(-1, 1)
+        codes = packing.unpack(q.data, layer.weight.bits, q.shape[1]).view(-1, group)
+        zero = q.zero_point.reshape(-1, 1).to(scale.dtype)
+        return {CODES: words(codes, layer.weight.bits), SCALE: scale, ZERO: zero}
+
+    def constants(
+        self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
+    ) -> dict[str, torch.Tensor]:
+        """See :class:`Codec`."""
+        bits, word = layer.weight.bits, _fields(layer.weight.bits)[2]
+        numbers = {BITS: bits, GROUP: blocks(layer.weight)[COLUMNS], AXIS: 1}
+        texts = {PACKING: _PACKINGS[bits], UNPACKED: str(word), COMPUTE: str(params.dtype)}
+        return {
+            **{part: torch.tensor(number, dtype=torch.int32) for part, number in numbers.items()},
+            SHAPE: torch.tensor(shape), **{part: _text(text) for part, text in texts.items()},
+            **{part: torch.tensor(flag, dtype=torch.uint8) for part, flag in _FLAGS.items()},
+        }  # fmt: skip
+
+    def decode(
+        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
+        dtype: torch.dtype,
+    ) -> QuantizedTensor:  # fmt: skip
+        """See :class:`Codec`; all codes come with any row."""
+        weight, bits = layer.weight, layer.weight.bits
+        group, grid = blocks(weight)[COLUMNS], weight.granularity.grid(shape)
+        count = _fields(bits)[0]
+        codes = codes_of(tensors[CODES], bits, len(tensors[CODES]) * count).view(-1, group)
+        part = codes[start * grid[1] : (start + shape[0]) * grid[1]].reshape(shape)
+        params = QuantizationParams(
+            scheme=weight, shape=shape, scales=(tensors[SCALE].view(grid),),
+            zero_point=tensors[ZERO].float().view(grid), dtype=dtype,
+        )  # fmt: skip
+        return QuantizedTensor(data=packing.pack(part, bits), params=params, shape=shape, dtype=dtype)
+
+    def read(self, listing: Listing) -> HqqReader:
+        """See :class:`Codec`."""
+        return HqqReader(listing, self)
+
+    def documents(self, contents: Contents) -> Documents:
+        """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
+        layer = contents.only_layer(self.title)
+        params: dict[str, Any] = {
+            "nbits": layer.weight.bits, "channel_wise": True,
+            "group_size": blocks(layer.weight)[COLUMNS], "optimize": True, "round_zero": False, "axis": 1,
+            "view_as_float": False,
+        }  # fmt: skip
+        nested = {"weight_quant_params": params, "scale_quant_params": None, "zero_quant_params": None}
+        return Documents(section={
+            "quant_method": QUANT_METHOD, "quant_config": {**nested, "offload_meta": False},
+            "skip_modules": list(contents.kept),
+        })  # fmt: skip
+
+
+CODEC = Hqq()
