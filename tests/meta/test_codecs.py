@@ -16,11 +16,16 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "zeropoint"
 HOUSES = ("checkpoint", "report", "cli", "schemes")
 NEUTRAL = frozenset(
     (
-        "block_extents", "containers", "data_scales", "engines", "known", "layer_schemes", "model_format",
-        "protocol", "records", "registry", "safetensors_dtypes", "stored_forms", "words",
+        "act_order", "block_extents", "containers", "data_scales", "engines", "known", "layer_schemes",
+        "model_format", "protocol", "records", "registry", "safetensors_dtypes", "stored_forms", "words",
     )
 )  # fmt: skip
 """Modules of codecs/ that are about no codec."""
+COMMON = frozenset((
+    "weight", "scales", "biases", "_blocks", "_scales", "", "scale", "zero", "shape", "axis", "packing",
+    "group_size", "optimize",
+))  # fmt: skip
+"""Names of tensors that are words of other things, too."""
 # Dialects are named after implementations, whatever files these write, and presets follow one. The command
 # line answers names of layouts in the place of schemes before it loads codecs, and torch with them.
 EXCUSED = frozenset(("schemes/dialects.py", "schemes/presets.py", "cli/arguments.py"))
@@ -35,11 +40,7 @@ def words() -> frozenset[str]:
         for layer in preset_layers(codec)
         for spec in codec.tensors(layer, (256, 256), torch.float32)
     }
-    return frozenset(CODECS) | {
-        suffix
-        for suffix in suffixes
-        if suffix not in ("weight", "scales", "biases", "_blocks", "_scales", "")
-    }
+    return frozenset(CODECS) | {suffix for suffix in suffixes if suffix not in COMMON}
 
 
 def named(text: str, forbidden: Iterable[str]) -> list[str]:

@@ -413,9 +413,7 @@ class Codec(Protocol):
         None says that they are the same, as by default.
 
         Args:
-            layer: how the weight is quantized.
-            tensors: as :meth:`decode` has them.
-            start, shape: of the part, likewise.
+            layer, tensors, start, shape: as :meth:`decode` has them.
         """
         return None
 
