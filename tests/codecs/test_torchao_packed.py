@@ -227,3 +227,18 @@ def test_inputs_that_int4_has_no_place_for_are_refused() -> None:
     weight = layer_scheme("int4wo", CODEC).weight
     with pytest.raises(UnsupportedError, match="has no place in Int4Tensor"):
         LayerScheme(codec=CODEC, name="x", weight=weight, input=Activation.of("int8:token"))
+
+
+def test_mx_weights_without_quantized_inputs_are_refused_in_the_plan(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"leaves inputs as they are, .* use mxfp8 or mxfp4"):
+        written(tmp_path, "float4_e2m1fn:g32:scale=rceil", x())
+
+
+def test_mxfp4_of_others_becomes_that_of_torchao_and_back(tmp_path: Path) -> None:
+    written(tmp_path / "a", "mxfp4", x())
+    source = tmp_path / "a" / "out"
+    zp.convert_checkpoint(str(source), str(tmp_path / "ct"), "compressed-tensors")
+    result = zp.convert_checkpoint(str(tmp_path / "ct"), str(tmp_path / "back"), "torchao", to="mxfp4")
+    assert result.error.relative == 0
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert all(torch.equal(back[n], t) for n, t in load_file(source / "model.safetensors").items())

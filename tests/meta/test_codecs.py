@@ -40,7 +40,8 @@ def words() -> frozenset[str]:
         for layer in preset_layers(codec)
         for spec in codec.tensors(layer, (256, 256), torch.float32)
     }
-    return frozenset(CODECS) | {suffix for suffix in suffixes if suffix not in COMMON}
+    # A method has the name of its authors' layout.
+    return frozenset(CODECS) - {"hqq"} | {suffix for suffix in suffixes if suffix not in COMMON}
 
 
 def named(text: str, forbidden: Iterable[str]) -> list[str]:

@@ -416,6 +416,11 @@ class Torchao(Codec):
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
         layer = contents.only_layer(self.title)
+        if layer.layout == MX and layer.input is None:
+            raise UnsupportedError(
+                f"{layer} leaves inputs as they are, and torchao multiplies MX weights by inputs quantized "
+                "alike alone; use mxfp8 or mxfp4"
+            )
         return Documents(section={
             "quant_method": QUANT_METHOD, "quant_type": {"default": config_of(layer)},
             "modules_to_not_convert": list(contents.kept), "include_input_output_embeddings": False,

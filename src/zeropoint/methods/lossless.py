@@ -6,7 +6,8 @@ Codes and parameters are taken as they are where both schemes store the same num
 of the result follow from those that the weight has:
 
     one level of scales     the scale of the block that holds each block of the result, if its format has it
-    integer zero points     those of the weight, moved as the code range is; mirrored under a negative scale
+    zero points             those of the weight, moved as the code range is; mirrored under a negative scale;
+                            real ones from integers alone
     an offset               the value of the smallest code, rounded to its format
     floats under two        float8 scales under one float32: a block of a power-of-two format takes the scale
                             2 ** (floor(log2 amax) - emax), the least that its codes allow, so that MXFP4
@@ -139,7 +140,9 @@ def recoded(
         raise UnsupportedError(reason)
     if len(scheme.scales) == 1:
         more = [_offsets(q, scheme)] if scheme.offsets else []
-        more += [_zero_points(q, scheme)] if scheme.zero_point is not ZeroPoint.NONE else []
+        real = scheme.zero_point is ZeroPoint.REAL
+        zeros = [] if scheme.zero_point is ZeroPoint.NONE else [_zero_points(q, scheme)]
+        more += [each.float() for each in zeros] if real else zeros
         params = QuantizationParams.of(
             scheme, q.shape, q.dtype, [_scales(q, values, scheme, rounded=rounded), *more]
         )
@@ -163,8 +166,10 @@ def unrelated(source: Scheme, target: Scheme) -> str | None:
     offset = integers and len(target.scales) == 1 and [s.granularity for s in target.scales]
     if source.offsets or (target.offsets and [s.granularity for s in target.offsets] != offset):
         return found
+    if source.zero_point is ZeroPoint.REAL or (target.zero_point is ZeroPoint.REAL and not integers):
+        return found
     for scheme in (source, target):
-        if not scheme.scales or scheme.center or scheme.zero_point is ZeroPoint.REAL:
+        if not scheme.scales or scheme.center:
             return found
         if not all(level.holds_floats for level in scheme.scales):
             return found

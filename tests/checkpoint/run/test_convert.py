@@ -70,6 +70,8 @@ PAIRS = [
     ("gptq", "int4:g128", "gguf"),
     ("gptq", "int8:channel", "gguf"),
     ("awq", "int4:g128:asym", "compressed-tensors"),
+    ("awq", "int4:g128:asym", "hqq"),
+    ("gptq", "int8:g128", "hqq"),
     ("awq", "int4:g64:asym", "gptq"),
     ("compressed-tensors", "w4a16", "gptq"),
     ("compressed-tensors", "w4a16", "awq"),

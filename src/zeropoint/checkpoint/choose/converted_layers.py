@@ -170,6 +170,7 @@ def _candidates(weight: Scheme, dtype: torch.dtype, codec: Codec) -> Iterator[Sc
         if _holds_parts(preset.weight, weight):
             yield preset.weight
     yield from _with_offsets(weight)
+    yield from _with_real_zeros(weight)
     yield weight
 
 
@@ -186,6 +187,17 @@ def _with_offsets(weight: Scheme) -> Iterator[Scheme]:
         with contextlib.suppress(SchemeError, FormatError):
             element = get_format(f"uint{weight.element.bits}")
             yield Scheme(element=element, scales=(level,), offsets=(replace(level, rule=MINIMUM),))
+
+
+def _with_real_zeros(weight: Scheme) -> Iterator[Scheme]:
+    """Yield integers from 0 on with zero points that are floats, in place of those of ``weight``."""
+    if not isinstance(weight.element, IntFormat) or weight.chained is not None or len(weight.scales) != 1:
+        return
+    for fmt in (weight.scales[0].format, get_format("float32")):
+        level = replace(weight.scales[0], format=fmt, rule=LINEAR)
+        with contextlib.suppress(SchemeError, FormatError):
+            element = get_format(f"uint{weight.element.bits}")
+            yield Scheme(element=element, scales=(level,), zero_point=ZeroPoint.REAL)
 
 
 def _holds_parts(scheme: Scheme, weight: Scheme) -> bool:
