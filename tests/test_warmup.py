@@ -11,9 +11,11 @@ import pytest
 
 CALL = """
 import torch
-from zeropoint.kernels.cpu.host.statistics import _block_amax
+from zeropoint.kernels.cpu.host.statistics import RowExtremes
 from zeropoint.schemes import Granularity
-print(_block_amax(torch.ones(4, 8), Granularity.tensor()).item())  # the smallest kernel
+rows = RowExtremes((4, 8), torch.float32, Granularity.tensor(), ranged=False)
+rows.find(torch.ones(4, 8))  # the smallest kernel
+print(float(rows.high.max()))
 """
 # Names of compiled entry points with the types that they were compiled for, before and after other calls.
 OTHER_CALLS = """

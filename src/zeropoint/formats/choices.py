@@ -121,23 +121,9 @@ class ChoiceFormat(FormatDefaults):
         return f"choice[{self.first.spelling},{self.second.spelling}]"
 
     def number(self, code: int) -> Number:
-        """Return what a code represents under a positive scale.
-
-        Args:
-            code: a code, as a bit pattern.
-        """
+        """Return what a code represents under a positive scale."""
         return self.first.number(code)
 
     def code(self, number: Number, rounding: RoundingMode, overflow: Overflow) -> int:
-        """Return the code of ``number`` under a positive scale.
-
-        Args:
-            number: a fraction, or what no fraction expresses.
-            rounding: which neighbor a number between two codes goes to.
-            overflow: what becomes of numbers past the ends.
-
-        Raises:
-            FormatError: for NaN in a format without it.
-            RangeError: for numbers past the ends that are not saturated.
-        """
+        """Return the code of ``number`` under a positive scale."""
         return self.first.code(number, rounding, overflow)

@@ -143,24 +143,10 @@ class CodebookFormat(FormatDefaults):
         return {}
 
     def number(self, code: int) -> Number:
-        """Return the value of a code.
-
-        Args:
-            code: a code, as a bit pattern.
-        """
+        """Return the value of a code."""
         return Fraction(self.values[code])
 
     def code(self, number: Number, rounding: RoundingMode, overflow: Overflow) -> int:  # noqa: ARG002
-        """Return the code of the nearest value; see :func:`zeropoint.formats.exact.encode`.
-
-        Args:
-            number: a fraction, or what no fraction expresses.
-            rounding: which neighbor a number between two codes goes to.
-            overflow: what becomes of numbers past the ends.
-
-        Raises:
-            FormatError: for NaN in a format without it.
-            RangeError: for numbers past the ends that are not saturated.
-        """
+        """Return the code of the nearest value."""
         value = finite(self, number, overflow)
         return self.order[bisect.bisect_left([Fraction(t) for t in self.thresholds], value)]

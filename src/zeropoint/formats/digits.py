@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from ..errors import FormatError
 from .codebooks import CodebookFormat
-from .rounding import Number, Overflow, RoundingMode
-from .spec import FormatDefaults, single_value
+from .rounding import Number
+from .spec import FormatDefaults
 
 _MOST_BITS = 16
 
@@ -132,33 +132,5 @@ class DigitsFormat(FormatDefaults):
         return tuple(code // self.base**place % self.base for place in reversed(range(self.count)))
 
     def numbers(self, code: int) -> tuple[Number, ...]:
-        """Return the values of the digits.
-
-        Args:
-            code: a code, as a bit pattern.
-        """
+        """Return the values of the digits."""
         return tuple(map(self.digit.number, self.digits(code)))
-
-    def number(self, code: int) -> NoReturn:
-        """Refuse to give one number.
-
-        Args:
-            code: a code, as a bit pattern.
-
-        Raises:
-            FormatError: always; see :meth:`numbers`.
-        """
-        raise single_value(self, code)
-
-    def code(self, number: Number, rounding: RoundingMode, overflow: Overflow) -> NoReturn:  # noqa: ARG002
-        """Refuse to take one number.
-
-        Args:
-            number: a fraction, or what no fraction expresses.
-            rounding: which neighbor a number between two codes goes to.
-            overflow: what becomes of numbers past the ends.
-
-        Raises:
-            FormatError: always; digits are those of the table.
-        """
-        raise single_value(self, number)

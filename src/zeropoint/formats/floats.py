@@ -230,11 +230,7 @@ class FloatFormat(FormatDefaults):
         }
 
     def number(self, code: int) -> Number:
-        """Return the number of a code.
-
-        Args:
-            code: a code, as a bit pattern.
-        """
+        """Return the number of a code."""
         negative = bool(code & self.sign_bit)
         magnitude = code & ~self.sign_bit
         if self.specials is Specials.FNUZ and code == self.nan_code:
@@ -249,17 +245,7 @@ class FloatFormat(FormatDefaults):
         return -value if negative else value
 
     def code(self, number: Number, rounding: RoundingMode, overflow: Overflow) -> int:
-        """Return the code of ``number``; see :func:`zeropoint.formats.exact.encode`.
-
-        Args:
-            number: a fraction, or what no fraction expresses.
-            rounding: which neighbor a number between two codes goes to.
-            overflow: what becomes of numbers past the ends.
-
-        Raises:
-            FormatError: for NaN in a format without it.
-            RangeError: for numbers past the ends that are not saturated.
-        """
+        """Return the code of ``number``."""
         if number is Special.NAN:
             if self.nan_code is None:
                 raise FormatError(f"nan has no code in {self.spelling}")

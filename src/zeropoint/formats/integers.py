@@ -121,42 +121,20 @@ class IntFormat(FormatDefaults):
         return {"signed": self.signed, "fraction_bits": self.fraction_bits, "step": float(self.step)}
 
     def ends(self, *, narrow: bool = False) -> tuple[Fraction, Fraction]:
-        """Return the smallest and the largest value in use.
-
-        Args:
-            narrow: whether the most negative integer is left out.
-        """
+        """Return the smallest and the largest value in use."""
         return -self.max if narrow else self.min, self.max
 
     def divisor(self, *, narrow: bool = False) -> Fraction:
-        """Return half the steps between the codes in use; of unsigned ones all, as many below zero count.
-
-        Args:
-            narrow: whether the most negative integer is left out.
-        """
+        """Return half the steps between the codes in use; of unsigned ones all, as many below zero count."""
         half_steps = self.qmax - self.qmin if self.signed else 2 * self.qmax
         return (2 * self.qmax if narrow else half_steps) * self.step / 2
 
     def number(self, code: int) -> Number:
-        """Return the number of a bit pattern: the code 15 of int4 is -1.
-
-        Args:
-            code: a code, as a bit pattern.
-        """
+        """Return the number of a bit pattern: the code 15 of int4 is -1."""
         return (code - self.code_count if self.signed and code > self.qmax else code) * self.step
 
     def code(self, number: Number, rounding: RoundingMode, overflow: Overflow) -> int:
-        """Return the bit pattern of ``number``; see :func:`zeropoint.formats.exact.encode`.
-
-        Args:
-            number: a fraction, or what no fraction expresses.
-            rounding: which neighbor a number between two codes goes to.
-            overflow: what becomes of numbers past the ends.
-
-        Raises:
-            FormatError: for NaN in a format without it.
-            RangeError: for numbers past the ends that are not saturated.
-        """
+        """Return the bit pattern of ``number``."""
         steps = round_fraction(finite(self, number, overflow) / self.step, rounding)
         if not self.qmin <= steps <= self.qmax and overflow is not Overflow.SATURATE:
             raise past_the_ends(self)

@@ -182,13 +182,38 @@ class FormatDefaults:
         """How many neighboring values a code represents."""
         return 1
 
+    def number(self: Format, code: int) -> Number:
+        """Return what ``code`` represents.
+
+        Args:
+            code: a code, as a bit pattern.
+
+        Raises:
+            FormatError: where codes represent several numbers; see :meth:`numbers`.
+        """
+        raise _single_value(self, code)
+
     def numbers(self: Format, code: int) -> tuple[Number, ...]:
-        """Return the one number that ``code`` represents.
+        """Return the neighboring numbers that ``code`` represents; of most kinds it is one.
 
         Args:
             code: a code, as a bit pattern.
         """
         return (self.number(code),)
+
+    def code(self: Format, number: Number, rounding: RoundingMode, overflow: Overflow) -> int:  # noqa: ARG002
+        """Return the code nearest to ``number``; see :func:`zeropoint.formats.exact.encode`.
+
+        Args:
+            number: a fraction, or what no fraction expresses.
+            rounding: which neighbor a number between two codes goes to.
+            overflow: what becomes of numbers past the ends.
+
+        Raises:
+            FormatError: for NaN in a format without it, and where codes represent several numbers.
+            RangeError: for numbers past the ends that are not saturated.
+        """
+        raise _single_value(self, number)
 
     @property
     def is_whole(self) -> bool:
@@ -255,7 +280,7 @@ def finite(fmt: Format, number: Number, overflow: Overflow) -> Fraction:
     return fmt.max if number is Special.INF else fmt.min
 
 
-def single_value(fmt: Format, found: object) -> FormatError:
+def _single_value(fmt: Format, found: object) -> FormatError:
     """Return the error of asking for one number where codes represent several."""
     return FormatError(
         f"{found} of {fmt.kind} codes belongs to {fmt.per_code} values together, not to one; "

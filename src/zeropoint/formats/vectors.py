@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import product
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..errors import FormatError
 from .codebooks import float32
-from .rounding import Number, Overflow, RoundingMode
-from .spec import FormatDefaults, exponent_of, single_value
+from .rounding import Number
+from .spec import FormatDefaults, exponent_of
 
 _MOST_VALUES, _MOST_ROWS = 16, 1 << 12
 _WORK = 1 << 21
@@ -146,11 +146,7 @@ class VectorFormat(FormatDefaults):
         return f"vector{self.per_code}[{','.join(repr(value) for row in self.rows for value in row)}]"
 
     def numbers(self, code: int) -> tuple[Number, ...]:
-        """Return the values of a row.
-
-        Args:
-            code: a code, as a bit pattern.
-        """
+        """Return the values of a row."""
         return tuple(map(Fraction, self.rows[code]))
 
     def nearest(self, numbers: tuple[float, ...]) -> int:
@@ -166,30 +162,6 @@ class VectorFormat(FormatDefaults):
                 total += (number - value) * (number - value)
             distances.append(total)
         return distances.index(min(distances))
-
-    def number(self, code: int) -> NoReturn:
-        """Refuse to give one number.
-
-        Args:
-            code: a code, as a bit pattern.
-
-        Raises:
-            FormatError: always; see :meth:`numbers`.
-        """
-        raise single_value(self, code)
-
-    def code(self, number: Number, rounding: RoundingMode, overflow: Overflow) -> NoReturn:  # noqa: ARG002
-        """Refuse to take one number.
-
-        Args:
-            number: a fraction, or what no fraction expresses.
-            rounding: which neighbor a number between two codes goes to.
-            overflow: what becomes of numbers past the ends.
-
-        Raises:
-            FormatError: always; see :meth:`nearest`.
-        """
-        raise single_value(self, number)
 
 
 def rows_of(values: tuple[float, ...], count: int) -> tuple[tuple[float, ...], ...]:

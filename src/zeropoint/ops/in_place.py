@@ -16,7 +16,6 @@ from ..layout.blocks import spread_blocks
 from ..params.arithmetic import multiplies
 from ..params.effective import effective_scale
 from ..params.tensors import Params, zero_point_of
-from ..schemes import Scheme, ZeroPoint, ZeroPointPlace
 from . import reference
 from .registry import Op, Request
 
@@ -57,9 +56,9 @@ class InPlace:
         zero = zero_point_of(scheme, params)
         zero = torch.zeros_like(scale) if zero is None else zero.double()
         self._zero = spread_blocks(zero, blocks, shape).clone()
-        self._inside = _zero_inside(scheme)
+        self._inside = scheme.zero_inside
         self._low, self._high = request.code_range or (scheme.qmin, scheme.qmax)
-        self._chunks = _chunks(shape)
+        self._chunks = reference.chunks(shape, CHUNK)
         rows = max((pick.stop - pick.start for pick in self._chunks if isinstance(pick, slice)), default=0)
         side = (rows, *shape[1:]) if shape else ()
         needs = request.op is Op.QUANTIZE
@@ -143,17 +142,3 @@ class InPlace:
     @staticmethod
     def _part(buffer: torch.Tensor, pick: Slice) -> torch.Tensor:
         return buffer[: pick.stop - pick.start] if isinstance(pick, slice) else buffer
-
-
-def _chunks(shape: tuple[int, ...]) -> list[Slice]:
-    """Return indices that cut a tensor of ``shape`` along its first axis into about CHUNK elements each."""
-    if not shape:
-        return [()]
-    rows = max(1, CHUNK // max(1, math.prod(shape[1:])))
-    return [slice(begin, min(begin + rows, shape[0])) for begin in range(0, shape[0], rows)]
-
-
-def _zero_inside(scheme: Scheme) -> bool:
-    """Return whether the zero point is added before rounding."""
-    real = scheme.zero_point is ZeroPoint.REAL
-    return real or scheme.dialect.zero_points.place is ZeroPointPlace.INSIDE_ROUNDING

@@ -24,7 +24,7 @@ from ..params.arithmetic import Ranges, multiplies, rounder
 from ..params.effective import effective_offset, effective_scale
 from ..params.stored import load_scale, store, through
 from ..params.tensors import Params, zero_point_of
-from ..schemes import Arithmetic, Granularity, Scheme, ZeroPoint, ZeroPointPlace
+from ..schemes import Arithmetic, Granularity, Scheme
 from ..schemes.scale_rules import Pick
 
 CodeRange = tuple[int, int] | None
@@ -198,15 +198,17 @@ def _encoded_parts(
         first += part.numel()
 
 
-def _chunks(shape: tuple[int, ...], scheme: Scheme) -> list[slice | tuple[()]]:
-    """Return indices that cut a tensor of ``shape`` along its first axis into about CHUNK elements each.
-
-    A vector whose codes represent several values is one chunk.
-    """
-    if not shape or (len(shape) == 1 and scheme.element.per_code > 1):
+def chunks(shape: tuple[int, ...], count: int = CHUNK) -> list[slice | tuple[()]]:
+    """Return indices that cut a tensor along its first axis into about ``count`` elements, or a row, each."""
+    if not shape:
         return [()]
-    rows = max(1, CHUNK // max(1, math.prod(shape[1:])))
+    rows = max(1, count // max(1, math.prod(shape[1:])))
     return [slice(begin, min(begin + rows, shape[0])) for begin in range(0, shape[0], rows)]
+
+
+def _chunks(shape: tuple[int, ...], scheme: Scheme) -> list[slice | tuple[()]]:
+    """Return chunks of a tensor; a vector whose codes represent several values is one."""
+    return [()] if len(shape) == 1 and scheme.element.per_code > 1 else chunks(shape)
 
 
 class Spread(NamedTuple):
@@ -293,11 +295,7 @@ def integer_steps(
         if scheme.dialect.arithmetic is Arithmetic.SUMS and scheme.rounding.mode is RoundingMode.HALF_UP:
             return torch.floor(steps + (0.5 - scheme.qmin)).double() + scheme.qmin
         return round_steps(steps.double(), scheme.rounding.mode, noise)
-    inside = (
-        scheme.zero_point is ZeroPoint.REAL
-        or scheme.dialect.zero_points.place is ZeroPointPlace.INSIDE_ROUNDING
-    )
-    if inside:
+    if scheme.zero_inside:
         shifted = through(steps + zero_point.to(steps.dtype), scaled_rounder(scheme, dtype))
         return round_steps(shifted.double(), scheme.rounding.mode, noise)
     return round_steps(steps.double(), scheme.rounding.mode, noise) + zero_point.double()

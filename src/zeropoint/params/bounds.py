@@ -35,7 +35,7 @@ from ..formats import Overflow
 from ..formats.codes import decode, rounding_reach
 from ..formats.torch_dtypes import dtype_of, format_of, wide_dtype
 from ..layout.blocks import spread_grid
-from ..schemes import Scheme, ZeroPoint, ZeroPointPlace
+from ..schemes import Scheme, ZeroPoint
 from ..schemes.dialects import ZeroPointFormula
 from ..schemes.scale_rules import LINEAR_UP
 from .arithmetic import multiplies, rounder
@@ -164,8 +164,7 @@ class BlockErrors:
         if narrow.largest < math.inf:
             past = furthest >= scale * (narrow.largest * (1 - narrow.relative))
             error = error + torch.where(past, (largest - scale * narrow.largest).clamp(min=0), 0.0)
-        inside = scheme.dialect.zero_points.place is ZeroPointPlace.INSIDE_ROUNDING
-        if self.zero is not None and (inside or scheme.zero_point is ZeroPoint.REAL):
+        if scheme.zero_inside:
             sums = (max(abs(scheme.qmin), abs(scheme.qmax)) + 1) * self.step
             error = error + scale * (sums * (wide.relative + narrow.relative) + narrow.least)
         return error

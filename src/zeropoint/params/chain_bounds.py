@@ -28,7 +28,7 @@ from ..formats import Format, Overflow, RoundingMode
 from ..formats.codes import rounding_reach, second_grid, widest_gap
 from ..formats.torch_dtypes import format_of, wide_dtype
 from ..layout.blocks import spread_grid
-from ..schemes import Arithmetic, ScaleLevel, Scheme, ZeroPoint, ZeroPointPlace
+from ..schemes import Arithmetic, ScaleLevel, Scheme
 from ..schemes.dialects import ZeroPointFormula
 from ..schemes.scale_rules import Pick, Store
 from .arithmetic import multiplies
@@ -196,8 +196,7 @@ class ChainedErrors:
         error = factor * scheme.element.boundary_error
         error = error + distance * wide.relative * (1 + inverted + bool(scheme.offsets)) + wide.least
         error = error + factor * wide.least + (distance * factor * wide.least if inverted else 0.0)
-        inside = scheme.dialect.zero_points.place is ZeroPointPlace.INSIDE_ROUNDING
-        if scheme.zero_point is not ZeroPoint.NONE and inside:
+        if scheme.zero_inside:
             sums_of_codes = (max(abs(scheme.qmin), abs(scheme.qmax)) + 1) * float(scheme.element_step)
             error = error + factor * (sums_of_codes * wide.relative)
         sums = scheme.dialect.arithmetic is Arithmetic.SUMS and scheme.rounding.mode is RoundingMode.HALF_UP

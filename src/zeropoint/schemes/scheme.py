@@ -12,7 +12,7 @@ from typing import ClassVar, TypeVar
 
 from ..errors import SchemeError
 from ..formats import Format, IntFormat, Overflow, RoundingMode, format_name, get_format
-from .dialects import ZEROPOINT, Dialect, get_dialect
+from .dialects import ZEROPOINT, Dialect, ZeroPointPlace, get_dialect
 from .granularity import Granularity
 from .levels import chained, check_levels, granularity_of, joined_levels, read_levels
 from .scales import ScaleLevel
@@ -235,6 +235,12 @@ class Scheme:
     def widens_to_zero(self) -> bool:
         """Whether the range of an affine scheme is widened to contain 0, as integer zero points need."""
         return self.zero_point is not ZeroPoint.REAL
+
+    @property
+    def zero_inside(self) -> bool:
+        """Whether zero points are added before numbers are rounded."""
+        inside = self.dialect.zero_points.place is ZeroPointPlace.INSIDE_ROUNDING
+        return self.zero_point is ZeroPoint.REAL or (self.zero_point is ZeroPoint.INTEGER and inside)
 
     @property
     def formula_zero_point(self) -> bool:

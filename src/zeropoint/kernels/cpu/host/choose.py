@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -10,14 +9,13 @@ import torch
 
 from ....ops.lowering import element_of, rule_of
 from ....ops.registry import Request
-from ....ops.threads import share
 from ....params.tensors import Params
 from .. import entries
 from ..machine import descriptor as k
 from ..machine.descriptor import RowLayout, pack, with_coarse
-from .arrays import NO_BYTES, code_order, flat_array, needs_range, rows_of
+from .arrays import NO_BYTES, code_order, needs_range
 from .calls import ScaleMemory, refuse
-from .statistics import require_finite
+from .statistics import RowExtremes
 from .views import KINDS, View, view_of
 
 
@@ -30,12 +28,8 @@ class BlockScales:
 
     def __init__(self, wanted: Request) -> None:
         scheme, blocks = wanted.scheme, wanted.scheme.granularity.block_count(wanted.shape)
-        self._scheme, self._count = scheme, math.prod(wanted.shape)
-        self._ranged = needs_range(scheme)
-        self._rows = rows_of(wanted.shape, wanted.dtype, scheme.granularity)
-        count = self._rows.rows * self._rows.width
-        self._high: Any = np.empty(count, np.float32)
-        self._low: Any = np.empty(count if self._ranged else 0, np.float32)
+        self._scheme = scheme
+        self._rows = RowExtremes(wanted.shape, wanted.dtype, scheme.granularity, ranged=needs_range(scheme))
         self._ends: Any = np.empty((blocks, 2), np.float32)
         self._codes: Any = np.empty(2 * blocks, np.uint8)
         view = view_of(scheme, wanted.shape, wanted.dtype)
@@ -48,7 +42,7 @@ class BlockScales:
         element = element_of(scheme, wanted.dtype, multiply=False)
         self._descriptor = pack(layout, element, rule_of(scheme, wanted.dtype))
         self._order = code_order(scheme)
-        self.nbytes: int = self._high.nbytes + self._low.nbytes + self._ends.nbytes + self._codes.nbytes
+        self.nbytes: int = self._rows.nbytes + self._ends.nbytes + self._codes.nbytes
 
     def choose(self, x: torch.Tensor, coarse: float | None, memory: ScaleMemory, params: Params) -> None:
         """Choose the scales of ``x`` into the arrays of ``memory``; raises what the reference raises."""
@@ -63,17 +57,12 @@ class BlockScales:
             refuse(x, self._scheme)
 
     def _observe(self, x: torch.Tensor) -> None:
-        source, (rows, _, descriptor), count = flat_array(x), self._rows, self._count
-        high, low = self._high, self._low
-        share(entries.amax, (source, descriptor, high), rows, count)
-        require_finite(x, high.max())
-        if not self._ranged:
-            self._places.merge(np.maximum, high, self._ends[:, 1])
+        self._rows.find(x)
+        self._places.merge(np.maximum, self._rows.high, self._ends[:, 1])
+        if self._rows.ranged:
+            self._places.merge(np.minimum, self._rows.low, self._ends[:, 0])
+        else:
             self._ends[:, 0] = self._ends[:, 1]
-            return
-        share(entries.extremes, (source, descriptor, low, high), rows, count)
-        self._places.merge(np.minimum, low, self._ends[:, 0])
-        self._places.merge(np.maximum, high, self._ends[:, 1])
 
 
 class _Places:

@@ -30,32 +30,53 @@ def choose_params(x: torch.Tensor, scheme: Scheme, extremes: Ends) -> Params:
         return reference.choose_params(x, scheme, extremes)
     lows, highs = [], []
     for level in scheme.scales:
-        given = reference.whole_range(x, level.granularity, extremes)
-        low, high = given or _block_extremes(x, level.granularity, scheme)
+        low, high = reference.whole_range(x, level.granularity, extremes) or _block_extremes(
+            x, level.granularity, scheme
+        )
         lows.append(low)
         highs.append(high)
-    require_finite(x, float(highs[0].amax()))
     ranges = Ranges(minimum=tuple(lows), maximum=tuple(highs), dtype=x.dtype, shape=tuple(x.shape))
     return arithmetic.scales_from_ranges(scheme, ranges)
+
+
+class RowExtremes:
+    """The extremes of the blocks of each row of tensors of ``shape``, found in memory of their own.
+
+    ranged: whether smallest numbers are found, or magnitudes alone. low, high: arrays (rows * width,), the
+    same one unless ranged.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, granularity: Granularity, *, ranged: bool
+    ) -> None:
+        self._count, self.ranged = math.prod(shape), ranged
+        self.rows, self.width, self._descriptor = rows_of(shape, dtype, granularity)
+        self.high: Any = np.empty(self.rows * self.width, np.float32)
+        self.low: Any = np.empty_like(self.high) if ranged else self.high
+        self.nbytes: int = self.high.nbytes * (1 + ranged)
+
+    def find(self, x: torch.Tensor) -> None:
+        """Set the extremes to those of ``x``; raises NonFiniteError."""
+        source = flat_array(x)
+        share(entries.amax, (source, self._descriptor, self.high), self.rows, self._count)
+        _require_finite(x, self.high.max())
+        if self.ranged:
+            args = source, self._descriptor, self.low, self.high
+            share(entries.extremes, args, self.rows, self._count)
 
 
 class TensorExtremes:
     """The extremes of whole tensors, found in memory of their own."""
 
     def __init__(self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self._count, self._rows = math.prod(shape), rows_of(shape, dtype, Granularity.tensor())
-        self._high: Any = np.empty(self._rows.rows, np.float32)
-        self._low: Any = np.empty(self._rows.rows if needs_range(scheme) else 0, np.float32)
-        self.nbytes: int = self._high.nbytes + self._low.nbytes
+        self._rows = RowExtremes(shape, dtype, Granularity.tensor(), ranged=needs_range(scheme))
+        self.nbytes = self._rows.nbytes
 
     def of(self, x: torch.Tensor) -> tuple[float, float]:
         """Return what the coarse scale of ``x`` follows from: its extremes, or its magnitude for both."""
-        source, (rows, _, descriptor), low, high = flat_array(x), self._rows, self._low, self._high
-        share(entries.amax, (source, descriptor, high), rows, self._count)
-        require_finite(x, high.max())
-        if len(low):
-            share(entries.extremes, (source, descriptor, low, high), rows, self._count)
-        return float(low.min() if len(low) else high.max()), float(high.max())
+        self._rows.find(x)
+        low, high = self._rows.low, self._rows.high
+        return float(low.min() if self._rows.ranged else high.max()), float(high.max())
 
 
 def coarse_scale(
@@ -88,7 +109,7 @@ _coarse_scale_of_parts = functools.lru_cache(maxsize=256)(_coarse_scale_of)
 """The same, for the parts of a tensor that is read in parts."""
 
 
-def require_finite(x: torch.Tensor, top: Any) -> None:
+def _require_finite(x: torch.Tensor, top: Any) -> None:
     """Raise NonFiniteError with the place in ``x`` unless its largest magnitude is finite."""
     if not math.isfinite(top):
         reference.require_finite(x)
@@ -98,42 +119,19 @@ def require_finite(x: torch.Tensor, top: Any) -> None:
 def _block_extremes(
     x: torch.Tensor, granularity: Granularity, scheme: Scheme
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what scales follow from: extremes of each block, or its magnitude for both."""
-    if needs_range(scheme):
-        return _block_range(x, granularity)
-    amax = _block_amax(x, granularity)
-    return amax, amax
-
-
-def _block_amax(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
-    """Return the largest magnitude of each block, float32; NaN and Inf show as such."""
-    rows, width, descriptor = rows_of(tuple(x.shape), x.dtype, granularity)
-    out, source = np.empty(rows * width, np.float32), flat_array(x)
-    share(entries.amax, (source, descriptor, out), rows, x.numel())
-    return _over_lead(torch.from_numpy(out), x, granularity, width, "amax")
-
-
-def _block_range(x: torch.Tensor, granularity: Granularity) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the smallest and largest value of each block, float32; raises NonFiniteError for NaN."""
-    require_finite(x, float(_block_amax(x, granularity).amax()))
-    rows, width, descriptor = rows_of(tuple(x.shape), x.dtype, granularity)
-    low, high = np.empty(rows * width, np.float32), np.empty(rows * width, np.float32)
-    source = flat_array(x)
-    share(entries.extremes, (source, descriptor, low, high), rows, x.numel())
-    return (
-        _over_lead(torch.from_numpy(low), x, granularity, width, "amin"),
-        _over_lead(torch.from_numpy(high), x, granularity, width, "amax"),
-    )
-
-
-def _over_lead(
-    values: torch.Tensor, x: torch.Tensor, granularity: Granularity, width: int, kind: str
-) -> torch.Tensor:
-    """Reduce row-wise statistics over the leading axes of each block."""
+    """Return what scales follow from, float32: extremes of each block, or its magnitude for both."""
     shape = tuple(x.shape)
-    if not shape:
-        return values.reshape(())
-    lead = Granularity.block(*granularity.block_shape(shape)[:-1], 1)
-    return reduce_blocks(
-        values.reshape(*shape[:-1], width), lead, kind, math.inf if kind == "amin" else -math.inf
-    )
+    found = RowExtremes(shape, x.dtype, granularity, ranged=needs_range(scheme))
+    found.find(x)
+
+    def over_lead(values: Any, kind: str) -> torch.Tensor:
+        """Reduce statistics of rows over the leading axes of each block."""
+        tensor = torch.from_numpy(values)
+        if not shape:
+            return tensor.reshape(())
+        lead = Granularity.block(*granularity.block_shape(shape)[:-1], 1)
+        fill = math.inf if kind == "amin" else -math.inf
+        return reduce_blocks(tensor.reshape(*shape[:-1], found.width), lead, kind, fill)
+
+    high = over_lead(found.high, "amax")
+    return (over_lead(found.low, "amin") if found.ranged else high), high
