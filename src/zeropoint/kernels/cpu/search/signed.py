@@ -6,7 +6,7 @@ import numpy as np
 
 from ..machine.descriptor import OK
 from ..machine.intrinsics import device, inlined, scratch
-from ..machine.vector import above, any_lane, floats_of, load_lanes, store_lanes, words_of
+from ..machine.vector import above, any_lane, floats_of, larger, load_lanes, smaller, store_lanes, words_of
 from .lanes import LANES, LEAST, ONE, SUPER, divided, is_zero, magnitudes, rounded, where
 from .line_search import fit_signed
 from .scale_codes import by_signed_largest
@@ -21,6 +21,7 @@ from .super_block import (
 )
 
 THREE = np.uint64(3)
+_TINY = np.float32(2.0**-130)
 _SIZE, _LONG, _ROOM = np.uint64(16), 16 * 16, 256 + 8
 _PASSES, _AT_ONCE = 5, np.uint64(4)
 _WIDE, _MANY, _FOUND = 4 * _LONG, 16 * _LONG, 16 * 32
@@ -66,14 +67,33 @@ def _begin_moves(x: Any, at: Any, codes: Any, sums: Any, place: Any) -> Any:
 
 
 @inlined
-def _move(x: Any, codes: Any, at: Any, sums: Any, place: Any) -> Any:
-    """Move one code of each of 16 blocks where that is better; return where it was."""
+def _may_move(dividend: Any, left: Any, code: Any) -> Any:
+    """Return where a quotient, clamped to the codes, may round to another code; without dividing.
+
+    That is past half a step, less a 5000th for the roundings of the quotient and here, which are less than
+    that but of numbers as small as _TINY; these may move, too.
+    """
+    held = smaller(larger(dividend, floats_of(np.float32(-4)) * left), floats_of(np.float32(3)) * left)
+    off = magnitudes(held - code * left) + floats_of(_TINY)
+    return above(left, floats_of(np.float32(0))) & above(off, floats_of(np.float32(0.4999)) * left)
+
+
+@inlined
+def _move(x: Any, codes: Any, at: Any, sums: Any, place: Any, seldom: Any) -> Any:
+    """Move one code of each of 16 blocks where that is better; return where it was.
+
+    seldom: whether to look first whether one may, which is worth it after the first pass: nine of ten vectors
+    then have none.
+    """
     least, most, zero = words_of(np.uint32(0xFFFFFFFC)), words_of(np.uint32(3)), floats_of(np.float32(0))
     number, code = load_lanes(x, at), load_lanes(codes, at)
     products, squares = load_lanes(sums, place), load_lanes(sums, place + LANES)
     weight = number * number
     left, rest = products - weight * number * code, squares - weight * code * code
-    moved = rounded(number * rest / left, least, most)
+    dividend = number * rest
+    if seldom and not any_lane(_may_move(dividend, left, code)):
+        return words_of(np.uint32(0))
+    moved = rounded(dividend / left, least, most)
     more, more_squares = left + weight * number * moved, rest + weight * moved * moved
     better = above(left, zero) & above(magnitudes(moved - code), zero) & above(more_squares, zero)
     better = better & above(more * more * squares, products * products * more_squares)
@@ -87,19 +107,23 @@ def _move(x: Any, codes: Any, at: Any, sums: Any, place: Any) -> Any:
 def _fit_by_moves(x: Any, count: Any, codes: Any, found: Any, sums: Any) -> None:
     """Find scales of codes by moving one code at a time, of ``count`` super-blocks; see ``three_bit_scale``.
 
-    Several at once: a move waits for the one before. sums: room for two vectors a super-block.
+    Several at once in the first pass: a move waits for the one before. sums: room for two vectors a
+    super-block.
     """
     zero, two = floats_of(np.float32(0)), LANES + LANES
     for n in range(count):
         amax = _begin_moves(x, n * SUPER, codes, sums, n * two)
         store_lanes(found, n * LANES, amax)
-    for _ in range(_PASSES):
-        moves = words_of(np.uint32(0))
-        for i in range(ZERO, SUPER, LANES):
-            for n in range(count):
-                moves = moves | _move(x, codes, n * SUPER + i, sums, n * two)
-        if not any_lane(moves):
-            break
+    for i in range(ZERO, SUPER, LANES):
+        for n in range(count):
+            _move(x, codes, n * SUPER + i, sums, n * two, False)
+    for n in range(count):
+        for _ in range(1, _PASSES):
+            moves = words_of(np.uint32(0))
+            for i in range(n * SUPER, (n + ONE) * SUPER, LANES):
+                moves = moves | _move(x, codes, i, sums, n * two, True)
+            if not any_lane(moves):
+                break
     for n in range(count):
         empty = above(floats_of(LEAST), load_lanes(found, n * LANES))
         products, squares = load_lanes(sums, n * two), load_lanes(sums, n * two + LANES)
