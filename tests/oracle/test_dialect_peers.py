@@ -256,3 +256,57 @@ def test_bitsandbytes_stores_absmax_so(count: int) -> None:
         factors = state.absmax.repeat_interleave(256)[:700]
         found = in_table(x, factors, fmt, get_dialect("bitsandbytes").table_steps)
         assert torch.equal(found, state.code[codes.int()])
+
+
+INTEGERS = ("int4:g32", "int4:g32:asym", "int8:g64:asym", "int3:g64", "int2:g32:asym")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("text", INTEGERS)
+def test_torchao_quantizes_integers_so(text: str, dtype: torch.dtype, count: int) -> None:
+    peer = pytest.importorskip("torchao.quantization.quant_primitives", reason="tests/oracles/more_peers.sh")
+    scheme = Scheme.parse(f"{text}:scale=input:dialect=torchao")
+    group, asym = int(text.split(":")[1][1:]), text.endswith("asym")
+    kind = peer.MappingType.ASYMMETRIC if asym else peer.MappingType.SYMMETRIC
+    ends = {"quant_min": scheme.qmin, "quant_max": scheme.qmax}
+    generator = torch.Generator().manual_seed(count)
+    for number in range(count):
+        x = torch.randn(8, 128, generator=generator) * 2.0 ** (number % 24 - 12)
+        x[0], x[1] = 0, x[1].abs()
+        x = x.to(dtype)
+        scale, zero = peer.choose_qparams_affine(
+            x, kind, (1, group), target_dtype=torch.int8, zero_point_dtype=torch.int8, keepdim=True, **ends
+        )
+        codes = peer.quantize_affine(x, (1, group), scale, zero, output_dtype=torch.int8, **ends)
+        q = zp.quantize(x, scheme)
+        assert torch.equal(q.scales[0], scale)
+        assert torch.equal(q.codes.to(torch.int8), codes)
+        assert flat(q.zero_point) == (zero.flatten().tolist() if asym else [])
+
+
+MODES = {"floor": "FLOOR", "even": "EVEN", "ceil": "CEIL", "rceil": "RCEIL"}
+ELEMENTS = {
+    "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2,
+    "float4_e2m1fn": torch.float4_e2m1fn_x2,
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("mode", MODES)
+def test_torchao_quantizes_mx_so(mode: str, element: str, count: int) -> None:
+    peer = pytest.importorskip("torchao.prototype.mx_formats.mx_tensor", reason="tests/oracles/more_peers.sh")
+    generator = torch.Generator().manual_seed(count)
+    for number in range(count):
+        x = (torch.randn(8, 128, generator=generator) * 2.0 ** (number % 24 - 12)).bfloat16()
+        if mode == "rceil":
+            # The logarithm of a quotient that is a power of two, or next to one, is rounded there.
+            x = torch.where(x.view(torch.int16) & 0x7F == 0, x * 1.0625, x)
+        how = getattr(peer.ScaleCalculationMode, MODES[mode])
+        scale, codes = peer.to_mx(x, ELEMENTS[element], 32, scaling_mode=how)
+        q = zp.quantize(x, f"{element}:g32:scale={mode}:dialect=torchao")
+        assert torch.equal(q.scales[0].view(torch.uint8), scale.view(torch.uint8))
+        assert torch.equal(q.data, codes.view(torch.uint8))

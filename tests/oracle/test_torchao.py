@@ -24,13 +24,12 @@ transformers = pytest.importorskip("transformers", reason="extra `hf`")
 mx = pytest.importorskip("torchao.prototype.mx_formats.inference_workflow")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-CT = ":dialect=compressed-tensors"
+AO = ":dialect=torchao"
 SCHEMES = {
-    "int8wo": "int8wo", "int8dq": "int8dq", "float8wo": "float8wo", "int4_group": f"int4:g32{CT}",
-    "int4_asym": f"int4:g32:asym{CT}", "int8_axis": f"int8:channel:asym{CT}",
-    "int3_axis": f"int3:channel{CT}", "mxfp8": "mxfp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4a16",
+    "int8wo": "int8wo", "int8dq": "int8dq", "float8wo": "float8wo", "int4_group": f"int4:g32{AO}",
+    "int4_asym": f"int4:g32:asym{AO}", "int8_axis": f"int8:channel:asym{AO}",
+    "int3_axis": f"int3:channel{AO}", "mxfp8": "mxfp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4a16",
 }  # fmt: skip
-EXACT = ("int8wo", "int8dq", "float8wo", "mxfp8", "mxfp4", "nvfp4")
 FP4 = torch.float4_e2m1fn_x2
 
 
@@ -86,11 +85,10 @@ def test_tensors_and_metadata_are_those_of_torchao(case: str, tmp_path: Path) ->
     ours_are, theirs_are = ({k: (v.dtype, v.shape) for k, v in found.items()} for found in (ours, theirs))
     assert ours_are == theirs_are
     for name, tensor in theirs.items():
-        if case in EXACT or not name.endswith("qdata"):
-            pair = (each.reshape(-1).view(torch.uint8) for each in (ours[name], tensor))
-            assert torch.equal(*pair), name
-        else:  # quotients are bfloat16 there, by a rounded reciprocal
-            assert int((ours[name].int() - tensor.int()).abs().max()) <= 1, name
+        pair = [each.reshape(-1).view(torch.uint8) for each in (ours[name], tensor)]
+        # Elements are multiplied by a reciprocal there, so that ties may fall to the other code.
+        few = tensor.numel() // 100 if case == "nvfp4" and name.endswith("qdata") else 0
+        assert int((pair[0] != pair[1]).sum()) <= few, (case, name)
     sections = [
         json.loads((tmp_path / name / "config.json").read_text())["quantization_config"]
         for name in ("ours", "theirs")
@@ -110,6 +108,8 @@ def test_both_are_read_with_the_values_of_torchao_and_ours_is_loaded(case: str, 
         assert len(weights) == 7
         for key, weight in weights.items():
             assert torch.equal(values[key], weight.dequantize()), (case, key)
+        if case in ("mxfp8", "mxfp4"):
+            continue  # its products of swizzled scales need a GPU
         with torch.no_grad():
             assert bool(torch.isfinite(model(torch.arange(12)[None]).logits).all())
     assert not zp.verify_checkpoint(tmp_path / "ours", tmp_path / "in").problems

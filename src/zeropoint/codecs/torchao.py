@@ -250,7 +250,7 @@ def _text(kind: str, data: Mapping[str, Any], shape: tuple[int, int], *, symmetr
             f"target_dtype {bits!r:.40} in its metadata is not read; known are int2 to int8"
         )
     # Quotients are rounded to the dtype of the weight, so errors are larger than in float32.
-    return f"{bits}:{cut}{'' if symmetric else ':asym'}:dialect=compressed-tensors"
+    return f"{bits}:{cut}{'' if symmetric else ':asym'}:dialect=torchao"
 
 
 def _input(data: Mapping[str, Any]) -> Activation | None:

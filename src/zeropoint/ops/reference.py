@@ -235,11 +235,12 @@ def scaled(x: torch.Tensor, scheme: Scheme, scale: torch.Tensor | None) -> torch
     wide = x.to(wide_dtype(x.dtype))
     if scale is None:
         return wide
-    ratio = wide * (1.0 / scale) if multiplies(scheme) else wide / scale
+    kind = scaled_rounder(scheme, x.dtype)
+    ratio = wide * through(1.0 / scale, kind) if multiplies(scheme) else wide / scale
     # A block whose scale was lost holds zeros, with the signs of its values; a NaN stays one.
     lost = ((scale == 0) | torch.isinf(scale)) & ~torch.isnan(wide)
     ratio = torch.where(lost, torch.copysign(torch.zeros_like(wide), wide), ratio)
-    return through(ratio, scaled_rounder(scheme, x.dtype))
+    return through(ratio, kind)
 
 
 def scaled_rounder(scheme: Scheme, dtype: torch.dtype) -> torch.dtype | None:

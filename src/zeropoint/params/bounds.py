@@ -160,7 +160,7 @@ class BlockErrors:
         if inverted:  # the reciprocal of a large scale is subnormal
             error = error + furthest * scale * wide.least
         narrow = self.narrow if len(scheme.scales) == 1 else UnitRoundoff.of(None)
-        error = error + furthest * narrow.relative + scale * narrow.least
+        error = error + furthest * narrow.relative * (2 if inverted else 1) + scale * narrow.least
         if narrow.largest < math.inf:
             past = furthest >= scale * (narrow.largest * (1 - narrow.relative))
             error = error + torch.where(past, (largest - scale * narrow.largest).clamp(min=0), 0.0)

@@ -193,6 +193,14 @@ _DIALECTS = (
     # quantize_4bit of bitsandbytes 0.50 on a CPU, and quantize_blockwise of absmax, which looks codes up in a
     # table of 2 ** 16 numbers.
     Dialect(name="bitsandbytes", scaling=Scaling.RECIPROCAL, table_steps=(1 << 16) - 1),
+    # quantize_affine of torchao 0.18, as its classes of integers call it.
+    Dialect(
+        name="torchao",
+        arithmetic=Arithmetic.INPUT,
+        scaling=Scaling.RECIPROCAL,
+        zero_points=ZeroPoints(formula=ZeroPointFormula.OF_ROUNDED, of_empty_range=True),
+        small_scales=SmallScales(of_zeros=2.0**-126),
+    ),
     # burn v0.16, QuantizationScheme::compute_q_params; f32::round rounds half away from zero.
     Dialect(
         name="burn",

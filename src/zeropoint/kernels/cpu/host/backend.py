@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ....ops.registry import Kernel, Op, Request
+from ....params.arithmetic import multiplies, rounder
 from . import block_searches, block_structs
 from . import linear_codes as linear
 from . import linear_values as values
@@ -45,6 +46,8 @@ class CpuBackend:
             return values.refusal(request)
         if request.dtype not in KINDS or request.own_dtype not in KINDS:
             return f"{request.dtype} is computed in float64"
+        if multiplies(request.scheme) and rounder(request.scheme, request.own_dtype) is not None:
+            return "reciprocals of 16 bits are known to the reference alone"
         reason = element_refusal(request.scheme)
         if reason is not None:
             return reason
