@@ -15,7 +15,9 @@ from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver
 from torch.ao.quantization.observer import ObserverBase
 
 import zeropoint as zp
+from zeropoint.errors import RangeError
 from zeropoint.formats import get_format
+from zeropoint.layout.blocks import spread_blocks
 from zeropoint.params.chains import in_table
 from zeropoint.schemes import Scheme
 from zeropoint.schemes.dialects import get_dialect
@@ -281,9 +283,29 @@ def test_torchao_quantizes_integers_so(text: str, dtype: torch.dtype, count: int
         )
         codes = peer.quantize_affine(x, (1, group), scale, zero, output_dtype=torch.int8, **ends)
         q = zp.quantize(x, scheme)
-        assert torch.equal(q.scales[0], scale)
+        assert torch.equal(q.scales[0][1:], scale[1:])  # of zeros it is the least normal number there
         assert torch.equal(q.codes.to(torch.int8), codes)
+        off = (q.dequantize(torch.float32) - x.float()).abs().view(8, -1, group).amax(2)
+        assert bool((off <= q.params.error_bound(torch.float32)).all())
         assert flat(q.zero_point) == (zero.flatten().tolist() if asym else [])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_errors_under_reciprocals_of_16_bits_are_within_their_bound(dtype: torch.dtype) -> None:
+    rng = random.Random(f"reciprocals {dtype}")
+    for text in (*INTEGERS, "int3:channel:narrow", "nf4:g32", "float8_e4m3fn:channel", "uint4:g16:asym=real"):
+        scheme = Scheme.parse(f"{text}:dialect=torchao")
+        for _ in range(60):
+            x = random_tensor(rng, scheme, dtype)
+            if not x.ndim:
+                continue
+            try:
+                q = zp.quantize(x, scheme)
+            except RangeError:
+                continue
+            off = (q.dequantize(torch.float32).double() - x.double()).abs()
+            bound = spread_blocks(q.params.error_bound(torch.float32), scheme.granularity, tuple(x.shape))
+            assert bool((off <= bound).all()), (text, x.tolist())
 
 
 MODES = {"floor": "FLOOR", "even": "EVEN", "ceil": "CEIL", "rceil": "RCEIL"}

@@ -235,10 +235,15 @@ def scaled(x: torch.Tensor, scheme: Scheme, scale: torch.Tensor | None) -> torch
     wide = x.to(wide_dtype(x.dtype))
     if scale is None:
         return wide
-    kind = scaled_rounder(scheme, x.dtype)
-    ratio = wide * through(1.0 / scale, kind) if multiplies(scheme) else wide / scale
+    kind, lost = scaled_rounder(scheme, x.dtype), (scale == 0) | torch.isinf(scale)
+    if multiplies(scheme):
+        inverse = through(1.0 / scale, kind)
+        ratio = wide * inverse
+        lost = lost if kind is None else lost | torch.isinf(inverse)
+    else:
+        ratio = wide / scale
     # A block whose scale was lost holds zeros, with the signs of its values; a NaN stays one.
-    lost = ((scale == 0) | torch.isinf(scale)) & ~torch.isnan(wide)
+    lost = lost & ~torch.isnan(wide)
     ratio = torch.where(lost, torch.copysign(torch.zeros_like(wide), wide), ratio)
     return through(ratio, kind)
 

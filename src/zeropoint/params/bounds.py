@@ -161,6 +161,10 @@ class BlockErrors:
             error = error + furthest * scale * wide.least
         narrow = self.narrow if len(scheme.scales) == 1 else UnitRoundoff.of(None)
         error = error + furthest * narrow.relative * (2 if inverted else 1) + scale * narrow.least
+        if inverted and narrow.largest < math.inf:
+            error = error + furthest * scale * narrow.least
+            over = scale * (narrow.largest * (1 - narrow.relative)) <= 1  # its reciprocal is Inf
+            error = error + torch.where(over, 2 * largest, 0.0)
         if narrow.largest < math.inf:
             past = furthest >= scale * (narrow.largest * (1 - narrow.relative))
             error = error + torch.where(past, (largest - scale * narrow.largest).clamp(min=0), 0.0)

@@ -199,7 +199,6 @@ _DIALECTS = (
         arithmetic=Arithmetic.INPUT,
         scaling=Scaling.RECIPROCAL,
         zero_points=ZeroPoints(formula=ZeroPointFormula.OF_ROUNDED, of_empty_range=True),
-        small_scales=SmallScales(of_zeros=2.0**-126),
     ),
     # burn v0.16, QuantizationScheme::compute_q_params; f32::round rounds half away from zero.
     Dialect(
