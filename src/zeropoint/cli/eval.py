@@ -15,7 +15,7 @@ from .output import show, show_json
 
 
 def evaluate(  # noqa: PLR0913 (typer makes an option of each parameter)
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", parser=parse_path, help=READ)],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL", parser=parse_path, help=READ)],
     against: Annotated[
         str, typer.Option(metavar="REFERENCE", parser=parse_path, help="What models are compared with.")
     ],
