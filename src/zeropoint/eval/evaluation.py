@@ -18,7 +18,7 @@ from ..checkpoint.model.forward_pass import ForwardPass, forward_pass, opened
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.read.source import Source, open_source
 from ..checkpoint.read.storage import Place, shown
-from ..errors import CalibrationError, UnsupportedError, size_of
+from ..errors import CalibrationError, CheckpointError, UnsupportedError, size_of
 from .cloze import cloze_items
 from .cloze_probe import ClozeProbe
 from .continuations import ContinuationProbe, greedy_continuations, prompts_of
@@ -197,6 +197,8 @@ def evaluate(
         CheckpointError: for files that are damaged, a cache of something else, and too little memory.
     """
     settings, limits = settings or EvaluationSettings(), limits or Limits.default()
+    if settings.cache is not None and not settings.cache.absolute().parent.is_dir():
+        raise CheckpointError(f"the folder of cache {shown(settings.cache)} does not exist; create it first")
     reference, others = open_source(against), [open_source(model) for model in models]
     encoder = is_encoder(reference)
     for other in others:

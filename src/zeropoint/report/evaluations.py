@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -18,7 +19,7 @@ _OF_LANGUAGE = (
     "Bits per byte", "Median divergence length", "Cloze accuracy", "Cloze McNemar p",
 )  # fmt: skip
 _OF_ENCODERS = ("Mean cosine", "1.0% cosine", "Spearman of similarities", "Top-10 neighbor overlap")
-_SHARES = ("Δp", "Same", "Cor(", "Flip rate", "Cloze accuracy", "overlap")
+_SHARES = ("Δp", "Same ", "Cor(", "Flip rate", "Cloze accuracy", "overlap")
 """What the names of shares have in them, which tables show in percent, as llama.cpp does."""
 _YARD = {True: "Mean cosine", False: "Mean KLD"}
 
@@ -73,15 +74,13 @@ def _size(model: ModelQuality) -> str:
 
 
 def _cell(key: str, estimate: Estimate) -> str:
-    """Return a number with its error, in percent where it is a share."""
-    share = any(word in key for word in _SHARES) and key != "Same"
-    factor, unit, digits = (100, " %", 3) if share else (1, "", 5)
-    value = f"{estimate.value * factor:.{digits}f}"
-    return (
-        f"{value}{unit}"
-        if estimate.error is None
-        else f"{value} ± {estimate.error * factor:.{digits}f}{unit}"
-    )
+    """Return a number, in percent where it is a share; two digits of its error count."""
+    factor, unit = (100, " %") if any(word in key for word in _SHARES) else (1, "")
+    value, error = estimate.value * factor, (estimate.error or 0) * factor
+    if not error:
+        return f"{value:.4g}{unit}"
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:.{digits}f} ± {error:.{digits}f}{unit}"
 
 
 def _below(found: Evaluation) -> list[str]:
