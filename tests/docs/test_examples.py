@@ -20,16 +20,7 @@ PAGES = (
     "docs/coming_from.md",
     *(
         f"docs/{page}.md"
-        for page in (
-            "guide",
-            "checkpoints",
-            "conversion",
-            "calibration",
-            "models",
-            "graph",
-            "onnx",
-            "evaluation",
-        )
+        for page in ("guide", "checkpoints", "conversion", "calibration", "models", "graph", "onnx")
     ),
 )
 BLOCK = re.compile(r"^```(python|console|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
