@@ -246,24 +246,40 @@ def _nearest_rows(vectors: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 def decode_runs(codes: torch.Tensor, fmt: Format, dtype: torch.dtype) -> torch.Tensor:
     """Return the numbers that code patterns represent: their run is a new last axis."""
+    return _run_values(fmt, dtype).to(codes.device)[codes.to(torch.int64)]
+
+
+@functools.lru_cache(maxsize=64)
+def _run_values(fmt: Format, dtype: torch.dtype) -> torch.Tensor:
+    """Return the numbers of all code patterns, zeros for those without a meaning."""
+    table = torch.zeros((1 << fmt.bits, fmt.per_code), dtype=dtype, device="cpu")
     if isinstance(fmt, DigitsFormat):
-        return decode(split_digits(codes, fmt), fmt.digit, dtype)
-    assert isinstance(fmt, VectorFormat)
-    table = torch.zeros((1 << fmt.bits, fmt.per_code), dtype=dtype, device=codes.device)
-    table[: fmt.code_count] = torch.tensor(fmt.rows, dtype=dtype, device=codes.device)
-    return table[codes.to(torch.int64)]
+        table[: fmt.code_count] = decode(_digits(fmt)[: fmt.code_count], fmt.digit, dtype)
+    else:
+        assert isinstance(fmt, VectorFormat)
+        table[: fmt.code_count] = torch.tensor(fmt.rows, dtype=dtype, device="cpu")
+    return table
 
 
 def join_digits(digits: torch.Tensor, fmt: DigitsFormat) -> torch.Tensor:
     """Return the code whose digits are the last axis, the highest first."""
-    places = torch.tensor([fmt.base**n for n in reversed(range(fmt.count))], device=digits.device)
-    return (digits.to(torch.int64) * places).sum(-1).to(code_dtype(fmt.bits))
+    places = [float(fmt.base**n) for n in reversed(range(fmt.count))]
+    # Sums below 2 ** 16 are exact in any order.
+    total = digits.to(torch.float32) @ torch.tensor(places, device=digits.device)
+    return total.to(code_dtype(fmt.bits))
 
 
 def split_digits(codes: torch.Tensor, fmt: DigitsFormat) -> torch.Tensor:
-    """Return the digits of codes as a new last axis; the inverse of :func:`join_digits`."""
-    places = torch.tensor([fmt.base**n for n in reversed(range(fmt.count))], device=codes.device)
-    return (codes.to(torch.int64)[..., None] // places % fmt.base).to(torch.uint8)
+    """Return the digits of codes as a new last axis, uint8; the inverse of :func:`join_digits`."""
+    return _digits(fmt).to(codes.device)[codes.to(torch.int64)]
+
+
+@functools.lru_cache(maxsize=64)
+def _digits(fmt: DigitsFormat) -> torch.Tensor:
+    """Return the digits of all code patterns."""
+    codes = torch.arange(1 << fmt.bits, device="cpu")[:, None]
+    places = torch.tensor([fmt.base**n for n in reversed(range(fmt.count))], device="cpu")
+    return (codes // places % fmt.base).to(torch.uint8)
 
 
 @functools.lru_cache(maxsize=64)

@@ -15,8 +15,8 @@ from zeropoint.ops.registry import Op, explain
 from zeropoint.ops.threads import thread_limit
 
 SCHEMES = (
-    "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "tq2_0", "mxfp4_e2m1",
-    block_types.NVFP4, "iq4_nl", "iq4_xs",
+    "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "tq1_0", "tq2_0",
+    "mxfp4_e2m1", block_types.NVFP4, "iq4_nl", "iq4_xs",
 )  # fmt: skip
 IMPORTANCES = ggml_golden.importances()
 

@@ -31,13 +31,13 @@ class CpuBackend:
         """Return why the kernels cannot run ``request``, or None."""
         if request.device.type != "cpu":
             return f"the data is on {request.device}"
+        if request.op is Op.SEARCH:
+            return block_searches.refusal(request)
         element = request.scheme.element
         if element.per_code > 1:
             return f"{element.kind} codes, of several values each, are known to the reference alone"
         if request.op is Op.DEQUANTIZE_BACKWARD:
             return "a product is left to torch"
-        if request.op is Op.SEARCH:
-            return block_searches.refusal(request)
         if request.op in (Op.JOIN_BLOCKS, Op.SPLIT_BLOCKS):
             return None
         if request.op is Op.LINEAR:

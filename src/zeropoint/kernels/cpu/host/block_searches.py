@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from ....layout import code_rows
 from ....ops.ggml import block_types, super_blocks
 from ....ops.ggml.block_columns import SUPER
 from ....ops.ggml.searches import IMPORTANT
@@ -15,6 +17,7 @@ from ....ops.reference import require_finite
 from ....ops.registry import Request
 from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
+from ....schemes import Scheme
 from ..entries import row_squares, search_minima, search_plain, search_signed
 from ..machine.descriptor import OK
 from ..search import plain
@@ -33,6 +36,8 @@ _PLAIN = {
     "iq4_nl": (plain.TABLE, 32, 0),
 }  # fmt: skip
 """Kind, values of a block, and half of the codes or the largest."""
+_JOINED = {"tq1_0": "tq2_0"}
+"""Types whose codes are digits, and that of the same digits in codes of their own."""
 _NO_HALVES = np.zeros(1, np.uint16)
 Call = tuple[Callable[..., int], tuple[Any, ...]]
 
@@ -40,7 +45,7 @@ Call = tuple[Callable[..., int], tuple[Any, ...]]
 def refusal(request: Request) -> str | None:
     """Return why the kernels do not search the request's codes, or None."""
     reason = block_types.refusal(request.scheme, request.shape)
-    if reason is None and block_types.type_of(request.scheme) not in (*_MINIMA, *_SIGNED, *_PLAIN):
+    if reason is None and block_types.type_of(request.scheme) not in (*_MINIMA, *_SIGNED, *_PLAIN, *_JOINED):
         return f"{block_types.type_of(request.scheme)} is searched by the reference"
     return reason
 
@@ -54,6 +59,12 @@ class SearchKernel:
     def run(self, x: torch.Tensor, importance: torch.Tensor | None = None) -> tuple[torch.Tensor, Params]:
         """See :class:`zeropoint.ops.registry.Op`."""
         scheme, shape = self._request.scheme, self._request.shape
+        apart = _JOINED.get(block_types.type_of(scheme) or "")
+        if apart is not None:
+            twin = replace(self._request, scheme=Scheme.parse(apart))
+            digits, levels = SearchKernel(twin).run(x, importance)
+            single = code_rows.unpack_digits(digits, twin.scheme, shape)
+            return code_rows.pack_digits(single, scheme), levels
         data = packed_like(x, scheme)
         params = [torch.empty(grid, dtype=dtype) for grid, dtype in parameter_tensors(scheme, shape, x.dtype)]
         name = block_types.type_of(scheme)
