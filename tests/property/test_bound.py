@@ -188,6 +188,12 @@ def test_what_the_long_sweep_found_stays_mended(seed: int) -> None:
     assert judge(seed, Counter()) == []
 
 
+# A scale of zero under a zero point, and a range whose width overflows.
+@pytest.mark.parametrize("seed", [12166, 16859])
+def test_what_a_long_sweep_of_chains_found_stays_mended(seed: int) -> None:
+    assert judge(seed, Counter(), random_chained_scheme) == []
+
+
 @pytest.mark.parametrize("first", ["ue4m3", "float16"])
 def test_three_levels_of_scales_hold_values_and_have_a_bound(first: str) -> None:
     x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))

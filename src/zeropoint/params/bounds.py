@@ -107,7 +107,8 @@ class BlockErrors:
         if not self.scheme.scales:
             return low.clamp(max=0), high.clamp(min=0)
         if self.zero is not None:
-            excess = self.scale * self._affine_excess()
+            # A scale of zero is that of a block of zeros.
+            excess = torch.where(self.scale == 0, 0.0, self.scale * self._affine_excess())
             return low - excess, high + excess
         extent = self._extent()
         none = torch.zeros_like(extent)

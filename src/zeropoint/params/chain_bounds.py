@@ -159,7 +159,8 @@ class ChainedErrors:
         truncates = scheme.dialect.zero_points.formula is ZeroPointFormula.TRUNCATED
         inexact = (self.zero.abs() + max(abs(scheme.qmin), abs(scheme.qmax)) + 1) * (8 * self.wide.relative)
         off = self.factor * ((1.0 if truncates else 0.5) + inexact) * step
-        pad = (width - self.factor * steps).clamp(min=0) + off + 8 * self.wide.least
+        past = torch.where(torch.isfinite(width), width - self.factor * steps, math.inf)
+        pad = past.clamp(min=0) + off + 8 * self.wide.least
         if scheme.scales[0].stores(Store.LATE):
             pad = pad + self.drift * (steps + 2 * step)
         # Of a scale that was lost, or rounded past 0, the codes say nothing.
