@@ -20,7 +20,16 @@ PAGES = (
     "docs/coming_from.md",
     *(
         f"docs/{page}.md"
-        for page in ("guide", "checkpoints", "conversion", "calibration", "models", "graph", "onnx")
+        for page in (
+            "guide",
+            "checkpoints",
+            "conversion",
+            "calibration",
+            "models",
+            "graph",
+            "onnx",
+            "evaluation",
+        )
     ),
 )
 BLOCK = re.compile(r"^```(python|console|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

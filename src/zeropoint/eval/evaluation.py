@@ -213,8 +213,10 @@ def evaluate(
     )  # fmt: skip
     found: list[ModelQuality] = []
     with _base(reference, asked, settings, limits, progress=progress) as base:
-        rows = [(reference, torch.bfloat16)] if settings.noise_floor else []
-        for source, dtype in [*rows, *((other, settings.dtype) for other in others)]:
+        rows = [("noise floor: the reference in bfloat16", reference, torch.bfloat16)]
+        rows = rows if settings.noise_floor else []
+        given = zip(map(str, models), others, strict=True)
+        for name, source, dtype in [*rows, *((place, other, settings.dtype) for place, other in given)]:
             with forward_pass(source, asked.batches, limits, dtype=dtype, progress=progress) as own:
                 floor = source is reference
                 if own.model.vocabulary != base.model.vocabulary:
@@ -223,12 +225,11 @@ def evaluate(
                         f"{base.model.vocabulary}; compare models of one vocabulary"
                     )
                 found.append(ModelQuality(
-                    name="noise floor: the reference in bfloat16" if floor else str(source.given),
-                    nbytes=source.entries.nbytes, statistics=ask(own, base, asked.probes), notes=own.notes,
-                    is_noise_floor=floor,
+                    name=name, nbytes=source.entries.nbytes, statistics=ask(own, base, asked.probes),
+                    notes=own.notes, is_noise_floor=floor,
                 ))  # fmt: skip
     return Evaluation(
-        reference=str(reference.given), reference_bytes=reference.entries.nbytes, encoder=encoder,
+        reference=str(against), reference_bytes=reference.entries.nbytes, encoder=encoder,
         data=tuple(asked.data), models=tuple(found), notes=tuple(asked.notes),
     )  # fmt: skip
 
