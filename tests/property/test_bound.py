@@ -188,8 +188,8 @@ def test_what_the_long_sweep_found_stays_mended(seed: int) -> None:
     assert judge(seed, Counter()) == []
 
 
-# A scale of zero under a zero point, and a range whose width overflows.
-@pytest.mark.parametrize("seed", [12166, 16859])
+# A scale of zero under a zero point, a range whose width overflows, and a scale whose reciprocal does.
+@pytest.mark.parametrize("seed", [12166, 16859, 30849])
 def test_what_a_long_sweep_of_chains_found_stays_mended(seed: int) -> None:
     assert judge(seed, Counter(), random_chained_scheme) == []
 

@@ -135,6 +135,8 @@ class BlockErrors:
         # Products of a scale round once, and numbers of wide formats on the way to it.
         rounding = 1 + 4 * self.wide.relative if self.scheme.scales else 1.0
         lost = ~torch.isfinite((torch.maximum(low.abs(), high.abs()) * rounding).to(out_dtype))
+        if multiplies(self.scheme):  # reciprocals of the smallest scales overflow
+            lost = lost | ((self.scale > 0) & (1 / self.scale > self.wide.largest))
         if self.scheme.overflow is Overflow.SPECIAL:
             room = self.scale * self._gap() / 2 if self.scheme.rounding.mode.to_nearest else 0.0
             below = room if self.scheme.element.min < 0 else 0.0
