@@ -65,6 +65,8 @@ _RULES = (
     *(f"{e}:g32:round={mode}" for e in ("int4", "float4_e2m1fn") for mode in _MODES),
     "uint4:g32:offset=minimum/float16", "uint4:g32:offset=minimum_late/float16", "int4:g32:asym=real",
     "uint4:g32:scale=edge/float16:offset=float16", "uint3:g32:scale=edge_late/float16:offset=float16",
+    "int4:g32:scale=search", "float4_e2m1fn:g32:scale=search/e8m0",
+    *(f"float4_e2m1fn:g16:scale={r}/ue4m3:scale2=float32@tensor" for r in ("search", "four_over_six")),
     "int4:g32:narrow", "int8:tensor:narrow", "int8:block2x64", "float8_e4m3fn:cast", "int8:g100",
 )  # fmt: skip
 """What is written under zeropoint's own dialect: rules of scales and offsets, roundings, blocks."""

@@ -32,7 +32,10 @@ _OPTIONS = (
     "uint4:g32:asym:scale=bfloat16", "int8:g32:scale=linear_up/bfloat16", "float8_e4m3fn:block4x64",
     "float8_e4m3fn:cast", "float6_e3m2fn:cast", "int8:cast", "int4:g32:round=stochastic(7)",
     "float4_e2m1fn:g16:scale=ue4m3:scale2=float16@g128:scale3=float32@tensor",
-    *(f"float4_e2m1fn:g32:scale={rule}" for rule in ("floor", "even", "ceil", "rceil")),
+    *(f"float4_e2m1fn:g32:scale={rule}" for rule in ("floor", "even", "ceil", "rceil", "ceil7.25")),
+    *(f"{s}:scale=search" for s in ("nvfp4", "mxfp4", "mxfp8", "int4:g32", "int4:g32:asym")),
+    "int4:g32:scale=input:scale=search",
+    "nvfp4:scale=four_over_six", "mxfp4_e2m1:scale=search2.4",
     *(f"int8:g32:round={mode}" for mode in ("half_away", "half_up", "floor", "ceil", "toward_zero")),
 )  # fmt: skip
 _DIALECT_SCHEMES = (

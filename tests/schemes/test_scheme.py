@@ -23,7 +23,7 @@ from zeropoint.schemes import (
     ZeroPoint,
     get_dialect,
 )
-from zeropoint.schemes.scale_rules import CEIL, EVEN, FLOOR, LINEAR_UP, RCEIL, RULES, Linear
+from zeropoint.schemes.scale_rules import CEIL, EVEN, FLOOR, LINEAR_UP, RCEIL, RULES, Linear, Search
 
 INT4, FP4, NF4 = get_format("int4"), get_format("fp4"), get_format("nf4")
 E8M0, FLOAT32 = get_format("e8m0"), get_format("float32")
@@ -182,7 +182,7 @@ def test_scales_of_the_inputs_own_format_follow_the_input() -> None:
 
 def test_all_but_the_linear_rules_yield_powers_of_two() -> None:
     assert [rule for rule in RULES.values() if rule.power_of_two] == [FLOOR, EVEN, CEIL, RCEIL]
-    assert all(isinstance(rule, Linear) != rule.power_of_two for rule in RULES.values())
+    assert all(isinstance(rule, Linear | Search) != rule.power_of_two for rule in RULES.values())
 
 
 @pytest.mark.parametrize(

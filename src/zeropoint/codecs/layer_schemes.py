@@ -8,6 +8,7 @@ from ..errors import FormatError, UnsupportedError, near_misses
 from ..formats.catalog import CATALOG
 from ..recipes import Activation, Assignment
 from ..schemes import PRESETS, Scheme
+from ..schemes.scale_rules import searches
 from ..schemes.text import overridden, words
 from .protocol import Codec, LayerScheme
 
@@ -82,9 +83,11 @@ def layer_scheme(text: str | LayerScheme, codec: Codec) -> LayerScheme:
     parts = words(text)
     cast = "cast" in parts
     missing = [(key, value) for key, value in codec.defaults.items() if key not in parts]
+    bare = searches(parts.get("scale", ""))  # keeps the format of the defaults
+    missing += [("scale", value) for key, value in codec.defaults.items() if key == "scale" and bare]
     extra = "".join(f":{key}={value}" for key, value in missing if not (cast and key == "scale"))
     try:
-        weight = Scheme.parse(text + extra)
+        weight = Scheme.parse(f"{head}{extra}{colon}{options}")
     except FormatError as error:
         known = [*codec.presets, *PRESETS, *CATALOG]
         raise FormatError(f"{head!r} is neither a preset nor a format; {near_misses(head, known)}") from error

@@ -32,9 +32,9 @@ from ..functional import quantize
 from ..layout.blocks import pairwise_sums
 from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
+from ..params.ladder import Ladder
 from ..schemes import Granularity, Scheme, ZeroPoint
 from ..stats import Accumulator
-from .ladder import Ladder
 from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
 from .nearest import METHOD as NEAREST
 

@@ -9,8 +9,9 @@ from typing import ClassVar
 import torch
 
 from ..functional import quantize, quantize_part
+from ..ops.scale_search import WHOLE_BYTES
 from ..params import QuantizationParams
-from ..schemes import Scheme
+from ..schemes import Granularity, Scheme
 from ..stats import Accumulator
 from ..tensor import QuantizedTensor
 from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
@@ -26,9 +27,10 @@ class Nearest:
     source: ClassVar[str] = "the scheme's own rule, such as OCP MX 1.0, section 6.3"
     needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
 
-    def scope(self, scheme: Scheme) -> Scope:  # noqa: ARG002 (a part needs the extremes of the whole alone)
-        """Blocks: a scale of the whole tensor follows from its extremes."""
-        return Scope.BLOCKS
+    def scope(self, scheme: Scheme) -> Scope:
+        """Blocks: a scale of the whole tensor follows from its extremes, unless its rule compares errors."""
+        whole = scheme.search is not None and scheme.granularity == Granularity.tensor()
+        return Scope.LAYER if whole else Scope.BLOCKS
 
     def refusal(self, scheme: Scheme) -> str | None:  # noqa: ARG002 (every scheme rounds)
         """Refuse nothing."""
@@ -38,9 +40,9 @@ class Nearest:
         """Return that of the scheme."""
         return Bound.SCHEME
 
-    def value_bytes(self, scheme: Scheme) -> int:  # noqa: ARG002
-        """Take nothing more."""
-        return 0
+    def value_bytes(self, scheme: Scheme) -> int:
+        """Take nothing more, but for a search of one scale of all values."""
+        return WHOLE_BYTES if self.scope(scheme) is Scope.LAYER else 0
 
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
         """Return ``weight`` in codes, bit for bit those of :func:`zeropoint.quantize`.

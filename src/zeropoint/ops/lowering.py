@@ -19,7 +19,7 @@ from ..params.arithmetic import multiplies, rounder, zero_scale
 from ..params.powers_of_two import quiet_below
 from ..schemes import ScaleRule, Scheme, TensorScale, ZeroPoint, ZeroPointPlace
 from ..schemes.dialects import FinestQuotient
-from ..schemes.scale_rules import CEIL, EVEN, FLOOR, RCEIL
+from ..schemes.scale_rules import CEIL, EVEN, FLOOR, RCEIL, Ceiling
 
 
 class Kind(IntEnum):
@@ -200,7 +200,11 @@ def _zero_place(scheme: Scheme) -> ZeroPlace:
 
 @functools.lru_cache(maxsize=1024)
 def rule_of(scheme: Scheme, dtype: torch.dtype) -> LoweredRule:
-    """Return the constants of the finest scale level, with a coarse scale of 1."""
+    """Return the constants of the finest scale level, with a coarse scale of 1.
+
+    Of a rule that compares errors, they are those of its start.
+    """
+    scheme = scheme.start
     first, fmt = scheme.scales[0], scheme.scales[0].format_for(format_of(dtype))
     step = float(scheme.element.step) if isinstance(scheme.element, IntFormat) else 1.0
     unsigned = scheme.element.min >= 0
@@ -245,10 +249,13 @@ def _offset(scheme: Scheme) -> Offset:
 def _power_rule(scheme: Scheme, dtype: torch.dtype, rule: LoweredRule) -> LoweredRule:
     """Turn the rule's rounding of amax into one addition to its bits, whose carry moves the exponent."""
     full = (1 << 23) - 1
-    top = round((scheme.divisor / 2.0**scheme.element.emax - 1.0) * (1 << 23))
+    picked = scheme.scales[0].rule
+    limit = picked.limit if isinstance(picked, Ceiling) else scheme.divisor
+    # A limit between two float32 is one of the smaller: no float32 lies between them.
+    top = math.floor((limit / 2.0**scheme.element.emax - 1.0) * (1 << 23))
     even = 1 << (22 - scheme.even_bits)
     addends: dict[ScaleRule, int] = {FLOOR: 0, EVEN: even, CEIL: full, RCEIL: full - top}
-    addend = addends[scheme.scales[0].rule]
+    addend = addends.get(picked, full - top)
     rule = rule._replace(how=How.POWER, addend=addend, emax=scheme.element.emax)
     if rounder(scheme, dtype) is torch.float16:
         # Below this a float16 block has a scale of 0 in its own dtype, which the dialect replaces by 1; other

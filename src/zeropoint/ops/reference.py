@@ -19,13 +19,14 @@ from ..formats.codes import decode, encode, fits, int_patterns, round_steps, sec
 from ..formats.torch_dtypes import format_of, wide_dtype
 from ..layout import code_rows, packing
 from ..layout.blocks import reduce_blocks, signed_largest, spread_blocks, sum_blocks
-from ..params import arithmetic, chains
+from ..params import QuantizationParams, arithmetic, chains
 from ..params.arithmetic import Ranges, multiplies, rounder
 from ..params.effective import effective_offset, effective_scale
 from ..params.stored import load_scale, store, through
 from ..params.tensors import Params, zero_point_of
 from ..schemes import Arithmetic, Granularity, Scheme
 from ..schemes.scale_rules import Pick
+from . import scale_search
 
 CodeRange = tuple[int, int] | None
 CHUNK = 1 << 22
@@ -90,13 +91,21 @@ def choose_params(
     Raises NonFiniteError for NaN and Inf, RangeError for a scale that its format cannot hold.
     """
     require_finite(x)
-    _require_whole(scheme, extremes)
+    require_whole(scheme, extremes)
     if not scheme.scales and x.numel() > 0:
         arithmetic.require_signs(scheme, *_block_range(x, scheme.granularity))
     found = ranges(x, scheme, extremes)
     if scheme.element.reads_sign:
         return _chosen(x, scheme, found).tensors
-    return arithmetic.scales_from_ranges(scheme, found)
+    stored = arithmetic.scales_from_ranges(scheme, found)
+    return stored if scheme.search is None else tuple(scale_search.chosen(x, scheme, stored, _decoded))
+
+
+def _decoded(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
+    """Return what the codes of finite ``x`` under these parameters decode to, in the wide dtype."""
+    scheme, shape, wide = params.scheme, tuple(x.shape), wide_dtype(x.dtype)
+    data = _packed(x, scheme, params.stored, None)
+    return dequantize(data, scheme, params.stored, shape=shape, dtype=wide, own_dtype=x.dtype)
 
 
 def _chosen(x: torch.Tensor, scheme: Scheme, found: Ranges) -> chains.Chosen:
@@ -126,12 +135,12 @@ def _with_grids(x: torch.Tensor, scheme: Scheme, chosen: chains.Chosen) -> chain
     return replace(chosen, tensors=(stored, *chosen.tensors[1:]), scale=scale)
 
 
-def _require_whole(scheme: Scheme, extremes: tuple[float, float] | None) -> None:
+def require_whole(scheme: Scheme, extremes: tuple[float, float] | None) -> None:
     """Raise UnsupportedError for a part of a tensor whose levels follow from all of its blocks."""
     whole = Granularity.tensor()
-    if extremes is None or scheme.chained is None:
+    if extremes is None or (scheme.chained is None and scheme.search is None):
         return
-    for level in scheme.levels:
+    for level in scheme.levels if scheme.chained is not None else scheme.scales[:1]:
         if level.granularity == whole:
             raise UnsupportedError(
                 f"level {level} of {scheme} follows from all blocks of a tensor, which a part does not have; "
@@ -147,7 +156,7 @@ def quantize_dynamic(
         params = choose_params(x, scheme, extremes)
         return quantize(x, scheme, params), params
     require_finite(x)
-    _require_whole(scheme, extremes)
+    require_whole(scheme, extremes)
     found = ranges(x, scheme, extremes)
     chosen = _chosen(x, scheme, found)
     numbers = chosen.scale, chosen.zero_point, chosen.offset

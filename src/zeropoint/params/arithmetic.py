@@ -23,7 +23,7 @@ from ..formats.torch_dtypes import dtype_of, format_of, wide_dtype
 from ..layout.blocks import spread_grid
 from ..schemes import Arithmetic, ScaleLevel, Scaling, Scheme, TensorScale, ZeroPoint
 from ..schemes.dialects import FinestQuotient
-from ..schemes.scale_rules import LINEAR, LINEAR_UP
+from ..schemes.scale_rules import LINEAR, LINEAR_UP, Linear
 from . import chains
 from .effective import combined, over_reciprocal, span
 from .powers_of_two import fitted_powers, quiet_below, reach, scale_exponent
@@ -64,9 +64,11 @@ class Ranges:
 def scales_from_ranges(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, ...]:
     """Return the tensors of each level and the zero point, if there is one, as they are stored.
 
-    Raises NonFiniteError when a range is not finite, RangeError when a scale does not fit its format or
-    numbers of a sign occur that the scheme does not have.
+    Of a rule that compares errors, they are those from which it starts. Raises NonFiniteError when a range is
+    not finite, RangeError when a scale does not fit its format or numbers of a sign occur that the scheme
+    does not have.
     """
+    scheme = scheme.start
     require_chosen(scheme, ranges)
     if not scheme.scales:
         return ()
@@ -95,9 +97,23 @@ def scales_from_ranges(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, ..
 
 def coarsest_scale(scheme: Scheme, ranges: Ranges) -> torch.Tensor:
     """Return the coarsest scale alone, in its storage dtype: it alone needs the whole tensor."""
+    scheme = scheme.start
     index = len(scheme.scales) - 1
     values = _level(scheme, index, ranges.magnitude(index), None, ranges.dtype)
     return store(values, scheme.scales[index].format_for(format_of(ranges.dtype)))
+
+
+def finest_scales(
+    scheme: Scheme, amax: torch.Tensor, coarser: torch.Tensor | None, dtype: torch.dtype, *, factor: float
+) -> torch.Tensor:
+    """Return linear scales of the finest level, times ``factor`` before they are rounded, as they are stored.
+
+    amax: of each block, in the wide dtype. coarser: the factor of coarser levels at each block.
+    """
+    level = scheme.scales[0]
+    fmt = level.format_for(format_of(dtype))
+    relative = _fine_ratio(scheme, amax, coarser, dtype)
+    return store(_fine_linear(scheme, (relative * factor).clamp(max=float(fmt.max)), dtype), fmt)
 
 
 def require_chosen(scheme: Scheme, ranges: Ranges) -> None:
@@ -178,9 +194,16 @@ def _level(
         return _coarse_linear(scheme, index, amax, (ideal, coarser), dtype)
     if coarser is None:
         return _linear(ideal, scheme, scheme.scales[0], dtype)
-    if scheme.dialect.finest_quotient is FinestQuotient.BY_PRODUCT:
-        return _fine_linear(scheme, amax / (scheme.divisor * coarser), dtype)
-    return _fine_linear(scheme, _relative(scheme, 0, ideal, coarser), dtype)
+    return _fine_linear(scheme, _fine_ratio(scheme, amax, coarser, dtype), dtype)
+
+
+def _fine_ratio(
+    scheme: Scheme, amax: torch.Tensor, coarser: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return linear scales of the finest level before they are rounded."""
+    if coarser is not None and scheme.dialect.finest_quotient is FinestQuotient.BY_PRODUCT:
+        return amax / (scheme.divisor * coarser)
+    return _relative(scheme, 0, through(amax / scheme.divisor, rounder(scheme, dtype)), coarser)
 
 
 def _linear(ideal: torch.Tensor, scheme: Scheme, level: ScaleLevel, dtype: torch.dtype) -> torch.Tensor:
@@ -305,6 +328,8 @@ def _slack(scheme: Scheme, index: int, dtype: torch.dtype) -> float:
     """Return what part of its largest value the next finer level may have to hold before it saturates."""
     finer = scheme.scales[index - 1]
     fmt = finer.format_for(format_of(dtype))
+    if isinstance(finer.rule, Linear) and finer.rule.room > 1:
+        return finer.rule.room
     if index > 1 or finer.rule != LINEAR or dtype_of(fmt) in IEEE:
         return 1.0
     return 1 + 2.0 ** -(fmt.mantissa_bits + 2)

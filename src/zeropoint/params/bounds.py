@@ -17,8 +17,9 @@ power of two. An integer zero point is off by at most half a step (one, where it
 is short of ``(qmax - qmin) (ceil(s) / s - 1)`` steps. So a symmetric or affine integer scheme with float32
 scales has the bound S / 2, up to roundings; a coarse scale adds what it cuts off.
 
-Where a code represents several values it is the whole vector x/S that is rounded, to a code at most gap away,
-and past the ends also by as much as the vector is, at most ``sqrt(n)`` times the largest distance of a value.
+A rule that compares errors keeps the scale of its start, of which all this holds, or picks one inside its
+window (:mod:`.scale_windows`): then ``|x| < A S``, or half of the largest scale was less than s, which the
+start was not above. With a zero point, the range was at most that of a scale four times as large.
 
 Where ``S * max(|low|, |high|)`` overflows in the dtype of the result, the bound is Inf: so may be the result.
 The same holds for numbers past the ends under overflow=special, which become Inf or NaN.
@@ -41,6 +42,7 @@ from ..schemes.scale_rules import LINEAR_UP
 from .arithmetic import multiplies, rounder
 from .effective import combined, effective_scale
 from .powers_of_two import reach
+from .scale_windows import SHRINKING, STEP, block_length, window_of
 from .stored import load_scale
 from .tensors import Params, zero_point_of
 
@@ -106,6 +108,8 @@ class BlockErrors:
         low, high = self.representable()
         if not self.scheme.scales:
             return low.clamp(max=0), high.clamp(min=0)
+        if self.zero is not None and self.scheme.search is not None:
+            return self._searched_range()
         if self.zero is not None:
             # A scale of zero is that of a block of zeros.
             excess = torch.where(self.scale == 0, 0.0, self.scale * self._affine_excess())
@@ -193,10 +197,28 @@ class BlockErrors:
 
     def _extent(self) -> torch.Tensor:
         """Return the largest magnitude that a block with these scales can have held."""
+        extent = self._start_extent()
+        rule = self.scheme.search
+        if rule is None:
+            return extent
+        if rule.factor:  # of the quotient that was rounded, which the start has at most
+            return extent
+        window = window_of(self.scheme, block_length(self.scheme, self.shape), rule.power)
+        # Half of what the largest scale reaches is less than any scale reaches whose double is not stored.
+        return torch.maximum(2 * extent, self.scale * (window.doubling * STEP))
+
+    def _start_extent(self) -> torch.Tensor:
+        """Return the same of a scale that the rule, or its start, picked."""
         rounding = 1 + 8 * self.wide.relative
         if self.scheme.scales[0].rule.power_of_two:
-            return (self.scale + 2 * self.wide.least) * (reach(self.scheme) * rounding)
+            return (self.scale + 2 * self.wide.least) * (reach(self.scheme.start) * rounding)
         return self._ceiling() * (self.scheme.divisor * rounding)
+
+    def _searched_range(self) -> Extremes:
+        """Return the same of a scale and zero point that were searched from those of a range that holds 0."""
+        steps = (self.scheme.qmax - self.scheme.qmin) * self.step
+        extent = self._ceiling() * (steps * SHRINKING * (1 + 8 * (self.wide.relative + self.narrow.relative)))
+        return -extent, extent
 
     def _ceiling(self) -> torch.Tensor:
         """Return the largest factor that can have been rounded to that of each block."""

@@ -7,6 +7,7 @@ Where the dialect keeps the coarsest scale as its reciprocal, the level above it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +16,7 @@ from ..formats import Format
 from ..formats.torch_dtypes import format_of, wide_dtype
 from ..layout.blocks import spread_grid
 from ..schemes import ScaleLevel, Scheme, TensorScale
-from ..schemes.scale_rules import Pick
+from ..schemes.scale_rules import Linear, Pick
 from .stored import load_scale
 from .tensors import Params
 
@@ -105,6 +106,9 @@ def span(finer: Sequence[ScaleLevel], own: Format, *, signed: bool = False) -> f
         end = float(most(fmt.max, -fmt.min) if fmt.min < 0 else fmt.max)
         if signed and (index == 0 or level.picks(Pick.SIGNED)):
             end = signed_end(float(fmt.min), float(fmt.max))
+        if isinstance(level.rule, Linear) and level.rule.room > 1:
+            # A power of two, as arXiv:2512.02010 takes 256 of e4m3.
+            end = 2.0 ** math.floor(math.log2(end / level.rule.room))
         result *= min(1.0 if level.rule.power_of_two else _TALLEST, end, key=abs)
     return result
 

@@ -12,7 +12,7 @@ import torch
 from ..formats import Format
 from ..formats.codes import times_power_of_two
 from ..schemes import Scheme
-from ..schemes.scale_rules import CEIL, EVEN, FLOOR, RCEIL, ScaleRule
+from ..schemes.scale_rules import CEIL, EVEN, FLOOR, RCEIL, Ceiling, ScaleRule
 
 
 @functools.lru_cache(maxsize=64)
@@ -33,7 +33,8 @@ def scale_exponent(amax: torch.Tensor, scheme: Scheme, rule: ScaleRule) -> torch
     Zero gives a number below every exponent that a format has.
     """
     emax = scheme.element.emax
-    top = scheme.divisor / 2.0**emax if rule == RCEIL else 1.0
+    limit = rule.limit if isinstance(rule, Ceiling) else scheme.divisor
+    top = limit / 2.0**emax if rule == RCEIL or isinstance(rule, Ceiling) else 1.0
     return number_exponent(amax, rule, even_bits=scheme.even_bits, top=top) - emax
 
 
@@ -43,15 +44,15 @@ def number_exponent(
     """Return the exponent of the power of two that a rule takes in the place of each number, int64.
 
     even_bits: the mantissa width to which the even rule rounds first. top: the largest mantissa, of 1 to 2,
-    that rceil does not round up.
+    that rceil, and a rule with a limit of its own, do not round up.
     """
     mantissa, exponent = torch.frexp(numbers)
     floor = exponent.to(torch.int64) - 1
     lead = 2 * mantissa
     if rule == EVEN:
         floor = floor + (lead + 2.0 ** -(even_bits + 1) >= 2).to(torch.int64)
-    elif rule in (CEIL, RCEIL):
-        floor = floor + (lead > top).to(torch.int64)
+    elif rule in (CEIL, RCEIL) or isinstance(rule, Ceiling):
+        floor = floor + (lead.double() > top).to(torch.int64)
     return torch.where(numbers == 0, -(1 << 14), floor)
 
 
@@ -73,6 +74,8 @@ def reach(scheme: Scheme) -> float:
 
 def rule_reach(scheme: Scheme, rule: ScaleRule) -> float:
     """Return the largest ``amax / scale`` that a rule of the finest scales allows."""
+    if isinstance(rule, Ceiling):
+        return rule.limit
     top = 2.0 ** min(scheme.element.emax, 1023)
     if rule == FLOOR:
         return 2 * top

@@ -15,9 +15,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..errors import SchemeError
+from ..formats import Overflow
 from .dialects import Arithmetic
 from .granularity import Granularity
-from .scale_rules import LINEAR, MEAN, MINIMUM, RULES, SIGNED, Pick, Store
+from .scale_rules import LINEAR, MEAN, MINIMUM, SIGNED, Ceiling, Pick, Search, Store, rule_named
 from .scales import ScaleLevel, choice_text, parse_choice
 
 if TYPE_CHECKING:
@@ -56,8 +57,12 @@ def check_levels(scheme: Scheme) -> None:
         if len(levels) > MAX_LEVELS:
             raise SchemeError(f"{name} ({len(levels)} levels) must number at most {MAX_LEVELS}")
     for level in scheme.scales:
-        if level.picks(Pick.MINIMUM) or level.picks(Pick.MEAN) or level.rule.text not in RULES:
+        if level.picks(Pick.MINIMUM) or level.picks(Pick.MEAN) or rule_named(level.rule.text) is None:
             raise SchemeError(f"rule {level.rule.text} is not for scales; use linear or signed")
+    for level in scheme.levels:
+        if isinstance(level.rule, Ceiling):
+            _check_limit(scheme, level)
+    _check_search(scheme)
     edges = [level for level in scheme.levels if level.picks(Pick.EDGE)]
     single = (len(scheme.scales), len(scheme.offsets)) == (1, 1) and scheme.element.is_integer
     if edges and not (single and edges == list(scheme.scales)):
@@ -80,6 +85,56 @@ def check_levels(scheme: Scheme) -> None:
     for name, levels in (("scale", scheme.scales), ("offset", scheme.offsets)):
         if any(level.stores(Store.LATE) for level in levels[1:]):
             raise SchemeError(f"{name} (={levels[0]}) can be rounded late on its finest level alone")
+
+
+def _check_limit(scheme: Scheme, level: ScaleLevel) -> None:
+    least = 2.0**scheme.element.emax
+    assert isinstance(level.rule, Ceiling)
+    if level is not scheme.scales[0]:
+        raise SchemeError(
+            f"rule {level.rule.text} is for the finest scales alone, got {level}; use ceil there"
+        )
+    if not least <= level.rule.limit < 2 * least:
+        raise SchemeError(
+            f"rule {level.rule.text} needs a limit from {least:g} to below {2 * least:g} for elements of "
+            f"{scheme.element_name}, whose largest magnitude lies there"
+        )
+
+
+_SEARCHED_BITS = 8
+"""Most bits of elements whose errors are searched: windows follow from all of their values."""
+
+
+def _check_search(scheme: Scheme) -> None:
+    """Raise SchemeError for rules that compare errors where there is nothing that they could compare."""
+    for level in scheme.levels[1:]:
+        if isinstance(level.rule, Search):
+            raise SchemeError(
+                f"rule {level.rule.text} is for the finest scales alone, got {level}; use linear there"
+            )
+    rule = scheme.search
+    if rule is None:
+        return
+    if scheme.chained is not None:
+        raise SchemeError(f"rule {rule.text} is not for {scheme.chained}; use method mse")
+    if scheme.zero_point.value == "real" or (scheme.zero_point.value == "integer" and rule.factor):
+        remedy = "a symmetric scheme" if rule.factor else "asym, or method mse or hqq"
+        raise SchemeError(f"rule {rule.text} takes no {scheme.zero_point.value} zero point; use {remedy}")
+    if not scheme.rounding.mode.to_nearest or scheme.overflow is not Overflow.SATURATE:
+        raise SchemeError(
+            f"rule {rule.text} compares errors of the closest codes, and {scheme.rounding} with overflow="
+            f"{scheme.overflow.value} takes others; use rounding to nearest and overflow=saturate"
+        )
+    if scheme.element.bits > _SEARCHED_BITS:
+        raise SchemeError(
+            f"rule {rule.text} is for elements of at most {_SEARCHED_BITS} bits, got {scheme.element_name}; "
+            "use method mse"
+        )
+    level = scheme.scales[0]
+    if rule.factor and (rule.power_of_two or level.format is None or level.format.bits > _SEARCHED_BITS):
+        raise SchemeError(
+            f"rule {rule.text} needs scales in a float format of at most {_SEARCHED_BITS} bits, got {level}"
+        )
 
 
 def _negative(level: ScaleLevel) -> bool:

@@ -2,16 +2,25 @@
 
     linear, signed, edge, minimum, mean a number of the block over a divisor:  Linear
     floor, even, ceil, rceil            a power of two:                        PowerOfTwo
+    ceil<LIMIT>                         the same, from a limit of one's own:   Ceiling
+    search, search<P>                   the scale of least error:              Search
+    four_over_six                       the better one of two:                 Search
 
 A linear rule may end in ``_up`` or ``_late``, which say how its number is stored. This module owns which
-rules there are and their names; :mod:`zeropoint.params` computes them.
+rules there are and their names; :mod:`zeropoint.params` computes them, and :mod:`zeropoint.ops.scale_search`
+those that compare errors.
 """
 
 from __future__ import annotations
 
 import enum
+import math
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
+
+from ..errors import SchemeError
 
 
 class Pick(enum.Enum):
@@ -49,10 +58,12 @@ class Linear:
     Args:
         pick: which number of the block.
         store: how the scale is rounded to its format.
+        room: by what factor scales may grow afterwards; coarser levels leave it free.
     """
 
     pick: Pick = Pick.LARGEST
     store: Store = Store.NEAREST
+    room: float = 1.0
 
     @property
     def power_of_two(self) -> bool:
@@ -103,20 +114,118 @@ class PowerOfTwo:
         return self.exponent.value
 
 
-ScaleRule = Linear | PowerOfTwo
+@dataclass(frozen=True, kw_only=True)
+class Ceiling:
+    """The smallest power of two with ``amax / scale <= limit``.
+
+    ``ceil7.25`` for float4_e2m1fn: a quarter of the octave above its largest value is clipped, for a finer
+    step.
+
+    Args:
+        limit: at least the power of two in the element's largest magnitude, and less than twice that.
+    """
+
+    limit: float
+
+    @property
+    def power_of_two(self) -> bool:
+        """It gives powers of two."""
+        return True
+
+    @property
+    def text(self) -> str:
+        """The name of the rule."""
+        return f"ceil{_brief(self.limit)}"
+
 
 LINEAR = Linear()
+FLOOR, EVEN, CEIL, RCEIL = map(PowerOfTwo, Exponent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """The scale under which the codes of a block have the least error: a sum of powers of magnitudes.
+
+        argmin over s of  sum_i |x_i - dequantize(quantize(x_i; s))| ** power
+
+    Args:
+        start: the rule whose scale wins ties, and which parameters from ranges alone follow.
+        power: from 1 to 8; it counts in steps of 2 ** -10.
+        factor: of the start, that is tried besides it; 0 means every scale of the format.
+    """
+
+    start: Linear | PowerOfTwo = LINEAR
+    power: float = 2.0
+    factor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.power <= _MOST_POWER:
+            raise SchemeError(f"power (={self.power:g}) of rule search must lie in 1..{_MOST_POWER}")
+
+    @property
+    def power_of_two(self) -> bool:
+        """Whether the start is a power of two, as all scales of its format are."""
+        return self.start.power_of_two
+
+    @property
+    def text(self) -> str:
+        """The name of the rule."""
+        if self.factor:
+            return FOUR_OVER_SIX_NAME
+        return SEARCH_NAME + ("" if self.power == 2.0 else _brief(self.power))
+
+
+def _brief(number: float) -> str:
+    """Return the shortest decimals that are read as ``number``."""
+    return f"{number:.0f}" if number == round(number) else repr(number)
+
+
+_MOST_POWER = 8
+SEARCH_NAME, FOUR_OVER_SIX_NAME = "search", "four_over_six"
+ScaleRule = Linear | PowerOfTwo | Ceiling | Search
+
 LINEAR_UP = Linear(store=Store.UP)
 SIGNED = Linear(pick=Pick.SIGNED)
 EDGE = Linear(pick=Pick.EDGE)
 MINIMUM = Linear(pick=Pick.MINIMUM)
 MEAN = Linear(pick=Pick.MEAN)
-FLOOR, EVEN, CEIL, RCEIL = map(PowerOfTwo, Exponent)
+SEARCH = Search()
+FOUR_OVER_SIX = Search(start=Linear(room=1.5), factor=1.5)
+"""arXiv:2512.02010: of NVFP4 scales from ``amax / 6`` and ``amax / 4``, the one of less squared error."""
 
 _ALL: tuple[ScaleRule, ...] = (
     LINEAR, LINEAR_UP, Linear(store=Store.LATE), SIGNED, Linear(pick=Pick.SIGNED, store=Store.LATE),
     EDGE, Linear(pick=Pick.EDGE, store=Store.LATE),
     FLOOR, EVEN, CEIL, RCEIL, MINIMUM, Linear(pick=Pick.MINIMUM, store=Store.LATE), MEAN,
+    SEARCH, FOUR_OVER_SIX,
 )  # fmt: skip
 RULES: MappingProxyType[str, ScaleRule] = MappingProxyType({rule.text: rule for rule in _ALL})
-"""Name to rule."""
+"""Name to rule, of those without a number in their name."""
+_NUMBERED: tuple[tuple[str, Callable[[float], ScaleRule]], ...] = (
+    (SEARCH_NAME, lambda number: Search(power=number)),
+    (CEIL.text, lambda number: Ceiling(limit=number)),
+)
+
+
+def rule_named(text: str) -> ScaleRule | None:
+    """Return the rule that ``text`` names, or None; raises SchemeError for a number that it cannot have.
+
+    >>> rule_named("ceil7.25"), rule_named("highest")
+    (Ceiling(limit=7.25), None)
+    """
+    if text in RULES:
+        return RULES[text]
+    for name, made in _NUMBERED:
+        number = re.fullmatch(rf"{name}([0-9]{{1,9}}(?:\.[0-9]{{1,9}})?)", text)
+        if number is not None and math.isfinite(value := float(number.group(1))):
+            return made(value)
+    return None
+
+
+def searches(text: str) -> bool:
+    """Return whether ``text`` names a rule that compares errors, without a format.
+
+    >>> searches("search2.4"), searches("search/float32"), searches("even")
+    (True, False, False)
+    """
+    return isinstance(rule_named(text), Search)

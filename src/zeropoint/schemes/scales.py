@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import SchemeError
 from ..formats import Format, format_name, get_format
 from .granularity import Granularity
-from .scale_rules import FLOOR, LINEAR, RULES, Linear, Pick, ScaleRule, Store
+from .scale_rules import FLOOR, LINEAR, RULES, Linear, Pick, ScaleRule, Search, Store, rule_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,8 @@ class ScaleLevel:
     rule: ScaleRule = LINEAR
 
     def __post_init__(self) -> None:
+        if isinstance(self.rule, Search) and self.format is not None and self.format.exponents is not None:
+            object.__setattr__(self, "rule", replace(self.rule, start=FLOOR))
         if self.rule.power_of_two and (self.format is None or self.format.exponents is None):
             raise SchemeError(
                 f"scale format {_name(self.format)} does not fit rule {self.rule.text}; use e8m0, "
@@ -117,6 +119,8 @@ def choice_text(level: ScaleLevel, default: ScaleRule = LINEAR) -> str:
     default: the rule that a format alone means.
     """
     fmt, rule = level.format, level.rule
+    if isinstance(rule, Search):
+        return rule.text if fmt == _WIDE[0] else f"{rule.text}/{_name(fmt)}"
     if rule.power_of_two and fmt == _E8M0:
         return rule.text
     # e8m0 alone means the floor rule, so its linear rule is spelled out.
@@ -134,11 +138,12 @@ def parse_choice(text: str, default: ScaleRule = LINEAR) -> tuple[Format | None,
     """
     rule_text, slash, format_text = text.partition("/")
     if slash:
-        if rule_text not in RULES:
+        named = rule_named(rule_text)
+        if named is None:
             raise SchemeError(f"scale rule {rule_text!r} is unknown; known are {', '.join(RULES)}")
-        return _format(format_text), RULES[rule_text]
-    if text in RULES:
-        rule = RULES[text]
+        return _format(format_text), named
+    rule = rule_named(text)
+    if rule is not None:
         return (_E8M0 if rule.power_of_two else get_format("float32")), rule
     fmt = _format(text, RULES)
     return fmt, (FLOOR if fmt == _E8M0 else default)

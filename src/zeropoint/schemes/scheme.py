@@ -15,6 +15,7 @@ from ..formats import Format, IntFormat, Overflow, RoundingMode, format_name, ge
 from .dialects import ZEROPOINT, Dialect, ZeroPointPlace, get_dialect
 from .granularity import Granularity
 from .levels import chained, check_levels, granularity_of, joined_levels, read_levels
+from .scale_rules import Search
 from .scales import ScaleLevel
 from .text import join, words
 
@@ -187,6 +188,20 @@ class Scheme:
     def granularity(self) -> Granularity:
         """Blocks of the finest parameters."""
         return self.scales[0].granularity if self.scales else Granularity.tensor()
+
+    @property
+    def search(self) -> Search | None:
+        """The rule of the finest scales where it compares errors, or None."""
+        rule = self.scales[0].rule if self.scales else None
+        return rule if isinstance(rule, Search) else None
+
+    @cached_property
+    def start(self) -> Scheme:
+        """The scheme whose rule gives the scales that a search starts from; itself where there is none."""
+        if self.search is None:
+            return self
+        finest, *coarser = self.scales
+        return replace(self, scales=(replace(finest, rule=self.search.start), *coarser))
 
     @cached_property
     def ends(self) -> tuple[float, float]:

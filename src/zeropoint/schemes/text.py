@@ -8,9 +8,12 @@ ELEMENT is a format (``int4``, ``float8_e4m3fn``, ``e3m4``). GRANULARITY is ``te
     asym | asym=real            integer or real zero point (``asym=none`` takes a preset's away)
     scale=CHOICE                the finest scales: a format of any kind (``float32``, ``input``, ``ue4m3``,
                                 ``uint6``), a rule that gives powers of two (``floor``, ``even``, ``ceil``,
-                                ``rceil``), or ``RULE/FORMAT``, where ``signed`` divides the number of largest
-                                magnitude, and ``linear_up``, ``linear_late`` and ``signed_late`` say how the
-                                scale is rounded: up, or once elements were encoded without
+                                ``rceil``, ``ceil7.25``), or ``RULE/FORMAT``, where ``signed`` divides the
+                                number of largest magnitude, ``linear_up``, ``linear_late`` and
+                                ``signed_late`` say how the scale is rounded: up, or once elements were
+                                encoded without, ``search`` takes the scale of least squared error,
+                                ``search2.4`` that of another power, and ``four_over_six`` the better one of
+                                two; these three alone keep the format that an earlier option or preset gave
     scale2=CHOICE@GRANULARITY   a coarser level; then scale3
     center=FORMAT@GRANULARITY   the mean of scales, which is subtracted before they are stored
     offset=CHOICE               a number added to each value, on the blocks of scales: the smallest of each
@@ -34,6 +37,7 @@ from collections.abc import Mapping
 from ..errors import SchemeError, near_misses
 from .granularity import Granularity
 from .presets import PRESETS
+from .scale_rules import rule_named, searches
 
 OPTIONS = (
     "asym", "scale", "scale2", "scale3", "center", "offset", "offset2", "offset3", "cast", "narrow", "round",
@@ -42,6 +46,8 @@ OPTIONS = (
 _HINTS = dict.fromkeys(("sym", "symmetric"), "leave it out, schemes are symmetric unless they say asym")
 _SEPARATORS = re.compile(r"[-_,/ ]+")
 """What is written between the parts of a scheme by mistake."""
+_POWERS = "float8_e8m0fnu"
+"""The format of powers of two that a rule alone means."""
 _SWITCHES = {"asym": "integer", "cast": "yes", "narrow": "yes"}
 
 
@@ -70,8 +76,7 @@ def words(text: str) -> dict[str, str]:
     element, *defaults = (head if preset is None else preset.weight).split(":")
     parts = {"element": element}
     for part in (*defaults, *rest):
-        key, value = _option(part, text)
-        parts[key] = value
+        _override(parts, *_option(part, text))
     blocks = [part for part in rest if _granularity(part) is not None]
     if len(blocks) > 1:
         raise SchemeError(f"scheme {text!r} has two granularities, {blocks[0]} and {blocks[1]}; keep one")
@@ -85,7 +90,23 @@ def overridden(text: str, options: str) -> str:
     'int4:g64:scale=input'
     """
     parts = words(text)
-    return join(parts | words(f"{parts['element']}:{options}") if options else parts)
+    if options:
+        words(f"{parts['element']}:{options}")  # two granularities among them are an error
+        for part in options.split(":"):
+            _override(parts, *_option(part.strip(), text))
+    return join(parts)
+
+
+def _override(parts: dict[str, str], key: str, value: str) -> None:
+    """Set an option; a rule that searches scales keeps their format."""
+    if key == "scale" and "scale" in parts and searches(value):
+        _, slash, name = parts["scale"].rpartition("/")
+        named = rule_named(parts["scale"])
+        if slash or named is None:
+            value = f"{value}/{name}"
+        elif named.power_of_two:
+            value = f"{value}/{_POWERS}"
+    parts[key] = value
 
 
 def _granularity(part: str) -> str | None:

@@ -24,6 +24,7 @@ from .search.minima import MinimaKind, MinimaLevels, minima_rows
 from .search.plain import MXFP4, TABLE, Numbers, PlainKind, plain_rows, square_rows
 from .search.signed import THREE, SignedKind, moved_rows, six_bit_rows, three_bit_rows
 from .search.table_scales import FOUR, table_rows, table_super_rows
+from .search.windows import Candidates, searched_rows
 from .statistics import column_sums, count, sums
 from .statistics.error_sums import measure_rows
 
@@ -333,6 +334,26 @@ def search_plain(*args: Any) -> Any:
     sizes: (6,) uint64, kind, size, top, bits, columns, weighted.
     """
     return run_parts(_plain, args)
+
+
+@device
+def _windows(
+    x: Any, desc: Any, ratios: Any, ends: Any, order: Any, scale_codes: Any, out: Any, first: Any, last: Any
+) -> Any:
+    window = Candidates(ratios[0], ratios[1], ratios[2], ratios[3], ends[0], ends[1], ends[2])
+    return searched_rows(
+        x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), window, order, scale_codes, out,
+        first, last,
+    )  # fmt: skip
+
+
+@kernel
+def search_windows(*args: Any) -> Any:
+    """Quantize rows under scales of least squared error; see :func:`.search.windows.searched_rows`.
+
+    ratios: (4,) float32 and ends: (3,) uint32, of :class:`.search.windows.Candidates`.
+    """
+    return run_parts(_windows, args)
 
 
 @kernel

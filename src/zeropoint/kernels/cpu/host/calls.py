@@ -25,6 +25,7 @@ from .. import entries
 from ..encode.boundaries import ROOM
 from ..machine import descriptor as k
 from ..machine.descriptor import pack, with_coarse
+from . import window_ends
 from .arrays import NO_BYTES, NO_FLOATS, Stored, code_order, flat_array, value_table
 from .views import (
     View,
@@ -124,10 +125,15 @@ def given_call(
 class OnePass:
     """Calls that choose scales and codes of tensors of ``shape`` in one pass.
 
-    two_levels: whether the scales are relative to one of the whole tensor.
+    searched: what says which scales can be best, where they are searched; see
+    :func:`.window_ends.candidates`. two_levels: whether the scales are relative to one of the whole tensor.
     """
 
-    def __init__(self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, view: View) -> None:
+    def __init__(
+        self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, view: View,
+        searched: tuple[Any, Any] | None = None,
+    ) -> None:  # fmt: skip
+        self._searched = searched
         rule = lowering.rule_of(scheme, dtype)
         multiply = rule.how is How.POWER and isinstance(scheme.element, FloatFormat)
         self._descriptor = pack(view.layout, lowering.element_of(scheme, dtype, multiply=multiply), rule)
@@ -150,6 +156,9 @@ class OnePass:
         scales, codes = memory.arrays(params)
         source, target, zeros = flat_array(x), _flat_bytes(data, self._bytes), memory.zeros
         descriptor = self._descriptor if coarse is None else with_coarse(self._descriptor, coarse)
+        if self._searched is not None:
+            found = source, descriptor, *self._searched, self._order, codes, target
+            return share(entries.search_windows, found, self._rows, self._count)
         kept = self._take_tables()
         args = source, descriptor, self._order, scales, codes, zeros, target, kept
         state = share(entries.quantize, args, self._rows, self._count)
@@ -185,9 +194,12 @@ def one_pass(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> OneP
     """Return the call that takes one pass, or None where there is nothing to read or it takes two."""
     view = view_of(scheme, shape, dtype)
     assert isinstance(view, View)
-    if 0 in shape or rule_refusal(scheme, dtype) is not None or not view.one_pass:
+    if 0 in shape or rule_refusal(scheme.start, dtype) is not None or not view.one_pass:
         return None
-    return OnePass(scheme, shape, dtype, view)
+    if scheme.search is None:
+        return OnePass(scheme, shape, dtype, view)
+    searched = window_ends.candidates(scheme, view, dtype)
+    return None if searched is None else OnePass(scheme, shape, dtype, view, searched)
 
 
 class ChosenScales:

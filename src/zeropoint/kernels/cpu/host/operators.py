@@ -31,7 +31,8 @@ from .arrays import (
 from .calls import ChosenScales, ScaleMemory, given_call, one_pass, refuse
 from .choose import BlockScales
 from .factors import Divisors, StoredScales, dequantize_refusal, load_refusal, multipliers
-from .statistics import Ends, TensorExtremes, choose_params, coarse_scale
+from .scale_searches import choose_params
+from .statistics import Ends, TensorExtremes, coarse_scale
 from .views import rule_refusal
 
 Codes = tuple[torch.Tensor, Params]
@@ -71,7 +72,10 @@ class ChooseParamsKernel(_Operator):
 
     def run(self, x: torch.Tensor, extremes: Ends = None) -> Params:
         """See :class:`zeropoint.ops.registry.Op`."""
-        return choose_params(x, self.request.scheme, extremes)
+        asked = self.request
+        if asked.scheme.search is not None and one_pass(asked.scheme, asked.shape, asked.dtype) is not None:
+            return QuantizeDynamicKernel(asked).run(x, None, extremes)[1]
+        return choose_params(x, asked.scheme, extremes)
 
 
 class QuantizeKernel(_Operator):

@@ -25,9 +25,9 @@ Ends = tuple[float, float] | None
 
 
 def choose_params(x: torch.Tensor, scheme: Scheme, extremes: Ends) -> Params:
-    """Return the parameters that ``x`` gives."""
+    """Return the parameters that ``x`` gives, and of a rule that compares errors those of its start."""
     if x.numel() == 0 or not scheme.scales:
-        return reference.choose_params(x, scheme, extremes)
+        return reference.choose_params(x, scheme.start, extremes)
     lows, highs = [], []
     for level in scheme.scales:
         low, high = reference.whole_range(x, level.granularity, extremes) or _block_extremes(

@@ -63,6 +63,8 @@ def rule_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
     """Return why the scales cannot be chosen in the pass that quantizes, or None."""
     if not scheme.scales:
         return "there is no scale to choose"
+    if scheme.search is not None:
+        return f"scales of rule {scheme.search.text} are chosen by errors"
     first, coarser = scheme.scales[0], scheme.scales[1:]
     if scheme.element.max <= 0:
         return f"{scheme.element_name} has no positive numbers, which the reference looks for"
@@ -97,7 +99,7 @@ def rule_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
 @functools.lru_cache(maxsize=1024)
 def stored_rule(scheme: Scheme, dtype: torch.dtype) -> LoweredRule | None:
     """Return how the kernels read scales as they are stored, or None where they take factors."""
-    if not scheme.scales or rule_refusal(scheme, dtype) is not None:
+    if not scheme.scales or rule_refusal(scheme.start, dtype) is not None:
         return None
     rule = rule_of(scheme, dtype)
     return rule if rule.how in (How.POWER, How.MINIFLOAT) else None

@@ -78,6 +78,17 @@ def root(typingctx: Any, x: Any) -> Any:
 
 
 @primitive
+def multiply_add(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+    """Return ``a * b + c``, rounded once or twice as the machine does faster: for estimates alone."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(FLOATS.lanes, [FLOATS.lanes] * 3)
+        return builder.call(_tools.get_or_insert_function(builder.module, kind, "llvm.fmuladd.v16f32"), args)
+
+    return FLOATS(FLOATS, FLOATS, FLOATS), codegen
+
+
+@primitive
 def integers(typingctx: Any, x: Any) -> Any:
     """Return floats that are whole numbers as words."""
 

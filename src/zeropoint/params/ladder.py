@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from ..formats.torch_dtypes import format_of, storage_dtype
-from ..params.stored import load_scale, store
 from ..schemes import ScaleLevel
+from .stored import load_scale, store
 
 _PER_OCTAVE = 8
 _OCTAVES = 10
@@ -71,10 +71,15 @@ class Ladder:
         place = torch.searchsorted(table, scale.abs()) + steps
         return torch.where(scale == 0, scale, table[place.clamp(0, len(table) - 1)].copysign(scale))
 
+    @property
+    def least(self) -> float:
+        """The smallest scale that is tried of a level without a table."""
+        return max(
+            _LEAST, torch.finfo(storage_dtype(self.level.format_for(format_of(self.input_dtype)))).tiny
+        )
+
     def near(self, scale: torch.Tensor) -> torch.Tensor:
         """Return the closest scales that a level without a table can store; zeros stay."""
         dtype = storage_dtype(self.level.format_for(format_of(self.input_dtype)))
-        info = torch.finfo(dtype)
-        least = max(_LEAST, info.tiny)
-        found = scale.abs().clamp(least, info.max).to(dtype).double()
+        found = scale.abs().clamp(self.least, torch.finfo(dtype).max).to(dtype).double()
         return torch.where(scale == 0, scale, found.copysign(scale))

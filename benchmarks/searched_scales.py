@@ -1,0 +1,117 @@
+"""How long searching the scales of blocks takes, against rounding to nearest, a copy, and peers' searches.
+
+    python benchmarks/searched_scales.py [--rows 1024] [--columns 4096] [--rounds 7]
+
+Bytes are checked against the reference before anything is timed. Run it with ``.peers/bin/python``
+(peers.sh) for the search of llm-compressor's observer ``memoryless_mse``, whose error under the power 2 is
+printed beside ours. Times are those of the thread, so that other programs on the machine disturb them less;
+GB/s are bytes read and written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import time
+from collections.abc import Callable
+
+import torch
+
+import zeropoint as zp
+from zeropoint.ops import reference
+from zeropoint.schemes import Scheme
+
+SCHEMES = ("nvfp4a16", "mxfp4", "mxfp8", "int4:g128")
+PEER = {"nvfp4a16": "NVFP4A16", "mxfp4": "MXFP4A16", "int4:g128": "W4A16"}
+"""Schemes of compressed-tensors with the same codes and blocks."""
+CHECKED = 64
+"""Rows whose bytes are compared."""
+
+
+def best_time(call: Callable[[], object], rounds: int) -> float:
+    """Return the least thread time of a call, in seconds, after one that is not counted."""
+    call()
+    times = []
+    for _ in range(rounds):
+        start = time.thread_time()
+        call()
+        times.append(time.thread_time() - start)
+    return min(times)
+
+
+def relative_error(x: torch.Tensor, values: torch.Tensor) -> float:
+    """Return the squared error over the squares, times 1000."""
+    wide = x.double()
+    return float((values.double() - wide).square().sum() / wide.square().sum()) * 1000
+
+
+def require_same_bytes(x: torch.Tensor, scheme: str) -> None:
+    """Raise AssertionError unless kernels give the reference's bytes for some rows."""
+    part = x[:CHECKED].contiguous()
+    data, stored = reference.quantize_dynamic(part, Scheme.parse(scheme))
+    q = zp.quantize(part, scheme)
+    same = torch.equal(q.data, data) and all(
+        map(torch.equal, map(_bytes, q.params.stored), map(_bytes, stored))
+    )
+    assert same, f"{scheme}: kernels and reference differ"
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view(torch.uint8)
+
+
+def peer_search(x: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
+    """Return a call of llm-compressor's search that gives the values of the codes."""
+    from compressed_tensors.quantization import preset_name_to_scheme
+    from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+    from llmcompressor.observers.mse_quant import _grid_search_mse
+
+    args = preset_name_to_scheme(name, ["Linear"]).weights
+    size, token = args.group_size, args.model_copy(update={"strategy": "token"})
+    grouped = args.strategy == "tensor_group"
+
+    def run() -> torch.Tensor:
+        observed = x.reshape(x.shape[0], -1, size)[None]
+        low, high = _grid_search_mse(observed, args, token, 0.2, 5, 100.0, 2.0, 1.0, 1.0)
+        whole = generate_gparam(x.min(), x.max()) if grouped else None
+        scale, zero = calculate_qparams(low, high, args, **({"global_scale": whole} if grouped else {}))
+        return fake_quantize(x, scale, zero, args, global_scale=whole)
+
+    return run
+
+
+def main() -> None:
+    """Print a row for each scheme."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for option, default in (("--rows", 1024), ("--columns", 4096), ("--rounds", 7)):
+        parser.add_argument(option, type=int, default=default)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    x = torch.randn(options.rows, options.columns, generator=torch.Generator().manual_seed(1)).bfloat16()
+    peers = importlib.util.find_spec("llmcompressor") is not None
+    other = torch.empty_like(x)
+    copied = best_time(lambda: other.copy_(x), options.rounds)
+    print(f"copy {2 * x.nbytes / copied / 1e9:.1f} GB/s")
+    for scheme in SCHEMES:
+        line = [scheme]
+        for text in (scheme, f"{scheme}:scale=search"):
+            require_same_bytes(x, text)
+            q = zp.quantize(x, text)
+            taken = best_time(lambda text=text, q=q: zp.quantize(x, text, out=q), options.rounds)
+            moved = x.nbytes + q.data.nbytes + sum(p.nbytes for p in q.params.stored)
+            error = relative_error(x, q.dequantize(torch.float32))
+            line.append(
+                f"{moved / taken / 1e9:.2f} GB/s, {x.numel() / taken / 1e6:.0f} M/s, error {error:.3f}"
+            )
+        if peers and scheme in PEER:
+            part = x[: options.rows // 8]
+            call = peer_search(part, PEER[scheme])
+            taken = best_time(call, 2)
+            error = relative_error(part, call().float())
+            line.append(f"llm-compressor {part.numel() / taken / 1e6:.1f} M/s, error {error:.3f}")
+        print(" | ".join(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,427 @@
+"""The scales of least squared error of blocks, and their codes: :mod:`zeropoint.ops.window_search` again.
+
+16 blocks are columns, so that a lane is a block. Each scale that can be best is tried in float32: numbers are
+multiplied by a reciprocal r of it, and errors of the rounded products are measured in units of the scale.
+What that is off by is bounded: a product is within ``2 ** -22 |x r|`` of the quotient and, where it takes
+another code, both lie as near to the middle between the two, so that the root of a sum of squares is within
+``2 ** -20 ||x||`` of that in float64; and sums of up to 128 squares, whether or not the machine fuses
+products with sums, are within ``2 ** -17`` of themselves. Hence a scale whose sum exceeds the least one by
+more than
+
+    2 ** -15 of the least  +  2 ** -22 ||x||^2
+
+is worse in float64, too. Where another scale is nearer than that, or is not plainly inside float32, the block
+is decided in float64 and in the order of the reference (:func:`decide`); of a normal distribution, one in a
+thousand.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..encode.block_scales import (
+    block_scales,
+    combined,
+    inverse_power_of,
+    minifloat_value,
+    power_of,
+)
+from ..encode.elements import EXPONENT, INFINITE, MAGIC, is_identity
+from ..encode.rows import PACKED, encode_span, tile_span
+from ..encode.steps import can_encode_steps, values_in_order
+from ..machine.descriptor import BAD_VALUE, INTEGER, MULTIPLY, OK, POWER
+from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch, shl32
+from ..machine.tile import NOT_FINITE, TILE, block_amax, load
+from ..machine.vector import (
+    WHOLE,
+    above,
+    any_lane,
+    bits_of,
+    floats_of,
+    floats_of_integers,
+    larger,
+    larger_bits,
+    load_lanes,
+    smaller,
+    store_lanes,
+    values_of,
+    words_of,
+)
+from .lanes import LANES, integers, magnitudes, multiply_add, transpose, where
+
+MOST = np.uint64(128)
+"""Values of the longest blocks."""
+_LONG = 128 * 16
+_NEAR, _ABSOLUTE = np.float32(1 + 2.0**-15), np.float32(2.0**-22)
+_BEYOND = np.float32(1 + 2.0**-19)
+"""Outweighs the roundings of ends of codes."""
+_LEAST, _LARGEST = np.float32(2.0**-50), np.float32(2.0**50)
+"""Factors and magnitudes whose squares float32 holds."""
+_TINY, ZERO, ONE = np.float32(2.0**-120), np.float32(0), np.float32(1)
+ONES = np.uint32(0xFFFFFFFF)
+_RECIPROCAL = np.uint32(0x7EF311C7)
+"""Less the bits of a number these are the bits of its reciprocal, within an eighth; steps square that."""
+
+
+class Candidates(NamedTuple):
+    """Which scales can be best; see :class:`zeropoint.params.scale_windows.Window`.
+
+    last: the largest code of a scale. doubled: the largest whose double is a scale. normal: the least code of
+    which, and of all above it, half is a scale.
+    """
+
+    halving: Any
+    empty: Any
+    doubling: Any
+    most: Any
+    last: Any
+    doubled: Any
+    normal: Any
+
+
+@device
+def factor_of(code: Any, rule: Any) -> Any:
+    """Return the scale of a block, coarser levels included."""
+    if rule.how == POWER:
+        return power_of(code)
+    return combined(minifloat_value(code, rule), rule)
+
+
+@inlined
+def factors_of(codes: Any, rule: Any) -> Any:
+    """Return the scales of codes, floats that are whole numbers, none of them a subnormal power of two."""
+    words = integers(codes)
+    if rule.how == POWER:
+        return values_of(words << words_of(np.uint32(23)))
+    shift = words_of(rule.mantissa)
+    field = larger_bits(words >> shift, words_of(np.uint32(1)))
+    steps = floats_of_integers(words - ((field - words_of(np.uint32(1))) << shift))
+    exponent = field + words_of(np.uint32(np.uint32(rule.emin - rule.mantissa) - np.uint32(1)))
+    values = steps * values_of(exponent << words_of(np.uint32(23)))
+    if rule.inverse:
+        return values / floats_of(rule.coarse)
+    return values * floats_of(rule.coarse)
+
+
+@device
+def rounded_value(t: Any, element: Any) -> Any:
+    """Return the value of the code of a quotient, of floats that of its magnitude."""
+    if element.kind == INTEGER:
+        a = t if t > element.low else element.low
+        a = a if a < element.high else element.high
+        return np.float32(np.float32(a + MAGIC) - MAGIC)
+    a = min(np.float32(abs(t)), element.maximum)
+    e = max(np.uint32(bits32(a) & EXPONENT), shl32(element.emin, np.uint32(23)))
+    c = float32_of(np.uint32(e + shl32(np.uint32(np.uint32(23) - element.mantissa), np.uint32(23))))
+    return np.float32(np.float32(a + c) - c)
+
+
+@device
+def squared_error(values: Any, size: Any, factor: Any, element: Any, unit: Any, squares: Any) -> Any:
+    """Return the squared error of a block under a scale, added pairwise; squares: room for it, float64."""
+    by = np.float32(factor * unit)
+    multiply = element.scaling == MULTIPLY
+    # A scale of zero makes zeros of all numbers, also of zeros.
+    by = by if by > np.float32(0) else INFINITE
+    inverse = np.float32(np.float32(1) / by)
+    for i in range(size):
+        t = np.float32(values[i] * inverse) if multiply else np.float32(values[i] / by)
+        q = np.float32(rounded_value(t, element) * unit)
+        x = values[i] if element.kind == INTEGER else np.float32(abs(values[i]))
+        off = np.float64(np.float32(q * factor)) - np.float64(x)
+        squares[i] = off * off
+    count = size
+    while count > np.uint64(1):
+        half = count // np.uint64(2)
+        for i in range(half):
+            squares[i] = squares[i] + squares[half + i]
+        if count % np.uint64(2) > np.uint64(0):
+            squares[half] = squares[count - np.uint64(1)]
+            half += np.uint64(1)
+        count = half
+    return squares[0]
+
+
+@device
+def find_highest(amax: Any, rule: Any, window: Any) -> Any:
+    """Return the code of the largest scale that can be best for a block, by trying all; -1 where none can."""
+    high = np.int64(-1)
+    for code in range(np.int64(0), np.int64(window.last) + np.int64(1)):
+        factor = factor_of(np.uint32(code), rule)
+        halved = code >= np.int64(window.normal) or (rule.how != POWER and code % np.int64(2) == np.int64(0))
+        if np.float32(factor * (window.halving if halved else window.empty)) < amax:
+            high = np.int64(code)
+    return high
+
+
+@device
+def decide(
+    values: Any, size: Any, start: Any, high: Any, element: Any, rule: Any, window: Any, squares: Any
+) -> Any:
+    """Return the code of the scale of least error of one block, in float64, as the reference finds it.
+
+    values: of the block. start: the code that wins ties. high: the code of the largest scale that can be
+    best, or -1 where it is still to be found.
+    """
+    amax = ZERO
+    for i in range(size):
+        amax = max(amax, np.float32(abs(values[i])))
+    limit = squared_error(values, size, factor_of(start, rule), element, rule.unit, squares)
+    best, error = start, np.float64(np.inf)
+    if not (amax > ZERO and limit > np.float64(0)):
+        return start
+    if high < np.int64(0):
+        high = find_highest(amax, rule, window)
+    least = np.int64(0 if rule.how == POWER else 1)
+    for step in range(max(high - least + np.int64(1), np.int64(0))):
+        code = high - np.int64(step)
+        factor = factor_of(np.uint32(code), rule)
+        if np.float32(factor * window.doubling) <= amax and code <= np.int64(window.doubled):
+            break
+        past = np.float64(amax) - np.float64(factor) * (np.float64(window.most) * np.float64(_BEYOND))
+        if past > np.float64(0) and past * past > min(error, limit) * np.float64(_BEYOND):
+            break
+        found = squared_error(values, size, factor, element, rule.unit, squares)
+        if found <= error:
+            error, best = found, np.uint32(code)
+    return best if error < limit else start
+
+
+@inlined
+def _float_errors(columns: Any, size: Any, first: Any, second: Any, element: Any) -> Any:
+    """Return the errors of magnitudes under two scales in units of these; first, second: reciprocals."""
+    total = other = floats_of(np.float32(0))
+    most, exponent = floats_of(element.maximum), words_of(EXPONENT)
+    low = words_of(shl32(element.emin, np.uint32(23)))
+    lift = words_of(shl32(np.uint32(np.uint32(23) - element.mantissa), np.uint32(23)))
+    for i in range(size):
+        x = load_lanes(columns, i * LANES)
+        r, s = x * first, x * second
+        a, b = smaller(r, most), smaller(s, most)
+        c = values_of(larger_bits(bits_of(a) & exponent, low) + lift)
+        d = values_of(larger_bits(bits_of(b) & exponent, low) + lift)
+        u, v = r - ((a + c) - c), s - ((b + d) - d)
+        total, other = multiply_add(u, u, total), multiply_add(v, v, other)
+    return total, other
+
+
+@inlined
+def _integer_errors(columns: Any, size: Any, first: Any, second: Any, element: Any) -> Any:
+    """Return the same of integers."""
+    total = other = floats_of(np.float32(0))
+    low, high, magic = floats_of(element.low), floats_of(element.high), floats_of(MAGIC)
+    for i in range(size):
+        x = load_lanes(columns, i * LANES)
+        r, s = x * first, x * second
+        a, b = smaller(larger(r, low), high), smaller(larger(s, low), high)
+        u, v = r - ((a + magic) - magic), s - ((b + magic) - magic)
+        total, other = multiply_add(u, u, total), multiply_add(v, v, other)
+    return total, other
+
+
+@inlined
+def _code_below(numbers: Any, rule: Any) -> Any:
+    """Return the codes of the largest scales that are not above numbers, as floats; 0 where all are above."""
+    drop = np.uint32(23) if rule.how == POWER else np.uint32(np.uint32(23) - rule.mantissa)
+    base = np.uint32(0) if rule.how == POWER else shl32(np.uint32(rule.emin - np.uint32(1)), rule.mantissa)
+    return larger(floats_of_integers((bits_of(numbers) >> words_of(drop)) - words_of(base)), floats_of(ZERO))
+
+
+@inlined
+def _highest(amax: Any, rule: Any, window: Any) -> Any:
+    """Return the codes of the largest scales that can be best."""
+    halving, one = floats_of(window.halving), floats_of(ONE)
+    near = amax * floats_of(np.float32(ONE / window.halving))
+    if rule.how != POWER:
+        near = near * floats_of(rule.coarse if rule.inverse else np.float32(ONE / rule.coarse))
+    codes = smaller(_code_below(near, rule) + one, floats_of(np.float32(window.last)))
+    for _ in range(2):
+        inside = above(amax, factors_of(codes, rule) * halving)
+        codes = larger(where(inside, codes, codes - one), floats_of(ZERO))
+    return codes
+
+
+@inlined
+def _near_factors(codes: Any, rule: Any, by: Any) -> Any:
+    """Return the scales of codes times units, within a few units in the last place; by: of coarser levels."""
+    words = integers(larger(codes, floats_of(ONE)))
+    if rule.how == POWER:
+        return values_of(words << words_of(np.uint32(23))) * by
+    bits = words << words_of(np.uint32(np.uint32(23) - rule.mantissa))
+    lift = shl32(np.uint32(rule.emin - np.uint32(1)), np.uint32(23))
+    return values_of(bits + words_of(lift)) * by
+
+
+@inlined
+def _near_inverse(x: Any) -> Any:
+    """Return reciprocals of normal numbers, within two units in the last place, faster than by division."""
+    two, y = floats_of(np.float32(2)), values_of(words_of(_RECIPROCAL) - bits_of(x))
+    for _ in range(3):
+        y = y * (two - x * y)
+    return y
+
+
+@device
+def search_lanes(
+    columns: Any, size: Any, starts: Any, element: Any, rule: Any, window: Any, found: Any
+) -> None:
+    """Find the codes of the scales of 16 blocks.
+
+    columns: magnitudes of floats, or integers' numbers. starts: (32,) float32, codes, and what elements are
+    divided or multiplied by. found: (64,) float32 takes the codes; what is not zero for blocks that are to be
+    decided in float64; the codes of the largest scales that can be best, or -1 where these are still to be
+    found; what elements are divided or multiplied by.
+    """
+    zero, one, infinite = floats_of(ZERO), floats_of(ONE), floats_of(INFINITE)
+    amax = squares = zero
+    for i in range(size):
+        x = load_lanes(columns, i * LANES)
+        amax, squares = larger(magnitudes(x), amax), multiply_add(x, x, squares)
+    start, normal = load_lanes(starts, np.uint64(0)), floats_of(np.float32(window.normal))
+    codes = high = _highest(amax, rule, window)
+    # The start must be tried, half of every scale be one, and squares be normal numbers.
+    factors, large = factors_of(high, rule), floats_of(_LARGEST)
+    hard = above(start, high) | above(normal, high) | above(normal, start)
+    hard = hard | above(amax, large) | above(factors, large) | above(floats_of(_LEAST), factors)
+    coarse = ONE if rule.how == POWER else np.float32(ONE / rule.coarse) if rule.inverse else rule.coarse
+    by = floats_of(np.float32(coarse * rule.unit))
+    slack = multiply_add(squares, floats_of(_ABSOLUTE), floats_of(_TINY))
+    best = second = infinite
+    picked, most = start, floats_of(np.float32(np.float32(window.most / rule.unit) * _BEYOND))
+    alive = above(amax, zero) & (hard ^ words_of(ONES))
+    while any_lane(alive):
+        lower = codes - one
+        own, after = _near_factors(codes, rule, by), _near_factors(lower, rule, by)
+        inverse, next_inverse = _near_inverse(own), _near_inverse(after)
+        if element.kind == INTEGER:
+            error, other = _integer_errors(columns, size, inverse, next_inverse, element)
+        else:
+            error, other = _float_errors(columns, size, inverse, next_inverse, element)
+        error, other = (
+            where(alive, error * own * own, infinite),
+            where(alive, other * after * after, infinite),
+        )
+        nearer = above(best, error)
+        second = smaller(second, where(nearer, best, error))
+        best, picked = where(nearer, error, best), where(nearer, codes, picked)
+        nearer = above(best, other)
+        second = smaller(second, where(nearer, best, other))
+        best, picked = where(nearer, other, best), where(nearer, lower, picked)
+        codes = lower - one
+        past = larger(amax - _near_factors(codes, rule, by) * most, zero)
+        alive = alive & above(multiply_add(best, floats_of(_NEAR), slack), past * past)
+        few = alive & above(normal, codes - one)
+        hard, alive = hard | few, alive & (few ^ words_of(ONES))
+    near = hard | above(multiply_add(best, floats_of(_NEAR), slack), second)
+    store_lanes(found, np.uint64(0), picked)
+    store_lanes(found, LANES, values_of(near & above(amax, zero) & words_of(np.uint32(0x3F800000))))
+    store_lanes(found, LANES + LANES, where(hard, floats_of(np.float32(-1)), high))
+    if element.scaling == MULTIPLY:
+        factors = values_of((words_of(np.uint32(254)) - integers(picked)) << words_of(np.uint32(23)))
+    else:
+        factors = factors_of(picked, rule) * floats_of(rule.unit)
+    changed = above(picked, start) | above(start, picked)
+    store_lanes(found, LANES + LANES + LANES, where(changed, factors, load_lanes(starts, LANES)))
+
+
+@device
+def load_columns(
+    x: Any, at: Any, blocks: Any, size: Any, kind: Any, signed: Any, own: Any, columns: Any
+) -> None:
+    """Load up to 16 blocks from ``x[at:]`` as columns, magnitudes unless ``signed``; zeros fill the rest."""
+    count, total = blocks * size, size * LANES
+    for i in range(np.uint64(0), count - count % WHOLE, WHOLE):
+        a, b = values_in_order(x, at + i)
+        if not signed:
+            a, b = magnitudes(a), magnitudes(b)
+        store_lanes(own, i, a)
+        store_lanes(own, i + LANES, b)
+    rest = count % WHOLE
+    if rest > np.uint64(0):
+        load(x, at + count - rest, rest, kind, own[count - rest : count])
+        for i in range(count - rest, count):
+            own[i] = own[i] if signed else np.float32(abs(own[i]))
+    for i in range(count, total, LANES):
+        store_lanes(own, i, floats_of(np.float32(0)))
+    for i in range(np.uint64(0), size, LANES):
+        transpose(own, i, size, columns, i * LANES, LANES)
+
+
+@device
+def search_blocks(
+    x: Any, at: Any, blocks: Any, layout: Any, element: Any, rule: Any, window: Any, room: Any, codes: Any,
+    factors: Any,
+) -> None:  # fmt: skip
+    """Replace the scales of up to 16 blocks of ``x[at:]``, all finite, by those of least error.
+
+    codes, factors: of the blocks, as their starts gave them.
+    """
+    own, columns, lanes, squares = room
+    starts, found = lanes[: np.uint64(32)], lanes[np.uint64(32) :]
+    size = layout.block
+    load_columns(x, at, blocks, size, layout.kind, element.kind == INTEGER, own, columns)
+    for b in range(blocks):
+        starts[b] = np.float32(codes[b])
+        starts[LANES + b] = factors[b]
+    for b in range(blocks, LANES):
+        starts[b] = starts[LANES + b] = ONE
+    search_lanes(columns, size, starts, element, rule, window, found)
+    unsure = any_lane(bits_of(load_lanes(found, LANES)))
+    for b in range(blocks):
+        factors[b] = found[48 + b]
+        if unsure and found[LANES + b] > ZERO:
+            code = decide(
+                own[b * size : (b + np.uint64(1)) * size], size, np.uint32(codes[b]), np.int64(found[32 + b]),
+                element, rule, window, squares,
+            )  # fmt: skip
+            found[b] = np.float32(code)
+            if code != np.uint32(codes[b]):
+                f = factor_of(code, rule) * rule.unit
+                factors[b] = inverse_power_of(code) if element.scaling == MULTIPLY else f
+            else:
+                factors[b] = starts[LANES + b]
+    for b in range(blocks):
+        codes[b] = np.uint8(found[b])
+
+
+@device
+def searched_rows(
+    x: Any, layout: Any, element: Any, rule: Any, window: Any, order: Any, scale_codes: Any, out: Any,
+    first: Any, last: Any,
+) -> Any:  # fmt: skip
+    """Quantize rows ``first`` to ``last`` of ``x``, whole blocks, under scales of least squared error.
+
+    Arguments and results are those of :func:`..encode.rows.quantize_rows`; window: :class:`Candidates`.
+    """
+    floats = scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32)
+    room = floats, scratch(TILE, np.uint8), scratch(PACKED, np.uint8)
+    search_room = (
+        scratch(_LONG, np.float32), scratch(_LONG, np.float32), scratch(96, np.float32),
+        scratch(128, np.float64),
+    )  # fmt: skip
+    amax, none = scratch(TILE, np.uint32), scratch(1, np.float32)
+    per_block, worst, state = scratch(TILE, np.float32), np.uint32(0), OK
+    known, block = can_encode_steps(element, is_identity(order)), layout.block
+    at, end = first * layout.cols, last * layout.cols
+    block_at, byte_at = first * layout.row_blocks, first * layout.row_bytes
+    while at < end:
+        span = tile_span(block, end - at)
+        blocks = span // block
+        block_amax(x, at, span, block, layout.kind, amax)
+        for b in range(blocks):
+            worst = max(worst, amax[b])
+        found = block_scales(
+            amax, none, none, blocks, rule, element.scaling == MULTIPLY, block_at, none, scale_codes, none,
+            per_block, none,
+        )  # fmt: skip
+        state = max(state, found)
+        if worst < NOT_FINITE and state == OK:
+            for b in range(np.uint64(0), blocks, LANES):
+                search_blocks(
+                    x, at + b * block, min(LANES, blocks - b), layout, element, rule, window, search_room,
+                    scale_codes[block_at + b : block_at + blocks], per_block[b:blocks],
+                )  # fmt: skip
+        byte_at = encode_span(x, at, span, layout, element, order, known, per_block, none, room, out, byte_at)
+        at += span
+        block_at += blocks
+    return BAD_VALUE if worst >= NOT_FINITE else state

@@ -1,0 +1,169 @@
+"""The scale of least error for each block, of all that can be best: positive scales without zero points.
+
+Which can be best follows from :mod:`zeropoint.params.scale_windows`. Where a scale has at most 8 bits, each
+of them is tried: no other scale that can be stored has less error, up to the roundings of quotients.
+
+Wider scales s_k are tried in steps of a factor r = 2 ** (1 / 16) from the upper end of the window down, then
+twice the least-squares scale of the best codes, which has at most their error. With S* the best scale of all
+and q its codes, S* q is the projection of x on q; so, with ``delta = sqrt(r) - 1`` the largest relative
+distance of S* from a step,
+
+    E(s_k)  <=  ||x - s_k q||^2  =  E(S*) + (s_k - S*)^2 ||q||^2  <=  E(S*) + delta^2 ||x||^2,
+
+and the gap of what is found to the best is at most 0.05 % of the block's own squares, up to the rounding of
+s_k to its format; it is a hundredth of that on most data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from ..formats.torch_dtypes import wide_dtype
+from ..layout.blocks import reduce_blocks, spread_blocks
+from ..params import QuantizationParams
+from ..params.ladder import Ladder
+from ..params.scale_windows import block_length, window_of
+from .block_errors import Piece, powers
+
+_PER_OCTAVE = 16
+_STEP = 2.0 ** (1 / _PER_OCTAVE)
+_SHORT = 256
+"""Most values of a block whose largest one says enough about what is clipped."""
+_SAFE = 1 + 2.0**-20
+"""Outweighs the roundings of products, so that what is not tried is worse."""
+
+
+class WindowSearch:
+    """The search of all blocks of a piece at once."""
+
+    def __init__(self, piece: Piece, params: QuantizationParams) -> None:
+        self._piece, self._params = piece, params
+        scheme = params.scheme
+        self._blocks = scheme.granularity
+        window = window_of(scheme, block_length(scheme, params.shape), piece.power)
+        # Any weights of errors leave no lower end.
+        self._window = window if piece.importance is None else replace(window, doubling=torch.inf)
+        self._ladder = Ladder.of(scheme.scales[0], piece.x.dtype)
+        # Compared with scales in the wide dtype, in which kernels compare them, too.
+        self._amax = reduce_blocks(piece.x.abs(), self._blocks, "amax", 0.0).to(wide_dtype(piece.x.dtype))
+
+    def run(self) -> QuantizationParams:
+        """Return the parameters with the best scales."""
+        start = self._params.scales[0]
+        limit = self._error(start)
+        if self._ladder.table is not None:
+            best, error = self._of_table(self._ladder.table.to(start.device), limit)
+        else:
+            best, error = self._fitted(*self._of_steps(start, limit))
+        return self._with(picked(error < limit, best, start))
+
+    def _with(self, stored: torch.Tensor) -> QuantizationParams:
+        return replace(self._params, scales=(stored, *self._params.scales[1:]))
+
+    def _error(self, stored: torch.Tensor) -> torch.Tensor:
+        return self._piece.errors(self._with(stored), self._blocks)
+
+    def _factor(self, stored: torch.Tensor) -> torch.Tensor:
+        """Return the product with coarser levels, in the wide dtype."""
+        factor = self._with(stored).effective_scale()
+        assert factor is not None
+        return factor
+
+    def _clipped(self, stored: torch.Tensor) -> torch.Tensor:
+        """Return what clipping alone adds to the errors, or a bit less: of the largest value, or of all."""
+        end, power = self._factor(stored).double() * (self._window.most * _SAFE), self._piece.power
+        if self._piece.importance is None and block_length(self._params.scheme, self._params.shape) <= _SHORT:
+            return powers((self._amax.double() - end).clamp(min=0), power)
+        past = self._piece.wide.abs() - spread_blocks(end, self._blocks, self._params.shape)
+        return self._piece.sums(powers(past.clamp(min=0), power), self._blocks)
+
+    def _of_table(self, table: torch.Tensor, limit: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the best scales of ``table`` of those that can be, and their errors, Inf where none can."""
+        codes = self._ladder.store(table)
+        low, high = self._ends(table.tolist(), codes)
+        stored, error = _at(codes, torch.zeros_like(high)), torch.full_like(limit, torch.inf)
+        place, alive = high, (high >= low) & (limit > 0)
+        while bool(alive.any()):
+            tried = _at(codes, place.clamp(min=0))
+            alive = alive & ~(self._clipped(tried) > torch.minimum(error, limit) * _SAFE)
+            found = self._error(tried)
+            better = alive & (found <= error)
+            stored, error = picked(better, tried, stored), torch.where(better, found, error)
+            place = place - 1
+            alive = alive & (place >= low)
+        return stored, error
+
+    def _ends(self, values: list[float], codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the places of the smallest and the largest scale that can be best."""
+        window, known = self._window, set(values)
+        doubled = sum(2 * value in known for value in values)
+        low = self._count(codes, lambda factor: factor * window.doubling <= self._amax).clamp(max=doubled)
+        high = self._count(codes, lambda factor: factor * window.halving < self._amax) - 1
+        for place in (place for place, value in enumerate(values) if value / 2 not in known):
+            factor = self._factor(_at(codes, torch.full_like(high, place)))
+            high = torch.where(factor * window.empty < self._amax, high.clamp(min=place), high)
+        return low, high
+
+    def _count(self, codes: torch.Tensor, holds: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Return of how many scales ``holds`` is true; it is of all up to one of them."""
+        least = torch.zeros_like(self._amax, dtype=torch.int64)
+        most = least + len(codes)
+        while bool((least < most).any()):
+            middle = (least + most) // 2
+            true = holds(self._factor(_at(codes, middle.clamp(max=len(codes) - 1)))) & (middle < most)
+            least, most = torch.where(true, middle + 1, least), torch.where(true, most, middle)
+        return least
+
+    def _of_steps(self, start: torch.Tensor, limit: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the best of scales in steps of a factor, and their errors."""
+        stored, error = start, torch.full_like(limit, torch.inf)
+        top = self._amax.double() / self._window.halving
+        alive, step = (self._amax > 0) & (limit > 0), 0
+        while bool(alive.any()):
+            near = top * 2.0 ** (-step / _PER_OCTAVE)
+            # A block of zeros has no scale in steps from zero.
+            tried = picked(near > 0, self._stored(near), start)
+            alive = alive & (near > self._ladder.least) & self._inside(tried)
+            alive = alive & ~(self._clipped(tried) > torch.minimum(error, limit) * _SAFE)
+            found = self._error(tried)
+            better = alive & (found <= error)
+            stored, error = picked(better, tried, stored), torch.where(better, found, error)
+            step += 1
+        return stored, error
+
+    def _stored(self, scale: torch.Tensor) -> torch.Tensor:
+        return self._ladder.store(self._ladder.near(scale))
+
+    def _inside(self, stored: torch.Tensor) -> torch.Tensor:
+        """Return where scales are above the lower end of the window, or at most a step below it."""
+        end: torch.Tensor = self._factor(stored) * (self._window.doubling * _STEP)
+        return end > self._amax
+
+    def _fitted(self, stored: torch.Tensor, error: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return twice the least-squares scale of the codes themselves, where that is better."""
+        piece = self._piece
+        for _ in range(2):
+            decoded = piece.decoded(self._with(stored))
+            share = piece.sums(decoded * piece.wide, self._blocks)
+            share = share / piece.sums(decoded.square(), self._blocks)
+            share = torch.where(torch.isfinite(share) & (share > 0), share, 1.0)
+            tried = self._stored(self._ladder.load(stored) * share)
+            found = self._error(tried)
+            better = (found < error) & self._inside(tried)
+            stored, error = picked(better, tried, stored), torch.where(better, found, error)
+        return stored, error
+
+
+def _at(codes: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """Return stored scales by their places; torch indexes bytes, and not all floats of 8 bits."""
+    return codes.view(torch.uint8)[place].view(codes.dtype)
+
+
+def picked(mask: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return stored scales ``a`` where ``mask`` holds, else ``b``."""
+    if a.itemsize > 1:
+        return torch.where(mask, a, b)
+    return torch.where(mask, a.view(torch.uint8), b.view(torch.uint8)).view(a.dtype)
