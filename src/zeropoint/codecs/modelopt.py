@@ -101,7 +101,7 @@ ALGORITHMS = MappingProxyType({
 
 def _plain(weight: Scheme) -> Scheme:
     """Return the scheme without what files do not tell: roundings, the dialect, the rule of powers of two."""
-    first, *rest = weight.scales
+    first, *rest = weight.start.scales
     rule = RCEIL if first.rule.power_of_two else LINEAR if first.rule == LINEAR_UP else first.rule
     return replace(
         weight, scales=(replace(first, rule=rule), *rest), rounding=Rounding(), overflow=Overflow.SATURATE,

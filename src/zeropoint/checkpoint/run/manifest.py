@@ -8,7 +8,8 @@
     files      name to {"size", "header"}: bytes, and SHA-256 of the header with its length, of a shard; name
                to {"size", "parts"} of any other file but the manifest itself
     tensors    name to {"file", "parts"}
-    weights    quantized module to what quantization did to it, and its method unless that is nearest
+    weights    quantized module to what quantization did to it, and its method, or the rule that searched its
+               scales, unless that is nearest
     sha256     SHA-256 of all text before this key
 
 A part is [first byte in the file, bytes, SHA-256]; the parts of a tensor cover it in order. Which parts there
@@ -89,7 +90,10 @@ def _pieces(
 
 
 def _about(weight: Placement, number: int, all_units: Units, done: Mapping[int, Done]) -> dict[str, Any]:
-    method = {} if weight.method == NEAREST else {"method": weight.method}
+    search = weight.layer.weight.search
+    # A rule that compares errors clips as methods do, and files do not tell it.
+    chosen = search.text if search is not None and weight.method == NEAREST else weight.method
+    method = {} if chosen == NEAREST else {"method": chosen}
     return {**_statistics(error_of(number, all_units, done)), **method}
 
 

@@ -22,7 +22,7 @@ from ...formats.rounding import Overflow
 from ...patterns import REGEX, name_pattern
 from ...recipes import Activation
 from ...schemes import PRESETS, Granularity, Preset, RangeRule, Rounding, Scheme, ZeroPoint
-from ...schemes.scale_rules import EVEN, RULES
+from ...schemes.scale_rules import EVEN, RULES, Search, rule_named
 from ..act_order import group_index
 from ..block_extents import blocks
 from ..protocol import LayerScheme
@@ -272,12 +272,16 @@ def _rule(arguments: Mapping[str, Any]) -> str:
     found = kwargs.get(_SCALE_RULE) if isinstance(kwargs, dict) else None
     if found is None:
         return EVEN.text
-    known = [name for name, rule in RULES.items() if rule.power_of_two]
-    if found not in known:
+    rule = rule_named(found) if isinstance(found, str) else None
+    if isinstance(rule, Search):
+        return f"{found}/{_POWERS}"
+    if rule is None or not rule.power_of_two:
+        known = [name for name, rule in RULES.items() if rule.power_of_two]
         raise UnsupportedError(f"{_SCALE_RULE} {found!r:.40} is unknown; known are {', '.join(known)}")
     return str(found)
 
 
+_POWERS = "float8_e8m0fnu"
 _ARGUMENTS = frozenset(
     (
         "actorder", "block_structure", "dynamic", "group_size", "num_bits", "observer", "observer_kwargs",
