@@ -4,7 +4,7 @@
 
 Bytes are checked against the reference before anything is timed. Run it with ``.peers/bin/python``
 (peers.sh) for the search of llm-compressor's observer ``memoryless_mse``, whose error under the power 2 is
-printed beside ours. Times are those of the thread, so that other programs on the machine disturb them less;
+printed with ours. Times are those of the thread, so that other programs on the machine disturb them less;
 GB/s are bytes read and written.
 """
 
