@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import re
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 import zeropoint as zp
 from zeropoint.errors import FormatError
 from zeropoint.formats import CodebookFormat, DigitsFormat, Format, VectorFormat, format_name, get_format
 from zeropoint.formats.exact import decode, encode
 from zeropoint.formats.rounding import Overflow, RoundingMode
+from zeropoint.report.formats import page_document, page_table
 
 TEXTS = ("vector2[higgs16]", "vector3[0,0,0,1,0.5,-1,0.25,0,1]", "digits5[-1,0,1]", "digits3[0.5,2,1,0]")
 
@@ -168,3 +172,13 @@ def test_a_code_past_the_digits_of_a_saved_tensor_is_refused(tmp_path: Path) -> 
     q.save(tmp_path / "q.safetensors")
     with pytest.raises(zp.CheckpointError, match=r"holds code 250; digits5.* has 0..242"):
         zp.QuantizedTensor.load(tmp_path / "q.safetensors")
+
+
+@pytest.mark.parametrize(("text", "length"), [("digits5[-1,0,1]", 5), ("vector2[higgs16]", 2)])
+def test_the_page_of_a_format_lists_the_values_of_each_code(text: str, length: int) -> None:
+    document = page_document(text)
+    assert document["run_length"] == length
+    assert [len(values) for values in document["values"]] == [length] * document["codes"]
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(page_table(text))
+    assert re.search(rf"run length +{length} *\n", console.export_text())

@@ -116,7 +116,7 @@ class DigitsFormat(FormatDefaults):
     @property
     def facts(self) -> dict[str, Any]:
         """How many values a code represents, and the base."""
-        return {"values_per_code": self.count, "base": self.base}
+        return {"run_length": self.count, "base": self.base}
 
     @property
     def spelling(self) -> str:

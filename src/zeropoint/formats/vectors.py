@@ -138,7 +138,7 @@ class VectorFormat(FormatDefaults):
     @property
     def facts(self) -> dict[str, Any]:
         """How many values a code represents."""
-        return {"values_per_code": self.per_code}
+        return {"run_length": self.per_code}
 
     @property
     def spelling(self) -> str:
