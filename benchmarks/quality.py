@@ -72,13 +72,15 @@ LANGUAGE = (
     *rows("nvfp4a16", None, "mse"), *rows("mxfp4a16", None, "mse"),
     *rows("q4_0", None, "ggml", layout="gguf"),
     *rows("q4_k_m", "ggml", layout="gguf"), *rows("q3_k_m", "ggml", layout="gguf"),
-    *rows("int4:g64:asym", None, "hqq"), *rows("int3:g64", *WEIGHTED),
+    *rows("int4:g64:asym", None), *rows("uint4:g64:asym=real", None, "hqq", layout="hqq"),
+    *rows("int3:g64", *WEIGHTED),
     *rows("iq4_nl", "ggml", layout="gguf"),
     *rows("nvfp4", None), *rows("nf4", None, layout="bitsandbytes"),
 )  # fmt: skip
 ENCODER = (
     *rows("w8a16", None), *rows("w8a8", None), *rows("int4:g128", None, "mse"),
-    *rows("int4:g32", None, "mse"), *rows("int4:g32:asym", None, "hqq"), *rows("int3:g32", None, "mse"),
+    *rows("int4:g32", None, "mse"), *rows("int4:g32:asym", None),
+    *rows("uint4:g32:asym=real", None, "hqq", layout="hqq"), *rows("int3:g32", None, "mse"),
     *rows("nvfp4a16", None, "mse"), *rows("mxfp4a16", None, "mse"), *rows("int2:g32", None, "mse"),
     *rows("q4_k_m", "ggml", layout="gguf"),
 )  # fmt: skip
@@ -146,7 +148,7 @@ def measured(
     """Return what an evaluation finds: the noise floor first, if it is asked for."""
     if kind == "encoder":
         found = zp.evaluate_checkpoint(
-            model, source, texts["sentences"], windows=500, cache=options["cache"],
+            model, source, texts["sentences"], windows=200, cache=options["cache"],
             noise_floor=options["noise_floor"],
         )  # fmt: skip
     else:
