@@ -6,10 +6,12 @@ last run of a block may be short, so that no code reaches into the next block.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from ..formats import DigitsFormat
-from ..formats.codes import decode, decode_runs, encode_runs, join_digits, split_digits
+from ..formats.codes import decode, decode_runs, encode_codebook, encode_runs, join_digits, split_digits
 from ..schemes import Scheme
 from . import packing
 
@@ -43,7 +45,8 @@ def encoded(values: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 def pack_digits(digits: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     """Return the bytes of a code for each value, of which those of the scheme may have several as digits."""
     if isinstance(scheme.element, DigitsFormat):
-        digits = join_digits(_cut(digits, scheme), scheme.element)
+        zero = int(encode_codebook(torch.zeros(1, device="cpu"), scheme.element.digit))
+        digits = join_digits(_cut(digits, scheme, zero), scheme.element)
     return packing.pack(digits, scheme.bits)
 
 
@@ -55,13 +58,13 @@ def unpack_digits(data: torch.Tensor, scheme: Scheme, shape: tuple[int, ...]) ->
     return _joined(split_digits(patterns, scheme.element), scheme, shape)
 
 
-def _cut(values: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Return values as the runs of codes, (..., codes, values of a code); what is missing is zero."""
+def _cut(values: torch.Tensor, scheme: Scheme, missing: int = 0) -> torch.Tensor:
+    """Return values as the runs of codes, (..., codes, values of a code); what is missing is ``missing``."""
     per, count = scheme.element.per_code, packing.row_length(tuple(values.shape))
     lead = tuple(values.shape[:-1])
     block = scheme.row_block((*lead, count))
     blocks, each = -(-count // block), -(-block // per)
-    pad = torch.nn.functional.pad
+    pad = functools.partial(torch.nn.functional.pad, value=missing)
     whole = pad(values.reshape(*lead, count), (0, -count % block)).reshape(*lead, blocks, block)
     runs = pad(whole, (0, -block % per)).reshape(*lead, blocks * each, per)
     return runs[..., : scheme.code_shape((*lead, count))[-1], :]
