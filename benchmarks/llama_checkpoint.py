@@ -82,7 +82,7 @@ def write(out: Path, size: Size) -> int:
         total += sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": owner}
     (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
-    (out / "config.json").write_text(json.dumps(_config(size), indent=1))
+    (out / "config.json").write_text(json.dumps(config(size), indent=1))
     return total
 
 
@@ -91,7 +91,8 @@ def _files(size: Size) -> Iterator[tuple[str, dict[str, tuple[int, ...]]]]:
         yield f"model-{number:05d}-of-{size.shards:05d}.safetensors", shard
 
 
-def _config(size: Size) -> dict[str, object]:
+def config(size: Size) -> dict[str, object]:
+    """Return config.json of a size."""
     facts = asdict(size)
     head = facts.pop("head")
     facts.pop("shards")

@@ -16,7 +16,7 @@ SCHEMES = (
     "uint4:g32:scale=uint6:scale2=float16@g64:offset=uint6:offset2=signed/float16@g64",
     "float4_e2m1fn:g16:scale=ue4m3:scale2=float32@tensor:offset=float16",
     "nf4:g16:scale=linear_late/dynamic8:scale2=float32@g64:center=float32@tensor",
-    "int5:g32:scale=signed_late/float16:dialect=ggml",
+    "int6:g32:scale=signed_late/float16:dialect=ggml",
 )
 
 

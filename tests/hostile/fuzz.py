@@ -264,14 +264,14 @@ def _until(end: float) -> Iterator[None]:
 
 def main() -> None:
     """Fuzz each parser for its share of the time, and print what happened to its inputs."""
-    from tests.hostile.limited import limit
+    from tests.hostile.limited import MORE_SECONDS, limit
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
-    limit()
+    limit(60 * options.minutes + MORE_SECONDS)
     chosen = [make for make in TARGETS if make.__name__.startswith(options.only)]
     share = 60 * options.minutes / len(chosen)
     for make in chosen:

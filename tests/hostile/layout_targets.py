@@ -8,14 +8,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tests.hostile.case import Case
+from tests.hostile.layout import Layout
 from tests.hostile.layouts import LAYOUT_CASES, LAYOUTS
 from tests.hostile.mutations import mutate, mutate_file
+from tests.hostile.quantized import CONFIG, QUANTIZED, WEIGHTS
 from tests.hostile.target import Target, read_whole, refusal
 
 
 def _layout_target(layout: str, folder: Path) -> Target:
-    """Configurations and tensors of a layout of other tools: config.json, a line, and the file of weights."""
-    right = LAYOUTS[layout]
+    """Configurations and tensors of a layout of other tools."""
+    cases = [case for case in LAYOUT_CASES if case.name.startswith(f"{layout} ")]
+    return _files_target(layout, LAYOUTS[layout], cases, folder)
+
+
+def _files_target(name: str, right: Layout, cases: Sequence[Case], folder: Path) -> Target:
+    """Checkpoints as one input: config.json, a line, and the file of weights."""
 
     def decide(content: bytes) -> str:
         config, _, weights = content.partition(_BETWEEN)
@@ -33,11 +41,10 @@ def _layout_target(layout: str, folder: Path) -> Target:
             config + _BETWEEN + mutate_file(weights, rng, [other.partition(_BETWEEN)[2] for other in others])
         )
 
-    wrong = [case.content for case in LAYOUT_CASES if case.name.startswith(f"{layout} ")]
-    files = [content for content in wrong if isinstance(content, dict)]
+    files = [case.content for case in cases if isinstance(case.content, dict)]
     pairs = [(f["config.json"], f["model.safetensors"]) for f in [right.files()] * (len(files) // 2) + files]
     seeds = [config + _BETWEEN + weights for config, weights in pairs if len(config) + len(weights) < 1 << 14]
-    return Target(name=layout, seeds=seeds, decide=decide, mutate=either)
+    return Target(name=name, seeds=seeds, decide=decide, mutate=either)
 
 
 _BETWEEN = b"\n\0\n"
@@ -105,7 +112,17 @@ def llm_int8_target(folder: Path) -> Target:
     return _layout_target("llm-int8", folder)
 
 
+def mlx_target(folder: Path) -> Target:
+    """Checkpoints in the layout of MLX."""
+    return _layout_target("mlx", folder)
+
+
+def compressed_tensors_target(folder: Path) -> Target:
+    """Checkpoints in the layout of compressed-tensors."""
+    return _files_target("compressed-tensors", Layout(section=CONFIG, tensors=WEIGHTS), QUANTIZED, folder)
+
+
 LAYOUT_TARGETS = (
     gptq_target, awq_target, modelopt_target, bitsandbytes_target, fp8_target, gpt_oss_target, quark_target,
-    torchao_target, llm_int8_target,
+    torchao_target, llm_int8_target, mlx_target, compressed_tensors_target,
 )  # fmt: skip

@@ -10,6 +10,7 @@ import torch
 from tests.hostile.case import Case
 from tests.hostile.eight_bit_layouts import EIGHT_BIT_CASES, EIGHT_BIT_LAYOUTS
 from tests.hostile.layout import DROP, STATE, Changes, Layout, cases_of, given
+from tests.hostile.mlx_layout import MLX_CASES, MLX_LAYOUTS
 
 from zeropoint.formats import get_format
 
@@ -82,7 +83,7 @@ _LAYOUTS: Mapping[str, Layout] = MappingProxyType({
         tensors={"a.weight": torch.zeros(32, 32).to(_E4M3), "a.weight_scale": torch.ones(32)},
     ),
 })  # fmt: skip
-LAYOUTS: Mapping[str, Layout] = MappingProxyType({**_LAYOUTS, **EIGHT_BIT_LAYOUTS})
+LAYOUTS: Mapping[str, Layout] = MappingProxyType({**_LAYOUTS, **EIGHT_BIT_LAYOUTS, **MLX_LAYOUTS})
 
 
 def _weight(dtype: object, qscheme: object = None, **more: object) -> Changes:
@@ -605,5 +606,5 @@ LAYOUT_CASES: tuple[Case, ...] = (
         case for name, layout in _LAYOUTS.items()
         for case in cases_of(name, layout, _CONFIGS.get(name, ()), _TENSORS.get(name, ()))
     ),
-    *EIGHT_BIT_CASES,
+    *EIGHT_BIT_CASES, *MLX_CASES,
 )  # fmt: skip

@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.hostile.case import Case
 from tests.hostile.eight_bit_layouts import wrapped
+from tests.hostile.gguf_files import NAME, ROWS, file, row, value
 from tests.hostile.layout import Layout
 from tests.hostile.layouts import LAYOUTS
 from tests.hostile.quantized import CONFIG, WEIGHTS
@@ -60,6 +61,7 @@ CLAIMS: tuple[tuple[str, Mapping[str, Any], str], ...] = (
         "group_size of the configuration is 64, but its scales are of 32 inputs",
     ),
     ("torchao", {"modules_to_not_convert": ["a"]}, _KEPT),
+    ("gptq", {"lm_head": True}, "'lm_head': the configuration says that it is quantized, but it is not"),
     ("gptq", {"bits": 8}, "g_idx is I32 of shape [64], but must be"),
     ("gptq", {"group_size": 64}, "but there are 0 to 0"),
     ("gptq", {"dynamic": {"-:a": {}}}, "it is quantized, but dynamic leaves it out"),
@@ -122,3 +124,35 @@ def test_a_configuration_over_the_tensors_of_another_tool_is_a_problem(
     else:
         assert "model.b." in inspected
         assert "model.b." in verified
+
+
+@pytest.mark.parametrize(("factor", "rounded"), [(0.5, False), (3.0, True), (1e-40, True)])
+def test_factors_that_are_no_powers_of_two_under_ue8m0_are_a_problem(
+    factor: float, rounded: bool, tmp_path: Path
+) -> None:
+    layout = LAYOUTS["fp8-block"]
+    tensors = {**layout.tensors, "a.weight_scale_inv": torch.tensor([[1.0, 2.0], [4.0, factor]])}
+    for name, section in (("said", {"scale_fmt": "ue8m0"}), ("unsaid", {})):
+        files = layout.files(config=layout.config(**section), tensors=tensors)
+        (tmp_path / name).mkdir()
+        for found in problems(tmp_path / name, files):
+            assert ("some of its factors are no powers of two" in found) == (rounded and name == "said")
+
+
+def test_a_quantized_head_that_the_configuration_of_gptq_promises_is_no_problem(tmp_path: Path) -> None:
+    layout = LAYOUTS["gptq"]
+    head = {name.replace("a.", "lm_head."): tensor.clone() for name, tensor in layout.tensors.items()}
+    files = layout.files(config=layout.config(lm_head=True), tensors={**layout.tensors, **head})
+    assert problems(tmp_path, files) == ("", "")
+
+
+@pytest.mark.parametrize(("number", "wrong"), [(7, ""), (2, "Q4_0"), (15, "Q4_K"), (0, ""), (1024, "")])
+def test_a_type_of_a_gguf_file_that_no_tensor_has_is_a_problem(
+    number: int, wrong: str, tmp_path: Path
+) -> None:
+    said = value("general.file_type", 4, number.to_bytes(4, "little"))
+    rows = (row("a", (3, 1), 0, 0), ROWS[1])
+    for found in problems(tmp_path, {"model.gguf": file(values=(NAME, said), rows=rows)}):
+        words = f"general.file_type is {number}, which is a file of {wrong}, but no tensor" if wrong else ""
+        assert words in found
+        assert bool(found) == bool(wrong)

@@ -66,9 +66,10 @@ def violations(name: str, source: str) -> list[tuple[str, str]]:
 
 
 def tree() -> Iterator[Path]:
-    """Yield every Python file and page that the rule is about: all but this one, which lists the words."""
+    """Yield every Python file and page that the rule is about: ours but this one, which lists the words."""
     for folder in FOLDERS:
         pages = sorted(p for p in (ROOT / folder).rglob("*") if p.suffix in {".py", ".md"})
+        pages = [p for p in pages if not any(part.startswith(".") for part in p.relative_to(ROOT).parts)]
         yield from (p for p in pages if p != Path(__file__).resolve())
     yield from (ROOT / name for name in FILES)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from pathlib import Path
 
 import gguf
@@ -15,10 +16,11 @@ transformers = pytest.importorskip("transformers", reason="extra `hf`")
 
 from tests.oracles import tiny_models  # noqa: E402 (it needs transformers)
 
+from zeropoint.checkpoint.model.importance import with_importance  # noqa: E402
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan  # noqa: E402
 from zeropoint.checkpoint.read.source import open_source  # noqa: E402
 from zeropoint.checkpoint.run.loop import run  # noqa: E402
-from zeropoint.codecs.llama_cpp.mixtures import MIXTURES  # noqa: E402
+from zeropoint.codecs.llama_cpp.mixtures import FILE_TYPES, MIXTURES, OF_IMPORTANCE  # noqa: E402
 from zeropoint.codecs.registry import get_codec  # noqa: E402
 
 from .test_llama_cpp import decoded  # noqa: E402
@@ -31,12 +33,6 @@ MANY_LAYERS = {
     "intermediate_size": 320,
     "num_attention_heads": 8,
 }
-FILE_TYPES = {
-    "q3_k_s": 11, "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16,
-    "q5_k_m": 17, "mostly_q4_0": 2, "mostly_q4_1": 3, "mostly_q5_0": 8, "mostly_q5_1": 9, "mostly_q8_0": 7,
-    "mostly_q2_k": 10, "mostly_q6_k": 18, "mostly_iq4_nl": 25, "mostly_iq4_xs": 30,
-    "mostly_tq1_0": 36, "mostly_tq2_0": 37,
-}  # fmt: skip
 
 
 def tensors_of(path: Path) -> dict[str, tuple[str, bytes]]:
@@ -58,18 +54,50 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return decoded(path, folder / "in", get_codec("compressed-tensors")), floats
 
 
+def importance(floats: Path, path: Path) -> ctypes.Array[ctypes.Structure]:
+    """Write random importance of all weights of blocks to a file, and return it as llama.cpp takes it."""
+    rng = np.random.default_rng(5)
+    entries = [
+        (tensor.name.encode(), (rng.random(tensor.shape[0]) ** 4).astype(np.float32))
+        for tensor in gguf.GGUFReader(floats).tensors
+        if tensor.name.startswith("blk.") and len(tensor.shape) == 2
+    ]
+    data = b"".join(
+        struct.pack("<i", len(name)) + name + struct.pack("<ii", 1, len(values)) + values.tobytes()
+        for name, values in entries
+    )
+    path.write_bytes(struct.pack("<i", len(entries)) + data)
+    table = (llama_cpp.llama_model_imatrix_data * (len(entries) + 1))()
+    for item, (name, values) in zip(table, entries, strict=False):
+        item.name, item.size = name, len(values)
+        item.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    table.kept = entries  # type: ignore[attr-defined]
+    return table
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "importance"])
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_every_tensor_has_the_type_and_bytes_of_llama_cpp(
-    mixture: str, model: tuple[Path, Path], tmp_path: Path
+    mixture: str, weighted: bool, model: tuple[Path, Path], tmp_path: Path
 ) -> None:
     source, floats = model
     parameters = llama_cpp.llama_model_quantize_default_params()
     parameters.ftype, parameters.nthread = FILE_TYPES[mixture], 1
+    table = importance(floats, tmp_path / "imatrix.dat")
+    if weighted:
+        parameters.imatrix = table
     out = str(tmp_path / "theirs.gguf").encode()
-    assert llama_cpp.llama_model_quantize(str(floats).encode(), out, ctypes.byref(parameters)) == 0
-    run(make_plan(open_source(source), mixture, codec=GGUF), tmp_path / "ours")
+    refused = llama_cpp.llama_model_quantize(str(floats).encode(), out, ctypes.byref(parameters)) != 0
+    if mixture in OF_IMPORTANCE and not weighted:
+        assert refused
+        return
+    assert not refused
+    plan = make_plan(open_source(source), mixture, codec=GGUF)
+    run(with_importance(plan, tmp_path / "imatrix.dat")[0] if weighted else plan, tmp_path / "ours")
     ours, theirs = tensors_of(tmp_path / "ours" / "model.gguf"), tensors_of(tmp_path / "theirs.gguf")
     assert {name: kind for name, (kind, _) in ours.items()} == {
         name: kind for name, (kind, _) in theirs.items()
     }
     assert [name for name in ours if ours[name] != theirs[name]] == []
+    for path in (tmp_path / "ours" / "model.gguf", tmp_path / "theirs.gguf"):
+        assert gguf.GGUFReader(path).fields["general.file_type"].contents() == FILE_TYPES[mixture]

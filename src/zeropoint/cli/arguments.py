@@ -24,7 +24,7 @@ Given = TypeVar("Given")
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 # What llama.cpp calls its types, and methods that other tools write in layouts of their own.
-_MIXTURE = re.compile(r"mostly_\w+|q[3-5]_k_[sml]", re.IGNORECASE)
+_MIXTURE = re.compile(r"(?:mostly_\w+|q[2-5]_k_[sml])(?:\+imatrix)?", re.IGNORECASE)
 _OF_OTHERS = re.compile(r"(?:i?q[1-8]_\w+|gptq|gguf|awq|exl[23]|bnb|hqq)", re.IGNORECASE)
 
 

@@ -68,7 +68,7 @@ from .quark_config import (
 )
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
 from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
-from .words import interleaved_fields, interleaved_words
+from .words import interleaved_fields, interleaved_words, transposed_fields, transposed_words
 
 QUANT_METHOD, VERSION = "quark", "0.13"
 WEIGHT, SCALE, ZEROS = "weight", "weight_scale", "weight_zero_point"
@@ -265,7 +265,11 @@ class Quark(Codec):
         if not kind.integer:
             found = {WEIGHT: q.data.view(torch.float8_e4m3fn)}
             return found if kind.qscheme == "per_tensor" else found | {SCALE: scale.reshape(-1)}
-        fields, zeros = packing.unpack(q.data, layer.weight.bits, q.shape[1]), _zeros(q.params)
+        zeros = _zeros(q.params)
+        if kind.transposed and kind.words:
+            words = {WEIGHT: transposed_words(q.data, q.shape[1]), ZEROS: interleaved_words(zeros.t())}
+            return words | {SCALE: scale.t().contiguous()}
+        fields = packing.unpack(q.data, layer.weight.bits, q.shape[1])
         if kind.transposed:
             found = {WEIGHT: _stored(kind, fields.t()), ZEROS: _stored(kind, zeros.t())}
             return found | {SCALE: scale.t().contiguous()}
@@ -300,7 +304,9 @@ class Quark(Codec):
             fields = _fields(kind, tensors[ZEROS].reshape(1, -1) if not kind.transposed else tensors[ZEROS])
             zeros = (fields.t() if kind.transposed else fields).reshape(grid).to(zero_point_dtype(weight))
         codes = tensors[WEIGHT]
-        if kind.integer:
+        if kind.transposed and kind.words:
+            codes = transposed_fields(codes)
+        elif kind.integer:
             fields = _fields(kind, codes)
             codes = packing.pack((fields.t() if kind.transposed else fields).contiguous(), weight.bits)
         params = QuantizationParams(

@@ -45,8 +45,8 @@ from .words import (
     WORD,
     ZEROS,
     group_of,
-    interleaved_fields,
-    interleaved_words,
+    transposed_fields,
+    transposed_words,
     with_scales,
     word_record,
 )  # fmt: skip
@@ -183,9 +183,11 @@ class Awq(Codec):
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
         """See :class:`Codec`."""
         assert q.zero_point is not None
-        codes = packing.unpack(q.data ^ _SHIFT, _BITS, q.shape[1])
-        zeros = (q.zero_point + _HALF).to(torch.uint8)
-        found = {CODES: interleaved_words(codes.t()), ZEROS: interleaved_words(zeros.t())}
+        zeros = packing.pack(q.zero_point + _HALF, _BITS)
+        found = {
+            CODES: transposed_words(q.data ^ _SHIFT, q.shape[1]),
+            ZEROS: transposed_words(zeros, q.zero_point.shape[1]),
+        }
         return found | {SCALES: q.scales[0].t().contiguous()}
 
     def decode(
@@ -194,8 +196,9 @@ class Awq(Codec):
     ) -> QuantizedTensor:  # fmt: skip
         """See :class:`Codec`."""
         weight = layer.weight
-        zeros = interleaved_fields(tensors[ZEROS]).t().contiguous().to(torch.int32) - _HALF
-        data = packing.pack(interleaved_fields(tensors[CODES]).t().contiguous(), _BITS) ^ _SHIFT
+        groups = len(tensors[ZEROS])
+        zeros = packing.unpack(transposed_fields(tensors[ZEROS]), _BITS, groups).to(torch.int32) - _HALF
+        data = transposed_fields(tensors[CODES]) ^ _SHIFT
         params = QuantizationParams(
             scheme=weight, shape=shape, scales=(tensors[SCALES].t().contiguous(),),
             zero_point=zeros.to(zero_point_dtype(weight)), dtype=dtype,

@@ -214,7 +214,7 @@ class BitsandbytesReader(Reader):
             raise UnsupportedError(f"{partial}, so blocks run over rows, which is not read here")
         return record_of(layer, key, tensors, shape=state.shape, dtype=state.dtype)
 
-    def contradiction(self, layer: LayerScheme) -> str | None:
+    def contradiction(self, module: str, layer: LayerScheme) -> str | None:
         """See :class:`Reader`."""
         kind, _, nested = layer.layout.partition(" ")
         found = {

@@ -31,6 +31,7 @@ compressed-tensors 0.20 (entrypoints/convert/converters/fp8block_dequantizer.py)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -65,12 +66,15 @@ from .engines import (
 )  # fmt: skip
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, names_in
-from .safetensors_dtypes import FILE_DTYPES
+from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 
 QUANT_METHOD = "fp8"
 FACTOR = "weight_scale_inv"
 _CODES = "F8_E4M3"
 _POWERS = ("F8_E8M0", "U8")
+_POWER_FORMAT = "ue8m0"
+_MOST_FACTORS = 1 << 22
+"""More than a weight has; of so many, nothing is said."""
 _FACTORS = MappingProxyType({
     "F32": "float32", "BF16": "bfloat16", "F16": "float16", **dict.fromkeys(_POWERS, "rceil"),
 })  # fmt: skip
@@ -139,7 +143,9 @@ class Fp8Reader(Reader):
 
     def __init__(self, listing: Listing, codec: Codec) -> None:
         self._codec = codec
+        self._listing = listing
         self._config = listing.quantization
+        self._rounded: set[str] = set()
         weight_scheme(self._config)
         self.ignore = tuple(n for key in _LEFT_OUT for n in names_in(self._config, key))
 
@@ -179,11 +185,30 @@ class Fp8Reader(Reader):
             raise CheckpointError(
                 f"its factors have shape {list(factor.shape)}, but must have {list(wanted)}"
             )
+        if self._config.get("scale_fmt") == _POWER_FORMAT and not self._are_powers(factor):
+            self._rounded.add(module)
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
         return Record(
             module=module, layer=layer, shape=shape, dtype=torch.float32,
             parts=(WEIGHT, FACTOR), experts=experts,
         )  # fmt: skip
+
+    def _are_powers(self, factor: Entry) -> bool:
+        """Return whether all factors are powers of two, as their dtype says or else their bits."""
+        if factor.dtype in _POWERS or not 0 < math.prod(factor.shape) <= _MOST_FACTORS:
+            return True
+        raw = bytearray(self._listing.read(factor))
+        values = torch.frombuffer(raw, dtype=TORCH_DTYPES[factor.dtype]).float()
+        return bool((torch.frexp(values).mantissa.abs() == 0.5).all())
+
+    def contradiction(self, module: str, layer: LayerScheme) -> str | None:
+        """See :class:`Reader`."""
+        if module not in self._rounded:
+            return None
+        return (
+            f"scale_fmt of the configuration is {_POWER_FORMAT!r}, but some of its factors are no powers of "
+            "two, to which engines would round them"
+        )
 
 
 def _expert_blocks(weight: Scheme, shape: tuple[int, int], factor: Entry) -> Scheme:

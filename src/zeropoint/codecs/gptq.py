@@ -183,6 +183,10 @@ class GptqReader(Reader):
         layer = LayerScheme(codec=codec, name=str(weight), weight=weight)
         return word_record(layer, key, tensors, known, shape=shape, config=self._listing.config)
 
+    def promised(self) -> tuple[str, ...]:
+        """See :class:`Reader`."""
+        return (_HEAD,) if self._listing.quantization.get("lm_head") is True else ()
+
     def _out_of_order(self, entry: Entry, weight: Scheme, columns: int) -> bool:
         """Return whether inputs lie in groups out of order; raises CheckpointError for groups not there."""
         if (entry.dtype, entry.shape) != ("I32", (columns,)):

@@ -76,7 +76,7 @@ class LlmInt8Reader(Reader):
             dtype=self._dtype if known is None else known.dtype, optional=(FORMAT,),
         )  # fmt: skip
 
-    def contradiction(self, layer: LayerScheme) -> str | None:
+    def contradiction(self, module: str, layer: LayerScheme) -> str | None:
         """See :class:`Reader`."""
         four = "load_in_4bit of the configuration is true, too, but its codes have 8 bits"
         return four if self._four else None

@@ -6,7 +6,7 @@ is the base class; a file that is a whole model to its engine has a format of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +18,10 @@ from .stored_forms import StoredForm
 
 if TYPE_CHECKING:
     from .protocol import LayerScheme
+
+
+WEIGHTED = "+imatrix"
+"""What the name of a mixture ends in where an importance matrix says which inputs are large."""
 
 
 class FileTensor(NamedTuple):
@@ -47,6 +51,7 @@ class ModelFiles:
         read: gives the bytes of a file of the source, such as tokenizer.json, or None where it is not there.
         tensors: what the file holds.
         rewritten: whether it holds the codes of a source in the same layout, all of them as they are.
+        mixture: the mixture that gave its tensors their types, if one did.
     """
 
     config: Config
@@ -55,6 +60,7 @@ class ModelFiles:
     read: Callable[[str], bytes | None]
     tensors: Iterable[FileTensor] = ()
     rewritten: bool = False
+    mixture: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +83,11 @@ class ModelFormat:
     Args:
         mixtures: names of mixtures of types that the engine's own tool gives to a model.
         mixture_method: the method by which that tool quantizes.
+        of_importance: the mixtures that the tool does not make without an importance matrix.
     """
 
     mixtures: frozenset[str] = frozenset()
+    of_importance: frozenset[str] = frozenset()
     mixture_method: str = ""
 
     def stored_form(self, name: str, shape: tuple[int, ...], config: Config) -> StoredForm | None:
@@ -127,12 +135,21 @@ class ModelFormat:
         """Return the presets of tensors in a mixture of the engine's own tool, or None for no mixture.
 
         Args:
-            name: of the mixture.
+            name: of the mixture, with WEIGHTED at its end where there is an importance matrix.
             shapes: of all tensors, by name.
             config: config.json of the model.
 
         Raises:
             UnsupportedError: for a model of which the tool's choice is not known.
+        """
+        return None
+
+    def contradiction(self, metadata: Metadata, dtypes: Collection[str]) -> str | None:
+        """Return where the metadata of a file says something else of its tensors than they are, or None.
+
+        Args:
+            metadata: of the file.
+            dtypes: those of its tensors with several axes.
         """
         return None
 

@@ -142,13 +142,18 @@ class Reader(Protocol):
         names = frozenset(self.ignore)
         return lambda module: bool(names) and not names.isdisjoint(_runs(module))
 
-    def contradiction(self, layer: LayerScheme) -> str | None:
+    def contradiction(self, module: str, layer: LayerScheme) -> str | None:
         """Return where the configuration says something else of a layer than its tensors, or None.
 
         Args:
+            module: its dotted name.
             layer: how it is quantized, by its tensors.
         """
         return None
+
+    def promised(self) -> Iterable[str]:
+        """Return last parts of names of modules of which the configuration says that one is quantized."""
+        return ()
 
     def named(self) -> Iterable[str]:
         """Return the modules that the configuration names one by one as quantized."""

@@ -180,7 +180,7 @@ class TorchaoReader(Reader):
         layer = LayerScheme(codec=codec, name=str(weight), weight=weight, input=took)
         return record_of(layer, key, tensors, shape=shape, dtype=_DTYPES[named])
 
-    def contradiction(self, layer: LayerScheme) -> str | None:
+    def contradiction(self, module: str, layer: LayerScheme) -> str | None:
         """See :class:`Reader`: what the default says, from which a layer of its own entry may differ."""
         kind, data = self._said
         classes = next((found for name, found in _CLASSES.items() if kind.startswith(name)), ())

@@ -54,6 +54,7 @@ def fields_of(words: torch.Tensor, bits: int) -> torch.Tensor:
 _ORDER = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
 """The place in its eight that each 4-bit field of a word of AWQ has, low bits first."""
 _PLACE = torch.argsort(_ORDER)
+_NIBBLE = 0xF
 
 
 def interleaved_words(fields: torch.Tensor) -> torch.Tensor:
@@ -68,6 +69,33 @@ def interleaved_fields(words: torch.Tensor) -> torch.Tensor:
     """Return the fields of rows of words; the inverse of :func:`interleaved_words`."""
     fields = fields_of(words, WORD // len(_ORDER))
     return fields.view(len(fields), -1, len(_ORDER))[..., _PLACE].reshape(fields.shape)
+
+
+def transposed_words(data: torch.Tensor, count: int) -> torch.Tensor:
+    """Return packed rows of 4-bit fields, a multiple of eight rows, as words in the order of AWQ.
+
+    They are those of :func:`interleaved_words` of the fields transposed: a word has the fields of eight rows
+    at one column, of which there are ``count``.
+    """
+    rows = data.view(-1, len(_ORDER), data.shape[1])
+    low, high = torch.zeros(2, len(rows), data.shape[1], dtype=torch.int32)
+    for place, at in enumerate(_ORDER.tolist()):
+        # The lanes of a vector are columns, and a byte has the fields of two.
+        lane = rows[:, at].int()
+        low |= (lane & _NIBBLE) << 4 * place
+        high |= (lane >> 4) << 4 * place
+    return torch.stack((low, high), -1).flatten(1)[:, :count].t().contiguous()
+
+
+def transposed_fields(words: torch.Tensor) -> torch.Tensor:
+    """Return packed rows of fields; the inverse of :func:`transposed_words`."""
+    columns = torch.nn.functional.pad(words.t(), (0, len(words) % 2)).contiguous()
+    low, high = columns.view(len(columns), -1, 2).unbind(-1)
+    low, high = low.contiguous(), high.contiguous()
+    rows = torch.empty(len(columns), len(_ORDER), low.shape[1], dtype=torch.uint8)
+    for place, at in enumerate(_ORDER.tolist()):
+        rows[:, at] = (low >> 4 * place & _NIBBLE) | (high >> 4 * place & _NIBBLE) << 4
+    return rows.view(-1, low.shape[1])
 
 
 def with_scales(weight: Scheme, scales: Entry) -> Scheme:

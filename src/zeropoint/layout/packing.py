@@ -13,6 +13,9 @@ from ..errors import FormatError, ShapeError
 from ..formats import Format
 from ..formats.torch_dtypes import code_dtype
 
+_PARTS = (1, 2, 4)
+"""Widths of which whole codes fill a byte."""
+
 
 def row_length(shape: tuple[int, ...]) -> int:
     """Return how many codes a row holds; a scalar is a row of one."""
@@ -47,10 +50,17 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     rows = codes.reshape(1) if codes.ndim == 0 else codes
     if bits in (8, 16, 32):
         return _whole_bytes(rows, bits)
-    per = 8 // bits if bits in (1, 2, 4) else 8
+    per = 8 // bits if bits in _PARTS else 8
     padding = -rows.shape[-1] % per
     if padding:
         rows = torch.nn.functional.pad(rows, (0, padding))
+    if bits in _PARTS:
+        # Integers become bytes by their low bits.
+        narrow, mask = rows.to(torch.uint8), (1 << bits) - 1
+        out: torch.Tensor = narrow[..., ::per] & mask
+        for lane in range(1, per):
+            out |= (narrow[..., lane::per] & mask) << (lane * bits)
+        return out
     lanes = _split(rows, per, bits) & ((1 << bits) - 1)
     group_bytes = per * bits // 8
     out = torch.zeros((*lanes.shape[:-1], group_bytes), dtype=lanes.dtype, device=codes.device)
@@ -102,7 +112,10 @@ def unpack(data: torch.Tensor, bits: int, count: int) -> torch.Tensor:
         return sum((parts[..., n] << (8 * n) for n in range(bits // 8)), parts[..., 0] * 0).to(
             code_dtype(bits)
         )
-    per = 8 // bits if bits in (1, 2, 4) else 8
+    if bits in _PARTS:
+        fields = [(data >> (lane * bits)) & ((1 << bits) - 1) for lane in range(8 // bits)]
+        return torch.stack(fields, -1).flatten(-2)[..., :count].contiguous()
+    per = 8
     group_bytes = per * bits // 8
     padding = -data.shape[-1] % group_bytes
     rows = torch.nn.functional.pad(data, (0, padding)) if padding else data

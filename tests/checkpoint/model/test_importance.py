@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 
@@ -142,6 +143,46 @@ def test_an_imatrix_that_nothing_takes_or_that_fits_nothing_is_refused(tmp_path:
         CalibrationError, match=r"names no weight of this checkpoint, .*did you mean blk.0.attn"
     ):
         run()
+
+
+def llama(folder: Path) -> None:
+    """Write a checkpoint of eight layers with one weight each, and its importance."""
+    checkpoint(folder / "source")
+    weight = torch.from_numpy(np.random.RandomState(2).standard_normal((4, 256)).astype(np.float32))
+    tensors = {f"model.layers.{n}.mlp.down_proj.weight": weight.clone() for n in range(8)}
+    save_file(tensors, folder / "source" / "model.safetensors")
+    sizes = ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size")
+    config = {"model_type": "llama", **dict(zip(sizes, (8, 4, 256, 256), strict=True)), "vocab_size": 8}
+    (folder / "source" / "config.json").write_text(json.dumps(config))
+    importance = {f"blk.{n}.ffn_down.weight": squares() for n in range(8)}
+    (folder / "imatrix.dat").write_bytes(dat(importance))
+
+
+def test_a_mixture_is_that_of_llama_cpp_with_importance(tmp_path: Path) -> None:
+    llama(tmp_path)
+    found = {}
+    for name, imatrix in (("plain", None), ("weighted", tmp_path / "imatrix.dat")):
+        quantize_checkpoint(
+            tmp_path / "source", tmp_path / name, "mostly_q4_0", format="gguf", imatrix=imatrix
+        )
+        reader = gguf.GGUFReader(tmp_path / name / "model.gguf")
+        assert reader.fields["general.file_type"].contents() == 2
+        found[name] = {t.name: t for t in reader.tensors}
+    kinds = [found["weighted"][f"blk.{n}.ffn_down.weight"].tensor_type.name for n in range(8)]
+    assert kinds == ["Q4_1"] + ["Q4_0"] * 7
+    assert {t.tensor_type.name for t in found["plain"].values()} == {"Q4_0"}
+    last = (found[name]["blk.7.ffn_down.weight"].data for name in ("plain", "weighted"))
+    assert not np.array_equal(*last)
+
+
+@pytest.mark.parametrize("mixture", ["q2_k_s", "q4_k_m+imatrix"])
+def test_a_mixture_that_needs_importance_says_so(mixture: str, tmp_path: Path) -> None:
+    llama(tmp_path)
+    with pytest.raises(CalibrationError, match=r"needs to know which inputs are large; pass --imatrix FILE"):
+        quantize_checkpoint(tmp_path / "source", tmp_path / "out", mixture, format="gguf")
+    quantize_checkpoint(
+        tmp_path / "source", tmp_path / "out", mixture, format="gguf", imatrix=tmp_path / "imatrix.dat"
+    )
 
 
 GOOD = dat({NAME: squares(8)})

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from gguf import LlamaFileType
 
 from zeropoint.codecs.gguf import CODEC
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.llama_cpp.families import FAMILIES
-from zeropoint.codecs.llama_cpp.mixtures import MIXTURES, types_of
+from zeropoint.codecs.llama_cpp.mixtures import FILE_TYPES, MIXTURES, types_of
+from zeropoint.codecs.model_format import ModelFiles
 from zeropoint.errors import UnsupportedError
 
 LLAMA = FAMILIES[0]
 LAYER = "model.layers.{}."
+SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
 
 
 def model(*, layers: int, columns: int = 256, tied: bool = False) -> dict[str, tuple[int, ...]]:
@@ -63,6 +68,28 @@ def test_shared_heads_of_keys_and_70b_get_more_bits() -> None:
     assert types("q4_k_s", model(layers=80), num_key_value_heads=2)[
         f"{LAYER.format(40)}self_attn.v_proj.weight"
     ] == ("q5_k")
+
+
+def test_an_importance_matrix_changes_the_first_layers_of_some_mixtures() -> None:
+    down, shapes = f"{LAYER.format(0)}mlp.down_proj.weight", model(layers=8)
+    for mixture, plain, weighted in (
+        ("mostly_q4_0", "q4_0", "q4_1"), ("mostly_q5_0", "q5_0", "q5_1"), ("mostly_iq4_nl", "q5_k", "iq4_nl"),
+        ("mostly_iq4_xs", "q5_k", "iq4_xs"), ("q2_k_s", "q4_k", "q4_k"), ("q4_k_s", "q5_k", "q5_k"),
+    ):  # fmt: skip
+        found = types(mixture, shapes), types(f"{mixture}+imatrix", shapes)
+        assert (found[0][down], found[1][down]) == (plain, weighted), mixture
+
+
+def test_the_head_of_a_file_names_its_mixture() -> None:
+    files = ModelFiles(config={}, metadata={}, layouts=["Q6_K"], read=lambda _: None)
+    config = {"model_type": "llama", **dict.fromkeys(SIZES, 8)}
+    for mixture, number in (("q4_k_m", 15), ("mostly_q6_k", 18), ("q2_k_s+imatrix", 21)):
+        said = CODEC.model_format.metadata(replace(files, config=config, mixture=mixture))
+        assert said["general.file_type"] == number
+    assert FILE_TYPES.keys() == MIXTURES.keys()
+    assert {LlamaFileType(number).name for number in FILE_TYPES.values()} == {
+        f"MOSTLY_{name.removeprefix('mostly_').upper()}" for name in MIXTURES
+    }
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)

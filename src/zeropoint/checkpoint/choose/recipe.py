@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...codecs.layer_schemes import layer_of, layer_scheme
+from ...codecs.model_format import WEIGHTED
 from ...codecs.protocol import Codec, LayerScheme
 from ...errors import RecipeError, printable
 from ...recipes import FAMILIES, Assignment, Recipe, Rule, Vocabulary, parse_recipe, read_recipe
 
-_DEFAULT = re.compile(r'default: "(\w+)"$', re.MULTILINE)
+_DEFAULT = re.compile(r'default: "([\w+]+)"$', re.MULTILINE)
 _WEIGHT, _INPUT = "weight", "input"
 
 
@@ -90,8 +91,16 @@ class RecipeText:
     def mixture(self, codec: Codec) -> str | None:
         """Return the mixture of ``codec`` that it gives to all weights, or None."""
         found = _DEFAULT.match(self.text)
-        name = None if found is None else found[1].lower()
-        return name if name in codec.model_format.mixtures else None
+        name = "" if found is None else found[1].lower()
+        return name if name.removesuffix(WEIGHTED) in codec.model_format.mixtures else None
+
+    def weighted(self) -> RecipeText:
+        """Return the recipe that gives a mixture as the tool makes it that has an importance matrix.
+
+        >>> RecipeText.of("q4_k_m").weighted().text
+        'default: "q4_k_m+imatrix"'
+        """
+        return replace(self, text=_DEFAULT.sub(rf'default: "\1{WEIGHTED}"', self.text, count=1))
 
     def of_types(self, types: Mapping[str, str], codec: Codec) -> RecipeText:
         """Return the recipe that gives tensors, by name, these presets, where this one gives a mixture."""

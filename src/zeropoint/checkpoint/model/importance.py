@@ -13,10 +13,14 @@ from pathlib import Path
 
 import torch
 
+from ...codecs.model_format import WEIGHTED
+from ...codecs.stored_forms import NO_PLACE
 from ...errors import CalibrationError, near_misses, printable
 from ...methods import method_named
 from ...stats import MeanSquare, Statistics
-from ..plan.checkpoint_plan import CheckpointPlan
+from ..plan.checkpoint_plan import CheckpointPlan, make_plan
+from ..plan.limits import BASE_MEMORY
+from ..plan.placement import Placement
 from ..read.imatrix_file import Floats, read_imatrix
 from ..read.storage import shown
 
@@ -46,9 +50,11 @@ def name_in_llama_cpp(module: str) -> str | None:
 def with_importance(plan: CheckpointPlan, path: Path | str) -> tuple[CheckpointPlan, list[str]]:
     """Return ``plan`` with the importance of weights from a file, and the modules that have none in it.
 
-    path: an importance matrix of llama.cpp. Raises CheckpointError where it is none, CalibrationError where
-    no method of the plan takes importance, no weight of it is named, and for one of another width.
+    path: an importance matrix of llama.cpp. A mixture is planned anew, as it is with importance. Raises
+    CheckpointError where it is none, CalibrationError where no method of the plan takes importance, no weight
+    of it is named, and for one of another width.
     """
+    plan = _weighted(plan)
     wanted = [weight for weight in plan.weights if _weighs(weight.method)]
     if not wanted:
         raise CalibrationError(
@@ -57,7 +63,8 @@ def with_importance(plan: CheckpointPlan, path: Path | str) -> tuple[CheckpointP
     found = read_imatrix(Path(path))
     statistics, missing = {}, []
     for weight in wanted:
-        values = importance_in(found, weight.module, weight.shape[-1], Path(path))
+        stored = _stored_name(plan, weight)
+        values = importance_in(found, weight.module, weight.shape[-1], Path(path), stored)
         if values is None:
             missing.append(weight.module)
             continue
@@ -74,12 +81,14 @@ def _weighs(method: str) -> bool:
     return method == "ggml" or NEED in method_named(method).needs
 
 
-def importance_in(found: Mapping[str, Floats], module: str, columns: int, path: Path | str) -> Floats | None:
+def importance_in(
+    found: Mapping[str, Floats], module: str, columns: int, path: Path | str, stored: str | None = None
+) -> Floats | None:
     """Return the importance of the inputs of a module, (columns,), or None where the file has none.
 
-    found: of the file at ``path``. Raises CalibrationError for numbers of a layer of another width.
+    found: of the file at ``path``. stored: llama.cpp's name of the weight, where it is known. Raises CalibrationError for numbers of a layer of another width.
     """
-    names = name_in_llama_cpp(module) or module, f"{module}.weight", module
+    names = stored or name_in_llama_cpp(module) or module, f"{module}.weight", module
     values = next((found[name] for name in names if name in found), None)
     if values is not None and len(values) != columns:
         raise CalibrationError(
@@ -87,6 +96,24 @@ def importance_in(found: Mapping[str, Floats], module: str, columns: int, path: 
             "for it; use the file of this model"
         )
     return values
+
+
+def _weighted(plan: CheckpointPlan) -> CheckpointPlan:
+    """Return ``plan`` with the types that its mixture, if it has one, has with importance."""
+    mixture = plan.recipe.mixture(plan.codec)
+    if mixture is None or mixture.endswith(WEIGHTED):
+        return plan
+    limits = replace(plan.limits, base_memory=BASE_MEMORY)
+    return make_plan(
+        plan.source, plan.recipe.weighted(), selection=plan.selection, limits=limits, codec=plan.codec
+    )
+
+
+def _stored_name(plan: CheckpointPlan, weight: Placement) -> str | None:
+    """Return the name of a weight in the files that are written, where these are llama.cpp's."""
+    name, config = f"{weight.module}.weight", plan.source.config or {}
+    form = plan.codec.model_format.stored_form(name, weight.shape, config)
+    return None if form is None or form is NO_PLACE else form.name
 
 
 def _statistics(values: Floats, name: str) -> Statistics:

@@ -24,7 +24,8 @@ class Actions:
 
     decisions: with the reasons in full. staying: those about layers that keep their codes. restored: what is
     written as floats. kept: tensors of the files that are copied. copies: heads that are left out, with the
-    embedding whose bytes they have. added: tensors that the source has not.
+    embedding whose bytes they have. added: tensors that the source has not. mixture: what gave weights their
+    types, if one did.
     """
 
     floats: Floats
@@ -34,6 +35,7 @@ class Actions:
     kept: Sequence[TensorEntry]
     copies: Mapping[str, str]
     added: tuple[Origin, ...] = ()
+    mixture: str | None = None
 
     @staticmethod
     def of(

@@ -11,13 +11,14 @@ import itertools
 import math
 import re
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...architectures import is_transposed
 from ...codecs.engines import MERGING
 from ...codecs.layer_schemes import layer_of, layer_scheme
+from ...codecs.model_format import WEIGHTED
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import CODECS, DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
@@ -37,9 +38,10 @@ from ..read.storage import shown, stamp
 from .actions import Actions
 from .carried_scales import NOTHING, carried
 from .config_and_index import MANIFEST, index_and_config
+from .file_heads import model_files
 from .limits import Limits
 from .origin import Floats, as_floats, unquantized
-from .placement import OutputShard, Placement, Placements, SharedScale, model_files
+from .placement import OutputShard, Placement, Placements, SharedScale
 from .texts import Text
 
 if TYPE_CHECKING:  # statistics are loaded where they are needed
@@ -197,7 +199,14 @@ def layer_data(
 
 
 def require_statistics(plan: CheckpointPlan) -> None:
-    """Raise CalibrationError where a method, or a static input, needs data of which nothing is there."""
+    """Raise CalibrationError where a method, mixture or static input needs data of which nothing is there."""
+    mixture = plan.recipe.mixture(plan.codec)
+    of_importance = plan.codec.model_format.of_importance
+    if mixture and not plan.statistics and (mixture.endswith(WEIGHTED) or mixture in of_importance):
+        raise CalibrationError(
+            f"mixture {mixture} needs to know which inputs are large; pass --imatrix FILE, or imatrix= in "
+            f"Python{'' if mixture in of_importance else ', or leave out ' + WEIGHTED}"
+        )
     static = static_inputs(plan)
     added = {origin.entry.name for origin in plan.placements.added} if static else set()
     for weight in plan.weights:
@@ -279,6 +288,7 @@ def make_plan(
         raise CheckpointError(f"{split[0]}{others}; give each set one scheme, or leave out --strict")
     every = selection.dequantize is DequantizePolicy.EVERY
     actions = Actions.of(floats, decisions, tied_copies(source), every=every, more=more)
+    actions = replace(actions, mixture=mixture)
     actions.require_sense(codec, every=every)
     placements = Placements(source, actions, codec)
     limits = limits.reserve(source.entries, placements.by_name)

@@ -21,7 +21,7 @@ import torch
 from ...architectures import shared_scale_set
 from ...codecs.containers import CONTAINERS
 from ...codecs.containers.protocol import Metadata, Row
-from ...codecs.model_format import FileTensor, ModelFiles
+from ...codecs.model_format import FileTensor
 from ...codecs.protocol import COLUMNS, ROWS, Codec, LayerScheme, TensorSpec
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...codecs.stored_forms import StoredForm
@@ -32,16 +32,14 @@ from ...tensor import QuantizedTensor
 from ..choose.expert_matrices import WeightMatrix, matrices
 from ..choose.selection import WEIGHT, is_fused_experts, module_of
 from ..read.source import Source
-from ..read.storage import OpenFile, Place, read_small
+from ..read.storage import OpenFile, Place
 from ..read.tensor_entries import TensorEntry
 from .actions import Actions
 from .code_columns import columns_alignment, read_code_columns
+from .file_heads import model_files
 from .limits import value_bytes
 from .origin import Origin
 from .texts import Text
-
-MAX_TOKENIZER_BYTES = 64_000_000
-"""Most bytes of a file of a tokenizer; the largest published have 33 million."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +265,7 @@ class Placements:
         metadata = {
             file: codec.model_format.metadata(
                 replace(
-                    model_files(source, name, self.layers),
+                    model_files(source, name, self.layers, actions.mixture),
                     tensors=self._contents(file),
                     metadata=actions.floats.source.metadata[name],
                     rewritten=actions.rewrite(codec),
@@ -469,21 +467,6 @@ class Placements:
             spec = self._specs[kind]
             form = self._form(name, spec.shape)
             yield Row(name if form is None else form.name, spec.dtype, spec.shape, self._sizes[kind])
-
-
-def model_files(source: Source, shard: str, layers: Sequence[LayerScheme]) -> ModelFiles:
-    """Return what the head of a file may say of a model; ``shard``: the source's file that it is made of."""
-    present = {str(path) for path in source.companions}
-
-    def read(name: str) -> bytes | None:
-        return read_small(source.root / name, limit=MAX_TOKENIZER_BYTES)[0] if name in present else None
-
-    return ModelFiles(
-        config=source.config or {},
-        metadata=source.metadata[shard],
-        layouts=[layer.layout for layer in layers],
-        read=functools.cache(read),
-    )
 
 
 _matrices = functools.lru_cache(maxsize=8)(matrices)

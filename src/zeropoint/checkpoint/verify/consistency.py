@@ -63,7 +63,7 @@ def contradictions(source: Source, stored: StoredLayers) -> list[Problem]:
     found = list(_parts_of_others(codec, stored))
     leaves_out = stored.reader.kept()
     for layer in stored.layers:
-        said = stored.reader.contradiction(layer.layer)
+        said = stored.reader.contradiction(layer.module, layer.layer)
         scale = _fixed_scale(layer, stored.reader.input_of(layer.module))
         if scale is not None and source.entries.number(f"{layer.module}.{scale}") is None:
             said = f"its inputs have a fixed scale in the configuration, but {scale} is missing"
@@ -74,6 +74,30 @@ def contradictions(source: Source, stored: StoredLayers) -> list[Problem]:
     if not (found or stored.layers or stored.problems) and cache_scheme(config) is None:
         what = f"it says that weights are quantized in {codec.title}, but none is"
         found.append(Problem(where=CONFIG, what=what))
+    return [*found, *_unkept(stored)]
+
+
+def _unkept(stored: StoredLayers) -> Iterator[Problem]:
+    """Yield what the configuration says is quantized, and is not."""
+    promised = set(stored.reader.promised())
+    if promised:
+        there = {module.rpartition(".")[2] for module in stored.modules}
+        there |= {problem.where.rpartition(".")[2] for problem in stored.problems}
+        for name in sorted(promised - there):
+            what = "the configuration says that it is quantized, but it is not, so loaders would not find it"
+            yield Problem(where=name, what=what)
+
+
+def claims_of_files(source: Source) -> list[Problem]:
+    """Return where files that say themselves what their tensors are say it wrongly."""
+    if source.container.indexed:
+        return []
+    codec = next(codec for codec in CODECS.values() if codec.container == source.container.name)
+    found = []
+    for shard, metadata in source.metadata.items():
+        dtypes = {e.dtype for e in source.entries.values() if e.file.name == shard and len(e.shape) > 1}
+        said = codec.model_format.contradiction(metadata, dtypes)
+        found += [] if said is None else [Problem(where=shard, what=said)]
     return found
 
 

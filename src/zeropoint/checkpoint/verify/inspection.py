@@ -14,7 +14,7 @@ from ..read.quantized_layers import StoredLayers, configuration, find_layers
 from ..read.source import Source, open_source
 from ..read.storage import Place
 from ..read.tensor_entries import TensorEntry
-from .consistency import cached_layers, contradictions, other_tool
+from .consistency import cached_layers, claims_of_files, contradictions, other_tool
 from .integrity import Manifest, manifest_or_problem
 
 _MOST_BITS = 64
@@ -154,6 +154,7 @@ def inspect(path: Place | str) -> Inspection:
     try:
         config = configuration(source)
         packed_by = other_tool(source)
+        problems += map(str, claims_of_files(source))
         if config is not None:
             method = method_in(config)
             stored = find_layers(source)

@@ -36,6 +36,7 @@ from .comparisons import (
 from .consistency import (
     ExtraScaleCheck,
     cache_problems,
+    claims_of_files,
     contradictions,
     idle_targets,
     index_problems,
@@ -149,7 +150,7 @@ def verify(
     limits = limits.reserve(source.entries, None if original is None else original.source.entries)
     problems += [
         *stored.problems, *index_problems(source), *unlisted(source, stored), *idle_targets(source, stored),
-        *cache_problems(source, stored), *contradictions(source, stored),
+        *cache_problems(source, stored), *contradictions(source, stored), *claims_of_files(source),
     ]  # fmt: skip
     if original is not None:
         if manifest is not None and any(manifest.method(m) in OF_CODES for m in stored.modules):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -11,20 +12,27 @@ from ...architectures import Config, model_type
 from ...errors import UnsupportedError
 from ..containers.gguf import ALIGNMENT, GgufValue
 from ..containers.protocol import Found, Metadata, Read, Row
-from ..model_format import FileModel, ModelFiles, ModelFormat
+from ..model_format import WEIGHTED, FileModel, ModelFiles, ModelFormat
+from ..safetensors_dtypes import FILE_DTYPES
 from ..stored_forms import StoredForm
 from .families import family_of, form_of
-from .mixtures import MIXTURES, types_of
+from .mixtures import FILE_TYPES, MIXTURES, OF_IMPORTANCE, SMALLER, types_of
 from .model_values import ARCHITECTURE, PlainValues, model_values, read_model, rope_factors
 from .tokenizer_files import tokenizer_files
 from .vocabulary import tokenizer_values
 
 _FILE_TYPES = MappingProxyType({
     "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 11, "Q4_K": 14, "Q5_K": 16,
-    "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38,
+    "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38, "NVFP4": 39, "F32": 0,
+    "F16": 1, "BF16": 32,
 })  # fmt: skip
-"""What llama.cpp calls a file by the type of most tensors, which it shows and does not rely on."""
-_BF16_FILE = 32
+"""What llama.cpp calls a file by the type of most numbers, which it shows and does not rely on."""
+_TYPE_OF_FILE = MappingProxyType(
+    {number: name for name, number in _FILE_TYPES.items() if name not in ("MXFP4", "NVFP4")}
+    | {number: MIXTURES[name].upper() for name, number in FILE_TYPES.items()}
+    | {19: "IQ2_XXS", 20: "IQ2_XS", 23: "IQ3_XXS", 24: "IQ1_S", 31: "IQ1_M"}
+)
+"""A type that such a file has; one of MXFP4 has it for experts, if there are any."""
 _FILE_TYPE, _VERSION = "general.file_type", "general.quantization_version"
 _MADE_BY = "quantize."
 """What keys begin with that say how another file was quantized."""
@@ -35,6 +43,7 @@ class LlamaCppFormat(ModelFormat):
 
     mixtures = frozenset(MIXTURES)
     mixture_method = "ggml"
+    of_importance = OF_IMPORTANCE
 
     def stored_form(self, name: str, shape: tuple[int, ...], config: Config) -> StoredForm | None:
         """See :class:`ModelFormat`."""
@@ -46,7 +55,7 @@ class LlamaCppFormat(ModelFormat):
         if model.rewritten:
             return model.metadata
         family = family_of(model.config)
-        kind = {} if family is None else {_FILE_TYPE: _file_type(model.layouts)}
+        kind = {} if family is None else {_FILE_TYPE: _file_type(model)}
         if _is_gguf(model.metadata):
             said = {key: value for key, value in model.metadata.items() if not key.startswith(_MADE_BY)}
             return {**said, **kind, _VERSION: 2}
@@ -73,7 +82,7 @@ class LlamaCppFormat(ModelFormat):
     ) -> Mapping[str, str] | None:
         """See :class:`ModelFormat`."""
         family = family_of(config)
-        if name not in MIXTURES:
+        if name.removesuffix(WEIGHTED) not in MIXTURES:
             return None
         if family is None:
             raise UnsupportedError(
@@ -81,6 +90,17 @@ class LlamaCppFormat(ModelFormat):
                 "does not name with all its sizes; use one type, such as q4_k"
             )
         return types_of(name, family, shapes, config)
+
+    def contradiction(self, metadata: Metadata, dtypes: Collection[str]) -> str | None:
+        """See :class:`ModelFormat`: the type of the file, or what rows that it does not divide have."""
+        said = PlainValues(metadata).get(_FILE_TYPE)
+        name = _TYPE_OF_FILE.get(said) if type(said) is int else None
+        if name is None or not dtypes:
+            return None
+        smaller = SMALLER.get(name.lower(), name).upper()
+        if {name, smaller} & set(dtypes):
+            return None
+        return f"{_FILE_TYPE} is {said}, which is a file of {name}, but no tensor with several axes is {name}"
 
     def read(self, found: Sequence[Found], metadata: Metadata, data: Read) -> FileModel | None:
         """See :class:`ModelFormat`."""
@@ -96,6 +116,16 @@ def _is_gguf(metadata: Metadata) -> bool:
     return isinstance(metadata.get(ARCHITECTURE), GgufValue)
 
 
-def _file_type(layouts: Sequence[str]) -> int:
-    found = Counter(layouts).most_common(1)
-    return _FILE_TYPES.get(found[0][0], _BF16_FILE) if found else _BF16_FILE
+def _file_type(model: ModelFiles) -> int:
+    """Return what llama.cpp calls a file: that of a mixture, or of the type of most quantized numbers."""
+    if model.mixture is not None:
+        return FILE_TYPES[model.mixture.removesuffix(WEIGHTED)]
+    codes: Counter[str] = Counter()
+    floats: Counter[str] = Counter()
+    for tensor in model.tensors:
+        if tensor.layer is not None:
+            codes[tensor.layer.layout] += math.prod(tensor.shape)
+        elif tensor.dtype is not None and len(tensor.shape) > 1:
+            floats[FILE_DTYPES[tensor.dtype]] += math.prod(tensor.shape)
+    found = (codes or floats).most_common(1)
+    return _FILE_TYPES.get(found[0][0], _FILE_TYPES["BF16"]) if found else _FILE_TYPES["BF16"]

@@ -3,10 +3,10 @@
 A mixture has a type for most tensors and rules for some; the first that fits decides. Then a type whose
 block does not divide a row gives way to one of smaller blocks, and a tensor that none divides stays as it is.
 Mixtures that llama.cpp calls like a type have ``mostly_`` before their names, as in its own table
-(``LLAMA_FTYPE_MOSTLY_Q6_K``): ``q6_k`` alone is the type for all linear layers.
+(``LLAMA_FTYPE_MOSTLY_Q6_K``): ``q6_k`` alone is the type for all linear layers. With an importance matrix
+some rules are others.
 
-Source: ggml-org/llama.cpp, src/llama-quant.cpp (llama_tensor_get_type), without an importance
-matrix, which Q2_K_S needs.
+Source: ggml-org/llama.cpp, src/llama-quant.cpp (llama_tensor_get_type).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from ...architectures import Config
 from ..containers.gguf import TYPES
+from ..model_format import WEIGHTED
 from ..stored_forms import NO_PLACE
 from .families import Family, form_of, text_config
 
@@ -53,7 +54,7 @@ def _first_part(of: int) -> Callable[[_Place], bool]:
 _MANY = 4
 """Query heads that share a head of keys from which on it gets more bits."""
 MIXTURES: Mapping[str, str] = MappingProxyType({
-    "q3_k_s": "q3_k", "q3_k_m": "q3_k", "q3_k_l": "q3_k", "q4_k_s": "q4_k",
+    "q2_k_s": "q2_k", "q3_k_s": "q3_k", "q3_k_m": "q3_k", "q3_k_l": "q3_k", "q4_k_s": "q4_k",
     "q4_k_m": "q4_k", "q5_k_s": "q5_k", "q5_k_m": "q5_k",
     **{
         f"mostly_{name}": name
@@ -63,24 +64,40 @@ MIXTURES: Mapping[str, str] = MappingProxyType({
     },
 })  # fmt: skip
 """The type of most tensors of each."""
+FILE_TYPES: Mapping[str, int] = MappingProxyType({
+    "mostly_q4_0": 2, "mostly_q4_1": 3, "mostly_q8_0": 7, "mostly_q5_0": 8, "mostly_q5_1": 9,
+    "mostly_q2_k": 10, "q3_k_s": 11, "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16,
+    "q5_k_m": 17, "mostly_q6_k": 18, "q2_k_s": 21, "mostly_iq4_nl": 25, "mostly_iq4_xs": 30,
+    "mostly_tq1_0": 36, "mostly_tq2_0": 37,
+})  # fmt: skip
+"""The number that llama.cpp has for a file of each (``llama_ftype``)."""
+OF_IMPORTANCE = frozenset({"q2_k_s"})
+"""Those that llama.cpp does not make without an importance matrix."""
 _V, _DOWN, _OUT = "attn_v", "ffn_down", "attn_output"
 _RULES: tuple[tuple[str, str, Callable[[_Place], bool], str], ...] = (
-    ("mostly_q2_k", _V, _shared, "q4_k"), ("mostly_q2_k", _V, _always, "q3_k"),
+    ("mostly_q2_k q2_k_s", _V, _shared, "q4_k"), ("mostly_q2_k", _V, _always, "q3_k"),
     ("q3_k_m", _V, _among(2), "q5_k"), ("q3_k_m", _V, _always, "q4_k"), ("q3_k_l", _V, _always, "q5_k"),
     ("mostly_iq4_nl mostly_iq4_xs", _V, _shared, "q5_k"), ("q4_k_m q5_k_m", _V, _more_bits, "q6_k"),
     ("q4_k_s", _V, _among(4), "q5_k"),
     ("mostly_q2_k", _DOWN, _always, "q3_k"),
     ("q3_k_m", _DOWN, _first_part(16), "q5_k"), ("q3_k_m", _DOWN, _always, "q4_k"),
     ("q3_k_l", _DOWN, _always, "q5_k"), ("q4_k_m q5_k_m", _DOWN, _more_bits, "q6_k"),
-    ("mostly_iq4_nl mostly_iq4_xs q4_k_s", _DOWN, _first_part(8), "q5_k"),
+    ("q4_k_s", _DOWN, _first_part(8), "q5_k"), ("q2_k_s", _DOWN, _first_part(8), "q4_k"),
     ("mostly_q2_k", _OUT, _always, "q3_k"), ("q3_k_m", _OUT, _always, "q4_k"),
     ("q3_k_l", _OUT, _always, "q5_k"),
 )  # fmt: skip
 """Mixtures, tensor, where, and its type."""
-_SMALLER = MappingProxyType({
+_PLAIN_RULES = (("mostly_iq4_nl mostly_iq4_xs", _DOWN, _first_part(8), "q5_k"),)
+"""Likewise, without an importance matrix."""
+_WEIGHTED_RULES = (
+    ("mostly_q4_0", _DOWN, _first_part(8), "q4_1"), ("mostly_q5_0", _DOWN, _first_part(8), "q5_1"),
+)  # fmt: skip
+"""Likewise, with one."""
+SMALLER = MappingProxyType({
     "iq4_xs": "iq4_nl", "q2_k": "q4_0", "q3_k": "q4_0", "tq1_0": "q4_0", "tq2_0": "q4_0", "q4_k": "q5_0",
     "q5_k": "q5_1", "q6_k": "q8_0",
 })  # fmt: skip
+"""What a type gives way to."""
 _LAYERS_70B = 80
 
 
@@ -90,7 +107,7 @@ def types_of(
     """Return the types of the tensors of a model that are quantized, by name.
 
     Args:
-        mixture: one of MIXTURES.
+        mixture: one of MIXTURES, with WEIGHTED at its end where there is an importance matrix.
         family: that of the model.
         shapes: of all its tensors, by their names in the model.
         config: config.json.
@@ -108,11 +125,12 @@ def types_of(
         place = _Place(int(block[-1]) if block else 0, text["num_hidden_layers"], shared)
         columns = shapes[name][-1]
         head = last == "output" or (tied and last == "token_embd")
-        given = _of_head(MIXTURES[mixture], columns) if head else _of_tensor(mixture, last, place)
+        usual = MIXTURES[mixture.removesuffix(WEIGHTED)]
+        given = _of_head(usual, columns) if head else _of_tensor(mixture, last, place)
         if last == _V and given in ("q3_k", "q4_k") and _is_70b(family, place):
             given = "q5_k"
         if columns % TYPES[given.upper()].block:
-            given = _SMALLER.get(given, given)
+            given = SMALLER.get(given, given)
         if columns % TYPES[given.upper()].block == 0:
             found[name] = given
     return found
@@ -123,10 +141,12 @@ def _of_head(usual: str, columns: int) -> str:
 
 
 def _of_tensor(mixture: str, last: str, place: _Place) -> str:
-    if last == "token_embd" and MIXTURES[mixture] in ("tq1_0", "tq2_0"):
+    name = mixture.removesuffix(WEIGHTED)
+    if last == "token_embd" and MIXTURES[name] in ("tq1_0", "tq2_0"):
         return "q4_k"
-    fits = (to for names, of, where, to in _RULES if of == last and mixture in names.split() and where(place))
-    return next(fits, MIXTURES[mixture])
+    rules = (*_RULES, *(_PLAIN_RULES if name == mixture else _WEIGHTED_RULES))
+    fits = (to for names, of, where, to in rules if of == last and name in names.split() and where(place))
+    return next(fits, MIXTURES[name])
 
 
 def _is_70b(family: Family, place: _Place) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ....ops.registry import Kernel, Op, Request
 from ....params.arithmetic import multiplies, rounder
-from . import block_searches, block_structs
+from . import block_searches, block_structs, rounded_blocks
 from . import linear_codes as linear
 from . import linear_values as values
 from .operators import (
@@ -17,6 +17,7 @@ from .operators import (
     MeasureKernel,
     QuantizeDynamicKernel,
     QuantizeKernel,
+    offsets_lie_in_rows,
 )
 from .views import KINDS, element_refusal, view_of
 
@@ -44,18 +45,24 @@ class CpuBackend:
             return linear.refusal(request)
         if request.op is Op.LINEAR_VALUES:
             return values.refusal(request)
+        if request.op is Op.QUANTIZE_DYNAMIC and rounded_blocks.takes(request):
+            return None
         if request.dtype not in KINDS or request.own_dtype not in KINDS:
             return f"{request.dtype} is computed in float64"
         if multiplies(request.scheme) and rounder(request.scheme, request.own_dtype) is not None:
             return "reciprocals of 16 bits are known to the reference alone"
-        reason = element_refusal(request.scheme)
+        reason = element_refusal(request.scheme, decoding=request.op in (Op.DEQUANTIZE, Op.MEASURE))
         if reason is not None:
             return reason
+        if request.scheme.offsets and (request.op is Op.MEASURE or not offsets_lie_in_rows(request)):
+            return "offsets are known to the reference alone"
         view = view_of(request.scheme, request.shape, request.dtype)
         return view if isinstance(view, str) else None
 
     def prepare(self, request: Request) -> Kernel:
         """See :class:`zeropoint.ops.registry.Backend`."""
+        if request.op is Op.QUANTIZE_DYNAMIC and rounded_blocks.takes(request):
+            return rounded_blocks.RoundedBlocksKernel(request)
         return _KERNELS[request.op](request)
 
 

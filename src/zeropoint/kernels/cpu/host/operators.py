@@ -15,6 +15,7 @@ from ....ops.reference_backend import filled
 from ....ops.registry import HeldKernel, Request
 from ....ops.row_errors import RowErrors
 from ....ops.threads import gradual_underflow, share
+from ....params.effective import effective_offset
 from ....params.tensors import Params
 from ....schemes import Granularity, Scheme
 from .. import entries
@@ -177,18 +178,38 @@ class QuantizeDynamicKernel(_Operator):
         return HeldKernel(run=run, workspace_bytes=held)
 
 
+def offsets_lie_in_rows(asked: Request) -> bool:
+    """Return whether the blocks of offsets are whole runs of rows, which are added a block at a time."""
+    *lead, block = asked.scheme.granularity.block_shape(asked.shape) or (1,)
+    return bool(asked.shape) and set(lead) <= {1} and asked.shape[-1] % block == 0
+
+
 class DequantizeKernel(_Operator):
-    """Values of codes."""
+    """Values of codes; offsets are added to float32 products, which then are rounded."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self._wide = given_call(request.scheme, request.shape, torch.float32, request.own_dtype, None)
 
     def run(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
         """See :class:`zeropoint.ops.registry.Op`."""
         asked = self.request
         out = memory.empty(asked.shape, asked.dtype) if out is None else out
-        self._call.dequantize(data, stored_factors(asked.scheme, params, asked.shape, asked.own_dtype), out)
-        return out
+        stored = stored_factors(asked.scheme, params, asked.shape, asked.own_dtype)
+        if not asked.scheme.offsets or 0 in asked.shape:
+            self._call.dequantize(data, stored, out)
+            return out
+        values = out if asked.dtype is torch.float32 else torch.empty(asked.shape, dtype=torch.float32)
+        self._wide.dequantize(data, stored, values)
+        offset = effective_offset(asked.scheme, params, asked.shape, asked.own_dtype)
+        assert offset is not None
+        values.view(*offset.shape, -1).add_(offset[..., None])
+        return out if values is out else out.copy_(values)
 
     def hold(self, params: Params | None) -> HeldKernel:
         """See :class:`zeropoint.ops.registry.PlanKernel`."""
+        if self.request.scheme.offsets:
+            return self._hold_offsets(params)
         call, stored = self._call, StoredScales(self.request, params)
 
         def run(data: torch.Tensor, params: Params | None, out: torch.Tensor) -> None:
@@ -200,6 +221,19 @@ class DequantizeKernel(_Operator):
             return _given(run, stored.nbytes)
         reason = dequantize_refusal(self.request)
         return HeldKernel(run=run, workspace_bytes=stored.nbytes, allocates=reason)
+
+    def _hold_offsets(self, given: Params | None) -> HeldKernel:
+        copies = None if given is None else [level.clone() for level in given]
+
+        def run(data: torch.Tensor, params: Params | None, out: torch.Tensor) -> None:
+            found = params if copies is None else copies
+            assert found is not None
+            with gradual_underflow():
+                self.run(data, found, out)
+
+        nbytes = sum(level.nbytes for level in copies or ())
+        reason = "offsets are added to products in memory of each call"
+        return HeldKernel(run=run, workspace_bytes=0, parameter_bytes=nbytes, allocates=reason)
 
 
 class FakeQuantizeKernel(_Operator):

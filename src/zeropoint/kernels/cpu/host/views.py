@@ -25,18 +25,23 @@ KINDS = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16, torch.float32: FLOAT3
 
 
 @functools.lru_cache(maxsize=1024)
-def element_refusal(scheme: Scheme) -> str | None:
-    """Return why the kernels cannot encode and decode the scheme's elements, or None."""
+def element_refusal(scheme: Scheme, *, decoding: bool = False) -> str | None:
+    """Return why the kernels cannot encode and decode the scheme's elements, or None.
+
+    decoding: whether codes and scales are there already, so that it does not matter how they are made.
+    """
     element = scheme.element
-    if scheme.chained is not None:
+    # Codes of these elements are multiplied by one factor a block, of either sign, whatever it is made of.
+    read = decoding and isinstance(element, IntFormat | CodebookFormat)
+    if scheme.chained is not None and not read:
         return f"{scheme.chained} are known to the reference alone"
-    if scheme.dialect.small_scales.of_zeros == 0.0:
+    if scheme.dialect.small_scales.of_zeros == 0.0 and not decoding:
         return f"scales of zero, as dialect {scheme.dialect.name} has them, are known to the reference alone"
     if isinstance(element, IntFormat) and element.fraction_bits and not _by_powers(scheme):
         return f"fixed-point codes of {scheme.element_name} are scaled by the reference but by powers of two"
     if element.bits > 8:
         return f"codes of {element.bits} bits are wider than a byte"
-    if scheme.rounding.mode is not RoundingMode.HALF_EVEN:
+    if scheme.rounding.mode is not RoundingMode.HALF_EVEN and not decoding:
         return f"rounding {scheme.rounding} is not to nearest even"
     if scheme.overflow is not Overflow.SATURATE:
         return f"overflow {scheme.overflow.value} is not saturate"

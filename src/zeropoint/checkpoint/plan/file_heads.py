@@ -1,0 +1,32 @@
+"""What the head of an output file may say of a model: configuration, tokenizer, how it is quantized."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from ...codecs.model_format import ModelFiles
+from ...codecs.protocol import LayerScheme
+from ..read.source import Source
+from ..read.storage import read_small
+
+MAX_TOKENIZER_BYTES = 64_000_000
+"""Most bytes of a file of a tokenizer; the largest published have 33 million."""
+
+
+def model_files(
+    source: Source, shard: str, layers: Sequence[LayerScheme], mixture: str | None = None
+) -> ModelFiles:
+    """Return what the head of a file may say of a model.
+
+    shard: the source's file that it is made of. mixture: what gave weights their types, if one did.
+    """
+    present = {str(path) for path in source.companions}
+
+    def read(name: str) -> bytes | None:
+        return read_small(source.root / name, limit=MAX_TOKENIZER_BYTES)[0] if name in present else None
+
+    return ModelFiles(
+        config=source.config or {}, metadata=source.metadata[shard],
+        layouts=[layer.layout for layer in layers], read=functools.cache(read), mixture=mixture,
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""The types of llama.cpp whose scales come from extremes, rounded to nearest by the kernels of its searches.
+
+The search of such a type has nothing to search, and gives the bytes of the reference wherever no number of a
+block is zero as it is stored. The reciprocal of a scale that is may be infinite, and of minima of both signs
+llama.cpp takes the first; the reference rounds such blocks.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from ....errors import RangeError
+from ....ops import reference
+from ....ops.ggml import block_types
+from ....ops.reference_backend import filled
+from ....ops.registry import HeldKernel, Request
+from ....params.tensors import Params
+from ....schemes import Scheme
+from .block_searches import SearchKernel
+from .views import KINDS
+
+_TYPES = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
+_BLOCK = 32
+Codes = tuple[torch.Tensor, Params]
+
+
+@functools.lru_cache(maxsize=256)
+def _is_rounded(scheme: Scheme) -> bool:
+    name = block_types.type_of(scheme)
+    return name in _TYPES and scheme == Scheme.parse(name)
+
+
+def takes(request: Request) -> bool:
+    """Return whether the kernels quantize what is asked for."""
+    return (
+        request.dtype in KINDS
+        and request.own_dtype in KINDS
+        and _is_rounded(request.scheme)
+        and block_types.refusal(request.scheme, request.shape) is None
+    )
+
+
+class RoundedBlocksKernel:
+    """Parameters and codes of blocks."""
+
+    def __init__(self, request: Request) -> None:
+        self._request, self._search = request, SearchKernel(request)
+
+    def run(
+        self, x: torch.Tensor, out: Codes | None = None, extremes: tuple[float, float] | None = None
+    ) -> Codes:
+        """See :class:`zeropoint.ops.registry.Op`; what the kernels refuse, the reference names."""
+        scheme = self._request.scheme
+        try:
+            data, params = self._search.run(x) if extremes is None else self._by_reference(x, extremes)
+        except RangeError:
+            data, params = self._by_reference(x, extremes)
+        zero = functools.reduce(torch.bitwise_or, ((level == 0).reshape(-1) for level in params))
+        if bool(zero.any()):
+            codes, stored = reference.quantize_dynamic(x.detach().reshape(-1, _BLOCK)[zero], scheme)
+            data.view(-1, codes.shape[-1])[zero] = codes
+            for level, numbers in zip(params, stored, strict=True):
+                level.view(-1)[zero] = numbers.view(-1)
+        return (data, params) if out is None else filled(out, data, params)
+
+    def _by_reference(self, x: torch.Tensor, extremes: tuple[float, float] | None) -> Codes:
+        data, params = reference.quantize_dynamic(x, self._request.scheme, extremes)
+        return data, [*params]
+
+    def hold(self, params: Params | None) -> HeldKernel:
+        """See :class:`zeropoint.ops.registry.PlanKernel`."""
+
+        def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
+            self.run(x, (data, params))
+
+        reason = "blocks of llama.cpp's types are rounded in memory of each call"
+        return HeldKernel(run=run, workspace_bytes=0, allocates=reason)
