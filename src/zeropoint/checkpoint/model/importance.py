@@ -86,7 +86,8 @@ def importance_in(
 ) -> Floats | None:
     """Return the importance of the inputs of a module, (columns,), or None where the file has none.
 
-    found: of the file at ``path``. stored: llama.cpp's name of the weight, where it is known. Raises CalibrationError for numbers of a layer of another width.
+    found: of the file at ``path``. stored: llama.cpp's name of the weight, where it is known. Raises
+    CalibrationError for numbers of a layer of another width.
     """
     names = stored or name_in_llama_cpp(module) or module, f"{module}.weight", module
     values = next((found[name] for name in names if name in found), None)
