@@ -44,7 +44,7 @@ WINDOW = 512
 """Tokens of a window, the first half of which is context, as llama-perplexity has it."""
 HERE = Path(__file__).parent
 ENVIRONMENTS = {"llama_cpp": ".llama_cpp", "quark": ".engines-quark"}
-"""Of packages that cannot live beside the others, which are in .engines."""
+"""Of packages that do not go with the others, which are in .engines."""
 Logits = torch.Tensor
 Run = Callable[[Path, torch.Tensor], Logits]
 
@@ -72,9 +72,15 @@ def by_fp8(folder: Path, tokens: torch.Tensor) -> Logits:
 
 
 def by_llama_cpp(folder: Path, tokens: torch.Tensor) -> Logits:
-    """Run a GGUF file in llama.cpp."""
-    from llama_cpp import Llama
+    """Run a GGUF file in llama.cpp, without the kernels for weights in another order.
 
+    These read past what is aligned on some machines (0.3.36), in files of its own quantizer, too.
+    """
+    from llama_cpp import Llama, llama_cpp
+
+    usual = llama_cpp.llama_model_default_params()
+    usual.use_extra_bufts = False
+    llama_cpp.llama_model_default_params = lambda: usual
     (path,) = folder.glob("*.gguf")
     model = Llama(str(path), n_ctx=WINDOW, logits_all=True, verbose=False)
     found = []
@@ -302,10 +308,11 @@ def with_weights(graph: Path, floats: Path) -> None:
     from safetensors.torch import load_file
 
     model, found = onnx.load(graph / "model.onnx"), load_file(floats / "model.safetensors")
+    multiplied = {node.input[1] for node in model.graph.node if node.op_type == "MatMul"}
     for tensor in model.graph.initializer:
-        if tensor.name in found:
-            values = found[tensor.name].float()
-            values = values if list(values.shape) == list(tensor.dims) else values.T
+        values = found.get(tensor.name, found.get(f"{tensor.name}.weight"))
+        if values is not None:
+            values = values.float().T if tensor.name in multiplied else values.float()
             tensor.raw_data = values.contiguous().numpy().tobytes()
     onnx.save(model, floats / "model.onnx", save_as_external_data=True, location="model.onnx.data")
 
@@ -371,7 +378,7 @@ def versions(row: Row) -> str:
 def by_tool(tools: Path, file: Path, text: Path, windows: int) -> float:
     """Return the perplexity that llama-perplexity prints."""
     command = [str(tools / "llama-perplexity"), "-m", str(file), "-f", str(text), "-c", str(WINDOW)]
-    command += ["--chunks", str(windows), "-t", "1"]
+    command += ["--chunks", str(windows), "-t", "1", "--no-repack"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     match = re.search(r"Final estimate: PPL = ([\d.]+)", done.stdout + done.stderr)
     if match is None:
