@@ -388,8 +388,7 @@ def by_tool(tools: Path, file: Path, text: Path, windows: int) -> float:
 
 def last_line(text: str) -> str:
     """Return the last line that says something."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it said nothing"
+    return next((line.strip()[:300] for line in text.splitlines()[::-1] if line.strip()), "it said nothing")
 
 
 def python_of(package: str) -> str:
@@ -404,8 +403,7 @@ def in_a_process(package: str, arguments: Sequence[str]) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         return {"failed": last_line(done.stderr)}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def run_rows(args: argparse.Namespace, work: Path, console: Console) -> list[dict[str, Any]]:
@@ -426,8 +424,7 @@ def run_rows(args: argparse.Namespace, work: Path, console: Console) -> list[dic
         named = {"key": row.key, "layout": row.layout, "scheme": row.scheme, "engine": row.engine}
         found[row.key] = named | figures
         console.print(found[row.key], highlight=False)
-        order = [each.key for each in ROWS]
-        rows = sorted(found.values(), key=lambda each: order.index(each["key"]))
+        rows = [found[each.key] for each in ROWS if each.key in found]
         text = json.dumps({"machine": machine(), **shared, "windows": args.windows, "rows": rows}, indent=1)
         args.figures.write_text(text + "\n")
     return list(found.values())
@@ -448,7 +445,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for row in rows:
         cells = [f"`{row['layout']}`", f"`{row['scheme']}`", f"{row.get('bits', 0):.2f}", row["engine"]]
-        if "failed" in row or "missing" in row:
+        if "perplexity" not in row:
             why = row.get("failed") or f"{row['missing']} is not installed"
             cells = [*cells[:2], "", cells[3], why, "", "", ""]
         else:
@@ -463,8 +460,7 @@ def one(args: argparse.Namespace) -> dict[str, Any]:
     """Return what a process of :func:`in_a_process` is asked for."""
     if args.prepare:
         prepared(args.work, args.windows, args.onnx)
-        shared = json.loads((args.work / "shared.json").read_text())
-        return {"floats": shared["perplexity"]}
+        return {"floats": json.loads((args.work / "shared.json").read_text())["perplexity"]}
     row = next(row for row in ROWS if row.key == args.row)
     if find_spec(row.package) is None:
         return {"missing": row.package}
