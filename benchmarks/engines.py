@@ -191,6 +191,7 @@ ROWS = (
             engine="transformers, decoding",
             package="accelerate",
             run=by_fp8,
+            dtype="float32",
         )
         for scheme in (
             "float8_e4m3fn:block64x64",
@@ -210,7 +211,7 @@ ROWS = (
         for scheme in ("int8wo", "int8dq", "float8wo", "int4:g64")
     ),
     *(
-        Row(scheme=scheme, layout="quark", package="quark")
+        Row(scheme=scheme, layout="quark", package="quark", dtype="float32")
         for scheme in ("int4:g64", "w8a16", "mxfp4a16", "float8_e4m3fn:channel")
     ),
     *(_llama_cpp(scheme) for scheme in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4_e2m1")),
@@ -490,10 +491,9 @@ def main() -> None:
         return
     console = Console(width=None if sys.stdout.isatty() else 140)
     with tempfile.TemporaryDirectory(prefix="zeropoint-engines-") as folder:
-        work = Path(folder) if args.work is None else args.work
+        work = args.work or Path(folder)
         work.mkdir(parents=True, exist_ok=True)
-        rows = run_rows(args, work, console)
-    sys.stdout.write(table(rows) + "\n")
+        sys.stdout.write(table(run_rows(args, work, console)) + "\n")
 
 
 if __name__ == "__main__":
