@@ -82,6 +82,7 @@ ENCODER = (
     *rows("int4:g32", None, "mse"), *rows("int4:g32:asym", None),
     *rows("uint4:g32:asym=real", None, "hqq", layout="hqq"), *rows("int3:g32", None, "mse"),
     *rows("nvfp4a16", None, "mse"), *rows("mxfp4a16", None, "mse"), *rows("int2:g32", None, "mse"),
+    *rows("q4_k_m", "ggml", layout="gguf"),
 )  # fmt: skip
 SHOWN = {
     "lm": (

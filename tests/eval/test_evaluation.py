@@ -259,6 +259,12 @@ def test_an_encoder_is_compared_by_its_embeddings(tmp_path: Path) -> None:
     assert 0.999 < found.models[0].statistics["Mean cosine"].value < 1
     with pytest.raises(CalibrationError, match="is an encoder, and the reference a causal language model"):
         evaluate([tmp_path / "bert"], _llama(tmp_path), tmp_path / "text.txt")
+    # A GGUF file has no pooler; its embeddings are those of the floats that it decodes to.
+    zp.quantize_checkpoint(tmp_path / "bert", tmp_path / "q8_0", "q8_0", format="gguf")
+    (path,) = (tmp_path / "q8_0").glob("*.gguf")
+    zp.convert_checkpoint(path, tmp_path / "floats", to="float32")
+    found = zp.evaluate_checkpoint(path, tmp_path / "floats", tmp_path / "text.txt", windows=20)
+    assert found.models[1].statistics["Minimum cosine"].value == pytest.approx(1, abs=1e-6)
 
 
 def _llama(folder: Path) -> Path:

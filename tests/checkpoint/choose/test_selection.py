@@ -210,7 +210,7 @@ def test_fused_experts_of_another_layout_are_kept_and_reported(
 @pytest.mark.parametrize(
     ("extra", "config", "what"),
     [
-        ({}, {"quantization_config": {"quant_method": "hqq"}}, "quantization_config says 'hqq'"),
+        ({}, {"quantization_config": {"quant_method": "spqr"}}, "quantization_config says 'spqr'"),
         ({}, {"compression_config": {"format": "dense"}}, "compression_config says 'unknown'"),
         ({"a.weight_scale": weight(8, 1)}, {}, "a.weight_scale"),
         ({"a.qweight": torch.zeros(4, 4, dtype=torch.int32)}, {}, "a.qweight"),

@@ -223,6 +223,9 @@ def _empty_model(source: Source, folder: Path, remedy: str, dtype: torch.dtype |
         )  # fmt: skip
         with _parameters_on_meta():
             model = getattr(transformers, name)._from_config(config, dtype=dtype)
+        pooled = any(entry.startswith("pooler.") for entry in source.entries)
+        if "pooler" in dict(model.named_children()) and not pooled:
+            model.pooler = None  # as in files of llama.cpp; transformers then leaves out what it would give
     except _FAILURES as error:
         raise UnsupportedError(
             f"transformers {transformers.__version__} does not build {printable(str(name))} from "
