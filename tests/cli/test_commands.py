@@ -192,11 +192,11 @@ def test_an_output_is_not_complained_about(command: str, call: Call, model: Path
 
 def test_inspect_says_who_packed_what_it_does_not_read(call: Call, model: Path) -> None:
     config = json.loads((model / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "hqq", "bits": 4}
+    config["quantization_config"] = {"quant_method": "spqr", "bits": 4}
     (model / "config.json").write_text(json.dumps(config))
     shown = call("inspect", model)
     assert shown.status == 0
-    assert "packed by HQQ (quant_method is 'hqq'), 4 bits a weight; " in shown.out
+    assert "packed by SpQR (quant_method is 'spqr'), 4 bits a weight; " in shown.out
     assert "values are not counted" in shown.out
     found = document(call("inspect", model, "--json"))
     assert (found["values"], found["bits_per_value"], found["bits"]) == (None, None, 4)

@@ -9,15 +9,13 @@ from functools import cached_property
 from itertools import product
 from typing import Any, ClassVar
 
-import numpy as np
-
 from ..errors import FormatError
 from .codebooks import float32
 from .rounding import Number
 from .spec import FormatDefaults, exponent_of
 
 _MOST_VALUES, _MOST_ROWS = 16, 1 << 12
-_WORK = 1 << 21
+_WORK = 1 << 18
 """Distances that are computed to bound those of all vectors."""
 
 
@@ -110,14 +108,12 @@ class VectorFormat(FormatDefaults):
         low, high, count = float(self.min), float(self.max), self.per_code
         cells = max(1, int((_WORK / len(self.rows)) ** (1 / count)))
         width = (high - low) / cells
-        middles = low + width * (np.arange(cells) + 0.5)
-        grid = np.array(list(product(middles, repeat=count)))
-        table = np.array(self.rows)
-        nearest = np.full(len(grid), np.inf)
-        for row in table:
-            nearest = np.minimum(nearest, np.square(grid - row).sum(1))
+        middles = [low + width * (cell + 0.5) for cell in range(cells)]
+        # Without numpy, which the command line does not load to answer a slip.
+        cell_middles = product(middles, repeat=count)
+        far = max(min(math.dist(middle, row) for row in self.rows) for middle in cell_middles)
         # A vector of a cell is at most half its diagonal from its middle.
-        reach = math.sqrt(float(nearest.max())) + width / 2 * math.sqrt(count)
+        reach = far + width / 2 * math.sqrt(count)
         return Fraction(2 * reach * (1 + 2.0**-30))
 
     @property

@@ -254,7 +254,7 @@ def test_codes_that_cannot_be_read_are_named_with_the_reason(tmp_path: Path) -> 
         ({"fmt": "e5m2"}, UnsupportedError, "fp8 weights with fmt 'e5m2' cannot be read; known is 'e4m3'"),
         ({"weight_block_size": [128]}, CheckpointError, r"weight_block_size .* is \[128\], but must be two"),
         ({"weight_block_size": [0, 128]}, CheckpointError, "must be two positive numbers"),
-        ({"quant_method": "hqq"}, CheckpointError, "quant_method is 'hqq', but only compressed-tensors"),
+        ({"quant_method": "spqr"}, CheckpointError, "quant_method is 'spqr', but only compressed-tensors"),
         ({"transform_config": {"u": {}}}, UnsupportedError, "its transform_config is not empty"),
         ({"sparsity_config": {"format": "sparse-bitmask"}}, UnsupportedError, "its sparsity_config is not"),
     ],

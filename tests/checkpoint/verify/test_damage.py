@@ -253,8 +253,7 @@ def test_scales_of_inputs_and_of_the_cache_need_no_original(
 
 
 OTHERS: tuple[tuple[dict[str, object], str], ...] = (
-    ({"quant_method": "hqq", "bits": 4}, "HQQ"),
-    ({"quant_method": "hqq", "bits": 4}, r"HQQ"),
+    ({"quant_method": "spqr", "bits": 4}, "SpQR"),
     ({"quant_method": "eetq"}, "EETQ"),
     ({"quant_method": "quanto"}, "Quanto"),
     ({"quant_algo": "FP8"}, "a tool that is not known here"),

@@ -263,12 +263,13 @@ def test_inspect_names_a_method_that_it_cannot_read(tmp_path: Path) -> None:
 
 def test_words_of_codes_that_are_not_read_are_not_counted_as_numbers(tmp_path: Path) -> None:
     packed = {"a.qweight": torch.zeros(4, 4, dtype=torch.int32)}
-    said = inspect(save(tmp_path / "said", packed, CONFIG | {"quantization_config": {"quant_method": "hqq"}}))
+    config = CONFIG | {"quantization_config": {"quant_method": "spqr"}}
+    said = inspect(save(tmp_path / "said", packed, config))
     assert (said.values, said.bits_per_value, said.bits) == (None, None, None)
     mixed = save(tmp_path / "mixed", packed, CONFIG)
     (mixed / "quantize_config.json").write_text('{"bits": 4}')
     assert inspect(mixed).packed_by == "GPTQ (AutoGPTQ) (quantize_config.json)"
     assert inspect(mixed).values is None
-    odd = CONFIG | {"quantization_config": {"quant_method": "hqq", "bits": "4; rm"}}
+    odd = CONFIG | {"quantization_config": {"quant_method": "spqr", "bits": "4; rm"}}
     assert inspect(save(tmp_path / "odd", packed, odd)).bits is None
     assert inspect(save(tmp_path / "plain", packed, CONFIG)).values == 16
