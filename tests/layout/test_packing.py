@@ -7,7 +7,7 @@ import torch
 
 from zeropoint import ShapeError, get_format, pack, unpack
 from zeropoint.formats.torch_dtypes import code_dtype
-from zeropoint.layout.packing import as_values, packed_length, row_length
+from zeropoint.layout.packing import as_values, flat_bytes, packed_length, row_length
 
 WIDTHS = (*range(1, 17), 32)
 LENGTHS = range(258)
@@ -133,3 +133,11 @@ def test_patterns_of_int32_become_negative_numbers() -> None:
 def test_patterns_of_other_formats_stay_as_they_are(name: str) -> None:
     patterns = torch.arange(16, dtype=torch.uint8)
     assert as_values(patterns, get_format(name)) is patterns
+
+
+def test_the_bytes_of_one_number_do_not_depend_on_its_stride() -> None:
+    pair = torch.tensor([[0x04030201, 0]], dtype=torch.int32)
+    for one in (pair[:, :1], pair[:, :1].t(), pair[0, ::2]):
+        assert flat_bytes(one).tolist() == [1, 2, 3, 4]
+    assert flat_bytes(pair.expand(2, 2)[:, ::2]).tolist() == [1, 2, 3, 4, 1, 2, 3, 4]
+    assert flat_bytes(pair[:, :0]).tolist() == []

@@ -36,7 +36,7 @@ class VectorFormat(FormatDefaults):
             zero.
 
     Example:
-        >>> VectorFormat(((0.0, 0.0), (1.0, -1.0))).nearest((0.9, 0.2))
+        >>> VectorFormat(((0.0, 0.0), (1.0, -1.0))).nearest((0.9, -0.2))
         1
     """
 

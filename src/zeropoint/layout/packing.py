@@ -150,3 +150,10 @@ def as_values(patterns: torch.Tensor, fmt: Format) -> torch.Tensor:
     wide = patterns.to(torch.int16 if fmt.bits < 8 else torch.int64)
     signed = wide - ((wide >> (fmt.bits - 1)) << fmt.bits)
     return signed.to(torch.int8 if fmt.bits < 8 else torch.int16 if fmt.bits <= 16 else torch.int32)
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor, uint8 (bytes,), which share its memory where it is contiguous."""
+    whole = tensor.contiguous()
+    # A tensor of one number is contiguous under any stride, and torch views bytes under stride 1 alone.
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)

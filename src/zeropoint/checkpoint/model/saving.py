@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 
 from ...codecs.containers.safetensors import DTYPE_BITS, header_bytes
@@ -22,6 +21,7 @@ from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import DEFAULT
 from ...codecs.safetensors_dtypes import FILE_DTYPES
 from ...errors import CheckpointError, size_of
+from ...layout.packing import flat_bytes
 from ...models import Conversion
 from ...models.recipe_layers import require_model
 from ..choose.selection import module_of
@@ -246,5 +246,5 @@ def _write_tensors(descriptor: int, begin: int, tensors: list[_Tensor], parts: P
         for tensor, offset in places:
             value = made[tensor.name.removeprefix(f"{module}.")] if made else parts.floats[tensor.name]
             assert (FILE_DTYPES[value.dtype], tuple(value.shape)) == (tensor.dtype, tensor.shape), tensor
-            data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            data = flat_bytes(value.detach().cpu()).numpy()
             write_at(descriptor, memoryview(data), offset)  # type: ignore[arg-type]

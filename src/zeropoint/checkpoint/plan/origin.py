@@ -24,6 +24,7 @@ from ...codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 from ...codecs.stored_forms import AS_MODEL, NO_PLACE, StoredForm
 from ...errors import CheckpointError, UnsupportedError
 from ...functional import dequantize
+from ...layout.packing import flat_bytes
 from ...params import QuantizationParams
 from ...recipes import Activation
 from ...schemes import Scheme
@@ -307,7 +308,7 @@ class NewTensor(NamedTuple):
             name=self.name, dtype=FILE_DTYPES[value.dtype], shape=tuple(value.shape), begin=near.begin,
             nbytes=value.nbytes, file=near.file,
         )  # fmt: skip
-        return Origin(entry=entry, data=value.reshape(-1).view(torch.uint8).numpy().tobytes())
+        return Origin(entry=entry, data=flat_bytes(value).numpy().tobytes())
 
 
 def _bytes(out: torch.Tensor) -> memoryview:

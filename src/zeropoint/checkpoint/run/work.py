@@ -21,6 +21,7 @@ from ...codecs.act_order import group_index, in_groups
 from ...codecs.protocol import ROWS, LayerScheme
 from ...columns import Blobs
 from ...errors import CheckpointError, NonFiniteError, UnsupportedError, ZeropointError, count, printable
+from ...layout.packing import flat_bytes
 from ...methods import LOSSLESS, LayerData, method_named
 from ...methods.lossless import difference
 from ...methods.method import NO_DATA
@@ -225,7 +226,7 @@ class _Writer:
 
     def write(self, tensor: torch.Tensor) -> None:
         """Write the bytes of a tensor behind those before."""
-        data = memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+        data = memoryview(flat_bytes(tensor).numpy())  # type: ignore[arg-type]
         write_at(self._target, data, self.span.begin + self._done)
         self._hash.update(data)
         self._done += len(data)
