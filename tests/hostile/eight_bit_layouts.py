@@ -89,7 +89,7 @@ _TORCHAO_METADATA: Sequence[tuple[str, Mapping[str, str], str]] = (
     ("a number", _metadata("1e400"), _UNTOLD), ("JSON that is deep", _metadata("[" * 100_000), _UNTOLD),
     ("no data", _metadata('{"_type": "Int8Tensor"}'), _UNTOLD),
     ("a plain tensor", _metadata('{"_type": "Tensor"}'), _UNTOLD),
-    ("an unknown class", described("MXTensor"), "weights of class 'MXTensor' are not read; known are"),
+    ("an unknown class", described("UIntxTensor"), "weights of class 'UIntxTensor' are not read; known are"),
     ("a class that is a list", described([1]), "weights of class [1] are not read; known are"),
     ("a class with a long name", described("x" * 9999), "are not read; known are"),
     ("another class", described("Int8Tensor"), "Int8Tensor of int8:g32"),

@@ -38,7 +38,7 @@ def _weights(**arguments: object) -> _Change:
 _LONG = "x." * 2000
 # What replaces fields of a right configuration, and the words with which it is refused.
 _CHANGES: tuple[tuple[_Change, str], ...] = (
-    (_config(quant_method="hqq"), "quant_method is 'hqq'"),
+    (_config(quant_method="spqr"), "quant_method is 'spqr'"),
     (_config(quant_method="gptq"), "GPTQ weights of None bits"),
     (_config(quant_method=None), "quantized by a tool that is not known here"),
     (_config(quant_method=["x"]), "quantized by a tool that is not known here"),

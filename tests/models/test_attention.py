@@ -158,9 +158,12 @@ def test_encoders_take_no_short_way_past_quantized_layers(rule: str, grad: bool)
         first = prepared(x, src_key_padding_mask=padding)
         second = conversion.model(x, src_key_padding_mask=padding)
         kept = ~padding
-        torch.testing.assert_close(first[kept], second[kept], rtol=1e-4, atol=1e-4)
-        drift = float(((first - expected)[kept].norm() / expected[kept].norm()).detach())
+        norm = expected[kept].norm()
+        drift = float(((first - expected)[kept].norm() / norm).detach())
         assert 0.005 < drift < 0.3
+        # Sums of floats and of integer codes round apart, and an input on an edge falls to the next code:
+        # a few steps of 8 bits, where a layer that is passed by would show as the drift itself.
+        assert float(((first - second)[kept].norm() / norm).detach()) < drift / 20
 
 
 def test_static_inputs_of_projections_are_calibrated() -> None:
