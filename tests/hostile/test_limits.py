@@ -45,6 +45,6 @@ def test_the_whole_corpus_takes_little_memory_and_processor_time(tmp_path: Path)
 
 def test_the_limits_can_fail() -> None:
     """The control: what allocates past the limit ends with MemoryError, and a loop with the signal."""
-    start = "from tests.hostile import limited; limited.MORE_SECONDS = {}; limited.limit()\n"
+    start = "from tests.hostile import limited; limited.limit({})\n"
     assert "MemoryError" in child("-c", start.format(9) + "bytearray(2 * limited.MORE_BYTES)").stderr
     assert child("-c", start.format(1) + "while True: pass").returncode == -signal.SIGXCPU
