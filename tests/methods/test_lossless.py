@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ import zeropoint as zp
 from zeropoint.errors import UnsupportedError
 from zeropoint.formats import get_format
 from zeropoint.methods import LOSSLESS, LOSSLESS_OR_NEAREST, LayerData, LayerResult, method_named
-from zeropoint.methods.lossless import is_exact_reciprocal
+from zeropoint.methods.lossless import difference, is_exact_reciprocal
 from zeropoint.params import QuantizationParams
 from zeropoint.schemes import Scheme
 from zeropoint.tensor import QuantizedTensor
@@ -201,3 +203,18 @@ def test_zero_points_become_offsets_with_less_error_than_rounding_anew() -> None
     anew = zp.quantize(values, "q4_1")
     error, other = ((x.dequantize() - values).square().sum() for x in (found, anew))
     assert 0 < error < other / 1000
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_numbers_that_are_not_finite_differ_unless_they_are_the_same_infinity(number: float) -> None:
+    q = zp.quantize(torch.linspace(-1, 1, 64).reshape(2, 32), "float8_e5m2:channel")
+    values = q.dequantize()
+    assert difference(values, q) is None
+    assert difference(-values, q) is not None
+    changed = values.clone()
+    changed[1, 3] = number
+    assert str(difference(changed, q)).startswith("1 of 64 values differ, the first at [1, 3]")
+    data = q.data.clone()
+    data[1, 3] = 0x7C if number == torch.inf else 0x7F  # Inf and NaN of float8_e5m2
+    special = replace(q, data=data)
+    assert (difference(special.dequantize(), special) is None) == (number == torch.inf)

@@ -277,3 +277,14 @@ def test_a_value_on_a_boundary_of_a_codebook_goes_down() -> None:
     assert encode_codebook(torch.nextafter(bounds, torch.tensor(math.inf)), fmt).tolist() == list(
         range(1, 16)
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e8m0fnu", "float6_e3m2fn"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_many_bytes_are_looked_up_with_the_values_that_few_have(name: str, dtype: torch.dtype) -> None:
+    every = torch.arange(256, dtype=torch.uint8)
+    one_by_one = decode(every, zp.get_format(name), dtype)
+    together = decode(every.repeat(40), zp.get_format(name), dtype)
+    assert torch.equal(together.view(torch.uint8), one_by_one.repeat(40).view(torch.uint8))

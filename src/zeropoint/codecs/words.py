@@ -78,24 +78,24 @@ def transposed_words(data: torch.Tensor, count: int) -> torch.Tensor:
     at one column, of which there are ``count``.
     """
     rows = data.view(-1, len(_ORDER), data.shape[1])
-    low, high = torch.zeros(2, len(rows), data.shape[1], dtype=torch.int32)
-    for place, at in enumerate(_ORDER.tolist()):
-        # The lanes of a vector are columns, and a byte has the fields of two.
-        lane = rows[:, at].int()
-        low |= (lane & _NIBBLE) << 4 * place
-        high |= (lane >> 4) << 4 * place
-    return torch.stack((low, high), -1).flatten(1)[:, :count].t().contiguous()
+    out = torch.empty(data.shape[1], 2, len(rows), 4, dtype=torch.uint8)
+    for byte, (low, high) in enumerate(_ORDER.view(4, 2).tolist()):
+        first, second = rows[:, low], rows[:, high]
+        out[:, 0, :, byte] = (first & _NIBBLE | second << 4).t()
+        out[:, 1, :, byte] = (first >> 4 | second & ~_NIBBLE).t()
+    return out.view(torch.int32).view(-1, len(rows))[:count]
 
 
 def transposed_fields(words: torch.Tensor) -> torch.Tensor:
     """Return packed rows of fields; the inverse of :func:`transposed_words`."""
-    columns = torch.nn.functional.pad(words.t(), (0, len(words) % 2)).contiguous()
-    low, high = columns.view(len(columns), -1, 2).unbind(-1)
-    low, high = low.contiguous(), high.contiguous()
-    rows = torch.empty(len(columns), len(_ORDER), low.shape[1], dtype=torch.uint8)
-    for place, at in enumerate(_ORDER.tolist()):
-        rows[:, at] = (low >> 4 * place & _NIBBLE) | (high >> 4 * place & _NIBBLE) << 4
-    return rows.view(-1, low.shape[1])
+    pairs = torch.nn.functional.pad(words, (0, 0, 0, len(words) % 2)).contiguous()
+    parts = pairs.view(torch.uint8).view(-1, 2, words.shape[1], 4)
+    rows = torch.empty(words.shape[1], len(_ORDER), len(parts), dtype=torch.uint8)
+    for byte, (low, high) in enumerate(_ORDER.view(4, 2).tolist()):
+        first, second = parts[:, 0, :, byte].t(), parts[:, 1, :, byte].t()
+        rows[:, low] = first & _NIBBLE | second << 4
+        rows[:, high] = first >> 4 | second & ~_NIBBLE
+    return rows.view(-1, len(parts))
 
 
 def with_scales(weight: Scheme, scales: Entry) -> Scheme:

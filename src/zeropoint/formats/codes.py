@@ -325,7 +325,14 @@ def decode(
     return torch.tensor(padded, dtype=dtype, device=codes.device)[codes.to(torch.int64)]
 
 
+_MANY = 4096
+"""Bytes for which looking values up is faster, computing all 256 included."""
+
+
 def _decode_float(codes: torch.Tensor, fmt: FloatFormat) -> torch.Tensor:
+    if codes.dtype == torch.uint8 and codes.numel() > _MANY:
+        every = torch.arange(256, dtype=torch.int32, device=codes.device)
+        return _decode_float(every, fmt)[codes.int()]
     wide = codes.to(torch.int64)
     magnitude = wide & ((1 << fmt.magnitude_bits) - 1)
     field, mantissa = magnitude >> fmt.mantissa_bits, magnitude & ((1 << fmt.mantissa_bits) - 1)

@@ -30,14 +30,14 @@ from ..errors import ShapeError, UnsupportedError
 from ..formats import Format, IntFormat, get_format
 from ..formats.codes import decode
 from ..formats.torch_dtypes import format_of
-from ..functional import quantize
+from ..functional import quantize, row_errors
 from ..layout.blocks import reduce_blocks, spread_grid
 from ..params import QuantizationParams
 from ..params.powers_of_two import scale_exponent
 from ..params.stored import round_to, store
 from ..schemes import Granularity, RangeRule, Rounding, Scheme, ZeroPoint
 from ..schemes.dialects import ZEROPOINT
-from ..schemes.scale_rules import FLOOR
+from ..schemes.scale_rules import FLOOR, LINEAR, Linear
 from ..schemes.structure import stored_numbers
 from ..tensor import QuantizedTensor
 from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
@@ -95,10 +95,14 @@ def difference(values: torch.Tensor, q: QuantizedTensor) -> str | None:
 
     Zeros are equal whatever their sign.
     """
-    decoded = q.dequantize(values.dtype)
-    if torch.equal(decoded, values):
+    q = replace(q, dtype=values.dtype)
+    found = row_errors(values, q)  # fused with decoding; only Inf and NaN have an error that may be none
+    if not (found.errors.any() or found.largest.any()):
         return None
+    decoded = q.dequantize()
     other = decoded != values
+    if not bool(other.any()):
+        return None
     place = tuple(torch.nonzero(other)[0].tolist())
     return (
         f"{int(other.sum())} of {values.numel()} values differ, the first at {list(place)}, "
@@ -149,9 +153,12 @@ def recoded(
     else:
         levels = _under_tensor_scale(values, scheme, (q, extremes), rounded=rounded)
         params = QuantizationParams.of(scheme, q.shape, q.dtype, levels)
-    # Rules are about numbers between two codes, and about codes that are not chosen.
+    # Rules are about numbers between two codes, about codes that are not chosen, and about other scales.
     dialect = scheme.dialect if inverted else ZEROPOINT
-    plain = replace(scheme, dialect=dialect, rounding=Rounding(), range_rule=RangeRule.FULL)
+    scales = tuple(
+        replace(each, rule=LINEAR) if isinstance(each.rule, Linear) else each for each in scheme.scales
+    )
+    plain = replace(scheme, scales=scales, dialect=dialect, rounding=Rounding(), range_rule=RangeRule.FULL)
     data = quantize(values, replace(params, scheme=plain)).data
     return QuantizedTensor(data=data, params=params, shape=q.shape, dtype=q.dtype)
 
@@ -192,7 +199,9 @@ def _scales(q: QuantizedTensor, values: torch.Tensor, scheme: Scheme, *, rounded
         scale = scale.abs()  # and codes are mirrored, as zero points are
     kind = level.format_for(format_of(q.dtype))
     kept = round_to(scale.abs(), kind, up=False)
-    lost = (kept != scale) & (reduce_blocks(values.abs(), level.granularity, "amax", 0.0) > 0)
+    lost = kept != scale
+    if not rounded and bool(lost.any()):
+        lost &= reduce_blocks(values.abs(), level.granularity, "amax", 0.0) > 0
     if rounded:
         scale = kept
     elif bool(lost.any()):
@@ -255,24 +264,36 @@ def _under_tensor_scale(
     (fine, coarse), kinds = scheme.scales, [level.format_for(format_of(q.dtype)) for level in scheme.scales]
     blocks = replace(fine, format=get_format("e8m0"), rule=FLOOR)
     plain = Scheme(element=scheme.element, scales=(blocks,))
-    found = quantize(values, plain)
-    exponent = found.scales[0].view(torch.uint8).double() - _BIAS
-    zero = reduce_blocks(values.abs(), fine.granularity, "amax", 0.0) == 0
     most = values.abs().amax() if extremes is None else torch.tensor(max(-extremes[0], extremes[1]))
     whole = scale_exponent(most.to(values), plain, FLOOR).double() - math.frexp(float(kinds[0].max))[1] + 1
     whole = whole.where(most > 0, 0.0)
-    scale = torch.exp2(exponent - whole).masked_fill(zero, 1.0)
+    # There are 256 scales that blocks may have, which is less to round than all blocks.
+    codes = quantize(values, plain).scales[0].view(torch.uint8).int()
+    every = torch.exp2(torch.arange(_CODES) - _BIAS - whole)
+    kept = round_to(every, kinds[0], up=False)
+    right = kept == every
+    if bool((codes == 0).any()):  # of zeros, or of less than the least of these scales
+        zero = reduce_blocks(values.abs(), fine.granularity, "amax", 0.0) == 0
+        codes, kept, right = codes.masked_fill(zero, _CODES), *(_with_one(each) for each in (kept, right))
     if rounded:
-        scale = round_to(scale, kinds[0], up=False).clamp(min=float(kinds[0].smallest))
-    elif not torch.equal(round_to(scale, kinds[0], up=False), scale):
+        kept = kept.clamp(min=float(kinds[0].smallest))
+    elif not bool(right[codes].all()):
         least = float(values.abs().where(values != 0, torch.inf).amin())
         raise UnsupportedError(
             f"its values, up to {float(most)!r} and down to {least!r}, have scales that are too far apart "
             f"for those of {scheme}"
         )
+    stored = store(kept, kinds[0])
+    scale = stored.view(torch.uint8)[codes].view(stored.dtype) if stored.itemsize == 1 else stored[codes]
     tensor = torch.exp2(-whole if stored_numbers(scheme)[-1] else whole)
-    return [store(scale, kinds[0]), store(tensor.reshape(coarse.granularity.grid(q.shape)), kinds[1])]
+    return [scale, store(tensor.reshape(coarse.granularity.grid(q.shape)), kinds[1])]
 
 
+def _with_one(x: torch.Tensor) -> torch.Tensor:
+    """Return numbers and a 1 behind them."""
+    return torch.cat((x, torch.ones(1, dtype=x.dtype)))
+
+
+_CODES = 256
 _BIAS = 127
 """Of the exponents that float8_e8m0fnu holds."""

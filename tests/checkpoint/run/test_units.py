@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from collections import defaultdict
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.checkpoint.interrupted import plan_of
@@ -107,6 +109,21 @@ def test_exact_sums_depend_on_no_order_and_no_grouping() -> None:
     for cut in (1, 10, 500):
         assert exact_sum([*exact_sum(numbers[:cut]), *exact_sum(numbers[cut:])]) == whole
     assert sum(map(Fraction, whole)) == sum(map(Fraction, numbers))
+    assert exact_sum(np.array(numbers)) == whole
+
+
+@pytest.mark.parametrize("scale", [1.0, 5e-324, 2.0**-1022, 2.0**900])
+def test_the_sum_of_an_array_is_that_of_its_numbers(scale: float) -> None:
+    generator = np.random.default_rng(1)
+    numbers = generator.integers(-(1 << 53), 1 << 53, 5000) * scale * 2.0 ** generator.integers(0, 3, 5000)
+    numbers[::7] = 0.0
+    assert exact_sum(numbers) == exact_sum(numbers.tolist())
+
+
+@pytest.mark.parametrize("number", [math.inf, math.nan])
+def test_a_sum_that_is_not_finite_is_one_part(number: float) -> None:
+    (part,) = exact_sum(np.array([1.0] * 99 + [number]))
+    assert not math.isfinite(part)
 
 
 @pytest.mark.usefixtures("small_units")

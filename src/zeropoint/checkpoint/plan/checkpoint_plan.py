@@ -19,7 +19,7 @@ from ...architectures import is_transposed
 from ...codecs.engines import MERGING
 from ...codecs.layer_schemes import layer_of, layer_scheme
 from ...codecs.model_format import WEIGHTED
-from ...codecs.protocol import Codec, LayerScheme
+from ...codecs.protocol import ROWS, Codec, LayerScheme
 from ...codecs.registry import CODECS, DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, printable, size_of
@@ -46,6 +46,9 @@ from .texts import Text
 
 if TYPE_CHECKING:  # statistics are loaded where they are needed
     from ...stats import Statistics
+
+_WIDER = 4
+"""How many times the numbers of a tile of rows one of columns has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -233,7 +236,12 @@ def static_inputs(plan: CheckpointPlan) -> dict[LayerScheme, str]:
 
 
 def slab_rows(weight: Placement, limits: Limits) -> int:
-    """Return how many rows of ``weight``, or columns where it is cut so, are worked on at once."""
+    """Return how many rows of ``weight``, or columns where it is cut so, are worked on at once.
+
+    Columns are the more, memory permitting: a piece of each row is read for them.
+    """
+    if weight.axis != ROWS:
+        limits = replace(limits, tile_values=_WIDER * limits.tile_values)
     return limits.rows(weight.line_values, min(weight.alignment, max(1, weight.extent)), weight.value_bytes)
 
 

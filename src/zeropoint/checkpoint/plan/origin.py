@@ -34,7 +34,7 @@ from ..read.config_text import WEIGHTS_ONLY_CONFIG, without_keys
 from ..read.decoding import alignment, alignment_across, read_columns, read_rows
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, find_layers
 from ..read.source import Source
-from ..read.storage import OpenFile, Place, shown
+from ..read.storage import OpenFile, Place, read_pieces, shown
 from ..read.tensor_entries import Entries, TensorEntry
 from .limits import decoding_bytes
 
@@ -280,10 +280,10 @@ class Origin:
         (height, width), item = out.shape, self.dtype.itemsize
         file = None if self.layer is not None else files[self.entry.file]
         if file is not None and file.descriptor is not None and self.copied:
-            view, size, stride = _bytes(out), width * item, self.columns * item
-            for at, row in enumerate(rows):
-                offset = self.entry.begin + row * stride + left * item
-                file.read_into(view[at * size : (at + 1) * size], offset)
+            offset, stride = self.entry.begin + left * item, self.columns * item
+            read_pieces(
+                file, _bytes(out), offset + rows.start * stride, size=width * item, stride=rows.step * stride
+            )
             return out
         step = max(1, _BAND_VALUES // max(1, self.columns) // self.alignment) * self.alignment
         piece = bytearray(step * self.columns * item)

@@ -12,7 +12,7 @@ from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...schemes import ZeroPoint
 from ...tensor import QuantizedTensor
 from .quantized_layers import StoredLayer
-from .storage import OpenFile, Place
+from .storage import OpenFile, Place, read_pieces
 
 
 def read_lines(
@@ -89,9 +89,7 @@ def _read_across(
         size = min(count, width - first) * item
         begin = entry.begin + expert * (entry.nbytes // (layer.experts or 1))
         buffer = bytearray(height * size)
-        for line in range(height):
-            offset = begin + (line * width + first) * item
-            file.read_into(memoryview(buffer)[line * size : (line + 1) * size], offset)
+        read_pieces(file, memoryview(buffer), begin + first * item, size=size, stride=width * item)
         shape = (height, -1, *run) if len(spec.shape) > 1 else spec.shape and (-1,)
         found[spec.suffix] = torch.frombuffer(buffer, dtype=dtype).view(shape)
     return found

@@ -23,6 +23,8 @@ from zeropoint.errors import CheckpointError, printable
 
 # Linux reads at most this many bytes a call (man 2 read); other systems fail above 2**31 - 1.
 MAX_READ_BYTES = 0x7FFF_F000
+_PIECES, _GAP = 512, 1 << 14
+"""Pieces that one call reads (Linux takes 1024 buffers), and bytes between two that are read with them."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 Place = Path | RemotePath
@@ -224,7 +226,6 @@ def read_into(fd: int, buffer: memoryview, offset: int, *, path: Place | str = "
     file ends before the buffer is full, which means that it changed after its header was read, or where the
     device fails.
     """
-    place = shown(path)
     done = 0
     while done < len(buffer):
         try:
@@ -232,12 +233,43 @@ def read_into(fd: int, buffer: memoryview, offset: int, *, path: Place | str = "
         except InterruptedError:
             continue
         except OSError as error:
-            problem = f"{place} cannot be read at byte {offset + done}: {error.strerror}"
+            problem = f"{shown(path)} cannot be read at byte {offset + done}: {error.strerror}"
             raise CheckpointError(f"{problem}; check the disk or mount, and retry") from error
         if count == 0:
             raise CheckpointError(
-                f"{place} ends at byte {offset + done}, but {len(buffer)} bytes from byte {offset} on were "
-                "there when its header was read: the file changed while reading; stop what writes to it and "
-                "start again"
+                f"{shown(path)} ends at byte {offset + done}, but {len(buffer)} bytes from byte {offset} on "
+                "were there when its header was read: the file changed while reading; stop what writes to it "
+                "and start again"
             )
         done += count
+
+
+def read_pieces(file: OpenFile, buffer: memoryview, offset: int, *, size: int, stride: int) -> None:
+    """Fill `buffer` with pieces of `size` bytes that lie `stride` bytes apart, the first one at `offset`.
+
+    What lies between pieces is read as well where that is little: calls cost more than it. Raises what
+    `read_into` of the file raises.
+    """
+    if size == stride or len(buffer) <= size:
+        return file.read_into(buffer, offset)
+    gap = memoryview(bytearray(stride - size if stride - size <= _GAP else 0))
+    step = _PIECES * size if gap and file.descriptor is not None else size
+    for at in range(0, len(buffer), step):
+        pieces = [buffer[begin : begin + size] for begin in range(at, min(at + step, len(buffer)), size)]
+        begin = offset + at // size * stride
+        if len(pieces) > 1 and _read_at_once(file, pieces, gap, begin):
+            continue
+        for number, piece in enumerate(pieces):
+            file.read_into(piece, begin + number * stride)
+    return None
+
+
+def _read_at_once(file: OpenFile, pieces: list[memoryview], gap: memoryview, offset: int) -> bool:
+    """Return whether one call filled pieces, and with each gap between two the same memory."""
+    assert file.descriptor is not None
+    into = [gap] * (2 * len(pieces) - 1)
+    into[::2] = pieces
+    try:
+        return os.preadv(file.descriptor, into, offset) == sum(map(len, into))
+    except OSError:
+        return False

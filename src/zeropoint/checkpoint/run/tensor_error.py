@@ -26,6 +26,9 @@ from ...params import QuantizationParams
 from ...schemes import Scheme
 from ...tensor import QuantizedTensor
 
+_FEW = 64
+"""Numbers that are added one by one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorError:
@@ -119,7 +122,7 @@ class TensorError:
 _COUNTS = struct.Struct("=5q")
 
 
-def exact_sum(numbers: Iterable[float]) -> tuple[float, ...]:
+def exact_sum(numbers: Iterable[float] | npt.NDArray[np.float64]) -> tuple[float, ...]:
     """Return the sum of ``numbers`` without rounding: floats that add up to it, the rounded sum first.
 
     Each is the rounded rest that those before it leave, so equal sums have equal parts. A sum that is not
@@ -130,7 +133,8 @@ def exact_sum(numbers: Iterable[float]) -> tuple[float, ...]:
     >>> exact_sum([])
     ()
     """
-    rest, parts = list(numbers), []
+    rest = _by_exponent(numbers) if isinstance(numbers, np.ndarray) else list(numbers)
+    parts = []
     while part := math.fsum(rest):
         parts.append(part)
         if not math.isfinite(part):
@@ -139,12 +143,29 @@ def exact_sum(numbers: Iterable[float]) -> tuple[float, ...]:
     return tuple(parts)
 
 
+def _by_exponent(x: npt.NDArray[np.float64]) -> list[float]:
+    """Return few numbers with the exact sum of ``x``: that of the upper and lower bits of each exponent.
+
+    Of integers below 2**27, doubles hold sums of 2**26 of them. ``x`` itself if it is not finite.
+    """
+    if x.size < _FEW or x.size > 1 << 26 or not np.isfinite(x).all():
+        return list(map(float, x))
+    fractions, exponents = np.frexp(x)
+    whole, least = np.ldexp(fractions, 53).astype(np.int64), int(exponents.min())
+    at = exponents - least
+    found = []
+    for bits, shift in ((whole >> 26, 27), (whole & ((1 << 26) - 1), 53)):
+        sums = np.bincount(at, weights=bits)
+        found += np.ldexp(sums, np.arange(least, least + len(sums)) - shift).tolist()
+    return found
+
+
 def measure(x: torch.Tensor, q: QuantizedTensor) -> TensorError:
     """Return how far ``q``, the codes of ``x``, is from it; ``x`` may be some rows of a weight."""
     rows = row_errors(x, q)
     zero, lost = _quiet_blocks(x, q)
     return TensorError(
-        values=x.numel(), squares=exact_sum(rows.squares.tolist()), errors=exact_sum(rows.errors.tolist()),
+        values=x.numel(), squares=exact_sum(rows.squares), errors=exact_sum(rows.errors),
         largest=float(rows.largest.max()), clipped=int(rows.clipped.sum()), zero_blocks=zero,
         lost_blocks=lost,
     )  # fmt: skip

@@ -255,10 +255,14 @@ def _quantize_tile(
         tensors = codec.encode(layer, q)
         constants = codec.constants(layer, q.params, weight.shape) | order
         if codes is not None or data.mean is not None:
-            q = _read_back(weight, layer, q, tensors | constants, (start, x))
+            # What is measured and checked is what loaders read.
+            q = layer.codec.decode(layer, tensors | constants, start=start, shape=q.shape, dtype=q.dtype)
+            q = replace(q, dtype=x.dtype)
+        measured = measure(x, q) if weight.axis == ROWS else measure_columns(x, q, weight.alignment)
+        if weight.method == LOSSLESS and (measured.errors or measured.largest):
+            _require_equal(layer, x, q)
     except ZeropointError as error:
         raise _named(error, weight, files, scratch.buffer, rows=rows) from error
-    measured = measure(x, q) if weight.axis == ROWS else measure_columns(x, q, weight.alignment)
     if start == 0:
         tensors |= constants
     by_name = {codec.tensor_name(weight.module, suffix): tensor for suffix, tensor in tensors.items()}
@@ -268,17 +272,11 @@ def _quantize_tile(
     return measured
 
 
-def _read_back(
-    weight: Placement, layer: LayerScheme, q: QuantizedTensor, tensors: Mapping[str, torch.Tensor],
-    tile: tuple[int, torch.Tensor],
-) -> QuantizedTensor:  # fmt: skip
-    """Return what loaders read of a tile; raises UnsupportedError where it had to be kept and is not."""
-    start, x = tile
-    read = layer.codec.decode(layer, tensors, start=start, shape=q.shape, dtype=q.dtype)
-    different = difference(x, read) if weight.method == LOSSLESS else None
+def _require_equal(layer: LayerScheme, x: torch.Tensor, read: QuantizedTensor) -> None:
+    """Raise UnsupportedError where loaders read other values than those that had to be kept."""
+    different = difference(x, read)
     if different is not None:
         raise UnsupportedError(f"{layer.layout} does not hold its values: {different}")
-    return replace(read, dtype=x.dtype)
 
 
 def _restore_tile(unit: Unit, files: Files, cut: tuple[int, int], buffer: bytearray, writer: _Writer) -> None:
