@@ -40,7 +40,11 @@ def decoded(path: Path, out: Path, codec: object) -> Path:
     return out
 
 
-@pytest.mark.parametrize("name", ["llama", "llama3", "mistral", "qwen2", "qwen3", "gemma3", "bert"])
+WITH_EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe"]
+NAMES = ["llama", "llama3", "mistral", "qwen2", "qwen3", "gemma3", "bert", *WITH_EXPERTS]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_tokens_and_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     tiny_models.write(tmp_path / "in", name, dtype=torch.float32)
     run(make_plan(open_source(tmp_path / "in"), "q8_0", codec=GGUF), tmp_path / "out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from zeropoint.checkpoint.run.loop import run  # noqa: E402
 from zeropoint.codecs.llama_cpp.mixtures import FILE_TYPES, MIXTURES, OF_IMPORTANCE  # noqa: E402
 from zeropoint.codecs.registry import get_codec  # noqa: E402
 
-from .test_llama_cpp import decoded  # noqa: E402
+from .test_llama_cpp import WITH_EXPERTS, decoded  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 GGUF = get_codec("gguf")
@@ -39,13 +40,14 @@ def tensors_of(path: Path) -> dict[str, tuple[str, bytes]]:
     return {t.name: (t.tensor_type.name, np.asarray(t.data).tobytes()) for t in gguf.GGUFReader(path).tensors}
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "bert"])
+@pytest.fixture(scope="module", params=["llama", "qwen2", "bert", "mixtral", "qwen2_moe", "qwen3_moe"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return a checkpoint of floats and the same as a GGUF file of float32."""
     folder = tmp_path_factory.mktemp(request.param)
     patch = pytest.MonkeyPatch()
     patch.setattr(tiny_models, "SIZES", {**tiny_models.SIZES, **MANY_LAYERS})
-    patch.setattr(tiny_models, "DECODER", {**tiny_models.DECODER, **MANY_LAYERS})
+    sizes = MANY_LAYERS | ({"intermediate_size": 64} if request.param in WITH_EXPERTS else {})
+    patch.setattr(tiny_models, "DECODER", {**tiny_models.DECODER, **sizes})
     tiny_models.write(folder / "first", request.param, dtype=torch.float32)
     patch.undo()
     run(make_plan(open_source(folder / "first"), "q8_0", codec=GGUF), folder / "q8_0")
@@ -58,9 +60,10 @@ def importance(floats: Path, path: Path) -> ctypes.Array[ctypes.Structure]:
     """Write random importance of all weights of blocks to a file, and return it as llama.cpp takes it."""
     rng = np.random.default_rng(5)
     entries = [
-        (tensor.name.encode(), (rng.random(tensor.shape[0]) ** 4).astype(np.float32))
+        # Of experts, numbers for each.
+        (tensor.name.encode(), (rng.random(tensor.shape[0] * math.prod(tensor.shape[2:])) ** 4).astype("f4"))
         for tensor in gguf.GGUFReader(floats).tensors
-        if tensor.name.startswith("blk.") and len(tensor.shape) == 2
+        if tensor.name.startswith("blk.") and len(tensor.shape) > 1
     ]
     data = b"".join(
         struct.pack("<i", len(name)) + name + struct.pack("<ii", 1, len(values)) + values.tobytes()

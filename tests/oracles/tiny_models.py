@@ -15,6 +15,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 256,
 }  # fmt: skip
 DECODER: dict[str, Any] = {**SIZES, "num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 1}
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
@@ -31,6 +32,9 @@ def config_of(name: str, vocab_size: int) -> transformers.PretrainedConfig:
         "mistral": lambda: t.MistralConfig(**decoder, head_dim=32, sliding_window=None),
         "qwen2": lambda: t.Qwen2Config(**decoder, tie_word_embeddings=True),
         "qwen3": lambda: t.Qwen3Config(**decoder, head_dim=32),
+        "mixtral": lambda: t.MixtralConfig(**decoder, num_local_experts=8, num_experts_per_tok=2),
+        "qwen2_moe": lambda: t.Qwen2MoeConfig(**decoder, **EXPERTS, shared_expert_intermediate_size=64),
+        "qwen3_moe": lambda: t.Qwen3MoeConfig(**decoder, **EXPERTS, head_dim=32, norm_topk_prob=True),
         "gemma3": lambda: t.Gemma3TextConfig(
             **{**decoder, "num_hidden_layers": 7}, head_dim=32, query_pre_attn_scalar=32, sliding_window=16
         ),
@@ -41,9 +45,8 @@ def config_of(name: str, vocab_size: int) -> transformers.PretrainedConfig:
 
 def tokenizer_of(name: str) -> str:
     """Return the kind of tokenizer that a tiny model gets."""
-    return {"bert": "word_pieces", "mistral": "sentencepiece", "gemma3": "sentencepiece"}.get(
-        name, "byte_level"
-    )
+    sentencepiece = dict.fromkeys(("mistral", "mixtral", "gemma3"), "sentencepiece")
+    return {"bert": "word_pieces", **sentencepiece}.get(name, "byte_level")
 
 
 def write(folder: Path, name: str, *, dtype: torch.dtype = torch.bfloat16) -> torch.nn.Module:

@@ -171,8 +171,8 @@ class GgufReader(Reader):
 
 
 _NAMES = (
-    "it asks for names of its own, which are known here for Llama, Mistral, Qwen2, Qwen3, Gemma 3 and BERT "
-    "with a whole config.json"
+    "it asks for names of its own, which are known here for Llama, Mistral, Mixtral, Qwen2, Qwen3 (also with "
+    "experts), Gemma 3 and BERT with a whole config.json"
 )
 
 

@@ -69,12 +69,12 @@ class FileModel:
 
     Args:
         config: config.json of the model.
-        forms: for each tensor its name in the model and its form, or None for one that follows from the
-            configuration.
+        forms: for each tensor what it holds: the name in the model and the form of each part, of which most
+            have one, or nothing for a tensor that follows from the configuration.
     """
 
     config: Config
-    forms: Sequence[tuple[str, StoredForm] | None]
+    forms: Sequence[Sequence[tuple[str, StoredForm]]]
 
 
 class ModelFormat:
@@ -93,7 +93,8 @@ class ModelFormat:
     def stored_form(self, name: str, shape: tuple[int, ...], config: Config) -> StoredForm | None:
         """Return how a tensor of the model lies in a file, or None where it lies there as the model has it.
 
-        The form is NO_PLACE where engines take no file with such a tensor and do without it.
+        The form is NO_PLACE where engines take no file with such a tensor and do without it, and APART where
+        they take the parts of it that are quantized.
 
         Args:
             name: of the tensor in the model.

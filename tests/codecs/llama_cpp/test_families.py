@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from zeropoint.codecs.llama_cpp.families import FAMILIES, Family, family_of, form_of, model_name
+from zeropoint.codecs.llama_cpp.families import FAMILIES, Family, family_of, form_of, model_names
 from zeropoint.codecs.stored_forms import NO_PLACE, StoredForm
 from zeropoint.errors import CheckpointError
 
@@ -15,7 +15,8 @@ SIZES = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "nu
 
 
 def config_of(family: Family) -> dict[str, object]:
-    return {"model_type": family.model_type, **SIZES}
+    numbers = {keys[0]: 4 for keys in family.numbers.values()}
+    return {"model_type": family.model_type, **SIZES, **numbers}
 
 
 def names(family: Family) -> Iterator[str]:
@@ -28,7 +29,7 @@ def names(family: Family) -> Iterator[str]:
             yield f"{family.prefixes[0]}{family.block}.{layer}.{module}.bias"
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.architecture)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
 def test_names_are_those_of_gguf_py_and_come_back(family: Family) -> None:
     gguf = pytest.importorskip("gguf", reason="extra `gguf`")
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == family.architecture)
@@ -38,7 +39,39 @@ def test_names_are_those_of_gguf_py_and_come_back(family: Family) -> None:
     for name in names(family):
         form = form_of(family, name, (64, 64), config)
         assert form.name == theirs.get_name(name, try_suffixes=(".weight", ".bias")), name
-        assert model_name(family, form.name, (64, 64), config) == (name, form)
+        found = model_names(family, form.name, (64, 64), config)
+        assert found is not None
+        assert [each for _, each in found] == [form]
+        # Mixtral's router has a second name.
+        assert (
+            found[0][0] == name or family.layers[name.split(".", 3)[3].rpartition(".")[0]] == "ffn_gate_inp"
+        )
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f.experts], ids=lambda family: family.model_type)
+def test_experts_of_a_layer_are_one_tensor_that_gguf_py_names(family: Family) -> None:
+    gguf = pytest.importorskip("gguf", reason="extra `gguf`")
+    arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == family.architecture)
+    theirs, config = gguf.get_tensor_name_map(arch, 2), config_of(family)
+    # llama.cpp's converter calls those of Mixtral so, conversion/llama.py.
+    whole = (
+        "layers.1.feed_forward.experts" if family.model_type == "mixtral" else "model.layers.1.mlp.experts"
+    )
+    for stem, projections in family.experts:
+        for kind in projections:
+            form = form_of(family, f"model.layers.1.{stem}.2.{kind}.weight", (32, 64), config)
+            if stem == family.experts[0][0]:
+                assert form.name == theirs.get_name(f"{whole}.{kind}.weight", try_suffixes=(".weight",))
+            assert (form.part, form.file_shape((32, 64))) == ((2, 4), (4, 32, 64))
+            found = model_names(family, form.name, (4, 32, 64), config)
+            assert found is not None
+            assert found[2][1] == form
+            assert form_of(family, found[2][0], (32, 64), config) == form
+            assert [each.part for _, each in found] == [(number, 4) for number in range(4)]
+    with pytest.raises(CheckpointError, match="but must hold the matrices of 4 experts"):
+        model_names(family, "blk.1.ffn_up_exps.weight", (3, 32, 64), config)
+    with pytest.raises(CheckpointError, match="has no name in GGUF files"):
+        form_of(family, f"model.layers.1.{family.experts[0][0]}.4.up_proj.weight", (32, 64), config)
 
 
 @pytest.mark.parametrize("prefix", ["", "model.", "language_model.model.", "model.language_model."])

@@ -20,6 +20,7 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -35,6 +36,9 @@ def values_of(config: dict[str, Any]) -> dict[str, Any]:
         ("llama", {}), ("llama", {"head_dim": 32}), ("qwen2", {"rope_scaling": YARN}),
         ("qwen3", {"head_dim": 32}), ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
         ("gemma3_text", {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8}),
+        ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}),
+        ("qwen2_moe", EXPERTS | {"shared_expert_intermediate_size": 48, "norm_topk_prob": False}),
+        ("qwen3_moe", EXPERTS | {"head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": []}),
     ],
 )  # fmt: skip
 def test_a_configuration_comes_back(kind: str, more: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from ...codecs.model_format import WEIGHTED
-from ...codecs.stored_forms import NO_PLACE
+from ...codecs.stored_forms import NO_PLACE, StoredForm
 from ...errors import CalibrationError, near_misses, printable
 from ...methods import method_named
 from ...stats import MeanSquare, Statistics
@@ -63,7 +63,7 @@ def with_importance(plan: CheckpointPlan, path: Path | str) -> tuple[CheckpointP
     found = read_imatrix(Path(path))
     statistics, missing = {}, []
     for weight in wanted:
-        stored = _stored_name(plan, weight)
+        stored = _stored_form(plan, weight)
         values = importance_in(found, weight.module, weight.shape[-1], Path(path), stored)
         if values is None:
             missing.append(weight.module)
@@ -82,15 +82,19 @@ def _weighs(method: str) -> bool:
 
 
 def importance_in(
-    found: Mapping[str, Floats], module: str, columns: int, path: Path | str, stored: str | None = None
+    found: Mapping[str, Floats], module: str, columns: int, path: Path | str, stored: StoredForm | None = None
 ) -> Floats | None:
     """Return the importance of the inputs of a module, (columns,), or None where the file has none.
 
-    found: of the file at ``path``. stored: llama.cpp's name of the weight, where it is known. Raises
-    CalibrationError for numbers of a layer of another width.
+    found: of the file at ``path``. stored: llama.cpp's name of the weight, where it is known, and which of
+    several it is under that name. Raises CalibrationError for numbers of a layer of another width.
     """
-    names = stored or name_in_llama_cpp(module) or module, f"{module}.weight", module
+    own = None if stored is None else stored.name
+    names = own or name_in_llama_cpp(module) or module, f"{module}.weight", module
     values = next((found[name] for name in names if name in found), None)
+    at, count = (0, 1) if stored is None or stored.part is None else stored.part
+    if values is not None and len(values) == count * columns:
+        values = values[at * columns : (at + 1) * columns]
     if values is not None and len(values) != columns:
         raise CalibrationError(
             f"{printable(module)} has {columns} inputs, and {shown(Path(path))} has {len(values)} numbers "
@@ -110,11 +114,11 @@ def _weighted(plan: CheckpointPlan) -> CheckpointPlan:
     )
 
 
-def _stored_name(plan: CheckpointPlan, weight: Placement) -> str | None:
-    """Return the name of a weight in the files that are written, where these are llama.cpp's."""
+def _stored_form(plan: CheckpointPlan, weight: Placement) -> StoredForm | None:
+    """Return the form of a weight in the files that are written, where these are llama.cpp's."""
     name, config = f"{weight.module}.weight", plan.source.config or {}
     form = plan.codec.model_format.stored_form(name, weight.shape, config)
-    return None if form is None or form is NO_PLACE else form.name
+    return None if form is NO_PLACE else form
 
 
 def _statistics(values: Floats, name: str) -> Statistics:

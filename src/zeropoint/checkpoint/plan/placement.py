@@ -20,11 +20,11 @@ import torch
 
 from ...architectures import shared_scale_set
 from ...codecs.containers import CONTAINERS
-from ...codecs.containers.protocol import Metadata, Row
+from ...codecs.containers.protocol import Metadata
 from ...codecs.model_format import FileTensor
 from ...codecs.protocol import COLUMNS, ROWS, Codec, LayerScheme, TensorSpec
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ...codecs.stored_forms import StoredForm
+from ...codecs.stored_forms import APART, StoredForm
 from ...columns import Kinds, Made, Names
 from ...errors import CheckpointError, printable
 from ...methods import NEAREST, OF_CODES, Scope, method_named
@@ -37,6 +37,7 @@ from ..read.tensor_entries import TensorEntry
 from .actions import Actions
 from .code_columns import columns_alignment, read_code_columns
 from .file_heads import model_files
+from .joined_rows import FiledTensor, joined_rows
 from .limits import value_bytes
 from .origin import Origin
 from .texts import Text
@@ -376,6 +377,11 @@ class Placements:
     def _formed(self, origin: Origin, name: str) -> Origin:
         """Return an origin in the form that the file has for the tensor of a name."""
         form = self._form(name, origin.entry.shape)
+        if form is APART:
+            raise CheckpointError(
+                f"tensor {printable(name)} is kept, but {self._codec.title} have its parts alone, each of "
+                "which is a matrix of one expert; quantize it, or write floats first that hold them apart"
+            )
         return origin if form is None else origin.in_form(form)
 
     def _form(self, name: str, shape: tuple[int, ...]) -> StoredForm | None:
@@ -389,8 +395,10 @@ class Placements:
         matrix = self._matrices(entry, layer)[max(0, self._matrix[number])]
         first, share = self._first[number], self._share[number]
         end = self._first[number + 1] if number + 1 < len(self._first) else len(self._kind)
+        name = entry.name if self._matrix[number] < 0 else f"{matrix.module}{WEIGHT}"
         return Placement(
-            module=matrix.module, origin=self._formed(self._actions.floats.origin(entry), entry.name),
+            module=matrix.module,
+            origin=self._formed(self._actions.floats.origin(entry), name),
             shape=matrix.shape, to=layer, outputs=tuple(map(self.at, range(first, end))),
             first=matrix.first, step=matrix.step,
             share=None if share < 0 else self._sets[share], method=self._methods[self._method[number]],
@@ -441,12 +449,14 @@ class Placements:
         for number, file in enumerate(self._file):
             by_shard[file].append(number)
         for name, numbers in zip(self._shards, by_shard, strict=True):
-            found = [(self._rank(number), self._name(number), number) for number in numbers]
-            found.sort()
-            fixed = self._codec.model_format.fixed(self._config)
-            head = self._container.head(itertools.chain(fixed, self._rows(found)), metadata[name])
-            for (_, _, number), begin in zip(found, head.begins[len(fixed) :], strict=True):
-                self._begins[number] = begin
+            found = sorted(map(self._in_file, numbers))
+            fixed, counts = self._codec.model_format.fixed(self._config), array("I")
+            rows = joined_rows([number for *_, number in found], self._filed, counts)
+            head = self._container.head(itertools.chain(fixed, rows), metadata[name])
+            left = iter(found)
+            for parts, begin in zip(counts, head.begins[len(fixed) :], strict=True):
+                for at, (*_, number) in enumerate(itertools.islice(left, parts)):
+                    self._begins[number] = begin + at * self._sizes[self._kind[number]]
             yield OutputShard(name=name, head=Text.of(head.data), size=head.size)
 
     def _rank(self, number: int) -> int:
@@ -460,13 +470,19 @@ class Placements:
     def _spec_bytes(self, spec: TensorSpec) -> int:
         return self._container.nbytes(spec.dtype, spec.shape)
 
-    def _rows(self, found: Sequence[tuple[int, str, int]]) -> Iterator[Row]:
-        """Yield what a head says of each tensor."""
-        for _, name, number in found:
-            kind = self._kind[number]
-            spec = self._specs[kind]
-            form = self._form(name, spec.shape)
-            yield Row(name if form is None else form.name, spec.dtype, spec.shape, self._sizes[kind])
+    def _in_file(self, number: int) -> tuple[int, str, int, int]:
+        """Return what a tensor lies by in its file, parts of one next to each other, and its number."""
+        name = self._name(number)
+        form = self._form(name, self._specs[self._kind[number]].shape)
+        if form is None or form.part is None:
+            return self._rank(number), name, 0, number
+        return self._rank(number), form.name, form.part[0], number
+
+    def _filed(self, number: int) -> FiledTensor:
+        name, kind = self._name(number), self._kind[number]
+        spec = self._specs[kind]
+        form = self._form(name, spec.shape) or StoredForm(name)
+        return FiledTensor(form=form, dtype=spec.dtype, shape=spec.shape, nbytes=self._sizes[kind])
 
 
 _matrices = functools.lru_cache(maxsize=8)(matrices)

@@ -56,18 +56,19 @@ def read_header(path: Place, name: str | None = None) -> Header:
 
 def _entries(path: Place, found: Sequence[Found], model: FileModel | None) -> Entries:
     """Return the tensors of a file, under the names of the model where the file says what it is."""
-    forms = [(each.row.name, None) for each in found] if model is None else model.forms
+    forms = [((each.row.name, None),) for each in found] if model is None else model.forms
     entries = Entries()
-    for (row, begin, other, use), known in zip(found, forms, strict=True):
-        if known is None:
-            continue
-        name, form = known
-        entry = TensorEntry(
-            name=name, dtype=row.dtype, shape=row.shape, begin=begin, nbytes=row.nbytes,
-            file=path.parent / other if other else path, form=form, use=use,
-        )  # fmt: skip
-        if not entries.add(entry):
-            raise CheckpointError(f"two tensors of it are {printable(name)} of the model; export it again")
+    for (row, begin, other, use), parts in zip(found, forms, strict=True):
+        nbytes = row.nbytes // max(1, len(parts))
+        for at, (name, form) in enumerate(parts):
+            entry = TensorEntry(
+                name=name, dtype=row.dtype, shape=row.shape if form is None else form.model_shape(row.shape),
+                begin=begin + at * nbytes, nbytes=nbytes, file=path.parent / other if other else path,
+                form=form, use=use,
+            )  # fmt: skip
+            if not entries.add(entry):
+                twice = printable(name)
+                raise CheckpointError(f"two tensors of it are {twice} of the model; export it again")
     return entries
 
 

@@ -32,8 +32,8 @@ class TensorEntry:
 
 
 def _kept(form: StoredForm | None) -> StoredForm | None:
-    """Return a form without its name, which few tensors share and nothing needs once a file is read."""
-    return None if form is None else form._replace(name="")
+    """Return a form without its name and part, which few tensors share and nothing needs from then on."""
+    return None if form is None else form._replace(name="", part=None)
 
 
 class Entries(Mapping[str, TensorEntry]):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
-from ...architectures import Config, model_type
+from ...architectures import DOWN, GATE_UP, Config, model_type
 from ...errors import CheckpointError, printable
-from ..stored_forms import NO_PLACE, StoredForm
+from ..stored_forms import APART, NO_PLACE, StoredForm
 
 _BUFFERS = r"rotary_emb\.inv_freq$|\.attention\.(masked_)?bias$"
 _DECODER = MappingProxyType({"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"})
@@ -29,7 +30,10 @@ class Family:
     first. block: what a layer's name begins with. modules, layers: of the model and of a layer, to
     llama.cpp's names. left_out: what its tensors that llama.cpp has no place for match. halves: whether heads
     of queries and keys are stored interleaved. plus: what is added to weights of norms. wide: modules with
-    matrices in float32. encoder: whether it has no head for tokens.
+    matrices in float32. encoder: whether it has no head for tokens. experts: what the experts of a layer lie
+    in, and what the gate, up and down of each are called; the first is what is made of files. numbers: of the
+    metadata that count experts and their sizes, with their keys in config.json, that which is written first.
+    always: keys of config.json that must say what llama.cpp computes.
     """
 
     architecture: str
@@ -45,6 +49,9 @@ class Family:
     plus: float = 0.0
     wide: frozenset[str] = frozenset()
     encoder: bool = False
+    experts: tuple[tuple[str, tuple[str, str, str]], ...] = ()
+    numbers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    always: Mapping[str, Any] = field(default_factory=dict)
 
 
 _LAYERS = MappingProxyType({
@@ -55,6 +62,21 @@ _LAYERS = MappingProxyType({
 _QUERY_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 _TEXT = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")
 _VISION = r"|^(model\.)?(vision_tower|vision_model|multi_modal_projector)\."
+_OF_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+"""The gate, up and down of all experts of a layer."""
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+_ATTENTION = MappingProxyType({old: new for old, new in _LAYERS.items() if not old.startswith("mlp.")})
+_ROUTER = {"mlp.gate": "ffn_gate_inp"}
+_FLAT = frozenset(("ffn_gate_inp_shexp",))
+"""Modules of one row that is a vector in files."""
+_WIDE = frozenset(("ffn_gate_inp", *_FLAT))
+_NUMBERS = MappingProxyType({
+    # transformers 5 writes the second for Qwen3.
+    "expert_count": ("num_experts", "num_local_experts"), "expert_used_count": ("num_experts_per_tok",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+})  # fmt: skip
+_EVERYWHERE = MappingProxyType({"decoder_sparse_step": 1, "mlp_only_layers": ()})
+"""Experts in each layer."""
 FAMILIES: tuple[Family, ...] = (
     Family(
         architecture="llama", model_type="llama", class_name="LlamaForCausalLM", types=("mistral",),
@@ -64,6 +86,34 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         architecture="qwen3", model_type="qwen3", class_name="Qwen3ForCausalLM",
         layers=MappingProxyType({**_LAYERS, **_QUERY_NORMS}),
+    ),
+    Family(
+        architecture="llama", model_type="mixtral", class_name="MixtralForCausalLM", halves=True, wide=_WIDE,
+        # Checkpoints have the first names, models of transformers 5 the others.
+        layers=MappingProxyType({**_ATTENTION, **_ROUTER, "block_sparse_moe.gate": "ffn_gate_inp"}),
+        experts=(("block_sparse_moe.experts", ("w1", "w3", "w2")), ("mlp.experts", _PROJECTIONS)),
+        numbers=MappingProxyType({
+            "expert_count": ("num_local_experts",), "expert_used_count": ("num_experts_per_tok",),
+        }),
+    ),
+    Family(
+        architecture="qwen2moe", model_type="qwen2_moe", class_name="Qwen2MoeForCausalLM", wide=_WIDE,
+        layers=MappingProxyType({
+            **_ATTENTION, **_ROUTER, "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+            "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+            "mlp.shared_expert.down_proj": "ffn_down_shexp",
+        }),
+        experts=(("mlp.experts", _PROJECTIONS),),
+        numbers=MappingProxyType({
+            **_NUMBERS, "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+        }),
+        always=MappingProxyType({**_EVERYWHERE, "norm_topk_prob": False}),
+    ),
+    Family(
+        architecture="qwen3moe", model_type="qwen3_moe", class_name="Qwen3MoeForCausalLM", wide=_WIDE,
+        layers=MappingProxyType({**_ATTENTION, **_QUERY_NORMS, **_ROUTER}),
+        experts=(("mlp.experts", _PROJECTIONS),), numbers=_NUMBERS,
+        always=MappingProxyType({**_EVERYWHERE, "norm_topk_prob": True}),
     ),
     Family(
         architecture="gemma3", model_type="gemma3_text", class_name="Gemma3ForCausalLM", types=("gemma3",),
@@ -107,9 +157,21 @@ def family_of(config: Config) -> Family | None:
     'llama'
     """
     kind, text = model_type(config), text_config(config)
-    if any(type(text.get(key)) is not int or text[key] < 1 for key in _NEEDED):
+    family = next((family for family in FAMILIES if kind in (family.model_type, *family.types)), None)
+    if family is None:
         return None
-    return next((family for family in FAMILIES if kind in (family.model_type, *family.types)), None)
+    found = [text.get(key) for key in _NEEDED] + [number_of(text, keys) for keys in family.numbers.values()]
+    return family if all(type(number) is int and number > 0 for number in found) else None
+
+
+def number_of(text: Config, keys: Sequence[str]) -> Any:
+    """Return what a configuration says under the first of some keys that it has, or None."""
+    return next((text[key] for key in keys if text.get(key) is not None), None)
+
+
+def expert_count(family: Family, config: Config) -> int:
+    """Return how many experts a layer has, or 0."""
+    return number_of(text_config(config), family.numbers.get("expert_count", ())) or 0
 
 
 def head_size(config: Config) -> int:
@@ -135,8 +197,13 @@ def form_of(family: Family, name: str, shape: tuple[int, ...], config: Config) -
     if left_out.search(name):
         return NO_PLACE
     found = pattern.fullmatch(name)
+    fused = _fused(family, name) if len(shape) == 3 else None
+    if fused is not None:
+        return fused
     table = family.modules if found is None or found["n"] is None else family.layers
-    stored = None if found is None else table.get(found["module"])
+    stored, part = None if found is None else table.get(found["module"]), None
+    if stored is None and found is not None and found["n"] is not None:
+        stored, part = _of_expert(family, found["module"], expert_count(family, config))
     if found is None or stored is None:
         raise CheckpointError(
             f"tensor {printable(name)} has no name in GGUF files of {family.architecture}, so llama.cpp "
@@ -145,7 +212,24 @@ def form_of(family: Family, name: str, shape: tuple[int, ...], config: Config) -
     block = "" if found["n"] is None else f"blk.{found['n']}."
     form = _form(family, f"{block}{stored}.{found['kind']}", shape, head_size(config))
     form.require_whole(shape[0] if shape else 1, printable(name))
-    return form
+    return form._replace(part=part)
+
+
+def _fused(family: Family, name: str) -> StoredForm | None:
+    """Return the form of all experts of a layer in one tensor of the model, or None for another tensor."""
+    found = re.fullmatch(r"(?:.*\.)?layers\.(?P<n>\d+)\.(?P<module>.+)\.(?P<kind>\w+?)(?:\.weight)?", name)
+    if found is None or found["module"] not in dict(family.experts) or found["kind"] not in (GATE_UP, DOWN):
+        return None
+    return APART if found["kind"] == GATE_UP else StoredForm(f"blk.{found['n']}.{_OF_EXPERTS[2]}.weight")
+
+
+def _of_expert(family: Family, module: str, count: int) -> tuple[str | None, tuple[int, int] | None]:
+    """Return the tensor that holds a projection of all experts, and which part of it a module is."""
+    *holder, number, projection = module.split(".")
+    names = dict(family.experts).get(".".join(holder), ())
+    if projection not in names or not number.isdecimal() or int(number) >= count:
+        return None, None
+    return _OF_EXPERTS[names.index(projection)], (int(number), count)
 
 
 def _form(family: Family, name: str, shape: tuple[int, ...], head: int) -> StoredForm:
@@ -156,6 +240,7 @@ def _form(family: Family, name: str, shape: tuple[int, ...], head: int) -> Store
     return StoredForm(
         name=name, halves=head if family.halves and last in ("attn_q", "attn_k") else 0,
         plus=family.plus if norm else 0.0, float32=len(shape) < 2 or norm or last in family.wide,
+        flat=last in _FLAT,
     )  # fmt: skip
 
 
@@ -166,20 +251,37 @@ def _modules(family: Family) -> tuple[Mapping[str, str], Mapping[str, str]]:
     return whole, layers
 
 
-def model_name(
+def model_names(
     family: Family, stored: str, shape: tuple[int, ...], config: Config
-) -> tuple[str, StoredForm] | None:
-    """Return the name in the model of a tensor of a file, and its form; None where it is no such tensor."""
+) -> Sequence[tuple[str, StoredForm]] | None:
+    """Return the names in the model of what a tensor of a file holds, and their forms.
+
+    None says that it is no such tensor. Raises CheckpointError for heads that are not whole, and for another
+    number of experts than the configuration says.
+    """
     found = _patterns(family)[1].fullmatch(stored)
     if found is None:
         return None
+    block = "" if found["n"] is None else f"{family.block}.{found['n']}."
+    if block and family.experts and found["module"] in _OF_EXPERTS:
+        holder, names = family.experts[0]
+        stem, projection = f"{family.prefixes[0]}{block}{holder}", names[_OF_EXPERTS.index(found["module"])]
+        count = expert_count(family, config)
+        if len(shape) != 3 or shape[0] != count:
+            raise CheckpointError(
+                f"{printable(stored)} has shape {list(shape)}, but must hold the matrices of {count} experts"
+            )
+        form = _form(family, stored, shape[1:], 0)
+        return [
+            (f"{stem}.{number}.{projection}.{found['kind']}", form._replace(part=(number, count)))
+            for number in range(count)
+        ]
     whole, layers = _modules(family)
-    module = (whole if found["n"] is None else layers).get(found["module"])
+    module = (layers if block else whole).get(found["module"])
     if module is None:
         return None
-    block = "" if found["n"] is None else f"{family.block}.{found['n']}."
     # transformers keeps the head next to the model.
     prefix = "" if module == "lm_head" else family.prefixes[0]
     form = _form(family, stored, shape, head_size(config))
     form.require_whole(shape[0] if shape else 1, printable(stored))
-    return f"{prefix}{block}{module}.{found['kind']}", form
+    return [(f"{prefix}{block}{module}.{found['kind']}", form)]

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from ...architectures import Config
 from ..containers.gguf import TYPES
 from ..model_format import WEIGHTED
-from ..stored_forms import NO_PLACE
-from .families import Family, form_of, text_config
+from ..stored_forms import APART, NO_PLACE
+from .families import Family, expert_count, form_of, text_config
 
 
 class _Place(NamedTuple):
@@ -73,7 +73,13 @@ FILE_TYPES: Mapping[str, int] = MappingProxyType({
 """The number that llama.cpp has for a file of each (``llama_ftype``)."""
 OF_IMPORTANCE = frozenset({"q2_k_s"})
 """Those that llama.cpp does not make without an importance matrix."""
-_V, _DOWN, _OUT = "attn_v", "ffn_down", "attn_output"
+_V, _K, _DOWN, _OUT, _GATE_UP = "attn_v", "attn_k", "ffn_down", "attn_output", "ffn_gate_up"
+_EIGHT = 8
+"""Experts of Mixtral, whose attention is so small next to them that it gets more bits."""
+_OUT_OF_EIGHT = (
+    "mostly_q2_k", "q3_k_s", "q3_k_m", "mostly_iq4_nl", "q4_k_s", "q4_k_m", "mostly_iq4_xs",
+)  # fmt: skip
+"""Mixtures in which the output of attention next to eight experts is Q5_K."""
 _RULES: tuple[tuple[str, str, Callable[[_Place], bool], str], ...] = (
     ("mostly_q2_k q2_k_s", _V, _shared, "q4_k"), ("mostly_q2_k", _V, _always, "q3_k"),
     ("q3_k_m", _V, _among(2), "q5_k"), ("q3_k_m", _V, _always, "q4_k"), ("q3_k_l", _V, _always, "q5_k"),
@@ -118,15 +124,20 @@ def types_of(
     heads = text["num_attention_heads"]
     shared = heads // (text.get("num_key_value_heads") or heads)
     found = {}
+    experts = expert_count(family, config)
     for name, form in forms.items():
-        if form is NO_PLACE or form.float32 or not form.name.endswith(".weight"):
+        if form is APART:  # the gate and up of all experts, for which no mixture has a rule
+            block, last = [], _GATE_UP
+        elif form is NO_PLACE or form.float32 or not form.name.endswith(".weight"):
             continue
-        *block, last, _ = form.name.split(".")
+        else:
+            *block, last, _ = form.name.split(".")
         place = _Place(int(block[-1]) if block else 0, text["num_hidden_layers"], shared)
         columns = shapes[name][-1]
         head = last == "output" or (tied and last == "token_embd")
         usual = MIXTURES[mixture.removesuffix(WEIGHTED)]
-        given = _of_head(usual, columns) if head else _of_tensor(mixture, last, place)
+        last = last.removesuffix("_exps").removesuffix("_shexp")
+        given = _of_head(usual, columns) if head else _of_tensor(mixture, last, place, experts)
         if last == _V and given in ("q3_k", "q4_k") and _is_70b(family, place):
             given = "q5_k"
         if columns % TYPES[given.upper()].block:
@@ -140,8 +151,12 @@ def _of_head(usual: str, columns: int) -> str:
     return "q8_0" if usual == "q8_0" or columns % TYPES[usual.upper()].block else "q6_k"
 
 
-def _of_tensor(mixture: str, last: str, place: _Place) -> str:
+def _of_tensor(mixture: str, last: str, place: _Place, experts: int) -> str:
     name = mixture.removesuffix(WEIGHTED)
+    if experts == _EIGHT and last in (_V, _K):
+        return "q8_0"
+    if experts == _EIGHT and last == _OUT:
+        return "q5_k" if name in _OUT_OF_EIGHT else MIXTURES[name]
     if last == "token_embd" and MIXTURES[name] in ("tq1_0", "tq2_0"):
         return "q4_k"
     rules = (*_RULES, *(_PLAIN_RULES if name == mixture else _WEIGHTED_RULES))

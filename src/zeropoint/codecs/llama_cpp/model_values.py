@@ -18,7 +18,7 @@ from ...errors import CheckpointError, UnsupportedError
 from ..containers.protocol import Found, Metadata, Read, Row, Scalar
 from ..model_format import FileModel
 from ..stored_forms import StoredForm
-from .families import FAMILIES, Family, family_of, head_size, model_name, text_config
+from .families import FAMILIES, Family, family_of, head_size, model_names, number_of, text_config
 from .vocabulary import PREFIX, STORED_NAMES
 
 ARCHITECTURE = "general.architecture"
@@ -53,7 +53,16 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "rope_theta": 10000.0},
     "qwen2": {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 10000.0},
     "qwen3": {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 10000.0, "head_dim": 128},
-    "gemma3": {
+    "mixtral": {"rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 1e6},
+    "qwen2_moe": {
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 10000.0,
+        "norm_topk_prob": False,
+    },
+    "qwen3_moe": {
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 10000.0,
+        "norm_topk_prob": False,
+    },
+    "gemma3_text": {
         "rms_norm_eps": 1e-6, "max_position_embeddings": 131072, "rope_theta": 1e6,
         "rope_local_base_freq": 1e4, "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4,
         "sliding_window": 4096, "query_pre_attn_scalar": 256, "vocab_size": 262208,
@@ -71,16 +80,17 @@ def model_values(family: Family, config: Config) -> dict[str, Scalar]:
 
     Raises UnsupportedError for what llama.cpp computes otherwise.
     """
-    text = {**_DEFAULTS[family.architecture], **text_config(config)}
+    text = {**_DEFAULTS[family.model_type], **text_config(config)}
     if text.get("num_key_value_heads") is None and not family.encoder:
         text["num_key_value_heads"] = text["num_attention_heads"]
     _require_alike(family, text)
     arch = family.architecture
     values: dict[str, Scalar] = {ARCHITECTURE: arch, "general.type": "model"}
     for key in _KEYS:
-        value = next((text[name] for name in key.names if text.get(name) is not None), None)
+        value = number_of(text, key.names)
         if value is not None and not (key.stored == "attention.sliding_window" and arch != "gemma3"):
             values[f"{arch}.{key.stored}"] = key.kind(value)
+    values |= {f"{arch}.{stored}": int(number_of(text, keys)) for stored, keys in family.numbers.items()}
     if family.halves:
         values[f"{arch}.rope.dimension_count"] = head_size(text)
     if family.encoder:
@@ -99,6 +109,12 @@ def _require_alike(family: Family, text: Config) -> None:
             raise UnsupportedError(
                 f"query_pre_attn_scalar is {text['query_pre_attn_scalar']!r:.40} in config.json, but "
                 f"llama.cpp divides queries by the root of {scaled}; write safetensors"
+            )
+    for key, value in family.always.items():
+        if (said := text.get(key, value)) != value and (said or value):
+            raise UnsupportedError(
+                f"{key} is {said!r:.40} in config.json, but llama.cpp computes models of "
+                f"{family.architecture} as if it were {value!r}; write safetensors"
             )
     if text.get("position_embedding_type", "absolute") != "absolute":
         raise UnsupportedError(
@@ -143,7 +159,7 @@ def _rope_values(arch: str, text: Config) -> dict[str, Scalar]:
 
 def rope_factors(family: Family, config: Config) -> Row | None:
     """Return the tensor by which llama.cpp divides frequencies of Llama 3's rotary embeddings, or None."""
-    text = {**_DEFAULTS[family.architecture], **text_config(config)}
+    text = {**_DEFAULTS[family.model_type], **text_config(config)}
     rope, _ = _rope(text)
     if rope["rope_type"] != "llama3" or family.architecture != "llama":
         return None
@@ -202,11 +218,11 @@ def read_model(found: Sequence[Found], metadata: Metadata, read: Read) -> FileMo
         return None
     family = family_of(config)
     assert family is not None
-    named = (model_name(family, row.name, row.shape, config) for row in rows)
-    forms = [known or (row.name, StoredForm(row.name)) for row, known in zip(rows, named, strict=True)]
+    named = (model_names(family, row.name, row.shape, config) for row in rows)
+    forms = [known or [(row.name, StoredForm(row.name))] for row, known in zip(rows, named, strict=True)]
     return FileModel(
         config=config,
-        forms=[None if form.name == ROPE_FACTORS else (name, form) for name, form in forms],
+        forms=[[] if row.name == ROPE_FACTORS else parts for row, parts in zip(rows, forms, strict=True)],
     )
 
 
@@ -232,7 +248,7 @@ def model_config(
         CheckpointError: where values are missing or of another type.
     """
     arch = metadata.get(ARCHITECTURE)
-    family = next((family for family in FAMILIES if family.architecture == arch), None)
+    family = _family_in(arch, metadata)
     if family is None or "token_embd.weight" not in names:
         return None
     config: dict[str, Any] = {"architectures": [family.class_name], "model_type": family.model_type}
@@ -240,6 +256,10 @@ def model_config(
         value = metadata.get(f"{arch}.{key.stored}")
         if value is not None and type(value) in (key.kind, int):
             config[key.names[0]] = value if key.kind is int else _short(value)
+    for stored, keys in family.numbers.items():
+        if type(number := metadata.get(f"{arch}.{stored}")) is int:
+            config[keys[0]] = number
+    config |= {k: list(value) if isinstance(value, tuple) else value for k, value in family.always.items()}
     if "vocab_size" not in config and isinstance(tokens := metadata.get(f"{PREFIX}tokens"), list):
         config["vocab_size"] = len(tokens)
     if family.encoder:
@@ -262,6 +282,12 @@ def model_config(
             f"its metadata does not say the sizes of a model of {arch}; download or export it again"
         )
     return config
+
+
+def _family_in(arch: Any, metadata: Mapping[str, Any]) -> Family | None:
+    """Return the family of an architecture, of which some have experts."""
+    experts = bool(metadata.get(f"{arch}.expert_count"))
+    return next((f for f in FAMILIES if f.architecture == arch and bool(f.experts) == experts), None)
 
 
 def _short(value: float) -> float:
