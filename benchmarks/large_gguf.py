@@ -6,7 +6,7 @@ takes no time, and no command looks at more than a tile at once. Then it runs, e
     zeropoint inspect FILE
     zeropoint verify FILE
     zeropoint convert FILE OUT --format compressed-tensors
-    zeropoint quantize FILE OUT --format gguf --to q4_0 --dequantize-first
+    zeropoint quantize FILE OUT --format gguf --to q4_0 --dequantize-first --dequantize-kept
 
 with the usual limit of memory, and prints the largest memory of each and what a second took.
 """
@@ -39,7 +39,7 @@ WIDE = Size(
 )
 COMMANDS = (
     ("inspect", None), ("verify", None), ("convert", ("--format", "compressed-tensors")),
-    ("quantize", ("--format", "gguf", "--to", "q4_0", "--dequantize-first")),
+    ("quantize", ("--format", "gguf", "--to", "q4_0", "--dequantize-first", "--dequantize-kept")),
 )  # fmt: skip
 
 
@@ -102,8 +102,9 @@ def main() -> None:
     found = []
     with tempfile.TemporaryDirectory(prefix="zeropoint-large-", dir=args.work) as folder:
         work = Path(folder)
-        require_room(work, int(2.1e9 * args.gigabytes))
-        path, out = work / "large.gguf", work / "out"
+        require_room(work, int(2.02e9 * args.gigabytes))
+        path, out = work / "in" / "large.gguf", work / "out"
+        path.parent.mkdir()
         nbytes = write(path, args.gigabytes)
         for verb, options in COMMANDS:
             if args.only not in verb:

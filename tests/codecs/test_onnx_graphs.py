@@ -96,6 +96,18 @@ def test_a_weight_is_quantized_wherever_it_is(place: str, layout: str, tmp_path:
     assert np.abs(ran(out / "model.onnx", X)[0] - ran(source, X)[0]).max() > 1e-4
 
 
+def test_an_older_model_is_translated_with_the_numbers_of_a_branch_elsewhere(tmp_path: Path) -> None:
+    proto, out = in_a_branch(), tmp_path / "out"
+    proto.opset_import[0].version, proto.ir_version = 17, 8
+    source = save(proto, tmp_path / "in", external=True)
+    branches = onnx.load(source, load_external_data=False).graph.node[0].attribute
+    assert [branch.g.initializer[0].data_location for branch in branches] == [1, 1]
+    zp.quantize_checkpoint(source, out, "int4:g32", format="onnx")
+    assert zp.verify_checkpoint(out, source).problems == ()
+    assert set(decoded(out)) == {"then.w", "else.w"}
+    assert onnx.load(out / "model.onnx").opset_import[0].version == 21
+
+
 def test_a_weight_that_is_read_both_ways_is_kept_with_its_reason(tmp_path: Path) -> None:
     nodes = [
         node("MatMul", ["x", "w"], ["a"]), node("Gemm", ["a", "w"], ["b"], transB=1),

@@ -88,6 +88,18 @@ def of_old_operators(proto: Any) -> None:
     proto.opset_import[0].version = 3
 
 
+def product_without_output(proto: Any) -> None:
+    """Make onnx infer shapes, for a newer set of operators, of a product that has no place to go."""
+    proto.opset_import[0].version = 17
+    proto.graph.node.append(helper.make_node("MatMul", ["e", "fc1"], []))
+
+
+def missing_output(proto: Any) -> None:
+    """Let no node give what the graph gives: translating such a model, onnx 1.22 ends the process."""
+    proto.opset_import[0].version = 17
+    proto.graph.node[-1].output[0] = "elsewhere"
+
+
 def unnamed(proto: Any) -> None:
     tensor(proto).name = ""
 
@@ -149,6 +161,8 @@ LIES: dict[str, tuple[Callable[[Any], None], str]] = {
     "numbers of another type": (of_another_type, "type 1 has double_data, which is for other"),
     "a node without outputs": (unfinished, "nothing would be quantized"),
     "operators of 2016": (of_old_operators, "the model has operator set 3, and 7 or newer are translated"),
+    "a product without an output": (product_without_output, "cannot translate the model from operator set"),
+    "an output that no node gives": (missing_output, "Graph output 'out' is not an output of any node"),
     "no graph": (without_graph, "it has no graph"),
     "no nodes": (without_nodes, "it has no graph with nodes"),
     "sparse numbers elsewhere": (sparse, "sparse tensor"),

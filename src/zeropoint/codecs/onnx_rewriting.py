@@ -26,6 +26,7 @@ from .containers.onnx_graph import (
     Initializer,
     all_graphs,
     attribute_of,
+    constants,
     initializers,
     parsed,
 )
@@ -222,8 +223,15 @@ def _with_operators(model: Any, least: int) -> Any:
             f"the model has operator set {max(now)}, and {_LEAST_OPERATORS} or newer are translated to "
             f"{least}, which these types need; export the model anew"
         )
+    import onnx.checker
+    import onnx.shape_inference
     import onnx.version_converter
 
+    refused = (
+        onnx.checker.ValidationError, onnx.shape_inference.InferenceError,
+        onnx.version_converter.ConvertError,
+        RuntimeError, ValueError, TypeError, LookupError, ArithmeticError,
+    )  # fmt: skip
     held = [each for each in model.graph.initializer if each.data_location == 1]
     known = {each.name for each in model.graph.input}
     for each in held:
@@ -232,8 +240,9 @@ def _with_operators(model: Any, least: int) -> Any:
             info = model.graph.input.add()
             info.CopyFrom(onnx.helper.make_tensor_value_info(each.name, each.data_type, list(each.dims)))
     try:
+        _check(model)
         found = onnx.version_converter.convert_version(model, least)
-    except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:  # of any adapter
+    except refused as error:  # of any adapter
         raise UnsupportedError(
             f"onnx cannot translate the model from operator set {max(now)} to {least}, which these types "
             f"need ({printable(str(error)[:200])}); use int8:channel or --format onnx-matmulnbits, or export "
@@ -246,3 +255,22 @@ def _with_operators(model: Any, least: int) -> Any:
     found.graph.initializer.extend(held)
     found.ir_version = model.ir_version
     return found
+
+
+def _check(model: Any) -> None:
+    """Raise an error of onnx where a model is damaged, whose translation would end the process (onnx 1.22).
+
+    Numbers that lie elsewhere, which onnx would look for in the directory of this process, count as none.
+    """
+    import onnx.checker
+
+    tensors = [each for graph in all_graphs(model) for each in graph.initializer]
+    tensors += [tensor for _, tensor in constants(model)]
+    elsewhere = [(each, list(each.dims)) for each in tensors if each.data_location == 1]
+    try:
+        for each, _ in elsewhere:
+            each.dims[:], each.data_location = [0], 0
+        onnx.checker.check_model(model)
+    finally:
+        for each, dims in elsewhere:
+            each.dims[:], each.data_location = dims, 1

@@ -9,6 +9,7 @@ positive; of two levels, a block's scale may be 0 where all its codes are.
 from __future__ import annotations
 
 import contextlib
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -220,7 +221,7 @@ class LayerPart(Check):
         if block is not None:
             self.report(f"{self._where()}: the scale of block {block} is 0, but not all of its codes are")
         decoded = q.dequantize(torch.float32)
-        if not bool(torch.isfinite(decoded).all()):
+        if not _finite(decoded):
             self.report(f"{self._where()} decode to non-finite values")
         elif self.check.weight is not None:
             self._compare(q, decoded, lines, scratch.buffer)
@@ -269,6 +270,15 @@ class LayerPart(Check):
     @property
     def _by_rows(self) -> bool:
         return self.check.layer.codec.axis(self.check.layer.layer) == ROWS
+
+
+def _finite(values: torch.Tensor) -> bool:
+    """Return whether all of ``values`` are finite.
+
+    A NaN is both their least and their largest. torch.isfinite, which makes tensors, took ten times as long:
+    more than half the time of verify.
+    """
+    return not values.numel() or all(math.isfinite(float(end)) for end in torch.aminmax(values))
 
 
 def _lost_block(q: QuantizedTensor) -> tuple[int, ...] | None:
