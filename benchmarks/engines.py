@@ -27,227 +27,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from engine_rows import ROWS, WINDOW, Logits, Row, by_transformers
 from facts import machine
 from rich.console import Console
 
 import zeropoint as zp
 
-WINDOW = 512
-"""Tokens of a window, the first half of which is context, as llama-perplexity has it."""
 HERE = Path(__file__).parent
 ENVIRONMENTS = {"llama_cpp": ".llama_cpp", "quark": ".engines-quark"}
 """Of packages that do not go with the others, which are in .engines."""
-Logits = torch.Tensor
-Run = Callable[[Path, torch.Tensor], Logits]
-
-
-def by_transformers(**options: Any) -> Run:
-    """Return what runs a checkpoint in transformers: from windows of tokens to float32 logits."""
-
-    def run(folder: Path, tokens: torch.Tensor) -> Logits:
-        from transformers import AutoModelForCausalLM
-
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
-        if options:  # weights that were decoded as the model was loaded
-            model = model.float()
-        with torch.no_grad():
-            return torch.stack([model(window[None]).logits[0].float() for window in tokens])
-
-    return run
-
-
-def by_fp8(folder: Path, tokens: torch.Tensor) -> Logits:
-    """Run a checkpoint in transformers, which decodes its fp8 weights."""
-    from transformers import FineGrainedFP8Config
-
-    return by_transformers(quantization_config=FineGrainedFP8Config(dequantize=True))(folder, tokens)
-
-
-def by_llama_cpp(folder: Path, tokens: torch.Tensor) -> Logits:
-    """Run a GGUF file in llama.cpp, without the kernels for weights in another order.
-
-    These read past what is aligned on some machines (0.3.36), in files of its own quantizer, too.
-    """
-    from llama_cpp import Llama, llama_cpp
-
-    usual = llama_cpp.llama_model_default_params()
-    usual.use_extra_bufts = False
-    llama_cpp.llama_model_default_params = lambda: usual
-    (path,) = folder.glob("*.gguf")
-    model = Llama(str(path), n_ctx=WINDOW, logits_all=True, verbose=False)
-    found = []
-    for window in tokens:
-        model.reset()
-        model.eval(window.tolist())
-        found.append(torch.from_numpy(model.scores[: len(window)].copy()).float())
-    return torch.stack(found)
-
-
-def by_onnxruntime(folder: Path, tokens: torch.Tensor) -> Logits:
-    """Run an ONNX model in onnxruntime."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
-    return torch.stack(
-        [torch.from_numpy(session.run(None, {"ids": window[None].numpy()})[0][0]) for window in tokens]
-    )
-
-
-def by_mlx(folder: Path, tokens: torch.Tensor) -> Logits:
-    """Run a checkpoint in mlx-lm, whose activations have the dtype of scales."""
-    import mlx.core as mx
-    import numpy as np
-    from mlx_lm.utils import load_model
-
-    model, _ = load_model(folder)
-    return torch.stack(
-        [
-            torch.from_numpy(np.array(model(mx.array(window[None].numpy()))[0].astype(mx.float32)))
-            for window in tokens
-        ]
-    )
-
-
-TRANSFORMERS = by_transformers()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A layout in an engine.
-
-    package: what the engine needs. run, floats: what runs the codes, and the decoded floats. dtype: of these.
-    tokens: how many of one window are run, where the engine is slow here, or all.
-    """
-
-    scheme: str
-    layout: str = "compressed-tensors"
-    method: str | None = None
-    engine: str = "transformers"
-    package: str
-    run: Run = TRANSFORMERS
-    floats: Run = TRANSFORMERS
-    dtype: str = "bfloat16"
-    tokens: int | None = None
-
-    @property
-    def key(self) -> str:
-        """Its words."""
-        return f"{self.layout} {self.scheme} {self.engine}"
-
-    @property
-    def onnx(self) -> bool:
-        """Whether the source is an ONNX model."""
-        return self.engine == "onnxruntime"
-
-
-def _llama_cpp(scheme: str, method: str | None = None) -> Row:
-    return Row(
-        scheme=scheme,
-        layout="gguf",
-        method=method,
-        engine="llama.cpp",
-        package="llama_cpp",
-        run=by_llama_cpp,
-        dtype="float32",
-    )
-
-
-def _onnx(scheme: str, layout: str) -> Row:
-    return Row(
-        scheme=scheme, layout=layout, engine="onnxruntime", package="onnxruntime", run=by_onnxruntime,
-        floats=by_onnxruntime, dtype="float32",
-    )  # fmt: skip
-
-
-ROWS = (
-    *(
-        Row(scheme=scheme, package="compressed_tensors")
-        for scheme in (
-            "w8a16",
-            "int4:g64",
-            "int4:g64:asym",
-            "int3:g64",
-            "w8a8",
-            "fp8_dynamic",
-            "float8_e4m3fn:block64x64",
-            "nvfp4a16",
-            "mxfp4a16",
-            "mxfp8",
-            "mxfp6_e3m2",
-        )
-    ),
-    *(
-        Row(
-            scheme=scheme,
-            layout="fp8-block",
-            engine="transformers, decoding",
-            package="accelerate",
-            run=by_fp8,
-            dtype="float32",
-        )
-        for scheme in (
-            "float8_e4m3fn:block64x64",
-            "float8_e4m3fn:block64x64:scale=rceil",
-            "float8_e4m3fn:tensor",
-        )
-    ),
-    *(Row(scheme=scheme, layout="bitsandbytes", package="bitsandbytes") for scheme in ("nf4", "fp4_bnb")),
-    Row(scheme="llm_int8", layout="llm-int8", package="bitsandbytes"),
-    *(
-        Row(scheme=scheme, layout="gptq", package="gptqmodel")
-        for scheme in ("int4:g64", "int4:g64:asym", "int8:g64", "int3:g64")
-    ),
-    Row(scheme="int4:g64:asym", layout="awq", package="gptqmodel"),
-    *(
-        Row(scheme=scheme, layout="torchao", package="torchao", dtype="float32")
-        for scheme in ("int8wo", "int8dq", "float8wo", "int4:g64")
-    ),
-    *(
-        Row(scheme=scheme, layout="quark", package="quark", dtype="float32")
-        for scheme in ("int4:g64", "w8a16", "mxfp4a16", "float8_e4m3fn:channel")
-    ),
-    *(_llama_cpp(scheme) for scheme in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4_e2m1")),
-    *(
-        _llama_cpp(scheme, "ggml")
-        for scheme in (
-            "iq4_nl",
-            "mostly_q2_k",
-            "q3_k_s",
-            "q3_k_m",
-            "q3_k_l",
-            "q4_k_s",
-            "q4_k_m",
-            "q5_k_s",
-            "q5_k_m",
-            "mostly_q6_k",
-            "mostly_iq4_xs",
-        )
-    ),
-    *(
-        Row(scheme=scheme, layout="mlx", engine="mlx-lm", package="mlx_lm", run=by_mlx, tokens=64)
-        for scheme in ("mlx_int3", "mlx_int4", "mlx_int6", "mlx_int8", "mxfp4_e2m1")
-    ),
-    *(
-        _onnx(scheme, "onnx")
-        for scheme in (
-            "int4:g64",
-            "int4:g64:asym",
-            "int8:channel",
-            "uint8:channel:asym",
-            "float8_e4m3fn:channel",
-            "nvfp4a16",
-        )
-    ),
-    *(_onnx(scheme, "onnx-matmulnbits") for scheme in ("int4:g64", "int4:g64:asym", "int8:g64")),
-)
 
 
 def text_of_python() -> str:
@@ -304,17 +99,29 @@ def onnx_model(floats: Path, folder: Path) -> Path:
 
 
 def with_weights(graph: Path, floats: Path) -> None:
-    """Write the ONNX model of ``graph`` into ``floats``, with the weights that lie there in safetensors."""
+    """Write the ONNX model of ``graph`` into ``floats``, with the weights that lie there in safetensors.
+
+    A weight of a product is decoded under its name and ``.weight``, with a row for each output; what stayed
+    as it was has its own name.
+    """
     import onnx
     from safetensors.torch import load_file
 
-    model, found = onnx.load(graph / "model.onnx"), load_file(floats / "model.safetensors")
-    multiplied = {node.input[1] for node in model.graph.node if node.op_type == "MatMul"}
+    model = onnx.load(graph / "model.onnx")
+    found = {
+        name: values for path in floats.glob("*.safetensors") for name, values in load_file(path).items()
+    }
+    decoded = 0
     for tensor in model.graph.initializer:
-        values = found.get(tensor.name, found.get(f"{tensor.name}.weight"))
-        if values is not None:
-            values = values.float().T if tensor.name in multiplied else values.float()
-            tensor.raw_data = values.contiguous().numpy().tobytes()
+        values = found.get(f"{tensor.name}.weight")
+        if values is None or tensor.data_type != onnx.TensorProto.FLOAT:
+            continue
+        values = values.float().T.contiguous()
+        assert list(values.shape) == list(tensor.dims), tensor.name
+        tensor.raw_data = values.numpy().tobytes()
+        decoded += 1
+    if not decoded:
+        raise SystemExit("none of the decoded weights has the name of one in the graph")
     onnx.save(model, floats / "model.onnx", save_as_external_data=True, location="model.onnx.data")
 
 
@@ -332,7 +139,7 @@ def prepared(work: Path, windows: int, onnx: bool) -> torch.Tensor:
         text = text_of_python()[: windows * WINDOW * 8]
         ids = AutoTokenizer.from_pretrained(floats)(text)["input_ids"][: windows * WINDOW]
         tokens = torch.tensor(ids).view(windows, WINDOW)
-        base = perplexity(TRANSFORMERS(floats, tokens), tokens)
+        base = perplexity(by_transformers(floats, tokens), tokens)
         (work / "text.txt").write_text(text)
         shared.write_text(json.dumps({"tokens": tokens.tolist(), "perplexity": base}))
     if onnx and not (work / "onnx" / "done").exists():

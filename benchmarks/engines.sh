@@ -18,7 +18,7 @@ make() {
 make .engines -c ../constraints.txt -e "..[hf,gguf,onnx]" accelerate bitsandbytes torchao==0.18.0 "mlx[cpu]" mlx-lm
 # GPTQModel has the layers of GPTQ and AWQ that transformers runs, with optimum. It asks for a newer torch than it needs here, and builds no kernels
 # for a CPU.
-install device-smi logbar pypcre threadpoolctl datasets
+install device-smi logbar pypcre threadpoolctl datasets pillow
 BUILD_CUDA_EXT=0 install --no-deps gptqmodel==7.7.0 optimum==2.3.0 tokenicer defuser
 # Quark wants another numpy and an onnx of its own.
 make .engines-quark -e "..[hf,gguf]" accelerate amd-quark==0.13
