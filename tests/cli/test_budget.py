@@ -43,7 +43,9 @@ def test_the_same_command_resumes(model: Path, tmp_path: Path, call: Call) -> No
     ("arguments", "message"),
     [
         (("--budget", "5bpw", "--to", "w4a16"), "give exactly one of --to, --recipe, --plan, --budget"),
-        (("--to", "w4a16", "--candidates", "w8a16"), "--candidates and --state go with --budget"),
+        (("--to", "w4a16", "--candidates", "w8a16"), "--candidates, --state, --importance, --text"),
+        (("--to", "w4a16", "--refine", "2"), "and --refine go with --budget; add one, or leave them out"),
+        (("--budget", "5bpw", "--text", "x.txt"), "--text is what the model runs on; add --importance"),
         (("--budget", "5bpw", "--calibration", "x.txt"), "--budget is decided without --calibration"),
         (("--budget", "1bpw",), "budget 1bpw is less than the smallest choice"),
     ],
@@ -58,9 +60,11 @@ def test_mistakes_are_one_sentence_and_write_nothing(
 
 
 def test_python_takes_a_scheme_or_a_budget(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"takes a scheme or recipe \(to=\), or budget=; give one"):
+    with pytest.raises(RecipeError, match=r"takes a scheme or recipe \(to=\), or budget= with"):
         zp.quantize_checkpoint(model, tmp_path / "out")
     with pytest.raises(RecipeError, match="give one of them"):
         zp.quantize_checkpoint(model, tmp_path / "out", "w4a16", budget="5bpw")
+    with pytest.raises(RecipeError, match="give one of them"):
+        zp.quantize_checkpoint(model, tmp_path / "out", "w4a16", refine=1)
     with pytest.raises(CalibrationError, match="a budget is decided without calibration="):
         zp.quantize_checkpoint(model, tmp_path / "out", budget="5bpw", calibration="x.txt")

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from tests.checkpoint.written import digests
 from tests.cli.conftest import Call
 from tests.oracles import tiny_llama
 
@@ -86,5 +87,9 @@ def test_the_command_weighs_and_refines(tmp_path: Path, call: Call) -> None:
     assert "importance linearity" in recipe.read_text()
     before, after = found.out.split("KL divergence ")[1].split(" on ")[0].split(" -> ")
     assert 0 < float(after) <= float(before)
+    weighed = ("--importance", "linearity", "--refine", "2")
+    assert call("quantize", source, tmp_path / "one", *command[2:-2], *weighed).status == 0
+    assert call("quantize", source, tmp_path / "two", "--recipe", recipe).status == 0
+    assert digests(tmp_path / "one")["model.safetensors"] == digests(tmp_path / "two")["model.safetensors"]
     refused = call(*command, "--overwrite", "--text", "x.txt")
     assert "--text is what the model runs on; add --importance linearity or --refine N" in refused.err

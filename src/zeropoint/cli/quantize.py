@@ -33,7 +33,19 @@ from .options import (
     planned,
     selected,
 )
-from .search import BudgetOption, Candidates, State, require_no_calibration, state_of, under_budget
+from .search import (
+    BudgetOption,
+    Candidates,
+    ImportanceName,
+    ImportanceOption,
+    ModelRuns,
+    RefineOption,
+    State,
+    TextOption,
+    require_no_calibration,
+    state_of,
+    under_budget,
+)
 from .writing import (
     Address,
     BreakLock,
@@ -66,6 +78,9 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     budget: BudgetOption = None,
     candidates: Candidates = None,
     state: State = None,
+    importance: ImportanceOption = ImportanceName.EQUAL,
+    text: TextOption = None,
+    refine: RefineOption = 0,
     include: Include = None,
     ignore: Ignore = None,
     workers: Workers = None,
@@ -100,6 +115,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize SRC OUT --recipe mixed.yaml --strict
       zeropoint quantize SRC OUT --plan plan.json
       zeropoint quantize SRC OUT --budget 4.5bpw --candidates mxfp4a16,w4a16,w8a16
+      zeropoint quantize SRC OUT --budget 4.5bpw --importance linearity --text wiki.txt
       zeropoint quantize DeepSeek-V3 OUT --to nvfp4a16 --dequantize-first
       zeropoint quantize s3://BUCKET/MODEL s3://BUCKET/OUT --to w4a16
       zeropoint quantize SRC OUT --to nvfp4a16 --executor ray --address HEAD:6379
@@ -109,9 +125,9 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     selection = selected(include, ignore, strict=strict, first=dequantize_first, kept=dequantize_kept)
     if calibration is None and to is not None:
         require_no_data(to, format)
-    limits = layers.Limits.default(workers, max_memory)
+    limits, runs = layers.Limits.default(workers, max_memory), ModelRuns(importance, text, refine)
     if budget is None:
-        _require_no_budget(candidates, state)
+        _require_no_budget(candidates, state, runs)
         made = planned(source, asked, selection, limits, format, method)
     else:
         require_no_calibration(calibration)
@@ -119,7 +135,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
             budget, candidates, layers.DEFAULT if format is None else format, method=method,
             selection=selection, limits=limits,
         )  # fmt: skip
-        made = under_budget(source, wanted, _state(state, out), imatrix)
+        made = under_budget(source, wanted, _state(state, out), imatrix, runs).plan
     if not force:
         layers.require_loadable(made)
     if calibration is not None and imatrix is not None:
@@ -141,6 +157,9 @@ def _state(given: str | None, out: str) -> Path | None:
     return state_of(given, place if isinstance(place, Path) else None)
 
 
-def _require_no_budget(candidates: str | None, state: str | None) -> None:
-    if candidates is not None or state is not None:
-        raise typer.BadParameter("--candidates and --state go with --budget; add one, or leave them out")
+def _require_no_budget(candidates: str | None, state: str | None, runs: ModelRuns) -> None:
+    if candidates is not None or state is not None or runs != ModelRuns():
+        raise typer.BadParameter(
+            "--candidates, --state, --importance, --text and --refine go with --budget; add one, or leave "
+            "them out"
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -29,8 +29,7 @@ from .options import (
 from .output import note, progress, show, show_json
 
 if TYPE_CHECKING:
-    from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
-    from ..search.searching import Asked
+    from ..search.searching import Asked, SearchResult
 
 
 class ImportanceName(enum.Enum):
@@ -63,15 +62,32 @@ State = Annotated[
 ]  # fmt: skip
 ImportanceOption = Annotated[
     ImportanceName,
-    typer.Option("--importance", help="Layers matter equally, or as noise in each moves the logits."),
+    typer.Option(
+        "--importance", help="Of a budget: layers matter equally, or as noise in each moves the logits."
+    ),
 ]
 TextOption = Annotated[
     str | None,
     typer.Option(
         "--text", metavar="FILE", parser=parse_path,
-        help="Text, or token ids in .safetensors, that the model runs on; random tokens by default.",
+        help="Of a budget: text, or token ids in .safetensors, that the model runs on; or random tokens.",
     ),
 ]  # fmt: skip
+RefineOption = Annotated[
+    int,
+    typer.Option(
+        "--refine", metavar="N", min=0,
+        help="Of a budget: generations of an evolution by measured divergence.",
+    ),
+]  # fmt: skip
+
+
+class ModelRuns(NamedTuple):
+    """What a search runs the model for, if for anything, and on what."""
+
+    importance: ImportanceName = ImportanceName.EQUAL
+    text: str | None = None
+    refine: int = 0
 
 
 def search(  # noqa: PLR0913 (typer makes an option of each parameter)
@@ -87,9 +103,7 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
     importance: ImportanceOption = ImportanceName.EQUAL,
     text: TextOption = None,
     imatrix: Imatrix = None,
-    refine: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Generations of an evolution by measured divergence.")
-    ] = 0,
+    refine: RefineOption = 0,
     include: Include = None,
     ignore: Ignore = None,
     workers: Workers = None,
@@ -120,21 +134,14 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
     """  # noqa: D301
     if out is not None and out.exists() and not overwrite:
         raise typer.BadParameter(f"{str(out)!r} exists; add --overwrite to replace it, or name a new file")
-    if text is not None and not refine and importance is ImportanceName.EQUAL:
-        raise typer.BadParameter("--text is what the model runs on; add --importance linearity or --refine N")
     selection = selected(include, ignore, strict=False, first=dequantize_first, kept=False)
     limits = layers.Limits.default(workers, max_memory)
     asked = layers.asked(
         budget, candidates, layers.DEFAULT if format is None else format, method=method, selection=selection,
         limits=limits,
     )  # fmt: skip
-    if importance is not ImportanceName.EQUAL or refine:
-        let_scipy_in()
-    result = layers.search(
-        layers.open_source(source), asked, state=state_of(state, out),
-        weigh=layers.weigh_by(importance.value, text, imatrix, limits),
-        improve=layers.by_evolution(text, limits, refine) if refine else None, bar=progress,
-    )  # fmt: skip
+    runs = ModelRuns(importance=importance, text=text, refine=refine)
+    result = under_budget(source, asked, state_of(state, out), imatrix, runs)
     if out is not None:
         replace_file(out, result.recipe.text + "\n")
     if plot is not None:
@@ -147,11 +154,20 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
         note("no recipe was written; add -o FILE")
 
 
-def under_budget(source: str, asked: Asked, state: Path | None, imatrix: str | None) -> CheckpointPlan:
-    """Return the plan of the best choice within a budget."""
-    limits = asked.limits or layers.Limits.default()
-    weigh = layers.weigh_by(ImportanceName.EQUAL.value, None, imatrix, limits)
-    return layers.search(layers.open_source(source), asked, state=state, weigh=weigh, bar=progress).plan
+def under_budget(
+    source: str, asked: Asked, state: Path | None, imatrix: str | None, runs: ModelRuns
+) -> SearchResult:
+    """Return the best choice within a budget; raises typer.BadParameter for a text that nothing runs on."""
+    (importance, text, refine), limits = runs, asked.limits or layers.Limits.default()
+    if importance is not ImportanceName.EQUAL or refine:
+        let_scipy_in()
+    elif text is not None:
+        raise typer.BadParameter("--text is what the model runs on; add --importance linearity or --refine N")
+    return layers.search(
+        layers.open_source(source), asked, state=state,
+        weigh=layers.weigh_by(importance.value, text, imatrix, limits),
+        improve=layers.by_evolution(text, limits, refine) if refine else None, bar=progress,
+    )  # fmt: skip
 
 
 def require_no_calibration(given: str | None) -> None:

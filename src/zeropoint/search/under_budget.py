@@ -81,6 +81,7 @@ def quantize_checkpoint(
     format: str = DEFAULT.name, method: str | None = None,  # noqa: A002 (the option's name)
     include: Iterable[str] = (), ignore: Iterable[str] = (), overwrite: bool = False,
     calibration: torch.Tensor | Path | str | None = None, imatrix: Path | str | None = None,
+    importance: str = EQUAL, text: Path | str | None = None, refine: int = 0,
     max_memory: int | None = None,
 ) -> RunResult:  # fmt: skip
     """Quantize a checkpoint into ``out``, a directory or URL, as ``zeropoint quantize`` does.
@@ -101,6 +102,7 @@ def quantize_checkpoint(
             .safetensors file that holds them. The model runs on it, a block in memory at a time.
         imatrix: an importance matrix of llama.cpp, .dat or GGUF, in its place; weights that it does not name
             have none.
+        importance, text, refine: of the budget, as for :func:`search_checkpoint`.
         max_memory: bytes that the process may take; 2 GiB if None.
 
     Returns:
@@ -108,25 +110,29 @@ def quantize_checkpoint(
 
     Raises:
         ZeropointError: as ``plan_checkpoint``, and as :func:`search_checkpoint` for a budget.
-        RecipeError: unless one of ``to`` and ``budget`` is given.
+        RecipeError: unless one of ``to`` and ``budget`` is given, and for what goes with a budget alone.
         CalibrationError: when the method needs data and there are none, or too few, or it needs none.
         CheckpointError: when ``out`` cannot be written or no engine is known to load the result, which
             ``run`` of the plan writes.
     """
-    if to is not None and budget is None and candidates is None:
+    of_budget = candidates is not None or text is not None or refine or importance != EQUAL
+    if to is not None and budget is None and not of_budget:
         return verbs.quantize_checkpoint(
             source, out, to, format=format, method=method, include=include, ignore=ignore,
             overwrite=overwrite, calibration=calibration, imatrix=imatrix, max_memory=max_memory,
         )  # fmt: skip
     if to is not None or budget is None:
-        raise RecipeError("quantize_checkpoint takes a scheme or recipe (to=), or budget=; give one of them")
+        raise RecipeError(
+            "quantize_checkpoint takes a scheme or recipe (to=), or budget= with candidates=, importance=, "
+            "text= and refine=; give one of them"
+        )
     if calibration is not None:
         raise CalibrationError(
             "a budget is decided without calibration=; pass imatrix=, or the recipe of search_checkpoint"
         )
     result = search_checkpoint(
         source, budget, candidates, format=format, method=method, include=include, ignore=ignore,
-        imatrix=imatrix, max_memory=max_memory,
+        imatrix=imatrix, importance=importance, text=text, refine=refine, max_memory=max_memory,
     )  # fmt: skip
     require_loadable(result.plan)
     return run(result.plan, out, overwrite=overwrite)
