@@ -69,6 +69,8 @@ USAGE = [
     (["quantize", "a", "b", "--to", "e99m3"], "e99m3"),
     (["quantize", "a", "b", "--to", "nf4:g64"], "no layout stores"),
     (["quantize", "a", "b", "--to", "w4a16:cast"], "cast"),
+    (["quantize", "a", "b", "--to", "nvfp4:scale=serch"], "format 'serch' is unknown; did you mean search?"),
+    (["quantize", "a", "b", "--to", "fp8:round=flor"], "round (='flor') is unknown"),
 ]
 
 

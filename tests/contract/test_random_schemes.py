@@ -147,3 +147,30 @@ def test_fifty_thousand_random_schemes_give_the_same(capsys: pytest.CaptureFixtu
         assert_random_cases_agree(seed, IN_THE_SLOW_ONE // PARTS)
     with capsys.disabled():
         sys.stdout.write(f"\n{IN_THE_SLOW_ONE} random schemes: kernels and reference agree\n")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("text", ["int4:g16:scale=even:asym", "uint8:channel:scale=rceil:asym"])
+def test_zero_points_under_powers_of_two_are_decoded_alike(text: str, dtype: torch.dtype) -> None:
+    x = torch.randn(3, 32, generator=torch.Generator().manual_seed(1)).add(1).to(dtype)
+    with zp.only_backend("reference"):
+        q = zp.quantize(x, text)
+        expected = q.dequantize()
+    assert bool(q.zero_point.count_nonzero())  # type: ignore[union-attr]
+    assert torch.equal(zp.quantize(x, text).dequantize(), expected)
+    assert float((expected.double() - x.double()).abs().max()) <= float(q.error_bound().max())
+
+
+def test_a_quotient_past_float16_is_an_error_on_both_sides() -> None:
+    text = (
+        "codebook[-0.05,0.0,0.04]:channel:scale=float8_ue4m3fn:scale2=float32@tensor:dialect=onnx-reference"
+    )
+    x = torch.tensor([[3378.0, -6068.0], [573.5, 2802.0]], dtype=torch.float16)
+    for backend in ("reference", "cpu"):
+        with (
+            zp.only_backend(backend),
+            pytest.raises(
+                zp.RangeError, match=r"scale of block \(0, 0\) \(=inf\) does not fit float32@tensor"
+            ),
+        ):
+            zp.quantize(x, text)

@@ -24,8 +24,8 @@ _ROUNDINGS = (
     "half_even", "half_away", "half_up", "half_down", "floor", "ceil", "toward_zero", "stochastic(0)",
     "stochastic(7)",
 )  # fmt: skip
-OWN_TESTS = frozenset(("ggml", "torchao"))
-"""Dialects of few schemes, whose tests are in tests/oracle/."""
+OWN_TESTS = frozenset(("ggml",))
+"""A dialect of few schemes, whose tests are in tests/oracle/."""
 _RULES = ("floor", "even", "ceil", "rceil")
 _WIDE_SCALES = ("float32", "bfloat16", "float16", "input", "float64")
 _NARROW_SCALES = ("ue4m3", "ue5m3", "e5m2", "e4m3", "e3m4", "e2m1", "e8m0", "ue3m2", "e4m3fnuz", "ue2m5")

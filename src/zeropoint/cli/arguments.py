@@ -140,9 +140,15 @@ def scheme_recipe(text: str, codec: Codec) -> RecipeText:
 
 
 def require_no_data(text: str, codec: Codec | None) -> None:
-    """Raise typer.BadParameter for a preset whose inputs need scales from data, with one that needs none."""
-    given = (codec or layers.DEFAULT).presets.get(text.strip().partition(":")[0].lower())
+    """Raise typer.BadParameter for a preset whose inputs need scales from data, with one that needs none.
+
+    What is wrong with its options comes first.
+    """
+    head, colon, _ = text.strip().partition(":")
+    given = (codec or layers.DEFAULT).presets.get(head.lower())
     if given is not None and given.static and given.output is None:
+        if colon:
+            scheme_recipe(text, codec or layers.DEFAULT)
         raise typer.BadParameter(
             f"preset {text!r} is refused: its inputs need scales observed on data; use {given.without_data}, "
             "or pass --calibration FILE",

@@ -285,7 +285,9 @@ def _coarse_linear(
         larger = round_to((own / (span * _BELOW * outer)).to(wide), fmt, up=True)
         values = torch.where(enough, values, larger)
     values = values.clamp(min=smallest(fmt))
-    _require_fit(shared, values, level, fmt, lost=None)
+    # The quotient of a dialect that computes in float16 may be infinite, where the exact one is not.
+    over = ~torch.isfinite(ideal)
+    _require_fit(torch.where(over, ideal, shared.to(wide)), values, level, fmt, lost=over)
     return values
 
 

@@ -139,8 +139,11 @@ class BlockErrors:
         # Products of a scale round once, and numbers of wide formats on the way to it.
         rounding = 1 + 4 * self.wide.relative if self.scheme.scales else 1.0
         lost = ~torch.isfinite((torch.maximum(low.abs(), high.abs()) * rounding).to(out_dtype))
-        if multiplies(self.scheme):  # reciprocals of the smallest scales overflow
-            lost = lost | ((self.scale > 0) & (1 / self.scale > self.wide.largest))
+        if multiplies(
+            self.scheme
+        ):  # reciprocals of the smallest scales overflow, and any code may come of it
+            most = min(self.wide.largest, self.narrow.largest * (1 - self.narrow.relative))
+            lost = lost | ((self.scale > 0) & (1 / self.scale >= most))
         if self.scheme.overflow is Overflow.SPECIAL:
             room = self.scale * self._gap() / 2 if self.scheme.rounding.mode.to_nearest else 0.0
             below = room if self.scheme.element.min < 0 else 0.0
@@ -170,8 +173,6 @@ class BlockErrors:
         error = error + furthest * narrow.relative * (2 if inverted else 1) + scale * narrow.least
         if inverted and narrow.largest < math.inf:
             error = error + furthest * scale * narrow.least
-            over = scale * (narrow.largest * (1 - narrow.relative)) <= 1  # its reciprocal is Inf
-            error = error + torch.where(over, 2 * largest, 0.0)
         if narrow.largest < math.inf:
             past = furthest >= scale * (narrow.largest * (1 - narrow.relative))
             error = error + torch.where(past, (largest - scale * narrow.largest).clamp(min=0), 0.0)

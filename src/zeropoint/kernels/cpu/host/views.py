@@ -104,7 +104,12 @@ def rule_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
 @functools.lru_cache(maxsize=1024)
 def stored_rule(scheme: Scheme, dtype: torch.dtype) -> LoweredRule | None:
     """Return how the kernels read scales as they are stored, or None where they take factors."""
-    if not scheme.scales or rule_refusal(scheme.start, dtype) is not None:
+    # Read as they are stored, scales have no zero points next to them.
+    if (
+        not scheme.scales
+        or scheme.zero_point is not ZeroPoint.NONE
+        or rule_refusal(scheme.start, dtype) is not None
+    ):
         return None
     rule = rule_of(scheme, dtype)
     return rule if rule.how in (How.POWER, How.MINIFLOAT) else None
