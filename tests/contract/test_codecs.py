@@ -41,6 +41,7 @@ OTHERS = {
         "uint4:g32:scale=float32:offset=float32",
     ),
     "modelopt": ("nvfp4a16:round=half_away",),
+    "quanto": ("uint4:g128:asym", "uint2:g128:asym:scale=float32", "float8_e5m2:channel"),
     "quark": (
         "int4:g64",
         "uint4:g32:asym",

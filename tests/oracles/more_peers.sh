@@ -14,6 +14,6 @@ make() {
     install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch==2.13.0
     install -e ../..[hf,test] "$@"
 }
-make .peers bitsandbytes==0.50.2 torchao==0.18.0 hqq==0.2.8
+make .peers bitsandbytes==0.50.2 torchao==0.18.0 hqq==0.2.8 optimum-quanto==0.2.7
 # Quark wants another numpy and an onnx of its own.
 make .peers-quark amd-quark==0.13

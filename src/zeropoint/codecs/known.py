@@ -24,7 +24,7 @@ TOOLS: MappingProxyType[str, str] = MappingProxyType({
 """Values of ``quant_method``, to the tool that writes them."""
 TOOL_FILES: MappingProxyType[str, str] = MappingProxyType({
     "hf_quant_config.json": "NVIDIA ModelOpt", "quantize_config.json": "GPTQ (AutoGPTQ)",
-    "quant_config.json": "AWQ (AutoAWQ)",
+    "quant_config.json": "AWQ (AutoAWQ)", "quanto_qmap.json": "Quanto",
 })  # fmt: skip
 """Files by which tools say it where config.json does not."""
 

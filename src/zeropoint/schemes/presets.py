@@ -112,6 +112,7 @@ PRESETS: MappingProxyType[str, Preset] = MappingProxyType({
 """Name to preset."""
 OF_LAYOUTS = frozenset((
     "llm_int8", "int8wo", "int8dq", "float8wo", "int4wo", "mlx_int2", "mlx_int3", "mlx_int4", "mlx_int5",
-    "mlx_int6", "mlx_int8", "hqq_int4", "hqq_int8",
+    "mlx_int6", "mlx_int8", "hqq_int4", "hqq_int8", "quanto_int8", "quanto_float8", "quanto_int4",
+    "quanto_int2",
 ))  # fmt: skip
 """Names of presets that one file layout alone has; its codec says what they are."""

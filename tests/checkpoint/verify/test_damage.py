@@ -255,7 +255,7 @@ def test_scales_of_inputs_and_of_the_cache_need_no_original(
 OTHERS: tuple[tuple[dict[str, object], str], ...] = (
     ({"quant_method": "spqr", "bits": 4}, "SpQR"),
     ({"quant_method": "eetq"}, "EETQ"),
-    ({"quant_method": "quanto"}, "Quanto"),
+    ({"quant_method": "vptq"}, "VPTQ"),
     ({"quant_algo": "FP8"}, "a tool that is not known here"),
 )  # fmt: skip
 

@@ -253,12 +253,12 @@ def test_inspect_says_that_a_manifest_is_damaged(source: Path, tmp_path: Path) -
 
 
 def test_inspect_names_a_method_that_it_cannot_read(tmp_path: Path) -> None:
-    config = CONFIG | {"quantization_config": {"quant_method": "quanto", "bits": 4}}
+    config = CONFIG | {"quantization_config": {"quant_method": "vptq", "bits": 4}}
     found = inspect(save(tmp_path, {"a.qweight": torch.zeros(4, 4, dtype=torch.int32)}, config))
-    assert found.quantization == "quanto"
-    assert (found.packed_by, found.bits) == ("Quanto (quant_method is 'quanto')", 4)
+    assert found.quantization == "vptq"
+    assert (found.packed_by, found.bits) == ("VPTQ (quant_method is 'vptq')", 4)
     assert found.schemes == ()
-    assert any("quant_method is 'quanto'" in text for text in found.problems)
+    assert any("quant_method is 'vptq'" in text for text in found.problems)
 
 
 def test_words_of_codes_that_are_not_read_are_not_counted_as_numbers(tmp_path: Path) -> None:

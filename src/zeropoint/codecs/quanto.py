@@ -1,0 +1,386 @@
+"""The layout of Quanto (optimum-quanto), as its modules save themselves in safetensors.
+
+For the layer ``X`` with a weight of shape (N, K), in a model of dtype D, one of floats (all little-endian):
+
+    of 8 bits, a value is ``code * scale``:
+    X.weight._data         I8, F8_E4M3 or F8_E5M2 [N, K]
+    X.weight._scale        D [N, 1]
+
+    of b = 2 or 4 bits, in R = N K / g groups of g inputs, one after the other over all rows:
+    X.weight._data._data   U8 [L, g], L = ceil(R b / 8): line i has the codes of groups i, i + L and so on,
+                           the first in the low bits of a byte; groups past the last are zeros
+    X.weight._scale        D [R, 1]
+    X.weight._shift        D [R, 1]: a value is ``code * scale - shift``; or U8: ``(code - shift) * scale``
+    X.weight._size         I64 [2]: N and K, which zeropoint writes; Quanto knows them from the model
+
+    X.input_scale, X.output_scale   D []: 1, where inputs and outputs are not quantized
+
+g follows from K: 128, or the first of 96, 64 and 32 that divides K; where none does, and up to 128 inputs, a
+row is one group. Groups of a byte lie far apart, so weights of 2 and 4 bits are read and written whole. The
+file quanto_qmap.json says ``{"X": {"weights": "qint4", "activations": "none"}, ...}``, and config.json
+nothing. Where a file does not say K, it follows from config.json for the names of Llama and its like. Layers
+whose inputs and outputs are quantized are not read.
+
+Source: optimum-quanto 0.2.7 (nn/qmodule.py, tensor/packed.py, tensor/qbits.py and
+models/transformers_models.py). Quanto computes values in D; here they are in float32. This module opens no
+file.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from ..architectures import Config
+from ..errors import CheckpointError, UnsupportedError
+from ..formats import get_format
+from ..formats.torch_dtypes import format_of, storage_dtype
+from ..layout import packing
+from ..params import QuantizationParams
+from ..schemes import Preset, Scheme, ZeroPoint
+from ..tensor import QuantizedTensor
+from .block_extents import blocks, no_matrix
+from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, EngineRule, Facts, Loads, Problem, always, rules
+from .known import ACTIVATION_SCALES
+from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
+from .records import Entry, Known, Listing, Reader, Record, needed, record_of
+from .safetensors_dtypes import FILE_DTYPES
+from .words import SCALE_DTYPES
+
+ENGINE, FILE = "optimum-quanto", "quanto_qmap.json"
+CODES, PACKED = "weight._data", "weight._data._data"
+SCALE, SHIFT, SIZE = "weight._scale", "weight._shift", "weight._size"
+INPUT, OUTPUT = ACTIVATION_SCALES[0], ACTIVATION_SCALES[3]
+_ELEMENTS = MappingProxyType({
+    "qint8": "int8", "qfloat8_e4m3fn": "float8_e4m3fn", "qfloat8_e5m2": "float8_e5m2", "qint4": "uint4",
+    "qint2": "uint2",
+})  # fmt: skip
+"""What Quanto calls codes; those of 2 and 4 bits are stored from 0 on."""
+_STORED = MappingProxyType({"qint8": "I8", "qfloat8_e4m3fn": "F8_E4M3", "qfloat8_e5m2": "F8_E5M2"})
+_BYTE, _LARGEST, _STEP = 8, 128, 32
+_MODEL = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
+"""Layers whose inputs are as many as the model is wide."""
+
+
+def group_of(columns: int) -> int:
+    """Return the inputs of a group in a row of ``columns``, 0 where the row is one.
+
+    >>> group_of(4096), group_of(576), group_of(100), group_of(200)
+    (128, 96, 0, 0)
+    """
+    if columns <= _LARGEST:
+        return 0
+    return next((group for group in range(_LARGEST, 0, -_STEP) if columns % group == 0), 0)
+
+
+def packed_lines(groups: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the bytes of codes, (groups, codes of each) uint8.
+
+    >>> packed_lines(torch.tensor([[1], [2], [3]], dtype=torch.uint8), 4).tolist()
+    [[49], [2]]
+    """
+    count = _BYTE // bits
+    step = -(-len(groups) // count)
+    padded = torch.zeros(step * count, groups.shape[1], dtype=torch.uint8)
+    padded[: len(groups)] = groups
+    shifts = torch.arange(0, _BYTE, bits, dtype=torch.uint8).view(-1, 1, 1)
+    return (padded.view(count, step, -1) << shifts).sum(0, dtype=torch.uint8)
+
+
+def codes_in(lines: torch.Tensor, bits: int, groups: int) -> torch.Tensor:
+    """Return the codes of ``groups`` groups from their bytes: the inverse of :func:`packed_lines`."""
+    found = [lines >> shift & (1 << bits) - 1 for shift in range(0, _BYTE, bits)]
+    return torch.cat(found)[:groups]
+
+
+def kind_of(weight: Scheme) -> str | None:
+    """Return what Quanto calls the codes of a scheme that it stores, or None.
+
+    >>> kind_of(Scheme.parse("int8:channel")), kind_of(Scheme.parse("int4:g128"))
+    ('qint8', None)
+    """
+    kind = next((kind for kind, name in _ELEMENTS.items() if get_format(name) == weight.element), None)
+    rows, _ = blocks(weight)
+    plain = len(weight.scales) == 1 and weight.center is None and not weight.scales[0].rule.power_of_two
+    if kind is None or rows != 1 or not plain or _dtype_of(weight) is None:
+        return None
+    if kind in _STORED:
+        symmetric = weight.zero_point is ZeroPoint.NONE and not weight.offsets
+        return kind if symmetric and not blocks(weight)[COLUMNS] else None
+    shifted = len(weight.offsets) == 1 and weight.offsets[0].format == weight.scales[0].format
+    return kind if shifted or (weight.zero_point is ZeroPoint.INTEGER and not weight.offsets) else None
+
+
+def _dtype_of(weight: Scheme) -> str | None:
+    """Return the dtype of scales, that of the weight if empty, or None for one that files do not have."""
+    fmt = weight.scales[0].format
+    name = "" if fmt is None else FILE_DTYPES.get(storage_dtype(fmt), "-")
+    return name if name in ("", *SCALE_DTYPES) else None
+
+
+def _shifted(bits: int, group: int, scale: str, *, integer: bool) -> Scheme:
+    place = f"g{group}" if group else "channel"
+    rest = "asym" if integer else f"offset={scale}"
+    return Scheme.parse(f"uint{bits}:{place}:scale={scale}:{rest}")
+
+
+class QuantoReader(Reader):
+    """The layers of one checkpoint of Quanto, each of which its map names."""
+
+    def __init__(self, listing: Listing, codec: Codec) -> None:
+        self._listing, self._codec = listing, codec
+        said = listing.quantization
+        self._map = listing.document(FILE) or {} if "quant_method" in said else said
+        self._config = listing.config
+
+    def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
+        """See :class:`Reader`; ``key`` is the module."""
+        said = self._map.get(key)
+        if not isinstance(said, dict) or said.get("weights") not in _ELEMENTS:
+            what = said.get("weights") if isinstance(said, dict) else said
+            raise UnsupportedError(
+                f"{FILE} says {what!r:.40} of its weight, which is not read; known are {', '.join(_ELEMENTS)}"
+            )
+        if said.get("activations", "none") != "none":
+            raise UnsupportedError(
+                f"{FILE} says that its inputs are {said['activations']!r:.40}, which is not read; quantize "
+                "the weights alone"
+            )
+        kind, scale = str(said["weights"]), needed(tensors, SCALE, "Quanto")
+        own = next((dtype for dtype, name in FILE_DTYPES.items() if name == scale.dtype), None)
+        if own is None or scale.dtype not in SCALE_DTYPES or len(scale.shape) != 2:
+            raise CheckpointError(
+                f"{SCALE} is {scale.dtype} of shape {list(scale.shape)}, but must be a column of one of "
+                f"{', '.join(SCALE_DTYPES)}"
+            )
+        name = str(own).removeprefix("torch.")
+        if kind in _STORED:
+            codes = needed(tensors, CODES, kind)
+            if len(codes.shape) != 2:
+                raise CheckpointError(f"{CODES} has shape {list(codes.shape)}, but must be a matrix")
+            shape = (codes.shape[0], codes.shape[1])
+            weight = Scheme.parse(f"{_ELEMENTS[kind]}:channel:scale={name}")
+        else:
+            lines, shift = needed(tensors, PACKED, kind), needed(tensors, SHIFT, kind)
+            if len(lines.shape) != 2 or 0 in (*lines.shape, *scale.shape):
+                raise CheckpointError(f"{PACKED} has shape {list(lines.shape)}, but must be lines of codes")
+            shape = self._shape(key, tensors, (scale.shape[0], lines.shape[1]), known)
+            bits, integer = get_format(_ELEMENTS[kind]).bits, shift.dtype == "U8"
+            weight = _shifted(bits, group_of(shape[1]), name, integer=integer)
+        layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
+        optional = (SIZE, INPUT, OUTPUT)
+        return record_of(layer, key, tensors, shape=shape, dtype=own, optional=optional)
+
+    def _shape(
+        self, module: str, tensors: Mapping[str, Entry], groups: tuple[int, int], known: Known | None
+    ) -> tuple[int, int]:
+        """Return the shape of a weight in so many groups of so many inputs."""
+        count, width = groups
+        if SIZE in tensors:
+            entry = tensors[SIZE]
+            if (entry.dtype, entry.shape) != ("I64", (2,)):
+                raise CheckpointError(
+                    f"{SIZE} is {entry.dtype} of {list(entry.shape)}, but must be I64 of [2]"
+                )
+            rows, columns = struct.unpack("<2q", self._listing.read(entry))
+        else:
+            found = None if known is None else known.shape[1]
+            columns = (
+                found or _columns(module, self._config) or (0 if group_of(2 * width) == width else width)
+            )
+            if not columns:
+                raise UnsupportedError(
+                    "its number of inputs is neither in the file nor known from its name and config.json; "
+                    "pass the original checkpoint"
+                )
+            rows = count * width // columns
+        if (
+            rows < 1
+            or columns < 1
+            or rows * columns != count * width
+            or (group_of(columns) or columns) != width
+        ):
+            raise CheckpointError(
+                f"{count} groups of {width} inputs are not those of a weight with rows of {columns}, as "
+                f"{'its size' if SIZE in tensors else 'the model'} says"
+            )
+        return rows, columns
+
+
+def _columns(module: str, config: Config) -> int | None:
+    """Return how many inputs a layer of a decoder has, by its name, or None where that is not known."""
+    last, width = module.rpartition(".")[2], config.get("hidden_size")
+    if type(width) is not int:
+        return None
+    if last in _MODEL:
+        return width
+    found = config.get("intermediate_size") if last == "down_proj" and "experts" not in module else None
+    if last == "o_proj" and type(heads := config.get("num_attention_heads")) is int and heads > 0:
+        found = heads * (config.get("head_dim") or width // heads)
+    return found if type(found) is int and found > 0 else None
+
+
+def _engine(facts: Facts) -> Iterator[Problem]:
+    if facts.experts:
+        yield Loads.NO, "transformers 5 has experts in one tensor, and it quantizes linear layers"
+    if facts.nonlinear or facts.transposed:
+        yield Loads.NO, "it quantizes linear layers, and no embeddings, routers or weights of Conv1D"
+
+
+_own: Mapping[str, EngineRule] = {
+    ENGINE: _engine,
+    TRANSFORMERS: always(Loads.NO, "it quantizes by Quanto as it loads, and reads no such files"),
+    VLLM: always(Loads.NO, "it does not read this layout"),
+    LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
+}
+
+
+@dataclass(frozen=True)
+class Quanto(Codec):
+    """See the module and :class:`Codec`."""
+
+    name = "quanto"
+    title = "the layout of Quanto"
+    presets = MappingProxyType({
+        "quanto_int8": Preset(weight="int8:channel:narrow:scale=input"),
+        "quanto_float8": Preset(weight="float8_e4m3fn:channel:scale=input"),
+        "quanto_int4": Preset(weight="uint4:g128:scale=input:offset=input"),
+        "quanto_int2": Preset(weight="uint2:g128:scale=input:offset=input"),
+    })  # fmt: skip
+    defaults = MappingProxyType({"scale": "input"})
+    parts = MappingProxyType({
+        CODES: True, PACKED: True, SCALE: True, SHIFT: True, SIZE: True, INPUT: False, OUTPUT: False,
+    })  # fmt: skip
+    engines = rules(_own)
+    methods = ("quanto",)
+    usual = (ENGINE,)
+
+    def layout(self, layer: LayerScheme) -> str:
+        """See :class:`Codec`: what Quanto calls the codes."""
+        found = kind_of(layer.weight)
+        if found is None:
+            raise UnsupportedError(
+                f"scheme {layer.weight} is not what Quanto stores; use {', '.join(self.presets)}, or uint4 "
+                "or uint2 with an offset, or with asym, in groups or by channel"
+            )
+        if layer.input is not None:
+            raise UnsupportedError(f"input {layer.input} has no place here; leave out the input")
+        return found
+
+    def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
+        """See :class:`Codec`; groups must be those that Quanto takes for the number of inputs."""
+        problem = no_matrix(shape)
+        if problem is not None or layer.layout in _STORED:
+            return problem
+        wanted = group_of(shape[1])
+        if blocks(layer.weight)[COLUMNS] == wanted:
+            return None
+        return f"Quanto has {f'groups of {wanted}' if wanted else 'one group a row'} for {shape[1]} inputs"
+
+    def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
+        """See :class:`Codec`: all rows, where groups of a byte lie far apart."""
+        return 1 if layer.layout in _STORED else shape[0]
+
+    def tensors(
+        self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> tuple[TensorSpec, ...]:
+        """See :class:`Codec`."""
+        weight, kind = layer.weight, layer.layout
+        own = FILE_DTYPES[storage_dtype(weight.scales[0].format_for(format_of(dtype)))]
+        ends = [TensorSpec(suffix=part, dtype=own, shape=(), axis=None) for part in (INPUT, OUTPUT)]
+        if kind in _STORED:
+            codes = TensorSpec(suffix=CODES, dtype=_STORED[kind], shape=shape)
+            return codes, TensorSpec(suffix=SCALE, dtype=own, shape=(shape[0], 1)), *ends
+        groups, bits = weight.granularity.block_count(shape), weight.bits
+        lines, each = -(-groups * bits // _BYTE), groups // shape[0]
+        shift = own if weight.offsets else "U8"
+        return (
+            TensorSpec(
+                suffix=PACKED, dtype="U8", shape=(lines, shape[1] // each), lines=lines, per=shape[0]
+            ),
+            TensorSpec(suffix=SCALE, dtype=own, shape=(groups, 1), lines=each),
+            TensorSpec(suffix=SHIFT, dtype=shift, shape=(groups, 1), lines=each),
+            TensorSpec(suffix=SIZE, dtype="I64", shape=(2,), axis=None), *ends,
+        )  # fmt: skip
+
+    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
+        """See :class:`Codec`."""
+        scale, bits = q.scales[0].reshape(-1, 1), layer.weight.bits
+        if layer.layout in _STORED:
+            dtype = storage_dtype(layer.weight.element)
+            return {CODES: q.data.view(q.shape).view(dtype), SCALE: scale}
+        codes = packing.unpack(q.data, bits, q.shape[1]).view(len(scale), -1)
+        shift = -q.params.stored[1] if layer.weight.offsets else q.params.stored[-1].to(torch.uint8)
+        return {PACKED: packed_lines(codes, bits), SCALE: scale, SHIFT: shift.reshape(-1, 1)}
+
+    def constants(
+        self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
+    ) -> dict[str, torch.Tensor]:
+        """See :class:`Codec`."""
+        one = torch.ones((), dtype=params.scales[0].dtype)
+        size = {} if layer.layout in _STORED else {SIZE: torch.tensor(shape)}
+        return {**size, INPUT: one, OUTPUT: one.clone()}
+
+    def decode(
+        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
+        dtype: torch.dtype,
+    ) -> QuantizedTensor:  # fmt: skip
+        """See :class:`Codec`; all codes of 2 and 4 bits come with any row."""
+        weight, bits = layer.weight, layer.weight.bits
+        grid = weight.granularity.grid(shape)
+        scale = tensors[SCALE].reshape(grid)
+        if layer.layout in _STORED:
+            data, stored = tensors[CODES].view(torch.uint8), [scale]
+        else:
+            lines = tensors[PACKED]
+            codes = codes_in(lines, bits, len(lines) * _BYTE // bits)
+            part = codes[start * grid[1] : (start + shape[0]) * grid[1]].reshape(shape)
+            shift = tensors[SHIFT].reshape(grid)
+            data = packing.pack(part, bits)
+            stored = [scale, -shift if weight.offsets else shift.to(torch.int32)]
+        params = QuantizationParams.of(weight, shape, dtype, stored)
+        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
+
+    def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
+        """See :class:`Codec`."""
+        shift = tensors.get(SHIFT)
+        most = (1 << layer.weight.bits) - 1
+        if shift is None or shift.dtype != torch.uint8 or int(shift.max()) <= most:
+            return None
+        return f"{SHIFT} has a zero point of {int(shift.max())}, above the largest code, {most}"
+
+    def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
+        """See :class:`Codec`; names of parts have dots of their own, the longest first."""
+        for part in (PACKED, CODES, SCALE, SHIFT, SIZE, INPUT, OUTPUT):
+            module = name.removesuffix(f".{part}")
+            if module != name and module:
+                return module, part, self.parts[part]
+        return None
+
+    def claims(self, quantization: Mapping[str, Any]) -> bool:
+        """See :class:`Codec`: a map from layers to what their weights are; or what names the method."""
+        if super().claims(quantization):
+            return True
+        said = [each for each in quantization.values() if isinstance(each, dict)]
+        return bool(said) and len(said) == len(quantization) and all("weights" in each for each in said)
+
+    def read(self, listing: Listing) -> QuantoReader:
+        """See :class:`Codec`."""
+        return QuantoReader(listing, self)
+
+    def documents(self, contents: Contents) -> Documents:
+        """See :class:`Codec`: the map, in a file of its own."""
+        found = {
+            module.name: {"weights": module.layer.layout, "activations": "none"}
+            for module in contents.modules()
+            if module.layer is not None
+        }
+        return Documents(section=None, files={FILE: found})
+
+
+CODEC = Quanto()
