@@ -3,10 +3,11 @@
 Which can be best follows from :mod:`zeropoint.params.scale_windows`. Where a scale has at most 8 bits, each
 of them is tried: no other scale that can be stored has less error, up to the roundings of quotients.
 
-Wider scales s_k are tried in steps of a factor r = 2 ** (1 / 16) from the upper end of the window down, then
-twice the least-squares scale of the best codes, which has at most their error. With S* the best scale of all
-and q its codes, S* q is the projection of x on q; so, with ``delta = sqrt(r) - 1`` the largest relative
-distance of S* from a step,
+Wider scales of integers under the second power are fitted to codes (:mod:`.integer_fits`). Others, s_k, are
+tried in steps of a factor r = 2 ** (1 / 16) from the upper end of the window down, then twice the
+least-squares scale of the best codes, which has at most their error. With S* the best scale of all and q its
+codes, S* q is the projection of x on q; so, with ``delta = sqrt(r) - 1`` the largest relative distance of S*
+from a step,
 
     E(s_k)  <=  ||x - s_k q||^2  =  E(S*) + (s_k - S*)^2 ||q||^2  <=  E(S*) + delta^2 ||x||^2,
 
@@ -25,8 +26,9 @@ from ..formats.torch_dtypes import wide_dtype
 from ..layout.blocks import reduce_blocks, spread_blocks
 from ..params import QuantizationParams
 from ..params.ladder import Ladder
-from ..params.scale_windows import block_length, window_of
+from ..params.scale_windows import Window, block_length, window_of
 from .block_errors import Piece, powers
+from .integer_fits import fits_codes, fitted_scales
 
 _PER_OCTAVE = 16
 _STEP = 2.0 ** (1 / _PER_OCTAVE)
@@ -56,6 +58,8 @@ class WindowSearch:
         limit = self._error(start)
         if self._ladder.table is not None:
             best, error = self._of_table(self._ladder.table.to(start.device), limit)
+        elif self._piece.importance is None and self._piece.power == 2 and fits_codes(self._params.scheme):
+            best, error = self._of_codes(start)
         else:
             best, error = self._fitted(*self._of_steps(start, limit))
         return self._with(picked(error < limit, best, start))
@@ -117,6 +121,13 @@ class WindowSearch:
             least, most = torch.where(true, middle + 1, least), torch.where(true, most, middle)
         return least
 
+    def _of_codes(self, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the scales that fit the best codes, and their errors, those of the start where none do."""
+        scale = fitted_scales(self._piece, self._params.scheme, self._params.shape)
+        tried = picked(scale > 0, self._stored(scale), start)
+        stored = picked(self._inside(tried), tried, start)
+        return stored, self._error(stored)
+
     def _of_steps(self, start: torch.Tensor, limit: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the best of scales in steps of a factor, and their errors."""
         stored, error = start, torch.full_like(limit, torch.inf)
@@ -139,7 +150,7 @@ class WindowSearch:
 
     def _inside(self, stored: torch.Tensor) -> torch.Tensor:
         """Return where scales are above the lower end of the window, or at most a step below it."""
-        end: torch.Tensor = self._factor(stored) * (self._window.doubling * _STEP)
+        end: torch.Tensor = self._factor(stored) * reach_of(self._window)
         return end > self._amax
 
     def _fitted(self, stored: torch.Tensor, error: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,6 +166,11 @@ class WindowSearch:
             better = (found < error) & self._inside(tried)
             stored, error = picked(better, tried, stored), torch.where(better, found, error)
         return stored, error
+
+
+def reach_of(window: Window) -> float:
+    """Return what the largest magnitude of a block is at most, over a scale that is taken."""
+    return window.doubling * _STEP
 
 
 def _at(codes: torch.Tensor, place: torch.Tensor) -> torch.Tensor:

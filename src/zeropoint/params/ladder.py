@@ -78,6 +78,11 @@ class Ladder:
             _LEAST, torch.finfo(storage_dtype(self.level.format_for(format_of(self.input_dtype)))).tiny
         )
 
+    @property
+    def most(self) -> float:
+        """The largest finite scale of a level without a table."""
+        return float(torch.finfo(storage_dtype(self.level.format_for(format_of(self.input_dtype)))).max)
+
     def near(self, scale: torch.Tensor) -> torch.Tensor:
         """Return the closest scales that a level without a table can store; zeros stay."""
         dtype = storage_dtype(self.level.format_for(format_of(self.input_dtype)))

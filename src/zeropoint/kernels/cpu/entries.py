@@ -19,6 +19,7 @@ from .machine.descriptor import OK, record_type, unpack_element, unpack_layout, 
 from .machine.intrinsics import device, inlined, kernel
 from .machine.team import run_parts
 from .search.extreme_scales import rounded_rows
+from .search.integer_scales import Fitting, fitted_rows
 from .search.line_search import Tries
 from .search.minima import MinimaKind, MinimaLevels, minima_rows
 from .search.plain import MXFP4, TABLE, Numbers, PlainKind, plain_rows, square_rows
@@ -354,6 +355,30 @@ def search_windows(*args: Any) -> Any:
     ratios: (4,) float32 and ends: (3,) uint32, of :class:`.search.windows.Candidates`.
     """
     return run_parts(_windows, args)
+
+
+@device
+def _fits(
+    x: Any, desc: Any, ratios: Any, numbers: Any, counts: Any, order: Any, scales: Any, out: Any, first: Any,
+    last: Any,
+) -> Any:  # fmt: skip
+    fitting = Fitting(
+        counts[0], np.float32(numbers[0]), ratios, numbers[1], np.float32(numbers[2]), numbers[3], numbers[4],
+        counts[1],
+    )  # fmt: skip
+    return fitted_rows(
+        x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), fitting, order, scales, out, first,
+        last,
+    )  # fmt: skip
+
+
+@kernel
+def search_fits(*args: Any) -> Any:
+    """Quantize rows under the scales that fit codes; see :func:`.search.integer_scales.fitted_rows`.
+
+    ratios: float32, numbers: (5,) float64, counts: (2,) uint64, of :class:`.search.integer_scales.Fitting`.
+    """
+    return run_parts(_fits, args)
 
 
 @kernel

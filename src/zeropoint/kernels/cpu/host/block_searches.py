@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,12 @@ from ....ops.reference import require_finite
 from ....ops.registry import Request
 from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
-from ....schemes import Scheme
 from ..entries import row_squares, search_minima, search_plain, search_signed
 from ..machine.descriptor import OK
 from ..search import plain
 from ..search.minima import CLAMPED, NIBBLES, OVERLAID
-from .arrays import NO_BYTES, NO_FLOATS, flat_array, packed_like
+from . import memory
+from .arrays import NO_BYTES, NO_FLOATS, flat_array
 
 _MINIMA = {
     "q2_k": (super_blocks.Q2_K, NIBBLES), "q4_k": (super_blocks.Q4_K, OVERLAID),
@@ -32,12 +31,11 @@ _SIGNED = ("q3_k", "q6_k", "iq4_xs")
 _PLAIN = {
     "q4_0": (plain.SYMMETRIC, 32, 8), "q5_0": (plain.SYMMETRIC, 32, 16), "q4_1": (plain.AFFINE, 32, 15),
     "q5_1": (plain.AFFINE, 32, 31), "q8_0": (plain.EIGHT_BITS, 32, 127), "tq2_0": (plain.TERNARY, 256, 1),
+    "tq1_0": (plain.TERNARY, 256, 1),
     "mxfp4_e2m1": (plain.MXFP4, 32, 0), block_types.NVFP4: (plain.NVFP4, 16, 0),
     "iq4_nl": (plain.TABLE, 32, 0),
 }  # fmt: skip
 """Kind, values of a block, and half of the codes or the largest."""
-_JOINED = {"tq1_0": "tq2_0"}
-"""Types whose codes are digits, and that of the same digits in codes of their own."""
 _NO_HALVES = np.zeros(1, np.uint16)
 Call = tuple[Callable[..., int], tuple[Any, ...]]
 
@@ -45,7 +43,7 @@ Call = tuple[Callable[..., int], tuple[Any, ...]]
 def refusal(request: Request) -> str | None:
     """Return why the kernels do not search the request's codes, or None."""
     reason = block_types.refusal(request.scheme, request.shape)
-    if reason is None and block_types.type_of(request.scheme) not in (*_MINIMA, *_SIGNED, *_PLAIN, *_JOINED):
+    if reason is None and block_types.type_of(request.scheme) not in (*_MINIMA, *_SIGNED, *_PLAIN):
         return f"{block_types.type_of(request.scheme)} is searched by the reference"
     return reason
 
@@ -59,13 +57,7 @@ class SearchKernel:
     def run(self, x: torch.Tensor, importance: torch.Tensor | None = None) -> tuple[torch.Tensor, Params]:
         """See :class:`zeropoint.ops.registry.Op`."""
         scheme, shape = self._request.scheme, self._request.shape
-        apart = _JOINED.get(block_types.type_of(scheme) or "")
-        if apart is not None:
-            twin = replace(self._request, scheme=Scheme.parse(apart))
-            digits, levels = SearchKernel(twin).run(x, importance)
-            single = code_rows.unpack_digits(digits, twin.scheme, shape)
-            return code_rows.pack_digits(single, scheme), levels
-        data = packed_like(x, scheme)
+        data = memory.empty(code_rows.packed_shape(scheme, tuple(shape)), torch.uint8)
         params = [torch.empty(grid, dtype=dtype) for grid, dtype in parameter_tensors(scheme, shape, x.dtype)]
         name = block_types.type_of(scheme)
         state = int(OK)

@@ -125,13 +125,13 @@ def given_call(
 class OnePass:
     """Calls that choose scales and codes of tensors of ``shape`` in one pass.
 
-    searched: what says which scales can be best, where they are searched; see
-    :func:`.window_ends.candidates`. two_levels: whether the scales are relative to one of the whole tensor.
+    searched: the kernel that searches scales, where they are searched, and what says which it tries; see
+    :mod:`.window_ends`. two_levels: whether the scales are relative to one of the whole tensor.
     """
 
     def __init__(
         self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, view: View,
-        searched: tuple[Any, Any] | None = None,
+        searched: tuple[Any, ...] | None = None,
     ) -> None:  # fmt: skip
         self._searched = searched
         rule = lowering.rule_of(scheme, dtype)
@@ -157,8 +157,12 @@ class OnePass:
         source, target, zeros = flat_array(x), _flat_bytes(data, self._bytes), memory.zeros
         descriptor = self._descriptor if coarse is None else with_coarse(self._descriptor, coarse)
         if self._searched is not None:
-            found = source, descriptor, *self._searched, self._order, codes, target
-            return share(entries.search_windows, found, self._rows, self._count)
+            search, *tried = self._searched
+            written = scales if self.scales.floats else codes
+            found = source, descriptor, *tried, self._order, written, target
+            state = share(search, found, self._rows, self._count)
+            memory.store(params)
+            return state
         kept = self._take_tables()
         args = source, descriptor, self._order, scales, codes, zeros, target, kept
         state = share(entries.quantize, args, self._rows, self._count)
@@ -198,8 +202,10 @@ def one_pass(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> OneP
         return None
     if scheme.search is None:
         return OnePass(scheme, shape, dtype, view)
-    searched = window_ends.candidates(scheme, view, dtype)
-    return None if searched is None else OnePass(scheme, shape, dtype, view, searched)
+    windows, fits = window_ends.candidates(scheme, view, dtype), window_ends.fitting(scheme, view, dtype)
+    if windows is not None:
+        return OnePass(scheme, shape, dtype, view, (entries.search_windows, *windows))
+    return None if fits is None else OnePass(scheme, shape, dtype, view, (entries.search_fits, *fits))
 
 
 class ChosenScales:

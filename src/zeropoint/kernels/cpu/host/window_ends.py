@@ -9,7 +9,10 @@ import torch
 
 from ....formats import FloatFormat
 from ....formats.torch_dtypes import format_of
+from ....ops.integer_fits import FITS, fits_codes, fits_of
 from ....ops.lowering import How, Kind, Narrow, element_of, rule_of
+from ....ops.window_search import reach_of
+from ....params.ladder import Ladder
 from ....params.scale_windows import window_of
 from ....schemes import Scheme
 from ..search.windows import MOST
@@ -29,8 +32,8 @@ def candidates(scheme: Scheme, view: View, dtype: torch.dtype) -> tuple[Any, Any
     assert search is not None
     rule = rule_of(scheme, dtype)
     element = element_of(scheme, dtype, multiply=_multiplies(scheme, dtype))
-    block, cols = int(layout.block), int(layout.cols)
-    whole = block % _UNIT == 0 and block <= int(MOST) and cols % block == 0
+    block = int(layout.block)
+    whole = _in_whole_blocks(view)
     known = element.kind is not Kind.CODEBOOK and element.quotient is Narrow.NONE and not rule.unsigned
     stored = rule.how in (How.POWER, How.MINIFLOAT)
     if search.factor or search.power != 2 or not (whole and known and stored):
@@ -44,6 +47,30 @@ def candidates(scheme: Scheme, view: View, dtype: torch.dtype) -> tuple[Any, Any
         last, doubled, normal = fmt.max_code, fmt.max_code - octave, 2 * octave
     ratios = window.halving, window.empty, window.doubling, window.most
     return np.array(ratios, np.float32), np.array((last, doubled, normal), np.uint32)
+
+
+def fitting(scheme: Scheme, view: View, dtype: torch.dtype) -> tuple[Any, Any, Any] | None:
+    """Return what the kernel that fits scales to codes tries, or None where plain torch searches.
+
+    It is float32, (5,) float64 and (2,) uint64, as :class:`..search.integer_scales.Fitting` has them.
+    """
+    search, rule = scheme.search, rule_of(scheme, dtype)
+    assert search is not None
+    plain = rule.how is How.LINEAR and not rule.unsigned and fits_codes(scheme)
+    if search.factor or search.power != 2 or not (plain and _in_whole_blocks(view)):
+        return None
+    fits = fits_of(scheme, int(view.layout.block))
+    ladder = Ladder.of(scheme.scales[0], dtype)
+    reach = reach_of(window_of(scheme, int(view.layout.block), search.power))
+    numbers = fits.first, fits.least, reach, ladder.least, ladder.most
+    counts = fits.places, FITS
+    return np.array(fits.ratios, np.float32), np.array(numbers, np.float64), np.array(counts, np.uint64)
+
+
+def _in_whole_blocks(view: View) -> bool:
+    """Return whether rows are whole blocks of lengths that kernels which search know."""
+    block, cols = int(view.layout.block), int(view.layout.cols)
+    return block % _UNIT == 0 and block <= int(MOST) and cols % block == 0
 
 
 def _multiplies(scheme: Scheme, dtype: torch.dtype) -> bool:

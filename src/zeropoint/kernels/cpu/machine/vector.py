@@ -77,7 +77,8 @@ def _define(symbol: Callable[..., Any], instruction: str, kind: Vector) -> None:
 
 for _symbol, _instruction in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), ("truediv", "fdiv")):
     _define(getattr(operator, _symbol), _instruction, FLOATS)
-_define(operator.add, "fadd", DOUBLES)
+for _symbol, _instruction in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul")):
+    _define(getattr(operator, _symbol), _instruction, DOUBLES)
 _define(operator.mul, "mul", WORDS)
 for _kind in (WORDS, HALVES, OCTETS):
     for _symbol in ("add", "sub", "and_", "or_", "xor"):
@@ -238,7 +239,7 @@ def _cast(source: Vector, target: Vector, instruction: str) -> Any:
 
 
 bits_of, values_of = _cast(FLOATS, WORDS, "bitcast"), _cast(WORDS, FLOATS, "bitcast")
-wide_floats = _cast(FLOATS, DOUBLES, "fpext")
+wide_floats, narrow_doubles = _cast(FLOATS, DOUBLES, "fpext"), _cast(DOUBLES, FLOATS, "fptrunc")
 floats_of_integers = _cast(WORDS, FLOATS, "sitofp")
 octets_of_halves, halves_of_octets = _cast(HALVES, OCTETS, "trunc"), _cast(OCTETS, HALVES, "zext")
 
@@ -368,7 +369,7 @@ def _mask(comparison: str, symbol: str, kind: Vector, result: Vector) -> Any:
     return compare
 
 
-above = _mask("fcmp_ordered", ">", FLOATS, WORDS)
+above, above_doubles = (_mask("fcmp_ordered", ">", kind, WORDS) for kind in (FLOATS, DOUBLES))
 above_signed = _mask("icmp_signed", ">", HALVES, HALVES)
 above_octets = _mask("icmp_unsigned", ">", OCTETS, OCTETS)
 unequal = _mask("icmp_unsigned", "!=", OCTETS, OCTETS)

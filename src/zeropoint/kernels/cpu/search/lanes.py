@@ -8,7 +8,7 @@ from numba import types
 from numba.core import cgutils
 
 from ..linear.panels import columns_at
-from ..machine.intrinsics import F32, I64, address, bits32, device, inlined, primitive
+from ..machine.intrinsics import F32, I64, address, bits32, device, inlined, primitive, x86_has
 from ..machine.vector import (
     FLOATS,
     STEP,
@@ -78,6 +78,17 @@ def root(typingctx: Any, x: Any) -> Any:
 
 
 @primitive
+def whole(typingctx: Any, x: Any) -> Any:
+    """Return floats rounded to whole numbers, half to even."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(FLOATS.lanes, [FLOATS.lanes])
+        return builder.call(_tools.get_or_insert_function(builder.module, kind, "llvm.rint.v16f32"), args)
+
+    return FLOATS(FLOATS), codegen
+
+
+@primitive
 def multiply_add(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
     """Return ``a * b + c``, rounded once or twice as the machine does faster: for estimates alone."""
 
@@ -96,6 +107,44 @@ def integers(typingctx: Any, x: Any) -> Any:
         return builder.fptosi(args[0], WORDS.lanes)
 
     return WORDS(FLOATS), codegen
+
+
+_QUARTERS = (0, *[2] * 2, *[4] * 2, *[6] * 2, *[8] * 3, *[12] * 4, *[16] * 6, *[24] * 12)
+"""The closest value of e2m1 of each number of quarters, in quarters; middles of values are whole quarters."""
+
+
+@primitive
+def picks_from_tables(typingctx: Any) -> Any:
+    """Return whether the machine picks from a table of 32 floats at once; it is known when it is compiled."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return ir.Constant(ir.IntType(1), int(x86_has("avx512f")))
+
+    return types.boolean(), codegen
+
+
+@primitive
+def closest_quarters(typingctx: Any, words: Any) -> Any:
+    """Return the closest value of e2m1, in quarters, of whole numbers of quarters below 32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        halves = [ir.Constant(FLOATS.lanes, [float(n) for n in part]) for part in _halves(_QUARTERS)]
+        if x86_has("avx512f"):
+            kind = ir.FunctionType(FLOATS.lanes, [FLOATS.lanes, WORDS.lanes, FLOATS.lanes])
+            pick = _tools.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpermi2var.ps.512")
+            return builder.call(pick, [halves[0], args[0], halves[1]])
+        result = halves[0]
+        for value in dict.fromkeys(_QUARTERS):
+            first = ir.Constant(WORDS.lanes, [_QUARTERS.index(value)] * FLOATS.count)
+            beyond = builder.icmp_unsigned(">=", args[0], first)
+            result = builder.select(beyond, ir.Constant(FLOATS.lanes, [float(value)] * FLOATS.count), result)
+        return result
+
+    return FLOATS(WORDS), codegen
+
+
+def _halves(values: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return values[: len(values) // 2], values[len(values) // 2 :]
 
 
 def _extreme(symbol: str) -> Any:
