@@ -31,7 +31,7 @@ from .block_errors import Piece, powers
 from .integer_fits import fits_codes, fitted_scales
 
 _PER_OCTAVE = 16
-_STEP = 2.0 ** (1 / _PER_OCTAVE)
+_STEP: float = 2.0 ** (1 / _PER_OCTAVE)
 _SHORT = 256
 """Most values of a block whose largest one says enough about what is clipped."""
 _SAFE = 1 + 2.0**-20
