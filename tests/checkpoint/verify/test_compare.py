@@ -209,6 +209,28 @@ def test_transposed_experts_are_compared_as_their_family_has_them(tmp_path: Path
     assert (alone.problems, unequal(alone)) == ((), {})
 
 
+@pytest.mark.parametrize("fused_first", [True, False])
+def test_biases_of_experts_are_compared_with_one_tensor_an_expert(fused_first: bool, tmp_path: Path) -> None:
+    fused = gpt_oss()
+    fused |= {name: weight(*fused[name].shape, seed=3) for name in fused if name.endswith("_bias")}
+    split = {name: fused[name] for name in BOTH}
+    up, down = (fused[f"{name}_bias"] for name in BOTH)
+    for e in range(3):
+        split[f"m.experts.{e}.gate_proj.bias"] = up[e, 0::2].contiguous()
+        split[f"m.experts.{e}.up_proj.bias"] = up[e, 1::2].contiguous()
+        split[f"m.experts.{e}.down_proj.bias"] = down[e].contiguous()
+    sides = [save(tmp_path / "a", fused, GPT_OSS), save(tmp_path / "b", split, GPT_OSS)]
+    found = compare(*sides if fused_first else reversed(sides))
+    assert (found.problems, unequal(found), len(found.tensors)) == ((), {}, 11)
+    split["m.experts.2.up_proj.bias"][5] += 1
+    del split["m.experts.0.down_proj.bias"]
+    sides[1] = save(tmp_path / "c", split, GPT_OSS)
+    found = compare(*sides if fused_first else reversed(sides))
+    assert unequal(found) == {"m.experts.2.up_proj.bias": 1}
+    only = f"only {'AB'[not fused_first]} has it"
+    assert [str(p) for p in found.problems] == [f"'m.experts.0.down_proj.bias': {only}"]
+
+
 def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
     split = experts(fused=False)
     del split["m.experts.1.up_proj.weight"]

@@ -7,6 +7,7 @@ other side has for it. This module reads headers, and the bytes of heads that ma
 
 from __future__ import annotations
 
+import functools
 import math
 from array import array
 from collections.abc import Iterator, Sequence
@@ -15,9 +16,10 @@ from typing import overload
 
 import torch
 
+from ...architectures import DOWN, GATE_UP, ExpertLayout
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import count, printable
-from ..choose.expert_matrices import matrices
+from ..choose.expert_matrices import WeightMatrix, matrices
 from ..choose.selection import is_fused_experts, module_of, not_a_weight
 from ..choose.tied import tied_copies
 from ..plan.origin import Floats, Origins
@@ -26,9 +28,10 @@ from ..read.quantized_layers import StoredLayers, configuration, find_layers
 from ..read.source import Source
 from ..read.tensor_entries import Entries, TensorEntry
 from .consistency import is_extra_scale, require_readable
-from .source_weights import Original, OriginalWeight
+from .source_weights import OF_EXPERT, Original, OriginalWeight
 
 A, B = 0, 1
+_BIAS = ".bias"
 LABELS = ("A", "B")
 """What sentences call the two sides."""
 
@@ -54,10 +57,42 @@ class Side:
         return self.seen.floats.source.entries
 
     def weight(self, entry: TensorEntry) -> OriginalWeight:
-        """Return a whole tensor, of which all axes but that of inputs count as rows."""
-        origin = self.seen.floats.origin(entry if entry.shape else replace(entry, shape=(1,)))
+        """Return a whole tensor, of which all axes but that of inputs count as rows; biases have none."""
+        shape = (*entry.shape, 1) if _is_expert_bias(entry) else entry.shape or (1,)
+        origin = self.seen.floats.origin(replace(entry, shape=shape))
         rows = math.prod(entry.shape) // max(1, origin.columns)
         return OriginalWeight(origin=origin, shape=(rows, origin.columns))
+
+    def part(self, module: str) -> OriginalWeight | None:
+        """Return the matrix of a module, or what is called ``X.bias``, which may be rows of a tensor."""
+        if not module.endswith(_BIAS):
+            return self.seen.matrix(module)
+        entry = self.entries.get(module)
+        if entry is not None:
+            return self.weight(entry)
+        found = OF_EXPERT.fullmatch(module.removesuffix(_BIAS))
+        kind = "" if found is None else DOWN if found["kind"] == DOWN else GATE_UP
+        entry = None if found is None else self.entries.get(f"{found['stem']}{kind}_bias")
+        if entry is None or not _is_expert_bias(entry):
+            return None
+        rows = _bias_rows(entry, self.seen.floats.experts).get(module)
+        if rows is None:
+            return None
+        return replace(self.weight(entry), first=rows.first, step=rows.step, shape=(rows.shape[0], 1))
+
+
+def _is_expert_bias(entry: TensorEntry) -> bool:
+    """Return whether a tensor has the biases of all experts of a layer, a number a row of their matrices."""
+    name, cut, end = entry.name.rpartition("_bias")
+    last = name.rpartition(".")[2]
+    return bool(cut) and not end and last in (GATE_UP, DOWN) and len(entry.shape) == 2 and entry.use is None
+
+
+@functools.lru_cache(maxsize=8)
+def _bias_rows(entry: TensorEntry, layout: ExpertLayout) -> dict[str, WeightMatrix]:
+    """Return the rows that are the bias of each matrix, by its name."""
+    named = replace(entry, name=entry.name.removesuffix("_bias"), shape=(*entry.shape, 1))
+    return {f"{m.module}{_BIAS}": m for m in matrices(named, layout._replace(transposed=False))}
 
 
 def side_of(source: Source, other: Source) -> Side:
@@ -173,7 +208,7 @@ class Pairs(Sequence[Pair]):
             self._pair(a.weight(entry), b.weight(twin), same=entry.shape == twin.shape)
             return
         for module in _modules(entry, a):
-            mine, theirs = a.seen.matrix(module), b.seen.matrix(module)
+            mine, theirs = a.part(module), b.part(module)
             if mine is not None and theirs is not None:
                 self._pair(mine, theirs, same=mine.shape == theirs.shape)
 
@@ -201,7 +236,7 @@ class Pairs(Sequence[Pair]):
             if not rows:
                 alone.append(entry.name)
             elif rows < side.weight(entry).shape[0]:
-                modules = (m for m in _modules(entry, side) if other.seen.matrix(m) is None)
+                modules = (m for m in _modules(entry, side) if other.part(m) is None)
                 self.problems += [Problem(where=m, what=only) for m in modules if m not in broken]
         needless = [name for name in alone if is_extra_scale(name, side.stored)]
         if needless:
@@ -221,7 +256,9 @@ class Pairs(Sequence[Pair]):
 
 def _modules(entry: TensorEntry, side: Side) -> Iterator[str]:
     """Yield the modules of the matrices of a tensor: of fused experts, one a projection and expert."""
-    if not is_fused_experts(entry):
+    if _is_expert_bias(entry):
+        yield from _bias_rows(entry, side.seen.floats.experts)
+    elif not is_fused_experts(entry):
         yield module_of(entry.name)
     elif not_a_weight(entry, side.entries, side.seen.floats.source.config or {}) is None:
         yield from (matrix.module for matrix in matrices(entry, side.seen.floats.experts))

@@ -91,7 +91,7 @@ class Original:
             if entry is not None and len(entry.shape) == 2 and entry.dtype in TORCH_DTYPES:
                 shape = (entry.shape[0], entry.shape[1])
                 return OriginalWeight(origin=self.floats.origin(entry), shape=shape)
-        found = _OF_EXPERT.fullmatch(module)
+        found = OF_EXPERT.fullmatch(module)
         if found is None:
             return None
         fused = self._fused(found["stem"] + (DOWN if found["kind"] == DOWN else GATE_UP))
@@ -130,7 +130,7 @@ class Original:
         )  # fmt: skip
 
 
-_OF_EXPERT = re.compile(r"(?P<stem>(.*\.)?)\d+\.(?P<kind>gate_proj|up_proj|down_proj)", re.DOTALL)
+OF_EXPERT = re.compile(r"(?P<stem>(.*\.)?)\d+\.(?P<kind>gate_proj|up_proj|down_proj)", re.DOTALL)
 
 
 @functools.lru_cache(maxsize=8)
