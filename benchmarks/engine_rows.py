@@ -57,16 +57,44 @@ def by_awq(folder: Path, tokens: torch.Tensor) -> Logits:
 
 
 def by_decoding(folder: Path, tokens: torch.Tensor) -> Logits:
-    """Run a checkpoint in transformers with layers of bitsandbytes that decode to floats.
+    """Run a checkpoint in transformers with layers of bitsandbytes that decode to float32.
 
-    Otherwise inputs are rounded to the dtype of the configuration, bfloat16, and on a processor that
-    multiplies such numbers, absmax as well.
+    Otherwise transformers leaves other weights, and with them inputs, in bfloat16, and on a processor that
+    multiplies such numbers, bitsandbytes rounds absmax to that as well.
     """
     model = load(folder)
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
             module.compute_dtype, module.compute_type_is_set = torch.float32, True
+    for weight in model.parameters():
+        if weight.dtype == torch.bfloat16:
+            weight.data = weight.data.float()
+    return logits_of(model, tokens)
+
+
+def by_hqq(folder: Path, tokens: torch.Tensor) -> Logits:
+    """Run a checkpoint in a model with HQQ's own layers, which transformers 5.23 does not load by itself."""
+    from hqq.core.quantize import HQQBackend, HQQLinear
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder)
+    del config.quantization_config
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    held, parts = load_file(folder / "model.safetensors"), {}
+    for name in [name for name in held if f"{name.rpartition('.')[0]}.W_q" in held]:
+        layer, _, part = name.rpartition(".")
+        parts.setdefault(layer, {})[part] = held.pop(name)
+    missing, unknown = model.load_state_dict(held, strict=False)
+    if unknown or {*missing} - {"lm_head.weight", *(f"{name}.weight" for name in parts)}:
+        raise SystemExit(f"{len(missing)} weights are missing, and {len(unknown)} are not known")
+    model.tie_weights()
+    HQQLinear.set_backend(HQQBackend.PYTORCH)
+    for name, tensors in parts.items():
+        layer = HQQLinear(None, None, compute_dtype=torch.float32, device="cpu")
+        layer.load_state_dict(tensors)
+        model.set_submodule(name, layer)
     return logits_of(model, tokens)
 
 
@@ -170,6 +198,11 @@ def _onnx(scheme: str, layout: str) -> Row:
     )  # fmt: skip
 
 
+_IN_BFLOAT16 = functools.partial(by_transformers, dtype=torch.bfloat16)
+BFLOAT16: dict[str, Any] = {
+    "engine": "transformers in bfloat16", "run": _IN_BFLOAT16, "floats": _IN_BFLOAT16,
+}  # fmt: skip
+
 ROWS = (
     *(
         Row(scheme=scheme, package="compressed_tensors")
@@ -183,15 +216,10 @@ ROWS = (
             "float8_e4m3fn:block64x64",
             "nvfp4a16",
             "mxfp4a16",
-            "mxfp8a16",
         )
     ),
-    Row(
-        scheme="mxfp8",  # decoded to bfloat16 by compressed-tensors, whatever the model's dtype
-        engine="transformers in bfloat16",
-        package="compressed_tensors",
-        run=functools.partial(by_transformers, dtype=torch.bfloat16),
-    ),
+    # compressed-tensors decodes MXFP8 to bfloat16, whatever the model's dtype.
+    *(Row(scheme=scheme, package="compressed_tensors", **BFLOAT16) for scheme in ("mxfp8", "mxfp8a16")),
     Row(scheme="mxfp6a16", package="compressed_tensors"),
     *(
         Row(
@@ -211,7 +239,7 @@ ROWS = (
     *(
         Row(scheme=scheme, layout="bitsandbytes", package="bitsandbytes", **more)
         for scheme in ("nf4", "fp4_bnb", "nf4_double")
-        for more in ({}, {"engine": "transformers, decoding", "run": by_decoding})
+        for more in ({}, {"engine": "transformers, decoding", "run": by_decoding, "dtype": "float32"})
     ),
     Row(scheme="llm_int8", layout="llm-int8", package="bitsandbytes"),
     *(
@@ -221,7 +249,16 @@ ROWS = (
     Row(scheme="int4:g64:asym", layout="awq", package="gptqmodel", run=by_awq, dtype="float16"),
     *(
         Row(scheme=scheme, layout="torchao", package="torchao", dtype="float32")
-        for scheme in ("int8wo", "int8dq", "float8wo", "int4:g64", "mxfp8", "mxfp4", "nvfp4a16")
+        for scheme in ("int8wo", "int8dq")
+    ),
+    # These tensors of torchao decode to the dtype that they were made in.
+    *(
+        Row(scheme=scheme, layout="torchao", package="torchao", **BFLOAT16)
+        for scheme in ("float8wo", "int4:g64", "int4wo", "mxfp8", "mxfp4", "nvfp4a16")
+    ),
+    *(
+        Row(scheme=scheme, layout="hqq", engine="hqq", package="hqq", run=by_hqq, dtype="float32")
+        for scheme in ("hqq_int4", "hqq_int8", "uint3:g64:asym=real")
     ),
     *(
         Row(scheme=scheme, layout="quark", package="quark", dtype="float32")

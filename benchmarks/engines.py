@@ -6,8 +6,9 @@ text from Python's own documentation. From our file, zeropoint makes floats agai
 engine decodes weights: `apart` is the largest difference of a logit between the engine and one that runs
 these floats, so that it shows whether the engine decodes our bytes to our values; `same` is how often both
 find the same token the most likely. llama.cpp rounds the inputs of quantized layers to 8 bits, bitsandbytes
-those of int8 layers, which `apart` shows, as it does that mlx-lm computes in bfloat16. ONNX models are
-exported by torch and run in onnxruntime on both sides. With `--tools`, llama.cpp's own llama-perplexity runs
+those of int8 layers, which `apart` shows, as it does that mlx-lm and bitsandbytes compute in bfloat16.
+`decoding` makes an engine decode to floats. ONNX models are exported by torch and run in onnxruntime on both
+sides. With `--tools`, llama.cpp's own llama-perplexity runs
 GGUF files, too.
 
 Each row is a process, in the environment of its engine (benchmarks/engines.sh), and its figures are in
@@ -178,7 +179,7 @@ def versions(row: Row) -> str:
     names = {
         "llama_cpp": ("llama-cpp-python",), "quark": ("transformers", "amd-quark"),
         "mlx_lm": ("mlx-lm", "mlx"), "onnxruntime": ("onnxruntime",), "accelerate": ("transformers",),
-        "gptqmodel": ("transformers", "optimum", "gptqmodel"),
+        "hqq": ("hqq",), "gptqmodel": ("transformers", "optimum", "gptqmodel"),
     }.get(row.package, ("transformers", row.package))  # fmt: skip
     return ", ".join(f"{name} {metadata.version(name)}" for name in names)
 
@@ -239,27 +240,23 @@ def run_rows(args: argparse.Namespace, work: Path, console: Console) -> list[dic
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the figures as a table in Markdown."""
+    """Return the figures as a table in Markdown, what llama-perplexity says in parentheses."""
     titles = (
-        "layout",
-        "scheme",
-        "bits",
-        "engine",
-        "perplexity",
-        "of our floats",
-        "logits apart",
-        "same token",
-    )
+        "Layout", "Scheme", "Bits", "Engine", "Tokens", "Perplexity", "Of our floats", "Apart", "Same",
+    )  # fmt: skip
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for row in rows:
-        cells = [f"`{row['layout']}`", f"`{row['scheme']}`", f"{row.get('bits', 0):.2f}", row["engine"]]
+        names = [f"`{row['layout']}`", f"`{row['scheme']}`"]
         if "perplexity" not in row:
             why = row.get("failed") or f"{row['missing']} is not installed"
-            cells = [*cells[:2], "", cells[3], why, "", "", ""]
+            cells = [*names, "", row["engine"], "", why, "", "", ""]
         else:
-            tool = f" (llama-perplexity: {row['tool']:.3f})" if "tool" in row else ""
-            cells += [f"{row['perplexity']:.3f}{tool}", f"{row['ours']:.3f}", f"{row['apart']:.2g}"]
-            cells.append(f"{row['same']:.4f}")
+            tool = f" ({row['tool']:.3f})" if "tool" in row else ""
+            cells = [
+                *names, f"{row['bits']:.2f}", row["engine"], str(row["tokens"]),
+                f"{row['perplexity']:.3f}{tool}", f"{row['ours']:.3f}", f"{row['apart']:.2g}",
+                f"{row['same']:.3f}",
+            ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

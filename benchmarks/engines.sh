@@ -20,5 +20,6 @@ make .engines -c ../constraints.txt -e "..[hf,gguf,onnx]" accelerate bitsandbyte
 # for a CPU.
 install device-smi logbar pypcre threadpoolctl datasets pillow
 BUILD_CUDA_EXT=0 install --no-deps gptqmodel==7.7.0 optimum==2.3.0 tokenicer defuser
+install --no-deps hqq==0.2.8 termcolor einops
 # Quark wants another numpy and an onnx of its own.
 make .engines-quark -e "..[hf,gguf]" accelerate amd-quark==0.13
