@@ -166,7 +166,7 @@ class HqqReader(Reader):
 def _transformers(facts: Facts) -> Iterator[Problem]:
     if facts.experts or facts.nonlinear or facts.transposed:
         yield Loads.NO, "it reads linear layers alone in this layout"
-    yield Loads.NO, "release 5.23 makes new weights in place of saved layers of HQQ; hqq's own layers load it"
+    yield Loads.PARTLY, "hqq's own layers load it; release 5.23 makes new weights in place of saved ones"
 
 
 @dataclass(frozen=True)
