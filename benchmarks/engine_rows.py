@@ -136,12 +136,13 @@ def by_onnxruntime(folder: Path, tokens: torch.Tensor) -> Logits:
 
 
 def by_mlx(folder: Path, tokens: torch.Tensor) -> Logits:
-    """Run a checkpoint in mlx-lm, whose activations have the dtype of scales."""
+    """Run a checkpoint in mlx-lm, in float32."""
     import mlx.core as mx
     import numpy as np
     from mlx_lm.utils import load_model
 
     model, _ = load_model(folder)
+    model.set_dtype(mx.float32)
     return torch.stack(
         [
             torch.from_numpy(np.array(model(mx.array(window[None].numpy()))[0].astype(mx.float32)))
@@ -282,7 +283,15 @@ ROWS = (
         )
     ),
     *(
-        Row(scheme=scheme, layout="mlx", engine="mlx-lm", package="mlx_lm", run=by_mlx, tokens=64)
+        Row(
+            scheme=scheme,
+            layout="mlx",
+            engine="mlx-lm",
+            package="mlx_lm",
+            run=by_mlx,
+            dtype="float32",
+            tokens=64,
+        )
         for scheme in ("mlx_int3", "mlx_int4", "mlx_int6", "mlx_int8", "mxfp4_e2m1")
     ),
     *(

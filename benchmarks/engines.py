@@ -6,7 +6,7 @@ text from Python's own documentation. From our file, zeropoint makes floats agai
 engine decodes weights: `apart` is the largest difference of a logit between the engine and one that runs
 these floats, so that it shows whether the engine decodes our bytes to our values; `same` is how often both
 find the same token the most likely. llama.cpp rounds the inputs of quantized layers to 8 bits, bitsandbytes
-those of int8 layers, which `apart` shows, as it does that mlx-lm and bitsandbytes compute in bfloat16.
+those of int8 layers, which `apart` shows, as it does that bitsandbytes computes in bfloat16.
 `decoding` makes an engine decode to floats. ONNX models are exported by torch and run in onnxruntime on both
 sides. With `--tools`, llama.cpp's own llama-perplexity runs
 GGUF files, too.
@@ -73,6 +73,9 @@ def float_model(folder: Path) -> Path:
     model = AutoModelForCausalLM.from_config(read.config)
     model.load_state_dict(read.state_dict())
     model.bfloat16().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_theta"] = config["rope_parameters"]["rope_theta"]  # where mlx-lm 0.32 looks for it
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
     AutoTokenizer.from_pretrained(source, gguf_file=name).save_pretrained(folder)
     return folder
 
