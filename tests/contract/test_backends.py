@@ -1,6 +1,7 @@
 """Every backend gives the bytes of the reference, for every scheme, dtype, shape, stride and thread count."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -307,6 +308,27 @@ def test_parts_of_a_tensor_do_not_depend_on_who_asked_first_for_its_scale() -> N
 def test_measured_errors_agree_with_float64(scheme: str) -> None:
     x = sample((20, 4100), torch.bfloat16) + 0.01
     assert_same_errors(x, scheme)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        "q2_k",
+        "q4_k",
+        "q5_1",
+        "uint4:g20:scale=float32:offset=float32",
+        "uint3:channel:scale=float16:offset=float16",
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_errors_of_codes_with_offsets_are_measured_by_kernels(scheme: str, dtype: torch.dtype) -> None:
+    x = sample((7, 5120), dtype) + 0.01
+    assert zp.explain(x, scheme, op="measure").chosen == "cpu"
+    assert_same_errors(x, scheme)
+    decoded = zp.quantize(x, scheme).dequantize(torch.float32)
+    found = row_errors(decoded, replace(zp.quantize(x, scheme), dtype=torch.float32))
+    assert not found.errors.any()
+    assert not found.largest.any()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

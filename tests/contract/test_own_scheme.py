@@ -45,7 +45,7 @@ def test_a_scheme_of_ones_own_has_a_bound_gradients_and_a_file(text: str, tmp_pa
     assert torch.equal(read.dequantize(), q.dequantize())
     leaves, spec = pytree.tree_flatten(q)
     assert torch.equal(pytree.tree_unflatten(leaves, spec).dequantize(), q.dequantize())
-    assert zp.explain(x.detach(), text).chosen == "reference"
+    assert zp.explain(x.detach(), text, op="quantize").chosen == "reference"
 
 
 @pytest.mark.parametrize("text", SCHEMES)
@@ -61,7 +61,7 @@ def test_given_parameters_give_the_values_of_fake_quantize(text: str) -> None:
 
 
 def test_kernels_say_what_they_lack() -> None:
-    reasons = [zp.explain(tensor(), text).reasons["cpu"] for text in SCHEMES]
+    reasons = [zp.explain(tensor(), text, op="quantize").reasons["cpu"] for text in SCHEMES]
     assert [reason.partition(" are known")[0] for reason in reasons] == [
         "offsets", "offsets", "offsets", "centered scales", "signed scales"
     ]  # fmt: skip

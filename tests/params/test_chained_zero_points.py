@@ -104,6 +104,6 @@ def test_chained_zero_points_train_save_and_say_why_kernels_refuse_them(tmp_path
     q = zp.quantize(x, text)
     assert torch.equal(zp.fake_quantize(x, q.params), q.dequantize())
     assert q.bits_per_value == zp.Scheme.parse(text).bits_per_value((4, 256)) == 4 + (6 + 4) / 32 + 16 / 256
-    reasons = zp.explain(x, text)
+    reasons = zp.explain(x, text, op="quantize")
     assert reasons.chosen == "reference"
     assert "scales of level uint6@g32 are known to the reference alone" in str(reasons)

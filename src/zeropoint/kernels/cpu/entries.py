@@ -124,12 +124,12 @@ def fake_quantize_backward(*args: Any) -> Any:
 
 @device
 def _measure(
-    x: Any, source: Any, desc: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any, extent: Any,
-    sums: Any, clipped: Any, first: Any, last: Any,
+    x: Any, source: Any, desc: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any, adds: Any,
+    extent: Any, sums: Any, clipped: Any, first: Any, last: Any,
 ) -> None:  # fmt: skip
     measure_rows(
         x, source, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), table, scales, scale_codes,
-        zeros, (extent[0], extent[1]), sums, clipped, first, last,
+        zeros, adds, (extent[0], extent[1]), sums, clipped, first, last,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ....ops.registry import Kernel, Op, Request
 from ....params.arithmetic import multiplies, rounder
-from . import block_searches, block_structs, rounded_blocks
+from . import block_searches, block_structs, chained, rounded_blocks
 from . import linear_codes as linear
 from . import linear_values as values
 from .operators import (
@@ -49,12 +49,15 @@ class CpuBackend:
             return None
         if request.dtype not in KINDS or request.own_dtype not in KINDS:
             return f"{request.dtype} is computed in float64"
+        codes = chained.codes_of(request)
+        if codes is not None and request.shape and self.refusal(codes) is None:
+            return None
         if multiplies(request.scheme) and rounder(request.scheme, request.own_dtype) is not None:
             return "reciprocals of 16 bits are known to the reference alone"
         reason = element_refusal(request.scheme, decoding=request.op in (Op.DEQUANTIZE, Op.MEASURE))
         if reason is not None:
             return reason
-        if request.scheme.offsets and (request.op is Op.MEASURE or not offsets_lie_in_rows(request)):
+        if request.scheme.offsets and not offsets_lie_in_rows(request):
             return "offsets are known to the reference alone"
         view = view_of(request.scheme, request.shape, request.dtype)
         return view if isinstance(view, str) else None
@@ -63,6 +66,8 @@ class CpuBackend:
         """See :class:`zeropoint.ops.registry.Backend`."""
         if request.op is Op.QUANTIZE_DYNAMIC and rounded_blocks.takes(request):
             return rounded_blocks.RoundedBlocksKernel(request)
+        if chained.codes_of(request) is not None:
+            return chained.ChainedKernel(request)
         return _KERNELS[request.op](request)
 
 

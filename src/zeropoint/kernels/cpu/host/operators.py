@@ -22,6 +22,7 @@ from .. import entries
 from ..machine import descriptor as k
 from . import memory
 from .arrays import (
+    NO_FLOATS,
     block_factors,
     clip_extent,
     flat_array,
@@ -302,8 +303,10 @@ class MeasureKernel(_Operator):
             values, source = flat_array(x), call.codes_in(data)
             stored = stored_factors(asked.scheme, params, asked.shape, asked.own_dtype)
             scales = stored.factors, stored.codes, stored.zeros
-            extent = clip_extent(asked.scheme)
-            args = values, source, call.descriptor_of(stored), call.table, *scales, extent, sums, clipped
+            offset = effective_offset(asked.scheme, params, asked.shape, asked.own_dtype)
+            added = NO_FLOATS[:0] if offset is None else flat_array(offset.to(torch.float32))
+            more = added, clip_extent(asked.scheme), sums, clipped
+            args = values, source, call.descriptor_of(stored), call.table, *scales, *more
             share(entries.measure, args, call.rows, call.count)
         columns = sums.reshape(-1, 3)
         return RowErrors(squares=columns[:, 0], errors=columns[:, 1], largest=columns[:, 2], clipped=clipped)

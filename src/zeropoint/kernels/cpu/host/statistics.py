@@ -30,8 +30,8 @@ def choose_params(x: torch.Tensor, scheme: Scheme, extremes: Ends) -> Params:
         return reference.choose_params(x, scheme.start, extremes)
     lows, highs = [], []
     for level in scheme.scales:
-        low, high = reference.whole_range(x, level.granularity, extremes) or _block_extremes(
-            x, level.granularity, scheme
+        low, high = reference.whole_range(x, level.granularity, extremes) or block_extremes(
+            x, level.granularity, ranged=needs_range(scheme)
         )
         lows.append(low)
         highs.append(high)
@@ -116,12 +116,12 @@ def _require_finite(x: torch.Tensor, top: Any) -> None:
         raise NonFiniteError("statistics of a finite tensor are not finite")
 
 
-def _block_extremes(
-    x: torch.Tensor, granularity: Granularity, scheme: Scheme
+def block_extremes(
+    x: torch.Tensor, granularity: Granularity, *, ranged: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what scales follow from, float32: extremes of each block, or its magnitude for both."""
+    """Return what scales follow from, float32: extremes of each block, or its magnitude twice."""
     shape = tuple(x.shape)
-    found = RowExtremes(shape, x.dtype, granularity, ranged=needs_range(scheme))
+    found = RowExtremes(shape, x.dtype, granularity, ranged=ranged)
     found.find(x)
 
     def over_lead(values: Any, kind: str) -> torch.Tensor:

@@ -33,12 +33,13 @@ CHUNK = np.uint64(512)
 
 @device
 def measure_steps(
-    x: Any, at: Any, count: Any, decoded: Any, factors: Any, zeros: Any, shift: Any, extent: Any, totals: Any
-) -> Any:
+    x: Any, at: Any, count: Any, decoded: Any, factors: Any, zeros: Any, added: Any, shift: Any, extent: Any,
+    totals: Any,
+) -> Any:  # fmt: skip
     """Add the figures of ``x[at : at + count]``, whole steps, and return how many values are clipped.
 
     totals: (3,) float64, sum of x**2, sum of (x - y)**2, largest |x - y|. extent: as :func:`measure_rows`.
-    ``factors[i >> shift]`` and ``zeros[i >> shift]`` are those of element i.
+    ``factors[i >> shift]``, ``zeros[i >> shift]`` and ``added[i >> shift]`` are those of element i.
     """
     magnitude = words_of(np.uint32(0x7FFFFFFF))
     clipped, worst = words_of(np.uint32(0)), words_of(np.uint32(0))
@@ -48,9 +49,9 @@ def measure_steps(
             a, b = values_in_order(x, at + i)
             first, second = i >> shift, (i + HALF) >> shift
             f, g = factors[first], factors[second]
-            off = bits_of(a - floats_of((extent[0] - zeros[first]) * f)) & magnitude
+            off = bits_of(a - floats_of((extent[0] - zeros[first]) * f + added[first])) & magnitude
             clipped = clipped - above(values_of(off), floats_of(extent[1] * f))
-            off = bits_of(b - floats_of((extent[0] - zeros[second]) * g)) & magnitude
+            off = bits_of(b - floats_of((extent[0] - zeros[second]) * g + added[second])) & magnitude
             clipped = clipped - above(values_of(off), floats_of(extent[1] * g))
             squares = squares + (a * a + b * b)
             a, b = a - load_lanes(decoded, i), b - load_lanes(decoded, i + HALF)
@@ -73,32 +74,50 @@ def measure_tile(values: Any, decoded: Any, count: Any, totals: Any) -> None:
 
 
 @device
-def count_clipped(tile: Any, factors: Any, zeros: Any, count: Any, middle: Any, reach: Any) -> Any:
+def count_clipped(
+    tile: Any, factors: Any, zeros: Any, added: Any, count: Any, middle: Any, reach: Any
+) -> Any:
     """Return how many values lie further than ``reach`` steps from the middle of the codes."""
     clipped = np.uint32(0)
     for i in range(count):
-        away = abs(tile[i] - (middle - zeros[i]) * factors[i])
+        away = abs(tile[i] - ((middle - zeros[i]) * factors[i] + added[i]))
         clipped += np.uint32(1) if away > reach * factors[i] else np.uint32(0)
     return clipped
 
 
 @device
+def take(numbers: Any, at: Any, count: Any, out: Any) -> None:
+    """Copy ``count`` numbers from a place on."""
+    for b in range(count):
+        out[b] = numbers[at + b]
+
+
+@device
+def add_blocks(added: Any, count: Any, block: Any, spare: Any, values: Any) -> None:
+    """Add the number of its block to each value; ``spare`` has room for as many."""
+    spread(added, count, block, spare)
+    for i in range(count):
+        values[i] += spare[i]
+
+
+@device
 def measure_rows(
     x: Any, source: Any, layout: Any, element: Any, rule: Any, table: Any, scales: Any, scale_codes: Any,
-    zeros: Any, extent: Any, sums: Any, clipped: Any, first: Any, last: Any,
+    zeros: Any, adds: Any, extent: Any, sums: Any, clipped: Any, first: Any, last: Any,
 ) -> None:  # fmt: skip
     """Measure rows ``first`` to ``last`` of ``x`` against their codes in ``source``.
 
-    extent: (middle of the codes, steps from there to the first clipped value). sums: (3 * rows,) float64 of
-    :func:`measure_tile`'s totals; clipped: (rows,) int64.
+    adds: the offset of each block, which is added to products, or none. extent: (middle of the codes, steps
+    from there to the first clipped value). sums: (3 * rows,) float64 of :func:`measure_tile`'s totals;
+    clipped: (rows,) int64.
     """
     step = np.uint64(TILE)
     tile, decoded = scratch(TILE, np.float32), scratch(TILE, np.float32)
     factors, offsets = scratch(TILE, np.float32), scratch(TILE, np.float32)
     codes, per_block = scratch(TILE, np.uint8), scratch(TILE, np.float32)
-    zero_points = scratch(TILE, np.float32)
-    clear(offsets)
-    clear(zero_points)
+    zero_points, added = scratch(TILE, np.float32), scratch(TILE, np.float32)
+    for zeroed in (offsets, zero_points, added):
+        clear(zeroed)
     known = can_decode_steps(element, layout.bits)
     narrow = layout.bits != np.uint64(8) and layout.bits != np.uint64(4)
     fit = max(step // layout.block, np.uint64(1))
@@ -116,12 +135,14 @@ def measure_rows(
             blocks = (span + layout.block - np.uint64(1)) // layout.block
             stored_scales(rule, scales, scale_codes, block_at, blocks, per_block)
             if element.zero_place != ZERO_NONE:
-                for b in range(blocks):
-                    zero_points[b] = zeros[block_at + b]
+                take(zeros, block_at, blocks, zero_points)
+            if adds.size > 0:
+                take(adds, block_at, blocks, added)
             shift, part = factor_cut(layout.block, span)
             for chunk in range(np.uint64(0), span, part):
                 n, first_block = min(part, span - chunk), chunk // layout.block
                 own, own_zeros = per_block[first_block:], zero_points[first_block:]
+                own_added = added[first_block:]
                 fetch_ahead(x, at + chunk + n, n)
                 whole = shift > np.uint64(0) and n % WHOLE == 0
                 if narrow or not whole:
@@ -137,17 +158,22 @@ def measure_rows(
                     spread(own, n, layout.block, factors)
                     spread(own_zeros, n, layout.block, offsets)
                     decode(codes, n, element, table, factors, offsets, decoded)
+                if adds.size > 0:
+                    add_blocks(own_added, n, layout.block, tile, decoded)
                 byte_at += (n * layout.bits + np.uint64(7)) // np.uint64(8)
                 if whole:
                     over += np.uint64(
-                        measure_steps(x, at + chunk, n, decoded, own, own_zeros, shift, extent, totals)
+                        measure_steps(
+                            x, at + chunk, n, decoded, own, own_zeros, own_added, shift, extent, totals
+                        )
                     )
                 else:
                     load(x, at + chunk, n, layout.kind, tile)
                     spread(own, n, layout.block, factors)
                     spread(own_zeros, n, layout.block, offsets)
                     measure_tile(tile, decoded, n, totals)
-                    over += np.uint64(count_clipped(tile, factors, offsets, n, extent[0], extent[1]))
+                    spread(own_added, n, layout.block, decoded)
+                    over += np.uint64(count_clipped(tile, factors, offsets, decoded, n, extent[0], extent[1]))
             at += span
             block_at += blocks
         clipped[r] = over

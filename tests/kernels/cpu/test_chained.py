@@ -1,0 +1,60 @@
+"""Schemes whose levels follow from each other, rounded to nearest by kernels: the bytes of the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import zeropoint as zp
+from zeropoint.ops import reference
+from zeropoint.schemes import Scheme
+
+SCHEMES = (
+    "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs", "uint4:g32:scale=float16:offset=float16",
+    "int4:g32:asym:scale=uint6:scale2=float16@g256", "int8:channel:scale=signed/float32",
+    "uint4:g16:scale=edge/float16:offset=float16", "int3:g16:scale=int6:scale2=float16@g64",
+)  # fmt: skip
+
+
+def hard(kind: str, dtype: torch.dtype) -> torch.Tensor:
+    """Return numbers with equal magnitudes of both signs, blocks of zeros, or ends of the dtype."""
+    x = torch.randn(5, 512, generator=torch.Generator().manual_seed(len(kind)))
+    if kind == "ties":
+        x = x.mul(2).round()
+    elif kind == "zeros":
+        x[:, ::3] = 0.0
+        x[:2, :300] = -0.0
+        x[3, :64] = -x[3, :64].abs()
+    elif kind == "ends":
+        top = torch.finfo(dtype).max
+        x[0, 5], x[0, 7], x[1, 9] = top, -top, top
+        x[2] *= 1e-9
+        x[3] = x[3].abs()
+    return x.to(dtype)
+
+
+def outcome(function: Callable[[], Any]) -> Any:
+    """Return what a function returns, or the sentence of its error."""
+    try:
+        return function()
+    except zp.ZeropointError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("kind", ["plain", "ties", "zeros", "ends"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_bytes_are_those_of_the_reference(scheme: str, kind: str, dtype: torch.dtype) -> None:
+    x, found = hard(kind, dtype), Scheme.parse(scheme)
+    assert zp.explain(x, scheme).chosen == "cpu"
+    wanted = outcome(lambda: reference.quantize_dynamic(x, found))
+    own = outcome(lambda: zp.quantize(x, scheme))
+    if isinstance(wanted, str):
+        assert own == wanted
+        return
+    assert torch.equal(own.data, wanted[0])
+    for mine, theirs in zip(own.params.stored, wanted[1], strict=True):
+        assert torch.equal(mine.reshape(-1).view(torch.uint8), theirs.reshape(-1).view(torch.uint8))
