@@ -144,6 +144,35 @@ def test_mlx_lm_runs_what_is_written(tmp_path: Path) -> None:
     assert np.abs(logits[0] - logits[1]).max() < 0.02 * np.abs(logits[1]).max()
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"rope_parameters": {"rope_theta": 1e5, "rope_type": "default"}}, {"rope_theta": 1e5}),
+        (
+            {"rope_parameters": {"rope_theta": 1e5, "rope_type": "default"}, "rope_theta": 7.0},
+            {"rope_theta": 7.0},
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0}},
+            {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+        ),
+        ({}, {}),
+    ],
+)
+def test_rotary_positions_are_said_where_mlx_lm_looks_for_them(
+    tmp_path: Path, config: dict[str, Any], said: dict[str, Any]
+) -> None:
+    source = model(tmp_path / "in")
+    text = json.loads((source / "config.json").read_text())
+    for key in ("rope_parameters", "rope_theta", "rope_scaling"):
+        text.pop(key, None)
+    (source / "config.json").write_text(json.dumps(text | config))
+    zp.quantize_checkpoint(source, tmp_path / "out", "mlx_int4", format="mlx")
+    found = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert {key: found[key] for key in ("rope_theta", "rope_scaling") if key in found} == said
+    assert found["quantization"] == found["quantization_config"]
+
+
 def theirs(folder: Path, **said: Any) -> Path:
     """Write a layer as mlx-lm writes it."""
     folder.mkdir()

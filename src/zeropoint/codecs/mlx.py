@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 
+from ..architectures import Config
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats import IntFormat
 from ..formats.torch_dtypes import format_of, storage_dtype
@@ -224,7 +225,18 @@ class Mlx(Codec):
         clash = sorted(other.keys() & _said(usual).keys())
         if clash:
             raise CheckpointError(f"{printable(clash[0])} names a layer and a number of the configuration")
-        return Documents(section=_said(usual) | other, keys=KEYS)
+        return Documents(section=_said(usual) | other, keys=KEYS, model=_rotary(contents.family))
+
+
+def _rotary(config: Config) -> dict[str, Any]:
+    """Return what ``rope_parameters`` say under the names that mlx-lm 0.32 looks for, unless there."""
+    found = config.get("rope_parameters")
+    if not isinstance(found, Mapping) or "rope_theta" not in found:
+        return {}
+    said = {"rope_theta": found["rope_theta"]}
+    if found.get("rope_type", "default") != "default":
+        said["rope_scaling"] = {key: value for key, value in found.items() if key != "rope_theta"}
+    return {key: value for key, value in said.items() if key not in config}
 
 
 def _said(layer: LayerScheme) -> dict[str, Any]:

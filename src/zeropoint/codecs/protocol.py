@@ -198,11 +198,13 @@ class Documents:
         section: ``quantization_config`` of config.json, or None for a layout that needs none.
         keys: of config.json under which it stands.
         files: contents of further files, by file name: bytes, or what is written as JSON.
+        model: what else config.json must say, for engines that look for it in a place of theirs.
     """
 
     section: Mapping[str, Any] | None
     keys: tuple[str, ...] = CONFIG_KEYS[:1]
     files: Mapping[str, Mapping[str, Any] | bytes] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Codec(Protocol):
@@ -245,7 +247,6 @@ class Codec(Protocol):
         return hash(type(self))
 
     # What it holds.
-
     def used(self, use: Use | None) -> Codec:
         """Return the codec of a weight that the graph of the source uses so; by default, itself.
 
@@ -330,7 +331,6 @@ class Codec(Protocol):
         return layer
 
     # Its tensors.
-
     def axis(self, layer: LayerScheme) -> int:
         """Return the axis of the weight along which it may be cut: ROWS or COLUMNS.
 
@@ -427,7 +427,6 @@ class Codec(Protocol):
         return None
 
     # Its files.
-
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
         """Return what a tensor may be a part of: a key of the weight, the part, and whether that is sure.
 

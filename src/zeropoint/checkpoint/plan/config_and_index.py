@@ -48,7 +48,9 @@ def index_and_config(
         texts[name] = Text.of(whole)
     texts |= _unpacked(source, codec)
     if source.config is not None and source.config_text is not None:
-        text = insert_config(source.config_text, config, documents.keys) if config else source.config_text
+        text = source.config_text
+        if config:
+            text = insert_config(text, config, documents.keys, documents.model)
         texts[CONFIG] = readable(Text.of(text))
     elif config:
         texts[WEIGHTS_ONLY_CONFIG] = readable(Text.of(json.dumps({CONFIG_KEY: config}, indent=2) + "\n"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ...codecs.known import CONFIG_KEYS
@@ -13,10 +14,13 @@ WEIGHTS_ONLY_CONFIG = "quantization_config.json"
 """Where the configuration goes when the source has no config.json that it could join."""
 
 
-def insert_config(text: str, addition: Mapping[str, Any], keys: Sequence[str] = (CONFIG_KEY,)) -> str:
+def insert_config(
+    text: str, addition: Mapping[str, Any], keys: Sequence[str] = (CONFIG_KEY,),
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> str:  # fmt: skip
     """Return the text of a JSON object with what is said of quantization at its end, all else untouched.
 
-    keys: under which it is said.
+    keys: under which it is said. more: members that the text has not, which come before.
 
     >>> print(insert_config('{"a": 1e-05}', {}))
     {"a": 1e-05,
@@ -27,8 +31,9 @@ def insert_config(text: str, addition: Mapping[str, Any], keys: Sequence[str] = 
     end = text.rindex("}")
     head = text[:end].rstrip()
     comma = "" if head.endswith("{") else ","
-    body = json.dumps(addition, indent=2).replace("\n", "\n  ")
-    members = ",".join(f'\n  "{key}": {body}' for key in keys)
+    said = {**more, **dict.fromkeys(keys, addition)}
+    bodies = {key: json.dumps(value, indent=2).replace("\n", "\n  ") for key, value in said.items()}
+    members = ",".join(f'\n  "{key}": {body}' for key, body in bodies.items())
     return f"{head}{comma}{members}\n}}{text[end + 1 :]}"
 
 
