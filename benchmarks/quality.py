@@ -67,21 +67,24 @@ def rows(to: str, *methods: str | None, layout: str = "compressed-tensors") -> l
 
 
 WEIGHTED = (None, "mse", "mse_weighted")
+NVFP4 = tuple(Row(to=f"nvfp4a16{rule}") for rule in ("", ":scale=four_over_six", ":scale=search"))
+MXFP4 = tuple(Row(to=f"mxfp4a16{rule}") for rule in ("", ":scale=floor", ":scale=ceil7.25", ":scale=search"))
 LANGUAGE = (
-    *rows("w8a16", None), *rows("w8a8", None), *rows("fp8_dynamic", None), *rows("int4:g64", *WEIGHTED),
-    *rows("nvfp4a16", None, "mse"), *rows("mxfp4a16", None, "mse"),
-    *rows("q4_0", None, "ggml", layout="gguf"),
-    *rows("q4_k_m", "ggml", layout="gguf"), *rows("q3_k_m", "ggml", layout="gguf"),
-    *rows("int4:g64:asym", None), *rows("uint4:g64:asym=real", None, "hqq", layout="hqq"),
-    *rows("int3:g64", *WEIGHTED),
-    *rows("iq4_nl", "ggml", layout="gguf"),
-    *rows("nvfp4", None), *rows("nf4", None, layout="bitsandbytes"),
+    *rows("w8a16", None), *rows("fp8_dynamic", None),
+    *rows("int4:g64", *WEIGHTED), *NVFP4, *MXFP4, *rows("int4:g32", None, "mse"),
+    *rows("int4:g64:asym", None, "mse"),
+    *rows("uint4:g64:asym=real", None, "hqq", layout="hqq"),
+    *rows("int3:g32", None, "mse"), *rows("int3:g64", *WEIGHTED),
+    *rows("nf4", None, layout="bitsandbytes"), *rows("q4_0", None, "ggml", layout="gguf"),
+    *rows("iq4_nl", "ggml", layout="gguf"), *rows("q4_k_m", "ggml", layout="gguf"),
+    *rows("q3_k_m", "ggml", layout="gguf"),
 )  # fmt: skip
 ENCODER = (
-    *rows("w8a16", None), *rows("w8a8", None), *rows("int4:g128", None, "mse"),
-    *rows("int4:g32", None, "mse"), *rows("int4:g32:asym", None),
-    *rows("uint4:g32:asym=real", None, "hqq", layout="hqq"), *rows("int3:g32", None, "mse"),
-    *rows("nvfp4a16", None, "mse"), *rows("mxfp4a16", None, "mse"), *rows("int2:g32", None, "mse"),
+    *rows("w8a16", None), *rows("w8a8", None),
+    *rows("int4:g128", *WEIGHTED), *rows("int4:g64", None, "mse"), *rows("int4:g32", None, "mse"),
+    *rows("int4:g32:asym", None, "mse"), *rows("uint4:g32:asym=real", None, "hqq", "mse", layout="hqq"),
+    *rows("int3:g128", None, "mse"), *rows("int3:g64", None, "mse"), *rows("int3:g32", None, "mse"),
+    *NVFP4, *MXFP4, *rows("int2:g32", None, "mse"), *rows("q4_0", None, "ggml", layout="gguf"),
     *rows("q4_k_m", "ggml", layout="gguf"),
 )  # fmt: skip
 SHOWN = {
@@ -176,14 +179,19 @@ def figures(name: str, row: Row | None, quality: ModelQuality, seconds: float) -
 def measure(
     kind: str, source: Path, work: Path, texts: Mapping[str, Path], args: argparse.Namespace
 ) -> list[Any]:
-    """Run all rows of a model; return their figures, which are printed as they come."""
-    console, found = Console(stderr=True), list[dict[str, Any]]()
+    """Run the rows of a model; return all figures, which are printed as they come.
+
+    A run that was stopped continues: rows that lie in the folder of models, as JSON, are not measured again.
+    """
+    console, kept = Console(stderr=True), work / f"{kind}.json"
+    found: list[dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []
+    done = {row["name"] for row in found}
     options: dict[str, Any] = {"cache": work / f"{kind}.reference.safetensors"}
     if kind == "lm":
         options |= {"windows": args.windows, "continuations": args.continuations}
         options |= {"tagged": texts.get("tagged")} if args.cloze else {}
     for row in LANGUAGE if kind == "lm" else ENCODER:
-        if args.only not in row.name:
+        if args.only not in row.name or row.name in done:
             continue
         start, folder = time.perf_counter(), work / "out"
         shutil.rmtree(folder, ignore_errors=True)
@@ -193,7 +201,7 @@ def measure(
         if not found:
             found.append(figures("bfloat16 (noise floor)", None, models[0], 0.0))
         found.append(figures(row.name, row, models[-1], seconds))
-        (work / f"{kind}.json").write_text(json.dumps(found, indent=1))  # what a run that is stopped leaves
+        kept.write_text(json.dumps(found, indent=1))
         key = SHOWN[kind][1 if kind == "lm" else 0]
         console.print(f"{row.name}: {key} {models[-1].statistics[key]}, {seconds:.0f} s")
     return found

@@ -60,6 +60,23 @@ _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
 
 _FP4_BNB_MAGNITUDES = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
 
+_NORMAL = {
+    1: (0.7978845834732056,),
+    2: (0.4527800381183624, 1.5104175806045532),
+    3: (0.2450941801071167, 0.7560052871704102, 1.3439092636108398, 2.1519455909729004),
+    4: (
+        0.12839503586292267, 0.38804829120635986, 0.6567591428756714, 0.9423404335975647, 1.2562311887741089,
+        1.6180464029312134, 2.069017171859741, 2.7325894832611084,
+    ),
+}  # fmt: skip
+"""By bits, the upper halves of the tables of least squared error for numbers of the normal distribution."""
+
+
+def _normal(bits: int) -> CodebookFormat:
+    upper = _NORMAL[bits]
+    return CodebookFormat((*(0.0 - value for value in reversed(upper)), *upper))
+
+
 _ROWS: tuple[tuple[str, Format, str], ...] = (
     *((f"int{b}", IntFormat(bits=b, signed=True), "two's complement") for b in (*range(2, 17), 32)),
     *((f"uint{b}", IntFormat(bits=b, signed=False), "unsigned binary") for b in (*range(2, 17), 32)),
@@ -97,6 +114,10 @@ _ROWS: tuple[tuple[str, Format, str], ...] = (
             tuple(m / 12.0 for m in _FP4_BNB_MAGNITUDES) + tuple(0.0 - m / 12.0 for m in _FP4_BNB_MAGNITUDES)
         ),
         "bitsandbytes fp4, normalized to 1",
+    ),
+    *(
+        (f"normal{bits}", _normal(bits), "Max, 1960; Lloyd, 1982: least squared error for normal numbers")
+        for bits in _NORMAL
     ),
     ("iq4", CodebookFormat(_IQ4), "ggml-common.h, kvalues_iq4nl: without a zero"),
 )  # fmt: skip

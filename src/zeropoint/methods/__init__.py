@@ -5,9 +5,9 @@ no model, file or recipe.
 """
 
 from .method import Bound, LayerData, LayerResult, Method, Report, Scope
-from .registry import LOSSLESS, LOSSLESS_OR_NEAREST, NEAREST, OF_CODES, method_named, methods
+from .registry import LOSSLESS, LOSSLESS_OR_NEAREST, NEAREST, OF_CODES, OF_TABLES, method_named, methods
 
 __all__ = [
-    "LOSSLESS", "LOSSLESS_OR_NEAREST", "NEAREST", "OF_CODES", "Bound", "LayerData", "LayerResult", "Method",
-    "Report", "Scope", "method_named", "methods",
+    "LOSSLESS", "LOSSLESS_OR_NEAREST", "NEAREST", "OF_CODES", "OF_TABLES", "Bound", "LayerData",
+    "LayerResult", "Method", "Report", "Scope", "method_named", "methods",
 ]  # fmt: skip

@@ -16,6 +16,8 @@ NEAREST = "nearest"
 LOSSLESS, LOSSLESS_OR_NEAREST = "lossless", "lossless_or_nearest"
 OF_CODES = (LOSSLESS, LOSSLESS_OR_NEAREST)
 """Methods that convert the codes which a weight has."""
+OF_TABLES = ("kmeans",)
+"""Methods whose codes have a format that is fitted to the weight: no file layout holds it."""
 
 
 @functools.cache

@@ -24,7 +24,7 @@ from ...codecs.registry import CODECS, DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, printable, size_of
 from ...formats import RoundingMode
-from ...methods import LayerData, Scope, method_named
+from ...methods import OF_TABLES, LayerData, Scope, method_named
 from ...recipes import Recipe
 from ..choose.converted_layers import conversions
 from ..choose.decisions import TensorDecision, decide, describe
@@ -416,6 +416,11 @@ def _require_streaming(recipe: Recipe) -> None:
         refusal = method.refusal(weight)
         if refusal is not None:
             raise UnsupportedError(refusal)
+        if method.name in OF_TABLES:
+            raise UnsupportedError(
+                f"method {method.name} gives each weight a table of its own, which no file layout holds; use "
+                "zp.quantize_model, or method nearest"
+            )
         if method.scope(weight) in (Scope.GROUP, Scope.MODEL):
             raise UnsupportedError(
                 f"method {method.name} needs several layers at once, which a checkpoint does not give; use "
