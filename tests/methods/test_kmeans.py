@@ -161,9 +161,7 @@ def test_tables_for_normal_numbers_are_those_of_lloyd_and_max(bits: int, publish
     error = 1.0
     for value, (low, high) in zip(table, pairwise(edges), strict=True):
         first = density(low) - density(high)
-        assert value == pytest.approx(
-            first / mass(low, high), abs=1e-6
-        )  # each the mean of its numbers
+        assert value == pytest.approx(first / mass(low, high), abs=1e-6)  # each the mean of its numbers
         error += value * value * mass(low, high) - 2 * value * first
     assert 1000 * error == pytest.approx(published, rel=1e-3)
     x = torch.randn(1 << 16, generator=torch.Generator().manual_seed(bits))
