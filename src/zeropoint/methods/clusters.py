@@ -43,7 +43,7 @@ class Points:
         numbers, weights: (n,) float64, weights at least 0.
         """
         values, where = np.unique(numbers, return_inverse=True)
-        weight = np.bincount(where, weights, len(values))
+        weight: Floats = np.bincount(where, weights, len(values)).astype(np.float64)
         return Points._summed(values, weight, weight * values, weight * values * values)
 
     def merged(self, count: int) -> Points:
@@ -59,13 +59,15 @@ class Points:
         """Return the weighted squared error of the runs from ``first`` up to ``last`` around their means."""
         weight, total, square = self.sums[:, last] - self.sums[:, first]
         mean_part = np.divide(total * total, weight, out=np.zeros_like(weight), where=weight > 0)
-        return np.maximum(square - mean_part, 0.0)
+        found: Floats = np.maximum(square - mean_part, 0.0)
+        return found
 
     def means(self, ends: Places) -> Floats:
         """Return the weighted means of the runs between ``ends``; of one without weight its middle."""
         weight, total, _ = np.diff(self.sums[:, ends], axis=1)
         middles = self.values[np.minimum((ends[:-1] + ends[1:]) // 2, len(self.values) - 1)]
-        return np.divide(total, weight, out=middles.copy(), where=weight > 0)
+        found: Floats = np.divide(total, weight, out=middles.copy(), where=weight > 0)
+        return found
 
     @staticmethod
     def _summed(values: Floats, *numbers: Floats) -> Points:
