@@ -17,7 +17,7 @@ from zeropoint.cli.app import app
 from zeropoint.codecs.compressed_tensors import CODEC
 from zeropoint.codecs.registry import CODECS
 from zeropoint.formats import CATALOG
-from zeropoint.methods import OF_CODES, OF_TABLES, methods
+from zeropoint.methods import OF_CODES, OF_TABLES, ROTATING, methods
 from zeropoint.schemes import PRESETS
 
 COMMANDS = ("plan", "quantize", "convert", "kv-scales", "inspect", "verify", "formats")
@@ -85,7 +85,7 @@ def test_help_has_examples(command: str) -> None:
 def test_help_names_every_method_of_checkpoints() -> None:
     shown = CliRunner().invoke(app, ["quantize", "--help"]).stdout
     said = " ".join(shown.split()).partition("How weights are quantized:")[2].partition(".")[0]
-    assert {word.strip(",") for word in said.split()} >= methods().keys() - {*OF_CODES, *OF_TABLES}
+    assert {word.strip(",") for word in said.split()} >= methods().keys() - {*OF_CODES, *OF_TABLES, ROTATING}
 
 
 def test_help_of_the_whole_names_every_command_and_fits_80_columns() -> None:

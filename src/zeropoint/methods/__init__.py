@@ -5,9 +5,18 @@ no model, file or recipe.
 """
 
 from .method import Bound, LayerData, LayerResult, Method, Report, Scope
-from .registry import LOSSLESS, LOSSLESS_OR_NEAREST, NEAREST, OF_CODES, OF_TABLES, method_named, methods
+from .registry import (
+    LOSSLESS,
+    LOSSLESS_OR_NEAREST,
+    NEAREST,
+    OF_CODES,
+    OF_TABLES,
+    ROTATING,
+    method_named,
+    methods,
+)
 
 __all__ = [
-    "LOSSLESS", "LOSSLESS_OR_NEAREST", "NEAREST", "OF_CODES", "OF_TABLES", "Bound", "LayerData",
+    "LOSSLESS", "LOSSLESS_OR_NEAREST", "NEAREST", "OF_CODES", "OF_TABLES", "ROTATING", "Bound", "LayerData",
     "LayerResult", "Method", "Report", "Scope", "method_named", "methods",
 ]  # fmt: skip

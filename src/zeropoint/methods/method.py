@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from ..functional import row_errors
+from ..ops.rotation import Rotation
 from ..schemes import Scheme
 from ..tensor import QuantizedTensor
 
@@ -99,21 +100,34 @@ class LayerResult:
     """What a method makes of a layer.
 
     Args:
-        q: the weight in codes.
+        q: the weight in codes, that of the rotated weight where there is a ``rotation``.
+        rotation: what the input passes through before it is multiplied with ``q``, or None.
         changes: new values of other tensors of the model, by name, for methods that move scales between
             layers.
     """
 
     q: QuantizedTensor
     changes: Mapping[str, torch.Tensor] = field(default_factory=lambda: NO_CHANGES)
+    rotation: Rotation | None = None
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return what the codes say of the weight that was quantized: rotated back where they are rotated.
+
+        Args:
+            dtype: of the result; that of the weight if None.
+        """
+        values = self.q.dequantize(dtype)
+        return values if self.rotation is None else self.rotation.unrotate(values)
 
     def report(self, weight: torch.Tensor) -> Report:
         """Return the error of the codes against ``weight``, the tensor that was quantized.
 
+        Of rotated codes it is that against the rotated weight: sums of squares are the same.
+
         Args:
             weight: the float weight.
         """
-        errors = row_errors(weight, self.q)
+        errors = row_errors(weight if self.rotation is None else self.rotation.rotate(weight), self.q)
         return Report(
             squares=float(errors.squares.sum()),
             squared_error=float(errors.errors.sum()),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from types import MappingProxyType
+from typing import Any
 
 from ..errors import RecipeError, near_misses
 from .method import Method
@@ -19,6 +20,15 @@ OF_CODES = (LOSSLESS, LOSSLESS_OR_NEAREST)
 OF_TABLES = ("kmeans",)
 """Methods whose codes have a format that is fitted to the weight: no file layout holds it."""
 
+ROTATING = "hadamard"
+"""What the names of methods that rotate weights begin with: what has their codes rotates inputs."""
+
+
+def _modules() -> Iterator[Any]:
+    package = __name__.rpartition(".")[0]
+    folder = import_module(package).__path__
+    return (import_module(f"{package}.{found.name}") for found in pkgutil.iter_modules(folder))
+
 
 @functools.cache
 def methods() -> Mapping[str, Method]:
@@ -27,10 +37,7 @@ def methods() -> Mapping[str, Method]:
     >>> [name for name in methods() if name == "nearest"]
     ['nearest']
     """
-    package = __name__.rpartition(".")[0]
-    folder = import_module(package).__path__
-    modules = (import_module(f"{package}.{found.name}") for found in pkgutil.iter_modules(folder))
-    found = (module.METHOD for module in modules if hasattr(module, "METHOD"))
+    found = (module.METHOD for module in _modules() if hasattr(module, "METHOD"))
     return MappingProxyType({method.name: method for method in sorted(found, key=lambda m: str(m.name))})
 
 
@@ -38,7 +45,7 @@ def method_named(name: str) -> Method:
     """Return the method called ``name``; raises RecipeError, with the closest names, when there is none.
 
     Args:
-        name: of a method, such as ``"mse"``.
+        name: of a method, such as ``"mse"``, or what one is spelled as, such as ``"hadamard128+mse"``.
 
     Example:
         >>> method_named("nearest").needs
@@ -46,6 +53,14 @@ def method_named(name: str) -> Method:
     """
     known = methods()
     text = str(name)  # of anything, a list too, which is no key of a mapping
-    if text not in known:
+    found = known.get(text) or _spelled(text)
+    if found is None:
         raise RecipeError(f"method {name!r} is unknown; {near_misses(text, known)}")
-    return known[text]
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _spelled(text: str) -> Method | None:
+    """Return the method that one of the modules reads ``text`` as, with numbers in it, or None."""
+    readers = (module.spelled for module in _modules() if hasattr(module, "spelled"))
+    return next((found for read in readers if (found := read(text)) is not None), None)

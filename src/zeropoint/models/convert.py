@@ -11,11 +11,10 @@ from torch import nn
 
 from ..errors import UnsupportedError, ZeropointError
 from ..functional import row_errors
-from ..methods import LayerData
+from ..methods import LayerData, LayerResult
 from ..methods.nearest import with_params
 from ..params import QuantizationParams
 from ..recipes import Activation, Assignment, Recipe
-from ..tensor import QuantizedTensor
 from ..training import FakeQuantize, Quantizer
 from .calibrate import Calibration, method_data
 from .conversion import Conversion, Converted, weight_bytes
@@ -160,7 +159,8 @@ class _Packer:
                 tied_to, packed[key] = self._known[id(weight)]
             else:
                 data = method_data(self._calibration, name, gives)
-                packed[key] = PackedWeight(_quantized(matrix, quantizer, gives, data))
+                result = _quantized(matrix, quantizer, gives, data)
+                packed[key] = PackedWeight(result.q, result.rotation)
                 self._known[id(weight)] = (name, packed[key])
                 after += packed[key].quantized().nbytes - weight.nbytes
             errors, squares = squares_of(matrix, packed[key])
@@ -185,20 +185,18 @@ def squares_of(matrix: torch.Tensor, packed: PackedWeight) -> tuple[float, float
     rows, columns = packed.shape
     step = max(1, _TILE_VALUES // max(1, columns) // packed.block_rows) * packed.block_rows
     found = [
-        row_errors(matrix[start : start + step], packed.codes(start, min(rows, start + step)))
+        row_errors(packed.rotated(matrix[start : start + step]), packed.codes(start, min(rows, start + step)))
         for start in range(0, rows, step)
         if columns
     ]
     return math.fsum(e for r in found for e in r.errors), math.fsum(s for r in found for s in r.squares)
 
 
-def _quantized(
-    matrix: torch.Tensor, quantizer: nn.Module, gives: Assignment, data: LayerData
-) -> QuantizedTensor:
+def _quantized(matrix: torch.Tensor, quantizer: nn.Module, gives: Assignment, data: LayerData) -> LayerResult:
     """Return the codes of a weight: its method's, or those under the parameters that its quantizer holds."""
     if isinstance(quantizer, DynamicQuantize):
-        return gives.weight_method.quantize(matrix, quantizer.activation.scheme, data).q
-    return with_params(matrix, _params(quantizer))
+        return gives.weight_method.quantize(matrix, quantizer.activation.scheme, data)
+    return LayerResult(q=with_params(matrix, _params(quantizer)))
 
 
 def _params(quantizer: nn.Module) -> QuantizationParams:
@@ -223,6 +221,11 @@ def _layer(prepared: PreparedLayer, packed: Mapping[str, PackedWeight]) -> nn.Mo
     layer = prepared.layer
     inner, outer = _fixed(prepared.input_quantizer), _fixed(prepared.output_quantizer)
     if packed and isinstance(layer, nn.Linear):
+        if packed["weight"].rotation is not None and isinstance(inner, FakeQuantize | LocalQuantize):
+            raise UnsupportedError(
+                f"its input is rotated by {packed['weight'].rotation} before it is quantized, and "
+                "calibration saw it as it is; use a dynamic input, or a method without a rotation"
+            )
         transposed = bool(vars(layer).get(TRANSPOSED, False))
         return QuantizedLinear(
             packed["weight"], layer.bias, inner, output_quantizer=outer, transposed=transposed

@@ -91,7 +91,7 @@ class _Weights:
         """Return the values of a matrix, in its own dtype."""
         known = self._known.get(id(packed))
         if known is None:
-            known = packed, nn.Parameter(packed.quantized().dequantize(), requires_grad=False)
+            known = packed, nn.Parameter(packed.values(), requires_grad=False)
             self._known[id(packed)] = known
         return known[1]
 
@@ -140,7 +140,7 @@ def _whole(layer: QuantizedLayer) -> nn.Module:
     kind = layer_type(shell)
     for name, packed in layer.weights.items():
         assert isinstance(packed, PackedWeight)
-        values = kind.restore(shell, packed.quantized().dequantize()).contiguous()
+        values = kind.restore(shell, packed.values()).contiguous()
         shell._parameters[name] = nn.Parameter(values, requires_grad=False)
     if isinstance(shell, nn.RNNBase):
         shell._flat_weights = [shell._parameters[name] for name in shell._flat_weights_names]

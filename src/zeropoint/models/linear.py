@@ -20,6 +20,8 @@ from .packed_weight import PackedWeight
 class QuantizedLinear(nn.Module):
     """``y = input @ weight.T + bias`` with a packed weight, and an input quantized on its way in.
 
+    Where the codes are those of a rotated weight, the input is rotated first, then quantized.
+
     Args:
         weight: (out_features, in_features). The input and the output are quantized by modules with fixed
             parameters, or with parameters computed from each tensor.
@@ -72,7 +74,8 @@ class QuantizedLinear(nn.Module):
         The ways on integers serve float32, bfloat16 and float16 in the memory of the host where no gradient
         is asked for; other inputs take the next.
         """
-        return explain(self)
+        rotation = self.weight.rotation
+        return explain(self) + ("" if rotation is None else f", of the input rotated by {rotation}")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (what torch calls it)
         """Return the layer's output in the dtype of ``input``: (..., in_features) to (..., out_features).
@@ -92,7 +95,8 @@ class QuantizedLinear(nn.Module):
         if not input.is_floating_point():
             raise DtypeError(f"input ({input.dtype}) must be a tensor of floats; convert it first")
         try:
-            y = self._run_for(input)(input)
+            x = self.weight.rotated(input)
+            y = self._run_for(x)(x)
             return y if self.output_quantizer is None else self.output_quantizer(y)
         except NonFiniteError as error:
             raise placed(error, self.place) from error

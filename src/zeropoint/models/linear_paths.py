@@ -233,12 +233,12 @@ def _product_of_tiles(layer: LinearParts, x: torch.Tensor) -> torch.Tensor:
     x = x if layer.input_quantizer is None else layer.input_quantizer(x)
     step = max(1, TILE_VALUES // max(1, width) // weight.block_rows) * weight.block_rows
     if step >= total:
-        return nn.functional.linear(x, weight.tile(0, total, x.dtype), layer.bias)
+        return nn.functional.linear(x, weight.codes(0, total).dequantize(x.dtype), layer.bias)
     tiles = []
     for start in range(0, total, step):
         stop = min(total, start + step)
         bias = None if layer.bias is None else layer.bias[start:stop]
-        tiles.append(nn.functional.linear(x, weight.tile(start, stop, x.dtype), bias))
+        tiles.append(nn.functional.linear(x, weight.codes(start, stop).dequantize(x.dtype), bias))
     return torch.cat(tiles, -1)
 
 

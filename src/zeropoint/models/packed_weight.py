@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import ShapeError, UnsupportedError
+from ..ops.rotation import Rotation
 from ..params import QuantizationParams
 from ..params.module_buffers import (
     buffered_params,
@@ -26,6 +27,8 @@ from ..tensor import QuantizedTensor
 Pick = Callable[[torch.Tensor, int], torch.Tensor]
 """What takes some rows out of a tensor that has one row for so many rows of the matrix."""
 
+_ROTATION = "rotated_by"
+"""Buffer with the text of the rotation, uint8."""
 _ALL = 1 << 62
 """The height of a block that has all rows of any matrix; no extent can be as large."""
 
@@ -39,6 +42,8 @@ class PackedWeight(nn.Module):
 
     Args:
         q: a quantized matrix.
+        rotation: what its columns were rotated by before they were quantized, or None; the buffer
+            ``rotated_by`` keeps it in the state. Values that are returned are rotated back, codes are not.
 
     Example:
         >>> from zeropoint.functional import quantize
@@ -47,11 +52,15 @@ class PackedWeight(nn.Module):
         (torch.Size([2, 32]), torch.uint8)
     """
 
-    def __init__(self, q: QuantizedTensor) -> None:
+    def __init__(self, q: QuantizedTensor, rotation: Rotation | None = None) -> None:
         super().__init__()
         self.scheme, self.shape, self.dtype = q.scheme, q.shape, q.dtype
+        self.rotation = rotation
         self.register_buffer("data", q.data)
         register_params(self, q.params)
+        if rotation is not None:
+            self.register_buffer(_ROTATION, torch.tensor(list(str(rotation).encode()), dtype=torch.uint8))
+            self.register_buffer("signs", rotation.signs(q.shape[-1]).to(q.data.device), persistent=False)
 
     @classmethod
     def __torch_function__(
@@ -89,6 +98,21 @@ class PackedWeight(nn.Module):
             data=self.get_buffer("data"), params=params, shape=self.shape, dtype=self.dtype
         )
 
+    def rotated(self, x: torch.Tensor) -> torch.Tensor:
+        """Return floats as the codes see them: rotated where these are of a rotated weight.
+
+        Args:
+            x: (..., columns): an input, or rows of the float weight.
+        """
+        return x if self.rotation is None else self.rotation.rotate(x, self._buffers["signs"])
+
+    def _unrotated(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.rotation is None else self.rotation.unrotate(x, self._buffers["signs"])
+
+    def values(self) -> torch.Tensor:
+        """Return the whole matrix, in the dtype of the float weight."""
+        return self._unrotated(self.quantized().dequantize())
+
     @property
     def block_rows(self) -> int:
         """How many rows a tile must be a multiple of: blocks are not cut, but for those of all rows."""
@@ -112,7 +136,7 @@ class PackedWeight(nn.Module):
             stop: the row after the last, a multiple of ``block_rows`` or the number of rows.
             dtype: of the result; that of the float weight if None.
         """
-        return self.codes(start, stop).dequantize(dtype)
+        return self._unrotated(self.codes(start, stop).dequantize(dtype))
 
     def codes(self, start: int, stop: int) -> QuantizedTensor:
         """Return rows ``start`` to ``stop`` in codes, in this memory; raises ShapeError for parts of blocks.
@@ -142,7 +166,7 @@ class PackedWeight(nn.Module):
         """
         if not self.rows_are_apart:
             raise UnsupportedError(f"rows of {self.scheme} share blocks; dequantize the whole weight")
-        return self._part(lambda t, _: t.index_select(0, index)).dequantize(dtype)
+        return self._unrotated(self._part(lambda t, _: t.index_select(0, index)).dequantize(dtype))
 
     def part(self, index: torch.Tensor) -> QuantizedTensor:
         """Return the rows with the numbers in ``index`` in codes.
@@ -186,10 +210,19 @@ class PackedWeight(nn.Module):
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
         refusal = refusal_of_state(state_dict, prefix, self.scheme, self._check_state)
+        refusal = refusal or self._refusal_of_rotation(state_dict, prefix)
         if refusal is not None:
             rest[-1].append(f"packed weight {refusal}")
             return
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _refusal_of_rotation(self, state: Mapping[str, Any], prefix: str) -> str | None:
+        found = state.get(prefix + _ROTATION)
+        text = None if found is None else bytes(found.tolist()).decode(errors="replace")
+        own = None if self.rotation is None else str(self.rotation)
+        if text == own or not any(key.startswith(prefix) for key in state):
+            return None
+        return f"{prefix.removesuffix('.')}: rotation of the state ({text}) must be that of the module, {own}"
 
     def _check_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         check_dtypes(self, tensors)
@@ -201,4 +234,5 @@ class PackedWeight(nn.Module):
 
     def extra_repr(self) -> str:
         """Return scheme and shape."""
-        return f"{self.scheme}, shape={self.shape}"
+        suffix = "" if self.rotation is None else f", rotated by {self.rotation}"
+        return f"{self.scheme}, shape={self.shape}{suffix}"

@@ -173,6 +173,8 @@ def _refusal(module: nn.Module, codec: Codec) -> str | None:
         return f"a {kind} has no layout, only Linear layers have"
     if module.transposed:
         return "a Conv1D is stored transposed, which no layout holds quantized"
+    if module.weight.rotation is not None:
+        return f"its codes are of a weight rotated by {module.weight.rotation}, and {_ROTATED}"
     if module.output_quantizer is not None:
         return "its output is quantized, and the layouts hold weights and schemes of inputs"
     try:
@@ -186,6 +188,12 @@ def _refusal(module: nn.Module, codec: Codec) -> str | None:
 def layer_scheme_of(module: QuantizedLinear, codec: Codec) -> LayerScheme:
     """Return how a layer is quantized; raises UnsupportedError for what no layout holds."""
     return _named(codec, module.weight.scheme, _input_of(module.input_quantizer))
+
+
+_ROTATED = (
+    "transformers runs no transform_config, without which the file would be another model (dequantize_model "
+    "rotates weights back)"
+)
 
 
 _named = functools.lru_cache(maxsize=1024)(named_layer)

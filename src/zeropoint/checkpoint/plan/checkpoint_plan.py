@@ -24,7 +24,7 @@ from ...codecs.registry import CODECS, DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, printable, size_of
 from ...formats import RoundingMode
-from ...methods import OF_TABLES, LayerData, Scope, method_named
+from ...methods import OF_TABLES, ROTATING, LayerData, Scope, method_named
 from ...recipes import Recipe
 from ..choose.converted_layers import conversions
 from ..choose.decisions import TensorDecision, decide, describe
@@ -420,6 +420,11 @@ def _require_streaming(recipe: Recipe) -> None:
             raise UnsupportedError(
                 f"method {method.name} gives each weight a table of its own, which no file layout holds; use "
                 "zp.quantize_model, or method nearest"
+            )
+        if method.name.startswith(ROTATING):
+            raise UnsupportedError(
+                f"method {method.name} rotates weights, and transformers runs no transform_config that would "
+                "rotate inputs; use zp.quantize_model, or a method without a rotation"
             )
         if method.scope(weight) in (Scope.GROUP, Scope.MODEL):
             raise UnsupportedError(

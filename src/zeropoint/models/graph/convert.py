@@ -123,7 +123,13 @@ def _pack(module: fx.GraphModule, node: fx.Node, quantizer: torch.nn.Module, dec
     else:
         assert gives is not None
         data = method_data(None, decision.subject.name, gives)
-        q = gives.weight_method.quantize(weight, _scheme(quantizer), data).q
+        result = gives.weight_method.quantize(weight, _scheme(quantizer), data)
+        if result.rotation is not None:
+            raise UnsupportedError(
+                f"method {gives.weight_method.name} rotates inputs, for which graphs have no place; use "
+                "quantize_model, or method mse"
+            )
+        q = result.q
     off, size = squares_of(weight, PackedWeight(q))
     return _Packed(q, weight.nbytes, off, size)
 
