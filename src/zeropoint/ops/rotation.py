@@ -167,7 +167,8 @@ def _signs(seed: int, columns: int) -> torch.Tensor:
         state = (state + _GOLDEN) & _WORD
         words.append(_mixed(state))
     bits = [words[column >> 6] >> (column & 63) & 1 for column in range(columns)]
-    return 1 - 2 * torch.tensor(bits, dtype=torch.int8, device="cpu")
+    found: torch.Tensor = 1 - 2 * torch.tensor(bits, dtype=torch.int8, device="cpu")
+    return found
 
 
 def _mixed(state: int) -> int:
