@@ -156,7 +156,7 @@ class Rotation:
             low, high = y[:, 0], y[:, 1]
             y = torch.stack((low + high, low - high), 1)
         y = y.reshape(self.size, count) * (1.0 / self.size**0.5)
-        found = y.t().reshape(rows.shape)
+        found: torch.Tensor = y.t().reshape(rows.shape)
         return found if signs is None else found * signs
 
 
