@@ -119,3 +119,32 @@ def test_a_scale_of_something_else_is_no_factor(tmp_path: Path) -> None:
     tensors = {"weight": CODES, "weight_scale_inv": torch.ones(2, 3), "norm.scale": torch.ones(4)}
     path = files(tmp_path / "in", tensors, [64, 64])
     assert zp.verify_checkpoint(path).problems == ()
+
+
+def test_a_model_is_loaded_with_the_inputs_and_values_of_compressed_tensors(tmp_path: Path) -> None:
+    model = llama().float().eval()
+    model.save_pretrained(tmp_path / "in")
+    ids = torch.randint(0, 64, (4, 32), generator=torch.Generator().manual_seed(0))
+    answers = []
+    for layout in ("fp8-block", "compressed-tensors"):
+        out = tmp_path / layout
+        zp.quantize_checkpoint(tmp_path / "in", out, "fp8", format=layout, calibration=ids)
+        loaded = zp.load_checkpoint(LlamaForCausalLM(model.config).float().eval(), out).model
+        with torch.no_grad():
+            answers.append(loaded(ids).logits)
+    assert torch.equal(*answers)
+    assert not torch.equal(answers[0], model(ids).logits)
+    zp.convert_checkpoint(tmp_path / "compressed-tensors", tmp_path / "converted", "fp8-block")
+    own, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("fp8-block", "converted"))
+    assert own.keys() == theirs.keys()
+    assert all(torch.equal(own[name].float(), theirs[name].float()) for name in own)
+
+
+def test_the_scale_of_inputs_may_have_the_name_of_vllm(tmp_path: Path) -> None:
+    codes = {"weight": CODES, "weight_scale": torch.tensor(0.25)}
+    answers = []
+    for name in ("input_scale", "activation_scale"):
+        path = files(tmp_path / name, codes | {name: torch.tensor(0.01)}, None, activation_scheme="static")
+        loaded = zp.load_checkpoint(torch.nn.ModuleDict({"a": torch.nn.Linear(160, 96, bias=False)}), path)
+        answers.append(loaded.model["a"](torch.linspace(-1, 1, 160)[None]))
+    assert torch.equal(*answers)

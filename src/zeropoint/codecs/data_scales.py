@@ -21,17 +21,19 @@ class InputNames(NamedTuple):
         zero_point: of the zero point.
         global_scale: of the scale over all blocks, in schemes of two levels.
         shape: of each; all are one number.
+        also: what files of others call the finest scale.
     """
 
     scale: str
     zero_point: str
     global_scale: str
     shape: tuple[int, ...] = (1,)
+    also: tuple[str, ...] = ()
 
     @property
-    def suffixes(self) -> tuple[str, str, str]:
-        """The three suffixes."""
-        return self.scale, self.zero_point, self.global_scale
+    def suffixes(self) -> tuple[str, ...]:
+        """All suffixes."""
+        return self.scale, self.zero_point, self.global_scale, *self.also
 
     def needed(self, given: Activation) -> str:
         """Return the suffix of the scale that static inputs have in any case.

@@ -17,7 +17,8 @@ in front and no ``.weight`` in their names:
 
 The configuration says ``{"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [r, c] or null,
 "scale_fmt": "ue8m0" or left out}``. A value is ``code * factor`` in float32. Under ``activation_scheme:
-static`` there are X.input_scale (vLLM) or X.activation_scale (transformers), F32 [], too. With
+static`` there is X.activation_scale (transformers, and written) or X.input_scale (vLLM), F32 [], too; of
+fused experts X.experts.down_proj_activation_scale, F32 [E]. With
 ``"kv_cache_scheme": "static"``, each attention layer ``A`` has
 
     A.k_scale, A.v_scale           F32 []: the largest magnitude of keys and of values, over 448
@@ -50,7 +51,7 @@ from .block_extents import blocks
 from .compressed_tensors import decode_rows
 from .compressed_tensors.config import require_plain
 from .compressed_tensors.layout import SCALE, WEIGHT, Layout
-from .data_scales import CacheScales
+from .data_scales import CacheScales, InputNames
 from .engines import (
     LLAMA_CPP,
     TENSORRT,
@@ -234,6 +235,8 @@ def _is_whole(weight: Scheme) -> bool:
 
 def _vllm(facts: Facts) -> Iterator[Problem]:
     yield from fused_alike(facts)
+    if any(layer.input is not None and not layer.input.dynamic for layer in facts.layers):
+        yield Loads.NO, "it has another name for the scale of static inputs; use --format compressed-tensors"
     if any(_is_whole(layer.weight) for layer in facts.layers):
         yield Loads.NO, "it has another name for the scale of a whole weight; use --format compressed-tensors"
     yield Loads.PARTLY, "it quantizes inputs in groups of a block's columns, whatever the scheme says of them"
@@ -250,6 +253,12 @@ class Fp8Block(Codec):
             "fp8_block": Preset(
                 weight="float8_e4m3fn:block128x128:scale=float32", input="float8_e4m3fn:g128"
             ),
+            "fp8": Preset(
+                weight="float8_e4m3fn:tensor:scale=float32",
+                input="float8_e4m3fn:tensor",
+                static=True,
+                without_data="fp8_block",
+            ),
         }
     )
     defaults = MappingProxyType({"scale": "float32"})
@@ -261,6 +270,9 @@ class Fp8Block(Codec):
         VLLM: _vllm, TENSORRT: _vllm, LLAMA_CPP: decoded_first,
     })  # fmt: skip
     methods = (QUANT_METHOD,)
+    input_names = InputNames(
+        "activation_scale", "activation_zero_point", "activation_scale", shape=(), also=("input_scale",)
+    )
     cache = CacheScales("k_scale", "v_scale")
 
     def layout(self, layer: LayerScheme) -> str:
@@ -283,6 +295,11 @@ class Fp8Block(Codec):
         if given is not None and str(given.scheme).partition(":")[0] != "float8_e4m3fn":
             raise UnsupportedError(
                 f"input {given} has codes that loaders of {self.title} do not take; use float8_e4m3fn"
+            )
+        if given is not None and not given.dynamic and not _is_whole(given.scheme):
+            raise UnsupportedError(
+                f"input {given} has several scales from data, and files of {self.title} have one; use "
+                "float8_e4m3fn:tensor, or a dynamic input"
             )
         return QUANT_METHOD
 
@@ -335,9 +352,10 @@ class Fp8Block(Codec):
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
         layer = contents.only_layer(self.title)
-        whole = _is_whole(layer.weight)
+        whole, static = _is_whole(layer.weight), layer.input is not None and not layer.input.dynamic
         return Documents(section={
-            "activation_scheme": "dynamic", "fmt": "e4m3", "modules_to_not_convert": list(contents.kept),
+            "activation_scheme": "static" if static else "dynamic", "fmt": "e4m3",
+            "modules_to_not_convert": list(contents.kept),
             "quant_method": QUANT_METHOD, "weight_block_size": None if whole else list(blocks(layer.weight)),
             **({"scale_fmt": "ue8m0"} if layer.weight.scales[0].rule.power_of_two else {}),
         })  # fmt: skip

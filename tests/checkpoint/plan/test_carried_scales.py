@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.checkpoint.written import CONFIG, ONE, save, tensors_of, weight
+from tests.checkpoint.written import CONFIG, ONE, same_bytes, save, tensors_of, weight
+from transformers import MixtralConfig
+from transformers.integrations.finegrained_fp8 import FP8Experts, FP8Linear
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.additions import with_added
@@ -137,6 +139,96 @@ def fp8(floats: Path, out: Path, more: Mapping[str, torch.Tensor], to: str = "fl
     return out
 
 
+def test_a_static_scale_goes_to_the_fp8_layout_as_transformers_has_it_and_back(
+    floats: Path, tmp_path: Path
+) -> None:
+    source = static(floats, tmp_path / "source", "fp8", "compressed-tensors")
+    assert converted(source, tmp_path / "out", "fp8-block").error.largest == 0
+    said, theirs = section(tmp_path / "out"), FP8Linear(256, 128, None, "static").state_dict()
+    assert (said["activation_scheme"], said["weight_block_size"]) == ("static", None)
+    stored = tensors_of(tmp_path / "out")
+    for module, number in MODULES.items():
+        own = {name: stored[f"{module}.{name}"] for name in theirs}
+        assert own["activation_scale"] == torch.tensor(number)
+        assert own["activation_scale"].dtype is theirs["activation_scale"].dtype
+        assert all(x.shape == theirs[name].shape for name, x in own.items())
+    assert len(stored) == len(MODULES) * len(theirs)
+    assert zp.verify_checkpoint(tmp_path / "out", source).ok
+    converted(tmp_path / "out", tmp_path / "back", "compressed-tensors")
+    assert scales_in(tmp_path / "back", "input_scale") == {n: torch.tensor([x]) for n, x in MODULES.items()}
+
+
+def test_a_scale_of_inputs_that_is_missing_from_an_fp8_file_is_a_problem(
+    floats: Path, tmp_path: Path
+) -> None:
+    source = static(floats, tmp_path / "source", "fp8", "fp8-block")
+    name = f"{ATTENTION}.q_proj.activation_scale"
+    save_file({n: x for n, x in tensors_of(source).items() if n != name}, source / "model.safetensors")
+    found = [problem.what for problem in zp.verify_checkpoint(source).problems]
+    assert "its inputs have a fixed scale in the configuration, but activation_scale is missing" in found
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "layout"),
+    [
+        ((1, 1), None, "compressed-tensors"), ((1, 1), None, "modelopt"), ((2, 1), None, "fp8-block"),
+        ((2, 2), [128, 128], "compressed-tensors"), ((2, 2), [128, 128], "fp8-block"),
+    ],
+)  # fmt: skip
+def test_static_scales_of_fused_experts_go_to_each_matrix(
+    grid: tuple[int, int], block: list[int] | None, layout: str, tmp_path: Path
+) -> None:
+    source, tensors = fused_experts(tmp_path / "source", grid, block)
+    plan = plan_of(source, layout)
+    assert not any("left out" in note for note in plan.notes)
+    assert run(plan, tmp_path / "out").error.largest == 0
+    names = get_codec(layout).input_names
+    assert names is not None
+    stored, found = tensors_of(tmp_path / "out"), scales_in(tmp_path / "out", names.scale)
+    for expert in range(EXPERTS):
+        for kind, fused in (("gate_proj", "gate_up_proj"), ("up_proj", "gate_up_proj"), ("down_proj",) * 2):
+            number = tensors[f"{MOE}.{fused}_activation_scale"][expert]
+            assert torch.equal(found.pop(f"{MOE}.{expert}.{kind}"), number.reshape(names.shape))
+        gate = stored[f"{MOE}.{expert}.gate_proj.weight"]
+        assert same_bytes(gate, tensors[f"{MOE}.gate_up_proj"][expert, :128])
+    assert not found
+    assert zp.verify_checkpoint(tmp_path / "out", source).ok
+    said = json.dumps(section(tmp_path / "out"))
+    assert ("128, 128" in said) is (block is not None)
+
+
+def test_one_static_scale_for_all_experts_goes_to_each_and_other_counts_are_refused(tmp_path: Path) -> None:
+    source, tensors = fused_experts(tmp_path / "source", (1, 1), None)
+    for count in (1, 2):
+        changed = {n: torch.full((count,), 0.5) if "activation" in n else x for n, x in tensors.items()}
+        save_file(changed, source / "model.safetensors")
+        if count == 1:
+            converted(source, tmp_path / "out", "compressed-tensors")
+            assert [float(x) for x in scales_in(tmp_path / "out", "input_scale").values()] == [0.5] * 9
+            continue
+        with pytest.raises(CheckpointError, match=r"must be one number, or one for each of 3 experts"):
+            plan_of(source, "compressed-tensors")
+
+
+EXPERTS, MOE = 3, "model.layers.0.mlp.experts"
+
+
+def fused_experts(
+    out: Path, grid: tuple[int, int], block: list[int] | None
+) -> tuple[Path, dict[str, torch.Tensor]]:
+    """Write fused experts with static inputs under the names that transformers has; grid: of gate and up."""
+    config = MixtralConfig(num_local_experts=EXPERTS, hidden_size=256, intermediate_size=128)
+    theirs = FP8Experts(config, block and (block[0], block[1]), "static").state_dict()
+    generator, tensors = torch.Generator().manual_seed(0), {}
+    for name, x in theirs.items():
+        one = name == "gate_up_proj_scale_inv" and block is None
+        values = torch.rand((EXPERTS, *grid) if one else x.shape, generator=generator) + 0.01
+        tensors[f"{MOE}.{name}"] = values.to(x.dtype)
+    assert sum("activation_scale" in name for name in tensors) == 2
+    quantized = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": block}
+    return save(out, tensors, {"model_type": "mixtral", "quantization_config": quantized}), tensors
+
+
 def test_dynamic_inputs_of_fp8_blocks_stay_dynamic_in_groups_of_their_columns(
     floats: Path, tmp_path: Path
 ) -> None:
@@ -182,13 +274,11 @@ def test_a_rounded_reciprocal_is_refused_before_the_run_unless_it_may_be_rounded
 
 
 def test_what_has_no_place_is_left_out_and_said(floats: Path, tmp_path: Path) -> None:
-    source = static(floats, tmp_path / "source", "fp8", "compressed-tensors")
-    plan = plan_of(source, "fp8-block")
+    source = static(floats, tmp_path / "source", "w8a8_static", "compressed-tensors")
+    plan = plan_of(source, "gptq", "int8:g128")
     assert "2 scales of quantized inputs are left out, such as" in " ".join(plan.notes)
-    assert (
-        f"inputs of 2 layers are not quantized, and were to float8_e4m3fn:tensor:dialect=compressed-tensors "
-        f"static in the source, such as those of '{ATTENTION}.k_proj.weight'"
-    ) in plan.notes
+    (said,) = (note for note in plan.notes if note.startswith("inputs of 2 layers are not quantized"))
+    assert said.endswith(f"static in the source, such as those of '{ATTENTION}.k_proj.weight'")
     run(plan, tmp_path / "out")
     assert not scales_in(tmp_path / "out", "input_scale")
 

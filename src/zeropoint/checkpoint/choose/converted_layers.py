@@ -27,13 +27,14 @@ from ...layout.blocks import blocks_of_blocks
 from ...methods import LOSSLESS, LOSSLESS_OR_NEAREST
 from ...methods.lossless import unrelated
 from ...recipes import Activation
-from ...schemes import RangeRule, Rounding, ScaleLevel, Scheme, ZeroPoint
+from ...schemes import Granularity, RangeRule, Rounding, ScaleLevel, Scheme, ZeroPoint
 from ...schemes.dialects import ZEROPOINT, get_dialect
 from ...schemes.scale_rules import LINEAR, MINIMUM, Pick
 from ...schemes.scales import INPUT
 from ...schemes.structure import stored_numbers
 from ..read.source import Source
 from .decisions import TensorDecision, compact, misfit
+from .expert_matrices import has_one_scale_each
 from .selection import Why, not_a_weight
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def conversions(
             plain = decision.kept_by_default and found is None
             return replace(decision, why=Why.DEFAULT, reason="no codes in the source") if plain else decision
         entry = decision.entry
-        layer, reason = _target(*found, TORCH_DTYPES[entry.dtype], codec.used(entry.use), to)
+        one = _of_one_scale(found[0]) if has_one_scale_each(found[0], experts) else found[0]
+        layer, reason = _target(one, found[1], TORCH_DTYPES[entry.dtype], codec.used(entry.use), to)
         if layer is not None and not reason and group_index(found[0].layer) is not None:
             layer, reason = _out_of_order(found[0], layer, TORCH_DTYPES[entry.dtype])
         reason = "" if requantize and layer is not None else reason
@@ -85,6 +87,13 @@ def conversions(
             f"--to SCHEME{more}"
         )
     return made
+
+
+def _of_one_scale(stored: StoredLayer) -> StoredLayer:
+    """Return fused experts, each matrix of which lies in a block, with the scheme of one matrix."""
+    (level,) = stored.weight.scales
+    weight = replace(stored.weight, scales=(replace(level, granularity=Granularity.tensor()),))
+    return replace(stored, layer=replace(stored.layer, weight=weight))
 
 
 def _out_of_order(stored: StoredLayer, to: LayerScheme, dtype: torch.dtype) -> tuple[LayerScheme, str]:

@@ -12,10 +12,15 @@ experts are one matrix.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...architectures import EXPERT_PARTS, ExpertLayout
+from ...schemes import ZeroPoint
 from ..read.tensor_entries import TensorEntry
 from .selection import is_fused_experts, module_of
+
+if TYPE_CHECKING:
+    from ..read.quantized_layers import StoredLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,3 +79,15 @@ def matrices(entry: TensorEntry, layout: ExpertLayout, *, fused: bool = False) -
         for expert in range(experts)
         for n, name in enumerate(names)
     ]  # fmt: skip
+
+
+def has_one_scale_each(layer: StoredLayer, layout: ExpertLayout) -> bool:
+    """Return whether each matrix of fused experts lies in one block of one scale."""
+    weight = layer.weight
+    plain = len(weight.scales) == 1 and weight.zero_point is ZeroPoint.NONE and not weight.offsets
+    if layer.experts is None or not plain:
+        return False
+    rows, columns = weight.granularity.block_shape(layer.shape)
+    halves = len(EXPERT_PARTS[layer.module.rpartition(".")[2]])
+    apart = not layout.interleaved and rows * halves == layer.shape[0]
+    return columns == layer.shape[1] and (rows == layer.shape[0] or apart)

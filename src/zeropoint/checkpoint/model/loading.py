@@ -233,7 +233,9 @@ def input_quantizer(
     assert names is not None
     if given.local:
         return _local(layer.module, given, names, source, files)
-    scale, zero = (source.entries.get(f"{layer.module}.{end}") for end in (names.scale, names.zero_point))
+    entries, module = source.entries, layer.module
+    found = (entries.get(f"{module}.{end}") for end in (names.scale, *names.also))
+    scale, zero = next(filter(None, found), None), entries.get(f"{module}.{names.zero_point}")
     if scale is None or math.prod(scale.shape) != 1 or (zero is not None and math.prod(zero.shape) != 1):
         raise CheckpointError(f"{layer.module}.{names.scale} is missing, or not one number")
     number = read_tensor(scale, files).reshape(()).float()

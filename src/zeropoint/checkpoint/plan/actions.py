@@ -11,6 +11,7 @@ from ...codecs.protocol import Codec, LayerScheme
 from ...columns import Made
 from ...errors import CheckpointError, printable
 from ..choose.decisions import TensorDecision, compact, describe, nothing_selected
+from ..choose.expert_matrices import matrices
 from ..choose.selection import Why
 from ..read.storage import shown
 from ..read.tensor_entries import TensorEntry
@@ -129,14 +130,14 @@ class Actions:
             f"{printable(head)} is left out: config.json ties it to {printable(embedding)}, which is the same"
             for head, embedding in self.copies.items()
         ]
-        worked = (self.floats.origin(entry) for entry, _, _ in self.quantized)
         carried = {origin.entry.name.rpartition(".")[0] for origin in self.added}
-        gone = [
-            scale.name
-            for origin in itertools.chain(worked, self.restored)
-            for scale in origin.input_scales
-            if scale.name.rpartition(".")[0] not in carried
-        ]
+        scaled = (origin for e, _, _ in self.quantized if (origin := self.floats.origin(e)).input_scales)
+        left = (
+            origin
+            for origin in scaled
+            if carried.isdisjoint(matrix.module for matrix in matrices(origin.entry, self.floats.experts))
+        )
+        gone = [s.name for origin in itertools.chain(left, self.restored) for s in origin.input_scales]
         if gone:
             notes.append(f"{len(gone)} scales of quantized inputs are left out, such as {printable(gone[0])}")
         if self.staying:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ...architectures import ExpertLayout
-from ...codecs.known import CACHE_SCALES, has_float8_cache
+from ...codecs.known import ACTIVATION_SCALES, CACHE_SCALES, has_float8_cache
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import claiming
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
@@ -27,7 +27,7 @@ from ...recipes import Activation
 from ...schemes.structure import stored_numbers
 from ..choose.converted_layers import same_inputs
 from ..choose.decisions import TensorDecision
-from ..choose.expert_matrices import matrices
+from ..choose.expert_matrices import WeightMatrix, matrices
 from ..choose.selection import is_fused_experts, module_of
 from ..read.storage import open_file
 from ..read.tensor_entries import TensorEntry
@@ -159,7 +159,9 @@ def input_scales(floats: Floats, decisions: Sequence[TensorDecision], *, requant
                     f"{printable(name)}: inputs {wanted} have scales from data, and the source has none of "
                     "them; convert to a scheme with dynamic inputs, or without"
                 )
-            added += scales_of_layer(floats.origins[name], given, decision.layer, rounded=requantize)
+            layout, origin = floats.experts, floats.origins[name]
+            for matrix in matrices(decision.entry, layout, fused=decision.layer.codec.fuses(decision.layer)):
+                added += scales_of_matrix(origin, matrix, given, decision.layer, rounded=requantize)
     return Carried(added=tuple(added), notes=tuple(_said(changed)))
 
 
@@ -172,29 +174,31 @@ def _said(changed: Sequence[tuple[str, Activation, Activation | None]]) -> Itera
         yield f"inputs of {what} {now}, and were to {given} in the source, such as those of {printable(name)}"
 
 
-def scales_of_layer(
-    origin: Origin, given: Activation, layer: LayerScheme, *, rounded: bool
+def scales_of_matrix(
+    origin: Origin, matrix: WeightMatrix, given: Activation, layer: LayerScheme, *, rounded: bool
 ) -> Iterator[Origin]:
     """Yield the parameters of static inputs that were quantized as ``given`` says, as ``layer`` has them.
 
-    origin: of the layer's weight. The rest is that of :func:`input_scales`.
+    origin: of the tensor in which the matrix lies: fused experts have a scale each, or one together. The rest
+    is that of :func:`input_scales`.
     """
-    names, wanted = layer.codec.input_names, layer.input
+    names, wanted, stored = layer.codec.input_names, layer.input, origin.layer
     assert names is not None
     assert wanted is not None
-    module = module_of(origin.entry.name)
+    assert stored is not None
     parts: dict[str, TensorEntry] = {}
     for entry in origin.input_scales:
-        what, _, kind = entry.name.rpartition(".")[2].partition("_")
+        what, kind = _kind_of(entry.name)
         if what != "output":
             parts.setdefault(kind, entry)
     scale = parts.get("global_scale", parts.get("scale")) if given.local else parts.get("scale")
     if scale is None:
         raise CheckpointError(
-            f"{printable(module)} has no scale of its inputs, which are {given}; pass --to with a scheme "
-            "without static inputs"
+            f"{printable(stored.module)} has no scale of its inputs, which are {given}; pass --to with a "
+            "scheme without static inputs"
         )
-    number = _number(scale).float()
+    expert = None if stored.experts is None else matrix.first // stored.shape[0]
+    number = _number(scale, stored.experts, expert).float()
     if not 0 < float(number) < math.inf:
         raise CheckpointError(
             f"{printable(scale.name)} is {float(number)!r}, but a scale must be finite and positive; the "
@@ -210,18 +214,33 @@ def scales_of_layer(
             )
         number = 1 / number
     suffix = names.needed(wanted)
-    yield NewTensor(f"{module}.{suffix}", origin.entry, number.reshape(names.shape)).origin
+    yield NewTensor(f"{matrix.module}.{suffix}", origin.entry, number.reshape(names.shape)).origin
     if "zero_point" in parts:
-        zero = _number(parts["zero_point"]).reshape(names.shape)
-        yield NewTensor(f"{module}.{names.zero_point}", origin.entry, zero).origin
+        zero = _number(parts["zero_point"], stored.experts, expert).reshape(names.shape)
+        yield NewTensor(f"{matrix.module}.{names.zero_point}", origin.entry, zero).origin
 
 
-def _number(entry: TensorEntry) -> torch.Tensor:
-    """Return the one number of a tensor; raises CheckpointError where it holds another count."""
-    dtype = TORCH_DTYPES.get(entry.dtype)
-    if dtype is None or math.prod(entry.shape) != 1:
+def _kind_of(name: str) -> tuple[str, str]:
+    """Return what a parameter of inputs or outputs belongs to, and which it is.
+
+    >>> _kind_of("a.input_scale"), _kind_of("a.experts.down_proj_activation_scale")
+    (('input', 'scale'), ('activation', 'scale'))
+    """
+    end = next(end for end in ACTIVATION_SCALES if name.endswith((f".{end}", f"_{end}")))
+    what, _, kind = end.partition("_")
+    return what, kind
+
+
+def _number(entry: TensorEntry, experts: int | None = None, expert: int | None = None) -> torch.Tensor:
+    """Return the one number of a tensor, or that of an expert where it has one for each.
+
+    Raises CheckpointError where it holds another count.
+    """
+    dtype, numbers = TORCH_DTYPES.get(entry.dtype), math.prod(entry.shape)
+    if dtype is None or numbers not in (1, experts):
+        wanted = "one number" if experts is None else f"one number, or one for each of {experts} experts"
         raise CheckpointError(
-            f"{printable(entry.name)} is {entry.dtype} of shape {list(entry.shape)}, but must be one number; "
+            f"{printable(entry.name)} is {entry.dtype} of shape {list(entry.shape)}, but must be {wanted}; "
             "correct the file, or pass --to with a scheme without static inputs"
         )
     file, buffer = open_file(entry.file), bytearray(entry.nbytes)
@@ -229,4 +248,5 @@ def _number(entry: TensorEntry) -> torch.Tensor:
         file.read_into(memoryview(buffer), entry.begin)
     finally:
         file.close()
-    return torch.frombuffer(buffer, dtype=dtype)
+    found = torch.frombuffer(buffer, dtype=dtype)
+    return found if numbers == 1 or expert is None else found[expert : expert + 1].clone()

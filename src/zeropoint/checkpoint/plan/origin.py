@@ -25,10 +25,10 @@ from ...codecs.stored_forms import AS_MODEL, NO_PLACE, StoredForm
 from ...errors import CheckpointError, UnsupportedError
 from ...functional import dequantize
 from ...layout.packing import flat_bytes
-from ...params import QuantizationParams
 from ...recipes import Activation
 from ...schemes import Scheme
 from ...tensor import QuantizedTensor
+from ..choose.expert_matrices import has_one_scale_each
 from ..choose.selection import is_fused_experts, module_of, require_unquantized
 from ..read.config_text import WEIGHTS_ONLY_CONFIG, without_keys
 from ..read.decoding import alignment, alignment_across, read_columns, read_rows
@@ -36,6 +36,7 @@ from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, fi
 from ..read.source import Source
 from ..read.storage import OpenFile, Place, read_pieces, shown
 from ..read.tensor_entries import Entries, TensorEntry
+from .code_rows import rows_of, under_one_scale
 from .limits import decoding_bytes
 
 _LISTED = 10
@@ -57,7 +58,7 @@ class Origin:
     same, but for :meth:`read_as_written`. data: the bytes of a tensor that lies in no file; ``entry`` then
     says next to what it is written. raw: floats of another dtype that it is converted from. form: how its
     rows are wanted, where that is not as the model has them. step: the distance of its numbers in the file,
-    of a vector that others lie between.
+    of a vector that others lie between. one_scale: whether each matrix of fused experts has one scale.
     """
 
     entry: TensorEntry
@@ -68,6 +69,7 @@ class Origin:
     raw: TensorEntry | None = None
     form: StoredForm | None = None
     step: int = 1
+    one_scale: bool = False
 
     def in_form(self, form: StoredForm) -> Origin:
         """Return the same tensor as a file holds it: in a form, and where that says so in float32."""
@@ -208,7 +210,8 @@ class Origin:
         q = read_rows(self.layer, files, begin, count, expert=expert)
         order = self._reordered(torch.arange(count)[:, None])[:, 0]
         wanted = order[first - begin :][: rows[-1] + 1 - rows.start : rows.step]
-        return replace(q if len(wanted) == count and self.same else _rows(q, wanted), dtype=self.dtype)
+        found = replace(q if len(wanted) == count and self.same else rows_of(q, wanted), dtype=self.dtype)
+        return under_one_scale(found) if self.one_scale else found
 
     @property
     def stored_scheme(self) -> Scheme:
@@ -337,15 +340,6 @@ def _decode(layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, out
             part.copy_(q.dequantize(out.dtype)[first - begin : first - begin + len(part)])
 
 
-def _rows(q: QuantizedTensor, rows: torch.Tensor) -> QuantizedTensor:
-    """Return some rows of a matrix in codes; raises UnsupportedError where they share parameters."""
-    if any(len(numbers) not in (1, q.shape[0]) for numbers in q.params.stored):
-        raise UnsupportedError(f"rows in another order than in the file share a scale in {q.scheme}")
-    stored = [numbers if len(numbers) == 1 else numbers[rows] for numbers in q.params.stored]
-    params = QuantizationParams.of(q.scheme, (len(rows), q.shape[1]), q.params.dtype, stored)
-    return replace(q, data=q.data[rows], params=params, shape=(len(rows), q.shape[1]))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floats:
     """A checkpoint seen as if it were not quantized.
@@ -468,7 +462,10 @@ class Origins(Mapping[str, Origin]):
             nbytes=layer.values * dtype.itemsize, use=layer.codec.use,
         )  # fmt: skip
         scales_there = tuple(filter(None, scales))
-        return Origin(entry=entry, layer=layer, input_scales=scales_there, transposed=transposed)
+        one = has_one_scale_each(layer, self._experts)
+        return Origin(
+            entry=entry, layer=layer, input_scales=scales_there, transposed=transposed, one_scale=one
+        )
 
 
 def _float_entries(source: Source, origins: Mapping[str, Origin]) -> Entries:

@@ -64,9 +64,9 @@ def contradictions(source: Source, stored: StoredLayers) -> list[Problem]:
     leaves_out = stored.reader.kept()
     for layer in stored.layers:
         said = stored.reader.contradiction(layer.module, layer.layer)
-        scale = _fixed_scale(layer, stored.reader.input_of(layer.module))
-        if scale is not None and source.entries.number(f"{layer.module}.{scale}") is None:
-            said = f"its inputs have a fixed scale in the configuration, but {scale} is missing"
+        scales = _fixed_scale(layer, stored.reader.input_of(layer.module))
+        if scales and all(source.entries.number(f"{layer.module}.{scale}") is None for scale in scales):
+            said = f"its inputs have a fixed scale in the configuration, but {scales[0]} is missing"
         if leaves_out(layer.module):
             said = "it is quantized, but the configuration leaves it out, so loaders would not find it"
         if said is not None:
@@ -101,12 +101,12 @@ def claims_of_files(source: Source) -> list[Problem]:
     return found
 
 
-def _fixed_scale(layer: StoredLayer, given: Activation | None) -> str | None:
-    """Return the suffix of the scale that static inputs have, or None where a layer has no such inputs."""
+def _fixed_scale(layer: StoredLayer, given: Activation | None) -> tuple[str, ...]:
+    """Return the suffixes that the scale of static inputs may have; none where a layer has no such inputs."""
     names = layer.codec.input_names
     if given is None or given.dynamic or names is None or layer.experts is not None:
-        return None
-    return names.needed(given)
+        return ()
+    return (names.needed(given), *names.also)
 
 
 def _parts_of_others(codec: Codec, stored: StoredLayers) -> Iterator[Problem]:
