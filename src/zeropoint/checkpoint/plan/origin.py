@@ -36,8 +36,8 @@ from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, fi
 from ..read.source import Source
 from ..read.storage import OpenFile, Place, read_pieces, shown
 from ..read.tensor_entries import Entries, TensorEntry
-from .code_rows import rows_of, under_one_scale
 from .limits import decoding_bytes
+from .parts_of_codes import rows_of, under_one_scale
 
 _LISTED = 10
 _OF_QUANTIZATION = frozenset((WEIGHTS_ONLY_CONFIG, *TOOL_FILES))
