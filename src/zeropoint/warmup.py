@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCHEMES = (
     "int8:channel", "int4:g128", "int4:g128:scale=input:dialect=compressed-tensors", "int4:g128:asym",
     "uint8:tensor:asym", "int8:channel:asym=real", "float8_e4m3fn:channel", "e3m2:g32:scale=float16",
-    "mxfp4:scale=even", "mxfp8_e4m3", "nvfp4", "nf4:g64", "float8_e4m3fn:block128x128",
+    "mxfp4:scale=even", "mxfp8_e4m3", "nvfp4", "nf4:g64", "float8_e4m3fn:block128x128", "q4_k",
 )  # fmt: skip
 """A scheme for each kind of elements, scales and zero points, and of blocks."""
 _ROWS, _COLUMNS = 64, 256

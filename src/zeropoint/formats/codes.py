@@ -316,9 +316,13 @@ def decode(
     if isinstance(fmt, FloatFormat):
         return _decode_float(codes, fmt).to(dtype)
     if isinstance(fmt, IntFormat):
-        wide = codes.to(torch.int64)
+        # Bytes in few bits and one step: scales of blocks are decoded for each tile that is measured.
+        narrow = codes.dtype is torch.uint8
+        wide = codes.to(torch.int16 if narrow else torch.int64)
         if fmt.signed:
             wide = wide - ((wide >> (fmt.bits - 1)) << fmt.bits)
+        if narrow and fmt.step == 1:
+            return wide.to(dtype)
         return (wide.to(torch.float64) * float(fmt.step)).to(dtype)
     assert isinstance(fmt, CodebookFormat)
     padded = [*fmt.values, *[0.0] * ((1 << fmt.bits) - len(fmt.values))]

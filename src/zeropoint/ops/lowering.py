@@ -73,6 +73,25 @@ class Offset(IntEnum):
     OF_ROUNDED = 3
 
 
+class From(IntEnum):
+    """Which number of a block its scale follows from."""
+
+    RANGE = 0
+    SIGNED = 1
+    LARGEST = 2
+    EDGE = 3
+
+
+class HeldAs(IntEnum):
+    """How numbers of a level are rounded and stored."""
+
+    INTEGER = 0
+    FLOAT32 = 1
+    BFLOAT16 = 2
+    FLOAT16 = 3
+    LADDER = 4
+
+
 _NARROW = {
     None: Narrow.NONE,
     torch.float32: Narrow.NONE,

@@ -69,7 +69,8 @@ def choose(scheme: Scheme, ranges: Ranges) -> Chosen:
     if not scheme.offsets:
         return Chosen(tensors=tensors, scale=scale)
     offsets = _Chain(scheme, scheme.offsets, ranges, quiet=0.0)
-    more, offset = offsets.stored(low - scheme.ends[0] * scale, least=0.0)
+    # The smallest of zeros of both signs is either of them.
+    more, offset = offsets.stored(low - scheme.ends[0] * scale + 0.0, least=0.0)
     count = len(scheme.scales)
     return Chosen(tensors=(*tensors[:count], *more, *tensors[count:]), scale=scale, offset=offset)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from .decode.fake import fake_quantize_backward_rows, fake_quantize_rows
 from .decode.rows import dequantize_rows
+from .encode.chains import chained_rows, unpack_chain
 from .encode.rows import amax_rows, quantize_rows, range_rows
 from .linear.from_codes import Input, Matrix, code_rows, float_rows, slot_of
 from .linear.from_values import ONE, Packed, value_panels
@@ -47,6 +48,23 @@ def _quantize(
 def quantize(*args: Any) -> Any:
     """Quantize rows; see :func:`.encode.rows.quantize_rows`."""
     return run_parts(_quantize, args)
+
+
+@device
+def _chained(
+    x: Any, desc: Any, order: Any, chain: Any, levels: Any, keys: Any, values: Any, codes: Any, one: Any,
+    two: Any, three: Any, four: Any, five: Any, six: Any, zeros: Any, out: Any, first: Any, last: Any,
+) -> Any:  # fmt: skip
+    return chained_rows(
+        x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), order, unpack_chain(chain), levels,
+        (keys, values, codes), (one, two, three, four, five, six), zeros, out, first, last,
+    )  # fmt: skip
+
+
+@kernel
+def quantize_chained(*args: Any) -> Any:
+    """Quantize rows under levels that follow from each other; see :func:`.encode.chains.chained_rows`."""
+    return run_parts(_chained, args)
 
 
 @device

@@ -1,7 +1,8 @@
 """Codes of schemes whose levels follow from each other: K-quants and the like, rounded to nearest.
 
-The reference makes the levels of each block, of extremes that a kernel finds. Under the numbers that these
-combine to, codes are those of one level of float32 scales, which a kernel knows,
+One kernel chooses the levels and the codes under them, where blocks are runs of rows and levels hold numbers
+that it knows. Elsewhere the reference makes the levels of each block, of extremes that a kernel finds. Under
+the numbers that these combine to, codes are those of one level of float32 scales, which a kernel knows,
 
     q = round((x - offset) / scale + z),    (x - offset) / scale = (offset - x) / -scale
 
@@ -12,22 +13,38 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
 
-from ....errors import ZeropointError
+from ....errors import ShapeError, ZeropointError
 from ....formats import get_format
+from ....layout import packing
 from ....layout.blocks import signed_largest, spread_blocks
-from ....ops import reference
+from ....ops import lowering, reference
+from ....ops.chain_levels import Lowered, lowered_chain
+from ....ops.lowering import Offset
 from ....ops.reference_backend import filled
 from ....ops.registry import HeldKernel, Op, Request
+from ....ops.threads import share
 from ....params import arithmetic, chains
 from ....params.arithmetic import Ranges
-from ....params.tensors import Params
+from ....params.tensors import Params, parameter_tensors
 from ....schemes import Granularity, ScaleLevel, Scheme, ZeroPoint
+from ....schemes.dialects import ZEROPOINT
 from ....schemes.scale_rules import Pick
+from .. import entries
+from ..encode.chains import BLOCKS, CHAIN, LEVELS, Chain
+from ..encode.level_numbers import LEVEL, Level
+from ..machine import descriptor as k
+from ..machine.descriptor import by_name, pack, packed
+from ..machine.tile import TILE
+from . import memory
+from .arrays import NO_BYTES, NO_FLOATS, code_order, flat_array
 from .operators import QuantizeKernel
 from .statistics import Ends, block_extremes
+from .views import KINDS, View, view_of
 
 Codes = tuple[torch.Tensor, Params]
 
@@ -39,7 +56,10 @@ def single_level(scheme: Scheme) -> Scheme | None:
     if scheme.chained is None or element.reads_sign or scheme.zero_point is ZeroPoint.REAL:
         return None
     level = ScaleLevel(granularity=scheme.granularity, format=get_format("float32"))
-    single = replace(scheme, scales=(level,), offsets=(), center=None)
+    # Scales of zero are Inf to the kernel of codes, whatever the dialect has them be.
+    small = ZEROPOINT.small_scales
+    dialect = replace(scheme.dialect, small_scales=small)
+    single = replace(scheme, scales=(level,), offsets=(), center=None, dialect=dialect)
     return single if arithmetic.multiplies(single) == arithmetic.multiplies(scheme) else None
 
 
@@ -59,10 +79,15 @@ class ChainedKernel:
         asked = codes_of(request)
         assert asked is not None
         self._request, self._codes = request, QuantizeKernel(asked)
+        self._fused = fused_call(request.scheme, request.shape, request.dtype)
 
     def run(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
         """See :class:`zeropoint.ops.registry.Op`."""
         scheme = self._request.scheme
+        if self._fused is not None and extremes is None:
+            out = self._fused.empty() if out is None else out
+            if self._fused.run(x.detach(), out) == k.OK:
+                return out
         try:
             data, params = self._by_kernels(x.detach(), scheme, extremes)
         except ZeropointError:
@@ -92,7 +117,70 @@ class ChainedKernel:
             self.run(x, (data, params))
 
         reason = f"{self._request.scheme.chained} are chosen in memory of each call"
-        return HeldKernel(run=run, workspace_bytes=0, allocates=reason)
+        return HeldKernel(run=run, workspace_bytes=0, allocates=reason if self._fused is None else None)
+
+
+class FusedCall:
+    """Calls that choose levels and codes of tensors of ``shape`` in one pass."""
+
+    def __init__(
+        self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, view: View, found: Lowered
+    ) -> None:
+        single = single_level(scheme)
+        assert single is not None
+        offset = Offset[scheme.dialect.zero_points.formula.name]
+        rule = lowering.GIVEN._replace(offset=offset, formula=scheme.formula_zero_point)
+        element = lowering.element_of(single, torch.float32, multiply=False)
+        self._descriptor, self._order = pack(view.layout, element, rule), code_order(scheme)
+        self._chain = packed(CHAIN, by_name(Chain, found.chain))
+        self._levels = np.concatenate([packed(LEVEL, by_name(Level, level)) for level in found.levels])
+        kinds = np.int32, np.float32, np.uint8
+        self._ladder = [np.array(part or [0], kind) for part, kind in zip(found.ladder, kinds, strict=True)]
+        self._made = parameter_tensors(scheme, shape, dtype)
+        self._count, self._zeroed = len(found.levels), scheme.zero_point is not ZeroPoint.NONE
+        self._shape, self._bits, self._rows = shape, scheme.bits, view.rows
+
+    def empty(self) -> Codes:
+        """Return memory for a result."""
+        params = [torch.empty(grid, dtype=dtype, device="cpu") for grid, dtype in self._made]
+        return memory.empty(packing.packed_shape(self._shape, self._bits), torch.uint8), params
+
+    def run(self, x: torch.Tensor, out: Codes) -> int:
+        """Write codes and parameters; after another state than OK they mean nothing."""
+        data, params = out
+        levels: list[Any] = [flat_array(level).view(np.uint8) for level in params[: self._count]]
+        levels += [NO_BYTES] * (LEVELS - len(levels))
+        zeros = np.empty(params[-1].numel(), np.float32) if self._zeroed else NO_FLOATS
+        args = flat_array(x), self._descriptor, self._order, self._chain, self._levels, *self._ladder
+        state = share(
+            entries.quantize_chained, (*args, *levels, zeros, flat_array(data)), self._rows, x.numel()
+        )
+        if self._zeroed:
+            params[-1].view(-1).copy_(torch.from_numpy(zeros))
+        return state
+
+
+@functools.lru_cache(maxsize=1024)
+def fused_call(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> FusedCall | None:
+    """Return the call that takes one pass, or None where levels are chosen apart."""
+    single = single_level(scheme)
+    if single is None or 0 in shape or not shape or dtype not in KINDS:
+        return None
+    try:
+        view, found = view_of(single, shape, dtype), lowered_chain(scheme, shape, dtype)
+    except ShapeError:  # the reference says it where it meets it
+        return None
+    *lead, block = scheme.granularity.block_shape(shape)
+    if isinstance(view, str) or isinstance(found, str) or set(lead) - {1} or shape[-1] % block:
+        return None
+    run, bits = min(found.chain.run, shape[-1]), scheme.bits
+    run = max(run, TILE // run * run)
+    whole = run * bits % 8 == 0 and shape[-1] * bits % 8 == 0
+    return (
+        FusedCall(scheme, shape, dtype, view, found)
+        if whole and block <= TILE and run <= BLOCKS * block
+        else None
+    )
 
 
 def _ranges(x: torch.Tensor, scheme: Scheme, extremes: Ends) -> Ranges:

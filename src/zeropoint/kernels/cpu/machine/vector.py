@@ -329,12 +329,12 @@ def float16_of_floats(typingctx: Any, first: Any, second: Any) -> Any:
 
 @primitive
 def shift_signed(typingctx: Any, x: Any, by: Any) -> Any:
-    """Shift halves right and fill with the sign."""
+    """Shift halves or words right and fill with the sign."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ashr(*args)
 
-    return HALVES(HALVES, HALVES), codegen
+    return x(x, x), codegen
 
 
 def _choice(comparison: str, symbol: str) -> Any:
@@ -445,6 +445,8 @@ def _reducer(name: str) -> Any:
 
 
 largest_lane, smallest_lane, sum_of_words = _reducer("umax"), _reducer("umin"), _reducer("add")
+largest_signed_lane, smallest_signed_lane = _reducer("smax"), _reducer("smin")
+"""Of words that are signed, and given as words."""
 
 
 @primitive

@@ -39,7 +39,8 @@ def measure_steps(
     """Add the figures of ``x[at : at + count]``, whole steps, and return how many values are clipped.
 
     totals: (3,) float64, sum of x**2, sum of (x - y)**2, largest |x - y|. extent: as :func:`measure_rows`.
-    ``factors[i >> shift]``, ``zeros[i >> shift]`` and ``added[i >> shift]`` are those of element i.
+    ``factors[i >> shift]``, ``zeros[i >> shift]`` and ``added[i >> shift]`` are those of element i, the last
+    one added to its value.
     """
     magnitude = words_of(np.uint32(0x7FFFFFFF))
     clipped, worst = words_of(np.uint32(0)), words_of(np.uint32(0))
@@ -54,7 +55,8 @@ def measure_steps(
             off = bits_of(b - floats_of((extent[0] - zeros[second]) * g + added[second])) & magnitude
             clipped = clipped - above(values_of(off), floats_of(extent[1] * g))
             squares = squares + (a * a + b * b)
-            a, b = a - load_lanes(decoded, i), b - load_lanes(decoded, i + HALF)
+            a = a - (load_lanes(decoded, i) + floats_of(added[first]))
+            b = b - (load_lanes(decoded, i + HALF) + floats_of(added[second]))
             errors = errors + (a * a + b * b)
             worst = larger_bits(worst, larger_bits(bits_of(a) & magnitude, bits_of(b) & magnitude))
         totals[0] += np.float64(sum_of_lanes(squares))
@@ -158,8 +160,6 @@ def measure_rows(
                     spread(own, n, layout.block, factors)
                     spread(own_zeros, n, layout.block, offsets)
                     decode(codes, n, element, table, factors, offsets, decoded)
-                if adds.size > 0:
-                    add_blocks(own_added, n, layout.block, tile, decoded)
                 byte_at += (n * layout.bits + np.uint64(7)) // np.uint64(8)
                 if whole:
                     over += np.uint64(
@@ -168,6 +168,8 @@ def measure_rows(
                         )
                     )
                 else:
+                    if adds.size > 0:
+                        add_blocks(own_added, n, layout.block, tile, decoded)
                     load(x, at + chunk, n, layout.kind, tile)
                     spread(own, n, layout.block, factors)
                     spread(own_zeros, n, layout.block, offsets)

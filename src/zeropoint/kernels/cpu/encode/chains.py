@@ -1,0 +1,406 @@
+"""Levels that follow from each other, and codes under them: :mod:`zeropoint.params.chains` again, fused.
+
+A run is as many whole blocks of the coarsest level as a tile holds, or one. The extremes of its blocks give a
+number for each, the levels take turns to store these, coarsest first, and the numbers as they are stored
+encode the elements. Numbers are as in :mod:`zeropoint.ops.chain_levels`.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ....ops.lowering import From
+from ..machine.descriptor import BAD_SCALE, BAD_VALUE, OFFSET_OF_ROUNDED, OFFSET_TRUNCATED, OK, record_type
+from ..machine.intrinsics import (
+    bits32,
+    device,
+    float32_of,
+    inlined,
+    scratch,
+)
+from ..machine.tile import NOT_FINITE, TILE, fetch_ahead, load, ordered
+from ..machine.vector import (
+    bits_of,
+    floats_of,
+    larger_bits,
+    larger_signed,
+    largest_lane,
+    largest_signed_lane,
+    load_lanes,
+    shift_signed,
+    smaller_signed,
+    smallest_signed_lane,
+    store_lanes,
+    words_of,
+)
+from .elements import INFINITE, is_identity
+from .level_numbers import level_of, misfits, round_numbers, store_numbers
+from .rows import PACKED, encode_span, tile_span
+from .steps import can_encode_steps
+
+RANGE, SIGNED, LARGEST, EDGE = map(np.uint8, From)
+BLOCKS = 2048
+"""Most of the finest blocks in a run."""
+LEVELS = 6
+ZERO, ONE, LANES = np.uint64(0), np.uint64(1), np.uint64(16)
+_LEAST_NORMAL = np.float32(2.0**-126)
+
+
+class Chain(NamedTuple):
+    """:class:`zeropoint.ops.chain_levels.Chain` in the types of the machine."""
+
+    scale_from: np.uint8
+    under_zero: np.uint8
+    zeroed: np.uint8
+    steps: np.float64
+    divisor: np.float32
+    end: np.float32
+    quiet: np.float32
+    blank: np.float32
+    least: np.float32
+    step: np.float32
+    scales: np.uint64
+    offsets: np.uint64
+    run: np.uint64
+
+
+CHAIN = record_type(Chain)
+
+
+@inlined
+def unpack_chain(packed: Any) -> Any:
+    """Return a chain from its record."""
+    r = packed.view(CHAIN)[0]
+    return Chain(
+        scale_from=r["scale_from"], under_zero=r["under_zero"], zeroed=r["zeroed"], steps=r["steps"],
+        divisor=r["divisor"], end=r["end"], quiet=r["quiet"], blank=r["blank"], least=r["least"],
+        step=r["step"], scales=r["scales"], offsets=r["offsets"], run=r["run"],
+    )  # fmt: skip
+
+
+@inlined
+def _keys_at(tile: Any, i: Any) -> Any:
+    """Return 16 numbers as words that are ordered, with their signs, as they are."""
+    bits = bits_of(load_lanes(tile, i))
+    negative = shift_signed(bits, words_of(np.uint32(31)))
+    return bits ^ (negative & words_of(np.uint32(0x7FFFFFFF)))
+
+
+@inlined
+def _float_of_key(key: Any) -> Any:
+    bits = np.uint32(key)
+    return float32_of(bits if bits < np.uint32(0x80000000) else np.uint32(bits ^ np.uint32(0x7FFFFFFF)))
+
+
+@device
+def _tile_extremes(tile: Any, blocks: Any, block: Any, lows: Any, highs: Any) -> None:
+    """Write the smallest and largest number of each block of a tile; -0 is less than 0."""
+    if block % LANES == ZERO:
+        for b in range(blocks):
+            begin = b * block
+            low = high = _keys_at(tile, begin)
+            for i in range(begin + LANES, begin + block, LANES):
+                key = _keys_at(tile, i)
+                low, high = smaller_signed(low, key), larger_signed(high, key)
+            lows[b] = _float_of_key(smallest_signed_lane(low))
+            highs[b] = _float_of_key(largest_signed_lane(high))
+        return
+    for b in range(blocks):
+        least = most = np.int32(ordered(tile[b * block]))
+        for i in range(b * block + ONE, (b + ONE) * block):
+            number = np.int32(ordered(tile[i]))
+            least, most = min(least, number), max(most, number)
+        lows[b], highs[b] = _float_of_key(least), _float_of_key(most)
+
+
+@device
+def _signed_numbers(tile: Any, blocks: Any, block: Any, lows: Any, highs: Any, numbers: Any) -> None:
+    """Write the number of largest magnitude of each block, the first of equals."""
+    for b in range(blocks):
+        low, high = lows[b], highs[b]
+        numbers[b] = high if abs(high) > abs(low) else low
+        if high == -low:
+            i = b * block
+            while abs(tile[i]) != abs(high):
+                i += ONE
+            numbers[b] = tile[i]
+
+
+@device
+def _largest_of(numbers: Any, outer: Any, above: Any, blocks: Any, level: Any, largest: Any) -> Any:
+    """Write the number of largest magnitude of each block of a level, over ``outer`` where ``above``.
+
+    Returns how many there are.
+    """
+    count = (blocks + level.blocks - ONE) // level.blocks
+    for c in range(count):
+        most = np.float32(0)
+        for b in range(c * level.blocks, min((c + ONE) * level.blocks, blocks)):
+            x = numbers[b]
+            if above:
+                x = np.float32(0) if outer[b] == np.float32(0) else x / outer[b]
+            most = x if abs(x) > abs(most) else most
+        largest[c] = most if level.signed else abs(most)
+    return count
+
+
+@device
+def _single(numbers: Any, blocks: Any, level: Any, chain: Any, minimum: Any, ladder: Any, values: Any) -> Any:
+    """Round the numbers of the only level, and change them to what encodes elements; return the state."""
+    quiet = np.float32(0) if minimum else chain.quiet
+    least = np.float32(0) if minimum else chain.least
+    for b in range(blocks):
+        x = numbers[b]
+        if not minimum and quiet == np.float32(0) and abs(x) < _LEAST_NORMAL:
+            x *= np.float32(0)
+        if abs(x) < least:
+            x = -least if bits32(x) >= np.uint32(0x80000000) else least
+        numbers[b] = values[b] = x
+    round_numbers(values, blocks, level, ladder, False)
+    bad = misfits(numbers, values, blocks, level)
+    if quiet != np.float32(0):
+        for b in range(blocks):
+            bad = bad | ((values[b] == np.float32(0)) & (numbers[b] != np.float32(0)))
+            values[b] = chain.blank if numbers[b] == np.float32(0) else values[b]
+    if not level.late:
+        for b in range(blocks):
+            numbers[b] = values[b]
+    return BAD_SCALE if bad else OK
+
+
+@device
+def _store_levels(
+    numbers: Any, blocks: Any, chain: Any, levels: Any, offsets: Any, ladder: Any, outs: Any, place: Any,
+    room: Any,
+) -> Any:  # fmt: skip
+    """Store numbers of blocks level by level, and change them to what encodes elements; return the state.
+
+    offsets: whether they are offsets. place: of the first block: its row, the finest blocks of a row, and
+    how many of its row come before it. room: (4 * BLOCKS,) floats.
+    """
+    row, width, before = place
+    begin, count = (chain.scales, chain.offsets) if offsets else (ZERO, chain.scales)
+    outer, values, ideal, largest = (
+        room[:BLOCKS], room[BLOCKS : 2 * BLOCKS], room[2 * BLOCKS : 3 * BLOCKS], room[3 * BLOCKS :]
+    )  # fmt: skip
+    fine, own = level_of(levels, begin), np.int64(begin)
+    if count == ONE:
+        state = _single(numbers, blocks, fine, chain, offsets, ladder, values)
+        store_numbers(values, blocks, fine, ladder, outs[own], row * width + before)
+        return state
+    filler = np.float32(1) if chain.quiet != np.float32(0) and not offsets else np.float32(0)
+    state, above = OK, False
+    for down in range(ONE, count):
+        index = begin + count - down
+        level = level_of(levels, index)
+        coarse = _largest_of(numbers, outer, above, blocks, level, largest)
+        for c in range(coarse):
+            values[c] = ideal[c] = np.float32(np.float64(largest[c]) / level.span)
+        round_numbers(values, coarse, level, ladder, above)
+        if not above and misfits(ideal, values, coarse, level):
+            state = BAD_SCALE
+        for c in range(coarse):
+            tiny = level.tiny if largest[c] > np.float32(0) else -level.tiny
+            values[c] = tiny if values[c] == np.float32(0) else values[c]
+            values[c] = filler if largest[c] == np.float32(0) else values[c]
+        at = row * ((width + level.blocks - ONE) // level.blocks) + before // level.blocks
+        store_numbers(values, coarse, level, ladder, outs[np.int64(index)], at)
+        for c in range(coarse):
+            factor = values[c]
+            for b in range(c * level.blocks, min((c + ONE) * level.blocks, blocks)):
+                outer[b] = factor * outer[b] if above else factor
+                state = state if abs(outer[b]) < INFINITE else BAD_SCALE
+        above = True
+    for b in range(blocks):
+        quotient = numbers[b] / outer[b]
+        values[b] = np.float32(0) if outer[b] == np.float32(0) else quotient
+    round_numbers(values, blocks, fine, ladder, True)
+    store_numbers(values, blocks, fine, ladder, outs[own], row * width + before)
+    if not fine.late:
+        for b in range(blocks):
+            numbers[b] = values[b] * outer[b]
+    return state
+
+
+@device
+def _range_numbers(lows: Any, highs: Any, blocks: Any, chain: Any, numbers: Any) -> None:
+    """Write scales from ranges, which are widened where that is asked for."""
+    steps = np.float32(chain.steps)
+    for b in range(blocks):
+        low, high = lows[b], highs[b]  # zeros keep their signs
+        low = np.float32(0) if chain.under_zero and low > np.float32(0) else low
+        high = np.float32(0) if chain.zeroed and high < np.float32(0) else high
+        width = high - low
+        scale = np.float32(np.float64(width) / chain.steps)
+        halves = high / steps - low / steps  # the width of nearly all of float32 overflows
+        numbers[b] = halves if width == INFINITE else scale
+        lows[b] = low
+
+
+@device
+def _edge_numbers(lows: Any, highs: Any, blocks: Any, chain: Any, numbers: Any) -> None:
+    """Write scales by rule edge, and the numbers of the smallest code to ``lows``."""
+    steps = np.float32(chain.steps)
+    for b in range(blocks):
+        low, high = lows[b], highs[b]
+        width = high - low
+        step = high / steps - low / steps if width == INFINITE else width / steps
+        step = max(chain.quiet if width == np.float32(0) else step, chain.step)
+        edge = low if abs(low) > abs(high) else high
+        step = step if abs(low) > abs(high) else -step
+        codes = np.rint(edge / step)
+        lost = codes == np.float32(0)
+        numbers[b] = step if lost else edge / codes
+        lows[b] = np.float32(0) if lost else edge
+
+
+@device
+def _zero_points(
+    lows: Any, scales: Any, ideal: Any, blocks: Any, element: Any, rule: Any, zeros: Any
+) -> None:
+    """Write zero points; where the scale was lost, the code of zero, or the nearest."""
+    home = max(element.low, np.float32(0))
+    for b in range(blocks):
+        lost = scales[b] == np.float32(0)
+        quotient = lows[b] / (np.float32(1) if lost else scales[b])
+        if rule.offset == OFFSET_OF_ROUNDED:
+            quotient = np.rint(quotient)
+        zero = element.low - quotient
+        if ideal[b] == np.float32(0) and not rule.formula:
+            zero = home
+        zero = np.trunc(zero) if rule.offset == OFFSET_TRUNCATED else np.rint(zero)
+        zeros[b] = home if lost else min(max(zero, element.low), element.high)
+
+
+@device
+def _read(x: Any, at: Any, span: Any, layout: Any, chain: Any, tile: Any, ends: Any, numbers: Any) -> None:
+    """Find the extremes of the blocks of ``x[at : at + span]``, and the numbers of signed scales."""
+    lows, highs = ends
+    done, first = ZERO, ZERO
+    while done < span:
+        part = tile_span(layout.block, span - done)
+        blocks = part // layout.block
+        fetch_ahead(x, at + done + part, part)
+        load(x, at + done, part, layout.kind, tile)
+        _tile_extremes(tile, blocks, layout.block, lows[first:], highs[first:])
+        if chain.scale_from == SIGNED:
+            _signed_numbers(tile, blocks, layout.block, lows[first:], highs[first:], numbers[first:])
+        done += part
+        first += blocks
+
+
+@device
+def _choose(
+    blocks: Any, chain: Any, levels: Any, element: Any, rule: Any, ladder: Any, outs: Any, place: Any,
+    ends: Any, numbers: Any, more: Any, room: Any,
+) -> Any:  # fmt: skip
+    """Choose and store the levels of blocks: scales to ``numbers``, zero points or offsets to ``more``."""
+    lows, highs = ends
+    state = OK
+    for b in range(blocks):
+        # A difference that is not finite is a number that is none.
+        if not (abs(lows[b]) < INFINITE) or not (abs(highs[b]) < INFINITE):
+            state = BAD_VALUE
+    if state != OK:
+        return state
+    if chain.scale_from == RANGE:
+        _range_numbers(lows, highs, blocks, chain, numbers)
+    elif chain.scale_from == EDGE:
+        _edge_numbers(lows, highs, blocks, chain, numbers)
+    elif chain.scale_from == SIGNED:
+        for b in range(blocks):
+            numbers[b] /= chain.divisor
+    else:
+        for b in range(blocks):
+            numbers[b] = max(abs(lows[b]), abs(highs[b])) / chain.divisor
+    if chain.zeroed:
+        for b in range(blocks):
+            highs[b] = numbers[b]
+    state = _store_levels(numbers, blocks, chain, levels, False, ladder, outs, place, room)
+    if chain.zeroed:
+        _zero_points(lows, numbers, highs, blocks, element, rule, more)
+    elif chain.offsets > ZERO:
+        for b in range(blocks):
+            more[b] = (lows[b] - chain.end * numbers[b]) + np.float32(0)  # without a sign of zero
+        state = max(state, _store_levels(more, blocks, chain, levels, True, ladder, outs, place, room))
+    return state
+
+
+@device
+def _move_tile(tile: Any, blocks: Any, block: Any, offsets: Any) -> Any:
+    """Subtract from each number the offset of its block; return the bits of the largest magnitude."""
+    worst = np.uint32(0)
+    if block % LANES == ZERO:
+        most = words_of(np.uint32(0))
+        for b in range(blocks):
+            offset = floats_of(offsets[b])
+            for i in range(b * block, (b + ONE) * block, LANES):
+                x = load_lanes(tile, i) - offset
+                most = larger_bits(most, bits_of(x) & words_of(np.uint32(0x7FFFFFFF)))
+                store_lanes(tile, i, x)
+        return np.uint32(largest_lane(most))
+    for b in range(blocks):
+        for i in range(b * block, (b + ONE) * block):
+            tile[i] -= offsets[b]
+            worst = max(worst, np.uint32(bits32(tile[i]) & np.uint32(0x7FFFFFFF)))
+    return worst
+
+
+@device
+def _encode_tile(
+    tile: Any, part: Any, layout: Any, element: Any, order: Any, known: Any, scales: Any, zeros: Any,
+    room: Any, out: Any, byte_at: Any,
+) -> Any:  # fmt: skip
+    """Write the codes of a tile; compiled once, whatever the source is."""
+    return encode_span(tile, ZERO, part, layout, element, order, known, scales, zeros, room, out, byte_at)
+
+
+@device
+def chained_rows(
+    x: Any, layout: Any, element: Any, rule: Any, order: Any, chain: Any, levels: Any, ladder: Any,
+    outs: Any, zeros: Any, out: Any, first: Any, last: Any,
+) -> Any:  # fmt: skip
+    """Quantize rows ``first`` to ``last`` of ``x``, whole blocks, under levels chosen in the same pass.
+
+    x: float32, uint16 bits of bfloat16, or int16 bits of float16. levels: records of :class:`.level_numbers.Level`. ladder:
+    (keys, values, codes). outs: bytes of each of :data:`LEVELS` levels, scales first. zeros: float32 zero
+    points, written where there are some. out: packed codes. Returns OK, BAD_VALUE or BAD_SCALE; after the
+    latter two the bytes mean nothing.
+    """
+    floats = scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32)
+    room = floats, scratch(TILE, np.uint8), scratch(PACKED, np.uint8)
+    tile, ends = scratch(TILE, np.float32), (scratch(2048, np.float32), scratch(2048, np.float32))
+    numbers, more, work = scratch(2048, np.float32), scratch(2048, np.float32), scratch(8192, np.float32)
+    known = can_encode_steps(element, is_identity(order))
+    block, width = layout.block, layout.row_blocks
+    run = max(chain.run, np.uint64(TILE) // chain.run * chain.run)
+    state, moves = OK, chain.offsets > ZERO
+    for r in range(first, last):
+        done = ZERO
+        while done < layout.cols:
+            span = min(run, layout.cols - done)
+            blocks, at, place = span // block, r * layout.cols + done, (np.uint64(r), width, done // block)
+            _read(x, at, span, layout, chain, tile, ends, numbers)
+            found = _choose(
+                blocks, chain, levels, element, rule, ladder, outs, place, ends, numbers, more, work
+            )
+            state = max(state, found)
+            for b in range(blocks):
+                numbers[b] = INFINITE if numbers[b] == np.float32(0) else numbers[b]
+            if chain.zeroed:
+                for b in range(blocks):
+                    zeros[r * width + done // block + b] = more[b]
+            byte_at, left, own = r * layout.row_bytes + done * layout.bits // np.uint64(8), span, ZERO
+            while left > ZERO:
+                part = tile_span(block, left)
+                if part < span:
+                    load(x, at + span - left, part, layout.kind, tile)
+                if moves and _move_tile(tile, part // block, block, more[own:]) >= NOT_FINITE:
+                    state = max(state, BAD_VALUE)
+                byte_at = _encode_tile(
+                    tile, part, layout, element, order, known, numbers[own:], more[own:], room, out, byte_at
+                )
+                left -= part
+                own += part // block
+            done += span
+    return state

@@ -1,0 +1,136 @@
+"""The numbers of one level of a chain: rounded to its format, and stored."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ....ops.lowering import HeldAs
+from ..machine.descriptor import record_type
+from ..machine.intrinsics import (
+    add32,
+    and32,
+    bits32,
+    device,
+    float32_of,
+    inlined,
+    narrow_half,
+    shr32,
+    widen_half,
+)
+from ..machine.tile import ordered
+from .elements import INFINITE, MAGIC
+
+INTEGER, FLOAT32, BFLOAT16, FLOAT16, LADDER = map(np.uint8, HeldAs)
+_ONE = np.uint64(1)
+
+
+class Level(NamedTuple):
+    """:class:`zeropoint.ops.chain_levels.Level` in the types of the machine."""
+
+    blocks: np.uint64
+    held: np.uint8
+    signed: np.uint8
+    late: np.uint8
+    mask: np.uint32
+    low: np.float32
+    high: np.float32
+    least: np.float32
+    most: np.float32
+    tiny: np.float32
+    span: np.float64
+    first: np.uint64
+    rungs: np.uint64
+
+
+LEVEL = record_type(Level)
+
+
+@inlined
+def level_of(levels: Any, index: Any) -> Any:
+    """Return a level from its record."""
+    r = levels.view(LEVEL)[np.int64(index)]
+    return Level(
+        blocks=r["blocks"], held=r["held"], signed=r["signed"], late=r["late"], mask=r["mask"], low=r["low"],
+        high=r["high"], least=r["least"], most=r["most"], tiny=r["tiny"], span=r["span"], first=r["first"],
+        rungs=r["rungs"],
+    )  # fmt: skip
+
+
+@device
+def _to_bfloat16(x: Any) -> Any:
+    """Return a float32 rounded to bfloat16, Inf where that overflows."""
+    u = bits32(x)
+    odd = and32(shr32(u, np.uint32(16)), np.uint32(1))
+    return float32_of(and32(add32(add32(u, np.uint32(0x7FFF)), odd), np.uint32(0xFFFF0000)))
+
+
+@device
+def _rank(x: Any, level: Any, ladder: Any) -> Any:
+    """Return the place on the ladders of the value that a number is rounded to."""
+    key, keys = np.int32(ordered(x)), ladder[0]
+    low, high = level.first, level.first + level.rungs - _ONE
+    while low < high:
+        middle = (low + high) // np.uint64(2)
+        if keys[middle] < key:
+            low = middle + _ONE
+        else:
+            high = middle
+    return low
+
+
+@device
+def round_numbers(numbers: Any, count: Any, level: Any, ladder: Any, clips: Any) -> None:
+    """Round numbers to the format of a level; clips: whether those past the ends of floats are cut off."""
+    if level.held == INTEGER:
+        for b in range(count):
+            x = numbers[b]
+            x = x if x > level.low else level.low
+            x = x if x < level.high else level.high
+            numbers[b] = (x + MAGIC) - MAGIC
+        return
+    if level.held == LADDER:
+        for b in range(count):
+            numbers[b] = ladder[1][_rank(numbers[b], level, ladder)]
+        return
+    if clips:
+        for b in range(count):
+            numbers[b] = min(max(numbers[b], level.low), level.high)
+    if level.held == FLOAT16:
+        for b in range(count):
+            numbers[b] = widen_half(narrow_half(numbers[b]))
+    elif level.held == BFLOAT16:
+        for b in range(count):
+            numbers[b] = _to_bfloat16(numbers[b])
+
+
+@device
+def misfits(ideal: Any, numbers: Any, count: Any, level: Any) -> Any:
+    """Return whether a number, rounded to the coarsest level, lies past its ends."""
+    bad = np.uint32(0)
+    for b in range(count):
+        past = (ideal[b] > level.most) | (ideal[b] < level.least) | (not abs(numbers[b]) < INFINITE)
+        bad |= np.uint32(1) if past else np.uint32(0)
+    return bad != np.uint32(0)
+
+
+@device
+def store_numbers(numbers: Any, count: Any, level: Any, ladder: Any, out: Any, at: Any) -> None:
+    """Write numbers that the format of a level holds as they are stored."""
+    if level.held == INTEGER:
+        for b in range(count):
+            out[at + b] = np.uint8(and32(bits32(np.float32(numbers[b] + MAGIC)), level.mask))
+    elif level.held == LADDER:
+        for b in range(count):
+            out[at + b] = ladder[2][_rank(numbers[b], level, ladder)]
+    elif level.held == FLOAT16:
+        halves = out.view(np.uint16)
+        for b in range(count):
+            halves[at + b] = narrow_half(numbers[b])
+    elif level.held == BFLOAT16:
+        halves = out.view(np.uint16)
+        for b in range(count):
+            halves[at + b] = np.uint16(shr32(bits32(numbers[b]), np.uint32(16)))
+    else:
+        floats = out.view(np.float32)
+        for b in range(count):
+            floats[at + b] = numbers[b]
