@@ -83,7 +83,7 @@ class Chain(NamedTuple):
     run: int
 
 
-class Ladder(NamedTuple):
+class Rungs(NamedTuple):
     """Ladders one after the other.
 
     keys: int32, of the largest float32 that is rounded to each value, ordered as the numbers are. values:
@@ -100,7 +100,7 @@ class Lowered(NamedTuple):
 
     chain: Chain
     levels: tuple[Level, ...]
-    ladder: Ladder
+    ladder: Rungs
 
 
 @functools.lru_cache(maxsize=256)
@@ -112,7 +112,7 @@ def lowered_chain(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) ->
         return "zero points of fixed-point integers are chosen by the reference"
     if scheme.element.min >= 0 and not scheme.offsets and scheme.zero_point is ZeroPoint.NONE:
         return f"signs of numbers for {scheme.element_name} are checked by the reference"
-    ladder = Ladder([], [], [])
+    ladder = Rungs([], [], [])
     levels: list[Level] = []
     for chained in (scheme.scales, scheme.offsets):
         for index in range(len(chained)):
@@ -125,7 +125,7 @@ def lowered_chain(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) ->
 
 def _level(
     chained: tuple[ScaleLevel, ...], index: int, scheme: Scheme, shape: tuple[int, ...], own: Format,
-    ladder: Ladder,
+    ladder: Rungs,
 ) -> Level | str:  # fmt: skip
     """Return the constants of one level, and append its ladder."""
     level, fmt = chained[index], chained[index].format_for(own)
@@ -182,7 +182,7 @@ def _chain(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, levels: l
 
 
 @functools.lru_cache(maxsize=64)
-def _ladder(fmt: Format, *, up: bool) -> Ladder:
+def _ladder(fmt: Format, *, up: bool) -> Rungs:
     """Return the ladder of a format; zeros of both signs are two values."""
     ends = torch.tensor([-_MOST, _MOST])
     low, high = key_of(ends).tolist()
@@ -199,7 +199,7 @@ def _ladder(fmt: Format, *, up: bool) -> Ladder:
         inside = key_of(round_to(value_of(middle), fmt, up=up)) <= keys
         least, most = torch.where(inside, middle, least), torch.where(inside, most, middle - 1)
     stored = store(values, fmt).view(torch.uint8)
-    return Ladder(least.tolist(), values.tolist(), stored.tolist())
+    return Rungs(least.tolist(), values.tolist(), stored.tolist())
 
 
 def _all_values(codes: torch.Tensor, fmt: Format) -> torch.Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 
 from .decode.fake import fake_quantize_backward_rows, fake_quantize_rows
 from .decode.rows import dequantize_rows
-from .encode.chains import chained_rows, unpack_chain
+from .encode.chained_rows import chained_rows, unpack_chain
 from .encode.rows import amax_rows, quantize_rows, range_rows
 from .linear.from_codes import Input, Matrix, code_rows, float_rows, slot_of
 from .linear.from_values import ONE, Packed, value_panels
@@ -63,7 +63,7 @@ def _chained(
 
 @kernel
 def quantize_chained(*args: Any) -> Any:
-    """Quantize rows under levels that follow from each other; see :func:`.encode.chains.chained_rows`."""
+    """Quantize rows under levels chosen in turn; see :func:`.encode.chained_rows.chained_rows`."""
     return run_parts(_chained, args)
 
 

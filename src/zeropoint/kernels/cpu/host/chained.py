@@ -35,7 +35,7 @@ from ....schemes import Granularity, ScaleLevel, Scheme, ZeroPoint
 from ....schemes.dialects import ZEROPOINT
 from ....schemes.scale_rules import Pick
 from .. import entries
-from ..encode.chains import BLOCKS, CHAIN, LEVELS, Chain
+from ..encode.chained_rows import BLOCKS, CHAIN, LEVELS, Chain
 from ..encode.level_numbers import LEVEL, Level
 from ..machine import descriptor as k
 from ..machine.descriptor import by_name, pack, packed

@@ -362,10 +362,10 @@ def chained_rows(
 ) -> Any:  # fmt: skip
     """Quantize rows ``first`` to ``last`` of ``x``, whole blocks, under levels chosen in the same pass.
 
-    x: float32, uint16 bits of bfloat16, or int16 bits of float16. levels: records of :class:`.level_numbers.Level`. ladder:
-    (keys, values, codes). outs: bytes of each of :data:`LEVELS` levels, scales first. zeros: float32 zero
-    points, written where there are some. out: packed codes. Returns OK, BAD_VALUE or BAD_SCALE; after the
-    latter two the bytes mean nothing.
+    x: float32, uint16 bits of bfloat16, or int16 bits of float16. levels: records of
+    :class:`.level_numbers.Level`. ladder: (keys, values, codes). outs: bytes of each of :data:`LEVELS`
+    levels, scales first. zeros: float32 zero points, written where there are some. out: packed codes.
+    Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the bytes mean nothing.
     """
     floats = scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32)
     room = floats, scratch(TILE, np.uint8), scratch(PACKED, np.uint8)
