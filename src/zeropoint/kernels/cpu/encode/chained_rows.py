@@ -9,8 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....ops.lowering import From
-from ..machine.descriptor import BAD_SCALE, BAD_VALUE, OFFSET_OF_ROUNDED, OFFSET_TRUNCATED, OK, record_type
+from ..machine.descriptor import (
+    BAD_SCALE,
+    BAD_VALUE,
+    FROM_EDGE,
+    FROM_RANGE,
+    FROM_SIGNED,
+    OFFSET_OF_ROUNDED,
+    OFFSET_TRUNCATED,
+    OK,
+    record_type,
+)
 from ..machine.intrinsics import (
     bits32,
     device,
@@ -38,7 +47,6 @@ from .level_numbers import level_of, misfits, round_numbers, store_numbers
 from .rows import PACKED, encode_span, tile_span
 from .steps import can_encode_steps
 
-RANGE, SIGNED, LARGEST, EDGE = map(np.uint8, From)
 BLOCKS = 2048
 """Most of the finest blocks in a run."""
 LEVELS = 6
@@ -283,7 +291,7 @@ def _read(x: Any, at: Any, span: Any, layout: Any, chain: Any, tile: Any, ends: 
         fetch_ahead(x, at + done + part, part)
         load(x, at + done, part, layout.kind, tile)
         _tile_extremes(tile, blocks, layout.block, lows[first:], highs[first:])
-        if chain.scale_from == SIGNED:
+        if chain.scale_from == FROM_SIGNED:
             _signed_numbers(tile, blocks, layout.block, lows[first:], highs[first:], numbers[first:])
         done += part
         first += blocks
@@ -303,11 +311,11 @@ def _choose(
             state = BAD_VALUE
     if state != OK:
         return state
-    if chain.scale_from == RANGE:
+    if chain.scale_from == FROM_RANGE:
         _range_numbers(lows, highs, blocks, chain, numbers)
-    elif chain.scale_from == EDGE:
+    elif chain.scale_from == FROM_EDGE:
         _edge_numbers(lows, highs, blocks, chain, numbers)
-    elif chain.scale_from == SIGNED:
+    elif chain.scale_from == FROM_SIGNED:
         for b in range(blocks):
             numbers[b] /= chain.divisor
     else:

@@ -4,8 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....ops.lowering import HeldAs
-from ..machine.descriptor import record_type
+from ..machine.descriptor import AS_BFLOAT16, AS_FLOAT16, AS_INTEGER, AS_LADDER, record_type
 from ..machine.intrinsics import (
     add32,
     and32,
@@ -20,7 +19,6 @@ from ..machine.intrinsics import (
 from ..machine.tile import ordered
 from .elements import INFINITE, MAGIC
 
-INTEGER, FLOAT32, BFLOAT16, FLOAT16, LADDER = map(np.uint8, HeldAs)
 _ONE = np.uint64(1)
 
 
@@ -81,24 +79,24 @@ def _rank(x: Any, level: Any, ladder: Any) -> Any:
 @device
 def round_numbers(numbers: Any, count: Any, level: Any, ladder: Any, clips: Any) -> None:
     """Round numbers to the format of a level; clips: whether those past the ends of floats are cut off."""
-    if level.held == INTEGER:
+    if level.held == AS_INTEGER:
         for b in range(count):
             x = numbers[b]
             x = x if x > level.low else level.low
             x = x if x < level.high else level.high
             numbers[b] = (x + MAGIC) - MAGIC
         return
-    if level.held == LADDER:
+    if level.held == AS_LADDER:
         for b in range(count):
             numbers[b] = ladder[1][_rank(numbers[b], level, ladder)]
         return
     if clips:
         for b in range(count):
             numbers[b] = min(max(numbers[b], level.low), level.high)
-    if level.held == FLOAT16:
+    if level.held == AS_FLOAT16:
         for b in range(count):
             numbers[b] = widen_half(narrow_half(numbers[b]))
-    elif level.held == BFLOAT16:
+    elif level.held == AS_BFLOAT16:
         for b in range(count):
             numbers[b] = _to_bfloat16(numbers[b])
 
@@ -116,17 +114,17 @@ def misfits(ideal: Any, numbers: Any, count: Any, level: Any) -> Any:
 @device
 def store_numbers(numbers: Any, count: Any, level: Any, ladder: Any, out: Any, at: Any) -> None:
     """Write numbers that the format of a level holds as they are stored."""
-    if level.held == INTEGER:
+    if level.held == AS_INTEGER:
         for b in range(count):
             out[at + b] = np.uint8(and32(bits32(np.float32(numbers[b] + MAGIC)), level.mask))
-    elif level.held == LADDER:
+    elif level.held == AS_LADDER:
         for b in range(count):
             out[at + b] = ladder[2][_rank(numbers[b], level, ladder)]
-    elif level.held == FLOAT16:
+    elif level.held == AS_FLOAT16:
         halves = out.view(np.uint16)
         for b in range(count):
             halves[at + b] = narrow_half(numbers[b])
-    elif level.held == BFLOAT16:
+    elif level.held == AS_BFLOAT16:
         halves = out.view(np.uint16)
         for b in range(count):
             halves[at + b] = np.uint16(shr32(bits32(numbers[b]), np.uint32(16)))

@@ -62,6 +62,8 @@ class Element(NamedTuple):
 
 
 GIVEN, LINEAR, POWER, MINIFLOAT, AFFINE = map(np.uint8, lowering.How)
+FROM_RANGE, FROM_SIGNED, FROM_LARGEST, FROM_EDGE = map(np.uint8, lowering.From)
+AS_INTEGER, AS_FLOAT32, AS_BFLOAT16, AS_FLOAT16, AS_LADDER = map(np.uint8, lowering.HeldAs)
 OFFSET_REAL, OFFSET_NEAREST, OFFSET_TRUNCATED, OFFSET_OF_ROUNDED = map(np.uint8, lowering.Offset)
 
 
