@@ -7,6 +7,7 @@ makes the environment.
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ transformers = pytest.importorskip("transformers", reason="extra `hf`")
 
 from tests.oracles import tiny_models, tiny_tokenizers  # noqa: E402 (it needs transformers)
 from tests.oracles.real_gguf import real_file  # noqa: E402
+from tokenizers import Tokenizer  # noqa: E402
 
 import zeropoint as zp  # noqa: E402
 from zeropoint.checkpoint.choose.recipe import KEEP  # noqa: E402
@@ -25,6 +27,8 @@ from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection  #
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan  # noqa: E402
 from zeropoint.checkpoint.read.source import open_source  # noqa: E402
 from zeropoint.checkpoint.run.loop import run  # noqa: E402
+from zeropoint.codecs.containers.gguf import GGUF as GGUF_FILE  # noqa: E402
+from zeropoint.codecs.llama_cpp.vocabulary import tokenizer_values  # noqa: E402
 from zeropoint.codecs.registry import DEFAULT, get_codec  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -72,6 +76,28 @@ def test_tokens_and_logits_are_those_of_transformers(name: str, tmp_path: Path) 
         engine.eval(ids)
         ours, theirs = found.logits[0], torch.from_numpy(np.array(engine.scores[: len(ids)]))
     assert float((ours - theirs).abs().max()) <= NEAR.get(name, 2e-4)
+
+
+@pytest.mark.parametrize("kind", tiny_tokenizers.KINDS)
+def test_hundreds_of_texts_have_the_tokens_of_transformers(kind: str, tmp_path: Path) -> None:
+    files = tiny_tokenizers.files(kind)
+    values, remarks = tokenizer_values({}, files.get)
+    assert remarks == []
+    sizes = dict.fromkeys(("context_length", "embedding_length", "feed_forward_length"), 64)
+    sizes |= dict.fromkeys(("block_count", "attention.head_count"), 1)
+    said = {f"llama.{key}": value for key, value in sizes.items()}
+    head = {"general.architecture": "llama", "llama.attention.layer_norm_rms_epsilon": 1e-5, **said, **values}
+    (tmp_path / "model.gguf").write_bytes(GGUF_FILE.head([], head).data)
+    engine = llama_cpp.Llama(str(tmp_path / "model.gguf"), vocab_only=True, verbose=False)
+    theirs, chosen = Tokenizer.from_str(files["tokenizer.json"].decode()), random.Random(0)
+    words, marks = (
+        [*tiny_tokenizers.TEXT.split(), "Größe", "Ünits", "東京", "Quux"],
+        [" ", "  ", "\n", "\t", ", "],
+    )
+    for _ in range(400):
+        text = "".join(chosen.choice(words) + chosen.choice(marks) for _ in range(chosen.randrange(1, 12)))
+        for each in (text.strip(), text):
+            assert engine.tokenize(each.encode(), add_bos=True) == theirs.encode(each).ids, repr(each)
 
 
 TEXT = "The capital of France is Paris, and that of Italy"

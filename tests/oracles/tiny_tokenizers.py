@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -29,10 +30,10 @@ def byte_level() -> tokenizers.Tokenizer:
     return found
 
 
-def word_pieces() -> tokenizers.Tokenizer:
-    """Return a tokenizer as BERT has it."""
+def word_pieces(*, lowercase: bool = True) -> tokenizers.Tokenizer:
+    """Return a tokenizer as BERT has it, with the case of letters or without."""
     found = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    found.normalizer = normalizers.BertNormalizer()
+    found.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     found.decoder = decoders.WordPiece()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -64,17 +65,65 @@ def sentencepiece() -> tokenizers.Tokenizer:
     return found
 
 
+def charsmap(replaced: dict[str, str]) -> bytes:
+    """Return a compiled table that replaces characters of one byte, as sentencepiece has it.
+
+    Units of 32 bits: where the children of one lie (from bit 10 on), whether a key ends there (bit 8) and the
+    byte that leads to it (bits 0 to 7); or, with bit 31, where the replacement lies.
+    """
+    units, texts = [0] * 1024, b""
+    units[0] = 256 << 10
+    for number, (key, text) in enumerate(replaced.items()):
+        child, value = 256 ^ ord(key), 512 + number
+        units[child] = (child ^ value) << 10 | 1 << 8 | ord(key)
+        units[value] = 1 << 31 | len(texts)
+        texts += text.encode() + b"\0"
+    return struct.pack(f"<I{len(units)}I", 4 * len(units), *units) + texts
+
+
+SPACES = {"\t": " ", "\n": " ", "\r": " ", "\f": " "}
+
+
+def unigram(*, words: bool = True) -> tokenizers.Tokenizer:
+    """Return a tokenizer as XLM-RoBERTa has it; words: whether whitespace is dropped."""
+    found = tokenizers.Tokenizer(models.Unigram())
+    table = normalizers.Precompiled(charsmap({**SPACES, "Q": "q", "!": "."}))
+    mark = pre_tokenizers.Metaspace(prepend_scheme="always")
+    found.normalizer = table
+    if words:
+        found.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), mark])
+    else:
+        found.normalizer = normalizers.Sequence(
+            [table, normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
+    found.decoder = decoders.Metaspace(prepend_scheme="always")
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=150, special_tokens=special, unk_token="<unk>", show_progress=False,
+    )  # fmt: skip
+    texts = [TEXT] * 4 if words else [word for word in TEXT.split() for _ in range(4)]
+    found.train_from_iterator(texts, trainer)
+    ends = [("<s>", 0), ("</s>", 2)]
+    found.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    return found
+
+
+_UNIGRAM = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+_BERT = {
+    "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]",
+    "mask_token": "[MASK]",
+}  # fmt: skip
 SETTINGS = {
+    "unigram": _UNIGRAM, "unigram_lines": _UNIGRAM, "word_pieces": _BERT, "word_pieces_cased": _BERT,
     "byte_level": {
         "bos_token": "<|begin|>", "eos_token": "<|end|>", "chat_template": "{{ messages[0].content }}"
     },
     "sentencepiece": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
-    "word_pieces": {
-        "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]",
-        "mask_token": "[MASK]",
-    },
 }  # fmt: skip
-KINDS = {"byte_level": byte_level, "sentencepiece": sentencepiece, "word_pieces": word_pieces}
+KINDS = {
+    "byte_level": byte_level, "sentencepiece": sentencepiece, "word_pieces": word_pieces, "unigram": unigram,
+    "unigram_lines": lambda: unigram(words=False), "word_pieces_cased": lambda: word_pieces(lowercase=False),
+}  # fmt: skip
 
 
 def files(kind: str) -> dict[str, bytes]:

@@ -51,7 +51,7 @@ _NAMES = {found.number: name for name, found in TYPES.items()}
 _MAGIC, _VERSION, _ALIGNMENT = b"GGUF", 3, 32
 ALIGNMENT = "general.alignment"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_U32, _I32, _F32, _BOOL, _STRING, _ARRAY, _U64, _I64 = 4, 5, 6, 7, 8, 9, 10, 11
+_U8, _U32, _I32, _F32, _BOOL, _STRING, _ARRAY, _U64, _I64 = 0, 4, 5, 6, 7, 8, 9, 10, 11
 _MAX_AXES, _MAX_NAME, _MAX_KEYS, _MAX_TEXT, _MAX_ITEMS = 4, 4096, 100_000, 1 << 20, 1 << 24
 _PIECE = 1 << 20
 _DAMAGED = "the file is damaged or was not written as GGUF; download or export it again"
@@ -144,6 +144,8 @@ def _written(value: Scalar | Sequence[Scalar] | Value) -> GgufValue:
     """Return a value as it lies in a file: whole numbers as u32 where they are, in arrays as i32."""
     if isinstance(value, GgufValue):
         return value
+    if isinstance(value, bytes):
+        return GgufValue(struct.pack("<IIQ", _ARRAY, _U8, len(value)) + value)
     if isinstance(value, str | bool | int | float):
         kind = _kind(value)
         return GgufValue(struct.pack("<I", kind) + _packed(kind, [value]))

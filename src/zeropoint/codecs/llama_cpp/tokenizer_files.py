@@ -11,7 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .pre_tokenizers import PRE_TOKENIZERS
-from .vocabulary import PREFIX, SPACE, SPECIAL_TOKENS, STORED_NAMES, TokenType
+from .token_table import PREFIX, SPACE, TokenType
+from .unigram import KIND, unigram_parts
+from .vocabulary import SPECIAL_TOKENS, STORED_NAMES
 
 _LIMIT = 1 << 24
 """Splits of tokens that are tried for merges; of those of a model there are some million."""
@@ -41,7 +43,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
     added = [
         {
             "id": number, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
-            "normalized": False, "special": kind == TokenType.CONTROL,
+            "normalized": False, "special": kind != TokenType.USER_DEFINED,
         }
         for number, (token, kind) in enumerate(zip(tokens, types, strict=True))
         if kind in (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
@@ -158,6 +160,7 @@ def _merges(vocab: Mapping[str, int], types: Sequence[int], scores: Sequence[flo
 
 def _word_pieces(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
     """Return the parts of WordPiece."""
+    lower = metadata.get(f"{PREFIX}normalizer.lowercase", True) is True
     vocab = {
         token if kind == TokenType.CONTROL else token[1:] if token.startswith(SPACE) else f"##{token}": number
         for number, (token, kind) in enumerate(zip(tokens, types, strict=True))
@@ -165,8 +168,8 @@ def _word_pieces(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequ
     }
     return {
         "normalizer": {
-            "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None,
-            "lowercase": True,
+            "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "lowercase": lower,
+            "strip_accents": metadata.get(f"{PREFIX}normalizer.strip_accents"),
         },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
@@ -177,4 +180,4 @@ def _word_pieces(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequ
     }  # fmt: skip
 
 
-_MODELS = {"gpt2": _byte_level, "llama": _pieces, "bert": _word_pieces}
+_MODELS = {"gpt2": _byte_level, "llama": _pieces, "bert": _word_pieces, KIND: unigram_parts}

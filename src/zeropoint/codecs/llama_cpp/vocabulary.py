@@ -1,13 +1,10 @@
 """The tokenizer of a checkpoint as the metadata of a GGUF file has it.
 
 Tokens lie by their number, each with a type, and for sentencepiece with a score: merges happen in falling
-order of scores. What there is decides: tokenizer.model (sentencepiece), or tokenizer.json with byte-level
-BPE, with BPE in the manner of sentencepiece, whose scores are the ranks of merges, or with WordPiece;
-vocab.txt is read as the last.
-
-tokenizer.model is a message in protobuf: its fields 1 are pieces, each with text (1), score (2) and type (3),
-and its field 3 says in field 3 whether texts begin with a space. Source: google/sentencepiece,
-src/sentencepiece_model.proto.
+order of scores. What there is decides: tokenizer.json with Unigram, tokenizer.model (sentencepiece), or
+tokenizer.json with byte-level BPE, with BPE in the manner of sentencepiece, whose scores are the ranks of
+merges, or with WordPiece; vocab.txt is read as the last. Other kinds are refused, as llama.cpp has none of
+them.
 """
 
 from __future__ import annotations
@@ -15,68 +12,24 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import IntEnum
 from types import MappingProxyType
 from typing import Any
 
 from ...architectures import Config
-from ...errors import CheckpointError
+from ...errors import CheckpointError, UnsupportedError
 from ..containers.protocol import Scalar
 from .families import text_config
 from .pre_tokenizers import pre_name
+from .sentencepiece_model import sentencepiece_table
+from .token_table import PREFIX, SPACE, TokenTable, TokenType, piece_type, put_added
+from .unigram import KIND as UNIGRAM
+from .unigram import unigram_of_json
 
 FileReader = Callable[[str], bytes | None]
 """From the name of a file of the checkpoint to its bytes, or None where it is not there."""
-PREFIX = "tokenizer.ggml."
-SPACE = "\u2581"
-"""What tokens have for a space."""
 SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 STORED_NAMES = MappingProxyType({"unk": "unknown", "sep": "seperator", "pad": "padding"})
 """What the metadata calls special tokens where tokenizer_config.json has another word."""
-_NO_SCORE, _ADDED_SCORE = -10000.0, -1000.0
-
-
-class TokenType(IntEnum):
-    """Types of tokens, in the numbers of llama.cpp and of sentencepiece."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
-
-@dataclass(slots=True)
-class TokenTable:
-    """Tokens by number.
-
-    model: what llama.cpp calls the kind. scores: of sentencepiece alone. merges: pairs of byte-level BPE.
-    pre: how texts are cut first. prefix: whether a space is put before texts; of sentencepiece.
-    """
-
-    model: str
-    tokens: list[str]
-    types: list[int]
-    scores: list[float] = field(default_factory=list)
-    merges: list[str] = field(default_factory=list)
-    pre: str | None = None
-    prefix: bool | None = None
-
-    @staticmethod
-    def blank(model: str, size: int, *, scored: bool = False) -> TokenTable:
-        """Return one of ``size`` tokens that are not used."""
-        tokens = [f"[PAD{number}]" for number in range(size)]
-        scores = [_NO_SCORE] * size if scored else []
-        return TokenTable(model, tokens, [TokenType.UNUSED] * size, scores)
-
-    def put(self, number: int, token: str, kind: int, score: float = 0.0) -> None:
-        """Put a token; one whose number is beyond the model's is left out, as llama.cpp's converter does."""
-        if 0 <= number < len(self.tokens):
-            self.tokens[number], self.types[number] = token, kind
-            if self.scores:
-                self.scores[number] = score
 
 
 def tokenizer_values(config: Config, read: FileReader) -> tuple[dict[str, Scalar | list[Any]], list[str]]:
@@ -95,7 +48,7 @@ def tokenizer_values(config: Config, read: FileReader) -> tuple[dict[str, Scalar
     if found is None:
         said = "no tokenizer that is known here (tokenizer.model, tokenizer.json or vocab.txt)"
         return {f"{PREFIX}model": "none"}, [f"{said}: llama.cpp will take numbers of tokens only"]
-    values: dict[str, Scalar | list[Any]] = {
+    values: dict[str, Any] = {
         f"{PREFIX}model": found.model, f"{PREFIX}tokens": found.tokens, f"{PREFIX}token_type": found.types,
     }  # fmt: skip
     for key, each in (("scores", found.scores), ("merges", found.merges)):
@@ -109,7 +62,12 @@ def tokenizer_values(config: Config, read: FileReader) -> tuple[dict[str, Scalar
     values[f"{PREFIX}pre"] = found.pre or "default"
     if found.prefix is not None:
         values[f"{PREFIX}add_space_prefix"] = found.prefix
+    if found.unlike:
+        remarks.append(f"llama.cpp will make other tokens of some texts: {'; '.join(found.unlike)}")
+    if found.model == UNIGRAM:  # at the end of a text it puts one where nothing is said
+        values |= {f"{PREFIX}add_{name}_token": False for name in _ENDS_BY}
     values |= _specials(config, settings, parsed, {token: n for n, token in enumerate(found.tokens)})
+    values |= found.values
     template = _chat_template(read, settings)
     if template is not None:
         values["tokenizer.chat_template"] = template
@@ -136,16 +94,26 @@ def _vocabulary(
     size = text_config(config).get("vocab_size")
     raw = read("tokenizer.model")
     try:
-        if raw is not None:
-            return _sentencepiece(
-                raw, size, {**_added(json_object(read, "added_tokens.json")), **_decoder(settings)}
-            )
+        if raw is not None and _kind_of(parsed) != "Unigram":
+            added = {**_added(json_object(read, "added_tokens.json")), **_decoder(settings)}
+            return sentencepiece_table(raw, size, added)
         if parsed:
             return _of_json(parsed, size)
         words = read("vocab.txt")
         return None if words is None else _word_pieces(words.decode("utf-8").splitlines(), size, {})
+    except (UnsupportedError, CheckpointError):  # ValueErrors too
+        raise
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, struct.error) as error:
         raise CheckpointError(f"the tokenizer is damaged: {error!r:.200}; download it again") from error
+
+
+def _kind_of(parsed: Mapping[str, Any]) -> str | None:
+    """Return what tokenizer.json calls its model; older files leave out that of BPE."""
+    model = parsed.get("model")
+    if not isinstance(model, Mapping):
+        return None
+    kind = model.get("type", "BPE" if "merges" in model else None)
+    return kind if isinstance(kind, str) else None
 
 
 def _decoder(settings: Mapping[str, Any]) -> dict[int, tuple[str, bool]]:
@@ -158,48 +126,56 @@ def _added(found: Mapping[str, Any]) -> dict[int, tuple[str, bool]]:
     return {int(number): (token, False) for token, number in found.items()}
 
 
-def _kind(token: str, *, special: bool) -> TokenType:
-    """Return the type of an added token; some that are not called special are, by their look."""
-    marked = (
-        token in ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
-        or (token.startswith("<|") and token.endswith("|>"))
-        or (token.startswith("<\uff5c") and token.endswith("\uff5c>"))
-        or (token.startswith("<unused") and token.endswith(">"))
-    )
-    return TokenType.CONTROL if special or marked else TokenType.USER_DEFINED
-
-
-def _put_added(found: TokenTable, added: Mapping[int, tuple[str, bool]]) -> TokenTable:
-    for number, (token, special) in added.items():
-        kind = _kind(token, special=special)
-        text = token if kind is TokenType.CONTROL else token.replace(SPACE, " ")
-        found.put(number, text, kind, _ADDED_SCORE)
-    return found
-
-
-def _of_json(parsed: Mapping[str, Any], size: int | None) -> TokenTable | None:
-    model = parsed["model"]
+def _of_json(parsed: Mapping[str, Any], size: int | None) -> TokenTable:
+    model, kind = parsed["model"], _kind_of(parsed)
     added = {t["id"]: (t["content"], t.get("special") is True) for t in parsed.get("added_tokens") or []}
-    kind = model.get("type", "BPE" if "merges" in model else None)
+    if kind == "Unigram":
+        return unigram_of_json(parsed, size, added)
     if kind == "WordPiece":
         words = sorted(model["vocab"], key=model["vocab"].__getitem__)
-        return _word_pieces(words, size, added)
-    if kind != "BPE":
-        return None
+        return _in_case(
+            parsed, _word_pieces(words, size, added, model.get("continuing_subword_prefix", "##"))
+        )
+    sentencepiece = model.get("byte_fallback") is True
+    parts = [model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix")]
+    if kind != "BPE" or any(parts) or not (sentencepiece or _is_byte_level(parsed)):
+        named = "BPE of characters, not of bytes" if kind == "BPE" else f"{kind!r:.40}"
+        raise UnsupportedError(
+            f"tokenizer.json is {named}, which llama.cpp does not have: it has byte-level BPE, BPE and "
+            "Unigram in the manner of sentencepiece, and WordPiece; move tokenizer.json out of the folder to "
+            "write a file that takes numbers of tokens only"
+        )
     merges = [merge if isinstance(merge, str) else " ".join(_spelled(merge)) for merge in model["merges"]]
     highest = max((*model["vocab"].values(), *added), default=-1)
-    sentencepiece = model.get("byte_fallback") is True
     found = TokenTable.blank("llama" if sentencepiece else "gpt2", size or highest + 1, scored=sentencepiece)
     if sentencepiece:
         ranks = {merge.replace(" ", "", 1): -float(n) for n, merge in reversed(list(enumerate(merges)))}
         for token, number in model["vocab"].items():
-            found.put(number, token, _piece_type(token, model.get("unk_token")), ranks.get(token, 0.0))
+            found.put(number, token, piece_type(token, model.get("unk_token")), ranks.get(token, 0.0))
         found.pre, found.prefix = "default", _begins_with_space(parsed)
-        return _put_added(found, added)
+        return put_added(found, added)
     for token, number in model["vocab"].items():
         found.put(number, token, TokenType.NORMAL)
     found.merges, found.pre = merges, pre_name(parsed.get("pre_tokenizer"))
-    return _put_added(found, added)
+    found.unlike += [f"its normalizer {kind} is not applied" for kind in _changing(parsed)]
+    return put_added(found, added)
+
+
+def _inner(step: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    """Yield the steps of a normalizer or a pre-tokenizer, those of a sequence one after the other."""
+    if step is not None:
+        yield from step.get("normalizers", step.get("pretokenizers", [step]))
+
+
+def _is_byte_level(parsed: Mapping[str, Any]) -> bool:
+    steps = (step for part in ("normalizer", "pre_tokenizer") for step in _inner(parsed.get(part)))
+    return any(step.get("type") == "ByteLevel" for step in steps)
+
+
+def _changing(parsed: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the steps that change characters; NFC does not change those of most texts."""
+    kinds = (str(step.get("type")) for step in _inner(parsed.get("normalizer")))
+    return (kind for kind in kinds if kind not in ("NFC", "ByteLevel"))
 
 
 def _begins_with_space(parsed: Mapping[str, Any]) -> bool:
@@ -217,13 +193,9 @@ def _spelled(merge: list[str]) -> Iterator[str]:
     return (part.replace(" ", "\u0120") for part in merge)
 
 
-def _piece_type(token: str, unknown: object) -> TokenType:
-    if token == unknown:
-        return TokenType.UNKNOWN
-    return TokenType.BYTE if len(token) == len("<0x00>") and token.startswith("<0x") else TokenType.NORMAL
-
-
-def _word_pieces(words: list[str], size: int | None, added: Mapping[int, tuple[str, bool]]) -> TokenTable:
+def _word_pieces(
+    words: list[str], size: int | None, added: Mapping[int, tuple[str, bool]], inside: str = "##"
+) -> TokenTable:
     """Return WordPiece tokens as llama.cpp has them: the begins of words are marked, and not what follows."""
     found = TokenTable.blank("bert", size or len(words))
     special = {token for token, control in added.values() if control}
@@ -232,71 +204,29 @@ def _word_pieces(words: list[str], size: int | None, added: Mapping[int, tuple[s
         if word in special:
             found.put(number, word, TokenType.CONTROL)
         else:
-            found.put(number, word[2:] if word.startswith("##") else SPACE + word, TokenType.NORMAL)
+            text = word.removeprefix(inside) if word.startswith(inside) else SPACE + word
+            found.put(number, text, TokenType.NORMAL)
     found.pre = "default"
     return found
 
 
-def _sentencepiece(raw: bytes, size: int | None, added: Mapping[int, tuple[str, bool]]) -> TokenTable:
-    fields = [(number, value) for number, value in _fields(raw) if isinstance(value, bytes)]
-    pieces = [_piece(value) for number, value in fields if number == _PIECE]
-    found = TokenTable.blank("llama", size or len(pieces), scored=True)
-    normal = [dict(_fields(value)) for number, value in fields if number == _NORMALIZER]
-    found.prefix = all(spec.get(_DUMMY_PREFIX, 1) for spec in normal)
-    for number, (text, score, kind) in enumerate(pieces):
-        found.put(number, text, kind, score)
-    found.pre = "default"
-    return _put_added(found, added)
-
-
-_PIECE, _NORMALIZER, _DUMMY_PREFIX = 1, 3, 3
-_TEXT, _SCORE, _TYPE = 1, 2, 3
-
-
-def _piece(raw: bytes) -> tuple[str, float, int]:
-    text, score, kind = "", 0.0, int(TokenType.NORMAL)
-    for number, value in _fields(raw):
-        if number == _TEXT and isinstance(value, bytes):
-            text = value.decode("utf-8")
-        elif number == _SCORE and isinstance(value, bytes):
-            (score,) = struct.unpack("<f", value)
-        elif number == _TYPE and isinstance(value, int):
-            kind = value
-    return text, score, kind
-
-
-def _fields(raw: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Yield number and value of each field of a message in protobuf."""
-    at = 0
-    while at < len(raw):
-        tag, at = _varint(raw, at)
-        wire = tag & 7
-        if wire == 0:
-            value, at = _varint(raw, at)
-            yield tag >> 3, value
-            continue
-        size, at = _varint(raw, at) if wire == _BYTES else (_FIXED[wire], at)
-        if at + size > len(raw):
-            raise ValueError("tokenizer.model ends inside of a field")
-        yield tag >> 3, raw[at : at + size]
-        at += size
-
-
-_BYTES = 2
-_FIXED = {1: 8, 5: 4}
-"""Bytes of fields by wire type: a length, or so many."""
-_MAX_SHIFT = 63
-
-
-def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, _MAX_SHIFT + 1, 7):
-        byte = raw[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise ValueError("tokenizer.model has a number of more than 64 bits")
+def _in_case(parsed: Mapping[str, Any], found: TokenTable) -> TokenTable:
+    """Return WordPiece tokens with what is done to the case and accents of letters, unless that is usual."""
+    for step in _inner(parsed.get("normalizer")):
+        if step.get("type") == "BertNormalizer":
+            lower = step.get("lowercase", True) is True
+            strip = step.get("strip_accents")
+            found.values |= {} if lower else {f"{PREFIX}normalizer.lowercase": False}
+            if (lower if strip is None else strip) is not lower:
+                found.values[f"{PREFIX}normalizer.strip_accents"] = strip is True
+        else:
+            found.unlike.append(f"its normalizer {step.get('type')} is that of BERT")
+    if not any(step.get("type") == "BertNormalizer" for step in _inner(parsed.get("normalizer"))):
+        found.unlike.append("letters are put in lower case")
+    cuts = [step.get("type") for step in _inner(parsed.get("pre_tokenizer"))]
+    if cuts != ["BertPreTokenizer"]:
+        found.unlike.append("texts are cut as BERT does")
+    return found
 
 
 def _specials(
