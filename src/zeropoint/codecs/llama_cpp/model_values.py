@@ -19,7 +19,8 @@ from ..containers.protocol import Found, Metadata, Read, Row, Scalar
 from ..model_format import FileModel
 from ..stored_forms import StoredForm
 from .families import FAMILIES, Family, family_of, head_size, model_names, number_of, text_config
-from .vocabulary import PREFIX, STORED_NAMES
+from .token_table import PREFIX
+from .vocabulary import STORED_NAMES
 
 ARCHITECTURE = "general.architecture"
 ROPE_FACTORS = "rope_freqs.weight"
