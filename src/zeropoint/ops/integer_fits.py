@@ -31,6 +31,7 @@ from ..formats import IntFormat
 from ..layout.blocks import reduce_blocks, spread_blocks, sum_blocks
 from ..params.scale_windows import block_length, window_of
 from ..schemes import Scheme
+from ..schemes.scale_rules import Linear, Pick
 from .block_errors import Piece
 
 _PER_OCTAVE = 32
@@ -80,7 +81,18 @@ def fitted_scales(piece: Piece, scheme: Scheme, shape: tuple[int, ...]) -> torch
 
     shape: of the whole tensor.
     """
-    return _Blocks(piece, scheme, fits_of(scheme, block_length(scheme, shape))).scales()
+    blocks = _Blocks(piece, scheme, fits_of(scheme, block_length(scheme, shape)))
+    found, gain = blocks.scales()
+    if not is_signed(scheme):
+        return found
+    other, more = blocks.scales(-1.0)
+    return torch.where(more > gain, -other, found)
+
+
+def is_signed(scheme: Scheme) -> bool:
+    """Return whether scales take either sign, so that the code without a counterpart serves either end."""
+    rule = scheme.scales[0].rule
+    return isinstance(rule, Linear) and rule.pick is Pick.SIGNED
 
 
 class _Blocks:
@@ -95,27 +107,28 @@ class _Blocks:
         self._numbers = (piece.wide * self._spread(_power(self._exponent))).round()
         self._float32 = self._numbers.float()
 
-    def scales(self) -> torch.Tensor:
-        """See :func:`fitted_scales`."""
+    def scales(self, sign: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the best magnitudes of scales of one sign, 0 where none fits, and their gains."""
         largest = self._largest(self._float32)
-        first = torch.where(largest > 0, self._fits.first / largest, 0.0)
+        first = torch.where(largest > 0, self._fits.first / largest, 0.0) * sign
         best = torch.zeros_like(self._amax), torch.ones_like(self._amax)
         for ratio in self._fits.ratios:
-            best = self._better(best, first * ratio)
+            best = self._better(best, first * ratio, sign)
         for _ in range(FITS):
             product, square = best
-            best = self._better(best, torch.where(product > 0, square.float() / product.float(), 0.0))
+            inverse = torch.where(product > 0, square.float() / product.float(), 0.0)
+            best = self._better(best, inverse * sign, sign)
         product, square = best
         fitted = torch.maximum(product / square * _power(-self._exponent), self._amax * self._fits.least)
-        return torch.where(product > 0, fitted, 0.0)
+        return torch.where(product > 0, fitted, 0.0), product * product / square
 
     def _better(
-        self, best: tuple[torch.Tensor, torch.Tensor], inverse: torch.Tensor
+        self, best: tuple[torch.Tensor, torch.Tensor], inverse: torch.Tensor, sign: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the sums of products and squares of the codes that gain more; of equals the later ones."""
         codes = (self._float32 * self._spread(inverse)).round()
         codes = codes.clamp(self._scheme.qmin, self._scheme.qmax).double()
-        product = sum_blocks(self._numbers * codes, self._blocks)
+        product = sum_blocks(self._numbers * codes, self._blocks) * sign
         square = sum_blocks(codes * codes, self._blocks)
         better = (product > 0) & (product * product * best[1] >= best[0] * best[0] * square)
         return torch.where(better, product, best[0]), torch.where(better, square, best[1])

@@ -8,7 +8,7 @@ smaller. Errors are those of decoded values in the wide dtype, as float64, and t
 thread count and backend finds the same scales. Of equal errors the start wins, else the smallest scale.
 
 :mod:`.window_search` tries all scales that can be best, where they are positive and have no zero point;
-:mod:`.stepwise_search` steps through others while that helps. Offsets, and a scale of the whole tensor above
+:mod:`.stepwise_search` has what is done for others. Offsets, and a scale of the whole tensor above
 others, stay as they are: rows are independent.
 """
 

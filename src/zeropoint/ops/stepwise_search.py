@@ -1,7 +1,8 @@
-"""A search in steps from scales and zero points that are there: for what has no window of candidates.
+"""A search from scales and zero points that are there: for what has no window of candidates.
 
-Signed and coarse scales, those under offsets, and zero points, which move with the scales. Each block keeps
-what is best of what was tried.
+Zero points of whole codes are fitted with their scales (:mod:`.affine_fits`), signed scales of whole codes
+from either side of zero (:mod:`.integer_fits`). Coarse scales, those under offsets, and other powers of
+errors are searched in steps. Each block keeps what is best of what was tried.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from ..params import QuantizationParams
 from ..params.ladder import Ladder
 from ..params.scale_windows import SHRINKING
 from ..schemes import ZeroPoint
+from .affine_fits import fits_affine, fitted_parameters
 from .block_errors import Piece
+from .integer_fits import fits_codes, fitted_scales, is_signed
 
 _ZERO_POINT_MOVES = 4
 
@@ -41,6 +44,20 @@ class StepwiseSearch:
     def run(self) -> QuantizationParams:
         """Return the parameters with the best scales that were found."""
         start = self._tried(self._ladder.load(self._params.scales[self._index]), self._zero)
+        scheme, piece = self._params.scheme, self._piece
+        if piece.power == 2 and fits_affine(scheme):
+            # A rule promises how far scales shrink, and not all fits do as it says.
+            best = self._fitted(start if scheme.search is None else self._stepped(start))
+            return self._made(best.scale, best.zero)
+        if piece.power == 2 and piece.importance is None and fits_codes(scheme) and is_signed(scheme):
+            scale = fitted_scales(piece, scheme, self._params.shape)
+            best = self._better(start, torch.where(scale != 0, self._ladder.near(scale), start.scale), None)
+            return self._made(best.scale, None)
+        best = self._stepped(start)
+        return self._made(best.scale, best.zero)
+
+    def _stepped(self, start: _Found) -> _Found:
+        """Return the best scales, and zero points, in steps from those of the start."""
         best = self._climb(start, self._climb(start, start, up=True))
         if self._zero is not None:
             for end in self._ends():
@@ -48,7 +65,15 @@ class StepwiseSearch:
         best = self._refined(best)
         if self._zero is not None:
             best = self._refined(self._shifted(best))
-        return self._made(best.scale, best.zero)
+        return best
+
+    def _fitted(self, start: _Found) -> _Found:
+        """Return the parameters that fit codes best, or those of the start where these are no worse."""
+        scale, zero = fitted_parameters(self._piece, self._params.scheme, self._params.shape)
+        near = torch.where(scale > 0, self._ladder.near(scale), start.scale)
+        best = self._better(start, near, self._whole(zero))
+        # The scale was rounded to its format.
+        return self._shifted(best) if self._params.scheme.zero_point is ZeroPoint.REAL else best
 
     def _made(self, scale: torch.Tensor, zero: torch.Tensor | None) -> QuantizationParams:
         scales = list(self._params.scales)
