@@ -15,6 +15,7 @@ from .choices import ChoiceFormat
 from .codebooks import CodebookFormat, float32
 from .digits import DigitsFormat
 from .floats import FloatFormat, Specials
+from .grids import NORMAL64, NORMAL256
 from .integers import IntFormat
 from .spec import Format
 from .vectors import VectorFormat, rows_of
@@ -154,7 +155,11 @@ _HIGGS16 = (
     1.5314953327178955, 1.2942044734954834, -0.0011779458727687597, 0.00022069070837460458,
     1.4274526834487915, -1.207889199256897, -0.16123905777931213, 0.8787511587142944,
 )  # fmt: skip
-GRIDS: MappingProxyType[str, VectorFormat] = MappingProxyType({"higgs16": VectorFormat(rows_of(_HIGGS16, 2))})
+GRIDS: MappingProxyType[str, VectorFormat] = MappingProxyType({
+    "higgs16": VectorFormat(rows_of(_HIGGS16, 2)),
+    "normal64": VectorFormat(rows_of(NORMAL64, 2)),
+    "normal256": VectorFormat(rows_of(NORMAL256, 2)),
+})  # fmt: skip
 """Tables of vectors by the names that their text form takes in the place of values: ``vector2[higgs16]``."""
 
 _NAMES = {fmt: name for name, fmt, _ in reversed(_ROWS)}

@@ -97,7 +97,8 @@ def _of_piece(piece: Piece, params: QuantizationParams) -> QuantizationParams:
 
 def has_window(scheme: Scheme) -> bool:
     """Return whether it is known which of the finest scales can be best."""
-    plain = scheme.zero_point is ZeroPoint.NONE and scheme.chained is None
+    single = scheme.element.per_code == 1
+    plain = single and scheme.zero_point is ZeroPoint.NONE and scheme.chained is None
     closest = scheme.rounding.mode.to_nearest and scheme.overflow is Overflow.SATURATE
     return plain and closest and scheme.element.bits <= _ENUMERATED_BITS
 
