@@ -88,6 +88,14 @@ def test_help_names_every_method_of_checkpoints() -> None:
     assert {word.strip(",") for word in said.split()} >= methods().keys() - {*OF_CODES, *OF_TABLES, ROTATING}
 
 
+def test_a_slip_in_the_name_of_a_method_brings_up_those_that_checkpoints_take(tmp_path: Path) -> None:
+    for slip in ("kmean", "loseless", "hadamrd", "zzz"):
+        call = ["quantize", str(tmp_path), str(tmp_path / "out"), "--to", "int4:g128", "--method", slip]
+        said = CliRunner().invoke(app, call).stderr
+        assert f"method '{slip}' is unknown; " in said
+        assert not any(name in said.partition(";")[2] for name in (*OF_CODES, *OF_TABLES, ROTATING))
+
+
 def test_help_of_the_whole_names_every_command_and_fits_80_columns() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0

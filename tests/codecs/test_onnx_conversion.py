@@ -153,6 +153,9 @@ def test_a_graph_goes_into_no_other_file_and_floats_into_no_graph(tmp_path: Path
         plan_of(source, QDQ, "float32")
     result = run(plan_of(source, "compressed-tensors", "float32"), tmp_path / "out")
     assert len(result.plan.restored) == 1
+    assert (source / "model.onnx.data").exists()
+    assert [path.name for path in (tmp_path / "out").glob("*.safetensors")] == ["model.safetensors"]
+    assert not any("quantization_config.json" in note for note in result.plan.notes)
 
 
 @pytest.mark.parametrize(("layout", "other"), [(QDQ, NBITS), (NBITS, QDQ)])

@@ -188,7 +188,7 @@ def parse_method(text: str) -> str:
     'mse'
     """
     try:
-        return str(layers.method_named(text).name)
+        return str(layers.method_named(text, of_files=True).name)
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
 

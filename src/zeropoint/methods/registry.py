@@ -22,6 +22,8 @@ OF_TABLES = ("kmeans",)
 
 ROTATING = "hadamard"
 """What the names of methods that rotate weights begin with: what has their codes rotates inputs."""
+_OF_MODELS = (*OF_CODES, *OF_TABLES, ROTATING)
+"""Methods that no checkpoint is quantized by."""
 
 
 def _modules() -> Iterator[Any]:
@@ -41,11 +43,12 @@ def methods() -> Mapping[str, Method]:
     return MappingProxyType({method.name: method for method in sorted(found, key=lambda m: str(m.name))})
 
 
-def method_named(name: str) -> Method:
+def method_named(name: str, *, of_files: bool = False) -> Method:
     """Return the method called ``name``; raises RecipeError, with the closest names, when there is none.
 
     Args:
         name: of a method, such as ``"mse"``, or what one is spelled as, such as ``"hadamard128+mse"``.
+        of_files: whether the closest names are those of methods that checkpoints take.
 
     Example:
         >>> method_named("nearest").needs
@@ -55,7 +58,8 @@ def method_named(name: str) -> Method:
     text = str(name)  # of anything, a list too, which is no key of a mapping
     found = known.get(text) or _spelled(text)
     if found is None:
-        raise RecipeError(f"method {name!r} is unknown; {near_misses(text, known)}")
+        offered = [each for each in known if not (of_files and each in _OF_MODELS)]
+        raise RecipeError(f"method {name!r} is unknown; {near_misses(text, offered)}")
     return found
 
 

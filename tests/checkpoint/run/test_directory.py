@@ -88,6 +88,14 @@ def _link(model: Path, tmp_path: Path) -> Path:
     return tmp_path / "link"
 
 
+def test_an_output_may_lie_next_to_the_one_file_that_is_read(model: Path) -> None:
+    file = next(model.glob("*.safetensors"))
+    quantize(file, model / "out")
+    assert (model / "out" / file.name).exists()
+    with pytest.raises(CheckpointError, match="is the source or lies in it"):
+        quantize(file, model)
+
+
 @pytest.mark.parametrize(
     ("place", "rule"),
     [

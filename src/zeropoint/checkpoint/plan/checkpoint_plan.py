@@ -307,7 +307,8 @@ def make_plan(
         source=source, codec=codec, recipe=text, selection=selection, decisions=actions.decisions,
         placements=placements, texts=texts, limits=limits,
         notes=(
-            *source.notes, *_notes(floats.source, decisions), *split, *actions.notes(), *remarks,
+            *source.notes, *_notes(floats.source, decisions), *_of_configuration(texts), *split,
+            *actions.notes(), *remarks,
             *_of_placeless(placeless, codec), *more.notes,
         ),
         companions={path: stamp(source.root / path).size for path in companions},
@@ -457,10 +458,12 @@ def _notes(source: Source, decisions: Sequence[TensorDecision]) -> list[str]:
             "as "
             f"{describe(transposed[0])}"
         )
-    notes += _kept_by_default(decisions)
-    if source.config is None:
-        notes.append(f"no config.json: the configuration is written to {WEIGHTS_ONLY_CONFIG}")
-    return notes
+    return notes + _kept_by_default(decisions)
+
+
+def _of_configuration(texts: Collection[str]) -> Iterator[str]:
+    if WEIGHTS_ONLY_CONFIG in texts:
+        yield f"no config.json: the configuration is written to {WEIGHTS_ONLY_CONFIG}"
 
 
 def _kept_by_default(decisions: Iterable[TensorDecision]) -> list[str]:

@@ -107,7 +107,10 @@ class OutputDirectory:
     out of it.
     """
 
-    def __init__(self, path: Path, root: Place | None, sizes: Mapping[str, int], *, overwrite: bool) -> None:
+    def __init__(
+        self, path: Path, root: Place | None, sizes: Mapping[str, int], *, overwrite: bool,
+        below: bool = False,
+    ) -> None:  # fmt: skip
         self.path = Path(os.path.realpath(path))
         self.partials = Partials(path=self.path, needed=sum(sizes.values()))
         self._given = path
@@ -123,7 +126,7 @@ class OutputDirectory:
         self._root = root
         require_outputs(sizes)
         if root is not None:
-            _require_apart(path, self.path, root)
+            _require_apart(path, self.path, root, below=below)
         if os.path.lexists(path) and not os.path.isdir(path):
             raise CheckpointError(f"output {shown(path)} exists and is not a directory; choose another path")
 
@@ -393,15 +396,19 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _require_apart(given: Path, out: Path, root: Place) -> None:
-    """Refuse an output that is the source, lies in it or holds it, through links and mounts too."""
+def _require_apart(given: Path, out: Path, root: Place, *, below: bool) -> None:
+    """Refuse an output that is the source, lies in it or holds it, through links and mounts too.
+
+    below: whether it may lie in the source's folder, of which one file is read.
+    """
     if isinstance(root, RemotePath):
         return
 
     def same(a: Path, b: Path) -> bool:
         return a == b or (a.exists() and b.exists() and os.path.samefile(a, b))
 
-    if any(same(folder, place) for folder in (out, *out.parents) for place in _roots(root)):
+    inner = (out,) if below else (out, *out.parents)
+    if any(same(folder, place) for folder in inner for place in _roots(root)):
         raise CheckpointError(f"output {shown(given)} is the source or lies in it; write elsewhere")
     if any(same(folder, out) for folder in root.parents):
         raise CheckpointError(f"output {shown(given)} holds the source; write elsewhere")

@@ -35,7 +35,10 @@ class DirectoryTarget:
 
     def __init__(self, plan: CheckpointPlan, all_units: Units, out: Path, *, overwrite: bool) -> None:
         self._plan, self._units = plan, all_units
-        self._directory = OutputDirectory(out, plan.source.root, _sizes(plan, all_units), overwrite=overwrite)
+        source = plan.source
+        self._directory = OutputDirectory(
+            out, source.root, _sizes(plan, all_units), overwrite=overwrite, below=source.given != source.root
+        )
         self._begun: tuple[State, Commit] | None = None
 
     def __enter__(self) -> DirectoryTarget:

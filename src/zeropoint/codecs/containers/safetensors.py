@@ -181,10 +181,10 @@ class Safetensors(Container):
     indexed = True
 
     def files(self, shards: Sequence[str]) -> list[str]:
-        """See :class:`Container`: as the source has them."""
-        return [
-            shard if shard.endswith(self.suffix) else f"{Path(shard).stem}{self.suffix}" for shard in shards
-        ]
+        """See :class:`Container`: as the source has them; one for a graph and the files of its numbers."""
+        if any(shard.endswith(self.suffix) for shard in shards):
+            return list(shards)
+        return [f"{Path(shards[0]).stem}{self.suffix}"] * len(shards)
 
     def nbytes(self, dtype: str, shape: tuple[int, ...]) -> int:
         """See :class:`Container`."""
