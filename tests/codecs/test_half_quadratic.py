@@ -19,7 +19,7 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.half_quadratic import CODEC, codes_of, words
 from zeropoint.codecs.layer_schemes import layer_scheme
-from zeropoint.errors import UnsupportedError
+from zeropoint.errors import RecipeError, UnsupportedError
 
 M = "a.up_proj"
 Tensors = dict[str, torch.Tensor]
@@ -83,6 +83,44 @@ def test_what_is_written_is_read_with_the_same_values(bits: int, method: str, tm
     assert section["quant_config"]["weight_quant_params"]["nbits"] == bits
 
 
+@pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
+def test_groups_along_outputs_are_read_by_their_formula(bits: int, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(bits)
+    codes = torch.randint(0, 2**bits, (8, 256), generator=generator, dtype=torch.uint8)
+    scale, zero = torch.rand(2, 1, 256, generator=generator) + 0.1
+    said = {
+        "W_q": words(codes, bits), "scale": scale, "zero": zero * 2**bits, "nbits": number(bits),
+        "group_size": number(8), "axis": number(0), "shape": torch.tensor([16, 128]),
+        "packing": text(CODEC.layout(layer_scheme(f"uint{bits}:g32:asym=real", CODEC))),
+        "compute_dtype": text("torch.float32"),
+    }  # fmt: skip
+    folder = hqq_files(tmp_path / "in", {f"{M}.{name}": tensor for name, tensor in said.items()})
+    wanted = ((codes.float() - said["zero"]) * scale).reshape(16, 128)
+    assert torch.equal(decoded(folder, tmp_path / "out"), wanted)
+    assert not zp.verify_checkpoint(folder).problems
+    (seen,) = zp.inspect_checkpoint(folder).schemes
+    assert seen.scheme == f"uint{bits}:block8x1:asym=real"
+    with pytest.raises(RecipeError, match="is not what HQQ stores"):
+        written(tmp_path / "again", f"uint{bits}:block8x1:asym=real", x())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_layers_of_hqq_along_outputs_are_read(bits: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    hqq = pytest.importorskip("hqq.core.quantize", reason="tests/oracles/more_peers.sh")
+    linear = torch.nn.Linear(96, 64, bias=False)
+    config = hqq.BaseQuantizeConfig(nbits=bits, group_size=32, axis=0)
+    theirs = hqq.HQQLinear(linear, config, compute_dtype=dtype, device="cpu", del_orig=False)
+    state = {f"{M}.{name}": tensor.contiguous() for name, tensor in theirs.state_dict().items()}
+    folder = hqq_files(tmp_path / "theirs", state)
+    assert not zp.verify_checkpoint(folder).problems
+    meta = {**theirs.meta, **{name: theirs.meta[name].float() for name in ("scale", "zero")}}
+    values = hqq.Quantizer.dequantize(theirs.W_q, {**meta, "compute_dtype": torch.float32})
+    assert torch.equal(decoded(folder, tmp_path / "floats"), values)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
@@ -131,7 +169,8 @@ def text(value: str) -> torch.Tensor:
 
 WRONG: tuple[tuple[Mapping[str, Any], str], ...] = (
     ({"nbits": number(5)}, "nbits 5, group_size 32 and axis 1 are not read; known are 1, 2, 3, 4 and 8"),
-    ({"axis": number(0)}, "axis 0 are not read"),
+    ({"axis": number(2)}, "axis 2 are not read; known are 1, 2, 3, 4 and 8, any group, and 0 and 1"),
+    ({"axis": number(0)}, r"shape \[4, 128\] is not read: columns must be whole groups of 32"),
     ({"group_size": number(0)}, "group_size 0 and axis 1 are not read"),
     ({"group_size": number(48)}, r"shape \[4, 128\] is not read: rows must be whole groups of 48"),
     ({"group_size": number(64)}, r"W_q is U8 of shape \[8, 32\], but must be U8 of shape \[4, 64\]"),

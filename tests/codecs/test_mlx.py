@@ -229,11 +229,22 @@ def test_what_it_cannot_hold_is_refused() -> None:
         "q4_1:g16",
         "mlx_int4:g256",
         "uint7:g64:offset=float32",
-        "nvfp4a16",
         "mxfp6_e2m3",
     ):
         with pytest.raises(UnsupportedError, match="is not what MLX stores; use mlx_int2"):
             layer_scheme(text, CODEC)
+
+
+def test_a_scale_of_the_tensor_is_refused_in_both_directions(tmp_path: Path) -> None:
+    with pytest.raises(
+        UnsupportedError, match="has a scale of the tensor, which linear layers of MLX lack; use"
+    ):
+        layer_scheme("nvfp4a16", CODEC)
+    folder = theirs(tmp_path / "in")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, f"{M}.global_scale": torch.ones(())}, folder / "model.safetensors")
+    with pytest.raises(ZeropointError, match="global_scale has no place in"):
+        zp.convert_checkpoint(folder, tmp_path / "out", to="float32")
 
 
 def test_rule_edge_is_refused_where_it_means_nothing() -> None:

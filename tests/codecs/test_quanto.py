@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import KEEP
@@ -126,6 +127,43 @@ def test_layers_of_quanto_load_what_is_written_and_save_what_is_read(
     assert torch.allclose(values, model["layer"].weight.dequantize(), atol=1e-6)
 
 
+WIDE = {
+    "quanto_int8": "qint8", "quanto_float8": "qfloat8_e4m3fn", "quanto_int4": "qint4", "quanto_int2": "qint2",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("to", WIDE)
+def test_whole_models_of_quanto_have_the_logits_of_our_values_both_ways(to: str, tmp_path: Path) -> None:
+    quanto = pytest.importorskip("optimum.quanto", reason="tests/oracles/more_peers.sh")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=128, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    model.save_pretrained(tmp_path / "in")
+    run(make_plan(open_source(tmp_path / "in"), to, codec=CODEC), tmp_path / "ours")
+    own = quanto.QuantizedModelForCausalLM.quantize(model, weights=WIDE[to], exclude="lm_head")
+    own.save_pretrained(tmp_path / "theirs")
+    ids = torch.arange(60).view(2, 30)
+    for folder in (tmp_path / "ours", tmp_path / "theirs"):
+        assert not zp.verify_checkpoint(folder).problems
+        every = Selection(dequantize=DequantizePolicy.EVERY)
+        run(make_plan(open_source(folder), KEEP, selection=every), tmp_path / f"{folder.name}-floats")
+        again = quanto.QuantizedModelForCausalLM.from_pretrained(str(folder))
+        linears = [m for m in again._wrapped.modules() if isinstance(m, quanto.QLinear)]
+        assert len(linears) == 14
+        floats = LlamaForCausalLM.from_pretrained(
+            tmp_path / f"{folder.name}-floats", dtype=torch.float32
+        ).eval()
+        with torch.no_grad():
+            assert torch.allclose(again(ids).logits, floats(ids).logits, atol=1e-5)
+    found = [load_file(tmp_path / f"{name}-floats" / "model.safetensors") for name in ("ours", "theirs")]
+    assert all(torch.equal(found[0][name], tensor) for name, tensor in found[1].items())
+
+
 def quanto_files(folder: Path, tensors: Tensors, kind: Any = "qint4", width: int = 256, **more: Any) -> Path:
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
@@ -154,7 +192,7 @@ def test_the_inputs_of_a_layer_follow_from_the_model(tmp_path: Path) -> None:
 WRONG: tuple[tuple[Mapping[str, Any], Mapping[str, Any], str], ...] = (
     ({"kind": "qint3"}, {}, "says 'qint3' of its weight, which is not read; known are qint8"),
     ({"kind": None}, {}, "says None of its weight, which is not read"),
-    ({"activations": "qint8"}, {}, "says that its inputs are 'qint8', which is not read; quantize"),
+    ({"activations": "qint8"}, {}, "says that its inputs and outputs are 'qint8', which is not read, as no"),
     ({"kind": "qint8"}, {}, "weight._data is missing, which qint8 needs"),
     ({"width": 384}, {}, "are not those of a weight with rows of 384, as the model says"),
     ({"width": None}, {}, "its number of inputs is neither in the file nor known"),

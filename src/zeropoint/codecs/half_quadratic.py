@@ -12,10 +12,15 @@ there are R = N K / g, one after the other over all rows; group r is a row of g 
     X.view_as_float, X.quant_scale, X.quant_zero, X.offload_meta, X.encoded_state_dict,
     X.stores_quant_config, X.channel_wise, X.optimize, X.round_zero U8 []: flags
 
+Under axis 0, which is read and not written, a group is every R-th number of the flattened weight:
+
+    X.W_q     U8 [g b / 8, R], or I32 [ceil(g / 10), R]: as above, of g lines with a code of each group
+    X.scale, X.zero  [1, R]
+
 Groups of a byte lie far apart, so a weight is read and written whole. Scales and zeros are written in
 float32, which HQQLinear rounds to its own dtype when it loads them. The configuration says ``{"quant_method":
 "hqq", "quant_config": {"weight_quant_params": {"nbits": b, "group_size": g, "axis": 1, ...}, ...},
-"skip_modules": [...]}``. Groups along outputs (``axis: 0``) and quantized scales or zeros are not read.
+"skip_modules": [...]}``. Quantized scales or zeros are not read, as HQQLinear saves none in safetensors.
 
 Source: hqq 0.2.8 (core/quantize.py, HQQLinear.state_dict and Quantizer.dequantize; core/bitpack.py;
 core/utils.py, encode_safetensor_type). HQQLinear computes values in its own dtype; here they are in float32.
@@ -24,6 +29,7 @@ This module opens no file.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -41,7 +47,7 @@ from ..schemes import Preset, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from .block_extents import blocks
 from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, rules
-from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
+from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, names_in, needed, record_of
 from .safetensors_dtypes import FILE_DTYPES
 from .words import SCALE_DTYPES
@@ -61,8 +67,8 @@ _TEN, _THREE = 10, 3
 _MOST_TEXT = 64
 
 
-def _scheme(bits: int, group: int, scale: str = "float32") -> Scheme:
-    return Scheme.parse(f"uint{bits}:g{group}:scale={scale}:asym=real")
+def _scheme(bits: int, place: str, scale: str = "float32") -> Scheme:
+    return Scheme.parse(f"uint{bits}:{place}:scale={scale}:asym=real")
 
 
 def _fields(bits: int) -> tuple[int, int, torch.dtype]:
@@ -110,10 +116,10 @@ class HqqReader(Reader):
         """See :class:`Reader`; ``key`` is the module."""
         bits, group, axis = (self._number(tensors, part) for part in _NUMBERS)
         rows, columns = self._ints(tensors, SHAPE, "I64", "<2q", (2,))
-        if bits not in _PACKINGS or group < 1 or axis != 1:
+        if bits not in _PACKINGS or group < 1 or axis not in (0, 1):
             raise UnsupportedError(
                 f"nbits {bits}, group_size {group} and axis {axis} are not read; known are 1, 2, 3, 4 and 8, "
-                "any group, and 1"
+                "any group, and 0 and 1"
             )
         for flag in _REFUSED:
             if flag in tensors and self._ints(tensors, flag, "U8", "<B", ())[0]:
@@ -123,16 +129,17 @@ class HqqReader(Reader):
                 f"packing {self._named(tensors, PACKING)!r:.40} of {bits} bits is not read; known is "
                 f"{_PACKINGS[bits]}"
             )
-        if rows < 1 or columns < 1 or columns % group:
+        if rows < 1 or columns < 1 or (columns if axis else rows) % group:
+            lines = "rows" if axis else "columns"
             raise UnsupportedError(
-                f"shape [{rows}, {columns}] is not read: rows must be whole groups of {group}"
+                f"shape [{rows}, {columns}] is not read: {lines} must be whole groups of {group}"
             )
         scale = needed(tensors, SCALE, CODES)
         if scale.dtype not in SCALE_DTYPES:
             raise CheckpointError(f"scale is {scale.dtype}, but must be one of {', '.join(SCALE_DTYPES)}")
         own = next(dtype for dtype, name in FILE_DTYPES.items() if name == scale.dtype)
-        weight = _scheme(bits, group, str(own).removeprefix("torch."))
-        layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
+        weight = _scheme(bits, f"g{group}" if axis else f"block{group}x1", str(own).removeprefix("torch."))
+        layer = LayerScheme(codec=self._codec if axis else _ALONG_OUTPUTS, name=str(weight), weight=weight)
         named = self._named(tensors, COMPUTE).removeprefix("torch.")
         dtype = next((d for d in _COMPUTE if str(d) == f"torch.{named}"), None)
         if dtype is None:
@@ -163,6 +170,16 @@ class HqqReader(Reader):
         return self._listing.read(entry).decode("ascii", errors="replace")
 
 
+def _descriptions(bits: int, dtype: torch.dtype) -> Iterator[TensorSpec]:
+    """Yield the tensors by which a layer describes itself."""
+    texts = {PACKING: _PACKINGS[bits], UNPACKED: str(_fields(bits)[2]), COMPUTE: str(dtype)}
+    yield from (TensorSpec(suffix=part, dtype="I32", shape=(), axis=None) for part in _NUMBERS)
+    yield TensorSpec(suffix=SHAPE, dtype="I64", shape=(2,), axis=None)
+    for part, text in texts.items():
+        yield TensorSpec(suffix=part, dtype="U8", shape=(len(text),), axis=None)
+    yield from (TensorSpec(suffix=part, dtype="U8", shape=(), axis=None) for part in _FLAGS)
+
+
 def _transformers(facts: Facts) -> Iterator[Problem]:
     if facts.experts or facts.nonlinear or facts.transposed:
         yield Loads.NO, "it reads linear layers alone in this layout"
@@ -175,7 +192,9 @@ class Hqq(Codec):
 
     name = "hqq"
     title = "the layout of HQQ"
-    presets = MappingProxyType({f"hqq_int{bits}": Preset(weight=str(_scheme(bits, 64))) for bits in (4, 8)})
+    presets = MappingProxyType(
+        {f"hqq_int{bits}": Preset(weight=str(_scheme(bits, "g64"))) for bits in (4, 8)}
+    )
     defaults = MappingProxyType({"scale": "float32"})
     parts = MappingProxyType(
         {CODES: True, **dict.fromkeys((SCALE, ZERO, SHAPE, *_NUMBERS, *_TEXTS, *_FLAGS), False)}
@@ -196,7 +215,9 @@ class Hqq(Codec):
         if good:
             dtype = storage_dtype(weight.scales[0].format_for(format_of(torch.float32)))
             name = str(dtype).removeprefix("torch.")
-            good = FILE_DTYPES.get(dtype) in SCALE_DTYPES and weight == _scheme(weight.bits, group, name)
+            good = FILE_DTYPES.get(dtype) in SCALE_DTYPES and weight == _scheme(
+                weight.bits, f"g{group}", name
+            )
         if not good:
             raise UnsupportedError(
                 f"scheme {weight} is not what HQQ stores; use hqq_int4, or uint1, uint2, uint3, uint4 or "
@@ -226,20 +247,13 @@ class Hqq(Codec):
         groups, (count, _, word) = weight.granularity.block_count(shape), _fields(weight.bits)
         lines = -(-groups // count)
         own = FILE_DTYPES[storage_dtype(weight.scales[0].format_for(format_of(dtype)))]
-        texts = {PACKING: _PACKINGS[weight.bits], UNPACKED: str(word), COMPUTE: str(dtype)}
         line = shape[1] // group
         return (
             TensorSpec(
                 suffix=CODES, dtype=FILE_DTYPES[word], shape=(lines, group), lines=lines, per=shape[0]
             ),
             *(TensorSpec(suffix=part, dtype=own, shape=(groups, 1), lines=line) for part in (SCALE, ZERO)),
-            *(TensorSpec(suffix=part, dtype="I32", shape=(), axis=None) for part in _NUMBERS),
-            TensorSpec(suffix=SHAPE, dtype="I64", shape=(2,), axis=None),
-            *(
-                TensorSpec(suffix=part, dtype="U8", shape=(len(text),), axis=None)
-                for part, text in texts.items()
-            ),
-            *(TensorSpec(suffix=part, dtype="U8", shape=(), axis=None) for part in _FLAGS),
+            *_descriptions(weight.bits, dtype),
         )  # fmt: skip
 
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
@@ -298,4 +312,54 @@ class Hqq(Codec):
         })  # fmt: skip
 
 
+@dataclass(frozen=True)
+class HqqAlongOutputs(Hqq):
+    """What files of HQQ hold under axis 0, which is read and not written; see the module."""
+
+    def layout(self, layer: LayerScheme) -> str:
+        """See :class:`Codec`: the packing."""
+        return _PACKINGS[layer.weight.bits]
+
+    def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
+        """See :class:`Codec`; lines of codes must fill bytes."""
+        group, count = blocks(layer.weight)[ROWS], _fields(layer.weight.bits)[0]
+        if layer.weight.bits == _THREE or group % count == 0:
+            return None
+        return f"a group of {group} does not fill whole bytes, of {count} codes"
+
+    def tensors(
+        self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> tuple[TensorSpec, ...]:
+        """See :class:`Codec`."""
+        weight, group = layer.weight, blocks(layer.weight)[ROWS]
+        groups, (count, _, word) = math.prod(shape) // group, _fields(weight.bits)
+        own = FILE_DTYPES[storage_dtype(weight.scales[0].format_for(format_of(dtype)))]
+        codes = TensorSpec(
+            suffix=CODES, dtype=FILE_DTYPES[word], shape=(-(-group // count), groups), axis=None
+        )
+        scales = (TensorSpec(suffix=part, dtype=own, shape=(1, groups), axis=None) for part in (SCALE, ZERO))
+        return codes, *scales, *_descriptions(weight.bits, dtype)
+
+    def decode(
+        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
+        dtype: torch.dtype,
+    ) -> QuantizedTensor:  # fmt: skip
+        """See :class:`Codec`; each number has a scale of its own, as blocks are none of neighbors."""
+        weight, bits, group = layer.weight, layer.weight.bits, blocks(layer.weight)[ROWS]
+        codes = codes_of(tensors[CODES], bits, group)
+        place = slice(start, start + shape[0])
+
+        def each(x: torch.Tensor) -> torch.Tensor:
+            return x.expand(group, -1).reshape(-1, shape[1])[place]
+
+        name = str(storage_dtype(weight.scales[0].format_for(format_of(dtype)))).removeprefix("torch.")
+        params = QuantizationParams(
+            scheme=_scheme(bits, "g1", name), shape=shape, scales=(each(tensors[SCALE]),),
+            zero_point=each(tensors[ZERO].float()), dtype=dtype,
+        )  # fmt: skip
+        data = packing.pack(codes.reshape(-1, shape[1])[place], bits)
+        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
+
+
+_ALONG_OUTPUTS = HqqAlongOutputs()
 CODEC = Hqq()

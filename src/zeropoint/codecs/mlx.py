@@ -11,7 +11,8 @@ one after the other):
     affine    2, 3, 4, 5, 6, 8     32, 64, 128   ``scale * code + bias``, codes from 0 on, scales of any sign
     mxfp4     4: float4_e2m1fn     32            ``scale * code``, scales float8_e8m0fnu
     mxfp8     8: float8_e4m3fn     32            likewise
-    nvfp4     4: float4_e2m1fn     16            ``scale * code``, scales float8_e4m3fn, none of the tensor
+    nvfp4     4: float4_e2m1fn     16            ``scale * code``, scales float8_e4m3fn, none of the tensor:
+                                                 mlx-lm's stacked experts alone have one (``global_scale``)
 
 The configuration says ``{"group_size": g, "bits": b, "mode": "affine"}`` under ``quantization`` and again
 under ``quantization_config``, with an object of the same kind under the name of a layer that differs. A layer
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -36,7 +37,7 @@ from ..formats import IntFormat
 from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout import packing
 from ..params import QuantizationParams
-from ..schemes import Preset, Scheme
+from ..schemes import Granularity, Preset, Scheme
 from ..schemes.structure import stored_numbers
 from ..tensor import QuantizedTensor
 from .block_extents import blocks
@@ -47,7 +48,7 @@ from .safetensors_dtypes import FILE_DTYPES
 from .words import SCALE_DTYPES, WORD, fields_of, words_of
 
 ENGINE = "mlx-lm"
-WEIGHT, SCALES, BIASES = "weight", "scales", "biases"
+WEIGHT, SCALES, BIASES, GLOBAL = "weight", "scales", "biases", "global_scale"
 KEYS = ("quantization", "quantization_config")
 AFFINE = "affine"
 BITS, GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
@@ -87,6 +88,12 @@ def mode_of(weight: Scheme) -> str | None:
     like = stored_numbers(affine(element.bits, group))
     same = (numbers[0], numbers[3:]) == (like[0], like[3:]) and formats[0] == formats[1]
     return AFFINE if same and blocks(weight)[0] == 1 and dtype in (None, *SCALE_DTYPES) else None
+
+
+def _under_tensor_scale(weight: Scheme) -> bool:
+    """Return whether a scheme is that of a mode under one more scale."""
+    coarse = len(weight.scales) == 2 and weight.scales[1].granularity == Granularity.tensor()
+    return coarse and mode_of(replace(weight, scales=weight.scales[:1])) not in (None, AFFINE)
 
 
 def _scheme(mode: object, bits: object, group: object) -> Scheme:
@@ -154,7 +161,7 @@ class Mlx(Codec):
     title = "the layout of MLX"
     presets = MappingProxyType({f"mlx_int{bits}": Preset(weight=str(affine(bits, 64))) for bits in BITS})
     defaults = MappingProxyType({"scale": "input"})
-    parts = MappingProxyType({SCALES: True, BIASES: True, WEIGHT: False})
+    parts = MappingProxyType({SCALES: True, BIASES: True, WEIGHT: False, GLOBAL: False})
     engines = rules(_own)
     methods = ()
     usual = (ENGINE,)
@@ -163,6 +170,11 @@ class Mlx(Codec):
     def layout(self, layer: LayerScheme) -> str:
         """See :class:`Codec`: the mode."""
         found = mode_of(layer.weight)
+        if found is None and _under_tensor_scale(layer.weight):
+            raise UnsupportedError(
+                f"scheme {layer.weight} has a scale of the tensor, which linear layers of MLX lack; use "
+                f"{FLOATS['nvfp4']}, which holds most of its values"
+            )
         if found is None:
             raise UnsupportedError(
                 f"scheme {layer.weight} is not what MLX stores; use {', '.join(self.presets)}, mxfp4, or "

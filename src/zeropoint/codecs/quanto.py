@@ -148,8 +148,8 @@ class QuantoReader(Reader):
             )
         if said.get("activations", "none") != "none":
             raise UnsupportedError(
-                f"{FILE} says that its inputs are {said['activations']!r:.40}, which is not read; quantize "
-                "the weights alone"
+                f"{FILE} says that its inputs and outputs are {said['activations']!r:.40}, which is not "
+                "read, as no layout has scales of outputs; save the model with activations none"
             )
         kind, scale = str(said["weights"]), needed(tensors, SCALE, "Quanto")
         own = next((dtype for dtype, name in FILE_DTYPES.items() if name == scale.dtype), None)
