@@ -227,7 +227,10 @@ class BlockErrors:
         fmt = first.format_for(format_of(self.dtype))
         values = load_scale(self.scales[0], fmt, torch.float64).reshape(first.granularity.grid(self.shape))
         up = first.rule == LINEAR_UP
-        ceiling = values + self.wide.least if up else rounding_reach(values, fmt)
+        # Quotients round where they are computed, too: a float64 scale may hold a subnormal float32.
+        ceiling = values + self.wide.least
+        if not up:
+            ceiling = torch.maximum(ceiling, rounding_reach(values, fmt))
         if len(self.scales) > 1:
             rest = effective_scale(_tail(scheme), self.scales[1:], self.shape, self.dtype)
             assert rest is not None
