@@ -191,6 +191,13 @@ def test_a_bare_scheme_takes_the_dialect_and_the_input_scales() -> None:
     assert layer_scheme("w4a16:g64").weight == layer_scheme("int4:g64").weight
 
 
+def test_signed_scales_have_no_dialect_and_the_format_of_the_default() -> None:
+    for text in ("int4:g64:scale=signed", "w4a16:g64:scale=signed"):
+        assert str(layer_scheme(text).weight) == "int4:g64:scale=signed/input"
+    with pytest.raises(SchemeError, match="rounds intermediates to the input's dtype"):
+        layer_scheme("int4:g64:scale=signed:dialect=compressed-tensors")
+
+
 def test_a_name_that_is_neither_preset_nor_format_is_answered_with_the_closest() -> None:
     with pytest.raises(FormatError, match="'w4a61' is neither a preset nor a format; did you mean w4a16"):
         layer_scheme("w4a61")

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from compressed_tensors.compressors import compress_module
-from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
 from compressed_tensors.quantization import (
     QuantizationArgs,
     QuantizationStatus,
     initialize_module_for_quantization,
     preset_name_to_scheme,
 )
+from compressed_tensors.quantization.lifecycle.forward import dequantize
 from compressed_tensors.quantization.utils import (
     calculate_qparams,
     generate_gparam,
@@ -164,3 +165,13 @@ def test_zero_points_are_packed_along_the_rows(bits: int, rows: int) -> None:
     assert q.zero_point is not None
     packed = pack_to_int32(q.zero_point.to(torch.int8), bits, packed_dim=0)
     assert same_bytes(encode(Layout(layer.layout), q)["weight_zero_point"], packed.contiguous())
+
+
+def test_signed_scales_are_decoded_by_the_package() -> None:
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+    layer = layer_scheme("int4:g64:scale=signed")
+    q = zp.quantize(x, layer.weight)
+    assert bool((q.scales[0] < 0).any())
+    arguments = preset_name_to_scheme("W4A16", ["Linear"]).weights.model_copy(update={"group_size": 64})
+    codes = unpack_from_int32(encode(layer, q)["weight_packed"], 4, x.shape)
+    assert torch.equal(dequantize(codes, q.scales[0], args=arguments, dtype=torch.bfloat16), q.dequantize())

@@ -68,6 +68,16 @@ def test_another_decoder_gives_the_same_values(text: str) -> None:
     assert torch.equal(ours, theirs.t())
 
 
+def test_signed_scales_have_the_values_of_another_decoder() -> None:
+    layer = layer_scheme("int4:g32:scale=signed", CODEC)
+    assert str(layer.weight) == "int4:g32:scale=signed/float16"
+    x = weight(*SHAPE)
+    tensors = encoded(layer, x)
+    assert bool((tensors["scales"] < 0).any())
+    ours = zp.quantize(x, layer.weight).dequantize(torch.float32)
+    assert torch.equal(ours, dequantized(tensors, 4, first_version=layer.layout == "gptq").t())
+
+
 def test_known_words() -> None:
     # Codes 0 to 7, from the lowest bits on; the zero point 8 of symmetric weights is stored as 7.
     layer = layer_scheme("int4:g8", CODEC)

@@ -8,7 +8,7 @@ from ..errors import FormatError, UnsupportedError, near_misses
 from ..formats.catalog import CATALOG
 from ..recipes import Activation, Assignment
 from ..schemes import PRESETS, Scheme
-from ..schemes.scale_rules import searches
+from ..schemes.scale_rules import any_format, signs
 from ..schemes.text import overridden, words
 from .protocol import Codec, LayerScheme
 
@@ -82,9 +82,11 @@ def layer_scheme(text: str | LayerScheme, codec: Codec) -> LayerScheme:
         )
     parts = words(text)
     cast = "cast" in parts
-    missing = [(key, value) for key, value in codec.defaults.items() if key not in parts]
-    bare = searches(parts.get("scale", ""))  # keeps the format of the defaults
-    missing += [("scale", value) for key, value in codec.defaults.items() if key == "scale" and bare]
+    rule = parts.get("scale", "")
+    # Signed scales have no dialect but our own.
+    given = [*parts, "dialect"] if signs(rule) else parts
+    missing = [(key, value) for key, value in codec.defaults.items() if key not in given]
+    missing += [("scale", value) for key, value in codec.defaults.items() if key == "scale" and any_format(rule)]
     extra = "".join(f":{key}={value}" for key, value in missing if not (cast and key == "scale"))
     try:
         weight = Scheme.parse(f"{head}{extra}{colon}{options}")

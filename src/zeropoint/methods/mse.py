@@ -2,16 +2,17 @@
 
     minimize over s, z:   sum_i (dequantize(quantize(w_i; s, z)) - w_i)^2        for each block
 
-The search is that of rule ``search`` (:mod:`zeropoint.ops.scale_search`), from the scale that
-round-to-nearest gives: no block is worse than under ``nearest``. Blocks of a coarser level are searched
-before those of a finer one; offsets, and a scale of the whole tensor above others, stay as they are: rows are
-independent.
+Of schemes for which it is known which scales can be best, it is rule ``search``
+(:mod:`zeropoint.ops.scale_search`), which kernels run. Of others, whose zero points, signs or coarser levels
+are searched too, it goes on from what round-to-nearest gives; blocks of a coarser level are searched before
+those of a finer one. No block is worse than under ``nearest``. Offsets, and a scale of the whole tensor above
+others, stay as they are: rows are independent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -24,7 +25,7 @@ from ..ops import scale_search
 from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
 from ..schemes import Granularity, Scheme
-from ..schemes.scale_rules import Store
+from ..schemes.scale_rules import Search, Store
 from ..stats import Accumulator
 from ..tensor import QuantizedTensor
 from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
@@ -72,10 +73,24 @@ class LeastSquaredError:
         refusal = self.refusal(scheme)
         if refusal is not None:
             raise UnsupportedError(refusal)
-        return searched(weight, NEAREST.quantize(weight, scheme, data).q)
+        by_rule = _searching(scheme)
+        if by_rule is None:
+            return searched(weight, NEAREST.quantize(weight, scheme, data).q)
+        q = NEAREST.quantize(weight, by_rule, data).q
+        return LayerResult(q=replace(q, params=replace(q.params, scheme=scheme)))
 
 
 METHOD = LeastSquaredError()
+
+
+def _searching(scheme: Scheme) -> Scheme | None:
+    """Return the scheme whose rule ``search`` finds these scales, as kernels do; None where it finds others."""
+    if not scale_search.has_window(scheme) or scale_search.searched_levels(scheme) != [0]:
+        return None
+    finest, *coarser = scheme.scales
+    if isinstance(finest.rule, Search):
+        return None
+    return replace(scheme, scales=(replace(finest, rule=Search()), *coarser))
 
 
 def unsearchable(name: str, scheme: Scheme) -> str | None:

@@ -92,9 +92,12 @@ class BlockErrors:
         self.zero = None if zero_point is None else zero_point.double().reshape(self.scale.shape)
         shift = 0.0 if self.zero is None else self.zero * self.step
         # In float64: codes of 32 bits are no float32.
-        self.low, self.high = (
+        low, high = (
             torch.as_tensor(end - shift, dtype=torch.float64).to(self.scale.device) for end in (low, high)
         )
+        # Files of others have negative scales; the bound is that of their magnitudes and of codes turned round.
+        turned, self.scale = self.scale < 0, self.scale.abs()
+        self.low, self.high = torch.where(turned, -high, low), torch.where(turned, -low, high)
 
     def representable(self) -> Extremes:
         """Return the ends of the codes, between which nothing is clipped."""
@@ -225,7 +228,7 @@ class BlockErrors:
         """Return the largest factor that can have been rounded to that of each block."""
         scheme, first = self.scheme, self.scheme.scales[0]
         fmt = first.format_for(format_of(self.dtype))
-        values = load_scale(self.scales[0], fmt, torch.float64).reshape(first.granularity.grid(self.shape))
+        values = load_scale(self.scales[0], fmt, torch.float64).abs().reshape(first.granularity.grid(self.shape))
         up = first.rule == LINEAR_UP
         # Quotients round where they are computed, too: a float64 scale may hold a subnormal float32.
         ceiling = values + self.wide.least

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .parameters import QuantizationParams
 
 
-def check(params: QuantizationParams) -> None:
+def check(params: QuantizationParams, *, negative_scales: bool = False) -> None:
     """Raise what :meth:`QuantizationParams.validate` raises."""
     scheme = params.scheme
     for name, tensors, levels in (
@@ -31,7 +31,7 @@ def check(params: QuantizationParams) -> None:
     if (params.center is None) != (scheme.center is None):
         raise SchemeError(f"center must be {'absent' if scheme.center is None else 'given'} for {scheme}")
     for name, tensor, level in zip(scheme.level_names, params.levels, scheme.levels, strict=True):
-        _check_level(params, name, tensor, level)
+        _check_level(params, name, tensor, level, negative=negative_scales)
     _check_zero_point(params)
 
 
@@ -48,8 +48,10 @@ def float_dtype(dtype: object, default: torch.dtype) -> torch.dtype:
     )
 
 
-def _check_level(params: QuantizationParams, name: str, tensor: torch.Tensor, level: ScaleLevel) -> None:
-    """Check one level's tensor; ``name`` is that under which it is saved."""
+def _check_level(
+    params: QuantizationParams, name: str, tensor: torch.Tensor, level: ScaleLevel, *, negative: bool
+) -> None:
+    """Check one level's tensor; ``name`` is that under which it is saved, ``negative`` what it may be."""
     kind, number = name.rstrip("123"), name[-1]
     words = name if kind == "center" else f"{kind} {number}"
     _check_grid(words, tensor, level.granularity, params.shape)
@@ -68,7 +70,7 @@ def _check_level(params: QuantizationParams, name: str, tensor: torch.Tensor, le
     zero_allowed = level is not scheme.scales[-1] or scheme.dialect.small_scales.of_zeros == 0.0
     # llama.cpp writes zero for a super-block of zeros.
     zero_allowed |= len(scheme.scales) > 1 and scheme.chained is not None
-    negative = fmt.min < 0 and params.scheme.chained is not None
+    negative = fmt.min < 0 and (negative or params.scheme.chained is not None)
     _check_scale(words, values.abs() if negative else values, _least_scale(params), zero_allowed=zero_allowed)
 
 

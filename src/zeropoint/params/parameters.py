@@ -294,10 +294,15 @@ class QuantizationParams:
             "change; write params = params.with_range(minimum, maximum), or take zeropoint.params.torsh"
         )
 
-    def validate(self) -> None:
+    def validate(self, *, negative_scales: bool = False) -> None:
         """Check shapes, dtypes and values.
 
         Of meta tensors, values are not checked.
+
+        Args:
+            negative_scales: whether scales of any scheme may be negative, as they are in the files of some
+                tools, such as auto-round: engines multiply by them all the same. Those of rule ``signed``
+                may be without it.
 
         Raises:
             ShapeError: for a tensor off its grid.
@@ -305,7 +310,7 @@ class QuantizationParams:
             RangeError: for a scale that is not positive and finite or whose reciprocal overflows (finer
                 levels of several may be zero), or a zero point outside the codes.
         """
-        check(self)
+        check(self, negative_scales=negative_scales)
 
     def validate_once(self) -> None:
         """Check what :meth:`validate` does, unless these very parameters were found valid before."""

@@ -30,8 +30,8 @@ _DEFAULTS = {"scale": LINEAR, "offset": MINIMUM, "center": MEAN}
 """What a format alone means, of the finest level."""
 
 
-def chained(scheme: Scheme) -> str | None:
-    """Return what ``scheme`` has beyond positive scales in formats of floats, or None."""
+def beyond_factors(scheme: Scheme) -> str | None:
+    """Return what decoding takes beyond codes, less their zero points, times scales in formats of floats."""
     if scheme.element.reads_sign:
         return "scales whose sign chooses elements"
     if scheme.offsets:
@@ -39,16 +39,28 @@ def chained(scheme: Scheme) -> str | None:
     if scheme.center is not None:
         return "centered scales"
     for level in scheme.scales:
+        if not level.rule.power_of_two and not level.holds_floats:
+            return f"scales of level {level}"
+    if scheme.zero_point.value != "none" and not _one_linear(scheme):
+        return "zero points under several levels or powers of two"
+    return None
+
+
+def chained(scheme: Scheme) -> str | None:
+    """Return what ``scheme`` has beyond positive scales in formats of floats, or None."""
+    for level in scheme.scales:
         if level.picks(Pick.SIGNED):
             return "signed scales"
         if level.stores(Store.LATE):
             return "scales that are rounded after elements were encoded"
-        if not level.rule.power_of_two and not level.holds_floats:
-            return f"scales of level {level}"
-    linear = len(scheme.scales) == 1 and not scheme.scales[0].rule.power_of_two
-    if scheme.zero_point.value != "none":
-        return None if linear else "zero points under several levels or powers of two"
-    return "scales of zero" if linear and scheme.dialect.small_scales.of_zeros == 0.0 else None
+    beyond = beyond_factors(scheme)
+    if beyond is None and _one_linear(scheme) and scheme.zero_point.value == "none":
+        return "scales of zero" if scheme.dialect.small_scales.of_zeros == 0.0 else None
+    return beyond
+
+
+def _one_linear(scheme: Scheme) -> bool:
+    return len(scheme.scales) == 1 and not scheme.scales[0].rule.power_of_two
 
 
 def check_levels(scheme: Scheme) -> None:

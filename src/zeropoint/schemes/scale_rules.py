@@ -222,10 +222,20 @@ def rule_named(text: str) -> ScaleRule | None:
     return None
 
 
-def searches(text: str) -> bool:
-    """Return whether ``text`` names a rule that compares errors, without a format.
+def any_format(text: str) -> bool:
+    """Return whether ``text`` names a rule for scales of any format, and none: that of a default is kept.
 
-    >>> searches("search2.4"), searches("search/float32"), searches("even")
-    (True, False, False)
+    >>> any_format("search2.4"), any_format("signed"), any_format("search/float32"), any_format("even")
+    (True, True, False, False)
     """
-    return isinstance(rule_named(text), Search)
+    return isinstance(rule_named(text), Search) or signs(text)
+
+
+def signs(text: str) -> bool:
+    """Return whether ``text``, of a level, names a rule whose scales have a sign.
+
+    >>> signs("signed"), signs("signed/float16"), signs("float16")
+    (True, True, False)
+    """
+    rule = rule_named(text.partition("/")[0])
+    return isinstance(rule, Linear) and rule.pick is Pick.SIGNED

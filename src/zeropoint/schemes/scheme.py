@@ -14,7 +14,7 @@ from ..errors import SchemeError
 from ..formats import Format, IntFormat, Overflow, RoundingMode, format_name, get_format
 from .dialects import ZEROPOINT, Dialect, ZeroPointPlace, get_dialect
 from .granularity import Granularity
-from .levels import chained, check_levels, granularity_of, joined_levels, read_levels
+from .levels import beyond_factors, chained, check_levels, granularity_of, joined_levels, read_levels
 from .scale_rules import Search
 from .scales import ScaleLevel
 from .text import join, words
@@ -94,6 +94,8 @@ class Scheme:
 
     levels: all, in the order of their tensors: scales, offsets, the center.
     level_names: under which these tensors are saved, such as ``scale1``.
+    beyond_factors: what decoding takes beyond codes, less their zero points, times scales in formats of
+        floats, or None.
     chained: what the scheme has beyond positive scales in formats of floats, which kernels need not know, or
         None.
 
@@ -129,6 +131,7 @@ class Scheme:
     # cached_property nor properties of constants, and makes constants anew from all fields.
     levels: ClassVar[tuple[ScaleLevel, ...]]
     level_names: ClassVar[tuple[str, ...]]
+    beyond_factors: ClassVar[str | None]
     chained: ClassVar[str | None]
 
     def __post_init__(self) -> None:
@@ -137,6 +140,7 @@ class Scheme:
         offsets = tuple(f"offset{number}" for number in range(1, len(self.offsets) + 1))
         object.__setattr__(self, "levels", (*self.scales, *self.offsets, *center))
         object.__setattr__(self, "level_names", (*scales, *offsets, *(("center",) if center else ())))
+        object.__setattr__(self, "beyond_factors", beyond_factors(self))
         object.__setattr__(self, "chained", chained(self))
         self._check_element()
         check_levels(self)

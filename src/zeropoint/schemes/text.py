@@ -13,7 +13,8 @@ ELEMENT is a format (``int4``, ``float8_e4m3fn``, ``e3m4``). GRANULARITY is ``te
                                 ``signed_late`` say how the scale is rounded: up, or once elements were
                                 encoded without, ``search`` takes the scale of least squared error,
                                 ``search2.4`` that of another power, and ``four_over_six`` the better one of
-                                two; these three alone keep the format that an earlier option or preset gave
+                                two; ``signed`` and these three alone keep the format that an earlier option
+                                or preset gave
     scale2=CHOICE@GRANULARITY   a coarser level; then scale3
     center=FORMAT@GRANULARITY   the mean of scales, which is subtracted before they are stored
     offset=CHOICE               a number added to each value, on the blocks of scales: the smallest of each
@@ -32,12 +33,12 @@ owns the words, and :class:`.scheme.Scheme` their meaning.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..errors import SchemeError, near_misses
 from .granularity import Granularity
 from .presets import PRESETS
-from .scale_rules import rule_named, searches
+from .scale_rules import any_format, rule_named, signs
 
 OPTIONS = (
     "asym", "scale", "scale2", "scale3", "center", "offset", "offset2", "offset3", "cast", "narrow", "round",
@@ -75,8 +76,8 @@ def words(text: str) -> dict[str, str]:
     preset = PRESETS.get(head.lower())
     element, *defaults = (head if preset is None else preset.weight).split(":")
     parts = {"element": element}
-    for part in (*defaults, *rest):
-        _override(parts, *_option(part, text))
+    _lay_over(parts, defaults, text)
+    _lay_over(parts, rest, text)
     blocks = [part for part in rest if _granularity(part) is not None]
     if len(blocks) > 1:
         raise SchemeError(f"scheme {text!r} has two granularities, {blocks[0]} and {blocks[1]}; keep one")
@@ -92,14 +93,22 @@ def overridden(text: str, options: str) -> str:
     parts = words(text)
     if options:
         words(f"{parts['element']}:{options}")  # two granularities among them are an error
-        for part in options.split(":"):
-            _override(parts, *_option(part.strip(), text))
+        _lay_over(parts, [part.strip() for part in options.split(":")], text)
     return join(parts)
 
 
+def _lay_over(parts: dict[str, str], options: Sequence[str], text: str) -> None:
+    """Set options; with signed scales, which have no dialect but our own, that of a preset goes."""
+    read = [_option(option, text) for option in options]
+    if any(key == "scale" and signs(value) for key, value in read):
+        parts.pop("dialect", None)
+    for key, value in read:
+        _override(parts, key, value)
+
+
 def _override(parts: dict[str, str], key: str, value: str) -> None:
-    """Set an option; a rule that searches scales keeps their format."""
-    if key == "scale" and "scale" in parts and searches(value):
+    """Set an option; a rule for scales of any format keeps theirs."""
+    if key == "scale" and "scale" in parts and any_format(value):
         _, slash, name = parts["scale"].rpartition("/")
         named = rule_named(parts["scale"])
         if slash or named is None:

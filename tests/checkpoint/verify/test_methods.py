@@ -1,5 +1,6 @@
 """Checkpoints whose scales clip: verified against the original, and damage to a code is still found."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return synthetic_llama.write(tmp_path_factory.mktemp("llama") / "source", dtype=torch.bfloat16, moe=False)
 
 
-@pytest.mark.parametrize("scheme", ["w4a16", "w4a16_asym", "nvfp4a16", "mxfp4", "fp8_dynamic", "w8a16"])
+@pytest.mark.parametrize(
+    "scheme",
+    ["w4a16", "w4a16:scale=signed", "w4a16_asym", "nvfp4a16", "mxfp4", "fp8_dynamic", "w8a16"],
+)
 def test_what_is_clipped_is_no_problem(scheme: str, source: Path, tmp_path: Path) -> None:
     zp.quantize_checkpoint(source, tmp_path / "out", scheme, method="mse")
     found = verify(tmp_path / "out", source)
@@ -44,3 +48,36 @@ def test_a_wrong_code_is_found(source: Path, tmp_path: Path) -> None:
     change_tensor(tmp_path / "out", f"{LAYER}.weight_packed", flip)
     problems = map(str, verify(tmp_path / "out", source).problems)
     assert any("times the proven bound" in p and LAYER in p for p in problems)
+
+
+@pytest.mark.parametrize("layout", ["compressed-tensors", "gptq", "awq"])
+def test_negative_scales_of_others_are_no_damage_and_keep_their_values(
+    layout: str, source: Path, tmp_path: Path
+) -> None:
+    zp.quantize_checkpoint(source, tmp_path / "own", "w4a16_asym" if layout == "awq" else "w4a16", format=layout)
+    (tmp_path / "own/zeropoint_manifest.json").unlink()  # so that it is the file of another tool
+    name = f"{LAYER}.{'weight_scale' if layout == 'compressed-tensors' else 'scales'}"
+    change_tensor(tmp_path / "own", name, lambda scales: scales[::2].neg_())
+    assert verify(tmp_path / "own", None).problems == ()
+    zp.convert_checkpoint(tmp_path / "own", tmp_path / "out", "compressed-tensors")
+    assert verify(tmp_path / "out", tmp_path / "own").problems == ()
+
+
+def test_a_block_of_signed_scales_may_be_clipped(source: Path, tmp_path: Path) -> None:
+    zp.quantize_checkpoint(source, tmp_path / "out", "w4a16:scale=signed")
+    found = verify(tmp_path / "out", source)
+    assert found.problems == ()
+    assert 0.5 < max(proof.of_bound or 0.0 for proof in found.layers) <= 1
+
+
+def test_bounds_of_negative_scales_are_those_of_their_magnitudes() -> None:
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    params = zp.choose_params(x, "int4:g32")
+    turned = replace(params, scales=(-params.scales[0],))
+    with pytest.raises(zp.RangeError, match="finite and at least"):
+        turned.validate()
+    turned.validate(negative_scales=True)
+    (low, high), (from_, to) = params.representable(), turned.representable()
+    assert torch.equal(from_, -high)
+    assert torch.equal(to, -low)
+    assert torch.equal(turned.rounding_bound(), params.rounding_bound())

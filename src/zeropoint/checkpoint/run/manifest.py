@@ -28,6 +28,7 @@ from typing import Any
 
 from ...codecs.containers import CONTAINERS
 from ...methods import NEAREST
+from ...schemes.scale_rules import SIGNED, Search
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import VERSION
@@ -90,9 +91,10 @@ def _pieces(
 
 
 def _about(weight: Placement, number: int, all_units: Units, done: Mapping[int, Done]) -> dict[str, Any]:
-    search = weight.layer.weight.search
-    # A rule that compares errors clips as methods do, and files do not tell it.
-    chosen = search.text if search is not None and weight.method == NEAREST else weight.method
+    scales = weight.layer.weight.scales
+    # Rules that compare errors clip, as methods do, and so do signed scales; files do not tell them.
+    clips = bool(scales) and (isinstance(scales[0].rule, Search) or scales[0].rule == SIGNED)
+    chosen = scales[0].rule.text if clips and weight.method == NEAREST else weight.method
     method = {} if chosen == NEAREST else {"method": chosen}
     return {**_statistics(error_of(number, all_units, done)), **method}
 

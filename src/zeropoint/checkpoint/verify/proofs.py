@@ -3,7 +3,7 @@
 For each element, ``|x - decode(code)|`` must not exceed the bound that format and scale rule imply
 (params/bounds.py); the bound is computed from the stored scales alone. Of a method that chooses scales which
 clip, it is the bound of rounding, beyond what is clipped; a method may have none. Scales must be finite and
-positive; of two levels, a block's scale may be 0 where all its codes are.
+not 0; of two levels, a block's scale may be 0 where all its codes are. auto-round writes negative ones.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class LayerPart(Check):
         if damage is not None:
             self.report(f"{self._where()}: {damage}")
         try:
-            q.params.validate()
+            q.params.validate(negative_scales=True)
         except ZeropointError as error:
             self.report(f"{self._where()}: {error}")
         if self.problems:

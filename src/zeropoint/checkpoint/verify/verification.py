@@ -1,7 +1,7 @@
 """Read a quantized checkpoint back and prove it, with what is wrong collected, so that one run names it all.
 
 - Every byte has the hash that the manifest gives for it, where there is a manifest (integrity.py).
-- Every layer decodes; its scales are finite and positive; each element is within the proven bound of the
+- Every layer decodes; its scales are finite and not 0; each element is within the proven bound of the
   original, where that is given (proofs.py).
 - Kept tensors are those of the original to the byte; none is missing or new (comparisons.py).
 - Index, configuration and files agree with each other (consistency.py).

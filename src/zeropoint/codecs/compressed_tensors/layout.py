@@ -123,8 +123,8 @@ def layout_of(weight: Scheme, input: Scheme | None = None) -> Layout:  # noqa: A
     """
     if not weight.scales:
         raise _refused(weight, "has no scales, and every layout needs them; leave out cast")
-    if weight.chained is not None:
-        raise _refused(weight, f"has {weight.chained}, which no layout stores")
+    if weight.beyond_factors is not None:
+        raise _refused(weight, f"has {weight.beyond_factors}, which no layout stores")
     element = weight.element
     if element.is_integer:
         return _integer_layout(weight, input)
