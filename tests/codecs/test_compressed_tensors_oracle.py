@@ -173,5 +173,5 @@ def test_signed_scales_are_decoded_by_the_package() -> None:
     q = zp.quantize(x, layer.weight)
     assert bool((q.scales[0] < 0).any())
     arguments = preset_name_to_scheme("W4A16", ["Linear"]).weights.model_copy(update={"group_size": 64})
-    codes = unpack_from_int32(encode(layer, q)["weight_packed"], 4, x.shape)
+    codes = unpack_from_int32(encode(Layout(layer.layout), q)["weight_packed"], 4, x.shape)
     assert torch.equal(dequantize(codes, q.scales[0], args=arguments, dtype=torch.bfloat16), q.dequantize())

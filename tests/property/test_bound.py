@@ -183,7 +183,9 @@ def test_replaced_scales_count_what_they_clip_of_the_observed_range() -> None:
 
 # Found by the long sweep: ends of 32-bit codes in float32, a level above one kept as its reciprocal, a
 # quotient past float32, a scale that no level can hold, and one rounded to nearest before it is rounded up.
-@pytest.mark.parametrize("seed", [4555, 1006361, 1007697, 1030584, 1047672, 1057032, 1065328, 1065535, 1071407])
+@pytest.mark.parametrize(
+    "seed", [4555, 1006361, 1007697, 1030584, 1047672, 1057032, 1065328, 1065535, 1071407]
+)
 def test_what_the_long_sweep_found_stays_mended(seed: int) -> None:
     assert judge(seed, Counter()) == []
 

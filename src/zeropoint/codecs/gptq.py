@@ -281,7 +281,11 @@ class Gptq(Codec):
             raise UnsupportedError(f"scheme {weight} has elements that GPTQ does not store; use {_names()}")
         if weight.bits not in _BITS or weight.range_rule is not RangeRule.FULL:
             raise UnsupportedError(f"scheme {weight} has codes that GPTQ does not store; use {_names()}")
-        if weight.zero_point is ZeroPoint.REAL or len(weight.scales) != 1 or weight.beyond_factors is not None:
+        if (
+            weight.zero_point is ZeroPoint.REAL
+            or len(weight.scales) != 1
+            or weight.beyond_factors is not None
+        ):
             raise UnsupportedError(f"scheme {weight} has parameters that GPTQ does not store; use {_names()}")
         level = weight.scales[0]
         stored = storage_dtype(level.format_for(format_of(torch.float16)))

@@ -86,7 +86,9 @@ def layer_scheme(text: str | LayerScheme, codec: Codec) -> LayerScheme:
     # Signed scales have no dialect but our own.
     given = [*parts, "dialect"] if signs(rule) else parts
     missing = [(key, value) for key, value in codec.defaults.items() if key not in given]
-    missing += [("scale", value) for key, value in codec.defaults.items() if key == "scale" and any_format(rule)]
+    missing += [
+        ("scale", value) for key, value in codec.defaults.items() if key == "scale" and any_format(rule)
+    ]
     extra = "".join(f":{key}={value}" for key, value in missing if not (cast and key == "scale"))
     try:
         weight = Scheme.parse(f"{head}{extra}{colon}{options}")

@@ -228,7 +228,9 @@ class BlockErrors:
         """Return the largest factor that can have been rounded to that of each block."""
         scheme, first = self.scheme, self.scheme.scales[0]
         fmt = first.format_for(format_of(self.dtype))
-        values = load_scale(self.scales[0], fmt, torch.float64).abs().reshape(first.granularity.grid(self.shape))
+        values = (
+            load_scale(self.scales[0], fmt, torch.float64).abs().reshape(first.granularity.grid(self.shape))
+        )
         up = first.rule == LINEAR_UP
         # Quotients round where they are computed, too: a float64 scale may hold a subnormal float32.
         ceiling = values + self.wide.least

@@ -54,7 +54,9 @@ def test_a_wrong_code_is_found(source: Path, tmp_path: Path) -> None:
 def test_negative_scales_of_others_are_no_damage_and_keep_their_values(
     layout: str, source: Path, tmp_path: Path
 ) -> None:
-    zp.quantize_checkpoint(source, tmp_path / "own", "w4a16_asym" if layout == "awq" else "w4a16", format=layout)
+    zp.quantize_checkpoint(
+        source, tmp_path / "own", "w4a16_asym" if layout == "awq" else "w4a16", format=layout
+    )
     (tmp_path / "own/zeropoint_manifest.json").unlink()  # so that it is the file of another tool
     name = f"{LAYER}.{'weight_scale' if layout == 'compressed-tensors' else 'scales'}"
     change_tensor(tmp_path / "own", name, lambda scales: scales[::2].neg_())
