@@ -84,7 +84,7 @@ METHOD = LeastSquaredError()
 
 
 def _searching(scheme: Scheme) -> Scheme | None:
-    """Return the scheme whose rule ``search`` finds these scales, as kernels do; None where it finds others."""
+    """Return the scheme whose rule ``search`` finds these scales, as kernels do, or None."""
     if not scale_search.has_window(scheme) or scale_search.searched_levels(scheme) != [0]:
         return None
     finest, *coarser = scheme.scales
