@@ -95,7 +95,7 @@ class BlockErrors:
         low, high = (
             torch.as_tensor(end - shift, dtype=torch.float64).to(self.scale.device) for end in (low, high)
         )
-        # Files of others have negative scales: the bound is that of their magnitudes, with codes turned round.
+        # Files of others have negative scales: the bound is that of their magnitudes, with codes turned.
         turned, self.scale = self.scale < 0, self.scale.abs()
         self.low, self.high = torch.where(turned, -high, low), torch.where(turned, -low, high)
 
