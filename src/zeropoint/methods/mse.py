@@ -4,7 +4,7 @@
 
 Of schemes for which it is known which scales can be best, it is rule ``search``
 (:mod:`zeropoint.ops.scale_search`), which kernels run. Of others, whose zero points, signs or coarser levels
-are searched too, it goes on from what round-to-nearest gives; blocks of a coarser level are searched before
+are searched too, it starts from what round-to-nearest gives; blocks of a coarser level are searched before
 those of a finer one. No block is worse than under ``nearest``. Offsets, and a scale of the whole tensor above
 others, stay as they are: rows are independent.
 """
@@ -76,8 +76,9 @@ class LeastSquaredError:
         by_rule = _searching(scheme)
         if by_rule is None:
             return searched(weight, NEAREST.quantize(weight, scheme, data).q)
-        q = NEAREST.quantize(weight, by_rule, data).q
-        return LayerResult(q=replace(q, params=replace(q.params, scheme=scheme)))
+        out = None if data.out is None else _under(by_rule, data.out)
+        q = NEAREST.quantize(weight, by_rule, replace(data, out=out)).q
+        return LayerResult(q=_under(scheme, q))
 
 
 METHOD = LeastSquaredError()
@@ -91,6 +92,11 @@ def _searching(scheme: Scheme) -> Scheme | None:
     if isinstance(finest.rule, Search):
         return None
     return replace(scheme, scales=(replace(finest, rule=Search()), *coarser))
+
+
+def _under(scheme: Scheme, q: QuantizedTensor) -> QuantizedTensor:
+    """Return the same codes and parameters as those of ``scheme``."""
+    return replace(q, params=replace(q.params, scheme=scheme))
 
 
 def unsearchable(name: str, scheme: Scheme) -> str | None:

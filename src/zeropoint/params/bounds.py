@@ -92,12 +92,13 @@ class BlockErrors:
         self.zero = None if zero_point is None else zero_point.double().reshape(self.scale.shape)
         shift = 0.0 if self.zero is None else self.zero * self.step
         # In float64: codes of 32 bits are no float32.
-        low, high = (
+        ends = (
             torch.as_tensor(end - shift, dtype=torch.float64).to(self.scale.device) for end in (low, high)
         )
-        # Files of others have negative scales: the bound is that of their magnitudes, with codes turned.
-        turned, self.scale = self.scale < 0, self.scale.abs()
-        self.low, self.high = torch.where(turned, -high, low), torch.where(turned, -low, high)
+        first, last = ends
+        # Files of others have negative scales: the bound is that of their magnitudes, with ends exchanged.
+        negative, self.scale = self.scale < 0, self.scale.abs()
+        self.low, self.high = torch.where(negative, -last, first), torch.where(negative, -first, last)
 
     def representable(self) -> Extremes:
         """Return the ends of the codes, between which nothing is clipped."""

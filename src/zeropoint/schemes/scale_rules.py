@@ -228,7 +228,7 @@ def any_format(text: str) -> bool:
     >>> any_format("search2.4"), any_format("signed"), any_format("search/float32"), any_format("even")
     (True, True, False, False)
     """
-    return isinstance(rule_named(text), Search) or signs(text)
+    return "/" not in text and (isinstance(rule_named(text), Search) or signs(text))
 
 
 def signs(text: str) -> bool:

@@ -75,11 +75,11 @@ def test_a_block_of_signed_scales_may_be_clipped(source: Path, tmp_path: Path) -
 def test_bounds_of_negative_scales_are_those_of_their_magnitudes() -> None:
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
     params = zp.choose_params(x, "int4:g32")
-    turned = replace(params, scales=(-params.scales[0],))
+    opposite = replace(params, scales=(-params.scales[0],))
     with pytest.raises(zp.RangeError, match="finite and at least"):
-        turned.validate()
-    turned.validate(negative_scales=True)
-    (low, high), (from_, to) = params.representable(), turned.representable()
+        opposite.validate()
+    opposite.validate(negative_scales=True)
+    (low, high), (from_, to) = params.representable(), opposite.representable()
     assert torch.equal(from_, -high)
     assert torch.equal(to, -low)
-    assert torch.equal(turned.rounding_bound(), params.rounding_bound())
+    assert torch.equal(opposite.rounding_bound(), params.rounding_bound())
