@@ -89,7 +89,7 @@ def _searching(scheme: Scheme) -> Scheme | None:
     if not scale_search.has_window(scheme) or scale_search.searched_levels(scheme) != [0]:
         return None
     finest, *coarser = scheme.scales
-    if isinstance(finest.rule, Search):
+    if isinstance(finest.rule, Search) or finest.granularity == Granularity.tensor():
         return None
     return replace(scheme, scales=(replace(finest, rule=Search()), *coarser))
 

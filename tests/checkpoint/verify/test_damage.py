@@ -176,7 +176,7 @@ DAMAGES: tuple[tuple[str, str, Damage, str, str], ...] = (
     ("a NaN of e4m3", "NVFP4A16", _set(SCALE, NAN, (9, 3)), Q, "(=nan) of block (9, 3)"),
     ("a NaN of e8m0", "MXFP4", _set(SCALE, 255, (9, 3)), Q, "(=nan) of block (9, 3) must"),
     ("a NaN of a block", "FP8_BLOCK", _set(SCALE, NAN, (1, 1)), Q, "(=nan) of block"),
-    ("a negative scale", "W4A16", _set(SCALE, -1.0), Q, "times the proven bound"),
+    ("a negative scale", "W4A16", _set(SCALE, -1.0, (9, 1)), Q, "times the proven bound"),
     ("a negative e4m3", "NVFP4A16", _set(SCALE, -1.0), Q, "rows from 0 on: a scale is negative"),
     ("a zero scale", "W8A8", _set(SCALE, 0.0), Q, "(=0.0) of block (0, 0) must be finite"),
     ("a zero scale over codes", "NVFP4A16", _nonzero, Q, "is 0, but not all of its codes are"),
