@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+from hypothesis import HealthCheck, settings
+
 # A shell starts background jobs with Ctrl-C ignored, and children inherit that; the tests of Ctrl-C send it
 # to children of their own. A handler, unlike SIG_IGN, is not inherited.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -12,3 +14,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Where kernels are not compiled yet a line on stderr says so, which no test of what a command writes expects.
 os.environ.setdefault("ZEROPOINT_QUIET", "1")
+
+# A busy machine draws inputs slowly, which is no fault of a test.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
