@@ -35,12 +35,12 @@ class CpuBackend:
         if request.op is Op.SEARCH:
             return block_searches.refusal(request)
         element = request.scheme.element
+        if request.op in (Op.JOIN_BLOCKS, Op.SPLIT_BLOCKS) and block_structs.takes(element):
+            return None
         if element.per_code > 1:
             return f"{element.kind} codes, of several values each, are known to the reference alone"
         if request.op is Op.DEQUANTIZE_BACKWARD:
             return "a product is left to torch"
-        if request.op in (Op.JOIN_BLOCKS, Op.SPLIT_BLOCKS):
-            return None
         if request.op is Op.LINEAR:
             return linear.refusal(request)
         if request.op is Op.LINEAR_VALUES:

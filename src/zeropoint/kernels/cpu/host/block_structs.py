@@ -10,16 +10,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from ....layout import packing
-from ....layout.bit_places import Bits, Struct, field_size
+from ....formats import DigitsFormat, Format
+from ....formats.codes import encode_codebook
+from ....layout import code_rows
+from ....layout.bit_places import Bits, Digits, Struct, field_size
 from ....ops.registry import Op, Request
 from ....ops.structs import grid_of
 from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
 from ..entries import move_bits
-from ..machine.bit_moves import LEVELS
+from ..machine.bit_moves import FIVE, LEVELS
 from . import memory
 from .arrays import NO_BYTES, flat_array
+
+_BASE = 3
 
 
 class JoinKernel:
@@ -45,7 +49,7 @@ class SplitKernel:
     def run(self, struct: Struct, lines: torch.Tensor) -> tuple[torch.Tensor, Params]:
         """See :class:`zeropoint.ops.registry.Op`."""
         scheme, shape = self._request.scheme, self._request.shape
-        data = memory.empty(packing.packed_shape(shape, scheme.bits), torch.uint8)
+        data = memory.empty(code_rows.packed_shape(scheme, tuple(shape)), torch.uint8)
         kinds = parameter_tensors(scheme, shape, self._request.own_dtype)
         params = [torch.empty(grid, dtype=dtype, device="cpu") for grid, dtype in kinds]
         _run(self._request, struct, (data, params), lines)
@@ -55,7 +59,7 @@ class SplitKernel:
 def _run(request: Request, struct: Struct, parts: tuple[torch.Tensor, Params], lines: torch.Tensor) -> None:
     """Move the bits of all blocks."""
     data, params = parts
-    moves, sizes = _numbers(struct, request.scheme.bits, request.op is Op.JOIN_BLOCKS)
+    moves, sizes = _numbers(struct, request.scheme.element, request.op is Op.JOIN_BLOCKS)
     levels = [flat_array(level).view(np.uint8) for level in params]
     levels += [NO_BYTES] * (LEVELS - len(levels))
     args = flat_array(data), *levels, flat_array(lines), moves, sizes
@@ -63,18 +67,29 @@ def _run(request: Request, struct: Struct, parts: tuple[torch.Tensor, Params], l
 
 
 @functools.lru_cache(maxsize=64)
-def _numbers(struct: Struct, bits: int, joins: bool) -> tuple[Any, Any]:
+def _numbers(struct: Struct, element: Format, joins: bool) -> tuple[Any, Any]:
     """Return moves and sizes as the kernel takes them."""
-    # Codes of digits are refused before.
-    parts = [(n, part) for n, field in enumerate(struct.fields) for part in field if isinstance(part, Bits)]
+    parts = [(n, part) for n, field in enumerate(struct.fields) for part in field]
     moves = [(n, *move) for n, part in parts for move in _moves(part)]
     sizes = [field_size(field) for field in struct.fields]
     sizes += [0] * (1 + LEVELS - len(sizes))
-    return np.array(moves, np.uint64).reshape(-1), np.array([joins, bits, struct.nbytes, *sizes], np.uint64)
+    bits, zero = element.bits, 0
+    if isinstance(element, DigitsFormat):
+        bits, zero = 0, int(encode_codebook(torch.zeros(1, device="cpu"), element.digit))
+    numbers = joins, bits, struct.nbytes, *sizes, zero
+    return np.array(moves, np.uint64).reshape(-1), np.array(numbers, np.uint64)
 
 
-def _moves(part: Bits) -> Iterable[Sequence[int]]:
-    """Return the moves of some bits; where numbers lie bit by bit, 8 of them are one move."""
+def takes(element: Format) -> bool:
+    """Return whether the kernel knows the codes: numbers, or five digits of base 3."""
+    five = isinstance(element, DigitsFormat) and (element.base, element.count) == (_BASE, int(FIVE))
+    return element.per_code == 1 or five
+
+
+def _moves(part: Bits | Digits) -> Iterable[Sequence[int]]:
+    """Return the moves of some bits or digits; where numbers lie bit by bit, 8 of them are one move."""
+    if isinstance(part, Digits):
+        return [(part.at, part.first, part.run, part.places, 0, 0, 0)]
     if part.run > 1 or part.shifts or (part.end - part.first) % 8:
         return part.moves()
     flip = sum(part.flip << n * part.width for n in range(8))

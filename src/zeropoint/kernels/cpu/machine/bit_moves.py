@@ -17,12 +17,21 @@ MOVE = 8
 """Numbers of a move: its field, then those of Move in layout/bit_places.py.
 
 Of one whose size is 0, 8 numbers follow one another bit by bit: its mask is how many bits each has, and its
-flip those of all 8.
+flip those of all 8. Of one whose mask is 0, numbers are digits: its shift is how many of a byte are numbers.
 """
 LEVELS = 4
 """Most levels of a type."""
 _TILE, _WHOLE = np.uint64(4096), np.uint64(8)
 _EACH = np.uint64(0x0101010101010101)
+_ROOM = 4096 + 16
+"""Numbers of some blocks, and what the last whole word writes past them."""
+FIVE = np.uint64(5)
+"""Digits of a code, of base 3."""
+_THREE = np.uint64(3)
+_PLACES = np.uint64(81 << 32 | 27 << 24 | 9 << 16 | 3 << 8 | 1)
+"""The fifth byte of its product with a word is the number whose digits are the first five bytes."""
+_WIDENS, _DROPS = np.uint64(34522), np.uint64(23)
+"""Times the one and without the bits of the other, ``256 * n + 242`` with n below 243 is divided by 243."""
 
 
 @device
@@ -73,6 +82,70 @@ def _unpack(
 
 
 @device
+def _join_digits(
+    numbers: Any, begin: Any, pitch: Any, lines: Any, at: Any, step: Any, move: Any, blocks: Any
+) -> None:
+    """Write bytes of digits; move: bytes, numbers of a byte. See ``Digits`` in layout/bit_places.py."""
+    run, places = move
+    for block in range(blocks):
+        source, target = begin + block * pitch, at + block * step
+        for j in range(run):
+            total = np.uint64(0)
+            for place in range(FIVE):
+                own = np.uint64(numbers[source + place * run + j]) if place < places else np.uint64(0)
+                total = total * _THREE + own
+            lines[target + j] = np.uint8(((total << _WHOLE) + np.uint64(242)) * _WIDENS >> _DROPS)
+
+
+@device
+def _split_digits(
+    lines: Any, at: Any, step: Any, numbers: Any, begin: Any, pitch: Any, move: Any, blocks: Any
+) -> None:
+    """Write the digits of bytes; the inverse of :func:`_join_digits`."""
+    run, places = move
+    for block in range(blocks):
+        source, target = at + block * step, begin + block * pitch
+        power = np.uint64(1)
+        for place in range(places):
+            for j in range(run):
+                rest = np.uint64(lines[source + j]) * power & np.uint64(0xFF)
+                numbers[target + place * run + j] = np.uint8(rest * _THREE >> _WHOLE)
+            power *= _THREE
+
+
+@device
+def _load_digits(data: Any, at: Any, blocks: Any, block: Any, numbers: Any) -> None:
+    """Write the digits of codes of five; those of a block end with it."""
+    words, codes = scratch(256, np.uint64), (block + FIVE - np.uint64(1)) // FIVE
+    for code in range(np.uint64(256)):
+        word, rest = np.uint64(0), code
+        for _ in range(FIVE):
+            word, rest = (word << _WHOLE) | (rest % _THREE), rest // _THREE
+        words[code] = word
+    for b in range(blocks):
+        for i in range(codes):
+            store64(numbers, b * block + i * FIVE, words[data[at + b * codes + i]])
+
+
+@device
+def emit_digits(numbers: Any, blocks: Any, block: Any, missing: Any, target: Any, at: Any) -> None:
+    """Write codes of five digits, the highest first; missing: the digit that fills the last of a block."""
+    whole, rest = block // FIVE, block % FIVE
+    codes = whole + (np.uint64(1) if rest > np.uint64(0) else np.uint64(0))
+    for b in range(blocks):
+        place, own = at + b * codes, b * block
+        for i in range(whole):
+            # No sum of products below that of all five reaches a byte's end.
+            target[place + i] = np.uint8(load64(numbers, own + i * FIVE) * _PLACES >> np.uint64(32))
+        if rest > np.uint64(0):
+            code = np.uint64(0)
+            for i in range(FIVE):
+                digit = np.uint64(numbers[own + whole * FIVE + i]) if i < rest else missing
+                code = code * _THREE + digit
+            target[place + whole] = np.uint8(code)
+
+
+@device
 def _clear(target: Any, begin: Any, count: Any) -> None:
     for i in range(begin, begin + count):
         target[i] = np.uint8(0)
@@ -86,18 +159,22 @@ def move_rows(
     """Join blocks ``first`` to ``last``, or split them.
 
     data: packed codes. one to four: bytes of the levels. lines: of the blocks. sizes: whether they are
-    joined, bits of a code, bytes of a block, then its values and bytes of its numbers of each level.
+    joined, bits of a code or 0 of codes of five digits, bytes of a block, then its values and bytes of its
+    numbers of each level, and the digit of zero.
     """
-    room, packed = scratch(4096, np.uint8), scratch(4096 + 8, np.uint8)
+    room, packed = scratch(_ROOM, np.uint8), scratch(4096 + 8, np.uint8)
     joins, bits, nbytes, block = sizes[0] != 0, sizes[1], sizes[2], sizes[3]
-    whole = bits == _WHOLE
+    whole, digits = bits == _WHOLE, bits == np.uint64(0)
+    codes = (block + FIVE - np.uint64(1)) // FIVE
     per = _TILE // block
     for start in range(first, last, per):
         count = min(per, last - start)
         fields = data if whole else room, one, two, three, four
         if joins:
             _clear(lines, start * nbytes, count * nbytes)
-            if not whole:
+            if digits:
+                _load_digits(data, start * codes, count, block, room)
+            elif not whole:
                 load_codes(data, start * block * bits // _WHOLE, count * block, bits, room)
         else:
             for field in range(5):
@@ -109,7 +186,11 @@ def move_rows(
             size, shift, low, mask, flip = move[3], move[4], move[5], move[6], move[7]
             at, pitch = start * nbytes + move[1], sizes[3 + n]
             begin = (np.uint64(0) if n == 0 and not whole else start * pitch) + move[2]
-            if size == 0 and joins:
+            if mask == 0 and joins:
+                _join_digits(fields[n], begin, pitch, lines, at, nbytes, (size, shift), count)
+            elif mask == 0:
+                _split_digits(lines, at, nbytes, fields[n], begin, pitch, (size, shift), count)
+            elif size == 0 and joins:
                 _pack(fields[n], begin, pitch, lines, at, nbytes, (mask, low, flip), count)
             elif size == 0:
                 _unpack(lines, at, nbytes, fields[n], begin, pitch, (mask, low, flip), count)
@@ -117,5 +198,7 @@ def move_rows(
                 _move(fields[n], begin, pitch, lines, at, nbytes, (size, low, shift, mask, flip), count)
             else:
                 _move(lines, at, nbytes, fields[n], begin, pitch, (size, shift, low, mask, flip), count)
-        if not joins and not whole:
+        if not joins and digits:
+            emit_digits(room, count, block, sizes[8], data, start * codes)
+        elif not joins and not whole:
             emit_packed(room, count * block, bits, packed, data, start * block * bits // _WHOLE)

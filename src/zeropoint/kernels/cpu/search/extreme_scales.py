@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from ..machine.bit_moves import emit_digits
 from ..machine.descriptor import BAD_VALUE, OK
 from ..machine.emit import emit_packed
-from ..machine.intrinsics import device, inlined, load64, prefetch, scratch
+from ..machine.intrinsics import device, inlined, prefetch, scratch
 from ..machine.vector import (
     WHOLE,
     above,
@@ -49,12 +50,8 @@ _TAME = np.float32(2.0**100)
 _AHEAD = np.uint64(2048)
 """How far ahead numbers are asked for: a group and its codes take less time than memory."""
 """Where 16 numbers lie: minima, numbers of largest magnitude or maxima, scales, inverse scales."""
-
-
 DIGIT_BYTES = np.uint64(52)
 """Bytes of 256 ternary digits, five to a byte."""
-_DIGITS = np.uint64(81 << 32 | 27 << 24 | 9 << 16 | 3 << 8 | 1)
-"""The fifth byte of its product with a word is the number whose digits are the first five bytes."""
 
 
 @inlined
@@ -178,22 +175,6 @@ def _codes(x: Any, at: Any, kind: Any, low: Any, inverse: Any, codes: Any, place
 
 
 @device
-def _emit_digits(codes: Any, blocks: Any, target: Any, at: Any) -> None:
-    """Write the ternary codes of blocks of 256, five to a byte, the first the highest digit of base 3.
-
-    The last byte has one digit, and zeros, which are ones as codes.
-    """
-    for block in range(blocks):
-        place, own = at + block * DIGIT_BYTES, block * SUPER
-        for j in range(DIGIT_BYTES - np.uint64(1)):
-            # No sum of products below that of all five reaches a byte's end.
-            word = load64(codes, own + j * np.uint64(5)) * _DIGITS
-            target[place + j] = np.uint8(word >> np.uint64(32))
-        last = np.uint64(codes[own + SUPER - np.uint64(1)])
-        target[place + DIGIT_BYTES - np.uint64(1)] = np.uint8(last * np.uint64(81) + np.uint64(40))
-
-
-@device
 def rounded_rows(x: Any, kind: Any, packed: Any, numbers: Any, first: Any, last: Any) -> Any:
     """Quantize blocks ``first`` to ``last`` of ``x``, float32; packed: takes codes, as bytes."""
     ends, halves = scratch(64, np.float32), scratch(32, np.uint16)
@@ -208,7 +189,8 @@ def rounded_rows(x: Any, kind: Any, packed: Any, numbers: Any, first: Any, last:
             _codes(x, at + place, kind, ends[_LOW + block], ends[_INVERSE + block], codes, place)
         total, target = count * kind.size, at * bits // np.uint64(8)
         if bits == np.uint64(8) and kind.kind == TERNARY:
-            _emit_digits(codes, count, packed, start * DIGIT_BYTES)
+            # Zeros are ones as codes.
+            emit_digits(codes, count, SUPER, np.uint64(1), packed, start * DIGIT_BYTES)
         elif bits == np.uint64(8):
             for i in range(total):
                 packed[target + i] = codes[i]
