@@ -254,3 +254,14 @@ def test_rows_that_do_not_fill_blocks_are_refused(text: str, block: int) -> None
     assert CODEC.refusal(layer, (4, 2 * block)) is None
     said = f"last axis {block + 16} is not a multiple of the block of {layer.layout}, {block}"
     assert CODEC.refusal(layer, (4, block + 16)) == said
+
+
+def test_digits_of_blocks_are_joined_and_split_by_a_kernel() -> None:
+    lines = torch.from_numpy(random_blocks("TQ1_0"))
+    with zp.only_backend("reference"):
+        wanted = decoded("TQ1_0", lines.numpy())
+        assert torch.equal(BLOCKS["TQ1_0"].encode(wanted), lines)
+    with zp.only_backend("cpu"):
+        found = decoded("TQ1_0", lines.numpy())
+        assert torch.equal(BLOCKS["TQ1_0"].encode(found), lines)
+    assert torch.equal(found.data, wanted.data)

@@ -106,3 +106,23 @@ def test_extremes_that_several_numbers_have_are_those_of_the_first(scheme: str) 
     ties = signs * torch.randint(0, 3, signs.shape, generator=generator)  # zeros of both signs, too
     for x in (ties, ties.abs() * signs.sign(), signs * 0.0, ties.clamp(min=0) * 1e-40, signs * 1e-44, signs):
         assert same(searched(x, scheme, None, "cpu"), searched(x, scheme, None, "reference"))
+
+
+@pytest.mark.parametrize("kind", ["ties", "sparse", "disparate", "positive", "tiny"])
+def test_three_bits_of_hard_blocks(kind: str) -> None:
+    generator = torch.Generator().manual_seed(len(kind))
+    x = torch.randn((9, 1280), generator=generator)
+    if kind == "ties":
+        x = x.mul(2).round()
+    elif kind == "sparse":  # blocks of zeros, whose scales are zero under others
+        x = x * (torch.rand(x.shape, generator=generator) < 0.05)
+    elif (
+        kind == "disparate"
+    ):  # scales of small blocks are rounded to zero; their codes stay those of the moves
+        powers = torch.randint(-40, 0, (9, 80), generator=generator).double()
+        x = x * torch.exp2(powers).float().repeat_interleave(16, 1)
+    elif kind == "positive":  # no code of these blocks moves
+        x = x.abs()
+    else:
+        x = x * 2.0**-45
+    assert same(searched(x, "q3_k", None, "cpu"), searched(x, "q3_k", None, "reference"))
