@@ -118,7 +118,7 @@ def _load_digits(data: Any, at: Any, blocks: Any, block: Any, numbers: Any) -> N
     """Write the digits of codes of five; those of a block end with it."""
     words, codes = scratch(256, np.uint64), (block + FIVE - np.uint64(1)) // FIVE
     for code in range(np.uint64(256)):
-        word, rest = np.uint64(0), code
+        word, rest = np.uint64(0), np.uint64(code)
         for _ in range(FIVE):
             word, rest = (word << _WHOLE) | (rest % _THREE), rest // _THREE
         words[code] = word

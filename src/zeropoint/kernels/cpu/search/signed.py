@@ -357,11 +357,11 @@ def _scales_of_blocks(numbers: Any, block: Any, stored: Any, room: Any, scales: 
     """
     octets, fine = room
     found = load_lanes(numbers, ZERO)
-    amax, i = most_lane(magnitudes(found)), ZERO
+    amax, place = most_lane(magnitudes(found)), ZERO
     if amax > _TINY and not is_bad(worse(words_of(np.uint32(0)), found)):
-        while abs(numbers[i]) != amax:
-            i += ONE
-        inverse = np.float32(np.float32(-32) / numbers[i])
+        while abs(numbers[place]) != amax:
+            place += ONE
+        inverse = np.float32(np.float32(-32) / numbers[place])
         end = floats_of(np.float32(31))
         code = rounded_within(floats_of(inverse) * found, floats_of(np.float32(-32)), end)
         half = narrow_half(np.float32(1) / inverse)
@@ -384,7 +384,7 @@ def _scales_of_blocks(numbers: Any, block: Any, stored: Any, room: Any, scales: 
 def _row_words(x: Any, at: Any, inverse: Any) -> Any:
     """Return the codes of a block as words, how far quotients are from these, and the largest quotients.
 
-    Products with the inverse scale stand for quotients, which are within ``2 ** -22`` of themselves.
+    Quotients are products with the inverse scale, within ``2 ** -22`` of themselves.
     """
     magic = floats_of(MAGIC)
     quotient = load_lanes(x, at) * floats_of(inverse)

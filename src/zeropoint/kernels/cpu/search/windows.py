@@ -69,8 +69,6 @@ _LEAST, _LARGEST = np.float32(2.0**-50), np.float32(2.0**50)
 """Factors and magnitudes whose squares float32 holds."""
 _TINY, ZERO, ONE, _QUARTER = np.float32(2.0**-120), np.float32(0), np.float32(1), np.float32(0.25)
 ONES = np.uint32(0xFFFFFFFF)
-_RECIPROCAL = np.uint32(0x7EF311C7)
-"""Less the bits of a number these are the bits of its reciprocal, within an eighth; steps square that."""
 
 
 class Candidates(NamedTuple):
@@ -284,15 +282,6 @@ def _near_factors(codes: Any, rule: Any, by: Any) -> Any:
     return values_of(bits + words_of(lift)) * by
 
 
-@inlined
-def _near_inverse(x: Any) -> Any:
-    """Return reciprocals of normal numbers, within two units in the last place, faster than by division."""
-    two, y = floats_of(np.float32(2)), values_of(words_of(_RECIPROCAL) - bits_of(x))
-    for _ in range(3):
-        y = y * (two - x * y)
-    return y
-
-
 @device
 def search_lanes(
     columns: Any, size: Any, starts: Any, element: Any, rule: Any, window: Any, found: Any
@@ -326,7 +315,7 @@ def search_lanes(
     while any_lane(alive):
         lower = codes - one
         own, after = _near_factors(codes, rule, units), _near_factors(lower, rule, units)
-        inverse, next_inverse = _near_inverse(own), _near_inverse(after)
+        inverse, next_inverse = one / own, one / after
         if element.kind == INTEGER:
             error, other = _integer_errors(columns, size, inverse, next_inverse, element)
         elif quarters:
@@ -421,6 +410,26 @@ def search_blocks(
 
 
 @device
+def start_scales(
+    x: Any, at: Any, span: Any, layout: Any, element: Any, rule: Any, block_at: Any, scales: Any, codes: Any,
+    amax: Any, factors: Any,
+) -> Any:  # fmt: skip
+    """Write the scales that searches of the blocks of ``x[at : at + span]`` start from, and their factors.
+
+    amax: room. Returns the bits of the largest magnitude, and OK or BAD_SCALE.
+    """
+    blocks, worst, none = span // layout.block, np.uint32(0), scratch(1, np.float32)
+    block_amax(x, at, span, layout.block, layout.kind, amax)
+    for b in range(blocks):
+        worst = max(worst, amax[b])
+    state = block_scales(
+        amax, none, none, blocks, rule, element.scaling == MULTIPLY, block_at, scales, codes, none, factors,
+        none,
+    )  # fmt: skip
+    return worst, state
+
+
+@device
 def searched_rows(
     x: Any, layout: Any, element: Any, rule: Any, window: Any, order: Any, scale_codes: Any, out: Any,
     first: Any, last: Any,
@@ -443,14 +452,10 @@ def searched_rows(
     while at < end:
         span = tile_span(block, end - at)
         blocks = span // block
-        block_amax(x, at, span, block, layout.kind, amax)
-        for b in range(blocks):
-            worst = max(worst, amax[b])
-        found = block_scales(
-            amax, none, none, blocks, rule, element.scaling == MULTIPLY, block_at, none, scale_codes, none,
-            per_block, none,
-        )  # fmt: skip
-        state = max(state, found)
+        magnitude, found = start_scales(
+            x, at, span, layout, element, rule, block_at, none, scale_codes, amax, per_block
+        )
+        worst, state = max(worst, magnitude), max(state, found)
         if worst < NOT_FINITE and state == OK:
             for b in range(np.uint64(0), blocks, LANES):
                 search_blocks(
