@@ -140,6 +140,17 @@ def test_the_kernel_finds_what_the_reference_finds(text: str, dtype: torch.dtype
     assert torch.equal(zp.choose_params(x, scheme).scales[0].view(torch.uint8), stored[0].view(torch.uint8))
 
 
+@pytest.mark.parametrize("text", ["int5:g64:scale=search", "int8:g128:scale=search"])
+def test_quotients_that_are_ties_are_rounded_the_same_way(text: str) -> None:
+    # Of numbers of 8 bits and scales that are simple parts of the largest, in some blocks of a thousand.
+    x = made("normal", 700, int(text.split(":")[1][1:]), seed=1).bfloat16()
+    with zp.only_backend("reference"):
+        wanted = zp.quantize(x, text)
+    found = zp.quantize(x, text)
+    assert torch.equal(found.params.stored[0], wanted.params.stored[0])
+    assert torch.equal(found.data, wanted.data)
+
+
 def test_rows_that_are_no_whole_blocks_and_long_blocks_are_searched_without_the_kernel() -> None:
     x = made("normal", 3, 200)
     for text in ("int4:g48:scale=search", "int4:channel:scale=search", "int4:g24:scale=search"):

@@ -110,7 +110,8 @@ class _Blocks:
     def scales(self, sign: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the best magnitudes of scales of one sign, 0 where none fits, and their gains."""
         largest = self._largest(self._float32)
-        first = torch.where(largest > 0, self._fits.first / largest, 0.0) * sign
+        # A number over a tensor is rounded twice by torch: the reciprocal, and its product.
+        first = torch.where(largest > 0, torch.full_like(largest, self._fits.first) / largest, 0.0) * sign
         best = torch.zeros_like(self._amax), torch.ones_like(self._amax)
         for ratio in self._fits.ratios:
             best = self._better(best, first * ratio, sign)
