@@ -119,6 +119,7 @@ SEARCHED = (
 )  # fmt: skip
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("text", SEARCHED)
 def test_the_kernel_finds_what_the_reference_finds(text: str, dtype: torch.dtype) -> None:
@@ -140,10 +141,27 @@ def test_the_kernel_finds_what_the_reference_finds(text: str, dtype: torch.dtype
     assert torch.equal(zp.choose_params(x, scheme).scales[0].view(torch.uint8), stored[0].view(torch.uint8))
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("text", ["int5:g64:scale=search", "int8:g128:scale=search"])
 def test_quotients_that_are_ties_are_rounded_the_same_way(text: str) -> None:
     # Of numbers of 8 bits and scales that are simple parts of the largest, in some blocks of a thousand.
     x = made("normal", 700, int(text.split(":")[1][1:]), seed=1).bfloat16()
+    with zp.only_backend("reference"):
+        wanted = zp.quantize(x, text)
+    found = zp.quantize(x, text)
+    assert torch.equal(found.params.stored[0], wanted.params.stored[0])
+    assert torch.equal(found.data, wanted.data)
+
+
+@pytest.mark.usefixtures("every_backend")
+@pytest.mark.parametrize("text", ["int4:g128:scale=search", "int3:g64:scale=search", "int2:g16:scale=search"])
+@pytest.mark.parametrize("kind", ["heavy", "steps", "few", "outliers"])
+def test_scales_that_the_kernel_leaves_out_are_not_the_best(text: str, kind: str) -> None:
+    size = int(text.split(":")[1][1:])
+    x = made("normal" if kind == "outliers" else kind, 64 * 1024 // size, size, seed=2)
+    if kind == "outliers":  # best clipped, more of them from block to block
+        x.abs_().clamp_(max=1.0)
+        x[:, : size // 8] *= torch.linspace(1, 12, len(x))[:, None]
     with zp.only_backend("reference"):
         wanted = zp.quantize(x, text)
     found = zp.quantize(x, text)
