@@ -33,12 +33,13 @@ from rich.table import Table
 
 from zeropoint.checkpoint.cluster.ray import BATCH_BYTES
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from zeropoint.checkpoint.plan.cuts import UNIT_VALUES
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.executor import Job, Results, local
 from zeropoint.checkpoint.run.journal import Journal
 from zeropoint.checkpoint.run.loop import run
-from zeropoint.checkpoint.run.units import UNIT_VALUES, groups, units
+from zeropoint.checkpoint.run.units import groups, units
 from zeropoint.checkpoint.run.work import Done
 
 NODES = (1, 2, 4, 8, 16, 32, 64)

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import KEEP
 from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
+from zeropoint.checkpoint.plan import cuts
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run import units
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.bitsandbytes import CODEC, StateForm
 from zeropoint.codecs.layer_schemes import layer_scheme
@@ -268,7 +268,7 @@ def test_double_quantization_is_that_of_the_weight_as_one_row(shape: tuple[int, 
 def test_no_cut_of_a_weight_changes_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = torch.randn(640, 192, generator=torch.Generator().manual_seed(6)).bfloat16()
     whole, _ = double(given, tmp_path / "whole")
-    monkeypatch.setattr(units, "UNIT_VALUES", 1)
+    monkeypatch.setattr(cuts, "UNIT_VALUES", 1)
     parts, _ = double(given, tmp_path / "parts", tile_values=1)
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[name], parts[name]) for name in whole)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import KEEP
 from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
+from zeropoint.checkpoint.plan import cuts
 from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan, make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.plan.verdicts import require_loadable
@@ -244,7 +245,7 @@ def test_converted_experts_are_single_matrices_with_the_same_codes_scales_and_bi
     limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if limits.workers > 1:
-        monkeypatch.setattr(units, "UNIT_VALUES", 512)
+        monkeypatch.setattr(cuts, "UNIT_VALUES", 512)
         monkeypatch.setattr(units, "UNIT_BYTES", 64)
     stored = with_biases()
     source = theirs(tmp_path / "in", stored)

@@ -13,10 +13,10 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig
 
 import zeropoint as zp
+from zeropoint.checkpoint.plan import cuts
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run import units
 from zeropoint.checkpoint.run.loop import RunResult, run
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError, UnsupportedError
@@ -164,7 +164,7 @@ def test_neither_threads_nor_memory_change_a_byte(
 ) -> None:
     source = quantized(product(), tmp_path, "uint4:g32:asym", layout)
     converted(source, tmp_path / "a", other, limits=Limits(workers=1))
-    monkeypatch.setattr(units, "UNIT_VALUES", 1024)
+    monkeypatch.setattr(cuts, "UNIT_VALUES", 1024)
     converted(source, tmp_path / "b", other, limits=Limits(workers=3, tile_values=256))
     for name in ("model.onnx", "model.onnx.data"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()

@@ -68,7 +68,7 @@ from .quark_config import (
 )
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
 from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
-from .words import interleaved_fields, interleaved_words, transposed_fields, transposed_words
+from .words import INTERLEAVED, interleaved_fields, interleaved_words, rows_of_words, words_of_rows
 
 QUANT_METHOD, VERSION = "quark", "0.13"
 WEIGHT, SCALE, ZEROS = "weight", "weight_scale", "weight_zero_point"
@@ -267,8 +267,8 @@ class Quark(Codec):
             return found if kind.qscheme == "per_tensor" else found | {SCALE: scale.reshape(-1)}
         zeros = _zeros(q.params)
         if kind.transposed and kind.words:
-            words = {WEIGHT: transposed_words(q.data, q.shape[1]), ZEROS: interleaved_words(zeros.t())}
-            return words | {SCALE: scale.t().contiguous()}
+            codes = words_of_rows(q.data, q.scheme, (q.shape[0], q.shape[1]), INTERLEAVED)
+            return {WEIGHT: codes, ZEROS: interleaved_words(zeros.t()), SCALE: scale.t().contiguous()}
         fields = packing.unpack(q.data, layer.weight.bits, q.shape[1])
         if kind.transposed:
             found = {WEIGHT: _stored(kind, fields.t()), ZEROS: _stored(kind, zeros.t())}
@@ -305,7 +305,7 @@ class Quark(Codec):
             zeros = (fields.t() if kind.transposed else fields).reshape(grid).to(zero_point_dtype(weight))
         codes = tensors[WEIGHT]
         if kind.transposed and kind.words:
-            codes = transposed_fields(codes)
+            codes = rows_of_words(codes, weight, (shape[0], shape[1]), INTERLEAVED)
         elif kind.integer:
             fields = _fields(kind, codes)
             codes = packing.pack((fields.t() if kind.transposed else fields).contiguous(), weight.bits)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -40,21 +40,23 @@ from .records import Entry, Known, Listing, Reader, Record, names_in, needed
 from .safetensors_dtypes import FILE_DTYPES
 from .words import (
     CODES,
+    INTERLEAVED,
     SCALE_DTYPES,
     SCALES,
     WORD,
     ZEROS,
     group_of,
-    transposed_fields,
-    transposed_words,
+    rows_of_words,
     with_scales,
     word_record,
+    words_of_rows,
 )  # fmt: skip
 
 QUANT_METHOD = "awq"
 _BITS, _HALF = 4, 8
-_SHIFT = 0x88
-"""What adds 8 to both codes of a byte, by an exclusive or, and undoes it."""
+_SHIFTED = replace(INTERLEAVED, flip=0x88888888)
+"""Words whose fields are codes and 8, which an exclusive or adds, and takes away again."""
+_FIELD = Scheme.parse("uint4")
 _FIELDS = WORD // _BITS
 
 
@@ -183,12 +185,13 @@ class Awq(Codec):
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
         """See :class:`Codec`."""
         assert q.zero_point is not None
+        rows, groups = q.zero_point.shape
         zeros = packing.pack(q.zero_point + _HALF, _BITS)
-        found = {
-            CODES: transposed_words(q.data ^ _SHIFT, q.shape[1]),
-            ZEROS: transposed_words(zeros, q.zero_point.shape[1]),
+        return {
+            CODES: words_of_rows(q.data, _FIELD, (q.shape[0], q.shape[1]), _SHIFTED),
+            ZEROS: words_of_rows(zeros, _FIELD, (rows, groups), INTERLEAVED),
+            SCALES: q.scales[0].t().contiguous(),
         }
-        return found | {SCALES: q.scales[0].t().contiguous()}
 
     def decode(
         self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
@@ -197,8 +200,9 @@ class Awq(Codec):
         """See :class:`Codec`."""
         weight = layer.weight
         groups = len(tensors[ZEROS])
-        zeros = packing.unpack(transposed_fields(tensors[ZEROS]), _BITS, groups).to(torch.int32) - _HALF
-        data = transposed_fields(tensors[CODES]) ^ _SHIFT
+        fields = rows_of_words(tensors[ZEROS], _FIELD, (shape[0], groups), INTERLEAVED)
+        zeros = packing.unpack(fields, _BITS, groups).to(torch.int32) - _HALF
+        data = rows_of_words(tensors[CODES], _FIELD, (shape[0], shape[1]), _SHIFTED)
         params = QuantizationParams(
             scheme=weight, shape=shape, scales=(tensors[SCALES].t().contiguous(),),
             zero_point=zeros.to(zero_point_dtype(weight)), dtype=dtype,

@@ -42,6 +42,7 @@ from ..architectures import merged
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout import packing
+from ..layout.word_lines import WordLines
 from ..params import QuantizationParams
 from ..params.tensors import zero_point_dtype
 from ..patterns import REGEX, regular_expression
@@ -64,10 +65,12 @@ from .words import (
     ZEROS,
     fields_of,
     group_of,
+    rows_of_words,
     whole_words,
     with_scales,
     word_record,
     words_of,
+    words_of_rows,
 )
 
 QUANT_METHOD = "gptq"
@@ -220,6 +223,13 @@ def _groups(weight: Scheme, columns: int) -> torch.Tensor:
     return (torch.arange(columns) // group_of(weight, columns)).int()
 
 
+@functools.lru_cache(maxsize=8)
+def _order(bits: int) -> WordLines:
+    """Return how codes fill words, fields of which are ``2 ** (bits - 1)`` more where they are whole."""
+    flip = sum(1 << (at + bits - 1) for at in range(0, WORD, bits))
+    return WordLines(flip=0 if WORD % bits else flip)
+
+
 @functools.lru_cache(maxsize=64)
 def _shift(count: int, bits: int) -> torch.Tensor:
     """Return the packed row whose exclusive or adds ``2 ** (bits - 1)`` to ``count`` codes, and undoes it."""
@@ -364,10 +374,11 @@ class Gptq(Codec):
         """See :class:`Codec`."""
         rows, columns = q.shape
         bits, half = q.scheme.bits, 1 << (q.scheme.bits - 1)
-        codes = (q.data ^ _shift(columns, bits)).reshape(-1).view(torch.int32).view(rows, -1)
+        data = q.data ^ _shift(columns, bits) if WORD % bits else q.data
+        codes = words_of_rows(data, q.scheme, (rows, columns), _order(bits))
         scales = q.scales[0].t().contiguous()
         zeros = torch.full(scales.shape, half - 1) if q.zero_point is None else q.zero_point.t().long() + half
-        return {CODES: codes.t().contiguous(), ZEROS: words_of(zeros.contiguous(), bits), SCALES: scales}
+        return {CODES: codes, ZEROS: words_of(zeros.contiguous(), bits), SCALES: scales}
 
     def constants(
         self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
@@ -381,8 +392,9 @@ class Gptq(Codec):
     ) -> QuantizedTensor:  # fmt: skip
         """See :class:`Codec`; after act-order, each input has a group of its own."""
         weight, bits = layer.weight, layer.weight.bits
-        rows = tensors[CODES].t().contiguous()
-        data = rows.view(torch.uint8).reshape(shape[0], -1) ^ _shift(shape[1], bits)
+        data = rows_of_words(tensors[CODES], weight, (shape[0], shape[1]), _order(bits))
+        if WORD % bits:
+            data = data ^ _shift(shape[1], bits)
         scales = tensors[SCALES]
         zeros = None
         if not _is_symmetric(weight):

@@ -17,6 +17,9 @@ import torch
 from ..architectures import Config
 from ..errors import CheckpointError
 from ..layout import packing
+from ..layout.word_lines import WORD, WordLines
+from ..ops.library import kernel
+from ..ops.registry import Op, Request
 from ..schemes import Scheme
 from .engines import Facts, Loads, Problem, always, fused_alike
 from .protocol import LayerScheme
@@ -24,7 +27,6 @@ from .records import Entry, Known, Record, model_dtype, record_of
 from .safetensors_dtypes import TORCH_DTYPES
 
 CODES, ZEROS, SCALES, GROUPS = "qweight", "qzeros", "scales", "g_idx"
-WORD = 32
 SCALE_DTYPES = ("F16", "BF16", "F32")
 
 
@@ -54,7 +56,6 @@ def fields_of(words: torch.Tensor, bits: int) -> torch.Tensor:
 _ORDER = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
 """The place in its eight that each 4-bit field of a word of AWQ has, low bits first."""
 _PLACE = torch.argsort(_ORDER)
-_NIBBLE = 0xF
 
 
 def interleaved_words(fields: torch.Tensor) -> torch.Tensor:
@@ -71,31 +72,34 @@ def interleaved_fields(words: torch.Tensor) -> torch.Tensor:
     return fields.view(len(fields), -1, len(_ORDER))[..., _PLACE].reshape(fields.shape)
 
 
-def transposed_words(data: torch.Tensor, count: int) -> torch.Tensor:
-    """Return packed rows of 4-bit fields, a multiple of eight rows, as words in the order of AWQ.
+INTERLEAVED = WordLines(places=tuple(_ORDER.tolist()))
+"""Lines of words in the order of AWQ, which have the fields of eight rows at one column."""
 
-    They are those of :func:`interleaved_words` of the fields transposed: a word has the fields of eight rows
-    at one column, of which there are ``count``.
+
+def words_of_rows(
+    data: torch.Tensor, scheme: Scheme, shape: tuple[int, int], order: WordLines
+) -> torch.Tensor:
+    """Return packed rows of fields, uint8 (rows, bytes), as lines of words, int32.
+
+    shape: rows, and the fields of each. A row fills whole words, or rows come by eights.
     """
-    rows = data.view(-1, len(_ORDER), data.shape[1])
-    out = torch.empty(data.shape[1], 2, len(rows), 4, dtype=torch.uint8)
-    for byte, (low, high) in enumerate(_ORDER.view(4, 2).tolist()):
-        first, second = rows[:, low], rows[:, high]
-        out[:, 0, :, byte] = (first & _NIBBLE | second << 4).t()
-        out[:, 1, :, byte] = (first >> 4 | second & ~_NIBBLE).t()
-    return out.view(torch.int32).view(-1, len(rows))[:count]
+    lines: torch.Tensor = kernel(_request(Op.TO_LINES, data, scheme, shape)).run(order, data)
+    return lines[: shape[1]] if order.places else lines
 
 
-def transposed_fields(words: torch.Tensor) -> torch.Tensor:
-    """Return packed rows of fields; the inverse of :func:`transposed_words`."""
-    pairs = torch.nn.functional.pad(words, (0, 0, 0, len(words) % 2)).contiguous()
-    parts = pairs.view(torch.uint8).view(-1, 2, words.shape[1], 4)
-    rows = torch.empty(words.shape[1], len(_ORDER), len(parts), dtype=torch.uint8)
-    for byte, (low, high) in enumerate(_ORDER.view(4, 2).tolist()):
-        first, second = parts[:, 0, :, byte].t(), parts[:, 1, :, byte].t()
-        rows[:, low] = first & _NIBBLE | second << 4
-        rows[:, high] = first >> 4 | second & ~_NIBBLE
-    return rows.view(-1, len(parts))
+def rows_of_words(
+    lines: torch.Tensor, scheme: Scheme, shape: tuple[int, int], order: WordLines
+) -> torch.Tensor:
+    """Return lines of words as packed rows of fields; the inverse of :func:`words_of_rows`."""
+    if order.places and len(lines) % 2:
+        lines = torch.nn.functional.pad(lines, (0, 0, 0, 1))
+    rows: torch.Tensor = kernel(_request(Op.FROM_LINES, lines, scheme, shape)).run(order, lines)
+    return rows
+
+
+def _request(op: Op, stored: torch.Tensor, scheme: Scheme, shape: tuple[int, int]) -> Request:
+    kind = torch.float32
+    return Request(op=op, scheme=scheme, shape=shape, dtype=kind, own_dtype=kind, device=stored.device)
 
 
 def with_scales(weight: Scheme, scales: Entry) -> Scheme:

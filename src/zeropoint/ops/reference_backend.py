@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..layout import word_lines
 from ..params.module_buffers import bytes_of
 from ..params.tensors import Params
 from . import in_place, reference, structs
@@ -137,6 +138,14 @@ def _split_blocks(request: Request) -> Callable[..., tuple[torch.Tensor, Params]
     return partial(structs.split_blocks, request)
 
 
+def _to_lines(_: Request) -> Callable[..., torch.Tensor]:
+    return lambda order, data: word_lines.to_lines(data, order)
+
+
+def _from_lines(_: Request) -> Callable[..., torch.Tensor]:
+    return lambda order, lines: word_lines.from_lines(lines, order)
+
+
 def _measure(request: Request) -> Callable[..., RowErrors]:
     scheme = request.scheme
 
@@ -175,6 +184,8 @@ _FUNCTIONS: dict[Op, Callable[[Request], Callable[..., Any]]] = {
     Op.SEARCH: _search,
     Op.JOIN_BLOCKS: _join_blocks,
     Op.SPLIT_BLOCKS: _split_blocks,
+    Op.TO_LINES: _to_lines,
+    Op.FROM_LINES: _from_lines,
     Op.MEASURE: _measure,
     Op.LINEAR: _linear,
     Op.LINEAR_VALUES: _linear_values,

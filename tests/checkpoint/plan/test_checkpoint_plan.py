@@ -10,8 +10,9 @@ from tests.checkpoint.written import CONFIG, LINEAR, ONE, quantize, save, weight
 from tests.oracles import synthetic_llama
 
 from zeropoint.checkpoint.choose.selection import Selection
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan, slab_rows
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.config_and_index import MANIFEST
+from zeropoint.checkpoint.plan.cuts import tile_shape
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.plan.verdicts import require_loadable
 from zeropoint.checkpoint.read.config_text import WEIGHTS_ONLY_CONFIG, insert_config
@@ -184,7 +185,7 @@ def test_tiles_hold_whole_blocks_and_whole_words_of_zero_points(tmp_path: Path) 
     for to, alignment in (("fp8_block", 128), ("int4:g32:asym", 32), ("int8:channel", 1)):
         for values in (1, 5000, 100_000):
             made = make_plan(source, to, limits=Limits(workers=1, tile_values=values))
-            rows = slab_rows(made.weights[0], made.limits)
+            rows, _ = tile_shape(made.weights[0], made.limits)
             assert rows % alignment == 0
             assert rows == alignment or rows * 256 <= values
 

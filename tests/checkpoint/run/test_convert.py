@@ -12,7 +12,9 @@ from tests.checkpoint.written import CONFIG, ONE, digests, save, tensors_of, wei
 from tests.oracles import tiny_models
 
 import zeropoint as zp
-from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan, slab_rows
+from zeropoint.checkpoint.plan import cuts
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
+from zeropoint.checkpoint.plan.cuts import tile_shape
 from zeropoint.checkpoint.plan.file import PlanFile, write_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
@@ -163,10 +165,10 @@ def test_neither_threads_nor_memory_change_a_byte(
 ) -> None:  # fmt: skip
     source = quantized(floats, tmp_path / "source", to, layout)
     run(plan_of(source, other, scheme), tmp_path / "a")
-    monkeypatch.setattr(units, "UNIT_VALUES", 1024)
+    monkeypatch.setattr(cuts, "UNIT_VALUES", 1024)
     monkeypatch.setattr(units, "UNIT_BYTES", 512)
     small = plan_of(source, other, scheme, limits=Limits(workers=3, tile_values=256))
-    assert any(slab_rows(weight, small.limits) < weight.extent for weight in small.weights)
+    assert any(tile_shape(weight, small.limits)[0] < weight.shape[0] for weight in small.weights)
     run(small, tmp_path / "b")
     a, b = digests(tmp_path / "a"), digests(tmp_path / "b")
     assert {n: d for n, d in a.items() if "manifest" not in n} == {
@@ -193,7 +195,7 @@ def test_what_is_quantized_anew_does_not_depend_on_tiles(
 ) -> None:  # fmt: skip
     source = quantized(floats, tmp_path / "source", to, layout)
     run(plan_of(source, other, scheme, requantize=True), tmp_path / "a")
-    monkeypatch.setattr(units, "UNIT_VALUES", 1024)
+    monkeypatch.setattr(cuts, "UNIT_VALUES", 1024)
     run(
         plan_of(source, other, scheme, requantize=True, limits=Limits(workers=3, tile_values=256)),
         tmp_path / "b",

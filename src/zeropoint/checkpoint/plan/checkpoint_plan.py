@@ -19,7 +19,7 @@ from ...architectures import is_transposed
 from ...codecs.engines import MERGING
 from ...codecs.layer_schemes import layer_of, layer_scheme
 from ...codecs.model_format import WEIGHTED
-from ...codecs.protocol import ROWS, Codec, LayerScheme
+from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import CODECS, DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, printable, size_of
@@ -38,6 +38,7 @@ from ..read.storage import shown, stamp
 from .actions import Actions
 from .carried_scales import NOTHING, carried
 from .config_and_index import MANIFEST, index_and_config
+from .cuts import tile_bytes, tile_shape
 from .file_heads import model_files
 from .limits import Limits
 from .origin import Floats, as_floats, unquantized
@@ -46,9 +47,6 @@ from .texts import Text
 
 if TYPE_CHECKING:  # statistics are loaded where they are needed
     from ...stats import Statistics
-
-_WIDER = 4
-"""How many times the numbers of a tile of rows one of columns has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -168,7 +166,7 @@ class CheckpointPlan:
     def peak_memory(self) -> int:
         """Estimate of the largest memory of a run, interpreter and libraries included."""
         kinds = kinds_of(self.worked)
-        sizes = (w.line_values * slab_rows(w, self.limits) * w.value_bytes for w in kinds)
+        sizes = (tile_bytes(w, self.limits) for w in kinds)
         largest = max(sizes, default=0)
         return self.limits.base_memory + self.limits.workers * largest
 
@@ -233,16 +231,6 @@ def static_inputs(plan: CheckpointPlan) -> dict[LayerScheme, str]:
         for layer in plan.layers
         if layer.input is not None and not layer.input.dynamic and layer.codec.input_names is not None
     }
-
-
-def slab_rows(weight: Placement, limits: Limits) -> int:
-    """Return how many rows of ``weight``, or columns where it is cut so, are worked on at once.
-
-    Columns are the more, memory permitting: a piece of each row is read for them.
-    """
-    if weight.axis != ROWS:
-        limits = replace(limits, tile_values=_WIDER * limits.tile_values)
-    return limits.rows(weight.line_values, min(weight.alignment, max(1, weight.extent)), weight.value_bytes)
 
 
 def kinds_of(items: Iterable[Placement]) -> list[Placement]:
@@ -314,7 +302,7 @@ def make_plan(
         companions={path: stamp(source.root / path).size for path in companions},
     )  # fmt: skip
     for weight in kinds_of(plan.worked):
-        slab_rows(weight, limits)
+        tile_shape(weight, limits)
     return plan
 
 

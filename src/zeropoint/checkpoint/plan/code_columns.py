@@ -16,12 +16,12 @@ from ...layout.packing import packed_length
 from ...params import QuantizationParams
 from ...params.tensors import granularities
 from ...tensor import QuantizedTensor
-from ..read.decoding import read_lines
+from ..read.decoding import read_part
 from ..read.quantized_layers import StoredLayer
 from ..read.storage import OpenFile, Place
 from .origin import Origin
 
-_VALUES = 1 << 18
+_VALUES = 1 << 20
 """Values of whole rows that are read at once, of which columns are kept."""
 _WHOLE_BYTES = 8
 """Codes of any number of bits that end where a byte ends."""
@@ -42,11 +42,8 @@ def read_code_columns(
     """
     layer, (start, count) = origin.layer, columns
     assert layer is not None
-    if _cut_so(layer) and origin.same:
-        shape = (layer.shape[0], count)
-        lines = read_lines(layer, files, start, count)
-        q = layer.codec.decode(layer.layer, lines, start=start, shape=shape, dtype=layer.dtype)
-        return replace(q, dtype=origin.dtype)
+    if _cut_so(layer) and origin.same and rows.step == 1:
+        return replace(read_part(layer, files, rows, range(start, start + count)), dtype=origin.dtype)
     height = math.lcm(origin.alignment, *_extents(layer, 0))
     step = max(1, _VALUES // max(1, layer.shape[1]) // height) * height
     pieces = (origin.codes(files, rows[at : at + step]) for at in range(0, len(rows), step))

@@ -19,7 +19,7 @@ KERNEL_BYTES, REFERENCE_BYTES = 16, 400
 """Temporaries for each number of a tile: codes and bytes to write; with plain torch, also float64 steps."""
 DECODING_BYTES = 8
 """Temporaries for each number that is decoded: its codes twice, and its value, in addition to the tile."""
-TILE_VALUES = 1 << 21
+TILE_VALUES = 1 << 22
 """Numbers in a tile: so many that calls cost little, so few that the error is measured in cache."""
 TENSOR_BYTES = 160
 """Memory for each tensor: its name and place, and the hashes and errors of what was read or written."""
@@ -75,18 +75,19 @@ class Limits:
             )
         return replace(self, base_memory=base)
 
-    def rows(self, columns: int, alignment: int, value_bytes: int) -> int:
+    def rows(self, columns: int, alignment: int, value_bytes: int, *, kept: int = 0) -> int:
         """Return the rows of a tile of a matrix with ``columns`` columns: a multiple of ``alignment``.
 
-        value_bytes: memory that each number of a tile takes while it is worked on. Raises CheckpointError
-        when not even ``alignment`` rows fit into a worker's share of the memory.
+        value_bytes: memory that each number of a tile takes while it is worked on. kept: bytes that are held
+        over several tiles. Raises CheckpointError when not even ``alignment`` rows fit into a worker's share
+        of the memory.
         """
         share = (self.max_memory - self.base_memory) // self.workers
-        values = min(self.tile_values, share // value_bytes)
+        values = min(self.tile_values, max(0, share - kept) // value_bytes)
         rows = values // max(1, columns) // alignment * alignment
         if rows:
             return rows
-        needed = alignment * columns * value_bytes
+        needed = kept + alignment * columns * value_bytes
         if needed > share:
             least = _mebibytes(self.base_memory + needed)
             raise CheckpointError(

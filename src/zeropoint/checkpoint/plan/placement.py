@@ -42,6 +42,8 @@ from .limits import value_bytes
 from .origin import Origin
 from .texts import Text
 
+Files = Mapping[Place, OpenFile]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
@@ -168,7 +170,7 @@ class Placement:
         scope = method_named(self.method).scope(self.layer.weight)
         if scope is not Scope.BLOCKS and (scope is not Scope.ROWS or self.axis != ROWS):
             return max(1, self.extent)
-        return math.lcm(own, self.origin.alignment, self._code_rows) if self.axis == ROWS else own
+        return math.lcm(own, self.origin.alignment, self.code_rows) if self.axis == ROWS else own
 
     @property
     def of_codes(self) -> bool:
@@ -176,32 +178,33 @@ class Placement:
         return self.method in OF_CODES and self.origin.layer is not None
 
     @property
-    def _code_rows(self) -> int:
+    def code_rows(self) -> int:
         """Rows of the blocks of the codes that it is made of."""
         layer = self.origin.layer
         if layer is None or not self.of_codes or layer.codec.axis(layer.layer) != ROWS:
             return 1
         return layer.codec.alignment(layer.layer, layer.shape)
 
-    def codes(self, files: Mapping[Place, OpenFile], start: int, count: int) -> QuantizedTensor:
-        """Return ``count`` rows, or columns, from ``start`` on in the codes of the origin."""
-        begin, height = (start, count) if self.axis == ROWS else (0, self.shape[0])
-        first = self.first + begin * self.step
-        rows = range(first, first + height * self.step, self.step)
-        if self.axis == ROWS or count == self.extent:
-            return self.origin.codes(files, rows)
-        return read_code_columns(self.origin, files, rows, (start, count))
+    def codes(self, files: Files, rows: range, columns: range) -> QuantizedTensor:
+        """Return some rows and columns in the codes of the origin."""
+        every = self._of_origin(rows)
+        if len(columns) == self.shape[1]:
+            return self.origin.codes(files, every)
+        return read_code_columns(self.origin, files, every, (columns.start, len(columns)))
 
-    def read(
-        self, files: Mapping[Place, OpenFile], start: int, count: int, buffer: bytearray
-    ) -> torch.Tensor:
-        """Return ``count`` rows, or columns, from ``start`` on, in ``buffer``."""
+    def read(self, files: Files, rows: range, columns: range, buffer: bytearray) -> torch.Tensor:
+        """Return the values of some rows and columns, in ``buffer`` unless they are those of codes."""
         if self.of_codes:
-            return self.codes(files, start, count).dequantize(torch.float32)
-        if self.axis == ROWS:
-            return self.origin.read(files, self.first + start * self.step, count, buffer, step=self.step)
-        rows = range(self.first, self.first + self.shape[0] * self.step, self.step)
-        return self.origin.read_columns(files, rows, (start, count), buffer)
+            return self.codes(files, rows, columns).dequantize(torch.float32)
+        every = self._of_origin(rows)
+        if len(columns) == self.shape[1]:
+            return self.origin.read(files, every.start, len(every), buffer, step=self.step)
+        return self.origin.read_columns(files, every, (columns.start, len(columns)), buffer)
+
+    def _of_origin(self, rows: range) -> range:
+        """Return the numbers that rows have in the origin."""
+        first = self.first + rows.start * self.step
+        return range(first, first + len(rows) * self.step, self.step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

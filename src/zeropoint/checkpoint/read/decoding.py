@@ -65,12 +65,23 @@ def read_columns(
     return layer.codec.decode(layer.layer, lines, start=0, shape=shape, dtype=layer.dtype)
 
 
+def read_part(
+    layer: StoredLayer, files: Mapping[Place, OpenFile], rows: range, columns: range
+) -> QuantizedTensor:
+    """Return rows and columns of a layer that its codec cuts along columns, of whole blocks and words."""
+    along = columns.start, len(columns)
+    lines = _read_across(layer, files, rows.start, len(rows), along=along)
+    shape = (len(rows), len(columns))
+    return layer.codec.decode(layer.layer, lines, start=columns.start, shape=shape, dtype=layer.dtype)
+
+
 def _read_across(
-    layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, rows: int, *, expert: int = 0
-) -> dict[str, torch.Tensor]:
+    layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, rows: int, *, expert: int = 0,
+    along: tuple[int, int] | None = None,
+) -> dict[str, torch.Tensor]:  # fmt: skip
     """Return what rows of a weight that is cut along its columns have of each tensor: part of every line.
 
-    They are columns where it is cut along its rows.
+    They are columns where it is cut along its rows. along: first and number of the lines' values, or all.
     """
     found = {}
     for spec in layer.codec.tensors(layer.layer, layer.shape, layer.dtype):
@@ -85,9 +96,14 @@ def _read_across(
         if entry.dtype not in TORCH_DTYPES:
             width = entry.nbytes // (layer.experts or 1) // height
         item = dtype.itemsize * math.prod(run)
-        first, count = (start // per * lines, -(-rows // per) * lines) if len(spec.shape) > 1 else (0, width)
-        size = min(count, width - first) * item
         begin = entry.begin + expert * (entry.nbytes // (layer.experts or 1))
+        first, count = (start // per * lines, -(-rows // per) * lines) if len(spec.shape) > 1 else (0, width)
+        if along is not None and len(spec.shape) > 1:
+            top, height = spec.span(*along)
+            begin += top * width * item
+        elif along is not None:
+            first, count = spec.span(*along)
+        size = min(count, width - first) * item
         buffer = bytearray(height * size)
         read_pieces(file, memoryview(buffer), begin + first * item, size=size, stride=width * item)
         shape = (height, -1, *run) if len(spec.shape) > 1 else spec.shape and (-1,)

@@ -15,11 +15,10 @@ from typing import overload
 
 from ...columns import Made, Names
 from ..plan.checkpoint_plan import CheckpointPlan
+from ..plan.cuts import unit_lines
 from ..plan.placement import Placed, Placement
 from .tiles import needs_extremes
 
-UNIT_VALUES = 1 << 23
-"""Numbers in a unit of a weight: a tenth of a second's work, so little is lost, and few journal records."""
 UNIT_BYTES = 1 << 25
 """Bytes in a unit that is copied."""
 
@@ -147,7 +146,7 @@ class Units(Sequence[Unit]):
 
     def _cut(self, number: int, item: Placement) -> None:
         self._first[number] = len(self)
-        step = UNIT_BYTES if item.copied else _lines(item)
+        step = UNIT_BYTES if item.copied else unit_lines(item)
         for begin in range(0, item.extent, step):
             count = min(step, item.extent - begin)
             self._item.append(number)
@@ -212,12 +211,6 @@ class Groups(Mapping[str, tuple[Unit, ...]]):
 def groups(all_units: Sequence[Unit]) -> Groups:
     """Return the sets of units that must be scanned before they are quantized."""
     return Groups(all_units)
-
-
-def _lines(item: Placement) -> int:
-    """Return the rows, or columns, of a unit."""
-    values, alignment = item.line_values, item.alignment
-    return max(alignment, UNIT_VALUES // max(1, values) // alignment * alignment)
 
 
 def left_of(all_units: Sequence[Unit], done: Collection[int]) -> Sequence[Unit]:

@@ -26,16 +26,15 @@ from ...methods import LOSSLESS, LayerData, method_named
 from ...methods.lossless import difference
 from ...methods.method import NO_DATA
 from ...tensor import QuantizedTensor
-from ..plan.checkpoint_plan import slab_rows
+from ..plan.cuts import Tile, tile_shape, tiles
 from ..plan.limits import Limits
-from ..plan.placement import Placement
-from ..read.storage import OpenFile, Place, open_file, shown
+from ..plan.placement import Files, Placed, Placement
+from ..read.storage import OpenFile, open_file, shown
 from .directory import Partials, copy_range, write_at
 from .tensor_error import TensorError, exact_sum, measure, measure_columns
 from .tiles import Scratch, extremes_of, scales_in, widest
 from .units import Span, Unit
 
-Files = Mapping[Place, OpenFile]
 _MOST, _PARTS = 1e300, 64
 PIECE = 1 << 20
 """Bytes that are hashed and copied at once: few enough to stay in cache between the two."""
@@ -173,8 +172,9 @@ class Results(MutableMapping[int, Done]):
 def buffer_bytes(todo: Iterable[Unit], limits: Limits) -> int:
     """Return the bytes of the buffer that a thread needs to do ``todo``."""
     kinds = {of.kind: of for unit in todo if not (of := unit.placement).copied}
-    tiles = (min(slab_rows(of, limits), of.extent) * of.line_bytes for of in kinds.values())
-    return max((PIECE, *tiles))
+    shapes = ((of, *tile_shape(of, limits)) for of in kinds.values())
+    sizes = (min(rows, of.shape[0]) * columns * of.dtype.itemsize for of, rows, columns in shapes)
+    return max((PIECE, *sizes))
 
 
 def scan(unit: Unit, limits: Limits, scratch: Scratch) -> Scanned:
@@ -182,8 +182,8 @@ def scan(unit: Unit, limits: Limits, scratch: Scratch) -> Scanned:
     of, found, scales = unit.placement, list[tuple[float, float]](), array("d")
     means = of.layer.codec.needs_mean(of.layer)
     with _opened(unit) as files:
-        for start, rows in _tiles(unit, limits):
-            x = of.read(files, start, rows, scratch.buffer)
+        for tile in tiles(of, limits, unit.start, unit.count):
+            x = of.read(files, *tile, scratch.buffer)
             found.append(extremes_of(x))
             if means:
                 scales.extend(scales_in(x, of.layer.codec.known(of.layer, 0.0).weight))
@@ -202,15 +202,14 @@ def do(unit: Unit, partials: Partials, limits: Limits, scratch: Scratch, data: L
             return _add(unit, unit.placement.origin.data, target)
         if unit.placement.copied:
             return _copy(unit, files[unit.placement.source.file], target, scratch.buffer)
-        writers = [_Writer(target, span) for span in unit.spans]
+        placed = {placed.name: placed for placed in unit.placement.outputs}
+        writers = [_Writer(target, span, placed[span.tensor]) for span in unit.spans]
+        parts = tiles(unit.placement, limits, unit.start, unit.count)
         if unit.placement.to is None:
-            for cut in _tiles(unit, limits):
-                _restore_tile(unit, files, cut, scratch.buffer, writers[0])
+            for tile in parts:
+                _restore_tile(unit, files, tile.rows, scratch.buffer, writers[0])
             return Done(number=unit.number, digests=(writers[0].digest(),), error=None)
-        errors = [
-            _quantize_tile(unit.placement, files, cut, (data, scratch), writers)
-            for cut in _tiles(unit, limits)
-        ]
+        errors = [_quantize_tile(unit.placement, files, tile, (data, scratch), writers) for tile in parts]
     digests = tuple(writer.digest() for writer in writers)
     return Done(number=unit.number, digests=digests, error=TensorError.merge(errors))
 
@@ -218,18 +217,36 @@ def do(unit: Unit, partials: Partials, limits: Limits, scratch: Scratch, data: L
 class _Writer:
     """Writes one span from its begin to its end, and hashes what it writes."""
 
-    def __init__(self, target: int, span: Span) -> None:
+    def __init__(self, target: int, span: Span, placed: Placed) -> None:
         self.span = span
+        self._spec = placed.spec
         self._target = target
         self._done = 0
+        self._lines: torch.Tensor | None = None
         self._hash = hashlib.sha256()
 
     def write(self, tensor: torch.Tensor) -> None:
-        """Write the bytes of a tensor behind those before."""
+        """Write the bytes of a tensor behind those before, some at a time, which stay in cache till then."""
         data = memoryview(flat_bytes(tensor).numpy())  # type: ignore[arg-type]
-        write_at(self._target, data, self.span.begin + self._done)
-        self._hash.update(data)
-        self._done += len(data)
+        for begin in range(0, len(data), PIECE):
+            piece = data[begin : begin + PIECE]
+            self._hash.update(piece)
+            write_at(self._target, piece, self.span.begin + self._done)
+            self._done += len(piece)
+
+    def take(self, part: torch.Tensor, first: int) -> None:
+        """Take what rows from ``first`` on give of each line: all is written when the last ones are there."""
+        width = self.span.size // max(1, len(part) * part.itemsize) if part.ndim > 1 else 0
+        if part.ndim == 1 or part.shape[1] == width:
+            return self.write(part)
+        if self._lines is None:
+            self._lines = torch.empty(len(part), width, dtype=part.dtype)
+        lines, per = self._spec.across
+        begin = first // per * lines
+        self._lines[:, begin : begin + part.shape[1]] = part
+        if begin + part.shape[1] == width:
+            self.write(self._lines)
+        return None
 
     def digest(self) -> str:
         """Return the SHA-256 of the span, all of which must have been written."""
@@ -238,12 +255,11 @@ class _Writer:
 
 
 def _quantize_tile(
-    weight: Placement, files: Files, cut: tuple[int, int],
-    means: tuple[LayerData, Scratch], writers: list[_Writer],
-) -> TensorError:  # fmt: skip
-    (start, rows), (data, scratch) = cut, means
-    codes = weight.codes(files, start, rows) if weight.of_codes else None
-    x = weight.read(files, start, rows, scratch.buffer) if codes is None else codes.dequantize(torch.float32)
+    weight: Placement, files: Files, tile: Tile, means: tuple[LayerData, Scratch], writers: list[_Writer]
+) -> TensorError:
+    (data, scratch), by_rows = means, weight.axis == ROWS
+    codes = weight.codes(files, *tile) if weight.of_codes else None
+    x = weight.read(files, *tile, scratch.buffer) if codes is None else codes.dequantize(torch.float32)
     layer = weight.layer if data.mean is None else weight.layer.codec.known(weight.layer, data.mean)
     codec, index, given = layer.codec, group_index(layer), x
     order = {} if index is None else {index: weight.origin.groups(files)}
@@ -256,19 +272,21 @@ def _quantize_tile(
         constants = codec.constants(layer, q.params, weight.shape) | order
         if codes is not None or data.mean is not None:
             # What is measured and checked is what loaders read.
+            start = tile[weight.axis].start
             q = layer.codec.decode(layer, tensors | constants, start=start, shape=q.shape, dtype=q.dtype)
             q = replace(q, dtype=x.dtype)
-        measured = measure(x, q) if weight.axis == ROWS else measure_columns(x, q, weight.alignment)
+        measured = measure(x, q) if by_rows else measure_columns(x, q, weight.alignment)
         if weight.method == LOSSLESS and (measured.errors or measured.largest):
             _require_equal(layer, x, q)
     except ZeropointError as error:
-        raise _named(error, weight, files, scratch.buffer, rows=rows) from error
-    if start == 0:
+        raise _named(error, weight, files, tile, scratch.buffer) from error
+    if tile.rows.start == tile.columns.start == 0:
         tensors |= constants
     by_name = {codec.tensor_name(weight.module, suffix): tensor for suffix, tensor in tensors.items()}
     for writer in writers:
-        if writer.span.tensor in by_name:
-            writer.write(by_name[writer.span.tensor])
+        part = by_name.get(writer.span.tensor)
+        if part is not None:
+            writer.write(part) if by_rows else writer.take(part, tile.rows.start)
     return measured
 
 
@@ -279,26 +297,19 @@ def _require_equal(layer: LayerScheme, x: torch.Tensor, read: QuantizedTensor) -
         raise UnsupportedError(f"{layer.layout} does not hold its values: {different}")
 
 
-def _restore_tile(unit: Unit, files: Files, cut: tuple[int, int], buffer: bytearray, writer: _Writer) -> None:
+def _restore_tile(unit: Unit, files: Files, rows: range, buffer: bytearray, writer: _Writer) -> None:
     """Write some rows as floats; raises NonFiniteError where codes are NaN or Inf."""
     origin = unit.placement.origin
-    x = origin.read_as_written(files, *cut, buffer)
+    x = origin.read_as_written(files, rows.start, len(rows), buffer)
     bad = ~torch.isfinite(x)
     if bool(bad.any()):
         row, column = torch.nonzero(bad)[0].tolist()
         facts = f"{shown(origin.entry.file.name)}, {origin.entry.dtype}, shape {list(origin.entry.shape)}"
         raise NonFiniteError(
             f"tensor {printable(origin.entry.name)} ({facts}) decodes to non-finite values, first at "
-            f"row {cut[0] + row}, column {column} ({float(x[row, column])}); pass the original checkpoint"
+            f"row {rows.start + row}, column {column} ({float(x[row, column])}); pass the original checkpoint"
         )
     writer.write(x)
-
-
-def _tiles(unit: Unit, limits: Limits) -> list[tuple[int, int]]:
-    """Return the first row and the number of rows of each tile."""
-    rows = slab_rows(unit.placement, limits)
-    stop = unit.start + unit.count
-    return [(start, min(rows, stop - start)) for start in range(unit.start, stop, rows)]
 
 
 def _copy(unit: Unit, source: OpenFile, target: int, buffer: bytearray) -> Done:
@@ -338,13 +349,13 @@ def _opened(unit: Unit) -> Iterator[Files]:
 
 
 def _named(
-    error: ZeropointError, weight: Placement, files: Files, buffer: bytearray, *, rows: int
+    error: ZeropointError, weight: Placement, files: Files, tile: Tile, buffer: bytearray
 ) -> ZeropointError:
     """Return the error with the tensor's name; the first value that is not finite is looked for."""
     source = weight.source
     facts = f"{shown(source.file.name)}, {source.dtype}, shape {list(source.shape)}"
     place = f"tensor {printable(source.name)} ({facts})"
-    found = _first_non_finite(weight, files, buffer, rows=rows)
+    found = _first_non_finite(weight, files, tile, buffer)
     if found is None:
         remedy = "; pass --allow-requantize to change them" if weight.method == LOSSLESS else ""
         return type(error)(f"{place}: {error}{remedy}")
@@ -359,20 +370,25 @@ def _named(
 
 
 def _first_non_finite(
-    weight: Placement, files: Files, buffer: bytearray, *, rows: int
+    weight: Placement, files: Files, tile: Tile, buffer: bytearray
 ) -> tuple[int, int, float, int] | None:
-    """Return row, column and value of the first NaN or Inf of a weight and the count of all, or None."""
+    """Return row, column and value of the first NaN or Inf of a weight and the count of all, or None.
+
+    It is read in tiles of the size of one that was read.
+    """
     first: tuple[int, int, float] | None = None
     count = 0
-    for start in range(0, weight.extent, rows):
-        x = weight.read(files, start, min(rows, weight.extent - start), buffer)
+    (rows, columns), (height, width) = weight.shape, map(len, tile)
+    corners = [(row, column) for row in range(0, rows, height) for column in range(0, columns, width)]
+    for row, column in corners:
+        part = range(row, min(row + height, rows)), range(column, min(column + width, columns))
+        x = weight.read(files, *part, buffer)
         bad = ~torch.isfinite(x)
         here = int(bad.sum())
         if here:
             place = torch.nonzero(bad)[0].tolist()
             value = float(x[tuple(place)])
-            place[weight.axis] += start
-            found = (place[0], place[1], value)
+            found = (place[0] + row, place[1] + column, value)
             first = found if first is None else min(first, found, key=lambda at: at[:2])
         count += here
     return None if first is None else (*first, count)

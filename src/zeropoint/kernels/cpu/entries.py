@@ -19,6 +19,7 @@ from .machine.bit_moves import move_rows
 from .machine.descriptor import OK, record_type, unpack_element, unpack_layout, unpack_rule
 from .machine.intrinsics import device, inlined, kernel
 from .machine.team import run_parts
+from .machine.transposition import turn_panels
 from .search.extreme_scales import rounded_rows
 from .search.integer_scales import Fitting, fitted_rows
 from .search.line_search import Tries
@@ -409,3 +410,9 @@ def row_squares(*args: Any) -> Any:
 def move_bits(*args: Any) -> Any:
     """Join or split blocks; see :func:`.machine.bit_moves.move_rows`."""
     return run_parts(move_rows, args)
+
+
+@kernel
+def turn_words(*args: Any) -> Any:
+    """Transpose words; rows are panels of those of a row. See :func:`.machine.transposition.turn_panels`."""
+    return run_parts(turn_panels, args)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ....ops.registry import Kernel, Op, Request
 from ....params.arithmetic import multiplies, rounder
-from . import block_searches, block_structs, chained, rounded_blocks
+from . import block_searches, block_structs, chained, lines_of_words, rounded_blocks
 from . import linear_codes as linear
 from . import linear_values as values
 from .operators import (
@@ -41,6 +41,8 @@ class CpuBackend:
             return f"{element.kind} codes, of several values each, are known to the reference alone"
         if request.op is Op.DEQUANTIZE_BACKWARD:
             return "a product is left to torch"
+        if request.op in (Op.TO_LINES, Op.FROM_LINES):
+            return lines_of_words.refusal(request)
         if request.op is Op.LINEAR:
             return linear.refusal(request)
         if request.op is Op.LINEAR_VALUES:
@@ -81,6 +83,8 @@ _KERNELS: dict[Op, Callable[[Request], Kernel]] = {
     Op.SEARCH: block_searches.SearchKernel,
     Op.JOIN_BLOCKS: block_structs.JoinKernel,
     Op.SPLIT_BLOCKS: block_structs.SplitKernel,
+    Op.TO_LINES: lines_of_words.LinesKernel,
+    Op.FROM_LINES: lines_of_words.LinesKernel,
     Op.MEASURE: MeasureKernel,
     Op.LINEAR: linear.LinearKernel,
     Op.LINEAR_VALUES: values.ValueKernel,
