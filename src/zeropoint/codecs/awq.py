@@ -28,6 +28,7 @@ import torch
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout import packing
+from ..layout.word_lines import WORD
 from ..params import QuantizationParams
 from ..params.tensors import zero_point_dtype
 from ..schemes import Preset, Scheme
@@ -43,7 +44,6 @@ from .words import (
     INTERLEAVED,
     SCALE_DTYPES,
     SCALES,
-    WORD,
     ZEROS,
     group_of,
     rows_of_words,

@@ -42,7 +42,7 @@ from ..architectures import merged
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout import packing
-from ..layout.word_lines import WordLines
+from ..layout.word_lines import WORD, WordLines
 from ..params import QuantizationParams
 from ..params.tensors import zero_point_dtype
 from ..patterns import REGEX, regular_expression
@@ -61,7 +61,6 @@ from .words import (
     GROUPS,
     SCALE_DTYPES,
     SCALES,
-    WORD,
     ZEROS,
     fields_of,
     group_of,

@@ -36,6 +36,7 @@ from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats import IntFormat
 from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout import packing
+from ..layout.word_lines import WORD
 from ..params import QuantizationParams
 from ..schemes import Granularity, Preset, Scheme
 from ..schemes.structure import stored_numbers
@@ -45,7 +46,7 @@ from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, EngineRule, Facts, Loads, Pr
 from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
 from .safetensors_dtypes import FILE_DTYPES
-from .words import SCALE_DTYPES, WORD, fields_of, words_of
+from .words import SCALE_DTYPES, fields_of, words_of
 
 ENGINE = "mlx-lm"
 WEIGHT, SCALES, BIASES, GLOBAL = "weight", "scales", "biases", "global_scale"

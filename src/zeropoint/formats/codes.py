@@ -314,6 +314,10 @@ def decode(
         whole = decode(codes, fmt.second, torch.float64) * -float(fmt.stretch)
         return torch.where(negative, whole.to(dtype), values)
     if isinstance(fmt, FloatFormat):
+        if codes.dtype == torch.uint8 and codes.numel() > _MANY:
+            every = _decode_float(torch.arange(256, dtype=torch.int32, device=codes.device), fmt).to(dtype)
+            # A quarter of the time of indexing.
+            return every.index_select(0, codes.reshape(-1).int()).view(codes.shape)
         return _decode_float(codes, fmt).to(dtype)
     if isinstance(fmt, IntFormat):
         # Bytes in few bits and one step: scales of blocks are decoded for each tile that is measured.
@@ -334,9 +338,6 @@ _MANY = 4096
 
 
 def _decode_float(codes: torch.Tensor, fmt: FloatFormat) -> torch.Tensor:
-    if codes.dtype == torch.uint8 and codes.numel() > _MANY:
-        every = torch.arange(256, dtype=torch.int32, device=codes.device)
-        return _decode_float(every, fmt)[codes.int()]
     wide = codes.to(torch.int64)
     magnitude = wide & ((1 << fmt.magnitude_bits) - 1)
     field, mantissa = magnitude >> fmt.mantissa_bits, magnitude & ((1 << fmt.mantissa_bits) - 1)

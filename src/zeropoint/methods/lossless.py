@@ -32,6 +32,7 @@ from ..formats.codes import decode
 from ..formats.torch_dtypes import format_of
 from ..functional import quantize, row_errors
 from ..layout.blocks import reduce_blocks, spread_grid
+from ..ops.row_errors import RowErrors
 from ..params import QuantizationParams
 from ..params.powers_of_two import scale_exponent
 from ..params.stored import round_to, store
@@ -80,26 +81,25 @@ class Lossless:
         if data.codes is None:
             raise UnsupportedError(str(self.refusal(scheme)))
         found = recoded(data.codes, weight, scheme, data.extremes)
-        different = difference(weight, found)
+        errors = row_errors(weight, replace(found, dtype=weight.dtype))
+        different = difference(weight, found, errors)
         if different is not None:
             raise UnsupportedError(f"{scheme} does not hold the values of {data.codes.scheme}: {different}")
-        return LayerResult(q=found)
+        return LayerResult(q=found, errors=errors)
 
 
 METHOD = Lossless()
 _VALUE_BYTES = 12
 
 
-def difference(values: torch.Tensor, q: QuantizedTensor) -> str | None:
+def difference(values: torch.Tensor, q: QuantizedTensor, errors: RowErrors) -> str | None:
     """Return where ``q`` decodes to other numbers than ``values``, and to what, or None.
 
-    Zeros are equal whatever their sign.
+    Zeros are equal whatever their sign. errors: how far they are apart; those of Inf and NaN may be none.
     """
-    q = replace(q, dtype=values.dtype)
-    found = row_errors(values, q)  # fused with decoding; only Inf and NaN have an error that may be none
-    if not (found.errors.any() or found.largest.any()):
+    if not (errors.errors.any() or errors.largest.any()):
         return None
-    decoded = q.dequantize()
+    decoded = replace(q, dtype=values.dtype).dequantize()
     other = decoded != values
     if not bool(other.any()):
         return None
@@ -268,30 +268,37 @@ def _under_tensor_scale(
     whole = scale_exponent(most.to(values), plain, FLOOR).double() - math.frexp(float(kinds[0].max))[1] + 1
     whole = whole.where(most > 0, 0.0)
     # There are 256 scales that blocks may have, which is less to round than all blocks.
-    codes = quantize(values, plain).scales[0].view(torch.uint8).int()
+    octets = quantize(values, plain).scales[0].view(torch.uint8)
+    there, codes = torch.bincount(octets.reshape(-1), minlength=_CODES) > 0, octets.int()
     every = torch.exp2(torch.arange(_CODES) - _BIAS - whole)
     kept = round_to(every, kinds[0], up=False)
     right = kept == every
-    if bool((codes == 0).any()):  # of zeros, or of less than the least of these scales
-        zero = reduce_blocks(values.abs(), fine.granularity, "amax", 0.0) == 0
-        codes, kept, right = codes.masked_fill(zero, _CODES), *(_with_one(each) for each in (kept, right))
+    if bool(there[0]):  # of zeros, or of less than the least of these scales
+        zero = _are_zero(values, fine.granularity, octets == 0)
+        there[0] = bool(((codes == 0) & ~zero).any())
+        codes, kept = codes.masked_fill(zero, _CODES), torch.cat((kept, torch.ones(1, dtype=kept.dtype)))
     if rounded:
         kept = kept.clamp(min=float(kinds[0].smallest))
-    elif not bool(right[codes].all()):
+    elif bool((there & ~right).any()):
         least = float(values.abs().where(values != 0, torch.inf).amin())
         raise UnsupportedError(
             f"its values, up to {float(most)!r} and down to {least!r}, have scales that are too far apart "
             f"for those of {scheme}"
         )
     stored = store(kept, kinds[0])
-    scale = stored.view(torch.uint8)[codes].view(stored.dtype) if stored.itemsize == 1 else stored[codes]
+    numbers = stored.view(torch.uint8) if stored.itemsize == 1 else stored
+    scale = numbers.index_select(0, codes.reshape(-1)).view(stored.dtype).view(codes.shape)
     tensor = torch.exp2(-whole if stored_numbers(scheme)[-1] else whole)
     return [scale, store(tensor.reshape(coarse.granularity.grid(q.shape)), kinds[1])]
 
 
-def _with_one(x: torch.Tensor) -> torch.Tensor:
-    """Return numbers and a 1 behind them."""
-    return torch.cat((x, torch.ones(1, dtype=x.dtype)))
+def _are_zero(values: torch.Tensor, granularity: Granularity, some: torch.Tensor) -> torch.Tensor:
+    """Return which of ``some`` blocks hold zeros alone; some: bool, on the grid of the blocks."""
+    height, width = granularity.block_shape(tuple(values.shape))
+    if height > 1 or values.shape[1] % width:
+        return some & (reduce_blocks(values.abs(), granularity, "amax", 0.0) == 0)
+    empty = (values.view(*some.shape, width)[some] == 0).all(-1)
+    return some.masked_scatter(some, empty)
 
 
 _CODES = 256

@@ -15,6 +15,7 @@ import torch
 
 from ..functional import row_errors
 from ..ops.rotation import Rotation
+from ..ops.row_errors import RowErrors
 from ..schemes import Scheme
 from ..tensor import QuantizedTensor
 
@@ -104,11 +105,13 @@ class LayerResult:
         rotation: what the input passes through before it is multiplied with ``q``, or None.
         changes: new values of other tensors of the model, by name, for methods that move scales between
             layers.
+        errors: how far each row is from the weight, where the method had to find that out.
     """
 
     q: QuantizedTensor
     changes: Mapping[str, torch.Tensor] = field(default_factory=lambda: NO_CHANGES)
     rotation: Rotation | None = None
+    errors: RowErrors | None = None
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return what the codes say of the weight that was quantized: rotated back where they are rotated.

@@ -124,8 +124,8 @@ def _check_codes(name: str, scale: torch.Tensor, fmt: Format) -> None:
     """Refuse bytes of a narrow scale format that are none of its codes, such as a negative unsigned e4m3."""
     if scale.element_size() > 1:
         return
-    codes = scale.view(torch.uint8).to(torch.int32)
-    if bool((codes >= fmt.code_count).any()):
+    codes = scale.view(torch.uint8)
+    if codes.numel() and int(codes.amax()) >= fmt.code_count:
         where = tuple(torch.nonzero(codes >= fmt.code_count)[0].tolist())
         raise RangeError(
             f"{name} (byte {int(codes[where])}) of block {where} must be one of the {fmt.code_count} "
@@ -134,6 +134,10 @@ def _check_codes(name: str, scale: torch.Tensor, fmt: Format) -> None:
 
 
 def _check_scale(name: str, values: torch.Tensor, least: float, *, zero_allowed: bool) -> None:
+    if values.numel():
+        low, high = (float(end) for end in torch.aminmax(values))  # both are NaN where one number is
+        if low > 0 and low >= least and math.isfinite(high):
+            return
     good = torch.isfinite(values) & (values > 0) & (values >= least) | (zero_allowed & (values == 0))
     if not bool(good.all()):
         where = tuple(torch.nonzero(~good)[0].tolist())

@@ -193,9 +193,7 @@ class Placement:
         return read_code_columns(self.origin, files, every, (columns.start, len(columns)))
 
     def read(self, files: Files, rows: range, columns: range, buffer: bytearray) -> torch.Tensor:
-        """Return the values of some rows and columns, in ``buffer`` unless they are those of codes."""
-        if self.of_codes:
-            return self.codes(files, rows, columns).dequantize(torch.float32)
+        """Return the floats of some rows and columns, in ``buffer``."""
         every = self._of_origin(rows)
         if len(columns) == self.shape[1]:
             return self.origin.read(files, every.start, len(every), buffer, step=self.step)

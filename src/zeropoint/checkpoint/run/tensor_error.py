@@ -22,6 +22,7 @@ import torch
 from ...formats import Format
 from ...functional import row_errors
 from ...layout.blocks import reduce_blocks
+from ...ops.row_errors import RowErrors
 from ...params import QuantizationParams
 from ...schemes import Scheme
 from ...tensor import QuantizedTensor
@@ -160,9 +161,12 @@ def _by_exponent(x: npt.NDArray[np.float64]) -> list[float]:
     return found
 
 
-def measure(x: torch.Tensor, q: QuantizedTensor) -> TensorError:
-    """Return how far ``q``, the codes of ``x``, is from it; ``x`` may be some rows of a weight."""
-    rows = row_errors(x, q)
+def measure(x: torch.Tensor, q: QuantizedTensor, known: RowErrors | None = None) -> TensorError:
+    """Return how far ``q``, the codes of ``x``, is from it; ``x`` may be some rows of a weight.
+
+    known: how far each row is, where that was found out before.
+    """
+    rows = row_errors(x, q) if known is None else known
     zero, lost = _quiet_blocks(x, q)
     return TensorError(
         values=x.numel(), squares=exact_sum(rows.squares), errors=exact_sum(rows.errors),

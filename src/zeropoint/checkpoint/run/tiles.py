@@ -10,8 +10,10 @@ import torch
 
 from ...formats.torch_dtypes import wide_dtype
 from ...layout.blocks import reduce_blocks
-from ...methods import LayerData, Method
+from ...layout.runs import Runs
+from ...methods import LayerData, LayerResult, Method
 from ...methods.method import NO_DATA
+from ...ops.registry import counter
 from ...schemes import Granularity, Scheme
 from ...tensor import QuantizedTensor
 
@@ -26,8 +28,13 @@ def extremes_of(x: torch.Tensor) -> tuple[float, float]:
 
     Quantizing that part will say where the NaN is.
     """
-    low, high = torch.aminmax(x)
-    return float(low), float(high)
+    kernels = counter(x)
+    if kernels is not None:
+        low, high = (float(end) for end in kernels.extremes(x, Runs(1, 1, x.numel())))
+        if math.isfinite(low) and math.isfinite(high):
+            return low, high
+    low, high = (float(end) for end in torch.aminmax(x))
+    return low, high
 
 
 def scales_in(x: torch.Tensor, scheme: Scheme) -> list[float]:
@@ -66,13 +73,14 @@ class Scratch:
 
     def quantize(
         self, x: torch.Tensor, scheme: Scheme, method: Method, data: LayerData = NO_DATA
-    ) -> QuantizedTensor:
-        """Return rows of a matrix in codes, in the memory of the last result where that fits.
+    ) -> LayerResult:
+        """Return what a method makes of rows of a matrix, in the memory of the last result where that fits.
 
         method: whose scope these rows are. data: of the whole matrix, with the extremes of its set of
         matrices where its scale needs them. Raises NonFiniteError, RangeError.
         """
         last, shape = self.result, tuple(x.shape)
         fits = last is not None and (last.scheme, last.shape, last.dtype) == (scheme, shape, x.dtype)
-        self.result = method.quantize(x, scheme, replace(data, out=last if fits else None)).q
-        return self.result
+        found = method.quantize(x, scheme, replace(data, out=last if fits else None))
+        self.result = found.q
+        return found

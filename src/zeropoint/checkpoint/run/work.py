@@ -21,6 +21,7 @@ from ...codecs.act_order import group_index, in_groups
 from ...codecs.protocol import ROWS, LayerScheme
 from ...columns import Blobs
 from ...errors import CheckpointError, NonFiniteError, UnsupportedError, ZeropointError, count, printable
+from ...functional import dequantize, row_errors
 from ...layout.packing import flat_bytes
 from ...methods import LOSSLESS, LayerData, method_named
 from ...methods.lossless import difference
@@ -173,8 +174,24 @@ def buffer_bytes(todo: Iterable[Unit], limits: Limits) -> int:
     """Return the bytes of the buffer that a thread needs to do ``todo``."""
     kinds = {of.kind: of for unit in todo if not (of := unit.placement).copied}
     shapes = ((of, *tile_shape(of, limits)) for of in kinds.values())
-    sizes = (min(rows, of.shape[0]) * columns * of.dtype.itemsize for of, rows, columns in shapes)
+    sizes = (min(rows, of.shape[0]) * columns * _item(of) for of, rows, columns in shapes)
     return max((PIECE, *sizes))
+
+
+def _item(of: Placement) -> int:
+    """Return the bytes of a number of a tile: codes are taken for float32."""
+    return torch.float32.itemsize if of.of_codes else of.dtype.itemsize
+
+
+def _read(
+    of: Placement, files: Files, tile: Tile, buffer: bytearray
+) -> tuple[torch.Tensor, QuantizedTensor | None]:
+    """Return the values of a tile, in ``buffer``, and the codes that they are decoded from, if any."""
+    if not of.of_codes:
+        return of.read(files, *tile, buffer), None
+    codes = of.codes(files, *tile)
+    out = torch.frombuffer(buffer, dtype=torch.float32, count=math.prod(codes.shape)).view(codes.shape)
+    return dequantize(codes, out=out), codes
 
 
 def scan(unit: Unit, limits: Limits, scratch: Scratch) -> Scanned:
@@ -183,7 +200,7 @@ def scan(unit: Unit, limits: Limits, scratch: Scratch) -> Scanned:
     means = of.layer.codec.needs_mean(of.layer)
     with _opened(unit) as files:
         for tile in tiles(of, limits, unit.start, unit.count):
-            x = of.read(files, *tile, scratch.buffer)
+            x, _ = _read(of, files, tile, scratch.buffer)
             found.append(extremes_of(x))
             if means:
                 scales.extend(scales_in(x, of.layer.codec.known(of.layer, 0.0).weight))
@@ -258,8 +275,7 @@ def _quantize_tile(
     weight: Placement, files: Files, tile: Tile, means: tuple[LayerData, Scratch], writers: list[_Writer]
 ) -> TensorError:
     (data, scratch), by_rows = means, weight.axis == ROWS
-    codes = weight.codes(files, *tile) if weight.of_codes else None
-    x = weight.read(files, *tile, scratch.buffer) if codes is None else codes.dequantize(torch.float32)
+    x, codes = _read(weight, files, tile, scratch.buffer)
     layer = weight.layer if data.mean is None else weight.layer.codec.known(weight.layer, data.mean)
     codec, index, given = layer.codec, group_index(layer), x
     order = {} if index is None else {index: weight.origin.groups(files)}
@@ -267,15 +283,17 @@ def _quantize_tile(
         codes = in_groups(codes, weight.origin.stored_scheme, order[index])
         given = codes.dequantize(torch.float32)
     try:
-        q = scratch.quantize(given, layer.weight, method_named(weight.method), replace(data, codes=codes))
+        made = scratch.quantize(given, layer.weight, method_named(weight.method), replace(data, codes=codes))
+        q, known = made.q, made.errors
         tensors = codec.encode(layer, q)
         constants = codec.constants(layer, q.params, weight.shape) | order
         if codes is not None or data.mean is not None:
             # What is measured and checked is what loaders read.
             start = tile[weight.axis].start
             q = layer.codec.decode(layer, tensors | constants, start=start, shape=q.shape, dtype=q.dtype)
+            known = known if x is given and _same(q, made.q) else None
             q = replace(q, dtype=x.dtype)
-        measured = measure(x, q) if by_rows else measure_columns(x, q, weight.alignment)
+        measured = measure(x, q, known) if by_rows else measure_columns(x, q, weight.alignment)
         if weight.method == LOSSLESS and (measured.errors or measured.largest):
             _require_equal(layer, x, q)
     except ZeropointError as error:
@@ -290,9 +308,17 @@ def _quantize_tile(
     return measured
 
 
+def _same(a: QuantizedTensor, b: QuantizedTensor) -> bool:
+    """Return whether two matrices have the same codes and parameters, bit for bit, under one scheme."""
+    pairs = zip((a.data, *a.params.stored), (b.data, *b.params.stored), strict=True)
+    return (a.scheme, a.dtype) == (b.scheme, b.dtype) and all(
+        torch.equal(flat_bytes(mine), flat_bytes(theirs)) for mine, theirs in pairs
+    )
+
+
 def _require_equal(layer: LayerScheme, x: torch.Tensor, read: QuantizedTensor) -> None:
     """Raise UnsupportedError where loaders read other values than those that had to be kept."""
-    different = difference(x, read)
+    different = difference(x, read, row_errors(x, read))
     if different is not None:
         raise UnsupportedError(f"{layer.layout} does not hold its values: {different}")
 
@@ -381,8 +407,8 @@ def _first_non_finite(
     (rows, columns), (height, width) = weight.shape, map(len, tile)
     corners = [(row, column) for row in range(0, rows, height) for column in range(0, columns, width)]
     for row, column in corners:
-        part = range(row, min(row + height, rows)), range(column, min(column + width, columns))
-        x = weight.read(files, *part, buffer)
+        part = Tile(range(row, min(row + height, rows)), range(column, min(column + width, columns)))
+        x, _ = _read(weight, files, part, buffer)
         bad = ~torch.isfinite(x)
         here = int(bad.sum())
         if here:
