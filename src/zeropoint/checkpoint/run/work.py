@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapp
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...codecs.act_order import group_index, in_groups
@@ -291,9 +292,10 @@ def _quantize_tile(
             # What is measured and checked is what loaders read.
             start = tile[weight.axis].start
             q = layer.codec.decode(layer, tensors | constants, start=start, shape=q.shape, dtype=q.dtype)
-            known = known if x is given and _same(q, made.q) else None
+            known = known if known is not None and x is given and _same(q, made.q) else None
             q = replace(q, dtype=x.dtype)
-        measured = measure(x, q, known) if by_rows else measure_columns(x, q, weight.alignment)
+        whole = by_rows or known is not None
+        measured = measure(x, q, known) if whole else measure_columns(x, q, weight.alignment)
         if weight.method == LOSSLESS and (measured.errors or measured.largest):
             _require_equal(layer, x, q)
     except ZeropointError as error:
@@ -311,8 +313,9 @@ def _quantize_tile(
 def _same(a: QuantizedTensor, b: QuantizedTensor) -> bool:
     """Return whether two matrices have the same codes and parameters, bit for bit, under one scheme."""
     pairs = zip((a.data, *a.params.stored), (b.data, *b.params.stored), strict=True)
+    # torch.equal compares byte by byte.
     return (a.scheme, a.dtype) == (b.scheme, b.dtype) and all(
-        torch.equal(flat_bytes(mine), flat_bytes(theirs)) for mine, theirs in pairs
+        np.array_equal(flat_bytes(mine).numpy(), flat_bytes(theirs).numpy()) for mine, theirs in pairs
     )
 
 
