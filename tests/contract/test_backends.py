@@ -104,22 +104,21 @@ def assert_same_errors(x: torch.Tensor, scheme: str) -> None:
     assert abs(int(actual.clipped.sum()) - int(expected.clipped.sum())) <= 1
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize(
     "scheme", ["int4:g128", "uint4:g32:asym", "int8:g64", "int3:g32", "mxfp4", "nvfp4", "nf4:g64", "int4:g48"]
 )
 def test_short_rows_have_the_errors_that_each_has_alone(scheme: str, dtype: torch.dtype) -> None:
-    for columns in (32, 64, 96, 128, 192, 384, 1024, 1056, 2048):
-        x = sample_for(scheme, (37, columns), dtype, seed=columns)
+    for columns in (32, 96, 128, 384, 1024, 1056):
+        x = sample_for(scheme, (21, columns), dtype, seed=columns)
         if columns % Scheme.parse(scheme).granularity.block_shape((1, 1 << 20))[1]:
             continue
         params = zp.quantize(x, scheme).params
         q = zp.quantize(x * 1.25, params)  # some of it clipped
         whole = row_errors(x * 1.25, q)
         for row in range(len(x)):
-            own = replace(
-                params, shape=(1, columns), scales=_row(params.scales, row), zero_point=_zero(params, row)
-            )
+            scales, zero = _row(params.scales, row), _zero(params, row)
+            own = replace(params, shape=(1, columns), scales=scales, zero_point=zero)
             alone = row_errors(x[row : row + 1] * 1.25, zp.quantize(x[row : row + 1] * 1.25, own))
             found = (whole.squares[row], whole.errors[row], whole.largest[row], whole.clipped[row])
             assert found == (alone.squares[0], alone.errors[0], alone.largest[0], alone.clipped[0])

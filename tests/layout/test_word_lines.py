@@ -37,9 +37,7 @@ def word(fields: list[int]) -> int:
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_word_holds_neighbors_of_a_row_or_the_rows_of_a_column(
-    backend: str, shape: tuple[int, int]
-) -> None:
+def test_a_word_holds_neighbors_of_a_row_or_rows_of_a_column(backend: str, shape: tuple[int, int]) -> None:
     rows, columns = shape
     codes = nibbles(rows, columns)
     with only_backend(backend):
