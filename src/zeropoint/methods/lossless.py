@@ -92,14 +92,16 @@ METHOD = Lossless()
 _VALUE_BYTES = 12
 
 
-def difference(values: torch.Tensor, q: QuantizedTensor, errors: RowErrors) -> str | None:
+def difference(values: torch.Tensor, q: QuantizedTensor, errors: RowErrors | None = None) -> str | None:
     """Return where ``q`` decodes to other numbers than ``values``, and to what, or None.
 
-    Zeros are equal whatever their sign. errors: how far they are apart; those of Inf and NaN may be none.
+    Zeros are equal whatever their sign. errors: how far they are apart, where that is known.
     """
-    if not (errors.errors.any() or errors.largest.any()):
+    q = replace(q, dtype=values.dtype)
+    found = errors or row_errors(values, q)  # fused with decoding; those of Inf and NaN may be none
+    if not (found.errors.any() or found.largest.any()):
         return None
-    decoded = replace(q, dtype=values.dtype).dequantize()
+    decoded = q.dequantize()
     other = decoded != values
     if not bool(other.any()):
         return None

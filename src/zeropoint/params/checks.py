@@ -135,7 +135,7 @@ def _check_codes(name: str, scale: torch.Tensor, fmt: Format) -> None:
 
 def _check_scale(name: str, values: torch.Tensor, least: float, *, zero_allowed: bool) -> None:
     if values.numel():
-        low, high = (float(end) for end in torch.aminmax(values))  # both are NaN where one number is
+        low, high = (float(end) for end in torch.aminmax(values.detach()))  # both are NaN where one number is
         if low > 0 and low >= least and math.isfinite(high):
             return
     good = torch.isfinite(values) & (values > 0) & (values >= least) | (zero_allowed & (values == 0))

@@ -22,7 +22,7 @@ from ...codecs.act_order import group_index, in_groups
 from ...codecs.protocol import ROWS, LayerScheme
 from ...columns import Blobs
 from ...errors import CheckpointError, NonFiniteError, UnsupportedError, ZeropointError, count, printable
-from ...functional import dequantize, row_errors
+from ...functional import dequantize
 from ...layout.packing import flat_bytes
 from ...methods import LOSSLESS, LayerData, method_named
 from ...methods.lossless import difference
@@ -321,7 +321,7 @@ def _same(a: QuantizedTensor, b: QuantizedTensor) -> bool:
 
 def _require_equal(layer: LayerScheme, x: torch.Tensor, read: QuantizedTensor) -> None:
     """Raise UnsupportedError where loaders read other values than those that had to be kept."""
-    different = difference(x, read, row_errors(x, read))
+    different = difference(x, read)
     if different is not None:
         raise UnsupportedError(f"{layer.layout} does not hold its values: {different}")
 

@@ -307,30 +307,3 @@ def _unit_amax(lanes: int) -> Any:
 
 
 amax16, amax32 = _unit_amax(16), _unit_amax(32)
-
-
-def _unit_extreme(name: str) -> Any:
-    """Build the smallest ("smin") or largest ("smax") of 16 neighbors, as integers that order as they do."""
-
-    @primitive
-    def unit_extreme(typingctx: Any, array: Any, index: Any) -> Any:
-        width = array.dtype.bitwidth
-        kind = types.int32 if width == 32 else types.int16
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            lane = ir.IntType(width)
-            vector = ir.VectorType(lane, 16)
-            value = builder.load(address(context, builder, signature.args[0], args[0], args[1], vector))
-            value.align = 1
-            negative = builder.ashr(value, vector([width - 1] * 16))
-            value = builder.xor(value, builder.and_(negative, vector([(1 << (width - 1)) - 1] * 16)))
-            called = f"llvm.vector.reduce.{name}.v16i{width}"
-            reduce = _declare(builder.module, ir.FunctionType(lane, [vector]), called)
-            return builder.call(reduce, [value])
-
-        return kind(array, types.uint64), codegen
-
-    return unit_extreme
-
-
-least16, most16 = _unit_extreme("smin"), _unit_extreme("smax")

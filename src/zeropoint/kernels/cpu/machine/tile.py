@@ -19,12 +19,22 @@ from .intrinsics import (
     device,
     float32_of,
     inlined,
-    least16,
-    most16,
     prefetch,
     widen_half,
 )
-from .vector import STEP, WHOLE, bits_of, halves_of, larger_bits, largest_lane, load_lanes, words_of
+from .vector import (
+    STEP,
+    WHOLE,
+    bits_of,
+    halves_of,
+    larger_bits,
+    larger_signed,
+    largest_lane,
+    load_lanes,
+    smaller_bits,
+    smallest_lane,
+    words_of,
+)
 
 SPREAD = np.uint64(16)
 """Elements that are spread at once; divides the group sizes that occur in practice."""
@@ -33,6 +43,10 @@ TILE = 2048
 ALONE = np.uint64(256)
 """Elements of a block from which it pays to take it alone."""
 NOT_FINITE = np.uint32(0x7F800000)
+FETCHED = np.uint64(32)
+"""Cache lines that are asked for ahead of time."""
+NOTHING = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+"""Lowest and highest key of no numbers."""
 BFLOAT16, FLOAT16, FLOAT32 = np.uint8(0), np.uint8(1), np.uint8(2)
 
 
@@ -184,22 +198,6 @@ def block_amax(source: Any, start: Any, count: Any, block: Any, kind: Any, amax:
         amax[b] = widen_magnitude(amax[b], kind)
 
 
-@device
-def run_extremes(source: Any, at: Any, end: Any, kind: Any) -> Any:
-    """Return the smallest and largest value of ``source[at:end]`` as float32; NaN counts by its bits."""
-    low, high = np.int32(0x7FFFFFFF), np.int32(-0x7FFFFFFF)
-    while at + np.uint64(16) <= end:
-        low = min(low, np.int32(least16(source, at)))
-        high = max(high, np.int32(most16(source, at)))
-        at += np.uint64(16)
-    while at < end:
-        key = ordered(source[at])
-        low = min(low, np.int32(key))
-        high = max(high, np.int32(key))
-        at += np.uint64(1)
-    return value_of_key(low, kind), value_of_key(high, kind)
-
-
 def _ordered(x: Any) -> Any:
     """Return the bits of a float32, or 16-bit float bits, as an integer that orders as the value does."""
 
@@ -227,6 +225,79 @@ def ordered(x: Any) -> Any:
     return _ordered(x)
 
 
+def _bits_at(x: Any, at: Any) -> Any:
+    """Load a cache line as integers: 16 words of float32, 32 halves of 16-bit numbers."""
+
+
+@overload(_bits_at, inline="always")
+def _bits_at_overload(x: Any, at: Any) -> Any:
+    if x.dtype == types.float32:
+
+        def load(x: Any, at: Any) -> Any:
+            return bits_of(load_lanes(x, at))
+
+    else:
+
+        def load(x: Any, at: Any) -> Any:
+            return load_lanes(x, at)
+
+    return load
+
+
+@inlined
+def bits_at(x: Any, at: Any) -> Any:
+    """Return a cache line as integers, of the width of its numbers."""
+    return _bits_at(x, at)
+
+
+def _ends(x: Any, most: Any, least: Any, top: Any) -> Any:
+    """Return the outermost lanes: largest and smallest without sign, and largest with it."""
+
+
+@overload(_ends, inline="always")
+def _ends_overload(x: Any, most: Any, least: Any, top: Any) -> Any:
+    def of_words(x: Any, most: Any, least: Any, top: Any) -> Any:
+        sign = np.uint32(0x80000000)
+        greatest = np.uint32(largest_lane(top ^ words_of(sign)) ^ sign)
+        return float32_of(largest_lane(most)), float32_of(smallest_lane(least)), float32_of(greatest)
+
+    def of_halves(x: Any, most: Any, least: Any, top: Any) -> Any:
+        sign = np.uint16(0x8000)
+        greatest = np.uint16(largest_lane(top ^ halves_of(sign)) ^ sign)
+        return largest_lane(most), smallest_lane(least), greatest
+
+    return of_words if x.dtype == types.float32 else of_halves
+
+
+@device
+def run_keys(x: Any, at: Any, end: Any, low: Any, high: Any) -> Any:
+    """Return ``low`` and ``high`` widened to the keys of ``x[at:end]``.
+
+    Without sign, the largest bits are the lowest negative number, if there is one, and the smallest the
+    lowest positive one, else the highest number; with sign, the largest are the highest positive one. So no
+    lane has to be converted to a key.
+    """
+    step = np.uint64(LINE // x.itemsize)
+    ahead = step * FETCHED
+    if at + step <= end:
+        first = bits_at(x, at)
+        most, least, top = first, first, first
+        at += step
+        while at + step <= end:
+            prefetch(x, at + ahead)
+            bits = bits_at(x, at)
+            most, least, top = larger_bits(most, bits), smaller_bits(least, bits), larger_signed(top, bits)
+            at += step
+        for found in _ends(x, most, least, top):
+            key = np.int32(ordered(found))
+            low, high = min(low, key), max(high, key)
+    while at < end:
+        key = np.int32(ordered(x[at]))
+        low, high = min(low, key), max(high, key)
+        at += np.uint64(1)
+    return low, high
+
+
 @device
 def value_of_key(key: Any, kind: Any) -> Any:
     """Return the float32 whose source has the given ordering integer."""
@@ -237,6 +308,13 @@ def value_of_key(key: Any, kind: Any) -> Any:
     if kind == BFLOAT16:
         return float32_of(np.uint32(np.uint32(np.uint16(half)) << np.uint32(16)))
     return widen_half(np.uint16(half))
+
+
+@device
+def run_extremes(source: Any, at: Any, end: Any, kind: Any) -> Any:
+    """Return the smallest and largest value of ``source[at:end]`` as float32; NaN counts by its bits."""
+    low, high = run_keys(source, at, end, *NOTHING)
+    return value_of_key(low, kind), value_of_key(high, kind)
 
 
 @device

@@ -16,25 +16,17 @@ from ..machine.intrinsics import (
     LINE,
     bits32,
     device,
-    float32_of,
     inlined,
     load64,
-    prefetch,
     prefetch_far,
     scratch,
 )
-from ..machine.tile import TILE, load, ordered
+from ..machine.tile import NOTHING, TILE, bits_at, load, ordered, run_keys
 from ..machine.vector import (
-    bits_of,
-    halves_of,
     larger_bits,
     larger_signed,
-    largest_lane,
-    load_lanes,
     smaller_bits,
-    smallest_lane,
     store_lanes,
-    words_of,
 )
 
 LANES, LANE_BITS = np.uint64(4), np.uint64(2)
@@ -43,54 +35,12 @@ FINITE = np.uint64(255)
 """Exponent fields of finite numbers."""
 COUNTED = np.uint64(1 << 31)
 """Numbers after which counters are emptied at the latest."""
-FETCHED = np.uint64(32)
-"""Cache lines that are asked for ahead of time."""
-NOTHING = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
-"""Lowest and highest key of no numbers."""
 ENDS = np.uint64(3)
 """Outermost numbers that are kept of each column."""
 ROWS = np.uint64(8)
 """Rows that are taken together, twice four."""
 PANEL = np.uint64(64)
 """Neighbors of different blocks that are taken together: whole cache lines, counters that fit a cache."""
-
-
-def _bits_at(x: Any, at: Any) -> Any:
-    """Load a cache line as integers: 16 words of float32, 32 halves of 16-bit numbers."""
-
-
-@overload(_bits_at, inline="always")
-def _bits_at_overload(x: Any, at: Any) -> Any:
-    if x.dtype == types.float32:
-
-        def load(x: Any, at: Any) -> Any:
-            return bits_of(load_lanes(x, at))
-
-    else:
-
-        def load(x: Any, at: Any) -> Any:
-            return load_lanes(x, at)
-
-    return load
-
-
-def _ends(x: Any, most: Any, least: Any, top: Any) -> Any:
-    """Return the outermost lanes: largest and smallest without sign, and largest with it."""
-
-
-@overload(_ends, inline="always")
-def _ends_overload(x: Any, most: Any, least: Any, top: Any) -> Any:
-    def of_words(x: Any, most: Any, least: Any, top: Any) -> Any:
-        sign = np.uint32(0x80000000)
-        greatest = np.uint32(largest_lane(top ^ words_of(sign)) ^ sign)
-        return float32_of(largest_lane(most)), float32_of(smallest_lane(least)), float32_of(greatest)
-
-    def of_halves(x: Any, most: Any, least: Any, top: Any) -> Any:
-        sign = np.uint16(0x8000)
-        greatest = np.uint16(largest_lane(top ^ halves_of(sign)) ^ sign)
-        return largest_lane(most), smallest_lane(least), greatest
-
-    return of_words if x.dtype == types.float32 else of_halves
 
 
 def _widened(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
@@ -120,35 +70,6 @@ def widened(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
 
 
 @device
-def run_keys(x: Any, at: Any, end: Any, low: Any, high: Any) -> Any:
-    """Return ``low`` and ``high`` widened to the keys of ``x[at:end]``.
-
-    Without sign, the largest bits are the lowest negative number, if there is one, and the smallest the
-    lowest positive one, else the highest number; with sign, the largest are the highest positive one. So no
-    lane has to be converted to a key.
-    """
-    step = np.uint64(LINE // x.itemsize)
-    ahead = step * FETCHED
-    if at + step <= end:
-        first = _bits_at(x, at)
-        most, least, top = first, first, first
-        at += step
-        while at + step <= end:
-            prefetch(x, at + ahead)
-            bits = _bits_at(x, at)
-            most, least, top = larger_bits(most, bits), smaller_bits(least, bits), larger_signed(top, bits)
-            at += step
-        for found in _ends(x, most, least, top):
-            key = np.int32(ordered(found))
-            low, high = min(low, key), max(high, key)
-    while at < end:
-        key = np.int32(ordered(x[at]))
-        low, high = min(low, key), max(high, key)
-        at += np.uint64(1)
-    return low, high
-
-
-@device
 def extreme_keys(
     x: Any, outer: Any, blocks: Any, inner: Any, lows: Any, highs: Any, first: Any, last: Any
 ) -> None:
@@ -165,8 +86,8 @@ def extreme_keys(
 def ends_of_rows(x: Any, at: Any, blocks: Any) -> Any:
     """Return the ends of a cache line's columns in four rows, as :func:`run_keys` takes them."""
     third = at + blocks + blocks
-    p, q = _bits_at(x, at), _bits_at(x, at + blocks)
-    r, s = _bits_at(x, third), _bits_at(x, third + blocks)
+    p, q = bits_at(x, at), bits_at(x, at + blocks)
+    r, s = bits_at(x, third), bits_at(x, third + blocks)
     return (
         larger_bits(larger_bits(p, q), larger_bits(r, s)),
         smaller_bits(smaller_bits(p, q), smaller_bits(r, s)),
@@ -184,9 +105,9 @@ def take_rows(x: Any, at: Any, blocks: Any, lanes: Any, b: Any) -> None:
     most, least, top = larger_bits(most, also[0]), smaller_bits(least, also[1]), larger_signed(top, also[2])
     second = b + blocks
     third = second + blocks
-    store_lanes(lanes, b, larger_bits(_bits_at(lanes, b), most))
-    store_lanes(lanes, second, smaller_bits(_bits_at(lanes, second), least))
-    store_lanes(lanes, third, larger_signed(_bits_at(lanes, third), top))
+    store_lanes(lanes, b, larger_bits(bits_at(lanes, b), most))
+    store_lanes(lanes, second, smaller_bits(bits_at(lanes, second), least))
+    store_lanes(lanes, third, larger_signed(bits_at(lanes, third), top))
 
 
 @device

@@ -14,7 +14,7 @@ from numba.extending import overload
 
 from ..encode.block_scales import power_of
 from ..machine.intrinsics import bits32, device, inlined, prefetch_far, scratch
-from ..machine.tile import FLOAT32, TILE, value_of_key
+from ..machine.tile import FLOAT32, NOTHING, TILE, run_keys, value_of_key
 from ..machine.vector import (
     HALF,
     STEP,
@@ -31,7 +31,7 @@ from ..machine.vector import (
     wide_floats,
     words_of,
 )
-from .count import FINITE, FRACTION_BITS, NOTHING, PANEL, run_keys, widened
+from .count import FINITE, FRACTION_BITS, PANEL, widened
 
 FRACTION = np.uint64(0x7FFFFF)
 MAGNITUDE = np.uint32(0x7FFFFFFF)
