@@ -27,8 +27,10 @@ from ...params import QuantizationParams
 from ...schemes import Scheme
 from ...tensor import QuantizedTensor
 
-_FEW = 64
-"""Numbers that are added one by one."""
+_FEW, _PIECE = 64, 1 << 13
+"""Numbers that are added one by one, and those whose temporaries stay in the first caches."""
+_FIELD, _LAST_PLACE = 0x7FF, 1075
+"""Exponent field of doubles that are not finite, and what a field is above the exponent of the last bit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,11 @@ def exact_sum(numbers: Iterable[float] | npt.NDArray[np.float64]) -> tuple[float
     >>> exact_sum([])
     ()
     """
-    rest = _by_exponent(numbers) if isinstance(numbers, np.ndarray) else list(numbers)
+    if isinstance(numbers, np.ndarray):
+        pieces = (numbers[at : at + _PIECE] for at in range(0, len(numbers), _PIECE))
+        rest = [number for piece in pieces for number in _by_exponent(piece)]
+    else:
+        rest = list(numbers)
     parts = []
     while part := math.fsum(rest):
         parts.append(part)
@@ -147,17 +153,21 @@ def exact_sum(numbers: Iterable[float] | npt.NDArray[np.float64]) -> tuple[float
 def _by_exponent(x: npt.NDArray[np.float64]) -> list[float]:
     """Return few numbers with the exact sum of ``x``: that of the upper and lower bits of each exponent.
 
-    Of integers below 2**27, doubles hold sums of 2**26 of them. ``x`` itself if it is not finite.
+    Of integers below 2**27, doubles hold sums of a piece. ``x`` itself if it is not finite.
     """
-    if x.size < _FEW or x.size > 1 << 26 or not np.isfinite(x).all():
+    bits = x.view(np.int64)
+    field = (bits >> 52) & _FIELD
+    if x.size < _FEW or field.max() == _FIELD:
         return list(map(float, x))
-    fractions, exponents = np.frexp(x)
-    whole, least = np.ldexp(fractions, 53).astype(np.int64), int(exponents.min())
-    at = exponents - least
+    whole = (bits & ((1 << 52) - 1)) | (np.minimum(field, 1) << 52)
+    if (bits < 0).any():
+        whole = np.where(bits < 0, -whole, whole)
+    field = np.maximum(field, 1)  # numbers without a leading bit have the exponent of the next ones
+    least = int(field.min())
     found = []
-    for bits, shift in ((whole >> 26, 27), (whole & ((1 << 26) - 1), 53)):
-        sums = np.bincount(at, weights=bits)
-        found += np.ldexp(sums, np.arange(least, least + len(sums)) - shift).tolist()
+    for part, shift in ((whole >> 26, 26), (whole & ((1 << 26) - 1), 0)):
+        sums = np.bincount(field - least, weights=part)
+        found += np.ldexp(sums, np.arange(least, least + len(sums)) + (shift - _LAST_PLACE)).tolist()
     return found
 
 
