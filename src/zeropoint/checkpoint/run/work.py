@@ -254,8 +254,9 @@ class _Writer:
 
     def take(self, part: torch.Tensor, first: int) -> None:
         """Take what rows from ``first`` on give of each line: all is written when the last ones are there."""
-        width = self.span.size // max(1, len(part) * part.itemsize) if part.ndim > 1 else 0
-        if part.ndim == 1 or part.shape[1] == width:
+        across = tuple(part.shape[1:])
+        width = self.span.size // max(1, len(part) * part.itemsize) if across else 0
+        if across in {(), (width,)}:
             return self.write(part)
         if self._lines is None:
             self._lines = torch.empty(len(part), width, dtype=part.dtype)
