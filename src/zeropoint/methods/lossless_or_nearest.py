@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -18,13 +18,15 @@ from ..layout.packing import pack
 from ..params import QuantizationParams
 from ..schemes import Granularity, Scheme
 from ..schemes.structure import stored_numbers
-from ..stats import Accumulator
 from ..tensor import QuantizedTensor
 from .lossless import METHOD as LOSSLESS
 from .lossless import recoded
 from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
 from .nearest import METHOD as NEAREST
 from .registry import LOSSLESS_OR_NEAREST
+
+if TYPE_CHECKING:  # statistics are loaded where they are needed
+    from ..stats import Accumulator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -12,10 +12,12 @@ from ..functional import quantize, quantize_part
 from ..ops.scale_search import WHOLE_BYTES
 from ..params import QuantizationParams
 from ..schemes import Granularity, Scheme
-from ..stats import Accumulator
 from ..tensor import QuantizedTensor
 from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
 from .registry import NEAREST
+
+if TYPE_CHECKING:  # statistics are loaded where they are needed
+    from ..stats import Accumulator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

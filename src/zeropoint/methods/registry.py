@@ -54,13 +54,21 @@ def method_named(name: str, *, of_files: bool = False) -> Method:
         >>> method_named("nearest").needs
         mappingproxy({})
     """
-    known = methods()
     text = str(name)  # of anything, a list too, which is no key of a mapping
-    found = known.get(text) or _spelled(text)
+    found = _of_module(text) or methods().get(text) or _spelled(text)
     if found is None:
-        offered = [each for each in known if not (of_files and each in _OF_MODELS)]
+        offered = [each for each in methods() if not (of_files and each in _OF_MODELS)]
         raise RecipeError(f"method {name!r} is unknown; {near_misses(text, offered)}")
     return found
+
+
+@functools.lru_cache(maxsize=256)
+def _of_module(text: str) -> Method | None:
+    """Return the method of the module called ``text``, without loading the others, or None."""
+    package = __name__.rpartition(".")[0]
+    if text not in {found.name for found in pkgutil.iter_modules(import_module(package).__path__)}:
+        return None
+    return getattr(import_module(f"{package}.{text}"), "METHOD", None)
 
 
 @functools.lru_cache(maxsize=256)

@@ -240,7 +240,7 @@ class Placements:
         self._config = actions.floats.source.config or {}
         files = self._container.files(source.shards)
         self._actions, self._entries = actions, actions.floats.source.entries
-        self._of = source, codec
+        self._of, self._weight = (source, codec), functools.lru_cache(_RECENT)(self._make_weight)
         self._origins = (*actions.restored, *actions.added)
         self._shards = tuple(dict.fromkeys(files))
         self.layers: tuple[LayerScheme, ...] = tuple(
@@ -391,7 +391,7 @@ class Placements:
     def _written(self, number: int) -> Placement:
         return Placement.written(self._origin(number), self.at(number))
 
-    def _weight(self, number: int) -> Placement:
+    def _make_weight(self, number: int) -> Placement:
         entry, layer = self._entries.at(self._entry[number]), self.layers[self._layer[number]]
         matrix = self._matrices(entry, layer)[max(0, self._matrix[number])]
         first, share = self._first[number], self._share[number]
@@ -486,7 +486,7 @@ class Placements:
         return FiledTensor(form=form, dtype=spec.dtype, shape=spec.shape, nbytes=self._sizes[kind])
 
 
-_matrices = functools.lru_cache(maxsize=8)(matrices)
+_matrices, _RECENT = functools.lru_cache(maxsize=8)(matrices), 256
 
 
 def _specs(layer: LayerScheme, matrix: WeightMatrix, entry: TensorEntry) -> Sequence[TensorSpec]:
