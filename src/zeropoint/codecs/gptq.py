@@ -69,6 +69,7 @@ from .words import (
     with_scales,
     word_record,
     words_of,
+    words_of_one,
     words_of_rows,
 )
 
@@ -376,8 +377,10 @@ class Gptq(Codec):
         data = q.data ^ _shift(columns, bits) if WORD % bits else q.data
         codes = words_of_rows(data, q.scheme, (rows, columns), _order(bits))
         scales = q.scales[0].t().contiguous()
-        zeros = torch.full(scales.shape, half - 1) if q.zero_point is None else q.zero_point.t().long() + half
-        return {CODES: codes, ZEROS: words_of(zeros.contiguous(), bits), SCALES: scales}
+        if q.zero_point is None:
+            return {CODES: codes, ZEROS: words_of_one(half - 1, *scales.shape, bits), SCALES: scales}
+        zeros = (q.zero_point.t().long() + half).contiguous()
+        return {CODES: codes, ZEROS: words_of(zeros, bits), SCALES: scales}
 
     def constants(
         self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]

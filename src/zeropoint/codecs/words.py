@@ -9,6 +9,7 @@ This module knows how fields fill words and what the layouts share; each has a c
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 
@@ -45,6 +46,12 @@ def words_of(fields: torch.Tensor, bits: int) -> torch.Tensor:
     """Return rows of unsigned fields as rows of int32 words, low bits first; a row must fill whole words."""
     stream = packing.pack(fields, bits)
     return stream.reshape(-1).view(torch.int32).view(len(fields), -1)
+
+
+@functools.lru_cache(maxsize=8)
+def words_of_one(field: int, rows: int, count: int, bits: int) -> torch.Tensor:
+    """Return rows of ``count`` fields of one number as rows of words; the same tensor each time."""
+    return words_of(torch.full((rows, count), field), bits)
 
 
 def fields_of(words: torch.Tensor, bits: int) -> torch.Tensor:

@@ -277,6 +277,7 @@ def _quantize_tile(
     weight: Placement, files: Files, tile: Tile, means: tuple[LayerData, Scratch], writers: list[_Writer]
 ) -> TensorError:
     (data, scratch), by_rows = means, weight.axis == ROWS
+    first = tile.rows.start == tile.columns.start == 0
     x, codes = _read(weight, files, tile, scratch.buffer)
     layer = weight.layer if data.mean is None else weight.layer.codec.known(weight.layer, data.mean)
     codec, index, given = layer.codec, group_index(layer), x
@@ -288,9 +289,10 @@ def _quantize_tile(
         made = scratch.quantize(given, layer.weight, method_named(weight.method), replace(data, codes=codes))
         q, known = made.q, made.errors
         tensors = codec.encode(layer, q)
-        constants = codec.constants(layer, q.params, weight.shape) | order
-        if codes is not None or data.mean is not None:
-            # What is measured and checked is what loaders read.
+        # What is measured and checked is what loaders read, where that may be something else.
+        reads = codes is not None or data.mean is not None
+        constants = codec.constants(layer, q.params, weight.shape) | order if first or reads else {}
+        if reads:
             start = tile[weight.axis].start
             q = layer.codec.decode(layer, tensors | constants, start=start, shape=q.shape, dtype=q.dtype)
             known = known if known is not None and x is given and _same(q, made.q) else None
@@ -301,7 +303,7 @@ def _quantize_tile(
             _require_equal(layer, x, q)
     except ZeropointError as error:
         raise _named(error, weight, files, tile, scratch.buffer) from error
-    if tile.rows.start == tile.columns.start == 0:
+    if first:
         tensors |= constants
     by_name = {codec.tensor_name(weight.module, suffix): tensor for suffix, tensor in tensors.items()}
     for writer in writers:
