@@ -9,7 +9,7 @@ from ..decode.steps import can_decode_steps, decode_steps
 from ..encode.rows import parameter_row
 from ..encode.steps import values_in_order
 from ..machine.descriptor import ZERO_NONE
-from ..machine.intrinsics import device, float32_of, scratch
+from ..machine.intrinsics import device, float32_of, inlined, scratch
 from ..machine.pack import load_codes
 from ..machine.tile import TILE, clear, factor_cut, factor_shift, fetch_ahead, load, spread
 from ..machine.vector import (
@@ -66,6 +66,29 @@ def measure_steps(
     largest = place + np.uint64(2)
     sums[largest] = max(sums[largest], np.float64(float32_of(largest_lane(worst))))
     return sum_of_words(clipped)
+
+
+@inlined
+def measure_lines(
+    x: Any, at: Any, count: Any, decoded: Any, factors: Any, zeros: Any, added: Any, shift: Any, extent: Any,
+    sums: Any, clipped: Any, row: Any, lines: Any,
+) -> None:  # fmt: skip
+    """Add the figures of ``count`` values of each of ``lines`` rows; see :func:`measure_steps`."""
+    for line in range(lines):
+        clipped[row + line] += np.int64(
+            measure_steps(
+                x, at, line * count, count, decoded, factors, zeros, added, shift, extent, sums, row + line
+            )
+        )
+
+
+@device
+def start_rows(sums: Any, clipped: Any, row: Any, lines: Any) -> None:
+    """Set the figures of ``lines`` rows from ``row`` on to those of no values."""
+    for i in range(np.uint64(3) * row, np.uint64(3) * (row + lines)):
+        sums[i] = np.float64(0)
+    for i in range(row, row + lines):
+        clipped[i] = np.int64(0)
 
 
 @device
@@ -146,9 +169,7 @@ def measure_rows(
         end = at + layout.cols * lines
         block_at = parameter_row(layout, r)
         byte_at = r * layout.row_bytes
-        for line in range(r, r + lines):
-            sums[np.uint64(3) * line : np.uint64(3) * line + np.uint64(3)] = 0
-            clipped[line] = 0
+        start_rows(sums, clipped, r, lines)
         while at < end:
             span = min(end - at, fit * layout.block)
             blocks = (span + layout.block - np.uint64(1)) // layout.block
@@ -179,14 +200,10 @@ def measure_rows(
                     decode(codes, n, element, table, factors, offsets, decoded)
                 byte_at += (n * layout.bits + np.uint64(7)) // np.uint64(8)
                 if whole:
-                    each = n // lines
-                    for line in range(lines):
-                        clipped[r + line] += np.int64(
-                            measure_steps(
-                                x, at + chunk, line * each, each, decoded, own, own_zeros, own_added, shift,
-                                extent, sums, r + line,
-                            )
-                        )  # fmt: skip
+                    measure_lines(
+                        x, at + chunk, n // lines, decoded, own, own_zeros, own_added, shift, extent, sums,
+                        clipped, r, lines,
+                    )  # fmt: skip
                 else:
                     if adds.size > 0:
                         add_blocks(own_added, n, layout.block, tile, decoded)
