@@ -486,7 +486,7 @@ class Placements:
         return FiledTensor(form=form, dtype=spec.dtype, shape=spec.shape, nbytes=self._sizes[kind])
 
 
-_matrices, _RECENT = functools.lru_cache(maxsize=8)(matrices), 256
+_matrices, _RECENT = functools.lru_cache(maxsize=8)(matrices), 32
 
 
 def _specs(layer: LayerScheme, matrix: WeightMatrix, entry: TensorEntry) -> Sequence[TensorSpec]:

@@ -133,7 +133,7 @@ def _values(keys: Any, runs: Runs, dtype: torch.dtype) -> Extremes:
         numbers = bits.astype(np.int16).view(np.float16)
     else:
         numbers = (bits if wide else bits << 16).view(np.float32)
-    both = torch.from_numpy(numbers.astype(np.float64) + 0.0)
+    both = torch.from_numpy(numbers).double() + 0.0  # of any NaN; NumPy's cast warns of some
     return both[0], both[1]
 
 
