@@ -53,15 +53,17 @@ class Commit:
             self.start()
 
     def start(self) -> None:
-        """Begin to make all results durable. Raises CheckpointError when the disk failed before."""
-        self._finish()
+        """Begin to make all results durable, after others. Raises CheckpointError when the disk failed."""
+        if self._running is not None and self._running.done():
+            self._finish()
         pending, self._pending = self._pending, []
         self._bytes, self._since = 0, time.monotonic()
         if not pending:
             return
         try:
-            self._running = self._thread.submit(self._write, pending)
+            self._running = self._thread.submit(self._write, pending, self._running)
         except RuntimeError:  # the system gives no more threads
+            self._finish()
             self._write(pending)
 
     def flush(self) -> None:
@@ -90,7 +92,9 @@ class Commit:
         """Wait for what was begun, whatever comes of it."""
         self._thread.shutdown()
 
-    def _write(self, pending: Sequence[Done]) -> None:
+    def _write(self, pending: Sequence[Done], before: Future[None] | None = None) -> None:
+        if before is not None:
+            before.result()  # in this thread, so it has ended; what follows a failure never counts
         for file in sorted({self._units[result.number].file for result in pending}):
             with self._partials.open(file) as descriptor:
                 os.fdatasync(descriptor)
