@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from tests.faults.calls import Layer, pauses
 from tests.faults.stage import Stage, digests
 
 from zeropoint.checkpoint.run.commit import Commit
-from zeropoint.checkpoint.run.work import Done, Scanned
 from zeropoint.cli.main import main
 
 
@@ -50,9 +49,9 @@ def test_a_disk_that_takes_its_time_leaves_the_number_of_calls_as_it_is(
     _, quick = stage.run()
     write = Commit._write
 
-    def slow(self: Commit, pending: Sequence[Scanned | Done]) -> None:
+    def slow(self: Commit, *given: Any) -> None:
         time.sleep(0.05)
-        write(self, pending)
+        write(self, *given)
 
     monkeypatch.setattr(Commit, "_write", slow)
     stage.clear()

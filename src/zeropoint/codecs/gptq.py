@@ -270,19 +270,18 @@ class Gptq(Codec):
 
     name = "gptq"
     title = "the layout of GPTQ"
-    presets = MappingProxyType(
-        {
-            "w4a16": Preset(weight="int4:g128:scale=float16"),
-            "w4a16_asym": Preset(weight="int4:g128:scale=float16:asym"),
-            "w8a16": Preset(weight="int8:g128:scale=float16"),
-        }
-    )
+    presets = MappingProxyType({
+        "w4a16": Preset(weight="int4:g128:scale=float16"),
+        "w4a16_asym": Preset(weight="int4:g128:scale=float16:asym"),
+        "w8a16": Preset(weight="int8:g128:scale=float16"),
+    })  # fmt: skip
     defaults = MappingProxyType({"scale": "float16"})
     parts = MappingProxyType({CODES: True, ZEROS: True, SCALES: False, GROUPS: False})
     engines = rules({
         TRANSFORMERS: _transformers, VLLM: _vllm, TENSORRT: words.tensorrt, LLAMA_CPP: decoded_first,
     })  # fmt: skip
     methods = (QUANT_METHOD,)
+    negative_scales = True
 
     def layout(self, layer: LayerScheme) -> str:
         """See :class:`Codec`."""

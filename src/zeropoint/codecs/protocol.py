@@ -219,6 +219,7 @@ class Codec(Protocol):
         container: name of the container, in ``containers.CONTAINERS``.
         defaults: options that a weight scheme takes where it does not say otherwise.
         parts: suffixes of its tensors, and whether one alone says that a weight is in this layout.
+        negative_scales: whether tools write negative scales of integers, as auto-round does.
         input_names: of tensors for static inputs, or None where it holds none.
         cache: where scales of a cache of keys and values lie, or None where it holds none.
         usual: engines that its files are for, the first of which may refuse a result.
@@ -235,6 +236,7 @@ class Codec(Protocol):
     container: str = "safetensors"
     defaults: Mapping[str, str] = MappingProxyType({})
     parts: Mapping[str, bool] = MappingProxyType({})
+    negative_scales: bool = False
     input_names: InputNames | None = None
     cache: CacheScales | None = None
     usual: tuple[str, ...] = (TRANSFORMERS, VLLM)

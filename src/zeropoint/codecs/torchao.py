@@ -83,12 +83,7 @@ def class_of(weight: Scheme) -> str | None:
     found = packed.class_of(weight)
     if found is not None:
         return found
-    if (
-        weight.beyond_factors is not None
-        or len(weight.scales) != 1
-        or weight.offsets
-        or blocks(weight)[0] != 1
-    ):
+    if weight.chained is not None or len(weight.scales) != 1 or weight.offsets or blocks(weight)[0] != 1:
         return None
     element, (level,), group = weight.element, weight.scales, blocks(weight)[1]
     stored = None if level.format is None else FILE_DTYPES.get(storage_dtype(level.format))

@@ -86,7 +86,7 @@ class HalfQuadratic:
 
         >>> w = torch.tensor([[0.0, 0.4, 0.4, 0.4, 0.4, 3.0]])
         >>> METHOD.quantize(w, Scheme.parse("uint2:channel:asym=real")).q.dequantize()
-        tensor([[0.3426, 0.3426, 0.3426, 0.3426, 0.3426, 3.3426]])
+        tensor([[0.2667, 0.2667, 0.2667, 0.2667, 0.2667, 3.2667]])
         """
         refusal = self.refusal(scheme)
         if refusal is not None:

@@ -30,8 +30,28 @@ _DEFAULTS = {"scale": LINEAR, "offset": MINIMUM, "center": MEAN}
 """What a format alone means, of the finest level."""
 
 
+def chained(scheme: Scheme) -> str | None:
+    """Return what ``scheme`` has beyond positive scales in formats of floats, or None."""
+    if (
+        beyond_factors(scheme) is None
+        and scheme.zero_point.value == "none"
+        and _one_linear(scheme)
+        and scheme.dialect.small_scales.of_zeros == 0.0
+        and not scheme.scales[0].picks(Pick.SIGNED)
+    ):
+        return "scales of zero"
+    return _beyond(scheme, signed=False)
+
+
 def beyond_factors(scheme: Scheme) -> str | None:
-    """Return what decoding takes beyond codes, less their zero points, times scales in formats of floats."""
+    """Return what there is beyond codes, less their zero points, times scales in formats of floats, or None.
+
+    Signed scales are factors, too.
+    """
+    return _beyond(scheme, signed=True)
+
+
+def _beyond(scheme: Scheme, *, signed: bool) -> str | None:
     if scheme.element.reads_sign:
         return "scales whose sign chooses elements"
     if scheme.offsets:
@@ -39,24 +59,15 @@ def beyond_factors(scheme: Scheme) -> str | None:
     if scheme.center is not None:
         return "centered scales"
     for level in scheme.scales:
+        if level.picks(Pick.SIGNED) and not signed:
+            return "signed scales"
+        if level.stores(Store.LATE):
+            return "scales that are rounded after elements were encoded"
         if not level.rule.power_of_two and not level.holds_floats:
             return f"scales of level {level}"
     if scheme.zero_point.value != "none" and not _one_linear(scheme):
         return "zero points under several levels or powers of two"
     return None
-
-
-def chained(scheme: Scheme) -> str | None:
-    """Return what ``scheme`` has beyond positive scales in formats of floats, or None."""
-    for level in scheme.scales:
-        if level.picks(Pick.SIGNED):
-            return "signed scales"
-        if level.stores(Store.LATE):
-            return "scales that are rounded after elements were encoded"
-    beyond = beyond_factors(scheme)
-    if beyond is None and _one_linear(scheme) and scheme.zero_point.value == "none":
-        return "scales of zero" if scheme.dialect.small_scales.of_zeros == 0.0 else None
-    return beyond
 
 
 def _one_linear(scheme: Scheme) -> bool:

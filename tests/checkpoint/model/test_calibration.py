@@ -341,8 +341,6 @@ def test_static_inputs_are_resumed_to_the_same_bytes_and_need_data(source: Path,
 
 
 def test_static_inputs_have_no_place_in_layouts_that_hold_none(source: Path, tmp_path: Path) -> None:
-    recipe = RecipeText(
-        text="default: {weight: 'float8_e4m3fn:block128x128', input: 'float8_e4m3fn:tensor static'}"
-    )
-    with pytest.raises(ZeropointError, match="have no place in the fp8 layout of blocks; make it dynamic"):
-        zp.quantize_checkpoint(source, tmp_path / "out", recipe, format="fp8-block", calibration=ids())
+    recipe = RecipeText(text="default: {weight: 'int4:g32:scale=float16', input: 'int8:tensor static'}")
+    with pytest.raises(ZeropointError, match="have no place in the layout of GPTQ; make it dynamic"):
+        zp.quantize_checkpoint(source, tmp_path / "out", recipe, format="gptq", calibration=ids())

@@ -183,7 +183,7 @@ def _layers(
             given = input_quantizer(layer, stored.reader.input_of(layer.module), source, files)
             lines = read_lines(layer, files, 0, layer.shape[0])
             codes = layer.codec.decode(layer.layer, lines, start=0, shape=layer.shape, dtype=layer.dtype)
-            codes.params.validate(negative_scales=True)
+            codes.params.validate(negative_scales=layer.negative_scales)
             pieces.setdefault(rows.layer, []).append(_Piece(rows.index, codes, given))
     made = {}
     for name, own in pieces.items():

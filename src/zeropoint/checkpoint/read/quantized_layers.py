@@ -58,6 +58,11 @@ class StoredLayer:
         return self.layer.codec
 
     @property
+    def negative_scales(self) -> bool:
+        """Whether its scales may be negative: of integers, where tools write them."""
+        return self.codec.negative_scales and self.weight.element.is_integer
+
+    @property
     def codes(self) -> TensorEntry:
         """The tensor of its codes."""
         return next(iter(self.tensors.values()))

@@ -212,7 +212,7 @@ class LayerPart(Check):
         if damage is not None:
             self.report(f"{self._where()}: {damage}")
         try:
-            q.params.validate(negative_scales=True)
+            q.params.validate(negative_scales=layer.negative_scales)
         except ZeropointError as error:
             self.report(f"{self._where()}: {error}")
         if self.problems:

@@ -47,6 +47,7 @@ class CompressedTensors(Codec):
     input_names = InputNames("input_scale", "input_zero_point", "input_global_scale")
     cache = CacheScales("k_scale", "v_scale", shape=(1,), dtype=None)
     parts = MappingProxyType({**dict.fromkeys(OWN, True), WEIGHT: False})
+    negative_scales = True
     engines = RULES
     methods = (QUANT_METHOD,)
 
