@@ -12,7 +12,10 @@ one after the other):
     mxfp4     4: float4_e2m1fn     32            ``scale * code``, scales float8_e8m0fnu
     mxfp8     8: float8_e4m3fn     32            likewise
     nvfp4     4: float4_e2m1fn     16            ``scale * code``, scales float8_e4m3fn, none of the tensor:
-                                                 mlx-lm's stacked experts alone have one (``global_scale``)
+                                                 stacked experts alone may have one each (``global_scale``),
+                                                 which is not read
+
+Experts lie in one tensor for each projection, with a first axis more; see :mod:`.mlx_experts`.
 
 The configuration says ``{"group_size": g, "bits": b, "mode": "affine"}`` under ``quantization`` and again
 under ``quantization_config``, with an object of the same kind under the name of a layer that differs. A layer
@@ -31,7 +34,7 @@ from typing import Any
 
 import torch
 
-from ..architectures import Config
+from ..architectures import expert_layout, model_type
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats import IntFormat
 from ..formats.torch_dtypes import format_of, storage_dtype
@@ -43,6 +46,7 @@ from ..schemes.structure import stored_numbers
 from ..tensor import QuantizedTensor
 from .block_extents import blocks
 from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, EngineRule, Facts, Loads, Problem, always, rules
+from .mlx_experts import MlxFormat, stacked
 from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
 from .safetensors_dtypes import FILE_DTYPES
@@ -52,6 +56,9 @@ ENGINE = "mlx-lm"
 WEIGHT, SCALES, BIASES, GLOBAL = "weight", "scales", "biases", "global_scale"
 KEYS = ("quantization", "quantization_config")
 AFFINE = "affine"
+_STACKED = "switch_mlp.{gate,up,down}_proj"
+_RAN = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+"""Families with experts that mlx-lm ran from files written here."""
 BITS, GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
 FLOATS = MappingProxyType({
     "mxfp4": Scheme.parse("float4_e2m1fn:g32:scale=floor"),
@@ -119,14 +126,14 @@ class MlxReader(Reader):
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
         """See :class:`Reader`; ``key`` is the module."""
-        said = self._config.get(key, self._config)
+        said = self._config.get(_module(key), self._config.get(key, self._config))
         if not isinstance(said, dict):
             raise CheckpointError(f"the configuration says {said!r:.40} of it, but it has scales")
         weight = _scheme(said.get("mode", AFFINE), said.get("bits"), said.get("group_size"))
         codes, scales = needed(tensors, WEIGHT, "MLX"), needed(tensors, SCALES, "MLX")
         if len(codes.shape) != 2:
             raise UnsupportedError(
-                f"{WEIGHT} has shape {list(codes.shape)}; only matrices are read, not fused experts"
+                f"{WEIGHT} has shape {list(codes.shape)}; only matrices are read, and experts as {_STACKED}"
             )
         dtype = self._dtype if known is None else known.dtype
         if weight.offsets:
@@ -140,8 +147,10 @@ class MlxReader(Reader):
 
 
 def _engine(facts: Facts) -> Iterator[Problem]:
-    if facts.experts:
-        yield Loads.NO, "it stacks experts under names of its own, which are not written"
+    if facts.experts and expert_layout(facts.family).biased:
+        yield Loads.NO, "it has other names for experts with biases, which are not written"
+    elif facts.experts and model_type(facts.family) not in _RAN:
+        yield Loads.UNCHECKED, f"experts ran there of {', '.join(_RAN)} alone"
     if facts.transposed:
         yield Loads.NO, "weights of Conv1D are not read"
 
@@ -165,6 +174,7 @@ class Mlx(Codec):
     parts = MappingProxyType({SCALES: True, BIASES: True, WEIGHT: False, GLOBAL: False})
     engines = rules(_own)
     methods = ()
+    model_format = MlxFormat()
     usual = (ENGINE,)
     candidates = tuple(f"mlx_int{bits}" for bits in BITS)
 
@@ -234,22 +244,17 @@ class Mlx(Codec):
         """See :class:`Codec`: most layers have the scheme that is said of all, others are named."""
         layers = {module.name: module.layer for module in contents.modules() if module.layer is not None}
         (usual, _), *_ = Counter(layers.values()).most_common(1)
-        other = {name: _said(layer) for name, layer in layers.items() if layer != usual}
+        other = {_module(name): _said(layer) for name, layer in layers.items() if layer != usual}
         clash = sorted(other.keys() & _said(usual).keys())
         if clash:
             raise CheckpointError(f"{printable(clash[0])} names a layer and a number of the configuration")
-        return Documents(section=_said(usual) | other, keys=KEYS, model=_rotary(contents.family))
+        return Documents(section=_said(usual) | other, keys=KEYS)
 
 
-def _rotary(config: Config) -> dict[str, Any]:
-    """Return what ``rope_parameters`` say under the names that mlx-lm 0.32 looks for, unless there."""
-    found = config.get("rope_parameters")
-    if not isinstance(found, Mapping) or "rope_theta" not in found:
-        return {}
-    said = {"rope_theta": found["rope_theta"]}
-    if found.get("rope_type", "default") != "default":
-        said["rope_scaling"] = {key: value for key, value in found.items() if key != "rope_theta"}
-    return {key: value for key, value in said.items() if key not in config}
+def _module(name: str) -> str:
+    """Return the module of mlx-lm that holds a layer: its own, or that of all experts."""
+    found = stacked(name)
+    return name if found is None else found[0]
 
 
 def _said(layer: LayerScheme) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -84,10 +84,12 @@ class ModelFormat:
         mixtures: names of mixtures of types that the engine's own tool gives to a model.
         mixture_method: the method by which that tool quantizes.
         of_importance: the mixtures that the tool does not make without an importance matrix.
+        stack: what is in the names of tensors of which :meth:`parts` may say something.
     """
 
     mixtures: frozenset[str] = frozenset()
     of_importance: frozenset[str] = frozenset()
+    stack: str = ""
     mixture_method: str = ""
 
     def stored_form(self, name: str, shape: tuple[int, ...], config: Config) -> StoredForm | None:
@@ -106,6 +108,17 @@ class ModelFormat:
         """
         return None
 
+    def parts(self, name: str, shape: tuple[int, ...]) -> Sequence[tuple[str, StoredForm]]:
+        """Return the tensors of the model that one of a file holds, with their forms; nothing for itself.
+
+        This is for files that say nothing of the model besides; see :meth:`read` for others.
+
+        Args:
+            name: of the tensor in the file.
+            shape: its shape there.
+        """
+        return ()
+
     def metadata(self, model: ModelFiles) -> Metadata:
         """Return the metadata of a file; here the texts of the source's file.
 
@@ -121,6 +134,14 @@ class ModelFormat:
             config: config.json of the model.
         """
         return ()
+
+    def config_values(self, config: Config) -> Mapping[str, Any]:
+        """Return what config.json must say, too, for engines that look for it under names of their own.
+
+        Args:
+            config: config.json of the model.
+        """
+        return {}
 
     def remarks(self, model: ModelFiles) -> Sequence[str]:
         """Return sentences about what files lack that engines look for.

@@ -198,13 +198,11 @@ class Documents:
         section: ``quantization_config`` of config.json, or None for a layout that needs none.
         keys: of config.json under which it stands.
         files: contents of further files, by file name: bytes, or what is written as JSON.
-        model: what else config.json must say, for engines that look for it in a place of theirs.
     """
 
     section: Mapping[str, Any] | None
     keys: tuple[str, ...] = CONFIG_KEYS[:1]
     files: Mapping[str, Mapping[str, Any] | bytes] = field(default_factory=dict)
-    model: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Codec(Protocol):

@@ -6,7 +6,7 @@ All code that writes or reads quantized checkpoints looks them up here.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import UnsupportedError
 from . import compressed_tensors
 from .protocol import Codec
+from .stored_forms import StoredForm
 
 DEFAULT: Codec = compressed_tensors.CODEC
 """What is written where nobody asks for another."""
@@ -55,6 +56,26 @@ def codec_of(container: str) -> Codec:
         'gguf'
     """
     return next(codec for codec in CODECS.values() if codec.container == container)
+
+
+_PLAIN = {codec.model_format for codec in CODECS.values() if codec.container == DEFAULT.container}
+"""What formats of safetensors files say."""
+STACKS = tuple(found.stack for found in _PLAIN if found.stack)
+"""What is in the names of tensors of which :func:`parts_of` may say something."""
+
+
+def parts_of(name: str, shape: tuple[int, ...]) -> Sequence[tuple[str, StoredForm]]:
+    """Return the tensors of the model that one of a safetensors file holds; nothing where that is itself.
+
+    Args:
+        name: of the tensor in the file.
+        shape: its shape there.
+
+    Example:
+        >>> [name for name, _ in parts_of("a.mlp.switch_mlp.up_proj.weight", (2, 32, 8))]
+        ['a.mlp.experts.0.up_proj.weight', 'a.mlp.experts.1.up_proj.weight']
+    """
+    return next(filter(None, (found.parts(name, shape) for found in _PLAIN)), ())
 
 
 def claiming(quantization: Mapping[str, Any]) -> Codec | None:

@@ -8,7 +8,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
-from ..checkpoint.plan.placement import OutputShard, Placed, Placement, SharedScale
+from ..checkpoint.plan.output_shards import OutputShard, SharedScale
+from ..checkpoint.plan.placement import Placed, Placement
 from ..checkpoint.plan.tensor_parallel import WAYS, Indivisible, indivisible
 from ..checkpoint.plan.verdicts import Verdict, verdicts
 from ..checkpoint.run.advice import partly

@@ -42,7 +42,8 @@ from .cuts import tile_bytes, tile_shape
 from .file_heads import model_files
 from .limits import Limits
 from .origin import Floats, as_floats, unquantized
-from .placement import OutputShard, Placement, Placements, SharedScale
+from .output_shards import OutputShard, SharedScale
+from .placement import Placement, Placements
 from .texts import Text
 
 if TYPE_CHECKING:  # statistics are loaded where they are needed

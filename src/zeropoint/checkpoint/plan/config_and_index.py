@@ -50,7 +50,9 @@ def index_and_config(
     if source.config is not None and source.config_text is not None:
         text = source.config_text
         if config:
-            text = insert_config(text, config, documents.keys, documents.model)
+            text = insert_config(
+                text, config, documents.keys, codec.model_format.config_values(source.config)
+            )
         texts[CONFIG] = readable(Text.of(text))
     elif config:
         texts[WEIGHTS_ONLY_CONFIG] = readable(Text.of(json.dumps({CONFIG_KEY: config}, indent=2) + "\n"))

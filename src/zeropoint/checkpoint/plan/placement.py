@@ -40,6 +40,7 @@ from .file_heads import model_files
 from .joined_rows import FiledTensor, joined_rows
 from .limits import value_bytes
 from .origin import Origin
+from .output_shards import OutputShard
 from .texts import Text
 
 Files = Mapping[Place, OpenFile]
@@ -205,28 +206,6 @@ class Placement:
         return range(first, first + len(rows) * self.step, self.step)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedScale:
-    """Weights whose tensor scale is that of all of them, and the shards in which they lie."""
-
-    modules: tuple[str, ...]
-    shards: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputShard:
-    """A file to write: its name, its header and its size."""
-
-    name: str
-    head: Text
-    size: int
-
-    @property
-    def header(self) -> bytes:
-        """Its first bytes."""
-        return bytes(self.head)
-
-
 class Placements:
     """What becomes of all tensors, numbered: those that are kept, restored and added, and weights.
 
@@ -256,6 +235,7 @@ class Placements:
         self._begins = array("q", [0]) * len(self._kind)
         self._sizes = [self._spec_bytes(self._specs[n]) for n in range(len(self._specs))]
         kept, self._base = len(actions.kept), len(actions.kept) + len(self._origins)
+        self._gather()
         self.all: Sequence[Placement] = Made(self._base + len(self._entry), self._placement)
         self.kept: Sequence[Placement] = Made(kept, self._written)
         self.restored: Sequence[Placement] = Made(len(actions.restored), lambda n: self._written(kept + n))
@@ -314,8 +294,11 @@ class Placements:
         )  # fmt: skip
 
     def files(self) -> Iterator[tuple[str, str]]:
-        """Yield each output tensor's name, in order, with the name of its file."""
-        return ((self._name(number), self._shards[self._file[number]]) for number in self._order)
+        """Yield the name of each tensor of the files, in the order of those of the model, and its file."""
+        for number in self._order:
+            form = self._filed(number).form
+            if form.part is None or form.part[0] == 0:
+                yield form.name, self._shards[self._file[number]]
 
     def owner(self, number: int) -> int:
         """Return the number among ``all`` of what the output tensor at a place by name comes from."""
@@ -350,6 +333,16 @@ class Placements:
         for number, share in enumerate(self._share):
             if shares[share] < 2:
                 self._share[number] = -1
+
+    def _gather(self) -> None:
+        """Give the parts of one tensor of a file the file of the first of them."""
+        files: dict[str, int] = {}
+        if not self._codec.model_format.stack or len(self._shards) == 1:
+            return
+        for number, file in enumerate(self._file):
+            form = self._filed(number).form
+            if form.part is not None:
+                self._file[number] = files.setdefault(form.name, file)
 
     def _matrices(self, entry: TensorEntry, layer: LayerScheme) -> list[WeightMatrix]:
         return _matrices(entry, self._actions.floats.experts, fused=layer.codec.fuses(layer))

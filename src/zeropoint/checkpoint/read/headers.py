@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 from ...codecs.containers import container_of
 from ...codecs.containers.protocol import Found
 from ...codecs.model_format import FileModel
-from ...codecs.registry import codec_of
+from ...codecs.registry import STACKS, codec_of, parts_of
+from ...codecs.stored_forms import StoredForm
 from ...errors import CheckpointError, printable
 from .file_names import is_own, is_plain
 from .object_store import RemotePath, Stamp
@@ -59,17 +62,45 @@ def _entries(path: Place, found: Sequence[Found], model: FileModel | None) -> En
     forms = [((each.row.name, None),) for each in found] if model is None else model.forms
     entries = Entries()
     for (row, begin, other, use), parts in zip(found, forms, strict=True):
-        nbytes = row.nbytes // max(1, len(parts))
-        for at, (name, form) in enumerate(parts):
-            entry = TensorEntry(
-                name=name, dtype=row.dtype, shape=row.shape if form is None else form.model_shape(row.shape),
-                begin=begin + at * nbytes, nbytes=nbytes, file=path.parent / other if other else path,
-                form=form, use=use,
-            )  # fmt: skip
+        whole = TensorEntry(
+            name=row.name, dtype=row.dtype, shape=row.shape, begin=begin, nbytes=row.nbytes,
+            file=path.parent / other if other else path, use=use,
+        )  # fmt: skip
+        for entry in _split(whole, parts):
             if not entries.add(entry):
-                twice = printable(name)
+                twice = printable(entry.name)
                 raise CheckpointError(f"two tensors of it are {twice} of the model; export it again")
     return entries
+
+
+def by_parts(entries: Entries) -> Entries:
+    """Return the tensors of the model in safetensors files, of which one may hold several.
+
+    Raises CheckpointError where two have one name.
+    """
+    held = [name for name in entries if any(mark in name for mark in STACKS)]
+    parts = {name: found for name in held if (found := parts_of(name, entries[name].shape))}
+    if not parts:
+        return entries
+    whole = Entries()
+    for entry in itertools.chain.from_iterable(
+        _split(e, parts[e.name]) if e.name in parts else (e,) for e in entries.values()
+    ):
+        if not whole.add(entry):
+            raise CheckpointError(
+                f"{printable(entry.name)} is there twice, alone and among all experts; keep one"
+            )
+    return whole
+
+
+def _split(entry: TensorEntry, parts: Sequence[tuple[str, StoredForm | None]]) -> Iterator[TensorEntry]:
+    """Yield the tensors of the model that one of a file holds one after the other."""
+    nbytes = entry.nbytes // max(1, len(parts))
+    for at, (name, form) in enumerate(parts):
+        shape = entry.shape if form is None else form.model_shape(entry.shape)
+        yield replace(
+            entry, name=name, shape=shape, begin=entry.begin + at * nbytes, nbytes=nbytes, form=form
+        )
 
 
 def inside(root: Place, name: Path | str) -> Place:

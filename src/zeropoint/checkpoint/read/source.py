@@ -29,7 +29,7 @@ from typing import Any
 
 from zeropoint.checkpoint.read import misplaced, storage
 from zeropoint.checkpoint.read.file_names import is_own, is_plain
-from zeropoint.checkpoint.read.headers import inside, read_header
+from zeropoint.checkpoint.read.headers import by_parts, inside, read_header
 from zeropoint.checkpoint.read.index import NUMBERED, check_index, read_index, require_json
 from zeropoint.checkpoint.read.object_store import RemotePath, Stamp, reason
 from zeropoint.checkpoint.read.problems import ObstacleError, listed
@@ -142,7 +142,7 @@ def _single(path: Place) -> Source:
     return Source(
         given=_real(path.parent) / path.name,
         root=_real(path.parent),
-        entries=header.table,
+        entries=by_parts(header.table),
         shards=(path.name, *others),
         metadata=MappingProxyType(dict.fromkeys((path.name, *others), header.metadata)),
         index=None,
@@ -192,7 +192,7 @@ def _directory(root: Place) -> Source:
     return Source(
         given=root,
         root=root,
-        entries=entries,
+        entries=by_parts(entries),
         shards=(*headers, *others),
         metadata=MappingProxyType(
             {shard: header.metadata for shard, header in headers.items()} | {other: {} for other in others}

@@ -13,8 +13,8 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ...codecs.registry import codec_of
-from ...errors import CheckpointError, ZeropointError, count
+from ...codecs.registry import claiming, codec_of
+from ...errors import CheckpointError, ZeropointError, count, printable
 from ...methods import OF_CODES, Bound, methods
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import SHARD, shard_fields
@@ -243,12 +243,23 @@ def _structure(stored: StoredLayers, original: Original) -> list[Problem]:
 
 def _configuration(source: Source, original: Source, *, strict: bool) -> tuple[list[Problem], list[str]]:
     """Return in what config.json differs, and a note about what may be defaults of the tool that wrote it."""
-    found = configuration_differences(source, original)
+    added = _added(source, original)
+    found = [d for d in configuration_differences(source, original) if d.key not in added]
     loose = [] if strict else [difference for difference in found if difference.is_default]
     problems = [Problem(where=CONFIG, what=str(d)) for d in found if d not in loose]
     keys = listed([difference.key for difference in loose])
     rule = "only one side has, which may be defaults that a tool added or left out"
     return problems, [f"{CONFIG} was not compared in keys that {rule}: {keys}"] if loose else []
+
+
+def _added(source: Source, original: Source) -> set[str]:
+    """Return the keys of config.json that its codec says for engines, with the values that it gives them."""
+    said = configuration(source)
+    codec = None if said is None else claiming(said)
+    if codec is None or source.config is None or original.config is None:
+        return set()
+    config, values = source.config, codec.model_format.config_values(original.config)
+    return {printable(key) for key, value in values.items() if config.get(key) == value}
 
 
 class _Work:
