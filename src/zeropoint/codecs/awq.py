@@ -35,7 +35,7 @@ from ..schemes import Preset, Scheme
 from ..tensor import QuantizedTensor
 from . import words
 from .block_extents import blocks
-from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, rules
+from .engines import LLAMA_CPP, MLX_LM, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, rules
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, names_in, needed
 from .safetensors_dtypes import FILE_DTYPES
@@ -111,6 +111,12 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
     yield Loads.PARTLY, "5.23 runs it with gptqmodel 7.7"
 
 
+def _mlx_lm(facts: Facts) -> Iterator[Problem]:
+    if facts.experts:
+        yield Loads.NO, "it does not stack experts in this layout"
+    yield Loads.YES, "0.32 takes the words apart; the value of code 0 is rounded to the dtype of scales there"
+
+
 @dataclass(frozen=True)
 class Awq(Codec):
     """See the module and :class:`Codec`."""
@@ -123,6 +129,7 @@ class Awq(Codec):
     engines = rules({
         TRANSFORMERS: _transformers, VLLM: words.vllm, TENSORRT: words.tensorrt,
         LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
+        MLX_LM: _mlx_lm,
     })  # fmt: skip
     methods = (QUANT_METHOD,)
     negative_scales = True

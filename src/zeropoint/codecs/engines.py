@@ -53,8 +53,8 @@ class Facts:
 
 Problem: TypeAlias = tuple[Loads, str]
 EngineRule: TypeAlias = Callable[[Facts], Iterator[Problem]]
-TRANSFORMERS, VLLM, SGLANG, TENSORRT, LLAMA_CPP, ONNXRUNTIME = ENGINES = (
-    "transformers", "vLLM", "SGLang", "TensorRT-LLM", "llama.cpp", "onnxruntime",
+TRANSFORMERS, VLLM, SGLANG, TENSORRT, LLAMA_CPP, ONNXRUNTIME, MLX_LM = ENGINES = (
+    "transformers", "vLLM", "SGLang", "TensorRT-LLM", "llama.cpp", "onnxruntime", "mlx-lm",
 )  # fmt: skip
 """The engines of which every codec says something, in the order of reports."""
 
@@ -83,16 +83,18 @@ decoded_first = always(
 """The rule of llama.cpp, of layouts that its converter knows."""
 no_safetensors = always(Loads.NO, "it reads ONNX models, no safetensors")
 """The rule of onnxruntime, of layouts in safetensors files."""
+not_read = always(Loads.NO, "it does not read this layout")
 not_checked = always(Loads.UNCHECKED, "nobody has looked at it for this layout")
 
 
 def rules(known: Mapping[str, EngineRule]) -> MappingProxyType[str, EngineRule]:
     """Return a rule for each engine, of a layout in safetensors files.
 
-    known: those that the codec has. SGLang follows vLLM where it is not named; the others are not checked.
+    known: those that the codec has. SGLang follows vLLM where it is not named, mlx-lm reads
+    little but its own layout, and the others are not checked.
 
     >>> list(rules({})) == list(ENGINES)
     True
     """
-    every = dict.fromkeys(ENGINES, not_checked) | {ONNXRUNTIME: no_safetensors}
+    every = dict.fromkeys(ENGINES, not_checked) | {ONNXRUNTIME: no_safetensors, MLX_LM: not_read}
     return MappingProxyType(every | {SGLANG: known.get(VLLM, not_checked)} | dict(known))

@@ -40,6 +40,7 @@ from typing import Any
 
 import torch
 
+from ..architectures import model_type
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats import get_format
 from ..formats.torch_dtypes import storage_dtype
@@ -54,6 +55,7 @@ from .compressed_tensors.layout import SCALE, WEIGHT, Layout
 from .data_scales import CacheScales, InputNames
 from .engines import (
     LLAMA_CPP,
+    MLX_LM,
     TENSORRT,
     TRANSFORMERS,
     VLLM,
@@ -242,6 +244,13 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
     yield Loads.PARTLY, "it quantizes inputs in groups of a block's columns, whatever the scheme says of them"
 
 
+def _mlx_lm(facts: Facts) -> Iterator[Problem]:
+    """Say what the loaders of families say (sanitize in mlx-lm 0.32.2): few look for such weights."""
+    if model_type(facts.family) != "deepseek_v3":
+        yield Loads.NO, "it looks for this layout in DeepSeek-V3 and a few others alone"
+    yield Loads.PARTLY, "it decodes the weights of DeepSeek-V3 to bfloat16"
+
+
 @dataclass(frozen=True)
 class Fp8Block(Codec):
     """See the module and :class:`Codec`."""
@@ -267,7 +276,7 @@ class Fp8Block(Codec):
             Loads.PARTLY,
             "5.23 decodes whole blocks with FineGrainedFP8Config(dequantize=True), and runs codes on a GPU",
         ),
-        VLLM: _vllm, TENSORRT: _vllm, LLAMA_CPP: decoded_first,
+        VLLM: _vllm, TENSORRT: _vllm, LLAMA_CPP: decoded_first, MLX_LM: _mlx_lm,
     })  # fmt: skip
     methods = (QUANT_METHOD,)
     input_names = InputNames(

@@ -29,7 +29,7 @@ from ..params import QuantizationParams
 from ..schemes import Granularity, Preset, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from .block_extents import partial_group
-from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, rules
+from .engines import LLAMA_CPP, MLX_LM, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, rules
 from .protocol import Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, names_in, needed
 
@@ -96,7 +96,7 @@ class GptOss(Codec):
     presets = MappingProxyType({"mxfp4": Preset(weight="float4_e2m1fn:g32:scale=rceil:dialect=gpt-oss")})
     defaults = MappingProxyType({"scale": "rceil", "dialect": "gpt-oss"})
     engines = rules({
-        TRANSFORMERS: _gpt_oss, VLLM: _not_run, TENSORRT: _not_run,
+        TRANSFORMERS: _gpt_oss, MLX_LM: _gpt_oss, VLLM: _not_run, TENSORRT: _not_run,
         LLAMA_CPP: always(Loads.PARTLY, "its converter reads this layout"),
     })  # fmt: skip
     methods = (QUANT_METHOD,)

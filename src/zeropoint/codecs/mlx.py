@@ -45,14 +45,25 @@ from ..schemes import Granularity, Preset, Scheme
 from ..schemes.structure import stored_numbers
 from ..tensor import QuantizedTensor
 from .block_extents import blocks
-from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, EngineRule, Facts, Loads, Problem, always, rules
+from .engines import (
+    LLAMA_CPP,
+    MLX_LM,
+    TRANSFORMERS,
+    VLLM,
+    EngineRule,
+    Facts,
+    Loads,
+    Problem,
+    always,
+    not_read,
+    rules,
+)  # fmt: skip
 from .mlx_experts import MlxFormat, stacked
 from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
 from .safetensors_dtypes import FILE_DTYPES
 from .words import SCALE_DTYPES, fields_of, words_of
 
-ENGINE = "mlx-lm"
 WEIGHT, SCALES, BIASES, GLOBAL = "weight", "scales", "biases", "global_scale"
 KEYS = ("quantization", "quantization_config")
 AFFINE = "affine"
@@ -156,9 +167,9 @@ def _engine(facts: Facts) -> Iterator[Problem]:
 
 
 _own: Mapping[str, EngineRule] = {
-    ENGINE: _engine,
-    TRANSFORMERS: always(Loads.NO, "it does not read this layout"),
-    VLLM: always(Loads.NO, "it does not read this layout"),
+    MLX_LM: _engine,
+    TRANSFORMERS: not_read,
+    VLLM: not_read,
     LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
 }
 
@@ -175,7 +186,7 @@ class Mlx(Codec):
     engines = rules(_own)
     methods = ()
     model_format = MlxFormat()
-    usual = (ENGINE,)
+    usual = (MLX_LM,)
     candidates = tuple(f"mlx_int{bits}" for bits in BITS)
 
     def layout(self, layer: LayerScheme) -> str:

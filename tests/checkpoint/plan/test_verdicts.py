@@ -86,6 +86,8 @@ def test_transformers_loads_what_the_table_says(recipe: str, moe: bool, tmp_path
         ("w8a8", "llama.cpp", Loads.PARTLY, "reads GGUF"),
         ("nvfp4a16", "llama.cpp", Loads.NO, "does not decode nvfp4-pack-quantized"),
         ("w4a16", "onnxruntime", Loads.NO, "ONNX models"),
+        ("w4a16", "mlx-lm", Loads.NO, "DeepSeek-V3 and Kimi K2 alone"),
+        ("nvfp4a16", "mlx-lm", Loads.NO, "DeepSeek-V3 and Kimi K2 alone"),
     ],
 )
 def test_other_engines_have_a_reason_and_were_not_checked(

@@ -10,6 +10,8 @@ says so:
 - TensorRT-LLM: _torch/model_config.py since pull request 10796, which reads one group of float8 layers.
 - llama.cpp: convert_hf_to_gguf.py since pull request 17069, which decodes weights to convert them to GGUF.
 - onnxruntime: ONNX models alone.
+- mlx-lm: ``sanitize`` of models/deepseek_v3.py in release 0.32.2, which ran; for others, load_model in
+  utils.py takes the configuration and then finds none of the names that it looks for.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from ...architectures import expert_layout, model_type, splits_experts, unloadable
-from ...schemes import ZeroPoint
+from ...schemes import Granularity, ZeroPoint
 from ..act_order import group_index
 from ..engines import (
     LLAMA_CPP,
+    MLX_LM,
     SGLANG,
     TENSORRT,
     TRANSFORMERS,
@@ -39,6 +42,8 @@ from .tested import tested
 _EXPERTS_READ = (Layout.PACK.value, Layout.MXFP4.value)
 _SMALL = tuple(layout.value for layout in (*MX, Layout.NVFP4))
 _ACT_ORDER = "compressed-tensors 0.19 and newer refuse inputs in groups out of order (actorder: group)"
+_SPLIT = ("deepseek_v3", "kimi_k2")
+"""Families of mlx-lm whose loader looks for packed integers."""
 _DECODED = "where weights alone are quantized, all in one way"
 
 
@@ -142,8 +147,19 @@ def _llama_cpp(facts: Facts) -> Iterator[Problem]:
     yield from decoded_first(facts)
 
 
+def _mlx_lm(facts: Facts) -> Iterator[Problem]:
+    read = model_type(facts.family) in _SPLIT
+    for layer in facts.layers:
+        read &= layer.layout == Layout.PACK.value and not _affine(layer) and layer.weight.bits == 4
+        read &= layer.weight.granularity == Granularity.group(32)
+    if not read:
+        yield Loads.NO, "it looks for this layout in DeepSeek-V3 and Kimi K2 alone, int4 in groups of 32"
+    yield Loads.PARTLY, "it quantizes kv_b_proj anew, so keep it (--ignore '*kv_b_proj*')"
+
+
 RULES = rules({
     TRANSFORMERS: _transformers, VLLM: _vllm, SGLANG: _sglang, TENSORRT: _tensorrt, LLAMA_CPP: _llama_cpp,
+    MLX_LM: _mlx_lm,
 })  # fmt: skip
 
 
